@@ -62,14 +62,14 @@ ADDRESS_KEYS = (
     "sagemaker.control.role",
     "sagemaker.dead_letter_queue",
     "sagemaker.model.image",
-    "sagemaker.output_kms_key",
     "sagemaker.output_uri",
     "sagemaker.pipeline_role",
     "sagemaker.region",
+    "sagemaker.request.OutputDataConfig.KmsKeyId",
+    "sagemaker.request.ResourceConfig.VolumeKmsKeyId",
     "sagemaker.resume_from",
     "sagemaker.role",
     "sagemaker.schedule_role",
-    "sagemaker.volume_kms_key",
     "tracking.mlflow",
 )
 # Keys and values of a workload with its aliases expanded; large ones have some hundreds.

@@ -14,15 +14,15 @@ import yaml
 
 from stoker.cli import pipelines
 from stoker.errors import PlatformError
-from stoker.orchestrators.base import RunState
-from stoker.orchestrators.sagemaker.client import POLL_SECONDS, STOP_SECONDS, SageMakerClient
-from stoker.orchestrators.sagemaker.compile import ONLY_RUN
-from stoker.orchestrators.sagemaker.overlap import under_way_before
+from stoker.pipelines.base import RunState
+from stoker.pipelines.sagemaker.client import POLL_SECONDS, STOP_SECONDS, SageMakerClient
+from stoker.pipelines.sagemaker.compile import ONLY_RUN
+from stoker.pipelines.sagemaker.overlap import under_way_before
 from stoker.platforms.aws import Aws
 from stoker.records import Json
 from support.command import stoker
 from support.moto import ACCOUNT, REGION
-from support.sagemaker_orchestrator import (
+from support.sagemaker_uploads import (
     BUCKET,
     EXECUTION,
     LAUNCHED,
@@ -132,11 +132,12 @@ def test_an_input_that_was_deleted_is_uploaded_again(server, project):
 def test_a_new_tag_and_a_new_role_are_changes(server, project):
     upload()
     other = "arn:aws:iam::123456789012:role/pipeline"
-    changes = (f"sagemaker.pipeline_role={other}", "sagemaker.tags.owner=ada")
+    tags = "[{Key: team, Value: vision}, {Key: owner, Value: ada}]"
+    changes = (f"sagemaker.pipeline_role={other}", f"sagemaker.request.Tags={tags}")
     assert upload(*changes)["action"] == "updated"
     assert described()["RoleArn"] == other
-    tags = Aws(region=REGION).pages("sagemaker", "ListTags", items="Tags", ResourceArn=PIPELINE)
-    assert {tag["Key"]: tag["Value"] for tag in tags} == {"team": "vision", "owner": "ada"}
+    listed = Aws(region=REGION).pages("sagemaker", "ListTags", items="Tags", ResourceArn=PIPELINE)
+    assert {tag["Key"]: tag["Value"] for tag in listed} == {"team": "vision", "owner": "ada"}
     assert upload(*changes)["action"] == "unchanged"
 
 

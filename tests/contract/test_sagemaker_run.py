@@ -103,7 +103,9 @@ def job(tmp_path):
         ),
         run_dir=tmp_path / "run",
         image="123456789012.dkr.ecr.eu-central-1.amazonaws.com/stoker:1",
-        platform_settings=settings(source=str(source), tags={"team": "vision"}),
+        platform_settings=settings(
+            source=str(source), request={"Tags": [{"Key": "team", "Value": "vision"}]}
+        ),
         next_best=NEXT_BEST,
     )
 
@@ -191,7 +193,12 @@ def test_submit_sends_the_plan_with_code_and_token(platform, aws, job):
 
 def test_the_token_is_encrypted_with_the_outputs_key(platform, aws, job):
     key = "arn:aws:kms:eu-central-1:123456789012:key/1234abcd-12ab-34cd-56ef-1234567890ab"
-    submit(platform, dataclasses.replace(job, platform_settings=settings(output_kms_key=key)))
+    submit(
+        platform,
+        dataclasses.replace(
+            job, platform_settings=settings(request={"OutputDataConfig": {"KmsKeyId": key}})
+        ),
+    )
     head = aws.call("s3", "HeadObject", Bucket=BUCKET, Key=f"out/{NAME}/stoker_token/token")
     assert (head["ServerSideEncryption"], head["SSEKMSKeyId"]) == ("aws:kms", key)
 

@@ -14,12 +14,7 @@ from stoker.platforms.kubernetes.pods import (
     pod_state,
     seconds_between,
 )
-from stoker.platforms.kubernetes.submit import (
-    job_state,
-    object_reference,
-    owned,
-    owners_of,
-)
+from stoker.platforms.kubernetes.state import job_state, object_reference, owned, owners_of
 from stoker.settings import OwnPod, own_pod
 from support.kubernetes_jobs import job
 

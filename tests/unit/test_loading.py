@@ -4,13 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.feed.loading import (
-    Loading,
-    counted_steps,
-    discard_loadings,
-    read_loadings,
-    why_unfed,
-)
+from stoker.feed.loading import Loading, counted_steps, discard_loadings, read_loadings, why_unfed
 from stoker.feed.timeline import COLUMNS, FILE, MeasuredStep
 from stoker.feed.wire.protocol import Progress
 

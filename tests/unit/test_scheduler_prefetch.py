@@ -26,7 +26,6 @@ def simulate(
     max_bytes: int = BIG,
     frame_bytes: int = 1000,
 ) -> float:
-    """Returns the mean step in virtual time of peers that each serve their queue one by one."""
     schedule = BatchScheduler(max_bytes=max_bytes)
     for peer in range(len(costs)):
         schedule.grant(peer, credits if isinstance(credits, int) else credits[peer])
@@ -185,10 +184,7 @@ def test_what_was_lost_is_retried_at_once_however_short_the_steps():
     assert ("a", number) in schedule.assign(now)
 
 
-@given(
-    st.lists(st.floats(0.001, 20.0), min_size=1, max_size=40),
-    st.floats(0.0, 200.0),
-)
+@given(st.lists(st.floats(0.001, 20.0), min_size=1, max_size=40), st.floats(0.0, 200.0))
 def test_head_of_the_line_is_asked_for_elsewhere_after_2_s_or_4_times_p95_and_not_before(
     latencies, waited
 ):
@@ -325,8 +321,6 @@ def test_prefetch_window_is_bounded_by_bytes_whatever_the_credits():
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Whatever happens in whatever order, every number is delivered once, in order."""
-
     @initialize(batches=st.integers(0, 30), max_bytes=st.sampled_from([1, 3000, BIG]))
     def start(self, batches: int, max_bytes: int) -> None:
         self.schedule = BatchScheduler(max_bytes=max_bytes)
@@ -431,7 +425,6 @@ class AnyOrder(RuleBasedStateMachine):
             assert self.delivered == list(range(len(self.delivered)))
 
     def teardown(self) -> None:
-        """Checks that with one more healthy peer the epoch always comes to its end."""
         if not hasattr(self, "schedule"):
             return
         self.credits["rescue"] = 2

@@ -79,8 +79,7 @@ def report_of_run(
     """Writes report.html from the files of a run, and returns its path.
 
     Args:
-        run_dir: The run's folder.
-        workload: The workload; None: as in the folder.
+        workload: None: as in the folder.
         command: Command that repeats the run.
         failure: An error that is in no record.
 
@@ -94,13 +93,13 @@ def report_of_run(
         if not (run_dir / "workload.json").is_file():
             raise UsageError(f"no run in {run_dir}", where="no workload.json there", fix="ls runs")
         workload = read_json(run_dir / "workload.json", Workload)
-    # Missing ones are None: a run that broke off has a report, too.
+    # A run that ended early has a report, too.
     profile = _read(run_dir / "profile.json", Profile)
     decision = _read(run_dir / "decision.json", Decision)
     training = _read(run_dir / "training.json", Training)
     evaluation = _read(run_dir / "evaluation.json", Evaluation)
     if training and decision and training.decision_id is None:
-        # The folder was one of an earlier run of this name: this training has nothing of it.
+        # The other records are of an earlier run of this name.
         profile = decision = evaluation = None
     file = run_dir / "report.html"
     write_report(
@@ -111,7 +110,6 @@ def report_of_run(
         decision=decision,
         training=training,
         evaluation=evaluation,
-        # The profile is a job of its own, in a folder of its own.
         before_timeline=_existing(run_dir / "profile" / "baseline-timeline.csv"),
         after_timeline=_timeline(run_dir / "training.json", training),
         feed_file=_existing(run_dir / "feed.csv"),
@@ -133,7 +131,7 @@ def report_of_records(
     training_file: Path,
     profile_file: Path,
 ) -> None:
-    """Writes a report from records that may be in any folder."""
+    """Writes a report from records in any folders."""
     from stoker.report import write_report
 
     write_report(
@@ -173,7 +171,7 @@ def report_of_decision(
 
 
 def environment() -> dict[str, str]:
-    """Returns versions and machine, as the report prints them."""
+    """Returns versions and machine, for the report."""
     import psutil
 
     from stoker import __version__
@@ -182,7 +180,7 @@ def environment() -> dict[str, str]:
     packages = {}
     for name in ("torch", "numpy", "pyzmq"):
         try:
-            # From the metadata: to import torch takes seconds.
+            # Importing torch would take seconds.
             packages[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue

@@ -126,39 +126,10 @@ def advice_of(found: Walk, profile: Profile, *, is_taken: bool = False) -> tuple
         for fix in said
     ]
     advice += [own for own in of_states if own.id != "storage"]
-    work = found.work
-    if profile.unmeasured:
-        advice.append(
-            Advice(
-                id="compare",
-                text="Train on the cluster in question, stoker train --group ..., and compare the "
-                "run with this profile: stoker evaluate.",
-                when="a plan for it cannot be predicted",
-            )
-        )
-    elif is_taken or found.is_busy:
-        # `elsewhere` says what to measure there, and the plan's reason to profile again.
-        pass
-    elif found.bottleneck == "unexplained":
-        advice.append(
-            Advice(
-                id="profile-again",
-                text="Profile the training again, longer and on a quiet machine.",
-                when=before_money(is_billed=found.is_billed),
-            )
-        )
-    elif profile.check is None and profile.timed_step.wait_seconds is None:
-        guessed = "guessed from how busy the hosts were" if profile.observed else "taken as given"
-        advice.append(
-            Advice(
-                id="profile",
-                text=f"Profile the training: here loading and computing are {guessed}, and the "
-                "bands are wide.",
-                when=before_money(is_billed=found.is_billed),
-            )
-        )
+    advice += _advice_on_profiling(found, profile, is_taken=is_taken)
     if found.unfed:
         advice.append(Advice(id="unfed", text=f"{found.unfed}.", when="data hosts are wanted"))
+    work, chosen = found.work, found.chosen
     tuned = best_of(found, ("tune",))
     is_said = any(fix.id == "num_workers" for fix in said)
     if tuned is not None and tuned.predicted is not None and not is_said:
@@ -167,66 +138,69 @@ def advice_of(found: Walk, profile: Profile, *, is_taken: bool = False) -> tuple
         if work.unexplained:
             # An unexplained profile supports no figure.
             promise = "it costs nothing to try; how much it gives is not known"
-        advice.append(
-            Advice(
-                id="num-workers",
-                text=f"Give the loaders {workers} worker{'s' if workers > 1 else ''} per host "
-                f"instead of {work.num_workers}: {promise}.",
-            )
+        text = (
+            f"Give the loaders {workers} worker{'s' if workers > 1 else ''} per host instead of "
+            f"{work.num_workers}: {promise}."
         )
+        advice.append(Advice(id="num-workers", text=text))
     more = next((p for p in found.plans if p.action == "tune" and not p.feasible), None)
     if more is not None and more.predicted is not None:
         promise = f": {ms(more.predicted.step_seconds)} per step, at no cost"
         if work.unexplained:
             promise = "; it costs nothing to try"
-        text = more.reason[:1].upper() + more.reason[1:]
-        advice.insert(0, Advice(id="num-workers", text=f"{text}{promise}."))
-        advice = [own for own in advice if own.id != "num_workers"]
+        text = f"{more.reason[:1].upper()}{more.reason[1:]}{promise}."
+        kept = [own for own in advice if own.id != "num_workers"]
+        advice = [Advice(id="num-workers", text=text), *kept]
     utilization = work.accelerator_seconds / work.step_seconds
     # Augmentation costs accelerator time: only idle ones gain by it.
     has_room = work.reference.accelerators > 0 and utilization < _SLACK
     if found.bottleneck == "cpu" and has_room:
-        advice.append(
-            Advice(
-                id="offload-gpu",
-                text="Decode and augment on the accelerators (DALI, nvJPEG, torchvision v2).",
-                when="these operations exist there; they are busy "
-                f"{percentage(utilization)} of a step",
-            )
-        )
+        busy = percentage(utilization)
+        when = f"these operations exist there; they are busy {busy} of a step"
+        text = "Decode and augment on the accelerators (DALI, nvJPEG, torchvision v2)."
+        advice.append(Advice(id="offload-gpu", text=text, when=when))
     wider = best_of(found, ("scale_out",))
-    is_spending_advised = (
-        found.chosen.action == "keep" and not work.unexplained and not found.fix_first
-    )
-    if is_spending_advised and wider is not None and wider.predicted is not None:
-        saved = wider.predicted.cost_change
-        if saved < 0:
-            advice.append(
-                Advice(
-                    id="more-accelerators",
-                    text=f"{cluster(wider)} would train on the same samples {percentage(-saved)} "
-                    "cheaper, with another global batch.",
-                    when="the training works with a larger batch",
-                )
-            )
-    if found.chosen.action == "scale_out":
-        advice.append(
-            Advice(
-                id="global-batch",
-                text=f"{_batch_words(found)} Try a learning rate larger by the same factor, "
-                "with a warm-up. Step times are given for today's global batch.",
-            )
+    saved = -wider.predicted.cost_change if wider and wider.predicted else 0.0
+    may_spend = chosen.action == "keep" and not work.unexplained and not found.fix_first
+    if wider is not None and saved > 0 and may_spend:
+        text = (
+            f"{cluster(wider)} would train on the same samples {percentage(saved)} cheaper, with "
+            "another global batch."
         )
+        when = "the training works with a larger batch"
+        advice.append(Advice(id="more-accelerators", text=text, when=when))
+    if chosen.action == "scale_out":
+        text = (
+            f"{_batch_words(found)} Try a learning rate larger by the same factor, with a warm-up. "
+            "Step times are given for today's global batch."
+        )
+        advice.append(Advice(id="global-batch", text=text))
     # A larger host does not help a script that asks for today's number of workers.
-    if found.chosen.action == "scale_up":
-        workers = found.chosen.groups[0].workers_per_host or 0
-        advice.append(
-            Advice(
-                id="num-workers",
-                text=f"Set num_workers so that each host has {workers} loader workers in all.",
-            )
-        )
+    if chosen.action == "scale_up":
+        workers = chosen.groups[0].workers_per_host or 0
+        text = f"Set num_workers so that each host has {workers} loader workers in all."
+        advice.append(Advice(id="num-workers", text=text))
     return tuple(advice)
+
+
+def _advice_on_profiling(found: Walk, profile: Profile, *, is_taken: bool) -> Iterator[Advice]:
+    before = before_money(is_billed=found.is_billed)
+    if profile.unmeasured:
+        text = (
+            "Train on the cluster in question, stoker train --group ..., and compare the run with "
+            "this profile: stoker evaluate."
+        )
+        yield Advice(id="compare", text=text, when="a plan for it cannot be predicted")
+    elif is_taken or found.is_busy:
+        # `elsewhere`, or the plan's reason, says what to profile.
+        return
+    elif found.bottleneck == "unexplained":
+        text = "Profile the training again, longer and on a quiet machine."
+        yield Advice(id="profile-again", text=text, when=before)
+    elif profile.check is None and profile.timed_step.wait_seconds is None:
+        guessed = "guessed from how busy the hosts were" if profile.observed else "taken as given"
+        text = f"Profile the training: here loading and computing are {guessed}, and the bands are "
+        yield Advice(id="profile", text=f"{text}wide.", when=before)
 
 
 def warnings_of(

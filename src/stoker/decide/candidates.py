@@ -82,11 +82,10 @@ def keep(site: Site) -> Candidate:
 
 def tune(site: Site) -> Iterator[Candidate]:
     """Yields today's hosts with as many loader workers as help, where that is more than today."""
-    workers = site.work.num_workers
-    if workers is None or site.work.data:
+    work, workers = site.work, site.work.num_workers
+    if workers is None or work.data:
         return
     # More workers of a stream need more shards, which the script or feed.shards sets.
-    work = site.work
     has_shards = work.shards > 0 and work.may_divide and not work.are_shards_set
     today, site = site, with_any_shards(site) if has_shards else site
     tuned = _planned(
@@ -94,10 +93,9 @@ def tune(site: Site) -> Iterator[Candidate]:
     )
     found = tuned.shape.dnn.workers
     step = tuned.estimate.step_seconds if tuned.estimate else math.inf
-    if found is not None and found > workers and step < _HELPS * site.work.step_seconds:
-        yield (
-            replace(tuned, problem=more_shards_words(today, tuned.groups)) if has_shards else tuned
-        )
+    if found is not None and found > workers and step < _HELPS * work.step_seconds:
+        problem = more_shards_words(today, tuned.groups) if has_shards else ""
+        yield replace(tuned, problem=problem)
 
 
 def with_any_shards(site: Site) -> Site:
@@ -129,28 +127,27 @@ def more_shards_words(site: Site, groups: Sequence[Group]) -> str:
 
 def scale_up(site: Site) -> Iterator[Candidate]:
     """Yields larger types of the same family with the same accelerators."""
+    today = site.today
     for instance in site.catalog.instances:
         if (
-            instance.family == site.today.family
-            and instance.vcpus > site.today.capacity
-            and _has_same_accelerators(instance, site.today)
+            instance.family == today.family
+            and instance.vcpus > today.capacity
+            and instance.accelerators == today.accelerators
+            and instance.accelerator_model == today.accelerator_model
         ):
             shape = ClusterShape(dnn=_dnn(site, instance), processes=site.processes)
             yield _planned(site, "scale_up", shape)
 
 
-def heterogeneous(
-    site: Site, *, data_types: Sequence[Instance], max_data_hosts: int
-) -> Iterator[Candidate]:
-    """Yields today's hosts with 1 to `max_data_hosts` data hosts of each of these types."""
-    for instance in data_types:
-        for count in range(1, max_data_hosts + 1):
-            shape = ClusterShape(
-                dnn=_dnn(site, site.today),
-                data=(Hosts(instance=instance, count=count, workers=instance.vcpus),),
-                processes=site.processes,
-            )
-            yield _planned(site, "heterogeneous", shape)
+def heterogeneous(site: Site, instance: Instance, *, most: int) -> Iterator[Candidate]:
+    """Yields today's hosts with 1 to `most` data hosts of a type."""
+    for count in range(1, most + 1):
+        shape = ClusterShape(
+            dnn=_dnn(site, site.today),
+            data=(Hosts(instance=instance, count=count, workers=instance.vcpus),),
+            processes=site.processes,
+        )
+        yield _planned(site, "heterogeneous", shape)
 
 
 def scale_out(site: Site) -> Iterator[Candidate]:
@@ -187,19 +184,23 @@ def named(site: Site, groups: Sequence[Group]) -> Candidate:
             fix="for example --group dnn=1 --group data=c5.4xlarge:2",
         )
     group = dnn_groups[0]
-    instance = site.get(group.instance_type)
+    instance, workers = site.get(group.instance_type), group.workers_per_host
     shape = replace(
         _replicated(site, instance, group.count),
         data=tuple(
-            Hosts(instance=host, count=g.count, workers=_or_vcpus(g.workers_per_host, host))
+            Hosts(
+                instance=site.get(g.instance_type),
+                count=g.count,
+                workers=site.get(g.instance_type).vcpus
+                if g.workers_per_host is None
+                else g.workers_per_host,
+            )
             for g in groups
             if g.role == "data"
-            for host in (site.get(g.instance_type),)
         ),
     )
     if group.processes_per_host is not None:
         shape = replace(shape, processes=group.processes_per_host)
-    workers = group.workers_per_host
     if workers is not None:
         shape = replace(shape, dnn=replace(shape.dnn, workers=workers))
     action = _action(site, shape)
@@ -349,12 +350,6 @@ def _groups(shape: ClusterShape) -> tuple[Group, ...]:
     return (dnn, *data)
 
 
-def _has_same_accelerators(one: Instance, other: Instance) -> bool:
-    return (
-        one.accelerators == other.accelerators and one.accelerator_model == other.accelerator_model
-    )
-
-
 def _is_comparable(one: Instance, other: Instance) -> bool:
     if one.type == other.type:
         return True
@@ -365,7 +360,3 @@ def _is_comparable(one: Instance, other: Instance) -> bool:
 
 def _accelerators(instance: Instance) -> str:
     return instance.accelerator_model or ("unknown" if instance.accelerators else "none")
-
-
-def _or_vcpus(workers: int | None, instance: Instance) -> int:
-    return instance.vcpus if workers is None else workers

@@ -148,14 +148,18 @@ def _worth_running(
     free = min(at_no_cost, key=lambda plan: _rank(plan, "time"), default=None)
     if free is None:
         return worth, None
-    return [plan for plan in worth if is_free(plan, keep) or _buys(plan, free, objective)], free
-
-
-def _buys(plan: Plan, free: Plan, objective: str) -> bool:
-    outcome, rival = plan.predicted, free.predicted
-    if outcome is None or rival is None:
-        return False
-    return gain(outcome, rival, objective) > combined_band(outcome, rival)
+    rival = free.predicted
+    assert rival is not None
+    worth = [
+        plan
+        for plan in worth
+        if is_free(plan, keep)
+        or (
+            plan.predicted is not None
+            and gain(plan.predicted, rival, objective) > combined_band(plan.predicted, rival)
+        )
+    ]
+    return worth, free
 
 
 def combined_band(one: Predicted, other: Predicted) -> float:
@@ -239,16 +243,11 @@ def _why_late(others: Sequence[Plan], constraints: Constraints) -> str:
     """Returns why today's cluster is kept although it misses the deadline."""
     deadline, budget = constraints.deadline_hours or 0.0, constraints.max_usd_per_hour
     text = f"; it misses the deadline of {deadline:g} h, as all plans do"
-    in_time = [
-        plan.predicted.usd_per_hour
-        for plan in others
-        if plan.predicted
-        and plan.predicted.total_hours is not None
-        and plan.predicted.total_hours <= deadline
-    ]
+    known = [plan.predicted for plan in others if plan.predicted]
+    in_time = [p for p in known if p.total_hours is not None and p.total_hours <= deadline]
     if budget is None or not in_time:
         return text
-    cost, limit = apart(min(in_time), budget)
+    cost, limit = apart(min(p.usd_per_hour for p in in_time), budget)
     return (
         f"{text} within the budget of ${limit} per hour: the two contradict each other, the "
         f"cheapest plan in time needs ${cost} per hour"
@@ -391,19 +390,13 @@ def walk(found: Walk) -> tuple[Answer, ...]:
     if found.bottleneck != "unexplained":
         answers.append(_is_cpu_the_limit(found))
         if found.bottleneck in ("cpu", "workers", "latency", "storage"):
+            larger = "Is there a larger type of the same family with the same accelerators?"
             answers.append(_is_there(found, "tune", "Is there a free fix?"))
-            answers.append(
-                _is_there(
-                    found,
-                    "scale_up",
-                    "Is there a larger type of the same family with the same accelerators?",
-                )
-            )
+            answers.append(_is_there(found, "scale_up", larger))
         answers.append(_is_a_data_group_better(found))
         if found.bottleneck == "accelerator":
-            answers.append(
-                _is_there(found, "scale_out", "Would more accelerators be faster or cheaper?")
-            )
+            wider = "Would more accelerators be faster or cheaper?"
+            answers.append(_is_there(found, "scale_out", wider))
     answers.append(_is_change_worth_it(found))
     return tuple(answers)
 
@@ -439,8 +432,7 @@ def _is_explained(found: Walk) -> Answer:
 
 
 def _is_cpu_the_limit(found: Walk) -> Answer:
-    work = found.work
-    accelerator = work.accelerator_seconds
+    work, question = found.work, "Is the CPU the limit?"
     if found.bottleneck in ("latency", "storage"):
         text = (
             f"loading takes {work.loader_wall_seconds:.3g} worker-seconds per step, of which "
@@ -448,7 +440,7 @@ def _is_cpu_the_limit(found: Walk) -> Answer:
         )
         if found.bottleneck == "storage":
             text += ", which all workers share"
-        return Answer(question="Is the CPU the limit?", answer="no", because=text)
+        return Answer(question=question, answer="no", because=text)
     text = f"loading takes {work.loader_cpu_seconds:.3g} CPU-seconds per step"
     if work.trainer_cpu_seconds:
         text += f", the trainer {work.trainer_cpu_seconds:.3g}"
@@ -459,17 +451,14 @@ def _is_cpu_the_limit(found: Walk) -> Answer:
         text += f" ({work.hosts * work.reserved_vcpus:g} of them reserved for the trainer)"
     today = Hosts(instance=work.reference, count=work.hosts)
     used = work.loader_cpu_seconds + work.trainer_cpu_seconds + work.turns_cpu_seconds
-    cpu = used / free_vcpus(work, today)
-    text += f": {ms(cpu)}"
-    if accelerator:
-        text += f"; without loading a step takes {ms(accelerator)} of {ms(work.step_seconds)}"
+    text += f": {ms(used / free_vcpus(work, today))}"
+    if work.accelerator_seconds:
+        step = ms(work.step_seconds)
+        text += f"; without loading a step takes {ms(work.accelerator_seconds)} of {step}"
     if found.bottleneck == "cpu":
-        return Answer(question="Is the CPU the limit?", answer="yes", because=text)
-    return Answer(
-        question="Is the CPU the limit?",
-        answer="no",
-        because=f"{text}: the limit is {limit_words(found.bottleneck)}",
-    )
+        return Answer(question=question, answer="yes", because=text)
+    text += f": the limit is {limit_words(found.bottleneck)}"
+    return Answer(question=question, answer="no", because=text)
 
 
 def _is_there(found: Walk, action: Action, question: str) -> Answer:
@@ -479,8 +468,10 @@ def _is_there(found: Walk, action: Action, question: str) -> Answer:
         because = infeasible.reason if infeasible else _why_none(found, action)
         reply: _Reply = "no"
         if action == "tune" and infeasible and infeasible.predicted:
-            # More shards of a stream: free, and the script's to say.
-            reply, because = "yes", f"{_gain(infeasible)}: {because}"
+            # More shards of a stream: free, but the script must set them.
+            step = ms(infeasible.predicted.step_seconds)
+            reply = "yes"
+            because = f"{step} per step ({infeasible.predicted.speedup:.2f}x): {because}"
         elif action == "tune" and found.free_fixes:
             reply, because = "yes", found.free_fixes[0]
         elif action == "tune" and found.work.num_workers is None:
@@ -493,16 +484,9 @@ def _is_there(found: Walk, action: Action, question: str) -> Answer:
         other = cost_words(rival.predicted, is_billed=found.is_billed)
         this = cost_words(plan.predicted, is_billed=found.is_billed)
         less = "cheaper than that" if found.is_billed else "fewer CPU-seconds"
-        because += (
-            f"; a data group is {less if price < here else f'not {less}'}: "
-            f"{cluster(rival)}, {other} against {this}"
-        )
+        less = less if price < here else f"not {less}"
+        because += f"; a data group is {less}: {cluster(rival)}, {other} against {this}"
     return Answer(question=question, answer="yes", because=because)
-
-
-def _gain(plan: Plan) -> str:
-    assert plan.predicted is not None
-    return f"{ms(plan.predicted.step_seconds)} per step ({plan.predicted.speedup:.2f}x)"
 
 
 def _why_none(found: Walk, action: Action) -> str:
@@ -535,14 +519,11 @@ def _is_a_data_group_better(found: Walk) -> Answer:
         # The same reason as in the table of plans.
         asked = [one for one in groups if one.reason.startswith(ASKED_FOR)]
         infeasible = next(iter([*asked, *groups]), None)
-        if found.unfed:
-            because = found.unfed
-        elif infeasible is not None:
+        because = found.unfed or "no CPU-only type with a price may be used"
+        if not found.unfed and infeasible is not None:
             because = infeasible.reason or "plans cannot be priced"
-        elif found.constraints.max_data_hosts == 0:
+        elif not found.unfed and found.constraints.max_data_hosts == 0:
             because = "max_data_hosts is 0"
-        else:
-            because = "no CPU-only type with a price may be used"
         return Answer(question=question, answer="no", because=because)
     objective = found.constraints.objective
     able = _able(found.plans, found.keep.predicted, found.constraints)

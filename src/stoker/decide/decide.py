@@ -48,7 +48,6 @@ from stoker.decide.pricing import (
     problem_of,
     refuse_endless_search,
     refuse_foreign_prices,
-    usd_per_hour,
 )
 from stoker.decide.work import data_hosts_of, measure, today_of, with_own_storage
 from stoker.errors import UsageError
@@ -74,7 +73,6 @@ from stoker.text import ms, percentage, usd
 from stoker.words import unfed_words
 
 _NOTHING = "no step was timed, so nothing can be predicted for another cluster"
-_CPU = "Is the CPU the limit?"
 # Smaller ones have little network, and one of their cores is not for loading.
 _MIN_VCPUS = 8
 # More shards are advised where a step would take less than this share of the best plan's.
@@ -133,8 +131,13 @@ def decide_observed(
         plan=keep,
         plans=(keep,),
         path=_path(observed),
-        advice=_advice(
-            profile, observed, now, best, unfed=unfed, is_billed=catalog.purchase != NOMINAL
+        advice=(
+            Advice(
+                id="profile",
+                text=_again(profile),
+                when=before_money(is_billed=catalog.purchase != NOMINAL),
+            ),
+            *_advice_on_observed(profile, now, best, suspect=observed.suspect, unfed=unfed),
         ),
         warnings=tuple(warnings),
         prices=prices,
@@ -151,75 +154,47 @@ def _path(observed: Observed) -> tuple[Answer, ...]:
         "neither": f"probably not: {seen}; steps wait for something else, or for one thread",
         "unknown": f"{seen}: not enough evidence",
     }[observed.suspect]
-    return (
-        Answer(
-            question="Do the measured parts explain the step?",
-            answer="unknown",
-            because="no step was timed: only how busy the hosts were is known",
-        ),
-        Answer(question=_CPU, answer="unknown", because=meaning),
-        Answer(
-            question="Is the best change worth more than its error band?",
-            answer="unknown",
-            because=_NOTHING,
-        ),
+    because = {
+        "Do the measured parts explain the step?": "no step was timed: only how busy the hosts "
+        "were is known",
+        "Is the CPU the limit?": meaning,
+        "Is the best change worth more than its error band?": _NOTHING,
+    }
+    return tuple(
+        Answer(question=question, answer="unknown", because=text)
+        for question, text in because.items()
     )
 
 
-def _advice(
-    profile: Profile,
-    observed: Observed,
-    now: Instance,
-    best: Instance | None,
-    *,
-    unfed: str,
-    is_billed: bool,
-) -> tuple[Advice, ...]:
-    advice = [
-        Advice(
-            id="profile",
-            text=_again(profile),
-            when=before_money(is_billed=is_billed),
-        )
-    ]
+def _advice_on_observed(
+    profile: Profile, now: Instance, best: Instance | None, *, suspect: str, unfed: str
+) -> Iterator[Advice]:
     if unfed:
-        advice.append(Advice(id="unfed", text=f"{unfed}.", when="data hosts are wanted"))
-    elif observed.suspect == "cpu":
-        advice.append(
-            Advice(
-                id="cpu-bound",
-                text="A data group or a larger type of the family may pay; lighter transforms "
-                "cost nothing.",
-                when="the profile says that loading is the limit",
-            )
+        yield Advice(id="unfed", text=f"{unfed}.", when="data hosts are wanted")
+    elif suspect == "cpu":
+        text = (
+            "A data group or a larger type of the family may pay; lighter transforms cost nothing."
         )
+        yield Advice(id="cpu-bound", text=text, when="the profile says that loading is the limit")
         if best and best.usd_per_hour and now.usd_per_hour:
             ratio = 1 + best.usd_per_hour / (now.usd_per_hour * profile.host.count)
-            advice.append(
-                Advice(
-                    id="break-even",
-                    text=f"One {best.type} added to today's hosts ({usd(best.usd_per_hour)} per "
-                    f"hour) would pay for itself from {ratio:.2f}x on; whether it gets there is "
-                    "not known.",
-                )
+            text = (
+                f"One {best.type} added to today's hosts ({usd(best.usd_per_hour)} per hour) would "
+                f"pay for itself from {ratio:.2f}x on; whether it gets there is not known."
             )
-    elif observed.suspect == "neither":
-        advice.append(
-            Advice(
-                id="idle-cpus",
-                text="More loader workers, prefetching and faster storage come before any host: "
-                "today's CPUs are not busy.",
-            )
+            yield Advice(id="break-even", text=text)
+    elif suspect == "neither":
+        text = (
+            "More loader workers, prefetching and faster storage come before any host: today's "
+            "CPUs are not busy."
         )
-    elif observed.suspect == "accelerator":
-        advice.append(
-            Advice(
-                id="accelerator",
-                text="A data group would probably change nothing: look at the model first (mixed "
-                "precision, compilation, batch size).",
-            )
+        yield Advice(id="idle-cpus", text=text)
+    elif suspect == "accelerator":
+        text = (
+            "A data group would probably change nothing: look at the model first (mixed "
+            "precision, compilation, batch size)."
         )
-    return tuple(advice)
+        yield Advice(id="accelerator", text=text)
 
 
 def _again(profile: Profile) -> str:
@@ -328,6 +303,7 @@ def decide(
             work, profile=profile, target=now, processes=processes, given=take_as, catalog=catalog
         )
         profile = of_the_training(profile)
+    is_billed = catalog.purchase != NOMINAL
     site = Site(
         work=work,
         own_storage=with_own_storage(work),
@@ -377,15 +353,14 @@ def decide(
         None,
     )
     first = fix_first(profile, storage=work.storage, bottleneck=bottleneck)
-    if not first and more_shards is not None:
-        first = more_shards.reason
+    first = first or (more_shards.reason if more_shards else "")
     chosen = choose(
         keep_plan,
         others,
         constraints,
         unexplained=work.unexplained,
         fix_first=first,
-        is_billed=catalog.purchase != NOMINAL,
+        is_billed=is_billed,
     )
     is_noisy = bool(busy)
     if fallback and chosen.action == "keep" and (busy or work.machine_width):
@@ -405,7 +380,7 @@ def decide(
         ),
         fix_first=first,
         unfed=site.unfed,
-        is_billed=catalog.purchase != NOMINAL,
+        is_billed=is_billed,
         taken=taken,
     )
     used = [catalog.get(g.instance_type) for plan in (keep_plan, chosen) for g in plan.groups]
@@ -472,13 +447,7 @@ def _best_heterogeneous(site: Site, rules: Rules) -> Iterator[Candidate]:
     by_type: dict[str, list[Candidate]] = {}
     best: dict[str, tuple[tuple[bool, float, str], tuple[bool, float, str]]] = {}
     for instance in _data_types(site, rules):
-        made = list(
-            heterogeneous(
-                site,
-                data_types=(instance,),
-                max_data_hosts=rules.constraints.max_data_hosts,
-            )
-        )
+        made = list(heterogeneous(site, instance, most=rules.constraints.max_data_hosts))
         if made:
             by_type[instance.type] = made
             plans = [_plan(site, candidate, rules) for candidate in made]
@@ -487,12 +456,8 @@ def _best_heterogeneous(site: Site, rules: Rules) -> Iterator[Candidate]:
                 min(_type_rank(plan, other, instance) for plan in plans),
             )
     names = sorted(best, key=lambda name: best[name][0])[:_BEST_TYPES]
-    names += [
-        name
-        for name in sorted(best, key=lambda name: best[name][1])[:_BEST_BY_OTHER]
-        if name not in names
-    ]
-    for name in names:
+    names += sorted(best, key=lambda name: best[name][1])[:_BEST_BY_OTHER]
+    for name in dict.fromkeys(names):
         yield from by_type[name]
 
 
@@ -502,12 +467,8 @@ def _advice_on_shards(site: Site, rules: Rules, plans: Sequence[Plan]) -> list[A
     if not work.shards or site.unfed:
         return []
     freed = with_any_shards(site)
-    able = [
-        plan
-        for candidate in _best_heterogeneous(freed, rules)
-        for plan in [_plan(freed, candidate, rules)]
-        if plan.feasible and plan.predicted
-    ]
+    plans_of = (_plan(freed, candidate, rules) for candidate in _best_heterogeneous(freed, rules))
+    able = [plan for plan in plans_of if plan.feasible and plan.predicted]
     if not able:
         return []
     best = best_plan(able, rules.constraints.objective)
@@ -516,19 +477,12 @@ def _advice_on_shards(site: Site, rules: Rules, plans: Sequence[Plan]) -> list[A
     known = [each.predicted.step_seconds for each in plans if each.feasible and each.predicted]
     if seconds > _MORE_SHARDS_HELP * min(known, default=work.step_seconds):
         return []
-    how = more_shards_words(site, best.groups)
+    how, when = more_shards_words(site, best.groups), "the stream can be divided so far"
     if not work.may_divide:
         how = "let the stream divide itself by get_worker_info(), which it does not ask today"
-    return [
-        Advice(
-            id="shards",
-            text=f"With more shards {cluster(best)} would take {ms(seconds)} per step: {how}. Then "
-            "profile and decide again.",
-            when="the stream can be divided so far"
-            if work.may_divide
-            else "small work on the dataset",
-        )
-    ]
+        when = "small work on the dataset"
+    text = f"With more shards {cluster(best)} would take {ms(seconds)} per step: {how}. Then "
+    return [Advice(id="shards", text=f"{text}profile and decide again.", when=when)]
 
 
 def _data_types(site: Site, rules: Rules) -> list[Instance]:
@@ -557,26 +511,13 @@ def _type_rank(plan: Plan, objective: str, instance: Instance) -> tuple[bool, fl
 def _plan(site: Site, candidate: Candidate, rules: Rules) -> Plan:
     work = site.work
     today = ClusterShape(dnn=Hosts(instance=rules.today, count=work.hosts), data=work.data)
-    outcome = predicted(
-        work,
-        candidate,
-        today=today,
-        today_usd=usd_per_hour(today),
-        total_steps=rules.total_steps,
-        is_billed=rules.catalog.purchase != NOMINAL,
-    )
-    return plan_of(
-        candidate,
-        outcome,
-        problem_of(candidate, outcome, rules),
-        global_batch_size=site.work.global_batch_size,
-    )
+    outcome = predicted(work, candidate, today=today, rules=rules)
+    problem = problem_of(candidate, outcome, rules)
+    return plan_of(candidate, outcome, problem, global_batch_size=work.global_batch_size)
 
 
 def _keep_plan(profile: Profile, work: Work, kept: Candidate, rules: Rules) -> Plan:
-    outcome = measured(
-        profile, work, kept, today_usd=usd_per_hour(kept.shape), total_steps=rules.total_steps
-    )
+    outcome = measured(profile, work, kept, rules)
     plan = plan_of(kept, outcome, "", global_batch_size=None)
     # A step given by options (--step-seconds) has neither.
     is_given = profile.spread is None and profile.check is None

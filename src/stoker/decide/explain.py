@@ -1,7 +1,7 @@
 """The text of a decision: the verdict first, then why, then the plans."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from stoker.decide.calibrate import LEAST_RUNS
 from stoker.decide.choose import (
@@ -21,8 +21,8 @@ from stoker.words import kept_words
 _MOST_ROWS = 12
 _MOST_OF_FRONT = 6
 _CLUSTER_WIDTH = 32
-# The two columns of what a plan costs: their cells, or their heads for None.
-_Columns = Callable[[Predicted | None], tuple[str, str]]
+# Heads of the two columns of what a plan costs.
+_MONEY = ("$/h", "$/1000")
 
 
 def explain(decision: Decision) -> str:
@@ -129,10 +129,9 @@ def _table(decision: Decision) -> list[str]:
     names = [_named(plan, today)[:_CLUSTER_WIDTH] for plan in rows]
     wide = max(map(len, [*names, "cluster"]))
     is_billed = not decision.prices.is_nominal
-    columns = _money_columns if is_billed else _cores_columns
+    heads = _MONEY if is_billed else ("cores", "CPU-s")
     if not is_billed and any(p.predicted and p.predicted.accelerator_seconds for p in rows):
-        columns = _accelerator_columns
-    heads = columns(None)
+        heads = ("CPU-s", "acc-s")
     lines = [
         f"{'action':<14} {'cluster':<{wide}} {'step':>7} {'speed':>6} {heads[0]:>6} "
         f"{heads[1]:>6} limit",
@@ -141,7 +140,7 @@ def _table(decision: Decision) -> list[str]:
                 plan,
                 f"{name:<{wide}}",
                 mark="*" if plan is rows[0] else _mark(plan, front),
-                columns=columns,
+                heads=heads,
             )
             for plan, name in zip(rows, names, strict=True)
         ),
@@ -207,10 +206,10 @@ def _is_more_of_it(plan: Plan, shown: Sequence[Plan]) -> bool:
     )
 
 
-def _row(plan: Plan, name: str, *, mark: str, columns: _Columns) -> str:
+def _row(plan: Plan, name: str, *, mark: str, heads: tuple[str, str]) -> str:
     outcome = plan.predicted
     assert outcome is not None
-    costs = columns(outcome)
+    costs = _costs(outcome, heads)
     return (
         f"{mark}{plan.action:<13} {name} "
         f"{_short(outcome.step_seconds):>7} {_times(outcome.speedup):>6} "
@@ -264,24 +263,19 @@ def _times(speedup: float) -> str:
     return f"{speedup:.2f}x" if speedup < 100 else f"{speedup:.0e}"
 
 
-def _money_columns(outcome: Predicted | None) -> tuple[str, str]:
-    if outcome is None:
-        return "$/h", "$/1000"
-    return _money(outcome.usd_per_hour), _money(outcome.usd_per_1000_steps)
-
-
-def _cores_columns(outcome: Predicted | None) -> tuple[str, str]:
-    if outcome is None:
-        return "cores", "CPU-s"
-    if outcome.cpu_seconds is None:
-        return "?", "?"
-    return f"{outcome.cpu_seconds / outcome.step_seconds:.3g}", _money(outcome.cpu_seconds)
-
-
-def _accelerator_columns(outcome: Predicted | None) -> tuple[str, str]:
-    if outcome is None:
-        return "CPU-s", "acc-s"
-    return _cores_columns(outcome)[1], _money(outcome.accelerator_seconds or 0.0)
+def _costs(outcome: Predicted, heads: tuple[str, str]) -> list[str]:
+    """Returns the cells of the two columns of what a plan costs."""
+    if outcome.cpu_seconds is None and heads != _MONEY:
+        return ["?", "?"]
+    cpu = outcome.cpu_seconds or 0.0
+    cells = {
+        "$/h": _money(outcome.usd_per_hour),
+        "$/1000": _money(outcome.usd_per_1000_steps),
+        "cores": f"{cpu / outcome.step_seconds:.3g}",
+        "CPU-s": _money(cpu),
+        "acc-s": _money(outcome.accelerator_seconds or 0.0),
+    }
+    return [cells[head] for head in heads]
 
 
 def _money(value: float) -> str:

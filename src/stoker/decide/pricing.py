@@ -10,6 +10,7 @@ from stoker.decide.candidates import Candidate
 from stoker.decide.model import ClusterShape, Doubt, Estimate, Hosts, Work
 from stoker.errors import UsageError
 from stoker.records import Constraints, Plan, Predicted, Profile
+from stoker.records.decision import NOMINAL
 from stoker.text import apart
 
 # Time from start, when billing begins, to the first step: an estimate for image and data.
@@ -114,21 +115,10 @@ def band(work: Work, shape: ClusterShape, made: Estimate) -> float:
 
 
 def predicted(
-    work: Work,
-    candidate: Candidate,
-    *,
-    today: ClusterShape,
-    today_usd: float | None,
-    total_steps: int | None,
-    is_billed: bool,
+    work: Work, candidate: Candidate, *, today: ClusterShape, rules: Rules
 ) -> Predicted | None:
-    """Returns time and cost of a candidate; None where there is no estimate or no price.
-
-    Args:
-        today: Today's hosts, which cost `today_usd` per hour.
-        is_billed: The prices are real ones; if not, CPU-seconds are compared.
-    """
-    made, price = candidate.estimate, usd_per_hour(candidate.shape)
+    """Returns time and cost of a candidate; None where there is no estimate or no price."""
+    made, price, today_usd = candidate.estimate, usd_per_hour(candidate.shape), usd_per_hour(today)
     if made is None or price is None or today_usd is None:
         return None
     width = band(work, candidate.shape, made)
@@ -145,9 +135,10 @@ def predicted(
         step=(step, low, step * (1 + width)),
         today=(work.step_seconds, today_usd),
         price=price,
-        total_steps=total_steps,
+        total_steps=rules.total_steps,
     )
-    if not is_billed:
+    if rules.catalog.purchase == NOMINAL:
+        # Without a bill CPU-seconds are compared.
         change = step * capacity(candidate.shape) / (work.step_seconds * capacity(today)) - 1
         outcome = msgspec.structs.replace(outcome, cost_change=change)
     if own is None:
@@ -156,16 +147,9 @@ def predicted(
     return msgspec.structs.replace(outcome, own_storage_speedup=speedup)
 
 
-def measured(
-    profile: Profile,
-    work: Work,
-    candidate: Candidate,
-    *,
-    today_usd: float | None,
-    total_steps: int | None,
-) -> Predicted | None:
+def measured(profile: Profile, work: Work, kept: Candidate, rules: Rules) -> Predicted | None:
     """Returns today's cluster with its measured step; None where its price is not known."""
-    made = candidate.estimate
+    made, today_usd = kept.estimate, usd_per_hour(kept.shape)
     if made is None or today_usd is None:
         return None
     step = profile.timed_step.step_seconds
@@ -177,12 +161,12 @@ def measured(
         low, high = min(low, step * (1 - width)), max(high, step * (1 + width))
     return _priced(
         made,
-        shape=candidate.shape,
+        shape=kept.shape,
         # A spread may begin at 0; the field is a PositiveFloat.
         step=(step, min(low, step) or step, max(high, step)),
         today=(step, today_usd),
         price=today_usd,
-        total_steps=total_steps,
+        total_steps=rules.total_steps,
     )
 
 

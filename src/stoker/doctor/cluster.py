@@ -13,11 +13,11 @@ import yaml
 
 from stoker.doctor import Finding, State
 from stoker.errors import ServiceError, StokerError
-from stoker.orchestrators.kubeflow.client import KubeflowClient
+from stoker.pipelines.kubeflow.client import KubeflowClient
 from stoker.platforms.kubernetes import KubernetesPlatform, api
 from stoker.platforms.kubernetes.api import ClusterApi, name_of, text, texts
 from stoker.platforms.kubernetes.objects import claim_of
-from stoker.platforms.kubernetes.submit import is_allowed, is_useful, needed_rights
+from stoker.platforms.kubernetes.rights import is_allowed, is_useful, needed_rights
 from stoker.records import Group, KubernetesSettings, Workload
 from stoker.records.base import mapping, mappings
 from stoker.train import prepare
@@ -172,10 +172,11 @@ def claims_of(workload: Workload) -> Iterator[ClaimUse]:
             yield ClaimUse(claim, what, count, not is_read, is_read and data)
     for role, pods in (("dnn", settings.dnn), ("data", settings.data)):
         count, more = (hosts, False) if role == "dnn" else (1, data)
-        what = f"kubernetes.{role}.volumes"
-        for volume in pods.volumes:
-            if volume.claim:
-                yield ClaimUse(volume.claim, what, count, not volume.read_only, more)
+        what = f"kubernetes.{role}.pod.spec.volumes"
+        for volume in mappings(pods.pod.document, "spec", "volumes"):
+            if source := mapping(volume, "persistentVolumeClaim"):
+                name, is_written = str(source.get("claimName")), not source.get("readOnly")
+                yield ClaimUse(name, what, count, is_written, more)
 
 
 def claim_finding(cluster: ClusterApi, use: ClaimUse) -> Finding:

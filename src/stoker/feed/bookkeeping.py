@@ -44,9 +44,6 @@ class SamplerSnapshot(TypedDict):
     """Random states and samplers' states at one moment.
 
     Attributes:
-        torch: State of torch's default generator.
-        python: State of the module `random`.
-        numpy: State of NumPy's global generator.
         generators: States of the generators that the loader and its samplers hold.
         epochs: Epochs of samplers that count them (`set_epoch`).
         own: States of samplers with a `state_dict`.
@@ -68,8 +65,7 @@ class EpochBeginning(TypedDict):
         num_drawn: Batches that the sampler was asked for, including those in progress.
         is_drawn_out: The sampler is exhausted (it may draw once more at its end).
         digest: Checksum of everything that the sampler gave.
-        at_iter: When the sampler's iterator was made.
-        at_draw: When it was first asked; None: not yet.
+        at_iter, at_draw: When the sampler's iterator was made, and first asked.
         ahead: What was drawn and not yielded, for samplers with a `state_dict`.
         dataset: The state of an iterable dataset with a `state_dict`.
     """
@@ -88,14 +84,11 @@ class LoaderState(TypedDict):
     """State of a loader.
 
     Attributes:
-        version: Version of this format.
         loader: What the loader that takes the state must have in common.
         epoch: Number of the current epoch, or of the next.
-        num_yielded: Batches of it that the script got.
-        base_seed: Seed of the current or last epoch; None: there was none.
+        base_seed: Seed of the current or last epoch.
         keeps_seed: All epochs have one base seed, as with torch's persistent workers.
         begun: None between epochs.
-        now: Random states at the time of the state.
     """
 
     version: int
@@ -112,7 +105,6 @@ class Rewind:
     """Generator states after recent draws, to undo draws that were made ahead: 5 kB per draw.
 
     Args:
-        generators: Generators that the sampler may draw from.
         num_ahead: Batches that torch's loader draws ahead of those that the script took.
     """
 
@@ -129,7 +121,6 @@ class Rewind:
         return len(self._states)
 
     def before(self, num_drawn: int) -> None:
-        """Records the states before the sampler is asked, after `num_drawn` draws."""
         states = self._read()
         if _bytes_of(states) != self._last:
             # Others drew: what was before them cannot be put back without undoing theirs.
@@ -137,12 +128,7 @@ class Rewind:
             self._states.append((num_drawn, states))
 
     def after(self, num_drawn: int, *, num_taken: int) -> None:
-        """Records the states after the sampler was asked.
-
-        Args:
-            num_drawn: How often in this epoch; once more than there are batches: it is exhausted.
-            num_taken: Batches of the epoch that the script took.
-        """
+        """Records the states after draw `num_drawn`, when the script has `num_taken` batches."""
         states = self._read()
         self._last = _bytes_of(states)
         self._thread = threading.get_ident()
@@ -205,7 +191,6 @@ class Position:
         num_handed: Batches whose indices were handed out, to be made.
         ahead: See EpochBeginning; and the last one yielded, which may be held back from the script.
         resumed: What is still to be replayed of a loaded state.
-        is_inline: Batches are made in this process.
         rewind: For generators that are drawn from further ahead than by torch's loader.
     """
 
@@ -251,10 +236,7 @@ class LoaderBooks:
     Attributes:
         number: Number in the timeline; shared by loaders that one line makes again.
         first_epoch: Epochs in the timeline under that number before this loader.
-        epochs: Epochs begun.
-        position: Progress of the last epoch.
         loaded: A state that the next epoch resumes from.
-        base_seed: Base seed of the last epoch.
         is_unshippable: Its dataset cannot be sent to data hosts; batches are made here.
         keeps_seed: Whether one base seed is for all epochs, where a loaded state says so.
     """
@@ -359,11 +341,7 @@ def _weak(thing: object) -> Callable[[], object]:
 
 
 class Unfed(msgspec.Struct, frozen=True):
-    """File in which a rank tells its launcher that it takes no batches from data hosts.
-
-    Attributes:
-        text: Why, and what helps.
-    """
+    """File in which a rank tells its launcher why it takes no batches from data hosts."""
 
     rank: int
     text: str

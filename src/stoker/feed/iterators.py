@@ -28,16 +28,11 @@ from stoker.feed.timeline import Steps
 class Epoch:
     """State of one epoch: batch numbers, seed words, sizes and times.
 
-    Args:
-        is_inline: Batches are made in this process.
-        is_fed: The feed has them made.
-
     Attributes:
         num_workers: As in `get_worker_info()`: the script's, at least 1.
         order: What the sampler gives, and how far the epoch is.
         number: Counts the loader's iter() calls, or is that of a loaded state.
         id: Number of the epoch in its session with the feed; see FeedSession.
-        steps: Its timeline.
     """
 
     def __init__(
@@ -226,11 +221,7 @@ class PreservingFetcher(SeededFetcher):
 
 
 class SeedingInit:
-    """Worker init function that calls the script's, then makes the torch worker seed its batches.
-
-    Args:
-        num_workers: Number of workers of the script, at least 1.
-    """
+    """Worker init function that calls the script's, then makes the worker seed its batches."""
 
     def __init__(self, user: WorkerInit | None, seeding: Seeding, *, num_workers: int) -> None:
         self.user = user

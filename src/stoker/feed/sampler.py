@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, _DatasetKind
 
 from stoker.feed import loader_state as snapshots
-from stoker.feed.bookkeeping import LoaderBooks, LoaderState, Position, Rewind
+from stoker.feed.bookkeeping import LoaderBooks, Position, Rewind
 from stoker.feed.loader_state import (
     Stateful,
     digest_with,
@@ -25,7 +25,6 @@ class SamplerOrder:
     """A loader's index sampler as its iterators see it, with everything it gives counted.
 
     Args:
-        is_inline: Batches are made in this process.
         is_fed: The feed asks the sampler, as far ahead as it needs.
     """
 
@@ -39,12 +38,12 @@ class SamplerOrder:
         self._dataset = loader.dataset
         self._is_map_style = loader._dataset_kind == _DatasetKind.Map
         self._parts = snapshots.parts_of(loader)
-        # Not the loader: finalizers hold this, and would keep it for ever.
+        # Not the loader: finalizers hold this, and would keep it alive.
         self._rewound = generators_of(self._parts) if is_fed and self._is_map_style else []
         self._num_ahead = loader.num_workers * (loader.prefetch_factor or 2)
         self._has_workers = loader.num_workers > 0
         self._keeps_ahead = bool(self._parts.stateful())
-        # Of `sample` seeding; what is handed out is counted by who hands it out.
+        # For `sample` seeding; counted where indices are handed out.
         self.occurrences: Occurrences | None = None
         self._before_seed = torch.empty(0)
         self._draws_seed = False
@@ -53,8 +52,7 @@ class SamplerOrder:
     def begin(self, *, again: bool) -> None:
         """Begins a new epoch, or resumes the one of a loaded state.
 
-        Args:
-            again: For an iterator that had epochs before, whose base seed torch keeps.
+        An iterator that had epochs before (`again`) keeps its base seed, as torch's.
         """
         books = self._books
         last = books.position
@@ -71,7 +69,7 @@ class SamplerOrder:
         # With workers torch makes an iterator of the sampler twice at the start of an epoch, and
         # only once where an iterator is used again; without workers once.
         self._iters_left = 2 if self._has_workers and not again else 1
-        # Not the iterator: it refers to this.
+        # Weak, because the iterator refers to this.
         self._last: weakref.ref[_Draws] | None = None
         if self.occurrences is not None:
             self.occurrences.clear()
@@ -99,8 +97,8 @@ class SamplerOrder:
         books, position = self._books, self.position
         is_kept = bool(books.keeps_seed) and books.base_seed is not None
         if position.resumed is not None or is_kept:
-            # torch has drawn a seed that nobody uses: undone, so that the script's next draws are
-            # those of the run that saved the state.
+            # The seed that torch drew is unused: undone, so that the script's next draws are those
+            # of the run that saved the state.
             position.base_seed = books.base_seed
             self._set_seeding_state(self._before_seed)
         else:
@@ -134,7 +132,12 @@ class SamplerOrder:
         if position.resumed is not None:
             iterator: Iterator[object] = iter(())
             if not self._is_map_style:
-                self._resume_stream(position, position.resumed)
+                begun = position.resumed["begun"]
+                assert begun is not None
+                assert isinstance(self._dataset, Stateful)
+                self._dataset.load_state_dict(copy.deepcopy(begun["dataset"]))
+                position.num_drawn = begun["num_drawn"]
+                position.resumed = None
                 iterator = iter(self._sampler)
             self._before_seed = self._seeding_state()
             return _Draws(self, position, iterator)
@@ -151,15 +154,10 @@ class SamplerOrder:
             position.base_seed = self._books.base_seed = int(drawn.item())
         return _Draws(self, position, iterator)
 
-    def before_first(self, position: Position) -> None:
-        """Takes a snapshot before the sampler is asked for the first time."""
-        if self._is_map_style:
-            position.at_draw = snapshots.take(self._parts, with_own=False)
-
     def draw(self, position: Position, iterator: Iterator[object]) -> object:
         """Returns what the sampler gives next, counted."""
-        if position.at_draw is None:
-            self.before_first(position)
+        if position.at_draw is None and self._is_map_style:
+            position.at_draw = snapshots.take(self._parts, with_own=False)
         rewind = position.rewind
         if rewind is not None:
             rewind.before(position.num_drawn)
@@ -170,17 +168,14 @@ class SamplerOrder:
                 rewind.after(position.num_drawn + 1, num_taken=position.num_yielded or 0)
             position.is_drawn_out = True
             raise
-        self.count(position, index)
-        if rewind is not None:
-            rewind.after(position.num_drawn, num_taken=position.num_yielded or 0)
-        return index
-
-    def count(self, position: Position, index: object) -> None:
         position.num_drawn += 1
         if self._is_map_style:
             position.digest = digest_with(index, before=position.digest)
             if self._keeps_ahead:
                 position.ahead.append(index)
+        if rewind is not None:
+            rewind.after(position.num_drawn, num_taken=position.num_yielded or 0)
+        return index
 
     def replay(self, position: Position) -> tuple[Iterator[object], deque[object]]:
         """Returns the resumed rest of the sampler, and what was drawn and not yielded.
@@ -194,7 +189,7 @@ class SamplerOrder:
         assert state is not None
         begun = state["begun"]
         assert begun is not None
-        # The sampler draws from the global states again; what the script draws next must not move.
+        # The sampler draws from the global states again, but the script's next draws must not move.
         here = snapshots.take(self._parts, with_own=False)
         try:
             iterator, ahead = replay_sampler(
@@ -206,7 +201,7 @@ class SamplerOrder:
                 epoch=self.position.epoch,
                 rewind=position.rewind,
             )
-            # Where the sampler draws while it is asked, it is the script's draws that are next.
+            # Where the sampler draws while it is asked, the script's draws come next.
             snapshots.set_generators(self._parts, state["now"])
         finally:
             snapshots.set_globals(here)
@@ -217,14 +212,6 @@ class SamplerOrder:
             position.ahead = deque(ahead)
         position.resumed = None
         return iterator, ahead
-
-    def _resume_stream(self, position: Position, state: LoaderState) -> None:
-        begun = state["begun"]
-        assert begun is not None
-        assert isinstance(self._dataset, Stateful)
-        self._dataset.load_state_dict(copy.deepcopy(begun["dataset"]))
-        position.num_drawn = begun["num_drawn"]
-        position.resumed = None
 
     def _seeding_state(self) -> torch.Tensor:
         return torch.get_rng_state() if self._generator is None else self._generator.get_state()
@@ -254,7 +241,7 @@ class _Draws:
         if position.resumed is not None:
             self._iterator, self._ahead = self._order.replay(position)
         if position.rewind is not None:
-            # Drawn at least as far as torch's loader would have: `Rewind` can go back, not forward.
+            # At least as far as torch's loader: `Rewind` goes back, not forward.
             self._keep_up(1 + (position.num_yielded or 0) + position.rewind.num_ahead)
         if self._ahead:
             index = self._ahead.popleft()
@@ -272,18 +259,14 @@ class _Draws:
             try:
                 self._ahead.append(self._order.draw(self._position, self._iterator))
             except StopIteration:
-                # Another one: its traceback would keep the iterator.
+                # A new one: the traceback of the original would keep the iterator.
                 self._error = StopIteration()
             except Exception as err:
                 self._error = err
 
 
 def yielded(position: Position, num_here: int | None) -> None:
-    """Records that the script got batches.
-
-    Args:
-        num_here: Number of batches since this process resumed the epoch; None: it is unknown.
-    """
+    """Records how many batches (None: unknown) the script got of the resumed epoch."""
     position.num_yielded = None if num_here is None else position.first + num_here
     ahead = position.ahead
     while ahead and len(ahead) > position.num_drawn - (position.num_yielded or 0) + 1:

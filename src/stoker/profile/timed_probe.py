@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from stoker.feed.bookkeeping import this_process
 from stoker.feed.timed import TimedEpoch
+from stoker.feed.timeline import Steps
 from stoker.logs import EventName, Log
 from stoker.profile.agree import LEAD_STEPS_CUDA, Agreement, Board, end_process
 from stoker.profile.step_watch import AS_IS_ENOUGH, WARM_UP_STEPS
@@ -33,11 +34,11 @@ def install(pass_class: type[TimedEpoch]) -> None:
     # Both are places where a step ends: loops ask for batches, Keras tells of them afterwards.
     ask, took = pass_class.ask, pass_class.took
 
-    def ask_and_look(self: TimedEpoch) -> None:
+    def ask_and_look(self: Steps) -> None:
         ask(self)
         session.asked()
 
-    def took_and_look(self: TimedEpoch, *, seconds: float, wait: float, samples: int) -> None:
+    def took_and_look(self: Steps, *, seconds: float, wait: float, samples: int) -> None:
         took(self, seconds=seconds, wait=wait, samples=samples)
         session.asked()
 

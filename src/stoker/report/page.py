@@ -89,13 +89,12 @@ def collect_strips(
     before: Path | None,
     after: Path | None,
 ) -> list[Strip]:
-    """Returns before and after, where known: a timeline, else the medians of the record."""
+    """Returns before and after, as far as known: a timeline, else the record's medians."""
     strips = []
-    # The steps of a profile that was taken elsewhere are another machine's.
+    # Steps of a profile that was taken elsewhere are another machine's.
     is_here = not (decision and decision.taken_elsewhere)
     timeline = read_steps(before) if before and is_here else None
     step = profile.step if profile and is_here else None
-    # How much of a step is waiting is not made up.
     if timeline is None and step and step.wait_seconds is not None:
         wait = min(step.wait_seconds, step.step_seconds)
         timeline = flat_steps(
@@ -115,7 +114,7 @@ def collect_strips(
             compute_seconds=training.measured.compute_seconds,
             steps=_FLAT_STEPS,
         )
-    # A timeline of steps of no length has no scale to be drawn on.
+    # Steps of no length cannot be drawn to scale.
     if timeline and typical_step(timeline.steps)[0] > 0:
         what = groups_in_words(training.groups) if training else "the chosen cluster"
         if decision:
@@ -139,7 +138,7 @@ def _picture(name: str, draw: _Draw) -> ReportPicture | None:
 
 @dataclass(frozen=True, slots=True)
 class PlanRow:
-    """The table shows a plan in each row, with its rank, from 0, and its bar."""
+    """A row of the table of plans; `index` is its rank, from 0."""
 
     index: int
     plan: Plan
@@ -150,16 +149,8 @@ class PlanRow:
 
     @property
     def is_needed(self) -> bool:
-        """Returns whether the table says little without it: what was chosen, and what is today."""
+        """Whether the row is always shown: the chosen plan and today's cluster."""
         return self.chosen or self.plan.action == "keep"
-
-
-@dataclass(frozen=True, slots=True)
-class LogLink:
-    """The report links to a log of the run; href is empty where it is not below the report."""
-
-    name: str
-    href: str
 
 
 def write_report(
@@ -179,34 +170,26 @@ def write_report(
     failure: str | None = None,
     is_planned: bool = False,
 ) -> None:
-    """Writes the report of a run, whole or not; records that are missing are said to be so.
+    """Writes the report of a run, also of one that ended early, without some of its records.
 
     Args:
-        path: The HTML file, replaced in one go.
-        run_id: Id of the run.
-        workload: What was asked for.
-        profile: Absent where the run ended before it; so are the next three.
-        decision: Plans and the choice.
-        training: What was run, and measured.
-        evaluation: Gates, and promise against measurement.
-        before_timeline: CSV of the baseline's steps as the profile saw them, as-is phase only;
-            without it the profile's medians are drawn.
+        path: The HTML file, replaced atomically.
+        before_timeline: CSV of the baseline's steps in the profile's as-is phase; without it the
+            profile's medians are drawn.
         after_timeline: CSV of the leader's steps on the chosen plan; without it the training's
             medians are drawn.
-        environment: Facts to show as they are (versions, cores, date). The key `command` holds
-            the command line that made the run.
-        feed_file: CSV of the feed's rates that the leader wrote (see launch.telemetry); absent
-            where the run had no data group.
+        environment: Facts to show (versions, cores, date). `command` is the command line of the
+            run.
+        feed_file: CSV of the feed's rates (see launch.telemetry), if the run had a data group.
         log_files: Logs to name; those below the report's folder become links.
-        failure: Why the run ended early, where no record says it.
-        is_planned: Nothing was to be run after the decision: it is no broken run.
+        failure: Why the run ended early, if no record has it.
+        is_planned: Nothing was to be run after the decision.
 
     Raises:
         UsageError: If the file cannot be written.
     """
     figures = collect(profile=profile, decision=decision, training=training, evaluation=evaluation)
     plans = decision.plans if decision else ()
-    # One unit for the whole page, so that figures can be compared by eye.
     unit = time_unit(
         [figures.baseline, figures.measured]
         + [plan.predicted.step_seconds for plan in plans if plan.predicted]
@@ -260,7 +243,6 @@ def write_report(
             failure=failure,
             is_planned=is_planned,
         ),
-        # The rest is folded away in the page, which has no script to ask for it.
         "rows": [row for row in rows if row.index < _PLANS_AT_ONCE or row.is_needed],
         "more_rows": [row for row in rows if row.index >= _PLANS_AT_ONCE and not row.is_needed],
         "strips": strips,
@@ -277,16 +259,16 @@ def write_report(
         "command": environment.get("command", ""),
         "train_command": _train_command(workload, decision) if decision else "",
         "workload_command": shlex.join(workload.command),
-        "logs": [_log_link(log, path.parent) for log in log_files],
+        "logs": [(log.name, _href(log, path.parent)) for log in log_files],
         "terms": _terms(profile) if profile else [],
         "transforms": transform_rows(profile.transforms) if profile else [],
     }
     page = _filled(unit).get_template("report.html.jinja").render(context)
-    # A name from a broken log may hold half a character, which no file can.
+    # A name from a broken log may hold a surrogate, which UTF-8 cannot encode.
     write_text(path, page.encode("utf-8", "replace").decode("utf-8"))
 
 
-# Jinja translates a template into Python when it is first asked for: that takes longer than a page.
+# Cached: compiling the template takes longer than rendering it.
 @functools.cache
 def _filled(unit: TimeUnit) -> jinja2.Environment:
     filled = jinja2.Environment(
@@ -316,7 +298,7 @@ def _filled(unit: TimeUnit) -> jinja2.Environment:
 
 
 def does_loading_wait(profile: Profile | None) -> bool | None:
-    """Returns whether a loader worker alone waits for what it reads; None: not measured."""
+    """Returns whether a single loader worker waits for its reads; None: not measured."""
     step = profile.step if profile else None
     if step is None or not step.loader_cpu_seconds or step.loader_wall_seconds is None:
         return None
@@ -324,7 +306,7 @@ def does_loading_wait(profile: Profile | None) -> bool | None:
 
 
 def _events(training: Training) -> list[tuple[str, str, str]]:
-    """Returns when, host and what of each event; when is seconds after the first, if times say."""
+    """Returns time, host and text of each event; time is seconds after the first, if known."""
     names = host_names(training)
     began: datetime | None = None
     rows = []
@@ -334,7 +316,7 @@ def _events(training: Training) -> list[tuple[str, str, str]]:
             moment = datetime.fromisoformat(when)
             began = began or moment
             with contextlib.suppress(TypeError):
-                # One of two may lack its zone.
+                # One of two may lack its time zone.
                 when = f"{(moment - began).total_seconds():.1f} s"
         rows.append((when, names.get(event.host or "", event.host or ""), event.what))
     return rows
@@ -354,7 +336,7 @@ def _cpu_seconds(value: float | None) -> str:
 def _plan_rows(decision: Decision) -> list[PlanRow]:
     predicted = [plan.predicted for plan in decision.plans if plan.predicted]
     largest = max((each.step_seconds_high for each in predicted), default=0.0)
-    # The chosen plan may carry a reason that its row in the list does not.
+    # The chosen plan may have another reason than the same plan in the list.
     same = [(plan.action, plan.groups) for plan in decision.plans]
     chosen_key = (decision.plan.action, decision.plan.groups)
     chosen = same.index(chosen_key) if chosen_key in same else None
@@ -372,7 +354,7 @@ def _plan_rows(decision: Decision) -> list[PlanRow]:
 
 
 def _terms(profile: Profile) -> list[tuple[str, str, float]]:
-    """Returns each known term of a global step: the field's name, what it is, seconds."""
+    """Returns field, title and seconds of each known term of a step."""
     step = profile.step
     if step is None:
         return []
@@ -381,15 +363,16 @@ def _terms(profile: Profile) -> list[tuple[str, str, float]]:
 
 
 def _train_command(workload: Workload, decision: Decision) -> str:
-    # The command, not the workload file: a report may be read where that file is not.
+    # The command, as the workload's file may not be where the report is read.
     words = ["stoker", "train", "--platform", workload.platform, *group_arguments(decision.plan)]
     return shlex.join([*words, "--", *workload.command])
 
 
-def _log_link(log: Path, folder: Path) -> LogLink:
+def _href(log: Path, folder: Path) -> str:
+    """Returns the relative address of a log; empty unless it is below the report's folder."""
     try:
         inside = log.resolve().relative_to(folder.resolve())
     except ValueError:
-        # A link out of the folder breaks as soon as the folder is moved or sent.
-        return LogLink(log.name, "")
-    return LogLink(str(inside), "./" + quote(inside.as_posix()))
+        # A link out of the folder would break when the folder is moved.
+        return ""
+    return "./" + quote(inside.as_posix())

@@ -1,7 +1,7 @@
 """Throughput and cost of a workload on clusters of several sizes."""
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stoker.errors import UsageError
@@ -9,12 +9,6 @@ from stoker.records import Training
 from stoker.text import percentage
 
 _COLUMNS = "{:<18} {:>12} {:>13} {:>13} {:>5}"
-# In the order of what says most: more hosts usually means more processes.
-_SIZES: dict[str, Callable[[Training], int]] = {
-    "trainer processes": lambda training: _count(training, "dnn", processes=True),
-    "dnn hosts": lambda training: _count(training, "dnn"),
-    "data hosts": lambda training: _count(training, "data"),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,24 +72,24 @@ def scaling_of_runs(runs: Mapping[str, Training]) -> ScalingOfRuns:
                 where=f"{name}/training.json",
                 fix="leave it out, or run it again",
             )
-    sizes = {
-        what: [size_of(training) for training in runs.values()] for what, size_of in _SIZES.items()
-    }
-    what = next((each for each in _SIZES if len(set(sizes[each])) > 1), None)
-    if what is None:
+    sizes = [_sizes(training) for training in runs.values()]
+    # In the order of what says most: more hosts usually means more processes.
+    differ = [what for what in sizes[0] if len({each[what] for each in sizes}) > 1]
+    if not differ:
         raise UsageError(
             f"all {len(runs)} runs have the same size: nothing to compare",
             where=", ".join(runs),
             fix="name runs that differ in processes, dnn hosts or data hosts (--group)",
         )
+    what = differ[0]
     by_size: dict[int, list[Training]] = {}
-    for size, training in zip(sizes[what], runs.values(), strict=True):
-        by_size.setdefault(size, []).append(training)
+    for each, training in zip(sizes, runs.values(), strict=True):
+        by_size.setdefault(each[what], []).append(training)
     # Not size 0 (no data hosts): nothing is a multiple of it.
     first = min(size for size in by_size if size)
     ideal = _samples_per_second(by_size[first]) / first
     notes = _notes(list(runs.values()))
-    if what != "data hosts" and len(set(sizes["data hosts"])) > 1:
+    if "data hosts" in differ[1:]:
         notes.append("The runs also differ in their number of data hosts.")
     return ScalingOfRuns(
         what=what,
@@ -130,12 +124,13 @@ def _point(size: int, runs: Sequence[Training], *, ideal: float) -> Point:
     )
 
 
-def _count(training: Training, role: str, *, processes: bool = False) -> int:
-    return sum(
-        group.count * ((group.processes_per_host or 1) if processes else 1)
-        for group in training.groups
-        if group.role == role
-    )
+def _sizes(training: Training) -> dict[str, int]:
+    dnn = [group for group in training.groups if group.role == "dnn"]
+    return {
+        "trainer processes": sum(g.count * (g.processes_per_host or 1) for g in dnn),
+        "dnn hosts": sum(g.count for g in dnn),
+        "data hosts": sum(g.count for g in training.groups if g.role == "data"),
+    }
 
 
 def _notes(runs: Sequence[Training]) -> list[str]:

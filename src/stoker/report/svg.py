@@ -12,7 +12,7 @@ from stoker.text import NBSP
 
 Anchor = Literal["start", "middle", "end"]
 
-# Advance widths over font size, on the wide side (DejaVu Sans, the widest of the usual fonts).
+# Upper estimates of advance widths over font size (DejaVu Sans, the widest of the usual fonts).
 _NARROW = frozenset("iljtfrI.,:;!'|()[] \N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}")
 _WIDE = frozenset("mwMWGOQ%@\N{EM DASH}")
 HEAD = 15.0
@@ -165,7 +165,7 @@ def ticks(largest: float, *, at_most: int) -> list[float]:
         return [0.0]
     power = 10.0 ** _exponent(largest)
     for step in (0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 0.5, 1.0, 2.0, 5.0):
-        # A last mark that is the largest value itself, but for rounding, is shown.
+        # With a tolerance for a last mark at the largest value.
         number = int(largest / (step * power) + 1e-9)
         if number < at_most:
             return [index * step * power for index in range(number + 1)]
@@ -192,12 +192,12 @@ def _escape(text: str) -> str:
 
 
 def _exponent(value: float) -> int:
-    # Not by a logarithm, which can be one off right at a power of ten.
+    # A logarithm can be one off at a power of ten.
     return int(f"{value:e}".partition("e")[2])
 
 
 def _n(value: float) -> str:
-    # A hundredth of a pixel is exact enough, and short: a page holds thousands of numbers.
+    # Short, as a page holds thousands of numbers.
     text = f"{value:.2f}".rstrip("0").rstrip(".")
     return "0" if text in ("-0", "") else text
 

@@ -60,7 +60,7 @@ class TransformRow:
 
 
 def transform_rows(transforms: Sequence[TransformCost]) -> list[TransformRow]:
-    """Returns the parts that are worth a row, in the record's order."""
+    """Returns the parts that are worth a row."""
     shown = [each for each in transforms if each.within is None or each.share >= _MIN_SHARE]
     return [
         TransformRow(
@@ -357,11 +357,10 @@ def judge(
 def _trained_alone(
     figures: Figures, unit: TimeUnit, decision: Decision | None, promise: Sequence[str]
 ) -> Verdict:
-    """Returns the verdict on a run of `stoker train`, and what its report lacks."""
+    """Returns the verdict on a run of `stoker train`, which has no other records."""
+    lacks = "it has no profile and no decision, so that nothing is known of the step before"
     if decision:
         lacks = "what a step took before is the decision's figure"
-    else:
-        lacks = "it has no profile and no decision, so that nothing is known of the step before"
     lead = " ".join([*promise, f"This run only trained: {lacks}, and no gate was checked."])
     if not figures.measured:
         return Verdict("mixed", "trained", "The training ended; no step was measured.", lead)
@@ -394,7 +393,7 @@ def _broken(
     failure: str | None,
 ) -> tuple[str, str, str] | None:
     """Returns badge, headline and full text of a run that ended early."""
-    # The training's own record first: that later ones are missing follows from it.
+    # The training's record first: later ones are missing because of it.
     if training and outcome and outcome.state in _BADGES:
         text = _plain(failure or training.failure or "")
         words = outcome.words[:1].upper() + outcome.words[1:]
@@ -407,7 +406,7 @@ def _broken(
         ("evaluate", evaluation),
     )
     missing = next((step for step, record in records if record is None), None)
-    # `stoker train` makes one record alone, and nothing has failed.
+    # `stoker train` alone makes one record, and nothing has failed.
     if missing and (failure or profile or not training):
         badge = f"{missing} failed" if failure else f"ended in {missing}"
         return badge, _headline(f"The run ended in {missing}{_cause(text)}"), text
@@ -440,7 +439,7 @@ def _step_words(figures: Figures, unit: TimeUnit, decision: Decision | None) -> 
 
 
 def _factor(speedup: float) -> str:
-    # Slower is said as "times as long": 0.5 times as fast is hard to read.
+    # "0.5 times as fast" is hard to read.
     if speedup < 0.995:
         return f"{digits(1 / speedup, 2)} times as long"
     return f"{digits(speedup, 2)} times as fast"
@@ -483,7 +482,6 @@ def _cost(figures: Figures, nominal: bool) -> list[str]:
         cost = f"{usd(figures.measured_usd)} per 1\N{NARROW NO-BREAK SPACE}000 steps"
     if change is None or not cost:
         return []
-    # Less would be written as 0 %, with "more" or "less" after it.
     if abs(change) < 0.0005:
         return [f"A step costs the same as before ({cost})."]
     word = "more" if change > 0 else "less"

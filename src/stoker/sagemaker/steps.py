@@ -22,13 +22,13 @@ from types import SimpleNamespace
 from typing import Literal, Protocol
 
 from stoker.errors import MissingExtraError, UsageError
-from stoker.orchestrators.sagemaker.compile import (
+from stoker.parameters import Parameter, camel
+from stoker.pipelines.sagemaker.compile import (
     MAX_ARGUMENT,
     PipelineRequest,
     argument_of,
     pipeline_request,
 )
-from stoker.parameters import Parameter, camel
 from stoker.platforms.aws import Aws
 from stoker.records import SageMakerSettings, Workload, nearest
 
@@ -661,15 +661,9 @@ def _property_file(name: str, path: str) -> PropertyFile:
 
 
 def _network(settings: SageMakerSettings, *, is_isolated: bool) -> Request | None:
-    vpc = settings.vpc
-    if vpc is None and not is_isolated:
+    if not settings.vpc and not is_isolated:
         return None
-    return {
-        "EnableNetworkIsolation": is_isolated,
-        "VpcConfig": {"SecurityGroupIds": list(vpc.security_groups), "Subnets": list(vpc.subnets)}
-        if vpc
-        else None,
-    }
+    return {"EnableNetworkIsolation": is_isolated, "VpcConfig": settings.vpc or None}
 
 
 def _without_absent(request: Mapping[str, object]) -> Request:

@@ -59,9 +59,6 @@ CLOSE_SECONDS = 8.0
 class Requester:
     """Sends the I/O thread's requests; callers hold the lock.
 
-    Args:
-        links: Host to link; changed by the I/O thread.
-
     Attributes:
         expected: Data hosts of the run; None: the coordinator has not sent it yet.
         lost: Hosts that the coordinator marked as lost.
@@ -177,7 +174,7 @@ class Requester:
 
     def check_peers(self, session: FeedSession, now: float) -> None:
         """Fails a session that has been without peers for too long."""
-        if session.schedule.peers():
+        if session.schedule.peers:
             if session.is_waiting:
                 waited = round(now - session.alone_since, 1)
                 self._shared.log.event(EventName.TRAINING_CONTINUES, waited_seconds=waited)
@@ -287,11 +284,7 @@ _Polled = tuple[list[Link], list[tuple[int, ...]], _Children]
 
 
 class IoThread:
-    """Asks agents and local workers for batches, and takes answers; `run` blocks its thread.
-
-    Args:
-        shared: State shared with the threads that iterate.
-    """
+    """Asks agents and local workers for batches, and takes answers; `run` blocks its thread."""
 
     def __init__(self, shared: SharedState, settings: ProcessSettings, keys: Keys) -> None:
         self._shared = shared
@@ -591,14 +584,9 @@ class Feed:
         self._thread.start()
 
     def session_for(
-        self, books: LoaderBooks, *, new_schedule: Callable[[int], Scheduler] | None = None
+        self, books: LoaderBooks, *, new_schedule: Callable[[int], Scheduler] = BatchScheduler
     ) -> FeedSession:
-        """Returns an unused session of that loader; a new one if there is none.
-
-        Args:
-            new_schedule: Makes the scheduler of a new session, given its `max_bytes`; absent: one
-                of a map-style dataset.
-        """
+        """Returns an unused session of that loader, or a new one."""
         shared = self.shared
         with shared.lock:
             sessions = self._sessions.setdefault(books, [])
@@ -614,12 +602,8 @@ class Feed:
             # Random: agents may still keep a session of this rank's earlier process.
             name = f"r{self._settings.rank}-l{books.number}-{secrets.token_hex(8)}"
             share = memory.max_bytes(self._settings.feed) // self._settings.local_world_size
-            session = FeedSession(
-                name,
-                lock=shared.lock,
-                wake=shared.wake,
-                schedule=new_schedule(share) if new_schedule else BatchScheduler(max_bytes=share),
-            )
+            schedule = new_schedule(share)
+            session = FeedSession(name, lock=shared.lock, wake=shared.wake, schedule=schedule)
             session.reserve()
             session.failure = shared.failure
             shared.sessions[name] = session

@@ -18,7 +18,7 @@ from stoker.feed.wire.protocol import PIECE_BYTES, Message, Piece, pack
 ZmqSocket = zmq.Socket[bytes]
 ZmqContext = zmq.Context[ZmqSocket]
 
-# A first packet and its repetition after 1 s; an address that nobody has any more does not answer.
+# A first packet and its repetition after 1 s; an abandoned address does not answer.
 CONNECT_SECONDS = 2.0
 # Pauses between attempts: doubled from the first to the second.
 FIRST_PAUSE_SECONDS = 0.1
@@ -42,9 +42,7 @@ _DOWN = (
 def resolve(name: str, *, attempt: int = 0) -> str:
     """Returns the address of a host as zmq wants it, looked up now; blocks while the resolver does.
 
-    Args:
-        attempt: Number of the try. Several addresses take turns: one may be that of a pod that is
-            gone.
+    With each `attempt` the next of several addresses has its turn: one may be that of a lost pod.
 
     Raises:
         OSError: If the name is not known.
@@ -84,17 +82,11 @@ class Connection:
         is_drained, is_quiet: Socket, and monitor, were found empty and not touched since: then
             their descriptors signal what comes.
         is_up: The handshake is done, and the connection was not lost since.
-        down_since: When it was last lost, or made; monotonic seconds.
-        dial_at: When to dial, while there is no socket.
+        down_since: When it was last lost, or made; monotonic seconds, as `dial_at`.
     """
 
     def __init__(
-        self,
-        context: ZmqContext,
-        keys: Keys,
-        *,
-        now: float,
-        max_message_bytes: int,
+        self, context: ZmqContext, keys: Keys, *, now: float, max_message_bytes: int
     ) -> None:
         self._context = context
         self._keys = keys
@@ -204,11 +196,7 @@ class Connection:
         at_most: int = 16,
         ready: Container[int] = (),
     ) -> None:
-        """Calls `take` with the frames of each message; after `at_most` other sockets have a turn.
-
-        Args:
-            ready: Descriptors that can be read from.
-        """
+        """Calls `take` with each message; after `at_most` other sockets have a turn."""
         if self.filenos and self.filenos[0] not in ready and not self._has_messages():
             return
         while self._socket is not None:

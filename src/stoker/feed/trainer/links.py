@@ -31,21 +31,10 @@ Post = Callable[[Callable[[], None]], None]
 
 
 class Link(Connection):
-    """Control connection to a host, dialled by name again whenever it is lost.
-
-    Args:
-        post: Runs a function in the I/O thread.
-    """
+    """Control connection to a host, dialled by name again whenever it is lost."""
 
     def __init__(
-        self,
-        context: ZmqContext,
-        keys: Keys,
-        *,
-        name: str,
-        port: int,
-        now: float,
-        post: Post,
+        self, context: ZmqContext, keys: Keys, *, name: str, port: int, now: float, post: Post
     ) -> None:
         super().__init__(context, keys, now=now, max_message_bytes=MAX_MESSAGE_BYTES)
         self.name = name
@@ -102,12 +91,7 @@ class Link(Connection):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A host's failure to serve one session.
-
-    Attributes:
-        epoch_id: Id of the epoch in which it failed.
-        times: How often it has failed on this connection.
-    """
+    """A host's failure to serve one session: the last epoch, and how often on this connection."""
 
     epoch_id: int
     times: int
@@ -127,20 +111,12 @@ class AgentLink(Link):
         opened: Session to the digest of the spec that it was last opened with, on this connection.
         ready: Sessions that may ask.
         failed: Sessions for which it could make nothing, on this connection.
-        receiver: Receiver of its batches, if there is one.
         has_asked: It was asked for a batch on this connection.
-        is_draining: The agent drains.
         is_listed: The roster has it.
     """
 
     def __init__(
-        self,
-        context: ZmqContext,
-        keys: Keys,
-        member: Member,
-        *,
-        now: float,
-        post: Post,
+        self, context: ZmqContext, keys: Keys, member: Member, *, now: float, post: Post
     ) -> None:
         super().__init__(context, keys, name=member.address, port=member.port, now=now, post=post)
         self.member = member
@@ -166,7 +142,6 @@ class AgentLink(Link):
             self.send(Attach(host=self.member.host))
 
     def receive_by(self, receiver: BatchReceiver) -> None:
-        """Sets the receiver that the ticket is for."""
         if self.receiver is not None:
             self.receiver.close()
         self.receiver, self._is_attaching = receiver, False
@@ -174,9 +149,8 @@ class AgentLink(Link):
     def mark_batches_lost(self, now: float) -> FeedLostError | None:
         """Records that the connection for batches was lost; both connections are dialled again.
 
-        Returns:
-            The error to exclude the host with instead, with the connection left open: no batch has
-                come over several such connections.
+        Instead returns the error to exclude the host with if no batch came over several
+        connections.
         """
         receiver = self.receiver
         assert receiver is not None
@@ -214,7 +188,6 @@ class AgentLink(Link):
         return session in self.failed and session not in self.opened
 
     def may_open(self, session: str, *, epoch_id: int) -> bool:
-        """Returns whether the host is to make batches of the session in that epoch."""
         return not self.has_failed(session) or self.failed[session].may_try_again(epoch_id)
 
     def discard(self, session: str) -> None:

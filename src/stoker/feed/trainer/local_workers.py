@@ -13,14 +13,7 @@ import torch.multiprocessing
 
 from stoker.feed.wire.dataset import DatasetSpec, PackedSpec, unpack_spec
 from stoker.feed.wire.protocol import Make
-from stoker.feed.workers.pool import (
-    ChildProcess,
-    Result,
-    WorkerJob,
-    WorkerPool,
-    WorkerRole,
-    job_of,
-)
+from stoker.feed.workers.pool import ChildProcess, Result, WorkerJob, WorkerPool, WorkerRole, job_of
 from stoker.feed.workers.worker import worker_main
 from stoker.host.processes import start_to_last
 
@@ -64,7 +57,6 @@ class LocalWorkers:
         credits_each: Batches in flight for each child.
         context: How children are started; None: torch's default.
         wake: Called, from any thread, when the I/O thread should call `flush`.
-        on_death: Called by the I/O thread with how a worker ended.
     """
 
     def __init__(
@@ -122,7 +114,7 @@ class LocalWorkers:
         )
 
     def share(self, spec: DatasetSpec) -> None:
-        """Shares the dataset with forked children for as long as the epoch's iterator lives.
+        """Shares the dataset with forked children while the epoch's iterator lives.
 
         A loader that is made again is recognised by its former dataset being gone.
         """
@@ -150,11 +142,7 @@ class LocalWorkers:
         return self._pool.sockets()
 
     def ask(self, order: Make) -> list[Result]:
-        """Asks for a batch: of those for any worker the oldest is begun first.
-
-        Returns:
-            What is lost at once, see `WorkerPool.assign`.
-        """
+        """Asks for a batch, oldest first where any worker will do; returns what is lost."""
         generation = order.stream.generation if order.stream else 0
         job = job_of(order, (order.epoch_id, order.number, generation))
         if order.stream is not None:
@@ -164,9 +152,7 @@ class LocalWorkers:
         return []
 
     def cancel(self, *, before_epoch_id: int) -> None:
-        """Cancels what was asked for in earlier epochs and has not been begun; ends their
-        shards.
-        """
+        """Cancels requests of earlier epochs that have not been begun; ends their shards."""
         self._waiting = [item for item in self._waiting if item[0] >= before_epoch_id]
         heapq.heapify(self._waiting)
         self._pool.stop_shards(before_epoch_id=before_epoch_id)
@@ -185,12 +171,10 @@ class LocalWorkers:
         return self._pool.give_late_jobs_again()
 
     def flush(self) -> None:
-        """Returns memory to the workers."""
         self._pool.flush()
         self._feed()
 
     def close(self) -> None:
-        """Stops the children; may be called twice."""
         self._waiting.clear()
         self._pool.close()
 

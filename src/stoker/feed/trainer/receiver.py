@@ -24,7 +24,6 @@ class BatchReceiver:
     """Thread that receives batches, from `start` until the connection is lost or closed.
 
     Args:
-        address: IP address of the data host.
         ticket: Used up by this connection.
         buffers: Buffers for this thread alone.
         pool: Pool for what is still sealed.
@@ -35,7 +34,6 @@ class BatchReceiver:
 
     Attributes:
         has_been_up: The data host has taken the ticket.
-        is_closed: What it receives is no longer wanted; set under the feed's lock.
         failure: Why it ended; None: it was closed, or runs.
     """
 

@@ -54,7 +54,7 @@ class PeerState:
     Attributes:
         is_remote: Each request costs a message over the network.
         asked: Number to when it was asked for, and to how many the peer then had.
-        p95_seconds: From request to arrival, of the last batches; None: there was none.
+        p95_seconds: From request to arrival, of the last batches.
         reach_seconds: How long before its turn a batch is asked for.
         service_seconds: Seconds from one batch to the next, smoothed; 0: not known.
     """
@@ -102,7 +102,7 @@ class PeerState:
         # Without the longest: one batch that had to wait for a cold cache is no habit.
         long = ordered[-2] if count > 1 else latency
         self.reach_seconds = p95 + _SPREADS * max(0.0, long - ordered[count // 2])
-        # It made so many one after the other in that time, this one the last of them.
+        # It made `queued` batches in that time, this one last.
         service = latency / queued
         known = self.service_seconds
         self.service_seconds = service if known == 0.0 else 0.8 * known + 0.2 * service
@@ -112,19 +112,16 @@ Peer = Hashable
 
 
 class Scheduler(ABC):
-    """Scheduler of one session: its peers, and the numbers of the epoch under way.
+    """Scheduler of one session: its peers, and the numbers of the current epoch.
 
-    The two policies are two classes: a window that follows pace, and retries of late batches
-    elsewhere, have no meaning where a process makes a shard from its first batch to its last; nor
-    have restarts where any peer can make any batch.
+    Two classes, because a window that follows pace, and retries of late batches elsewhere, have no
+    meaning where one process makes a whole shard; nor have restarts where any peer makes any batch.
 
     Args:
-        max_bytes: Bytes of batches that may wait, made or under way; one batch always may. May be
-            changed at any time.
+        max_bytes: Bytes of batches that may wait, made or under way; one batch always may.
 
     Attributes:
-        workers_live: How long processes that make batches are kept: for the session, for one
-            iterator of the script, or for one epoch.
+        workers_live: How long processes that make batches are kept.
         is_settled: No other peer is waited for before numbers are handed out.
         num_shards: Shards of an iterable dataset; 0: any peer makes any batch.
         head: The number that is delivered next.
@@ -135,26 +132,25 @@ class Scheduler(ABC):
     is_settled = True
     num_shards = 0
 
-    def __init__(self, *, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.head = 0
         self.supplied = 0
         self._is_complete = False
-        self._peers: dict[Peer, PeerState] = {}
+        self.peers: dict[Peer, PeerState] = {}
         # Since the last look of the observer.
         self._taken = 0
         self._ready_at_takes = 0
         self._moved: Counter[Peer] = Counter()
 
     def begin(self) -> None:
-        """Starts a new epoch: nothing is in flight; peers stay known."""
-        for state in self._peers.values():
+        for state in self.peers.values():
             state.asked.clear()
         self.head = self.supplied = 0
         self._is_complete = False
 
     def supply(self, count: int) -> None:
-        """Records that indices for `count` more numbers are there, which may be handed out."""
+        """Records that indices for `count` more numbers are there."""
         self.supplied += count
 
     def mark_complete(self) -> None:
@@ -171,23 +167,20 @@ class Scheduler(ABC):
 
     @property
     @abstractmethod
-    def num_taken(self) -> int:
-        """Number of batches of this epoch that were delivered."""
+    def num_taken(self) -> int: ...
 
     @abstractmethod
     def is_over(self) -> bool: ...
 
     @abstractmethod
-    def is_there(self, number: int) -> bool:
-        """Returns whether that batch may be taken when its turn comes."""
+    def is_there(self, number: int) -> bool: ...
 
     @abstractmethod
-    def take(self, now: float) -> None:
-        """Records that the trainer has taken the head-of-line batch."""
+    def take(self, now: float) -> None: ...
 
     def grant(self, peer: Peer, credits: int) -> None:
         """Lets the peer have `credits` batches in flight; an unknown one joins."""
-        state = self._peers.setdefault(peer, PeerState(is_remote=isinstance(peer, str)))
+        state = self.peers.setdefault(peer, PeerState(is_remote=isinstance(peer, str)))
         state.credits = credits
         state.is_draining = False
 
@@ -195,12 +188,12 @@ class Scheduler(ABC):
         self.is_settled = True
 
     def mark_draining(self, peer: Peer) -> None:
-        if peer in self._peers:
-            self._peers[peer].is_draining = True
+        if peer in self.peers:
+            self.peers[peer].is_draining = True
 
     def mark_lost(self, peer: Peer) -> None:
         """Removes a peer that is gone; what only it had is handed out again."""
-        state = self._peers.pop(peer, None)
+        state = self.peers.pop(peer, None)
         if state is not None:
             self._reassign(peer, state)
 
@@ -222,7 +215,7 @@ class Scheduler(ABC):
         """Records a batch (or its exception); False if it is to be dropped: it came before, say.
 
         Args:
-            generation: Generation of its shard's process, as all that follows.
+            generation: Generation of its shard's process.
             digest: Checksum of everything that the process made in this epoch.
             random_state: Random states at the beginning of the epoch, if it sent them.
 
@@ -231,11 +224,7 @@ class Scheduler(ABC):
         """
 
     def ended(self, peer: Peer, number: int, *, generation: int, random_state: bytes = b"") -> None:
-        """Records that a shard has no batch of that number, and none after it.
-
-        Raises:
-            ProtocolError: If there are no shards.
-        """
+        """Records that a shard has no batch of that number, and none after it."""
         raise ProtocolError("the end of a shard, where there is none")
 
     @abstractmethod
@@ -272,8 +261,7 @@ class Scheduler(ABC):
         """Returns the seconds until there may be news without an event, if ever."""
 
     @abstractmethod
-    def window(self, now: float) -> int:
-        """Returns how many batches may be made or under way."""
+    def window(self, now: float) -> int: ...
 
     @property
     @abstractmethod
@@ -290,8 +278,8 @@ class Scheduler(ABC):
             taken=self._taken,
             ready_at_takes=self._ready_at_takes,
             moved={host_of(peer): count for peer, count in self._moved.items()},
-            in_flight={host_of(peer): len(each.asked) for peer, each in self._peers.items()},
-            credits={host_of(peer): each.credits for peer, each in self._peers.items()},
+            in_flight={host_of(peer): len(each.asked) for peer, each in self.peers.items()},
+            credits={host_of(peer): each.credits for peer, each in self.peers.items()},
             ready=self._num_ready(),
             window=0 if self.is_over() else self.window(now),
             shards=self.num_shards,
@@ -304,20 +292,14 @@ class Scheduler(ABC):
     @abstractmethod
     def _num_ready(self) -> int: ...
 
-    def peers(self) -> list[Peer]:
-        """Returns the known peers, draining ones among them."""
-        return list(self._peers)
-
     def in_flight(self, peer: Peer) -> int:
-        return len(self._peers[peer].asked) if peer in self._peers else 0
+        return len(self.peers[peer].asked) if peer in self.peers else 0
 
 
 class BatchScheduler(Scheduler):
-    """Scheduler of batches that any peer may make; late ones are retried, the first answer
-    counts.
-    """
+    """Scheduler of batches that any peer may make; late ones are retried elsewhere."""
 
-    def __init__(self, *, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int) -> None:
         super().__init__(max_bytes=max_bytes)
         self._takes: deque[float] = deque(maxlen=_MEMORY + 1)
         self._gaps: deque[float] = deque(maxlen=_MEMORY)
@@ -384,7 +366,7 @@ class BatchScheduler(Scheduler):
     ) -> bool:
         if generation:
             raise ProtocolError("a batch of a shard, where there is none")
-        state = self._peers.get(peer)
+        state = self.peers.get(peer)
         if state is not None and number in state.asked:
             asked_at, queued = state.asked.pop(number)
             state.answered(asked_at, queued, now)
@@ -409,7 +391,7 @@ class BatchScheduler(Scheduler):
 
         Two peers that refuse the same batch are proof enough that the batch is to blame.
         """
-        state = self._peers.get(peer)
+        state = self.peers.get(peer)
         is_draining = state is not None and state.is_draining
         if state is not None:
             state.asked.pop(number, None)
@@ -419,7 +401,7 @@ class BatchScheduler(Scheduler):
         refused = self._refused.get(number, set())
         if not self._is_open(number) or self._makers.get(number):
             return False
-        return len(refused) >= 2 or (len(refused) == 1 and not set(self._peers) - refused)
+        return len(refused) >= 2 or (len(refused) == 1 and not set(self.peers) - refused)
 
     def words(self, number: int, reason: str) -> str:
         return f"batch {number} cannot be made: {reason}"
@@ -432,7 +414,7 @@ class BatchScheduler(Scheduler):
         asks: list[tuple[Peer, int]] = []
         # A late batch does not wait for a second one.
         in_pairs = self._is_quick and not self._again
-        free = [peer for peer, state in self._peers.items() if state.has_room(in_pairs=in_pairs)]
+        free = [peer for peer, state in self.peers.items() if state.has_room(in_pairs=in_pairs)]
         if not free:
             return asks
         limit = self.head + self.window(now)
@@ -452,7 +434,7 @@ class BatchScheduler(Scheduler):
             if self._is_complete and self._is_better_kept(peer, now):
                 skipped.append(number)
                 break
-            state = self._peers[peer]
+            state = self.peers[peer]
             state.asked[number] = (now, len(state.asked) + 1)
             self._makers.setdefault(number, set()).add(peer)
             asks.append((peer, number))
@@ -480,14 +462,14 @@ class BatchScheduler(Scheduler):
         stock = self.supplied - self._next_new
         if stock <= 0:
             return False
-        for state in self._peers.values():
+        for state in self.peers.values():
             stock -= state.credits
         return stock >= 0
 
     def _has_free(self) -> bool:
         in_pairs = self._is_quick and not self._again
         # For every batch: a generator would take longer than the rest.
-        for state in self._peers.values():  # noqa: SIM110
+        for state in self.peers.values():  # noqa: SIM110
             if state.has_room(in_pairs=in_pairs):
                 return True
         return False
@@ -507,7 +489,7 @@ class BatchScheduler(Scheduler):
         # Also everything else that is late at the same peers: most likely they are stopped.
         again = []
         for peer in makers:
-            for number in self._peers[peer].asked:
+            for number in self.peers[peer].asked:
                 is_late = all(now >= self._due(other, number) for other in self._makers[number])
                 if is_late and number not in self._queued_again and self._is_open(number):
                     self._hand_out_again(number)
@@ -528,7 +510,7 @@ class BatchScheduler(Scheduler):
 
     def window(self, now: float) -> int:
         total, slowest = 0, 0.0
-        for state in self._peers.values():
+        for state in self.peers.values():
             if not state.is_draining:
                 total += state.credits
             latency = self._latency(state, now)
@@ -569,7 +551,7 @@ class BatchScheduler(Scheduler):
         return len(self._arrived)
 
     def _preference(self, peer: Peer) -> tuple[float, float]:
-        state = self._peers[peer]
+        state = self.peers[peer]
         return (state.finish_seconds(), state.load())
 
     def _is_better_kept(self, peer: Peer, now: float) -> bool:
@@ -578,12 +560,12 @@ class BatchScheduler(Scheduler):
         Without it a slow peer gets one of the last batches and the epoch waits for it.
         """
         left = self.supplied - self._next_new + len(self._again) + 1
-        if left > sum(s.credits for s in self._peers.values()):
+        if left > sum(s.credits for s in self.peers.values()):
             return False
-        mine = self._peers[peer].finish_seconds()
+        mine = self.peers[peer].finish_seconds()
         ends = [
             (state.finish_seconds(), state.service_seconds)
-            for other, state in self._peers.items()
+            for other, state in self.peers.items()
             if other != peer and state.service_seconds > 0 and self._keeps_pace(state, now)
         ]
         # Each batch goes to the peer that is free first: are all made before this peer's first?
@@ -630,7 +612,7 @@ class BatchScheduler(Scheduler):
 
     def _others(self, number: int) -> bool:
         makers, refused = self._makers.get(number, ()), self._refused.get(number, ())
-        for peer, state in self._peers.items():
+        for peer, state in self.peers.items():
             is_able = state.credits > 0 and not state.is_draining
             if is_able and peer not in makers and peer not in refused:
                 return True
@@ -640,16 +622,16 @@ class BatchScheduler(Scheduler):
         """Returns the earliest time at which the head may be overdue; cheap: for every turn."""
         latest = 0.0
         for peer in makers:
-            asked_at = self._peers[peer].asked[self.head][0]
+            asked_at = self.peers[peer].asked[self.head][0]
             if asked_at > latest:
                 latest = asked_at
         return latest + _OVERDUE_SECONDS
 
     def _due(self, peer: Peer, number: int) -> float:
-        state = self._peers[peer]
+        state = self.peers[peer]
         p95 = state.p95_seconds
         if p95 is None:
-            known = [s.p95_seconds for s in self._peers.values() if s.p95_seconds is not None]
+            known = [s.p95_seconds for s in self.peers.values() if s.p95_seconds is not None]
             p95 = max(known) if known else _FIRST_OVERDUE_SECONDS / _OVERDUE_FACTOR
         return state.asked[number][0] + max(_OVERDUE_SECONDS, _OVERDUE_FACTOR * p95)
 

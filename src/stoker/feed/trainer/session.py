@@ -31,11 +31,7 @@ LOCAL: Peer = ("local",)
 
 
 class AskedBatch(msgspec.Struct):
-    """What is sent to have one batch made: its packed index, and its seed words.
-
-    Attributes:
-        shared_seed: Torch's, for data pipes.
-    """
+    """What is sent to have one batch made; `shared_seed` is torch's, for data pipes."""
 
     index: bytes
     seed: tuple[int, ...]
@@ -43,22 +39,16 @@ class AskedBatch(msgspec.Struct):
 
 
 class FeedSession:
-    """The feed's state of one loader.
+    """The feed's state of one loader; its attributes are under the feed's lock.
 
     Args:
         name: Unique in the run.
-        lock: The feed's.
-        wake: Wakes the I/O thread.
         schedule: Its `max_bytes` are for all loaders of this process.
 
     Attributes:
-        schedule: Under the lock, as all that follow.
-        epoch: Number of the current or last epoch.
         epoch_id: Only grows, so that late answers of an earlier epoch are refused.
         base_seed: The agents' workers start with it at once; None: when there is a batch.
         is_busy: An epoch is in progress.
-        spec: What the workers of this epoch make batches with.
-        local: Local workers, if any.
         failure: Ends every wait of this session.
         cancelled_epoch_id: Id of an epoch whose iterator is gone.
         pins_on: Index of the accelerator for which batches live in pinned memory.
@@ -68,12 +58,7 @@ class FeedSession:
     """
 
     def __init__(
-        self,
-        name: str,
-        *,
-        lock: threading.Lock,
-        wake: Callable[[], None],
-        schedule: Scheduler,
+        self, name: str, *, lock: threading.Lock, wake: Callable[[], None], schedule: Scheduler
     ) -> None:
         self.name = name
         self.max_bytes = schedule.max_bytes
@@ -104,7 +89,6 @@ class FeedSession:
         self._sampler_error: BaseException | None = None
 
     def is_idle(self) -> bool:
-        """Returns whether another epoch may begin."""
         return not self.is_busy or self.cancelled_epoch_id == self.epoch_id
 
     def reserve(self) -> None:
@@ -139,8 +123,8 @@ class FeedSession:
         with self._lock:
             is_new_spec = self.spec is None or self.spec.digest != spec.digest
             if is_new_spec:
-                # Every agent has to open the session anew, and is a peer again once it is ready.
-                for peer in self.schedule.peers():
+                # Every agent reopens the session, and is a peer again once it is ready.
+                for peer in list(self.schedule.peers):
                     self.schedule.mark_lost(peer)
             self.schedule.begin()
             self.spec, self.seeding, self.pins_on = spec, seeding, pins_on
@@ -179,8 +163,7 @@ class FeedSession:
         Raises:
             StopIteration: At the end of the epoch.
             RuntimeError: After `timeout_seconds`, in torch's words.
-            FeedError: If the feed is lost.
-            Exception: What the dataset, the collate function or the sampler raised.
+            Exception: FeedError, or what the dataset, the collate function or the sampler raised.
         """
         deadline = time.monotonic() + timeout_seconds if timeout_seconds > 0 else None
         while True:
@@ -297,7 +280,6 @@ class FeedSession:
     # The I/O thread, under the lock.
 
     def order_of(self, number: int) -> Make:
-        """Returns the order to make that batch."""
         asked = self._asked_each or self._asked[number]
         return Make(
             session=self.name,
@@ -309,9 +291,7 @@ class FeedSession:
         )
 
     def deliver(self, number: int, outcome: BatchOutcome, *, is_final: bool = False) -> None:
-        """Records a batch that is there, or its error, after which (`is_final`) there are no
-        more.
-        """
+        """Records a batch or its error; no batch follows if `is_final`."""
         if is_final and outcome.error is not None:
             self.mark_failed(outcome.error)
             return
@@ -342,7 +322,6 @@ class SharedState:
         lock: Over the sessions and their contents; held for microseconds.
         failure: Ends every session, later ones too.
         wake_fd: An eventfd for the I/O thread's poll; see `sleeps`.
-        receivers: Receivers of batches; kept as long as one of their batches is used.
     """
 
     def __init__(self, *, timeline: Timeline, log: Log) -> None:
@@ -382,19 +361,13 @@ class SharedState:
                 os.eventfd_write(self.wake_fd, 1)
 
     def sleeps(self) -> bool:
-        """Records that the I/O thread is about to poll; False if it was woken, and must not
-        wait.
-        """
+        """Records that the I/O thread is about to poll; False if it must not wait."""
         # In this order: who calls between the two finds it asleep, and writes.
         self._is_asleep = True
         return not self._is_called
 
     def is_up(self, *, is_rung: bool) -> None:
-        """Records that the I/O thread has polled, before it looks at anything.
-
-        Args:
-            is_rung: `wake_fd` was readable.
-        """
+        """Records that the I/O thread has polled, before it looks at anything."""
         self._is_asleep = False
         self._is_called = False
         if is_rung:

@@ -16,22 +16,20 @@ from stoker.platforms.kubernetes.api import (
 )
 from stoker.platforms.kubernetes.follower import follower_of
 from stoker.platforms.kubernetes.job import SERVICE, KubernetesRun
+from stoker.platforms.kubernetes.manifest import manifest
 from stoker.platforms.kubernetes.objects import name_of_workload
-from stoker.platforms.kubernetes.request import KubernetesRequest, manifest, plan_request
-from stoker.platforms.kubernetes.submit import (
-    adopt,
-    check_rights,
-    explained_denial,
+from stoker.platforms.kubernetes.request import KubernetesRequest, plan_request
+from stoker.platforms.kubernetes.rights import check_rights, explained_denial
+from stoker.platforms.kubernetes.state import (
     finished_record,
-    is_going_on,
     job_state,
     jobs_of_run,
     keep_finished,
     records_of,
-    start,
     told_jobs,
     uids_of_run,
 )
+from stoker.platforms.kubernetes.submit import adopt, is_going_on, start
 from stoker.records import Json, KubernetesSettings, PlatformSettings
 from stoker.records.base import mapping
 from stoker.settings import own_pod

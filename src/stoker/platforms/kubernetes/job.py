@@ -47,6 +47,8 @@ from stoker.platforms.kubernetes.pods import (
     troubles_of,
 )
 from stoker.platforms.kubernetes.request import KubernetesRequest
+from stoker.platforms.kubernetes.rights import explained_denial
+from stoker.platforms.kubernetes.state import ObjectState, delete_and_wait, job_state
 from stoker.platforms.kubernetes.streams import (
     Changed,
     Disturbed,
@@ -57,13 +59,7 @@ from stoker.platforms.kubernetes.streams import (
     LogText,
     Lost,
 )
-from stoker.platforms.kubernetes.submit import (
-    ObjectState,
-    StartedObjects,
-    delete_and_wait,
-    explained_denial,
-    job_state,
-)
+from stoker.platforms.kubernetes.submit import StartedObjects
 from stoker.reasons import reason_of_failure
 from stoker.records import Event, Training
 from stoker.records.base import Document, mapping
@@ -205,7 +201,7 @@ def _failure(
         if pod.ended and pod.ended.reason == _OUT_OF_MEMORY:
             limit_of = layout.dnn.limits["memory"]
             words = f"took more memory than its limit, {limit_of}"
-            return _reason(pod, pod.ended, f"{words}; raise kubernetes.dnn.memory_limit")
+            return _reason(pod, pod.ended, f"{words}; raise kubernetes.dnn.memory")
     for pod in dnn:
         if pod.ended and pod.ended.exit_code:
             return _reason(pod, pod.ended)
@@ -379,7 +375,7 @@ class RunPicture:
 
     def _words_of_job(self, before: ObjectState | None, now: ObjectState) -> Iterator[str]:
         if before is None or before.phase != now.phase:
-            queue = self._layout.settings.queue
+            queue = self._layout.queue
             words = {
                 "suspended": "the job waits to be admitted"
                 + (f" by queue {queue}" if queue else ""),
@@ -544,7 +540,7 @@ class KubernetesRun(FollowedRun):
             return
         # Before the deletion: hosts that end now are no trouble.
         self._is_stopped.set()
-        seconds = self._layout.settings.grace_seconds + STOP_SECONDS
+        seconds = self._layout.grace_seconds + STOP_SECONDS
         try:
             self._log.event(EventName.JOB_STOPPING, job=self.name, at_most_seconds=seconds)
             is_gone = delete_and_wait(

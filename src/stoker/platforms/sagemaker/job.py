@@ -177,7 +177,8 @@ def _verdict(
             # MaxRuntimeExceeded, MaxWaitTimeExceeded: nobody asked, and the training is not done.
             return "failed", (
                 f"the service stopped the job: {state.secondary}; "
-                "raise sagemaker.max_run_seconds (with spot: max_wait_seconds)"
+                "raise sagemaker.max_run_seconds (with spot: MaxWaitTimeInSeconds in "
+                "sagemaker.request)"
             )
         return "stopped", None
     return "failed", state.reason or "the service gave no reason"
