@@ -73,13 +73,7 @@ def write_failure(base_dir: Path, failure: str) -> None:
 def leave_in_pod(
     *, base_dir: Path, output: Path, topology: Topology, exit_code: int, log: Log
 ) -> None:
-    """Writes a dnn host's outputs to the pod's log and termination message.
-
-    Args:
-        base_dir: Folder with output/failure.
-        output: This host's folder with its records.
-        exit_code: Exit code of the launcher.
-    """
+    """Writes a dnn host's outputs to the pod's log and termination message."""
     # Here: only hosts in a pod load the platform.
     from stoker.platforms.kubernetes.pod_outputs import log_files
 

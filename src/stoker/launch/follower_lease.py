@@ -16,14 +16,7 @@ POLL_SECONDS = 5.0
 
 
 class FollowerLease:
-    """The lease, read from its files.
-
-    Args:
-        folder: Mount of the ConfigMap; None: the run has no lease.
-
-    Attributes:
-        failure: Why the run is abandoned; empty while it is not.
-    """
+    """The lease, read from the ConfigMap's folder, and why the run is abandoned (`failure`)."""
 
     def __init__(self, folder: Path | None, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder = folder

@@ -85,9 +85,6 @@ def launch(command: Sequence[str], environ: Mapping[str, str]) -> int:
     the dnn group decided, 5 if it never came. Also 0 if the data hosts were not used: only the
     record says that the run failed. Blocks for the whole run.
 
-    Args:
-        command: Program and arguments; `train` alone: see `stoker.launch.code`.
-
     Raises:
         UsageError: If the environment, the job folder or the code is malformed.
         PlatformError: If the coordinator or agent cannot listen.

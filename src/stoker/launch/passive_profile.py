@@ -56,12 +56,7 @@ def measure(
     """Measures the steps of the rank that waits longest; None without a timeline.
 
     If that rank is on another host, its wait share is the reported one, and the step is from the
-    leader's ranks, as all ranks have the same.
-
-    Args:
-        ranks: The main loader's steps of this host's ranks.
-        progress: Last reports of all ranks.
-        replica_of: Returns a rank's replica, whose ranks share their samples.
+    leader's ranks, as all ranks have the same. Ranks of one replica share their samples.
     """
     if not ranks:
         return None
@@ -153,13 +148,9 @@ def passive_profile(
     """Returns the profile of a run that ended, or None if there is too little data.
 
     Args:
-        record: Record of the leader; its dnn group is the first.
-        timelines: The main loader's steps of the leader's ranks.
-        usages: CPU and I/O use of these ranks.
-        progress: Last report of each rank, with a data group.
+        timelines: The main loader's steps of the leader's ranks, as are `usages`.
         host_types: Type of each data host.
         vcpus: Usable vCPUs of this dnn host.
-        catalog: Catalog with the CPU speeds of types.
     """
     measured = record.measured
     if measured is None or measured.steps < MIN_STEPS or not measured.step_seconds:
@@ -217,15 +208,11 @@ def passive_profile(
 def _loading(
     usage: Sequence[LoaderUsage], *, made: list[float], dnn: Group
 ) -> tuple[dict[str, float | None], dict[str, Spread]]:
-    """Returns the cost of loading, which arises in the feed, in children, or in the trainer.
+    """Returns the known costs of loading, which arises in the feed, in children, or in the trainer.
 
     Args:
         usage: Usage of the main loader, rank by rank.
         made: CPU-seconds of a global step's batches from the feed, rank by rank.
-        dnn: The group of the ranks.
-
-    Returns:
-        Known terms of a global step, and their spreads.
     """
     if any(own.is_elsewhere for own in usage):
         # The trainer's threads or unknown hosts may make batches.

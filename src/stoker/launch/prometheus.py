@@ -148,12 +148,7 @@ class Metrics:
 def metrics_served(
     feed: FeedSettings, coordinator: Coordinator | None, *, run_id: str, log: Log
 ) -> Iterator[None]:
-    """Serves /metrics during the block, if the settings ask for it.
-
-    Args:
-        coordinator: None in a run of one host, which has no feed.
-        log: Gets a warning if metrics cannot be served.
-    """
+    """Serves /metrics during the block, if the settings ask for it; a failure is logged."""
     if feed.metrics_port is None:
         yield
         return

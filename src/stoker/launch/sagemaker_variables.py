@@ -73,12 +73,6 @@ def environment(
 ) -> dict[str, str]:
     """Returns the SM_* variables of the toolkit.
 
-    Args:
-        values: The hyperparameters.
-        num_cpus: vCPUs of this host.
-        num_accelerators: GPUs of this host.
-        environ: The launcher's, with the job's name and the image's variables.
-
     Raises:
         UsageError: If a file of the job folder is malformed.
     """

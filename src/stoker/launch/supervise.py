@@ -73,11 +73,7 @@ def forward(source: int, target: int, tail: OutputTail | None) -> None:
 
     A carriage return ends a line, too, for progress bars. Incomplete lines are held back for half a
     second, or 64 KiB. Never blocks the command: if `target` is closed or its disk is full, output
-    is dropped.
-
-    Args:
-        source: Descriptor to read from; closing it ends the stream.
-        tail: Gets everything that was read.
+    is dropped. `tail` gets everything.
     """
     poll = select.poll()
     poll.register(source, select.POLLIN)
@@ -148,7 +144,7 @@ class Ending:
         signals: Signals that the launcher received.
         decided: Why the launcher ended it, if it did.
         stderr: End of its stderr.
-        killed_for_memory: What the kernel killed for memory, as text; empty: nothing.
+        killed_for_memory: What the kernel killed for memory, as text.
     """
 
     exit_code: int
@@ -195,11 +191,7 @@ def supervise(
     second SIGTERM would kill a script that saves.
 
     Args:
-        command: Program, with its path, and arguments.
-        environ: Its whole environment.
-        inbox: Source of signals and decisions.
         on_tick: Called about twice a second.
-        folder: Where it runs; None: here.
         others: Children of this process whose exit status their owners read.
         asks_children: A first signal goes to the command's children: to ranks of mpirun, which
             itself would kill them a second later.
@@ -278,12 +270,10 @@ def resolve_program(
 
 
 def end_descendants(*, spared: Collection[int] = ()) -> None:
-    """Ends all descendants of this process, adopted orphans too, by SIGTERM, then SIGKILL.
+    """Ends all descendants of this process, adopted orphans too, but not `spared` children and
+    theirs.
 
-    Blocks for at most two times LEFTOVER_SECONDS.
-
-    Args:
-        spared: Children that stay, with their descendants.
+    Sends SIGTERM, then SIGKILL; blocks for at most two times LEFTOVER_SECONDS.
     """
     for attempt in (signal.SIGTERM, signal.SIGKILL):
         children = descendants(spared=spared)

@@ -328,12 +328,7 @@ def _host_rate(name: str, shares: Sequence[_Share]) -> HostRate:
 
 
 class FeedLog:
-    """Writes the feed's intervals to feed.csv and the log.
-
-    Args:
-        path: The CSV file; created with the first interval.
-        progress: Returns the last report of each rank.
-    """
+    """Writes the feed's intervals to feed.csv, created with the first one, and to the log."""
 
     def __init__(
         self,
@@ -392,11 +387,8 @@ class Bottleneck:
     """What limits the run.
 
     Attributes:
-        limit: As in a decision. accelerator: data arrives in time; cpu: data workers compute all
-            the time; latency: they wait for their reads; workers: they are too few, or slow for an
-            unknown reason; network: workers idle while all credits are used. For the feed only:
-            shards: a stream has fewer shards than workers; order: one late batch delays others;
-            hand-out: credits are not used.
+        limit: As in a decision, and for the feed only: shards: a stream has fewer shards than
+            workers; order: one late batch delays others; hand-out: credits are not used.
         words: What was measured.
         advice: What to do.
     """
@@ -417,7 +409,6 @@ def bottleneck_of(
     The words do not include the wait, which callers show with them.
 
     Args:
-        interval: Rates of ranks and hosts.
         does_loading_wait: Whether a single worker waits for its reads, from a profile; None: not
             known. Workers without a CPU may also be waiting for one.
         names: Display names of hosts.
@@ -559,10 +550,7 @@ class ProgressLog:
     """Logs `progress steps=... step_seconds=... wait_seconds=...` of the main loader.
 
     With several ranks it is the one that waits longest, `rank=...`, with `least_wait_share=...`.
-
-    Args:
-        folder: Folder of this host's timelines, which may not exist yet.
-        progress: Returns the last reports of ranks on all hosts, for those without a timeline here.
+    `progress` returns the reports of ranks without a timeline here.
     """
 
     def __init__(

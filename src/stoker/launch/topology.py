@@ -35,13 +35,7 @@ class HostGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """All hosts of a run, as one of them sees it.
-
-    Attributes:
-        host: This host.
-        groups: All groups; exactly one has the role dnn.
-        network_interface: Interface between the hosts, if known.
-    """
+    """All hosts of a run, as one of them sees it; exactly one group has the role dnn."""
 
     host: str
     groups: tuple[HostGroup, ...]

@@ -65,12 +65,6 @@ class Release:
 
     If all do, they will make their own batches until the end. A follower reports it to the leader,
     which releases the data hosts once all ranks of the run do.
-
-    Args:
-        output: STOKER_OUTPUT of the ranks.
-        run: The coordinator on the leader, the membership on another dnn host.
-        ranks: Ranks of this host.
-        all_ranks: Ranks of all dnn hosts, also if their commands are independent.
     """
 
     def __init__(

@@ -99,12 +99,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOrder:
-    """A command that this host runs for an engine.
-
-    Attributes:
-        environ: Its whole environment.
-        probe: None: it is ready at once.
-    """
+    """A command that this host runs for an engine; without a probe it is ready at once."""
 
     part: Part
     command: tuple[str, ...]
@@ -114,14 +109,7 @@ class ServerOrder:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOrder:
-    """What this host runs for the run's engine.
-
-    Attributes:
-        servers: Servers in the order of their start.
-        environment: More variables for the training command.
-        stop_seconds: Seconds after the end of the training until servers are killed.
-        needs_all: Whether the training cannot continue without one of the data hosts.
-    """
+    """What this host runs for the run's engine; without `needs_all` it can lose data hosts."""
 
     name: str
     servers: tuple[ServerOrder, ...]
@@ -477,11 +465,7 @@ class Server:
 
 
 def stop_servers(servers: Sequence[Server], *, seconds: float, inbox: Inbox) -> None:
-    """Ends servers with all their processes: SIGTERM, then SIGKILL.
-
-    Args:
-        seconds: Time until SIGKILL.
-        inbox: A signal in it means SIGKILL at once.
+    """Ends servers with all their processes: SIGTERM, then SIGKILL after `seconds`, or on a signal.
     """
     began = time.monotonic()
     others = [process for server in servers for process in server.ask()]
