@@ -132,7 +132,7 @@ def test_roles_may_be_given_where_names_do_not_tell(tmp_path):
         ({}, {"STOKER_ROLES": '{"gpu": "trainer"}'}, "malformed"),
         ({"instance_groups": HETEROGENEOUS["instance_groups"] * 2}, {}, "exactly one group"),  # type: ignore[operator]
         ({"instance_groups": [{"instance_group_name": "gpu", "hosts": []}]}, {}, "exactly one"),
-        ({"instance_groups": "gpu"}, {}, "not a SageMaker resource configuration"),
+        ({"instance_groups": "gpu"}, {}, "malformed"),
         (
             {"instance_groups": [{"instance_group_name": "gpu", "hosts": ["algo-1", "algo-1"]}]},
             {},

@@ -93,7 +93,20 @@ def launch(command: Sequence[str], environ: Mapping[str, str]) -> int:
     settings = from_environment(environ)
     topology = from_resourceconfig(settings.base_dir, environ)
     log = Log(run=settings.run_id, host=topology.host)
-    _announce(topology, log)
+    group = topology.group
+    log.event(
+        EventName.HOST_ROLE,
+        group=group.name,
+        role=group.role,
+        type=group.instance_type,
+        leader=topology.leader,
+    )
+    if topology.is_leader:
+        groups = {
+            each.name: {"role": each.role, "type": each.instance_type, "hosts": each.hosts}
+            for each in topology.groups
+        }
+        log.event(EventName.ROSTER, groups=json.dumps(groups, separators=(",", ":")))
     inbox: Inbox = queue.SimpleQueue()
     # Before the code is unpacked, so that a SIGTERM meanwhile is handled afterwards.
     with signals_to(inbox):
@@ -142,23 +155,6 @@ def output_folder(settings: ProcessSettings, topology: Topology) -> Path:
     return leaders if topology.is_leader else leaders / topology.host
 
 
-def _announce(topology: Topology, log: Log) -> None:
-    group = topology.group
-    log.event(
-        EventName.HOST_ROLE,
-        group=group.name,
-        role=group.role,
-        type=group.instance_type,
-        leader=topology.leader,
-    )
-    if topology.is_leader:
-        groups = {
-            group.name: {"role": group.role, "type": group.instance_type, "hosts": group.hosts}
-            for group in topology.groups
-        }
-        log.event(EventName.ROSTER, groups=json.dumps(groups, separators=(",", ":")))
-
-
 def _play(run: HostRun, command: Sequence[str]) -> int:
     if run.topology.role == "data":
         if run.settings.engine.name != "feed":
@@ -167,11 +163,6 @@ def _play(run: HostRun, command: Sequence[str]) -> int:
         from stoker.launch.feed_host import serve
 
         return serve(run)
-    _make_folders(run)
-    return lead(run, command) if run.topology.is_leader else follow(run, command)
-
-
-def _make_folders(run: HostRun) -> None:
     try:
         for folder in (run.output, run.settings.base_dir / "model"):
             folder.mkdir(parents=True, exist_ok=True)
@@ -181,3 +172,4 @@ def _make_folders(run: HostRun) -> None:
             where=str(err.filename),
             fix="set STOKER_BASE_DIR to a folder that this user can write to",
         ) from None
+    return lead(run, command) if run.topology.is_leader else follow(run, command)

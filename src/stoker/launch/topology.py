@@ -105,11 +105,11 @@ def from_resourceconfig(base_dir: Path, environ: Mapping[str, str]) -> Topology:
     path = base_dir / "input" / "config" / "resourceconfig.json"
     # The service's own file; the local platform writes the like.
     if path.exists():
-        config, where = _decode(read_text(path), str(path)), str(path)
+        config, where = _decode(read_text(path), _ResourceConfig, str(path)), str(path)
     # Exported by the script mode of SageMaker's SDK, version 3.
     elif environ.get("SM_RESOURCE_CONFIG"):
         where = "variable SM_RESOURCE_CONFIG"
-        config = _decode(environ["SM_RESOURCE_CONFIG"], where)
+        config = _decode(environ["SM_RESOURCE_CONFIG"], _ResourceConfig, where)
     # Exported by sagemaker-training, the toolkit of AWS's framework images.
     elif environ.get("SM_CURRENT_HOST"):
         config, where = _from_toolkit(environ), "variables SM_*"
@@ -137,24 +137,21 @@ def is_job_pod(environ: Mapping[str, str]) -> bool:
     return bool(environ.get("STOKER_GROUPS"))
 
 
-def _decode(text: str, where: str) -> _ResourceConfig:
+def _decode(text: str, kind: type[_T], where: str) -> _T:
     try:
-        return msgspec.json.decode(text, type=_ResourceConfig)
+        return msgspec.json.decode(text, type=kind)
     except msgspec.DecodeError as err:
-        raise UsageError(
-            f"not a SageMaker resource configuration: {err}",
-            where=where,
-            fix="it names current_host, hosts and instance_groups",
-        ) from None
+        raise UsageError(f"malformed: {err}", where=where) from None
 
 
 def _from_toolkit(environ: Mapping[str, str]) -> _ResourceConfig:
     host = environ["SM_CURRENT_HOST"]
-    hosts = _json(environ, "SM_HOSTS", tuple[str, ...]) or (host,)
-    groups = _json(environ, "SM_INSTANCE_GROUPS_DICT", dict[str, _Group])
+    hosts = _decode(environ.get("SM_HOSTS") or "[]", tuple[str, ...], "variable SM_HOSTS")
+    name = "SM_INSTANCE_GROUPS_DICT"
+    groups = _decode(environ.get(name) or "{}", dict[str, _Group], f"variable {name}")
     return _ResourceConfig(
         current_host=host,
-        hosts=hosts,
+        hosts=hosts or (host,),
         current_instance_type=environ.get("SM_CURRENT_INSTANCE_TYPE"),
         instance_groups=tuple(groups.values()) if groups else None,
         network_interface_name=environ.get("SM_NETWORK_INTERFACE_NAME"),
@@ -249,13 +246,3 @@ def _check(groups: tuple[HostGroup, ...], host: str, roles: Mapping[str, Role], 
         raise UsageError(
             f"this host, {host}, is in no group; the hosts are: " + ", ".join(hosts), where=where
         )
-
-
-def _json(environ: Mapping[str, str], name: str, kind: type[_T]) -> _T | None:
-    text = environ.get(name)
-    if not text:
-        return None
-    try:
-        return msgspec.json.decode(text, type=kind)
-    except msgspec.DecodeError as err:
-        raise UsageError(f"malformed: {err}", where=f"variable {name}") from None

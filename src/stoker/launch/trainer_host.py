@@ -15,7 +15,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -135,7 +135,19 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
         else:
             decided()
 
-    coordinator = _coordinator(run, fail)
+    coordinator = None
+    if run.keys is not None:
+        coordinator = Coordinator(
+            keys=run.keys,
+            run_id=run.settings.run_id,
+            agents=run.topology.data_hosts,
+            followers=run.topology.dnn_hosts[1:],
+            feed=run.settings.feed,
+            log=run.log,
+            address=run.listen_address,
+            port=run.settings.port or run.coordinator_address[1],
+            on_failure=fail,
+        )
     lease = FollowerLease(run.settings.follower_lease)
     engine = EngineCommands(
         run,
@@ -257,22 +269,6 @@ def _follower_code(ending: Ending, verdict: MembershipVerdict | None) -> int:
     return verdict.state.exit_code or ending.exit_code
 
 
-def _coordinator(run: HostRun, on_failure: Callable[[Change], None]) -> Coordinator | None:
-    if run.keys is None:
-        return None
-    return Coordinator(
-        keys=run.keys,
-        run_id=run.settings.run_id,
-        agents=run.topology.data_hosts,
-        followers=run.topology.dnn_hosts[1:],
-        feed=run.settings.feed,
-        log=run.log,
-        address=run.listen_address,
-        port=run.settings.port or run.coordinator_address[1],
-        on_failure=on_failure,
-    )
-
-
 def _await_followers(
     run: HostRun, coordinator: Coordinator, ending: Ending, causes: Sequence[Change]
 ) -> Ending:
@@ -338,7 +334,12 @@ def _train(
     if run.topology.is_leader:
         told = (lambda: coordinator.progress) if coordinator else dict
         progress = ProgressLog(run.output, run.log, progress=told)
-    feed = _feed_log(run, coordinator) if coordinator else None
+    feed = None
+    if coordinator:
+        file = run.output / "feed.csv"
+        # Of an earlier attempt in the same folder.
+        file.unlink(missing_ok=True)
+        feed = FeedLog(file, run.log, progress=lambda: coordinator.progress)
     release = None
     in_run = coordinator or membership
     if in_run:
@@ -424,13 +425,6 @@ def with_reachable_mlflow(environ: Mapping[str, str], log: Log) -> dict[str, str
         log.event(EventName.MLFLOW_FAILED, text=text)
         return {name: text for name, text in environ.items() if name not in MLFLOW_VARIABLES}
     return dict(environ)
-
-
-def _feed_log(run: HostRun, coordinator: Coordinator) -> FeedLog:
-    file = run.output / "feed.csv"
-    # Of an earlier attempt in the same folder.
-    file.unlink(missing_ok=True)
-    return FeedLog(file, run.log, progress=lambda: coordinator.progress)
 
 
 def _judge(run: HostRun, ending: Ending, causes: Sequence[Change]) -> tuple[RunOutcome, int]:
