@@ -258,9 +258,7 @@ def _performance_words(performance: Performance | None) -> list[str]:
     if performance.prediction_error is None:
         return [speedup]
     prediction = prediction_words(
-        performance.prediction_error,
-        band=performance.band,
-        is_inside=performance.is_inside_band,
+        performance.prediction_error, band=performance.band, is_inside=performance.is_inside_band
     )
     return [speedup, f"the step is {prediction}"]
 

@@ -1,6 +1,5 @@
 import math
 import re
-from collections.abc import Sequence
 from datetime import date
 from itertools import pairwise
 
@@ -21,8 +20,6 @@ from stoker.records import (
     Fix,
     Group,
     Observed,
-    Plan,
-    Predicted,
     Profile,
     ProfiledHost,
     Spread,
@@ -50,14 +47,14 @@ TYPES = (
 
 
 def _decide(
-    profile: Profile,
+    profile,
     *,
-    catalog: Catalog = AWS,
-    constraints: Constraints = Constraints(),  # noqa: B008
-    training: TrainingSize = TrainingSize(),  # noqa: B008
-    feed: FeedSettings = FeedSettings(),  # noqa: B008
-    extra: Sequence[tuple[Group, ...]] = (),
-) -> Decision:
+    catalog=AWS,
+    constraints=Constraints(),  # noqa: B008
+    training=TrainingSize(),  # noqa: B008
+    feed=FeedSettings(),  # noqa: B008
+    extra=(),
+):
     return decide(
         profile,
         catalog=catalog,
@@ -69,8 +66,8 @@ def _decide(
     )
 
 
-def _one_core(**changes: float | int) -> Profile:
-    terms: dict[str, float | int] = {
+def _one_core(**changes):
+    terms = {
         "step_seconds": 0.062,
         "accelerator_step_seconds": 0.022,
         "loader_cpu_seconds": 0.040,
@@ -82,8 +79,8 @@ def _one_core(**changes: float | int) -> Profile:
     return _profile("local.c1", **(terms | changes))
 
 
-def _starved(**changes: float | int) -> Profile:
-    terms: dict[str, float | int] = {
+def _starved(**changes):
+    terms = {
         "step_seconds": 0.20,
         "accelerator_step_seconds": 0.08,
         "loader_cpu_seconds": 6.1,
@@ -96,11 +93,11 @@ def _starved(**changes: float | int) -> Profile:
     return _profile("ml.g5.8xlarge", **(terms | changes))
 
 
-def _profile(instance_type: str, **terms: float | int) -> Profile:
+def _profile(instance_type, **terms):
     return builders.profile(instance_type, is_explained=True, **{"global_batch_size": 64, **terms})
 
 
-def _local_constraints(**changes: int) -> Constraints:
+def _local_constraints(**changes):
     return Constraints(
         objective="time",
         max_data_hosts=changes.get("max_data_hosts", 1),
@@ -108,16 +105,16 @@ def _local_constraints(**changes: int) -> Constraints:
     )
 
 
-def _plans(decision: Decision, action: str) -> list[Plan]:
+def _plans(decision, action):
     return [plan for plan in decision.plans if plan.action == action]
 
 
-def _of_types(decision: Decision, *types: str) -> Plan:
+def _of_types(decision, *types):
     (plan,) = [p for p in decision.plans if tuple(g.instance_type for g in p.groups) == types]
     return plan
 
 
-def _predicted(plan: Plan) -> Predicted:
+def _predicted(plan):
     assert plan.predicted is not None
     return plan.predicted
 
@@ -549,7 +546,7 @@ def test_no_data_hosts_allowed_means_no_data_group():
 
 def test_every_number_of_data_hosts_of_the_best_types_is_listed():
     decision = _decide(_starved(), constraints=Constraints(max_data_hosts=4))
-    counts: dict[str, set[int]] = {}
+    counts = {}
     for plan in _plans(decision, "heterogeneous"):
         counts.setdefault(plan.groups[1].instance_type, set()).add(plan.groups[1].count)
     assert 3 <= len(counts) <= 5
@@ -567,9 +564,7 @@ def test_a_quota_of_one_and_a_half_vcpus_is_divided_by_as_it_is():
     profile = _one_core(step_seconds=0.050, **terms)
     host = msgspec.structs.replace(profile.host, vcpus=1, quota_vcpus=1.5)
     made = _decide(
-        msgspec.structs.replace(profile, host=host),
-        catalog=LOCAL,
-        constraints=_local_constraints(),
+        msgspec.structs.replace(profile, host=host), catalog=LOCAL, constraints=_local_constraints()
     )
     assert made.path[0].because.endswith("they give 50.0 ms, measured 50.0 ms")
     assert "on 1.5 vCPUs: 50.0 ms" in made.path[1].because
@@ -587,7 +582,7 @@ def test_stale_prices_are_said_to_be_stale():
 
 
 def test_missing_trainer_cpu_widens_the_band():
-    def width(profile: Profile) -> float:
+    def width(profile):
         outcome = _predicted(_plans(_decide(profile), "heterogeneous")[0])
         return outcome.step_seconds_high / outcome.step_seconds
 
@@ -606,7 +601,7 @@ def test_missing_trainer_cpu_widens_the_band():
 
 def test_two_limits_of_about_the_same_size_widen_the_band():
     outcomes = [_predicted(plan) for plan in _plans(_decide(_starved()), "heterogeneous")]
-    bands: dict[bool, set[float]] = {True: set(), False: set()}
+    bands = {True: set(), False: set()}
     for outcome in outcomes:
         is_near = outcome.second_limit_seconds >= 0.85 * outcome.step_seconds
         band = outcome.step_seconds_high / outcome.step_seconds - 1
@@ -670,7 +665,6 @@ def test_text_names_cpu_seconds_and_no_dollars_where_nobody_is_billed():
     assert "Local cores are free" in text
     assert "money" not in text
     outcome = decision.plan.predicted
-    assert outcome is not None
     # One core trains, one is a data host.
     assert outcome.cpu_seconds == pytest.approx(2 * outcome.step_seconds)
     assert f"{outcome.cpu_seconds:.3g} CPU-seconds per step" in text
@@ -680,13 +674,10 @@ def test_accelerators_of_this_machine_are_a_cost_of_their_own():
     profile = _one_core()
     host = msgspec.structs.replace(profile.host, accelerators=1)
     decision = _decide(
-        msgspec.structs.replace(profile, host=host),
-        catalog=LOCAL,
-        constraints=_local_constraints(),
+        msgspec.structs.replace(profile, host=host), catalog=LOCAL, constraints=_local_constraints()
     )
     text = " ".join(explain(decision).split())
     keep = next(plan for plan in decision.plans if plan.action == "keep").predicted
-    assert keep is not None
     assert keep.accelerator_seconds == pytest.approx(keep.step_seconds)
     assert f"{keep.accelerator_seconds:.3g} accelerator-seconds per step" in text
 
@@ -694,7 +685,6 @@ def test_accelerators_of_this_machine_are_a_cost_of_their_own():
 def test_the_same_cores_in_one_host_are_told_next_to_data_hosts():
     decision = _decide(_one_core(), catalog=LOCAL, constraints=_local_constraints())
     (larger,) = _plans(decision, "scale_up")
-    assert larger.predicted is not None
     assert not larger.feasible
     words = local_core_words(decision)
     assert "training host itself, 1 local.c2: predicted" in words
@@ -725,7 +715,7 @@ def test_table_shows_no_more_hosts_of_a_type_where_fewer_are_as_fast():
     assert len({name for _, name in rows}) > 3
 
 
-def _of(decision: Decision, data_type: str, count: int) -> Predicted | None:
+def _of(decision, data_type, count):
     for plan in _plans(decision, "heterogeneous"):
         if (plan.groups[1].instance_type, plan.groups[1].count) == (data_type, count):
             return plan.predicted
@@ -740,7 +730,7 @@ _fraction = st.none() | st.floats(min_value=0, max_value=1)
 
 
 @st.composite
-def profiles(draw: st.DrawFn, types: Sequence[str] = TYPES) -> Profile:
+def profiles(draw, types=TYPES):
     step = StepTerms(
         step_seconds=draw(_seconds),
         wait_seconds=draw(_some),
@@ -809,7 +799,7 @@ def test_any_profile_gives_a_whole_decision(profile, constraints, training):
     assert to_json(again) == to_json(decision)
 
 
-def _check_numbers(outcome: Predicted) -> None:
+def _check_numbers(outcome):
     numbers = [
         v for name in outcome.__struct_fields__ if not isinstance(v := getattr(outcome, name), str)
     ]
@@ -820,8 +810,7 @@ def _check_numbers(outcome: Predicted) -> None:
     assert 0 <= outcome.accelerator_utilization <= 1
 
 
-def _check_money(plan: Plan, keep: Plan) -> None:
-    """Each host is paid once, at its price; what follows is of today's step and price."""
+def _check_money(plan, keep):
     outcome, today = _predicted(plan), _predicted(keep)
     prices = [AWS.get(group.instance_type).usd_per_hour for group in plan.groups]
     usd = sum(g.count * (price or math.nan) for g, price in zip(plan.groups, prices, strict=True))
@@ -840,7 +829,6 @@ def test_chosen_plan_breaks_no_constraint(profile, constraints):
     plan = _decide(profile, constraints=constraints).plan
     if plan.action == "keep":
         return
-    assert plan.predicted is not None
     if constraints.max_usd_per_hour is not None:
         assert plan.predicted.usd_per_hour <= constraints.max_usd_per_hour * (1 + 1e-9)
     data = [group for group in plan.groups if group.role == "data"]
@@ -901,7 +889,7 @@ def test_each_data_host_of_a_starved_step_makes_it_faster(
     made = _decide(
         profile,
         constraints=Constraints(max_data_hosts=20, allowed_instance_types=(data_type,)),
-        feed=FeedSettings(local_workers=local_workers),  # type: ignore[arg-type]
+        feed=FeedSettings(local_workers=local_workers),
     )
     plans = sorted(_plans(made, "heterogeneous"), key=lambda plan: plan.groups[1].count)
     outcomes = [_predicted(plan) for plan in plans]
@@ -943,7 +931,7 @@ def test_a_cheaper_price_never_makes_its_plan_lose(tmp_path_factory, profile, fa
 )
 def test_order_of_the_catalog_changes_nothing(profile, constraints, seed):
     shuffled = list(AWS.instances)
-    seed.shuffle(shuffled)  # type: ignore[attr-defined]
+    seed.shuffle(shuffled)
     catalog = Catalog(
         platform="sagemaker", instances=shuffled, source=AWS.source, region=AWS.region
     )

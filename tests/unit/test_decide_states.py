@@ -7,16 +7,7 @@ import pytest
 
 from stoker.catalog import load_catalog
 from stoker.decide import decide
-from stoker.records import (
-    Check,
-    Constraints,
-    Decision,
-    Fix,
-    Profile,
-    ProfiledHost,
-    ProfileState,
-    StepTerms,
-)
+from stoker.records import Check, Constraints, Fix, Profile, ProfiledHost, ProfileState, StepTerms
 
 AWS = load_catalog("sagemaker")
 # CPU-bound: a data group saves much more than its band.
@@ -36,7 +27,7 @@ STARVED = Profile(
 )
 
 
-def decided(*states: tuple[str, float], fixes: tuple[Fix, ...] = ()) -> Decision:
+def decided(*states, fixes=()):
     named = tuple(
         ProfileState(id=name, text=f"{name}: figures", share=share) for name, share in states
     )

@@ -16,18 +16,7 @@ from stoker.decide.choose import Walk, choose, limits, pays, walk
 from stoker.decide.pricing import START_UP_SECONDS, break_even_steps, break_even_words
 from stoker.decide.work import measure
 from stoker.errors import UsageError
-from stoker.records import (
-    Action,
-    Check,
-    Constraints,
-    Decision,
-    Fix,
-    Group,
-    Plan,
-    Predicted,
-    Profile,
-    TrainingSize,
-)
+from stoker.records import Check, Constraints, Fix, Group, Plan, Predicted, TrainingSize
 from stoker.text import cost_change_words
 from support import builders
 from support.property_tests import examples
@@ -37,8 +26,8 @@ AWS = load_catalog("sagemaker")
 TODAY = date(2026, 11, 1)
 
 
-def profile(instance_type: str = "ml.g5.8xlarge", count: int = 1, **terms: float) -> Profile:
-    known: dict[str, float] = {
+def profile(instance_type="ml.g5.8xlarge", count=1, **terms):
+    known = {
         "step_seconds": 0.2,
         "accelerator_step_seconds": 0.08,
         "loader_cpu_seconds": 6.1,
@@ -50,20 +39,20 @@ def profile(instance_type: str = "ml.g5.8xlarge", count: int = 1, **terms: float
     return builders.profile(instance_type, count=count, is_explained=True, predicted=0.2, **own)
 
 
-def accelerator_bound(instance_type: str = "ml.g5.8xlarge", count: int = 1) -> Profile:
+def accelerator_bound(instance_type="ml.g5.8xlarge", count=1):
     return profile(
         instance_type, count, accelerator_step_seconds=0.2, loader_cpu_seconds=1.0 * count
     )
 
 
 def decided(
-    found: Profile,
-    constraints: Constraints = Constraints(),  # noqa: B008
+    found,
+    constraints=Constraints(),  # noqa: B008
     *,
-    catalog: Catalog = AWS,
-    steps: int | None = None,
-    extra: tuple[tuple[Group, ...], ...] = (),
-) -> Decision:
+    catalog=AWS,
+    steps=None,
+    extra=(),
+):
     return decide(
         found,
         catalog=catalog,
@@ -75,21 +64,20 @@ def decided(
 
 
 @functools.cache
-def starved() -> Decision:
-    """Decides on the profile as it is, once for all who only read the decision."""
+def starved():
     return decided(profile())
 
 
-def of(plan: Plan) -> Predicted:
+def of(plan):
     assert plan.predicted is not None
     return plan.predicted
 
 
-def priced(decision: Decision) -> list[Plan]:
+def priced(decision):
     return [plan for plan in decision.plans if plan.predicted]
 
 
-def unwrapped(text: str) -> str:
+def unwrapped(text):
     return " ".join(text.split())
 
 
@@ -310,7 +298,7 @@ def test_deadline_and_budget_that_contradict_each_other_are_named_with_what_is_n
     in_time = [
         of(plan).usd_per_hour
         for plan in priced(decision)
-        if (of(plan).total_hours or 0) <= constraints.deadline_hours  # type: ignore[operator]
+        if (of(plan).total_hours or 0) <= constraints.deadline_hours
     ]
     assert needed == pytest.approx(min(in_time), abs=0.005)
 
@@ -351,10 +339,7 @@ def test_catalog_of_nothing_but_todays_type_keeps_it():
 # The path and the plan.
 
 
-def _made_up(
-    action: Action, *, step: float, usd_per_hour: float, band: float, hours: float | None = None
-) -> Plan:
-    """Makes up a plan, where today's step takes 100 ms at 1 $ per hour."""
+def _made_up(action, *, step, usd_per_hour, band, hours=None):
     outcome = Predicted(
         step_seconds=step,
         step_seconds_low=step * (1 - band),
@@ -375,7 +360,7 @@ def _made_up(
     return Plan(action=action, groups=groups, predicted=outcome)
 
 
-def _path(others: list[Plan], constraints: Constraints, *, hours: float | None = None) -> Walk:
+def _path(others, constraints, *, hours=None):
     keep = _made_up("keep", step=0.1, usd_per_hour=1.0, band=0.1, hours=hours)
     today = load_catalog("local", cores=2).get("local.c1")
     work = measure(
@@ -392,8 +377,7 @@ def _path(others: list[Plan], constraints: Constraints, *, hours: float | None =
     )
 
 
-def _said_of_a_data_group(found: Walk) -> str:
-    """Returns the answer, which never says yes and then that the plan does not pay."""
+def _said_of_a_data_group(found):
     answer = next(each for each in walk(found) if each.question.startswith("Would a data group"))
     assert not (answer.answer == "yes" and "only" in answer.because)
     if answer.answer == "yes" and "buys time" in answer.because:
@@ -445,7 +429,7 @@ _outcomes = st.lists(
 )
 
 
-def _plans(outcomes: list[tuple[float, float]]) -> list[Plan]:
+def _plans(outcomes):
     plan = starved().plan
     return [
         replace(

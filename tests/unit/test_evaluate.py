@@ -1,5 +1,4 @@
 import re
-from typing import Literal
 
 import msgspec
 import pytest
@@ -17,16 +16,13 @@ from stoker.records import (
     Channel,
     Constraints,
     Decision,
-    Evaluation,
     Gate,
     Group,
     Job,
     Measured,
-    Performance,
     Plan,
     Predicted,
     Prices,
-    Profile,
     TakenElsewhere,
     Training,
     Workload,
@@ -39,11 +35,11 @@ DNN = builders.group("dnn", workers_per_host=1)
 DATA = builders.group("data", workers_per_host=1)
 
 
-def _workload(*gates: Gate) -> Workload:
+def _workload(*gates):
     return Workload(name="job", command=("python", "train.py"), gate=gates)
 
 
-def _predicted(step: float, usd_per_hour: float) -> Predicted:
+def _predicted(step, usd_per_hour):
     return Predicted(
         step_seconds=step,
         step_seconds_low=step * 0.9,
@@ -59,7 +55,7 @@ def _predicted(step: float, usd_per_hour: float) -> Predicted:
     )
 
 
-def _decision(sha: str | None = None) -> Decision:
+def _decision(sha=None):
     keep = Plan(action="keep", groups=(DNN,), predicted=_predicted(0.06, 0.05))
     chosen = Plan(
         action="heterogeneous",
@@ -79,20 +75,13 @@ def _decision(sha: str | None = None) -> Decision:
     )
 
 
-def _profile(sha: str | None = None) -> Profile:
+def _profile(sha=None):
     return builders.profile(workload_sha256=sha, step_seconds=0.06, global_batch_size=64)
 
 
 def _training(
-    *,
-    status: Literal["succeeded", "failed", "stopped"] = "succeeded",
-    step: float = 0.033,
-    usd: float | None = None,
-    steps: int = 100,
-    groups: tuple[Group, ...] = (DNN, DATA),
-    sha: str | None = None,
-    **metrics: float,
-) -> Training:
+    *, status="succeeded", step=0.033, usd=None, steps=100, groups=(DNN, DATA), sha=None, **metrics
+):
     measured = Measured(
         step_seconds=step,
         wait_seconds=0.0,
@@ -111,16 +100,13 @@ def _training(
     )
 
 
-def _evaluate(training: Training, *gates: Gate) -> Evaluation:
+def _evaluate(training, *gates):
     return evaluate(
-        workload=_workload(*gates),
-        profile=_profile(),
-        decision=_decision(),
-        training=training,
+        workload=_workload(*gates), profile=_profile(), decision=_decision(), training=training
     )
 
 
-def _performance(training: Training) -> Performance:
+def _performance(training):
     found = _evaluate(training).performance
     assert found is not None
     return found
@@ -281,7 +267,6 @@ def test_a_training_that_was_stopped_by_hand_is_refused_in_words():
 def test_promise_is_held_against_the_outcome():
     performance = _performance(_training(step=0.033))
     assert performance.baseline.step_seconds == 0.06
-    assert performance.predicted is not None
     assert performance.predicted.step_seconds == 0.03
     assert performance.prediction_error == pytest.approx(0.1)
     assert performance.speedup == pytest.approx(0.06 / 0.033)
@@ -303,18 +288,15 @@ def test_run_is_not_held_against_a_step_that_another_machine_took():
         decision=decision,
         training=_training(step=0.03),
     ).performance
-    assert performance is not None
     assert performance.baseline.step_seconds == 0.06
     assert performance.speedup == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize(
-    ("step", "is_inside", "words"),
-    [(0.033, True, "inside the"), (0.0331, False, "OUTSIDE the")],
+    ("step", "is_inside", "words"), [(0.033, True, "inside the"), (0.0331, False, "OUTSIDE the")]
 )
 def test_every_outcome_is_said_to_be_inside_or_outside_of_its_band(step, is_inside, words):
     evaluation = _evaluate(_training(step=step))
-    assert evaluation.performance is not None
     assert evaluation.performance.is_inside_band is is_inside
     assert f"{words} band of 27.0 ms to 33.0 ms" in evaluation_table(evaluation)
     assert f"{words} band" in evaluation_words(evaluation)
@@ -323,7 +305,6 @@ def test_every_outcome_is_said_to_be_inside_or_outside_of_its_band(step, is_insi
 def test_a_faster_step_on_the_same_hosts_is_no_gain():
     # Other programs that ran at the time of the profile have ended, say.
     evaluation = _evaluate(_training(step=0.03, groups=(DNN,)))
-    assert evaluation.performance is not None
     assert evaluation.performance.action == "keep"
     words = "2.00 times as fast as in the profile on the same hosts: the machine's load or speed"
     assert words in evaluation_table(evaluation)
@@ -352,7 +333,6 @@ def test_run_of_another_cluster_is_not_held_against_the_plan():
 
 def test_run_of_todays_cluster_is_held_against_keep():
     performance = _performance(_training(groups=(DNN,), step=0.066))
-    assert performance.predicted is not None
     assert performance.predicted.step_seconds == 0.06
     assert performance.prediction_error == pytest.approx(0.1)
 
@@ -424,9 +404,7 @@ def test_the_reason_names_each_gate_that_failed_with_value_and_bound():
         Gate(metric="accuracy", min=0.99), Gate(metric="loss", max=0.1), Gate(metric="f1", min=0.5)
     )
     training = msgspec.structs.replace(
-        sample_records.training(),
-        workload_sha256=None,
-        metrics={"accuracy": 0.95, "loss": 0.05},
+        sample_records.training(), workload_sha256=None, metrics={"accuracy": 0.95, "loss": 0.05}
     )
     judged = evaluate(
         workload=workload,
@@ -444,9 +422,8 @@ def test_where_nobody_is_billed_a_step_costs_cpu_seconds_and_no_dollars():
     decision = _decision()
     promised = {"local.c1": 1, "local.c2": 2}
 
-    def with_cores(plan: Plan) -> Plan:
+    def with_cores(plan):
         cores = sum(promised[group.instance_type] * group.count for group in plan.groups)
-        assert plan.predicted is not None
         return msgspec.structs.replace(
             plan,
             predicted=msgspec.structs.replace(
@@ -466,7 +443,6 @@ def test_where_nobody_is_billed_a_step_costs_cpu_seconds_and_no_dollars():
         decision=nominal,
         training=_training(step=0.033, usd=0.002),
     )
-    assert judged.performance is not None
     assert judged.performance.measured.usd_per_1000_steps is None
     assert judged.performance.measured.cpu_seconds == pytest.approx(2 * 0.033)
     assert judged.performance.cost_change == pytest.approx(2 * 0.033 / 0.06 - 1)

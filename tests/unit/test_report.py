@@ -6,7 +6,7 @@ from collections.abc import Callable
 from html.parser import HTMLParser
 from itertools import combinations
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import TypedDict
 
 import msgspec
 import pytest
@@ -40,7 +40,6 @@ from stoker.report.step_times import (
     read_steps,
     shown_seconds,
 )
-from stoker.report.svg import Drawing
 from stoker.text import MILLISECONDS, count, digits, percent, signed_percent, usd
 from stoker.text import time_unit as choose_time_unit
 from support import sample_records
@@ -69,20 +68,20 @@ class Records(TypedDict, total=False):
 class Page(HTMLParser):
     """Reads the report as people get it: its text by element, and what its attributes point to."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source):
         super().__init__()
         self.source = source
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str, str]] = []
+        self.tags = []
+        self.attributes = []
         self.headline = ""
-        self.cells: list[list[str]] = []
-        self._open: list[str] = []
-        self._text: list[str] = []
+        self.cells = []
+        self._open = []
+        self._text = []
         self.feed(source)
         self.close()
         self.text = " ".join(" ".join(self._text).split())
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
         self.attributes += [(tag, name, value or "") for name, value in attrs]
         if tag not in VOID:
@@ -92,12 +91,12 @@ class Page(HTMLParser):
         if tag in ("td", "th"):
             self.cells[-1].append("")
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         if tag in self._open:
             while self._open.pop() != tag:
                 pass
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         if "style" in self._open:
             return
         self._text.append(data)
@@ -106,18 +105,18 @@ class Page(HTMLParser):
         if {"td", "th"} & set(self._open):
             self.cells[-1][-1] += plain(data)
 
-    def row(self, start: str) -> list[str]:
+    def row(self, start):
         return next(cells for cells in self.cells if cells and cells[0].startswith(start))
 
 
-def plain(text: str) -> str:
+def plain(text):
     return text.replace("\N{NO-BREAK SPACE}", " ").replace("\N{NARROW NO-BREAK SPACE}", " ")
 
 
 @pytest.fixture
 def report(tmp_path):
-    def write(**changes: Unpack[Records]) -> Page:
-        records: Records = {
+    def write(**changes):
+        records = {
             "run_id": "mnist-1",
             "workload": sample_records.workload(),
             "profile": sample_records.profile(),
@@ -173,7 +172,6 @@ def test_one_run_has_one_step_and_one_wait_on_the_whole_page(report, tmp_path):
 
 def test_a_gain_that_is_less_than_promised_is_no_plain_good_news(report):
     performance = sample_records.evaluation().performance
-    assert performance is not None
     measured = replace(performance.measured, step_seconds=0.041)
     less = replace(performance, measured=measured, speedup=62 / 41, prediction_error=41 / 34 - 1)
     page = report(evaluation=replace(sample_records.evaluation(), performance=less))
@@ -192,7 +190,6 @@ def test_loading_by_the_trainer_itself_is_said_to_be_in_its_wait(report):
 
 def test_a_cheaper_run_says_so(report):
     performance = sample_records.evaluation().performance
-    assert performance is not None
     before = performance.baseline.cpu_seconds
     assert before is not None
     less = replace(performance.measured, cpu_seconds=0.8 * before)
@@ -200,7 +197,7 @@ def test_a_cheaper_run_says_so(report):
     assert "A step costs 20 % less than before" in plain(report(evaluation=cheaper).text)
 
 
-def _evaluated(measured: float) -> Evaluation:
+def _evaluated(measured):
     baseline = sample_records.BASELINE_SECONDS
     return Evaluation(
         passed=True,
@@ -670,10 +667,9 @@ def test_text_stands_out_from_its_ground_in_light_and_dark(report):
             assert contrast(colours[mark], colours["page"]) >= 3, mark
 
 
-def contrast(one: str, other: str) -> float:
-    """Returns the contrast ratio of WCAG 2."""
+def contrast(one, other):
 
-    def luminance(colour: str) -> float:
+    def luminance(colour):
         parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
         linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in parts]
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
@@ -692,7 +688,6 @@ def test_main_loader_is_the_one_with_most_rows(tmp_path):
     rows = ["0,0,0,0.0,1.0,1.0,8", "1,0,0,2.0,0.1,0.2,8", "1,0,1,2.3,0.1,0.2,8"]
     (tmp_path / "t.csv").write_text(HEADER + "\n".join(rows))
     timeline = read_steps(tmp_path / "t.csv")
-    assert timeline is not None
     assert {step.loader for step in timeline.steps} == {1}
 
 
@@ -702,7 +697,6 @@ def test_main_loader_is_the_one_with_most_rows(tmp_path):
 def test_row_of_a_killed_process_is_left_out(tmp_path, broken):
     (tmp_path / "t.csv").write_text(HEADER + "0,0,0,0.0,0.1,0.2,8\n" + broken)
     timeline = read_steps(tmp_path / "t.csv")
-    assert timeline is not None
     assert [step.batch for step in timeline.steps] == [0]
 
 
@@ -731,7 +725,6 @@ def test_window_stays_inside_one_epoch_where_it_can(tmp_path):
         tmp_path / "t.csv", wait_seconds=0.01, compute_seconds=0.02, epochs=2, steps=100
     )
     timeline = read_steps(path)
-    assert timeline is not None
     assert len({step.epoch for step in timeline.window(0.9)}) == 1
 
 
@@ -746,7 +739,7 @@ seconds = st.floats(min_value=1e-5, max_value=100)
 
 
 @st.composite
-def timelines(draw: st.DrawFn) -> StepTimes:
+def timelines(draw):
     waits = draw(st.lists(st.floats(min_value=0, max_value=10), min_size=1, max_size=60))
     compute = draw(seconds)
     now, steps = 0.0, []
@@ -778,7 +771,7 @@ def test_window_is_consecutive_and_not_longer_than_asked(timeline, length):
 # ---------------------------------------------------------------- layout
 
 
-def assert_labels_are_clear(drawing: Drawing) -> None:
+def assert_labels_are_clear(drawing):
     for index, label in enumerate(drawing.labels):
         assert label.left >= -0.01, label
         assert label.right <= drawing.width + 0.01, label
@@ -809,7 +802,6 @@ def test_strips_show_twenty_to_forty_steps_of_the_usual_speed_ups():
         length = shown_seconds([slow, fast])
         for step in (slow, fast):
             timeline = flat_steps(wait_seconds=step / 2, compute_seconds=step / 2, steps=200)
-            assert timeline is not None
             assert 20 <= len(timeline.window(length)) <= 40
 
 

@@ -13,16 +13,7 @@ from hypothesis import strategies as st
 from stoker.catalog import load_catalog
 from stoker.cli.report import report_of_decision
 from stoker.decide import decide, pareto_front
-from stoker.records import (
-    Check,
-    Constraints,
-    Decision,
-    Plan,
-    Predicted,
-    Profile,
-    ProfiledHost,
-    StepTerms,
-)
+from stoker.records import Check, Constraints, Profile, ProfiledHost, StepTerms
 from stoker.report import write_report
 from stoker.report.plans import draw_plans, spots_of
 from stoker.text import MILLISECONDS, time_unit
@@ -33,8 +24,8 @@ replace = msgspec.structs.replace
 WIDTHS = (960.0, 360.0)
 
 
-def starved(**changes: float) -> Decision:
-    terms: dict[str, float] = {
+def starved(**changes):
+    terms = {
         "step_seconds": 0.2,
         "accelerator_step_seconds": 0.08,
         "loader_cpu_seconds": 6.1,
@@ -52,7 +43,7 @@ def starved(**changes: float) -> Decision:
     )
 
 
-def of(plan: Plan) -> Predicted:
+def of(plan):
     assert plan.predicted is not None
     return plan.predicted
 
@@ -101,7 +92,6 @@ def test_two_plans_have_no_picture_and_three_have_one():
             width=960,
             name="plans",
         )
-        assert drawing is not None
         texts = {label.text for label in drawing.labels}
         assert title in texts
 
@@ -109,7 +99,6 @@ def test_two_plans_have_no_picture_and_three_have_one():
 @pytest.mark.parametrize("width", WIDTHS)
 def test_picture_names_the_chosen_plan_and_today(width):
     drawing = draw_plans(starved(), unit=MILLISECONDS, width=width, name="plans")
-    assert drawing is not None
     text = " / ".join(label.text.replace("\N{NO-BREAK SPACE}", " ") for label in drawing.labels)
     assert re.search(r"\+\d c7i\.\w+, chosen", text)
     assert "today" in text
@@ -128,10 +117,9 @@ BASES = (
 )
 
 
-def scaled(decision: Decision, *, time: float, money: float) -> Decision:
-    """Returns the decision with every step so many times as long, at so many times the price."""
+def scaled(decision, *, time, money):
 
-    def of_plan(plan: Plan) -> Plan:
+    def of_plan(plan):
         outcome = plan.predicted
         if outcome is None:
             return plan
@@ -160,7 +148,6 @@ def test_labels_stay_in_the_picture_and_off_each_other(base, time, money, width)
     decision = scaled(BASES[base], time=time, money=money)
     unit = time_unit([plan.predicted.step_seconds for plan in decision.plans if plan.predicted])
     drawing = draw_plans(decision, unit=unit, width=width, name="plans")
-    assert drawing is not None
     for label in drawing.labels:
         assert label.left >= -1
         assert label.right <= drawing.width + 1

@@ -26,8 +26,7 @@ def report_verb(
     ],
     *,
     scaling: Annotated[
-        bool,
-        typer.Option("--scaling", help="Same as the word scaling before the runs."),
+        bool, typer.Option("--scaling", help="Same as the word scaling before the runs.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

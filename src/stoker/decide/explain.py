@@ -4,14 +4,7 @@ import math
 from collections.abc import Sequence
 
 from stoker.decide.calibrate import LEAST_RUNS
-from stoker.decide.choose import (
-    cluster,
-    cost_words,
-    error_band,
-    limits,
-    pareto_front,
-    pays,
-)
+from stoker.decide.choose import cluster, cost_words, error_band, limits, pareto_front, pays
 from stoker.decide.pricing import ASKED_FOR
 from stoker.records import Decision, Group, Plan, Predicted, Prices, TakenElsewhere, plan_in_words
 from stoker.records.parts import limit_words

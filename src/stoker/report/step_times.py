@@ -207,12 +207,7 @@ def _marks(
 
 
 def _callout(
-    drawing: Drawing,
-    steps: Sequence[MeasuredStep],
-    *,
-    scale: float,
-    base: float,
-    bar: float,
+    drawing: Drawing, steps: Sequence[MeasuredStep], *, scale: float, base: float, bar: float
 ) -> None:
     """Labels the two parts of the strip's first ordinary step."""
     # In the first third there is room for the words, at the right of their lines.

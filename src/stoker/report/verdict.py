@@ -7,15 +7,7 @@ from typing import Literal
 from unicodedata import category
 
 from stoker.reasons import cause_of
-from stoker.records import (
-    Band,
-    Decision,
-    Evaluation,
-    Plan,
-    Profile,
-    Training,
-    TransformCost,
-)
+from stoker.records import Band, Decision, Evaluation, Plan, Profile, Training, TransformCost
 from stoker.records.outcome import Outcome, OutcomeState, outcome_of
 from stoker.text import TimeUnit, count, digits, percent, size, usd, wait_share, wait_words
 from stoker.words import (
