@@ -111,11 +111,13 @@ def profile_of(rank):
     )
 
 
-def decided(profile, **constraints):
+def decided(profile, *, cores=4, fallback=(), asked=(), **constraints):
     return decide(
         profile,
-        catalog=load_catalog("local", cores=4),
+        catalog=load_catalog("local", cores=cores),
         constraints=Constraints(**constraints),
+        fallback=fallback,
+        extra_clusters=asked,
         today=date(2026, 11, 21),
     )
 
@@ -239,21 +241,11 @@ def test_a_cpu_whose_own_speed_changes_widens_the_bands_and_is_told():
 
 def test_cores_that_others_keep_busy_promise_nothing_of_hosts_on_them():
     # One core of a machine of two, whose other one is burning: the data host would be there.
-    rank = rank_of(
-        ms(step=66.1, wait=40, accelerator=22, trainer=21, loader=42, wall=42),
-        rates={1: 23.0},
-        workers=1,
-        vcpus=1,
-    )
+    rank = ONE_CORE
     evidence = Evidence(elsewhere_vcpus=1.0)
     busy = profile_of(msgspec.structs.replace(rank, evidence=evidence))
     decide_on_two = partial(
-        decide,
-        catalog=load_catalog("local", cores=2),
-        constraints=Constraints(
-            objective="time", max_data_hosts=1, allowed_instance_types=("local.c1",)
-        ),
-        today=date(2026, 11, 21),
+        decided, cores=2, objective="time", max_data_hosts=1, allowed_instance_types=("local.c1",)
     )
     assert decide_on_two(profile_of(rank)).action == "heterogeneous"
     decision = decide_on_two(busy)
@@ -274,22 +266,10 @@ def test_cores_that_others_keep_busy_promise_nothing_of_hosts_on_them():
 
 
 def test_a_cluster_to_fall_back_on_is_run_where_others_keep_the_machine_busy():
-    rank = rank_of(
-        ms(step=66.1, wait=40, accelerator=22, trainer=21, loader=42, wall=42),
-        rates={1: 23.0},
-        workers=1,
-        vcpus=1,
-    )
+    rank = ONE_CORE
     fallback = builders.clusters("local.c1", "local.c1")
 
-    def decided_on(profile, *, cores, **constraints):
-        return decide(
-            profile,
-            catalog=load_catalog("local", cores=cores),
-            constraints=Constraints(objective="time", **constraints),
-            fallback=fallback,
-            today=date(2026, 11, 23),
-        )
+    decided_on = partial(decided, objective="time", fallback=fallback)
 
     evidence = Evidence(elsewhere_vcpus=1.0)
     busy = profile_of(msgspec.structs.replace(rank, evidence=evidence))
@@ -320,6 +300,12 @@ def test_of_several_hosts_the_least_steady_one_counts():
     assert profile.observed.cpu_speed_spread == pytest.approx(0.114, abs=0.002)
 
 
+ONE_CORE = rank_of(
+    ms(step=66.1, wait=40, accelerator=22, trainer=21, loader=42, wall=42),
+    rates={1: 23.0},
+    workers=1,
+    vcpus=1,
+)
 # One vCPU, one worker; other programs took 0.6 of the vCPU.
 ONE_BUSY_CORE = profile_of(
     rank_of(
@@ -451,16 +437,9 @@ COLD = msgspec.structs.replace(
     ids=str,
 )
 def test_data_hosts_bring_storage_bandwidth_only_where_that_is_known(storage, speedup):
-    decision = decided(
-        COLD,
-        objective="time",
-        storage=storage,
-        max_data_hosts=1,
-        allowed_instance_types=("local.c2",),
-    )
+    decision, outcome = with_a_data_host(COLD, storage)
     assert decision.bottleneck == "storage"
-    (plan,) = plans(decision, "heterogeneous")
-    assert plan.predicted.speedup == pytest.approx(speedup, rel=0.05)
+    assert outcome.speedup == pytest.approx(speedup, rel=0.05)
 
 
 def with_a_data_host(profile, storage):
@@ -613,34 +592,15 @@ def test_the_self_check_and_the_model_sum_the_parts_alike_whatever_was_measured(
 
 def test_a_cluster_that_is_asked_for_is_shown_on_a_busy_profile_and_marked():
     asked = builders.clusters("local.c2", "local.c2")
-    decision = decide(
-        TWO_BUSY_CORES,
-        catalog=load_catalog("local", cores=4),
-        constraints=Constraints(),
-        extra_clusters=[asked],
-        today=date(2026, 11, 21),
-    )
+    decision = decided(TWO_BUSY_CORES, asked=[asked])
     assert [plan.action for plan in decision.plans] == ["keep", "heterogeneous"]
     assert any(line.startswith("?heterogeneous") for line in explain(decision).splitlines())
     assert "Rough guide only" in words(decision)
 
 
 def test_two_plans_that_need_too_many_cores_are_told_with_one_number():
-    profile = profile_of(
-        rank_of(
-            ms(step=66.1, wait=40, accelerator=22, trainer=21, loader=42, wall=42),
-            rates={1: 23.0},
-            workers=1,
-            vcpus=1,
-        )
-    )
-    decision = decide(
-        profile,
-        catalog=load_catalog("local", cores=1),
-        constraints=Constraints(),
-        extra_clusters=[builders.clusters("local.c1", "local.c4")],
-        today=date(2026, 11, 23),
-    )
+    profile = profile_of(ONE_CORE)
+    decision = decided(profile, cores=1, asked=[builders.clusters("local.c1", "local.c4")])
     (answer,) = [each for each in decision.path if "data group" in each.question]
     assert "needs 5 cores, this machine has 1" in answer.because
 
@@ -702,13 +662,9 @@ def test_a_training_of_a_known_bottleneck_is_advised_rightly(name):
     assert profile.check.explained
     # Waiting workers are too few of them.
     assert [state.id for state in profile.states] == [advice[0].replace("latency", "workers")]
-    decision = decide(
-        profile,
-        catalog=load_catalog("local", cores=2),
-        constraints=Constraints(
-            objective="time", max_data_hosts=1, allowed_instance_types=(profile.host.instance_type,)
-        ),
-        today=date(2026, 11, 21),
+    types = (profile.host.instance_type,)
+    decision = decided(
+        profile, cores=2, objective="time", max_data_hosts=1, allowed_instance_types=types
     )
     assert (decision.bottleneck, decision.action) == advice
 

@@ -73,12 +73,16 @@ def learned(*runs):
     return calibrate(runs, like=profile(), catalog=LOCAL)
 
 
-def step_after(calibration):
-    decision = decide(
+def decided(calibration=None):
+    return decide(
         profile(), catalog=LOCAL, constraints=CONSTRAINTS, today=TODAY, calibration=calibration
     )
+
+
+def outcome_after(calibration):
+    decision = decided(calibration)
     plan = next(plan for plan in decision.plans if plan.action == "heterogeneous")
-    return plan.predicted.step_seconds
+    return plan.predicted
 
 
 def test_three_runs_that_came_slower_make_the_next_prediction_the_measured_step():
@@ -87,7 +91,7 @@ def test_three_runs_that_came_slower_make_the_next_prediction_the_measured_step(
     assert found.efficiency < 1
     assert found.receive == 1
     measured = run(1.1).training.measured
-    assert step_after(found) == pytest.approx(measured.step_seconds, rel=1e-3)
+    assert outcome_after(found).step_seconds == pytest.approx(measured.step_seconds, rel=1e-3)
 
 
 def test_runs_that_came_as_predicted_change_nothing():
@@ -109,11 +113,8 @@ def test_runs_that_disagree_widen_the_bands_of_data_groups():
     assert torn.spread > agreed.spread
 
     def band(calibration):
-        decision = decide(
-            profile(), catalog=LOCAL, constraints=CONSTRAINTS, today=TODAY, calibration=calibration
-        )
-        plan = next(plan for plan in decision.plans if plan.action == "heterogeneous")
-        return plan.predicted.step_seconds_high / plan.predicted.step_seconds
+        outcome = outcome_after(calibration)
+        return outcome.step_seconds_high / outcome.step_seconds
 
     assert band(torn) > band(agreed)
 
@@ -140,7 +141,6 @@ def test_receiving_is_corrected_where_the_data_hosts_are_not_the_limit():
     plan = next(plan for plan in decision.plans if plan.reason == "asked for")
     assert plan.predicted.limit == "receive"
     record = run().training
-    assert record.measured is not None
     measured = replace(record.measured, step_seconds=1.5 * plan.predicted.step_seconds)
     training = replace(
         record, groups=plan.groups, measured=measured, job=Job(platform="sagemaker", name="job")
@@ -172,7 +172,6 @@ def test_a_record_that_does_not_fit_says_nothing(changes):
 
 def test_a_short_run_says_nothing():
     one = run(1.1)
-    assert one.training.measured is not None
     short = replace(one.training, measured=replace(one.training.measured, steps=20))
     runs = [EarlierRun(profile=one.profile, decision=one.decision, training=short)] * 3
     assert learned(*runs) == NOTHING
@@ -263,7 +262,6 @@ def test_a_run_that_came_as_predicted_changes_nothing_where_its_profile_had_data
     )
     plan = next(plan for plan in decision.plans if plan.reason == "asked for")
     one = run().training
-    assert one.measured is not None
     measured = replace(one.measured, step_seconds=plan.predicted.step_seconds)
     training = replace(one, groups=plan.groups, measured=measured)
     earlier = EarlierRun(profile=found, decision=replace(decision, plan=plan), training=training)
@@ -274,9 +272,7 @@ def test_a_run_that_came_as_predicted_changes_nothing_where_its_profile_had_data
 
 def test_the_text_says_on_how_many_runs_it_was_calibrated():
     def text(calibration):
-        decision = decide(
-            profile(), catalog=LOCAL, constraints=CONSTRAINTS, today=TODAY, calibration=calibration
-        )
+        decision = decided(calibration)
         assert decision.calibration == calibration
         return explain(decision)
 

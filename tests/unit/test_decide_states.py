@@ -80,7 +80,6 @@ def test_a_state_that_is_little_of_a_step_is_advice_only():
 def test_waiting_workers_are_bought_nothing_while_more_of_them_are_free(
     name, wall, is_free, action
 ):
-    assert STARVED.step is not None
     fix = Fix(id="num_workers", text="num_workers=64 instead of 32", saves_seconds=0.1)
     waiting = msgspec.structs.replace(
         STARVED,
@@ -93,7 +92,6 @@ def test_waiting_workers_are_bought_nothing_while_more_of_them_are_free(
 
 
 def test_a_storage_of_known_rate_is_a_term_of_the_model():
-    assert STARVED.step is not None
     step = msgspec.structs.replace(STARVED.step, read_bytes=1e6, storage_bytes_per_second=2e9)
     known = msgspec.structs.replace(
         STARVED, step=step, states=(ProfileState(id="storage", text="figures", share=0.5),)

@@ -68,11 +68,6 @@ def starved():
     return decided(profile())
 
 
-def of(plan):
-    assert plan.predicted is not None
-    return plan.predicted
-
-
 def priced(decision):
     return [plan for plan in decision.plans if plan.predicted]
 
@@ -86,19 +81,19 @@ def unwrapped(text):
 
 def test_every_plan_tells_the_time_of_its_next_limit():
     for plan in priced(starved()):
-        outcome = of(plan)
+        outcome = plan.predicted
         assert outcome.second_limit_seconds <= outcome.step_seconds * (1 + 1e-9)
 
 
 def test_next_limit_is_the_accelerators_own_step():
     decision = decided(profile(), Constraints(max_data_hosts=1))
-    plan = next(p for p in priced(decision) if of(p).second_limit == "accelerator")
-    assert of(plan).second_limit_seconds == pytest.approx(0.08)
-    assert limits(of(plan)) == "CPU; next: accelerator (80.0 ms)"
+    plan = next(p for p in priced(decision) if p.predicted.second_limit == "accelerator")
+    assert plan.predicted.second_limit_seconds == pytest.approx(0.08)
+    assert limits(plan.predicted) == "CPU; next: accelerator (80.0 ms)"
 
 
 def test_a_limit_that_is_nowhere_near_is_not_named():
-    outcome = replace(of(starved().plan), limit="accelerator", second_limit_seconds=0.0)
+    outcome = replace((starved().plan).predicted, limit="accelerator", second_limit_seconds=0.0)
     assert limits(outcome) == "accelerator, and no other is near"
 
 
@@ -107,22 +102,19 @@ def test_a_limit_that_is_nowhere_near_is_not_named():
 
 def test_break_even_is_the_ratio_of_the_prices():
     decision = starved()
-    keep = of(next(plan for plan in decision.plans if plan.action == "keep"))
+    keep = next(plan for plan in decision.plans if plan.action == "keep").predicted
     assert keep.break_even_speedup == 1
     for plan in priced(decision):
-        ratio = of(plan).usd_per_hour / keep.usd_per_hour
-        assert of(plan).break_even_speedup == pytest.approx(ratio)
-        assert (of(plan).cost_change < 0) == (of(plan).speedup > ratio)
+        ratio = plan.predicted.usd_per_hour / keep.usd_per_hour
+        assert plan.predicted.break_even_speedup == pytest.approx(ratio)
+        assert (plan.predicted.cost_change < 0) == (plan.predicted.speedup > ratio)
 
 
 def test_break_even_of_two_c5_beside_a_p4d_is_the_published_one_of_todays_prices():
-    cluster = (
-        Group(name="dnn", role="dnn", instance_type="ml.p4d.24xlarge", count=1),
-        Group(name="data", role="data", instance_type="ml.c5.18xlarge", count=2),
-    )
+    cluster = builders.clusters("ml.p4d.24xlarge", "ml.c5.18xlarge", 2)
     decision = decided(profile("ml.p4d.24xlarge"), extra=(cluster,))
     plan = next(p for p in decision.plans if p.reason == "asked for")
-    assert of(plan).break_even_speedup == pytest.approx(1.291, abs=0.001)
+    assert plan.predicted.break_even_speedup == pytest.approx(1.291, abs=0.001)
 
 
 @pytest.mark.parametrize(
@@ -135,14 +127,14 @@ def test_break_even_of_two_c5_beside_a_p4d_is_the_published_one_of_todays_prices
     ],
 )
 def test_break_even_in_words(ratio, speedup, words):
-    outcome = of(starved().plan)
+    outcome = (starved().plan).predicted
     assert pays(replace(outcome, break_even_speedup=ratio, speedup=speedup)) == words
 
 
 def test_start_is_paid_back_where_both_clusters_have_cost_the_same():
     decision = starved()
-    keep = of(next(plan for plan in decision.plans if plan.action == "keep"))
-    promise = of(decision.plan)
+    keep = next(plan for plan in decision.plans if plan.action == "keep").predicted
+    promise = decision.plan.predicted
     steps = break_even_steps(promise, keep)
     assert steps is not None
     start, here = (p.usd_per_hour * START_UP_SECONDS / 3600 for p in (promise, keep))
@@ -160,7 +152,6 @@ def test_start_is_paid_back_where_both_clusters_have_cost_the_same():
 @pytest.mark.parametrize("batch", [256, 1])
 def test_global_batch_grows_with_the_replicas_and_the_advice_says_so(batch):
     found = accelerator_bound()
-    assert found.step is not None
     found = replace(found, step=replace(found.step, global_batch_size=batch))
     decision = decided(found, Constraints(objective="time"))
     assert decision.action == "scale_out"
@@ -179,7 +170,6 @@ def test_plans_with_todays_replicas_have_todays_global_batch():
 
 def test_unknown_global_batch_is_not_made_up():
     found = accelerator_bound()
-    assert found.step is not None
     unknown = replace(found, step=replace(found.step, global_batch_size=None))
     decision = decided(unknown, Constraints(objective="time"))
     assert decision.action == "scale_out"
@@ -210,7 +200,7 @@ def test_deadline_asks_for_more_accelerators_where_the_cpu_is_the_limit():
     hurried = decided(profile(), Constraints(deadline_hours=1.5), steps=100_000)
     assert hurried.bottleneck == "cpu"
     assert any(plan.action == "scale_out" for plan in hurried.plans)
-    assert (of(hurried.plan).total_hours or 0) <= 1.5
+    assert (hurried.plan.predicted.total_hours or 0) <= 1.5
     relaxed = decided(profile(), Constraints(deadline_hours=50), steps=100_000)
     assert not any(plan.action == "scale_out" for plan in relaxed.plans)
 
@@ -220,7 +210,7 @@ def test_larger_instance_comes_before_more_instances():
     (group,) = decision.plan.groups
     assert group.count == 1
     offered = [plan for plan in decision.plans if plan.action == "scale_out"]
-    four = {p.groups[0].instance_type: of(p) for p in offered if p.groups[0].count in (1, 4)}
+    four = {p.groups[0].instance_type: p.predicted for p in offered if p.groups[0].count in (1, 4)}
     assert four["ml.g5.12xlarge"].step_seconds < four["ml.g5.8xlarge"].step_seconds
 
 
@@ -260,7 +250,7 @@ def test_six_instance_groups_are_too_many_for_a_sagemaker_job():
 
 
 def test_a_cluster_that_was_asked_for_and_may_not_run_says_why_in_the_text():
-    cluster = (Group(name="dnn", role="dnn", instance_type="ml.c5.9xlarge", count=1),)
+    cluster = builders.clusters("ml.c5.9xlarge")
     text = unwrapped(explain(decided(profile(), extra=(cluster,))))
     assert "? 1 ml.c5.9xlarge: asked for, but the accelerators differ (A10G today, none" in text
 
@@ -296,9 +286,9 @@ def test_deadline_and_budget_that_contradict_each_other_are_named_with_what_is_n
     assert "within the budget of $3.10 per hour: the two contradict" in decision.plan.reason
     needed = float(decision.plan.reason.split(" needs $")[1].split(" ")[0])
     in_time = [
-        of(plan).usd_per_hour
+        plan.predicted.usd_per_hour
         for plan in priced(decision)
-        if (of(plan).total_hours or 0) <= constraints.deadline_hours
+        if (plan.predicted.total_hours or 0) <= constraints.deadline_hours
     ]
     assert needed == pytest.approx(min(in_time), abs=0.005)
 
@@ -434,7 +424,7 @@ def _plans(outcomes):
     return [
         replace(
             plan,
-            predicted=replace(of(plan), step_seconds=step, usd_per_1000_steps=usd),
+            predicted=replace(plan.predicted, step_seconds=step, usd_per_1000_steps=usd),
             reason=str(index),
         )
         for index, (step, usd) in enumerate(outcomes)
@@ -445,7 +435,9 @@ def _plans(outcomes):
 @given(_outcomes)
 def test_front_beats_all_others_and_no_plan_of_it_beats_another(outcomes):
     plans = _plans(outcomes)
-    front = [(of(p).step_seconds, of(p).usd_per_1000_steps) for p in pareto_front(plans)]
+    front = [
+        (p.predicted.step_seconds, p.predicted.usd_per_1000_steps) for p in pareto_front(plans)
+    ]
     assert front
     for step, usd in outcomes:
         assert any(fast <= step and cheap <= usd for fast, cheap in front)
@@ -475,8 +467,8 @@ def test_text_shows_both_ends_of_the_front():
 def test_text_tells_limits_break_even_and_utilization_of_the_chosen_plan():
     decision = starved()
     text = unwrapped(explain(decision))
-    assert f"bottleneck: {limits(of(decision.plan))}" in text
-    assert f"Break-even: {pays(of(decision.plan))}; accelerators are busy" in text
+    assert f"bottleneck: {limits(decision.plan.predicted)}" in text
+    assert f"Break-even: {pays(decision.plan.predicted)}; accelerators are busy" in text
 
 
 def test_table_comes_before_the_working():
@@ -508,7 +500,7 @@ def test_a_cheaper_data_type_stays_the_chosen_one_among_all_its_numbers_of_hosts
     catalog = Catalog(platform="sagemaker", instances=cheaper, source="cheaper", region=AWS.region)
     again = decided(found, constraints, catalog=catalog).plan
     assert again.groups[1].instance_type == data_type
-    assert of(again).usd_per_1000_steps <= of(chosen).usd_per_1000_steps * (1 + 1e-9)
+    assert again.predicted.usd_per_1000_steps <= chosen.predicted.usd_per_1000_steps * (1 + 1e-9)
 
 
 def test_a_step_that_costs_as_much_is_neither_cheaper_nor_dearer():

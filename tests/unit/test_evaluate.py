@@ -100,10 +100,9 @@ def _training(
     )
 
 
-def _evaluate(training, *gates):
-    return evaluate(
-        workload=_workload(*gates), profile=_profile(), decision=_decision(), training=training
-    )
+def _evaluate(training, *gates, **records):
+    known = {"workload": _workload(*gates), "profile": _profile(), "decision": _decision()}
+    return evaluate(**{**known, "training": training, **records})
 
 
 def _performance(training):
@@ -188,13 +187,7 @@ def test_a_models_metadata_names_job_image_inputs_and_decision_as_the_registry_t
 def test_gate_holds_a_model_against_the_one_in_use(champion, passed):
     known = None if champion is None else {"m": champion}
     gate = Gate(metric="m", min_champion=-0.005)
-    record = evaluate(
-        workload=_workload(gate),
-        profile=_profile(),
-        decision=_decision(),
-        training=_training(m=0.95),
-        champion=known,
-    )
+    record = _evaluate(_training(m=0.95), gate, champion=known)
     assert record.passed is passed
     assert record.gates[0].min == (None if champion is None else pytest.approx(champion - 0.005))
     told = evaluation_table(record)
@@ -204,12 +197,8 @@ def test_gate_holds_a_model_against_the_one_in_use(champion, passed):
 
 
 def test_model_in_use_that_did_not_report_a_gates_metric_fails_it():
-    record = evaluate(
-        workload=_workload(Gate(metric="m", min=0.5, min_champion=-0.005)),
-        profile=_profile(),
-        decision=_decision(),
-        training=_training(m=0.95),
-        champion={"loss": 0.1},
+    record = _evaluate(
+        _training(m=0.95), Gate(metric="m", min=0.5, min_champion=-0.005), champion={"loss": 0.1}
     )
     assert not record.passed
     assert record.reason == "gate failed: m is 0.95, and the model in use has not reported it"
@@ -282,11 +271,10 @@ def test_run_is_not_held_against_a_step_that_another_machine_took():
         accelerator_step_source="cpu",
     )
     decision = msgspec.structs.replace(_decision(), taken_elsewhere=taken)
-    performance = evaluate(
-        workload=_workload(),
+    performance = _evaluate(
+        _training(step=0.03),
         profile=builders.profile("local.c2", step_seconds=0.5),
         decision=decision,
-        training=_training(step=0.03),
     ).performance
     assert performance.baseline.step_seconds == 0.06
     assert performance.speedup == pytest.approx(2.0)
@@ -437,12 +425,7 @@ def test_where_nobody_is_billed_a_step_costs_cpu_seconds_and_no_dollars():
         plans=tuple(with_cores(plan) for plan in decision.plans),
         prices=Prices(source="nominal", purchase="nominal"),
     )
-    judged = evaluate(
-        workload=_workload(),
-        profile=_profile(),
-        decision=nominal,
-        training=_training(step=0.033, usd=0.002),
-    )
+    judged = _evaluate(_training(step=0.033, usd=0.002), decision=nominal)
     assert judged.performance.measured.usd_per_1000_steps is None
     assert judged.performance.measured.cpu_seconds == pytest.approx(2 * 0.033)
     assert judged.performance.cost_change == pytest.approx(2 * 0.033 / 0.06 - 1)

@@ -136,7 +136,6 @@ def test_hosts_have_names_for_people(tmp_path):
 @pytest.mark.parametrize(("wall", "is_storage_named"), [(0.0391, False), (0.39, True)])
 def test_faster_storage_is_no_advice_for_a_cpu_bound_job(tmp_path, wall, is_storage_named):
     profile = sample_records.profile()
-    assert profile.step is not None
     step = msgspec.structs.replace(profile.step, loader_wall_seconds=wall)
     interval = FeedInterval(
         start_seconds=0.0,

@@ -43,17 +43,15 @@ def starved(**changes):
     )
 
 
-def of(plan):
-    assert plan.predicted is not None
-    return plan.predicted
-
-
 def test_every_plan_that_may_run_is_a_spot_and_the_front_is_marked():
     decision = starved()
     spots = spots_of(decision)
     able = [plan for plan in decision.plans if plan.feasible and plan.predicted]
     assert len(spots) == len(able)
-    front = {(of(p).step_seconds, of(p).usd_per_1000_steps) for p in pareto_front(decision.plans)}
+    front = {
+        (p.predicted.step_seconds, p.predicted.usd_per_1000_steps)
+        for p in pareto_front(decision.plans)
+    }
     assert {(s.step_seconds, s.cost) for s in spots if s.is_front} == front
     assert [spot.is_chosen for spot in spots] == [False] * (len(spots) - 1) + [True]
     assert sum(spot.is_today for spot in spots) == 1
@@ -176,7 +174,7 @@ def test_report_shows_the_picture_and_each_plans_next_limit_and_break_even(tmp_p
     assert 'class="plans-wide"' in page
     assert 'class="plans-narrow"' in page
     assert "accelerator, at 80.0 ms" in page
-    ratio = of(decision.plan).break_even_speedup
+    ratio = decision.plan.predicted.break_even_speedup
     assert ratio is not None
     assert f"{ratio:.2f} \N{MULTIPLICATION SIGN}" in page
 
@@ -206,7 +204,6 @@ def test_report_of_a_decision_alone_is_no_broken_run(tmp_path, action):
 
 def test_wait_that_is_not_known_is_not_drawn_as_none(tmp_path):
     profile = sample_records.profile()
-    assert profile.step is not None
     unknown = replace(profile, step=replace(profile.step, wait_seconds=None))
     file = tmp_path / "decision.html"
     report_of_decision(
