@@ -298,7 +298,7 @@ def test_schema_prints_a_json_schema(tmp_path, record):
         (["run", "number.yaml"], 2, ["command[1]", 'try:   in quotes: "1"']),
         (["run", "name.yaml"], 2, ["lower-case letters, digits and", "name: my-digits"]),
         (["run", "tiny.py"], 2, ["try:   stoker init --script tiny.py"]),
-        (["run", "empty.yaml"], 2, ["name and command at least", "stoker init --script"]),
+        (["run", "empty.yaml"], 2, ["at least the keys name and command", "stoker init --script"]),
         (["profile", "tiny.py"], 2, ["try:   stoker profile -- python tiny.py"]),
         (["train", "tiny.py", "a"], 2, ["try:   stoker train -- python tiny.py a"]),
         (

@@ -25,7 +25,7 @@ pytest.importorskip("kfp")
 from stoker.cli.app import VERBS, app_for
 from stoker.cli.outputs import DECIDE_PARAMETERS, EVALUATE_PARAMETERS, TRAIN_PARAMETERS
 from stoker.errors import UsageError
-from stoker.orchestrators.kubeflow.compile import (
+from stoker.pipelines.kubeflow.compile import (
     COMPONENTS,
     MAX_WORKLOAD_BYTES,
     compile_kubeflow,
@@ -376,15 +376,6 @@ def test_every_parameter_has_a_default_and_a_description_and_reaches_a_step():
             assert any(handed in task["inputs"]["parameters"].values() for task in tasks)
 
 
-def test_the_pipelines_readme_has_a_row_for_each_parameter():
-    text = (sample.ROOT / "pipelines" / "README.md").read_text(encoding="utf-8")
-    part = text.split("## kubeflow.py")[1]
-    rows = re.findall(r"^\| ([a-z_]+) \|", part, re.MULTILINE)
-    names = {parameter.name for parameter in sample.compiled().parameters}
-    assert len(rows) == len(set(rows))
-    assert set(rows) - {"parameter"} == names
-
-
 def words_of(task: str, kind: str = "cluster") -> list[str]:
     """Returns the arguments of a step, with a plausible value for each placeholder."""
     pipeline, _ = sample.documents(kind)
@@ -523,7 +514,7 @@ socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = refuse
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from support import kubeflow_pipeline as sample
-from stoker.orchestrators.kubeflow.compile import compile_kubeflow
+from stoker.pipelines.kubeflow.compile import compile_kubeflow
 before = dict(os.environ)
 print(compile_kubeflow(sample.WORKLOAD, folder=Path.cwd()).definition)
 print(sorted(sample.components().items()))

@@ -77,7 +77,6 @@ def test_decided_workers_replace_the_scripts():
 
 @functools.cache
 def drawn_where_decided(workers: int) -> list[list[list[int]]]:
-    """Returns the draws for each of DRAWN, where the launcher says how many workers there are."""
     script = (
         "import torch, stoker\n"
         "from support.loader_draws import DRAWN, drawn\n"
@@ -92,7 +91,6 @@ def drawn_where_decided(workers: int) -> list[list[list[int]]]:
 @pytest.mark.parametrize("decided", [0, 2])
 @pytest.mark.parametrize("options", DRAWN, ids=str)
 def test_samplers_are_asked_for_iterators_as_the_scripts_workers_would_have_it(options, decided):
-    """torch asks twice at the start of an epoch with workers, once without."""
     found = drawn_where_decided(decided)[DRAWN.index(options)]
     assert found == drawn(data.DataLoader, options)
 

@@ -44,7 +44,6 @@ ASKED = [name for name in (*CLAIMS, *VALUED) if name not in OURS_ALONE | OF_WORK
 
 @functools.cache
 def found() -> dict[str, dict[str, object]]:
-    """Returns what torch's loader and ours give, side by side: both wait more than they work."""
     given = {"workers": 0, "only": ASKED}
     running = {
         kind: run_script({"kind": kind, **given}, script="dropin_claims.py")
@@ -147,7 +146,6 @@ REPEATED = [3, 1, 3, 3, 1, 3, 2]
 
 @pytest.fixture(scope="module")
 def repeated_alone(samples):
-    """Gives each sample in a batch of its own."""
     return json.dumps(samples("sample", loader={"sampler": REPEATED, "batch_size": 1}, epochs=2))
 
 
@@ -161,7 +159,6 @@ def test_sample_seeding_survives_other_batches_and_workers(options, samples, rep
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_sample_seeding_of_a_subset_survives_other_batches(num_workers, samples):
-    """torch's Subset and random_split ask their dataset for many samples at once."""
     options: dict[str, object] = {"sampler": REPEATED, "num_workers": num_workers}
     alone = samples("sample", subset=True, loader=options | {"batch_size": 1})
     assert len({str(draws) for _, _, draws in alone}) == len(REPEATED)
@@ -208,7 +205,6 @@ def test_batch_seeding_makes_replicas_differ_and_survives_other_workers(samples)
 
 
 def test_torch_seeding_does_not_survive_other_workers(samples):
-    """This is its price; what it gives is torch's own numbers, see test_loader."""
     options: dict[str, object] = {"sampler": list(range(6)), "batch_size": 2}
     first = samples("torch", loader=options | {"num_workers": 1})
     assert samples("torch", loader=options | {"num_workers": 2}) != first

@@ -348,13 +348,13 @@ def test_a_log_without_steps_is_refused_before_aws_is_asked(tmp_path):
 def test_a_log_of_odd_bytes_is_read_and_what_is_no_file_is_named(tmp_path):
     log = tmp_path / "job.log"
     log.write_bytes(b"\xff\xfe 10% |\x88\r" * 30)
-    for file, words in ((log, "20 lines"), (tmp_path, "the log cannot be read: Is a directory")):
+    for file, words in ((log, "20 lines"), (tmp_path, "cannot read the log: Is a directory")):
         with pytest.raises(UsageError, match=words):
             observe(NAME, logs=file, region=None, outputs=Outputs(), as_json=False)
 
 
 def test_a_command_beside_a_job_is_refused():
-    with pytest.raises(UsageError, match="nothing to run"):
+    with pytest.raises(UsageError, match="--training-job runs nothing"):
         profile_verb(
             ["mnist.yaml"],
             context=mock.create_autospec(typer.Context),

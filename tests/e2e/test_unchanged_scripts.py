@@ -52,7 +52,6 @@ ENVIRON = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PAT
 
 
 def project(folder: Path, script: Script) -> None:
-    """Writes a user's folder: the script, what it reads, and a workload that names it."""
     script.write(folder)
     (folder / "workload.yaml").write_text(
         WORKLOAD.format(
@@ -65,13 +64,11 @@ def project(folder: Path, script: Script) -> None:
 
 
 def printed(run: Path) -> list[str]:
-    """Returns the losses that the script printed under stoker."""
     (log,) = (run / "logs").glob("dnn-*.log")
     return losses(log.read_text())
 
 
 def answers(done: Done, run: Path, folder: Path) -> dict[str, bool]:
-    """Returns what each place says of one question: did it pass?"""
     told = read_json(run / "evaluation.json", Evaluation)
     judged = process("evaluate", "--gate-of", str(run / "evaluation.json"), cwd=folder)
     page = (run / "report.html").read_text()

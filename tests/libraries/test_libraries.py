@@ -115,5 +115,4 @@ print([batch.tolist() for batch in loader])
 
 
 def since(cluster: Cluster, number: int, size: int) -> str:
-    """Returns what that host has logged since its log had `size` bytes."""
     return cluster.log_of(number).read_bytes()[size:].decode(errors="replace")

@@ -25,8 +25,6 @@ PATIENCE = 4.0 + LOST_GRACE_SECONDS
 
 
 class Alone:
-    """A session whose data hosts have all been gone since second 0."""
-
     def __init__(self, *, comes_back: bool, lease_seconds: float = 4.0) -> None:
         self.log = io.StringIO()
         self._shared = SharedState(
@@ -133,8 +131,6 @@ def test_a_host_that_was_never_there_is_waited_for_until_the_start_deadline(come
 
 
 class StartsOnlyOnce:
-    """Plays local workers, the first of whose processes cannot be started."""
-
     def __init__(self) -> None:
         self.refused: set[int] = set()
         self.asked: list[tuple[int, int]] = []
@@ -157,8 +153,6 @@ class StartsOnlyOnce:
 
 
 class ReadyHost:
-    """Stands for the link to a data host that is ready for the session."""
-
     def __init__(self, workers: int) -> None:
         (self.member,) = roster().lost
         self.member = msgspec.structs.replace(self.member, workers=workers)
@@ -169,7 +163,7 @@ def test_data_workers_without_a_shard_are_told_of_once():
     alone = Alone(comes_back=False)
     schedule = ShardScheduler(num_shards=1, prefetch=2, max_bytes=1 << 20)
     session = FeedSession("s", lock=threading.Lock(), wake=lambda: None, schedule=schedule)
-    alone._asking._links = {"d1": ReadyHost(4)}  # type: ignore[dict-item]
+    alone._asking._links = {"d1": ReadyHost(4)}
     for _ in range(3):
         schedule.settle()
         alone._asking.ask(session, 0.0)
@@ -192,7 +186,7 @@ def test_no_batch_of_a_shard_is_asked_of_a_new_process_before_its_first_one():
         pins_on=None,
     )
     local = StartsOnlyOnce()
-    session.local = local  # type: ignore[assignment]
+    session.local = local
     schedule.grant(LOCAL, 2)
     schedule.settle()
     for _ in range(2):

@@ -18,8 +18,6 @@ LENGTH = 70
 
 
 class Unseen(data.Sampler[int]):
-    """Hides its generator where nobody looks."""
-
     def __init__(self, generator: torch.Generator) -> None:
         self.all = [generator]
 
@@ -38,8 +36,6 @@ SAMPLERS: dict[str, Draw] = {
 
 
 class EpochRead:
-    """Goes through an epoch of a loader as the feed does: `ahead` batches before the script."""
-
     def __init__(self, loader: data.DataLoader[object], books: LoaderBooks, ahead: int) -> None:
         self.order = SamplerOrder(loader, books, is_inline=False, is_fed=True)
         self.position: Position = self.order.position
@@ -73,7 +69,6 @@ def made(
 
 
 def drawn_by_torch(draw: Draw, count: int) -> torch.Tensor:
-    """Returns the generator's state after a loader's sampler was asked `count` times."""
     loader, generator = made(draw)
     draws = iter(loader._index_sampler)
     for _ in range(count):
@@ -183,7 +178,6 @@ def test_only_where_the_feed_draws_from_a_generator_it_is_read(is_fed):
 @pytest.mark.parametrize("is_left_first", [False, True])
 @pytest.mark.parametrize("name", ["random", "replacing", "own"])
 def test_a_resumed_epoch_goes_on_and_is_left_as_torchs(name, is_left_first):
-    """Its state was taken before or after it was left."""
     process = stoker.feed.loader.this_process()
     loader, _ = made(SAMPLERS[name])
     one = EpochRead(loader, process.books(loader), 6)

@@ -26,7 +26,6 @@ def simulate(
     max_bytes: int = BIG,
     frame_bytes: int = 1000,
 ) -> float:
-    """Returns the mean step in virtual time of peers that each serve their queue one by one."""
     schedule = BatchScheduler(max_bytes=max_bytes)
     for peer in range(len(costs)):
         schedule.grant(peer, credits if isinstance(credits, int) else credits[peer])
@@ -322,8 +321,6 @@ def test_prefetch_window_is_bounded_by_bytes_whatever_the_credits():
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Whatever happens in whatever order, every number is delivered once, in order."""
-
     @initialize(batches=st.integers(0, 30), max_bytes=st.sampled_from([1, 3000, BIG]))
     def start(self, batches: int, max_bytes: int) -> None:
         self.schedule = BatchScheduler(max_bytes=max_bytes)
@@ -428,7 +425,6 @@ class AnyOrder(RuleBasedStateMachine):
             assert self.delivered == list(range(len(self.delivered)))
 
     def teardown(self) -> None:
-        """Checks that with one more healthy peer the epoch always comes to its end."""
         if not hasattr(self, "schedule"):
             return
         self.credits["rescue"] = 2

@@ -15,7 +15,6 @@ SPEC = pack_spec(DatasetSpec(dataset=[1], collate_fn=len), max_bytes=1 << 20)
 
 
 def session_at(epoch: int, *, known: FeedSession | None = None) -> tuple[FeedSession, int]:
-    """Begins an epoch of one batch; returns its session, and the epoch's id."""
     session = known or FeedSession(
         "s", lock=threading.Lock(), wake=lambda: None, schedule=BatchScheduler(max_bytes=1 << 20)
     )

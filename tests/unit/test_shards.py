@@ -1,8 +1,6 @@
 """Checks who makes the shards of an iterable dataset, without any process."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from stoker.feed.trainer.session import LOCAL
 from stoker.feed.trainer.shards import (
@@ -61,7 +59,6 @@ def test_the_window_is_what_the_shards_may_have_open():
 
 
 def owners_of(books: ShardScheduler, **workers: int) -> list[str]:
-    """Gives out the shards; `local` are this process's workers, with 2 credits each as all."""
     for peer, count in workers.items():
         books.grant(LOCAL if peer == "local" else peer, 2 * count)
     books.settle()
@@ -320,57 +317,3 @@ def test_nothing_is_asked_for_once_nobody_wants_it():
     assert books.is_over()
     assert books.look(0.0) == (0, False)
     assert books.assign(0.0) == []
-
-
-def torchs_order(lengths: list[int]) -> list[int]:
-    """Returns torch's order: round robin over the shards that are not exhausted."""
-    rounds = range(max(lengths, default=0))
-    return [p * len(lengths) + s for p in rounds for s, n in enumerate(lengths) if p < n]
-
-
-@given(
-    lengths=st.lists(st.integers(0, 7), min_size=1, max_size=5),
-    prefetch=st.integers(1, 4),
-    max_bytes=st.sampled_from([1, 25, 1000]),
-    data=st.data(),
-)
-def test_every_batch_once_and_in_torchs_order_whatever_is_lost(lengths, prefetch, max_bytes, data):
-    books = streams(len(lengths), prefetch=prefetch, max_bytes=max_bytes)
-    peers = {"a", "b"}
-    for peer in sorted(peers):
-        books.grant(peer, 2)
-    books.settle()
-    flying: list[tuple[str, int, int]] = []
-    outcomes: dict[int, int] = {}
-    taken: list[int] = []
-    num_faults = 0
-    while not books.is_over():
-        for peer, number in books.assign(0.0):
-            flying.append((str(peer), number, books.stream_of(number, shared_seed=None).generation))
-            assert books.stream_of(number, shared_seed=None).made <= number // len(lengths)
-        if books.is_there(books.head):
-            assert books.head in outcomes
-            taken.append(books.head)
-            books.take(0.0)
-            continue
-        assert flying, "nothing will ever come"
-        acts = ["answer", "answer", "die", "leave", "host"] if num_faults < 5 else ["answer"]
-        act = data.draw(st.sampled_from(acts))
-        num_faults += act != "answer"
-        peer, number, generation = flying.pop(data.draw(st.integers(0, len(flying) - 1)))
-        position, shard = divmod(number, len(lengths))
-        if act == "die":
-            books.mark_failed(peer, number, generation=generation)
-        elif act == "host":
-            books.mark_lost(peer)
-            books.grant(peer, 2)
-        elif act == "leave":
-            books.mark_draining(peer)
-            books.grant(peer, 2)
-        elif position >= lengths[shard]:
-            books.ended(peer, number, generation=generation)
-        elif books.arrived(
-            peer, number, generation=generation, digest=number, frame_bytes=10, now=0.0
-        ):
-            outcomes[number] = number
-    assert taken == torchs_order(lengths)

@@ -11,19 +11,15 @@ Ask = tuple[str, int, int]
 
 
 def torchs_order(lengths: list[int]) -> list[int]:
-    """Returns torch's order: round robin over the shards that are not exhausted."""
     rounds = range(max(lengths, default=0))
     return [p * len(lengths) + s for p in rounds for s, n in enumerate(lengths) if p < n]
 
 
 def digest_of(shard: int, count: int) -> int:
-    """Returns the checksum of a shard's first `count` batches, the same in each process of it."""
     return 1000 * shard + count if count else 0
 
 
 class AnyOrderOfShards(RuleBasedStateMachine):
-    """Processes of shards answer, die, hosts come, drain and are lost, epochs are left."""
-
     @initialize(
         lengths=st.lists(st.integers(0, 6), min_size=1, max_size=4),
         prefetch=st.integers(1, 3),
@@ -66,7 +62,6 @@ class AnyOrderOfShards(RuleBasedStateMachine):
         return sum(number % len(self.lengths) == shard for number in self.delivered)
 
     def answer(self, ask: Ask) -> bool:
-        """Tells the schedule what a process says: its batch, or that there is none."""
         peer, number, generation = ask
         position, shard = divmod(number, len(self.lengths))
         if position >= self.lengths[shard]:
@@ -110,7 +105,6 @@ class AnyOrderOfShards(RuleBasedStateMachine):
     @precondition(lambda self: self.flying)
     @rule(data=st.data())
     def die(self, data: st.DataObject) -> None:
-        """The process of a shard dies: each of its batches is said to be lost."""
         _, dead, generation = data.draw(st.sampled_from(sorted(self.flying)))
         shard = dead % len(self.lengths)
         lost = {
@@ -140,7 +134,6 @@ class AnyOrderOfShards(RuleBasedStateMachine):
         self.step()
 
     def forget_what_overtook(self, lost: set[Ask]) -> None:
-        """A batch that came before others of its shard is made again with them."""
         shards = {ask[1] % len(self.lengths) for ask in lost}
         self.arrived -= {
             number
@@ -176,7 +169,6 @@ class AnyOrderOfShards(RuleBasedStateMachine):
             assert self.delivered == torchs_order(self.lengths)[: len(self.delivered)]
 
     def teardown(self) -> None:
-        """Checks that with one more healthy peer the epoch always comes to its end."""
         if not hasattr(self, "schedule"):
             return
         self.now += 100.0

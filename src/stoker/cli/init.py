@@ -318,7 +318,7 @@ def project_source() -> Path:
     Raises:
         UsageError: If this installation has neither.
     """
-    from stoker.orchestrators.base import CARRIED
+    from stoker.pipelines.base import CARRIED
 
     for root in CARRIED:
         if (root / "configs").is_dir() and (root / "examples").is_dir():

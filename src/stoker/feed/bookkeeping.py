@@ -128,9 +128,7 @@ class Rewind:
             self._states.append((num_drawn, states))
 
     def after(self, num_drawn: int, *, num_taken: int) -> None:
-        """Records the states after draw `num_drawn` of the epoch, `num_taken` batches being
-        taken.
-        """
+        """Records the states after draw `num_drawn`, when the script has `num_taken` batches."""
         states = self._read()
         self._last = _bytes_of(states)
         self._thread = threading.get_ident()

@@ -82,13 +82,13 @@ class DeviceBatches(Generic[_T]):
         std: Moments | None = None,
     ) -> None:
         if dtype is not None and not dtype.is_floating_point:
-            raise ValueError(f"dtype={dtype} is no floating type: uint8 tensors are normalised")
+            raise ValueError(f"dtype={dtype} is not a floating type")
         self._batches = batches
         self.device = device
         self._mean = _moments(mean, device)
         self._std = _moments(std, device)
         if self._std is not None and not bool(self._std.all()):
-            raise ValueError(f"std={std}: a deviation is 0")
+            raise ValueError(f"std={std}: a standard deviation is 0")
         is_normalised = mean is not None or std is not None
         self._dtype = dtype or (torch.float32 if is_normalised else None)
         self._num_held = 0
@@ -100,7 +100,7 @@ class DeviceBatches(Generic[_T]):
     def __iter__(self) -> Iterator[_T]:
         self._num_held, self._is_under_way = 0, False
         if not _copies_ahead(self.device):
-            # Not a generator: after an error of a batch the epoch goes on.
+            # Not a generator: the epoch continues after the error of a batch.
             return map(self.moved, self._batches)
         return _CopiedAhead(self, iter(self._batches))
 

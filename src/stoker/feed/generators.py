@@ -278,7 +278,7 @@ class _Walk:
             if not self._waiting:
                 break
             self._visit(*self._waiting.popleft())
-        # Where somebody holds what another generator draws from, they are one.
+        # A bit generator that a found generator draws from is the same one.
         inner = {id(_bits_of(each.value)) for each in self.found}
         self.found = [each for each in self.found if id(each.value) not in inner]
 

@@ -221,9 +221,7 @@ class PreservingFetcher(SeededFetcher):
 
 
 class SeedingInit:
-    """Worker init function that calls the script's, then makes the torch worker seed its
-    batches.
-    """
+    """Worker init function that calls the script's, then makes the worker seed its batches."""
 
     def __init__(self, user: WorkerInit | None, seeding: Seeding, *, num_workers: int) -> None:
         self.user = user

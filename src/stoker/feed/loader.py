@@ -143,8 +143,15 @@ def iterator_of(loader: AnyLoader) -> _BaseDataLoaderIter:
         except ShippingError as err:
             if not _may_be_local(loader, process.settings):
                 raise
-            _say_it_is_local(loader, process, err)
-            process.books(loader).is_unshippable = True
+            books, settings = process.books(loader), process.settings
+            books.is_unshippable = True
+            who = "torch's local workers make" if loader.num_workers else "the trainer itself makes"
+            Log(run=settings.run_id, host=settings.host).event(
+                EventName.LOADER_NOT_SHIPPABLE,
+                rank=settings.rank,
+                loader=books.number,
+                text=f"{err.what}; {who} the batches of that loader, without help of data hosts",
+            )
         return torch_iterator(loader, process)
     return torch_iterator(loader, process, num_workers=_decided_workers(loader, process))
 
@@ -192,19 +199,17 @@ def _may_fork(loader: AnyLoader) -> bool:
 def replaced_iterator_of(loader: AnyLoader) -> _BaseDataLoaderIter:
     """Returns the same for a loader of torch's class; logs once in a run what changes with it."""
     iterator = iterator_of(loader)
-    if not is_making():
-        _say_how_it_is_seeded(loader, this_process())
-    return iterator
-
-
-def _say_how_it_is_seeded(loader: AnyLoader, process: TrainerProcess) -> None:
+    if is_making():
+        return iterator
+    process = this_process()
     settings = process.settings
     is_torchs = loader._dataset_kind == _DatasetKind.Iterable or settings.feed.seeding == "torch"
     # Outside of a run there is no terminal of stoker's, and nothing to compare.
-    if is_torchs or process.said_seeding or settings.rank != 0 or settings.output is None:
-        return
-    process.said_seeding = True
-    Log(run=settings.run_id, host=settings.host).event(EventName.BATCHES_SEEDED, text=_SEEDED)
+    if not is_torchs and not process.said_seeding and not settings.rank and settings.output:
+        process.said_seeding = True
+        log = Log(run=settings.run_id, host=settings.host)
+        log.event(EventName.BATCHES_SEEDED, text=_SEEDED)
+    return iterator
 
 
 def _has_feed(process: TrainerProcess) -> bool:
@@ -219,15 +224,12 @@ def _has_feed(process: TrainerProcess) -> bool:
 
 
 def _fed_iterator(loader: AnyLoader, process: TrainerProcess) -> _BaseDataLoaderIter:
+    from stoker.feed.remote_iterators import FeedIterator, StreamIterator
     from stoker.feed.trainer.client import feed_of
 
-    if loader._dataset_kind == _DatasetKind.Iterable:
-        from stoker.feed.remote_iterators import StreamIterator
-
-        return StreamIterator(loader, process, feed_of(process))
-    from stoker.feed.remote_iterators import FeedIterator
-
-    return FeedIterator(loader, process, feed_of(process))
+    is_stream = loader._dataset_kind == _DatasetKind.Iterable
+    kind = StreamIterator if is_stream else FeedIterator
+    return kind(loader, process, feed_of(process))
 
 
 def _may_be_local(loader: AnyLoader, settings: ProcessSettings) -> bool:
@@ -235,14 +237,3 @@ def _may_be_local(loader: AnyLoader, settings: ProcessSettings) -> bool:
     if settings.feed.unshippable is None:
         return loader.num_workers == 0 or _is_unchanged(loader, settings)
     return settings.feed.unshippable == "local"
-
-
-def _say_it_is_local(loader: AnyLoader, process: TrainerProcess, err: ShippingError) -> None:
-    settings = process.settings
-    who = "torch's local workers make" if loader.num_workers else "the trainer itself makes"
-    Log(run=settings.run_id, host=settings.host).event(
-        EventName.LOADER_NOT_SHIPPABLE,
-        rank=settings.rank,
-        loader=process.books(loader).number,
-        text=f"{err.what}; {who} the batches of that loader, without help of data hosts",
-    )

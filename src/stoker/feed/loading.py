@@ -110,7 +110,7 @@ def why_unfed(output: Path, progress: Mapping[int, Progress]) -> str:
     if is_fed and any(each.epochs for each in loadings):
         why = "a loader of stoker's was read and gave no batch; is its dataset empty?"
     elif counted_steps(output, timelines, progress) == 0:
-        # Nothing was missed: a training that goes on from its last epoch.
+        # Nothing was missed: a training that was resumed after its last epoch.
         return ""
     else:
         # The one that trained, or read something, knows best.

@@ -45,9 +45,7 @@ def allowance(total_bytes: int, *, others: Iterable[Holding]) -> int:
 
 
 def num_bytes(batch: object, *, depth: int = 0) -> int:
-    """Returns the bytes of a batch's tensors and arrays, at most one level into objects of other
-    classes.
-    """
+    """Returns the bytes of a batch's tensors and arrays, one level deep in other objects."""
     if hasattr(batch, "dtype"):
         return _own_bytes(batch)
     if depth >= _MAX_DEPTH:

@@ -9,7 +9,7 @@ from typing import Literal
 Reach = Literal["stoker", "torch", "left", "own"]
 
 _STOKERS = "stoker.feed.loader.DataLoader"
-# Module: the class in it that makes batches in a way of its own.
+# Module: its class that makes batches without torch's loader.
 OWN_LOADERS = {
     "fastai.data.load": "DataLoader",
     "ffcv.loader.loader": "Loader",
@@ -26,9 +26,7 @@ def own_loaders() -> list[str]:
 
 
 def imports_stokers() -> bool:
-    """Returns whether the script has asked for stoker's DataLoader, which then marks what is
-    fed.
-    """
+    """Returns whether the script has asked for stoker's DataLoader, to mark what is fed."""
     # The package keeps each name once it is asked for; stoker imports the class from its module.
     return "DataLoader" in vars(sys.modules["stoker"])
 

@@ -82,7 +82,7 @@ def install_stateful(cls: type["AnyLoader"], *, is_auto: bool = False) -> None:
     import torch.utils.data
 
     install(cls, is_auto=is_auto)
-    # torchdata's `__iter__` makes iterators of its own; torch's asks `_get_iterator` for one.
+    # torchdata's `__iter__` makes other iterators; torch's asks `_get_iterator` for one.
     replaced = {
         "__iter__": torch.utils.data.DataLoader.__iter__,
         "state_dict": state_dict,

@@ -266,9 +266,7 @@ class _Draws:
 
 
 def yielded(position: Position, num_here: int | None) -> None:
-    """Records how many batches (None: unknown) the script got since this process resumed the
-    epoch.
-    """
+    """Records how many batches (None: unknown) the script got of the resumed epoch."""
     position.num_yielded = None if num_here is None else position.first + num_here
     ahead = position.ahead
     while ahead and len(ahead) > position.num_drawn - (position.num_yielded or 0) + 1:

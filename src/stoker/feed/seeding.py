@@ -58,9 +58,7 @@ class Numbered(msgspec.Struct):
 
 
 def seed_batch(words: Sequence[int]) -> bytes:
-    """Sets the three random states from `words` (0 to 2**64 - 1), in 15 us; returns their
-    digest.
-    """
+    """Sets the random states from `words` (0 to 2**64 - 1), in 15 us; returns their digest."""
     return _seed(_digest(words))
 
 
@@ -150,9 +148,7 @@ def seed_as_torch(base_seed: int, worker_id: int) -> int:
 
 @contextmanager
 def preserved_random_state() -> Iterator[None]:
-    """Restores the three random states at its end, in 66 us: the trainer's own draws do not
-    move.
-    """
+    """Restores the random states at its end, in 66 us, so that the trainer's draws stay."""
     python, numpy, own = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
         yield
@@ -310,7 +306,7 @@ def states_here(roots: Mapping[str, object]) -> bytes:
     try:
         return pack_value(states, allow_pickle=False)
     except ShippingError:
-        # Of a subclass with a state of its own kind.
+        # Of a subclass with another kind of state.
         return b""
 
 

@@ -301,9 +301,7 @@ class Timeline:
 
 
 class Steps:
-    """Recorder of one epoch over a loader: `ask` before a batch is waited for, `got` when it is
-    there.
-    """
+    """Recorder of one epoch: `ask` before a batch is waited for, `got` when it is there."""
 
     def __init__(self, timeline: Timeline, *, loader: int, epoch: int, batch: int = 0) -> None:
         timeline.begun += batch == 0

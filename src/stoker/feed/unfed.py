@@ -135,7 +135,7 @@ def install(dataloader_class: type[AnyLoader]) -> None:
         watch.step()
 
     def at_exit() -> None:
-        # A forked child inherits the handler, and is no process of its own.
+        # A forked child inherits the handler, and must not write.
         if os.getpid() == pid:
             watch.write()
 

@@ -31,6 +31,8 @@ from stoker.text import wait_share
 
 # The event with which the leader's record begins.
 STARTED = "training started"
+# How the event of a run begins whose times mean nothing for other runs.
+NOT_COMPARABLE = "not comparable"
 
 
 class Host(Record, frozen=True, kw_only=True):
@@ -99,10 +101,6 @@ class Job(Record, frozen=True, kw_only=True):
     platform: Name
     name: Name
     url: str | None = None
-
-
-# How the event of a run begins whose times mean nothing for other runs.
-NOT_COMPARABLE = "not comparable"
 
 
 class Event(Record, frozen=True, kw_only=True):

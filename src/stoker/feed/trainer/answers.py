@@ -61,9 +61,7 @@ def reassign_local(session: FeedSession, result: Result, *, host: str) -> None:
 
 
 class Answers:
-    """Answers of the agents; the lock is held for bookkeeping only, never while memory is
-    written.
-    """
+    """Answers of the agents; the lock is never held while memory is written."""
 
     def __init__(
         self,
@@ -164,12 +162,8 @@ class Answers:
         match message:
             case protocol.Ticket():
                 self._receive_batches(link, message)
-            case protocol.Raised():
-                self._take_raised(link, message, self._error_of(message, frame))
-            case protocol.Ended():
-                self._take_ended(link, message)
-            case protocol.Declined():
-                self._take_dropped(link, message)
+            case protocol.Raised() | protocol.Ended() | protocol.Declined():
+                self._take_answer(link, message, frame)
             case protocol.Need():
                 self._ship(link, message.spec)
             case protocol.Ready():
@@ -225,67 +219,56 @@ class Answers:
         if has_work:
             self._shared.wake()
 
-    def _asking(
-        self, message: protocol.Raised | protocol.Ended | protocol.Declined
-    ) -> FeedSession | None:
-        """Returns the session that still waits for what the message answers; under the lock."""
-        session = self._shared.sessions.get(message.session)
-        if session is None or session.epoch_id != message.epoch_id or not session.is_busy:
-            return None
-        return session
-
-    def _take_raised(self, link: AgentLink, message: protocol.Raised, error: BaseException) -> None:
+    def _take_answer(
+        self,
+        link: AgentLink,
+        message: protocol.Raised | protocol.Ended | protocol.Declined,
+        frame: zmq.Frame | None,
+    ) -> None:
+        """Handles the end of a request without a batch, if a session still waits for it."""
+        host, number, generation = link.member.host, message.number, message.generation
+        # Without the lock, because it may run the dataset's code.
+        error = self._error_of(message, frame) if isinstance(message, protocol.Raised) else None
         with self._shared.lock:
-            session = self._asking(message)
-            if session is not None and session.schedule.arrived(
-                link.member.host,
-                message.number,
-                frame_bytes=0,
-                now=time.monotonic(),
-                generation=message.generation,
-                digest=message.digest,
-                random_state=message.state,
-            ):
-                session.deliver(
-                    message.number, BatchOutcome(error=error), is_final=message.is_final
-                )
-
-    def _take_ended(self, link: AgentLink, message: protocol.Ended) -> None:
-        with self._shared.lock:
-            session = self._asking(message)
-            if session is not None:
-                session.schedule.ended(
-                    link.member.host,
-                    message.number,
-                    generation=message.generation,
-                    random_state=message.state,
-                )
-                session.stir(is_head=True)
-
-    def _take_dropped(self, link: AgentLink, message: protocol.Declined) -> None:
-        host = link.member.host
-        with self._shared.lock:
-            session = self._asking(message)
-            if session is None or link.has_failed(session.name):
-                # The batch is not to blame where all processes are gone.
+            session = self._shared.sessions.get(message.session)
+            if session is None or session.epoch_id != message.epoch_id or not session.is_busy:
                 return
-            if message.is_lost or link.is_draining:
-                reassign(
-                    session,
-                    host,
-                    message.number,
-                    generation=message.generation,
-                    reason=message.reason,
-                    host=host,
-                )
-            else:
-                # The host has closed the session: this process was silent for too long.
-                session.schedule.mark_lost(host)
-                link.close_session(session.name)
-                session.has_news = True
-        self._shared.log.event(
-            EventName.BATCH_DROPPED, agent=host, batch=message.number, reason=message.reason
-        )
+            schedule = session.schedule
+            match message:
+                case protocol.Raised():
+                    if schedule.arrived(
+                        host,
+                        number,
+                        frame_bytes=0,
+                        now=time.monotonic(),
+                        generation=generation,
+                        digest=message.digest,
+                        random_state=message.state,
+                    ):
+                        outcome = BatchOutcome(error=error)
+                        session.deliver(number, outcome, is_final=message.is_final)
+                case protocol.Ended():
+                    schedule.ended(host, number, generation=generation, random_state=message.state)
+                    session.stir(is_head=True)
+                case protocol.Declined():
+                    self._take_declined(link, session, message)
+
+    def _take_declined(
+        self, link: AgentLink, session: FeedSession, message: protocol.Declined
+    ) -> None:
+        host, number, reason = link.member.host, message.number, message.reason
+        if link.has_failed(session.name):
+            # The batch is not to blame where all processes are gone.
+            return
+        if message.is_lost or link.is_draining:
+            generation = message.generation
+            reassign(session, host, number, generation=generation, reason=reason, host=host)
+        else:
+            # The host has closed the session: this process was silent for too long.
+            session.schedule.mark_lost(host)
+            link.close_session(session.name)
+            session.has_news = True
+        self._shared.log.event(EventName.BATCH_DROPPED, agent=host, batch=number, reason=reason)
 
     def _take_ready(self, link: AgentLink, message: protocol.Ready) -> None:
         with self._shared.lock:

@@ -174,7 +174,7 @@ class Requester:
 
     def check_peers(self, session: FeedSession, now: float) -> None:
         """Fails a session that has been without peers for too long."""
-        if session.schedule.peers():
+        if session.schedule.peers:
             if session.is_waiting:
                 waited = round(now - session.alone_since, 1)
                 self._shared.log.event(EventName.TRAINING_CONTINUES, waited_seconds=waited)
@@ -586,9 +586,7 @@ class Feed:
     def session_for(
         self, books: LoaderBooks, *, new_schedule: Callable[[int], Scheduler] = BatchScheduler
     ) -> FeedSession:
-        """Returns an unused session of that loader, or a new one, scheduled by
-        `new_schedule(max_bytes)`.
-        """
+        """Returns an unused session of that loader, or a new one."""
         shared = self.shared
         with shared.lock:
             sessions = self._sessions.setdefault(books, [])

@@ -18,7 +18,7 @@ from stoker.feed.wire.protocol import PIECE_BYTES, Message, Piece, pack
 ZmqSocket = zmq.Socket[bytes]
 ZmqContext = zmq.Context[ZmqSocket]
 
-# A first packet and its repetition after 1 s; an address that nobody has any more does not answer.
+# A first packet and its repetition after 1 s; an abandoned address does not answer.
 CONNECT_SECONDS = 2.0
 # Pauses between attempts: doubled from the first to the second.
 FIRST_PAUSE_SECONDS = 0.1
@@ -196,9 +196,7 @@ class Connection:
         at_most: int = 16,
         ready: Container[int] = (),
     ) -> None:
-        """Calls `take` with the frames of each message; after `at_most` other sockets have a
-        turn.
-        """
+        """Calls `take` with each message; after `at_most` other sockets have a turn."""
         if self.filenos and self.filenos[0] not in ready and not self._has_messages():
             return
         while self._socket is not None:

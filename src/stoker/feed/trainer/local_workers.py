@@ -142,9 +142,7 @@ class LocalWorkers:
         return self._pool.sockets()
 
     def ask(self, order: Make) -> list[Result]:
-        """Asks for a batch, the oldest first where any worker will do; returns what is lost at
-        once.
-        """
+        """Asks for a batch, oldest first where any worker will do; returns what is lost."""
         generation = order.stream.generation if order.stream else 0
         job = job_of(order, (order.epoch_id, order.number, generation))
         if order.stream is not None:
@@ -154,9 +152,7 @@ class LocalWorkers:
         return []
 
     def cancel(self, *, before_epoch_id: int) -> None:
-        """Cancels what was asked for in earlier epochs and has not been begun; ends their
-        shards.
-        """
+        """Cancels requests of earlier epochs that have not been begun; ends their shards."""
         self._waiting = [item for item in self._waiting if item[0] >= before_epoch_id]
         heapq.heapify(self._waiting)
         self._pool.stop_shards(before_epoch_id=before_epoch_id)

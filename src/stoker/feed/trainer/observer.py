@@ -5,7 +5,7 @@ leader with the rank's progress about once a second. All counts only grow and ar
 differences, so a lost report loses nothing.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -56,7 +56,7 @@ class _HostBooks:
     moved: int = 0
     busy_seconds: float = 0.0
     cpu_seconds: float = 0.0
-    workers: dict[int, _WorkerBooks] = field(default_factory=dict)
+    workers: dict[int, _WorkerBooks] = field(default_factory=lambda: defaultdict(_WorkerBooks))
 
 
 class Observer:
@@ -66,7 +66,7 @@ class Observer:
         self._own_host = own_host
         self._clock = clock
         self._began = clock()
-        self._hosts: dict[str, _HostBooks] = {}
+        self._hosts: dict[str, _HostBooks] = defaultdict(_HostBooks)
         self._taken = 0
         self._ready_at_takes = 0
         self._credits: dict[str, int] = {}
@@ -75,11 +75,8 @@ class Observer:
     def came(
         self, host: str | None, batch: Made | Result, *, frame_bytes: int, is_wanted: bool
     ) -> None:
-        """Counts a batch from a data host, or (None) from a local worker; unwanted ones are
-        duplicates.
-        """
-        name = self._own_host if host is None else host
-        books = self._hosts.get(name) or self._books(name)
+        """Counts a batch from a data host, or (None) from a local worker."""
+        books = self._hosts[self._own_host if host is None else host]
         if is_wanted:
             books.batches += 1
         else:
@@ -87,9 +84,7 @@ class Observer:
         books.frame_bytes += frame_bytes
         books.cpu_seconds += batch.cpu_seconds
         books.busy_seconds += batch.wall_seconds
-        mine = books.workers.get(batch.worker)
-        if mine is None:
-            mine = books.workers[batch.worker] = _WorkerBooks()
+        mine = books.workers[batch.worker]
         mine.batches += 1
         mine.busy_seconds += batch.wall_seconds
 
@@ -110,7 +105,7 @@ class Observer:
             window += state.window
             in_flight.update(state.in_flight)
             for host, moved in state.moved.items():
-                self._books(host).moved += moved
+                self._hosts[host].moved += moved
             for host, each in state.credits.items():
                 # The sessions share the workers, and each may ask for all of them.
                 credits[host] = max(credits.get(host, 0), each)
@@ -121,7 +116,7 @@ class Observer:
                 max(state.shard_workers for state in states),
             )
         for host in credits:
-            self._books(host)
+            self._hosts[host]  # Listed from now on.
         hosts = list(self._hosts.items())[:MAX_HOSTS_TOLD]
         max_workers = MAX_WORKERS_TOLD // max(len(hosts), 1)
         return FeedWork(
@@ -153,9 +148,3 @@ class Observer:
                 for name, books in hosts
             ),
         )
-
-    def _books(self, host: str) -> _HostBooks:
-        books = self._hosts.get(host)
-        if books is None:
-            books = self._hosts[host] = _HostBooks()
-        return books

@@ -102,7 +102,7 @@ class PeerState:
         # Without the longest: one batch that had to wait for a cold cache is no habit.
         long = ordered[-2] if count > 1 else latency
         self.reach_seconds = p95 + _SPREADS * max(0.0, long - ordered[count // 2])
-        # It made so many one after the other in that time, this one the last of them.
+        # It made `queued` batches in that time, this one last.
         service = latency / queued
         known = self.service_seconds
         self.service_seconds = service if known == 0.0 else 0.8 * known + 0.2 * service
@@ -137,14 +137,14 @@ class Scheduler(ABC):
         self.head = 0
         self.supplied = 0
         self._is_complete = False
-        self._peers: dict[Peer, PeerState] = {}
+        self.peers: dict[Peer, PeerState] = {}
         # Since the last look of the observer.
         self._taken = 0
         self._ready_at_takes = 0
         self._moved: Counter[Peer] = Counter()
 
     def begin(self) -> None:
-        for state in self._peers.values():
+        for state in self.peers.values():
             state.asked.clear()
         self.head = self.supplied = 0
         self._is_complete = False
@@ -180,7 +180,7 @@ class Scheduler(ABC):
 
     def grant(self, peer: Peer, credits: int) -> None:
         """Lets the peer have `credits` batches in flight; an unknown one joins."""
-        state = self._peers.setdefault(peer, PeerState(is_remote=isinstance(peer, str)))
+        state = self.peers.setdefault(peer, PeerState(is_remote=isinstance(peer, str)))
         state.credits = credits
         state.is_draining = False
 
@@ -188,12 +188,12 @@ class Scheduler(ABC):
         self.is_settled = True
 
     def mark_draining(self, peer: Peer) -> None:
-        if peer in self._peers:
-            self._peers[peer].is_draining = True
+        if peer in self.peers:
+            self.peers[peer].is_draining = True
 
     def mark_lost(self, peer: Peer) -> None:
         """Removes a peer that is gone; what only it had is handed out again."""
-        state = self._peers.pop(peer, None)
+        state = self.peers.pop(peer, None)
         if state is not None:
             self._reassign(peer, state)
 
@@ -278,8 +278,8 @@ class Scheduler(ABC):
             taken=self._taken,
             ready_at_takes=self._ready_at_takes,
             moved={host_of(peer): count for peer, count in self._moved.items()},
-            in_flight={host_of(peer): len(each.asked) for peer, each in self._peers.items()},
-            credits={host_of(peer): each.credits for peer, each in self._peers.items()},
+            in_flight={host_of(peer): len(each.asked) for peer, each in self.peers.items()},
+            credits={host_of(peer): each.credits for peer, each in self.peers.items()},
             ready=self._num_ready(),
             window=0 if self.is_over() else self.window(now),
             shards=self.num_shards,
@@ -292,17 +292,12 @@ class Scheduler(ABC):
     @abstractmethod
     def _num_ready(self) -> int: ...
 
-    def peers(self) -> list[Peer]:
-        return list(self._peers)
-
     def in_flight(self, peer: Peer) -> int:
-        return len(self._peers[peer].asked) if peer in self._peers else 0
+        return len(self.peers[peer].asked) if peer in self.peers else 0
 
 
 class BatchScheduler(Scheduler):
-    """Scheduler of batches that any peer may make; late ones are retried, the first answer
-    counts.
-    """
+    """Scheduler of batches that any peer may make; late ones are retried elsewhere."""
 
     def __init__(self, max_bytes: int) -> None:
         super().__init__(max_bytes=max_bytes)
@@ -371,7 +366,7 @@ class BatchScheduler(Scheduler):
     ) -> bool:
         if generation:
             raise ProtocolError("a batch of a shard, where there is none")
-        state = self._peers.get(peer)
+        state = self.peers.get(peer)
         if state is not None and number in state.asked:
             asked_at, queued = state.asked.pop(number)
             state.answered(asked_at, queued, now)
@@ -396,7 +391,7 @@ class BatchScheduler(Scheduler):
 
         Two peers that refuse the same batch are proof enough that the batch is to blame.
         """
-        state = self._peers.get(peer)
+        state = self.peers.get(peer)
         is_draining = state is not None and state.is_draining
         if state is not None:
             state.asked.pop(number, None)
@@ -406,7 +401,7 @@ class BatchScheduler(Scheduler):
         refused = self._refused.get(number, set())
         if not self._is_open(number) or self._makers.get(number):
             return False
-        return len(refused) >= 2 or (len(refused) == 1 and not set(self._peers) - refused)
+        return len(refused) >= 2 or (len(refused) == 1 and not set(self.peers) - refused)
 
     def words(self, number: int, reason: str) -> str:
         return f"batch {number} cannot be made: {reason}"
@@ -419,7 +414,7 @@ class BatchScheduler(Scheduler):
         asks: list[tuple[Peer, int]] = []
         # A late batch does not wait for a second one.
         in_pairs = self._is_quick and not self._again
-        free = [peer for peer, state in self._peers.items() if state.has_room(in_pairs=in_pairs)]
+        free = [peer for peer, state in self.peers.items() if state.has_room(in_pairs=in_pairs)]
         if not free:
             return asks
         limit = self.head + self.window(now)
@@ -439,7 +434,7 @@ class BatchScheduler(Scheduler):
             if self._is_complete and self._is_better_kept(peer, now):
                 skipped.append(number)
                 break
-            state = self._peers[peer]
+            state = self.peers[peer]
             state.asked[number] = (now, len(state.asked) + 1)
             self._makers.setdefault(number, set()).add(peer)
             asks.append((peer, number))
@@ -467,14 +462,14 @@ class BatchScheduler(Scheduler):
         stock = self.supplied - self._next_new
         if stock <= 0:
             return False
-        for state in self._peers.values():
+        for state in self.peers.values():
             stock -= state.credits
         return stock >= 0
 
     def _has_free(self) -> bool:
         in_pairs = self._is_quick and not self._again
         # For every batch: a generator would take longer than the rest.
-        for state in self._peers.values():  # noqa: SIM110
+        for state in self.peers.values():  # noqa: SIM110
             if state.has_room(in_pairs=in_pairs):
                 return True
         return False
@@ -494,7 +489,7 @@ class BatchScheduler(Scheduler):
         # Also everything else that is late at the same peers: most likely they are stopped.
         again = []
         for peer in makers:
-            for number in self._peers[peer].asked:
+            for number in self.peers[peer].asked:
                 is_late = all(now >= self._due(other, number) for other in self._makers[number])
                 if is_late and number not in self._queued_again and self._is_open(number):
                     self._hand_out_again(number)
@@ -515,7 +510,7 @@ class BatchScheduler(Scheduler):
 
     def window(self, now: float) -> int:
         total, slowest = 0, 0.0
-        for state in self._peers.values():
+        for state in self.peers.values():
             if not state.is_draining:
                 total += state.credits
             latency = self._latency(state, now)
@@ -556,7 +551,7 @@ class BatchScheduler(Scheduler):
         return len(self._arrived)
 
     def _preference(self, peer: Peer) -> tuple[float, float]:
-        state = self._peers[peer]
+        state = self.peers[peer]
         return (state.finish_seconds(), state.load())
 
     def _is_better_kept(self, peer: Peer, now: float) -> bool:
@@ -565,12 +560,12 @@ class BatchScheduler(Scheduler):
         Without it a slow peer gets one of the last batches and the epoch waits for it.
         """
         left = self.supplied - self._next_new + len(self._again) + 1
-        if left > sum(s.credits for s in self._peers.values()):
+        if left > sum(s.credits for s in self.peers.values()):
             return False
-        mine = self._peers[peer].finish_seconds()
+        mine = self.peers[peer].finish_seconds()
         ends = [
             (state.finish_seconds(), state.service_seconds)
-            for other, state in self._peers.items()
+            for other, state in self.peers.items()
             if other != peer and state.service_seconds > 0 and self._keeps_pace(state, now)
         ]
         # Each batch goes to the peer that is free first: are all made before this peer's first?
@@ -617,7 +612,7 @@ class BatchScheduler(Scheduler):
 
     def _others(self, number: int) -> bool:
         makers, refused = self._makers.get(number, ()), self._refused.get(number, ())
-        for peer, state in self._peers.items():
+        for peer, state in self.peers.items():
             is_able = state.credits > 0 and not state.is_draining
             if is_able and peer not in makers and peer not in refused:
                 return True
@@ -627,16 +622,16 @@ class BatchScheduler(Scheduler):
         """Returns the earliest time at which the head may be overdue; cheap: for every turn."""
         latest = 0.0
         for peer in makers:
-            asked_at = self._peers[peer].asked[self.head][0]
+            asked_at = self.peers[peer].asked[self.head][0]
             if asked_at > latest:
                 latest = asked_at
         return latest + _OVERDUE_SECONDS
 
     def _due(self, peer: Peer, number: int) -> float:
-        state = self._peers[peer]
+        state = self.peers[peer]
         p95 = state.p95_seconds
         if p95 is None:
-            known = [s.p95_seconds for s in self._peers.values() if s.p95_seconds is not None]
+            known = [s.p95_seconds for s in self.peers.values() if s.p95_seconds is not None]
             p95 = max(known) if known else _FIRST_OVERDUE_SECONDS / _OVERDUE_FACTOR
         return state.asked[number][0] + max(_OVERDUE_SECONDS, _OVERDUE_FACTOR * p95)
 

@@ -123,8 +123,8 @@ class FeedSession:
         with self._lock:
             is_new_spec = self.spec is None or self.spec.digest != spec.digest
             if is_new_spec:
-                # Every agent has to open the session anew, and is a peer again once it is ready.
-                for peer in self.schedule.peers():
+                # Every agent reopens the session, and is a peer again once it is ready.
+                for peer in list(self.schedule.peers):
                     self.schedule.mark_lost(peer)
             self.schedule.begin()
             self.spec, self.seeding, self.pins_on = spec, seeding, pins_on
@@ -291,9 +291,7 @@ class FeedSession:
         )
 
     def deliver(self, number: int, outcome: BatchOutcome, *, is_final: bool = False) -> None:
-        """Records a batch that is there, or its error, after which (`is_final`) there are no
-        more.
-        """
+        """Records a batch or its error; no batch follows if `is_final`."""
         if is_final and outcome.error is not None:
             self.mark_failed(outcome.error)
             return
@@ -363,9 +361,7 @@ class SharedState:
                 os.eventfd_write(self.wake_fd, 1)
 
     def sleeps(self) -> bool:
-        """Records that the I/O thread is about to poll; False if it was woken, and must not
-        wait.
-        """
+        """Records that the I/O thread is about to poll; False if it must not wait."""
         # In this order: who calls between the two finds it asleep, and writes.
         self._is_asleep = True
         return not self._is_called

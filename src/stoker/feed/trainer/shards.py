@@ -185,10 +185,8 @@ class ShardScheduler(Scheduler):
             shard.begin(is_kept=self._persists and shard.owner is not None)
 
     def look(self, now: float) -> tuple[int, bool]:
-        """Returns 0, as all batches of an iterable dataset have one index, and whether to
-        `assign`.
-        """
-        if self._is_complete or not self._peers:
+        """Returns 0, as all batches have one index, and whether to `assign`."""
+        if self._is_complete or not self.peers:
             return 0, False
         is_homeless = any(shard.is_homeless() for shard in self._shards)
         return 0, is_homeless or self._next_ask() is not None
@@ -214,12 +212,12 @@ class ShardScheduler(Scheduler):
     def mark_draining(self, peer: Peer) -> None:
         # At once: the rest of a shard has to move anyway.
         super().mark_draining(peer)
-        if peer in self._peers:
-            self._reassign(peer, self._peers[peer])
+        if peer in self.peers:
+            self._reassign(peer, self.peers[peer])
 
     def mark_lost(self, peer: Peer) -> None:
         super().mark_lost(peer)
-        if not self._peers:
+        if not self.peers:
             # As at the start: else the first peer that is back would get all shards.
             self.is_settled, self._settle_at = False, None
 
@@ -267,8 +265,8 @@ class ShardScheduler(Scheduler):
             return False
         self._moved[peer] += shard.asked - shard.arrived
         # The process that died would have answered these: nothing is under way any more.
-        for other in [n for n in self._peers[peer].asked if self._shard_of(n) is shard]:
-            del self._peers[peer].asked[other]
+        for other in [n for n in self.peers[peer].asked if self._shard_of(n) is shard]:
+            del self.peers[peer].asked[other]
         shard.mark_lost()
         shard.losses += 1
         return shard.losses >= MAX_LOSSES_IN_A_ROW
@@ -292,7 +290,7 @@ class ShardScheduler(Scheduler):
                 break
             shard = self._shard_of(number)
             assert shard.owner is not None
-            asked = self._peers[shard.owner].asked
+            asked = self.peers[shard.owner].asked
             asked[number] = (now, len(asked) + 1)
             shard.asked += 1
             num_open += 1
@@ -339,7 +337,7 @@ class ShardScheduler(Scheduler):
         Credits of a host are shared by the ranks, so these are this rank's share of its workers.
         """
         return sum(
-            self._workers_of(state) for state in self._peers.values() if not state.is_draining
+            self._workers_of(state) for state in self.peers.values() if not state.is_draining
         )
 
     def _workers_of(self, state: PeerState) -> int:
@@ -351,7 +349,7 @@ class ShardScheduler(Scheduler):
         Hosts with a free worker come before local workers, which take CPU from the training.
         """
         homeless = [shard for shard in self._shards if shard.is_homeless()]
-        able = [peer for peer, state in self._peers.items() if not state.is_draining]
+        able = [peer for peer, state in self.peers.items() if not state.is_draining]
         if not homeless or not able:
             return
         if not self.is_settled:
@@ -368,9 +366,9 @@ class ShardScheduler(Scheduler):
             free = [
                 peer
                 for peer in able
-                if self._peers[peer].is_remote and owned[peer] < self._workers_of(self._peers[peer])
+                if self.peers[peer].is_remote and owned[peer] < self._workers_of(self.peers[peer])
             ]
-            peer = min(free or able, key=lambda p: (owned[p] + 1) / max(1, self._peers[p].credits))
+            peer = min(free or able, key=lambda p: (owned[p] + 1) / max(1, self.peers[p].credits))
             shard.owner = peer
             owned[peer] += 1
 
@@ -394,7 +392,7 @@ class ShardScheduler(Scheduler):
         position, shard = number // len(self._shards), self._shard_of(number)
         if not shard.is_awaited(position, peer=peer, generation=generation):
             return position, None
-        self._peers[peer].asked.pop(number, None)
+        self.peers[peer].asked.pop(number, None)
         return position, shard
 
     def _num_ready(self) -> int:
