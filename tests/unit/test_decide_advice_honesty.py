@@ -467,7 +467,7 @@ def test_where_storage_is_not_known_the_hosts_gain_is_a_range(profile):
     assert unknown.own_storage_speedup == pytest.approx(own.speedup)
     assert (shared.own_storage_speedup, own.own_storage_speedup) == (None, None)
     told = f"{own.speedup:.2f}x"
-    assert f"{told} if each host has a storage of its own" in words(decision)
+    assert f"{told} if each host has separate storage" in words(decision)
     assert f"{shared.speedup:.2f}x as fast without, and {told} with one" in words(decision)
     assert "storage?" in explain(decision)
 

@@ -372,7 +372,7 @@ def test_prices_of_a_file_for_this_machine_are_told(report):
     source = "prices.csv over nominal: 0.05 $ a core and hour, billed by nobody"
     prices = replace(decision.prices, purchase="as in the price file", source=source)
     page = report(decision=replace(decision, prices=prices))
-    assert "Nobody is billed" not in page.text
+    assert "Hosts of this machine are not billed" not in page.text
     assert "$ per 1" in page.text
 
 
@@ -443,7 +443,7 @@ def test_plan_table_shows_each_plan_as_predicted(report):
         "",
         "1.82",
         "0.0680 s+9.7 %",
-        "CPUaccelerator",
+        "CPUaccelerator, at 22.0 ms",
         "63 %",
     ]
     assert "71 % of batches made on data hosts" in chosen[0]
@@ -458,7 +458,7 @@ def test_a_plan_s_gain_is_a_range_where_it_is_not_known_who_shares_the_storage(r
     page = report(
         decision=replace(decision, plans=(replace(plan, predicted=both), *decision.plans[1:]))
     )
-    assert "2.50 if each host has a storage of its own" in page.row("one data host")[3]
+    assert "2.50 if each host has separate storage" in page.row("one data host")[3]
 
 
 def test_exactly_one_plan_is_marked_as_chosen(report):
@@ -536,7 +536,7 @@ def test_where_nobody_is_billed_no_dollar_is_shown(report):
     source = sample_records.decision().prices.source
     page = report(decision=replace(sample_records.decision(), warnings=()))
     assert "$" not in page.text.replace(source, "")
-    assert "Nobody is billed for hosts of this machine" in page.text
+    assert "Hosts of this machine are not billed" in page.text
     assert page.row("Plan, measured")[-1] == "0.0720 s"
 
 
@@ -553,7 +553,7 @@ def test_real_prices_carry_date_region_and_purchase(report):
         "Prices: on-demand, AWS table, us-east-1, of 2026-11-20 (stale: older than 90 days)."
         in page.text
     )
-    assert "Nobody is billed" not in page.text
+    assert "Hosts of this machine are not billed" not in page.text
     assert "$0.000756" in page.text
 
 

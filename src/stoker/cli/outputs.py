@@ -131,7 +131,6 @@ class StepInputs:
 
     @property
     def words(self) -> list[str]:
-        """The workload, as the argument of a verb."""
         return [self.workload] if self.workload else []
 
 

@@ -51,7 +51,6 @@ def report_verb(
 
 
 def report_scaling(runs: Sequence[Path], *, as_json: bool) -> None:
-    """Prints a table over all runs."""
     from stoker.records import Training, read_json
     from stoker.report import scaling_of_runs
 
@@ -130,7 +129,6 @@ def report_of_records(
     training_file: Path,
     profile_file: Path,
 ) -> None:
-    """Writes a report from records in any folders."""
     from stoker.report import write_report
 
     write_report(
@@ -151,7 +149,6 @@ def report_of_records(
 def report_of_decision(
     file: Path, *, workload: "Workload", profile: "Profile", decision: "Decision"
 ) -> None:
-    """Writes a report of a decision, before anything has run."""
     from stoker.report import write_report
 
     write_report(

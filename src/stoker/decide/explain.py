@@ -151,7 +151,7 @@ def _table(decision: Decision) -> list[str]:
     if decision.bottleneck == "unexplained":
         lines.append("Rough guide only: the profile is not reliable enough for these figures.")
     if any(p.predicted and p.predicted.own_storage_speedup for p in rows):
-        lines.append("limit?: shorter if each host has a storage of its own: not known.")
+        lines.append("limit?: shorter if each host has separate storage: not known.")
     if is_billed:
         lines.append("$/1000: dollars for 1000 steps of today's global batch.")
     else:

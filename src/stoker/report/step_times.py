@@ -113,7 +113,6 @@ class Strip:
 
     @property
     def wait_share(self) -> float:
-        """The share of `step_seconds` that waits for data."""
         step, wait = self.recorded or typical_step(self.timeline.steps)
         return wait_share(step_seconds=step, wait_seconds=wait)
 
