@@ -235,7 +235,7 @@ def test_the_verb_ends_with_4_where_something_fails(tmp_path, port, capsys, monk
     [
         ({"cluster": True}, "--cluster needs a workload"),
         ({"overrides": ["name=a"]}, "--set needs a workload"),
-        ({"workload": "mnist.yaml"}, "a workload is checked against its cluster"),
+        ({"workload": "mnist.yaml"}, "a workload needs --cluster"),
         (
             {"workload": "mnist.yaml", "cluster": True, "peer": "data-1"},
             "--peer cannot be used with --cluster",
