@@ -105,8 +105,8 @@ def _look(launchers: Mapping[str, int], ranks: list[int]) -> Look:
         "agent": [],
         "fork server": [],
         "template": [],
-        "dataset host": [],
-        "spare dataset host": [],
+        "dataset process": [],
+        "spare dataset process": [],
         "worker": [],
         "rank": [psutil.Process(pid) for pid in ranks],
     }
@@ -120,9 +120,9 @@ def _look(launchers: Mapping[str, int], ranks: list[int]) -> Look:
         # dataset each, and their children are the workers.
         kinds["fork server"] += launcher.children()
     kinds["template"] = [each for found in kinds["fork server"] for each in found.children()]
-    for dataset_host in (each for found in kinds["template"] for each in found.children()):
-        workers = dataset_host.children()
-        kinds["dataset host" if workers else "spare dataset host"].append(dataset_host)
+    for dataset_process in (each for found in kinds["template"] for each in found.children()):
+        workers = dataset_process.children()
+        kinds["dataset process" if workers else "spare dataset process"].append(dataset_process)
         kinds["worker"] += workers
     return {kind: [_measured(each) for each in found] for kind, found in kinds.items()}
 

@@ -692,7 +692,6 @@ def _write(file: Path, rows: Sequence[Row]) -> None:
     }
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(document, indent=1) + "\n")
-    file.with_suffix(".md").write_text(markdown(rows) + "\n")
 
 
 def main() -> int:

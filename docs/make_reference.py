@@ -16,13 +16,13 @@ import json
 import re
 import textwrap
 import typing
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
 import typer.main
 
-import stoker
 from stoker import errors
 from stoker.cli.app import VERBS, app_for
 from stoker.logs import EventName
@@ -281,7 +281,7 @@ def _default_words(described: Schema, *, is_required: bool) -> str:
         return "required"
     default = described.get("default")
     if default is None:
-        return "no default"
+        return ""
     if default in ({}, [], ()):
         # A mapping of known keys has its own defaults, which are shown with these.
         return "default: as its keys say" if [*_references(described)] else "default: none"
@@ -363,6 +363,9 @@ def _record_table(schema: Schema, name: str, *, of: str) -> Iterator[str]:
 # The command line.
 
 
+_OPTIONS_HEAD = ("| option | what it does | default |", "| --- | --- | --- |")
+
+
 def cli_page() -> str:
     """Returns the page of all commands and their options."""
     app = typer.main.get_command(app_for(*VERBS))
@@ -384,11 +387,19 @@ def cli_page() -> str:
             f"| [stoker {name}](#stoker-{name}) | {_cell(VERBS.get(name, ''))} |" for name in names
         ]
         lines.append("")
-    common = [param for param in app.params if not vars(param).get("hidden")]
-    lines += ["## Without a command", "", *_options(common)]
+    own = [param for param in app.params if not vars(param).get("hidden")]
+    lines += ["## Without a command", "", *_options(own)]
+    rows = Counter(
+        row
+        for names in by_panel.values()
+        for name in names
+        for row in _options(_visible_options(commands[name]))[2:]
+    )
+    common = [row for row, count in rows.items() if count >= 3]
+    lines += ["", "## Options of several commands", "", *_OPTIONS_HEAD, *sorted(common)]
     for names in by_panel.values():
         for name in names:
-            lines += _command(name, commands[name])
+            lines += _command(name, commands[name], common=common)
     return "\n".join(lines) + "\n"
 
 
@@ -397,7 +408,7 @@ def _panel(described: object) -> str:
     return panel if isinstance(panel, str) else ""
 
 
-def _command(name: str, command: typing.Any) -> Iterator[str]:
+def _command(name: str, command: typing.Any, *, common: Collection[str]) -> Iterator[str]:
     arguments = [param for param in command.params if not _is_option(param)]
     options = [param for param in command.params if _is_option(param)]
     words = [_argument_words(param) for param in arguments if not vars(param).get("hidden")]
@@ -409,17 +420,19 @@ def _command(name: str, command: typing.Any) -> Iterator[str]:
         yield from ("", "| argument | |", "| --- | --- |")
         for param in shown:
             yield f"| `{_cell(_argument_words(param))}` | {_cell(_flat(param.help))} |"
-    plain = [param for param in options if not vars(param).get("hidden")]
-    panels = dict.fromkeys(_panel(param) for param in plain)
-    for panel in panels:
-        yield ""
-        if panel:
-            yield from (f"**{panel}**", "")
-        yield from _options([param for param in plain if _panel(param) == panel])
-    hidden = [param for param in options if vars(param).get("hidden")]
-    if hidden:
-        yield from ("", "Set by steps of pipelines, not by people:", "")
-        yield from _options(hidden)
+    visible = _visible_options(command)
+    shared = []
+    for panel in dict.fromkeys(map(_panel, visible)):
+        head, rule, *rows = _options([param for param in visible if _panel(param) == panel])
+        shared += [row.split("`")[1].split()[0] for row in rows if row in common]
+        if own := [row for row in rows if row not in common]:
+            yield from ("", *([f"**{panel}**", ""] if panel else []), head, rule, *own)
+    if shared:
+        flags = ", ".join(f"`{flag}`" for flag in shared)
+        yield from (
+            "",
+            f"Also {flags}: [options of several commands](#options-of-several-commands).",
+        )
     if getattr(command, "epilog", None):
         yield ""
         yield from _help_lines(command.epilog)
@@ -434,9 +447,13 @@ def _argument_words(param: typing.Any) -> str:
     return words if param.required or words.startswith("[") or "|" in words else f"[{words}]"
 
 
-def _options(params: Sequence[typing.Any]) -> Iterator[str]:
-    yield "| option | what it does | default |"
-    yield "| --- | --- | --- |"
+def _visible_options(command: typing.Any) -> list[typing.Any]:
+    return [p for p in command.params if _is_option(p) and not vars(p).get("hidden")]
+
+
+def _options(params: Sequence[typing.Any]) -> list[str]:
+    """Returns a table of options: two lines of head, and a row for each."""
+    lines = [*_OPTIONS_HEAD]
     for param in params:
         flags = ", ".join((*param.opts, *param.secondary_opts))
         value = "" if param.is_flag else f" {param.metavar or param.name.upper()}"
@@ -448,7 +465,8 @@ def _options(params: Sequence[typing.Any]) -> Iterator[str]:
         default = said[1] if said else _option_default(param)
         if said:
             text = text.replace(said[0], "")
-        yield f"| `{_cell(flags + value)}` | {_cell(text)} | {_cell(default)} |"
+        lines.append(f"| `{_cell(flags + value)}` | {_cell(text)} | {_cell(default)} |")
+    return lines
 
 
 def _option_default(param: typing.Any) -> str:
@@ -750,111 +768,36 @@ PUBLIC = MappingProxyType(
         "STOKER_WORKERS": "you set it, for a job that stoker does not submit",
     }
 )
-# Variables that no record of `stoker.settings` declares, with their meaning.
+# Public variables that no record of `stoker.settings` declares, with their meaning.
 MEANINGS = MappingProxyType(
     {
-        "AWS_DEFAULT_REGION": "AWS region, where AWS_REGION is not set.",
-        "AWS_REGION": "AWS region, where neither the workload nor --region names one.",
-        "COMP_WORDS": "Words that bash wants completed.",
-        "_TYPER_COMPLETE_ARGS": "Words that another shell wants completed.",
-        "CUDA_VISIBLE_DEVICES": "GPUs that the training may use; the others are not counted.",
-        "JOB_COMPLETION_INDEX": "Number of this pod in its group, by Kubernetes.",
-        "KFP_POD_NAME": "Name of the pod of a Kubeflow step, where POD_NAME is not set.",
-        "KFP_POD_UID": "UID of the pod of a Kubeflow step, where POD_UID is not set.",
-        "OMP_NUM_THREADS": "Threads of a rank. Where it is not set, and a pod asks for CPUs, each "
-        "rank gets its share of them.",
-        "OMPI_COMM_WORLD_RANK": "Global rank, by Open MPI, with strategy mpi.",
-        "PATH": "Where programs are looked for.",
-        "POD_NAME": "Name of this pod, by Kubernetes' downward API.",
-        "POD_NAMESPACE": "Namespace of this pod, by Kubernetes' downward API.",
-        "POD_RUN_ID": "Id of the pipeline's run that this pod is a step of, by its label.",
-        "POD_UID": "UID of this pod, by Kubernetes' downward API.",
-        "PYTHONPATH": "Folders of modules; the training's own is put in front.",
-        "SAGEMAKER_PROGRAM": "Training script of an estimator of SageMaker's SDK.",
-        "SAGEMAKER_TRAINING_MODULE": "Set by images with SageMaker's training toolkit.",
-        "SM_CURRENT_HOST": "Name of this host, by SageMaker.",
-        "SM_CURRENT_INSTANCE_TYPE": "Instance type, where STOKER_INSTANCE_TYPE is not set.",
-        "SM_NETWORK_INTERFACE_NAME": "Network interface between the hosts, by SageMaker.",
-        "SM_RESOURCE_CONFIG": "Hosts and groups, where resourceconfig.json is not there.",
-        "STOKER_INSTANCE_TYPE": "What this host is called in a catalog; a profile names it so.",
-        "STOKER_KUBEFLOW_NAMESPACE": "Namespace of the user in Kubeflow Pipelines.",
-        "STOKER_KUBEFLOW_TOKEN": "Token that Kubeflow Pipelines asks for. A secret. A file that "
-        "`--token-file` or `kubernetes.kubeflow.token_file` names wins over it.",
-        "STOKER_MPI": "What mpirun's programs are told of the run.",
-        "STOKER_WEBHOOK_URL": "Address of the webhook that is told of runs. A secret. "
-        "`notify.variable` names another variable.",
-        "TMPDIR": "Folder for temporary files.",
-        "TORCHELASTIC_RESTART_COUNT": "How often torchrun has started the ranks again.",
-        "TRAINING_JOB_NAME": "Name of the job, by SageMaker, where STOKER_RUN_ID is not set.",
-        "SAGEMAKER_BASE_DIR": "As STOKER_BASE_DIR, where that is not set.",
+        "STOKER_INSTANCE_TYPE": "This host's instance type, as profiles and catalogs name it.",
+        "STOKER_KUBEFLOW_NAMESPACE": "Your namespace in Kubeflow Pipelines.",
+        "STOKER_KUBEFLOW_TOKEN": "Your token for Kubeflow Pipelines, a secret. `--token-file` and "
+        "`kubernetes.kubeflow.token_file` override it.",
+        "STOKER_WEBHOOK_URL": "The webhook's address, a secret. `notify.variable` names another "
+        "variable.",
     }
 )
-# Text that is read as a variable of this process: `environ.get("X")`, `env["X"]`, `"X" in environ`.
-_ENVIRONMENTS = ("environ", "env", "os.environ")
 
 
 def environment_page() -> str:
-    """Returns the page of all environment variables that stoker reads."""
-    declared = dict(_declared())
-    places = _read_anywhere()
-    # The name of a public one may be a setting's default: no line reads it by that name.
-    own = {
-        name: text
-        for name, text in MEANINGS.items()
-        if name.startswith("STOKER_") and (name in places or name in PUBLIC)
-    }
-    stokers = {name: text for name, text in {**declared, **own}.items() if "STOKER_" in name}
-    others = {
-        name: declared.get(name) or MEANINGS[name]
-        for name in sorted({*places, *declared})
-        if not name.startswith("STOKER_")
-    }
+    """Returns the page of the environment variables that users set or read."""
+    meanings = {**dict(_declared()), **MEANINGS}
     lines = [
         "# Environment variables",
         "",
-        "Public variables keep their meaning within a version of stoker. Internal ones carry "
-        "settings from the process that submits a run to its hosts: set the key of the "
-        "workload instead, they change without notice. For what users can set there is almost "
-        "always a key or an option; a variable is for what a file should not hold, and for jobs "
-        "that stoker does not submit.",
-        "",
-        "## Public",
+        "These keep their meaning within a version of stoker. All other `STOKER_...` variables "
+        "are internal. Almost everything has a key of the workload or an option; variables are "
+        "for secrets, and for jobs that stoker does not submit.",
         "",
         "| variable | | meaning |",
         "| --- | --- | --- |",
-        *(
-            f"| `{name}` | {PUBLIC[name]} | {_cell(stokers[name])} |"
-            for name in sorted(stokers)
-            if name in PUBLIC
-        ),
-        "",
-        "## Of the platform, of torchrun and of other tools",
-        "",
-        "stoker reads these, as whoever starts a process sets them.",
-        "",
-        "| variable | meaning | read in |",
-        "| --- | --- | --- |",
-        *(
-            f"| `{name}` | {_cell(text)} | {_places(places.get(name, ()))} |"
-            for name, text in others.items()
-        ),
-        "",
-        "The libraries that stoker calls read variables of their own: boto3 `AWS_PROFILE` and "
-        "the keys, the Kubernetes client `KUBECONFIG`, rich `NO_COLOR`, and pip, torch and NCCL "
-        "theirs.",
-        "",
-        "## Internal",
-        "",
-        "| variable | meaning | read in |",
-        "| --- | --- | --- |",
-        *(
-            f"| `{name}` | {_cell(stokers[name])} | {_places(places.get(name, ()))} |"
-            for name in sorted(stokers)
-            if name not in PUBLIC
-        ),
+        *(f"| `{name}` | {use} | {_cell(meanings[name])} |" for name, use in PUBLIC.items()),
         "",
         "On every platform the training's command gets the variables of SageMaker's training "
-        "toolkit: `SM_CHANNEL_NAME`, `SM_MODEL_DIR`, `SM_OUTPUT_DATA_DIR` and others.",
+        "toolkit: `SM_CHANNEL_NAME`, `SM_MODEL_DIR`, `SM_OUTPUT_DATA_DIR` and others. Libraries "
+        "read their own: boto3 `AWS_PROFILE`, the Kubernetes client `KUBECONFIG`, rich `NO_COLOR`.",
     ]
     return "\n".join(lines) + "\n"
 
@@ -872,47 +815,6 @@ def _plain_type(kind: object) -> type:
     (plain,) = found
     assert isinstance(plain, type)
     return plain
-
-
-@functools.cache
-def _read_anywhere() -> dict[str, list[str]]:
-    """Returns each variable that the source reads, with the modules that do."""
-    found: dict[str, list[str]] = {}
-    package = Path(stoker.__file__).parent
-    for path in sorted(package.rglob("*.py")):
-        module = ".".join(path.relative_to(package.parent).with_suffix("").parts)
-        text = path.read_text()
-        # Most modules read none; a tree costs a hundred times what a look at the text does.
-        if not re.search(r"\benv(iron)?\b", text):
-            continue
-        for name in sorted(set(_variables_in(ast.parse(text)))):
-            found.setdefault(name, []).append(module.removesuffix(".__init__"))
-    return found
-
-
-def _variables_in(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
-        match node:
-            case ast.Call(
-                func=ast.Attribute(value=of, attr="get"), args=[ast.Constant(str(n)), *_]
-            ):
-                name, source = n, of
-            case ast.Subscript(value=of, slice=ast.Constant(str(n)), ctx=ast.Load()):
-                name, source = n, of
-            case ast.Compare(left=ast.Constant(str(n)), comparators=[of]):
-                name, source = n, of
-            case ast.Call(func=ast.Name("Variable"), args=[ast.Constant(str(first)), *rest]):
-                yield first
-                yield from (each.value for each in rest if isinstance(each, ast.Constant))
-                continue
-            case _:
-                continue
-        if ast.unparse(source) in _ENVIRONMENTS and name.isupper():
-            yield name
-
-
-def _places(modules: Sequence[str]) -> str:
-    return "<br>".join(f"`{each.removeprefix('stoker.')}`" for each in modules)
 
 
 # Files, ports, exit codes.

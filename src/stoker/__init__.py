@@ -1,7 +1,7 @@
 """stoker keeps accelerators fed from CPU hosts.
 
-A training script needs none of it: `stoker train` feeds PyTorch's own loaders. The names below are
-imported when they are first used, so that `import stoker` costs nothing.
+A training script needs none of these names: `stoker train` feeds PyTorch's own loaders. They are
+imported on first use, so that `import stoker` is cheap.
 """
 
 from typing import TYPE_CHECKING
@@ -29,11 +29,10 @@ _HOMES = {
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # Each name brings torch with it, or may do so: it is imported when it is first asked for.
     from importlib import import_module
 
     found: object = getattr(import_module(_HOMES[name]), name)
-    # Kept: it is not asked for again, and shows what the script imports (see feed/replace.py).
+    # Kept for the next access, and as a sign of what the script imports (see feed/replace.py).
     globals()[name] = found
     return found
 

@@ -1,49 +1,49 @@
-"""Stoker raises these errors on purpose.
+"""Errors of stoker, with the exit codes of the command line.
 
-    StokerError                  1  a bug, or something no other class names
-    ├── UsageError               2  a wrong command line, setting or record (also a ValueError)
-    │   ├── DeclinedError           the person did not want to start it
+    StokerError                  1  a bug, or an error without a class
+    ├── UsageError               2  wrong command line, setting or record (also a ValueError)
+    │   ├── DeclinedError           the user answered no
     │   └── MissingExtraError       a library of an extra is not installed (also an ImportError)
     ├── GateError                3  the model missed the workload's gate, or is not this run's
     ├── PlatformError            4  a platform refused or lost a request
-    │   └── NoCapacityError         it has no hosts for the job, now or by a quota
-    ├── FeedError                5  the feed cannot go on
-    │   ├── FeedLostError           no data worker is left, or none came in time (also a
-    │   │                           RuntimeError, as what torch's loader raises then)
-    │   ├── ShippingError           a dataset or collate function cannot travel
-    │   └── ProtocolError           a peer sent what the protocol does not allow
-    └── WorkloadError            6  the user's command failed; its own exit code is in training.json
+    │   ├── ServiceError            a cloud service or cluster refused a call, or did not answer
+    │   └── NoCapacityError         no hosts for the job, now or by a quota
+    ├── FeedError                5  the feed failed
+    │   ├── FeedLostError           no data worker is left, or none arrived in time (also a
+    │   │                           RuntimeError, which torch's loader raises)
+    │   ├── ShippingError           a dataset or collate function cannot be sent to a data host
+    │   └── ProtocolError           a peer violated the protocol
+    └── WorkloadError            6  the user's command failed; its exit code is in training.json
 
-The numbers are the exit codes of the command line. After Ctrl-C it is 130, after SIGTERM 143. A
-script ends with 5 by the hook of `feed/trainer/client.py`, verbs that train or judge by
-`records/outcome.py`, a data host to which no leader came by `NEVER_CAME` in
-`launch/engines/hosts.py`.
+Ctrl-C exits with 130, SIGTERM with 143.
 """
 
 import json
 import shlex
 from contextlib import suppress
+from typing import Literal
 from urllib.parse import unquote
 
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
+ServiceErrorKind = Literal["missing", "denied", "taken", "stale", "away", "refused"]
 
 
-# Not an Exception: no `except Exception` on the way may take it for a failure of its own.
+# Not an Exception: no `except Exception` may swallow it.
 class TerminatedError(BaseException):
-    """SIGTERM came: unwinds the stack as Ctrl-C does, so that all that runs is ended.
+    """SIGTERM; unwinds the stack as Ctrl-C does, so that what runs is stopped.
 
-    With words where something goes on all the same.
+    Its text, if any, names what keeps running.
     """
 
 
 class StokerError(Exception):
-    """All errors of stoker derive from this one: they say what went wrong, where, and what to do.
+    """Base of all errors of stoker.
 
     Attributes:
         what: What went wrong, with the values.
-        where: File, line, key, host, rank or batch; empty where there is no place.
-        fix: What to do next; empty where nothing is known to help.
+        where: File, line, key, host, rank or batch; may be empty.
+        fix: What to do next; may be empty.
     """
 
     exit_code = 1
@@ -55,7 +55,7 @@ class StokerError(Exception):
         self.fix = fix
 
     def __str__(self) -> str:
-        """Returns the facts as the command line prints them, one a line."""
+        """Returns the facts as the command line prints them, one per line."""
         lines = [self.what]
         if self.where:
             lines.append(f"where: {self.where}")
@@ -64,9 +64,7 @@ class StokerError(Exception):
         return "\n".join(lines)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Lets the error travel between processes with all its facts."""
-        # By default an exception is made anew from `args`: as positional arguments, which these are
-        # not.
+        """Pickles the facts, which are keyword arguments and so not in `args`."""
         return (_rebuild, (type(self), self.what, self.where, self.fix))
 
 
@@ -74,24 +72,24 @@ def _rebuild(kind: type[StokerError], what: str, where: str, fix: str) -> Stoker
     return kind(what, where=where, fix=fix)
 
 
-# A ValueError, too: in a script it is a wrong argument like any other.
+# Also a ValueError: in a script it is a wrong argument like any other.
 class UsageError(StokerError, ValueError):
-    """A command line, setting or record is wrong."""
+    """A wrong command line, setting or record."""
 
     exit_code = 2
 
 
 class DeclinedError(UsageError):
-    """The person answered no to the question whether to start: nothing has failed."""
+    """The user's no to the question whether to start."""
 
 
-# An ImportError, too: programs that do without a library catch that.
+# Also an ImportError, which programs with optional libraries catch.
 class MissingExtraError(UsageError, ImportError):
-    """A library that an extra brings along is not installed."""
+    """A library of an extra is not installed."""
 
     @classmethod
     def of(cls, err: ImportError, *, extra: str) -> "MissingExtraError":
-        """Returns the error for an import that failed."""
+        """Returns the error for a failed import."""
         library = (err.name or "").partition(".")[0] or str(err)
         found = cls(f"{library} is not installed", fix=install_command(extra))
         found.name = err.name
@@ -99,7 +97,7 @@ class MissingExtraError(UsageError, ImportError):
 
 
 class GateError(StokerError):
-    """The model missed the workload's gate, or the training that it is of did no step."""
+    """The model missed the workload's gate, or its training did no step."""
 
     exit_code = 3
 
@@ -110,14 +108,46 @@ class PlatformError(StokerError):
     exit_code = 4
 
 
-class NoCapacityError(PlatformError):
-    """A platform has no hosts for a job: another time, or with other types, it may.
+class ServiceError(PlatformError):
+    """A cloud service or a cluster refused a call, or did not answer it.
 
     Attributes:
-        types: Instance types that are short; none where the platform does not say.
-        may_pass: Waiting may help; not where a quota is 0, or the job has waited on its own.
-        had_hosts: The job had all its dnn hosts before they were short.
-        still_there: What to raise before another job has its turn; None where this one is gone.
+        code: The service's own error code, or the HTTP status; empty without an answer.
+        action: The call as a policy names it: `sagemaker:CreateTrainingJob`, `create pods`.
+        kind: `missing`: no such object; `denied`: a permission is missing; `taken`: the name is in
+            use; `stale`: the login has expired; `away`: no answer, a retry may help; `refused`:
+            anything else.
+        user: Account that lacks the permission, where the service names it.
+        is_repeated: An earlier attempt of the same call was sent and not answered.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str = "",
+        fix: str = "",
+        code: str = "",
+        action: str = "",
+        kind: ServiceErrorKind = "refused",
+        user: str = "",
+    ) -> None:
+        super().__init__(what, where=where, fix=fix)
+        self.code = code
+        self.action = action
+        self.kind = kind
+        self.user = user
+        self.is_repeated = False
+
+
+class NoCapacityError(PlatformError):
+    """A platform has no hosts for a job; a retry later or other instance types may work.
+
+    Attributes:
+        types: Instance types without capacity; empty where the platform does not say.
+        may_pass: Whether waiting may help: not with a quota of 0, or after the job has waited.
+        had_hosts: Whether the job had all its dnn hosts before.
+        still_there: Error to raise before another job is tried; None once this job is deleted.
     """
 
     types: frozenset[str] = frozenset()
@@ -127,21 +157,21 @@ class NoCapacityError(PlatformError):
 
 
 class FeedError(StokerError):
-    """The feed cannot go on."""
+    """The feed failed."""
 
     exit_code = 5
 
 
 class FeedLostError(FeedError, RuntimeError):
-    """No data worker is left, or none came in time: `feed/trainer/client.py` says so, code 5."""
+    """No data worker is left, or none arrived in time."""
 
 
 class ShippingError(FeedError):
-    """A dataset, collate function or sampler index cannot travel to another host."""
+    """A dataset, collate function or sampler index cannot be sent to another host."""
 
 
 class ProtocolError(FeedError):
-    """A peer sent what the protocol does not allow."""
+    """A peer violated the protocol."""
 
 
 class WorkloadError(StokerError):
@@ -153,7 +183,7 @@ class WorkloadError(StokerError):
 def install_command(extra: str) -> str:
     """Returns the command that installs an extra into this environment.
 
-    stoker is not on PyPI: its name alone would install what somebody else has put there.
+    stoker is not on PyPI, where its name may belong to another project.
     """
     from importlib.metadata import PackageNotFoundError, distribution
 

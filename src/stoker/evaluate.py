@@ -1,7 +1,4 @@
-"""The evaluate component holds a run against its gates, its baseline and its prediction.
-
-The metrics are in the training's record, into which `launch.finish` read the script's metrics.json.
-"""
+"""The evaluation of a run against its gates, its baseline and its prediction."""
 
 import math
 import re
@@ -32,12 +29,10 @@ from stoker.records.base import sha256_of
 from stoker.records.outcome import outcome_of, outcome_of_gates
 from stoker.records.training import TrainingFacts, training_record
 from stoker.records.workload import RecordKind, own_keys, refuse_foreign
-from stoker.text import aws_value, cost_change_words, ms, than_predicted
+from stoker.text import aws_value
 
-# Names by which SageMaker Studio knows metrics of a regression; all others are a classification's.
+# SageMaker Studio's names of regression metrics; all others are of a classification.
 _REGRESSION = frozenset({"mae", "mse", "rmse", "r2"})
-# Two runs of a minute on the same quiet hosts differ by less.
-_SAME_HOSTS = 0.1
 
 
 def evaluate(
@@ -50,16 +45,16 @@ def evaluate(
 ) -> Evaluation:
     """Judges the run by its status, its gates and its prediction. Pure.
 
-    A metric that the run did not report fails its gate, and a run that did no step is no new model:
-    what it reports is an earlier run's. The prediction is that of the plan with the run's groups; a
-    run that is not of a plan has no prediction. `champion` has the metrics of the model in use, for
-    gates that name it: None where there is none yet, and such gates hold. One that did not report
-    a gate's metric fails it.
+    A metric that the run did not report fails its gate, and so does a run without a step, whose
+    metrics are an earlier run's. The prediction is of the plan with the run's groups, if any.
+
+    Args:
+        champion: Metrics of the model in use, for gates that name it; a missing metric fails its
+            gate. None: no model is in use yet, and such gates hold.
 
     Raises:
         UsageError: If a record was made for another workload.
     """
-    # A profile that was taken for other hosts was not measured on the workload's.
     taken = decision.taken_elsewhere is not None
     profiled = msgspec.structs.replace(
         profile, workload_keys=own_keys(profile.workload_keys, is_elsewhere=taken)
@@ -89,7 +84,7 @@ def evaluate(
 
 
 def judged_again(evaluation: Evaluation, *, champion: Mapping[str, float]) -> Evaluation:
-    """Judges a model that passed against the one that is in use by now. Pure."""
+    """Judges a model that passed against the model in use by now. Pure."""
     gates = tuple(_result(gate, gate.value, champion) for gate in evaluation.gates)
     outcome = outcome_of_gates(gates)
     return msgspec.structs.replace(
@@ -101,26 +96,25 @@ def judged_again(evaluation: Evaluation, *, champion: Mapping[str, float]) -> Ev
 
 
 def model_quality(training: Training) -> dict[str, Json]:
-    """Returns the run's metrics in the form of model quality that SageMaker Studio shows."""
+    """Returns the run's metrics as the model quality document of SageMaker Studio."""
     parts: dict[str, dict[str, Json]] = {}
     for name, value in sorted(training.metrics.items()):
         if math.isfinite(value):
             kind = "regression" if name in _REGRESSION else "multiclass_classification"
-            # One run says nothing of a spread.
             shown: Json = {"value": value, "standard_deviation": "NaN"}
             parts.setdefault(f"{kind}_metrics", {})[name] = shown
     return {**parts}
 
 
 def metadata_names(workload: Workload) -> dict[str, str]:
-    """Returns the names of a model's metadata, with the channel of those of an input."""
-    # A path in JSON has no dashes.
+    """Returns the names of a model's metadata; each input's with its channel."""
+    # JSON paths allow no dashes.
     inputs = {f"input_{re.sub('[^A-Za-z0-9]', '_', name)}": name for name in workload.channels}
     return {"training_job": "", "image_digest": "", "decided": "", **inputs}
 
 
 def model_metadata(workload: Workload, training: Training, decision: Decision) -> dict[str, str]:
-    """Returns what SageMaker's model registry shows of a model's origin; no value is empty."""
+    """Returns a model's origin for SageMaker's model registry; no value is empty."""
     groups = groups_in_words(training.groups)
     what = {
         **training.what,
@@ -136,7 +130,7 @@ def model_metadata(workload: Workload, training: Training, decision: Decision) -
 
 
 def lost_training(workload: Workload, decision: Decision) -> Training:
-    """Returns the record of a training that left none: failed, on the decision's cluster."""
+    """Returns the record of a failed training that left none."""
     return training_record(
         TrainingFacts(
             workload_sha256=workload.digest(),
@@ -149,7 +143,7 @@ def lost_training(workload: Workload, decision: Decision) -> Training:
 
 
 def _result(gate: Gate, value: float | None, champion: Mapping[str, float] | None) -> GateResult:
-    # A NaN passes no bound anyway, and is no number of JSON.
+    # JSON has no NaN.
     if value is not None and not math.isfinite(value):
         value = None
     theirs = champion.get(gate.metric) if champion is not None and gate.needs_champion else None
@@ -175,15 +169,15 @@ def _performance(profile: Profile, decision: Decision, training: Training) -> Pe
     keep = next((plan for plan in decision.plans if plan.action == "keep"), None)
     today = profile.step.step_seconds
     if decision.taken_elsewhere and keep and keep.predicted:
-        # The profile's step is another machine's: no run here is faster or slower than that.
+        # The profile's step is another machine's.
         today = keep.predicted.step_seconds
-    # Nominal dollars are for comparing plans; what nobody is billed is told in CPU-seconds.
+    # Nominal dollars only compare plans; without a bill the cost is in CPU-seconds.
     is_billed = not decision.prices.is_nominal
     baseline = _cost_of(keep.predicted if keep else None, today, is_billed=is_billed)
     # The chosen plan first: another one in the list may have the same hosts.
     plan = _plan_of(training.groups, (decision.plan, *decision.plans))
     promise = plan.predicted if plan else None
-    # The plan's hosts are those that ran, so its price holds also where the run knew none.
+    # The plan's hosts ran, so its price also holds where the run has none.
     outcome = _cost_of(promise, measured.step_seconds, is_billed=is_billed)
     if is_billed and measured.usd_per_1000_steps is not None:
         outcome = msgspec.structs.replace(outcome, usd_per_1000_steps=measured.usd_per_1000_steps)
@@ -207,7 +201,7 @@ def _performance(profile: Profile, decision: Decision, training: Training) -> Pe
 
 
 def _cost_of(plan: Predicted | None, step_seconds: float, *, is_billed: bool) -> StepCost:
-    """Returns what a step of that length costs on the hosts of a plan."""
+    """Returns the cost of a step of that length on the hosts of a plan."""
     if plan is None:
         return StepCost(step_seconds=step_seconds)
     times = step_seconds / plan.step_seconds
@@ -232,90 +226,14 @@ def _plan_of(groups: Sequence[Group], plans: Sequence[Plan]) -> Plan | None:
 
 
 def _is_same(planned: Sequence[Group], ran: Sequence[Group]) -> bool:
-    """Returns whether the run had the plan's hosts; compares workers only where both tell them."""
+    """Whether the run had the plan's hosts; workers count only where both records have them."""
     return len(planned) == len(ran) and all(
-        (one.role, _bare(one), one.count) == (other.role, _bare(other), other.count)
+        (one.role, bare_type(one.instance_type), one.count)
+        == (other.role, bare_type(other.instance_type), other.count)
         # A run that was named by hand may leave its workers open.
-        and _agree(one.workers_per_host, other.workers_per_host)
+        and (
+            None in (one.workers_per_host, other.workers_per_host)
+            or one.workers_per_host == other.workers_per_host
+        )
         for one, other in zip(planned, ran, strict=True)
     )
-
-
-def _bare(group: Group) -> str:
-    return bare_type(group.instance_type)
-
-
-def _agree(one: int | None, other: int | None) -> bool:
-    return one is None or other is None or one == other
-
-
-def summary(evaluation: Evaluation) -> str:
-    """Returns the verdict first, then gates and performance."""
-    lines = [evaluation.reason or outcome_of_gates(evaluation.gates).words]
-    lines += [line for gate in evaluation.gates for line in _gate(gate)]
-    if evaluation.performance is not None:
-        lines += _performance_words(evaluation.performance)
-    return "\n".join(lines)
-
-
-def _gate(gate: GateResult) -> list[str]:
-    value = "not reported" if gate.value is None else f"{gate.value:.6g}"
-    bounds = [f"at least {gate.min:g}"] if gate.min is not None else []
-    bounds += [f"at most {gate.max:g}"] if gate.max is not None else []
-    mark = "ok  " if gate.passed else "FAIL"
-    lines = [f"  {mark} {gate.metric[:36]:<36} {value:>12}  {', '.join(bounds)}".rstrip()]
-    if gate.champion is not None:
-        lines.append(f"       {'of the model in use':<36} {gate.champion:>12.6g}")
-    elif gate.needs_champion and gate.passed:
-        lines.append("       no model is in use yet that it could be held against")
-    elif gate.needs_champion and gate.is_inside:
-        lines.append("       the model in use has not reported it")
-    return lines
-
-
-def _performance_words(performance: Performance) -> list[str]:
-    rows: list[tuple[str, StepCost]] = [("baseline", performance.baseline)]
-    if performance.predicted is not None:
-        rows.append(("predicted", performance.predicted))
-    rows.append(("measured", performance.measured))
-    is_billed = any(row.usd_per_1000_steps is not None for _, row in rows)
-    head = "$ per 1000 steps" if is_billed else "CPU-s per step"
-    has_accelerators = not is_billed and any(row.accelerator_seconds for _, row in rows)
-    more = f" {'accelerator-s':>14}" if has_accelerators else ""
-    lines = [f"  {'':<10} {'step':>11} {head:>16}{more}"]
-    for name, row in rows:
-        cost = row.usd_per_1000_steps if is_billed else row.cpu_seconds
-        more = f" {_figure(row.accelerator_seconds):>14}" if has_accelerators else ""
-        lines.append(f"  {name:<10} {ms(row.step_seconds):>11} {_figure(cost):>16}{more}")
-    text = f"  {speedup_words(performance)}"
-    if performance.cost_change is not None and performance.action != "keep":
-        text += f", {cost_change_words(performance.cost_change, is_billed=is_billed)}"
-    promise = prediction_words(performance)
-    return [*lines, text, *([f"  {promise}"] if promise else [])]
-
-
-def speedup_words(performance: Performance) -> str:
-    """Says how fast the run was; where it had the profiled hosts, that is nobody's gain."""
-    words = f"{performance.speedup:.2f} times as fast"
-    if performance.action == "keep":
-        is_same = abs(performance.speedup - 1) <= _SAME_HOSTS
-        why = "no gain by stoker" if is_same else "the machine's load or speed changed in between"
-        words += f" as in the profile on the same hosts: {why}"
-    return words
-
-
-def prediction_words(performance: Performance) -> str:
-    """Says how the measured step compares with the predicted one, and whether it is in its band."""
-    error, band = performance.prediction_error, performance.band
-    if error is None:
-        return ""
-    if band is None:
-        # As in evaluations that were written before there were bands.
-        return f"the step is {than_predicted(error)}; the band of that is not known"
-    where = "inside" if performance.is_inside_band else "OUTSIDE"
-    low, high = ms(band.low_seconds), ms(band.high_seconds)
-    return f"the step is {than_predicted(error)}, {where} the band of {low} to {high}"
-
-
-def _figure(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.4g}"

@@ -1,7 +1,7 @@
 """Log lines, one per event: `event key=value ...`, always with run ID and host.
 
 Example: `stoker 2026-11-20T08:00:00.123Z run=mnist-1 host=algo-1 agent_ready workers=4`.
-`parse_line` reads them back, so a job can be followed by its log alone.
+`parse_line` reads them back, so that a job can be followed by its log.
 """
 
 import re
@@ -17,13 +17,13 @@ from typing import TextIO
 LogValue = str | int | float | bool | None
 
 _PREFIX = "stoker "
-# The head of each event, wherever it begins: platforms put a time before it, and a progress bar, or
-# another process whose output is the same stream, half a line. `parse_line` needs the whole line.
+# Start of an event, anywhere in a line: platforms prepend a time, progress bars and other processes
+# half a line. `parse_line` needs the whole line.
 EVENT_HEAD = re.compile(r"stoker \d{4}-\d\d-\d\dT[\d:.]+Z run=")
 
 
 class EventName(StrEnum):
-    """The names of all log events; docs/reference/events.md is made from the comments."""
+    """Names of the log events; docs/reference/events.md is made from the comments."""
 
     AGENT_ADDRESS_REUSED = auto()  # The address of a lost data host now belongs to another host.
     AGENT_CONNECTION_LOST = auto()  # A trainer lost its connection to a data host and tries again.
@@ -154,14 +154,10 @@ class EventName(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LogEvent:
-    """An event is one line of a log, parsed.
+    """A parsed event line.
 
     Attributes:
         when: UTC time, ISO 8601 with milliseconds.
-        run: Run id.
-        host: Host name as the platform gave it.
-        event: Name of the event.
-        values: Key to value, as text.
     """
 
     when: str
@@ -172,7 +168,7 @@ class LogEvent:
 
 
 class Log:
-    """Writes events of one host and run; safe to use from several threads."""
+    """Event log of one host and run; safe to use from several threads."""
 
     def __init__(self, *, run: str, host: str, stream: TextIO | None = None) -> None:
         self._head = f"run={_quote(run)} host={_quote(host)}"
@@ -180,23 +176,23 @@ class Log:
         self._lock = threading.Lock()
 
     def event(self, name: EventName, **values: LogValue) -> None:
-        """Writes one line; a closed or full stream is ignored, for a log must not end a job."""
+        """Writes one line. A closed or full stream is ignored: logging must not end a job."""
         pairs = "".join(f" {key}={_quote(_text(value))}" for key, value in values.items())
         line = f"{_PREFIX}{now_utc()} {self._head} {name}{pairs}\n"
         with self._lock:
             try:
-                # Asked for at each event: tests and notebooks replace it.
+                # Looked up at each event: tests and notebooks replace it.
                 stream = self._stream or sys.stderr
                 stream.write(line)
                 stream.flush()
-            # A full disk or a closed pipe; ValueError: a stream that was closed here.
+            # A full disk or a closed pipe; ValueError: a stream closed in this process.
             except (OSError, ValueError):
                 return
 
 
 def parse_line(line: str) -> LogEvent | None:
-    """Returns the event in `line`, or None if the line is not one of stoker's."""
-    # Not at the start: platforms put a time or the name of a stream before it.
+    """Returns the event in `line`, or None if there is none."""
+    # Platforms prepend a time or the name of a stream.
     start = line.find(_PREFIX)
     if start < 0:
         return None
@@ -211,9 +207,9 @@ def parse_line(line: str) -> LogEvent | None:
 
 
 def parted(line: str) -> tuple[str, LogEvent | None]:
-    """Returns what a script wrote of a line, as a terminal shows it, and stoker's event behind it.
+    """Splits a line into the script's text, as a terminal shows it, and stoker's event behind it.
 
-    A progress bar ends with a carriage return: only the last of its states in the line is kept.
+    A progress bar ends with a carriage return: only its last state is kept.
     """
     head = EVENT_HEAD.search(line)
     event = parse_line(line[head.start() :]) if head else None
@@ -222,26 +218,25 @@ def parted(line: str) -> tuple[str, LogEvent | None]:
 
 
 def now_utc() -> str:
-    """Returns the time now: UTC, ISO 8601 with milliseconds."""
+    """Returns the UTC time, ISO 8601 with milliseconds."""
     now = time.time()
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1000):03d}Z"
 
 
 def _text(value: LogValue) -> str:
     if isinstance(value, float):
-        # Six digits: a microsecond of a second, and a line that people still read.
+        # Six digits: microseconds of a second, and still readable.
         return f"{value:.6g}"
     return "" if value is None else str(value)
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    r"""Returns `text` with what is no letter, mark or space written as `\x1b`, `\u202e`.
+    r"""Returns `text` with control and format characters escaped, such as `\x1b` and `\u202e`.
 
-    An error that a dataset raises must not paint on the terminal that shows it.
+    Text of others, such as a dataset's error, must not control the terminal.
 
     Args:
-        text: Whatever was raised, or read.
-        keep: Characters that stay, such as the ends of lines.
+        keep: Characters to leave as they are, such as line ends.
     """
     if text.isprintable():
         return text
@@ -251,6 +246,6 @@ def printable(text: str, *, keep: str = "") -> str:
 
 
 def _quote(text: str) -> str:
-    # One event is one line: line breaks become blanks.
+    # One line per event: line breaks become spaces.
     flat = printable(" ".join(text.split()))
     return flat if flat and not set(flat) & set(" '\"\\") else shlex.quote(flat)

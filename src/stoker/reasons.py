@@ -1,6 +1,6 @@
-"""Reasons of failed processes and runs, in one line, taken from the lines that they left.
+"""Reasons of failed processes and runs, as one line, found in their last lines.
 
-stoker's own log lines, which stand between a script's, tell what happened and never why it failed.
+stoker's own log lines, which stand between a script's, are skipped.
 """
 
 import re
@@ -9,42 +9,42 @@ from collections.abc import Iterable, Sequence
 from stoker.host.processes import ended_words
 from stoker.logs import EVENT_HEAD, printable
 
-# Of torch's hook, torchrun's tee and mpirun: `[rank0]: `, `[default0]:`, `[1,0]<stderr>:`.
+# From torch's hook, torchrun's tee, mpirun: `[rank0]: `, `[default0]:`, `[1,0]<stderr>:`.
 RANK_MARK = re.compile(r"^\[[a-z]*\d+(,\d+)?\](<std(err|out)>)?: ?")
-# stoker's own, and a program's of its usage: `train.py: error: unrecognized arguments`.
+# stoker's and argparse's: `train.py: error: unrecognized arguments`.
 _ERROR = re.compile(r"^(?:[\w./-]+: )?error: *(?P<what>\S.*)")
 _TRACE = re.compile(r"^[\s|+]*(Exception Group )?Traceback \(most recent call last\)")
-# The lines of an exception group begin with a bar.
+# Lines of an exception group begin with a bar.
 _BAR = re.compile(r"^ *\| ?")
 _RAISED = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt|Warning)(:|$)")
-# How torch's and stoker's loaders raise again what a worker met. The worker's traceback follows.
+# torch's and stoker's loaders raise a worker's error so, followed by the worker's traceback.
 _CAUGHT = re.compile(r"\bCaught (?P<kind>\w+) in (?P<where>.+)\.\nOriginal ")
-# stoker's words for a sample: `index 37 of data worker 0 on host algo-2`.
+# stoker's: `index 37 of data worker 0 on host algo-2`.
 _SAMPLE = re.compile(r"^index (?P<index>.+) of (?P<worker>data worker )")
-# An exception may have any name: `queue.Empty`, `StopIteration`, `jsonschema.Invalid: words`.
+# Any name: `queue.Empty`, `StopIteration`, `jsonschema.Invalid: words`.
 _MAYBE_RAISED = re.compile(r"^[A-Za-z_][\w.]*(: |:$|$)")
 
 
 def reason_of_failure(
     lines: Iterable[str], *, who: str, exit_code: int, out_of_memory: str = ""
 ) -> str:
-    """Returns why a process ended badly, in one line.
+    """Returns why a process failed, in one line.
 
-    That is its last `error:` line with what to try; else what its last traceback raised; else that
-    it took too much memory; else its signal, or its exit code with the last line that it wrote.
+    In this order: its last `error:` line with the advice, what its last traceback raised, that it
+    ran
+    out of memory, its signal, or its exit code with its last line.
 
     Args:
-        lines: Its last whole lines, between them stoker's own: the rest of one that was cut off
-            cannot be told from a script's.
-        who: Such as `dnn host algo-1`.
+        lines: Its last whole lines, which may include stoker's.
+        who: For example `dnn host algo-1`.
         exit_code: As a shell counts, or negative for a signal.
-        out_of_memory: What is known of that, as it follows `it`: `took more memory than its limit`.
+        out_of_memory: What is known of that, to follow `it`: `took more memory than its limit`.
     """
     written = _written(lines)
     said = _error_in(written) or _raised_in(written)
     if out_of_memory and not said:
         return printable(f"{who} {out_of_memory}")
-    # Linux has the signals 1 to 64; a code above is the command's own.
+    # Signals are 1 to 64; a higher code is the command's own.
     code = 128 - exit_code if 128 < exit_code < 193 else exit_code
     reason = f"{who} ended with {ended_words(code)}"
     if said:
@@ -56,9 +56,9 @@ def reason_of_failure(
 
 
 def cause_of(failure: str) -> str:
-    """Returns the one line of a failure's text that names its cause, fit for a terminal.
+    """Returns the line of a failure's text that names its cause, safe for a terminal.
 
-    Failures begin with it; one that is a bare traceback ends with it.
+    That is the first line, or the last of a bare traceback.
     """
     lines = [line for line in _written(failure.splitlines()) if line]
     first = next((line for line in lines if not line.startswith(("where:", "try:"))), "")
@@ -68,26 +68,25 @@ def cause_of(failure: str) -> str:
 
 
 def innermost(raised: str) -> str:
-    """Returns the line of an error that a data worker met, and where: `OSError: a.jpg (sample 7)`.
+    """Returns a data worker's error and where it happened: `OSError: a.jpg (sample 7)`.
 
     Args:
-        raised: What was raised in the trainer, `RuntimeError: Caught ...`, with what follows it.
+        raised: What was raised in the trainer, `RuntimeError: Caught ...`, with the lines after it.
 
     Returns:
-        Empty where no worker's error is in it.
+        Empty if it has no worker's error.
     """
     found = list(_CAUGHT.finditer(raised))
     if not found:
         return ""
     kind, lines = found[-1]["kind"], raised[found[-1].end() :].splitlines()
     printed = re.compile(rf"(?:[\w.<>]+\.)?{kind}(?::|$)")
-    # Behind a frame of the traceback: a message may have lines like this, too.
+    # After a frame of the traceback: a message may have lines like this, too.
     at = [
         number
         for number, line in enumerate(lines)
         if printed.match(line) and number and lines[number - 1].startswith(("  ", "Traceback "))
     ]
-    # A chain of errors ends with the one that was raised.
     chained = [number for number, line in enumerate(lines) if _TRACE.match(line)]
     own = [number for number in at if number > (chained[-1] if chained else 0)][:1] or at[-1:]
     words = _with_next(lines, own[0]) if own else kind
@@ -96,7 +95,7 @@ def innermost(raised: str) -> str:
 
 
 def said_in(lines: Iterable[str]) -> str:
-    """Returns the error or exception that lines tell of; empty where they tell of none."""
+    """Returns the error or exception that lines report; empty if there is none."""
     written = _written(lines)
     return printable(_error_in(written) or _raised_in(written))
 
@@ -107,10 +106,9 @@ def without_events(lines: Iterable[str]) -> list[str]:
 
 
 def shortened(failure: str, *, most: int) -> str:
-    """Returns a failure's text with at most so many characters: its first line, and its end."""
+    """Returns a failure's text with at most `most` characters: first line and end."""
     if len(failure) <= most:
         return failure
-    # The first line says what failed and where; a traceback has its cause at the end.
     head = failure.split("\n", 1)[0][: most // 2] + "\n...\n"
     return head + failure[len(head) - most :]
 
@@ -131,16 +129,15 @@ def _error_in(lines: Sequence[str]) -> str:
 
 
 def _what_of_error(lines: Sequence[str]) -> str:
-    """Returns the words of the last `error:` line; empty where there is none."""
     matches = [match for line in lines if (match := _ERROR.match(line.strip()))]
     return matches[-1]["what"] if matches else ""
 
 
 def _raised_in(lines: Sequence[str]) -> str:
-    """Returns what the last traceback raised; of one that is cut off at its front, too."""
+    """Returns what the last traceback raised, even if the traceback's start is missing."""
     begins = [at for at, line in enumerate(lines) if _TRACE.match(line)]
     after = [_BAR.sub("", line) for line in lines[begins[-1] + 1 if begins else 0 :]]
-    # Behind an indented line: libraries print words of their own after a traceback.
+    # After an indented line: libraries print further text after a traceback.
     ends = [
         at
         for at, line in enumerate(after)
@@ -150,15 +147,15 @@ def _raised_in(lines: Sequence[str]) -> str:
         ends = [at for at, line in enumerate(after) if _MAYBE_RAISED.match(line)]
     if not ends:
         return ""
-    # Of a traceback with its beginning the first: what is behind may be printed by others.
+    # The first after a traceback's start: later lines may be printed by others.
     at = ends[0] if begins else ends[-1]
     return innermost("\n".join(after[at:])) or _with_next(after, at)
 
 
 def _with_next(lines: Sequence[str], at: int) -> str:
-    """Returns a line with those after it, as long as they end with a colon.
+    """Returns a line, joined with the next ones as long as it ends with a colon.
 
-    Messages of several lines: `Error(s) in loading state_dict for Net:` says nothing yet.
+    For example `Error(s) in loading state_dict for Net:`.
     """
     words = lines[at].strip()
     for line in lines[at + 1 :]:

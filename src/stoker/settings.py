@@ -1,7 +1,7 @@
-"""Settings come from the workload file with its overrides, and from STOKER_* variables.
+"""Settings: the workload file with its overrides, and STOKER_* variables.
 
-The keys and their defaults are declared in `stoker.records.workload`. The environment is read here
-and in `launch.topology`, nowhere else.
+Keys and defaults are declared in `stoker.records.workload`. The environment is read only here and
+in `launch.topology`.
 """
 
 import json
@@ -38,7 +38,7 @@ from stoker.records.base import Record
 from stoker.records.engine import EngineHost, check_engine
 from stoker.records.workload import ReplaceDataLoader
 
-# What the examples write for names that only the reader knows, and what goes there.
+# Placeholders in the examples, and what goes there.
 PLACEHOLDERS = {
     "ACCOUNT": "the 12 digits of your AWS account",
     "REGION": "your AWS region",
@@ -46,8 +46,7 @@ PLACEHOLDERS = {
     "REGISTRY": "the address of your image registry",
 }
 _PLACEHOLDER = re.compile(rf"(?<![\w ])(?:{'|'.join(PLACEHOLDERS)})(?![\w ])")
-# Keys with the address of something: only these may have a placeholder, all others hold the user's
-# own words. `*` is a name of the user's.
+# Keys with addresses, in which placeholders are refused; `*` is a user's name.
 ADDRESS_KEYS = (
     "channels.*.uri",
     "constraints.regions",
@@ -63,28 +62,26 @@ ADDRESS_KEYS = (
     "sagemaker.control.role",
     "sagemaker.dead_letter_queue",
     "sagemaker.model.image",
-    "sagemaker.output_kms_key",
     "sagemaker.output_uri",
     "sagemaker.pipeline_role",
     "sagemaker.region",
+    "sagemaker.request.OutputDataConfig.KmsKeyId",
+    "sagemaker.request.ResourceConfig.VolumeKmsKeyId",
     "sagemaker.resume_from",
     "sagemaker.role",
     "sagemaker.schedule_role",
-    "sagemaker.volume_kms_key",
     "tracking.mlflow",
 )
-# Keys and values of a workload, its aliases expanded; large ones have some hundreds.
+# Keys and values of a workload with its aliases expanded; large ones have some hundreds.
 MAX_NODES = 100_000
-# In STOKER_OUTPUT: the profile ended the command, whatever the exit codes of its processes are
-# then.
+# In STOKER_OUTPUT: the profile ended the command; exit codes of its processes do not count.
 PROFILE_ENDED_FILE = "profile-ended"
-# There, too: the data hosts were given back, because no rank takes batches from them.
+# In STOKER_OUTPUT: the data hosts were released, because no rank takes batches from them.
 RELEASED_FILE = "data-hosts-released"
-# Of the lease that the follower of a job on Kubernetes keeps: when it was renewed, and how long it
-# lasts; 0: for ever.
+# Lease of a job's follower on Kubernetes: time of renewal, and duration (0: forever).
 LEASE_RENEWED_FILE = "renewed"
 LEASE_MINUTES_FILE = "minutes"
-# Where every pod with a service account has its token and namespace.
+# Folder of a pod's service account.
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
@@ -94,9 +91,8 @@ def unfed_file(rank: int | str) -> str:
 
 
 def _text_of(value: object) -> str:
-    """Returns a value as a variable holds it."""
     match value:
-        # Before int, which a bool is as well.
+        # Before int, which includes bool.
         case bool():
             return "1" if value else "0"
         case str() | int():
@@ -106,7 +102,7 @@ def _text_of(value: object) -> str:
         case StrategySettings() if value == StrategySettings(name=value.name):
             return value.name
         case EngineSettings():
-            # Without what is as it is by default: SageMaker allows 512 characters.
+            # Without defaults: SageMaker allows 512 characters.
             return msgspec.json.encode(value).decode()
         case msgspec.Struct():
             return json.dumps(to_document(value))
@@ -115,10 +111,10 @@ def _text_of(value: object) -> str:
 
 
 def _value_of(text: str, kind: object, *, where: str) -> object:
-    """Returns the value of a type in a variable's text.
+    """Returns a variable's text as a value of a type.
 
     Raises:
-        UsageError: If the text is not of that type; it says where.
+        UsageError: If the text is not of that type.
     """
     if kind is str:
         return text
@@ -129,7 +125,7 @@ def _value_of(text: str, kind: object, *, where: str) -> object:
             raise UsageError(f"expected 1 (on) or 0 (off), found {text!r}", where=where)
         return text == "1"
     if kind == ReplaceDataLoader:
-        # The first two are the words of a pipeline's parameter, which may set the variable.
+        # true and false are a pipeline parameter's values, which may set the variable.
         known = {"true": True, "false": False, "1": True, "0": False, "auto": "auto"}
         if text not in known:
             raise UsageError(f"expected auto, 1 (on) or 0 (off), found {text!r}", where=where)
@@ -139,7 +135,7 @@ def _value_of(text: str, kind: object, *, where: str) -> object:
             return int(text)
         except ValueError:
             raise UsageError(f"expected a whole number, found {text!r}", where=where) from None
-    # As `_text_of` writes it: a name where nothing else is set.
+    # `_text_of` writes just the name if nothing else is set.
     if kind is StrategySettings and not text.lstrip().startswith("{"):
         text = json.dumps({"name": text})
     try:
@@ -153,12 +149,12 @@ def _value_of(text: str, kind: object, *, where: str) -> object:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A setting travels to hosts and processes in an environment variable.
+    """The environment variable of a setting.
 
     Attributes:
         name: Name of the variable.
-        instead: Another name that it is read from.
-        is_always_sent: Whether it is sent even if the setting has its default.
+        instead: Another name, read if the first is not set.
+        is_always_sent: Whether it is sent even with the setting's default.
     """
 
     name: str
@@ -173,7 +169,7 @@ def _variables(kind: object) -> Mapping[str, tuple[Variable, object]]:
     for name, hint in get_type_hints(kind, include_extras=True).items():
         hinted, variable = get_args(hint)
         if isinstance(hinted, UnionType):
-            # What may be None is not written then.
+            # None is not written.
             known = [each for each in get_args(hinted) if each is not NoneType]
             hinted = known[0] if len(known) == 1 else hinted
         found[name] = variable, hinted
@@ -181,7 +177,7 @@ def _variables(kind: object) -> Mapping[str, tuple[Variable, object]]:
 
 
 class RunGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Each pod of the run knows its groups; `hosts` is the pattern of their names in DNS."""
+    """A group of the run, as pods know it; `hosts` is the pattern of its names in DNS."""
 
     name: str
     instance_type: str = ""
@@ -189,50 +185,45 @@ class RunGroup(msgspec.Struct, frozen=True, kw_only=True):
     hosts: str
 
     def host(self, index: int) -> str:
-        """Returns the name of one of the group's hosts."""
         return self.hosts.replace("{index}", str(index))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnvironment:
-    """Holds settings of a run that travel in variables: a platform writes them, a launcher reads.
-
-    A setting is declared here once, with its variable; `of` takes it from the workload.
+    """Settings of a run that a platform writes into variables and a launcher reads.
 
     Attributes:
-        run_id: Run id, in every log line.
-        host: Name of this host; a platform where hosts do not know it themselves says so.
+        run_id: Id of the run, in every log line.
+        host: Name of this host, from a platform whose hosts do not know it.
         group: Name of this host's instance group.
         base_dir: Folder in place of /opt/ml.
         token_file: File with the run's token: 32 bytes as hexadecimal digits.
         feed: The workload's key `feed`, as JSON, such as {"credits": 4}.
-        workers: Data workers of one host by role, as JSON, such as {"dnn": 2, "data": 15}; absent:
-            as feed.local_workers and the hosts' vCPUs say.
+        workers: Data workers per host by role, as JSON, such as {"dnn": 2, "data": 15}. Default: by
+            feed.local_workers and the hosts' vCPUs.
         strategy: The workload's key `strategy`: a name, or settings as JSON.
         engine: The workload's key `engine`: a name, or settings as JSON.
-        engine_hosts: How hosts are reached that have another address than their names, or other
-            ports, as JSON.
-        processes_per_host: Number of trainer processes of a dnn host; absent: one per accelerator,
-            at least one.
-        roles: Roles of groups by name, as JSON; a group whose name begins with `data` needs none.
-        advertise: Address under which others reach this host; absent: its own name.
-        port: TCP port of this host's coordinator or agent; absent: `feed.port`.
-        coordinator: `host:port` of the coordinator; absent: the leader's name and port.
-        profile: The workload's key `profile`, as JSON; absent: the run is no profile.
+        engine_hosts: Addresses and ports of hosts whose own differ, as JSON.
+        processes_per_host: Trainer processes per dnn host. Default: one per accelerator, at least
+            one.
+        roles: Roles of groups by name, as JSON. Groups named `data...` need none.
+        advertise: Address of this host for others. Default: its name.
+        port: TCP port of this host's coordinator or agent. Default: `feed.port`.
+        coordinator: `host:port` of the coordinator. Default: the leader's name and port.
+        profile: The workload's key `profile`, as JSON. Default: the run is no profile.
         profile_file: File to which the leader of a profile writes profile.json.
         workload_sha256: Digest of the workload, for the training record.
-        code_file: Package (.tar.gz) of the training's code: the command runs in it.
-        command: The training command, as a JSON list, for an image whose launcher is given just
-            `train`.
-        replace_dataloader: 1: torch's own DataLoader is replaced by stoker's; auto: unless the
-            script imports stoker's; 0: it is left as it is.
-        tensorboard: Folder for what the script writes for TensorBoard; absent: none is kept.
-        comes_back: 1: Kubernetes starts data hosts again that end badly.
+        code_file: Package (.tar.gz) of the training's code, in which the command runs.
+        command: The training command, as a JSON list, for an image started with just `train`.
+        replace_dataloader: 1: stoker's DataLoader replaces torch's; auto: unless the script imports
+            stoker's; 0: it does not.
+        tensorboard: Folder for what the script writes for TensorBoard.
+        comes_back: 1: Kubernetes restarts failed data hosts.
         pod_groups: Kubernetes: all groups of the run, as JSON.
-        follower_lease: Kubernetes: folder with the lease of whoever follows the run.
-        restarts: Kubernetes: number of times that all hosts were started again.
-        max_fresh_starts: Kubernetes: how many times all hosts may be started again while nothing
-            was saved; absent: any number.
+        follower_lease: Kubernetes: folder with the lease of the process that follows the run.
+        restarts: Kubernetes: how often all hosts were restarted.
+        max_fresh_starts: Kubernetes: maximum restarts of all hosts without a checkpoint. Default:
+            no maximum.
     """
 
     run_id: Annotated[str, Variable("STOKER_RUN_ID", "TRAINING_JOB_NAME")] = "adhoc"
@@ -275,10 +266,10 @@ class RunEnvironment:
 
     @classmethod
     def of(cls, workload: Workload, *, profile: ProfileSettings | None = None) -> "RunEnvironment":
-        """Returns what the workload says of its runs."""
+        """Returns the settings of a workload's runs."""
         replaced = workload.feed.replace_dataloader
         if profile or (replaced == "auto" and workload.engine_settings.name != "feed"):
-            # A profile measures the script's own loaders; other engines feed in their own way.
+            # A profile measures the script's own loaders; other engines feed differently.
             replaced = False
         return cls(
             feed=workload.feed,
@@ -291,10 +282,10 @@ class RunEnvironment:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str], *only: str) -> Self:
-        """Reads the given fields, else all; what is not set, or empty, is as it is by default.
+        """Reads the given fields, else all; unset or empty variables mean the default.
 
         Raises:
-            UsageError: If a variable is malformed, naming it.
+            UsageError: If a variable is malformed.
         """
         values = {}
         kind: object = cls
@@ -305,7 +296,7 @@ class RunEnvironment:
         return cls(**values)  # type: ignore[arg-type]
 
     def to_environ(self, *only: str) -> dict[str, str]:
-        """Returns the variables of the given fields, else of all that are not as by default."""
+        """Returns the variables of the given fields, else of all that differ from the default."""
         default, told = type(self)(), {}
         kind: object = type(self)
         for name, (variable, _) in _variables(kind).items():
@@ -318,14 +309,14 @@ class RunEnvironment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSettings(RunEnvironment):
-    """Holds the settings that a process of a run finds: the run's, and its launcher's.
+    """Settings of a process of a run: the run's, and its launcher's.
 
     Attributes:
-        has_data_group: Loaders take batches from the feed.
-        output: Folder of this host for timelines, failures, profile results.
-        metrics: File for the metrics that the script reports: a JSON object of names and numbers.
-        launcher_pid: Process id of the launcher, in its own children.
-        backend: smddp only: the process group backend to use.
+        has_data_group: Whether loaders take batches from the feed.
+        output: Folder of this host for timelines, failures and profile results.
+        metrics: File for the script's metrics: a JSON object of names and numbers.
+        launcher_pid: Process id of the launcher, in its children.
+        backend: smddp: process group backend to use.
         rank: Global rank of this trainer process (torchrun's RANK), 0 without one.
         world_size: Trainer processes of the run.
         local_rank: Rank within the host.
@@ -343,45 +334,44 @@ class ProcessSettings(RunEnvironment):
     local_world_size: Annotated[int, Variable("LOCAL_WORLD_SIZE")] = 1
 
 
-def from_environment(environ: Mapping[str, str] | None = None) -> ProcessSettings:
+def from_environment(environ: Mapping[str, str] = os.environ) -> ProcessSettings:
     """Reads STOKER_* (and torchrun's RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE).
 
     Raises:
-        UsageError: If a variable is malformed, naming it.
+        UsageError: If a variable is malformed.
     """
-    return ProcessSettings.from_environ(os.environ if environ is None else environ)
+    return ProcessSettings.from_environ(environ)
 
 
-def cloud_region(environ: Mapping[str, str] | None = None) -> str | None:
+def cloud_region(environ: Mapping[str, str] = os.environ) -> str | None:
     """Returns the AWS region of the environment; boto3 reads AWS_DEFAULT_REGION only."""
-    env = os.environ if environ is None else environ
     # In the order of AWS's own tools.
-    return env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION") or None
+    return environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or None
 
 
-def webhook_url(variable: str, environ: Mapping[str, str] | None = None) -> str:
-    """Returns the address of the webhook, a secret; empty where the variable is not set."""
-    # Secrets come out of files as a rule, with a line break at the end.
-    return (os.environ if environ is None else environ).get(variable, "").strip()
+def webhook_url(variable: str, environ: Mapping[str, str] = os.environ) -> str:
+    """Returns the webhook's address, a secret; empty if the variable is not set."""
+    # Secrets usually come from files, with a line break at the end.
+    return environ.get(variable, "").strip()
 
 
-def pipeline_run(environ: Mapping[str, str] | None = None) -> str:
-    """Returns the run of a SageMaker pipeline that this is a step of; empty where it is none."""
-    return (os.environ if environ is None else environ).get("STOKER_PIPELINE_RUN", "")
+def pipeline_run(environ: Mapping[str, str] = os.environ) -> str:
+    """Returns the id of the SageMaker pipeline's run that this is a step of, else an empty text."""
+    return environ.get("STOKER_PIPELINE_RUN", "")
 
 
 def named_instance_type(environ: Mapping[str, str] | None = None) -> str | None:
-    """Returns the host's type as the environment names it, if it does."""
+    """Returns the host's instance type if the environment names it."""
     env = os.environ if environ is None else environ
     return env.get("STOKER_INSTANCE_TYPE") or env.get("SM_CURRENT_INSTANCE_TYPE") or None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubeflowEnvironment:
-    """The environment's settings for Kubeflow Pipelines; kfp itself reads KF_PIPELINES_ENDPOINT.
+    """Settings for Kubeflow Pipelines; kfp itself reads KF_PIPELINES_ENDPOINT.
 
     Attributes:
-        namespace: Namespace of the user; in a pod the pod's own.
+        namespace: Namespace of the user; in a pod the pod's.
         token: A secret.
     """
 
@@ -390,28 +380,27 @@ class KubeflowEnvironment:
 
 
 def kubeflow_environment(
-    environ: Mapping[str, str] | None = None, *, account: Path = _SERVICE_ACCOUNT
+    environ: Mapping[str, str] = os.environ, *, account: Path = _SERVICE_ACCOUNT
 ) -> KubeflowEnvironment:
-    """Reads STOKER_KUBEFLOW_*, and a pod's folder of its service account."""
-    env = os.environ if environ is None else environ
+    """Reads STOKER_KUBEFLOW_*, and the namespace of a pod's service account."""
     try:
-        # No variable tells a pod's namespace unless the pod's object asks for it; this file does.
+        # A variable has the namespace only if the pod's spec asks for it.
         own = (account / "namespace").read_text().strip()
     except OSError:
         own = ""
     return KubeflowEnvironment(
-        namespace=env.get("STOKER_KUBEFLOW_NAMESPACE", "") or own,
-        # Secrets come out of files as a rule, with a line break at the end.
-        token=env.get("STOKER_KUBEFLOW_TOKEN", "").strip(),
+        namespace=environ.get("STOKER_KUBEFLOW_NAMESPACE", "") or own,
+        token=environ.get("STOKER_KUBEFLOW_TOKEN", "").strip(),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnPod:
-    """This process runs in a pod of this name; its namespace may be known elsewhere only.
+    """The pod of this process.
 
     Attributes:
-        run_id: Kubeflow's own id of the run of a pipeline that it is a step of; empty: not known.
+        namespace: None: not in the environment.
+        run_id: Id of the Kubeflow run that it is a step of; empty: not known.
     """
 
     name: str
@@ -420,19 +409,18 @@ class OwnPod:
     run_id: str = ""
 
 
-def own_pod(environ: Mapping[str, str] | None = None) -> OwnPod | None:
-    """Returns the pod of this process, where the downward API names it; None outside of pods."""
-    env = os.environ if environ is None else environ
-    # The second names are those that Kubeflow Pipelines gives to the pods of its steps.
-    name = env.get("POD_NAME") or env.get("KFP_POD_NAME")
-    uid = env.get("POD_UID") or env.get("KFP_POD_UID")
+def own_pod(environ: Mapping[str, str] = os.environ) -> OwnPod | None:
+    """Returns this process's pod if the downward API names it, else None."""
+    # The second names are set by Kubeflow Pipelines.
+    name = environ.get("POD_NAME") or environ.get("KFP_POD_NAME")
+    uid = environ.get("POD_UID") or environ.get("KFP_POD_UID")
     if not name or not uid:
         return None
     return OwnPod(
         name=name,
         uid=uid,
-        namespace=env.get("POD_NAMESPACE") or None,
-        run_id=env.get("POD_RUN_ID", ""),
+        namespace=environ.get("POD_NAMESPACE") or None,
+        run_id=environ.get("POD_RUN_ID", ""),
     )
 
 
@@ -440,18 +428,17 @@ def read_workload(path: Path | str, *, overrides: Sequence[str] = ()) -> Workloa
     """Reads a workload file, or the JSON document itself: a text that begins with a brace.
 
     Args:
-        path: The file, or the document.
         overrides: `key.path=value`, the value in YAML.
 
     Raises:
-        UsageError: With file, line and key path, the nearest key for an unknown one.
+        UsageError: With file, line and key path, and the nearest key for an unknown one.
     """
     is_inline = isinstance(path, str) and path.lstrip().startswith("{")
     text = path if isinstance(path, str) and is_inline else read_text(path)
     path = "the workload's document" if is_inline else path
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
-        # Nodes first: they know their lines, and no alias is expanded in them yet.
+        # On nodes: no alias is expanded in them yet.
         _check_size(node, str(path))
         document: Json = yaml.safe_load(text)
     except RecursionError:
@@ -468,9 +455,9 @@ def read_workload(path: Path | str, *, overrides: Sequence[str] = ()) -> Workloa
         _lines_of(node, "", lines, str(path))
     if not isinstance(document, Mapping):
         raise UsageError(
-            "a workload is a mapping of keys, with name and command at least",
+            "a workload is a mapping with at least the keys name and command",
             where=str(path),
-            fix="stoker init --script train.py     makes one",
+            fix="stoker init --script train.py     creates one",
         )
     return workload_from(document, overrides=overrides, source=str(path), lines=lines)
 
@@ -482,21 +469,19 @@ def workload_from(
     source: str = "command line",
     lines: Mapping[str, int] | None = None,
 ) -> Workload:
-    """Returns the workload of a parsed document, with `key.path=value` overrides applied.
+    """Returns the workload of a parsed document, with `key.path=value` overrides applied in order.
 
     Args:
-        document: The document that YAML gives.
-        overrides: Applied in order.
         source: Name of the document in errors.
-        lines: Key path to line number, where known.
+        lines: Key path to line number, if known.
 
     Raises:
-        UsageError: With source, line and key path, the nearest key for an unknown one.
+        UsageError: As `read_workload`.
     """
     changed = dict(document)
     for override in overrides:
         _override(changed, override)
-    # Errors name the option where one of these is wrong, not the file.
+    # Errors in these name the option, not the file.
     keys = [override.partition("=")[0].strip() for override in overrides]
     place = Place(source, lines, overridden=keys)
     _refuse_placeholders(changed, place)
@@ -506,7 +491,7 @@ def workload_from(
 
 
 def _refuse_placeholders(document: Mapping[str, Json], place: Place) -> None:
-    # Before the types: they would say of each what an account looks like, not where it comes from.
+    # Before types are checked, whose errors would not say where the value comes from.
     found = {
         word: key
         for key, text in reversed([*_texts(document, "")])
@@ -520,14 +505,11 @@ def _refuse_placeholders(document: Mapping[str, Json], place: Place) -> None:
     of_option = [word for word, key in left if place.is_overridden(key)]
     fixes = []
     if of_file:
-        # A parameter of a run cannot fill it in: the file is read before.
-        fixes.append(
-            f"in the whole file, write {_meant(of_file)}, or give --set KEY=VALUE for each"
-        )
+        fixes.append(f"in the whole file, write {_meant(of_file)}, or use --set KEY=VALUE for each")
     if of_option:
         fixes.append(f"in --set, write {_meant(of_option)}")
     raise UsageError(
-        f"a placeholder is left: {', '.join(f'{word} in {key}' for word, key in left)}",
+        f"replace the placeholder: {', '.join(f'{word} in {key}' for word, key in left)}",
         where=place.at(left[0][1]),
         fix="; ".join(fixes),
     )
@@ -538,10 +520,9 @@ def _meant(words: Sequence[str]) -> str:
 
 
 def _place_in(address: str) -> str:
-    """Returns the part of an address that says whose it is: behind that, names are the user's.
+    """Returns the part of an address that can hold a placeholder; the rest are the user's names.
 
-    A host, or a bucket: `REGISTRY:5000/stoker` is refused, too, as a host may be written in lower
-    case, and a bucket's name has no upper case.
+    `REGISTRY:5000/stoker` is refused, too: hosts are case-insensitive, and buckets are lower case.
     """
     if address.startswith("arn:"):
         # arn:PARTITION:SERVICE:REGION:ACCOUNT:NAME
@@ -550,7 +531,7 @@ def _place_in(address: str) -> str:
 
 
 def _texts(value: Json, path: str) -> Iterator[tuple[str, str]]:
-    """Yields (key path, text) of all texts below a value."""
+    """Yields (key path, text) of all texts in a value."""
     match value:
         case str():
             yield path, value
@@ -563,9 +544,9 @@ def _texts(value: Json, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _with_pools_text(workload: Workload, place: Place) -> Workload:
-    """Puts the text of its pools file into the workload: it must be understood elsewhere."""
+    """Replaces the path of the pools file by its text, for other machines."""
     kubernetes = workload.kubernetes
-    # A text already, as no file's name has a line break: from a pipeline, or read before.
+    # With a line break it is a text already, from a pipeline or an earlier call.
     if kubernetes is None or kubernetes.pools_file is None or "\n" in kubernetes.pools_file:
         return workload
     try:
@@ -593,27 +574,27 @@ def _check_workload(workload: Workload, place: Place) -> None:
     _check_mlflow(workload.tracking.mlflow or "", place)
     if workload.constraints.deadline_hours and workload.training.total_steps() is None:
         raise UsageError(
-            "a deadline needs the number of steps",
+            "deadline_hours needs the number of steps",
             where=place.at("constraints.deadline_hours"),
-            fix="set training.steps, or epochs with samples_per_epoch and global_batch_size",
+            fix="set training.steps, or epochs, samples_per_epoch and global_batch_size",
         )
 
 
 def _check_mlflow(address: str, place: Place) -> None:
-    # Never with the address: it may hold what nobody is to read.
+    # Errors never show the address, which may contain a password.
     try:
         has_secret = "@" in urlsplit(address).netloc
     except ValueError:
         raise UsageError(
-            "the address of MLflow cannot be read",
+            "invalid address of MLflow",
             where=place.at("tracking.mlflow"),
-            fix="https://HOST, or https://HOST:PORT",
+            fix="write https://HOST, or https://HOST:PORT",
         ) from None
     if has_secret:
         raise UsageError(
-            "the address of MLflow holds a user, token or password, which records would show",
+            "the address of MLflow contains a user, token or password, which records would show",
             where=place.at("tracking.mlflow"),
-            fix="leave it out; MLflow reads MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME "
+            fix="remove it; MLflow reads MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME "
             "and MLFLOW_TRACKING_PASSWORD",
         )
 
@@ -624,9 +605,9 @@ def _check_strategy(workload: Workload, place: Place) -> None:
     if misfit is not None:
         key, takers = misfit
         raise UsageError(
-            f"strategy {strategy.name} has no {key}",
+            f"strategy {strategy.name} does not use {key}",
             where=place.at(f"strategy.{key}"),
-            fix=f"leave it out, or use {takers}",
+            fix=f"remove it, or use {takers}",
         )
     if workload.cluster is None:
         return
@@ -644,9 +625,9 @@ def _check_replicas(feed: FeedSettings, place: Place) -> None:
         return
     if feed.model_parallel_size != 1:
         raise UsageError(
-            "replicas and model_parallel_size say the same thing",
+            "use either replicas or model_parallel_size",
             where=place.at("feed.replicas"),
-            fix="keep one of them",
+            fix="remove one of them",
         )
     ranks = [rank for replica in feed.replicas for rank in replica]
     twice = sorted({rank for rank in ranks if ranks.count(rank) > 1})
@@ -657,10 +638,10 @@ def _check_replicas(feed: FeedSettings, place: Place) -> None:
 def _override(document: dict[str, Json], override: str) -> None:
     key, equals, text = override.partition("=")
     steps = key.strip().split(".")
-    # a..b would set a key of no name.
+    # a..b would set a key without a name.
     if not equals or not all(steps):
         raise UsageError(
-            f"--set {override} is not key.path=value", fix="for example --set feed.credits=4"
+            f"--set {override} is not key.path=value", fix="write it like --set feed.credits=4"
         )
     try:
         _check_size(yaml.compose(text, Loader=yaml.SafeLoader), f"--set {key}=...")
@@ -672,7 +653,7 @@ def _override(document: dict[str, Json], override: str) -> None:
     target = document
     for step in steps[:-1]:
         child = target.get(step)
-        # Copied on the way down: the caller's document stays as it was.
+        # Copied: the caller's document must not change.
         copied = dict(child) if isinstance(child, Mapping) else {}
         target[step] = copied
         target = copied
@@ -680,18 +661,18 @@ def _override(document: dict[str, Json], override: str) -> None:
 
 
 def _check_size(node: yaml.Node | None, source: str) -> None:
-    """Refuses aliases that lead in a circle, or expand to more than a workload can be."""
+    """Refuses circular aliases, and those that expand beyond any real workload."""
     sizes: dict[int, int] = {}
-    # By identity: an alias is the very node that it refers to.
+    # By identity: an alias is the same object as its node.
     open_nodes: set[int] = set()
 
     def size(each: yaml.Node) -> int:
         if id(each) in open_nodes:
             raise UsageError(
-                f"an alias (*) is inside the value that it names (&), from line "
+                f"an alias (*) refers to a value (&) that contains it, from line "
                 f"{each.start_mark.line + 1} on",
                 where=source,
-                fix="write it out",
+                fix="write the value out",
             )
         if id(each) not in sizes:
             open_nodes.add(id(each))
@@ -700,8 +681,7 @@ def _check_size(node: yaml.Node | None, source: str) -> None:
                 parts = [part for pair in each.value for part in pair]
             elif isinstance(each, yaml.SequenceNode):
                 parts = each.value
-            # Counted once, added as often as it is named: aliases of aliases grow by powers, this
-            # does not.
+            # Each node is counted once, although aliases of aliases grow exponentially.
             sizes[id(each)] = 1 + sum(size(part) for part in parts)
             open_nodes.discard(id(each))
         return sizes[id(each)]
@@ -710,7 +690,7 @@ def _check_size(node: yaml.Node | None, source: str) -> None:
         raise UsageError(
             f"its aliases (*) expand to more than {MAX_NODES} keys and values",
             where=source,
-            fix="write out what is meant, without aliases of aliases",
+            fix="write the values out, without aliases of aliases",
         )
 
 
@@ -720,12 +700,12 @@ def _lines_of(node: yaml.Node, path: str, lines: dict[str, int], source: str) ->
         for key, value in node.value:
             name = str(key.value)
             child = f"{path}.{name}" if path else name
-            # YAML's parser keeps the last of two equal keys without a word.
+            # YAML's parser silently keeps the last of two equal keys.
             if name in seen:
                 raise UsageError(
-                    f"key {name} is there twice",
+                    f"duplicate key {name}",
                     where=f"{source}:{key.start_mark.line + 1}, key {child}",
-                    fix="keep one of them",
+                    fix="remove one of them",
                 )
             seen.add(name)
             lines[child] = key.start_mark.line + 1

@@ -1,7 +1,7 @@
-"""Figures are written in words here, and nowhere else: times, money, shares, bytes, counts.
+"""Figures as text: times, money, shares, bytes, counts.
 
-Reports are read on a page: their figures hold spaces that do not break. A terminal gets plain ones:
-`ms`, `size`, `percentage` and `duration`.
+A page's figures have spaces that do not break. A terminal gets plain ones: `ms`, `size`,
+`percentage` and `duration`.
 """
 
 import math
@@ -9,29 +9,29 @@ import re
 import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
+# A page has spaces that do not break.
+Style = Literal["terminal", "page"]
 NBSP = "\N{NO-BREAK SPACE}"
 _THIN = "\N{NARROW NO-BREAK SPACE}"
 _MINUS = "\N{MINUS SIGN}"
 NOT_KNOWN = "not known"
 
 _WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-# Ranks whose waits differ by less wait alike.
+# A smaller difference between the waits of ranks is not shown.
 _RANKS_DIFFER = 0.05
+# A smaller error would be written as 0.0 %.
+_SAME_TIME = 0.0005
 # A change of a step's cost below it is written as 0%.
 SAME_COST = 0.005
-# Of a value of a tag, and of the metadata of a model package.
+# Length of tag values and of model package metadata.
 _MAX_AWS_VALUE = 256
 
 
 @dataclass(frozen=True, slots=True)
 class TimeUnit:
-    """Names the one unit of time of a report, so that a reader can compare its figures.
-
-    Attributes:
-        symbol: Symbol after a figure.
-        per_second: Units of one second.
-    """
+    """The one unit of time of a report, so that a reader can compare its figures."""
 
     symbol: str
     per_second: float
@@ -45,11 +45,11 @@ class TimeUnit:
         return self._join(seconds, 2)
 
     def bare(self, seconds: float | None) -> str:
-        """Writes three significant digits without the unit, for columns whose head names it."""
+        """Writes three significant digits without the unit, for columns."""
         return NOT_KNOWN if seconds is None else digits(seconds * self.per_second, 3, max_places=4)
 
     def tick(self, seconds: float, *, last: bool) -> str:
-        """Writes a mark of an axis, as short as can be; the last one names the unit."""
+        """Writes a mark of an axis as short as possible; the last one has the unit."""
         text = f"{seconds * self.per_second:.10g}"
         return text + NBSP + self.symbol if last else text
 
@@ -73,12 +73,12 @@ def time_unit(seconds: Iterable[float | None]) -> TimeUnit:
     largest = max((value for value in seconds if value is not None), default=0.0)
     if largest >= 10:
         return SECONDS
-    # Where nothing is known, the unit is that of most steps.
+    # Milliseconds also if nothing is known.
     return MILLISECONDS if largest >= 1e-3 or largest == 0 else MICROSECONDS
 
 
 def digits(value: float, figures: int, *, max_places: int = 9) -> str:
-    """Writes `value` with so many significant digits, whole digits kept, never in powers of ten."""
+    """Writes `value` with `figures` significant digits, never in powers of ten."""
     if abs(value) < 0.5 * 10**-max_places:
         return "0"
     if not math.isfinite(value):
@@ -86,7 +86,7 @@ def digits(value: float, figures: int, *, max_places: int = 9) -> str:
     places = max(0, figures - 1 - math.floor(math.log10(abs(value))))
     places = min(places, max_places)
     rounded = round(value, places)
-    # 9.996 is rounded to 10.00: one digit more than was asked for.
+    # 9.996 is rounded to 10.00, one digit too many.
     if rounded and math.floor(math.log10(abs(rounded))) > math.floor(math.log10(abs(value))):
         places = max(0, places - 1)
     return f"{rounded:,.{places}f}".replace(",", _THIN).replace("-", _MINUS)
@@ -102,7 +102,7 @@ def usd(value: float | None) -> str:
 
 
 def apart(one: float, other: float) -> tuple[str, str]:
-    """Writes two figures with two decimals, or as many more as it takes to tell them apart."""
+    """Writes two figures with two decimals, or with more if they look the same."""
     places = 2
     while one != other and places < 9 and f"{one:.{places}f}" == f"{other:.{places}f}":
         places += 1
@@ -125,7 +125,6 @@ def times(factor: float | None) -> str:
     """Writes a speed-up: `1.72`, with as many digits as a measurement supports."""
     if factor is None:
         return NOT_KNOWN
-    # No measurement of a step supports three digits of a factor beyond a hundred.
     return digits(factor, 3 if factor < 100 else 2)
 
 
@@ -147,15 +146,13 @@ def count(number: int, noun: str, plural: str | None = None) -> str:
 
 def _percent(fraction: float, *, sign: str) -> str:
     value = fraction * 100
-    # No decimals from 10 % on, nor for 9.96, which would be written as 10.0.
+    # No decimals from 10 % on; 9.96 would be 10.0.
     text = f"{value:,.0f}".replace(",", _THIN) if value >= 9.95 else f"{value:.1f}"
-    # What is written as 0 has no sign.
     return f"{sign if value >= 0.05 else ''}{'0' if text == '0.0' else text}{NBSP}%"
 
 
 def ms(seconds: float) -> str:
     """Writes a time for a terminal, with three significant digits: `61.8 ms`, `1.24 s`."""
-    # Above it, three digits of milliseconds would be 1000.
     if seconds < 0.9995:
         return f"{digits(seconds * 1e3, 3, max_places=4)} ms"
     return f"{digits(seconds, 3)} s"
@@ -169,9 +166,8 @@ def percentage(fraction: float, *, places: int = 0, signed: bool = False) -> str
 def wait_share(*, step_seconds: float, wait_seconds: float) -> float:
     """Returns the share of a step in which the trainer waits for data, 0 to 1.
 
-    This is the only definition, for terminal, report, picture and log (docs/method.md, "A step and
-    its wait"): a step lasts from one batch's request to the next one's; it waits until it has its
-    batch.
+    A step lasts from one request for a batch to the next; it waits until the batch is there
+    (docs/method.md, "A step and its wait").
     """
     return min(1.0, wait_seconds / step_seconds) if step_seconds > 0 else 0.0
 
@@ -182,17 +178,16 @@ def wait_words(
     least: float | None,
     rank: int,
     of: str = "of it waiting for data",
-    is_page: bool = False,
+    style: Style = "terminal",
 ) -> str:
-    """Writes a share of waiting: `64% of it waiting for data`, with the ranks where they differ.
+    """Writes a share of waiting: `64% of it waiting for data`, with the ranks if they differ.
 
     Args:
-        share: That of the rank that waits longest.
-        least: That of the rank that waits least; None: there is one rank.
-        rank: The one that waits longest.
-        of: What the share is of.
+        share: The share of `rank`, which waits longest.
+        least: The share of the rank that waits least; None: there is one rank.
+        of: The words after the share.
     """
-    write = percent if is_page else percentage
+    write = percent if style == "page" else percentage
     if least is None or share - least < _RANKS_DIFFER:
         return f"{write(share)} {of}".rstrip()
     return f"{write(least)} to {write(share)} {of}".rstrip() + f" (rank {rank} waits longest)"
@@ -210,14 +205,18 @@ def step_words(
     return f"{ms(step_seconds)}, {wait_words(share, least=least_wait_share, rank=rank)}"
 
 
-def than_predicted(error: float, *, is_page: bool = False) -> str:
+def than_predicted(error: float, style: Style = "terminal") -> str:
     """Writes measured / predicted - 1: `2.2% longer than predicted`, or as on a page."""
-    # Less would be written as 0.0 %, with a direction after it.
-    if abs(error) < 0.0005:
-        return "as long as predicted"
-    side = "longer" if error > 0 else "shorter"
-    by = percent(error) if is_page else percentage(abs(error), places=1)
-    return f"{by} {side} than predicted"
+    is_same = abs(error) < _SAME_TIME
+    return longer(error, style) + (" as predicted" if is_same else " than predicted")
+
+
+def longer(error: float, style: Style = "terminal") -> str:
+    """Writes by how much a time differs: `2.2% longer`, `as long`."""
+    if abs(error) < _SAME_TIME:
+        return "as long"
+    by = percent(error) if style == "page" else percentage(abs(error), places=1)
+    return f"{by} {'longer' if error > 0 else 'shorter'}"
 
 
 def vcpus_words(number: float) -> str:
@@ -226,7 +225,7 @@ def vcpus_words(number: float) -> str:
 
 
 def cost_change_words(change: float, *, is_billed: bool) -> str:
-    """Writes how the cost of a step changes: in money, or in CPU-seconds where nobody is billed."""
+    """Writes how the cost of a step changes: in money, or in CPU-seconds without a bill."""
     if abs(change) < SAME_COST:
         return "a step costs the same" if is_billed else "as many CPU-seconds per step"
     by = percentage(abs(change))
@@ -236,7 +235,7 @@ def cost_change_words(change: float, *, is_billed: bool) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Writes how long something took, for a terminal: `48 s`, `3 min 12 s`, `1 h 03 min`."""
+    """Writes a duration for a terminal: `48 s`, `3 min 12 s`, `1 h 03 min`."""
     whole_seconds = max(0, round(seconds))
     minutes, rest = divmod(whole_seconds, 60)
     if whole_seconds < 60:
@@ -249,14 +248,14 @@ def duration(seconds: float) -> str:
 def size(num_bytes: float) -> str:
     """Writes bytes for a terminal, with three significant digits: `900 kB`, `4.05 MB`."""
     for unit, bytes_of_one in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        # As above: 999.9 kB are written as 1.00 MB, not as 1 000 kB.
+        # 999.9 kB are written as 1.00 MB, not as 1 000 kB.
         if num_bytes >= 0.9995 * bytes_of_one:
             return f"{digits(num_bytes / bytes_of_one, 3)} {unit}"
     return f"{num_bytes:.0f} B"
 
 
 def wrapped(text: str, *, width: int = 88, indent: str = "") -> list[str]:
-    """Breaks a text into lines; the second and later ones are indented by two more."""
+    """Breaks a text into lines; all but the first are indented by two more."""
     return textwrap.wrap(
         text,
         width,
@@ -267,5 +266,5 @@ def wrapped(text: str, *, width: int = 88, indent: str = "") -> list[str]:
 
 
 def aws_value(text: str) -> str:
-    """Returns a text with the characters, and of the length, that AWS takes in tags."""
+    """Returns a text with the characters and the length that AWS allows in tags."""
     return re.sub(r"[^\w .:/=+@-]", "-", text)[:_MAX_AWS_VALUE]

@@ -1,4 +1,4 @@
-"""The train component runs a workload on a chosen cluster and records what it did."""
+"""Train component: runs a workload on a chosen cluster and records the result."""
 
 import queue
 import shutil
@@ -17,12 +17,12 @@ from stoker.errors import NoCapacityError, StokerError, UsageError
 from stoker.logs import now_utc
 from stoker.platforms.base import (
     MLFLOW_RUN,
-    AdoptedRun,
     JobEnd,
     JobSpec,
     LogLine,
     ObservedRun,
     Platform,
+    ResumableRun,
     ResumingPlatform,
     Run,
     leader_record,
@@ -50,13 +50,12 @@ from stoker.text import ms, usd
 RequestT = TypeVar("RequestT")
 
 _LAST_WORDS = 20
-# Of a run that was stopped, for what it has left to be read.
+# Time to read the outputs of a stopped run.
 STOPPED_SECONDS = 30.0
-# In the leader's output, and in the run's folder: a profile that `stoker decide` takes.
+# A profile for `stoker decide`, in the leader's output and in the run's folder.
 PASSIVE_PROFILE = "passive-profile.json"
-# Between two tries of a plan for which there are no hosts.
+# Between two tries of a plan without hosts.
 RETRY_SECONDS = 300.0
-# Of a decision: the further down, the less they pay.
 MAX_PLANS = 5
 
 
@@ -90,10 +89,9 @@ def prepare(
 
 
 def _next_best(decision: Decision) -> str:
-    """Names the best feasible plan with another data type, else the next feasible one."""
+    """Describes the best feasible plan with another data type, else the next feasible one."""
     chosen = decision.plan
     others = [plan for plan in decision.plans if plan.feasible and plan.groups != chosen.groups]
-    # Another data type, as the plan is for those who cannot get the chosen one.
     types = {group.instance_type for group in chosen.groups if group.role == "data"}
     other_type = (
         plan
@@ -124,20 +122,20 @@ def train(
 ) -> Training:
     """Submits the job, follows it to its end, and writes its record to `job.run_dir`.
 
-    Blocks until all hosts have ended. When the caller is interrupted (Ctrl-C, SIGTERM) the job is
-    stopped first, so that nothing keeps running; then `on_stop` gets the record so far, its status
-    `stopped`, and the interrupt goes on. After a SIGTERM a job that the next attempt can adopt may
-    go on: then the interrupt says so. `on_submit` is called whenever the platform has taken a job,
-    or has found that of an earlier attempt.
+    Blocks until all hosts have ended. On an interrupt (Ctrl-C, SIGTERM) the job is stopped,
+    `on_stop`
+    gets the record so far with status `stopped`, and the interrupt is raised again. After a SIGTERM
+    a
+    job that the next attempt can adopt may continue; then the interrupt says so. `on_submit` is
+    called whenever the platform has accepted a job, or has found an earlier attempt's.
 
-    While the platform has no hosts the job is tried again, and then the decision's next plans, as
-    the workload's `on_no_capacity` says; each try is a line.
+    Without capacity the job is retried, and then the decision's next plans are tried, as the
+    workload's `on_no_capacity` says; each try is logged.
 
     Raises:
-        UsageError: If the platform cannot run such a job, or the record cannot be written.
+        UsageError: If the platform cannot run the job, or the record cannot be written.
         PlatformError: If the platform refuses it, or a job without hosts could not be deleted.
-        NoCapacityError: If there were no hosts for any of the plans, for as long as was asked for;
-            then the record, whose status is `failed`, is written all the same.
+        NoCapacityError: If no plan got hosts in time; a record with status `failed` is written.
     """
     policy = job.platform_settings.on_no_capacity
     tried: list[Event] = []
@@ -153,7 +151,7 @@ def train(
             refusal = _refusal(platform, each)
             if refusal:
                 words = groups_in_words(each.groups)
-                say(f"{words} cannot take its place where hosts are short: {refusal}")
+                say(f"{words} cannot replace it: {refusal}")
             else:
                 jobs.append(each)
     short: frozenset[str] = frozenset()
@@ -177,7 +175,7 @@ def train(
                 )
             except NoCapacityError as err:
                 last = err
-                # The time in which it had hosts is no part of the wait.
+                # The time with hosts is not part of the wait.
                 if until is None or err.had_hosts:
                     until = clock() + 60 * policy.wait_minutes
                 left = until - clock()
@@ -185,12 +183,12 @@ def train(
                     break
                 pause = min(left, RETRY_SECONDS)
                 say(
-                    f"no hosts for {groups_in_words(current.groups)}: again in "
+                    f"no hosts for {groups_in_words(current.groups)}: retry in "
                     f"{pause / 60:.0f} min, for {left / 60:.0f} min more: {err.what}"
                 )
                 sleep(pause)
         if last.still_there:
-            # It may get its hosts later, and would train next to the next plan's.
+            # It may get hosts later, and would run in parallel with the next plan's job.
             raise last.still_there from last
         short |= {bare_type(name) for name in last.types}
         following = next((other for other in jobs[index + 1 :] if not _needs(other, short)), None)
@@ -206,20 +204,18 @@ def train(
         ran=Job(platform=platform.name, name=current.name),
         catalog=catalog,
         decision=decision,
-        lost=f"no hosts for {groups_in_words(current.groups)}, and no other plan to take",
+        lost=f"no hosts for {groups_in_words(current.groups)}, and no other plan is left",
     )
-    write_training(replace(facts, events=(*tried, *facts.events)), file=_record_file(job))
+    write_training(
+        replace(facts, events=(*tried, *facts.events)), file=job.run_dir / "training.json"
+    )
     raise last
 
 
-def _record_file(job: JobSpec) -> Path:
-    return job.run_dir / "training.json"
-
-
 def _further(job: JobSpec, decision: Decision) -> Iterator[JobSpec]:
-    """Yields jobs of the decision's next plans, best first: those that have other types.
+    """Yields jobs of the decision's next plans that have other types, best first.
 
-    What is short is not always said, and another number of the same hosts is short of them, too.
+    A plan with the same types would lack hosts, too.
     """
     seen = [{group.instance_type for group in job.groups}]
     for number, plan in enumerate(decision.plans, 1):
@@ -227,7 +223,7 @@ def _further(job: JobSpec, decision: Decision) -> Iterator[JobSpec]:
         if not plan.feasible or types in seen:
             continue
         seen.append(types)
-        # By its place in the decision: a further attempt of a pipeline's step finds its job again.
+        # A stable name: a retry of a pipeline's step finds the job again.
         name = f"{job.name}-plan{number}"
         yield replace(job, name=name, run=job.run_name, groups=plan.groups, next_best="")
         if len(seen) == MAX_PLANS:
@@ -235,7 +231,7 @@ def _further(job: JobSpec, decision: Decision) -> Iterator[JobSpec]:
 
 
 def _refusal(platform: Platform[RequestT], job: JobSpec) -> str:
-    """Says why the platform would not take such a job; the decision knows types, not its rules."""
+    """Returns why the platform would refuse the job; the decision does not know its rules."""
     try:
         platform.plan(job)
     except UsageError as err:
@@ -244,7 +240,7 @@ def _refusal(platform: Platform[RequestT], job: JobSpec) -> str:
 
 
 def _resumed(jobs: Sequence[JobSpec], platform: Platform[RequestT]) -> int:
-    """Returns which of the run's jobs an earlier attempt has got hosts for; the first if none."""
+    """Returns the index of the job that an earlier attempt got hosts for; else 0."""
     if len(jobs) == 1 or not isinstance(platform, ResumingPlatform):
         return 0
     return platform.resumed([platform.plan(job) for job in jobs])
@@ -270,21 +266,21 @@ def _train_once(
     if on_submit:
         on_submit()
     last_words: deque[str] = deque(maxlen=_LAST_WORDS)
-    file = _record_file(job)
+    file = job.run_dir / "training.json"
     try:
         for line in run.lines():
-            # The dnn group's: lines of data hosts do not say why a training failed.
+            # Lines of data hosts do not say why a training failed.
             if line.group == job.groups[0].name:
                 last_words.append(line.text)
             if on_line:
                 on_line(line)
         end = run.wait()
     except BaseException as err:
-        # Whoever interrupts must not leave hosts that are billed.
+        # An interrupt must not leave hosts that are billed.
         leave_or_stop(run, err)
-        if isinstance(err, NoCapacityError) and isinstance(run, AdoptedRun):
+        if isinstance(err, NoCapacityError) and isinstance(run, ResumableRun):
             err.still_there = run.remaining()
-        # Not for an error: what is a KeyboardInterrupt or a signal is no Exception.
+        # KeyboardInterrupt and TerminatedError only.
         if on_stop and not isinstance(err, Exception):
             ran = Job(platform=platform.name, name=run.name)
             facts = _stopped(job, run, ran=ran, catalog=catalog, decision=decision)
@@ -310,7 +306,7 @@ def _train_once(
     except UsageError as err:
         what = f"the training {facts.status}, but its record is lost: {err.what}"
         raise UsageError(what, fix="free some space, or use another disk") from None
-    if isinstance(run, AdoptedRun):
+    if isinstance(run, ResumableRun):
         run.clean_up()
     return record
 
@@ -318,7 +314,7 @@ def _train_once(
 def _stopped(
     job: JobSpec, run: Run, *, ran: Job, catalog: Catalog, decision: Decision | None
 ) -> TrainingFacts:
-    """Returns what is known of a run that was stopped: what was measured until then."""
+    """Returns the facts about a stopped run, with what was measured so far."""
     ends: queue.SimpleQueue[JobEnd | StokerError] = queue.SimpleQueue()
 
     def wait() -> None:
@@ -327,7 +323,7 @@ def _stopped(
         except StokerError as err:
             ends.put(err)
 
-    # In a thread: who pressed Ctrl-C does not wait for a job that could not be stopped.
+    # In a thread: Ctrl-C must not wait for a job that could not be stopped.
     threading.Thread(target=wait, name="stopped run", daemon=True).start()
     try:
         end = ends.get(timeout=STOPPED_SECONDS)
@@ -343,7 +339,6 @@ def _stopped(
 
 
 def _load(run: Run, catalog: Catalog) -> Sequence[str]:
-    """Says how busy the hosts were, where the platform measures that."""
     if not isinstance(run, ObservedRun):
         return ()
     sizes = {each.type: (each.vcpus, each.accelerators) for each in catalog.instances}
@@ -359,15 +354,13 @@ def facts_of(
     decision: Decision | None = None,
     lost: str = "the dnn leader left no record that can be read",
 ) -> TrainingFacts:
-    """Returns what is known of a job that has ended; keeps the leader's files in `job.run_dir`.
+    """Returns the facts about an ended job, and copies the leader's files to `job.run_dir`.
 
     Args:
-        job: The job that was asked for.
-        end: The end that the platform saw.
-        ran: The platform's name for it.
+        ran: The platform's name for the job.
         catalog: Catalog with the prices.
-        decision: Decision that it was trained on.
-        lost: What to say where the leader's record is not there.
+        decision: Decision that the job was trained on.
+        lost: Event to record if the leader's record is missing.
     """
     leader = leader_record(end.output_dir)
     events = end.events if leader else (*end.events, Event(when=now_utc(), what=lost))
@@ -376,12 +369,13 @@ def facts_of(
     if end.output_dir:
         folder = end.output_dir / "stoker"
         try:
-            # The leader names it: that of its first rank which has one.
+            # Timeline of the first rank that has one.
             if leader and leader.measured and leader.measured.timeline_file:
-                timeline_file = _keep(folder / leader.measured.timeline_file, job)
-            _keep_feed(folder / "feed.csv", job)
+                found = _keep(folder / leader.measured.timeline_file, job.run_dir / "timeline.csv")
+                timeline_file = "timeline.csv" if found else None
+            _keep(folder / "feed.csv", job.run_dir / "feed.csv")
             _keep_passive(folder / PASSIVE_PROFILE, job)
-        # A full disk: the report lacks a picture, and the training has ended as it has.
+        # On a full disk the report lacks a picture.
         except (OSError, UsageError) as err:
             events = (*events, Event(when=now_utc(), what=f"a file was not kept: {err}"))
     return TrainingFacts(
@@ -403,7 +397,6 @@ def facts_of(
         failure=end.failure,
         events=events,
         release_seconds=end.data_group_release_seconds,
-        # Where nobody is billed, dollars would mean nothing.
         usd_per_hour=None if catalog.purchase == NOMINAL else catalog.usd_per_hour(job.groups),
         timeline_file=timeline_file,
         model_uri=end.model_uri,
@@ -414,7 +407,7 @@ def facts_of(
 
 
 def _prices(job: JobSpec, catalog: Catalog) -> dict[str, float]:
-    """Returns the price of one host of each group, where it is known and anybody is billed."""
+    """Returns the known prices of one host per group; empty where nothing is billed."""
     if catalog.purchase == NOMINAL:
         return {}
     single = [msgspec.structs.replace(group, count=1) for group in job.groups]
@@ -422,24 +415,15 @@ def _prices(job: JobSpec, catalog: Catalog) -> dict[str, float]:
     return {name: price for name, price in prices.items() if price is not None}
 
 
-def _keep(timeline: Path, job: JobSpec) -> str | None:
-    """Copies the leader's timeline next to the record; returns its name there."""
-    if not timeline.is_file():
-        return None
-    shutil.copyfile(timeline, job.run_dir / "timeline.csv")
-    return "timeline.csv"
-
-
-def _keep_feed(file: Path, job: JobSpec) -> None:
-    """Copies what the leader wrote down of the feed; what an earlier try left is of another run."""
-    kept = job.run_dir / "feed.csv"
+def _keep(file: Path, kept: Path) -> bool:
+    # An earlier try may have left one.
     kept.unlink(missing_ok=True)
     if file.is_file():
         shutil.copyfile(file, kept)
+    return kept.is_file()
 
 
 def _keep_passive(file: Path, job: JobSpec) -> None:
-    """Keeps what the run says of its own steps; what an earlier try left is of another run."""
     kept = job.run_dir / PASSIVE_PROFILE
     kept.unlink(missing_ok=True)
     if not file.is_file():

@@ -166,7 +166,9 @@ def test_a_terminated_run_s_step_deletes_the_job_with_all_it_owns(plane, tmp_pat
 
 
 def test_a_job_that_has_ended_goes_by_its_ttl(plane, tmp_path, follow):
-    followed = follow(submit(plane, described(plane, tmp_path, keep_seconds=3)))
+    followed = follow(
+        submit(plane, described(plane, tmp_path, jobset={"spec": {"ttlSecondsAfterFinished": 3}}))
+    )
     plane.run_pods(NAME)
     plane.end(NAME, 0)
     assert followed.ended().status == "succeeded"
@@ -333,7 +335,7 @@ def test_a_train_job_s_jobset_has_no_ttl_and_the_last_step_deletes_it_all(plane,
     need(plane, "trainer")
     role = rbac(namespace=plane.namespace, account="runner", api="trainer")
     plane.platform = plane.as_account(role)
-    spec = described(plane, tmp_path, api="trainer", keep_seconds=1)
+    spec = described(plane, tmp_path, api="trainer")
     followed = follow(submit(plane, spec))
     until(lambda: plane.names("jobsets") == [NAME], what="its JobSet is there", seconds=SECONDS)
     assert "ttlSecondsAfterFinished" not in plane.get("jobsets", NAME)["spec"]

@@ -105,7 +105,7 @@ VERBS = {
         "--json",
         "--debug",
     },
-    "report": {"--scaling", "--out", "--json", "--debug"},
+    "report": {"--scaling", "--json", "--debug"},
     "catalog": {
         "--platform",
         "--prices",
@@ -289,12 +289,16 @@ def test_schema_prints_a_json_schema(tmp_path, record):
         (["profile", "--budget", "99999999999", "--", "true"], 2, ["--budget\n", "86400"]),
         (["profile", "--copy", "cloud.yaml"], 2, ["--copy cannot be used on sagemaker"]),
         (["decide"], 2, ["no profile to decide on"]),
-        (["decide", "good.yaml"], 2, ["a workload: a profile is needed", "--workload"]),
+        (
+            ["decide", "good.yaml"],
+            2,
+            ["expected a profile in JSON, found a workload", "--workload"],
+        ),
         (["run", "text.yaml"], 2, ["text.yaml:2", "try:   command: [python, train.py, --lr]"]),
         (["run", "number.yaml"], 2, ["command[1]", 'try:   in quotes: "1"']),
         (["run", "name.yaml"], 2, ["lower-case letters, digits and", "name: my-digits"]),
         (["run", "tiny.py"], 2, ["try:   stoker init --script tiny.py"]),
-        (["run", "empty.yaml"], 2, ["name and command at least", "stoker init --script"]),
+        (["run", "empty.yaml"], 2, ["at least the keys name and command", "stoker init --script"]),
         (["profile", "tiny.py"], 2, ["try:   stoker profile -- python tiny.py"]),
         (["train", "tiny.py", "a"], 2, ["try:   stoker train -- python tiny.py a"]),
         (

@@ -56,7 +56,6 @@ def test_a_script_without_the_x_bit_is_told_from_a_missing_one(tmp_path, monkeyp
         ["train", "--summary", "OUT", "--", "python", "q.py"],
         ["evaluate", "w.yaml", "--out", "OUT"],
         ["compile", "kubeflow", "w.yaml", "--out", "OUT"],
-        ["report", "scaling", "runs/x", "--out", "OUT"],
     ],
     ids=lambda command: " ".join(command[:2]),
 )
@@ -192,7 +191,7 @@ def test_watch_refuses_what_is_no_run(tmp_path, monkeypatch, capsys, once):
         (["train", "MNIST.YAML", "--epochs", "3"], 2, "", "try:   stoker train --help"),
         (["run", "t.py", "--epochs", "3"], 2, "", "try:   stoker run --help"),
         (["train", "--dry-rn", "--", "./t.py"], 2, "", "(Possible options: --dry-run)"),
-        (["schema"], 0, "workload   Describes the user's training command", ""),
+        (["schema"], 0, "workload   A training command with its inputs", ""),
     ],
 )
 def test_the_command_line_explains_itself(capsys, arguments, code, out, err):

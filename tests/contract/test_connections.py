@@ -7,7 +7,7 @@ import time
 import pytest
 import zmq
 
-from stoker.feed.trainer.control import Connection, ZmqContext
+from stoker.feed.trainer.control_connection import Connection, ZmqContext
 from stoker.feed.wire import protocol
 from stoker.feed.wire.crypto import AllowList, Keys, secure_server
 
@@ -120,7 +120,7 @@ def test_a_send_that_reads_the_wake_up_of_a_message_hides_it_from_no_wait(connec
 def test_a_connection_that_is_lost_has_nothing_to_read(connection):
     come_up(connection)
     assert not connection.has_input()
-    connection.lose(time.monotonic())
+    connection.mark_lost(time.monotonic())
     assert connection.filenos == ()
     assert not connection.has_input()
     assert not connection.has_events({1, 2, 3})

@@ -1,5 +1,6 @@
 """The coordinator and its members talk over real sockets on loopback."""
 
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -26,7 +27,7 @@ from stoker.launch import coordinator as coordinator_module
 from stoker.launch import host_leases, leader_connection
 from stoker.launch.coordinator import Coordinator
 from stoker.launch.host_leases import Change
-from stoker.launch.leader_connection import Membership, MembershipVerdict, new_incarnation
+from stoker.launch.leader_connection import Membership, MembershipVerdict
 from stoker.logs import Log
 from stoker.records import FeedSettings
 
@@ -88,7 +89,7 @@ class Run:
                 address="127.0.0.1",
                 port=1234,
                 workers=2,
-                incarnation=new_incarnation(),
+                incarnation=secrets.token_hex(8),
             ),
             keys=keys,
             address="localhost",
@@ -174,7 +175,7 @@ def test_data_hosts_are_given_back_while_the_training_goes_on(run):
     for host in ("d1", "d2"):
         assert run.verdicts[host].kind == "decided"
         assert run.verdicts[host].reason == (
-            "the training goes on without data hosts: nobody asks them"
+            "the training continues without data hosts: nobody asks them"
         )
     assert "f1" not in run.verdicts
     coordinator.end("succeeded", exit_code=0, reason="")
@@ -223,7 +224,7 @@ def test_a_leader_whose_launcher_has_ended_is_lost_long_before_a_long_lease(run,
     coordinator.close()
     until(lambda: "d1" in run.verdicts)
     assert run.verdicts["d1"].kind == "lost"
-    assert "has no launcher any more" in run.verdicts["d1"].reason
+    assert "ended without a goodbye" in run.verdicts["d1"].reason
 
 
 def test_a_launcher_whose_connection_ended_is_lost_long_before_a_long_lease(run, monkeypatch):

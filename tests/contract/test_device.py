@@ -16,7 +16,6 @@ from stoker.errors import UsageError
 
 @pytest.fixture(autouse=True)
 def _torch_waits_half_a_second(monkeypatch):
-    """Shortens torch's wait for each worker of an epoch that was given up: 5 s, and seen often."""
     monkeypatch.setattr(data._utils, "MP_STATUS_CHECK_INTERVAL", 0.5)
 
 
@@ -35,7 +34,6 @@ class NoStream:
     ]
 )
 def device(request, monkeypatch):
-    """Names where batches go; "ahead" goes CUDA's way without CUDA."""
     if request.param == "cpu, ahead":
         monkeypatch.setattr("stoker.feed.device._copies_ahead", lambda device: True)
         monkeypatch.setattr(torch.cuda, "Stream", lambda device: NoStream())
@@ -71,8 +69,6 @@ class Example:
 
 
 class Own:
-    """Plays a batch of the user's own type."""
-
     def __init__(self, values: torch.Tensor) -> None:
         self.values = values
 
@@ -155,8 +151,6 @@ def test_a_failing_batch_is_told_in_its_turn_and_the_epoch_goes_on(device):
 
 
 class Stateful(data.Sampler[int]):
-    """Holds how far it is, and can do no more than go on from there."""
-
     def __init__(self) -> None:
         self.at = 0
 
@@ -206,7 +200,10 @@ def test_what_is_no_loader_of_stoker_has_no_state():
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"dtype": torch.int64}, "no floating type"), ({"std": [1.0, 0.0]}, "a deviation is 0")],
+    [
+        ({"dtype": torch.int64}, "not a floating type"),
+        ({"std": [1.0, 0.0]}, "a standard deviation is 0"),
+    ],
 )
 def test_senseless_options_are_refused(options, words):
     with pytest.raises(ValueError, match=words):

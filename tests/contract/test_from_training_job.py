@@ -10,8 +10,8 @@ import yaml
 from botocore.stub import Stubber
 
 from stoker.cli.from_training_job import from_training_job
-from stoker.errors import UsageError
-from stoker.platforms.aws import Aws, AwsError
+from stoker.errors import ServiceError, UsageError
+from stoker.platforms.aws import Aws
 from stoker.platforms.base import JobSpec
 from stoker.platforms.sagemaker import SageMakerPlatform
 from stoker.records import Group, Workload
@@ -142,19 +142,23 @@ def test_a_script_mode_job_becomes_a_workload_with_all_its_settings(tmp_path):
         "sagemaker": {
             "role": ROLE,
             "output_uri": "s3://photos/out",
-            "output_kms_key": "alias/photos",
-            "volume_gb": 250,
-            "volume_kms_key": "alias/disk",
-            "max_run_seconds": 36000,
-            "encrypt_traffic": True,
-            "checkpoint_uri": "s3://photos/checkpoints/",
             "region": "eu-central-1",
             "source": "s3://photos/job/source/sourcedir.tar.gz",
-            "framework": {"name": "pytorch", "version": "2.5.1"},
-            "vpc": {"subnets": ["subnet-1", "subnet-2"], "security_groups": ["sg-1"]},
-            "environment": {"NCCL_DEBUG": "WARN"},
-            "tags": {"team": "vision"},
-            "metric_definitions": [{"name": "loss", "regex": "loss=([0-9.]+)"}],
+            "max_run_seconds": 36000,
+            "checkpoint_uri": "s3://photos/checkpoints/",
+            "request": {
+                "AlgorithmSpecification": {
+                    "MetricDefinitions": [{"Name": "loss", "Regex": "loss=([0-9.]+)"}]
+                },
+                "InputDataConfig": [{"ChannelName": "training", "ContentType": "image/jpeg"}],
+                "OutputDataConfig": {"KmsKeyId": "alias/photos"},
+                "ResourceConfig": {"VolumeSizeInGB": 250, "VolumeKmsKeyId": "alias/disk"},
+                "VpcConfig": {"SecurityGroupIds": ["sg-1"], "Subnets": ["subnet-1", "subnet-2"]},
+                "Environment": {"NCCL_DEBUG": "WARN"},
+                "EnableInterContainerTrafficEncryption": True,
+                "RetryStrategy": {"MaximumRetryAttempts": 2},
+                "Tags": [{"Key": "team", "Value": "vision"}],
+            },
         },
     }
     for said in (
@@ -162,12 +166,13 @@ def test_a_script_mode_job_becomes_a_workload_with_all_its_settings(tmp_path):
         "stoker must be in it",
         "The job's metrics ended at loss 0.5",
         "requirements.txt",
-        "Not taken, as a workload has no key for it: InputDataConfig.training.ContentType, "
-        "ResourceConfig.KeepAlivePeriodInSeconds, RetryStrategy.MaximumRetryAttempts.",
+        "Not taken, as jobs with data hosts cannot have it: "
+        "ResourceConfig.KeepAlivePeriodInSeconds.",
     ):
         assert said in words
     body = plan(workload, tmp_path)
     assert body["RoleArn"] == ROLE
+    assert body["VpcConfig"] == SCRIPT_MODE["VpcConfig"]
     assert "InstanceGroups" in dict(body["ResourceConfig"])  # type: ignore[call-overload]
 
 
@@ -258,7 +263,7 @@ def test_the_command_is_what_the_job_ran(request_of, command, processes, said, t
     [
         (
             {"AlgorithmSpecification": {"AlgorithmName": "x", "TrainingInputMode": "File"}},
-            "no image of its own",
+            "names an algorithm, not an image",
         ),
         ({"ResourceConfig": {"VolumeSizeInGB": 30}}, "runs serverless"),
         (entered(ContainerEntrypoint=["stoker", "launch", "--"]), "was started by stoker"),
@@ -294,7 +299,7 @@ def test_spot_is_left_to_the_user(tmp_path):
     request = {**SCRIPT_MODE, "EnableManagedSpotTraining": True, "StoppingCondition": stopping}
     words, workload = made(request, tmp_path)
     assert workload.sagemaker is not None
-    assert not workload.sagemaker.spot
+    assert "EnableManagedSpotTraining" not in workload.sagemaker.request
     assert "EnableManagedSpotTraining" in words
     assert "StoppingCondition.MaxWaitTimeInSeconds" in words
 
@@ -306,7 +311,7 @@ def test_a_missing_permission_is_named(tmp_path):
         "AccessDeniedException",
         "User: x is not authorized to perform: sagemaker:DescribeTrainingJob on resource: y",
     )
-    with stubber, pytest.raises(AwsError, match="sagemaker:DescribeTrainingJob is missing"):
+    with stubber, pytest.raises(ServiceError, match="sagemaker:DescribeTrainingJob is missing"):
         from_training_job("photos", aws=aws)
 
 

@@ -17,7 +17,7 @@ import pytest
 from botocore.awsrequest import AWSResponse
 
 from stoker.logs import Log
-from stoker.platforms.pod_outputs import log_files
+from stoker.platforms.kubernetes.pod_outputs import log_files
 from stoker.profile.rank_results import (
     AcceleratorOnly,
     AsIs,

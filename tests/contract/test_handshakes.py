@@ -6,7 +6,7 @@ import pytest
 import zmq
 
 from stoker.feed.wire import crypto
-from stoker.feed.wire.crypto import AllowList, Keys, StrangerLog
+from stoker.feed.wire.crypto import AllowList, Keys, RejectionLog
 
 OURS = Keys.from_token(b"\x01" * 32)
 FOREIGN = Keys.from_token(b"\x02" * 32)
@@ -115,11 +115,11 @@ def test_a_message_above_the_bound_cuts_the_connection(server, client):
     assert server.got == []
 
 
-class Cuts(StrangerLog):
+class Cuts(RejectionLog):
     def __init__(self) -> None:
         self.reasons: list[str] = []
 
-    def cut(self, address: str, reason: str) -> None:
+    def add(self, address: str, reason: str) -> None:
         self.reasons.append(reason)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import stoker
-from stoker.launch.strategies.start import SITE_DIR
+from stoker.launch.strategies.start import STARTUP_DIR
 
 PACKAGE = Path(stoker.__file__).parent
 
@@ -37,7 +37,7 @@ def test_torch_is_changed_also_when_stoker_imports_it(first, variable, tmp_path)
     done = subprocess.run(
         [sys.executable, "-c", code.format(name)],
         env={
-            "PYTHONPATH": str(SITE_DIR),
+            "PYTHONPATH": str(STARTUP_DIR),
             "STOKER_LAUNCHER_PID": "1",
             "STOKER_OUTPUT": str(tmp_path),
             variable: value,

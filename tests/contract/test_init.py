@@ -168,7 +168,7 @@ def test_a_script_s_workload_compiles_as_a_pipeline_once_its_names_are_written(
     assert job["jobs"]["compile"]["steps"][-1]["run"] == " ".join(["stoker", *words])
     assert "pip install stoker" not in str(job)
     file = tmp_path / "train.yaml"
-    assert "a placeholder is left" in stoker(*words, cwd=tmp_path).stderr
+    assert "replace the placeholder" in stoker(*words, cwd=tmp_path).stderr
     names = {"ACCOUNT": "123456789012", "REGION": "eu-west-1", "BUCKET": "mine", "REGISTRY": "r.io"}
     text = file.read_text()
     for word, name in names.items():

@@ -376,15 +376,6 @@ def test_every_parameter_has_a_default_and_a_description_and_reaches_a_step():
             assert any(handed in task["inputs"]["parameters"].values() for task in tasks)
 
 
-def test_the_pipelines_readme_has_a_row_for_each_parameter():
-    text = (sample.ROOT / "pipelines" / "README.md").read_text(encoding="utf-8")
-    part = text.split("## kubeflow.py")[1]
-    rows = re.findall(r"^\| ([a-z_]+) \|", part, re.MULTILINE)
-    names = {parameter.name for parameter in sample.compiled().parameters}
-    assert len(rows) == len(set(rows))
-    assert set(rows) - {"parameter"} == names
-
-
 def words_of(task: str, kind: str = "cluster") -> list[str]:
     """Returns the arguments of a step, with a plausible value for each placeholder."""
     pipeline, _ = sample.documents(kind)

@@ -11,11 +11,11 @@ import yaml
 from stoker.platforms.kubernetes import KubernetesPlatform
 from stoker.platforms.kubernetes.follower import FOLLOWER_LABELS
 from stoker.platforms.kubernetes.request import replicated_jobs
-from stoker.platforms.kubernetes.submit import rules
+from stoker.platforms.kubernetes.rights import rules
 from stoker.records import FeedSettings, KubernetesSettings
 from stoker.records.engine import PRESETS
 from support.cluster_files import FOLDER, objects, rbac
-from support.kubernetes_jobs import EVERYTHING, job
+from support.kubernetes_jobs import everything, job
 from support.kubernetes_rules import rule_problems
 
 STRANGER = {"app": "web"}
@@ -23,7 +23,7 @@ STRANGER = {"app": "web"}
 
 def labels_of_pods(api: str) -> dict[str, dict[str, str]]:
     """Returns the labels of a planned run's pods, by role."""
-    request = KubernetesPlatform().plan(job(settings={**EVERYTHING, "api": api}))
+    request = KubernetesPlatform().plan(job(settings=everything(api)))
     documents = request.objects
     main: Any = next(d for d in documents if d["kind"] in ("JobSet", "TrainingRuntime"))
     found = {}

@@ -29,7 +29,8 @@ from stoker.platforms.kubernetes.pods import (
     IMAGE_SECONDS,
     QUOTA_SECONDS,
 )
-from stoker.platforms.kubernetes.submit import keep_runtime, rules
+from stoker.platforms.kubernetes.rights import rules
+from stoker.platforms.kubernetes.submit import keep_runtime
 from stoker.profile import profile
 from stoker.profile.rank_results import AcceleratorOnly, RankResult, quartiles
 from stoker.records import Cluster as TodaysCluster
@@ -62,6 +63,8 @@ from support.sample_records import profile as sample_profile
 from support.sample_records import training
 
 NAME = "mnist-1"
+TTL = {"spec": {"ttlSecondsAfterFinished": 3600}}
+QUEUED = {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "training"}}}
 EXIT_CODE = 7
 NEXT_BEST = "1 x g5.2xlarge + 2 x c6i.4xlarge (80.0 ms per step, $2.00 per hour)"
 LEADER, FIRST, SECOND = (f"{NAME}-{place}" for place in ("dnn-0-0", "data-0-0", "data-0-1"))
@@ -752,8 +755,8 @@ def test_a_cluster_that_stays_away_leaves_the_job_and_says_how_to_follow_it(
     clock.ahead += 901
     error = followed.failed()
     assert words in error.what
-    assert "for 15 minutes; the job goes on without stoker" in error.what
-    assert f"--name {NAME} follows the job again" in error.fix
+    assert "for 15 minutes; the job keeps running" in error.what
+    assert f"--name {NAME}" in error.fix
     followed.run.stop()
     assert api.names("jobsets") == [NAME]
 
@@ -1040,7 +1043,7 @@ def test_an_image_that_does_not_come_is_an_error_after_its_deadline(
     clock.ahead += IMAGE_SECONDS
     error = followed.failed()
     assert "registry.example/mnist:1 (ImagePullBackOff): manifest unknown" in error.what
-    assert "image_pull_secrets" in error.fix
+    assert "imagePullSecrets" in error.fix
 
 
 def test_data_hosts_without_an_image_do_not_end_the_training(api, platform, job, follow, clock):
@@ -1073,7 +1076,7 @@ def test_pods_that_a_quota_forbids_are_an_error_after_a_while(api, platform, job
 def test_a_quota_that_refused_the_first_pods_does_not_end_a_job_that_a_queue_holds_later(
     api, platform, job, follow, clock
 ):
-    followed = follow(platform.submit(plan(platform, with_settings(job, queue="training"))))
+    followed = follow(platform.submit(plan(platform, with_settings(job, jobset=QUEUED))))
     api.tell("Job", f"{NAME}-dnn-0", "FailedCreate", QUOTA)
     until(lambda: "exceeded quota: gpus" in followed.status, what="it is said")
     api.run_pods(NAME)
@@ -1103,7 +1106,7 @@ def test_a_quota_that_refused_the_first_pods_does_not_end_a_job_that_a_queue_hol
 
 
 def test_a_queue_that_holds_the_job_is_named(api, platform, job, follow):
-    run = platform.submit(plan(platform, with_settings(job, queue="training")))
+    run = platform.submit(plan(platform, with_settings(job, jobset=QUEUED)))
     condition = {"type": "Suspended", "status": "True", "reason": "SuspendedJobs"}
     api.set_status("jobsets", NAME, conditions=[condition])
     followed = follow(run)
@@ -1293,7 +1296,7 @@ def test_whoever_followed_a_train_job_to_its_end_deletes_it_with_its_token(
 
 
 def test_a_jobset_that_has_ended_stays_with_its_logs_until_its_ttl(api, platform, job, follow):
-    followed = follow(platform.submit(plan(platform, with_settings(job, keep_seconds=3600))))
+    followed = follow(platform.submit(plan(platform, with_settings(job, jobset=TTL))))
     trained(api, followed, lines=[])
     followed.ended()
     followed.run.clean_up()  # type: ignore[attr-defined]
@@ -1604,7 +1607,7 @@ def test_the_record_of_a_run_is_kept_for_the_same_request_and_for_the_last_ten_r
     api, platform, job, monkeypatch
 ):
     monkeypatch.setattr(
-        "stoker.platforms.kubernetes.submit.now_utc", iter(map(str, range(100, 200))).__next__
+        "stoker.platforms.kubernetes.state.now_utc", iter(map(str, range(100, 200))).__next__
     )
     for number in range(12):
         platform.keep(plan(platform, dataclasses.replace(job, name=f"mnist-{number}")), f"{number}")
@@ -1623,7 +1626,7 @@ def test_the_record_of_a_run_is_kept_for_the_same_request_and_for_the_last_ten_r
 
 def test_records_beyond_what_a_configmap_holds_push_the_oldest_out(api, platform, job, monkeypatch):
     monkeypatch.setattr(
-        "stoker.platforms.kubernetes.submit.now_utc", iter(map(str, range(100, 200))).__next__
+        "stoker.platforms.kubernetes.state.now_utc", iter(map(str, range(100, 200))).__next__
     )
     for number in range(4):
         request = plan(platform, dataclasses.replace(job, name=f"mnist-{number}"))

@@ -9,7 +9,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from stoker.platforms.kubernetes.api import CONFIG_MAPS, ApiError, ClusterApi
+from stoker.errors import ServiceError
+from stoker.platforms.kubernetes.api import CONFIG_MAPS, ClusterApi
 from support.kubernetes_api import kube_config, kubernetes_api
 from support.platform_jobs import use_kube_config
 
@@ -79,7 +80,7 @@ def test_strict_verification_names_its_cause_and_the_ways_out(
     api, authority, tmp_path, monkeypatch
 ):
     use_kube_config(monkeypatch, kube_config(tmp_path, api.url, authority=authority))
-    with pytest.raises(ApiError, match="no safe connection") as caught:
+    with pytest.raises(ServiceError, match="no safe connection") as caught:
         ClusterApi(strict_tls=True).find(CONFIG_MAPS, "none")
     assert "kubernetes.strict_tls" in caught.value.fix
     assert "administrator" in caught.value.fix
@@ -90,6 +91,6 @@ def test_another_authority_is_refused_all_the_same(api, tmp_path, monkeypatch):
     path = tmp_path / "other.crt"
     path.write_bytes(certificate(other, is_authority=True))
     use_kube_config(monkeypatch, kube_config(tmp_path, api.url, authority=path))
-    with pytest.raises(ApiError, match="no safe connection") as caught:
+    with pytest.raises(ServiceError, match="no safe connection") as caught:
         ClusterApi().find(CONFIG_MAPS, "none")
     assert "check the cluster's certificate" in caught.value.fix

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.launch.strategies.start import SITE_DIR
+from stoker.launch.strategies.start import STARTUP_DIR
 from support.cluster import run_script
 from support.dropin_claims import CLAIMS, VALUED, VALUES
 from support.warm_python import WarmProcess, run_warm
@@ -44,7 +44,6 @@ ASKED = [name for name in (*CLAIMS, *VALUED) if name not in OURS_ALONE | OF_WORK
 
 @functools.cache
 def found() -> dict[str, dict[str, object]]:
-    """Returns what torch's loader and ours give, side by side: both wait more than they work."""
     given = {"workers": 0, "only": ASKED}
     running = {
         kind: run_script({"kind": kind, **given}, script="dropin_claims.py")
@@ -147,7 +146,6 @@ REPEATED = [3, 1, 3, 3, 1, 3, 2]
 
 @pytest.fixture(scope="module")
 def repeated_alone(samples):
-    """Gives each sample in a batch of its own."""
     return json.dumps(samples("sample", loader={"sampler": REPEATED, "batch_size": 1}, epochs=2))
 
 
@@ -161,7 +159,6 @@ def test_sample_seeding_survives_other_batches_and_workers(options, samples, rep
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_sample_seeding_of_a_subset_survives_other_batches(num_workers, samples):
-    """torch's Subset and random_split ask their dataset for many samples at once."""
     options: dict[str, object] = {"sampler": REPEATED, "num_workers": num_workers}
     alone = samples("sample", subset=True, loader=options | {"batch_size": 1})
     assert len({str(draws) for _, _, draws in alone}) == len(REPEATED)
@@ -208,7 +205,6 @@ def test_batch_seeding_makes_replicas_differ_and_survives_other_workers(samples)
 
 
 def test_torch_seeding_does_not_survive_other_workers(samples):
-    """This is its price; what it gives is torch's own numbers, see test_loader."""
     options: dict[str, object] = {"sampler": list(range(6)), "batch_size": 2}
     first = samples("torch", loader=options | {"num_workers": 1})
     assert samples("torch", loader=options | {"num_workers": 2}) != first
@@ -270,7 +266,7 @@ if __name__ == "__main__":
 VARIABLES = {
     "PATH": os.environ["PATH"],
     "OMP_NUM_THREADS": "1",
-    "PYTHONPATH": str(SITE_DIR),
+    "PYTHONPATH": str(STARTUP_DIR),
     "STOKER_LAUNCHER_PID": str(os.getpid()),
 }
 
@@ -283,10 +279,7 @@ def unaware(tmp_path: Path, text: str, **env: str) -> tuple[int, str]:
 
 def test_a_script_that_never_heard_of_stoker_gets_its_loader_in_spawned_processes_too(tmp_path):
     code, said = unaware(
-        tmp_path,
-        LAUNCHED + UNAWARE,
-        STOKER_REPLACE_DATALOADER="1",
-        TEST_IS_PARENT="1",
+        tmp_path, LAUNCHED + UNAWARE, STOKER_REPLACE_DATALOADER="1", TEST_IS_PARENT="1"
     )
     script = [line for line in said.splitlines() if " batches_seeded " not in line]
     assert (code, script) == (0, ["['stoker.feed.iterators'] True"])

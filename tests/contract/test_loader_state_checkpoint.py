@@ -16,7 +16,7 @@ import torch.utils.data as data
 
 import stoker
 from stoker.errors import UsageError
-from stoker.feed.process import this_process
+from stoker.feed.bookkeeping import this_process
 
 LENGTH = 24
 EPOCHS = 3
@@ -26,13 +26,10 @@ State = dict[str, object]
 
 @pytest.fixture(autouse=True)
 def _torch_waits_half_a_second(monkeypatch):
-    """Shortens torch's wait for each worker of an epoch that was given up: 5 s, and seen often."""
     monkeypatch.setattr(data._utils, "MP_STATUS_CHECK_INTERVAL", 0.5)
 
 
 class Drawing(data.Dataset[torch.Tensor]):
-    """Draws from all three random states."""
-
     def __init__(self, length: int = LENGTH) -> None:
         self.length = length
 
@@ -52,8 +49,6 @@ class Broken(Drawing):
 
 
 class PythonShuffled(data.Sampler[int]):
-    """Shuffles when its iterator is made, by the global state of `random`."""
-
     def __len__(self) -> int:
         return LENGTH
 
@@ -82,8 +77,6 @@ class OwnPython(PythonShuffled):
 
 
 class Tutorial(data.Sampler[int]):
-    """Samples as torchdata's tutorial does: its state holds how far it is."""
-
     def __init__(self) -> None:
         self.i = 0
         self.g = torch.Generator().manual_seed(5)
@@ -101,13 +94,11 @@ class Tutorial(data.Sampler[int]):
         return {"i": self.i, "g": self.g.get_state()}
 
     def load_state_dict(self, state: State) -> None:
-        self.i = state["i"]  # type: ignore[assignment]
-        self.g.set_state(state["g"])  # type: ignore[arg-type]
+        self.i = state["i"]
+        self.g.set_state(state["g"])
 
 
 class Yielded(data.DistributedSampler[int]):
-    """Acts like torchdata's StatefulDistributedSampler: stale at an epoch's start until asked."""
-
     yielded = 0
     next_yielded: int | None = None
 
@@ -121,12 +112,10 @@ class Yielded(data.DistributedSampler[int]):
         return {"yielded": self.yielded}
 
     def load_state_dict(self, state: State) -> None:
-        self.next_yielded = state["yielded"]  # type: ignore[assignment]
+        self.next_yielded = state["yielded"]
 
 
 class Consumed(data.Sampler[int]):
-    """Counts its epochs by itself, and is stale at an epoch's start."""
-
     def __init__(self) -> None:
         self.state = {"epoch": -1, "consumed": LENGTH}
         self.is_loaded = False
@@ -144,10 +133,10 @@ class Consumed(data.Sampler[int]):
             yield index
 
     def state_dict(self) -> State:
-        return self.state  # type: ignore[return-value]
+        return self.state
 
     def load_state_dict(self, state: State) -> None:
-        self.state.update(state)  # type: ignore[arg-type]
+        self.state.update(state)
         self.is_loaded = True
 
 
@@ -156,7 +145,6 @@ def seeded(seed: int) -> torch.Generator:
 
 
 def kept(num_workers: int) -> dict[str, object]:
-    """Asks for workers that stay: to start them costs most of a test."""
     return {"num_workers": num_workers, "persistent_workers": num_workers > 0}
 
 
@@ -264,7 +252,6 @@ WHOLE: dict[str, Script] = {}
 
 
 def saved_once(save: tuple[int, int] | str, options: dict[str, object], *, name: str) -> Script:
-    """Returns what `saved` returns, made once for all tests that call it by this name."""
     if name not in WHOLE:
         WHOLE[name] = saved(save, options)
         # With its workers, which would stay as long as this process.
@@ -274,7 +261,6 @@ def saved_once(save: tuple[int, int] | str, options: dict[str, object], *, name:
 
 @pytest.fixture(scope="module", autouse=True)
 def _no_worker_stays():
-    """Other files of this process count its children."""
     yield
     gc.collect()
     for child in multiprocessing.active_children():
@@ -304,7 +290,6 @@ def test_a_checkpoint_of_any_shuffle_gives_the_rest_of_the_epoch_and_all_that_fo
 
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_a_sampler_that_was_asked_to_its_end_draws_no_more(name):
-    """RandomSampler draws another permutation when there is nothing left to give."""
     count = len(stoker.DataLoader(Drawing(), **({"batch_size": 3} | SAMPLERS[name]())))
     whole = saved((1, count - 1), SAMPLERS[name]() | KEPT)
     assert resumed(whole, SAMPLERS[name](), 1) == whole.found[whole.after :]
@@ -472,12 +457,6 @@ def test_a_loader_without_epochs_opens_no_books_for_its_state():
     assert this_process().known_books(loader) is None
 
 
-def test_an_empty_state_changes_nothing():
-    loader = stoker.DataLoader(Drawing(), batch_size=4)
-    loader.load_state_dict({})
-    assert len(list(loader)) == 6
-
-
 @pytest.mark.parametrize(
     ("dataset", "options", "words"),
     [
@@ -500,14 +479,14 @@ def test_a_state_of_another_loader_is_refused_with_what_differs(dataset, options
 @pytest.mark.parametrize("fact", ["world_size", "rank"])
 def test_a_state_of_another_rank_is_refused(fact):
     state = stoker.DataLoader(Drawing(), batch_size=3).state_dict()
-    state["loader"] = dict(state["loader"]) | {fact: 7}  # type: ignore[call-overload]
+    state["loader"] = dict(state["loader"]) | {fact: 7}
     with pytest.raises(UsageError, match=f"{fact.replace('_', ' ')}: 7 in the state"):
         stoker.DataLoader(Drawing(), batch_size=3).load_state_dict(state)
 
 
 @pytest.mark.parametrize("state", [{"_num_yielded": 3}, {"version": 99, "loader": {}}])
 def test_what_is_no_state_is_refused(state):
-    with pytest.raises(UsageError, match="no state of stoker's DataLoader"):
+    with pytest.raises(UsageError, match="not a state_dict of this version"):
         stoker.DataLoader(Drawing()).load_state_dict(state)
 
 
@@ -550,7 +529,7 @@ class Stateful(Stream):
         return {"at": self.at}
 
     def load_state_dict(self, state: State) -> None:
-        self.at = state["at"]  # type: ignore[assignment]
+        self.at = state["at"]
 
 
 def test_an_iterable_dataset_has_no_state_in_the_middle_of_an_epoch():
@@ -558,7 +537,7 @@ def test_an_iterable_dataset_has_no_state_in_the_middle_of_an_epoch():
     state = loader.state_dict()
     iterator = iter(loader)
     next(iterator)
-    with pytest.raises(UsageError, match=r"iterable dataset \(Stream\)"):
+    with pytest.raises(UsageError, match="iterable dataset Stream"):
         loader.state_dict()
     list(iterator)
     assert loader.state_dict()["epoch"] == 1
@@ -574,7 +553,7 @@ def test_an_iterable_dataset_with_a_state_of_its_own_goes_on():
     assert [batch.tolist() for batch in other] == [[3, 4, 5], [6, 7, 8], [9]]
     workers = stoker.DataLoader(Stateful(), batch_size=3, num_workers=1)
     workers.load_state_dict(state)
-    with pytest.raises(UsageError, match=r"iterable dataset \(Stateful\)"):
+    with pytest.raises(UsageError, match="iterable dataset Stateful"):
         iter(workers)
 
 
@@ -608,8 +587,19 @@ def test_a_sampler_that_cannot_tell_its_state_stops_no_training():
     assert len(list(stoker.DataLoader(Drawing(), sampler=Failing(), batch_size=2))) == 12
 
 
+def test_a_generator_without_a_state_stops_no_training():
+    class FromTheSystem(Tutorial):
+        def __init__(self):
+            super().__init__()
+            self.entropy = random.SystemRandom()
+
+    loader = stoker.DataLoader(Drawing(), sampler=FromTheSystem(), batch_size=2)
+    assert len(list(loader)) == 12
+    assert "sampler.entropy" not in loader.state_dict()["loader"]["generators"]
+
+
 def test_none_is_refused_as_a_state_and_an_empty_one_is_ignored():
     loader = stoker.DataLoader([1, 2, 3])
     loader.load_state_dict({})
     with pytest.raises(TypeError, match="takes what state_dict returned, not None"):
-        loader.load_state_dict(None)  # type: ignore[arg-type]
+        loader.load_state_dict(None)

@@ -97,7 +97,11 @@ def with_dnn(job: PlatformJob, **changes: object) -> JobSpec:
 @pytest.mark.parametrize(
     ("change", "what", "where"),
     [
-        (lambda j: with_channel(j, groups=("gpu",)), "no instance group gpu", "channels.train"),
+        (
+            lambda j: with_channel(j, groups=("gpu",)),
+            "unknown instance group gpu",
+            "channels.train",
+        ),
         (lambda j: with_channel(j, uri=j.wrong_uri), "://", "train"),
         (lambda j: with_dnn(j, instance_type="nonsense.c9"), "nonsense.c9", "group dnn"),
         (
@@ -129,7 +133,7 @@ def twice_the_dnn_group(job: PlatformJob) -> JobSpec:
     [
         (lambda j: dataclasses.replace(j.spec, command=()), "no command to run"),
         (twice_the_dnn_group, "exactly one dnn group"),
-        (lambda j: dataclasses.replace(j.spec, groups=j.spec.groups[::-1]), "it comes first"),
+        (lambda j: dataclasses.replace(j.spec, groups=j.spec.groups[::-1]), "as its first group"),
     ],
     ids=["command", "two", "order"],
 )
@@ -156,13 +160,13 @@ def with_channel_named(job: PlatformJob, name: str) -> JobSpec:
 @pytest.mark.parametrize("name", ["../x", "a/b", ".", "..", "", "a b", "x\n"])
 @pytest.mark.parametrize(
     ("change", "what"),
-    [(with_name, "a run"), (with_group, "a group"), (with_channel_named, "a channel")],
+    [(with_name, "run"), (with_group, "group"), (with_channel_named, "channel")],
     ids=["run", "group", "channel"],
 )
 def test_names_that_could_lead_out_of_a_folder_are_refused(job, change, what, name):
     with pytest.raises(UsageError) as caught:
         job.platform.plan(change(job, name))
-    assert caught.value.what == f"{name!r} is not a name for {what}"
+    assert caught.value.what == f"invalid {what} name {name!r}"
     assert caught.value.where
     assert "letters, digits" in caught.value.fix
     assert list(job.calls()) == []

@@ -7,7 +7,7 @@ import threading
 import psutil
 
 from stoker.feed.resource_usage import LoaderUsage, _Span
-from stoker.host.counters import pids_below
+from stoker.host import processes
 from support.cluster import wait_until
 
 
@@ -25,11 +25,11 @@ def test_all_below_are_found_the_children_of_other_threads_too(monkeypatch):
         below = psutil.Process(child.pid)
         wait_until(lambda: bool(below.children()), "it has a child")
         pids = {child.pid, below.children()[0].pid}
-        assert pids <= set(pids_below())
-        monkeypatch.setattr("stoker.host.counters.descendant_pids", lambda: None)
-        assert pids <= set(pids_below())
+        assert pids <= set(processes.descendant_pids())
+        monkeypatch.setattr(processes.os.path, "exists", lambda path: False)
+        assert pids <= set(processes.descendant_pids())
         child.communicate(timeout=60)
-    assert not pids & set(pids_below())
+    assert not pids & set(processes.descendant_pids())
 
 
 def test_the_cpu_of_all_processes_below_counts():

@@ -14,8 +14,8 @@ from stoker.cli.app import app_for
 from stoker.cli.options import OutputFiles
 from stoker.cli.outputs import Outputs
 from stoker.cli.profile import observe, profile_verb
-from stoker.errors import PlatformError, UsageError
-from stoker.platforms.aws import Aws, AwsError
+from stoker.errors import PlatformError, ServiceError, UsageError
+from stoker.platforms.aws import Aws
 from stoker.platforms.sagemaker.cloudwatch import ObservedJob, describe_job, observe_job
 from stoker.profile.observed_job import observed_profile
 from stoker.records import Profile, read_json
@@ -261,7 +261,7 @@ def test_a_missing_permission_is_named(aws, answers, begin):
     make_job(aws)
     trained(answers, begin, end=begin + timedelta(minutes=MINUTES))
     answers.always_refuse("cloudwatch", "GetMetricData", "AccessDenied")
-    with pytest.raises(AwsError, match="cloudwatch:GetMetricData"):
+    with pytest.raises(ServiceError, match="cloudwatch:GetMetricData"):
         observed(aws)
 
 
@@ -348,13 +348,13 @@ def test_a_log_without_steps_is_refused_before_aws_is_asked(tmp_path):
 def test_a_log_of_odd_bytes_is_read_and_what_is_no_file_is_named(tmp_path):
     log = tmp_path / "job.log"
     log.write_bytes(b"\xff\xfe 10% |\x88\r" * 30)
-    for file, words in ((log, "20 lines"), (tmp_path, "the log cannot be read: Is a directory")):
+    for file, words in ((log, "20 lines"), (tmp_path, "cannot read the log: Is a directory")):
         with pytest.raises(UsageError, match=words):
             observe(NAME, logs=file, region=None, outputs=Outputs(), as_json=False)
 
 
 def test_a_command_beside_a_job_is_refused():
-    with pytest.raises(UsageError, match="nothing to run"):
+    with pytest.raises(UsageError, match="--training-job runs nothing"):
         profile_verb(
             ["mnist.yaml"],
             context=mock.create_autospec(typer.Context),

@@ -1,5 +1,6 @@
 """The leader and hosts tell the stages of a run over real sockets."""
 
+import secrets
 from io import StringIO
 
 import pytest
@@ -8,7 +9,7 @@ import zmq
 from stoker.feed.wire.crypto import Keys, new_token
 from stoker.feed.wire.protocol import PROTOCOL_VERSION, Join
 from stoker.launch.coordinator import Coordinator
-from stoker.launch.leader_connection import Membership, new_incarnation
+from stoker.launch.leader_connection import Membership
 from stoker.logs import Log
 from stoker.records import FeedSettings
 from support.local_job import until
@@ -55,7 +56,7 @@ def coordinator():
 
 def member(host: str, port: int) -> Membership:
     found = Membership(
-        join=join(host, life=new_incarnation()),
+        join=join(host, life=secrets.token_hex(8)),
         keys=KEYS,
         address="127.0.0.1",
         port=port,

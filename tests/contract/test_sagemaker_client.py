@@ -132,11 +132,12 @@ def test_an_input_that_was_deleted_is_uploaded_again(server, project):
 def test_a_new_tag_and_a_new_role_are_changes(server, project):
     upload()
     other = "arn:aws:iam::123456789012:role/pipeline"
-    changes = (f"sagemaker.pipeline_role={other}", "sagemaker.tags.owner=ada")
+    tags = "[{Key: team, Value: vision}, {Key: owner, Value: ada}]"
+    changes = (f"sagemaker.pipeline_role={other}", f"sagemaker.request.Tags={tags}")
     assert upload(*changes)["action"] == "updated"
     assert described()["RoleArn"] == other
-    tags = Aws(region=REGION).pages("sagemaker", "ListTags", items="Tags", ResourceArn=PIPELINE)
-    assert {tag["Key"]: tag["Value"] for tag in tags} == {"team": "vision", "owner": "ada"}
+    listed = Aws(region=REGION).pages("sagemaker", "ListTags", items="Tags", ResourceArn=PIPELINE)
+    assert {tag["Key"]: tag["Value"] for tag in listed} == {"team": "vision", "owner": "ada"}
     assert upload(*changes)["action"] == "unchanged"
 
 

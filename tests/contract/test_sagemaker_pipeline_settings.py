@@ -25,7 +25,6 @@ from stoker.records import (
     NotifySettings,
     TodaysGroup,
     TrackingSettings,
-    Vpc,
     to_json,
 )
 from support import sagemaker_pipeline as sample
@@ -85,12 +84,14 @@ def full():
         "ml.p3.8xlarge",
         region="eu-west-1",
         source="s3://bucket/code.tar.gz",
-        volume_kms_key=KEY,
-        output_kms_key=KEY,
-        vpc=Vpc(subnets=("subnet-1",), security_groups=("sg-1", "sg-2")),
-        network_isolation=True,
-        encrypt_traffic=True,
-        tags={"team": "vision"},
+        request={
+            "ResourceConfig": {"VolumeKmsKeyId": KEY},
+            "OutputDataConfig": {"KmsKeyId": KEY},
+            "VpcConfig": {"SecurityGroupIds": ["sg-1", "sg-2"], "Subnets": ["subnet-1"]},
+            "EnableNetworkIsolation": True,
+            "EnableInterContainerTrafficEncryption": True,
+            "Tags": [{"Key": "team", "Value": "vision"}],
+        },
         checkpoint_uri="s3://bucket/checkpoints",
         cache_days=30,
         control=ControlSettings(

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from stoker.catalog import load_catalog
-from stoker.errors import PlatformError, WorkloadError
+from stoker.errors import PlatformError, ServiceError, WorkloadError
 from stoker.logs import parse_line
-from stoker.platforms.aws import EVENTUAL_SECONDS, Aws, AwsError
+from stoker.platforms.aws import EVENTUAL_SECONDS, Aws
 from stoker.platforms.base import JobSpec, LogLine, leader_record
 from stoker.platforms.follow import UNREACHABLE_SECONDS
 from stoker.platforms.sagemaker import SageMakerPlatform, SageMakerRequest
@@ -103,7 +103,9 @@ def job(tmp_path):
         ),
         run_dir=tmp_path / "run",
         image="123456789012.dkr.ecr.eu-central-1.amazonaws.com/stoker:1",
-        platform_settings=settings(source=str(source), tags={"team": "vision"}),
+        platform_settings=settings(
+            source=str(source), request={"Tags": [{"Key": "team", "Value": "vision"}]}
+        ),
         next_best=NEXT_BEST,
     )
 
@@ -191,7 +193,12 @@ def test_submit_sends_the_plan_with_code_and_token(platform, aws, job):
 
 def test_the_token_is_encrypted_with_the_outputs_key(platform, aws, job):
     key = "arn:aws:kms:eu-central-1:123456789012:key/1234abcd-12ab-34cd-56ef-1234567890ab"
-    submit(platform, dataclasses.replace(job, platform_settings=settings(output_kms_key=key)))
+    submit(
+        platform,
+        dataclasses.replace(
+            job, platform_settings=settings(request={"OutputDataConfig": {"KmsKeyId": key}})
+        ),
+    )
     head = aws.call("s3", "HeadObject", Bucket=BUCKET, Key=f"out/{NAME}/stoker_token/token")
     assert (head["ServerSideEncryption"], head["SSEKMSKeyId"]) == ("aws:kms", key)
 
@@ -373,14 +380,14 @@ def test_a_missing_permission_names_the_action_and_leaves_no_token(platform, aws
         f"User: arn:aws:iam::1:user/x is not authorized to perform: iam:PassRole on {ROLE}",
     )
     request = platform.plan(job)
-    with pytest.raises(AwsError, match="permission iam:PassRole is missing"):
+    with pytest.raises(ServiceError, match="permission iam:PassRole is missing"):
         platform.submit(request)
     assert not aws.has_object(request.token_uri)
 
 
 def test_no_job_is_created_where_its_token_cannot_be_written(platform, aws, answers, job):
     answers.refuse("s3", "PutObject", "AccessDenied", "Access Denied")
-    with pytest.raises(AwsError, match="permission s3:PutObject is missing"):
+    with pytest.raises(ServiceError, match="permission s3:PutObject is missing"):
         submit(platform, job)
     assert created(aws) == []
 
@@ -521,7 +528,7 @@ def test_a_log_that_may_not_be_read_does_not_end_the_training(platform, answers,
 def test_a_job_that_may_not_be_described_names_the_action(platform, answers, job):
     _, run = submit(platform, job)
     answers.always_refuse("sagemaker", "DescribeTrainingJob", "AccessDeniedException", "no")
-    with pytest.raises(AwsError, match="permission sagemaker:DescribeTrainingJob is missing"):
+    with pytest.raises(ServiceError, match="permission sagemaker:DescribeTrainingJob is missing"):
         list(run.lines())
 
 
@@ -534,7 +541,7 @@ def test_a_login_that_runs_out_is_renewed_from_what_the_machine_has_by_then(
     answers.always_refuse("sagemaker", "DescribeTrainingJob", "ExpiredTokenException", "expired")
     answers.always_refuse("logs", "DescribeLogStreams", "ExpiredTokenException", "expired")
     said = words(list(run.lines()))
-    assert sum("the job goes on; log in again" in line for line in said) == 1
+    assert sum("the job continues; log in again" in line for line in said) == 1
     assert not any("cannot be read" in line for line in said)
     assert run.wait().status == "succeeded"
     assert aws.client("sagemaker") is not old
@@ -552,9 +559,9 @@ def test_a_service_that_stays_away_leaves_the_job_and_says_how_to_follow_it(
     request, run = submit(SageMakerPlatform(aws=stale), job)
     answers.always_refuse("sagemaker", "DescribeTrainingJob", code, "no")
     answers.watch("sagemaker", "StopTrainingJob")
-    with pytest.raises(PlatformError, match="for 15 minutes; the job goes on") as caught:
+    with pytest.raises(PlatformError, match="for 15 minutes; the job keeps running") as caught:
         list(run.lines())
-    assert f"--name {NAME} follows the job again" in caught.value.fix
+    assert f"--name {NAME}" in caught.value.fix
     assert UNREACHABLE_SECONDS <= clock.now <= UNREACHABLE_SECONDS + 3 * MAX_INTERVAL_SECONDS
     run.stop()
     assert answers.count("StopTrainingJob") == 0

@@ -30,7 +30,7 @@ class Pair:
 
 
 @contextlib.contextmanager
-def connected(*, silent_seconds: float = 30.0) -> Iterator[Pair]:
+def connected(*, receive_timeout_seconds: float = 30.0) -> Iterator[Pair]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         sink = socket.create_connection(listener.getsockname())
         source, _ = listener.accept()
@@ -46,7 +46,7 @@ def connected(*, silent_seconds: float = 30.0) -> Iterator[Pair]:
                 Unsealer(KEY),
                 BufferPool(),
                 max_head_bytes=MAX_HEAD_BYTES,
-                silent_seconds=silent_seconds,
+                receive_timeout_seconds=receive_timeout_seconds,
             ),
         )
 
@@ -117,7 +117,7 @@ def test_a_batch_may_take_longer_than_the_silence_that_ends_a_connection():
         def sendall(self, data: object, *_: object) -> None:  # type: ignore[override]
             sent.append(bytes(data))  # type: ignore[call-overload]
 
-    with connected(silent_seconds=0.5) as pair, Slow() as slow:
+    with connected(receive_timeout_seconds=0.5) as pair, Slow() as slow:
         BatchWriter(slow, Sealer(KEY), BufferPool()).write(
             b"packed", memoryview(payload), of=("s", 0)
         )
@@ -138,7 +138,7 @@ def test_a_batch_may_take_longer_than_the_silence_that_ends_a_connection():
 
 
 def test_silence_in_the_middle_of_a_batch_ends_the_connection_in_words():
-    with connected(silent_seconds=0.2) as pair:
+    with connected(receive_timeout_seconds=0.2) as pair:
         pair.source.sendall(Sealer(KEY).head(b"packed", payload_bytes=1000, of=("s", 0)) + b"x")
         pair.reader.head()
         with pytest.raises(TimeoutError, match=r"no byte for 0\.2 s"):
@@ -146,7 +146,7 @@ def test_silence_in_the_middle_of_a_batch_ends_the_connection_in_words():
 
 
 def test_silence_between_batches_does_not_unless_one_is_awaited():
-    with connected(silent_seconds=0.1) as pair:
+    with connected(receive_timeout_seconds=0.1) as pair:
         with pytest.raises(TimeoutError):
             pair.reader.head(is_awaited=True)
         timer = threading.Timer(0.5, pair.writer.write, (b"packed", None), {"of": ("s", 0)})

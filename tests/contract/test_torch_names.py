@@ -22,7 +22,7 @@ class Numbers(torch.utils.data.Dataset[int]):
 
 
 class Stream(IterableDataset[int]):
-    def __iter__(self):  # type: ignore[no-untyped-def]
+    def __iter__(self):
         return iter(range(3))
 
 
@@ -117,35 +117,21 @@ def test_a_loader_has_the_attributes_that_are_read():
 
 
 def test_a_fetcher_has_the_attributes_that_are_read():
-    fetcher = fetch._MapDatasetFetcher(Numbers(), True, list, False)  # type: ignore[no-untyped-call]
+    fetcher = fetch._MapDatasetFetcher(Numbers(), True, list, False)
     assert fetcher.auto_collation is True
     assert isinstance(fetcher.dataset, Numbers)
 
 
 def test_own_functions_of_default_collate_are_told_from_the_scripts():
-    """Functions that the script registers travel; those of torch are there already."""
     for function in collate.default_collate_fn_map.values():
         assert function.__module__ == collate.default_collate.__module__
 
 
 def test_constructor_has_the_arguments_that_are_known():
-    """A new argument needs a claim in support/dropin_claims.py, and a word in the docs."""
-    assert list(inspect.signature(DataLoader.__init__).parameters)[1:] == [
-        "dataset",
-        "batch_size",
-        "shuffle",
-        "sampler",
-        "batch_sampler",
-        "num_workers",
-        "collate_fn",
-        "pin_memory",
-        "drop_last",
-        "timeout",
-        "worker_init_fn",
-        "multiprocessing_context",
-        "generator",
-        "prefetch_factor",
-        "persistent_workers",
-        "pin_memory_device",
-        "in_order",
-    ]
+    # A new argument needs a claim in support/dropin_claims.py, and a word in the docs.
+    known = (
+        "dataset batch_size shuffle sampler batch_sampler num_workers collate_fn pin_memory "
+        "drop_last timeout worker_init_fn multiprocessing_context generator prefetch_factor "
+        "persistent_workers pin_memory_device in_order"
+    )
+    assert list(inspect.signature(DataLoader.__init__).parameters)[1:] == known.split()

@@ -23,7 +23,7 @@ def test_torch_seeding_is_that_of_torchs_worker_loop():
             return draws()
 
     loader = torch.utils.data.DataLoader(
-        Drawing(),  # type: ignore[arg-type]
+        Drawing(),
         num_workers=2,
         batch_size=None,
         generator=torch.Generator().manual_seed(3),

@@ -73,7 +73,7 @@ def test_each_workload_is_a_request_that_its_platform_takes(name, tmp_path, monk
 
 @pytest.mark.parametrize("name", [name for name in FILES if not COVERED[name].runs])
 def test_a_workload_for_a_cloud_is_refused_until_it_has_the_readers_names(name):
-    with pytest.raises(UsageError, match="a placeholder is left") as caught:
+    with pytest.raises(UsageError, match="replace the placeholder") as caught:
         read_workload(ROOT / "configs" / name)
     assert f"configs/{name}:" in caught.value.where
 
@@ -99,7 +99,7 @@ def test_each_verb_refuses_a_workload_with_placeholders(words, tmp_path, monkeyp
     write_json(tmp_path / "profile.json", sample_records.profile())
     done = stoker(*words.split(), str(ROOT / "configs" / "mnist-sagemaker.yaml"), cwd=tmp_path)
     assert done.returncode == 2
-    assert "a placeholder is left: ACCOUNT in image" in done.stderr
+    assert "replace the placeholder: ACCOUNT in image" in done.stderr
     assert "configs/mnist-sagemaker.yaml:13, key image" in done.stderr
     assert [file.name for file in tmp_path.iterdir()] == ["profile.json"]
 

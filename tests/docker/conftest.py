@@ -1,5 +1,6 @@
 """Makes one engine and its images for all tests of this folder."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -13,10 +14,12 @@ from support.docker import CACHE, ROOT, Engine, missing
 # As containers/launcher/README.md says: the user's own image on top of stoker's.
 USERS_IMAGE = """
 FROM ${STOKERS}
+USER root
 RUN --mount=type=bind,source=wheels,target=/wheels pip install -q --no-index -f /wheels pillow
 COPY mnist /work/examples/mnist
 COPY job.py /work/
 WORKDIR /work
+USER ${USER}
 """
 
 
@@ -46,13 +49,14 @@ def data_image(engine):
     if "with CUDA" in done.stderr:
         pytest.skip("pip finds no torch without CUDA here: PIP_EXTRA_INDEX_URL")
     assert done.returncode == 0, done.stdout + done.stderr
-    engine.build(_on("stoker-data"), engine.folder / "job", "job-data")
+    assert json.loads(engine.run("image", "inspect", "stoker-data"))[0]["Config"]["User"] == "1000"
+    engine.build(_on("stoker-data", user="1000"), engine.folder / "job", "job-data")
     print(f"image of data hosts {time.monotonic() - started:.1f} s")
     return "job-data"
 
 
-def _on(image: str) -> str:
-    return USERS_IMAGE.replace("${STOKERS}", image)
+def _on(image: str, *, user: str = "root") -> str:
+    return USERS_IMAGE.replace("${STOKERS}", image).replace("${USER}", user)
 
 
 def _users_context(folder: Path) -> Path:

@@ -22,7 +22,7 @@ from stoker import kubeflow
 from stoker.kubeflow import PipelineRun, control_step
 from stoker.logs import parse_line
 from stoker.orchestrators.kubeflow.compile import compile_kubeflow, kubeflow_request
-from stoker.platforms.kubernetes.submit import rules
+from stoker.platforms.kubernetes.rights import rules
 from stoker.records import (
     Decision,
     Evaluation,

@@ -27,7 +27,6 @@ def digits(tmp_path_factory):
 
 
 def words(folder: Path, digits: Path, *more: str) -> list[str]:
-    """Returns the arguments of the script for two epochs."""
     return [
         *("--data", str(digits)),
         *("--epochs", "2", "--samples", str(4 * STEPS), "--batch-size", "4"),
@@ -38,7 +37,6 @@ def words(folder: Path, digits: Path, *more: str) -> list[str]:
 
 
 def train(folder: Path, digits: Path, *more: str, launcher: tuple[str, ...] = ()) -> None:
-    """Runs the script alone: a whole run, or the rest of one."""
     environ = {k: v for k, v in os.environ.items() if not k.startswith(("STOKER_", "SM_"))}
     environ |= {"OMP_NUM_THREADS": "1"}
     script = [str(SCRIPT), *words(folder, digits, *more)]
@@ -57,14 +55,12 @@ def train(folder: Path, digits: Path, *more: str, launcher: tuple[str, ...] = ()
 
 
 def steps_saved(folder: Path) -> int:
-    """Counts the steps in the checkpoint, which is whole whenever it is read."""
     path = folder / "checkpoints" / "checkpoint.pt"
     return len(torch.load(path, weights_only=True)["losses"]) if path.exists() else 0
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, digits):
-    """Returns the folder of a run that was never stopped."""
     folder = tmp_path_factory.mktemp("whole")
     train(folder, digits, "--workers", "0")
     assert len((folder / "losses").read_text().split()) == 2 * STEPS
@@ -72,7 +68,6 @@ def whole(tmp_path_factory, digits):
 
 
 def kill_in_an_epoch(job: LocalJob, folder: Path, *, after: int) -> None:
-    """Ends the trainer with kill -9 when a checkpoint of `after` steps is there."""
     found: list[int] = []
 
     def has_begun() -> bool:

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from stoker.errors import UsageError, WorkloadError
 from stoker.platforms.local import LocalPlatform
 from stoker.profile import explain, profile
-from stoker.profile.loader_phases import drain, measure_receive
+from stoker.profile.loader_phases import read_round, summarize, try_receive
 from stoker.profile.rank_results import Drain, RankResult, read_ranks
 from stoker.records import Cluster, Profile, ProfileSettings, TodaysGroup, Workload
 from support.cpu_quota import measures, quiet_cpus
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tests" / "support" / "burning.py"
-SITE = ROOT / "src" / "stoker" / "site"
+STARTUP = ROOT / "src" / "stoker" / "startup"
 DEADLINE_SECONDS = 120.0
 
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -53,7 +53,7 @@ def starting(folder: Path, *, core: int) -> Iterator[Start]:
     def start_command(*command: str, budget: float = 5.0) -> "subprocess.Popen[str]":
         environment = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(SITE), str(ROOT / "src")]),
+            "PYTHONPATH": os.pathsep.join([str(STARTUP), str(ROOT / "src")]),
             "STOKER_LAUNCHER_PID": str(os.getpid()),
             "STOKER_OUTPUT": str(folder / "out"),
             "STOKER_PROFILE": f'{{"budget_seconds": {budget}}}',
@@ -365,9 +365,10 @@ def pairs(samples: list[torch.Tensor]) -> tuple[torch.Tensor, int]:
 
 
 def drained(loader: DataLoader[torch.Tensor], *, workers: int = 2) -> Drain | None:
-    return drain(
+    read = read_round(
         loader, workers=workers, seconds=0.3, is_stopped=lambda: False, iterate=DataLoader.__iter__
     )
+    return summarize([read], workers=workers)
 
 
 @pytest.mark.parametrize(
@@ -398,7 +399,9 @@ def test_loaders_of_all_kinds_are_drained(loader, monkeypatch):
 def test_receiving_is_tried_within_its_time_and_leaves_no_thread(num_numbers):
     # Of small batches, hundreds are on their way when it ends.
     before = set(threading.enumerate())
-    assert measure_receive(torch.zeros(num_numbers), seconds=0.1) is not None
+    receive, notes = try_receive(torch.zeros(num_numbers), seconds=0.1)
+    assert receive is not None
+    assert notes == []
     assert set(threading.enumerate()) <= before
 
 

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tests" / "support" / "states_script.py"
-SITE = ROOT / "src" / "stoker" / "site"
+STARTUP = ROOT / "src" / "stoker" / "startup"
 DEADLINE_SECONDS = 150.0
 BUDGET_SECONDS = 5.0
 
@@ -102,7 +102,7 @@ class Jobs:
         environ |= {"STOKER_OUTPUT": str(folder)}
         environ |= {"STOKER_PROFILE": f'{{"budget_seconds": {budget}}}'}
         if enter:
-            environ |= {"PYTHONPATH": os.pathsep.join([str(SITE), str(ROOT / "src")])}
+            environ |= {"PYTHONPATH": os.pathsep.join([str(STARTUP), str(ROOT / "src")])}
             environ |= {"STOKER_LAUNCHER_PID": str(os.getpid())}
         if ranks > 1:
             # Not a port: another program may have it by the time that it is wanted.

@@ -15,14 +15,7 @@ import pytest
 from stoker.records import Decision, Evaluation, Profile, Training, read_json
 from support.command import Done, process
 from support.local_job import assert_nothing_left
-from support.unchanged import (
-    BATCH_SIZE,
-    PLAIN,
-    STREAM,
-    Script,
-    batches_of_data_hosts,
-    losses,
-)
+from support.unchanged import BATCH_SIZE, PLAIN, STREAM, Script, batches_of_data_hosts, losses
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
@@ -36,9 +29,7 @@ SCRIPTS_OF_USERS = [
     Script(name="lightning_fit", needs="lightning", epochs=16),
     Script(name="torchrun_ddp", launcher=("torchrun", "--nproc-per-node", "2"), ranks=2),
     pytest.param(
-        Script(name="hf_trainer", needs="transformers"),
-        marks=pytest.mark.library,
-        id="hf_trainer",
+        Script(name="hf_trainer", needs="transformers"), marks=pytest.mark.library, id="hf_trainer"
     ),
     pytest.param(
         Script(name="webdataset_stream", needs="webdataset", shards=1),
@@ -61,7 +52,6 @@ ENVIRON = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PAT
 
 
 def project(folder: Path, script: Script) -> None:
-    """Writes a user's folder: the script, what it reads, and a workload that names it."""
     script.write(folder)
     (folder / "workload.yaml").write_text(
         WORKLOAD.format(
@@ -74,13 +64,11 @@ def project(folder: Path, script: Script) -> None:
 
 
 def printed(run: Path) -> list[str]:
-    """Returns the losses that the script printed under stoker."""
     (log,) = (run / "logs").glob("dnn-*.log")
     return losses(log.read_text())
 
 
 def answers(done: Done, run: Path, folder: Path) -> dict[str, bool]:
-    """Returns what each place says of one question: did it pass?"""
     told = read_json(run / "evaluation.json", Evaluation)
     judged = process("evaluate", "--gate-of", str(run / "evaluation.json"), cwd=folder)
     page = (run / "report.html").read_text()

@@ -32,7 +32,6 @@ while True:
 
 
 def profiled_loop(folder: Path, argument: str, *, budget: float) -> UnmeasuredError:
-    """Profiles the loop, and returns the error that says why there is no profile."""
     (folder / "loop.py").write_text(LOOP)
     workload = Workload(
         name="loop",

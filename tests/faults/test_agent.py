@@ -170,7 +170,7 @@ class Client:
             Unsealer(ticket.key),
             BufferPool(),
             max_head_bytes=MAX_HEAD_BYTES,
-            silent_seconds=DEADLINE_SECONDS,
+            receive_timeout_seconds=DEADLINE_SECONDS,
         )
         assert self.reader.head(is_awaited=True) == (b"", 0)
 
@@ -333,7 +333,7 @@ def test_a_dataset_comes_in_pieces_of_one_trainer(agent):
         ship(second, bytes(len(spec.data)))
         ship(second, spec.data[middle:], offset=middle)
         second.send(protocol.Make(session="nobody", epoch_id=0, number=0, index=b"", seed=()))
-        second.expect(protocol.Dropped)
+        second.expect(protocol.Declined)
         ship(first, spec.data[middle:], offset=middle)
         for client in (first, second):
             client.expect(protocol.Ready)
@@ -363,7 +363,7 @@ def test_a_trainer_that_reconnects_is_asked_for_the_dataset_again(agent):
         ship(lost, spec.data[:middle])
         # So that the piece has arrived.
         lost.send(protocol.Make(session="nobody", epoch_id=0, number=0, index=b"", seed=()))
-        lost.expect(protocol.Dropped)
+        lost.expect(protocol.Declined)
         # It goes without a word of its session.
         lost.name = "nobody"
     with client_of(agent.port, spec) as again:
@@ -444,7 +444,7 @@ def broken_spec(name: str = "Thing") -> PackedSpec:
 
 
 def test_a_dataset_that_fails_costs_no_workers(agent, capfd):
-    # What ends first, the workers' channels or the dataset host's, is another each time.
+    # What ends first, the workers' channels or the dataset process's, is another each time.
     for number in range(8):
         with client_of(agent.port, broken_spec(f"Costly{number}"), base_seed=1) as client:
             with pytest.raises(ShippingError, match="no_such_module"):
@@ -457,7 +457,7 @@ def test_a_dataset_that_fails_costs_no_workers(agent, capfd):
     assert "data_worker_died" not in capfd.readouterr().err
 
 
-def test_a_dataset_host_that_was_forked_in_advance_may_die(agent):
+def test_a_dataset_process_that_was_forked_in_advance_may_die(agent):
     class Whose:
         def __getitem__(self, index: int) -> int:
             return os.getppid()
@@ -466,16 +466,16 @@ def test_a_dataset_host_that_was_forked_in_advance_may_die(agent):
     with client_of(agent.port, spec_of(Whose(), auto_collation=False)) as client:
         client.open()
         client.ask(0, 1)
-        dataset_host = psutil.Process(int(client.batch()[1]))  # type: ignore[call-overload]
-    template = dataset_host.parent()
+        dataset_process = psutil.Process(int(client.batch()[1]))  # type: ignore[call-overload]
+    template = dataset_process.parent()
     assert template is not None
 
     def spares() -> list[psutil.Process]:
         """Returns those that were forked since then, but for the one that got the dataset."""
-        known = before | {dataset_host.pid}
+        known = before | {dataset_process.pid}
         return [child for child in template.children() if child.pid not in known]
 
-    wait_for(lambda: len(spares()) == 1, "a dataset host is forked ahead")
+    wait_for(lambda: len(spares()) == 1, "a dataset process is forked ahead")
     (spare,) = spares()
     spare.kill()
     wait_for(lambda: spare not in template.children(), "its end is seen")
@@ -580,7 +580,7 @@ def test_what_is_made_before_the_connection_for_batches_is_there_waits_for_it(ag
                 Unsealer(ticket.key),
                 BufferPool(),
                 max_head_bytes=0,
-                silent_seconds=30.0,
+                receive_timeout_seconds=30.0,
             )
             assert client.reader.head() == (b"", 0)
             assert same(client.batch()[1], expected(0, [1]))
@@ -676,8 +676,8 @@ def test_a_batch_that_kills_its_workers_is_dropped_and_the_rest_comes(agent, tmp
     with client_of(agent.port, spec_of(Images(str(tmp_path)))) as client:
         client.open()
         client.ask(0, [1001])
-        dropped, _ = client.expect(protocol.Dropped)
-        assert isinstance(dropped, protocol.Dropped)
+        dropped, _ = client.expect(protocol.Declined)
+        assert isinstance(dropped, protocol.Declined)
         assert "SIGKILL" in dropped.reason
         client.ask(1, [1])
         assert client.batch()[0] == 1
@@ -690,7 +690,7 @@ def test_forgotten_batches_are_not_made(agent, tmp_path):
         for number, index in enumerate([1002, 1003, 1004, 1005, 1006]):
             client.ask(number, [index])
         wait_for(lambda: len(list(tmp_path.iterdir())) == 2, "both workers are busy")
-        client.send(protocol.Forget(session=client.name, before_epoch_id=1))
+        client.send(protocol.Cancel(session=client.name, before_epoch_id=1))
         client.ask(0, [5], epoch_id=1)
         # The first message to come is of epoch 1, when a worker is free again.
         (tmp_path / "go").touch()
@@ -702,10 +702,10 @@ def test_forgotten_batches_are_not_made(agent, tmp_path):
 def test_a_batch_of_an_epoch_that_is_over_is_answered(agent):
     with client_of(agent.port, spec_of(Images())) as client:
         client.open()
-        client.send(protocol.Forget(session=client.name, before_epoch_id=3))
+        client.send(protocol.Cancel(session=client.name, before_epoch_id=3))
         client.ask(7, [1], epoch_id=2)
-        dropped, _ = client.expect(protocol.Dropped)
-        assert isinstance(dropped, protocol.Dropped)
+        dropped, _ = client.expect(protocol.Declined)
+        assert isinstance(dropped, protocol.Declined)
         assert (dropped.epoch_id, dropped.number, dropped.is_lost) == (2, 7, False)
         assert "over" in dropped.reason
         # What the trainer says last counts: a session that is opened again is as a new one.
@@ -729,13 +729,13 @@ def test_a_batch_of_a_shard_that_was_begun_again_is_answered(agent):
             )
             client.send(make)
 
-        client.send(protocol.Forget(session=client.name, before_epoch_id=1))
+        client.send(protocol.Cancel(session=client.name, before_epoch_id=1))
         ask(1, epoch_id=0)
-        assert isinstance(client.expect(protocol.Dropped)[0], protocol.Dropped)
+        assert isinstance(client.expect(protocol.Declined)[0], protocol.Declined)
         ask(3, epoch_id=1)
         ask(2, epoch_id=1)
-        dropped, _ = client.expect(protocol.Dropped)
-        assert isinstance(dropped, protocol.Dropped)
+        dropped, _ = client.expect(protocol.Declined)
+        assert isinstance(dropped, protocol.Declined)
         assert dropped.generation == 2
         assert client.batch()[0] == 0
 
@@ -750,7 +750,7 @@ def test_garbage_does_not_disturb_the_others(agent):
         ship = msgspec.msgpack.encode({"type": "Ship", "spec": "x"})
         client.socket.send_multipart([ship])
         client.send(protocol.Ship(spec="x" * 32), b"not that")
-        client.send(protocol.Forget(session="nobody", before_epoch_id=3))
+        client.send(protocol.Cancel(session="nobody", before_epoch_id=3))
         client.ask(0, [1])
         assert client.batch()[0] == 0
 
@@ -770,8 +770,8 @@ def test_garbage_as_index_is_an_error_of_that_batch_only(agent):
 def test_a_request_of_an_unknown_session_is_dropped(agent):
     with client_of(agent.port, spec_of(Images())) as client:
         client.ask(0, [1])
-        dropped, _ = client.expect(protocol.Dropped)
-        assert isinstance(dropped, protocol.Dropped)
+        dropped, _ = client.expect(protocol.Declined)
+        assert isinstance(dropped, protocol.Declined)
         assert "no such session" in dropped.reason
 
 
@@ -861,7 +861,7 @@ def drained(tmp_path_factory):
         wait_for(lambda: (folder / "1002").exists(), "the worker begins the batch")
         process.terminate()
         client.expect(protocol.Leaving)
-        dropped, _ = client.expect(protocol.Dropped)
+        dropped, _ = client.expect(protocol.Declined)
         with client_of(port, spec) as late:
             late.send(late.opening)
             to_late, _ = late.receive()
@@ -870,7 +870,7 @@ def drained(tmp_path_factory):
 
 
 def test_drain_finishes_what_is_begun(drained):
-    assert isinstance(drained.dropped, protocol.Dropped)
+    assert isinstance(drained.dropped, protocol.Declined)
     assert drained.dropped.number == 2
     assert drained.made == [0, 1]
 
@@ -979,7 +979,7 @@ def test_a_signal_to_the_agent_leaves_no_process(number, is_warm, tmp_path):
             client.ask(1, [1002])
             wait_for(lambda: (tmp_path / "1002").exists(), "a worker begins the batch")
             family = psutil.Process(process.pid).children(recursive=True)
-            # Fork server, dataset host and two workers; the template, where it is not the host
+            # Fork server, dataset process and two workers; the template, where it is not the host
             # itself, and the next host, if it was forked already.
             assert len(family) in (4, 5, 6)
             if number == signal.SIGTERM:

@@ -42,7 +42,7 @@ def test_a_loader_rolls_back_to_any_of_its_own_checkpoints(host, name, is_under_
     assert [line["to"] for line in lines] == PLACES
     for line in lines:
         assert line["again"] == line["fresh"], line["to"]
-    assert len({tuple(line["again"]) for line in lines}) == len(PLACES)  # type: ignore[arg-type]
+    assert len({tuple(line["again"]) for line in lines}) == len(PLACES)
 
 
 # Each value in the quick run, each pair with `make soak`.

@@ -1,6 +1,7 @@
 """One command of an engine, alone, leaves nothing that it started, and nobody waits for ever."""
 
 import os
+import queue
 import subprocess
 import sys
 import threading
@@ -50,11 +51,10 @@ def test_what_a_dead_server_left_is_ended_and_its_words_are_kept(tmp_path, where
         child = int((tmp_path / "child").read_text())
         assert is_running(child)
         assert words == [
-            "the engine's command for data ended with exit code 5 though the run goes on"
-            "\nlast words"
+            "the engine's command for data ended with exit code 5 before the run did\nlast words"
         ]
     finally:
-        stop_servers([server], seconds=5, is_urgent=lambda: False)
+        stop_servers([server], seconds=5, inbox=queue.SimpleQueue())
     assert not is_running(child)
     assert not [t for t in threading.enumerate() if t.name == "engine data"]
     assert set(psutil.Process().children()) <= before
@@ -72,7 +72,7 @@ def test_a_process_that_was_there_before_the_server_stays_when_it_is_stopped():
         before = set(psutil.Process().children())
         server = Server(order, folder=None, log=log, on_failure=lambda words: None)
         server.start()
-        stop_servers([server], seconds=5, is_urgent=lambda: False)
+        stop_servers([server], seconds=5, inbox=queue.SimpleQueue())
         assert set(psutil.Process().children()) <= before
         assert earlier.poll() is None
         earlier.communicate(b"\n", timeout=10)

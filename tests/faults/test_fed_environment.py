@@ -27,7 +27,7 @@ def test_data_hosts_have_what_the_script_changed_and_hold_the_dataset_once():
         assert line["at"] == "there"
         assert {name: line[name] for name in OF_SCRIPT} == OF_SCRIPT
         assert (line["MY_TOKEN"], line["LOCAL_RANK"]) == (None, None)
-        given = json.loads(line["argv"][0])  # type: ignore[index]
+        given = json.loads(line["argv"][0])
         assert given["local"] == 0
     # Though the ranks' arguments are not the same, and neither is LOCAL_RANK.
     assert held == 1

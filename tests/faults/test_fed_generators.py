@@ -22,14 +22,12 @@ def by_kind(lines: list[Line]) -> Found:
 
 @functools.cache
 def alone(num_workers: int) -> Found:
-    """Returns what is found without a data group."""
     given = {"num_workers": num_workers, "samples": SAMPLES}
     return by_kind(run_script(given, script=SCRIPT).finish())
 
 
 @pytest.fixture(scope="module")
 def hosts():
-    """Starts two data hosts with two workers each, for one trainer after another."""
     with Cluster(agents=2, workers=2) as cluster:
         cluster.wait_for_agents()
         yield cluster
@@ -37,7 +35,6 @@ def hosts():
 
 @pytest.fixture(scope="module")
 def fed(hosts):
-    """Trains with two hosts of two workers each: twice, and once next to two local workers."""
     given = {"num_workers": 2, "samples": SAMPLES}
     return [
         by_kind(hosts.train(workers=local, script=SCRIPT, **given).finish()) for local in (0, 0, 2)
@@ -53,13 +50,13 @@ def test_draws_are_the_same_from_run_to_run_and_wherever_they_are_made(fed, kind
 
 
 def test_both_hosts_made_batches(fed):
-    made_by = [set(line["process"]) for line in fed[0].values()]  # type: ignore[call-overload]
+    made_by = [set(line["process"]) for line in fed[0].values()]
     assert max(map(len, made_by)) > 2
 
 
 @pytest.mark.parametrize("kind", NAMES)
 def test_all_draws_of_a_run_differ(fed, kind):
-    assert len(set(fed[0][kind]["drawn"])) == 2 * SAMPLES  # type: ignore[call-overload]
+    assert len(set(fed[0][kind]["drawn"])) == 2 * SAMPLES
 
 
 @pytest.mark.parametrize("kind", [name for name in NAMES if name != "Initialised"])
@@ -81,7 +78,7 @@ def test_worker_info_says_the_scripts_workers_in_turn(fed):
 def test_every_process_was_begun_with_an_id_of_its_own(fed):
     for found in fed:
         line = found["Initialised"]
-        pairs = {*zip(line["process"], line["begun"], strict=True)}  # type: ignore[call-overload]
+        pairs = {*zip(line["process"], line["begun"], strict=True)}
         assert len(pairs) == len({begun for _, begun in pairs}) == len({pid for pid, _ in pairs})
         assert min(begun for _, begun in pairs) >= 0
 
@@ -95,6 +92,6 @@ def test_with_torchs_seeding_no_two_workers_draw_the_same(hosts):
         samples=SAMPLES,
         kinds=["Drawing"],
     ).finish()
-    assert len(set(found["drawn"])) == 2 * SAMPLES  # type: ignore[call-overload]
-    told = {*zip(found["process"], (number for number, *_ in found["worker"]), strict=True)}  # type: ignore[call-overload]
+    assert len(set(found["drawn"])) == 2 * SAMPLES
+    told = {*zip(found["process"], (number for number, *_ in found["worker"]), strict=True)}
     assert len(told) == len({number for _, number in told})

@@ -41,7 +41,6 @@ VARIANTS: dict[str, dict[str, object]] = {
 
 @pytest.fixture(scope="module")
 def hosts():
-    """Starts two data hosts with a worker each, for one trainer after another."""
     with Cluster(agents=2) as cluster:
         cluster.wait_for_agents()
         yield cluster
@@ -49,7 +48,6 @@ def hosts():
 
 @pytest.fixture(scope="module")
 def nobody():
-    """Makes a data group whose host does not come, for one trainer after another."""
     with Cluster(agents=1, late=True) as cluster:
         yield cluster
 
@@ -61,7 +59,6 @@ def _torchs(given: str) -> tuple[str, ...]:
 
 
 def torchs(**given: object) -> list[Line]:
-    """Returns what torch's own loader yields."""
     return [json.loads(line) for line in _torchs(json.dumps(given, sort_keys=True))]
 
 
@@ -112,7 +109,6 @@ def test_ranks_have_shards_of_their_own(host):
 
 @pytest.fixture(scope="module")
 def around_a_host():
-    """Returns what two trainers yield: one waits for the only data host, one loses it a while."""
     with Cluster(agents=1, workers=2, late=True, feed=SHORT_LEASE) as cluster:
         trainer = cluster.train(workers=0, script=SCRIPT)
         wait_until(lambda: cluster.coordinator._ranks.senders() != (), "the rank attends")

@@ -55,7 +55,10 @@ def test_train_ends_with_code_5_and_names_the_host_and_when_it_was_heard(tmp_pat
         train.kill()
         train.wait()
     said, failure = errors.read_text(), read_json(tmp_path / "training.json", Training).failure
-    assert "training failed (exit code 5): rank 0 on algo-2: FeedLostError: no data worker" in said
+    assert (
+        "training failed (exit code 5): rank 0 on algo-2: FeedLostError: lost all data workers"
+        in said
+    )
     for text in (said, failure or ""):
         assert re.search(r"algo-1 \((lost|left), last heard \d+\.\d s ago\)", text), text
     assert_nothing_left(hosts.parent, set())

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from torch.utils.data import default_collate
 
-from stoker.feed.agent.dataset_host import DatasetHost, ForkServer
+from stoker.feed.agent.dataset_process import DatasetProcess, ForkServer
 from stoker.feed.wire.dataset import DatasetSpec, pack_spec
 
 pytestmark = pytest.mark.fault
@@ -49,27 +49,27 @@ class Host:
         self.folder = folder
         self.name = name
         self.fork_server = fork_server
-        self.held: list[DatasetHost] = []
+        self.held: list[DatasetProcess] = []
 
     def write(self, *, value: int = 1, more: str = "") -> ModuleType:
         given = {"marker": str(self.folder / "imported"), "held": str(self.folder / "held")}
         (self.folder / f"{self.name}.py").write_text(MODULE.format(value=value, **given) + more)
         return importlib.import_module(self.name)
 
-    def hold(self, module: ModuleType, salt: str) -> DatasetHost:
+    def hold(self, module: ModuleType, salt: str) -> DatasetProcess:
         spec = DatasetSpec(dataset=module.Items(salt), collate_fn=default_collate)
         data = pack_spec(spec, max_bytes=1 << 30).data
         memory = os.memfd_create("spec")
         os.write(memory, data)
-        dataset_host = self.fork_server.hold(salt, memory)
+        dataset_process = self.fork_server.start_dataset(salt, memory)
         os.close(memory)
-        self.held.append(dataset_host)
+        self.held.append(dataset_process)
         deadline = time.monotonic() + DEADLINE_SECONDS
-        while dataset_host.held is None and not dataset_host.channel.is_closed:
+        while dataset_process.loaded is None and not dataset_process.channel.is_closed:
             assert time.monotonic() < deadline, "the spec is held"
-            select.select([dataset_host.channel.fileno()], [], [], 1.0)
-            dataset_host.handle()
-        return dataset_host
+            select.select([dataset_process.channel.fileno()], [], [], 1.0)
+            dataset_process.handle()
+        return dataset_process
 
     def imported(self) -> list[int]:
         """Returns the processes, other than this one, that have imported the module."""
@@ -95,8 +95,8 @@ def host(tmp_path, request, fork_server):
     sys.path.insert(0, str(tmp_path))
     made = Host(tmp_path, name, fork_server)
     yield made
-    for dataset_host in made.held:
-        dataset_host.close()
+    for dataset_process in made.held:
+        dataset_process.close()
     sys.path.remove(str(tmp_path))
     sys.modules.pop(name, None)
 
@@ -104,7 +104,7 @@ def host(tmp_path, request, fork_server):
 def test_what_several_datasets_name_is_imported_once(host):
     module = host.write()
     for salt in ("train", "valid", "test"):
-        assert host.hold(module, salt).held is not None
+        assert host.hold(module, salt).loaded is not None
     assert [salt for salt, _, _ in host.told()] == ["train", "valid", "test"]
     assert len(host.imported()) == 1
 
@@ -122,9 +122,9 @@ def test_threads_that_a_module_starts_are_there_where_the_dataset_is(host):
     waiting = "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
     module = host.write(more=waiting)
     for salt in ("train", "valid"):
-        dataset_host = host.hold(module, salt)
-        assert dataset_host.held is not None
-        assert not dataset_host.held.error
+        dataset_process = host.hold(module, salt)
+        assert dataset_process.loaded is not None
+        assert not dataset_process.loaded.error
     assert [(salt, threads) for salt, _, threads in host.told()] == [("train", "2"), ("valid", "2")]
 
 
@@ -132,22 +132,22 @@ def test_a_module_that_cannot_be_imported_is_an_error_of_the_dataset(host):
     module = host.write()
     (host.folder / f"{host.name}.py").write_text("import no_such_module\n")
     for salt in ("train", "valid"):
-        dataset_host = host.hold(module, salt)
-        assert dataset_host.held is not None
-        assert "no_such_module" in dataset_host.held.summary
+        dataset_process = host.hold(module, salt)
+        assert dataset_process.loaded is not None
+        assert "no_such_module" in dataset_process.loaded.summary
 
 
 def test_a_module_that_ends_the_process_ends_only_that_dataset(host):
     module = host.write()
     good = sys.modules[host.name]
     (host.folder / f"{host.name}.py").write_text("import os; os._exit(3)\n")
-    assert host.hold(module, "bad").held is None
+    assert host.hold(module, "bad").loaded is None
     assert host.fork_server.is_alive
     host.write()
     sys.modules[host.name] = good
-    dataset_host = host.hold(module, "good")
-    assert dataset_host.held is not None
-    assert not dataset_host.held.error
+    dataset_process = host.hold(module, "good")
+    assert dataset_process.loaded is not None
+    assert not dataset_process.loaded.error
 
 
 def is_fork_server(process: psutil.Process) -> bool:
@@ -165,5 +165,5 @@ def test_a_template_that_is_gone_is_made_again(host):
     (template,) = fork_server.children()
     template.kill()
     psutil.wait_procs([template], DEADLINE_SECONDS)
-    dataset_host = host.hold(module, "after")
-    assert dataset_host.held is not None
+    dataset_process = host.hold(module, "after")
+    assert dataset_process.loaded is not None

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from stoker.feed.trainer.connections import Failure
+from stoker.feed.trainer.links import Failure
 from support.cluster import Cluster, Line, Trainer, run_script, wait_until
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
@@ -58,13 +58,13 @@ def workers_of(cluster: Cluster, trainer: Trainer, number: int) -> list[psutil.P
     return [worker for worker in cluster.workers_of(number) if worker.create_time() > begin]
 
 
-def kill_dataset_host(cluster: Cluster, trainer: Trainer, number: int) -> None:
+def kill_dataset_process(cluster: Cluster, trainer: Trainer, number: int) -> None:
     """Kills the process that holds the dataset of the host's workers; they die with it."""
     wait_until(lambda: f"agent_ready agent=algo-{number}" in trainer.errors, "the host is ready")
     wait_until(lambda: bool(workers_of(cluster, trainer, number)), "a data worker")
-    dataset_host = workers_of(cluster, trainer, number)[0].parent()
-    assert dataset_host is not None
-    dataset_host.kill()
+    dataset_process = workers_of(cluster, trainer, number)[0].parent()
+    assert dataset_process is not None
+    dataset_process.kill()
 
 
 def makes_nothing(trainer: Trainer, host: str) -> int:
@@ -75,7 +75,7 @@ def test_others_go_on_and_it_is_retried_with_the_next_epoch(pair):
     given = SLOW | {"epochs": 3}
     trainer = pair.train(pause_at=5, **given)
     trainer.until("pause")
-    kill_dataset_host(pair, trainer, 0)
+    kill_dataset_process(pair, trainer, 0)
     wait_until(lambda: makes_nothing(trainer, "algo-0") == 1, "the host is left out")
     assert REASON in trainer.errors
     trainer.go_on()
@@ -108,7 +108,7 @@ def test_streams_of_its_host_go_to_another(pair):
     trainer = pair.train(workers=0, script=STREAMS, pause_at=5)
     trainer.until("pause")
     number = next(number for number in range(2) if workers_of(pair, trainer, number))
-    kill_dataset_host(pair, trainer, number)
+    kill_dataset_process(pair, trainer, number)
     trainer.go_on()
     assert trainer.finish() == run_script({"torch": True}, script=STREAMS).finish()
     assert makes_nothing(trainer, f"algo-{number}") == 1
@@ -117,7 +117,7 @@ def test_streams_of_its_host_go_to_another(pair):
 def test_local_workers_go_on_when_the_only_host_cannot(single):
     trainer = single.train(pause_at=5, num_workers=1, **SLOW)
     trainer.until("pause")
-    kill_dataset_host(single, trainer, 0)
+    kill_dataset_process(single, trainer, 0)
     trainer.go_on()
     assert trainer.finish() == reference(**SLOW)
 
@@ -129,7 +129,7 @@ def test_where_none_is_left_the_training_ends_with_the_reason(agents, request):
     trainer = cluster.train(pause_at=5, samples=400, **SLOW)
     trainer.until("pause")
     for number in range(agents):
-        kill_dataset_host(cluster, trainer, number)
+        kill_dataset_process(cluster, trainer, number)
     trainer.go_on()
     # At once: nobody is waited for.
     assert trainer.end() == 5
@@ -153,7 +153,7 @@ def test_it_keeps_nothing_of_that_dataset(short):
         return (agent / "maps").read_text().count("/memfd:stoker-")
 
     wait_until(lambda: slots() > 0, "it has made batches")
-    kill_dataset_host(short, trainer, 0)
+    kill_dataset_process(short, trainer, 0)
     wait_until(lambda: makes_nothing(trainer, "algo-0") == 1, "the host is left out")
     wait_until(lambda: not workers_of(short, trainer, 0), "its workers have ended")
     wait_until(lambda: slots() == 0, "their memory is free")
@@ -165,7 +165,7 @@ def test_a_host_that_cannot_and_one_that_is_gone_are_both_named(short):
     # More than is asked for ahead: of an epoch that is made already, nobody is missed.
     trainer = short.train(pause_at=5, samples=4000, **SLOW)
     trainer.until("pause")
-    kill_dataset_host(short, trainer, 0)
+    kill_dataset_process(short, trainer, 0)
     wait_until(lambda: makes_nothing(trainer, "algo-0") == 1, "the host is left out")
     short.kill(1)
     trainer.go_on()

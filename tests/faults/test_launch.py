@@ -191,7 +191,7 @@ def test_under_the_default_lease_a_killed_leader_launcher_frees_the_data_host_wi
         assert end.data_group_release_seconds is not None
         assert end.data_group_release_seconds < 30
         # Refused connections told it, and it ended by itself.
-        assert "has no launcher any more" in job.log("algo-1")
+        assert "ended without a goodbye" in job.log("algo-1")
         assert "agent_ended" in job.log("algo-1")
 
 
@@ -541,4 +541,4 @@ def test_a_full_disk_of_logs_is_a_warning_and_the_training_goes_on(tmp_path):
             assert job.training().status == "succeeded"
     finally:
         subprocess.run(["umount", logs], check=True)
-    assert said == [f"no space is left for {logs}: its logs lack lines; the job goes on"]
+    assert said == [f"no space is left for {logs}: its logs lack lines; the job continues"]

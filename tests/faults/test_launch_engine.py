@@ -185,7 +185,7 @@ def test_a_dying_server_of_a_data_host_is_said_and_the_training_decides(tmp_path
         (tmp_path / "go").write_text("x")
         end = job.end()
         assert end.status == "succeeded", end.failure
-        assert "ended with signal 9 though the run goes on" in job.log("algo-1")
+        assert "ended with signal 9 before the run did" in job.log("algo-1")
         said = [event.what for event in job.training().events if event.host == "algo-1"]
         assert any("failed: the engine's command for data" in what for what in said)
         wait_for_servers(job, ["data-algo-1", "data-algo-2"])
@@ -197,7 +197,7 @@ def test_an_engine_that_needs_all_its_hosts_fails_without_one(tmp_path):
         job.wait_for_file("training")
         job.kill(int(job.wait_for_file("server-data-algo-1")))
         failure = job.end().failure or ""
-        assert "the engine cannot go on without data host algo-1: failed" in failure
+        assert "the engine cannot continue without data host algo-1: failed" in failure
         assert "ended with signal 9" in failure
         wait_for_servers(job, ["data-algo-1"])
 

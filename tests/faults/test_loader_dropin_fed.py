@@ -40,7 +40,6 @@ def started(kind: str, workers: int, names: tuple[str, ...], seeding: str) -> Tr
 
 @functools.cache
 def alone(kind: str, workers: int, names: tuple[str, ...], seeding: str = "batch") -> Found:
-    """Returns what is found without a data group."""
     return found_by(started(kind, workers, names, seeding).finish())
 
 
@@ -54,7 +53,6 @@ def seeded_names(seeding: str, *, workers: int) -> tuple[str, ...]:
 
 
 def asked(cluster: Cluster, names: list[str], *, local: int, seeding: str = "batch") -> Found:
-    """Returns what is found by so many local workers next to the cluster's host."""
     trainer = cluster.train(
         script=SCRIPT,
         kind="stoker",

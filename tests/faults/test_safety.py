@@ -157,7 +157,7 @@ def stranger(keys: Keys) -> Keys:
 
 
 def hello(_: int) -> list[bytes]:
-    return [protocol.pack(protocol.Forget(session="nobody", before_epoch_id=1))]
+    return [protocol.pack(protocol.Cancel(session="nobody", before_epoch_id=1))]
 
 
 def long_frame(_: int) -> bytes:
@@ -428,7 +428,7 @@ def test_nothing_secret_is_in_logs_arguments_or_environments():
         hidden = secrets_of(cluster)
         roots = [psutil.Process(pid) for pid in (cluster.hosts[0].pid, trainer.process.pid)]
         wait_until(
-            # Fork server, dataset host, worker; the local worker.
+            # Fork server, dataset process, worker; the local worker.
             lambda: all(
                 len(r.children(recursive=True)) >= n for r, n in zip(roots, (3, 1), strict=True)
             ),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import stoker
-from stoker.launch.strategies.start import SITE_DIR
+from stoker.launch.strategies.start import STARTUP_DIR
 
 pytestmark = pytest.mark.fault
 
@@ -19,7 +19,7 @@ def python(
 ) -> "subprocess.CompletedProcess[str]":
     variables = {
         "PATH": os.environ["PATH"],
-        "PYTHONPATH": f"{SITE_DIR}:{path}" if path else str(SITE_DIR),
+        "PYTHONPATH": f"{STARTUP_DIR}:{path}" if path else str(STARTUP_DIR),
         "STOKER_OUTPUT": str(tmp_path),
         "STOKER_HOST": "algo-1",
         "STOKER_LAUNCHER_PID": str(os.getpid()) if is_rank else "1",
@@ -102,7 +102,7 @@ REPLACED = (
     "from torch.utils.data import DataLoader\n"
     "import sys\n"
     "print('replaced', 'stoker.feed.replace' in sys.modules)\n"
-    "print('finder left', any(type(f).__name__ == '_TorchFinder' for f in sys.meta_path))\n"
+    "print('finder left', any('torch' in getattr(f, '_missing', ()) for f in sys.meta_path))\n"
 )
 
 

@@ -11,7 +11,7 @@ import os
 
 import pytest
 
-from stoker.launch.strategies.start import SITE_DIR
+from stoker.launch.strategies.start import STARTUP_DIR
 from support.cluster import Cluster, Trainer, run_script
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
@@ -20,7 +20,7 @@ SCRIPT = "start_methods_script.py"
 STARTS = ["fork", "spawn", "forkserver"]
 SPAWN, FORKSERVER = (pytest.param(start, marks=pytest.mark.soak) for start in STARTS[1:])
 REPLACED = {
-    "PYTHONPATH": str(SITE_DIR),
+    "PYTHONPATH": str(STARTUP_DIR),
     "STOKER_LAUNCHER_PID": str(os.getpid()),
     "STOKER_REPLACE_DATALOADER": "1",
 }

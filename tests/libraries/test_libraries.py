@@ -17,7 +17,7 @@ from support import cluster as cluster_module
 from support.cluster import Cluster, run_script, wait_until
 
 SCRIPTS = Path(__file__).parent / "scripts"
-SITE = Path(stoker.__file__).parent / "site"
+STARTUP = Path(stoker.__file__).parent / "startup"
 PAUSE_AT = 6
 
 # Its script: what must be there to run it.
@@ -65,7 +65,7 @@ def test_a_librarys_batches_are_torchs_also_when_a_data_host_dies(cluster, scrip
             "STOKER_LAUNCHER_PID": str(os.getpid()),
             "STOKER_REPLACE_DATALOADER": "auto",
             "STOKER_TEST_PAUSE_AT": str(PAUSE_AT),
-            "PYTHONPATH": str(SITE),
+            "PYTHONPATH": str(STARTUP),
         },
     )
     trainer.until("pause")
@@ -100,7 +100,7 @@ print([batch.tolist() for batch in loader])
         [sys.executable, "-c", code],
         env=os.environ
         | {
-            "PYTHONPATH": str(SITE),
+            "PYTHONPATH": str(STARTUP),
             "STOKER_LAUNCHER_PID": str(os.getpid()),
             "STOKER_OUTPUT": str(tmp_path),
             "STOKER_PROFILE": '{"budget_seconds": 8}',
@@ -115,5 +115,4 @@ print([batch.tolist() for batch in loader])
 
 
 def since(cluster: Cluster, number: int, size: int) -> str:
-    """Returns what that host has logged since its log had `size` bytes."""
     return cluster.log_of(number).read_bytes()[size:].decode(errors="replace")

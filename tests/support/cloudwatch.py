@@ -3,7 +3,8 @@
 import contextlib
 from datetime import UTC, datetime, timedelta
 
-from stoker.platforms.aws import Aws, AwsError
+from stoker.errors import ServiceError
+from stoker.platforms.aws import Aws
 from stoker.platforms.sagemaker.cloudwatch import LOG_GROUP, NAMESPACE
 
 
@@ -19,9 +20,9 @@ def put_lines(aws: Aws, host: str, *lines: str | tuple[int, str], job: str) -> N
     stream = f"{job}/{host}-1700000000"
     where = {"logGroupName": LOG_GROUP, "logStreamName": stream}
     hour = int(datetime.now(UTC).timestamp()) // 3600 * 3_600_000
-    with contextlib.suppress(AwsError):
+    with contextlib.suppress(ServiceError):
         aws.call("logs", "CreateLogGroup", logGroupName=LOG_GROUP)
-    with contextlib.suppress(AwsError):
+    with contextlib.suppress(ServiceError):
         aws.call("logs", "CreateLogStream", **where)
     timed = [line if isinstance(line, tuple) else (at, line) for at, line in enumerate(lines)]
     events = [{"timestamp": hour + at, "message": text} for at, text in timed]

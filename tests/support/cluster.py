@@ -339,14 +339,16 @@ class Cluster:
         """Returns the data workers of a host."""
         return [
             worker
-            for dataset_host in self.dataset_hosts_of(number)
-            for worker in _children(dataset_host)
+            for dataset_process in self.dataset_processes_of(number)
+            for worker in _children(dataset_process)
         ]
 
-    def dataset_hosts_of(self, number: int) -> list[psutil.Process]:
+    def dataset_processes_of(self, number: int) -> list[psutil.Process]:
         """Returns the processes that hold a dataset on a host, without those that fork them."""
         return [
-            dataset_host for one in self._templates_of(number) for dataset_host in _children(one)
+            dataset_process
+            for one in self._templates_of(number)
+            for dataset_process in _children(one)
         ]
 
     def _templates_of(self, number: int) -> list[psutil.Process]:

@@ -70,8 +70,6 @@ def seeded(function: Claim) -> Claim:
 
 
 class Load:
-    """Makes loaders of one kind."""
-
     def __init__(
         self, cls: type[data.DataLoader], workers: int, pool: int, states: Path | None
     ) -> None:
@@ -147,7 +145,7 @@ def raised(action: Callable[[], object], *words: str) -> object:
 
 
 def ids(loader: object) -> list[object]:
-    return [b.tolist() if isinstance(b, torch.Tensor) else b for b in loader]  # type: ignore[attr-defined]
+    return [b.tolist() if isinstance(b, torch.Tensor) else b for b in loader]
 
 
 # Datasets
@@ -166,8 +164,6 @@ class Plain(data.Dataset):
 
 
 class Echo(data.Dataset):
-    """Gives the index itself, and what it is."""
-
     def __len__(self) -> int:
         return 4
 
@@ -176,8 +172,6 @@ class Echo(data.Dataset):
 
 
 class Each(data.Dataset):
-    """Calls a function for each sample."""
-
     def __init__(self, function: Callable[[int], object], length: int = 6) -> None:
         self.function = function
         self.length = length
@@ -270,8 +264,6 @@ def length_of_a_sampler_without_one(load: Load) -> object:
 
 
 class AtOnce(data.Sampler):
-    """Draws when it is asked for an iterator: how often that is shows in the order."""
-
     def __init__(self, generator: torch.Generator) -> None:
         self.generator = generator
 
@@ -343,8 +335,6 @@ def _(value: str) -> int:
 
 
 class Decorated(data.Dataset):
-    """Looks as scripts often write them; the batches have such classes, too."""
-
     def __init__(self) -> None:
         self.seen: WeakValueDictionary[int, object] = WeakValueDictionary({1: Plain})
 
@@ -1315,8 +1305,6 @@ def copies(load: Load) -> object:
 @claim
 def library_that_subclasses(load: Load) -> object:
     class Shard(load.cls):
-        """Works as Accelerate does: with an iteration of its own, one batch ahead."""
-
         def __init__(self, *args: object, skip: int = 0, **kwargs: object) -> None:
             super().__init__(*args, **kwargs)
             self.skip = skip

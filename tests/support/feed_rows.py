@@ -54,10 +54,7 @@ def feed_intervals(*, hosts: int = 2, intervals: int = 60) -> list[FeedInterval]
         )
         made.append(
             FeedInterval(
-                start_seconds=number * SECONDS,
-                seconds=SECONDS,
-                ranks=(rank,),
-                hosts=tuple(rates),
+                start_seconds=number * SECONDS, seconds=SECONDS, ranks=(rank,), hosts=tuple(rates)
             )
         )
     return made

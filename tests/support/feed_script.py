@@ -47,8 +47,6 @@ DEFAULTS = {
 
 
 class Images(torch.utils.data.Dataset):
-    """Lives in __main__: it travels by value."""
-
     def __init__(self, given: dict, salt: int) -> None:
         # The same in all ranks: data hosts then hold it once.
         self.given = {key: value for key, value in given.items() if key != "rank"}

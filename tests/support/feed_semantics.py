@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, Sampler
+from torch.utils.data import Dataset, Sampler
 
 from stoker import DataLoader
 from stoker.errors import FeedError
@@ -23,11 +23,6 @@ class Plain(Dataset):
 
     def __getitem__(self, index: int) -> int:
         return index + self.offset
-
-
-class Stream(IterableDataset):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(3))
 
 
 class FailingSampler(Sampler):
@@ -114,16 +109,7 @@ def check_views_of_every_kind_are_kept_over_100_batches() -> None:
             assert (np.asarray(view) == number).all(), (num_workers, number)
 
 
-def check_iterable_dataset() -> None:
-    assert lists(DataLoader(Stream())) == [[0], [1], [2]]
-    assert lists(DataLoader(Stream(), batch_size=None, num_workers=2)) == [0, 0, 1, 1, 2, 2]
-    loader = DataLoader(Stream(), batch_size=2)
-    pairs = [(a.tolist(), b.tolist()) for a in loader for b in loader]
-    assert pairs == [([0, 1], [0, 1]), ([0, 1], [2]), ([2], [0, 1]), ([2], [2])]
-
-
 def check_crash_of_the_io_thread_is_an_error_and_no_hang() -> None:
-    """Runs as the last check: after it the I/O thread of this process stays broken."""
     # More batches than are made ahead.
     iterator = iter(DataLoader(range(500), batch_size=1))
     next(iterator)

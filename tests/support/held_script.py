@@ -21,8 +21,6 @@ MODULE_WIDE = np.random.default_rng(5)
 
 
 class Drawing(Dataset):
-    """Each sample says what was drawn for it, and which process and worker it was."""
-
     def __init__(self, length: int) -> None:
         self.length = length
         self.begun = -1
@@ -47,8 +45,6 @@ class Drawing(Dataset):
 
 
 class Numpys(Drawing):
-    """Follows numpy's idiom."""
-
     rng = None
 
     def draw(self) -> float:
@@ -59,8 +55,6 @@ class Numpys(Drawing):
 
 
 class Randomizable:
-    """Acts like MONAI's: the class has a generator that is seeded by the clock."""
-
     R = np.random.RandomState()
 
 
@@ -75,8 +69,6 @@ class Monais(Drawing):
 
 
 class Albumentations(Drawing):
-    """Holds both kinds, without a seed."""
-
     def __init__(self, length: int) -> None:
         super().__init__(length)
         self.random_generator = np.random.default_rng()
@@ -101,8 +93,6 @@ class ModuleWide(Drawing):
 
 
 class Initialised(Drawing):
-    """Gets a generator from worker_init_fn, by the worker's id."""
-
     rng = random.Random(0)
 
     def draw(self) -> float:

@@ -16,6 +16,7 @@ from stoker.settings import workload_from
 
 ROOT = Path(__file__).resolve().parents[2]
 
+RESERVED: Json = {"key": "reserved", "operator": "Equal", "value": "training"}
 DOCUMENT: Mapping[str, Json] = {
     "name": "digits",
     "command": ["python", "train.py", "--workers", "4"],
@@ -28,26 +29,29 @@ DOCUMENT: Mapping[str, Json] = {
     "gate": [{"metric": "accuracy", "min": 0.97}],
     "kubernetes": {
         "namespace": "team-a",
-        "image_pull_secrets": ["registry"],
-        "image_pull_policy": "IfNotPresent",
         "shm": "8Gi",
         "pools": {
             "g5.xlarge": {
-                "node_selector": {"pool": "gpu"},
-                "tolerations": [{"key": "reserved", "operator": "Equal", "value": "training"}],
+                "pod": {"spec": {"nodeSelector": {"pool": "gpu"}, "tolerations": [RESERVED]}},
                 "cpu": "3500m",
                 "memory": "14.5Gi",
                 "gpus": 1,
             }
         },
         "dnn": {
-            "environment": {"NCCL_DEBUG": "WARN"},
-            "volumes": [
-                {"name": "lookup", "mount_path": "/lookup", "claim": "tables", "sub_path": "a/b"},
-                {"name": "scratch", "mount_path": "/scratch", "scratch": "50Gi"},
-                {"name": "words", "mount_path": "/words", "config_map": "words"},
-                {"name": "key", "mount_path": "/key", "secret": "key"},
-            ],
+            "pod": {
+                "spec": {
+                    "imagePullSecrets": [{"name": "registry"}],
+                    "containers": [
+                        {
+                            "imagePullPolicy": "IfNotPresent",
+                            "env": [{"name": "NCCL_DEBUG", "value": "WARN"}],
+                            "volumeMounts": [{"name": "key", "mountPath": "/key"}],
+                        }
+                    ],
+                    "volumes": [{"name": "key", "secret": {"secretName": "key"}}],
+                }
+            }
         },
     },
 }

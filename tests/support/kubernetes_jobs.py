@@ -19,56 +19,124 @@ POOLS: Mapping[str, Json] = {
     CPU: {"cpu": 15, "memory": "28Gi"},
 }
 
+REGISTRY: Mapping[str, Json] = {"imagePullSecrets": [{"name": "registry"}]}
+PULLED: Mapping[str, Json] = {"imagePullPolicy": "IfNotPresent"}
 # Everything that a workload can say for Kubernetes.
 EVERYTHING: Mapping[str, Json] = {
     "namespace": "team-a",
-    "queue": "training",
     "output": "pvc://outputs/runs",
-    "service_account": "trainer",
-    "image_pull_secrets": ["registry"],
-    "image_pull_policy": "IfNotPresent",
     "zone": "require",
     "shm": "8Gi",
     "scratch": "100Gi",
     "max_restarts": 2,
     "max_run_seconds": 86400,
-    "grace_seconds": 120,
-    "keep_seconds": 3600,
-    "labels": {"team": "vision"},
+    "jobset": {
+        "metadata": {"labels": {"team": "vision", "kueue.x-k8s.io/queue-name": "training"}},
+        "spec": {"ttlSecondsAfterFinished": 3600},
+    },
     "pools": {
         GPU: {
-            "node_selector": {"pool": "gpu"},
-            "tolerations": [{"key": "reserved", "operator": "Equal", "value": "training"}],
+            "pod": {
+                "spec": {
+                    "nodeSelector": {"pool": "gpu"},
+                    "tolerations": [{"key": "reserved", "operator": "Equal", "value": "training"}],
+                }
+            },
             "cpu": "7500m",
             "memory": "28Gi",
             "gpus": 1,
         },
         CPU: {
-            "node_selector": {"pool": "cpu-spot"},
-            "tolerations": [{"key": "spot", "effect": "NoSchedule"}],
+            "pod": {
+                "spec": {
+                    "nodeSelector": {"pool": "cpu-spot"},
+                    "tolerations": [{"key": "spot", "operator": "Exists", "effect": "NoSchedule"}],
+                }
+            },
             "cpu": 15,
             "memory": "28Gi",
         },
     },
     "dnn": {
-        "priority_class": "high",
-        "resources": {"vpc.amazonaws.com/efa": 1},
-        "annotations": {"owner": "vision"},
+        "pod": {
+            "metadata": {"annotations": {"owner": "vision"}},
+            "spec": {
+                **REGISTRY,
+                "containers": [
+                    {
+                        "name": "dnn",
+                        "resources": {
+                            "requests": {"vpc.amazonaws.com/efa": "1"},
+                            "limits": {"vpc.amazonaws.com/efa": "1"},
+                        },
+                        **PULLED,
+                    }
+                ],
+                "serviceAccountName": "trainer",
+                "priorityClassName": "high",
+            },
+        }
     },
     "data": {
-        "service_account": "reader",
-        "env_from_secrets": ["s3-reader"],
-        "environment": {"AWS_REGION": "eu-west-1", "PRICE": "5$(x)"},
-        "node_rules": [
-            {"key": "cpu-generation", "operator": "Gt", "values": ["3"]},
-            {"key": "disk", "operator": "Exists", "weight": 10},
-        ],
-        "volumes": [
-            {"name": "cache", "mount_path": "/cache", "scratch": "200Gi"},
-            {"name": "ca", "mount_path": "/etc/ca", "config_map": "ca-bundle"},
-        ],
+        "pod": {
+            "spec": {
+                "affinity": {
+                    "nodeAffinity": {
+                        "requiredDuringSchedulingIgnoredDuringExecution": {
+                            "nodeSelectorTerms": [
+                                {
+                                    "matchExpressions": [
+                                        {
+                                            "key": "cpu-generation",
+                                            "operator": "Gt",
+                                            "values": ["3"],
+                                        }
+                                    ]
+                                }
+                            ]
+                        },
+                        "preferredDuringSchedulingIgnoredDuringExecution": [
+                            {
+                                "weight": 10,
+                                "preference": {
+                                    "matchExpressions": [{"key": "disk", "operator": "Exists"}]
+                                },
+                            }
+                        ],
+                    }
+                },
+                **REGISTRY,
+                "serviceAccountName": "reader",
+                "containers": [
+                    {
+                        "env": [
+                            {"name": "AWS_REGION", "value": "eu-west-1"},
+                            {"name": "PRICE", "value": "5$$(x)"},
+                        ],
+                        "volumeMounts": [
+                            {"name": "cache", "mountPath": "/cache"},
+                            {"name": "ca", "mountPath": "/etc/ca", "readOnly": True},
+                        ],
+                        **PULLED,
+                        "envFrom": [{"secretRef": {"name": "s3-reader"}}],
+                    }
+                ],
+                "volumes": [
+                    {"name": "cache", "emptyDir": {"sizeLimit": "200Gi"}},
+                    {"name": "ca", "configMap": {"name": "ca-bundle"}},
+                ],
+            }
+        }
     },
 }
+
+
+def everything(api: str) -> dict[str, Json]:
+    """Returns EVERYTHING for a JobSet or a TrainJob, which has no TTL."""
+    if api == "jobset":
+        return dict(EVERYTHING)
+    metadata: Any = EVERYTHING["jobset"]
+    return {**EVERYTHING, "api": api, "jobset": {"metadata": metadata["metadata"]}}
 
 
 def job(

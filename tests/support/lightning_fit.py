@@ -21,8 +21,6 @@ class StopError(Exception):
 
 
 class Draws(torch.utils.data.Dataset[tuple[int, float]]):
-    """Gives samples with random numbers of all three generators."""
-
     def __len__(self) -> int:
         return 4 * BATCHES
 
@@ -30,7 +28,7 @@ class Draws(torch.utils.data.Dataset[tuple[int, float]]):
         return index, random.random() + np.random.rand() + torch.rand(()).item()
 
 
-class Model(pl.LightningModule):  # type: ignore[misc]
+class Model(pl.LightningModule):
     def __init__(self, file: Path, *, stop_at: int | None) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(1, 1)

@@ -39,8 +39,6 @@ class Model(lightning.LightningModule):
 
 
 class Ending(Callback):
-    """Leaves a file for what must not happen when a profile ends."""
-
     def on_exception(self, *_: object) -> None:
         leave("on-exception")
 

@@ -13,8 +13,6 @@ import torch.utils.data as data
 
 
 class Drawing(data.Dataset[torch.Tensor]):
-    """Draws from all three random states."""
-
     def __init__(self, length: int = 20) -> None:
         self.length = length
 
@@ -46,8 +44,6 @@ def hashes(loader: data.DataLoader[torch.Tensor], epochs: int = 2) -> list[str]:
 
 
 class AtOnce:
-    """Draws its order when its iterator is made."""
-
     def __init__(self, generator: torch.Generator) -> None:
         self.generator = generator
 
@@ -59,8 +55,8 @@ class AtOnce:
 def drawn(kind: type[data.DataLoader[int]], options: dict[str, object]) -> list[list[int]]:
     """Draws the batches of three epochs."""
     generator = torch.Generator().manual_seed(3)
-    loader = kind(Plain(), batch_sampler=AtOnce(generator), generator=generator, **options)  # type: ignore[arg-type]
-    return [batch.tolist() for _ in range(3) for batch in loader]  # type: ignore[attr-defined]
+    loader = kind(Plain(), batch_sampler=AtOnce(generator), generator=generator, **options)
+    return [batch.tolist() for _ in range(3) for batch in loader]
 
 
 DRAWN: list[dict[str, object]] = [

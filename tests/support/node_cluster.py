@@ -323,12 +323,16 @@ class NodeCluster:
         """Writes a workload that trains on this cluster; `kubernetes` is added to its own."""
         given = self.given
         least = {"cpu": given.cpu, "memory": given.memory}
-        train = {**least, "node_selector": dict([given.train]), "gpus": given.gpus}
+
+        def selected(label: tuple[str, str]) -> dict[str, object]:
+            return {"pod": {"spec": {"nodeSelector": dict([label])}}}
+
+        train = {**least, **selected(given.train), "gpus": given.gpus}
         kubernetes = {
             "namespace": self.namespace,
             "pools": {
                 given.train[1]: train,
-                given.feed[1]: {**least, "node_selector": dict([given.feed]), "gpus": 0},
+                given.feed[1]: {**least, **selected(given.feed), "gpus": 0},
             },
         }
         workload = {

@@ -32,8 +32,6 @@ class Drawing(torch.utils.data.Dataset[torch.Tensor]):
 
 
 class Stream(torch.utils.data.IterableDataset[torch.Tensor]):
-    """Its epochs differ: its workers' random states go on where they persist."""
-
     def __iter__(self) -> Iterator[torch.Tensor]:
         info = torch.utils.data.get_worker_info()
         assert info is not None

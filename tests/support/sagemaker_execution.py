@@ -19,7 +19,8 @@ from pathlib import Path
 
 from botocore.validate import ParamValidator
 
-from stoker.platforms.aws import Aws, AwsError
+from stoker.errors import ServiceError
+from stoker.platforms.aws import Aws
 from stoker.platforms.sagemaker.submit import FINAL
 from stoker.records import Json
 from support.moto import REGION, AwsServer
@@ -579,7 +580,7 @@ class Execution:
     def _register(self, request: Body) -> Ended:
         aws = Aws(region=REGION)
         # As in AWS's own tutorials, which name a group that nobody has made.
-        with contextlib.suppress(AwsError):
+        with contextlib.suppress(ServiceError):
             aws.call(
                 "sagemaker",
                 "CreateModelPackageGroup",

@@ -12,13 +12,11 @@ from stoker.records import (
     Channel,
     Group,
     Json,
-    MetricDefinition,
     PlatformSettings,
     ProfileSettings,
     Role,
     SageMakerSettings,
     StrategySettings,
-    Vpc,
 )
 from stoker.settings import RunEnvironment
 from support import builders
@@ -28,6 +26,10 @@ ROLE = "arn:aws:iam::123456789012:role/stoker-train"
 DIGEST = "0123456789abcdef" * 4
 KEY = "arn:aws:kms:eu-west-1:123456789012:key/1234abcd-12ab-34cd-56ef-1234567890ab"
 
+SPOT = {
+    "EnableManagedSpotTraining": True,
+    "StoppingCondition": {"MaxWaitTimeInSeconds": 7200},
+}
 SETTINGS = SageMakerSettings(role=ROLE, output_uri="s3://bucket/out", source="examples/mnist")
 
 
@@ -93,17 +95,26 @@ def full_job() -> JobSpec:
         ),
         sagemaker=settings(
             source="s3://bucket/code/mnist-7.tar.gz",
-            volume_gb=500,
-            volume_kms_key=KEY,
-            output_kms_key=KEY,
             max_run_seconds=172800,
-            vpc=Vpc(subnets=("subnet-1a", "subnet-1b"), security_groups=("sg-12ab",)),
-            encrypt_traffic=True,
-            network_isolation=True,
             checkpoint_uri="s3://bucket/checkpoints/mnist",
-            environment={"TOKENIZERS_PARALLELISM": "false"},
-            tags={"team": "vision", "cost-center": "42"},
-            metric_definitions=(MetricDefinition(name="loss", regex="loss=([0-9.]+)"),),
+            request={
+                "AlgorithmSpecification": {
+                    "MetricDefinitions": [{"Name": "loss", "Regex": "loss=([0-9.]+)"}]
+                },
+                "ResourceConfig": {"VolumeSizeInGB": 500, "VolumeKmsKeyId": KEY},
+                "OutputDataConfig": {"KmsKeyId": KEY},
+                "VpcConfig": {
+                    "SecurityGroupIds": ["sg-12ab"],
+                    "Subnets": ["subnet-1a", "subnet-1b"],
+                },
+                "Environment": {"TOKENIZERS_PARALLELISM": "false"},
+                "EnableInterContainerTrafficEncryption": True,
+                "EnableNetworkIsolation": True,
+                "Tags": [
+                    {"Key": "team", "Value": "vision"},
+                    {"Key": "cost-center", "Value": "42"},
+                ],
+            },
         ),
     )
 
@@ -126,10 +137,9 @@ def homogeneous_job() -> JobSpec:
         group("dnn", "ml.g5.12xlarge", 2),
         sagemaker=settings(
             source=None,
-            spot=True,
             max_run_seconds=3600,
-            max_wait_seconds=7200,
             checkpoint_uri="s3://bucket/checkpoints/mnist",
+            request=SPOT,
         ),
     )
 

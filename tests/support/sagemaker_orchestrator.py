@@ -38,7 +38,7 @@ WORKLOAD: Mapping[str, Json] = {
         "output_uri": f"s3://{BUCKET}/out",
         "region": REGION,
         "schedule_role": SCHEDULE_ROLE,
-        "tags": {"team": "vision"},
+        "request": {"Tags": [{"Key": "team", "Value": "vision"}]},
     },
 }
 

@@ -271,6 +271,7 @@ def _plan(action: Action, *, data_hosts: int, step: float, limit: Limit, second:
             step_seconds_high=step if action == "keep" else step * 1.1,
             limit=limit,
             second_limit=second,
+            second_limit_seconds=0.022,
             accelerator_utilization=min(1.0, 0.0214 / step),
             usd_per_hour=USD_PER_HOST_HOUR * (1 + data_hosts),
             usd_per_1000_steps=usd,

@@ -22,13 +22,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 # The loader is "stoker", or "torch", whose class is replaced. With `as_option` a loader is told the
 # start method, else it is the default of the process.
-DEFAULTS = {
-    "starts": ["fork"],
-    "loader": "stoker",
-    "as_option": False,
-    "epochs": 1,
-    "shards": 2,
-}
+DEFAULTS = {"starts": ["fork"], "loader": "stoker", "as_option": False, "epochs": 1, "shards": 2}
 
 
 class Drawing(Dataset[torch.Tensor]):

@@ -48,8 +48,6 @@ DEFAULTS = {
 
 
 class Stream(IterableDataset):
-    """Lives in __main__: it travels by value."""
-
     def __init__(self, given: dict, salt: int) -> None:
         self.given = given
         self.salt = salt
@@ -95,8 +93,6 @@ class Stream(IterableDataset):
 
 
 class Resilient(Stream):
-    """Plays an iterator that goes on after an error."""
-
     def __iter__(self) -> "Resilient":
         self.left = iter(self.ids())
         return self

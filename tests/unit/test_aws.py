@@ -14,8 +14,8 @@ from botocore.exceptions import (
 from botocore.response import StreamingBody
 from botocore.stub import Stubber
 
-from stoker.errors import StokerError, UsageError
-from stoker.platforms.aws import Aws, AwsError, explained, split_uri
+from stoker.errors import ServiceError, StokerError, UsageError
+from stoker.platforms.aws import Aws, explained, split_uri
 
 KEYS = {"region_name": "eu-central-1", "aws_access_key_id": "x", "aws_secret_access_key": "x"}
 
@@ -88,11 +88,10 @@ def raised(error: Exception) -> StokerError:
 )
 def test_a_missing_permission_names_the_action(code, message, action):
     error = refused(code, message)
-    assert isinstance(error, AwsError)
+    assert isinstance(error, ServiceError)
     assert error.what.startswith(f"permission {action} is missing")
     assert error.fix.startswith(f"allow {action}")
-    assert error.is_denied
-    assert not error.is_missing
+    assert error.kind == "denied"
     assert error.exit_code == 4
 
 
@@ -108,39 +107,38 @@ def test_a_missing_permission_names_the_action(code, message, action):
 )
 def test_what_is_not_there_is_missing_and_not_denied(code, message):
     error = refused(code, message)
-    assert isinstance(error, AwsError)
-    assert error.is_missing
-    assert not error.is_denied
+    assert isinstance(error, ServiceError)
+    assert error.kind == "missing"
     assert error.code == code
 
 
 def test_a_bucket_that_is_not_there_is_a_wrong_name_not_a_missing_object():
     error = refused("NoSuchBucket", "The specified bucket does not exist")
-    assert isinstance(error, AwsError)
-    assert not error.is_missing
+    assert isinstance(error, ServiceError)
+    assert error.kind == "refused"
     assert "bucket's name" in error.fix
 
 
 @pytest.mark.parametrize("code", ["ThrottlingException", "TooManyRequestsException", "SlowDown"])
 def test_throttling_is_worth_a_retry(code):
     error = refused(code, "Rate exceeded")
-    assert isinstance(error, AwsError)
-    assert error.is_unreachable
+    assert isinstance(error, ServiceError)
+    assert error.kind == "away"
     assert "throttled sagemaker:CreateTrainingJob 8 times" in error.what
 
 
 def test_a_service_out_of_reach_is_worth_a_retry():
     error = raised(EndpointConnectionError(endpoint_url="https://example.invalid"))
-    assert isinstance(error, AwsError)
-    assert error.is_unreachable
+    assert isinstance(error, ServiceError)
+    assert error.kind == "away"
     assert error.action == "sagemaker:CreateTrainingJob"
 
 
 @pytest.mark.parametrize("code", ["ExpiredTokenException", "ExpiredToken", "InvalidClientTokenId"])
 def test_a_login_that_ran_out_is_named(code):
     error = refused(code, "The security token included in the request is expired")
-    assert isinstance(error, AwsError)
-    assert error.is_denied
+    assert isinstance(error, ServiceError)
+    assert error.kind == "stale"
     assert "log in again" in error.fix
 
 
@@ -262,12 +260,12 @@ def test_a_store_without_conditional_writes_is_asked_first(aws, s3, is_there):
 
 def test_an_object_may_not_be_seen_is_not_the_same_as_not_there(aws, s3):
     s3.add_client_error("head_object", "403", "Forbidden")
-    with pytest.raises(AwsError, match="permission s3:GetObject is missing"):
+    with pytest.raises(ServiceError, match="permission s3:GetObject is missing"):
         aws.has_object("s3://b/k")
 
 
 def test_an_object_that_breaks_off_is_an_error(aws, s3):
     body = StreamingBody(io.BytesIO(b"short"), content_length=10)
     s3.add_response("get_object", {"Body": body}, {"Bucket": "b", "Key": "k"})
-    with pytest.raises(AwsError, match="AWS did not answer"):
+    with pytest.raises(ServiceError, match="AWS did not answer"):
         aws.read_object("s3://b/k")

@@ -68,7 +68,6 @@ def test_no_view_is_overwritten_by_what_comes_later():
 
 @pytest.mark.parametrize("accelerator", [None, SimpleNamespace(current_device_idx=min)])
 def test_older_torch_pins_for_the_current_device_of_cuda(accelerator, monkeypatch):
-    """Torch 2.4 and 2.6 have no names for the device of any accelerator, or have other ones."""
     if accelerator is None:
         monkeypatch.delattr(torch, "accelerator", raising=False)
     else:

@@ -24,7 +24,6 @@ def decoded(known: LayoutCache, value: object) -> object:
 
 @pytest.fixture
 def judged(monkeypatch):
-    """Collects the trees that are read in full."""
     trees: list[bytes] = []
 
     def recorded(tree: bytes, payload: Bytes1D | None, *, allow_pickle: bool) -> object:
@@ -86,7 +85,7 @@ def test_batches_share_nothing_but_how_they_were_read():
         batch["images"][0].zero_()
         batch["images"].append("more")
     assert len({id(batch["images"]) for batch in batches if isinstance(batch, dict)}) == 4
-    assert torch.equal(batches[3]["images"][0], torch.zeros_like(image(0)))  # type: ignore[index]
+    assert torch.equal(batches[3]["images"][0], torch.zeros_like(image(0)))
 
 
 def test_a_known_tree_with_a_payload_of_another_size_is_judged(judged):

@@ -25,8 +25,6 @@ PATIENCE = 4.0 + LOST_GRACE_SECONDS
 
 
 class Alone:
-    """Holds a session whose data hosts have all been gone since second 0."""
-
     def __init__(self, *, comes_back: bool, lease_seconds: float = 4.0) -> None:
         self.log = io.StringIO()
         self._shared = SharedState(
@@ -46,16 +44,16 @@ class Alone:
     def tell(self, roster: Roster) -> None:
         self._asking.take_roster(roster, 0.0)
 
-    def judge(self, now: float) -> BaseException | None:
+    def check_peers(self, now: float) -> BaseException | None:
         with self._lock:
-            self._asking.judge(self.session, now)
+            self._asking.check_peers(self.session, now)
         return self.session.failure
 
 
 def test_hosts_that_do_not_come_back_are_missed_for_little_more_than_a_lease():
     alone = Alone(comes_back=False)
-    assert alone.judge(PATIENCE) is None
-    assert isinstance(alone.judge(PATIENCE + 0.1), FeedLostError)
+    assert alone.check_peers(PATIENCE) is None
+    assert isinstance(alone.check_peers(PATIENCE + 0.1), FeedLostError)
 
 
 def roster(*, listed: bool = False, awaited: tuple[str, ...] = ()) -> Roster:
@@ -78,7 +76,7 @@ def test_the_error_names_every_lost_host_and_when_it_was_heard():
     (first,) = roster().lost
     second = msgspec.structs.replace(first, host="d2", silent_seconds=2.0)
     alone.tell(Roster(agents=(), lost=(first, second), expected=2, awaited=()))
-    error = alone.judge(PATIENCE + 0.1)
+    error = alone.check_peers(PATIENCE + 0.1)
     assert isinstance(error, FeedLostError)
     assert "d1 (lost, last heard 7.1 s ago), d2 (lost, last heard 9.1 s ago)" in str(error)
 
@@ -86,38 +84,38 @@ def test_the_error_names_every_lost_host_and_when_it_was_heard():
 def test_under_a_long_lease_hosts_that_are_all_gone_are_not_waited_for():
     alone = Alone(comes_back=False, lease_seconds=60.0)
     alone.tell(roster())
-    assert alone.judge(ALL_GONE_SECONDS) is None
-    assert isinstance(alone.judge(ALL_GONE_SECONDS + 0.1), FeedLostError)
+    assert alone.check_peers(ALL_GONE_SECONDS) is None
+    assert isinstance(alone.check_peers(ALL_GONE_SECONDS + 0.1), FeedLostError)
 
 
 def test_a_network_hole_of_a_minute_is_survived_where_the_leader_has_heartbeats():
     alone = Alone(comes_back=False, lease_seconds=60.0)
     alone.tell(roster(listed=True))
     # The connection is lost 18 s after the hole began, by its heartbeats.
-    assert alone.judge(42.0) is None
+    assert alone.check_peers(42.0) is None
     alone.session.schedule.grant("d1", 2)
-    assert alone.judge(43.0) is None
+    assert alone.check_peers(43.0) is None
 
 
 def test_a_host_that_has_yet_to_come_is_waited_for():
     alone = Alone(comes_back=False, lease_seconds=60.0)
     alone.tell(roster(awaited=("d2",)))
-    assert alone.judge(60.0) is None
+    assert alone.check_peers(60.0) is None
 
 
 def test_hosts_that_reconnect_are_waited_for_as_at_the_start():
     alone = Alone(comes_back=True)
-    assert alone.judge(60.0) is None
-    assert isinstance(alone.judge(60.1), FeedLostError)
+    assert alone.check_peers(60.0) is None
+    assert isinstance(alone.check_peers(60.1), FeedLostError)
 
 
 def test_waiting_and_going_on_are_said_once():
     alone = Alone(comes_back=True)
     for now in (1.0, PATIENCE, 8.0, 9.0):
-        assert alone.judge(now) is None
+        assert alone.check_peers(now) is None
     alone.session.schedule.grant("data-0", 2)
     for now in (10.0, 11.0):
-        assert alone.judge(now) is None
+        assert alone.check_peers(now) is None
     said = alone.log.getvalue().splitlines()
     assert len(said) == 2
     assert "training_waiting" in said[0]
@@ -128,13 +126,11 @@ def test_waiting_and_going_on_are_said_once():
 def test_a_host_that_was_never_there_is_waited_for_until_the_start_deadline(comes_back):
     alone = Alone(comes_back=comes_back)
     alone.session.had_peers = False
-    assert alone.judge(60.0) is None
-    assert isinstance(alone.judge(60.1), FeedLostError)
+    assert alone.check_peers(60.0) is None
+    assert isinstance(alone.check_peers(60.1), FeedLostError)
 
 
 class StartsOnlyOnce:
-    """Plays local workers, the first of whose processes cannot be started."""
-
     def __init__(self) -> None:
         self.refused: set[int] = set()
         self.asked: list[tuple[int, int]] = []
@@ -157,8 +153,6 @@ class StartsOnlyOnce:
 
 
 class ReadyHost:
-    """Stands for the link to a data host that is ready for the session."""
-
     def __init__(self, workers: int) -> None:
         (self.member,) = roster().lost
         self.member = msgspec.structs.replace(self.member, workers=workers)
@@ -169,7 +163,7 @@ def test_data_workers_without_a_shard_are_told_of_once():
     alone = Alone(comes_back=False)
     schedule = ShardScheduler(num_shards=1, prefetch=2, max_bytes=1 << 20)
     session = FeedSession("s", lock=threading.Lock(), wake=lambda: None, schedule=schedule)
-    alone._asking._links = {"d1": ReadyHost(4)}  # type: ignore[dict-item]
+    alone._asking._links = {"d1": ReadyHost(4)}
     for _ in range(3):
         schedule.settle()
         alone._asking.ask(session, 0.0)
@@ -192,7 +186,7 @@ def test_no_batch_of_a_shard_is_asked_of_a_new_process_before_its_first_one():
         pins_on=None,
     )
     local = StartsOnlyOnce()
-    session.local = local  # type: ignore[assignment]
+    session.local = local
     schedule.grant(LOCAL, 2)
     schedule.settle()
     for _ in range(2):

@@ -4,8 +4,9 @@ import boto3
 import pytest
 from botocore.stub import Stubber
 
+from stoker.errors import ServiceError
 from stoker.logs import Log
-from stoker.platforms.aws import Aws, AwsError
+from stoker.platforms.aws import Aws
 from stoker.platforms.sagemaker.cloudwatch import (
     HOLD_SECONDS,
     LOG_GROUP,
@@ -224,7 +225,7 @@ def test_no_log_yet_is_an_empty_log(stub, operation):
 def test_a_log_that_may_not_be_read_names_the_action(stub):
     message = "User: arn:aws:iam::1:user/x is not authorized to perform: logs:DescribeLogStreams"
     stub.add_client_error("describe_log_streams", "AccessDeniedException", message)
-    with pytest.raises(AwsError, match="permission logs:DescribeLogStreams is missing"):
+    with pytest.raises(ServiceError, match="permission logs:DescribeLogStreams is missing"):
         logs_of(stub).read()
 
 

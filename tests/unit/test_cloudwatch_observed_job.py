@@ -204,7 +204,7 @@ def test_a_profile_that_says_nothing_is_refused(tmp_path, observed):
     file.write_text(
         '{"schema": "stoker.profile/v1", "host": {"instance_type": "ml.g5.xlarge"}' + seen + "}"
     )
-    with pytest.raises(UsageError, match="key step"):
+    with pytest.raises(UsageError, match="a profile needs step or observed"):
         read_json(file, Profile)
 
 

@@ -1,7 +1,7 @@
 """Checks which processes attend for the ranks, and whose report counts."""
 
 from stoker.feed.wire.protocol import Progress
-from stoker.launch.coordinator import MAX_PROCESSES, SILENT_SECONDS, Attendance
+from stoker.launch.coordinator import MAX_PROCESSES, RANK_TIMEOUT_SECONDS, Attendance
 
 
 def report(steps: int, rank: int = 0) -> Progress:
@@ -47,7 +47,7 @@ def test_a_second_process_does_not_replace_what_the_first_one_reports():
 def test_a_rank_that_was_started_again_counts_once_the_first_is_silent():
     ranks = Attendance()
     ranks.report(b"before", report(100), now=0.0)
-    ranks.report(b"after", report(1), now=1.0 + SILENT_SECONDS)
+    ranks.report(b"after", report(1), now=1.0 + RANK_TIMEOUT_SECONDS)
     assert ranks.progress[0].steps == 1
 
 

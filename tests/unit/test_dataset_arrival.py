@@ -33,7 +33,7 @@ def test_other_bytes_are_not_the_spec(arrival):
 @pytest.mark.parametrize("offset", [0, 999, 1001])
 def test_a_piece_out_of_order_is_refused(arrival, offset):
     arrival.take(WHOLE[:1000], offset=0)
-    with pytest.raises(ProtocolError, match="not 1000"):
+    with pytest.raises(ProtocolError, match="expected 1000"):
         arrival.take(WHOLE[1000:2000], offset=offset)
 
 

@@ -608,7 +608,6 @@ def test_two_limits_of_about_the_same_size_widen_the_band():
     outcomes = [_predicted(plan) for plan in _plans(_decide(_starved()), "heterogeneous")]
     bands: dict[bool, set[float]] = {True: set(), False: set()}
     for outcome in outcomes:
-        assert outcome.second_limit_seconds is not None
         is_near = outcome.second_limit_seconds >= 0.85 * outcome.step_seconds
         band = outcome.step_seconds_high / outcome.step_seconds - 1
         bands[is_near].add(round(band, 9))
@@ -850,6 +849,17 @@ def test_chosen_plan_breaks_no_constraint(profile, constraints):
         allowed = {AWS.get(name).type for name in constraints.allowed_instance_types}
         allowed.add(profile.host.instance_type)
         assert {group.instance_type for group in plan.groups} <= allowed
+
+
+@pytest.mark.parametrize("quota", [0.5, 1.0])
+def test_a_data_host_with_a_small_cpu_quota_shares_its_cpu_with_the_agent(quota):
+    found = Profile(
+        host=ProfiledHost(instance_type="ml.c5.24xlarge", quota_vcpus=quota),
+        step=StepTerms(step_seconds=1.0),
+    )
+    shares = [plan.remote_share for plan in _plans(_decide(found), "heterogeneous")]
+    assert all(0 <= share <= 1 for share in shares)
+    assert shares
 
 
 @_property

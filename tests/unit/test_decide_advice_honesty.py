@@ -244,11 +244,11 @@ def test_a_cpu_whose_own_speed_changes_widens_the_bands_and_is_told():
     profile = profile_of(UNSTEADY)
     assert profile.observed is not None
     assert profile.observed.cpu_speed_spread == pytest.approx(0.114, abs=0.002)
-    assert "CPU's own speed varied by 11% from second to second" in " ".join(
+    assert "CPU's speed varied by 11% between seconds of the profile" in " ".join(
         explain_profile(profile).split()
     )
     decision = decided(profile, objective="time")
-    assert "CPU's own speed varied by 11% from second to second" in words(decision)
+    assert "CPU's speed varied by 11% between seconds of the profile" in words(decision)
     steady = decided(profile_of(msgspec.structs.replace(UNSTEADY, evidence=None)), objective="time")
     assert "own speed" not in words(steady)
     for unsure, sure in zip(decision.plans, steady.plans, strict=True):

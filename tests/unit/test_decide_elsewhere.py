@@ -124,7 +124,7 @@ def test_accelerator_step_that_is_given_makes_it_a_decision():
     assert found.bottleneck == "workers"
     assert found.action == "tune"
     # What the training took of the workstation's CPU was the training itself.
-    assert any("next to an accelerator was not measured" in text for text in found.warnings)
+    assert any("with an accelerator was not measured" in text for text in found.warnings)
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,10 @@ def test_error_for_what_cannot_be_taken_elsewhere_does_not_say_so(
         (["profile.json", "--cpu-speed", "2"], "add --as"),
         (["profile.json", "--as", "ml.g5.2xlarge", "--cpu-speed", "0"], "not between 0.01 and 100"),
         (["profile.json", "--as", "ml.g5.2xlrge"], "did you mean"),
-        (["profile.json", "--as", "ml.g5.2xlarge", "--calibrate", "runs"], "--calibrate cannot be used with --as"),
+        (
+            ["profile.json", "--as", "ml.g5.2xlarge", "--calibrate", "runs"],
+            "--calibrate cannot be used with --as",
+        ),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(

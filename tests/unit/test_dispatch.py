@@ -60,7 +60,7 @@ def test_a_dropped_request_is_not_served():
     dropped, other = request(0), request(1)
     queue.push(dropped)
     queue.push(other)
-    dropped.is_dropped = True
+    dropped.is_cancelled = True
     assert len(queue) == 1
     assert queue.pop(specs={"spec"}) is other
 

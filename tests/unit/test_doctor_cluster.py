@@ -8,7 +8,7 @@ import yaml
 
 from stoker.doctor import Finding
 from stoker.doctor.cluster import RETRY_LINES, examine_cluster
-from stoker.platforms.kubernetes.submit import rules
+from stoker.platforms.kubernetes.rights import rules
 from stoker.records import Json, KubernetesSettings
 from stoker.settings import workload_from
 from support.command import stoker
@@ -182,6 +182,8 @@ def test_a_claim_that_fewer_pods_can_mount_than_need_it_is_found(api):
     api.put("persistentvolumeclaims", claim("datasets", "ReadWriteOnce"))
     assert claims() == [("warn", "datasets"), ("ok", "runs")]
     assert claims("constraints.max_data_hosts=0") == [("ok", "datasets"), ("ok", "runs")]
+    volume = "{name: x, persistentVolumeClaim: {claimName: runs}}"
+    assert claims(f"kubernetes.data.pod.spec.volumes=[{volume}]")[2:] == [("warn", "runs")]
     api.remove("persistentvolumeclaims", "runs")
     assert claims()[1] == ("fail", "there")
 

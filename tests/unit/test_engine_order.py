@@ -223,8 +223,8 @@ DATA: Json = {"command": ["x"]}
 @pytest.mark.parametrize(
     ("engine", "key", "words"),
     [
-        ({"name": "feed", "data": DATA}, "engine", "the feed runs no commands"),
-        ({"name": "command"}, "engine", "nothing to run on the data group"),
+        ({"name": "feed", "data": DATA}, "engine", "engine feed takes no other keys"),
+        ({"name": "command"}, "engine", "needs engine.data.command"),
         (
             {"name": "command", "data": {"command": ["x", "{hosst}"]}},
             "engine.data.command[1]",
@@ -263,22 +263,22 @@ DATA: Json = {"command": ["x"]}
         (
             {"name": "command", "data": {**DATA, "environment": {"STOKER_X": "1"}}},
             "engine.data.environment.STOKER_X",
-            "stoker's own",
+            "are reserved",
         ),
         (
             {"name": "command", "data": DATA, "ports": {"a": 7601}},
             "engine.ports.a",
-            "taken by feed.port",
+            "used by feed.port",
         ),
         (
             {"name": "command", "data": DATA, "ports": {"a": 5000, "b": 5000}},
             "engine.ports.b",
-            "taken by engine.ports.a",
+            "used by engine.ports.a",
         ),
         (
             {"name": "command", "data": DATA, "ports": {"host": 5}},
             "engine.ports.host",
-            "not a name",
+            "invalid port name",
         ),
         ({"name": "comand", "data": DATA}, "engine", "comand"),
     ],

@@ -4,7 +4,6 @@ from typing import Literal
 import msgspec
 import pytest
 
-from stoker.cli.outputs import evaluation_words
 from stoker.errors import UsageError
 from stoker.evaluate import (
     evaluate,
@@ -13,7 +12,6 @@ from stoker.evaluate import (
     metadata_names,
     model_metadata,
     model_quality,
-    summary,
 )
 from stoker.records import (
     Channel,
@@ -34,6 +32,7 @@ from stoker.records import (
     Workload,
     to_json,
 )
+from stoker.words import evaluation_table, evaluation_words
 from support import builders, sample_records
 
 DNN = builders.group("dnn", workers_per_host=1)
@@ -51,6 +50,7 @@ def _predicted(step: float, usd_per_hour: float) -> Predicted:
         step_seconds_high=step * 1.1,
         limit="cpu",
         second_limit="accelerator",
+        second_limit_seconds=0.0,
         accelerator_utilization=0.5,
         usd_per_hour=usd_per_hour,
         usd_per_1000_steps=step * usd_per_hour * 1000 / 3600,
@@ -148,7 +148,7 @@ def test_metric_that_was_not_reported_fails_its_gate():
     evaluation = _evaluate(_training(loss=0.1), Gate(metric="accuracy", min=0.9))
     assert not evaluation.passed
     assert (evaluation.gates[0].value, evaluation.gates[0].passed) == (None, False)
-    assert "not reported" in summary(evaluation)
+    assert "not reported" in evaluation_table(evaluation)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -211,7 +211,7 @@ def test_gate_holds_a_model_against_the_one_in_use(champion, passed):
     )
     assert record.passed is passed
     assert record.gates[0].min == (None if champion is None else pytest.approx(champion - 0.005))
-    told = summary(record)
+    told = evaluation_table(record)
     assert ("no model is in use yet" in told) == (champion is None)
     assert ("of the model in use" in told) == (champion is not None)
     assert all(len(line) <= 88 for line in told.splitlines())
@@ -227,7 +227,7 @@ def test_model_in_use_that_did_not_report_a_gates_metric_fails_it():
     )
     assert not record.passed
     assert record.reason == "gate failed: m is 0.95, and the model in use has not reported it"
-    assert "the model in use has not reported it" in summary(record)
+    assert "the model in use has not reported it" in evaluation_table(record)
 
 
 def test_model_that_passed_is_judged_again_by_its_gates_offsets():
@@ -270,7 +270,7 @@ def test_training_that_did_not_succeed_has_not_passed(status):
     evaluation = _evaluate(_training(status=status, m=1.0), Gate(metric="m", min=0.9))
     assert evaluation.gates[0].passed
     assert not evaluation.passed
-    assert summary(evaluation).splitlines()[0] == evaluation.reason
+    assert evaluation_table(evaluation).splitlines()[0] == evaluation.reason
 
 
 def test_a_training_that_was_stopped_by_hand_is_refused_in_words():
@@ -316,7 +316,7 @@ def test_every_outcome_is_said_to_be_inside_or_outside_of_its_band(step, is_insi
     evaluation = _evaluate(_training(step=step))
     assert evaluation.performance is not None
     assert evaluation.performance.is_inside_band is is_inside
-    assert f"{words} band of 27.0 ms to 33.0 ms" in summary(evaluation)
+    assert f"{words} band of 27.0 ms to 33.0 ms" in evaluation_table(evaluation)
     assert f"{words} band" in evaluation_words(evaluation)
 
 
@@ -326,7 +326,7 @@ def test_a_faster_step_on_the_same_hosts_is_no_gain():
     assert evaluation.performance is not None
     assert evaluation.performance.action == "keep"
     words = "2.00 times as fast as in the profile on the same hosts: the machine's load or speed"
-    assert words in summary(evaluation)
+    assert words in evaluation_table(evaluation)
     assert words in evaluation_words(evaluation)
     same = _evaluate(_training(step=0.058, groups=(DNN,)))
     assert "1.03 times as fast as in the profile on the same hosts: no gain by stoker" in (
@@ -388,7 +388,7 @@ def test_records_of_this_workload_and_hand_made_ones_are_taken():
 
 
 def test_text_gives_verdict_gates_and_three_step_times():
-    text = summary(_evaluate(_training(m=0.97), Gate(metric="m", min=0.9)))
+    text = evaluation_table(_evaluate(_training(m=0.97), Gate(metric="m", min=0.9)))
     lines = text.splitlines()
     assert lines[0] == "passed: 1 of 1 gates held"
     assert "0.97" in lines[1]
@@ -470,6 +470,6 @@ def test_where_nobody_is_billed_a_step_costs_cpu_seconds_and_no_dollars():
     assert judged.performance.measured.usd_per_1000_steps is None
     assert judged.performance.measured.cpu_seconds == pytest.approx(2 * 0.033)
     assert judged.performance.cost_change == pytest.approx(2 * 0.033 / 0.06 - 1)
-    text = summary(judged)
+    text = evaluation_table(judged)
     assert "$" not in text
     assert "10% more CPU-seconds per step" in text

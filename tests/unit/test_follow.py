@@ -17,11 +17,11 @@ def test_a_full_disk_is_said_once_and_so_is_its_end(tmp_path):
     file.symlink_to("/dev/full")
     files = LogFiles(tmp_path)
     words = [files.write(line(f"step {number}")) for number in range(3)]
-    assert words == [f"cannot write {file}: No space left on device; the job goes on", "", ""]
+    assert words == [f"cannot write {file}: No space left on device; the job continues", "", ""]
     file.unlink()
     words = [files.write(line(f"step {number}")) for number in range(3, 5)]
     files.close()
-    assert words == [f"{file} is written again; it lacks 3 lines", ""]
+    assert words == [f"{file} is written again; 3 lines are missing", ""]
     assert file.read_text() == "step 3\nstep 4\n"
 
 
@@ -38,7 +38,7 @@ def test_a_folder_that_cannot_be_made_is_said_too(tmp_path):
     (tmp_path / "logs").write_text("a file")
     files = LogFiles(tmp_path / "logs")
     assert files.write(line("step 1")) == (
-        f"cannot write {tmp_path / 'logs' / 'dnn-a.log'}: File exists; the job goes on"
+        f"cannot write {tmp_path / 'logs' / 'dnn-a.log'}: File exists; the job continues"
     )
 
 
@@ -47,7 +47,7 @@ def test_only_a_disk_without_any_space_is_full(tmp_path, monkeypatch):
     assert full_disk(tmp_path) == full_disk(tmp_path / "missing") == ""
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(9, 9, 0))
     assert full_disk(tmp_path) == (
-        f"no space is left for {tmp_path}: its logs lack lines; the job goes on"
+        f"no space is left for {tmp_path}: its logs lack lines; the job continues"
     )
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.launch.follower_lease import LOOK_SECONDS, FollowerLease
+from stoker.launch.follower_lease import POLL_SECONDS, FollowerLease
 
 
 class Followed:
@@ -24,7 +24,7 @@ class Followed:
         """Says whether the run turns out to be abandoned within so many minutes."""
         end = self.now + minutes * 60
         while self.now < end:
-            self.now += LOOK_SECONDS
+            self.now += POLL_SECONDS
             if self.lease.tick():
                 return True
         return False

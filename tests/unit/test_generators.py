@@ -19,8 +19,6 @@ made_later: np.random.Generator | None = None
 
 
 class Holds:
-    """Holds whatever is given."""
-
     def __init__(self, **given: object) -> None:
         self.__dict__.update(given)
 
@@ -74,18 +72,12 @@ PLACES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: Holds(transforms=[Holds(), Holds(R=np.random.RandomState())]),
         "dataset.transforms[1].R",
     ),
-    "a dictionary's": (
-        lambda: Holds(by={"b": 1, "a": torch.Generator()}),
-        "dataset.by['a']",
-    ),
+    "a dictionary's": (lambda: Holds(by={"b": 1, "a": torch.Generator()}), "dataset.by['a']"),
     "a slot": (lambda: Holds(one=Slotted()), "dataset.one.rng"),
     "a class": (InClass, f"{__name__}.OfClass.rng"),
     "a module": (UsesGlobal, f"{__name__}.of_module"),
     "a closure": (lambda: Holds(call=drawing()), "dataset.call.rng"),
-    "a partial": (
-        lambda: functools.partial(len, np.random.default_rng()),
-        "dataset.args[0]",
-    ),
+    "a partial": (lambda: functools.partial(len, np.random.default_rng()), "dataset.args[0]"),
     "a method's object": (lambda: Slotted().__init__, "dataset.__self__.rng"),
     "a generator's method": (lambda: Holds(f=random.Random().random), ""),
     "a thread's": (lambda: Holds(here=local()), "dataset.here.rng"),
@@ -100,7 +92,7 @@ def test_generators_are_found_by_their_path(place):
 
 
 def test_global_generators_are_not_among_them():
-    given = {"a": torch.default_generator, "b": random._inst, "c": np.random.mtrand._rand}  # type: ignore[attr-defined]
+    given = {"a": torch.default_generator, "b": random._inst, "c": np.random.mtrand._rand}
     assert paths(Holds(**given)) == []
 
 
@@ -144,7 +136,7 @@ MADE: dict[str, Callable[[], object]] = {
 def drawn(rng: object) -> list[float]:
     if isinstance(rng, torch.Generator):
         return torch.rand(5, generator=rng).tolist()
-    draw = rng.normal if hasattr(rng, "normal") else rng.gauss  # type: ignore[attr-defined]
+    draw = rng.normal if hasattr(rng, "normal") else rng.gauss
     return [float(draw(0, 1)) for _ in range(5)]
 
 
@@ -209,14 +201,14 @@ def use_later_global(dataset: object) -> None:
 
 
 def fill(dataset: object) -> None:
-    dataset.made["later"] = random.Random()  # type: ignore[attr-defined]
+    dataset.made["later"] = random.Random()
 
 
 LATER: dict[str, Callable[[object], object]] = {
     "a new attribute": lambda dataset: setattr(dataset, "rng", random.Random()),
     "one that was None": lambda dataset: setattr(dataset, "none", random.Random()),
     "one in place of another": lambda dataset: setattr(dataset, "held", random.Random()),
-    "of a transform": lambda dataset: setattr(dataset.inner, "rng", random.Random()),  # type: ignore[attr-defined]
+    "of a transform": lambda dataset: setattr(dataset.inner, "rng", random.Random()),
     "in a dictionary": fill,
     "of a class": lambda dataset: setattr(Given, "of_class", random.Random()),
     "a global": use_later_global,
@@ -250,7 +242,7 @@ def test_a_cache_that_grows_is_looked_at_a_few_times_only():
     dataset = Holds(cache={})
     held = HeldGenerators({"dataset": dataset})
     for number in itertools.count():
-        dataset.cache[number] = [number]  # type: ignore[attr-defined]
+        dataset.cache[number] = [number]
         if not held.has_changed():
             break
         assert number < 20
@@ -258,9 +250,7 @@ def test_a_cache_that_grows_is_looked_at_a_few_times_only():
 
 
 class Odd:
-    """Nobody could know its state, as an extension's generator's."""
-
-    seed = np.random.mtrand._rand.seed  # type: ignore[attr-defined]
+    seed = np.random.mtrand._rand.seed
 
 
 def test_what_cannot_be_reached_is_named():
@@ -290,10 +280,8 @@ def test_too_many_generators_are_named():
 
 
 class Hostile:
-    """Runs code, and raises, wherever it is looked at."""
-
     @property
-    def __class__(self) -> type:  # type: ignore[override]
+    def __class__(self) -> type:
         raise RuntimeError("looked at")
 
     def __getattribute__(self, name: str) -> object:

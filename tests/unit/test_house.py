@@ -182,11 +182,11 @@ LIGHT = [
     "stoker.profile.observed_job",
     "stoker.profile.timed_probe",
     "stoker.report.page",
-    "stoker.site.sitecustomize",
+    "stoker.startup.sitecustomize",
     "stoker.train",
 ]
 # A data host's agent has no more than it sends with: datasets live in processes of their own.
-AGENT = "stoker.launch.data_host", {"numpy", "cryptography"}
+AGENT = "stoker.launch.feed_host", {"numpy", "cryptography"}
 IMPORT_IN_TURN = """
 import importlib, sys
 *names, heavy = sys.argv[1:]

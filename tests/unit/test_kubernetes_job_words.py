@@ -10,6 +10,7 @@ from stoker.logs import Log
 from stoker.platforms.base import JobEnd, leader_record
 from stoker.platforms.kubernetes.job import conclude
 from stoker.platforms.kubernetes.objects import Layout, lay_out
+from stoker.platforms.kubernetes.pod_outputs import OutputParts
 from stoker.platforms.kubernetes.pods import (
     CAPACITY_SECONDS,
     CHANGE_SECONDS,
@@ -22,8 +23,7 @@ from stoker.platforms.kubernetes.pods import (
     short_of,
     troubles_of,
 )
-from stoker.platforms.kubernetes.submit import ObjectState, Phase
-from stoker.platforms.pod_outputs import OutputParts
+from stoker.platforms.kubernetes.state import ObjectState, Phase
 from stoker.records import Event, Training, to_json
 from support.kubernetes_jobs import CPU, GPU, job
 from support.sample_records import training
@@ -139,7 +139,10 @@ def test_what_every_start_goes_through_is_no_trouble(reason):
         ("exceeded quota: gpus", "kubectl describe quota"),
         ("failed quota: q: must specify limits.cpu for: dnn", "kubernetes.cpu_limit: true"),
         ('violates PodSecurity "restricted:latest"', "what the namespace does not allow"),
-        ('error looking up service account a/b: serviceaccount "b" not found', "service_account"),
+        (
+            'error looking up service account a/b: serviceaccount "b" not found',
+            "serviceAccountName",
+        ),
         ("denied by policy", "who runs the cluster"),
     ],
 )

@@ -18,7 +18,7 @@ from stoker.platforms.base import JobSpec
 from stoker.platforms.kubernetes import KubernetesPlatform, KubernetesRequest
 from stoker.platforms.kubernetes.objects import MAX_NAME, is_dns_label, object_name, verbatim
 from stoker.platforms.kubernetes.request import NO_TOKEN
-from support.kubernetes_jobs import CPU, DATA, DNN, EVERYTHING, GPU, POOLS, job
+from support.kubernetes_jobs import CPU, DATA, DNN, EVERYTHING, GPU, POOLS, everything, job
 from support.kubernetes_rules import security_problems as insecurities
 
 BOTH = pytest.mark.parametrize("api", ["jobset", "trainer"])
@@ -163,14 +163,17 @@ def test_without_checkpoints_a_dnn_host_that_is_taken_away_is_a_failure_like_any
 
 
 def test_a_jobset_goes_by_its_ttl_and_a_train_jobs_has_none():
-    assert template(plan(job(settings={"keep_seconds": 60})))["ttlSecondsAfterFinished"] == 60
-    of_trainer = plan(job(settings={"api": "trainer", "keep_seconds": 60}))
-    assert "ttlSecondsAfterFinished" not in template(of_trainer)
+    assert template(plan(job()))["ttlSecondsAfterFinished"] == 86400
+    ttl = {"jobset": {"spec": {"ttlSecondsAfterFinished": 60}}}
+    assert template(plan(job(settings=ttl)))["ttlSecondsAfterFinished"] == 60
+    assert "ttlSecondsAfterFinished" not in template(plan(job(settings={"api": "trainer"})))
+    with pytest.raises(UsageError, match="a TrainJob has no TTL"):
+        plan(job(settings={"api": "trainer", **ttl}))
 
 
 @pytest.mark.parametrize("minutes", [1, 4])
 def test_a_lease_that_is_too_short_to_be_renewed_is_refused(minutes):
-    with pytest.raises(UsageError, match="two to reach their pods") as caught:
+    with pytest.raises(UsageError, match="must be 0 or at least 5") as caught:
         plan(job(settings={"follower_lease_minutes": minutes}))
     assert "follower_lease_minutes" in caught.value.where
 
@@ -200,9 +203,9 @@ def test_a_training_on_cpus_asks_for_no_gpu():
 
 
 @BOTH
-@pytest.mark.parametrize("settings", [{}, {k: v for k, v in EVERYTHING.items() if k != "dnn"}])
-def test_a_hardened_namespace_lets_all_pods_in(api, settings):
-    for spec in pods(plan(job(settings={**settings, "api": api}))).values():
+@pytest.mark.parametrize("is_full", [False, True])
+def test_a_hardened_namespace_lets_all_pods_in(api, is_full):
+    for spec in pods(plan(job(settings=everything(api) if is_full else {"api": api}))).values():
         assert list(insecurities(spec)) == []
 
 
@@ -338,8 +341,19 @@ def test_launchers_read_the_groups_channels_and_hyperparameters():
 
 
 def test_a_claim_is_one_volume_however_often_it_is_mounted():
-    volume = {"name": "more", "mount_path": "/more", "claim": "datasets", "sub_path": "more"}
-    settings = {"output": "pvc://datasets/out", "dnn": {"volumes": [volume]}}
+    pod = {
+        "volumes": [
+            {"name": "more", "persistentVolumeClaim": {"claimName": "datasets", "readOnly": True}}
+        ],
+        "containers": [
+            {
+                "volumeMounts": [
+                    {"name": "more", "mountPath": "/more", "subPath": "more", "readOnly": True}
+                ]
+            }
+        ],
+    }
+    settings = {"output": "pvc://datasets/out", **patched(dnn=pod)}
     spec = pods(plan(job(settings=settings)))["dnn"]
     claims = [v for v in spec["volumes"] if "persistentVolumeClaim" in v]
     assert claims == [{"name": "job", "persistentVolumeClaim": {"claimName": "datasets"}}]
@@ -412,7 +426,7 @@ def test_a_runtime_that_is_there_already_is_not_made_again():
     assert request.runtime["metadata"]["name"] == "stoker-mnist"  # type: ignore[call-overload, index]
 
 
-def patched(request: KubernetesRequest) -> dict[str, Any]:
+def run_patches(request: KubernetesRequest) -> dict[str, Any]:
     (patch,) = request.main["spec"]["runtimePatches"]  # type: ignore[call-overload, index]
     spec = patch["trainingRuntimeSpec"]["template"]["spec"]
     return {
@@ -424,7 +438,7 @@ def patched(request: KubernetesRequest) -> dict[str, Any]:
 def test_runtime_and_train_job_make_the_pods_that_a_jobset_has():
     direct, trainer = plan(job()), plan(job(settings={"api": "trainer"}))
     main: Any = trainer.main
-    for role, patch in patched(trainer).items():
+    for role, patch in run_patches(trainer).items():
         spec = pods(trainer)[role]
         (ours,), (theirs,) = spec["containers"], patch["containers"]
         run = main["spec"]["trainer"]["env"] if role == "dnn" else theirs["env"]
@@ -448,7 +462,7 @@ def test_runtime_and_train_job_make_the_pods_that_a_jobset_has():
 
 def test_a_train_jobs_patch_mounts_each_volume_once():
     """Its list of mounts is keyed by the volume's name, unlike a pod's."""
-    for patch in patched(plan(job(settings={"api": "trainer"}))).values():
+    for patch in run_patches(plan(job(settings={"api": "trainer"}))).values():
         names = [mount["name"] for mount in patch["containers"][0]["volumeMounts"]]
         assert len(names) == len(set(names))
         assert {"token", "config"} <= set(names)
@@ -456,9 +470,11 @@ def test_a_train_jobs_patch_mounts_each_volume_once():
 
 def test_kueue_sees_the_object_that_it_admits():
     for api in ("jobset", "trainer"):
-        request = plan(job(settings={"api": api, "queue": "training"}))
+        jobset = {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "training"}}}
+        request = plan(job(settings={"api": api, "jobset": jobset}))
         labels: Any = request.main["metadata"]
         assert labels["labels"]["kueue.x-k8s.io/queue-name"] == "training"
+        assert "training" not in json.dumps([request.config, pods(request)])
 
 
 def test_a_profile_leaves_its_file_with_the_outputs():
@@ -481,42 +497,43 @@ def test_data_pods_may_have_an_image_of_their_own():
     assert images == {"dnn": "registry.example/mnist:1", "data": "registry.example/mnist:cpu"}
 
 
+def patched(**specs: Any) -> dict[str, Any]:
+    """Returns settings with patches of the pods' specs, by role."""
+    return {role: {"pod": {"spec": spec}} for role, spec in specs.items()}
+
+
+def own(**container: Any) -> dict[str, Any]:
+    return {"containers": [container]}
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"image": None}, "names no image"),
-    ({"settings": {"dnn": {"image": "i"}}}, "the workload's own image"),
+    ({"image": None}, "no image"),
+    ({"settings": {"dnn": {"image": "i"}}}, "uses the key image"),
     ({"settings": {"pools": {}}}, f"kubernetes.pools.{GPU}"),
     ({"settings": {"pools": {GPU: POOLS[GPU]}}}, "what a pod requests of its node"),
     ({"settings": {"pools": {**POOLS, GPU: POOLS[CPU]}}}, "how many GPUs a pod gets"),
-    ({"settings": {"pools": {**POOLS, CPU: POOLS[GPU]}}}, "tolerate no GPU nodes"),
+    ({"settings": {"pools": {**POOLS, CPU: POOLS[GPU]}}}, "do not tolerate GPU nodes"),
     ({"settings": {"data": {"gpus": 1}}}, "the data group has no GPUs"),
-    ({"settings": {"entrypoint": ["stoker", "launch"]}}, "let its last word be --"),
+    ({"settings": {"entrypoint": ["stoker", "launch"]}}, "add -- as its last word"),
     ({"settings": {"runtime": "stoker-mnist"}}, "set kubernetes.api to trainer"),
-    ({"settings": {"dnn": {"memory_limit": "1Gi"}}}, "the limit of memory is below"),
+    (
+        {"settings": patched(dnn=own(resources={"limits": {"memory": "1Gi"}}))},
+        "the memory limit is below",
+    ),
     ({"settings": {"output": "pvc://outputs/../other"}}, "pods mount claims"),
     ({"channels": {"train": {"uri": "s3://bucket/mnist"}}}, "hyperparameter"),
-    ({"channels": {"train": {"uri": "pvc://x/y", "mode": "Pipe"}}}, "no pipes on Kubernetes"),
-    ({"channels": {"train": {"uri": "pvc://x", "groups": ["gpu"]}}}, "no instance group gpu"),
+    (
+        {"channels": {"train": {"uri": "pvc://x/y", "mode": "Pipe"}}},
+        "mode Pipe exists on SageMaker only",
+    ),
+    ({"channels": {"train": {"uri": "pvc://x", "groups": ["gpu"]}}}, "unknown instance group gpu"),
     (
         {"channels": {"train": {"uri": "pvc://x", "distribution": "ShardedByS3Key"}}},
         "sharding by key",
     ),
-    ({"settings": {"data": {"environment": {"STOKER_FEED": "{}"}}}}, "STOKER_FEED is set by"),
-    ({"settings": {"dnn": {"volumes": [{"name": "x", "mount_path": "/x"}]}}}, "0 sources"),
     (
-        {
-            "settings": {
-                "dnn": {"volumes": [{"name": "x", "mount_path": "/dev/shm", "secret": "s"}]}
-            }
-        },
-        "/dev/shm occurs twice",
-    ),
-    (
-        {"settings": {"dnn": {"volumes": [{"name": "shm", "mount_path": "/x", "secret": "s"}]}}},
-        "shm occurs twice",
-    ),
-    (
-        {"settings": {"api": "trainer", "data": {"priority_class": "low"}}},
-        "kubernetes.data.priority_class",
+        {"settings": {"api": "trainer", **patched(data={"priorityClassName": "low"})}},
+        "kubernetes.data.pod.spec.priorityClassName",
     ),
 ]
 
@@ -528,6 +545,114 @@ def test_what_the_cluster_would_refuse_is_refused_first(change, words):
     assert words in str(caught.value)
     assert caught.value.where
     assert caught.value.fix or "group" in caught.value.where
+
+
+RESERVED: list[tuple[dict[str, Any], str]] = [
+    (own(command=["sh"]), "spec.containers[dnn].command"),
+    (own(args=[]), "spec.containers[dnn].args"),
+    (own(image="other"), "spec.containers[dnn].image"),
+    (own(env=[{"name": "STOKER_FEED", "value": ""}]), "spec.containers[dnn].env[STOKER_FEED]"),
+    (own(ports=[{"containerPort": 1}]), "spec.containers[dnn].ports"),
+    (own(resources={"requests": {"cpu": 1}}), "spec.containers[dnn].resources.requests.cpu"),
+    (
+        own(resources={"limits": {"nvidia.com/gpu": 2}}),
+        "spec.containers[dnn].resources.limits.nvidia.com/gpu",
+    ),
+    (
+        own(volumeMounts=[{"name": "x", "mountPath": "/var/run/secrets/stoker"}]),
+        "spec.containers[dnn].volumeMounts[/var/run/secrets/stoker]",
+    ),
+    (
+        own(volumeMounts=[{"name": "x", "mountPath": "/dev/shm"}]),
+        "spec.containers[dnn].volumeMounts[/dev/shm]",
+    ),
+    ({"volumes": [{"name": "token", "emptyDir": {}}]}, "spec.volumes[token]"),
+    ({"restartPolicy": "Always"}, "spec.restartPolicy"),
+    ({"subdomain": "x"}, "spec.subdomain"),
+    ({"securityContext": {"runAsUser": 0}}, "spec.securityContext.runAsUser"),
+    ({"securityContext": None}, "spec.securityContext"),
+    ({"containers": None}, "spec.containers"),
+]
+
+
+@BOTH
+@pytest.mark.parametrize(("spec", "path"), RESERVED)
+def test_what_stoker_sets_in_a_pod_cannot_be_patched(api, spec, path):
+    path = path.replace("dnn", {"jobset": "dnn", "trainer": "node"}[api])
+    pools = {**POOLS, GPU: {**POOLS[GPU], "pod": {"spec": spec}}}
+    for key, settings in {"dnn": patched(dnn=spec), f"pools.{GPU}": {"pools": pools}}.items():
+        with pytest.raises(UsageError, match="is set by stoker") as caught:
+            plan(job(settings={"api": api, **settings}))
+        assert caught.value.where == f"key kubernetes.{key}.pod.{path}"
+
+
+@pytest.mark.parametrize(
+    ("patch", "path"),
+    [
+        ({"spec": {"successPolicy": None}}, "spec.successPolicy"),
+        ({"spec": {"failurePolicy": {"maxRestarts": 3}}}, "spec.failurePolicy"),
+        ({"spec": {"network": {"subdomain": "x"}}}, "spec.network"),
+        ({"spec": {"coordinator": {"replicatedJob": "data"}}}, "spec.coordinator"),
+        ({"spec": {"replicatedJobs": []}}, "spec.replicatedJobs"),
+        ({"metadata": {"name": "mine"}}, "metadata.name"),
+        ({"metadata": {"annotations": {"stoker/run": "x"}}}, "metadata.annotations.stoker/run"),
+    ],
+)
+def test_what_stoker_sets_in_a_jobset_cannot_be_patched(patch, path):
+    for api in ("jobset", "trainer"):
+        with pytest.raises(UsageError, match="is set by stoker") as caught:
+            plan(job(settings={"api": api, "jobset": patch}))
+        assert caught.value.where == f"key kubernetes.jobset.{path}"
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"volumes": {"name": "x"}}, "spec.volumes must be a list, found a mapping"),
+        ({"nodeSelector": ["a"]}, "spec.nodeSelector must be a mapping, found a list"),
+        ({"volumes": [{"name": "a"}, {"name": "a"}]}, "a occurs twice"),
+        ({"volumes": [{"emptyDir": {}}]}, "an item has no name"),
+        (own(volumeMounts=[{"name": "x"}]), "an item has no mountPath"),
+    ],
+)
+def test_a_patch_of_the_wrong_shape_is_refused(spec, words):
+    with pytest.raises(UsageError, match=re.escape(words)) as caught:
+        plan(job(settings=patched(data=spec)))
+    assert caught.value.where.startswith("key kubernetes.data.pod.spec")
+
+
+@BOTH
+def test_a_pod_has_the_patches_of_its_pool_and_its_role(api):
+    taints = [{"key": "a", "operator": "Exists"}, {"key": "b", "operator": "Exists"}]
+    pool = {"nodeSelector": {"pool": "x"}, "tolerations": taints[:1], "hostAliases": [1, 2]}
+    role = {
+        "tolerations": taints[1:],
+        "hostAliases": [3],
+        "enableServiceLinks": None,
+        "terminationGracePeriodSeconds": 300,
+        "containers": [
+            {"name": "mesh", "image": "mesh:1"},
+            {"resources": {"limits": {"memory": "40Gi"}}, "env": [{"name": "HOME", "value": "/"}]},
+        ],
+    }
+    pools = {**POOLS, GPU: {**POOLS[GPU], "pod": {"spec": pool}}}
+    request = plan(job(settings={"api": api, "pools": pools, **patched(dnn=role)}))
+    spec = pods(request)["dnn"]
+    gpu = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+    assert spec["nodeSelector"] == {"pool": "x"}
+    assert list(spec["tolerations"]) == [*taints, gpu]
+    assert spec["hostAliases"] == [3]
+    assert "enableServiceLinks" not in spec
+    assert request.layout.grace_seconds == spec["terminationGracePeriodSeconds"] == 300
+    ours, mesh = spec["containers"]
+    assert mesh == {"name": "mesh", "image": "mesh:1"}
+    assert ours["resources"]["limits"]["memory"] == "40Gi"
+    assert environment(request, "dnn")["HOME"] == "/"
+    assert [v["name"] for v in ours["env"]].count("HOME") == 1
+    if api == "trainer":
+        trainer: Any = request.main["spec"]
+        assert trainer["trainer"]["resourcesPerNode"] == ours["resources"]
+    assert "hostAliases" not in pods(request)["data"]
 
 
 def test_names_of_groups_are_parts_of_names_of_hosts():
@@ -559,7 +684,10 @@ def test_data_pods_on_arm64_nodes_need_an_image_that_is_named_for_them(pool, lab
     group = msgspec.structs.replace(DATA, instance_type=pool)
     node_pool = {"cpu": 15, "memory": "28Gi", "gpus": 0}
     settings: dict[str, Any] = {
-        "pools": {**POOLS, pool: {**node_pool, **({"node_selector": labels} if labels else {})}}
+        "pools": {
+            **POOLS,
+            pool: {**node_pool, **({"pod": {"spec": {"nodeSelector": labels}}} if labels else {})},
+        }
     }
     with pytest.raises(UsageError, match="are arm64") as refused:
         plan(job(DNN, group, settings=settings))

@@ -8,7 +8,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.platforms.kubernetes.request import manifest
+from stoker.platforms.kubernetes.manifest import manifest
 
 # What YAML 1.1 or 1.2, by their letter or by the parsers that kubectl has had, take for no text.
 _NO_TEXT = re.compile(

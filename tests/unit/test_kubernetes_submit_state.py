@@ -14,12 +14,7 @@ from stoker.platforms.kubernetes.pods import (
     pod_state,
     seconds_between,
 )
-from stoker.platforms.kubernetes.submit import (
-    job_state,
-    object_reference,
-    owned,
-    owners_of,
-)
+from stoker.platforms.kubernetes.state import job_state, object_reference, owned, owners_of
 from stoker.settings import OwnPod, own_pod
 from support.kubernetes_jobs import job
 
@@ -252,11 +247,11 @@ def test_a_right_that_is_missing_is_told_from_a_quota():
         status(403, 'jobsets is forbidden: User "me" cannot create resource "jobsets"'),
         CREATE,
     )
-    assert denied.is_denied
+    assert denied.kind == "denied"
     assert denied.user == "me"
     assert "create jobsets.jobset.x-k8s.io is missing in namespace team-a" in denied.what
     full = refusal(403, status(403, 'jobsets "x" is forbidden: exceeded quota: few'), CREATE)
-    assert not full.is_denied
+    assert full.kind == "refused"
     assert "quota" in full.what
 
 
@@ -268,12 +263,12 @@ def test_a_right_that_is_missing_is_told_from_a_quota():
     ],
 )
 def test_only_what_may_pass_is_retried(code, is_passing):
-    assert refusal(code, "", CREATE).is_passing == is_passing
+    assert (refusal(code, "", CREATE).kind == "away") == is_passing
 
 
 def test_a_conflict_is_no_name_that_is_taken():
-    assert refusal(409, status(409, "x", "AlreadyExists"), CREATE).is_taken
-    assert not refusal(409, status(409, "x", "Conflict"), CREATE).is_taken
+    assert refusal(409, status(409, "x", "AlreadyExists"), CREATE).kind == "taken"
+    assert refusal(409, status(409, "x", "Conflict"), CREATE).kind == "refused"
 
 
 def test_an_answer_of_something_in_between_is_shown_in_part():

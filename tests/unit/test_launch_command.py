@@ -7,7 +7,7 @@ import pytest
 
 from stoker.errors import UsageError
 from stoker.launch import launch
-from stoker.launch.launcher import LaunchedCommand, check_words, order_of
+from stoker.launch.code import LaunchedCommand, check_words, order_of
 from stoker.platforms.sagemaker.submit import pack
 from stoker.settings import from_environment
 

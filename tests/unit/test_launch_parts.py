@@ -1,4 +1,4 @@
-"""Checks the launcher's pure parts: exports, measures, failures, strategy."""
+"""Checks the launcher's pure parts: SageMaker variables, measures, failures, strategy."""
 
 import dataclasses
 import json
@@ -19,10 +19,9 @@ from stoker.feed.timeline import (
 )
 from stoker.feed.wire.protocol import Progress
 from stoker.host import machine
-from stoker.launch import exports
+from stoker.launch import sagemaker_variables
 from stoker.launch.finish import (
     FAILURE_CHARACTERS,
-    Cause,
     RankEnd,
     RankFailure,
     first_cause,
@@ -34,7 +33,7 @@ from stoker.launch.finish import (
 )
 from stoker.launch.launcher import output_folder
 from stoker.launch.passive_profile import measure
-from stoker.launch.strategies.start import SITE_DIR, Trainer
+from stoker.launch.strategies.start import STARTUP_DIR, Trainer
 from stoker.launch.supervise import resolve_program
 from stoker.launch.telemetry import ProgressLog
 from stoker.launch.topology import HostGroup, Topology
@@ -74,10 +73,10 @@ def base_dir(tmp_path):
 
 
 def variables(base_dir: Path) -> dict[str, str]:
-    return exports.sagemaker_variables(
+    return sagemaker_variables.environment(
         TOPOLOGY,
         base_dir,
-        values=exports.hyperparameters(base_dir),
+        values=sagemaker_variables.hyperparameters(base_dir),
         num_cpus=4,
         num_accelerators=2,
         environ={"TRAINING_JOB_NAME": "job-1"},
@@ -85,14 +84,14 @@ def variables(base_dir: Path) -> dict[str, str]:
 
 
 def test_hyperparameters_become_arguments_as_the_toolkit_makes_them(base_dir):
-    words = exports.arguments(exports.hyperparameters(base_dir))
+    words = sagemaker_variables.arguments(sagemaker_variables.hyperparameters(base_dir))
     assert words == (
         ["--flag", "True", "--lr", "0.1", "--name", "a b", "--sizes", "[1, 2]", "-x", "3"]
     )
 
 
 def test_without_hyperparameters_there_are_no_arguments(tmp_path):
-    assert exports.arguments(exports.hyperparameters(tmp_path)) == []
+    assert sagemaker_variables.arguments(sagemaker_variables.hyperparameters(tmp_path)) == []
 
 
 def test_the_toolkits_variables_are_exported(base_dir):
@@ -197,7 +196,7 @@ def test_what_is_set_already_is_not_set_otherwise(tmp_path):
 def test_malformed_hyperparameters_are_a_usage_error(base_dir, text):
     (base_dir / "input" / "config" / "hyperparameters.json").write_text(text)
     with pytest.raises(UsageError, match="JSON"):
-        exports.hyperparameters(base_dir)
+        sagemaker_variables.hyperparameters(base_dir)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +252,7 @@ def test_ranks_learn_what_the_settings_table_says(tmp_path):
     assert process.coordinator == "algo-3:7600"
     assert process.output == tmp_path / "out"
     assert process.metrics == tmp_path / "out" / "metrics.json"
-    assert made["PYTHONPATH"] == f"{SITE_DIR}:/theirs"
+    assert made["PYTHONPATH"] == f"{STARTUP_DIR}:/theirs"
     assert made["MINE"] == "kept"
 
 
@@ -269,7 +268,7 @@ def test_modules_of_the_codes_folder_come_before_those_of_the_image(tmp_path):
         launcher_pid=42,
         folder=Path("/opt/ml/code"),
     )
-    assert made["PYTHONPATH"] == f"{SITE_DIR}:/opt/ml/code:/theirs"
+    assert made["PYTHONPATH"] == f"{STARTUP_DIR}:/opt/ml/code:/theirs"
 
 
 def test_a_program_with_a_relative_path_is_looked_for_where_it_will_run(tmp_path):
@@ -410,9 +409,9 @@ def test_failures_are_read_by_rank_and_forgotten(tmp_path):
         text = json.dumps({"rank": rank, "type": "ValueError", "message": "m", "more": 1})
         (tmp_path / f"failure-rank{rank}.json").write_text(text)
     (tmp_path / "failure-rank3.json").write_text("{")
-    write_cause(tmp_path, Cause(rank=10, exit_code=7))
+    write_cause(tmp_path, 10)
     assert [failure.rank for failure in read_failures(tmp_path)] == [2, 10]
-    assert read_cause(tmp_path) == Cause(rank=10, exit_code=7)
+    assert read_cause(tmp_path) == 10
     forget_failures(tmp_path)
     assert read_failures(tmp_path) == []
     assert read_cause(tmp_path) is None

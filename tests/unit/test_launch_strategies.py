@@ -26,9 +26,12 @@ def group(name: str = "dnn", **changes: object) -> Group:
 @pytest.mark.parametrize(
     ("strategy", "words"),
     [
-        ({"name": "mpi", "max_restarts": 2}, "strategy mpi has no max_restarts"),
-        ({"name": "torchrun", "fallback": "nccl"}, "strategy torchrun has no fallback"),
-        ({"name": "torchrun", "mpi_arguments": ["-v"]}, "strategy torchrun has no mpi_arguments"),
+        ({"name": "mpi", "max_restarts": 2}, "strategy mpi does not use max_restarts"),
+        ({"name": "torchrun", "fallback": "nccl"}, "strategy torchrun does not use fallback"),
+        (
+            {"name": "torchrun", "mpi_arguments": ["-v"]},
+            "strategy torchrun does not use mpi_arguments",
+        ),
         ("horovod", "horovod"),
     ],
 )
@@ -64,7 +67,7 @@ def test_the_replica_of_a_rank():
 @pytest.mark.parametrize(
     ("strategy", "groups", "words"),
     [
-        ("none", [group(processes_per_host=2)], "one process a host, not 2"),
+        ("none", [group(processes_per_host=2)], "one process per host, not 2"),
         ("smddp", [group()], r"does not support local.c1"),
     ],
 )

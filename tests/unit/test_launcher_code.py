@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import UsageError
-from stoker.launch import launcher as code
+from stoker.launch import code
 from stoker.platforms.sagemaker.submit import pack
 
 Entry = tuple[str, bytes, str]  # name, tarfile's type, content or where a link leads

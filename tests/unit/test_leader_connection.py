@@ -37,7 +37,9 @@ def test_a_leader_whose_port_refuses_connections_is_lost_within_seconds():
     for second in range(3, 11):
         silence.dial(float(second), is_refused=True)
     assert silence.reason(3.0 + REFUSED_SECONDS, trainers_heard_at=-inf) == ""
-    assert "no launcher" in silence.reason(3.1 + REFUSED_SECONDS, trainers_heard_at=-inf)
+    assert "ended without a goodbye" in silence.reason(
+        3.1 + REFUSED_SECONDS, trainers_heard_at=-inf
+    )
 
 
 def test_a_port_that_answers_again_or_not_at_all_is_no_sign_of_death():
@@ -69,7 +71,7 @@ def test_a_leader_that_ended_its_connection_and_is_not_there_is_lost_before_the_
     silence = heard()
     silence.end(1.0)
     assert silence.reason(1.0 + ENDED_SECONDS, trainers_heard_at=-inf) == ""
-    assert "ended its connection" in silence.reason(1.1 + ENDED_SECONDS, trainers_heard_at=-inf)
+    assert "closed its connection" in silence.reason(1.1 + ENDED_SECONDS, trainers_heard_at=-inf)
     assert silence.reason(1.1 + ENDED_SECONDS, trainers_heard_at=10.0) == ""
 
 

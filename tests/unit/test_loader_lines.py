@@ -9,26 +9,19 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import stoker
-from stoker.feed import process as feed_process
-from stoker.feed.process import TrainerProcess
-from stoker.feed.timeline import (
-    Timeline,
-    main_loader,
-    read_timeline,
-    read_timelines,
-    steady,
-)
+from stoker.feed import bookkeeping
+from stoker.feed.bookkeeping import TrainerProcess
+from stoker.feed.timeline import Timeline, main_loader, read_timeline, read_timelines, steady
 from stoker.launch.passive_profile import measure
 from stoker.settings import from_environment
 
 
 @pytest.fixture
 def timeline(tmp_path, monkeypatch):
-    """The timeline of this process, which is a rank of a run during the test."""
     path = tmp_path / "timeline-rank0.csv"
     settings = replace(from_environment(), output=tmp_path)
     process = TrainerProcess(settings, Timeline(path))
-    monkeypatch.setattr(feed_process, "_process", lambda pid: process)
+    monkeypatch.setattr(bookkeeping, "_process", lambda pid: process)
     return path
 
 
@@ -37,7 +30,7 @@ def numbers(size: int) -> Dataset[tuple[torch.Tensor, ...]]:
 
 
 def made(data: object) -> "stoker.DataLoader[object]":
-    return stoker.DataLoader(data, batch_size=1)  # type: ignore[arg-type]
+    return stoker.DataLoader(data, batch_size=1)
 
 
 def read(loader: "stoker.DataLoader[object]") -> None:
@@ -46,7 +39,6 @@ def read(loader: "stoker.DataLoader[object]") -> None:
 
 
 def found(path: Path) -> list[tuple[int, int]]:
-    """Returns loader and number of steps of each of the timeline's loaders."""
     steps = read_timeline(path)
     return [(n, sum(s.loader == n for s in steps)) for n in sorted({s.loader for s in steps})]
 
@@ -134,7 +126,7 @@ def test_a_dataset_that_goes_only_with_the_next_collection_is_made_again(timelin
     for _ in range(3):
         data = numbers(4)
         # A cycle: it is not gone when the script drops it.
-        data.itself = data  # type: ignore[attr-defined]
+        data.itself = data
         read(made(data))
         del data
     assert found(timeline) == [(0, 12)]

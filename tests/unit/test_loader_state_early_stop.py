@@ -9,7 +9,7 @@ import torch
 import torch.utils.data as data
 
 import stoker
-from stoker.feed.process import LoaderBooks, Position, Rewind
+from stoker.feed.bookkeeping import LoaderBooks, Position, Rewind
 from stoker.feed.sampler import SamplerOrder, yielded
 
 Draw = Callable[[torch.Generator], data.Sampler[int]]
@@ -18,8 +18,6 @@ LENGTH = 70
 
 
 class Unseen(data.Sampler[int]):
-    """Hides its generator where nobody looks."""
-
     def __init__(self, generator: torch.Generator) -> None:
         self.all = [generator]
 
@@ -38,8 +36,6 @@ SAMPLERS: dict[str, Draw] = {
 
 
 class EpochRead:
-    """Goes through an epoch of a loader as the feed does: `ahead` batches before the script."""
-
     def __init__(self, loader: data.DataLoader[object], books: LoaderBooks, ahead: int) -> None:
         self.order = SamplerOrder(loader, books, is_inline=False, is_fed=True)
         self.position: Position = self.order.position
@@ -73,7 +69,6 @@ def made(
 
 
 def drawn_by_torch(draw: Draw, count: int) -> torch.Tensor:
-    """Returns the generator's state after a loader's sampler was asked `count` times."""
     loader, generator = made(draw)
     draws = iter(loader._index_sampler)
     for _ in range(count):
@@ -89,7 +84,7 @@ def test_an_early_stop_leaves_the_generator_as_torch_does(name, taken, workers, 
     loader, generator = made(SAMPLERS[name], workers, factor)
     one = EpochRead(loader, LoaderBooks(0), ahead)
     one.take(taken)
-    one.position.drop()
+    one.position.cancel_in_finalizer()
     expected = drawn_by_torch(SAMPLERS[name], taken + workers * factor)
     assert torch.equal(generator.get_state(), expected)
 
@@ -103,7 +98,7 @@ def test_what_others_drew_is_not_undone(when):
     if when == "between draws":
         one.take(1)
     present = generator.get_state()
-    one.position.leave()
+    one.position.cancel()
     if when == "after the last draw":
         assert torch.equal(generator.get_state(), present)
     again = torch.Generator()
@@ -117,7 +112,7 @@ def test_a_finished_epoch_changes_nothing():
     one.take(18)
     one.position.is_over = True
     present = generator.get_state()
-    one.position.leave()
+    one.position.cancel()
     assert torch.equal(generator.get_state(), present)
 
 
@@ -129,7 +124,7 @@ def test_another_epoch_of_the_loader_stops_the_one_before_early():
     assert not torch.equal(generator.get_state(), drawn_by_torch(SAMPLERS["random"], 2))
     SamplerOrder(loader, books, is_inline=False, is_fed=True)
     assert torch.equal(generator.get_state(), drawn_by_torch(SAMPLERS["random"], 2))
-    one.position.drop()
+    one.position.cancel_in_finalizer()
     assert torch.equal(generator.get_state(), drawn_by_torch(SAMPLERS["random"], 2))
 
 
@@ -139,7 +134,7 @@ def test_dropped_in_another_thread_it_waits_for_the_next_epoch():
     one = EpochRead(loader, books, 30)
     one.take(2)
     present = generator.get_state()
-    thread = threading.Thread(target=one.position.drop)
+    thread = threading.Thread(target=one.position.cancel_in_finalizer)
     thread.start()
     thread.join()
     assert torch.equal(generator.get_state(), present)
@@ -183,13 +178,12 @@ def test_only_where_the_feed_draws_from_a_generator_it_is_read(is_fed):
 @pytest.mark.parametrize("is_left_first", [False, True])
 @pytest.mark.parametrize("name", ["random", "replacing", "own"])
 def test_a_resumed_epoch_goes_on_and_is_left_as_torchs(name, is_left_first):
-    """Its state was taken before or after it was left."""
     process = stoker.feed.loader.this_process()
     loader, _ = made(SAMPLERS[name])
     one = EpochRead(loader, process.books(loader), 6)
     one.take(5)
     if is_left_first:
-        one.position.drop()
+        one.position.cancel_in_finalizer()
     state = loader.state_dict()
 
     again, generator = made(SAMPLERS[name])
@@ -200,7 +194,7 @@ def test_a_resumed_epoch_goes_on_and_is_left_as_torchs(name, is_left_first):
     found = two.take(3)[5:]
     expected = list(itertools.islice(made(SAMPLERS[name])[0]._index_sampler, 8))[5:]
     assert found == expected
-    two.position.drop()
+    two.position.cancel_in_finalizer()
     assert torch.equal(generator.get_state(), drawn_by_torch(SAMPLERS[name], 8))
 
 
@@ -211,7 +205,7 @@ def test_stopping_early_twice_is_stopping_once():
         rewind.before(number)
         torch.rand(1, generator=generator)
         rewind.after(number + 1, num_taken=1)
-    rewind.leave(1)
+    rewind.restore(1)
     left = generator.get_state()
-    rewind.leave(2)
+    rewind.restore(2)
     assert torch.equal(generator.get_state(), left)

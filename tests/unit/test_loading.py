@@ -4,13 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.feed.loading import (
-    Loading,
-    counted_steps,
-    forget_loadings,
-    read_loadings,
-    why_unfed,
-)
+from stoker.feed.loading import Loading, counted_steps, discard_loadings, read_loadings, why_unfed
 from stoker.feed.timeline import COLUMNS, FILE, MeasuredStep
 from stoker.feed.wire.protocol import Progress
 
@@ -100,5 +94,5 @@ def test_what_an_earlier_attempt_said_is_forgotten(tmp_path):
     say(tmp_path, Loading(optimizer_steps=9))
     (tmp_path / "loading-7.json").write_text("cut off")
     assert len(read_loadings(tmp_path)) == 1
-    forget_loadings(tmp_path)
+    discard_loadings(tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from stoker.host.machine import interrupting_nobody
+from stoker.host.machine import without_preempting
 
 
 @pytest.fixture(autouse=True)
@@ -17,7 +17,7 @@ def same_policy_after():
 
 
 def test_it_ends_with_the_block():
-    with contextlib.suppress(KeyError), interrupting_nobody():
+    with contextlib.suppress(KeyError), without_preempting():
         assert os.sched_getscheduler(0) == os.SCHED_BATCH
         raise KeyError
     assert os.sched_getscheduler(0) == os.SCHED_OTHER
@@ -31,7 +31,7 @@ def test_threads_that_are_started_meanwhile_keep_it():
         is_over.wait()
         seen.append(os.sched_getscheduler(0))
 
-    with interrupting_nobody():
+    with without_preempting():
         thread = threading.Thread(target=look)
         thread.start()
     is_over.set()
@@ -43,7 +43,7 @@ def test_threads_that_are_started_meanwhile_keep_it():
 def test_a_policy_that_somebody_chose_stays(flag):
     own = os.SCHED_BATCH | flag
     os.sched_setscheduler(0, own, os.sched_param(0))
-    with interrupting_nobody():
+    with without_preempting():
         assert os.sched_getscheduler(0) == own
     assert os.sched_getscheduler(0) == own
 
@@ -55,6 +55,6 @@ def test_where_it_is_forbidden_all_goes_on(forbidden, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(os, forbidden, forbid)
-        with interrupting_nobody():
+        with without_preempting():
             pass
     assert os.sched_getscheduler(0) == os.SCHED_OTHER

@@ -13,8 +13,6 @@ from support.property_tests import examples
 
 
 class Unwilling:
-    """Plays an array whose size cannot be asked for."""
-
     dtype = "float32"
 
     @property

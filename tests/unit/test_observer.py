@@ -29,10 +29,6 @@ class Clock:
         return self.now
 
 
-def named(peer: object) -> str:
-    return peer if isinstance(peer, str) else "gpu-1"
-
-
 def observer(clock: Clock | None = None) -> Observer:
     return Observer(own_host="gpu-1", clock=clock or Clock())
 
@@ -82,14 +78,14 @@ def test_a_schedule_tells_what_lay_ready_when_the_trainer_took():
     schedule.begin()
     schedule.grant("data-1", 3)
     schedule.supply(3)
-    schedule.finish()
+    schedule.mark_complete()
     assert len(schedule.assign(0.0)) == 3
     for number in range(3):
         schedule.arrived("data-1", number, frame_bytes=10, now=1.0)
     seen = []
     for _ in range(3):
         schedule.take(2.0)
-        seen.append(schedule.observe(2.0, name=named))
+        seen.append(schedule.observe(2.0, own_host="gpu-1"))
     assert [each.taken for each in seen] == [1, 1, 1]
     assert [each.ready_at_takes for each in seen] == [2, 1, 0]
     assert [each.ready for each in seen] == [2, 1, 0]
@@ -102,7 +98,7 @@ def test_a_schedule_tells_who_has_what():
     schedule.grant(LOCAL, 1)
     schedule.supply(10)
     schedule.assign(0.0)
-    seen = schedule.observe(0.0, name=named)
+    seen = schedule.observe(0.0, own_host="gpu-1")
     assert (seen.credits, seen.in_flight) == ({"data-1": 2, "gpu-1": 1},) * 2
     assert seen.window > 0
 
@@ -114,9 +110,9 @@ def test_batches_of_a_lost_host_count_as_moved_once():
     schedule.supply(2)
     schedule.assign(0.0)
     schedule.grant("data-2", 2)
-    schedule.lost("data-1")
-    assert schedule.observe(0.0, name=named).moved == {"data-1": 2}
-    assert schedule.observe(0.0, name=named).moved == {}
+    schedule.mark_lost("data-1")
+    assert schedule.observe(0.0, own_host="gpu-1").moved == {"data-1": 2}
+    assert schedule.observe(0.0, own_host="gpu-1").moved == {}
     assert len(schedule.assign(0.0)) == 2
 
 
@@ -128,7 +124,7 @@ def test_batches_of_a_late_host_count_as_moved():
     schedule.assign(0.0)
     schedule.grant("data-2", 1)
     assert schedule.overdue(1000.0) == [0]
-    assert schedule.observe(1000.0, name=named).moved == {"data-1": 1}
+    assert schedule.observe(1000.0, own_host="gpu-1").moved == {"data-1": 1}
 
 
 def test_several_sessions_make_one_report_and_counts_only_grow():

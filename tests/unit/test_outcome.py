@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from stoker.cli.evaluate import _gate
-from stoker.cli.outputs import evaluation_words, told_of_evaluation, training_words
+from stoker.cli.outputs import told_of_evaluation
 from stoker.errors import GateError
-from stoker.evaluate import evaluate, judged_again, summary
+from stoker.evaluate import evaluate, judged_again
 from stoker.records import (
     Decision,
     Evaluation,
@@ -21,6 +21,7 @@ from stoker.records.outcome import OutcomeState, outcome_of, outcome_of_gates, t
 from stoker.report.verdict import collect, judge
 from stoker.text import time_unit
 from stoker.tracking import metrics_of, tags_of
+from stoker.words import evaluation_table, evaluation_words, training_words
 from support import sample_records
 
 GATE = Gate(metric="accuracy", min=0.9)
@@ -72,7 +73,7 @@ def test_all_answers_to_did_it_pass_agree(state, tmp_path, capsys):
     assert metrics_of(training, record)["stoker_passed"] == is_good
     assert tags_of(training, record)["stoker_outcome"] == state
     # The terminal, of each verb.
-    assert summary(record).splitlines()[0] == outcome.words
+    assert evaluation_table(record).splitlines()[0] == outcome.words
     if not is_good:
         assert evaluation_words(record).startswith(outcome.words)
     if state not in ("passed", "no gate", "gate failed"):

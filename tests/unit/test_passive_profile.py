@@ -337,7 +337,7 @@ def test_an_epoch_that_was_dropped_is_not_counted_into_the_next(tmp_path, monkey
     for _ in range(3):
         dropped.ask()
         dropped.got(8)
-    dropped.drop()
+    dropped.end_in_finalizer()
     burn(0.2)
     after = timeline.epoch(loader=0, epoch=1)
     for _ in range(3):

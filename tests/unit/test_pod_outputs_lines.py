@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.logs import Log
-from stoker.platforms import pod_outputs
-from stoker.platforms.pod_outputs import (
+from stoker.platforms.kubernetes import pod_outputs
+from stoker.platforms.kubernetes.pod_outputs import (
     MAX_BYTES,
     PART_CHARACTERS,
     OutputParts,

@@ -173,7 +173,7 @@ def test_workers_of_shards_end_with_their_epoch_unless_they_persist(pool, childr
     pool.assign(job(0, shard=0, epoch=3))
     pool.assign(job(1, shard=1, epoch=3, persists=True))
     pool.assign(job(2, shard=2, epoch=4))
-    pool.forget(before_epoch_id=4)
+    pool.stop_shards(before_epoch_id=4)
     assert [child.exitcode is None for child in children.all] == [True, False, True, True]
     assert len(pool.sockets()) == 3
 
@@ -189,5 +189,5 @@ def test_workers_of_an_epochs_shards_are_all_killed_before_one_is_waited_for(
         seen.append([child.exitcode for child in children.all[1:]])
 
     monkeypatch.setattr(Child, "join", join)
-    pool.forget(before_epoch_id=4)
+    pool.stop_shards(before_epoch_id=4)
     assert seen == [[-9, -9], [-9, -9]]

@@ -7,8 +7,8 @@ import pytest
 
 from stoker.catalog import catalog_of, load_catalog, with_pools
 from stoker.errors import UsageError
-from stoker.records import Json, NodePool, Toleration, Workload
-from stoker.records.platforms import amount
+from stoker.records import Json, NodePool, Workload
+from stoker.records.platforms import ObjectPatch, amount
 from stoker.settings import workload_from
 from support import builders
 
@@ -94,10 +94,9 @@ def test_todays_type_can_be_named_though_it_is_no_pool():
 
 
 def test_no_plan_has_data_hosts_of_arm64_without_an_image_for_them():
-    arm = {"node_selector": {"kubernetes.io/arch": "arm64"}, "cpu": 15, "memory": "28Gi"}
-    settings: dict[str, Json] = {
-        "pools": {"cpu": arm, "c7g.4xlarge": arm | {"node_selector": None}}
-    }
+    size = {"cpu": 15, "memory": "28Gi"}
+    pod = {"spec": {"nodeSelector": {"kubernetes.io/arch": "arm64"}}}
+    settings: dict[str, Json] = {"pools": {"cpu": {**size, "pod": pod}, "c7g.4xlarge": size}}
     barred = [instance.barred for instance in catalog_of(workload(**settings)).instances]
     assert len(barred) == 2
     assert all("kubernetes.data.image" in why for why in barred)
@@ -108,16 +107,21 @@ def test_no_plan_has_data_hosts_of_arm64_without_an_image_for_them():
 def test_pods_get_what_their_pools_row_says():
     found = pools(with_pools(workload(pools_file=POOLS)))
     assert found["gpu"] == NodePool(
-        node_selector={"pool": "gpu", "zone": "b"},
-        tolerations=(
-            Toleration(key="team", operator="Equal", value="vision", effect="NoSchedule"),
+        pod=ObjectPatch(
+            spec={
+                "nodeSelector": {"pool": "gpu", "zone": "b"},
+                "tolerations": [
+                    {"key": "team", "operator": "Equal", "value": "vision", "effect": "NoSchedule"}
+                ],
+            }
         ),
         cpu=3,
         memory="12Gi",
         gpus=1,
     )
     assert found["cpu"].memory == "26.5Gi"
-    assert found["cpu"].tolerations[0] == Toleration(key="spot", effect="NoExecute")
+    spot = {"key": "spot", "operator": "Exists", "effect": "NoExecute"}
+    assert found["cpu"].pod.spec["tolerations"][0] == spot  # type: ignore[index]
     # Its name is a type: the plan selects nodes by it.
     assert found["c7i.2xlarge"] == NodePool(cpu=7, memory="12Gi", gpus=0)
 

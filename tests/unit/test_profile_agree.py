@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from stoker.profile.agree import Agreement, FileBoard
+from stoker.profile.agree import Agreement, Board
 
 
 def ranks(folder: Path, count: int) -> list[Agreement]:
-    board = FileBoard(folder)
+    board = Board(folder)
     return [Agreement(board, rank=rank, world_size=count) for rank in range(count)]
 
 
@@ -71,7 +71,7 @@ def test_proposing_twice_changes_nothing(tmp_path, count):
     assert first.is_due("loader", at_step=14)
 
 
-class Gone(FileBoard):
+class Gone(Board):
     """Plays the store of a rank that has left."""
 
     def read(self, name: str) -> str | None:

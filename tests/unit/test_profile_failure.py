@@ -9,7 +9,7 @@ def test_a_missing_module_is_installed_from_the_requirements_next_to_the_script(
     script = tmp_path / "train.py"
     command = ("python", str(script), "--data", "other.py")
     assert fix_of_missing_module("PIL.Image", command) == (
-        f"install what holds the module PIL for {sys.executable}"
+        f"install the package of module PIL for {sys.executable}"
     )
     (tmp_path / "requirements.txt").write_text("pillow")
     assert fix_of_missing_module("PIL.Image", command) == (

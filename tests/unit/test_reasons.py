@@ -15,7 +15,7 @@ from stoker.launch import finish
 from stoker.launch.supervise import STDERR_TAIL_BYTES, OutputTail
 from stoker.launch.topology import HostGroup, Topology
 from stoker.logs import Log
-from stoker.platforms.pod_outputs import log_files
+from stoker.platforms.kubernetes.pod_outputs import log_files
 from stoker.reasons import cause_of, reason_of_failure, said_in, shortened
 
 WHO = "dnn host s7a-dnn-0-0"
@@ -201,7 +201,7 @@ def raised_while_handling(err: Exception) -> Exception:
 
 
 def failure_of(err: Exception) -> str:
-    """Returns the first line of a rank's failure, with what site/sitecustomize.py keeps."""
+    """Returns the first line of a rank's failure, with what startup/sitecustomize.py keeps."""
     failure = finish.RankFailure(
         rank=0,
         host="algo-1",

@@ -298,7 +298,7 @@ def test_wrong_value_of_a_profile_names_its_key(tmp_path, path, value):
 @pytest.mark.parametrize("schema", [None, "", "stoker.profile/v2", "stoker.workload/v1", 1])
 def test_other_schema_is_refused(tmp_path, name, schema):
     error = _refusal(tmp_path, name, {**_documents()[name], "schema": schema})
-    assert f"expected a record of schema stoker.{name}/v1" in error.what
+    assert f"wrong file: expected stoker.{name}/v1" in error.what
 
 
 @pytest.mark.parametrize("name", list(RECORDS))
@@ -319,7 +319,7 @@ def test_missing_required_field_is_named(tmp_path, name):
 
 def test_a_record_of_another_kind_is_named(tmp_path):
     error = _refusal(tmp_path, "decision", _documents()["profile"])
-    assert error.fix == "this is a profile: name a decision here"
+    assert error.fix == "this is a profile: give a decision here"
 
 
 @pytest.mark.parametrize(
@@ -330,9 +330,9 @@ def test_a_record_of_another_kind_is_named(tmp_path):
         ("command", ["python", 1.5], 'in quotes: "1.5"'),
         ("command", ["python", True], 'in quotes: "true"'),
         ("name", "Größe 1", "name: gr-e-1"),
-        ("name", "!", "stoker schema workload     shows what is expected"),
+        ("name", "!", "stoker schema workload     shows the expected keys"),
         ("image", 7, 'in quotes: "7"'),
-        ("feed", "fast", "stoker schema workload     shows what is expected"),
+        ("feed", "fast", "stoker schema workload     shows the expected keys"),
     ],
 )
 def test_an_error_shows_the_line_as_it_would_be_right(key, found, fix):
@@ -354,7 +354,7 @@ def test_text_that_is_not_json_is_refused_with_its_file(tmp_path):
 def test_key_that_stands_there_twice_is_refused(tmp_path):
     file = tmp_path / "profile.json"
     file.write_text('{"schema": "stoker.profile/v1", "schema": "stoker.profile/v1"}')
-    with pytest.raises(UsageError, match="is there twice"):
+    with pytest.raises(UsageError, match="duplicate key"):
         read_json(file, Profile)
 
 

@@ -33,15 +33,12 @@ from stoker.records import (
 from stoker.records.base import sha256_of
 from stoker.report import write_report
 from stoker.report.step_times import (
-    Interval,
     StepTimes,
     Strip,
+    draw_strips,
     flat_steps,
-    intervals_drawing,
     read_steps,
-    series_drawing,
     shown_seconds,
-    strips_drawing,
 )
 from stoker.report.svg import Drawing
 from stoker.text import MILLISECONDS, count, digits, percent, signed_percent, usd
@@ -172,7 +169,6 @@ def test_one_run_has_one_step_and_one_wait_on_the_whole_page(report, tmp_path):
     assert set(waits) == {"65", "32"}
     steps = re.findall(r"(\d+) ms per step, \d+ % waiting", text)
     assert set(steps) == {"62", "36"}
-    assert set(re.findall(r"median (\d+) ms", text)) == {"62", "36"}
 
 
 def test_a_gain_that_is_less_than_promised_is_no_plain_good_news(report):
@@ -371,7 +367,6 @@ def test_a_profile_taken_elsewhere_is_not_the_step_before(report, tmp_path):
     assert "before: 110" not in text
     assert page.row("Before, scaled")[1].startswith("62")
     assert "Before, measured" not in text
-    assert "Baseline, scaled" in text
     assert "The profile was taken on local.c1" in text
     assert "Steps, before and after" not in text
     assert "which it loads itself" not in text
@@ -640,7 +635,7 @@ def test_pictures_are_well_formed_named_and_self_contained(report, tmp_path):
     source = report(before_timeline=before, after_timeline=after).source
     pictures = re.findall(r"<svg.*?</svg>", source, flags=re.DOTALL)
     named = [picture for picture in pictures if 'role="img"' in picture]
-    assert len(named) == 8
+    assert len(named) == 4
     for picture in pictures:
         root = ElementTree.fromstring(picture)
         ids = [element.get("id") for element in root.iter() if element.get("id")]
@@ -699,9 +694,6 @@ def test_main_loader_is_the_one_with_most_rows(tmp_path):
     timeline = read_steps(tmp_path / "t.csv")
     assert timeline is not None
     assert {step.loader for step in timeline.steps} == {1}
-    assert timeline.quantiles().p50 == pytest.approx(0.3)
-    (part,) = timeline.bins(1)
-    assert (part.wait_seconds, part.compute_seconds) == pytest.approx((0.1, 0.2))
 
 
 @pytest.mark.parametrize(
@@ -775,16 +767,6 @@ def timelines(draw: st.DrawFn) -> StepTimes:
 
 
 @settings(max_examples=examples(60))
-@given(timeline=timelines(), at_most=st.integers(min_value=1, max_value=80))
-def test_bins_hold_every_step_once_and_add_up(timeline, at_most):
-    bins = timeline.bins(at_most)
-    assert len(bins) <= at_most
-    assert sum(part.steps for part in bins) == len(timeline.steps)
-    total = sum(part.steps * (part.wait_seconds + part.compute_seconds) for part in bins)
-    assert total == pytest.approx(sum(step.seconds for step in timeline.steps))
-
-
-@settings(max_examples=examples(60))
 @given(timeline=timelines(), length=seconds)
 def test_window_is_consecutive_and_not_longer_than_asked(timeline, length):
     window = timeline.window(length)
@@ -813,25 +795,12 @@ names = st.sampled_from(["today's cluster", "two data hosts (ml.c5.18xlarge) and
 
 @settings(max_examples=examples(60))
 @given(before=timelines(), after=timelines(), what=names, width=widths)
-def test_labels_of_strips_and_series_never_clash(before, after, what, width):
+def test_labels_of_strips_never_clash(before, after, what, width):
     strips = [
         Strip(name, what, timeline) for name, timeline in (("Before", before), ("After", after))
     ]
     unit = choose_time_unit([strip.step_seconds for strip in strips])
-    assert_labels_are_clear(strips_drawing(strips, unit=unit, width=width, name="a"))
-    assert_labels_are_clear(series_drawing(strips, unit=unit, width=width, name="b"))
-
-
-@settings(max_examples=examples(60))
-@given(values=st.lists(seconds, min_size=2, max_size=3), spread=st.floats(0, 1), width=widths)
-def test_labels_of_intervals_never_clash(values, spread, width):
-    kinds = ("measured", "predicted", "measured")
-    rows = [
-        Interval(f"Plan, {kind}", kind, value, value * (1 - spread), value * (1 + spread))
-        for kind, value in zip(kinds, values, strict=False)
-    ]
-    unit = choose_time_unit(values)
-    assert_labels_are_clear(intervals_drawing(rows, unit=unit, width=width, name="c"))
+    assert_labels_are_clear(draw_strips(strips, unit=unit, width=width, name="a"))
 
 
 def test_strips_show_twenty_to_forty_steps_of_the_usual_speed_ups():

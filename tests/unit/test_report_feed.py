@@ -10,7 +10,7 @@ import pytest
 
 from stoker.launch.telemetry import COLUMNS, FeedInterval, HostRate, RankRate, csv_text
 from stoker.report import write_report
-from stoker.report.feed_picture import FeedStory, feed_drawing, read_feed
+from stoker.report.feed_picture import FeedStory, draw_feed, read_feed
 from stoker.report.page import does_loading_wait
 from support import sample_records
 from support.feed_rows import SECONDS, write_feed
@@ -55,7 +55,7 @@ def paths(svg: ElementTree.Element, css: str) -> list[list[tuple[float, float]]]
 
 
 def test_each_host_has_a_row_and_its_gap_is_where_it_was_lost(tmp_path):
-    drawing = feed_drawing(story_of(tmp_path), width=960, name="feed")
+    drawing = draw_feed(story_of(tmp_path), width=960, name="feed")
     svg = ElementTree.fromstring(drawing.markup())
     texts = [text.text for text in svg.iter(f"{SVG}text")]
     for name in ("Waiting for data", "Batches ready", "data-1", "data-2", "gpu-1, own workers"):
@@ -73,7 +73,7 @@ def test_each_host_has_a_row_and_its_gap_is_where_it_was_lost(tmp_path):
 
 
 def test_batches_that_were_made_elsewhere_are_marked_on_the_lost_hosts_row(tmp_path):
-    svg = ElementTree.fromstring(feed_drawing(story_of(tmp_path), width=960, name="feed").markup())
+    svg = ElementTree.fromstring(draw_feed(story_of(tmp_path), width=960, name="feed").markup())
     titles = [title.text for title in svg.iter(f"{SVG}title")]
     assert [title for title in titles if title and "elsewhere" in title] == [
         "data-1: five batches made elsewhere instead"
@@ -87,7 +87,7 @@ def test_batches_that_were_made_elsewhere_are_marked_on_the_lost_hosts_row(tmp_p
 @pytest.mark.parametrize("width", [360.0, 960.0])
 @pytest.mark.parametrize("hosts", [1, 12, 40])
 def test_labels_of_the_feed_do_not_clash(tmp_path, width, hosts):
-    drawing = feed_drawing(story_of(tmp_path, hosts=hosts), width=width, name="feed")
+    drawing = draw_feed(story_of(tmp_path, hosts=hosts), width=width, name="feed")
     for one, other in combinations(drawing.labels, 2):
         assert not one.overlaps(other), f"{one.text} / {other.text}"
     assert all(box.left >= -1 and box.right <= width + 1 for box in drawing.labels)
@@ -95,7 +95,7 @@ def test_labels_of_the_feed_do_not_clash(tmp_path, width, hosts):
 
 def test_a_long_run_of_many_hosts_stays_a_small_picture(tmp_path):
     story = story_of(tmp_path, hosts=40, intervals=480)
-    drawing = feed_drawing(story, width=960, name="feed")
+    drawing = draw_feed(story, width=960, name="feed")
     assert len(drawing.markup()) < 120_000
     assert any(label.text == "30 more hosts" for label in drawing.labels)
 

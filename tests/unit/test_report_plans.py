@@ -1,4 +1,4 @@
-"""The picture of the plans shows what the decision says: front, chosen plan, floor, data hosts."""
+"""The picture of the plans: every plan by time and cost, the front, the chosen plan."""
 
 import re
 import xml.etree.ElementTree as ElementTree
@@ -22,10 +22,9 @@ from stoker.records import (
     Profile,
     ProfiledHost,
     StepTerms,
-    TakenElsewhere,
 )
 from stoker.report import write_report
-from stoker.report.plans import plans_drawing, scaling_of, spots_of
+from stoker.report.plans import draw_plans, spots_of
 from stoker.text import MILLISECONDS, time_unit
 from support import sample_records
 from support.property_tests import examples
@@ -69,69 +68,34 @@ def test_every_plan_that_may_run_is_a_spot_and_the_front_is_marked():
     assert sum(spot.is_today for spot in spots) == 1
 
 
-def test_scaling_starts_at_todays_step_and_counts_hosts_of_the_chosen_type():
-    decision = starved()
-    scaling = scaling_of(decision)
-    assert scaling is not None
-    assert scaling.data_type == decision.plan.groups[1].instance_type
-    assert [rung.data_hosts for rung in scaling.rungs] == list(range(9))
-    assert scaling.rungs[0].step_seconds == 0.2
-    assert scaling.floor_seconds == pytest.approx(0.08)
-    assert all(r.step_seconds >= scaling.floor_seconds * (1 - 1e-9) for r in scaling.rungs)
-    (chosen,) = [rung for rung in scaling.rungs if rung.is_chosen]
-    assert chosen.step_seconds == of(decision.plan).step_seconds
-
-
-def test_the_band_begins_at_todays_step_where_that_was_predicted():
-    decision = starved()
-    taken = TakenElsewhere(
-        profiled_on="local.c1",
-        taken_as="ml.g5.8xlarge",
-        cpu_speed=1.8,
-        cpu_speed_source="given",
-        accelerator_step_source="given",
-    )
-    corners = []
-    for each in (decision, replace(decision, taken_elsewhere=taken)):
-        drawing = plans_drawing(each, unit=MILLISECONDS, width=WIDTHS[0], name="plans")
-        assert drawing is not None
-        (band,) = re.findall(r'class="band" d="([^"]+)"', str(drawing.markup()))
-        corners.append(band.count("L"))
-    # An upper and a lower one more.
-    assert corners[1] == corners[0] + 2
-
-
-def test_data_hosts_that_may_not_be_run_are_in_the_curve_and_not_in_the_front():
-    decision = sample_records.decision()
-    scaling = scaling_of(decision)
-    assert scaling is not None
-    assert [rung.is_feasible for rung in scaling.rungs] == [True, True, False, False, False]
-    assert {spot.name for spot in spots_of(decision)} == {"today", "tuned", "+1 local.c1"}
+def test_data_hosts_that_may_not_be_run_are_not_in_the_front():
+    names = {spot.name for spot in spots_of(sample_records.decision())}
+    assert names == {"today", "tuned", "+1 local.c1"}
 
 
 def test_decision_with_todays_cluster_alone_has_no_picture():
     decision = sample_records.decision()
     keep = next(plan for plan in decision.plans if plan.action == "keep")
     alone = replace(decision, action="keep", plan=keep, plans=(keep,))
-    assert plans_drawing(alone, unit=MILLISECONDS, width=960, name="plans") is None
+    assert draw_plans(alone, unit=MILLISECONDS, width=960, name="plans") is None
     unpriced = replace(keep, predicted=None)
     nothing = replace(decision, action="keep", plan=unpriced, plans=(unpriced,))
-    assert plans_drawing(nothing, unit=MILLISECONDS, width=960, name="plans") is None
+    assert draw_plans(nothing, unit=MILLISECONDS, width=960, name="plans") is None
 
 
-def test_plans_without_data_hosts_have_the_front_only():
+def test_two_plans_have_no_picture_and_three_have_one():
     decision = sample_records.decision()
     homogeneous = tuple(plan for plan in decision.plans if len(plan.groups) == 1)
     tuned = replace(decision, action="tune", plan=homogeneous[0], plans=homogeneous)
     # Two plans are told by the table.
     assert len(homogeneous) == 2
-    assert plans_drawing(tuned, unit=MILLISECONDS, width=960, name="plans") is None
+    assert draw_plans(tuned, unit=MILLISECONDS, width=960, name="plans") is None
     larger = replace(homogeneous[0], action="scale_up")
     for prices, title in (
         (decision.prices, "Time against CPU time"),
         (replace(decision.prices, purchase="on-demand"), "Time against money"),
     ):
-        drawing = plans_drawing(
+        drawing = draw_plans(
             replace(tuned, plans=(*homogeneous, larger), prices=prices),
             unit=MILLISECONDS,
             width=960,
@@ -140,17 +104,15 @@ def test_plans_without_data_hosts_have_the_front_only():
         assert drawing is not None
         texts = {label.text for label in drawing.labels}
         assert title in texts
-        assert "Step time and data hosts" not in texts
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_picture_names_the_chosen_plan_today_and_the_floor(width):
-    drawing = plans_drawing(starved(), unit=MILLISECONDS, width=width, name="plans")
+def test_picture_names_the_chosen_plan_and_today(width):
+    drawing = draw_plans(starved(), unit=MILLISECONDS, width=width, name="plans")
     assert drawing is not None
     text = " / ".join(label.text.replace("\N{NO-BREAK SPACE}", " ") for label in drawing.labels)
     assert re.search(r"\+\d c7i\.\w+, chosen", text)
     assert "today" in text
-    assert "accelerators alone, 80.0 ms" in text
     assert "costlier plans are left out" in text
     described = str(drawing.markup())
     assert "no other is both faster and cheaper than" in described
@@ -197,7 +159,7 @@ def scaled(decision: Decision, *, time: float, money: float) -> Decision:
 def test_labels_stay_in_the_picture_and_off_each_other(base, time, money, width):
     decision = scaled(BASES[base], time=time, money=money)
     unit = time_unit([plan.predicted.step_seconds for plan in decision.plans if plan.predicted])
-    drawing = plans_drawing(decision, unit=unit, width=width, name="plans")
+    drawing = draw_plans(decision, unit=unit, width=width, name="plans")
     assert drawing is not None
     for label in drawing.labels:
         assert label.left >= -1

@@ -30,7 +30,6 @@ from stoker.records import (
     PlatformSettings,
     StrategySettings,
     TrackingSettings,
-    Vpc,
 )
 from stoker.settings import RunEnvironment, from_environment
 from support.sagemaker_job import (
@@ -150,7 +149,7 @@ def test_without_a_data_group_the_dnn_group_gets_its_channels():
 
 def test_a_channel_of_an_unknown_group_is_refused_with_the_nearest_name():
     spec = job(channels={"train": Channel(uri="s3://bucket/a", groups=("dta",))})
-    with pytest.raises(UsageError, match=r"there is no instance group dta") as caught:
+    with pytest.raises(UsageError, match=r"unknown instance group dta") as caught:
         body(spec)
     assert caught.value.where == "key channels.train.groups"
     assert "data" in caught.value.fix
@@ -273,10 +272,54 @@ def test_the_users_variables_are_handed_on():
     assert (found["NCCL_DEBUG"], found["TOKENIZERS_PARALLELISM"]) == ("WARN", "false")
 
 
-def test_variables_that_stoker_sets_cannot_be_set_twice():
-    spec = job(sagemaker=settings(environment={"STOKER_FEED": "{}"}))
-    with pytest.raises(UsageError, match="STOKER_FEED is set by stoker"):
-        body(spec)
+@pytest.mark.parametrize(
+    ("patch", "path"),
+    [
+        ({"TrainingJobName": "mine"}, "TrainingJobName"),
+        ({"ResourceConfig": {"InstanceGroups": []}}, "ResourceConfig.InstanceGroups"),
+        ({"ResourceConfig": None}, "ResourceConfig"),
+        (
+            {"AlgorithmSpecification": {"ContainerEntrypoint": ["train"]}},
+            "AlgorithmSpecification.ContainerEntrypoint",
+        ),
+        ({"Environment": {"STOKER_FEED": "{}"}}, "Environment.STOKER_FEED"),
+        (
+            {"InputDataConfig": [{"ChannelName": "stoker_token", "ContentType": "x"}]},
+            "InputDataConfig[stoker_token]",
+        ),
+        ({"Tags": [{"Key": "stoker:x", "Value": "y"}]}, "Tags[stoker:x]"),
+        ({"CheckpointConfig": {"S3Uri": "s3://b/c"}}, "CheckpointConfig"),
+    ],
+)
+def test_what_stoker_sets_in_the_request_cannot_be_patched(patch, path):
+    with pytest.raises(UsageError, match="is set by stoker") as caught:
+        body(job(sagemaker=settings(request=patch)))
+    assert caught.value.where == f"key sagemaker.request.{path}"
+
+
+@pytest.mark.parametrize(
+    ("patch", "words"),
+    [
+        ({"VpcConfg": {"Subnets": ["subnet-1"]}}, "VpcConfg"),
+        ({"RetryStrategy": {"MaximumRetryAttempts": "two"}}, "MaximumRetryAttempts"),
+        ({"ResourceConfig": 3}, "ResourceConfig must be a mapping, found one value"),
+        ({"Tags": [{"Value": "y"}]}, "an item has no Key"),
+        ({"InputDataConfig": [{"ChannelName": "trian"}]}, "there is no channel trian"),
+    ],
+)
+def test_a_patch_of_the_wrong_shape_is_refused(patch, words):
+    with pytest.raises(UsageError, match=re.escape(words)) as caught:
+        body(job(sagemaker=settings(request=patch)))
+    assert "sagemaker.request" in caught.value.where
+
+
+def test_a_patch_changes_stokers_defaults():
+    assert body(job())["RetryStrategy"] == {"MaximumRetryAttempts": 2}
+    channel = {"ChannelName": "train", "ContentType": "image/jpeg"}
+    patch = {"RetryStrategy": None, "InputDataConfig": [channel]}
+    spec = job(sagemaker=settings(request=patch))
+    assert "RetryStrategy" not in body(spec)
+    assert channels(spec)["train"] == {**channels(job())["train"], **channel}
 
 
 def test_a_profile_is_told_so_and_ends_by_the_service_at_the_latest():
@@ -310,7 +353,8 @@ def test_checkpoints_belong_to_a_run_and_its_further_attempts():
 
 
 def test_file_systems_are_channels_of_all_groups_in_a_vpc():
-    vpc = settings(vpc=Vpc(subnets=("subnet-1",), security_groups=("sg-1",)))
+    network = {"Subnets": ["subnet-1"], "SecurityGroupIds": ["sg-1"]}
+    vpc = settings(request={"VpcConfig": network})
     disks = {
         "train": Channel(uri="fsx://fs-0123456789abcdef0/mount/mnist"),
         "words": Channel(uri="efs://fs-01234567/words"),
@@ -337,15 +381,13 @@ def test_file_systems_are_channels_of_all_groups_in_a_vpc():
         body(job(channels=some, sagemaker=vpc))
 
 
-def test_spot_and_warm_pools_are_for_homogeneous_jobs():
+def test_spot_is_for_homogeneous_jobs():
     found = body(homogeneous_job())
     assert found["EnableManagedSpotTraining"] is True
     assert found["StoppingCondition"] == {
         "MaxRuntimeInSeconds": 3600,
         "MaxWaitTimeInSeconds": 7200,
     }
-    warm = body(job(DNN, sagemaker=settings(keep_alive_seconds=600)))
-    assert warm["ResourceConfig"]["KeepAlivePeriodInSeconds"] == 600  # type: ignore[index,call-overload]
 
 
 def test_hyperparameters_are_texts():
@@ -366,7 +408,7 @@ def progress_line(step_seconds: float, wait_seconds: float) -> str:
 )
 def test_the_metric_definitions_read_the_launchers_own_line(step_seconds, wait_seconds):
     line = progress_line(step_seconds, wait_seconds)
-    found = [re.search(metric.regex, line) for metric in PROGRESS_METRICS]
+    found = [re.search(metric["Regex"], line) for metric in PROGRESS_METRICS]
     values = [float(match.group(1)) for match in found if match]
     assert values == pytest.approx([step_seconds, wait_seconds], rel=1e-5)
 
@@ -374,7 +416,7 @@ def test_the_metric_definitions_read_the_launchers_own_line(step_seconds, wait_s
 def test_the_metric_definitions_read_no_other_line():
     stream = io.StringIO()
     Log(run="r", host="h", stream=stream).event("steady", steps=3, step_seconds=0.1, wait_seconds=1)
-    assert not any(re.search(metric.regex, stream.getvalue()) for metric in PROGRESS_METRICS)
+    assert not any(re.search(metric["Regex"], stream.getvalue()) for metric in PROGRESS_METRICS)
 
 
 def test_the_lines_fields_are_those_of_the_progress_log(tmp_path):
@@ -386,7 +428,7 @@ def test_the_lines_fields_are_those_of_the_progress_log(tmp_path):
     progress = ProgressLog(tmp_path, Log(run="r", host="h", stream=stream))
     progress.tick()
     progress.close()
-    found = [re.search(metric.regex, stream.getvalue()) for metric in PROGRESS_METRICS]
+    found = [re.search(metric["Regex"], stream.getvalue()) for metric in PROGRESS_METRICS]
     assert [match.group(1) for match in found if match] == ["0.25", "0.125"]
 
 
@@ -402,7 +444,10 @@ def test_tags_tell_workload_and_request():
 
 def test_the_requests_digest_changes_with_the_request_and_not_with_its_tags():
     digest = tags(job())[REQUEST_TAG]
-    assert tags(job(sagemaker=settings(tags={"team": "vision"})))[REQUEST_TAG] == digest
+    assert (
+        tags(job(sagemaker=settings(request={"Tags": [{"Key": "a", "Value": "b"}]})))[REQUEST_TAG]
+        == digest
+    )
     assert tags(job(run_dir=Path("elsewhere/mnist-1")))[REQUEST_TAG] == digest
     assert tags(job(command=("python", "train.py")))[REQUEST_TAG] != digest
     assert tags(job(DNN, group("data", count=3)))[REQUEST_TAG] != digest
@@ -460,4 +505,4 @@ def test_spot_without_checkpoints_is_told():
     without = dataclasses.replace(spot, platform_settings=PlatformSettings(sagemaker=settings))
     platform = SageMakerPlatform()
     notes = platform.describe(platform.plan(without))["notes"]
-    assert notes == ["without sagemaker.checkpoint_uri an interrupted job starts anew"]
+    assert notes == ["without sagemaker.checkpoint_uri an interrupted job starts from scratch"]

@@ -17,8 +17,6 @@ NUM_BATCHES = 30
 
 
 class Loader:
-    """Plays a loader with batches of one size; its consumer and its peer act by chance."""
-
     def __init__(self, *, batch_bytes: int, credits: int) -> None:
         self.batch_bytes = batch_bytes
         self.schedule = BatchScheduler(max_bytes=0)
@@ -52,7 +50,6 @@ class Loader:
 
     @property
     def waiting_bytes(self) -> int:
-        """Counts the bytes of what is there and what will come."""
         return (len(self.asked) + len(self.ready)) * self.batch_bytes
 
 

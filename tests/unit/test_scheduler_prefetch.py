@@ -26,7 +26,6 @@ def simulate(
     max_bytes: int = BIG,
     frame_bytes: int = 1000,
 ) -> float:
-    """Returns the mean step in virtual time of peers that each serve their queue one by one."""
     schedule = BatchScheduler(max_bytes=max_bytes)
     for peer in range(len(costs)):
         schedule.grant(peer, credits if isinstance(credits, int) else credits[peer])
@@ -42,7 +41,7 @@ def simulate(
         schedule.supply(more)
         supplied += more
         if supplied == batches:
-            schedule.finish()
+            schedule.mark_complete()
         schedule.overdue(now)
         for peer, number in schedule.assign(now):
             free_at[peer] = max(free_at[peer], now) + costs[peer](number)
@@ -181,14 +180,11 @@ def test_what_was_lost_is_retried_at_once_however_short_the_steps():
     schedule.grant("b", 1)
     ((peer, number),) = [ask for ask in schedule.assign(now) if ask[0] == "b"]
     assert schedule.in_flight("a") == 3
-    schedule.lost(peer)
+    schedule.mark_lost(peer)
     assert ("a", number) in schedule.assign(now)
 
 
-@given(
-    st.lists(st.floats(0.001, 20.0), min_size=1, max_size=40),
-    st.floats(0.0, 200.0),
-)
+@given(st.lists(st.floats(0.001, 20.0), min_size=1, max_size=40), st.floats(0.0, 200.0))
 def test_head_of_the_line_is_asked_for_elsewhere_after_2_s_or_4_times_p95_and_not_before(
     latencies, waited
 ):
@@ -227,7 +223,7 @@ def test_numbers_of_a_lost_peer_come_before_new_ones():
     schedule.assign(0.0)
     schedule.grant("b", 4)
     schedule.supply(4)
-    schedule.lost("a")
+    schedule.mark_lost("a")
     assert [number for _, number in schedule.assign(0.0)] == [0, 1, 2, 3]
 
 
@@ -292,10 +288,10 @@ def test_batch_that_two_peers_refuse_has_no_more_retries():
         schedule.grant(peer, 1)
     schedule.supply(1)
     ((first, _),) = schedule.assign(0.0)
-    assert not schedule.dropped(first, 0)
+    assert not schedule.mark_failed(first, 0)
     ((second, _),) = schedule.assign(0.0)
     assert second != first
-    assert schedule.dropped(second, 0)
+    assert schedule.mark_failed(second, 0)
 
 
 def test_batch_that_a_leaving_peer_refuses_goes_elsewhere():
@@ -303,8 +299,8 @@ def test_batch_that_a_leaving_peer_refuses_goes_elsewhere():
     schedule.grant("a", 1)
     schedule.supply(1)
     schedule.assign(0.0)
-    schedule.leave("a")
-    assert not schedule.dropped("a", 0)
+    schedule.mark_draining("a")
+    assert not schedule.mark_failed("a", 0)
     schedule.grant("b", 1)
     assert schedule.assign(0.0) == [("b", 0)]
 
@@ -325,8 +321,6 @@ def test_prefetch_window_is_bounded_by_bytes_whatever_the_credits():
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Whatever happens in whatever order, every number is delivered once, in order."""
-
     @initialize(batches=st.integers(0, 30), max_bytes=st.sampled_from([1, 3000, BIG]))
     def start(self, batches: int, max_bytes: int) -> None:
         self.schedule = BatchScheduler(max_bytes=max_bytes)
@@ -345,7 +339,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.schedule.supply(more)
         self.supplied += more
         if self.supplied == self.batches:
-            self.schedule.finish()
+            self.schedule.mark_complete()
         for ask in self.schedule.assign(self.now):
             assert ask not in self.flying, "asked twice of the same peer"
             self.flying.add(ask)
@@ -397,7 +391,7 @@ class AnyOrder(RuleBasedStateMachine):
         gone = {ask for ask in self.flying if ask[0] == peer}
         self.flying -= gone
         self.zombies |= gone
-        self.schedule.lost(peer)
+        self.schedule.mark_lost(peer)
         self.step()
 
     @precondition(lambda self: self.flying)
@@ -405,7 +399,7 @@ class AnyOrder(RuleBasedStateMachine):
     def drop(self, data: st.DataObject) -> None:
         peer, number = data.draw(st.sampled_from(sorted(self.flying)))
         self.flying.discard((peer, number))
-        if self.schedule.dropped(peer, number) and self.schedule.arrived(
+        if self.schedule.mark_failed(peer, number) and self.schedule.arrived(
             peer, number, frame_bytes=0, now=self.now
         ):
             self.ready.add(number)
@@ -431,7 +425,6 @@ class AnyOrder(RuleBasedStateMachine):
             assert self.delivered == list(range(len(self.delivered)))
 
     def teardown(self) -> None:
-        """Checks that with one more healthy peer the epoch always comes to its end."""
         if not hasattr(self, "schedule"):
             return
         self.credits["rescue"] = 2

@@ -13,8 +13,6 @@ from stoker.feed.seeding import Seeder, preserved_random_state
 
 
 class Lazy:
-    """Follows numpy's idiom: a generator of its own, from the worker's seed, at first use."""
-
     rng: np.random.Generator | None = None
 
     def draw(self) -> float:
@@ -25,8 +23,6 @@ class Lazy:
 
 
 class Randomizable:
-    """Acts like MONAI's: the generator is of the class until somebody seeds the transform."""
-
     R = np.random.RandomState()
 
     def set_random_state(self, seed: int) -> None:
@@ -115,7 +111,7 @@ def test_worker_info_is_that_of_the_worker_that_torch_would_have_take_the_batch(
         assert info is not None
         assert (info.id, info.num_workers, info.seed) == (number % 3, 3, 10 + number % 3)
         assert info.dataset is dataset
-    assert own.make((50, 0, 1, 0), get_worker_info).seed == 50  # type: ignore[union-attr]
+    assert own.make((50, 0, 1, 0), get_worker_info).seed == 50
 
 
 def test_the_trainers_own_process_is_no_worker():

@@ -15,12 +15,8 @@ SPEC = pack_spec(DatasetSpec(dataset=[1], collate_fn=len), max_bytes=1 << 20)
 
 
 def session_at(epoch: int, *, known: FeedSession | None = None) -> tuple[FeedSession, int]:
-    """Begins an epoch of one batch; returns its session, and the epoch's id."""
     session = known or FeedSession(
-        "s",
-        lock=threading.Lock(),
-        wake=lambda: None,
-        schedule=BatchScheduler(max_bytes=1 << 20),
+        "s", lock=threading.Lock(), wake=lambda: None, schedule=BatchScheduler(max_bytes=1 << 20)
     )
     return session, begin(session, epoch, SPEC)
 
@@ -49,7 +45,7 @@ def test_an_epoch_has_a_higher_id_than_the_one_before_whatever_its_number(epoch)
 def test_who_left_an_epoch_ends_no_later_one_of_the_same_number():
     session, before = session_at(3)
     _, number = session_at(3, known=session)
-    session.stop(before)
+    session.cancel(before)
     assert session.is_busy
     session.schedule.grant("host", 1)
     session.schedule.assign(0.0)
@@ -63,9 +59,9 @@ def test_who_left_an_epoch_ends_no_later_one_of_the_same_number():
 def test_an_epoch_that_was_left_frees_its_session_for_one_more():
     session, number = session_at(3)
     assert not session.is_idle()
-    session.abandoned_epoch_id = number
+    session.cancelled_epoch_id = number
     assert session.is_idle()
     session.reserve()
     assert not session.is_idle()
-    session.stop(number)  # What the epoch before left behind comes late.
+    session.cancel(number)  # What the epoch before left behind comes late.
     assert not session.is_idle()

@@ -1,8 +1,6 @@
 """Checks who makes the shards of an iterable dataset, without any process."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from stoker.feed.trainer.session import LOCAL
 from stoker.feed.trainer.shards import (
@@ -61,7 +59,6 @@ def test_the_window_is_what_the_shards_may_have_open():
 
 
 def owners_of(books: ShardScheduler, **workers: int) -> list[str]:
-    """Gives out the shards; `local` are this process's workers, with 2 credits each as all."""
     for peer, count in workers.items():
         books.grant(LOCAL if peer == "local" else peer, 2 * count)
     books.settle()
@@ -169,7 +166,7 @@ def test_a_retry_of_a_lost_shard_tells_what_had_arrived():
     books.assign(0.0)
     answer(books, "a", 0, digest=77)
     books.grant("b", 2)
-    books.lost("a")
+    books.mark_lost("a")
     assert books.assign(0.0) == [("b", 1)]
     start = books.stream_of(1, shared_seed=None)
     assert (start.made, start.digest, start.generation) == (1, 77, 2)
@@ -180,7 +177,7 @@ def test_what_overtook_others_is_made_again_after_a_loss():
     books.assign(0.0)
     answer(books, "a", 1)
     books.grant("b", 2)
-    books.lost("a")
+    books.mark_lost("a")
     assert books.assign(0.0) == [("b", 0), ("b", 1)]
 
 
@@ -188,12 +185,12 @@ def test_late_answers_of_an_earlier_start_are_refused():
     books = settled(1)
     books.assign(0.0)
     old = books.stream_of(0, shared_seed=None).generation
-    assert not books.dropped("a", 0, generation=old)
+    assert not books.mark_failed("a", 0, generation=old)
     assert books.assign(0.0) == [("a", 0), ("a", 1)]
     assert not books.arrived("a", 0, generation=old, digest=1, frame_bytes=1, now=0.0)
     books.ended("a", 0, generation=old)
     assert not books.is_over()
-    assert not books.dropped("a", 0, generation=old)
+    assert not books.mark_failed("a", 0, generation=old)
     assert answer(books, "a", 0)
     assert not answer(books, "a", 0)
 
@@ -208,7 +205,7 @@ def test_a_shard_that_dies_at_one_place_again_and_again_is_given_up():
     books = settled(1)
     for number in range(MAX_LOSSES_IN_A_ROW):
         books.assign(0.0)
-        is_hopeless = books.dropped(
+        is_hopeless = books.mark_failed(
             "a", 0, generation=books.stream_of(0, shared_seed=None).generation
         )
         assert is_hopeless == (number == MAX_LOSSES_IN_A_ROW - 1)
@@ -220,7 +217,7 @@ def test_progress_forgives_losses():
         books.assign(0.0)
         answer(books, "a", number)
         generation = books.stream_of(number, shared_seed=None).generation
-        assert not books.dropped("a", number + 1, generation=generation)
+        assert not books.mark_failed("a", number + 1, generation=generation)
         books.take(0.0)
 
 
@@ -228,7 +225,7 @@ def test_a_peer_that_drains_loses_its_shards_at_once():
     books = settled(1)
     books.assign(0.0)
     books.grant("b", 2)
-    books.leave("a")
+    books.mark_draining("a")
     assert [peer for peer, _ in books.assign(0.0)] == ["b", "b"]
 
 
@@ -248,7 +245,7 @@ def test_memory_is_bounded_but_the_head_is_always_asked_for():
         books.take(0.0)
     assert books.assign(0.0) == [("a", 32)]
     books.take(0.0)
-    books.lost("a")
+    books.mark_lost("a")
     books.grant("b", 2)
     books.settle()
     assert books.assign(0.0) == [("b", 32), ("b", 33)]
@@ -286,7 +283,7 @@ def test_a_new_process_is_given_the_random_states_that_were_told_last():
         now=0.0,
         random_state=b"of the second epoch",
     )
-    books.lost("a")
+    books.mark_lost("a")
     start = books.stream_of(0, shared_seed=None)
     assert (start.state, start.earlier, start.made) == (b"of the second epoch", (), 1)
 
@@ -300,7 +297,7 @@ def test_a_new_process_is_told_what_was_made_of_epochs_that_were_stopped_early()
         books.begin()
         books.assign(0.0)
     books.begin()
-    books.lost("a")
+    books.mark_lost("a")
     start = books.stream_of(0, shared_seed=None)
     assert (start.state, start.earlier) == (b"", (2, 2, 2))
 
@@ -316,61 +313,7 @@ def test_other_streams_begin_anew_with_each_epoch():
 
 def test_nothing_is_asked_for_once_nobody_wants_it():
     books = settled()
-    books.finish()
+    books.mark_complete()
     assert books.is_over()
     assert books.look(0.0) == (0, False)
     assert books.assign(0.0) == []
-
-
-def torchs_order(lengths: list[int]) -> list[int]:
-    """Returns torch's order: round robin over the shards that are not exhausted."""
-    rounds = range(max(lengths, default=0))
-    return [p * len(lengths) + s for p in rounds for s, n in enumerate(lengths) if p < n]
-
-
-@given(
-    lengths=st.lists(st.integers(0, 7), min_size=1, max_size=5),
-    prefetch=st.integers(1, 4),
-    max_bytes=st.sampled_from([1, 25, 1000]),
-    data=st.data(),
-)
-def test_every_batch_once_and_in_torchs_order_whatever_is_lost(lengths, prefetch, max_bytes, data):
-    books = streams(len(lengths), prefetch=prefetch, max_bytes=max_bytes)
-    peers = {"a", "b"}
-    for peer in sorted(peers):
-        books.grant(peer, 2)
-    books.settle()
-    flying: list[tuple[str, int, int]] = []
-    outcomes: dict[int, int] = {}
-    taken: list[int] = []
-    num_faults = 0
-    while not books.is_over():
-        for peer, number in books.assign(0.0):
-            flying.append((str(peer), number, books.stream_of(number, shared_seed=None).generation))
-            assert books.stream_of(number, shared_seed=None).made <= number // len(lengths)
-        if books.is_there(books.head):
-            assert books.head in outcomes
-            taken.append(books.head)
-            books.take(0.0)
-            continue
-        assert flying, "nothing will ever come"
-        acts = ["answer", "answer", "die", "leave", "host"] if num_faults < 5 else ["answer"]
-        act = data.draw(st.sampled_from(acts))
-        num_faults += act != "answer"
-        peer, number, generation = flying.pop(data.draw(st.integers(0, len(flying) - 1)))
-        position, shard = divmod(number, len(lengths))
-        if act == "die":
-            books.dropped(peer, number, generation=generation)
-        elif act == "host":
-            books.lost(peer)
-            books.grant(peer, 2)
-        elif act == "leave":
-            books.leave(peer)
-            books.grant(peer, 2)
-        elif position >= lengths[shard]:
-            books.ended(peer, number, generation=generation)
-        elif books.arrived(
-            peer, number, generation=generation, digest=number, frame_bytes=10, now=0.0
-        ):
-            outcomes[number] = number
-    assert taken == torchs_order(lengths)

@@ -11,19 +11,15 @@ Ask = tuple[str, int, int]
 
 
 def torchs_order(lengths: list[int]) -> list[int]:
-    """Returns torch's order: round robin over the shards that are not exhausted."""
     rounds = range(max(lengths, default=0))
     return [p * len(lengths) + s for p in rounds for s, n in enumerate(lengths) if p < n]
 
 
 def digest_of(shard: int, count: int) -> int:
-    """Returns the checksum of a shard's first `count` batches, the same in each process of it."""
     return 1000 * shard + count if count else 0
 
 
 class AnyOrderOfShards(RuleBasedStateMachine):
-    """Processes of shards answer, die, hosts come, drain and are lost, epochs are left."""
-
     @initialize(
         lengths=st.lists(st.integers(0, 6), min_size=1, max_size=4),
         prefetch=st.integers(1, 3),
@@ -66,7 +62,6 @@ class AnyOrderOfShards(RuleBasedStateMachine):
         return sum(number % len(self.lengths) == shard for number in self.delivered)
 
     def answer(self, ask: Ask) -> bool:
-        """Tells the schedule what a process says: its batch, or that there is none."""
         peer, number, generation = ask
         position, shard = divmod(number, len(self.lengths))
         if position >= self.lengths[shard]:
@@ -110,7 +105,6 @@ class AnyOrderOfShards(RuleBasedStateMachine):
     @precondition(lambda self: self.flying)
     @rule(data=st.data())
     def die(self, data: st.DataObject) -> None:
-        """The process of a shard dies: each of its batches is said to be lost."""
         _, dead, generation = data.draw(st.sampled_from(sorted(self.flying)))
         shard = dead % len(self.lengths)
         lost = {
@@ -118,7 +112,7 @@ class AnyOrderOfShards(RuleBasedStateMachine):
             for ask in self.flying
             if ask[1] % len(self.lengths) == shard and ask[2] == generation
         }
-        hopeless = [self.schedule.dropped(*ask[:2], generation=ask[2]) for ask in sorted(lost)]
+        hopeless = [self.schedule.mark_failed(*ask[:2], generation=ask[2]) for ask in sorted(lost)]
         self.flying -= lost
         self.forget_what_overtook(lost)
         self.deaths[shard] += 1
@@ -134,13 +128,12 @@ class AnyOrderOfShards(RuleBasedStateMachine):
         self.flying -= lost
         self.late |= lost
         if drains:
-            self.schedule.leave(peer)
-        self.schedule.lost(peer)
+            self.schedule.mark_draining(peer)
+        self.schedule.mark_lost(peer)
         self.forget_what_overtook(lost)
         self.step()
 
     def forget_what_overtook(self, lost: set[Ask]) -> None:
-        """A batch that came before others of its shard is made again with them."""
         shards = {ask[1] % len(self.lengths) for ask in lost}
         self.arrived -= {
             number
@@ -165,7 +158,7 @@ class AnyOrderOfShards(RuleBasedStateMachine):
     @rule()
     def leave_the_epoch(self) -> None:
         self.schedule.begin()
-        self.schedule.finish()
+        self.schedule.mark_complete()
         assert self.schedule.is_over()
         assert self.schedule.assign(self.now) == []
         self.begin()
@@ -176,7 +169,6 @@ class AnyOrderOfShards(RuleBasedStateMachine):
             assert self.delivered == torchs_order(self.lengths)[: len(self.delivered)]
 
     def teardown(self) -> None:
-        """Checks that with one more healthy peer the epoch always comes to its end."""
         if not hasattr(self, "schedule"):
             return
         self.now += 100.0

@@ -98,7 +98,7 @@ def test_what_is_looked_at_between_steps_is_none_of_them():
     for index in range(WARM_UP_STEPS + 6):
         now = 3.0 * index
         steps.got(now=now, cpu=2.0 * index, wait=0.5, receive=0.0)
-        steps.goes_on(now=now + 1.0, cpu=2.0 * index + 0.5)
+        steps.gave(now=now + 1.0, cpu=2.0 * index + 0.5)
     steps.epoch_ended()
     result = steps.result()
     assert result.step_seconds.mean == pytest.approx(2.0)

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import stoker
-from stoker.feed.process import this_process
+from stoker.feed.bookkeeping import this_process
 from stoker.feed.resource_usage import LoaderUsage, read_usage
 from stoker.feed.timed import num_samples
 from stoker.feed.timeline import MeasuredStep, read_timeline
@@ -18,7 +18,6 @@ from stoker.keras import _FitSteps
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Yields the folder of a run that this process trains in."""
     monkeypatch.setenv("STOKER_OUTPUT", str(tmp_path))
     _new_process()
     yield tmp_path
@@ -27,13 +26,12 @@ def run(tmp_path, monkeypatch):
 
 
 def _new_process() -> None:
-    from stoker.feed.process import _process
+    from stoker.feed.bookkeeping import _process
 
     _process.cache_clear()
 
 
 def written(folder: Path) -> list[MeasuredStep]:
-    """Closes the timeline, and returns what the process leaves at its end."""
     this_process().timeline.close()
     return read_timeline(folder / "timeline-rank0.csv")
 
@@ -45,8 +43,6 @@ def usage(folder: Path) -> dict[int, LoaderUsage]:
 
 
 class Numbers:
-    """Gives batches of numbers, as often as asked for, and has an attribute of its own."""
-
     kind = "numbers"
 
     def __init__(self, count: int = 3) -> None:
@@ -86,7 +82,7 @@ def test_a_new_source_each_epoch_is_one_loaders_where_the_line_or_the_name_is_th
 
 def test_each_source_has_a_number_of_its_own_which_torchs_loaders_share(run):
     list(stoker.timed(Numbers()))
-    list(stoker.DataLoader([1, 2]))  # type: ignore[arg-type]
+    list(stoker.DataLoader([1, 2]))
     list(stoker.timed(Numbers()))
     assert {step.loader for step in written(run)} == {0, 1, 2}
 
@@ -157,7 +153,7 @@ def test_wait_is_in_the_source_and_compute_in_the_loop(run):
 
 
 def test_a_length_is_passed_on_where_there_is_one():
-    assert len(stoker.timed(Numbers(7))) == 7  # type: ignore[arg-type]
+    assert len(stoker.timed(Numbers(7))) == 7
     assert stoker.timed(Numbers(7))
     assert not stoker.timed([])
     assert not hasattr(stoker.timed(iter([1])), "__len__")
@@ -201,7 +197,7 @@ def test_the_script_may_say_how_many_samples_a_batch_has(run, samples):
 
 
 def loaders_that_time_themselves() -> list[Iterable[object]]:
-    loader = stoker.DataLoader([1, 2])  # type: ignore[arg-type, var-annotated]
+    loader = stoker.DataLoader([1, 2])
     return [loader, stoker.to_device(loader, "cpu"), stoker.timed(Numbers(2))]
 
 
@@ -212,17 +208,17 @@ def test_what_is_timed_already_is_not_timed_twice(run, index):
 
 
 def test_torchs_own_loader_is_timed_but_in_a_profile_which_measures_it(run, monkeypatch):
-    list(stoker.timed(DataLoader([1, 2])))  # type: ignore[arg-type]
+    list(stoker.timed(DataLoader([1, 2])))
     assert len(written(run)) == 2
     monkeypatch.setenv("STOKER_PROFILE", "{}")
     _new_process()
-    list(stoker.timed(DataLoader([1, 2])))  # type: ignore[arg-type]
+    list(stoker.timed(DataLoader([1, 2])))
     assert len(written(run)) == 2
 
 
 def test_usage_says_that_the_batches_are_made_elsewhere(run):
     list(stoker.timed(Numbers(20)))
-    list(stoker.DataLoader(list(range(20))))  # type: ignore[arg-type]
+    list(stoker.DataLoader(list(range(20))))
     own = usage(run)
     assert (own[0].is_elsewhere, own[0].steps) == (True, 20)
     assert not own[1].is_elsewhere
@@ -236,7 +232,6 @@ class _Clock:
 
 
 def fit(folder: Path) -> tuple[_FitSteps, _Clock, list[float]]:
-    """Makes the steps of Keras' fit; a test can add to what the dataset says."""
     said, clock = [0.0, 0.0], _Clock()
     process = this_process()
     books = process.books_of_source("fit")

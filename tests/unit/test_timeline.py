@@ -92,7 +92,7 @@ def test_metrics_are_merged(tmp_path, monkeypatch):
     path = tmp_path / "new" / "metrics.json"
     monkeypatch.setenv("STOKER_METRICS", str(path))
     log_metrics(accuracy=0.5, loss=2)
-    log_metrics(accuracy=torch.tensor(0.75))  # type: ignore[arg-type]
+    log_metrics(accuracy=torch.tensor(0.75))
     assert json.loads(path.read_text()) == {"accuracy": 0.75, "loss": 2.0}
     assert list(path.parent.iterdir()) == [path]
 

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.cli.outputs import training_words
 from stoker.cli.profile import FollowedProfile
 from stoker.cli.watch import RunView
 from stoker.feed.timeline import (
@@ -27,6 +26,7 @@ from stoker.platforms.base import LogLine
 from stoker.records import Group, Job, Measured, Training
 from stoker.report.verdict import collect
 from stoker.text import wait_words
+from stoker.words import training_words
 
 STEP = 0.05
 WAITS = {0: 0.04, 1: 0.8}

@@ -134,7 +134,7 @@ def test_a_job_without_hosts_is_tried_again_until_there_are_some(tmp_path):
     assert len(said) == 3
     assert said[0] == (
         "no hosts for dnn 1 x g5.2xlarge, data 1 x c7i.4xlarge: "
-        "again in 5 min, for 60 min more: no capacity"
+        "retry in 5 min, for 60 min more: no capacity"
     )
     assert [event.what for event in record.events][:3] == said
     assert record.status == "succeeded"
@@ -185,10 +185,10 @@ def test_a_run_without_hosts_leaves_the_record_of_a_failed_training(tmp_path):
     assert record.job.name == "mnist-1-plan5"
     told = [event.what for event in record.events]
     assert ["taking the next plan" in words for words in told] == [False, True] * 2 + [False] * 2
-    assert [words for words in told if "again in 5 min" in words] == told[0:5:2]
+    assert [words for words in told if "retry in 5 min" in words] == told[0:5:2]
     assert (
         told[-1]
-        == "no hosts for dnn 1 x g5.2xlarge, data 1 x m5.4xlarge, and no other plan to take"
+        == "no hosts for dnn 1 x g5.2xlarge, data 1 x m5.4xlarge, and no other plan is left"
     )
 
 
@@ -301,9 +301,8 @@ def test_plans_that_the_platform_would_not_take_are_said_once(tmp_path):
     _, said = run(platform, tmp_path, OnNoCapacity(wait_minutes=10))
     unfit = [words for words in said if "is too long" in words]
     assert unfit == [
-        "dnn 1 x g5.2xlarge cannot take its place where hosts are short: mnist-1-plan4 is too long",
-        "dnn 1 x g5.2xlarge, data 1 x m5.4xlarge cannot take its place where hosts are short: "
-        "mnist-1-plan5 is too long",
+        "dnn 1 x g5.2xlarge cannot replace it: mnist-1-plan4 is too long",
+        "dnn 1 x g5.2xlarge, data 1 x m5.4xlarge cannot replace it: mnist-1-plan5 is too long",
     ]
     assert said[:2] == unfit
 

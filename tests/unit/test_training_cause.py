@@ -3,11 +3,11 @@
 import msgspec
 import pytest
 
-from stoker.cli.outputs import training_words
 from stoker.feed.workers.pool import advice_on, describe_exit
 from stoker.host.processes import ended_words, why_not_found
 from stoker.launch.finish import words_of_end
 from stoker.reasons import cause_of
+from stoker.words import training_words
 from support.sample_records import training
 
 WHO = "the training command on algo-3"

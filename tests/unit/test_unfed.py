@@ -11,8 +11,8 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from stoker.feed import unfed
+from stoker.feed.bookkeeping import TrainerProcess, Unfed
 from stoker.feed.loading import read_loadings
-from stoker.feed.process import TrainerProcess, Unfed
 from stoker.feed.timeline import Timeline
 from stoker.feed.unfed import ENOUGH_STEPS, OptimizerWatch, is_released
 from stoker.launch.trainer_host import Release
@@ -30,7 +30,6 @@ def watch_of(folder: Path, *, rank: int = 0, world: int = 1) -> tuple[OptimizerW
 
 @pytest.fixture(autouse=True)
 def without_feed(monkeypatch):
-    """Other tests of this process have loaders of stoker's."""
     monkeypatch.setattr(unfed, "_FEED", "no.such.module")
 
 
@@ -119,7 +118,7 @@ def test_a_compiled_step_is_not_broken_and_its_number_is_not_known(tmp_path):
 
 def test_a_loader_of_torchs_is_seen_only_where_its_iterator_is_torchs(tmp_path):
     class Own(torch.utils.data.DataLoader[object]):
-        def _get_iterator(self) -> object:  # type: ignore[override]
+        def _get_iterator(self) -> object:
             return stokers.pop() if stokers else super()._get_iterator()
 
     stokers = [type("Fed", (), {"__module__": "stoker.feed.iterators"})()]
@@ -135,8 +134,6 @@ def test_a_loader_of_torchs_is_seen_only_where_its_iterator_is_torchs(tmp_path):
 
 
 class Released:
-    """Takes the coordinator's place, and remembers why it was told to give the data hosts back."""
-
     def __init__(self) -> None:
         self.reasons: list[str] = []
         self.unfed_ranks = 0
@@ -146,10 +143,10 @@ class Released:
 
 
 def test_data_hosts_are_given_back_when_all_ranks_say_the_same(tmp_path, monkeypatch):
-    monkeypatch.setattr("stoker.launch.trainer_host._LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("stoker.launch.trainer_host._POLL_SECONDS", 0.0)
     (tmp_path / unfed_file(1)).write_bytes(msgspec.json.encode(Unfed(1, "of an attempt before")))
     coordinator = Released()
-    release = Release(tmp_path, coordinator, ranks=2, all_ranks=2)  # type: ignore[arg-type]
+    release = Release(tmp_path, coordinator, ranks=2, all_ranks=2)
     ranks = [watch_of(tmp_path, rank=rank, world=2)[0] for rank in (0, 1)]
     for _ in range(ENOUGH_STEPS):
         ranks[0].step()
@@ -167,9 +164,9 @@ def test_data_hosts_are_given_back_when_all_ranks_say_the_same(tmp_path, monkeyp
 
 
 def test_a_rank_that_asks_after_all_takes_its_word_back(tmp_path, monkeypatch):
-    monkeypatch.setattr("stoker.launch.trainer_host._LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("stoker.launch.trainer_host._POLL_SECONDS", 0.0)
     coordinator = Released()
-    release = Release(tmp_path, coordinator, ranks=2, all_ranks=2)  # type: ignore[arg-type]
+    release = Release(tmp_path, coordinator, ranks=2, all_ranks=2)
     ranks = [watch_of(tmp_path, rank=rank, world=2)[0] for rank in (0, 1)]
     for rank in ranks:
         for _ in range(ENOUGH_STEPS):
@@ -185,9 +182,9 @@ def test_a_rank_that_asks_after_all_takes_its_word_back(tmp_path, monkeypatch):
 def test_the_data_hosts_of_a_run_on_several_hosts_wait_for_the_word_of_all(
     tmp_path, monkeypatch, world
 ):
-    monkeypatch.setattr("stoker.launch.trainer_host._LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("stoker.launch.trainer_host._POLL_SECONDS", 0.0)
     coordinator = Released()
-    release = Release(tmp_path, coordinator, ranks=1, all_ranks=2)  # type: ignore[arg-type]
+    release = Release(tmp_path, coordinator, ranks=1, all_ranks=2)
     rank = watch_of(tmp_path, rank=0, world=world)[0]
     for _ in range(ENOUGH_STEPS):
         rank.step()

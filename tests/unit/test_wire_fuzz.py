@@ -47,7 +47,7 @@ VALID: list[protocol.Message] = [
         wall_seconds=2.0,
         worker=0,
     ),
-    protocol.Dropped(session="s", epoch_id=1, number=2, reason="r", is_lost=True),
+    protocol.Declined(session="s", epoch_id=1, number=2, reason="r", is_lost=True),
     protocol.Progress(rank=0, steps=1, samples=2, wait_seconds=0.5, compute_seconds=1.5),
 ]
 VALUE = {"x": torch.arange(10), "y": [np.ones(3), "é", 1.5, b"z" * 2000], 3: (1 << 70, 2j, None)}

@@ -6,7 +6,6 @@ It is read from tables: AWS's, the local one, and the prices that a user gives.
 import csv
 import io
 import math
-import os
 import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from stoker.errors import UsageError
+from stoker.host.machine import num_cpus
 from stoker.records import (
     PLATFORM_INFOS,
     Group,
@@ -528,7 +528,7 @@ def local_instance(instance_type: str) -> Instance | None:
 
 
 def _local(platform: PlatformName, cores: int | None) -> Catalog:
-    available = cores if cores is not None else _cores()
+    available = cores if cores is not None else num_cpus()
     made = (local_instance(f"local.c{number}") for number in range(1, available + 1))
     return Catalog(
         platform=platform,
@@ -538,13 +538,6 @@ def _local(platform: PlatformName, cores: int | None) -> Catalog:
         max_total_vcpus=available,
         make=local_instance,
     )
-
-
-def _cores() -> int:
-    # macOS has no affinity.
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _aws(platform: PlatformName) -> Catalog:

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import floor
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
@@ -29,19 +28,15 @@ from stoker.catalog.catalog import (
 from stoker.records import (
     KubernetesSettings,
     NodePool,
-    Toleration,
     Workload,
     bare_type,
     read_text,
 )
-from stoker.records.platforms import amount, lacks_arm_image
+from stoker.records.base import Document
+from stoker.records.platforms import ObjectPatch, Patch, amount, lacks_arm_image
 
 _SOURCE = "kubernetes.pools_file"
-_EFFECTS: tuple[Literal["NoSchedule", "PreferNoSchedule", "NoExecute"], ...] = (
-    "NoSchedule",
-    "PreferNoSchedule",
-    "NoExecute",
-)
+_EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 
 
 def catalog_of(workload: Workload, prices: Path | None = None) -> Catalog:
@@ -148,10 +143,10 @@ def _pool(row: Row, instance: Instance) -> NodePool:
     def is_said(column: str) -> bool:
         return bool(row.cells.get(column, "").strip())
 
+    # Without labels the pool's name is a type, by whose label its nodes are found.
+    spec: Patch = {"nodeSelector": dict(_labels(row)), "tolerations": list(_tolerations(row))}
     return NodePool(
-        # None: the pool's name is a type, by whose label its nodes are found.
-        node_selector=dict(_labels(row)) or None,
-        tolerations=tuple(_tolerations(row)),
+        pod=ObjectPatch(spec={key: value for key, value in spec.items() if value}),
         cpu=instance.vcpus if is_said("vcpus") else None,
         memory=f"{row.cells['memory_gib'].strip()}Gi" if is_said("memory_gib") else None,
         gpus=instance.accelerators if "gpus" in row.cells else None,
@@ -165,9 +160,10 @@ def _merged(pool: NodePool, own: NodePool | None) -> NodePool:
         name: getattr(own, name)
         for name in own.__struct_fields__
         # What the workload leaves at the default is not said there: the file's stays.
-        if getattr(own, name) not in (None, ())
+        if getattr(own, name) is not None
     }
-    return msgspec.structs.replace(pool, **said)
+    pod = ObjectPatch(metadata=own.pod.metadata, spec={**pool.pod.spec, **own.pod.spec})
+    return msgspec.structs.replace(pool, **{**said, "pod": pod})
 
 
 def _labels(row: Row) -> Iterator[tuple[str, str]]:
@@ -178,14 +174,13 @@ def _labels(row: Row) -> Iterator[tuple[str, str]]:
         yield key, value
 
 
-def _tolerations(row: Row) -> Iterator[Toleration]:
+def _tolerations(row: Row) -> Iterator[Document]:
     for word in row.cells.get("taints", "").split():
         label, _, effect = word.rpartition(":")
         key, equals, value = label.partition("=")
-        chosen = next((known for known in _EFFECTS if known == effect), None)
-        if not key or chosen is None:
+        if not key or effect not in _EFFECTS:
             raise row.error("taints", f"expected KEY=VALUE:EFFECT or KEY:EFFECT, found {word!r}")
         if equals:
-            yield Toleration(key=key, operator="Equal", value=value, effect=chosen)
+            yield {"key": key, "operator": "Equal", "value": value, "effect": effect}
         else:
-            yield Toleration(key=key, effect=chosen)
+            yield {"key": key, "operator": "Exists", "effect": effect}

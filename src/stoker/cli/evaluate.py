@@ -170,10 +170,11 @@ def judged(
     from stoker.cli.outputs import deliver, told_of_evaluation
     from stoker.cli.tracking import keep_tracked
     from stoker.cli.workloads import region_of
-    from stoker.evaluate import evaluate, model_metadata, model_quality, summary
+    from stoker.evaluate import evaluate, model_metadata, model_quality
     from stoker.platforms.base import tracking_of
     from stoker.records import Decision, Profile, read_json, write_text
     from stoker.settings import pipeline_run
+    from stoker.words import evaluation_table
 
     profile, decision, training = records
     profiled = read_json(profile, Profile)
@@ -192,7 +193,7 @@ def judged(
         record,
         outputs=destinations,
         name="evaluation",
-        explain=summary,
+        explain=evaluation_table,
         as_json=as_json,
         told=told_of_evaluation(record),
     )

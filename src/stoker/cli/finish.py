@@ -198,13 +198,14 @@ def _follow_training(
     from stoker.catalog import catalog_of
     from stoker.cli.evaluate import judged
     from stoker.cli.kept_training import train_and_keep
-    from stoker.cli.outputs import Outputs, deliver, kept_model, told_of_training, training_words
+    from stoker.cli.outputs import Outputs, deliver, kept_model, told_of_training
     from stoker.cli.tracking import keep_tracked
     from stoker.cli.workloads import named_run_dir
     from stoker.records import Decision, Workload, read_json, write_text
     from stoker.records.outcome import outcome_of, training_exit_code
     from stoker.records.training import copied_to
     from stoker.train import prepare
+    from stoker.words import training_words
 
     # As Train had it, with the parameters of the run.
     asked = read_json(records["workload.json"], Workload)

@@ -7,13 +7,15 @@ entry point.
 import json
 import re
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import yaml
 
-from stoker.errors import UsageError
-from stoker.platforms.aws import Aws, AwsError
+from stoker.errors import ServiceError, UsageError
+from stoker.platforms.aws import Aws
+from stoker.platforms.patch import mapping_of, unreserved
 from stoker.platforms.sagemaker.checks import text
+from stoker.platforms.sagemaker.request import RESERVED
 from stoker.records import Json
 from stoker.records.base import mapping, mappings
 
@@ -21,22 +23,8 @@ from stoker.records.base import mapping, mappings
 _WIDTH = 96
 # The times that the SDK appends to the names of jobs.
 _STAMP = re.compile(r"-(\d{14}|\d{4}-\d{2}-\d{2}-\d{2}-\d{2}-\d{2}-\d{3})$")
-# AWS's images have framework and version in their address.
-_FRAMEWORK = re.compile(r"/(pytorch|tensorflow)-training[^:]*:(\d+\.\d+(?:\.\d+)?)")
 _ACCELERATED = ("ml.p", "ml.g", "ml.trn")
-# Keys of `sagemaker`, and what they are called in DescribeTrainingJob.
-_SETTINGS = {
-    "role": "RoleArn",
-    "output_uri": "OutputDataConfig.S3OutputPath",
-    "output_kms_key": "OutputDataConfig.KmsKeyId",
-    "volume_gb": "ResourceConfig.VolumeSizeInGB",
-    "volume_kms_key": "ResourceConfig.VolumeKmsKeyId",
-    "max_run_seconds": "StoppingCondition.MaxRuntimeInSeconds",
-    "encrypt_traffic": "EnableInterContainerTrafficEncryption",
-    "network_isolation": "EnableNetworkIsolation",
-    "checkpoint_uri": "CheckpointConfig.S3Uri",
-}
-# Keys of a channel, likewise.
+# Keys of a channel, and what they are called in DescribeTrainingJob.
 _CHANNEL = {
     "data_type": "DataSource.S3DataSource.S3DataType",
     "distribution": "DataSource.S3DataSource.S3DataDistributionType",
@@ -44,14 +32,14 @@ _CHANNEL = {
     "attribute_names": "DataSource.S3DataSource.AttributeNames",
     "record_wrapper": "RecordWrapperType",
 }
-_DEFAULTS = ("S3Prefix", "FullyReplicated", "File", "None", "/opt/ml/checkpoints")
-# What else of a request, or of one channel, is read here.
-_READ = re.compile(
-    r"TrainingJobName|HyperParameters|Environment|VpcConfig|ChannelName"
-    r"|AlgorithmSpecification\.(TrainingI.*|MetricDefinitions|Container.*)"
-    r"|ResourceConfig\.(Selected)?Instance(Type|Count|Groups)"
-    r"|DataSource\.(FileSystemDataSource|S3DataSource\.(S3Uri|InstanceGroupNames))"
+_DEFAULTS = ("S3Prefix", "FullyReplicated", "File", "None")
+# Not taken: jobs with instance groups, which plans with data hosts have, cannot have them.
+_NOT_FOR_GROUPS = (
+    "EnableManagedSpotTraining",
+    "StoppingCondition MaxWaitTimeInSeconds",
+    "ResourceConfig KeepAlivePeriodInSeconds",
 )
+_RESERVED = {**RESERVED, **dict.fromkeys(_NOT_FOR_GROUPS, "")}
 
 
 def from_training_job(name: str, *, aws: Aws) -> tuple[str, str]:
@@ -63,10 +51,10 @@ def from_training_job(name: str, *, aws: Aws) -> tuple[str, str]:
     """
     try:
         job = aws.call("sagemaker", "DescribeTrainingJob", TrainingJobName=name)
-    except AwsError as err:
+    except ServiceError as err:
         # DescribeTrainingJob answers so for a job that does not exist.
-        if err.is_missing or err.code == "ValidationException":
-            raise AwsError(
+        if err.kind == "missing" or err.code == "ValidationException":
+            raise ServiceError(
                 f"there is no training job {name} in {aws.region}",
                 where="sagemaker:DescribeTrainingJob",
                 fix="correct its name, or its region: --region R",
@@ -75,7 +63,7 @@ def from_training_job(name: str, *, aws: Aws) -> tuple[str, str]:
     image = _at(job, "AlgorithmSpecification.TrainingImage")
     if not image:
         raise UsageError(
-            f"training job {name} has no image of its own to run stoker in",
+            f"training job {name} names an algorithm, not an image that stoker could run in",
             fix="name a job with an image, such as AWS's framework images",
         )
     notes = [
@@ -85,25 +73,14 @@ def from_training_job(name: str, *, aws: Aws) -> tuple[str, str]:
     command, source, processes = _start(job, notes)
     dnn, roles = _hosts(job, notes)
     channels = _channels(job, roles, source, notes)
-    framework = _FRAMEWORK.search(str(image))
-    settings: dict[str, Json] = {key: _at(job, path) for key, path in _SETTINGS.items()}
-    settings |= {
-        "output_uri": str(settings["output_uri"]).rstrip("/"),
+    settings: dict[str, Json] = {
+        "role": job.get("RoleArn"),
+        "output_uri": str(_at(job, "OutputDataConfig.S3OutputPath")).rstrip("/"),
         "region": aws.region,
         "source": source,
-        "framework": {"name": framework[1], "version": framework[2]} if framework else None,
-        "vpc": {
-            "subnets": _at(job, "VpcConfig.Subnets"),
-            "security_groups": _at(job, "VpcConfig.SecurityGroupIds"),
-        }
-        if job.get("VpcConfig")
-        else None,
-        "environment": mapping(job, "Environment"),
-        "tags": _tags(job, aws, notes),
-        "metric_definitions": [
-            {"name": text(metric, "Name"), "regex": text(metric, "Regex")}
-            for metric in mappings(job, "AlgorithmSpecification", "MetricDefinitions")
-        ],
+        "max_run_seconds": _at(job, "StoppingCondition.MaxRuntimeInSeconds"),
+        "checkpoint_uri": _at(job, "CheckpointConfig.S3Uri"),
+        "request": _request(job, aws, list(channels), notes),
     }
     workload = re.sub(r"[^a-z0-9-]+", "-", _STAMP.sub("", name).lower())[:40].strip("-")
     document: dict[str, Json] = {
@@ -126,16 +103,11 @@ def from_training_job(name: str, *, aws: Aws) -> tuple[str, str]:
         for metric in mappings(job, "FinalMetricDataList")
     )
     notes += [
-        "A job does not say how good the model must be, nor how long it trains. Add gate: "
+        "The job does not tell how good the model must be, nor how long it trains. Add gate: "
         "[{metric: accuracy, min: 0.94}] for what the script reports with stoker.log_metrics, and "
         "training: {epochs: 10, samples_per_epoch: 50000, global_batch_size: 256}."
         + (f" The job's metrics ended at {ended}." if ended else ""),
     ]
-    model = getattr(aws.client("sagemaker"), "meta").service_model  # noqa: B009
-    settable = model.operation_model("CreateTrainingJob").input_shape.members
-    request = {key: job.get(key) for key in settable}
-    if left := sorted(_not_taken(request)):
-        notes.append(f"Not taken, as a workload has no key for it: {', '.join(left)}.")
     lines = [textwrap.wrap(note, _WIDTH, break_on_hyphens=False) for note in notes]
     head = "\n".join(f"# {line}" for note in lines for line in note)
     body = {key: value for key, value in document.items() if value}
@@ -259,37 +231,48 @@ def _channels(
     return found
 
 
-def _tags(job: Mapping[str, Json], aws: Aws, notes: list[str]) -> dict[str, Json]:
+def _request(
+    job: Mapping[str, Json], aws: Aws, channels: list[str], notes: list[str]
+) -> dict[str, Json]:
+    """Returns the rest of the request, as it is."""
+    model = getattr(aws.client("sagemaker"), "meta").service_model  # noqa: B009
+    settable = model.operation_model("CreateTrainingJob").input_shape.members
+    asked = {key: value for key, value in job.items() if key in settable}
+    request = mapping_of({}, mapping(unreserved(asked, _RESERVED)))
+    others = [
+        channel
+        for channel in mappings(request, "InputDataConfig")
+        if text(channel, "ChannelName") in channels and set(channel) - {"ChannelName"}
+    ]
+    request |= {"InputDataConfig": others, "Tags": _tags(job, aws, notes)}
+    left = [path.replace(" ", ".") for path in _NOT_FOR_GROUPS if _at(job, path.replace(" ", "."))]
+    if left:
+        notes.append(
+            f"Not taken, as jobs with data hosts cannot have it: {', '.join(left)}. Add it under "
+            "sagemaker.request for a job without them."
+        )
+    if left := sorted({"MlflowConfig", "TensorBoardOutputConfig"} & asked.keys()):
+        notes.append(f"Not taken: {', '.join(left)}. The key tracking has it.")
+    return {key: value for key, value in request.items() if value}
+
+
+def _tags(job: Mapping[str, Json], aws: Aws, notes: list[str]) -> list[Json]:
     try:
         listed = aws.pages(
             "sagemaker", "ListTags", items="Tags", ResourceArn=text(job, "TrainingJobArn")
         )
-        # Nobody else may set AWS's own tags.
-        return {k: tag.get("Value") for tag in listed if (k := text(tag, "Key"))[:4] != "aws:"}
-    except AwsError as err:
-        notes.append(f"sagemaker.tags: the job's tags could not be read ({err.code or err.what}).")
-        return {}
-
-
-def _not_taken(value: Json, path: str = "", shown: str = "") -> Iterator[str]:
-    """Yields the path of each setting that this module does not read and that is no default."""
-    known = path in _SETTINGS.values() or path in _CHANNEL.values()
-    if known or _READ.fullmatch(path) or value in (None, "", False, [], {}, *_DEFAULTS):
-        return
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _not_taken(item, f"{path}.{key}".strip("."), f"{shown}.{key}".strip("."))
-    elif path == "InputDataConfig":
-        for channel in mappings({path: value}, path):
-            yield from _not_taken(channel, "", f"{path}.{text(channel, 'ChannelName')}")
-    else:
-        yield shown
+        # Only AWS may set its own.
+        return [dict(tag) for tag in listed if not text(tag, "Key").startswith("aws:")]
+    except ServiceError as err:
+        why = err.code or err.what
+        notes.append(f"sagemaker.request.Tags: the job's tags could not be read ({why}).")
+        return []
 
 
 def _decoded(word: str) -> str | int | float | bool:
     """Returns the value that a hyperparameter's text means.
 
-    A text that a run would write in another way stays as it is: `1e-3`, `01`, `"true"`.
+    A text that a run would write differently stays as it is: `1e-3`, `01`, `"true"`.
     """
     value = _json(word)
     if isinstance(value, str):

@@ -104,10 +104,10 @@ def keep_stopped(
         record: What was measured until then, as it is in the run's folder; status `stopped`.
         out: Second file for the record.
     """
-    from stoker.cli.outputs import training_words
     from stoker.cli.tracking import keep_tracked
     from stoker.records import write_json
     from stoker.records.training import copied_to
+    from stoker.words import training_words
 
     run_dir = job.run_dir
     files = [run_dir / "training.json", *([out] if out else [])]

@@ -1,11 +1,8 @@
-"""A component's record is written to a file, printed as text or JSON, and passed to Kubeflow.
+"""Outputs of a component: its record as file, text or JSON, and what it passes to Kubeflow.
 
-Each record also has a verdict in one line of words, and a training an exit code.
-
-Kubeflow gives a step `{{$}}`, a JSON document with its inputs and the places of its outputs. A
-verb reads all parameters from there: those that the run left out are missing in it, or null, and
-are then as the workload says. A container component sets output parameters, and metrics on the
-page of the run, only by writing the file `outputs.outputFile`.
+Kubeflow gives a step `{{$}}`, a JSON document with its inputs and the places of its outputs. Inputs
+that the run left out are missing in it, or null, and are then as the workload says. A container
+component sets output parameters and metrics only by writing the file `outputs.outputFile`.
 """
 
 import json
@@ -13,7 +10,7 @@ import math
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,7 +18,6 @@ import msgspec
 
 from stoker.cli.options import OutputFiles
 from stoker.errors import UsageError
-from stoker.evaluate import prediction_words, speedup_words
 from stoker.parameters import HYPERPARAMETER_INPUT
 from stoker.reasons import shortened
 from stoker.records import (
@@ -30,15 +26,12 @@ from stoker.records import (
     Json,
     Profile,
     Training,
-    plan_in_words,
     to_document,
     to_json,
     write_json,
     write_text,
 )
-from stoker.records.base import RecordT, mapping
-from stoker.records.outcome import outcome_of
-from stoker.text import ms, step_words, usd
+from stoker.records.base import Record, RecordT, mapping
 
 # The size that Kubeflow and its database accept.
 MAX_PARAMETER_BYTES = 32 << 10
@@ -63,10 +56,10 @@ class ExecutorInput:
     """Inputs of a step, and the outputs that Kubeflow expects of it.
 
     Attributes:
-        inputs: Values of the input parameters as texts; those that were left out are missing.
-        output_file: File in which Kubeflow looks for the outputs.
+        inputs: Input parameters as texts, without those that were left out.
+        output_file: The file that Kubeflow reads after the step.
         parameters: Names of the step's output parameters.
-        artifacts: Name to type (such as system.Metrics) and URI, of the outputs.
+        artifacts: Type (such as system.Metrics) and URI of each output, by name.
     """
 
     inputs: Mapping[str, str]
@@ -75,7 +68,7 @@ class ExecutorInput:
     artifacts: Mapping[str, tuple[str, str]]
 
     def address_of(self, kind: str) -> str:
-        """Returns the address of the first artifact of that type; empty where there is none."""
+        """Returns the URI of the first artifact of a type; empty: none."""
         return next((uri for found, uri in self.artifacts.values() if found == kind), "")
 
 
@@ -96,7 +89,7 @@ def read_executor_input(text: str) -> ExecutorInput:
     artifacts = {}
     for name, described in mapping(outputs.get("artifacts")).items():
         found = mapping(described).get("artifacts")
-        # A list of one, except for lists of artifacts, which no step of ours has.
+        # A list of one: our steps have no lists of artifacts.
         first = mapping(found[0]) if isinstance(found, list) and found else {}
         kind = mapping(first.get("type")).get("schemaTitle")
         artifacts[name] = (str(kind or ""), str(first.get("uri") or ""))
@@ -110,7 +103,7 @@ def read_executor_input(text: str) -> ExecutorInput:
 
 
 def _text_of(value: Json) -> str:
-    """Returns a value as `--param` takes it: protobuf makes 3 a number such as 3.0."""
+    """Returns a value as `--param` takes it; protobuf turns 3 into 3.0."""
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return value if isinstance(value, str) else json.dumps(value)
@@ -123,10 +116,10 @@ class StepInputs:
     Attributes:
         workload: The workload's document.
         run_id: Id of the pipeline's run.
-        training: The training's record.
+        training: The training's record, as JSON.
         champion: The model in use.
         outcome: How the run ended, as JSON.
-        params: `NAME=VALUE` of all other inputs, which are parameters of the run.
+        params: All other inputs as `NAME=VALUE`: parameters of the run.
     """
 
     workload: str | None = None
@@ -143,7 +136,7 @@ class StepInputs:
 
 
 def step_inputs(files: OutputFiles) -> StepInputs:
-    """Returns the inputs that Kubeflow gave a step; outside of Kubeflow there are none.
+    """Returns the inputs that Kubeflow gave a step; none outside of Kubeflow.
 
     Raises:
         UsageError: If Kubeflow's document cannot be read.
@@ -168,11 +161,7 @@ def step_inputs(files: OutputFiles) -> StepInputs:
 
 
 def check_parameters(executor: ExecutorInput, known: frozenset[str]) -> None:
-    """Refuses output parameters that the step does not have.
-
-    Raises:
-        UsageError: If there is one; it names those that the step has.
-    """
+    """Raises UsageError if an output parameter is not one of `known`."""
     unknown = sorted(executor.parameters - known)
     if unknown:
         raise UsageError(
@@ -192,14 +181,12 @@ def write_executor_output(
     """Writes the file that Kubeflow reads after the step.
 
     Args:
-        executor: Outputs that Kubeflow expects.
         parameters: Values; those that the component does not declare are left out.
-        metrics: Values for every metrics artifact, shown on the run's page; finite ones
-            only.
-        model_uri: URI of the model, for every model artifact.
+        metrics: Values for metrics artifacts, shown on the run's page; finite ones only.
+        model_uri: URI for model artifacts.
 
     Raises:
-        UsageError: If a parameter is longer than Kubeflow carries, or the file cannot be written.
+        UsageError: If a parameter is too long for Kubeflow, or the file cannot be written.
     """
     values = {name: parameters[name] for name in sorted(executor.parameters & set(parameters))}
     for name, value in values.items():
@@ -209,7 +196,7 @@ def write_executor_output(
                 f"at most {MAX_PARAMETER_BYTES} are allowed",
                 where=_WHERE,
             )
-    # JSON has no NaN: Kubeflow would refuse the whole file.
+    # JSON has no NaN: Kubeflow would reject the whole file.
     told: dict[str, Json] = {n: v for n, v in sorted(metrics.items()) if math.isfinite(v)}
     about: dict[str, dict[str, Json]] = {_METRICS: told, MODEL: {"model_uri": model_uri}}
     artifacts: dict[str, Json] = {
@@ -229,13 +216,13 @@ def _wrong(what: str) -> UsageError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outputs:
-    """Says where a component's outputs go.
+    """Where a component's outputs go.
 
     Attributes:
         out: File for the record; None: NAME.json in the current folder.
         summary: File for a summary in Markdown.
         model: Folder for a copy of the model.
-        executor: Outputs that Kubeflow expects; None outside of Kubeflow.
+        executor: None outside of Kubeflow.
     """
 
     out: Path | None = None
@@ -247,42 +234,27 @@ class Outputs:
 def outputs_of(
     files: OutputFiles, *, model: Path | None = None, parameters: frozenset[str] = frozenset()
 ) -> Outputs:
-    """Returns the outputs that the command line names, checked before the work begins.
-
-    Args:
-        files: The files that were typed.
-        model: Folder for a copy of the model.
-        parameters: All that the component can publish.
+    """Returns the outputs of the command line, checked before the work begins.
 
     Raises:
-        UsageError: If Kubeflow's document cannot be read, or asks for other parameters.
+        UsageError: If Kubeflow's document cannot be read, or asks for other `parameters`.
     """
     executor = read_executor_input(files.executor_input) if files.executor_input else None
     if executor:
-        # Now, not after an hour of training: a name that is wrong is wrong from the start.
         check_parameters(executor, parameters)
     return Outputs(out=files.out, summary=files.summary, model=model, executor=executor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """Holds the values of a record that are passed to Kubeflow.
-
-    Attributes:
-        parameters: Values by name, for conditions and later steps.
-        metrics: Numbers by name, for the page of the run.
-    """
+    """Values of a record for Kubeflow: `metrics` are shown on the page of the run."""
 
     parameters: Mapping[str, str] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 def check_writable(out: Path) -> None:
-    """Makes sure that a record can be written to `out`, before it takes minutes to make one.
-
-    Raises:
-        UsageError: If it cannot.
-    """
+    """Raises UsageError if `out` cannot be written; called before the record is made."""
     folder = out.absolute().parent
     while not folder.exists():
         folder = folder.parent
@@ -310,12 +282,9 @@ def deliver(
     """Writes and prints a component's record.
 
     Args:
-        outputs: Files for the record.
         name: Name of the record's file and title of the summary.
-        explain: Returns the record in words.
-        as_json: Prints the record as JSON instead of words.
-        told: Values for Kubeflow.
-        model_uri: URI of the model, for Kubeflow.
+        explain: Returns the record as text.
+        told: Values for Kubeflow; likewise `model_uri`.
 
     Raises:
         UsageError: If a file cannot be written.
@@ -342,74 +311,61 @@ def deliver(
 
 
 def kept_model(model_uri: str | None, outputs: Outputs) -> str | None:
-    """Copies a model that is on this machine, and returns its new address.
-
-    Returns the address of a model that is elsewhere as it is.
-    """
+    """Copies a local model to `outputs.model`; returns its address, new or unchanged."""
     source = Path(model_uri) if model_uri and "://" not in model_uri else None
     if outputs.model is None or source is None or not source.is_dir():
         return model_uri
-    # The folder may be there already: Kubeflow names it, and uploads what is in it after the step.
+    # Kubeflow makes the folder, and uploads it after the step.
     shutil.copytree(source, outputs.model, dirs_exist_ok=True)
     address = outputs.executor.address_of(MODEL) if outputs.executor else ""
     return address or str(outputs.model)
 
 
 def told_of_profile(record: Profile) -> Told:
-    """Returns seconds of a step, its parts, and how busy the hosts were, as far as known."""
-    step, observed = record.step, record.observed
-    timed = (
-        {
-            "step_seconds": step.step_seconds,
-            "wait_seconds": step.wait_seconds,
-            "accelerator_step_seconds": step.accelerator_step_seconds,
-            "loader_cpu_seconds": step.loader_cpu_seconds,
-        }
-        if step
-        else {}
-    )
-    loads = (
-        {
-            "cpu_utilization": observed.cpu_utilization,
-            "gpu_utilization": observed.gpu_utilization,
-        }
-        if observed
-        else {}
-    )
-    return Told(metrics=_known({**timed, **loads}))
+    """Returns times of a step and loads of the hosts, as far as known."""
+    terms = ("step_seconds", "wait_seconds", "accelerator_step_seconds", "loader_cpu_seconds")
+    loads = ("cpu_utilization", "gpu_utilization")
+    return Told(metrics={**_values(record.step, terms), **_values(record.observed, loads)})
 
 
 def told_of_decision(record: Decision) -> Told:
-    """Returns the chosen plan's promise, and what to do."""
+    """Returns what to do, and the chosen plan's prediction."""
     promise = record.plan.predicted
-    metrics = {} if promise is None else to_document(promise)
-    return Told(
-        parameters={"action": record.action},
-        metrics={name: value for name, value in metrics.items() if isinstance(value, float | int)},
-    )
+    names = promise.__struct_fields__ if promise else ()
+    return Told(parameters={"action": record.action}, metrics=_values(promise, names))
 
 
 def told_of_training(record: Training) -> Told:
-    """Returns the script's metrics, and steps as they were; the record, for the next step."""
-    measured = record.measured
-    steps = (
-        {}
-        if measured is None
-        else {
-            "step_seconds": measured.step_seconds,
-            "wait_seconds": measured.wait_seconds,
-            "samples_per_second": measured.samples_per_second,
-            "usd_per_1000_steps": measured.usd_per_1000_steps,
-        }
-    )
+    """Returns the script's metrics and the measured step; and the record, for the next step."""
+    names = ("step_seconds", "wait_seconds", "samples_per_second", "usd_per_1000_steps")
     return Told(
         parameters={"status": record.status, "training": carried(record)},
-        metrics=_known({**record.metrics, **steps}),
+        metrics={**record.metrics, **_values(record.measured, names)},
     )
+
+
+def told_of_evaluation(record: Evaluation) -> Told:
+    """Returns gates, speed and cost; and whether it passed."""
+    performance = record.performance
+    return Told(
+        parameters={"passed": "true" if record.passed else "false"},
+        metrics={
+            **{gate.metric: gate.value for gate in record.gates if gate.value is not None},
+            **_values(performance and performance.measured, ("step_seconds",)),
+            **_values(performance, ("speedup", "prediction_error", "cost_change")),
+            "passed": float(record.passed),
+        },
+    )
+
+
+def _values(record: Record | None, names: Sequence[str]) -> dict[str, float]:
+    """Returns those fields of a record that are known numbers."""
+    found: dict[str, object] = {name: getattr(record, name, None) for name in names}
+    return {name: value for name, value in found.items() if isinstance(value, float | int)}
 
 
 def carried(record: Training, *, max_bytes: int = _MAX_RECORD_BYTES) -> str:
-    """Returns the record as a text of bounded length: events go first, then hosts, then words.
+    """Returns the record as JSON of bounded length: events are dropped first, then hosts.
 
     A parameter of Kubeflow, unlike a file, is shown on the run's page and can be a condition.
     """
@@ -419,7 +375,7 @@ def carried(record: Training, *, max_bytes: int = _MAX_RECORD_BYTES) -> str:
         # The file stays in the step that trained.
         measured = msgspec.structs.replace(measured, timeline_file=None)
     short = msgspec.structs.replace(record, failure=failure, measured=measured)
-    # In the order of what an evaluation needs least: it reads status, metrics and times.
+    # What an evaluation needs least goes first: it reads status, metrics and times.
     for less in (
         {},
         {"events": record.events[-20:]},
@@ -433,93 +389,8 @@ def carried(record: Training, *, max_bytes: int = _MAX_RECORD_BYTES) -> str:
     return text
 
 
-def told_of_evaluation(record: Evaluation) -> Told:
-    """Returns gates, speed and cost; and whether it passed."""
-    gates = {gate.metric: gate.value for gate in record.gates}
-    performance = record.performance
-    held = (
-        {}
-        if performance is None
-        else {
-            "step_seconds": performance.measured.step_seconds,
-            "speedup": performance.speedup,
-            "prediction_error": performance.prediction_error,
-            "cost_change": performance.cost_change,
-        }
-    )
-    passed = {"passed": float(record.passed)}
-    return Told(
-        parameters={"passed": "true" if record.passed else "false"},
-        metrics=_known({**gates, **held, **passed}),
-    )
-
-
-def _known(values: Mapping[str, float | None]) -> dict[str, float]:
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def profile_words(record: Profile) -> str:
-    """Returns the verdict of a profile in one line."""
-    step = record.timed_step
-    if step.wait_seconds is None:
-        return f"a step takes {ms(step.step_seconds)}"
-    check = record.check
-    unexplained = ""
-    if check is not None and not check.explained:
-        unexplained = f", in the state {check.state}" if check.state else ", unexplained"
-    took = step_words(step_seconds=step.step_seconds, wait_seconds=step.wait_seconds)
-    return f"a step takes {took}{unexplained}"
-
-
-def decision_words(record: Decision) -> str:
-    """Returns the verdict of a decision in one line."""
-    predicted = record.plan.predicted
-    promise = f", {predicted.speedup:.2f} times as fast" if predicted else ""
-    if record.action == "keep" or record.is_noisy:
-        return f"{plan_in_words(record.plan)}: {record.plan.reason or 'no other cluster pays'}"
-    return f"{plan_in_words(record.plan)}{promise}"
-
-
 def free_advice(profiled: Profile, decision: Decision) -> list[str]:
-    """Returns the advice that costs nothing and is worth doing, whichever plan is run."""
-    # `num-workers` is decide's own, of the plan to tune; the others are fixes of the profile.
+    """Returns the advice that costs nothing and helps with any plan."""
+    # `num-workers` is from decide, the others are fixes of the profile.
     free = {fix.id for fix in profiled.fixes if fix.cost == "none"} | {"num-workers"}
     return [advice.text for advice in decision.advice if advice.id in free]
-
-
-def training_words(training: Training) -> str:
-    """Returns what a run did, and whether its times can be compared with those of other runs."""
-    outcome = outcome_of(training)
-    measured = training.measured
-    if not outcome.is_good:
-        return outcome.words.removeprefix("the ")
-    metrics = "".join(f", {name} {value:.4g}" for name, value in training.metrics.items())
-    # The platform says why: hosts share cores, or cores count as hosts of a cloud.
-    caution = next((e.what for e in training.events if e.what.startswith("not comparable: ")), "")
-    caution = f"; {caution}" if caution else ""
-    if training.usd_total is not None:
-        metrics += f", {usd(training.usd_total)} for the run"
-    if measured is None:
-        done = f", {training.steps} steps" if training.steps else ""
-        return f"training succeeded{done}; no step was timed{metrics}{caution}"
-    took = step_words(
-        step_seconds=measured.step_seconds,
-        wait_seconds=measured.wait_seconds,
-        least_wait_share=measured.least_wait_share,
-        rank=measured.rank,
-    )
-    return f"{measured.steps} steps of {took}{metrics}{caution}"
-
-
-def evaluation_words(record: Evaluation) -> str:
-    """Returns the verdict of an evaluation in one line."""
-    gates = ", ".join(
-        f"{gate.metric} {'not reported' if gate.value is None else f'{gate.value:.4g}'} passed"
-        for gate in record.gates
-    )
-    verdict = record.reason or gates or "no gate"
-    performance = record.performance
-    if performance is None:
-        return verdict
-    promise = prediction_words(performance)
-    return f"{verdict}; {speedup_words(performance)}{promise and f'; {promise}'}"

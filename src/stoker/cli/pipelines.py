@@ -26,6 +26,7 @@ from stoker.errors import (
     EXIT_INTERRUPTED,
     EXIT_TERMINATED,
     PlatformError,
+    ServiceError,
     TerminatedError,
     UsageError,
 )
@@ -163,8 +164,8 @@ def wait_for(
             run = client.status(name)
         except PlatformError as err:
             # A run that was just started may not be shown yet.
-            is_passing = getattr(err, "is_passing", False) or getattr(err, "is_missing", False)
-            if not is_passing or clock() - heard > PATIENCE_SECONDS:
+            kind = err.kind if isinstance(err, ServiceError) else "refused"
+            if kind not in ("away", "stale", "missing") or clock() - heard > PATIENCE_SECONDS:
                 raise
             sleep(WAIT_SECONDS)
             continue

@@ -4,15 +4,15 @@ import json
 import platform as machine
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stoker.cli.options import AsJson, writable_file
+from stoker.cli.options import AsJson
 from stoker.errors import UsageError
-from stoker.text import percentage
 
 if TYPE_CHECKING:
     from stoker.records import Decision, Evaluation, Json, Profile, Training, Workload
@@ -29,22 +29,12 @@ def report_verb(
         bool,
         typer.Option("--scaling", help="Same as the word scaling before the runs."),
     ] = False,
-    out: Annotated[
-        Path,
-        typer.Option(
-            "--out",
-            help="File for the page of `report scaling` (default: scaling.html).",
-            show_default=False,
-            metavar="F",
-            callback=writable_file,
-        ),
-    ] = Path("scaling.html"),
     as_json: AsJson = False,
 ) -> None:
     """Write the HTML report of a run again, or compare several runs.
 
-    `stoker report FOLDER` writes FOLDER/report.html. `stoker report scaling FOLDER FOLDER` writes
-    one page on throughput and cost over cluster sizes.
+    `stoker report FOLDER` writes FOLDER/report.html. `stoker report scaling FOLDER FOLDER` prints
+    a table of throughput and cost over cluster sizes.
 
     Examples:
         stoker report runs/ID
@@ -55,16 +45,16 @@ def report_verb(
     if others and str(first) == "scaling" and not first.exists():
         runs, scaling = others, True
     if scaling:
-        report_scaling(runs, out=out, as_json=as_json)
+        report_scaling(runs, as_json=as_json)
         return
     files: list[Json] = [str(report_of_run(run)) for run in runs]
     print(json.dumps({"reports": files}) if as_json else "\n".join(map(str, files)))
 
 
-def report_scaling(runs: Sequence[Path], *, out: Path, as_json: bool) -> None:
-    """Writes one page over all runs."""
+def report_scaling(runs: Sequence[Path], *, as_json: bool) -> None:
+    """Prints a table over all runs."""
     from stoker.records import Training, read_json
-    from stoker.report import headline, scaling_of_runs, write_scaling
+    from stoker.report import scaling_of_runs
 
     trainings = {}
     for run in runs:
@@ -75,38 +65,8 @@ def report_scaling(runs: Sequence[Path], *, out: Path, as_json: bool) -> None:
             print(f"left out: {run} has no training.json", file=sys.stderr)
     if not trainings:
         raise UsageError("no training.json in these folders", where="report scaling", fix="ls runs")
-    scaling = scaling_of_runs(trainings)
-    write_scaling(out, scaling=scaling, runs=trainings)
-    if as_json:
-        points: list[Json] = [
-            {
-                "size": point.size,
-                "samples_per_second": point.samples_per_second,
-                "efficiency": point.efficiency,
-                "usd_per_million_samples": point.usd,
-                "runs": point.num_runs,
-            }
-            for point in scaling.points
-        ]
-        notes: list[Json] = list(scaling.notes)
-        document = {"what": scaling.what, "points": points, "notes": notes, "report": str(out)}
-        print(json.dumps(document))
-        return
-    print(headline(scaling))
-    print(
-        f"{scaling.what:<18} {'samples/s':>12} {'of the ideal':>13} {'$ per million':>13}"
-        f" {'runs':>5}"
-    )
-    for point in scaling.points:
-        ideal = "" if point.efficiency is None else percentage(point.efficiency)
-        price = "not known" if point.usd is None else f"{point.usd:.4g}"
-        print(
-            f"{point.size:<18} {point.samples_per_second:>12.1f} {ideal:>13} {price:>13}"
-            f" {point.num_runs:>5}"
-        )
-    for note in scaling.notes:
-        print(note)
-    print(out)
+    found = scaling_of_runs(trainings)
+    print(json.dumps(asdict(found)) if as_json else "\n".join(found.table()))
 
 
 def report_of_run(
@@ -119,8 +79,7 @@ def report_of_run(
     """Writes report.html from the files of a run, and returns its path.
 
     Args:
-        run_dir: The run's folder.
-        workload: The workload; None: as in the folder.
+        workload: None: as in the folder.
         command: Command that repeats the run.
         failure: An error that is in no record.
 
@@ -134,13 +93,13 @@ def report_of_run(
         if not (run_dir / "workload.json").is_file():
             raise UsageError(f"no run in {run_dir}", where="no workload.json there", fix="ls runs")
         workload = read_json(run_dir / "workload.json", Workload)
-    # Missing ones are None: a run that broke off has a report, too.
+    # A run that ended early has a report, too.
     profile = _read(run_dir / "profile.json", Profile)
     decision = _read(run_dir / "decision.json", Decision)
     training = _read(run_dir / "training.json", Training)
     evaluation = _read(run_dir / "evaluation.json", Evaluation)
     if training and decision and training.decision_id is None:
-        # The folder was one of an earlier run of this name: this training has nothing of it.
+        # The other records are of an earlier run of this name.
         profile = decision = evaluation = None
     file = run_dir / "report.html"
     write_report(
@@ -151,7 +110,6 @@ def report_of_run(
         decision=decision,
         training=training,
         evaluation=evaluation,
-        # The profile is a job of its own, in a folder of its own.
         before_timeline=_existing(run_dir / "profile" / "baseline-timeline.csv"),
         after_timeline=_timeline(run_dir / "training.json", training),
         feed_file=_existing(run_dir / "feed.csv"),
@@ -173,7 +131,7 @@ def report_of_records(
     training_file: Path,
     profile_file: Path,
 ) -> None:
-    """Writes a report from records that may be in any folder."""
+    """Writes a report from records in any folders."""
     from stoker.report import write_report
 
     write_report(
@@ -213,7 +171,7 @@ def report_of_decision(
 
 
 def environment() -> dict[str, str]:
-    """Returns versions and machine, as the report prints them."""
+    """Returns versions and machine, for the report."""
     import psutil
 
     from stoker import __version__
@@ -222,7 +180,7 @@ def environment() -> dict[str, str]:
     packages = {}
     for name in ("torch", "numpy", "pyzmq"):
         try:
-            # From the metadata: to import torch takes seconds.
+            # Importing torch would take seconds.
             packages[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue

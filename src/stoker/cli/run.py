@@ -220,13 +220,7 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
     from stoker.catalog import catalog_of
     from stoker.cli.billing import confirm
     from stoker.cli.kept_training import train_and_keep
-    from stoker.cli.outputs import (
-        decision_words,
-        evaluation_words,
-        free_advice,
-        profile_words,
-        training_words,
-    )
+    from stoker.cli.outputs import free_advice
     from stoker.cli.profile import following_profile
     from stoker.cli.train import command_line
     from stoker.cli.workloads import todays_cluster
@@ -237,6 +231,7 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
     from stoker.records import Decision, Evaluation, Group, Profile, Training
     from stoker.records.outcome import outcome_of, training_exit_code
     from stoker.train import prepare
+    from stoker.words import decision_words, evaluation_words, profile_words, training_words
 
     workload, run_dir = chain.workload, chain.run_dir
     platform = platform_named(workload.platform, settings=workload)

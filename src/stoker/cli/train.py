@@ -127,7 +127,6 @@ def train_verb(
         outputs_of,
         step_inputs,
         told_of_training,
-        training_words,
     )
     from stoker.cli.report import report_of_run
     from stoker.cli.tracking import keep_tracked
@@ -146,6 +145,7 @@ def train_verb(
     from stoker.records.training import copied_to
     from stoker.settings import pipeline_run
     from stoker.train import prepare
+    from stoker.words import training_words
 
     sets = [*(overrides or ()), *([f"platform={platform}"] if platform else ())]
     sets += [f"feed.replace_dataloader={replace_dataloader}"] if replace_dataloader else []

@@ -1,4 +1,4 @@
-"""This package decides which cluster pays: profile, catalog and constraints in, decision out."""
+"""Decides which cluster pays, from a profile, a catalog and constraints."""
 
 from stoker.decide.calibrate import EarlierRun, calibrate
 from stoker.decide.choose import local_core_words, pareto_front

@@ -1,4 +1,4 @@
-"""States, fixes and warnings give advice next to the plans."""
+"""Advice and warnings of a decision, from the profile's states and fixes."""
 
 from collections.abc import Iterator, Mapping
 
@@ -8,9 +8,9 @@ from stoker.records import Advice, Bottleneck, PlatformInfo, Prices, Profile, St
 from stoker.records.parts import WAITS
 from stoker.text import ms, percentage
 
-# A state that is less of a step than this leaves enough for a plan to gain.
+# A state with a smaller share of a step leaves enough for a plan to gain.
 _MIN_SHARE = 0.15
-# What no host that is bought would change, in a few words for the reason.
+# Reasons for which more hosts would not help.
 _FIX_FIRST = {
     "throttled": "the container's CPU quota stops the training",
     "straggler": "one rank keeps all others waiting",
@@ -18,7 +18,7 @@ _FIX_FIRST = {
     "more, however many workers there are",
 }
 _ADVICE = {
-    "throttled": "Take the container's CPU limit away, or raise it, then profile again: with it, "
+    "throttled": "Remove or raise the container's CPU limit, then profile again: with it, "
     "hosts are judged by CPUs that they may not use (on Kubernetes kubernetes.cpu_limit sets it, "
     "to the cpu of the pool or of kubernetes.dnn).",
     "straggler": "Look at the slow rank's host and data, then profile again: more hosts do not "
@@ -30,27 +30,25 @@ _ADVICE = {
     "other-programs": "Profile again when the machine is quiet: other programs used a part of the "
     "vCPUs, which makes all figures less sure.",
 }
-# Of data hosts, next to it.
 _DATA_HOSTS: Mapping[Storage, str] = {
-    "per_host": "Data hosts bring a storage of their own.",
+    "per_host": "Each data host has a separate storage.",
     "shared": "Data hosts read from the same storage, and add nothing to its rate.",
-    "unknown": "Data hosts help only if they bring a storage of their own, which is not known "
+    "unknown": "Data hosts help only if each has a separate storage, which is not known "
     "(constraints.storage: per_host or shared)",
 }
-# What earlier profiles called a state of its own.
+# Names of states in profiles of early versions.
 _FORMERLY = {"network": "storage", "latency": "workers"}
 # Below this utilization an accelerator has room for augmentation.
 _SLACK = 0.7
-# A doubt that widens the band by less is not worth a line.
+# Smaller doubts get no warning.
 _WORTH_A_LINE = 0.1
 
 
 def fix_first(profile: Profile, *, storage: Storage, bottleneck: Bottleneck) -> str:
-    """Says why nothing that costs is advised yet; empty where it may be.
+    """Returns what to fix before anything that costs; empty: nothing.
 
     Args:
-        profile: Profile with its states.
-        storage: Whether data hosts bring a storage of their own.
+        storage: per_host: data hosts have a separate storage.
         bottleneck: Today's.
     """
     step = profile.timed_step
@@ -59,7 +57,7 @@ def fix_first(profile: Profile, *, storage: Storage, bottleneck: Bottleneck) -> 
         for state in profile.states
         if (state.share or 0.0) >= _MIN_SHARE
     }
-    # Where the storage's rate is a term of the model, plans are judged by it.
+    # If the storage's rate is known, the model judges plans by it.
     if storage == "per_host" or step.storage_bytes_per_second is not None:
         named.discard("storage")
     if storage != "per_host" and bottleneck == "storage":
@@ -68,8 +66,7 @@ def fix_first(profile: Profile, *, storage: Storage, bottleneck: Bottleneck) -> 
         if name in named:
             return words
     wall, cpu = step.loader_wall_seconds or 0.0, step.loader_cpu_seconds or 0.0
-    # Hosts of a larger cluster would wait as well; more workers cost nothing and say how far that
-    # goes.
+    # Hosts of a larger cluster would wait as well; more workers cost nothing.
     is_free = any(fix.id == "num_workers" for fix in profile.fixes)
     if "workers" in named and is_free and wall > WAITS * cpu:
         return "loader workers wait for reads, and more of them are free"
@@ -77,12 +74,12 @@ def fix_first(profile: Profile, *, storage: Storage, bottleneck: Bottleneck) -> 
 
 
 def before_money(*, is_billed: bool) -> str | None:
-    """Says when to follow a piece of advice that saves money; None where nobody is billed."""
+    """Returns when to follow advice that saves money; None without a bill."""
     return "before any money is spent" if is_billed else None
 
 
 def _advice_of_states(found: Walk, profile: Profile) -> Iterator[Advice]:
-    """Yields a line for each state that a plan does not answer; a slow storage comes first."""
+    """Yields advice for each state that no plan resolves; a slow storage comes first."""
     before = before_money(is_billed=found.is_billed)
     named = dict.fromkeys(_FORMERLY.get(state.id, state.id) for state in profile.states)
     if found.is_busy:
@@ -104,7 +101,6 @@ def _advice_of_states(found: Walk, profile: Profile) -> Iterator[Advice]:
                 f": {cluster(rival)} would be {outcome.speedup:.2f}x as fast without, and "
                 f"{outcome.own_storage_speedup:.2f}x with one"
             )
-        # Hosts with a storage of their own are worth their money.
         when = None if found.work.storage == "per_host" else before
         yield Advice(id="storage", text=f"{text.removesuffix('.')}.", when=when)
     for name in named:
@@ -117,12 +113,9 @@ def advice_of(found: Walk, profile: Profile, *, is_taken: bool = False) -> tuple
     """Returns the advice: free fixes first, then what needs work on the training.
 
     Args:
-        found: The figures and plans.
-        profile: Profile with its states and fixes.
-        is_taken: Whether the profile was taken on another type: a further one there is advised
-            elsewhere.
+        is_taken: The profile was taken on another type; `elsewhere` advises a profile there.
     """
-    # Where the plan is to tune, it says the number of workers.
+    # A plan to tune already has the number of workers.
     of_states = list(_advice_of_states(found, profile))
     answered = {advice.id for advice in of_states}
     answered |= {"num_workers"} if found.chosen.action == "tune" else set()
@@ -133,119 +126,93 @@ def advice_of(found: Walk, profile: Profile, *, is_taken: bool = False) -> tuple
         for fix in said
     ]
     advice += [own for own in of_states if own.id != "storage"]
-    work = found.work
-    if profile.unmeasured:
-        advice.append(
-            Advice(
-                id="compare",
-                text="Train on the cluster in question, stoker train --group ..., and compare the "
-                "run with this profile: stoker evaluate.",
-                when="a plan for it cannot be predicted",
-            )
-        )
-    elif is_taken or found.is_busy:
-        # `elsewhere` says what to measure there, and the plan's reason to profile again.
-        pass
-    elif found.bottleneck == "unexplained":
-        advice.append(
-            Advice(
-                id="profile-again",
-                text="Profile the training again, longer and on a quiet machine.",
-                when=before_money(is_billed=found.is_billed),
-            )
-        )
-    elif profile.check is None and profile.timed_step.wait_seconds is None:
-        guessed = "guessed from how busy the hosts were" if profile.observed else "taken as given"
-        advice.append(
-            Advice(
-                id="profile",
-                text=f"Profile the training: here loading and computing are {guessed}, and the "
-                "bands are wide.",
-                when=before_money(is_billed=found.is_billed),
-            )
-        )
+    advice += _advice_on_profiling(found, profile, is_taken=is_taken)
     if found.unfed:
         advice.append(Advice(id="unfed", text=f"{found.unfed}.", when="data hosts are wanted"))
+    work, chosen = found.work, found.chosen
     tuned = best_of(found, ("tune",))
     is_said = any(fix.id == "num_workers" for fix in said)
     if tuned is not None and tuned.predicted is not None and not is_said:
         workers = tuned.groups[0].workers_per_host or 0
         promise = f"{tuned.predicted.speedup:.2f}x as fast, at no cost"
         if work.unexplained:
-            # An unexplained profile supports no figure, but a free change may be tried without one.
+            # An unexplained profile supports no figure.
             promise = "it costs nothing to try; how much it gives is not known"
-        advice.append(
-            Advice(
-                id="num-workers",
-                text=f"Give the loaders {workers} worker{'s' if workers > 1 else ''} per host "
-                f"instead of {work.num_workers}: {promise}.",
-            )
+        text = (
+            f"Give the loaders {workers} worker{'s' if workers > 1 else ''} per host instead of "
+            f"{work.num_workers}: {promise}."
         )
+        advice.append(Advice(id="num-workers", text=text))
     more = next((p for p in found.plans if p.action == "tune" and not p.feasible), None)
     if more is not None and more.predicted is not None:
         promise = f": {ms(more.predicted.step_seconds)} per step, at no cost"
         if work.unexplained:
             promise = "; it costs nothing to try"
-        text = more.reason[:1].upper() + more.reason[1:]
-        advice.insert(0, Advice(id="num-workers", text=f"{text}{promise}."))
-        advice = [own for own in advice if own.id != "num_workers"]
+        text = f"{more.reason[:1].upper()}{more.reason[1:]}{promise}."
+        kept = [own for own in advice if own.id != "num_workers"]
+        advice = [Advice(id="num-workers", text=text), *kept]
     utilization = work.accelerator_seconds / work.step_seconds
-    # Augmentation on accelerators costs their time: only idle ones gain by it.
+    # Augmentation costs accelerator time: only idle ones gain by it.
     has_room = work.reference.accelerators > 0 and utilization < _SLACK
     if found.bottleneck == "cpu" and has_room:
-        advice.append(
-            Advice(
-                id="offload-gpu",
-                text="Decode and augment on the accelerators (DALI, nvJPEG, torchvision v2).",
-                when="these operations exist there; they are busy "
-                f"{percentage(utilization)} of a step",
-            )
-        )
+        busy = percentage(utilization)
+        when = f"these operations exist there; they are busy {busy} of a step"
+        text = "Decode and augment on the accelerators (DALI, nvJPEG, torchvision v2)."
+        advice.append(Advice(id="offload-gpu", text=text, when=when))
     wider = best_of(found, ("scale_out",))
-    is_spending_advised = (
-        found.chosen.action == "keep" and not work.unexplained and not found.fix_first
-    )
-    if is_spending_advised and wider is not None and wider.predicted is not None:
-        saved = wider.predicted.cost_change
-        if saved < 0:
-            advice.append(
-                Advice(
-                    id="more-accelerators",
-                    text=f"{cluster(wider)} would train on the same samples {percentage(-saved)} "
-                    "cheaper, with another global batch.",
-                    when="the training works with a larger batch",
-                )
-            )
-    if found.chosen.action == "scale_out":
-        advice.append(
-            Advice(
-                id="global-batch",
-                text=f"{_batch_words(found)} Try a learning rate larger by the same factor, "
-                "with a warm-up. Step times are given for today's global batch.",
-            )
+    saved = -wider.predicted.cost_change if wider and wider.predicted else 0.0
+    may_spend = chosen.action == "keep" and not work.unexplained and not found.fix_first
+    if wider is not None and saved > 0 and may_spend:
+        text = (
+            f"{cluster(wider)} would train on the same samples {percentage(saved)} cheaper, with "
+            "another global batch."
         )
-    # A larger host does nothing for a script that still asks for today's number of workers.
-    if found.chosen.action == "scale_up":
-        workers = found.chosen.groups[0].workers_per_host or 0
-        advice.append(
-            Advice(
-                id="num-workers",
-                text=f"Set num_workers so that each host has {workers} loader workers in all.",
-            )
+        when = "the training works with a larger batch"
+        advice.append(Advice(id="more-accelerators", text=text, when=when))
+    if chosen.action == "scale_out":
+        text = (
+            f"{_batch_words(found)} Try a learning rate larger by the same factor, with a warm-up. "
+            "Step times are given for today's global batch."
         )
+        advice.append(Advice(id="global-batch", text=text))
+    # A larger host does not help a script that asks for today's number of workers.
+    if chosen.action == "scale_up":
+        workers = chosen.groups[0].workers_per_host or 0
+        text = f"Set num_workers so that each host has {workers} loader workers in all."
+        advice.append(Advice(id="num-workers", text=text))
     return tuple(advice)
+
+
+def _advice_on_profiling(found: Walk, profile: Profile, *, is_taken: bool) -> Iterator[Advice]:
+    before = before_money(is_billed=found.is_billed)
+    if profile.unmeasured:
+        text = (
+            "Train on the cluster in question, stoker train --group ..., and compare the run with "
+            "this profile: stoker evaluate."
+        )
+        yield Advice(id="compare", text=text, when="a plan for it cannot be predicted")
+    elif is_taken or found.is_busy:
+        # `elsewhere`, or the plan's reason, says what to profile.
+        return
+    elif found.bottleneck == "unexplained":
+        text = "Profile the training again, longer and on a quiet machine."
+        yield Advice(id="profile-again", text=text, when=before)
+    elif profile.check is None and profile.timed_step.wait_seconds is None:
+        guessed = "guessed from how busy the hosts were" if profile.observed else "taken as given"
+        text = f"Profile the training: here loading and computing are {guessed}, and the bands are "
+        yield Advice(id="profile", text=f"{text}wide.", when=before)
 
 
 def warnings_of(
     found: Walk, profile: Profile, rules: Rules, prices: Prices, *, is_taken: bool = False
 ) -> tuple[str, ...]:
-    """Returns what makes the decision less sure than it looks."""
+    """Returns what makes the decision less certain."""
     warnings = [
         f"the bands are wider: {doubt.text}"
         for doubt in found.work.doubts
         if doubt.width >= _WORTH_A_LINE and not found.is_busy
     ]
-    # The catalog need not know the type that was profiled where another one is today's.
+    # The catalog need not have the profiled type if the profile was scaled to another one.
     listed = None if is_taken else rules.catalog.get(profile.host.instance_type)
     for name, measured, known in (
         ("vCPUs", profile.host.capacity, listed.vcpus if listed else None),
@@ -260,8 +227,8 @@ def warnings_of(
         shards = found.work.shards
         source = "feed.shards" if found.work.are_shards_set else "num_workers"
         warnings.append(
-            f"a stream of {shards} shard{'s' if shards > 1 else ''} is read ({source} of "
-            "all ranks): no plan counts on more workers that are busy"
+            f"the stream has {shards} shard{'s' if shards > 1 else ''} ({source} of all ranks): "
+            "no more workers than that can be busy"
         )
     warnings += warnings_of_prices(prices, platform=rules.catalog.info)
     for name in sorted(rules.allowed or ()):
@@ -276,7 +243,7 @@ def warnings_of(
 
 
 def warnings_of_prices(prices: Prices, *, platform: PlatformInfo) -> list[str]:
-    """Warns of prices that are old, or of an unknown date."""
+    """Returns warnings of prices that are old or of an unknown date."""
     if prices.stale:
         return [
             f"the prices of {prices.date} are older than 90 days: "

@@ -1,10 +1,9 @@
-"""Earlier runs on such hosts correct the constants of the cost model.
+"""Calibration: earlier runs on the same kind of hosts correct the model's constants.
 
-A run whose plan had a data group is replayed: its own profile, the cluster that it trained on, and
-the step that was measured there. The factor on the data hosts' efficiency (or, where the step does
-not depend on that, on the cost of receiving) with which the model gives the measured step is what
-the run says. The median of three runs or more corrects the constant, within bounds; fewer correct
-nothing. A record that does not fit the others, or another kind of host, says nothing.
+A run with a data group is replayed from its profile, cluster and measured step. It gives the factor
+on the data hosts' efficiency (or, where the step does not depend on that, on the cost of receiving)
+with which the model gives the measured step. The median of at least three runs corrects the
+constant, within bounds. Records that do not fit together, or are of other hosts, are ignored.
 """
 
 import statistics
@@ -21,21 +20,21 @@ from stoker.records import Calibration, Decision, FeedSettings, Group, Profile, 
 
 Constant = Literal["efficiency", "receive"]
 
-# One or two runs may have had a bad day.
+# One or two runs may be outliers.
 LEAST_RUNS = 3
-# Three blocks of 20 steps: less is no median.
+# Three blocks of 20 steps.
 _LEAST_STEPS = 60
-# Beyond these factors a run was disturbed, or the profile is wrong: not the constant.
+# Beyond these factors the run was disturbed or the profile is wrong, not the constant.
 BOUNDS: dict[Constant, tuple[float, float]] = {"efficiency": (0.6, 1.15), "receive": (0.5, 3.0)}
-# So far from the prediction something else was wrong, whatever the constants are.
+# Beyond this factor from the prediction something else was wrong.
 _BELIEVED = 2.0
-# The step has to answer to a constant at least so much, from one bound to the other.
+# The step must change at least by this factor from one bound of a constant to the other.
 _ANSWERS = 1.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlierRun:
-    """Holds the records of one run."""
+    """The records of one run."""
 
     profile: Profile
     decision: Decision
@@ -43,13 +42,7 @@ class EarlierRun:
 
 
 def calibrate(runs: Iterable[EarlierRun], *, like: Profile, catalog: Catalog) -> Calibration:
-    """Returns the constants as earlier runs on hosts like the profiled ones correct them.
-
-    Args:
-        runs: Earlier runs in any order; those that do not match are left out.
-        like: The profile that is to be decided on.
-        catalog: Catalog of the platform that it will run on.
-    """
+    """Returns the constants, corrected by the earlier runs that match the profile `like`."""
     found: dict[Constant, list[float]] = {"efficiency": [], "receive": []}
     for run in runs:
         said = _factor(run, like=like, catalog=catalog)
@@ -65,13 +58,13 @@ def calibrate(runs: Iterable[EarlierRun], *, like: Profile, catalog: Catalog) ->
 
 
 def _factor(run: EarlierRun, *, like: Profile, catalog: Catalog) -> tuple[Constant, float] | None:
-    """Returns the constant that the run tells about, and its factor; None: it says nothing."""
+    """Returns the constant that the run determines, and its factor; None: it determines none."""
     if not _is_one_run(run) or not _is_like(run, like, catalog):
         return None
     try:
         work, shape = _replayed(run, catalog)
     except UsageError:
-        # A type that the catalog no longer has, or numbers beyond any machine.
+        # A type that the catalog no longer has, or numbers out of range.
         return None
     measured = run.training.measured
     if work.unexplained or measured is None:
@@ -91,7 +84,7 @@ def _factor(run: EarlierRun, *, like: Profile, catalog: Catalog) -> tuple[Consta
         ("efficiency", with_efficiency),
         ("receive", with_receive),
     )
-    # One measured step determines one unknown: efficiency first, which most data groups depend on.
+    # One measured step determines one unknown: efficiency first, which matters most.
     for name, step_of in steps:
         low, high = BOUNDS[name]
         ends = sorted((step_of(low), step_of(high)))
@@ -101,7 +94,7 @@ def _factor(run: EarlierRun, *, like: Profile, catalog: Catalog) -> tuple[Consta
 
 
 def _is_one_run(run: EarlierRun) -> bool:
-    """Returns whether the records belong together and tell of a whole run with a data group."""
+    """Whether the records belong together, to a whole run with a data group."""
     digests = {
         run.profile.workload_sha256,
         run.decision.workload_sha256,
@@ -117,7 +110,7 @@ def _is_one_run(run: EarlierRun) -> bool:
         and measured.step_seconds > 0
         and _hosts(training.groups) == _hosts(run.decision.plan.groups)
         and any(group.role == "data" for group in training.groups)
-        # With a host lost, the step is not that of the cluster which the plan names.
+        # With a host lost, the step was measured on a smaller cluster than planned.
         and not any("lost" in event.what for event in training.events)
     )
 
@@ -127,13 +120,13 @@ def _is_like(run: EarlierRun, like: Profile, catalog: Catalog) -> bool:
     return (
         run.training.job.platform == catalog.platform
         and bare_type(host.instance_type) == bare_type(other.instance_type)
-        # What one of the two does not know is no difference.
+        # An unknown capacity is no difference.
         and (host.capacity or other.capacity) == (other.capacity or host.capacity)
     )
 
 
 def _replayed(run: EarlierRun, catalog: Catalog) -> tuple[Work, ClusterShape]:
-    """Returns the work of the run's own profile, and the cluster it trained on."""
+    """Returns the work of the run's profile, and the cluster it trained on."""
     groups = run.training.groups
     today = today_of(run.profile, catalog.get(run.profile.host.instance_type))
     processes = groups[0].processes_per_host or max(1, today.accelerators)
@@ -149,9 +142,8 @@ def _replayed(run: EarlierRun, catalog: Catalog) -> tuple[Work, ClusterShape]:
 
 
 def _solved(step_of: Callable[[float], float], seconds: float, *, low: float, high: float) -> float:
-    """Returns the factor within the bounds that comes nearest to the measured step."""
-    # Bisection: the step falls or rises all the way with a constant. 40 halvings are exact to
-    # 1e-12.
+    """Returns the factor within the bounds that comes closest to the measured step."""
+    # Bisection, as the step is monotonic in a constant. 40 halvings are exact to 1e-12.
     is_rising = step_of(high) > step_of(low)
     for _ in range(40):
         middle = (low + high) / 2
@@ -171,6 +163,6 @@ def _median(factors: Sequence[float]) -> float:
 
 
 def _spread(factors: Sequence[float]) -> float:
-    # Quartiles, not a standard deviation: one bad run of three would make that useless.
+    # Quartiles: one bad run of three would make a standard deviation useless.
     lower, middle, upper = statistics.quantiles(factors, n=4, method="inclusive")
     return (upper - lower) / 2 / middle

@@ -1,4 +1,4 @@
-"""The candidates are clusters worth a look: today's, and what the flow chart allows from there."""
+"""Candidates: today's cluster, and the changes that the flow chart considers."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -19,10 +19,10 @@ from stoker.errors import UsageError
 from stoker.records import Action, FeedSettings, Group
 from stoker.records.parts import most_workers, useful_workers
 
-# A change of settings is worth naming from this gain on.
+# More workers are named only if a step takes less than this share of today's.
 _HELPS = 0.97
-# What a further replica is worth: inside one host (1 to 8 GPUs: a little over an eighth of the
-# time) and across hosts (published on p3.16xlarge: 1.8, 3.7, 7.3 times on 2, 4, 8 hosts).
+# Worth of a further replica inside one host (8 GPUs: a little over an eighth of the time of 1) and
+# across hosts (published on p3.16xlarge: 1.8, 3.7, 7.3 times on 2, 4, 8 hosts).
 _SCALING_INSIDE = 0.95
 _SCALING_ACROSS = 0.9
 _MORE_HOSTS = (2, 4)
@@ -30,13 +30,13 @@ _MORE_HOSTS = (2, 4)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A candidate is a cluster that is predicted and priced, to become a plan.
+    """A cluster to predict and price.
 
     Attributes:
-        estimate: None where the model cannot say anything of it.
-        own_storage: The same if each host had a storage of its own; None: known, or no matter.
+        estimate: None where the model has none.
+        own_storage: With a separate storage per host; None: known or irrelevant.
         problem: Why it cannot be run or predicted; empty: it can.
-        asked_for: The user named it: limits on what is searched do not bind it.
+        asked_for: The user named it, so that limits of the search do not apply.
     """
 
     action: Action
@@ -50,13 +50,13 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """Plans are made for a site: today's work, today's hosts, and the catalog of types.
+    """What plans are made from: today's work, today's hosts, and the catalog of types.
 
     Attributes:
-        today: Today's type, with the vCPUs and accelerators that were measured.
+        own_storage: The work with a separate storage per host; None: known or irrelevant.
+        today: Today's type, with the measured vCPUs and accelerators.
         processes: Trainer processes of a dnn host today.
         unfed: Why data hosts cannot make the batches; empty: they can.
-        own_storage: The work if each host had a storage of its own; None: known, or no matter.
     """
 
     work: Work
@@ -68,7 +68,7 @@ class Site:
     unfed: str = ""
 
     def get(self, instance_type: str) -> Instance:
-        """Returns the type of that name; today's as it was measured."""
+        """Returns a type by name; today's with what was measured."""
         found = self.catalog.get(instance_type)
         return self.today if found.type == self.today.type else found
 
@@ -82,11 +82,10 @@ def keep(site: Site) -> Candidate:
 
 def tune(site: Site) -> Iterator[Candidate]:
     """Yields today's hosts with as many loader workers as help, where that is more than today."""
-    workers = site.work.num_workers
-    if workers is None or site.work.data:
+    work, workers = site.work, site.work.num_workers
+    if workers is None or work.data:
         return
-    # For a stream, more workers are more shards: the script, or feed.shards, says how many.
-    work = site.work
+    # More workers of a stream need more shards, which the script or feed.shards sets.
     has_shards = work.shards > 0 and work.may_divide and not work.are_shards_set
     today, site = site, with_any_shards(site) if has_shards else site
     tuned = _planned(
@@ -94,10 +93,9 @@ def tune(site: Site) -> Iterator[Candidate]:
     )
     found = tuned.shape.dnn.workers
     step = tuned.estimate.step_seconds if tuned.estimate else math.inf
-    if found is not None and found > workers and step < _HELPS * site.work.step_seconds:
-        yield (
-            replace(tuned, problem=more_shards_words(today, tuned.groups)) if has_shards else tuned
-        )
+    if found is not None and found > workers and step < _HELPS * work.step_seconds:
+        problem = more_shards_words(today, tuned.groups) if has_shards else ""
+        yield replace(tuned, problem=problem)
 
 
 def with_any_shards(site: Site) -> Site:
@@ -111,7 +109,7 @@ def with_any_shards(site: Site) -> Site:
 
 
 def more_shards_words(site: Site, groups: Sequence[Group]) -> str:
-    """Says what to change so that each worker of these groups has a shard of the stream."""
+    """Returns what to change so that each worker of these groups has a shard of the stream."""
     workers = sum(group.count * (group.workers_per_host or 0) for group in groups)
     processes = sum(
         group.count * (group.processes_per_host or 1) for group in groups if group.role == "dnn"
@@ -129,32 +127,31 @@ def more_shards_words(site: Site, groups: Sequence[Group]) -> str:
 
 def scale_up(site: Site) -> Iterator[Candidate]:
     """Yields larger types of the same family with the same accelerators."""
+    today = site.today
     for instance in site.catalog.instances:
         if (
-            instance.family == site.today.family
-            and instance.vcpus > site.today.capacity
-            and _has_same_accelerators(instance, site.today)
+            instance.family == today.family
+            and instance.vcpus > today.capacity
+            and instance.accelerators == today.accelerators
+            and instance.accelerator_model == today.accelerator_model
         ):
             shape = ClusterShape(dnn=_dnn(site, instance), processes=site.processes)
             yield _planned(site, "scale_up", shape)
 
 
-def heterogeneous(
-    site: Site, *, data_types: Sequence[Instance], max_data_hosts: int
-) -> Iterator[Candidate]:
-    """Yields today's hosts with 1 to `max_data_hosts` data hosts of each of these types."""
-    for instance in data_types:
-        for count in range(1, max_data_hosts + 1):
-            shape = ClusterShape(
-                dnn=_dnn(site, site.today),
-                data=(Hosts(instance=instance, count=count, workers=instance.vcpus),),
-                processes=site.processes,
-            )
-            yield _planned(site, "heterogeneous", shape)
+def heterogeneous(site: Site, instance: Instance, *, most: int) -> Iterator[Candidate]:
+    """Yields today's hosts with 1 to `most` data hosts of a type."""
+    for count in range(1, most + 1):
+        shape = ClusterShape(
+            dnn=_dnn(site, site.today),
+            data=(Hosts(instance=instance, count=count, workers=instance.vcpus),),
+            processes=site.processes,
+        )
+        yield _planned(site, "heterogeneous", shape)
 
 
 def scale_out(site: Site) -> Iterator[Candidate]:
-    """Yields more accelerators of the same model: a larger instance first, then more instances."""
+    """Yields more accelerators of the same model: larger instances first, then more instances."""
     today, work = site.today, site.work
     if today.accelerators == 0:
         return
@@ -166,7 +163,7 @@ def scale_out(site: Site) -> Iterator[Candidate]:
         and instance.accelerator_model == today.accelerator_model
     ]
     for instance in larger:
-        # As few of the larger hosts as have more accelerators than today's hosts together.
+        # The fewest larger hosts with more accelerators than today.
         count = work.hosts * today.accelerators // instance.accelerators + 1
         yield _planned(site, "scale_out", _replicated(site, instance, count))
     for times in _MORE_HOSTS:
@@ -182,24 +179,28 @@ def named(site: Site, groups: Sequence[Group]) -> Candidate:
     dnn_groups = [group for group in groups if group.role == "dnn"]
     if len(dnn_groups) != 1:
         raise UsageError(
-            f"a cluster has one dnn group, this one has {len(dnn_groups)}",
+            f"a cluster needs exactly one dnn group, this one has {len(dnn_groups)}",
             where="--group",
             fix="for example --group dnn=1 --group data=c5.4xlarge:2",
         )
     group = dnn_groups[0]
-    instance = site.get(group.instance_type)
+    instance, workers = site.get(group.instance_type), group.workers_per_host
     shape = replace(
         _replicated(site, instance, group.count),
         data=tuple(
-            Hosts(instance=host, count=g.count, workers=_or_vcpus(g.workers_per_host, host))
+            Hosts(
+                instance=site.get(g.instance_type),
+                count=g.count,
+                workers=site.get(g.instance_type).vcpus
+                if g.workers_per_host is None
+                else g.workers_per_host,
+            )
             for g in groups
             if g.role == "data"
-            for host in (site.get(g.instance_type),)
         ),
     )
     if group.processes_per_host is not None:
         shape = replace(shape, processes=group.processes_per_host)
-    workers = group.workers_per_host
     if workers is not None:
         shape = replace(shape, dnn=replace(shape.dnn, workers=workers))
     action = _action(site, shape)
@@ -236,11 +237,11 @@ def _kinds(hosts: Sequence[Hosts]) -> list[tuple[str, int]]:
 
 
 def _replicated(site: Site, instance: Instance, count: int) -> ClusterShape:
-    """Returns the dnn hosts alone, with the replicas that their accelerators make."""
+    """Returns dnn hosts alone, with replicas according to their accelerators."""
     today, hosts = site.today, site.work.hosts
     processes = site.processes
     if instance.accelerators and today.accelerators:
-        # A process drives as many accelerators there as it does today.
+        # A process drives as many accelerators as today.
         processes = max(1, round(processes * instance.accelerators / today.accelerators))
         replicas = count * instance.accelerators / (hosts * today.accelerators)
     else:
@@ -254,7 +255,7 @@ def _replicated(site: Site, instance: Instance, count: int) -> ClusterShape:
 
 
 def _dnn(site: Site, instance: Instance, *, count: int | None = None) -> Hosts:
-    """Returns dnn hosts with the most workers that can be of use; `_planned` trims them."""
+    """Returns dnn hosts with the most workers that can help; `_planned` reduces them."""
     work = site.work
     workers = most_workers(
         vcpus=instance.capacity, parallel=work.parallel_seconds, cpu=work.loader_cpu_seconds
@@ -263,10 +264,9 @@ def _dnn(site: Site, instance: Instance, *, count: int | None = None) -> Hosts:
 
 
 def _planned(site: Site, action: Action, shape: ClusterShape) -> Candidate:
-    """Returns the candidate with workers on the dnn hosts as stoker would set them."""
+    """Returns the candidate with the workers that stoker would set on the dnn hosts."""
     shards = shards_on(site.work, shape)
     if shards and shape.dnn.workers is not None:
-        # No more of them would be busy.
         most = min(shape.dnn.workers, math.ceil(shards / shape.dnn.count))
         shape = replace(shape, dnn=replace(shape.dnn, workers=most))
     if shape.data and site.feed.local_workers != "auto":
@@ -276,24 +276,24 @@ def _planned(site: Site, action: Action, shape: ClusterShape) -> Candidate:
     if shape.data:
         alone = replace(shape, dnn=replace(shape.dnn, workers=0))
         without_local = estimate(site.work, alone)
-        # Where the data hosts alone leave 15 % of room below the accelerator's step, local workers
-        # would gain nothing, and the trainer has its CPUs to itself without them.
+        # Local workers gain nothing where the data hosts alone are 15 % below the accelerator's
+        # step, and without them the trainer has the CPUs.
         is_floor = without_local.limit == "accelerator"
         has_room = without_local.second_seconds <= 0.85 * without_local.step_seconds
         as_fast = without_local.step_seconds <= with_local.step_seconds * (1 + 1e-9)
         if as_fast and ((is_floor and has_room) or with_local.remote_share >= 1):
             return _candidate(site, action, alone)
-    # The estimate stays that with the most workers: those that are cut hardly helped.
+    # The estimate with the most workers stays: the removed ones hardly helped.
     workers = _useful_workers(site, shape, with_local)
     trimmed = replace(shape, dnn=replace(shape.dnn, workers=workers))
     return _candidate(site, action, trimmed, made=with_local, most=shape)
 
 
 def _useful_workers(site: Site, shape: ClusterShape, made: Estimate) -> int:
-    """Returns the workers of a dnn host that are busy at this step, a tenth more against jitter."""
+    """Returns the workers of a dnn host that are busy at this step, and a tenth more."""
     dnn, work = shape.dnn, site.work
     local = (1 - made.remote_share) * worker_seconds(work, dnn.instance) / dnn.count
-    # With a storage each, the data hosts' reads do not slow down local workers.
+    # With separate storages the data hosts' reads do not slow down local workers.
     shared = 0.0 if shape.data and work.has_own_storage else parts_on(work, shape).shared.seconds
     return useful_workers(
         parallel=local * work.factor("latency"),
@@ -350,12 +350,6 @@ def _groups(shape: ClusterShape) -> tuple[Group, ...]:
     return (dnn, *data)
 
 
-def _has_same_accelerators(one: Instance, other: Instance) -> bool:
-    return (
-        one.accelerators == other.accelerators and one.accelerator_model == other.accelerator_model
-    )
-
-
 def _is_comparable(one: Instance, other: Instance) -> bool:
     if one.type == other.type:
         return True
@@ -366,7 +360,3 @@ def _is_comparable(one: Instance, other: Instance) -> bool:
 
 def _accelerators(instance: Instance) -> str:
     return instance.accelerator_model or ("unknown" if instance.accelerators else "none")
-
-
-def _or_vcpus(workers: int | None, instance: Instance) -> int:
-    return instance.vcpus if workers is None else workers

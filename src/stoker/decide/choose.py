@@ -1,4 +1,4 @@
-"""Priced plans are ranked and one is picked; the flow chart of the published method says why."""
+"""The choice among priced plans, explained by the flow chart of the published method."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from stoker.decide.model import Estimate, Hosts, Work, free_vcpus
+from stoker.decide.model import Hosts, Unexplained, Work, free_vcpus
 from stoker.decide.pricing import ASKED_FOR
 from stoker.records import (
     Action,
@@ -20,10 +20,10 @@ from stoker.records import (
     Predicted,
     TakenElsewhere,
 )
-from stoker.records.parts import AGAIN, OTHERS, limit_words
+from stoker.records.parts import AGAIN, limit_words
 from stoker.text import SAME_COST, apart, cost_change_words, ms, percentage, usd, vcpus_words
 
-# Plans this near to the best count as equal: then fewer machines win.
+# Plans this close to the best count as equal: then fewer machines win.
 TIE = 0.03
 _LIMITS: Mapping[Limit, str] = {
     "cpu": "CPU",
@@ -36,17 +36,17 @@ _LIMITS: Mapping[Limit, str] = {
 
 
 def objective_value(outcome: Predicted, objective: str) -> float:
-    """Returns the value that the objective makes as small as possible."""
+    """Returns the value that the objective minimizes."""
     return outcome.usd_per_1000_steps if objective == "cost" else outcome.step_seconds
 
 
 def error_band(outcome: Predicted) -> float:
-    """Returns the prediction's own relative error."""
+    """Returns the relative error of the prediction."""
     return outcome.step_seconds_high / outcome.step_seconds - 1
 
 
 def gain(outcome: Predicted, keep: Predicted, objective: str) -> float:
-    """Returns the fraction of today's money or time that the plan saves; negative: it loses."""
+    """Returns the fraction of money or time that the plan saves; negative: it loses."""
     return 1 - objective_value(outcome, objective) / objective_value(keep, objective)
 
 
@@ -60,34 +60,31 @@ def choose(
     others: Sequence[Plan],
     constraints: Constraints,
     *,
-    unexplained: str,
+    unexplained: Unexplained | None,
     fix_first: str = "",
     is_billed: bool = True,
 ) -> Plan:
     """Returns the plan to run, with the reason.
 
-    A change is chosen only if what it saves exceeds its own error band, or if today's cluster
-    misses the deadline and it does not. Where nobody is billed, reasons name no dollars.
+    A change is chosen only if it saves more than its own error band, or if it makes the deadline
+    and today's cluster does not. Unless `is_billed`, reasons name no dollars.
     """
     today, objective = keep.predicted, constraints.objective
     if today is None:
         return _because(keep, "today's price is not known: nothing can be compared with it")
     budget = constraints.max_usd_per_hour
-    # Prices are sums of floats: here and below, a billionth more is not more.
+    # Prices are sums of floats: a difference of a billionth is ignored, here and below.
     if budget is not None and today.usd_per_hour > budget * (1 + 1e-9):
         cost, limit = apart(today.usd_per_hour, budget)
-        return _because(
-            keep,
-            f"today's cluster costs ${cost} per hour, above the budget of ${limit}: no plan can "
-            "keep it",
-        )
-    if unexplained.startswith(OTHERS):
-        return _because(keep, f"{unexplained}; {AGAIN}")
+        over = f"today's cluster costs ${cost} per hour, above the budget of ${limit}"
+        return _because(keep, f"{over}: no plan can keep it")
     if unexplained:
         what = "paid hosts" if is_billed else "change"
-        return _because(keep, f"{unexplained}, so stoker recommends no {what}")
+        then = f", so stoker recommends no {what}"
+        then = f"; {AGAIN}" if unexplained.kind == "other_programs" else then
+        return _because(keep, unexplained.text + then)
     is_late = misses_deadline(today, constraints)
-    # Where something else is to be fixed first, only what costs no more is left.
+    # Until something else is fixed, only plans that cost no more are left.
     left = [plan for plan in others if not fix_first or is_free(plan, keep)]
     able = _able(left, today, constraints)
     worth, free = _worth_running(able, keep, constraints)
@@ -105,7 +102,7 @@ def choose(
 
 
 def is_free(plan: Plan, keep: Plan) -> bool:
-    """Returns whether the plan costs no more an hour than today's cluster."""
+    """Whether the plan costs no more per hour than today's cluster."""
     outcome, today = plan.predicted, keep.predicted
     return (
         outcome is not None
@@ -115,7 +112,7 @@ def is_free(plan: Plan, keep: Plan) -> bool:
 
 
 def misses_deadline(today: Predicted, constraints: Constraints) -> bool:
-    """Returns whether the training takes longer than it may on today's cluster."""
+    """Whether the training misses the deadline on today's cluster."""
     deadline, hours = constraints.deadline_hours, today.total_hours
     return deadline is not None and hours is not None and hours > deadline
 
@@ -129,8 +126,8 @@ def _able(plans: Sequence[Plan], today: Predicted, constraints: Constraints) -> 
         if plan.action != "keep"
         and plan.feasible
         and plan.predicted is not None
-        # More accelerators make another global batch, thus another training: they are chosen for
-        # time or a deadline, never to save money.
+        # More accelerators change the global batch, thus the training: they are chosen for time
+        # or a deadline, never to save money.
         and (plan.action != "scale_out" or may_scale)
     ]
 
@@ -138,29 +135,31 @@ def _able(plans: Sequence[Plan], today: Predicted, constraints: Constraints) -> 
 def _worth_running(
     able: Sequence[Plan], keep: Plan, constraints: Constraints
 ) -> tuple[list[Plan], Plan | None]:
-    """Returns the plans that are worth their change, and the fastest free one among them.
+    """Returns the plans that are worth the change, and the fastest free one among them.
 
-    What costs more an hour than today must beat the free one: what the money buys has to exceed
-    the bands of both.
+    A plan that costs more per hour than today must beat the free one by more than both bands.
     """
     today, objective = keep.predicted, constraints.objective
     assert today is not None
-    # Late, a plan that makes the deadline (as `feasible` says) needs no other merit.
+    # If today's cluster is late, every feasible plan, which makes the deadline, is worth it.
     is_late = misses_deadline(today, constraints)
     worth = [plan for plan in able if is_late or _is_worth(plan, today, objective)]
     at_no_cost = [plan for plan in worth if is_free(plan, keep)]
     free = min(at_no_cost, key=lambda plan: _rank(plan, "time"), default=None)
     if free is None:
         return worth, None
-    return [plan for plan in worth if is_free(plan, keep) or _buys(plan, free, objective)], free
-
-
-def _buys(plan: Plan, free: Plan, objective: str) -> bool:
-    """Returns whether the plan's gain over the free one exceeds the bands of both."""
-    outcome, rival = plan.predicted, free.predicted
-    if outcome is None or rival is None:
-        return False
-    return gain(outcome, rival, objective) > combined_band(outcome, rival)
+    rival = free.predicted
+    assert rival is not None
+    worth = [
+        plan
+        for plan in worth
+        if is_free(plan, keep)
+        or (
+            plan.predicted is not None
+            and gain(plan.predicted, rival, objective) > combined_band(plan.predicted, rival)
+        )
+    ]
+    return worth, free
 
 
 def combined_band(one: Predicted, other: Predicted) -> float:
@@ -185,7 +184,7 @@ def _is_worth(plan: Plan, today: Predicted, objective: str) -> bool:
 
 
 def best_plan(plans: Sequence[Plan], objective: str) -> Plan:
-    """Returns the best of at least one plan; of those that are near to it, the smallest."""
+    """Returns the smallest of the plans that are as good as the best."""
     values = {id(plan): _value(plan, objective) for plan in plans}
     least = min(values.values())
     equal = [plan for plan in plans if values[id(plan)] <= least * (1 + TIE)]
@@ -241,19 +240,14 @@ def _why_keep(able: Sequence[Plan], today: Predicted, objective: str, *, is_bill
 
 
 def _why_late(others: Sequence[Plan], constraints: Constraints) -> str:
-    """Says why today's cluster is kept although it misses the deadline."""
+    """Returns why today's cluster is kept although it misses the deadline."""
     deadline, budget = constraints.deadline_hours or 0.0, constraints.max_usd_per_hour
     text = f"; it misses the deadline of {deadline:g} h, as all plans do"
-    in_time = [
-        plan.predicted.usd_per_hour
-        for plan in others
-        if plan.predicted
-        and plan.predicted.total_hours is not None
-        and plan.predicted.total_hours <= deadline
-    ]
+    known = [plan.predicted for plan in others if plan.predicted]
+    in_time = [p for p in known if p.total_hours is not None and p.total_hours <= deadline]
     if budget is None or not in_time:
         return text
-    cost, limit = apart(min(in_time), budget)
+    cost, limit = apart(min(p.usd_per_hour for p in in_time), budget)
     return (
         f"{text} within the budget of ${limit} per hour: the two contradict each other, the "
         f"cheapest plan in time needs ${cost} per hour"
@@ -265,7 +259,7 @@ def _because(plan: Plan, reason: str) -> Plan:
 
 
 def pareto_front(plans: Sequence[Plan]) -> list[Plan]:
-    """Returns the feasible, predicted plans that none beats in both, fastest first."""
+    """Returns the feasible, predicted plans that none beats in time and money, fastest first."""
     priced = [
         (p.predicted.step_seconds, p.predicted.usd_per_1000_steps, i)
         for i, p in enumerate(plans)
@@ -282,7 +276,7 @@ def pareto_front(plans: Sequence[Plan]) -> list[Plan]:
 
 
 def limit_name(limit: Limit) -> str:
-    """Names a limit of a plan for a table: `CPU`, `loader's own time`."""
+    """Returns a limit's name for a table: `CPU`, `loader's own time`."""
     return _LIMITS[limit]
 
 
@@ -292,26 +286,23 @@ def cluster(plan: Plan) -> str:
 
 
 def limits(outcome: Predicted) -> str:
-    """Names the bottleneck and the next one: `CPU; next: accelerator (64 ms)`."""
+    """Returns the bottleneck and the next one: `CPU; next: accelerator (64 ms)`."""
     next_seconds = outcome.second_limit_seconds
-    if next_seconds is None:
-        return f"{_LIMITS[outcome.limit]}; next: {_LIMITS[outcome.second_limit]}"
-    # Nobody needs to know of a second limit of microseconds: without loading, all other terms are
-    # about 0.
+    # A second limit of microseconds is not worth a word.
     if next_seconds < 1e-3 * outcome.step_seconds:
         return f"{_LIMITS[outcome.limit]}, and no other is near"
     return f"{_LIMITS[outcome.limit]}; next: {_LIMITS[outcome.second_limit]} ({ms(next_seconds)})"
 
 
 def own_storage_words(outcome: Predicted) -> str:
-    """Says what a plan gives where each host has a storage of its own; empty: known, no matter."""
+    """Returns the plan's speed-up with a separate storage per host; empty: known or irrelevant."""
     if outcome.own_storage_speedup is None:
         return ""
     return f"; {outcome.own_storage_speedup:.2f}x if each host has a storage of its own"
 
 
 def pays(outcome: Predicted) -> str:
-    """Says from which speedup a step costs no more than today, and whether the plan is there."""
+    """Returns from which speed-up a step is cheaper than today, and whether the plan reaches it."""
     ratio = outcome.break_even_speedup
     if ratio is None:
         return "today's hosts cost nothing"
@@ -323,7 +314,7 @@ def pays(outcome: Predicted) -> str:
 
 
 def cost_words(outcome: Predicted, *, is_billed: bool) -> str:
-    """Says what a step costs: dollars, or CPU- and accelerator-seconds where nobody is billed."""
+    """Returns the cost of a step: dollars, or CPU- and accelerator-seconds without a bill."""
     if is_billed:
         return f"{usd(outcome.usd_per_1000_steps)} per 1000 steps"
     words = [] if outcome.cpu_seconds is None else [f"{outcome.cpu_seconds:.3g} CPU-seconds"]
@@ -333,10 +324,10 @@ def cost_words(outcome: Predicted, *, is_billed: bool) -> str:
 
 
 def local_core_words(decision: Decision) -> str:
-    """Says what the chosen data hosts' cores would do on the training host itself; empty: unknown.
+    """Returns what the chosen data hosts' cores would do on the training host; empty: unknown.
 
-    It is said next to the speed-up of a plan with data hosts on this machine: a reader asks whether
-    the same cores without a data group do as much.
+    Shown with the speed-up of a local plan with data hosts, as the same cores without a data group
+    may do as much.
     """
     chosen = decision.plan
     is_here = decision.prices.is_nominal
@@ -364,19 +355,17 @@ _Reply = Literal["yes", "no", "unknown"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Walk:
-    """Holds the figures and plans that the flow chart is walked with.
+    """Inputs of the decision flow chart.
 
     Attributes:
-        estimate: Today's cluster, as the model sees it.
-        free_fixes: What the profile found to cost nothing, in words.
+        free_fixes: Texts of the profile's fixes that cost nothing.
+        fix_first: What to fix before anything that costs; empty: nothing.
         unfed: Why data hosts cannot make the batches; empty: they can.
-        fix_first: Why nothing that costs is advised yet; empty where it may be.
-        is_billed: Whether the prices are ones that somebody is billed.
+        is_billed: The prices are real ones.
         taken: How the profile was scaled to today's hosts; None: it was taken there.
     """
 
     work: Work
-    estimate: Estimate
     bottleneck: Bottleneck
     keep: Plan
     chosen: Plan
@@ -390,29 +379,24 @@ class Walk:
 
     @property
     def is_busy(self) -> bool:
-        """Returns whether other programs make the profile too noisy to choose a plan."""
-        return self.work.unexplained.startswith(OTHERS)
+        """Whether other programs make the profile too noisy to choose a plan."""
+        reason = self.work.unexplained
+        return reason is not None and reason.kind == "other_programs"
 
 
 def walk(found: Walk) -> tuple[Answer, ...]:
-    """Returns the questions in their order, each with its answer and the figures behind it."""
+    """Returns the questions in order, each with its answer and the figures behind it."""
     answers = [_is_explained(found)]
     if found.bottleneck != "unexplained":
         answers.append(_is_cpu_the_limit(found))
         if found.bottleneck in ("cpu", "workers", "latency", "storage"):
+            larger = "Is there a larger type of the same family with the same accelerators?"
             answers.append(_is_there(found, "tune", "Is there a free fix?"))
-            answers.append(
-                _is_there(
-                    found,
-                    "scale_up",
-                    "Is there a larger type of the same family with the same accelerators?",
-                )
-            )
+            answers.append(_is_there(found, "scale_up", larger))
         answers.append(_is_a_data_group_better(found))
         if found.bottleneck == "accelerator":
-            answers.append(
-                _is_there(found, "scale_out", "Would more accelerators be faster or cheaper?")
-            )
+            wider = "Would more accelerators be faster or cheaper?"
+            answers.append(_is_there(found, "scale_out", wider))
     answers.append(_is_change_worth_it(found))
     return tuple(answers)
 
@@ -427,15 +411,15 @@ def _is_explained(found: Walk) -> Answer:
     work = found.work
     question = "Do the measured parts explain the step?"
     if work.unexplained:
-        # The reason is words by now. Only parts that were measured and contradict the step say
-        # "no"; where something was not measured, the answer is not known.
-        known = not work.unexplained.startswith(("only the time", "not measured", OTHERS))
+        because = work.unexplained.text
         if found.is_busy:
-            because = f"they give {ms(work.parts_seconds)}, measured {ms(work.step_seconds)}, next "
-            because += "to other programs"
-            return Answer(question=question, answer="unknown", because=because)
-        reply: _Reply = "no" if known else "unknown"
-        return Answer(question=question, answer=reply, because=work.unexplained)
+            because = (
+                f"they give {ms(work.parts_seconds)}, measured {ms(work.step_seconds)}, while "
+                "other programs ran"
+            )
+        # Only measured parts can contradict the step.
+        reply: _Reply = "no" if work.unexplained.kind == "contradiction" else "unknown"
+        return Answer(question=question, answer=reply, because=because)
     because = f"they give {ms(work.parts_seconds)}, measured {ms(work.step_seconds)}"
     if found.taken:
         because = (
@@ -448,8 +432,7 @@ def _is_explained(found: Walk) -> Answer:
 
 
 def _is_cpu_the_limit(found: Walk) -> Answer:
-    work = found.work
-    accelerator = work.accelerator_seconds
+    work, question = found.work, "Is the CPU the limit?"
     if found.bottleneck in ("latency", "storage"):
         text = (
             f"loading takes {work.loader_wall_seconds:.3g} worker-seconds per step, of which "
@@ -457,7 +440,7 @@ def _is_cpu_the_limit(found: Walk) -> Answer:
         )
         if found.bottleneck == "storage":
             text += ", which all workers share"
-        return Answer(question="Is the CPU the limit?", answer="no", because=text)
+        return Answer(question=question, answer="no", because=text)
     text = f"loading takes {work.loader_cpu_seconds:.3g} CPU-seconds per step"
     if work.trainer_cpu_seconds:
         text += f", the trainer {work.trainer_cpu_seconds:.3g}"
@@ -468,17 +451,14 @@ def _is_cpu_the_limit(found: Walk) -> Answer:
         text += f" ({work.hosts * work.reserved_vcpus:g} of them reserved for the trainer)"
     today = Hosts(instance=work.reference, count=work.hosts)
     used = work.loader_cpu_seconds + work.trainer_cpu_seconds + work.turns_cpu_seconds
-    cpu = used / free_vcpus(work, today)
-    text += f": {ms(cpu)}"
-    if accelerator:
-        text += f"; without loading a step takes {ms(accelerator)} of {ms(work.step_seconds)}"
+    text += f": {ms(used / free_vcpus(work, today))}"
+    if work.accelerator_seconds:
+        step = ms(work.step_seconds)
+        text += f"; without loading a step takes {ms(work.accelerator_seconds)} of {step}"
     if found.bottleneck == "cpu":
-        return Answer(question="Is the CPU the limit?", answer="yes", because=text)
-    return Answer(
-        question="Is the CPU the limit?",
-        answer="no",
-        because=f"{text}: the limit is {limit_words(found.bottleneck)}",
-    )
+        return Answer(question=question, answer="yes", because=text)
+    text += f": the limit is {limit_words(found.bottleneck)}"
+    return Answer(question=question, answer="no", because=text)
 
 
 def _is_there(found: Walk, action: Action, question: str) -> Answer:
@@ -488,8 +468,10 @@ def _is_there(found: Walk, action: Action, question: str) -> Answer:
         because = infeasible.reason if infeasible else _why_none(found, action)
         reply: _Reply = "no"
         if action == "tune" and infeasible and infeasible.predicted:
-            # More shards of a stream: free, and the script's to say.
-            reply, because = "yes", f"{_gain(infeasible)}: {because}"
+            # More shards of a stream: free, but the script must set them.
+            step = ms(infeasible.predicted.step_seconds)
+            reply = "yes"
+            because = f"{step} per step ({infeasible.predicted.speedup:.2f}x): {because}"
         elif action == "tune" and found.free_fixes:
             reply, because = "yes", found.free_fixes[0]
         elif action == "tune" and found.work.num_workers is None:
@@ -502,17 +484,9 @@ def _is_there(found: Walk, action: Action, question: str) -> Answer:
         other = cost_words(rival.predicted, is_billed=found.is_billed)
         this = cost_words(plan.predicted, is_billed=found.is_billed)
         less = "cheaper than that" if found.is_billed else "fewer CPU-seconds"
-        because += (
-            f"; a data group is {less if price < here else f'not {less}'}: "
-            f"{cluster(rival)}, {other} against {this}"
-        )
+        less = less if price < here else f"not {less}"
+        because += f"; a data group is {less}: {cluster(rival)}, {other} against {this}"
     return Answer(question=question, answer="yes", because=because)
-
-
-def _gain(plan: Plan) -> str:
-    """Says how long a step of the plan takes."""
-    assert plan.predicted is not None
-    return f"{ms(plan.predicted.step_seconds)} per step ({plan.predicted.speedup:.2f}x)"
 
 
 def _why_none(found: Walk, action: Action) -> str:
@@ -527,7 +501,6 @@ def _why_none(found: Walk, action: Action) -> str:
 
 
 def _question_of_a_data_group(found: Walk) -> str:
-    """Asks what the answer says: a plan that buys time does not pay, and one in time need not."""
     keep = found.keep.predicted
     if keep is not None and misses_deadline(keep, found.constraints):
         return "Would a data group make the deadline?"
@@ -543,23 +516,20 @@ def _is_a_data_group_better(found: Walk) -> Answer:
     plan = best_of(found, ("heterogeneous",))
     if plan is None or plan.predicted is None or found.keep.predicted is None:
         groups = [one for one in found.plans if one.action == "heterogeneous"]
-        # The table tells why the one that was asked for cannot be run: no second reason next to it.
+        # The same reason as in the table of plans.
         asked = [one for one in groups if one.reason.startswith(ASKED_FOR)]
         infeasible = next(iter([*asked, *groups]), None)
-        if found.unfed:
-            because = found.unfed
-        elif infeasible is not None:
+        because = found.unfed or "no CPU-only type with a price may be used"
+        if not found.unfed and infeasible is not None:
             because = infeasible.reason or "plans cannot be priced"
-        elif found.constraints.max_data_hosts == 0:
+        elif not found.unfed and found.constraints.max_data_hosts == 0:
             because = "max_data_hosts is 0"
-        else:
-            because = "no CPU-only type with a price may be used"
         return Answer(question=question, answer="no", because=because)
     objective = found.constraints.objective
     able = _able(found.plans, found.keep.predicted, found.constraints)
     worth, free = _worth_running(able, found.keep, found.constraints)
     groups = [one for one in worth if one.action == "heterogeneous"]
-    # What pays may be another one than the best: of a narrower band, or with fewer hosts.
+    # The plan that pays need not be the best one: its band may be narrower.
     plan = best_plan(groups, objective) if groups else plan
     assert plan.predicted is not None
     figures = _figures(plan, is_billed=found.is_billed)
@@ -567,7 +537,7 @@ def _is_a_data_group_better(found: Walk) -> Answer:
     if free is not None and free.predicted is not None and not is_free(plan, found.keep):
         rival = free.predicted
         because += (
-            f"; next to the best free plan ({ms(rival.step_seconds)}): "
+            f"; against the best free plan ({ms(rival.step_seconds)}): "
             f"{_change(plan.predicted, rival, found)}, both bands together are "
             f"{percentage(combined_band(plan.predicted, rival))}"
         )
@@ -586,7 +556,7 @@ def _is_a_data_group_better(found: Walk) -> Answer:
 
 
 def _change(outcome: Predicted, other: Predicted, found: Walk) -> str:
-    """Writes what a plan saves or loses next to another one, by what is asked for."""
+    """Returns what a plan saves or loses against another one, by the objective."""
     saved = gain(outcome, other, found.constraints.objective)
     if found.constraints.objective == "cost":
         return cost_change_words(-saved, is_billed=found.is_billed)
@@ -610,11 +580,7 @@ def _is_change_worth_it(found: Walk) -> Answer:
             f"{cluster(found.chosen)} saves {percentage(saved)} of the {what}, "
             f"its error band is {percentage(error_band(outcome))}"
         )
-    return Answer(
-        question=question,
-        answer="yes" if changed else "no",
-        because=because,
-    )
+    return Answer(question=question, answer="yes" if changed else "no", because=because)
 
 
 def _figures(plan: Plan, *, is_billed: bool) -> str:

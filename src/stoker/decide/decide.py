@@ -1,4 +1,4 @@
-"""`decide` turns a profile into a decision."""
+"""The decision: which cluster to use for a profiled training."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import date
@@ -36,7 +36,6 @@ from stoker.decide.elsewhere import (
     profiled_type,
     taken_as,
 )
-from stoker.decide.fed import unfed_words
 from stoker.decide.model import ClusterShape, Hosts, Work, parts_on
 from stoker.decide.pricing import (
     ASKED_FOR,
@@ -49,7 +48,6 @@ from stoker.decide.pricing import (
     problem_of,
     refuse_endless_search,
     refuse_foreign_prices,
-    usd_per_hour,
 )
 from stoker.decide.work import data_hosts_of, measure, today_of, with_own_storage
 from stoker.errors import UsageError
@@ -72,15 +70,15 @@ from stoker.records.decision import NOMINAL
 from stoker.records.parts import bottleneck_of, too_busy
 from stoker.records.workload import own_keys
 from stoker.text import ms, percentage, usd
+from stoker.words import unfed_words
 
 _NOTHING = "no step was timed, so nothing can be predicted for another cluster"
-_CPU = "Is the CPU the limit?"
-# Smaller ones have little network, and a core of theirs is not for loading.
+# Smaller ones have little network, and one of their cores is not for loading.
 _MIN_VCPUS = 8
-# More shards are worth naming where a step would take less than this of the best plan's.
+# More shards are advised where a step would take less than this share of the best plan's.
 _MORE_SHARDS_HELP = 0.9
-# Data types whose plans are listed: the best by the objective, and by the other one. Each makes a
-# plan for each number of hosts (8 by default), so more types would only hide the useful rows.
+# Data types whose plans are listed: the best by the objective, and by the other one. Each has a
+# plan for each number of hosts (8 by default): more types would hide the useful rows.
 _BEST_TYPES = 3
 _BEST_BY_OTHER = 2
 
@@ -95,16 +93,12 @@ def decide_observed(
     feed: FeedSettings = FeedSettings(),  # noqa: B008 - frozen
     processes_per_host: int | None = None,
 ) -> Decision:
-    """Keeps today's cluster, and says why nothing else can be said; pure.
+    """Decides on a profile that has only `observed`: today's cluster is kept. Pure.
 
     Args:
-        profile: One with `observed` only.
-        catalog: Types and prices of the platform.
-        constraints: What a plan may be.
-        is_asked: Whether clusters were named that cannot be predicted now.
-        today: The date that prices are old against.
-        feed: `replace_dataloader` says whether loaders of torch's class are fed.
-        processes_per_host: Trainer processes of a dnn host; absent: one an accelerator.
+        is_asked: Clusters were named that cannot be predicted.
+        today: The date for the age of prices.
+        processes_per_host: Trainer processes of a dnn host; absent: one per accelerator.
 
     Raises:
         UsageError: If today's type is not in the catalog.
@@ -120,7 +114,7 @@ def decide_observed(
         processes_per_host=processes_per_host or max(1, now.accelerators),
     )
     keep = Plan(action="keep", groups=(dnn,), reason=_NOTHING)
-    unfed = unfed_words(profile, feed)
+    unfed = unfed_words(profile.loader, feed)
     is_cpu = observed.suspect == "cpu" and not unfed
     best = _best_data_type(catalog, constraints) if is_cpu else None
     prices = catalog.prices([now, *([best] if best else [])], today=today)
@@ -137,8 +131,13 @@ def decide_observed(
         plan=keep,
         plans=(keep,),
         path=_path(observed),
-        advice=_advice(
-            profile, observed, now, best, unfed=unfed, is_billed=catalog.purchase != NOMINAL
+        advice=(
+            Advice(
+                id="profile",
+                text=_again(profile),
+                when=before_money(is_billed=catalog.purchase != NOMINAL),
+            ),
+            *_advice_on_observed(profile, now, best, suspect=observed.suspect, unfed=unfed),
         ),
         warnings=tuple(warnings),
         prices=prices,
@@ -153,82 +152,52 @@ def _path(observed: Observed) -> tuple[Answer, ...]:
         "cpu": f"probably: {seen}, as means over the job; only a profile shows waiting",
         "accelerator": f"probably not: {seen}; but GPUs that wait for each other count as busy",
         "neither": f"probably not: {seen}; steps wait for something else, or for one thread",
-        "unknown": f"{seen}: that does not tell",
+        "unknown": f"{seen}: not enough evidence",
     }[observed.suspect]
-    return (
-        Answer(
-            question="Do the measured parts explain the step?",
-            answer="unknown",
-            because="no step was timed: only how busy the hosts were is known",
-        ),
-        Answer(question=_CPU, answer="unknown", because=meaning),
-        Answer(
-            question="Is the best change worth more than its error band?",
-            answer="unknown",
-            because=_NOTHING,
-        ),
+    because = {
+        "Do the measured parts explain the step?": "no step was timed: only how busy the hosts "
+        "were is known",
+        "Is the CPU the limit?": meaning,
+        "Is the best change worth more than its error band?": _NOTHING,
+    }
+    return tuple(
+        Answer(question=question, answer="unknown", because=text)
+        for question, text in because.items()
     )
 
 
-def _advice(
-    profile: Profile,
-    observed: Observed,
-    now: Instance,
-    best: Instance | None,
-    *,
-    unfed: str,
-    is_billed: bool,
-) -> tuple[Advice, ...]:
-    advice = [
-        Advice(
-            id="profile",
-            text=_again(profile),
-            when=before_money(is_billed=is_billed),
-        )
-    ]
+def _advice_on_observed(
+    profile: Profile, now: Instance, best: Instance | None, *, suspect: str, unfed: str
+) -> Iterator[Advice]:
     if unfed:
-        advice.append(Advice(id="unfed", text=f"{unfed}.", when="data hosts are wanted"))
-    elif observed.suspect == "cpu":
-        advice.append(
-            Advice(
-                id="cpu-bound",
-                text="A data group or a larger type of the family may pay; lighter transforms "
-                "cost nothing.",
-                when="the profile says that loading is the limit",
-            )
+        yield Advice(id="unfed", text=f"{unfed}.", when="data hosts are wanted")
+    elif suspect == "cpu":
+        text = (
+            "A data group or a larger type of the family may pay; lighter transforms cost nothing."
         )
+        yield Advice(id="cpu-bound", text=text, when="the profile says that loading is the limit")
         if best and best.usd_per_hour and now.usd_per_hour:
-            # As in `break_even_speedup`: the price with one more host, over today's.
             ratio = 1 + best.usd_per_hour / (now.usd_per_hour * profile.host.count)
-            advice.append(
-                Advice(
-                    id="break-even",
-                    text=f"One {best.type} next to today's hosts ({usd(best.usd_per_hour)} per "
-                    f"hour) would pay for itself from {ratio:.2f}x on; whether it gets there is "
-                    "not known.",
-                )
+            text = (
+                f"One {best.type} added to today's hosts ({usd(best.usd_per_hour)} per hour) would "
+                f"pay for itself from {ratio:.2f}x on; whether it gets there is not known."
             )
-    elif observed.suspect == "neither":
-        advice.append(
-            Advice(
-                id="idle-cpus",
-                text="More loader workers, prefetching and faster storage come before any host: "
-                "today's CPUs are not busy.",
-            )
+            yield Advice(id="break-even", text=text)
+    elif suspect == "neither":
+        text = (
+            "More loader workers, prefetching and faster storage come before any host: today's "
+            "CPUs are not busy."
         )
-    elif observed.suspect == "accelerator":
-        advice.append(
-            Advice(
-                id="accelerator",
-                text="A data group would probably change nothing: look at the model first (mixed "
-                "precision, compilation, batch size).",
-            )
+        yield Advice(id="idle-cpus", text=text)
+    elif suspect == "accelerator":
+        text = (
+            "A data group would probably change nothing: look at the model first (mixed "
+            "precision, compilation, batch size)."
         )
-    return tuple(advice)
+        yield Advice(id="accelerator", text=text)
 
 
 def _again(profile: Profile) -> str:
-    """Says how to get a profile with steps."""
     notes = profile.what.get("notes")
     if profile.what.get("source") != "process tree" or not isinstance(notes, list) or not notes:
         return "Profile the training, three minutes on today's cluster: stoker profile."
@@ -236,7 +205,7 @@ def _again(profile: Profile) -> str:
 
 
 def _best_data_type(catalog: Catalog, constraints: Constraints) -> Instance | None:
-    """Returns the CPU-only type with the most CPU for its price, of those a plan may have."""
+    """Returns the allowed CPU-only type with the most CPU for its price."""
     allowed = constraints.allowed_instance_types
     names = None if allowed is None else {catalog.get(name).type for name in allowed}
     able = [
@@ -276,23 +245,19 @@ def decide(
     """Ranks the clusters that could run the workload and picks one. Pure: no I/O, no clock.
 
     Args:
-        profile: What a step waits for, on today's cluster.
-        catalog: Types and prices of the platform.
-        constraints: What a plan may be.
         training: Its length, for a deadline and for totals.
-        feed: `local_workers` may fix how many workers a dnn host has under a data group.
+        feed: `local_workers` may fix the workers of a dnn host with a data group.
         extra_clusters: Clusters to price in addition to those that are searched.
-        fallback: Cluster to run where other programs make the profile too noisy to choose; empty:
-            today's is kept then.
-        today: The date that prices are old against.
-        processes_per_host: Trainer processes of a dnn host; absent: one an accelerator.
-        calibration: What earlier runs on such a machine say of the model's constants.
-        take_as: The type that the profile is taken for; absent: it was taken on today's hosts.
+        fallback: Cluster to use if other programs make the profile too noisy; empty: today's.
+        today: The date for the age of prices.
+        processes_per_host: Trainer processes of a dnn host; absent: one per accelerator.
+        calibration: Constants of the model as corrected by earlier runs.
+        take_as: Target type to scale the profile to; absent: it was taken on today's hosts.
 
     Raises:
-        UsageError: If a type is not in the catalog, a number is beyond any machine, more data
-            hosts are allowed than are searched, the prices are those of a region that the
-            constraints do not allow, or the profile cannot be taken for another type.
+        UsageError: If a type is not in the catalog, a number is out of range, more data hosts are
+            allowed than are searched, the prices are of a region that the constraints do not
+            allow, or the profile cannot be scaled to another type.
     """
     refuse_foreign_prices(constraints, catalog)
     refuse_endless_search(constraints)
@@ -331,13 +296,14 @@ def decide(
     taken: TakenElsewhere | None = None
     if take_as is not None:
         target = catalog.get(take_as.instance_type)
-        # Of the profiled type itself the profile knows more than the catalog.
+        # The profile knows more than the catalog of the profiled type.
         now = now if target.type == now.type else target
         processes = processes_per_host or max(1, now.accelerators)
         work, taken = taken_as(
             work, profile=profile, target=now, processes=processes, given=take_as, catalog=catalog
         )
         profile = of_the_training(profile)
+    is_billed = catalog.purchase != NOMINAL
     site = Site(
         work=work,
         own_storage=with_own_storage(work),
@@ -345,7 +311,7 @@ def decide(
         today=now,
         processes=processes,
         feed=feed,
-        unfed=unfed_words(profile, feed),
+        unfed=unfed_words(profile.loader, feed),
     )
     rules = Rules(
         constraints=constraints,
@@ -360,21 +326,21 @@ def decide(
         _taken_plan(site, kept, rules, taken) if taken else _keep_plan(profile, work, kept, rules)
     )
     step_is_known = taken is None or taken.accelerator_step_source != "unknown"
-    nothing_holds = "" if step_is_known else work.unexplained
+    nothing_holds = "" if step_is_known or not work.unexplained else work.unexplained.text
     asked = [*extra_clusters, *([fallback] if fallback else [])]
-    # What was asked for comes first: its twin among those that are searched is dropped.
+    # Named clusters first: their twins among the searched ones are dropped.
     others = [
         _plan(site, candidate, rules)
-        # Without the accelerator's step, which all of them need, there is no prediction at all.
+        # Without the accelerator's step nothing can be predicted.
         for groups in (() if nothing_holds else asked)
         for candidate in [named(site, groups)]
         if candidate.groups != kept.groups
     ]
     others += [
         _plan(site, candidate, rules)
-        # Next to other programs no prediction holds: only what was asked for is shown, marked.
+        # With other programs running no prediction holds: only named clusters are shown, marked.
         for candidate in (() if busy or nothing_holds else _candidates(site, rules, keep_plan))
-        # Today's cluster with its data hosts was measured: no prediction of it next to that.
+        # Today's cluster with its data hosts was measured and needs no prediction.
         if not (work.data and _hosts_of(candidate) == _hosts_of(kept))
     ]
     unknown = (
@@ -387,15 +353,14 @@ def decide(
         None,
     )
     first = fix_first(profile, storage=work.storage, bottleneck=bottleneck)
-    if not first and more_shards is not None:
-        first = more_shards.reason
+    first = first or (more_shards.reason if more_shards else "")
     chosen = choose(
         keep_plan,
         others,
         constraints,
         unexplained=work.unexplained,
         fix_first=first,
-        is_billed=catalog.purchase != NOMINAL,
+        is_billed=is_billed,
     )
     is_noisy = bool(busy)
     if fallback and chosen.action == "keep" and (busy or work.machine_width):
@@ -403,10 +368,8 @@ def decide(
         is_noisy = is_noisy or chosen.action != "keep"
     rest = [plan for plan in (keep_plan, *others) if not _is_same(plan, chosen)]
     plans = (chosen, *ranked(_distinct(rest), constraints.objective))
-    assert kept.estimate is not None
     found = Walk(
         work=work,
-        estimate=kept.estimate,
         bottleneck=bottleneck,
         keep=keep_plan,
         chosen=chosen,
@@ -417,7 +380,7 @@ def decide(
         ),
         fix_first=first,
         unfed=site.unfed,
-        is_billed=catalog.purchase != NOMINAL,
+        is_billed=is_billed,
         taken=taken,
     )
     used = [catalog.get(g.instance_type) for plan in (keep_plan, chosen) for g in plan.groups]
@@ -451,7 +414,7 @@ def decide(
 
 
 def _fallback(site: Site, candidate: Candidate, rules: Rules, *, kept: Plan) -> Plan:
-    """Returns the plan that was asked for in place of today's, if it may be run."""
+    """Returns the named plan if it may be run, else today's."""
     plan = _plan(site, candidate, rules)
     if not plan.feasible or plan.predicted is None or _is_same(plan, kept):
         return kept
@@ -461,13 +424,13 @@ def _fallback(site: Site, candidate: Candidate, rules: Rules, *, kept: Plan) -> 
 def _candidates(site: Site, rules: Rules, keep_plan: Plan) -> Iterator[Candidate]:
     yield from tune(site)
     for candidate in scale_up(site):
-        # On this machine also where no list allows it, as a plan that may not be run: the same
-        # cores in one host are what cores of data hosts are compared with.
+        # On this machine even if not allowed, as an infeasible plan: the cores of data hosts are
+        # compared with the same cores in one host.
         if site.catalog.info.is_this_machine or is_usable(candidate.shape.dnn.instance, rules):
             yield candidate
     yield from _best_heterogeneous(site, rules)
     outcome = keep_plan.predicted
-    # More accelerators change the global batch, thus the training: not looked at without need.
+    # More accelerators change the global batch, thus the training: searched only if needed.
     if outcome is not None and (
         outcome.limit == "accelerator" or misses_deadline(outcome, rules.constraints)
     ):
@@ -484,13 +447,7 @@ def _best_heterogeneous(site: Site, rules: Rules) -> Iterator[Candidate]:
     by_type: dict[str, list[Candidate]] = {}
     best: dict[str, tuple[tuple[bool, float, str], tuple[bool, float, str]]] = {}
     for instance in _data_types(site, rules):
-        made = list(
-            heterogeneous(
-                site,
-                data_types=(instance,),
-                max_data_hosts=rules.constraints.max_data_hosts,
-            )
-        )
+        made = list(heterogeneous(site, instance, most=rules.constraints.max_data_hosts))
         if made:
             by_type[instance.type] = made
             plans = [_plan(site, candidate, rules) for candidate in made]
@@ -499,27 +456,19 @@ def _best_heterogeneous(site: Site, rules: Rules) -> Iterator[Candidate]:
                 min(_type_rank(plan, other, instance) for plan in plans),
             )
     names = sorted(best, key=lambda name: best[name][0])[:_BEST_TYPES]
-    names += [
-        name
-        for name in sorted(best, key=lambda name: best[name][1])[:_BEST_BY_OTHER]
-        if name not in names
-    ]
-    for name in names:
+    names += sorted(best, key=lambda name: best[name][1])[:_BEST_BY_OTHER]
+    for name in dict.fromkeys(names):
         yield from by_type[name]
 
 
 def _advice_on_shards(site: Site, rules: Rules, plans: Sequence[Plan]) -> list[Advice]:
-    """Says what data hosts would do for a stream with more shards, where that is more."""
+    """Returns advice on more shards of a stream, where data hosts would then help more."""
     work = site.work
     if not work.shards or site.unfed:
         return []
     freed = with_any_shards(site)
-    able = [
-        plan
-        for candidate in _best_heterogeneous(freed, rules)
-        for plan in [_plan(freed, candidate, rules)]
-        if plan.feasible and plan.predicted
-    ]
+    plans_of = (_plan(freed, candidate, rules) for candidate in _best_heterogeneous(freed, rules))
+    able = [plan for plan in plans_of if plan.feasible and plan.predicted]
     if not able:
         return []
     best = best_plan(able, rules.constraints.objective)
@@ -528,27 +477,19 @@ def _advice_on_shards(site: Site, rules: Rules, plans: Sequence[Plan]) -> list[A
     known = [each.predicted.step_seconds for each in plans if each.feasible and each.predicted]
     if seconds > _MORE_SHARDS_HELP * min(known, default=work.step_seconds):
         return []
-    how = more_shards_words(site, best.groups)
+    how, when = more_shards_words(site, best.groups), "the stream can be divided so far"
     if not work.may_divide:
         how = "let the stream divide itself by get_worker_info(), which it does not ask today"
-    return [
-        Advice(
-            id="shards",
-            text=f"With more shards {cluster(best)} would take {ms(seconds)} per step: {how}. Then "
-            "profile and decide again.",
-            when="the stream can be divided so far"
-            if work.may_divide
-            else "small work on the dataset",
-        )
-    ]
+        when = "small work on the dataset"
+    text = f"With more shards {cluster(best)} would take {ms(seconds)} per step: {how}. Then "
+    return [Advice(id="shards", text=f"{text}profile and decide again.", when=when)]
 
 
 def _data_types(site: Site, rules: Rules) -> list[Instance]:
     listed = {i.type: i for i in site.catalog.instances}
     for name in rules.allowed or ():
         listed.setdefault(name, site.catalog.get(name))
-    # The catalog may know today's type without listing it: local ones by their name, and the type
-    # of today's nodes next to a list of pools.
+    # The catalog may know today's type without listing it: local types, and types of nodes.
     if site.today.accelerators == 0:
         listed.setdefault(site.today.type, site.today)
     return [
@@ -570,35 +511,21 @@ def _type_rank(plan: Plan, objective: str, instance: Instance) -> tuple[bool, fl
 def _plan(site: Site, candidate: Candidate, rules: Rules) -> Plan:
     work = site.work
     today = ClusterShape(dnn=Hosts(instance=rules.today, count=work.hosts), data=work.data)
-    outcome = predicted(
-        work,
-        candidate,
-        today=today,
-        today_usd=usd_per_hour(today),
-        total_steps=rules.total_steps,
-        is_billed=rules.catalog.purchase != NOMINAL,
-    )
-    return plan_of(
-        candidate,
-        outcome,
-        problem_of(candidate, outcome, rules),
-        global_batch_size=site.work.global_batch_size,
-    )
+    outcome = predicted(work, candidate, today=today, rules=rules)
+    problem = problem_of(candidate, outcome, rules)
+    return plan_of(candidate, outcome, problem, global_batch_size=work.global_batch_size)
 
 
 def _keep_plan(profile: Profile, work: Work, kept: Candidate, rules: Rules) -> Plan:
-    outcome = measured(
-        profile, work, kept, today_usd=usd_per_hour(kept.shape), total_steps=rules.total_steps
-    )
+    outcome = measured(profile, work, kept, rules)
     plan = plan_of(kept, outcome, "", global_batch_size=None)
-    # A step given by options (--step-seconds) has neither: nobody measured it.
+    # A step given by options (--step-seconds) has neither.
     is_given = profile.spread is None and profile.check is None
     seen = "as its step was given" if is_given else "as it was measured"
     return msgspec.structs.replace(plan, reason=f"today's cluster, {seen}")
 
 
 def _taken_plan(site: Site, kept: Candidate, rules: Rules, taken: TakenElsewhere) -> Plan:
-    # Nobody measured a step of it: it is as sure as the other plans are, and no surer.
     plan = _plan(site, kept, rules)
     reason = f"today's cluster, by a profile of {taken.profiled_on}: not measured"
     return msgspec.structs.replace(plan, feasible=True, reason=reason)
@@ -621,7 +548,6 @@ def _bottleneck(work: Work, kept: Candidate) -> Bottleneck:
     if work.unexplained or made is None:
         return "unexplained"
     if not work.data:
-        # The profile's own answer. What is corrected is the same limit's seconds.
         return parts_on(work, kept.shape).bottleneck
     return bottleneck_of(made.limit, waits=work.waits, workers=work.num_workers)
 

@@ -1,10 +1,9 @@
-"""A profile that was taken on one type is taken for another: its figures are scaled, and less sure.
+"""A profile of one instance type, scaled to another.
 
-CPU-seconds there are CPU-seconds here over `cpu_speed`, the speed of a vCPU there over one here.
-What a loader waits takes as long there. The accelerator's step is the user's own number, else the
-profile's on the same accelerators, else not known: then nothing is recommended. Each of these adds
-a doubt, and none is taken away, so no band is narrower than on the profiled host. The same type at
-a speed of 1 changes nothing but the band.
+CPU-seconds are divided by `cpu_speed`, the speed of a vCPU there over one here; waiting takes as
+long. The accelerator's step is the user's number, else the profile's on the same accelerators, else
+not known: then nothing is recommended. Each of these adds a doubt, so no band is narrower than on
+the profiled host. The same type at a speed of 1 changes only the band.
 """
 
 from collections.abc import Sequence
@@ -14,23 +13,22 @@ import msgspec
 
 from stoker.catalog import Catalog, Instance, local_instance
 from stoker.decide.candidates import Site, tune
-from stoker.decide.model import ClusterShape, Doubt, Hosts, Work, estimate
+from stoker.decide.model import ClusterShape, Doubt, Hosts, Unexplained, Work, estimate
 from stoker.errors import UsageError
 from stoker.records import AcceleratorStepSource, Advice, CpuSpeedSource, Profile, TakenElsewhere
 from stoker.text import ms
 
-# Caches, memory, libraries and their threads differ, too, where all else is known.
+# Caches, memory, libraries and their threads differ, too.
 _ELSEWHERE = 0.15
-# By how much a speed may be wrong. Types of one CPU model differ by up to 11 % from their median in
-# the catalog; all its types by up to 36 % from their mean (13,237 to 24,413 CoreMark a vCPU).
+# Relative error of a speed. In the catalog, types of one CPU model differ by up to 11 % from their
+# median, all types by up to 36 % from their mean (13,237 to 24,413 CoreMark per vCPU).
 _SPEED_WIDTHS: dict[CpuSpeedSource, float] = {
     "catalog": 0.0,
     "given": 0.1,
     "cpu_model": 0.15,
     "assumed": 0.4,
 }
-# Another storage has another rate (as in `pricing`), and a trainer on an accelerator another use of
-# its CPU (as in `work`).
+# As in `pricing` and in `work`.
 _STORAGE_WIDTH = 0.2
 _TRAINER_WIDTH = 0.23
 # States and fixes of the profiled host, not of the training.
@@ -47,10 +45,10 @@ _SPEED_WORDS: dict[CpuSpeedSource, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakeAs:
-    """A profile is taken for this type, of which the user may know some figures.
+    """Target type of a scaled profile, with figures that the user knows.
 
     Attributes:
-        cpu_speed: Speed of a vCPU there over one of the profiled host; None: by the catalog.
+        cpu_speed: Speed of a vCPU there over the profiled host's; None: by the catalog.
         accelerator_step_seconds: A step there that never waits for data; None: as profiled.
     """
 
@@ -60,10 +58,10 @@ class TakeAs:
 
 
 def profiled_type(profile: Profile, catalog: Catalog) -> Instance:
-    """Returns the type that was profiled, also where the platform has none of that name.
+    """Returns the profiled type, even if the platform does not have it.
 
     Raises:
-        UsageError: If neither the catalog nor the profile says how many vCPUs it has.
+        UsageError: If neither the catalog nor the profile has its number of vCPUs.
     """
     host = profile.host
     local = local_instance(host.instance_type)
@@ -78,7 +76,7 @@ def profiled_type(profile: Profile, catalog: Catalog) -> Instance:
 
 
 def of_the_training(profile: Profile) -> Profile:
-    """Returns the profile without states and fixes that are those of the profiled host alone."""
+    """Returns the profile without states and fixes of the profiled host alone."""
     return msgspec.structs.replace(
         profile,
         states=tuple(state for state in profile.states if state.id not in _OF_THE_HOST),
@@ -95,22 +93,19 @@ def taken_as(
     given: TakeAs,
     catalog: Catalog,
 ) -> tuple[Work, TakenElsewhere]:
-    """Returns the work of the profiled host as that of hosts of type `target`, and how it was done.
+    """Returns the work, scaled to hosts of type `target`, and how it was scaled.
 
     Args:
-        work: Work as the profile says it, corrected on the profiled host.
-        profile: Where the work comes from.
-        target: The type that is taken for today's.
-        processes: Trainer processes of one host of it.
-        given: What the user asked for.
-        catalog: Catalog that `target` is of, for the speed of the profiled CPU.
+        work: Work of the profiled host, already corrected.
+        processes: Trainer processes of one host of type `target`.
+        catalog: Also has the speed of the profiled CPU.
 
     Raises:
-        UsageError: If data hosts worked next to the profiled ones.
+        UsageError: If the profiled run had data hosts.
     """
     if profile.data:
         raise UsageError(
-            "a profile with data hosts cannot be taken for another type",
+            "a profile with data hosts cannot be scaled to another type",
             where="--as",
             fix="profile the training without a data group",
         )
@@ -135,11 +130,11 @@ def taken_as(
     if accelerator is None and accelerator_source != "unknown":
         accelerator = scaled.accelerator_seconds
     if accelerator is None or given.accelerator_step_seconds is not None:
-        # The factor that today's measured step gave is one on another accelerator's.
+        # The correction was for another accelerator's step.
         kept = tuple(limit for limit in scaled.corrected if limit != "accelerator")
         scaled = replace(scaled, accelerator_seconds=accelerator or 0.0, corrected=kept)
     if target.accelerators and not _has_accelerators(profile, source):
-        # The trainer's CPU time was the training itself: what launching it takes is not known.
+        # The trainer's CPU time was the training itself.
         reserved = min(target.accelerators + 1, target.capacity / 2)
         scaled = replace(
             scaled,
@@ -148,14 +143,15 @@ def taken_as(
             reserved_vcpus=reserved,
             handover_seconds=0.0,
         )
-        text = "the trainer's own CPU use next to an accelerator was not measured"
+        text = "the trainer's own CPU use with an accelerator was not measured"
         doubts.append(Doubt(width=_TRAINER_WIDTH, text=text))
     unexplained = work.unexplained
     if accelerator is None and not unexplained:
         where = target.type
         if target.accelerators:
             where += f"'s {target.accelerator_model or 'accelerator'}"
-        unexplained = f"not measured: a step on {where} that never waits for data"
+        text = f"not measured: a step on {where} that never waits for data"
+        unexplained = Unexplained(kind="not_measured", text=text)
     shape = ClusterShape(
         dnn=Hosts(instance=target, count=work.hosts, workers=work.num_workers), processes=processes
     )
@@ -178,7 +174,7 @@ def taken_as(
 
 
 def advice_of_taken(site: Site, taken: TakenElsewhere) -> Sequence[Advice]:
-    """Returns what would make the decision surer: the accelerator's step, a profile there."""
+    """Returns what would narrow the bands: the accelerator's step, a profile there."""
     there = taken.taken_as
     if taken.accelerator_step_source == "unknown":
         work = site.work
@@ -199,8 +195,8 @@ def advice_of_taken(site: Site, taken: TakenElsewhere) -> Sequence[Advice]:
     return (
         Advice(
             id="profile-there",
-            text=f"Profile the training on {there}: three minutes there replace all that is "
-            "scaled here.",
+            text=f"Profile the training on {there}: three minutes there replace all figures that "
+            "are scaled here.",
             when="before you rent anything large",
         ),
     )
@@ -214,7 +210,7 @@ def _cpu_speed(
     if source.type == target.type:
         return 1.0, "catalog"
     there, here = target.coremark_per_vcpu, source.coremark_per_vcpu
-    # A local type's speed is 1, of any machine.
+    # A local type has speed 1 on any machine.
     is_local = local_instance(source.type) is not None
     if is_local and local_instance(target.type) is not None:
         return 1.0, "catalog"
@@ -237,8 +233,8 @@ def _accelerator_source(
     if source.type == target.type:
         return "profile"
     models = {profile.host.accelerator_model or "", source.accelerator_model or ""}
-    # `NVIDIA A10G` and `Tesla T4` of the driver are `A10G` and `T4` of the catalog; `L40S` is no
-    # `L4`.
+    # The driver's `NVIDIA A10G` and `Tesla T4` are the catalog's `A10G` and `T4`; an `L40S` is not
+    # an `L4`.
     words = {word for model in models for word in _words(model)}
     same = target.accelerator_model is not None and _words(target.accelerator_model) <= words
     return "profile" if same and source.accelerators == target.accelerators else "unknown"
@@ -255,20 +251,19 @@ def _has_accelerators(profile: Profile, source: Instance) -> bool:
 
 
 def _scaled(work: Work, target: Instance, *, speed: float, ranks: int) -> Work:
-    """Returns the work in CPU-seconds of the other type; what waits takes as long."""
+    """Returns the work in CPU-seconds of the other type; waiting takes as long."""
     waiting = max(0.0, work.parallel_seconds - work.loader_cpu_seconds)
     running = work.parallel_seconds - waiting
     shared = work.loader_wall_seconds - work.parallel_seconds
     local = work.local_receive_seconds
     # Without accelerators the step is CPU work.
     accelerator_speed = 1.0 if work.reference.accelerators else speed
-    # Other programs were on the profiled hosts; what they may have cost is a doubt already.
+    # Other programs ran on the profiled hosts only; their cost is a doubt already.
     is_same = target.type == work.reference.type
     return replace(
         work,
         reference=target,
         ranks=ranks,
-        # The ranks there have as many shards each as here.
         shards=-(-work.shards * ranks // work.ranks),
         accelerator_seconds=work.accelerator_seconds / accelerator_speed,
         receive_seconds=work.receive_seconds / speed,

@@ -1,7 +1,7 @@
-"""The decision is explained to a person: the verdict first, then why, then the plans."""
+"""The text of a decision: the verdict first, then why, then the plans."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from stoker.decide.calibrate import LEAST_RUNS
 from stoker.decide.choose import (
@@ -16,16 +16,17 @@ from stoker.decide.pricing import ASKED_FOR
 from stoker.records import Decision, Group, Plan, Predicted, Prices, TakenElsewhere, plan_in_words
 from stoker.records.parts import limit_words
 from stoker.text import ms, percentage, wrapped
+from stoker.words import kept_words
 
 _MOST_ROWS = 12
 _MOST_OF_FRONT = 6
 _CLUSTER_WIDTH = 32
-# The two columns of what a plan costs: their cells, or their heads for None.
-_Columns = Callable[[Predicted | None], tuple[str, str]]
+# Heads of the two columns of what a plan costs.
+_MONEY = ("$/h", "$/1000")
 
 
 def explain(decision: Decision) -> str:
-    """Returns the decision as text of at most 80 columns, but for long names of clusters."""
+    """Returns the decision as text of at most 80 columns, except for long names of clusters."""
     lines = wrapped(_verdict(decision))
     if decision.taken_elsewhere is not None:
         lines += ["", *wrapped(_taken(decision.taken_elsewhere))]
@@ -33,7 +34,7 @@ def explain(decision: Decision) -> str:
     for answer in decision.path:
         lines += wrapped(f"{answer.question} {answer.answer}: {answer.because}", indent="  ")
     for title, texts in (
-        ("Worth doing", [_advised(a.text, a.when) for a in decision.advice]),
+        ("Worth doing", [f"{a.text} ({a.when})" if a.when else a.text for a in decision.advice]),
         ("Warnings", list(decision.warnings)),
     ):
         if texts:
@@ -45,10 +46,8 @@ def explain(decision: Decision) -> str:
 
 def _verdict(decision: Decision) -> str:
     plan, outcome = decision.plan, decision.plan.predicted
-    if plan.action == "keep" and decision.bottleneck == "unexplained":
-        return f"Keep today's cluster for now. {_sentence(plan.reason)}"
     if plan.action == "keep":
-        return f"stoker does not help here: keep today's cluster. {_sentence(plan.reason)}"
+        return kept_words(decision)
     words = plan_in_words(plan)
     text = f"{words[0].upper()}{words[1:]}. {_sentence(plan.reason)}"
     if decision.is_noisy:
@@ -61,19 +60,19 @@ def _verdict(decision: Decision) -> str:
 
 
 def _taken(taken: TakenElsewhere) -> str:
-    """Says that nothing was measured on today's hosts, and what was scaled how."""
+    """Says that nothing was measured on today's hosts, and how figures were scaled."""
     here, there = taken.profiled_on, taken.taken_as
     speed = {
         "catalog": "by the catalog",
         "cpu_model": "by its CPU model",
         "given": "as given",
-        "assumed": "which is assumed: --cpu-speed says it",
+        "assumed": "which is assumed: set it with --cpu-speed",
     }[taken.cpu_speed_source]
     step = {
         "profile": "the accelerator's step is the profile's",
         "cpu": "the training computes on CPUs, and is scaled with them",
         "given": "the accelerator's step is as given",
-        "unknown": "the accelerator's step is not known: --accelerator-step-seconds says it",
+        "unknown": "the accelerator's step is not known: set it with --accelerator-step-seconds",
     }[taken.accelerator_step_source]
     return (
         f"Profile taken elsewhere: on {here}. What is called today is {there}, where nothing was "
@@ -124,17 +123,15 @@ def _table(decision: Decision) -> list[str]:
     shown = [p for p in decision.plans if p.feasible and p.predicted]
     front = pareto_front(shown)
     if not shown:
-        # Without a table there is no mark to explain.
-        return wrapped(_prices(decision.prices).removeprefix("* chosen. "))
+        return wrapped(_prices(decision.prices))
     rows = _few(shown, decision.plan, front)
     today = next((p.groups for p in decision.plans if p.action == "keep"), ())
     names = [_named(plan, today)[:_CLUSTER_WIDTH] for plan in rows]
     wide = max(map(len, [*names, "cluster"]))
     is_billed = not decision.prices.is_nominal
-    columns = _money_columns if is_billed else _cores_columns
+    heads = _MONEY if is_billed else ("cores", "CPU-s")
     if not is_billed and any(p.predicted and p.predicted.accelerator_seconds for p in rows):
-        columns = _accelerator_columns
-    heads = columns(None)
+        heads = ("CPU-s", "acc-s")
     lines = [
         f"{'action':<14} {'cluster':<{wide}} {'step':>7} {'speed':>6} {heads[0]:>6} "
         f"{heads[1]:>6} limit",
@@ -143,7 +140,7 @@ def _table(decision: Decision) -> list[str]:
                 plan,
                 f"{name:<{wide}}",
                 mark="*" if plan is rows[0] else _mark(plan, front),
-                columns=columns,
+                heads=heads,
             )
             for plan, name in zip(rows, names, strict=True)
         ),
@@ -152,7 +149,6 @@ def _table(decision: Decision) -> list[str]:
     forbidden = sum(not p.feasible for p in decision.plans)
     more = [f"{count} more" for count in [hidden] if count]
     if forbidden:
-        # By the workload's constraints, or by what the machine or the platform has.
         more.append(f"{forbidden} ruled out")
     if more:
         lines.append(f"(plans not shown: {', '.join(more)}; see decision.json)")
@@ -170,19 +166,19 @@ def _table(decision: Decision) -> list[str]:
         lines.append(f"{what} of all hosts, times the step.")
     asked = " ? asked for." if any(plan.reason == ASKED_FOR for plan in shown) else ""
     lines.append(f". no other plan is both faster and cheaper (the Pareto front).{asked}")
-    return [*lines, *wrapped(_prices(decision.prices))]
+    return [*lines, *wrapped(f"* chosen. {_prices(decision.prices)}")]
 
 
 def _few(plans: Sequence[Plan], chosen: Plan, front: Sequence[Plan]) -> list[Plan]:
-    """Returns the first rows, each action's best plan and the front among them, today's always."""
-    # A decision that was read from a file holds the chosen plan twice, as two equal objects.
+    """Returns the first rows, including today's, each action's best plan and the front."""
+    # In a decision from a file the chosen plan is two equal objects.
     first: list[Plan] = [p for p in plans if p is chosen or p == chosen][:1]
     seen: set[str] = set()
     for plan in plans:
         if (plan.action not in seen or plan.reason == ASKED_FOR) and plan not in first:
             first.append(plan)
         seen.add(plan.action)
-    # A few plans of a long front, from end to end.
+    # A long front is sampled from end to end.
     every = max(1, math.ceil(len(front) / _MOST_OF_FRONT))
     first += [plan for plan in (*front[:-1:every], *front[-1:]) if plan not in first]
     for plan in plans:
@@ -199,7 +195,7 @@ def _mark(plan: Plan, front: Sequence[Plan]) -> str:
 
 
 def _is_more_of_it(plan: Plan, shown: Sequence[Plan]) -> bool:
-    """Returns whether a plan of the same types that is shown is as fast and costs no more."""
+    """Whether a shown plan of the same types is as fast and costs no more."""
     outcome, types = plan.predicted, [group.instance_type for group in plan.groups]
     return outcome is not None and any(
         other.predicted is not None
@@ -210,10 +206,10 @@ def _is_more_of_it(plan: Plan, shown: Sequence[Plan]) -> bool:
     )
 
 
-def _row(plan: Plan, name: str, *, mark: str, columns: _Columns) -> str:
+def _row(plan: Plan, name: str, *, mark: str, heads: tuple[str, str]) -> str:
     outcome = plan.predicted
     assert outcome is not None
-    costs = columns(outcome)
+    costs = _costs(outcome, heads)
     return (
         f"{mark}{plan.action:<13} {name} "
         f"{_short(outcome.step_seconds):>7} {_times(outcome.speedup):>6} "
@@ -223,7 +219,7 @@ def _row(plan: Plan, name: str, *, mark: str, columns: _Columns) -> str:
 
 
 def _named(plan: Plan, today: Sequence[Group]) -> str:
-    """Names the cluster in short: what it adds to today's hosts, where it has all of them."""
+    """Returns the cluster in short: what it adds to today's hosts, if it has all of them."""
     words = cluster(plan)
     if plan.action == "keep":
         words = f"today: {words}"
@@ -237,7 +233,7 @@ def _named(plan: Plan, today: Sequence[Group]) -> str:
     ):
         more = [f"{group.count} {group.instance_type}" for group in plan.groups[len(today) :]]
         words = " + ".join(["today", *more])
-    # SageMaker writes `ml.` before each type: 80 columns have no room for it.
+    # 80 columns have no room for SageMaker's `ml.`.
     return words.replace(" ml.", " ")
 
 
@@ -248,14 +244,10 @@ def _hosts(groups: Sequence[Group]) -> list[tuple[str, int]]:
 def _prices(prices: Prices) -> str:
     when = f"of {prices.date}" if prices.date else "of unknown date"
     if prices.is_nominal:
-        return "* chosen. Local cores are free, so plans are compared by the cores they use."
+        return "Local cores are free, so plans are compared by the cores they use."
     where = prices.region or "unknown region"
     stale = ", STALE" if prices.stale else ""
-    return f"* chosen. Prices {when}{stale}, {where}, {prices.purchase}: {prices.source}."
-
-
-def _advised(text: str, when: str | None) -> str:
-    return f"{text} ({when})" if when else text
+    return f"Prices {when}{stale}, {where}, {prices.purchase}: {prices.source}."
 
 
 def _sentence(text: str) -> str:
@@ -263,7 +255,7 @@ def _sentence(text: str) -> str:
 
 
 def _short(seconds: float) -> str:
-    # Figures that would not fit their column of seven become a power of ten.
+    # Figures that do not fit into seven columns become a power of ten.
     return ms(seconds).replace(" ", "") if 1e-4 <= seconds < 1e4 else f"{seconds:.0e}s"
 
 
@@ -271,24 +263,19 @@ def _times(speedup: float) -> str:
     return f"{speedup:.2f}x" if speedup < 100 else f"{speedup:.0e}"
 
 
-def _money_columns(outcome: Predicted | None) -> tuple[str, str]:
-    if outcome is None:
-        return "$/h", "$/1000"
-    return _money(outcome.usd_per_hour), _money(outcome.usd_per_1000_steps)
-
-
-def _cores_columns(outcome: Predicted | None) -> tuple[str, str]:
-    if outcome is None:
-        return "cores", "CPU-s"
-    if outcome.cpu_seconds is None:
-        return "?", "?"
-    return f"{outcome.cpu_seconds / outcome.step_seconds:.3g}", _money(outcome.cpu_seconds)
-
-
-def _accelerator_columns(outcome: Predicted | None) -> tuple[str, str]:
-    if outcome is None:
-        return "CPU-s", "acc-s"
-    return _cores_columns(outcome)[1], _money(outcome.accelerator_seconds or 0.0)
+def _costs(outcome: Predicted, heads: tuple[str, str]) -> list[str]:
+    """Returns the cells of the two columns of what a plan costs."""
+    if outcome.cpu_seconds is None and heads != _MONEY:
+        return ["?", "?"]
+    cpu = outcome.cpu_seconds or 0.0
+    cells = {
+        "$/h": _money(outcome.usd_per_hour),
+        "$/1000": _money(outcome.usd_per_1000_steps),
+        "cores": f"{cpu / outcome.step_seconds:.3g}",
+        "CPU-s": _money(cpu),
+        "acc-s": _money(outcome.accelerator_seconds or 0.0),
+    }
+    return [cells[head] for head in heads]
 
 
 def _money(value: float) -> str:

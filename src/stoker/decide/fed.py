@@ -1,37 +1,18 @@
-"""Whether data hosts can make a training's batches, by the loader that was profiled. Pure."""
+"""Whether data hosts can make a training's batches, by the loader that was profiled."""
 
 from stoker.errors import UsageError
-from stoker.records import FeedSettings, Profile, Workload
-
-
-def unfed_words(profile: Profile, feed: FeedSettings) -> str:
-    """Says why data hosts cannot make the batches; empty: they can, or it is not known."""
-    loader = profile.loader
-    if loader is None:
-        return ""
-    if loader.reach == "own":
-        return f"{loader.class_name} makes batches in its own way, so that data hosts cannot help"
-    if loader.reach == "left" and feed.replace_dataloader == "auto":
-        return (
-            f"the script imports stoker's DataLoader and reads {loader.class_name}, for which data "
-            "hosts make no batches (read stoker's class, or use --replace-dataloader true)"
-        )
-    if loader.reach != "stoker" and feed.replace_dataloader is False:
-        return (
-            "feed.replace_dataloader is false, so that data hosts make no batches for "
-            f"{loader.class_name}"
-        )
-    return ""
+from stoker.records import Profile, Workload
+from stoker.words import unfed_words
 
 
 def refuse_unfed(profile: Profile, workload: Workload) -> None:
-    """Refuses to go on to a training whose loader the feed cannot reach.
+    """Refuses a training whose loader the feed cannot reach.
 
     Raises:
-        UsageError: If it is so, and the workload does not say that the feed is not to take it over.
+        UsageError: If it is so, and `feed.replace_dataloader` is not false.
     """
     loader, feed = profile.loader, workload.feed
-    words = unfed_words(profile, feed)
+    words = unfed_words(loader, feed)
     if loader is None or not words or feed.replace_dataloader is False:
         return
     if workload.engine_settings.name != "feed":

@@ -1,6 +1,6 @@
-"""The cost model says how long a global step takes on a cluster.
+"""The cost model: how long a global step takes on a cluster.
 
-Over the remote share x that minimises it,
+With the remote share x that minimises it, a step takes
 
     t = max(g + r,                                     accelerator
             ((1-x) c + (1-x/2) turns + trainer + x receive) / V_t,   cpu of the dnn hosts
@@ -8,14 +8,14 @@ Over the remote share x that minimises it,
             B + wall / workers,                        latency, dnn and data hosts
             net(x), recv(x), storage(x))
 
-The terms of hosts that load alone, today's among them, are those of `records/parts.py`.
+The terms of hosts that load alone, including today's, are defined in `records/parts.py`.
 
-c CPU-seconds of loading, turns what loading and training cost each other on the same cores, V
-vCPUs, s CoreMark a vCPU over the profiled host's, q_h one vCPU of data hosts of 8 and more (the
-agent), eta what data hosts reach, more where they make all batches (x is 1). What of the worker-
-seconds is waiting takes as long anywhere: eta and s are for the rest. Every term but the first is
-linear in x, so the minimum is at an end or at a crossing of two lines: it is found exactly. Where
-the accelerator is the limit, x is the share that leaves the other terms most room.
+c: CPU-seconds of loading; turns: what loading and training cost each other on the same cores; V:
+vCPUs; s: CoreMark per vCPU over the profiled host's; q_h: one vCPU for the agent on data hosts with
+8 or more; eta: efficiency of data hosts, higher where they make all batches (x is 1). The waiting
+part of the worker-seconds takes as long anywhere: eta and s apply to the rest. Every term but the
+first is linear in x, so the exact minimum is at an end or where two lines cross. Where the
+accelerator is the limit, x leaves the other terms most room.
 
 The trainer's own CPU is charged in seconds (it holds on one-core hosts, where loading and training
 share the core); only where no seconds were measured are whole vCPUs reserved. Without accelerators
@@ -24,25 +24,25 @@ the accelerator-only step is CPU work itself and becomes faster with the CPU.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from stoker.catalog import Instance
 from stoker.records import Limit, Parts, SharedLoading, Storage
 from stoker.records.parts import LEAST_FREE, WAITS
 
-# What data hosts reach of their CPU, after network and serialisation: alone, and where dnn hosts
-# make batches too, which then come in order from hosts of unlike pace. Calibrated on the published
-# runs on p3 (alone) and p4d (both), see tests/unit/test_decide_published.py; a core of its own on
-# one machine reaches 0.91 to 0.97 alone.
+# CPU efficiency of data hosts after network and serialisation: alone, and where dnn hosts make
+# batches too, so that batches come in order from hosts of different pace. Calibrated on the
+# published runs on p3 (alone) and p4d (both), see tests/unit/test_decide_published.py; a dedicated
+# core on one machine reaches 0.91 to 0.97 alone.
 EFFICIENCY = 0.93
 EFFICIENCY_MIXED = 0.85
 # More than eight are worth less: cedar measured .90, .86, .77, .65 at 2, 4, 8, 12 processes.
 WORTH_BEYOND = 0.88
 MANY_HOSTS = 8
-# Of what loading and training cost each other on the same cores: what stays when all batches are
-# made elsewhere, as the trainer then takes turns with its receiving threads.
+# Share of the turns that stays when all batches are made elsewhere, as the trainer then takes turns
+# with its receiving threads.
 _TURNS_LEFT = 0.5
-# What a feed reaches of a network interface's nominal rate.
+# Share of a network interface's nominal rate that a feed reaches.
 NETWORK_EFFICIENCY = 0.7
 # Below this much of a host's vCPUs the trainer's reserve is not believed.
 _LEAST_FREE = 1 / 8
@@ -54,53 +54,64 @@ _LIMITS: tuple[Limit, ...] = ("cpu", "accelerator", "latency", "network", "recei
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doubt:
-    """A doubt tells what was not measured; `width` is the relative error that it may cause."""
+    """Something that was not measured; `width` is the relative error it may add."""
 
     width: float
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """The model predicts from the work of one global step, in CPU-seconds of the profiled host.
+class Unexplained:
+    """Why a profile supports no recommendation.
 
     Attributes:
-        reference: The profiled type, with the vCPUs and accelerators that were measured.
+        kind: only_step: it has only the time of a step; not_measured: a part is missing;
+            other_programs: they made it too noisy; contradiction: its parts miss the step.
+    """
+
+    kind: Literal["only_step", "not_measured", "other_programs", "contradiction"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """The work of one global step, in CPU-seconds of the profiled host.
+
+    Attributes:
+        reference: The profiled type, with the measured vCPUs and accelerators.
         hosts: Hosts of that type that train today.
-        ranks: Trainer processes of all of them.
+        ranks: Trainer processes of all hosts.
         num_workers: Loader workers of one host; None: not known.
-        step_seconds: Measured, as is.
         accelerator_seconds: Accelerator-only step with its all-reduce; 0: not known.
-        receive_seconds: Not overlapped, in the trainer's own thread, with the feed.
-        local_receive_seconds: The same with local workers alone, and inside what a rank's process
+        receive_seconds: With the feed, in the trainer's own thread, not overlapped.
+        local_receive_seconds: The same with local workers alone, as part of what a rank's process
             uses; None: not known, as with the feed.
         handover_seconds: Wall clock to take a ready batch from a local worker; 0: not known.
-        loader_cpu_seconds: Loading and augmenting, all ranks: those that were measured.
+        loader_cpu_seconds: Loading and augmenting, all ranks.
         loader_wall_seconds: Worker-seconds of the same work, with the fewest workers.
-        trainer_cpu_seconds: The trainer processes themselves, all ranks.
+        trainer_cpu_seconds: The trainer processes, all ranks.
         turns_cpu_seconds: What a step used beyond loading and training apart; see `Parts`.
         reserved_vcpus: vCPUs of one host for the trainer, instead of trainer_cpu_seconds.
         receive_cpu_seconds: The feed's receive side for a whole global batch, all ranks.
         batch_bytes: 0: not known.
-        read_seconds: What the storage of today's hosts needs for a step; 0: not known.
+        read_seconds: Time of today's storage for a step; 0: not known.
         shared: What today's loader workers share.
         others_vcpus: vCPUs of today's hosts that other programs kept busy.
-        machine_width: The relative error that they, and a CPU of changing speed, may cause.
-        storage: Whether each host brings a storage rate of its own; unknown: taken as shared.
+        machine_width: Relative error from other programs and a CPU of changing speed.
+        storage: per_host: each host has a separate storage rate; unknown counts as shared.
         doubts: What was not measured.
-        is_checked: Whether the profile was checked against its own parts.
-        unexplained: Why this profile supports no recommendation; empty: it does.
+        is_checked: The profile was checked against its own parts.
         global_batch_size: Samples of a step today; None: not known.
-        efficiency: Factor on what data hosts reach, from earlier runs.
-        calibration_spread: Relative error that those runs leave; 0: none, or no such runs.
-        data: Data hosts that load today; none, but where the profile is of such a run.
+        efficiency: Factor on the data hosts' efficiency, from earlier runs.
+        calibration_spread: Relative error of that factor; 0: none, or no earlier runs.
+        data: Data hosts of the profiled run.
         parts_seconds: The step that the parts give.
-        correction: Measured step over the step the parts gave.
-        corrected: The limits that the correction is for: those that bind today.
-        shards: Shards of the stream, of all ranks: so many workers can be busy; 0: any number can.
-        ranks_per_process: Ranks that were profiled, over `ranks`: a script may start its own.
-        divides: Whether the stream divides itself among its workers; None: not known.
-        are_shards_set: Whether `feed.shards` says how many there are, and not the script.
+        correction: Measured step over `parts_seconds`.
+        corrected: The limits that the correction applies to: those that bind today.
+        shards: Shards of the stream over all ranks, which limit the busy workers; 0: no limit.
+        ranks_per_process: Profiled ranks over `ranks`, as a script may start more.
+        divides: The stream divides itself among its workers; None: not known.
+        are_shards_set: `feed.shards` sets the number of shards, not the script.
     """
 
     reference: Instance
@@ -125,7 +136,7 @@ class Work:
     local_receive_seconds: float | None = None
     handover_seconds: float = 0.0
     doubts: tuple[Doubt, ...] = ()
-    unexplained: str = ""
+    unexplained: Unexplained | None = None
     is_checked: bool = False
     parts_seconds: float = 0.0
     correction: float = 1.0
@@ -141,22 +152,22 @@ class Work:
 
     @property
     def may_divide(self) -> bool:
-        """Returns whether the stream may be divided into more shards."""
+        """Whether the stream may be divided into more shards."""
         return self.divides is not False
 
     @property
     def has_own_storage(self) -> bool:
-        """Returns whether it is known that each host brings a storage rate of its own."""
+        """Whether each host is known to have a separate storage rate."""
         return self.storage == "per_host"
 
     @property
     def parallel_seconds(self) -> float:
-        """Returns worker-seconds of loading that more workers divide among them."""
+        """Worker-seconds of loading that more workers divide among them."""
         return max(0.0, self.loader_wall_seconds - self.shared.least * self.shared.seconds)
 
     @property
     def waits(self) -> bool:
-        """Returns whether loading waits for something else than what its workers share."""
+        """Whether loading waits for something that its workers do not share."""
         return self.parallel_seconds > WAITS * self.loader_cpu_seconds
 
     def factor(self, limit: Limit) -> float:
@@ -166,7 +177,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hosts:
-    """Counts hosts of one type. workers: data workers of one host; None: as many as its vCPUs."""
+    """Hosts of one type. workers: data workers of one host; None: as many as its vCPUs."""
 
     instance: Instance
     count: int
@@ -175,14 +186,14 @@ class Hosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterShape:
-    """Describes a cluster.
+    """A cluster.
 
     Attributes:
         dnn: The hosts that train; with `workers` 0 and data hosts they load nothing.
         data: The hosts that only load.
         processes: Trainer processes of one dnn host.
         replicas: Accelerators over today's.
-        scaling: What each further replica is worth, of a whole one.
+        scaling: Worth of each further replica, 0 to 1.
     """
 
     dnn: Hosts
@@ -190,16 +201,6 @@ class ClusterShape:
     processes: int = 1
     replicas: float = 1.0
     scaling: float = 1.0
-
-    @property
-    def machines(self) -> int:
-        """Counts all hosts together."""
-        return self.dnn.count + sum(hosts.count for hosts in self.data)
-
-    @property
-    def data_hosts(self) -> int:
-        """Counts hosts that only load."""
-        return sum(hosts.count for hosts in self.data)
 
 
 class _TermLine(NamedTuple):
@@ -214,15 +215,13 @@ class _TermLine(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """Holds the model's figures for a cluster.
+    """The model's figures for a cluster.
 
     Attributes:
-        step_seconds: Time of a step with today's global batch, also where the replicas differ.
+        step_seconds: A step with today's global batch, also where the replicas differ.
         remote_share: Fraction of batches made on the data hosts.
-        limit: The binding term.
-        second_limit: The next one.
-        second_seconds: What the step would be with only that one.
-        accelerator_seconds: Accelerator-only step on this cluster.
+        second_seconds: The step if only `second_limit` held.
+        accelerator_seconds: Accelerator-only step.
     """
 
     step_seconds: float
@@ -265,9 +264,9 @@ def estimate(work: Work, shape: ClusterShape) -> Estimate:
 
 
 def shards_on(work: Work, shape: ClusterShape) -> int:
-    """Returns the shards of a stream on the cluster, whose ranks have as many as today's; 0: any.
+    """Returns the stream's shards, as many per rank as today; 0: no limit.
 
-    A worker makes a shard alone: no more workers can be busy, on whichever hosts they are.
+    One worker makes a shard, so no more workers can be busy on all hosts together.
     """
     if not work.shards:
         return 0
@@ -279,7 +278,7 @@ def _ranks_on(work: Work, shape: ClusterShape) -> int:
 
 
 def busy_workers(work: Work, shape: ClusterShape) -> tuple[int, int]:
-    """Returns the workers of the dnn hosts and of the data hosts that find something to do."""
+    """Returns the workers of the dnn hosts and of the data hosts that can be busy."""
     dnn, shards = shape.dnn, shards_on(work, shape)
     local = dnn.count * (dnn.instance.vcpus if dnn.workers is None else dnn.workers)
     remote = sum(
@@ -288,7 +287,7 @@ def busy_workers(work: Work, shape: ClusterShape) -> tuple[int, int]:
     )
     if not shards:
         return local, remote
-    # As the feed places them: a shard goes to a data host while one has a free worker.
+    # As the feed assigns shards: to a data host while one has a free worker.
     remote = min(remote, shards)
     return min(local, shards - remote), remote
 
@@ -299,8 +298,7 @@ def parts_on(work: Work, shape: ClusterShape) -> Parts:
     loads_itself = dnn.workers == 0 and not shape.data
     local = work.local_receive_seconds
     receive = work.receive_seconds if local is None else local
-    # What the storage needs was measured on today's hosts: where each brings its own, more hosts
-    # divide that time.
+    # Measured on today's hosts: if each host has its own storage, more hosts divide that time.
     storage = work.hosts / dnn.count if work.has_own_storage else 1.0
     return Parts(
         accelerator_seconds=_accelerator_seconds(work, shape),
@@ -311,7 +309,7 @@ def parts_on(work: Work, shape: ClusterShape) -> Parts:
         loader_wall_seconds=worker_seconds(work, instance)
         + work.shared.least * work.shared.seconds * storage,
         trainer_cpu_seconds=work.trainer_cpu_seconds
-        # The trainer's CPU was measured with cached batches: taking them from workers comes on top.
+        # Taking batches from workers is added, as the trainer was measured with cached batches.
         + (0.0 if local is None or loads_itself else local * work.ranks * work.ranks_per_process),
         turns_cpu_seconds=work.turns_cpu_seconds,
         vcpus=free_vcpus(work, dnn),
@@ -326,24 +324,21 @@ def free_vcpus(work: Work, hosts: Hosts) -> float:
     """Returns the vCPUs of all dnn hosts that the trainer leaves, as vCPUs of the profiled type."""
     instance = hosts.instance
     reserved = work.reserved_vcpus
-    # A trainer process for each accelerator: more accelerators, more vCPUs for them.
+    # One trainer process per accelerator.
     if work.reference.accelerators:
         reserved *= instance.accelerators / work.reference.accelerators
-    # Other programs were seen on today's hosts: a plan with hosts of that type has them, too.
+    # Other programs that ran on today's hosts are assumed on all hosts of that type.
     if instance.type == work.reference.type:
         reserved += work.others_vcpus / work.hosts
-    # A reserve is a guess, so that it may not take nearly all; measured programs may.
+    # A reserve is a guess and may not take nearly all vCPUs; measured programs may.
     least = _LEAST_FREE if work.reserved_vcpus else LEAST_FREE
     free = max(instance.capacity - reserved, instance.capacity * least)
     return hosts.count * free * _speed(work, instance)
 
 
 def worker_seconds(work: Work, instance: Instance, *, efficiency: float = 1.0) -> float:
-    """Returns worker-seconds of a step's loading on this type: CPU by speed, waiting as it is.
-
-    The part that the workers share is left out.
-    """
-    # A faster CPU shortens computing alone; a read or a service takes its time on any host.
+    """Returns worker-seconds of a step's loading on this type, without what the workers share."""
+    # A faster CPU shortens only the computing, not waiting for reads or services.
     parallel = work.parallel_seconds
     waiting = max(0.0, parallel - work.loader_cpu_seconds)
     running = parallel - waiting
@@ -373,15 +368,14 @@ def _lines(work: Work, shape: ClusterShape, parts: Parts) -> tuple[list[_TermLin
         terms = parts.terms
         alone = [_TermLine(name, terms[name], 0.0) for name in ("cpu", "latency", "storage")]
         return _corrected(work, alone), 0.0
-    # The efficiency jumps where x becomes 1 (the data hosts make all batches), so that no line
-    # holds both cases: both are tried, and the shorter step counts.
+    # The efficiency jumps at x = 1 (the data hosts make all batches), so both cases are tried.
     alone = _corrected(work, _mixed_lines(work, shape, parts, efficiency=EFFICIENCY))
     local, remote = busy_workers(work, shape)
     if local == 0:
         return alone, 1.0
     mixed = _corrected(work, _mixed_lines(work, shape, parts, efficiency=EFFICIENCY_MIXED))
     if work.shards:
-        # Each shard gives as many batches as another one: where they are made says the share.
+        # All shards give the same number of batches.
         return mixed, remote / (local + remote)
     share = _best_share(mixed)
     return (mixed, share) if _largest(mixed, share) <= _largest(alone, 1.0) else (alone, 1.0)
@@ -405,8 +399,8 @@ def _mixed_lines(
         without_limit = busy_workers(replace(work, shards=0), shape)[1]
         workers *= busy_workers(work, shape)[1] / without_limit
     network = [_network_seconds(work, (shape.dnn,)), _network_seconds(work, data)]
-    # With all batches made elsewhere: on one core a trainer used 1.0 to 1.1 times the CPU-seconds
-    # that it uses with cached batches, and 1.1 to 1.4 times next to a worker; half fits both ends.
+    # Measured on one core, over the CPU-seconds with cached batches: 1.0 to 1.1 times with all
+    # batches made elsewhere, 1.1 to 1.4 times with a local worker. Half of the turns fits both.
     alone = max(0.0, work.trainer_cpu_seconds + _TURNS_LEFT * work.turns_cpu_seconds)
     training = alone / parts.vcpus
     lines = [
@@ -418,15 +412,15 @@ def _mixed_lines(
         _TermLine("receive", 0.0, work.receive_cpu_seconds / _ranks_on(work, shape)),
         *(_TermLine("network", 0.0, seconds) for seconds in network),
     ]
-    # Storage that all hosts share takes the same time for each reader; work of a host is divided.
+    # Shared storage takes the same time for each reader; a host's own work is divided.
     divided = 1 / workers if workers else 0.0
     shared, read = work.shared.seconds, work.read_seconds
-    own = work.hosts / shape.data_hosts
+    own = work.hosts / sum(hosts.count for hosts in data)
     remote_shared, remote_read = (
         (shared * own, read * own) if work.has_own_storage else (shared, read)
     )
-    # A storage that all share takes its time wherever a batch is made, so both ends of each line
-    # hold it. With a storage each, hosts need it for their own batches only.
+    # Shared storage takes its time wherever a batch is made: it is at both ends of each line.
+    # Separate storages are needed only for a host's own batches.
     at_none, at_all = (0.0, 0.0) if work.has_own_storage else (shared, shared)
     if parts.workers:
         name: Limit = "storage" if parts.is_shared else "latency"
@@ -449,12 +443,12 @@ def _remote_rates(work: Work, data: Sequence[Hosts], *, efficiency: float) -> tu
     rated: list[tuple[float, int, Hosts]] = []
     for index, hosts in enumerate(data):
         instance = hosts.instance
-        # The agent encrypts and sends: it takes a vCPU of a host that has many, else it shares.
-        agent = 1 if instance.vcpus >= 8 else 0
+        # The agent encrypts and sends: it takes one vCPU of a large host, else it shares.
+        agent = 1 if instance.capacity >= 8 else 0
         rated.append(((instance.capacity - agent) * _speed(work, instance), index, hosts))
     left, cpu, steps_a_second = MANY_HOSTS, 0.0, 0.0
-    # The strongest hosts first: those beyond the eighth, which count for less, are the weakest, so
-    # that one more host always adds something.
+    # The strongest first, so that the weakest are those beyond the eighth, which count for less:
+    # one more host always adds something.
     for vcpus, _, hosts in sorted(rated, key=lambda rate: (-rate[0], rate[1])):
         first = min(hosts.count, left)
         left -= first
@@ -472,7 +466,7 @@ def _network_seconds(work: Work, group: Sequence[Hosts]) -> float:
     gbps = 0.0
     for hosts in group:
         sustained = hosts.instance.sustained_gbps
-        # Not known is no limit: a plan is not refused for a figure that is missing.
+        # An unknown rate is no limit.
         if sustained is None:
             return 0.0
         gbps += hosts.count * sustained
@@ -480,8 +474,8 @@ def _network_seconds(work: Work, group: Sequence[Hosts]) -> float:
 
 
 def _best_share(lines: Sequence[_TermLine]) -> float:
-    # The largest of several lines is convex: it is least at an end, or where a falling line
-    # crosses a rising one. Two lines cross between the ends if their order there differs.
+    # The maximum of lines is convex: its minimum is at an end, or where a falling line crosses a
+    # rising one. Two lines cross between the ends if their order there differs.
     shares = {0.0, 1.0}
     for index, one in enumerate(lines):
         for other in lines[index + 1 :]:

@@ -1,4 +1,4 @@
-"""A candidate has a cost, a prediction that is more or less sure, and rules that may forbid it."""
+"""Cost, error band and feasibility of candidates."""
 
 import math
 from dataclasses import dataclass, replace
@@ -10,38 +10,38 @@ from stoker.decide.candidates import Candidate
 from stoker.decide.model import ClusterShape, Doubt, Estimate, Hosts, Work
 from stoker.errors import UsageError
 from stoker.records import Constraints, Plan, Predicted, Profile
+from stoker.records.decision import NOMINAL
 from stoker.text import apart
 
-# Hosts are billed from their start; images and data come before the first step. An estimate: it
-# depends on the image's size, the data and the type.
+# Time from start, when billing begins, to the first step: an estimate for image and data.
 START_UP_SECONDS = 300.0
-# Reason of a feasible plan that the user named; of one that may not be run, its begin.
+# Reason of a feasible plan that the user named, and the beginning of an infeasible one's reason.
 ASKED_FOR = "asked for"
-# More than any training has; each number of hosts is a plan for each type.
+# More than any training has; each number of hosts makes a plan for each type.
 _MOST_DATA_HOSTS = 256
-# For a prediction from a complete profile: the model against the published runs (mean error 6 %,
-# see tests/unit/test_decide_published.py).
+# With a complete profile: the model's mean error on the published runs is 6 %, see
+# tests/unit/test_decide_published.py.
 _BAND = 0.10
-# What loading and training cost each other on the same cores: less is noise, and between none and
-# all of it may stay with the trainer when loading moves away.
+# Turns of loading and training on the same cores, as a share of both: less is noise; none to all of
+# it may stay with the trainer when loading moves away.
 _WORTH_TURNS, _MOST_OF_TURNS = 0.05, 0.25
-# More where the next limit is within 15 %: two limits at once are slower than either.
+# A wider band if the next limit is within 15 %: two limits at once are slower than either.
 _NEAR = 0.85
-# By up to a quarter (docs/method.md, "What it cannot see").
+# Up to a quarter was seen (docs/method.md, "What it cannot see").
 _NEAR_BAND = 0.23
-# Hosts of another type may have a volume of another rate; that of today's type was measured.
+# Hosts of another type may have a volume of another rate.
 _OTHER_STORAGE = 0.2
-# A storage of each host's own that makes a step shorter by less is no other plan.
+# A separate storage per host is mentioned only if it makes a step shorter than this share.
 _OWN_STORAGE = 0.97
-# A wider band says no more; from this width on other programs forbid a verdict (records/parts.py).
+# The widest band; other programs that cause a wider one forbid a verdict (records/parts.py).
 _WIDEST = 0.6
-# Workers that wait were seen to add up, as far as they were tried: each doubling beyond that.
+# Error for each doubling of workers beyond the number that was tried.
 _EACH_DOUBLING = 0.1
 _MOST_OF_DOUBLINGS = 0.3
 
 
 def break_even_speedup(usd_per_hour: float, *, today_usd_per_hour: float) -> float | None:
-    """Returns the speedup from which a step costs no more than today; None: today's is free."""
+    """Returns the speed-up from which a step costs no more than today; None: today's is free."""
     return usd_per_hour / today_usd_per_hour if today_usd_per_hour else None
 
 
@@ -50,13 +50,13 @@ def break_even_steps(promise: Predicted, keep: Predicted) -> float | None:
     saved = (keep.usd_per_1000_steps - promise.usd_per_1000_steps) / 1000
     if saved <= 0:
         return None
-    # Both clusters take about as long to start: only the difference of their prices is lost.
+    # Both clusters take about as long to start: only the price difference is lost.
     extra = (promise.usd_per_hour - keep.usd_per_hour) * START_UP_SECONDS / 3600
     return max(0.0, extra) / saved
 
 
 def break_even_words(promise: Predicted, keep: Predicted) -> str:
-    """Says from which speedup the plan pays for its hosts, and when its start is paid back."""
+    """Returns the break-even speed-up, and when the more expensive start is paid back."""
     ratio = break_even_speedup(promise.usd_per_hour, today_usd_per_hour=keep.usd_per_hour)
     if ratio is None:
         return "break-even: today's price is not known"
@@ -73,11 +73,11 @@ def break_even_words(promise: Predicted, keep: Predicted) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """Holds the rules that a plan is checked against.
+    """The rules that a plan is checked against.
 
     Attributes:
-        allowed: Types that dnn and data hosts may have; None: all.
-        total_steps: Steps of the whole training; None: not known.
+        allowed: Allowed instance types; None: all.
+        total_steps: Steps of the whole training, if known.
     """
 
     constraints: Constraints
@@ -88,7 +88,7 @@ class Rules:
 
 
 def usd_per_hour(shape: ClusterShape) -> float | None:
-    """Returns the dollars an hour of all hosts; None where a price is not known."""
+    """Returns the price of all hosts; None where one is not known."""
     total = 0.0
     for hosts in (shape.dnn, *shape.data):
         if hosts.instance.usd_per_hour is None:
@@ -98,12 +98,12 @@ def usd_per_hour(shape: ClusterShape) -> float | None:
 
 
 def capacity(shape: ClusterShape) -> float:
-    """Returns the vCPUs of all hosts to divide CPU-seconds by."""
+    """Returns the usable vCPUs of all hosts."""
     return sum(hosts.count * hosts.instance.capacity for hosts in (shape.dnn, *shape.data))
 
 
 def band(work: Work, shape: ClusterShape, made: Estimate) -> float:
-    """Returns the prediction's relative error: independent doubts add up in squares."""
+    """Returns the relative error of a prediction: independent doubts add up in squares."""
     widths = [_BAND, *(doubt.width for doubt in work.doubts)]
     widths.extend(doubt.width for doubt in _doubts_of(work, shape))
     if made.second_seconds >= _NEAR * made.step_seconds:
@@ -115,25 +115,10 @@ def band(work: Work, shape: ClusterShape, made: Estimate) -> float:
 
 
 def predicted(
-    work: Work,
-    candidate: Candidate,
-    *,
-    today: ClusterShape,
-    today_usd: float | None,
-    total_steps: int | None,
-    is_billed: bool,
+    work: Work, candidate: Candidate, *, today: ClusterShape, rules: Rules
 ) -> Predicted | None:
-    """Returns time and cost of a candidate; None where there is no estimate or no price.
-
-    Args:
-        work: What a step takes, and how long it is today.
-        candidate: What is priced.
-        today: Today's hosts.
-        today_usd: Their dollars an hour.
-        total_steps: Steps of the whole training, if known.
-        is_billed: Whether somebody pays the prices; if not, CPU-seconds are compared.
-    """
-    made, price = candidate.estimate, usd_per_hour(candidate.shape)
+    """Returns time and cost of a candidate; None where there is no estimate or no price."""
+    made, price, today_usd = candidate.estimate, usd_per_hour(candidate.shape), usd_per_hour(today)
     if made is None or price is None or today_usd is None:
         return None
     width = band(work, candidate.shape, made)
@@ -150,9 +135,10 @@ def predicted(
         step=(step, low, step * (1 + width)),
         today=(work.step_seconds, today_usd),
         price=price,
-        total_steps=total_steps,
+        total_steps=rules.total_steps,
     )
-    if not is_billed:
+    if rules.catalog.purchase == NOMINAL:
+        # Without a bill CPU-seconds are compared.
         change = step * capacity(candidate.shape) / (work.step_seconds * capacity(today)) - 1
         outcome = msgspec.structs.replace(outcome, cost_change=change)
     if own is None:
@@ -161,34 +147,26 @@ def predicted(
     return msgspec.structs.replace(outcome, own_storage_speedup=speedup)
 
 
-def measured(
-    profile: Profile,
-    work: Work,
-    candidate: Candidate,
-    *,
-    today_usd: float | None,
-    total_steps: int | None,
-) -> Predicted | None:
+def measured(profile: Profile, work: Work, kept: Candidate, rules: Rules) -> Predicted | None:
     """Returns today's cluster with its measured step; None where its price is not known."""
-    made = candidate.estimate
+    made, today_usd = kept.estimate, usd_per_hour(kept.shape)
     if made is None or today_usd is None:
         return None
     step = profile.timed_step.step_seconds
     spread = (profile.spread or {}).get("step_seconds")
     low, high = (spread.low, spread.high) if spread else (step, step)
     if profile.check is not None:
-        # The same training again on the same hosts differs, too: by the model's least band, and by
-        # what the machine itself changed during the profile.
+        # A repeated run on the same hosts differs, too, and the machine changed in the profile.
         width = min(math.hypot(_BAND, work.machine_width), _WIDEST)
         low, high = min(low, step * (1 - width)), max(high, step * (1 + width))
     return _priced(
         made,
-        shape=candidate.shape,
-        # A spread may begin at 0, which is no step: the field is a PositiveFloat.
+        shape=kept.shape,
+        # A spread may begin at 0; the field is a PositiveFloat.
         step=(step, min(low, step) or step, max(high, step)),
         today=(step, today_usd),
         price=today_usd,
-        total_steps=total_steps,
+        total_steps=rules.total_steps,
     )
 
 
@@ -224,7 +202,7 @@ def _priced(
 
 
 def problem_of(candidate: Candidate, outcome: Predicted | None, rules: Rules) -> str:
-    """Names the rule that forbids the candidate; empty where none does."""
+    """Returns why the candidate may not be run; empty: it may."""
     if candidate.problem:
         return candidate.problem
     for hosts in (candidate.shape.dnn, *candidate.shape.data):
@@ -253,13 +231,13 @@ def problem_of(candidate: Candidate, outcome: Predicted | None, rules: Rules) ->
 
 
 def is_usable(instance: Instance, rules: Rules) -> bool:
-    """Returns whether plans may be made of the type at all."""
+    """Whether plans may use the type."""
     return not why_unusable(instance, rules)
 
 
 def why_unusable(instance: Instance, rules: Rules) -> str:
-    """Says why no plan may be made of the type; empty where one may."""
-    # Today's type runs the training already: no list can forbid it.
+    """Returns why no plan may use the type; empty: it may be used."""
+    # Today's type runs the training already.
     if instance.type == rules.today.type:
         return ""
     if rules.allowed is not None and instance.type not in rules.allowed:
@@ -274,53 +252,49 @@ def why_unusable(instance: Instance, rules: Rules) -> str:
 def plan_of(
     candidate: Candidate, outcome: Predicted | None, problem: str, *, global_batch_size: int | None
 ) -> Plan:
-    """Returns the candidate as the record keeps it; global_batch_size: today's."""
+    """Returns the candidate as a record; global_batch_size: today's."""
     made, replicas = candidate.estimate, candidate.shape.replicas
     wider = None
     if global_batch_size is not None and replicas != 1 and not candidate.problem:
         wider = max(1, round(replicas * global_batch_size))
+    reason = problem
+    if candidate.asked_for:
+        reason = f"{ASKED_FOR}, but {problem}" if problem else ASKED_FOR
     return Plan(
         action=candidate.action,
         groups=candidate.groups,
         remote_share=made.remote_share if made else 0.0,
         predicted=outcome,
         feasible=not problem,
-        reason=_reason(problem, is_asked=candidate.asked_for),
+        reason=reason,
         global_batch_size=wider,
     )
 
 
-def _reason(problem: str, *, is_asked: bool) -> str:
-    if not is_asked:
-        return problem
-    return f"{ASKED_FOR}, but {problem}" if problem else ASKED_FOR
-
-
 def refuse_endless_search(constraints: Constraints) -> None:
-    """Raises UsageError where more data hosts are to be looked at than any training has."""
+    """Raises UsageError if `max_data_hosts` is larger than any training needs."""
     if constraints.max_data_hosts > _MOST_DATA_HOSTS:
         raise UsageError(
-            f"{constraints.max_data_hosts} data hosts are beyond what is searched, "
-            f"{_MOST_DATA_HOSTS} at most",
+            f"max_data_hosts {constraints.max_data_hosts} is too large: {_MOST_DATA_HOSTS} at most",
             where="key constraints.max_data_hosts",
             fix="the default is 8; a larger cluster is priced with --group",
         )
 
 
 def refuse_foreign_prices(constraints: Constraints, catalog: Catalog) -> None:
-    """Raises UsageError where the prices are of a region that the constraints do not allow."""
+    """Raises UsageError if the prices are of a region that the constraints do not allow."""
     regions = constraints.regions
     if regions is not None and catalog.region is not None and catalog.region not in regions:
         raise UsageError(
-            f"the prices are those of {catalog.region}, and only those of "
-            f"{', '.join(regions) or 'no region'} may be used",
+            f"the prices are for region {catalog.region}, but only "
+            f"{', '.join(regions) or 'no region'} is allowed",
             where="key constraints.regions",
-            fix="--prices FILE with prices of such a region, or allow this one",
+            fix="--prices FILE with prices of an allowed region, or allow this one",
         )
 
 
 def allowed_types(constraints: Constraints, catalog: Catalog) -> frozenset[str] | None:
-    """Returns the types that a plan may have, as the catalog spells them; None: all.
+    """Returns the allowed types, as the catalog spells them; None: all.
 
     Raises:
         UsageError: If one is not in the catalog.

@@ -1,9 +1,8 @@
-"""The work of a step comes from a profile: what was measured, and what is taken where it was not.
+"""The work of a step, from a profile: measured figures, and assumptions where one is missing.
 
-Today's step is measured, so the model is held against it once: the factor between the two goes to
-the terms that bind today (CPU and workers, the accelerator's, or the storage's), never to the
-others: more CPU never makes an accelerator faster than it was measured to be. The CPU-seconds of
-loading stay those that were measured: what a step takes longer is never booked as loading.
+Today's step is measured, so the model is corrected by it once. The factor applies only to the terms
+that bind today (CPU and workers, the accelerator, or the storage): more CPU never makes an
+accelerator faster than measured. The measured CPU-seconds of loading are never changed.
 """
 
 import math
@@ -12,7 +11,16 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from stoker.catalog import Catalog, Instance
-from stoker.decide.model import ClusterShape, Doubt, Hosts, Work, estimate, free_vcpus, parts_on
+from stoker.decide.model import (
+    ClusterShape,
+    Doubt,
+    Hosts,
+    Unexplained,
+    Work,
+    estimate,
+    free_vcpus,
+    parts_on,
+)
 from stoker.errors import UsageError
 from stoker.records import Calibration, Limit, Profile, StepTerms, Storage
 from stoker.records.parts import (
@@ -34,9 +42,9 @@ _NumberT = TypeVar("_NumberT", int, float)
 _WAITS = 0.1
 # CPU-seconds a byte of the feed's receive side where it was not measured: encrypted, flat out.
 _RECEIVE_CPU_PER_BYTE = 0.7e-9
-# Parts that nobody checked are not believed where they are so far from the measured step.
+# Unchecked parts are rejected beyond this factor from the measured step.
 _FAR = 1.5
-# What binds today is corrected; the way from data hosts says nothing of the work itself.
+# What is corrected where a limit binds today.
 _LOADING: tuple[Limit, ...] = ("cpu", "latency")
 _CORRECTED: Mapping[Limit, tuple[Limit, ...]] = {
     "cpu": _LOADING,
@@ -44,8 +52,7 @@ _CORRECTED: Mapping[Limit, tuple[Limit, ...]] = {
     "accelerator": ("accelerator",),
     "storage": ("storage",),
 }
-# Far wider than any training (1e7 s are 116 days): only a wrong unit is refused, before the model
-# divides by it.
+# Far wider than any training (1e7 s are 116 days): only a wrong unit is refused.
 _LONGEST_STEP = 1e7
 _SHORTEST_STEP = 1e-7
 _MOST = 1e15
@@ -56,8 +63,7 @@ def today_of(profile: Profile, listed: Instance) -> Instance:
     host = profile.host
     return replace(
         listed,
-        # A container or an affinity mask may leave a part of the host; the catalog knows whole
-        # hosts.
+        # A container or an affinity mask may leave only a part of the host.
         vcpus=listed.vcpus if host.vcpus is None else host.vcpus,
         quota_vcpus=host.quota_vcpus,
         accelerators=listed.accelerators if host.accelerators is None else host.accelerators,
@@ -65,7 +71,7 @@ def today_of(profile: Profile, listed: Instance) -> Instance:
 
 
 def data_hosts_of(profile: Profile, catalog: Catalog) -> tuple[Hosts, ...]:
-    """Returns the data hosts that the profiled training had; none, mostly."""
+    """Returns the data hosts of the profiled run, mostly none."""
     return tuple(
         Hosts(
             instance=catalog.get(each.instance_type),
@@ -89,12 +95,14 @@ def measure(
 ) -> Work:
     """Returns the work of a step, corrected so that today's cluster gives today's step.
 
-    `storage` says whether every host brings a storage rate of its own, `machine_vcpus` what the one
-    machine has that all plans run on. `calibration` is what earlier runs say of a data group's
-    constants, `shards_of_rank` into how many shards the feed divides a stream (None: as profiled).
+    Args:
+        storage: per_host: every host has a separate storage rate.
+        machine_vcpus: Size of the machine, if all plans run on one.
+        calibration: Constants of a data group, from earlier runs.
+        shards_of_rank: Shards into which the feed divides a stream; None: as profiled.
 
     Raises:
-        UsageError: If a number of the profile is beyond any machine.
+        UsageError: If a number of the profile is out of range.
     """
     _refuse_absurd(profile, today)
     raw = _with_inferred(_bare(profile, today=today, processes=processes), profile)
@@ -104,13 +112,13 @@ def measure(
             raw,
             data=data,
             storage=storage,
-            # Before the correction: where data hosts load today, these are in what was measured.
+            # Before the correction: with data hosts in the profiled run these were measured, too.
             receive_cpu_seconds=raw.receive_cpu_seconds * calibration.receive,
             efficiency=calibration.efficiency,
             calibration_spread=calibration.spread,
         )
     )
-    # What the trainer needs for itself may be a guess: with nothing for it, this is left.
+    # The trainer's own need may be a guess: this is the step with none.
     at_least = work.parts_seconds
     if profile.timed_step.trainer_cpu_seconds is None:
         free = corrected(replace(work, reserved_vcpus=0.0, trainer_cpu_seconds=0.0))
@@ -133,28 +141,30 @@ def measure(
     speed = speed_width(profile)
     if speed:
         doubts += (Doubt(width=speed, text=speed_words(profile)),)
+    busy = too_busy(profile, vcpus=vcpus, machine_vcpus=machine_vcpus)
     # After the correction: today's step was measured with the script's own shards.
     return replace(
         _with_shards(work, profile, shards_of_rank=shards_of_rank),
         doubts=doubts,
         machine_width=math.hypot(others, speed),
-        unexplained=too_busy(profile, vcpus=vcpus, machine_vcpus=machine_vcpus)
-        or _unexplained(profile, work.parts_seconds, at_least=at_least),
+        unexplained=Unexplained(kind="other_programs", text=busy)
+        if busy
+        else _unexplained(profile, work.parts_seconds, at_least=at_least),
         is_checked=profile.check is not None,
     )
 
 
 def corrected(work: Work) -> Work:
-    """Returns the work with which the model gives today's step for today's cluster."""
+    """Returns the work, corrected so that the model gives today's step for today's cluster."""
     parts = replace(work, correction=1.0, corrected=())
     todays = ClusterShape(dnn=_todays(parts), data=parts.data, processes=_processes(parts))
     modelled = estimate(parts, todays)
-    # By five times at most: beyond that the parts are wrong, and `_unexplained` says so.
+    # Limited to a factor of five below: beyond that the parts are wrong (see `_unexplained`).
     ratio = parts.step_seconds / modelled.step_seconds
     binding = _CORRECTED.get(modelled.limit, ())
     if not parts.data:
-        # A term above the measured step is too large as well: left as it is, it would become the
-        # limit because another one was corrected.
+        # Other terms above the measured step are also too large: uncorrected, one of them would
+        # become the limit.
         binding += tuple(
             name
             for name, seconds in parts_on(parts, todays).terms.items()
@@ -164,7 +174,6 @@ def corrected(work: Work) -> Work:
         parts,
         parts_seconds=modelled.step_seconds,
         correction=min(max(ratio, 0.2), 5.0),
-        # Only what binds today: the measured step says nothing of the terms below it.
         corrected=binding,
     )
 
@@ -183,7 +192,7 @@ def _with_shards(work: Work, profile: Profile, *, shards_of_rank: int | None) ->
 
 
 def with_own_storage(work: Work) -> Work | None:
-    """Returns the work if each host had a storage of its own; None where that is known, or idle."""
+    """Returns the work with a separate storage per host; None if that is known or irrelevant."""
     if work.storage != "unknown" or not (work.read_seconds or work.shared.seconds):
         return None
     return corrected(replace(work, storage="per_host"))
@@ -191,7 +200,7 @@ def with_own_storage(work: Work) -> Work | None:
 
 def _bare(profile: Profile, *, today: Instance, processes: int) -> Work:
     step, hosts = profile.timed_step, profile.host.count
-    # A script may start ranks of its own, as torchrun does.
+    # A script may start more ranks, as torchrun does.
     said = profile.what.get("ranks")
     ranks = said if isinstance(said, int) and said > 0 else hosts * processes
     batch_bytes = step.batch_bytes or 0.0
@@ -210,10 +219,10 @@ def _bare(profile: Profile, *, today: Instance, processes: int) -> Work:
     else:
         doubts.append(Doubt(width=0.23, text="the trainer's own CPU use was not measured"))
         if today.accelerators:
-            # A vCPU that launches kernels for each accelerator, and one for the rest.
+            # One vCPU per accelerator to launch kernels, and one for the rest.
             reserved = min(today.accelerators + 1, today.capacity / 2)
         else:
-            # Without accelerators the step itself is CPU work, of a thread at least in each rank.
+            # Without accelerators the step is CPU work, of at least one thread per rank.
             trainer = (step.accelerator_step_seconds or 0.0) * ranks
     return Work(
         reference=today,
@@ -243,7 +252,7 @@ def _bare(profile: Profile, *, today: Instance, processes: int) -> Work:
 
 @dataclass(frozen=True, slots=True)
 class _Evidence:
-    """Infers from a profile whether loading or computing limits the step, if it does not say so."""
+    """What a profile says on whether loading or computing limits the step."""
 
     step: StepTerms
     cpu_utilization: float | None
@@ -268,11 +277,11 @@ def _with_inferred(work: Work, profile: Profile) -> Work:
     work = replace(work, loader_cpu_seconds=cpu or 0.0, loader_wall_seconds=wall or 0.0)
     accelerator = evidence.accelerator_seconds
     if accelerator is None:
-        # If loading alone gives today's step, the accelerator may take any time below it: 0 says
-        # that it is no limit. Else the step is the accelerator's.
+        # If loading alone gives today's step, the accelerator may take any time below it, and 0
+        # makes it no limit. Else the step is the accelerator's.
         accelerator = 0.0
         bare = estimate(work, ClusterShape(dnn=_todays(work), processes=_processes(work)))
-        # Within 15 %, as the self-check of a profile allows (records/workload.py, max_unexplained).
+        # Within 15 %, as the self-check of a profile (records/workload.py, max_unexplained).
         is_loading = cpu is not None and bare.step_seconds >= 0.85 * work.step_seconds
         if work.reference.accelerators or not is_loading:
             doubts.append(Doubt(width=0.2, text="the accelerator-only step was not measured"))
@@ -286,7 +295,7 @@ def _evidence(profile: Profile) -> _Evidence:
     utilization = observed.gpu_utilization if observed else None
     accelerator = step.accelerator_step_seconds
     doubts: tuple[Doubt, ...] = ()
-    # The best evidence first: measured with cached batches, the step less its wait, utilization.
+    # Best evidence first: measured with cached batches, step less wait, utilization.
     if accelerator is None and step.wait_seconds is not None:
         busy = step.step_seconds - step.wait_seconds - (step.receive_seconds or 0.0)
         accelerator = max(0.0, busy)
@@ -301,7 +310,7 @@ def _evidence(profile: Profile) -> _Evidence:
 def _loading(
     work: Work, evidence: _Evidence, doubts: list[Doubt]
 ) -> tuple[float | None, float | None]:
-    """Returns CPU-seconds and worker-seconds of loading; None where there is no evidence at all."""
+    """Returns CPU-seconds and worker-seconds of loading; None: no evidence."""
     step = evidence.step
     if step.loader_cpu_seconds is not None:
         return step.loader_cpu_seconds, _or(step.loader_wall_seconds, step.loader_cpu_seconds)
@@ -315,19 +324,19 @@ def _loading(
         doubts.append(Doubt(width=0.15, text="loading is taken from the hosts' CPU utilization"))
         wall = step.loader_wall_seconds
         if wall is None and evidence.is_starved and evidence.cpu_utilization < 0.7:
-            # The workers were busy all the time, yet not computing: they waited.
+            # The workers were busy all the time without computing: they waited.
             wall = seconds * hosts.count * _or(work.num_workers, hosts.instance.vcpus)
         return cpu, _or(wall, cpu)
     if evidence.is_starved is None:
         wall = step.loader_wall_seconds
         return (None, None) if wall is None else (wall, wall)
     doubts.append(Doubt(width=0.15, text="loading is taken to use all the CPU of today's hosts"))
-    # Loading keeps up with half of what is free, or with less: how much less is not known.
+    # Loading keeps up with half of what is free, or with an unknown smaller part.
     if not evidence.is_starved:
         return free / 2, _or(step.loader_wall_seconds, free / 2)
-    # Starved: loading takes all the CPU that it can get; each worker uses one vCPU at most.
+    # Starved: loading takes all the CPU it can get, at most one vCPU per worker.
     if work.num_workers == 0:
-        # Loading and training take turns in one thread a rank: it can use no more than the rest.
+        # Loading and training take turns in one thread per rank.
         alone = seconds - (evidence.accelerator_seconds or 0.0) - work.receive_seconds
         free = min(free, max(0.0, alone) * work.ranks * work.ranks_per_process)
     elif work.num_workers is not None:
@@ -335,45 +344,48 @@ def _loading(
     return free, _or(step.loader_wall_seconds, free)
 
 
-def _unexplained(profile: Profile, modelled: float, *, at_least: float) -> str:
+def _unexplained(profile: Profile, modelled: float, *, at_least: float) -> Unexplained | None:
     step, check = profile.timed_step, profile.check
     if profile.unmeasured:
         parts = " and ".join(profile.unmeasured)
-        return f"not measured, as no DataLoader of torch makes the batches: {parts} alone"
+        text = f"not measured, as no DataLoader of torch makes the batches: {parts} alone"
+        return Unexplained(kind="not_measured", text=text)
     if check is not None:
-        # The profile judged it where it was measured, and knows what else kept the CPUs busy.
-        missed = (
-            f"the parts of the profile miss the measured step by {percentage(abs(check.error))}"
-        )
-        missed += f", which its state explains: {check.state}" if check.state else ""
-        return "" if check.explained else missed
+        # The profile's own verdict: it knows what else kept the CPUs busy.
+        if check.explained:
+            return None
+        text = f"the parts of the profile miss the measured step by {percentage(abs(check.error))}"
+        text += f", which its state explains: {check.state}" if check.state else ""
+        return Unexplained(kind="contradiction", text=text)
     known = (step.loader_cpu_seconds, step.accelerator_step_seconds, step.wait_seconds)
     if all(value is None for value in (*known, step.loader_wall_seconds, profile.observed)):
-        return "only the time of a step is known, not what it waits for"
+        text = "only the time of a step is known, not what it waits for"
+        return Unexplained(kind="only_step", text=text)
     if not at_least / _FAR <= step.step_seconds <= modelled * _FAR:
-        return f"the parts give {ms(modelled)} per step, and {ms(step.step_seconds)} were measured"
-    return ""
+        text = f"the parts give {ms(modelled)} per step, and {ms(step.step_seconds)} were measured"
+        return Unexplained(kind="contradiction", text=text)
+    return None
 
 
 def _refuse_absurd(profile: Profile, today: Instance) -> None:
     step = profile.timed_step
-    fields = ("step.step_seconds", step.step_seconds, _SHORTEST_STEP, _LONGEST_STEP)
-    bounds = [fields, ("host.count", profile.host.count, 1, 1e6)]
-    bounds.append(("host.vcpus", today.vcpus, 1, 1e6))
-    bounds.append(("host.quota_vcpus", today.capacity, 1e-2, 1e6))
-    bounds.append(("host.accelerators", today.accelerators, 0, 1e6))
+    bounds = [
+        ("step.step_seconds", step.step_seconds, _SHORTEST_STEP, _LONGEST_STEP),
+        ("host.count", profile.host.count, 1, 1e6),
+        ("host.vcpus", today.vcpus, 1, 1e6),
+        ("host.quota_vcpus", today.capacity, 1e-2, 1e6),
+        ("host.accelerators", today.accelerators, 0, 1e6),
+    ]
     for name in step.__struct_fields__:
         value = getattr(step, name)
-        if value is not None and name != "storage_bytes_per_second":
-            bounds.append((f"step.{name}", value, 0, _MOST))
-    rate = step.storage_bytes_per_second
-    # The only value that is divided by: it has a lower bound of its own.
-    if rate is not None:
-        bounds.append(("step.storage_bytes_per_second", rate, 1, _MOST))
+        if value is not None:
+            # The model divides by the rate.
+            least = 1 if name == "storage_bytes_per_second" else 0
+            bounds.append((f"step.{name}", value, least, _MOST))
     for name, value, low, high in bounds:
         if not low <= value <= high:
             raise UsageError(
-                f"{value:g} is beyond any machine (from {low:g} to {high:g})",
+                f"{value:g} is out of range: it must be between {low:g} and {high:g}",
                 where=f"profile, key {name}",
                 fix="check the unit: seconds and bytes",
             )

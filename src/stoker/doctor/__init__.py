@@ -19,7 +19,7 @@ import zmq
 
 import stoker
 from stoker.errors import UsageError, install_command
-from stoker.feed.trainer.control import Connection, ZmqContext
+from stoker.feed.trainer.control_connection import Connection, ZmqContext
 from stoker.feed.wire.crypto import Keys, read_token
 from stoker.host import machine
 from stoker.launch.topology import Topology, from_resourceconfig

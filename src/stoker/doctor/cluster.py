@@ -12,12 +12,12 @@ from pathlib import Path
 import yaml
 
 from stoker.doctor import Finding, State
-from stoker.errors import StokerError
-from stoker.orchestrators.kubeflow.client import KubeflowClient, KubeflowError
+from stoker.errors import ServiceError, StokerError
+from stoker.orchestrators.kubeflow.client import KubeflowClient
 from stoker.platforms.kubernetes import KubernetesPlatform, api
-from stoker.platforms.kubernetes.api import ApiError, ClusterApi, name_of, text, texts
+from stoker.platforms.kubernetes.api import ClusterApi, name_of, text, texts
 from stoker.platforms.kubernetes.objects import claim_of
-from stoker.platforms.kubernetes.submit import is_allowed, is_useful, needed_rights
+from stoker.platforms.kubernetes.rights import is_allowed, is_useful, needed_rights
 from stoker.records import Group, KubernetesSettings, Workload
 from stoker.records.base import mapping, mappings
 from stoker.train import prepare
@@ -56,7 +56,7 @@ def examine_cluster(workload: Workload) -> Iterator[Finding]:
     try:
         version = cluster.discover("/version") or {}
     except StokerError as err:
-        if not (isinstance(err, ApiError) and err.code == 403):
+        if not (isinstance(err, ServiceError) and err.code == "403"):
             # Any other question would fare the same.
             yield Finding("cluster", "fail", err.what, err.fix)
             return
@@ -79,7 +79,7 @@ def _check(name: str, check: Callable[[], Finding]) -> Finding:
         return check()
     except StokerError as err:
         # Of a job it may be a quota, or an admission rule: that is the answer.
-        if isinstance(err, ApiError) and err.code == 403 and (err.user or name != "job"):
+        if isinstance(err, ServiceError) and err.code == "403" and (err.user or name != "job"):
             fix = "ask an administrator for the right; it may be fine"
             return Finding(name, "warn", f"cannot be checked: {err.what}", fix)
         return Finding(name, "fail", err.what, err.fix)
@@ -132,7 +132,7 @@ def job_finding(cluster: ClusterApi, workload: Workload) -> Finding:
     if request.runtime is not None:
         try:
             cluster.create(api.TRAINJOBS, request.main, is_dry_run=True)
-        except ApiError as err:
+        except ServiceError as err:
             # Trainer's webhook: the dry run of the runtime left none for it to find.
             if _NO_RUNTIME not in err.what:
                 raise
@@ -172,10 +172,11 @@ def claims_of(workload: Workload) -> Iterator[ClaimUse]:
             yield ClaimUse(claim, what, count, not is_read, is_read and data)
     for role, pods in (("dnn", settings.dnn), ("data", settings.data)):
         count, more = (hosts, False) if role == "dnn" else (1, data)
-        what = f"kubernetes.{role}.volumes"
-        for volume in pods.volumes:
-            if volume.claim:
-                yield ClaimUse(volume.claim, what, count, not volume.read_only, more)
+        what = f"kubernetes.{role}.pod.spec.volumes"
+        for volume in mappings(pods.pod.document, "spec", "volumes"):
+            if source := mapping(volume, "persistentVolumeClaim"):
+                name, is_written = str(source.get("claimName")), not source.get("readOnly")
+                yield ClaimUse(name, what, count, is_written, more)
 
 
 def claim_finding(cluster: ClusterApi, use: ClaimUse) -> Finding:
@@ -209,7 +210,7 @@ def kubeflow_finding(workload: Workload) -> Finding:
     except StokerError as err:
         # A site without it trains all the same, unless the workload says that there is one.
         is_named = bool(workload.kubernetes and workload.kubernetes.kubeflow)
-        is_unasked = isinstance(err, KubeflowError) and err.status in (401, 403)
+        is_unasked = isinstance(err, ServiceError) and err.kind == "denied"
         state: State = "fail" if is_named and not is_unasked else "warn"
         fix = f"{err.fix or 'kubernetes.kubeflow says where it is'}; only pipelines need it"
         return Finding("kubeflow", state, f"Kubeflow Pipelines cannot be checked: {err.what}", fix)

@@ -1,8 +1,8 @@
-"""Batches are copied ahead to the device that trains, and cast and normalised there.
+"""Batches copied ahead to the device that trains, and cast and normalised there.
 
-Pictures travel as uint8 (a quarter of the bytes of float32) and become numbers where that costs
-nothing. On CUDA the next batch is copied on a stream of its own while the script computes with the
-one before: give the loader `pin_memory=True`, without which a copy waits for the host.
+Pictures are sent as uint8 (a quarter of the bytes of float32) and become numbers where that costs
+nothing. On CUDA the next batch is copied on another stream while the script computes with the one
+before: give the loader `pin_memory=True`, without which a copy waits for the host.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from stoker.errors import UsageError
 from stoker.feed import loader_state
-from stoker.feed.process import this_process
+from stoker.feed.bookkeeping import this_process
 
 _T = TypeVar("_T")
 
@@ -23,7 +23,7 @@ Moments = float | Sequence[float]
 
 @runtime_checkable
 class _Movable(Protocol):
-    """A batch of the user's own type can be moved if it has `to` (compare torch's `pin_memory`)."""
+    """A batch of the user's own type that can be moved (compare torch's `pin_memory`)."""
 
     def to(self, device: torch.device, *, non_blocking: bool) -> object: ...
 
@@ -42,31 +42,31 @@ def to_device(
         for pixels, labels in to_device(loader, "cuda", mean=0.1307, std=0.3081):
             loss = model(pixels)
 
-    All tensors in tuples, lists, dictionaries, named tuples and dataclasses are moved, and
-    anything else that has a `to(device, non_blocking=...)`. With `dtype`, `mean` or `std` uint8
-    tensors become `(pixels / 255 - mean) / std`; others keep type and values.
+    All tensors in tuples, lists, dictionaries, named tuples and dataclasses are moved, and anything
+    else that has a `to(device, non_blocking=...)`. With `dtype`, `mean` or `std` uint8 tensors
+    become `(pixels / 255 - mean) / std`; others keep type and values.
 
-    One batch more than the script uses is on the device. It may be iterated over again and again,
-    epoch by epoch. Its `state_dict` and `load_state_dict` are the loader's, less the batch ahead:
-    with this between, save its state and not the loader's.
+    The device holds one batch more than the script uses. It may be iterated over epoch by epoch.
+    Its `state_dict` and `load_state_dict` are the loader's, less the batch ahead: save its state,
+    not the loader's.
 
     Args:
         batches: A loader, or anything that yields batches.
         device: Device as in `torch.Tensor.to`; on a CPU nothing is copied ahead.
-        dtype: What uint8 tensors become, a floating type; float32 if `mean` or `std` are
-            given.
+        dtype: What uint8 tensors become, a floating type. Default: float32 if `mean` or `std` are
+            given, else unchanged.
         mean: Mean of the pixels, as a share of 255; one for all, or one for each channel, which is
             the third dimension from the end.
-        std: Their deviation, likewise.
+        std: Their standard deviation, likewise.
 
     Raises:
-        ValueError: If `dtype` is no floating one, or a deviation is 0.
+        ValueError: If `dtype` is not a floating type, or a standard deviation is 0.
     """
     return DeviceBatches(batches, torch.device(device), dtype=dtype, mean=mean, std=std)
 
 
 class DeviceBatches(Generic[_T]):
-    """Holds the batches of a loader on a device, as `to_device` gives them.
+    """Batches of a loader on a device, as `to_device` returns them.
 
     Attributes:
         device: Where the batches are.
@@ -82,13 +82,13 @@ class DeviceBatches(Generic[_T]):
         std: Moments | None = None,
     ) -> None:
         if dtype is not None and not dtype.is_floating_point:
-            raise ValueError(f"dtype={dtype} is no floating type: uint8 tensors are normalised")
+            raise ValueError(f"dtype={dtype} is not a floating type")
         self._batches = batches
         self.device = device
         self._mean = _moments(mean, device)
         self._std = _moments(std, device)
         if self._std is not None and not bool(self._std.all()):
-            raise ValueError(f"std={std}: a deviation is 0")
+            raise ValueError(f"std={std}: a standard deviation is 0")
         is_normalised = mean is not None or std is not None
         self._dtype = dtype or (torch.float32 if is_normalised else None)
         self._num_held = 0
@@ -100,7 +100,7 @@ class DeviceBatches(Generic[_T]):
     def __iter__(self) -> Iterator[_T]:
         self._num_held, self._is_under_way = 0, False
         if not _copies_ahead(self.device):
-            # Not a generator: after an error of a batch the epoch goes on.
+            # Not a generator: the epoch continues after the error of a batch.
             return map(self.moved, self._batches)
         return _CopiedAhead(self, iter(self._batches))
 
@@ -108,7 +108,7 @@ class DeviceBatches(Generic[_T]):
         """Returns the loader's state, without the batch that is only under way to the device.
 
         Raises:
-            UsageError: See `stoker.DataLoader.state_dict`; also if it is no loader of stoker.
+            UsageError: See `stoker.DataLoader.state_dict`; also if it is not a loader of stoker.
         """
         return dict(
             loader_state.state_of(
@@ -120,7 +120,7 @@ class DeviceBatches(Generic[_T]):
         )
 
     def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
-        """Restores a state: the next epoch goes on from there.
+        """Restores a state: the next epoch resumes there.
 
         Raises:
             UsageError: See `stoker.DataLoader.load_state_dict`.
@@ -136,11 +136,10 @@ class DeviceBatches(Generic[_T]):
         return self._batches
 
     def hold(self, num_held: int, *, is_under_way: bool) -> None:
-        """Notes how many batches the loader has given that the script has not got yet."""
+        """Records how many batches the loader has given that the script has not got yet."""
         self._num_held, self._is_under_way = num_held, is_under_way
 
     def moved(self, batch: _T) -> _T:
-        """Returns the batch on the device."""
         return cast("_T", _mapped(batch, self._on_device))
 
     def _on_device(self, value: object) -> object:
@@ -158,7 +157,7 @@ class DeviceBatches(Generic[_T]):
 
 
 class _CopiedAhead(Generic[_T]):
-    """Iterates over one epoch on CUDA; the batch after the present one is under way."""
+    """Iterator over one epoch on CUDA; the batch after the present one is under way."""
 
     def __init__(self, owner: DeviceBatches[_T], batches: Iterator[_T]) -> None:
         self._owner = owner
@@ -197,7 +196,7 @@ class _CopiedAhead(Generic[_T]):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Coming(Generic[_T]):
-    """The loader gave this batch, or raised this error; the script has not got it yet."""
+    """A batch or an error of the loader that the script has not got yet."""
 
     batch: _T | None = None
     error: Exception | None = None
@@ -215,7 +214,7 @@ def _moments(values: Moments | None, device: torch.device) -> torch.Tensor | Non
 
 
 def _mapped(value: object, change: Callable[[object], object]) -> object:
-    """Returns `value` with `change` done to all in it that can be moved."""
+    """Returns `value` with `change` applied to everything in it that can be moved."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, Mapping):

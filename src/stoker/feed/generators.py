@@ -1,14 +1,14 @@
-"""This module finds and seeds generators that a dataset, transform or library holds for itself.
+"""Finds and seeds generators that a dataset, transform or library holds.
 
 The three global states are set before each batch (see seeding). A dataset or a library may draw
-from a generator of its own instead: numpy's `default_rng()` in an attribute, the `RandomState` of
-MONAI's transforms, Albumentations' two. Its state would depend on what its process made before. So
-the objects that make batches are walked through, breadth first, once they are there: attributes,
-containers, closures, class attributes, and globals that functions of the user's modules name. What
-is found is named by its path (`dataset.transform.rng`), which is the same in every process.
+from another generator: numpy's `default_rng()` in an attribute, the `RandomState` of MONAI's
+transforms, Albumentations' two. Its state would depend on what its process made before. So the
+objects that make batches are searched, breadth first, once they are there: attributes, containers,
+closures, class attributes, and globals that functions of the user's modules name. A generator is
+named by its path (`dataset.transform.rng`), which is the same in every process.
 
 A generator may also be made at its first use. To notice it costs no walk: the dictionaries that
-were walked through may have grown, or what was None there may be something (40 ns each).
+were searched may have grown, or a None in them may have been replaced (40 ns each).
 """
 
 import dis
@@ -55,13 +55,7 @@ _MISSING = object()
 
 
 class Kind(NamedTuple):
-    """Describes a kind of generator: how it is read, written and seeded.
-
-    Attributes:
-        read: Returns its state, of use in this process only.
-        write: Puts such a state back.
-        seed: Sets its state from 32 bytes.
-    """
+    """How a kind of generator is read, written, and seeded from 32 bytes."""
 
     read: Callable[[object], object]
     write: Callable[[object, object], object]
@@ -78,7 +72,7 @@ def kind_of(value: object) -> Kind | None:
 
 
 def is_out_of_reach(value: object) -> bool:
-    """Returns whether it is a generator whose state nobody can set, or only an accelerator's."""
+    """Returns whether it is a generator whose state cannot be set, or an accelerator's."""
     # By its type: to ask an object for its class may run code.
     if issubclass(type(value), torch.Generator):
         return cast("torch.Generator", value).device.type != "cpu"
@@ -170,12 +164,7 @@ Dictionary = Mapping[object, object]
 
 
 class FoundGenerator(NamedTuple):
-    """Says where inside an object a random generator was found, and of which kind it is.
-
-    Attributes:
-        path: Where it was found first.
-        name: Digest of the path, to be gone on with.
-    """
+    """A random generator found inside an object; `name` is a digest of its path."""
 
     path: str
     value: object
@@ -184,7 +173,7 @@ class FoundGenerator(NamedTuple):
 
 
 class _WatchedGenerator:
-    """Tells that objects have changed, by lists, so that no loop of Python's looks at them."""
+    """Detects changes in objects by comparing lists, without a Python loop."""
 
     def __init__(self) -> None:
         self._dictionaries: list[Dictionary] = []
@@ -199,7 +188,7 @@ class _WatchedGenerator:
             self._sizes.append(len(dictionary))
 
     def entry(self, get: Callable[[object], object], key: object, value: object) -> None:
-        """Notes that `get(key)` gives `value` now."""
+        """Watches `get(key)`, which gives `value` now."""
         if len(self._gets) < _MAX_WATCHED:
             self._gets.append(get)
             self._keys.append(key)
@@ -215,14 +204,13 @@ class _WatchedGenerator:
 
 
 class HeldGenerators:
-    """Holds the generators that are reached from some objects.
+    """The generators that can be reached from some objects.
 
     Args:
         roots: The objects, by the names that paths begin with.
 
     Attributes:
-        found: The generators.
-        out_of_reach: Paths of what looks like a generator and cannot be seeded, with what it is.
+        out_of_reach: Path to class of generators that cannot be seeded.
     """
 
     def __init__(self, roots: Mapping[str, object]) -> None:
@@ -238,7 +226,7 @@ class HeldGenerators:
         return self._watched.has_changed()
 
     def look(self) -> bool:
-        """Walks once more; True if there is a generator that was not known."""
+        """Searches again; True if a new generator was found."""
         for grown in self._watched.grown():
             _, count = self._changes.get(id(grown), (grown, 0))
             # Kept with its count, so that its address stays its own.
@@ -262,22 +250,17 @@ class HeldGenerators:
             kind.seed(value, own.digest())
 
     def states(self) -> list[tuple[FoundGenerator, object]]:
-        """Returns what each is now, to put it back."""
+        """Returns the states of all, for `put_back`."""
         return [(each, each.kind.read(each.value)) for each in self.found]
 
 
 def put_back(states: Iterable[tuple[FoundGenerator, object]]) -> None:
-    """Sets generators to what `HeldGenerators.states` said of them."""
     for each, state in states:
         each.kind.write(each.value, state)
 
 
 class _Walk:
-    """Walks through objects to find generators; sees each once, and runs no code of theirs.
-
-    Args:
-        caches: Addresses of dictionaries that are not watched any more.
-    """
+    """Search for generators in objects; visits each once, and runs none of their code."""
 
     def __init__(self, caches: set[int]) -> None:
         self._caches = caches
@@ -295,7 +278,7 @@ class _Walk:
             if not self._waiting:
                 break
             self._visit(*self._waiting.popleft())
-        # Where somebody holds what another generator draws from, they are one.
+        # A bit generator that a found generator draws from is the same one.
         inner = {id(_bits_of(each.value)) for each in self.found}
         self.found = [each for each in self.found if id(each.value) not in inner]
 
@@ -497,7 +480,7 @@ def _function_in(member: object) -> object:
 
 
 def _is_data(values: Iterable[object], *, depth: int = 3) -> bool:
-    """Returns whether such values are samples, or parts of some, and no objects."""
+    """Returns whether such values are samples, or parts of some, and not objects."""
     for value in values if depth else ():
         match _sort_of(_held_kind(value)):
             case "plain":
@@ -545,7 +528,7 @@ def _name(kind: type) -> str:
 def _globals_read(code: CodeType) -> tuple[tuple[str, ...], ...]:
     """Returns the globals that a function's code reads, each with the attributes taken from it.
 
-    `cfg.SIZE` comes as ("cfg", "SIZE"). It takes 2.5 us an instruction, once.
+    `cfg.SIZE` is ("cfg", "SIZE"). It takes 2.5 us an instruction, once.
     """
     read: dict[tuple[str, ...], None] = {}
     path: tuple[str, ...] = ()
@@ -566,7 +549,7 @@ def _globals_read(code: CodeType) -> tuple[tuple[str, ...], ...]:
 
 
 def _is_users(module: ModuleType) -> bool:
-    """Returns whether it is a plain module of the user's own code, and travels by name."""
+    """Returns whether it is a plain module of the user's own code."""
     # One of another type may do anything when it is looked at.
     if type(module) is not ModuleType:
         return False

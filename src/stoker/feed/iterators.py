@@ -1,9 +1,9 @@
-"""The iterators of a loader number, seed, time and count each epoch; the rest is torch's own.
+"""Iterators of a loader that number, seed, time and count each epoch; the rest is torch's own.
 
 The only difference to torch: batch n is made from random states that depend on (base seed, replica,
-epoch, n) and not on which worker makes it, or on what that worker did before. With no workers the
+epoch, n) and not on which worker makes it, or on what that worker did before. Without workers the
 trainer's own random state is restored after each batch. `seeding: torch` and iterable datasets
-are torch's own in every respect.
+behave as with torch in every respect.
 """
 
 import threading
@@ -19,25 +19,20 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
-from stoker.feed.process import TrainerProcess
+from stoker.feed.bookkeeping import TrainerProcess
 from stoker.feed.sampler import SamplerOrder, yielded
 from stoker.feed.seeding import Numbered, Occurrences, OneByOne, Seeder, Seeding, makes_many
 from stoker.feed.timeline import Steps
 
 
 class Epoch:
-    """Counts one epoch over a loader: numbers, words, sizes, times.
-
-    Args:
-        is_inline: Batches are made in this process.
-        is_fed: The feed has them made.
+    """State of one epoch: batch numbers, seed words, sizes and times.
 
     Attributes:
-        num_workers: What `get_worker_info()` says: the script's, at least 1.
+        num_workers: As in `get_worker_info()`: the script's, at least 1.
         order: What the sampler gives, and how far the epoch is.
         number: Counts the loader's iter() calls, or is that of a loaded state.
         id: Number of the epoch in its session with the feed; see FeedSession.
-        steps: Its timeline.
     """
 
     def __init__(
@@ -96,7 +91,7 @@ class Epoch:
         return Numbered(words, index)
 
     def for_fetcher(self, base_seed: int, index: object) -> object:
-        """Returns what torch's iterator hands to the fetcher in place of `index`."""
+        """Returns what torch's iterator passes to the fetcher in place of `index`."""
         numbered = self.numbered(base_seed, index)
         return index if self.seeding == "torch" else numbered
 
@@ -119,21 +114,20 @@ class Epoch:
             usage.saw(batch)
         return batch
 
-    def drop(self) -> None:
-        """Ends the epoch when nothing refers to it any more."""
-        self.steps.drop()
+    def end_in_finalizer(self) -> None:
+        self.steps.end_in_finalizer()
 
     def _next_size(self) -> int:
         return self._sizes.popleft() if self._sizes else 0
 
 
 class CountedIterator:
-    """All iterators count how far they are, so that a state can go on from there."""
+    """Base of all iterators: counts progress, so that a state can resume there."""
 
     _epoch: Epoch
 
     def _num_taken(self) -> int | None:
-        """Returns how many batches the script has, good or failed; None: not known which."""
+        """Returns how many batches the script has, good or failed; None: unknown."""
         raise NotImplementedError
 
     # torch's constructor and its reset set the two from the loader.
@@ -177,18 +171,16 @@ WorkerInit = Callable[[int], object]
 
 
 class Fetcher(Protocol):
-    """Makes a batch of what a sampler gave."""
+    """Torch's fetcher: makes a batch of what a sampler gave."""
 
     dataset: object
     auto_collation: bool
 
-    def fetch(self, index: object) -> object:
-        """Returns the batch."""
-        ...
+    def fetch(self, index: object) -> object: ...
 
 
 class SeededFetcher:
-    """Seeds before it fetches; indices without words (of other loaders) pass as they are."""
+    """Fetcher that seeds first; indices without words (of other loaders) pass unchanged."""
 
     def __init__(self, fetcher: Fetcher, seeding: Seeding, seeder: Seeder) -> None:
         self._fetcher = fetcher
@@ -201,7 +193,6 @@ class SeededFetcher:
         self.auto_collation = fetcher.auto_collation
 
     def fetch(self, index: object) -> object:
-        """Returns the batch, the same wherever it is made."""
         if not isinstance(index, Numbered):
             return self._fetcher.fetch(index)
         words, given = index.words, index.index
@@ -222,20 +213,15 @@ class SeededFetcher:
 
 
 class PreservingFetcher(SeededFetcher):
-    """Fetches in the trainer's own process: its random state is restored after each batch."""
+    """Fetcher for the trainer's process: its random state is restored after each batch."""
 
     def fetch(self, index: object) -> object:
-        """Returns the batch, the same wherever it is made."""
         with self._seeder.preserved():
             return super().fetch(index)
 
 
 class SeedingInit:
-    """Replaces a loader's worker_init_fn: calls it, then makes the torch worker seed its batches.
-
-    Args:
-        num_workers: Number of workers of the script, at least 1.
-    """
+    """Worker init function that calls the script's, then makes the worker seed its batches."""
 
     def __init__(self, user: WorkerInit | None, seeding: Seeding, *, num_workers: int) -> None:
         self.user = user
@@ -243,7 +229,6 @@ class SeedingInit:
         self.num_workers = num_workers
 
     def __call__(self, worker_id: int) -> None:
-        """Calls the user's own, then has the worker's fetcher seed; runs in the worker."""
         if self.user is not None:
             self.user(worker_id)
         create = _DatasetKind.create_fetcher
@@ -263,7 +248,7 @@ class SeedingInit:
 
 
 class LoaderView:
-    """Shows a loader to its iterator, with some attributes replaced."""
+    """A loader with some attributes replaced, for its iterator."""
 
     def __init__(self, loader: "DataLoader[object]", **changes: object) -> None:
         self._loader = loader
@@ -274,7 +259,7 @@ class LoaderView:
 
 
 class SingleProcessIterator(CountedIterator, _SingleProcessDataLoaderIter):  # type: ignore[misc]
-    """Extends torch's iterator without workers: it counts batches and seeds each of them."""
+    """Torch's iterator without workers, counted and seeded."""
 
     def __init__(self, loader: "DataLoader[object] | LoaderView", epoch: Epoch) -> None:
         self._epoch = epoch
@@ -284,7 +269,7 @@ class SingleProcessIterator(CountedIterator, _SingleProcessDataLoaderIter):  # t
             roots = {"dataset": self._dataset, "collate_fn": self._collate_fn}
             seeder = Seeder(roots, num_workers=None)
             self._dataset_fetcher = PreservingFetcher(self._dataset_fetcher, epoch.seeding, seeder)
-        weakref.finalize(self, epoch.drop)
+        weakref.finalize(self, epoch.end_in_finalizer)
 
     def _reset(self, loader: "DataLoader[object]", first_iter: bool = False) -> None:
         self._epoch.begin()
@@ -311,13 +296,13 @@ class SingleProcessIterator(CountedIterator, _SingleProcessDataLoaderIter):  # t
 
 
 class MultiProcessingIterator(CountedIterator, _MultiProcessingDataLoaderIter):  # type: ignore[misc]
-    """Extends torch's iterator with workers: it counts batches and seeds each of them."""
+    """Torch's iterator with workers, counted and seeded."""
 
     def __init__(self, loader: "DataLoader[object] | LoaderView", epoch: Epoch) -> None:
         self._epoch = epoch
         self._user_init: WorkerInit | None = None
         super().__init__(loader)
-        weakref.finalize(self, epoch.drop)
+        weakref.finalize(self, epoch.end_in_finalizer)
 
     # torch stores the loader's function here, and hands what is here to its workers.
     @property
@@ -359,7 +344,7 @@ def _is_making_here() -> bool:
 
 
 def is_making() -> bool:
-    """Returns whether a batch is being made here: a loader iterated over then is a part of it."""
+    """Returns whether a batch is being made here: a loader iterated over now is part of it."""
     return _is_making_here() or get_worker_info() is not None
 
 
@@ -376,11 +361,7 @@ def part_iterator(loader: "DataLoader[object]") -> _BaseDataLoaderIter:
 def torch_iterator(
     loader: "DataLoader[object]", process: TrainerProcess, *, num_workers: int | None = None
 ) -> TorchIterator:
-    """Returns torch's iterator for `loader`.
-
-    Args:
-        num_workers: Takes the place of the loader's own number, where it was decided.
-    """
+    """Returns torch's iterator for `loader`, with another number of workers if given."""
     is_map_style = loader._dataset_kind == _DatasetKind.Map
     seeding: Seeding = process.settings.feed.seeding if is_map_style else "torch"
     seen = loader if num_workers is None else with_workers(loader, num_workers)
@@ -393,7 +374,7 @@ def torch_iterator(
 
 
 def with_workers(loader: "DataLoader[object]", num_workers: int) -> LoaderView:
-    """Returns `loader` with another number of workers, and what depends on it made to fit."""
+    """Returns `loader` with another number of workers, and dependent arguments adjusted."""
     if num_workers == 0:
         return LoaderView(
             loader, num_workers=0, prefetch_factor=None, timeout=0, persistent_workers=False

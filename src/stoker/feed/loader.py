@@ -1,4 +1,4 @@
-"""`stoker.DataLoader` is torch's DataLoader, fed by the data group where there is one."""
+"""`stoker.DataLoader`: torch's DataLoader, fed by the data group where there is one."""
 
 import contextlib
 import functools
@@ -14,8 +14,8 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from stoker.errors import ShippingError, UsageError
 from stoker.feed import loader_state
+from stoker.feed.bookkeeping import TrainerProcess, note_making, this_process
 from stoker.feed.iterators import is_making, part_iterator, torch_iterator
-from stoker.feed.process import TrainerProcess, note_making, this_process
 from stoker.logs import EventName, Log
 from stoker.settings import ProcessSettings, from_environment
 
@@ -32,7 +32,8 @@ AnyLoader = torch.utils.data.DataLoader[object]
 
 
 class DataLoader(torch.utils.data.DataLoader[_T]):
-    """Takes the place of `torch.utils.data.DataLoader`; every argument means what it means there.
+    """Drop-in replacement for `torch.utils.data.DataLoader`; every argument means what it means
+    there.
 
         from stoker import DataLoader
 
@@ -41,11 +42,11 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
             ...
 
     Batches are the same bytes wherever they are made: in this process, in local workers or on a
-    data host. Under a data group every loader takes its batches from there too; `num_workers` then
-    says how many local workers join.
+    data host. With a data group every loader takes its batches from there too; `num_workers` is
+    then the number of local workers that help.
 
-    Each batch is seeded from its number, so a `worker_init_fn` that seeds has no say in batches:
-    `feed.seeding: torch` has each worker go on with its own seed (docs/feed.md, seeding).
+    Each batch is seeded from its number, so a `worker_init_fn` that seeds has no effect on batches;
+    with `feed.seeding: torch` each worker keeps its own seed (docs/feed.md, seeding).
     """
 
     if not TYPE_CHECKING:
@@ -63,39 +64,38 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         return iterator_of(self)
 
     def state_dict(self) -> dict[str, object]:
-        """Returns how far the epoch begun last is, for a loader in another process.
+        """Returns how far the last epoch is, for a loader in another process.
 
-        Counts the batches that the script got, not those made ahead of it. What is kept: epoch,
-        base seed, the random states that the order of samples depends on (torch's, Python's and
-        NumPy's global ones, and generators that the loader and its samplers hold), the epoch of a
-        DistributedSampler, the own state of samplers that have `state_dict`. After the end of an
-        epoch it is the state of the next one's start. Each rank has its own.
+        Counts the batches that the script got, not those made ahead. It holds the epoch, the base
+        seed, the random states that the order of samples depends on (torch's, Python's and NumPy's
+        global ones, and generators that the loader and its samplers hold), the epoch of a
+        DistributedSampler, and the state of samplers with a `state_dict`. After the end of an epoch
+        it is the state of the next one's start. Each rank has its own state.
 
         Returns:
             Plain types and tensors, about 50 kB: `torch.load` reads it with `weights_only=True`.
 
         Raises:
-            UsageError: In the middle of an epoch over an iterable dataset (except one with a
-                `state_dict` of its own, with `num_workers=0` and no data group) or, with local
-                workers, of one with `in_order=False`.
+            UsageError: In mid-epoch over an iterable dataset (except one with a `state_dict`, with
+                `num_workers=0` and no data group) or, with local workers, with `in_order=False`.
         """
         return dict(loader_state.state_of(self, this_process()))
 
     def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
-        """Restores a state: the next epoch goes on from it with the same bytes, in the same order.
+        """Restores a state: the next epoch resumes from it with the same bytes, in the same order.
 
-        Any number of workers and hosts may take it, wherever they are. Sets torch's, Python's and
-        NumPy's global random states to those of the time of the state: call it when all else is
-        built, right before the loop. The sampler is run again up to the place, at the first batch.
+        The number and placement of workers and hosts may differ. Sets torch's, Python's and NumPy's
+        global random states to those of the time of the state: call it right before the loop, when
+        everything else is built. The sampler is run again up to the place, at the first batch.
 
         Args:
-            state_dict: What `state_dict` gave; an empty one is no state, and changes nothing.
+            state_dict: What `state_dict` returned; an empty one changes nothing.
 
         Raises:
-            TypeError: If it is None, as of a checkpoint that has no such entry.
+            TypeError: If it is None, as of a checkpoint without this entry.
             UsageError: If the state is of a dataset of another length, of other samplers, batch
-                size, number of ranks or rank: all that differs is named. Later, from `iter` or
-                the first `next`, if the sampler does not give the same samples again.
+                size, number of ranks or rank; names all differences. Later, from `iter` or the
+                first `next`, if the sampler does not give the same samples again.
         """
         # Types are not checked in a script: without this its epoch would begin at its first batch.
         if not isinstance(state_dict, Mapping):
@@ -125,11 +125,11 @@ def _connect_ahead() -> None:
 def iterator_of(loader: AnyLoader) -> _BaseDataLoaderIter:
     """Returns a new iterator for `loader`: over the feed under a data group, else torch's own.
 
-    Where it is iterated over by the dataset of another loader it is always torch's own.
+    Where another loader's dataset iterates over it, it is always torch's own.
 
     Raises:
         UsageError: If a STOKER_* variable is malformed.
-        ShippingError: If the dataset cannot travel to the data hosts, and may not be made here.
+        ShippingError: If the dataset cannot be sent to the data hosts, and may not be made here.
         FeedLostError: If no data worker came in time (from the first `next`).
     """
     if is_making():
@@ -143,14 +143,21 @@ def iterator_of(loader: AnyLoader) -> _BaseDataLoaderIter:
         except ShippingError as err:
             if not _may_be_local(loader, process.settings):
                 raise
-            _say_it_is_local(loader, process, err)
-            process.books(loader).is_unshippable = True
+            books, settings = process.books(loader), process.settings
+            books.is_unshippable = True
+            who = "torch's local workers make" if loader.num_workers else "the trainer itself makes"
+            Log(run=settings.run_id, host=settings.host).event(
+                EventName.LOADER_NOT_SHIPPABLE,
+                rank=settings.rank,
+                loader=books.number,
+                text=f"{err.what}; {who} the batches of that loader, without help of data hosts",
+            )
         return torch_iterator(loader, process)
     return torch_iterator(loader, process, num_workers=_decided_workers(loader, process))
 
 
 def _decided_workers(loader: AnyLoader, process: TrainerProcess) -> int | None:
-    """Returns how many of torch's workers make the batches; None: as the script says."""
+    """Returns how many of torch's workers make the batches; None: the script's `num_workers`."""
     if loader._dataset_kind == _DatasetKind.Iterable:
         # A plan does not change into how many shards a stream is divided. With `feed.shards` the
         # batches are the same ones as under a data group: torch's workers make a shard each.
@@ -163,9 +170,9 @@ def _decided_workers(loader: AnyLoader, process: TrainerProcess) -> int | None:
 
 
 def _is_unchanged(loader: AnyLoader, settings: ProcessSettings) -> bool:
-    """Returns whether nobody asked for more than what torch does with the loader.
+    """Returns whether the loader must behave exactly as with torch.
 
-    A script that nobody changed must train as it did; its author may know nothing of data hosts.
+    An unchanged script must train as it did; its author may know nothing of data hosts.
     """
     return settings.replace_dataloader == "auto" and not isinstance(loader, DataLoader)
 
@@ -173,7 +180,7 @@ def _is_unchanged(loader: AnyLoader, settings: ProcessSettings) -> bool:
 def _may_fork(loader: AnyLoader) -> bool:
     """Returns whether an unchanged loader may get workers: one without any may hold CUDA tensors.
 
-    Small loaders for validation have none as a rule, and are slower with some.
+    Small loaders for validation usually have none, and are slower with some.
     """
     if loader.num_workers:
         return True
@@ -190,27 +197,19 @@ def _may_fork(loader: AnyLoader) -> bool:
 
 
 def replaced_iterator_of(loader: AnyLoader) -> _BaseDataLoaderIter:
-    """Returns the same for a loader of torch's class, which the script did not choose to change.
-
-    Says once in a run what changes with it.
-
-    Raises:
-        UsageError: As `iterator_of`; also the other errors.
-    """
+    """Returns the same for a loader of torch's class; logs once in a run what changes with it."""
     iterator = iterator_of(loader)
-    if not is_making():
-        _say_how_it_is_seeded(loader, this_process())
-    return iterator
-
-
-def _say_how_it_is_seeded(loader: AnyLoader, process: TrainerProcess) -> None:
+    if is_making():
+        return iterator
+    process = this_process()
     settings = process.settings
     is_torchs = loader._dataset_kind == _DatasetKind.Iterable or settings.feed.seeding == "torch"
     # Outside of a run there is no terminal of stoker's, and nothing to compare.
-    if is_torchs or process.said_seeding or settings.rank != 0 or settings.output is None:
-        return
-    process.said_seeding = True
-    Log(run=settings.run_id, host=settings.host).event(EventName.BATCHES_SEEDED, text=_SEEDED)
+    if not is_torchs and not process.said_seeding and not settings.rank and settings.output:
+        process.said_seeding = True
+        log = Log(run=settings.run_id, host=settings.host)
+        log.event(EventName.BATCHES_SEEDED, text=_SEEDED)
+    return iterator
 
 
 def _has_feed(process: TrainerProcess) -> bool:
@@ -225,30 +224,16 @@ def _has_feed(process: TrainerProcess) -> bool:
 
 
 def _fed_iterator(loader: AnyLoader, process: TrainerProcess) -> _BaseDataLoaderIter:
+    from stoker.feed.remote_iterators import FeedIterator, StreamIterator
     from stoker.feed.trainer.client import feed_of
 
-    if loader._dataset_kind == _DatasetKind.Iterable:
-        from stoker.feed.remote_iterators import StreamIterator
-
-        return StreamIterator(loader, process, feed_of(process))
-    from stoker.feed.remote_iterators import FeedIterator
-
-    return FeedIterator(loader, process, feed_of(process))
+    is_stream = loader._dataset_kind == _DatasetKind.Iterable
+    kind = StreamIterator if is_stream else FeedIterator
+    return kind(loader, process, feed_of(process))
 
 
 def _may_be_local(loader: AnyLoader, settings: ProcessSettings) -> bool:
-    """Returns whether a loader that cannot travel is made as torch makes it."""
+    """Returns whether a loader that cannot be sent is made as torch makes it."""
     if settings.feed.unshippable is None:
         return loader.num_workers == 0 or _is_unchanged(loader, settings)
     return settings.feed.unshippable == "local"
-
-
-def _say_it_is_local(loader: AnyLoader, process: TrainerProcess, err: ShippingError) -> None:
-    settings = process.settings
-    who = "torch's local workers make" if loader.num_workers else "the trainer itself makes"
-    Log(run=settings.run_id, host=settings.host).event(
-        EventName.LOADER_NOT_SHIPPABLE,
-        rank=settings.rank,
-        loader=process.books(loader).number,
-        text=f"{err.what}; {who} the batches of that loader, without help of data hosts",
-    )

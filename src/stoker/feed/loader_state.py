@@ -1,18 +1,18 @@
-"""The state of a loader, and of what its order depends on, is taken, put back and replayed here.
+"""The state of a loader, and of what its order depends on: taken, restored and replayed.
 
-A state says how the epoch under way began (random states, samplers' states, base seed) and how far
-it came. No word of it is about workers or hosts: any number and placement of them may take it.
+A state holds how the current epoch began (random states, samplers' states, base seed) and how far
+it is. It does not depend on workers or hosts: any number and placement of them may take it.
 
-Two snapshots are taken at the start of every epoch (80 us each), so that a state asked for in the
-middle of it can say how it began. A snapshot is made of plain types and tensors: `torch.load` reads
-it with `weights_only=True`.
+Two snapshots are taken at the start of every epoch (80 us each), for states that are asked for in
+mid-epoch. A snapshot is made of plain types and tensors: `torch.load` reads it with
+`weights_only=True`.
 
-A sampler that goes on from a state is run again from where the epoch began, and what was yielded is
-skipped; a digest of all that it gave proves that it gives the same again.
+To resume, a sampler is run again from where the epoch began, and what was yielded is skipped; a
+digest proves that it gives the same again.
 
-The feed asks a sampler further ahead than torch's loader does. A generator that the script made
-would be left elsewhere than with torch, and the next epoch would have another order. So it is put
-back when an epoch ends early (`Rewind`).
+The feed draws from a sampler further ahead than torch's loader does. A generator that the script
+made would be left elsewhere than with torch, and the next epoch would have another order. So it is
+restored when an epoch ends early (`Rewind`).
 """
 
 import copy
@@ -21,16 +21,16 @@ import random
 import re
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, cast, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, _DatasetKind
 
 from stoker.errors import UsageError
-from stoker.feed.process import (
+from stoker.feed.bookkeeping import (
     EpochBeginning,
     LoaderBooks,
     LoaderState,
@@ -44,40 +44,35 @@ from stoker.feed.seeding import Occurrences, index_bytes
 # Samplers within samplers, as batch samplers and their wrappers hold them.
 _INNER = ("sampler", "batch_sampler")
 _MAX_DEPTH = 8
+# Generators with a state.
+_KINDS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 VERSION = 1
 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """A sampler or an iterable dataset may have a state of its own, by torchdata's convention."""
+    """A sampler or an iterable dataset with a state, by torchdata's convention."""
 
-    def state_dict(self) -> object:
-        """Returns its state."""
-        ...
+    def state_dict(self) -> object: ...
 
-    def load_state_dict(self, state: object, /) -> object:
-        """Takes a state."""
-        ...
+    def load_state_dict(self, state: object, /) -> object: ...
 
 
 @dataclass(frozen=True, slots=True)
 class SamplerParts:
-    """Names the generators and samplers of a loader by where they are: `sampler.generator`."""
+    """Generators and samplers of a loader, by where they are: `sampler.generator`."""
 
     generators: dict[str, object]
     samplers: dict[str, object]
 
     def stateful(self) -> dict[str, Stateful]:
-        """Returns those samplers that keep a state of their own."""
         return {name: s for name, s in self.samplers.items() if isinstance(s, Stateful)}
 
 
 def parts_of(loader: "DataLoader[object]") -> SamplerParts:
-    """Returns the generators and samplers of `loader` whose states are to be kept."""
     samplers: dict[str, object] = {}
     name, inner = ("batch_sampler" if loader._auto_collation else "sampler"), loader._index_sampler
-    # By identity, for samplers may say that they are equal; wrappers may hold each other in a
-    # circle.
+    # By identity, because samplers may define equality; wrappers may hold each other in a circle.
     while len(samplers) < _MAX_DEPTH and not any(inner is known for known in samplers.values()):
         samplers[name] = inner
         found = [attr for attr in _INNER if getattr(inner, attr, None) is not None]
@@ -89,7 +84,7 @@ def parts_of(loader: "DataLoader[object]") -> SamplerParts:
         generators["generator"] = loader.generator
     for name, sampler in samplers.items():
         for attr, value in sorted(getattr(sampler, "__dict__", {}).items()):
-            if _kind_of(value) is not None:
+            if isinstance(value, _KINDS) and not isinstance(value, random.SystemRandom):
                 generators[f"{name}.{attr}"] = value
     return SamplerParts(generators, samplers)
 
@@ -98,11 +93,11 @@ def take(parts: SamplerParts, *, with_own: bool = True) -> SamplerSnapshot:
     """Takes a snapshot of now.
 
     Args:
-        with_own: Asks the samplers for their own states too. One that fails to tell it has none.
+        with_own: Ask samplers for their `state_dict`, too; one that raises has none.
     """
     own: dict[str, object] = {}
     for name, sampler in parts.stateful().items() if with_own else ():
-        # The user's code, which nobody may have asked for a state: no reason to end the training.
+        # The user's code, and the script may never ask for a state: an error must not end training.
         try:
             own[name] = copy.deepcopy(plain(sampler.state_dict()))
         except Exception:
@@ -123,20 +118,17 @@ def take(parts: SamplerParts, *, with_own: bool = True) -> SamplerSnapshot:
 
 
 def set_globals(snapshot: SamplerSnapshot) -> None:
-    """Sets the three global random states."""
     torch.set_rng_state(snapshot["torch"])
     random.setstate(_python_tuple(snapshot["python"]))
     np.random.set_state(cast("dict[str, object]", _numpy(snapshot["numpy"])))
 
 
 def set_generators(parts: SamplerParts, snapshot: SamplerSnapshot) -> None:
-    """Sets the generators that the loader and its samplers hold."""
     for name, state in snapshot["generators"].items():
         _set_state(parts.generators[name], state)
 
 
 def set_epochs(parts: SamplerParts, snapshot: SamplerSnapshot) -> None:
-    """Sets the epochs that samplers count."""
     for name, epoch in snapshot["epochs"].items():
         set_epoch = getattr(parts.samplers[name], "set_epoch", None)
         if set_epoch is not None:
@@ -144,7 +136,6 @@ def set_epochs(parts: SamplerParts, snapshot: SamplerSnapshot) -> None:
 
 
 def set_own(parts: SamplerParts, snapshot: SamplerSnapshot) -> None:
-    """Hands the samplers their own states."""
     for name, state in snapshot["own"].items():
         sampler = parts.samplers[name]
         if isinstance(sampler, Stateful):
@@ -185,57 +176,30 @@ def _python_tuple(state: object) -> tuple[object, ...]:
     return (version, tuple(words.tolist()), gauss)
 
 
-class _Kept(NamedTuple):
-    """Describes a kind of generator: how its state is read and set."""
-
-    read: Callable[[object], object]
-    write: Callable[[object, object], object]
-
-
-def _kind_of(value: object) -> type | None:
-    return next((kind for kind in _KINDS if isinstance(value, kind)), None)
-
-
 def _state_of(generator: object) -> object:
-    kind = _kind_of(generator)
-    assert kind is not None
-    return _KINDS[kind].read(generator)
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if isinstance(generator, random.Random):
+        return _python_state(generator.getstate())
+    if isinstance(generator, np.random.Generator):
+        return plain(generator.bit_generator.state)
+    assert isinstance(generator, np.random.RandomState)
+    return plain(generator.get_state(legacy=False))
 
 
 def _set_state(generator: object, state: object) -> None:
-    kind = _kind_of(generator)
-    assert kind is not None
-    _KINDS[kind].write(generator, state)
-
-
-def _set_numpy_generator(generator: np.random.Generator, state: object) -> None:
-    generator.bit_generator.state = cast("Mapping[str, object]", _numpy(state))
-
-
-def _kept(read: object, write: object) -> _Kept:
-    return _Kept(
-        cast("Callable[[object], object]", read), cast("Callable[[object, object], object]", write)
-    )
-
-
-_KINDS: dict[type, _Kept] = {
-    torch.Generator: _kept(torch.Generator.get_state, torch.Generator.set_state),
-    random.Random: _kept(
-        lambda generator: _python_state(generator.getstate()),
-        lambda generator, state: generator.setstate(_python_tuple(state)),
-    ),
-    np.random.Generator: _kept(
-        lambda generator: plain(generator.bit_generator.state), _set_numpy_generator
-    ),
-    np.random.RandomState: _kept(
-        lambda generator: plain(generator.get_state(legacy=False)),
-        lambda generator, state: generator.set_state(_numpy(state)),
-    ),
-}
+    if isinstance(generator, torch.Generator):
+        generator.set_state(cast("torch.Tensor", state))
+    elif isinstance(generator, random.Random):
+        generator.setstate(_python_tuple(state))
+    elif isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = cast("Mapping[str, object]", _numpy(state))
+    elif isinstance(generator, np.random.RandomState):
+        generator.set_state(cast("dict[str, object]", _numpy(state)))
 
 
 def generators_of(parts: SamplerParts) -> list[torch.Generator]:
-    """Returns the script's generators that a loader's samplers may draw from; empty: none."""
+    """Returns the script's generators that a loader's samplers may draw from."""
     found = {
         name: value
         for name, value in parts.generators.items()
@@ -243,7 +207,7 @@ def generators_of(parts: SamplerParts) -> list[torch.Generator]:
     }
     of_loader = found.pop("generator", None)
     if not found and of_loader is not None:
-        # A sampler of the script's own may have it where it is not seen.
+        # A sampler of the script may hold it where it is not found.
         return [of_loader]
     return list({id(value): value for value in found.values()}.values())
 
@@ -290,22 +254,22 @@ def load(
     *,
     sets_globals: bool = True,
 ) -> None:
-    """Restores a state: the next epoch over `loader` goes on from it.
+    """Restores a state: the next epoch over `loader` resumes from it.
 
     Args:
-        sets_globals: Sets the three global random states, too: what the script draws next is then
-            what it drew next before.
+        sets_globals: Set the three global random states, too, which the script's next draws depend
+            on.
 
     Raises:
-        UsageError: If it is the state of something else: all that differs is named.
+        UsageError: If it is the state of another loader; names all differences.
     """
     if not isinstance(state, dict) or state.get("version") != VERSION or "loader" not in state:
         raise UsageError(
-            "this is no state of stoker's DataLoader, or one of another version",
+            "not a state_dict of this version of stoker.DataLoader",
             where=f"version {state.get('version')!r}, expected {VERSION}"
             if isinstance(state, dict)
             else f"a {type(state).__name__}",
-            fix="hand load_state_dict what state_dict gave",
+            fix="pass load_state_dict what state_dict returned",
         )
     given = cast("LoaderState", state)
     parts = parts_of(loader)
@@ -317,7 +281,7 @@ def load(
     ]
     if differing:
         raise UsageError(
-            f"the state is of another loader: {'; '.join(differing)}",
+            f"state_dict does not match this loader: {'; '.join(differing)}",
             where=f"rank {process.settings.rank}, epoch {given['epoch']} of the state",
             fix="build the loader as it was when its state was saved (workers and hosts may "
             "differ); each rank has its own state",
@@ -360,7 +324,7 @@ def _not_begun(loaded: LoaderState, now: SamplerSnapshot) -> LoaderState:
     if state["begun"] is None:
         state["now"] = now
     else:
-        # The epoch is replayed from what was loaded; only the script's own draws have gone on.
+        # The epoch is replayed from what was loaded; only the script has drawn since.
         here = state["now"]
         here["torch"], here["python"], here["numpy"] = now["torch"], now["python"], now["numpy"]
     return state
@@ -369,8 +333,8 @@ def _not_begun(loaded: LoaderState, now: SamplerSnapshot) -> LoaderState:
 def _begun(loader: "DataLoader[object]", position: Position, num_held: int) -> EpochBeginning:
     if position.num_yielded is None:
         raise UsageError(
-            "in the middle of an epoch, a loader with in_order=False has no state: it is not known "
-            "which batches are still to come",
+            "cannot save a loader with in_order=False in mid-epoch: the batches still to come are "
+            "unknown",
             fix="use in_order=True, or save the state between epochs",
         )
     dataset: object = None
@@ -391,10 +355,10 @@ def _begun(loader: "DataLoader[object]", position: Position, num_held: int) -> E
 
 
 def stream_error(dataset: object) -> UsageError:
-    """Returns the error for the state of an iterable dataset that keeps none."""
+    """Returns the error for the state of an iterable dataset without a `state_dict`."""
     return UsageError(
-        f"how far an iterable dataset ({type(dataset).__name__}) is cannot be kept in the "
-        "middle of an epoch: it is known to its workers only",
+        f"cannot save the position of iterable dataset {type(dataset).__name__} in mid-epoch: only "
+        "its workers know it",
         fix="save the state between epochs; or give the dataset state_dict and load_state_dict "
         "and use num_workers=0 without a data group",
     )
@@ -437,11 +401,8 @@ def replay_sampler(
     """Draws from `sampler` what `begun` says was drawn of it; sets random states to do so.
 
     Args:
-        parts: The generators and samplers of the loader.
         now: When the state was taken.
         occurrences: Counts what was yielded, for `sample` seeding.
-        epoch: Its number, in errors.
-        rewind: Notes every draw.
 
     Returns:
         The rest of the sampler, and what was drawn and not yielded.
@@ -452,8 +413,8 @@ def replay_sampler(
     num_drawn, at_iter = begun["num_drawn"], begun["at_iter"]
     assert at_iter is not None
     own = bool(at_iter["own"])
-    # A sampler's own state may be stale at the start of an epoch, and put right by its first draw:
-    # then it is taken as the script made it.
+    # A sampler's state may be stale until the first draw of an epoch: then the sampler is used as
+    # the script made it.
     for with_own in (True, False) if own else (False,):
         if with_own:
             set_own(parts, at_iter)
@@ -464,12 +425,12 @@ def replay_sampler(
             _set_random(parts, begun["at_draw"])
         digest, ahead = "", deque[object]()
         if rewind is not None:
-            rewind.forget()
+            rewind.discard()
             rewind.before(0)
         if occurrences is not None:
             occurrences.clear()
         for number in range(num_drawn):
-            # Not next(): a sampler that ends too early gives another digest, and no error here.
+            # Not next(): a sampler that ends too early gives another digest, not an error here.
             for index in iterator:
                 digest = digest_with(index, before=digest)
                 if number >= begun["num_yielded"]:
@@ -480,37 +441,36 @@ def replay_sampler(
             if rewind is not None:
                 rewind.after(number + 1, num_taken=begun["num_yielded"])
         if begun["is_drawn_out"]:
-            # It said that there is no more: if it gives more now, the digest is another.
+            # It was exhausted: if it gives more now, the digest is another.
             digest = "".join([digest, *("more" for _ in iterator)])
             if rewind is not None:
                 rewind.after(num_drawn + 1, num_taken=begun["num_yielded"])
         if digest == begun["digest"]:
             return iterator, ahead
     if now["own"] and not _equal(now["own"], at_iter["own"]):
-        # torchdata's convention: the state holds how far the sampler is.
+        # By torchdata's convention the state holds how far the sampler is.
         if rewind is not None:
-            rewind.forget()
+            rewind.discard()
         set_own(parts, now)
         _set_random(parts, now)
         iterator = iter(()) if begun["is_drawn_out"] else iter(sampler)
         return iterator, deque(begun["ahead"])
     names = ", ".join(type(each).__name__ for each in parts.samplers.values())
     raise UsageError(
-        f"the sampler ({names}) did not give the same {num_drawn} batches again that it gave "
-        "before the state was taken",
+        f"the sampler ({names}) did not give the same {num_drawn} batches as before the state was "
+        "taken",
         where=f"epoch {epoch}, {begun['num_yielded']} batches yielded",
         fix="build the dataset and the sampler as in the run that saved the state, with the "
-        "same set_epoch; a sampler with randomness of its own needs state_dict and "
-        "load_state_dict",
+        "same set_epoch; a sampler with other randomness needs state_dict and load_state_dict",
     )
 
 
 def digest_with(index: object, *, before: str) -> str:
-    """Returns the digest of all that a sampler gave, `index` being the last; 2 us for 32 ints."""
+    """Returns the digest of everything that a sampler gave, `index` last; 2 us for 32 ints."""
     try:
         given = array("q", index if isinstance(index, list | tuple) else [index]).tobytes()
     except (TypeError, ValueError, OverflowError):
-        # The address of an object is another in another process.
+        # Addresses of objects differ between processes.
         given = re.sub(rb" at 0x[0-9a-f]+", b"", index_bytes(index))
     return hashlib.blake2b(before.encode() + given, digest_size=16).hexdigest()
 

@@ -1,7 +1,7 @@
-"""Processes that train say how many steps they did, and which loaders they read.
+"""Files in which training processes report their steps, and which loaders they read.
 
-Each leaves a file in STOKER_OUTPUT, from its first step on. The leader's launcher reads them at the
-end: were batches taken from the feed, and if not, why?
+Each process leaves one in STOKER_OUTPUT, from its first step on. At the end the leader's launcher
+reads them: were batches taken from the feed, and if not, why?
 """
 
 import contextlib
@@ -21,15 +21,14 @@ _OWN = "give the library a loader of torch's or stoker's, or train without a dat
 
 
 class Loading(msgspec.Struct, frozen=True, kw_only=True):
-    """Says what a process with torch trained on.
+    """What a process with torch trained on.
 
     Attributes:
         optimizer_steps: Steps of torch's optimizers; None: compiled ones were not counted.
-        has_optimizer: An optimizer was made.
         is_fed: A loader of stoker's was made or read under the data group.
         epochs: Epochs over loaders of stoker's that were begun, and not in their middle.
         seen: Class of a loader of torch's that was read without stoker; empty: none was.
-        own: Classes of loaders that libraries have of their own, where their modules were imported.
+        own: Loader classes of libraries whose modules were imported.
     """
 
     optimizer_steps: int | None = 0
@@ -41,7 +40,7 @@ class Loading(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def why_unfed(self) -> str:
-        """Returns why batches of this process are none of the feed's, and what helps."""
+        """Why batches of this process do not come from the feed, and what helps."""
         if self.seen:
             return f"{self.seen} is read without stoker; {_TORCHS}"
         if self.own:
@@ -49,7 +48,7 @@ class Loading(msgspec.Struct, frozen=True, kw_only=True):
         return f"no loader of torch or stoker was read; {_OWN}"
 
     def write(self, output: Path, *, pid: int) -> None:
-        """Writes the file of this process; one that cannot be written is left out."""
+        """Writes the file of this process, if possible."""
         path = output / _FILE.format(pid=pid)
         with contextlib.suppress(OSError):
             path.with_suffix(".new").write_bytes(msgspec.json.encode(self))
@@ -57,7 +56,6 @@ class Loading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_loadings(output: Path) -> list[Loading]:
-    """Returns what the processes of this host said."""
     found = []
     for path in sorted(output.glob(_FILE.format(pid="*"))):
         with contextlib.suppress(OSError, msgspec.DecodeError):
@@ -65,26 +63,23 @@ def read_loadings(output: Path) -> list[Loading]:
     return found
 
 
-def forget_loadings(output: Path) -> None:
-    """Deletes what processes of an earlier attempt said."""
+def discard_loadings(output: Path) -> None:
+    """Deletes the files of an earlier attempt."""
     for path in output.glob(_FILE.format(pid="*")):
         path.unlink(missing_ok=True)
 
 
 def counted_steps(
-    output: Path,
-    timelines: Mapping[int, Sequence[MeasuredStep]],
-    progress: Mapping[int, Progress],
+    output: Path, timelines: Mapping[int, Sequence[MeasuredStep]], progress: Mapping[int, Progress]
 ) -> int | None:
     """Returns the steps of a run: batches of the main loader, else steps of an optimizer.
 
     Args:
-        output: Folder of the leader's ranks.
-        timelines: The main loader's steps of these ranks.
+        timelines: The main loader's steps of the leader's ranks.
         progress: Last report of each rank that took batches from the feed.
 
     Returns:
-        0 only where a loader or an optimizer was there and did nothing; None: not known.
+        0 only where a loader or an optimizer was there and did nothing; None: unknown.
     """
     batches = [len(steps) for steps in timelines.values()]
     batches += [report.steps for report in progress.values()]
@@ -103,9 +98,7 @@ def counted_steps(
 def why_unfed(output: Path, progress: Mapping[int, Progress]) -> str:
     """Returns why no batch of a run came through the feed; empty: one did, or there was no step.
 
-    Args:
-        output: Folder of the leader's ranks, with their timelines.
-        progress: Last report of each rank that took batches from the feed.
+    See `counted_steps` for the arguments.
     """
     # It tells of most runs: timelines of days are long to read.
     if any(report.steps for report in progress.values()):
@@ -117,7 +110,7 @@ def why_unfed(output: Path, progress: Mapping[int, Progress]) -> str:
     if is_fed and any(each.epochs for each in loadings):
         why = "a loader of stoker's was read and gave no batch; is its dataset empty?"
     elif counted_steps(output, timelines, progress) == 0:
-        # Nothing was missed: a training that goes on from its last epoch.
+        # Nothing was missed: a training that was resumed after its last epoch.
         return ""
     else:
         # The one that trained, or read something, knows best.

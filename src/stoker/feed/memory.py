@@ -1,4 +1,4 @@
-"""This module says how much memory batches take, and bounds how much those that wait may take."""
+"""How much memory batches take, and how much those that wait may take."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
@@ -16,11 +16,11 @@ _MAX_DEPTH = 16
 
 
 class Holding(Protocol):
-    """Whatever holds one loader's batches says how much memory they take."""
+    """Holder of one loader's batches."""
 
     @property
     def committed_bytes(self) -> int:
-        """Returns the bytes of batches that wait, and of those under way as far as can be known."""
+        """Bytes of batches that wait, and of those under way as far as is known."""
         ...
 
 
@@ -30,31 +30,22 @@ def max_bytes(feed: FeedSettings) -> int:
 
 
 def max_message_bytes(feed: FeedSettings) -> int:
-    """Returns the limit of one batch on the wire: one always goes, if this host can hold it."""
+    """Returns the limit of one batch on the wire: one always fits, if this host can hold it."""
     return max(max_bytes(feed), host_bytes()) + (16 << 20)
 
 
 def allowance(total_bytes: int, *, others: Iterable[Holding]) -> int:
-    """Returns how much one loader's batches may take, next to the other loaders of its process.
+    """Returns how much one loader's batches may take, given the other busy loaders of its process.
 
-    An equal part, and no more than is free: together they stay within `total_bytes` (but that each
-    may have one batch), also while a new one joins.
-
-    Args:
-        total_bytes: What all loaders of the process may take together.
-        others: The other loaders that are iterated over now.
+    An equal part, and no more than is free: together they stay within `total_bytes` (except that
+    each may have one batch), also while a new one joins.
     """
     taken = [other.committed_bytes for other in others]
     return max(0, min(total_bytes // (len(taken) + 1), total_bytes - sum(taken)))
 
 
 def num_bytes(batch: object, *, depth: int = 0) -> int:
-    """Returns the bytes of its tensors and arrays; looks one level into other classes' objects.
-
-    Args:
-        batch: Any nesting of lists, tuples and dicts.
-        depth: How deep in the batch this part is.
-    """
+    """Returns the bytes of a batch's tensors and arrays, one level deep in other objects."""
     if hasattr(batch, "dtype"):
         return _own_bytes(batch)
     if depth >= _MAX_DEPTH:

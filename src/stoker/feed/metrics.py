@@ -1,4 +1,4 @@
-"""A training script reports metrics of its own: `stoker.log_metrics(accuracy=0.97)`."""
+"""Metrics that a training script reports: `stoker.log_metrics(accuracy=0.97)`."""
 
 import contextlib
 import json
@@ -14,10 +14,10 @@ from stoker.logs import EventName, Log
 def log_metrics(**values: float) -> None:
     """Adds metrics to the run's training record; the last value of a name counts.
 
-    Only rank 0 writes; other ranks may call it too. Outside a run, one log line is written.
+    Only rank 0 writes; other ranks may call it too. Outside a run, writes one log line.
 
     Raises:
-        UsageError: If a value is not a finite number, naming it.
+        UsageError: If a value is not a finite number.
     """
     numbers = {name: _number(name, value) for name, value in values.items()}
     process = settings.from_environment()

@@ -1,6 +1,6 @@
-"""The loaders of other libraries that make batches in their own way: data hosts cannot make these.
+"""Loaders of other libraries that make batches themselves: data hosts cannot make these.
 
-The table is light to import: the feed warns by it, and a profile says by it what was read.
+Light to import: the feed warns by this table, and a profile classifies loaders with it.
 """
 
 import sys
@@ -9,7 +9,7 @@ from typing import Literal
 Reach = Literal["stoker", "torch", "left", "own"]
 
 _STOKERS = "stoker.feed.loader.DataLoader"
-# Module: the class in it that makes batches in a way of its own.
+# Module: its class that makes batches without torch's loader.
 OWN_LOADERS = {
     "fastai.data.load": "DataLoader",
     "ffcv.loader.loader": "Loader",
@@ -26,7 +26,7 @@ def own_loaders() -> list[str]:
 
 
 def imports_stokers() -> bool:
-    """Returns whether the script has asked for stoker's DataLoader, which says what is fed."""
+    """Returns whether the script has asked for stoker's DataLoader, to mark what is fed."""
     # The package keeps each name once it is asked for; stoker imports the class from its module.
     return "DataLoader" in vars(sys.modules["stoker"])
 
@@ -34,7 +34,7 @@ def imports_stokers() -> bool:
 def reach_of(kind: type) -> tuple[str, Reach]:
     """Returns the full name of a loader's class, and how far data hosts can make its batches.
 
-    Of a class that is made from one of OWN_LOADERS, the name is that one's.
+    For a subclass of one of OWN_LOADERS, the name is the base's.
     """
     names = [f"{each.__module__}.{each.__qualname__}" for each in kind.__mro__]
     own = {f"{module}.{name}" for module, name in OWN_LOADERS.items()}

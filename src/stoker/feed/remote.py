@@ -1,4 +1,4 @@
-"""Remote datasets are built where they are read: trainers have a name, and ask for the length."""
+"""Datasets that are built on the data hosts; trainers have their name, and ask for the length."""
 
 import importlib
 from collections.abc import Iterator
@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from typing import cast
 
 from stoker.errors import ProtocolError, UsageError
-from stoker.feed.process import LoaderBooks, this_process
+from stoker.feed.bookkeeping import LoaderBooks, this_process
 from stoker.feed.wire.pickling import DatasetFactory
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Holds the facts that a loader has to know of its dataset.
+    """What a loader has to know of its dataset.
 
     Attributes:
         is_iterable: It is only iterated, as torch's IterableDataset.
-        length: None: it has none.
+        length: None if it has none.
     """
 
     is_iterable: bool
@@ -24,7 +24,7 @@ class Facts:
 
 
 class Remote(DatasetFactory):
-    """A remote dataset is built where batches are made, and not in the script: see `remote`."""
+    """Dataset that is built where batches are made, and not in the script: see `remote`."""
 
     def __init__(self, factory: str, arguments: dict[str, object]) -> None:
         module, colon, name = factory.partition(":")
@@ -44,7 +44,7 @@ class Remote(DatasetFactory):
         """Returns the dataset, built at the first call in this process.
 
         Raises:
-            UsageError: If there is no such factory.
+            UsageError: If the factory cannot be imported.
         """
         if not self._is_built:
             self._built = self.make()
@@ -52,11 +52,7 @@ class Remote(DatasetFactory):
         return self._built
 
     def make(self) -> object:
-        """Returns the dataset, built now.
-
-        Raises:
-            UsageError: If there is no such factory.
-        """
+        """Returns the dataset, built now."""
         module, _, name = self._factory.partition(":")
         try:
             factory = getattr(importlib.import_module(module), name)
@@ -69,13 +65,13 @@ class Remote(DatasetFactory):
         return made
 
     def facts(self) -> Facts:
-        """Returns length and kind: asked of a data host, once, or of the dataset here without one.
+        """Returns length and kind: asked of a data host, once, or of a dataset that is built here.
 
         Waits for the first data host, as the first batch would.
 
         Raises:
             FeedLostError: If no data host came in time.
-            UsageError: If there is no such factory.
+            UsageError: If the factory cannot be imported.
             Exception: What the factory raised.
         """
         if self._facts is None:
@@ -102,7 +98,7 @@ class Remote(DatasetFactory):
     # torch asks by isinstance whether a dataset is one that is only iterated.
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """Returns `IterableDataset` (for isinstance) where the dataset itself is one."""
+        """`IterableDataset` (for isinstance) where the dataset itself is one."""
         if self._is_asking:
             # Whoever pickles it to ask is no reason to ask.
             return Remote
@@ -118,27 +114,23 @@ class Remote(DatasetFactory):
 
 
 class FactsOf(DatasetFactory):
-    """A session that asks only for a dataset's facts sends this instead of the dataset."""
+    """Sent in place of the dataset by a session that asks only for its facts."""
 
     def __init__(self, remote: Remote) -> None:
         self._remote = remote
 
     def build(self) -> object:
-        """Returns the facts as a dataset of one batch; they are of a dataset that is not kept."""
+        """Returns the facts as a dataset of one batch; the dataset itself is not kept."""
         facts = facts_of(self._remote.make())
         return [(facts.is_iterable, facts.length)]
 
 
 def _ask_facts(remote: Remote) -> Facts:
-    """Returns the facts of `remote`, from the first data host that knows them.
+    """Returns the facts of `remote`, from the first data host that has them.
 
-    It asks as an epoch of one batch over a dataset that holds nothing but the facts: lost hosts and
-    connections are handled as for any batch, and what the factory raises is raised here. Without a
-    data group, and in a data worker, the dataset is built here.
-
-    Raises:
-        FeedLostError: If no data host came in time.
-        Exception: What the factory raised.
+    The request is an epoch of one batch over a dataset that holds only the facts: lost hosts and
+    connections are handled as for any batch. Without a data group, and in a data worker, the
+    dataset is built here.
     """
     from torch.utils.data import get_worker_info
 
@@ -167,7 +159,7 @@ def _ask_facts(remote: Remote) -> Facts:
         )
         found = session.next(epoch_id, timeout_seconds=0)
     finally:
-        session.stop(session.epoch_id)
+        session.cancel(session.epoch_id)
     match found:
         case (bool(is_iterable), int() | None as length):
             return Facts(is_iterable, length)
@@ -179,7 +171,6 @@ def _as_it_is(sample: object) -> object:
 
 
 def facts_of(dataset: object) -> Facts:
-    """Returns the facts of a dataset that is here."""
     from torch.utils.data import IterableDataset
 
     try:
@@ -192,9 +183,9 @@ def facts_of(dataset: object) -> Facts:
 def remote(factory: str, /, **kwargs: object) -> Remote:
     """Returns a dataset that the data hosts build by `package.module:function(**kwargs)`.
 
-    The trainer never builds it under a data group: it asks a data host for the length, and
-    whether the dataset is iterable, when a loader first wants to know. Without a data group it is
-    built in this process, when its length or an item is first asked for.
+    With a data group the trainer never builds it: when a loader first needs the length, or whether
+    the dataset is iterable, it asks a data host. Without a data group it is built in this process,
+    when its length or an item is first needed.
 
     Raises:
         UsageError: If `factory` is not of that form.

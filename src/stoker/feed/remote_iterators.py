@@ -1,4 +1,4 @@
-"""These iterators serve a loader under a data group, for map-style and iterable datasets."""
+"""Iterators of a loader under a data group, for map-style and iterable datasets."""
 
 import weakref
 from collections.abc import Callable, Iterator
@@ -7,7 +7,7 @@ from itertools import repeat
 from typing import cast
 
 from torch._C._autograd import _profiler_enabled
-from torch.utils.data import DataLoader, IterDataPipe
+from torch.utils.data import DataLoader, IterDataPipe, _DatasetKind
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import (
     _BaseDataLoaderIter,
@@ -16,12 +16,13 @@ from torch.utils.data.dataloader import (
     _share_dist_seed,
 )
 
+from stoker.feed.bookkeeping import TrainerProcess
 from stoker.feed.iterators import CountedIterator, Epoch
-from stoker.feed.process import TrainerProcess
 from stoker.feed.seeding import Numbered, Seeding
 from stoker.feed.trainer.buffers import current_device
 from stoker.feed.trainer.client import Feed
 from stoker.feed.trainer.local_workers import LocalWorkers
+from stoker.feed.trainer.scheduler import BatchScheduler, Scheduler
 from stoker.feed.trainer.session import AskedBatch, FeedSession
 from stoker.feed.trainer.shards import ShardScheduler
 from stoker.feed.wire.codec import pack_value
@@ -31,7 +32,7 @@ from stoker.logs import EventName, Log
 
 
 class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
-    """Iterates over one epoch of the feed (with persistent workers: one after the other).
+    """Iterator over one epoch of the feed (with persistent workers: one after the other).
 
     What torch's iterators do in the trainer is done by their common base, so that samplers, base
     seed and warnings are the same.
@@ -40,34 +41,52 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
     def __init__(self, loader: "DataLoader[object]", process: TrainerProcess, feed: Feed) -> None:
         self._loader = loader
         self._process = process
-        self._seeding: Seeding = self._own_seeding(process)
-        self._spec = self._own_spec(loader)
+        self._spec = _spec_of(loader)
+        # A stream is seeded once, as one of torch's workers is; batches follow from it.
+        self._seeding: Seeding = (
+            "torch" if self._spec.is_iterable else process.settings.feed.seeding
+        )
         self._packed = _packed(self._spec, process)
         self._epoch = Epoch(process, loader, seeding=self._seeding, is_fed=True)
         super().__init__(loader)
         self._ask_sampler_again()
-        self._session = self._own_session(feed, process, loader)
+        books = process.books(loader)
+        self._session = feed.session_for(books, new_schedule=self._new_schedule)
         self._feed = feed
         self._epoch.id = self._session.epoch_id
-        weakref.finalize(self, _dropped, feed, self._session, self._epoch)
+        weakref.finalize(self, _cancel, feed, self._session, self._epoch)
         self._begin()
 
+    def _new_schedule(self, max_bytes: int) -> Scheduler:
+        return BatchScheduler(max_bytes=max_bytes)
+
     def _begin(self) -> None:
-        session, epoch = self._session, self._epoch
-        epoch.id = session.begin(
-            epoch=epoch.number,
+        indices = _numbered(self._epoch, int(self._base_seed), self._sampler_iter)
+        # As torch: without workers, a sampler draws its own seed at the first batch.
+        self._begin_with(indices, is_eager=self._loader.num_workers > 0, seed=self._base_seed)
+
+    def _begin_with(
+        self,
+        indices: Iterator[Numbered],
+        *,
+        is_eager: bool = False,
+        seed: int | None = None,
+        asked_each: AskedBatch | None = None,
+    ) -> None:
+        self._epoch.id = self._session.begin(
+            epoch=self._epoch.number,
             spec=self._packed,
             seeding=self._seeding,
-            local=self._local_workers(session),
-            indices=_numbered(epoch, int(self._base_seed), self._sampler_iter),
-            # As torch: without workers, a sampler draws its own seed at the first batch.
-            is_eager=self._loader.num_workers > 0,
+            local=self._local_workers(self._session),
+            indices=indices,
+            asked_each=asked_each,
+            is_eager=is_eager,
             pins_on=current_device() if self._pin_memory else None,
-            base_seed=int(self._base_seed),
+            base_seed=None if seed is None else int(seed),
         )
 
     def _reset(self, loader: "DataLoader[object]", first_iter: bool = False) -> None:
-        self._session.stop(self._epoch.id)
+        self._session.cancel(self._epoch.id)
         self._epoch.steps.end()
         self._epoch.begin()
         super()._reset(loader, first_iter)
@@ -75,13 +94,13 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
 
     def _next_data(self) -> object:  # type: ignore[override]
         batch = self._session.next(self._epoch.id, timeout_seconds=self._timeout)
-        # Tensors are in pinned memory; objects of the script may have a way of their own.
+        # Tensors are in pinned memory already; objects of the script may pin themselves.
         return pin_memory(batch) if self._pin_memory else batch  # type: ignore[no-untyped-call]
 
     def _shutdown_workers(self) -> None:
         """Ends the epoch, for scripts that do so as with torch's: nothing more is made ahead."""
-        self._session.stop(self._epoch.id)
-        self._epoch.order.position.leave()
+        self._session.cancel(self._epoch.id)
+        self._epoch.order.position.cancel()
 
     def _num_taken(self) -> int:
         return self._session.schedule.num_taken
@@ -95,26 +114,8 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
         self._num_yielded += 1
         return batch
 
-    def _own_seeding(self, process: TrainerProcess) -> Seeding:
-        return process.settings.feed.seeding
-
-    def _own_spec(self, loader: "DataLoader[object]") -> DatasetSpec:
-        return DatasetSpec(
-            dataset=loader.dataset,
-            collate_fn=cast("Callable[[object], object]", loader.collate_fn),
-            worker_init_fn=loader.worker_init_fn,
-            auto_collation=loader._auto_collation,
-            num_workers=max(1, loader.num_workers),
-            globals=Globals.of_this_process(),
-        )
-
-    def _own_session(
-        self, feed: Feed, process: TrainerProcess, loader: "DataLoader[object]"
-    ) -> FeedSession:
-        return feed.session_for(process.books(loader))
-
     def _local_workers(self, session: FeedSession) -> LocalWorkers | None:
-        """Returns the children of this loader; the ones it has, if they make the same batches."""
+        """Returns the children of this loader; the existing ones, if they make the same batches."""
         known = session.local
         if known is not None and known.digest == self._packed.digest and known.credits:
             known.share(self._spec)
@@ -122,7 +123,7 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
         count = num_local_workers(self._loader, self._process)
         if not count:
             return None
-        settings = self._process.settings
+        settings, log = self._process.settings, self._feed.shared.log
         return LocalWorkers(
             self._spec,
             self._packed,
@@ -133,12 +134,31 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
             seeding=self._seeding,
             host=settings.host,
             wake=self._feed.shared.wake,
-            on_death=partial(log_death, self._feed.shared.log),
+            on_death=lambda how: log.event(EventName.LOCAL_WORKER_DIED, how=how),
         )
 
 
+def _spec_of(loader: "DataLoader[object]") -> DatasetSpec:
+    init = loader.worker_init_fn
+    if isinstance(loader.dataset, IterDataPipe):
+        # As torch's loader does it: a data pipe is sharded by rank and worker.
+        world_size, rank = _get_distributed_settings()  # type: ignore[no-untyped-call]
+        init = partial(_sharding_worker_init_fn, init, world_size, rank)
+    is_iterable = loader._dataset_kind == _DatasetKind.Iterable
+    return DatasetSpec(
+        dataset=loader.dataset,
+        collate_fn=cast("Callable[[object], object]", loader.collate_fn),
+        worker_init_fn=init,
+        auto_collation=loader._auto_collation,
+        num_workers=1 if is_iterable else max(1, loader.num_workers),
+        globals=Globals.of_this_process(),
+        is_iterable=is_iterable,
+        drop_last=is_iterable and loader.drop_last,
+    )
+
+
 def num_local_workers(loader: "DataLoader[object]", process: TrainerProcess) -> int:
-    """Returns how many children of this process join the pool, whoever decided it."""
+    """Returns how many children of this process join the pool."""
     if next(factories_in(loader.dataset), None) is not None:
         # Its data, and perhaps its code, are on the data hosts only.
         return 0
@@ -147,11 +167,6 @@ def num_local_workers(loader: "DataLoader[object]", process: TrainerProcess) -> 
     if decided is None and settings.feed.local_workers != "auto":
         decided = settings.feed.local_workers
     return loader.num_workers if decided is None else process.share(decided)
-
-
-def log_death(log: Log, how: str) -> None:
-    """Logs how a local worker ended."""
-    log.event(EventName.LOCAL_WORKER_DIED, how=how)
 
 
 def _numbered(epoch: Epoch, base_seed: int, sampler: Iterator[object]) -> Iterator[Numbered]:
@@ -168,81 +183,44 @@ def _packed(spec: DatasetSpec, process: TrainerProcess) -> PackedSpec:
     return packed
 
 
-def _dropped(feed: Feed, session: FeedSession, epoch: Epoch) -> None:
+def _cancel(feed: Feed, session: FeedSession, epoch: Epoch) -> None:
     """Ends the epoch of an iterator that is gone; a finalizer, so in any thread: takes no lock."""
-    epoch.drop()
-    session.abandoned_epoch_id = epoch.id
-    feed.shared.post(partial(session.stop, epoch.id))
-    epoch.order.position.drop()
+    epoch.end_in_finalizer()
+    session.cancelled_epoch_id = epoch.id
+    feed.shared.post(partial(session.cancel, epoch.id))
+    epoch.order.position.cancel_in_finalizer()
 
 
 class StreamIterator(FeedIterator):
-    """Iterates over the dataset's shards, an epoch (persistent workers: one after the other)."""
+    """Iterator over the dataset's shards, an epoch (persistent workers: one after the other)."""
 
     def __init__(self, loader: "DataLoader[object]", process: TrainerProcess, feed: Feed) -> None:
         super().__init__(loader, process, feed)
         has_workers = loader.num_workers > 0 or (process.settings.feed.shards or 1) > 1
         if isinstance(loader.dataset, IterDataPipe) and has_workers:
-            # Torch's iterator with workers draws a second one, for the epoch that it "resets" to.
+            # Torch's iterator with workers draws a second seed, for the epoch that it "resets" to.
             _share_dist_seed(loader.generator, self._pg)  # type: ignore[no-untyped-call]
 
     def _unnamed_next(self) -> object:
         # torch's warns of more samples than the dataset said.
         return _BaseDataLoaderIter.__next__(self)
 
-    def _own_seeding(self, process: TrainerProcess) -> Seeding:
-        # A stream is seeded once, as one of torch's workers is; batches follow from it.
-        return "torch"
-
-    def _own_spec(self, loader: "DataLoader[object]") -> DatasetSpec:
-        init = loader.worker_init_fn
-        if isinstance(loader.dataset, IterDataPipe):
-            # As torch's loader does it: a data pipe is sharded by rank and worker.
-            world_size, rank = _get_distributed_settings()  # type: ignore[no-untyped-call]
-            init = partial(_sharding_worker_init_fn, init, world_size, rank)
-        return DatasetSpec(
-            dataset=loader.dataset,
-            collate_fn=cast("Callable[[object], object]", loader.collate_fn),
-            worker_init_fn=init,
-            auto_collation=loader._auto_collation,
-            globals=Globals.of_this_process(),
-            is_iterable=True,
-            drop_last=loader.drop_last,
+    def _new_schedule(self, max_bytes: int) -> Scheduler:
+        loader, settings = self._loader, self._process.settings.feed
+        return ShardScheduler(
+            num_shards=settings.shards or max(1, loader.num_workers),
+            prefetch=loader.prefetch_factor or 2,
+            max_bytes=max_bytes,
+            persists=loader.persistent_workers,
+            credits_each=settings.credits,
         )
-
-    def _own_session(
-        self, feed: Feed, process: TrainerProcess, loader: "DataLoader[object]"
-    ) -> FeedSession:
-        def shards(max_bytes: int) -> ShardScheduler:
-            return ShardScheduler(
-                num_shards=settings.shards or max(1, loader.num_workers),
-                prefetch=loader.prefetch_factor or 2,
-                max_bytes=max_bytes,
-                persists=loader.persistent_workers,
-                credits_each=settings.credits,
-            )
-
-        settings = process.settings.feed
-
-        return feed.session_for(process.books(loader), new_schedule=shards)
 
     def _begin(self) -> None:
-        # The same for every batch: torch's sampler of an iterable dataset says how many samples.
+        # The same for every batch: torch's sampler of an iterable dataset gives the batch size.
         self._index: object = next(self._sampler_iter)
-        self._epoch.id = self._session.begin(
-            epoch=self._epoch.number,
-            spec=self._packed,
-            seeding=self._seeding,
-            local=self._local_workers(self._session),
-            indices=iter(()),
-            asked_each=AskedBatch(
-                pack_value(self._index, allow_pickle=True),
-                (int(self._base_seed),),
-                self._shared_seed,
-            ),
-            is_eager=False,
-            pins_on=current_device() if self._pin_memory else None,
-        )
+        packed = pack_value(self._index, allow_pickle=True)
+        asked_each = AskedBatch(packed, (int(self._base_seed),), self._shared_seed)
+        self._begin_with(iter(()), asked_each=asked_each)
 
     def _next_data(self) -> object:  # type: ignore[override]
         self._epoch.numbered(int(self._base_seed), self._index)

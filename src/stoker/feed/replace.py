@@ -2,15 +2,14 @@
 
 Replacing the class `torch.utils.data.DataLoader` would miss `from ... import` and subclasses;
 replacing its method catches them all, and keeps errors, `isinstance` and `len`. The constructor
-stays, too; it only notes the line that calls it.
-`stoker.site.sitecustomize` asks for it.
+stays, too; it only records the line that calls it. `stoker.startup.sitecustomize` asks for it.
 
 With `replace_dataloader: auto` a script that imports stoker's DataLoader keeps torch's iterators
-for all other loaders. Imports come in any order, so that is asked at each use.
+for all other loaders. Imports come in any order, so this is checked at each use.
 
-This runs where torch's import ends, and that may have been begun by a module of the feed itself (in
-a spawned worker, say). So the feed is imported by the first loader that is used, not here: it would
-find itself half imported. Processes that use no loader do not pay for it either.
+This runs where torch's import ends, which a module of the feed may have begun (in a spawned worker,
+say). So the feed is imported by the first loader that is used, not here, where it would find itself
+half imported. Processes that use no loader do not pay for it either.
 """
 
 import functools
@@ -31,8 +30,8 @@ def install(cls: type["AnyLoader"], *, is_auto: bool = False) -> None:
     """Makes every loader of class `cls` iterate through stoker.
 
     Args:
-        cls: `torch.utils.data.DataLoader`, or a subclass with an iterator of its own.
-        is_auto: Not in a script that imports stoker's DataLoader.
+        cls: `torch.utils.data.DataLoader`, or a subclass with its own iterator.
+        is_auto: Except in a script that imports stoker's DataLoader.
     """
 
     def _get_iterator(self: "AnyLoader") -> "_BaseDataLoaderIter":
@@ -45,12 +44,12 @@ def install(cls: type["AnyLoader"], *, is_auto: bool = False) -> None:
 
 
 def note_makings(cls: type["AnyLoader"]) -> None:
-    """Has every loader of class `cls` note the line that makes it."""
+    """Makes every loader of class `cls` record the line that makes it."""
     made = cls.__init__
 
     @functools.wraps(made)
     def noted(self: "AnyLoader", *args: object, **kwargs: object) -> None:
-        from stoker.feed.process import note_making
+        from stoker.feed.bookkeeping import note_making
 
         made(self, *args, **kwargs)  # type: ignore[arg-type]
         note_making(self)
@@ -61,22 +60,19 @@ def note_makings(cls: type["AnyLoader"]) -> None:
 def install_stateful(cls: type["AnyLoader"], *, is_auto: bool = False) -> None:
     """Makes torchdata's StatefulDataLoader iterate as torch's does, through stoker.
 
-    Its state is stoker's, not its own: that of its workers is known to no data host.
-
-    Args:
-        cls: `torchdata.stateful_dataloader.StatefulDataLoader`.
-        is_auto: Not in a script that imports stoker's DataLoader.
+    Its state is stoker's: data hosts do not know the state of its workers. See `install` for
+    `is_auto`.
     """
 
     def state_dict(self: "AnyLoader") -> dict[str, object]:
         from stoker.feed import loader_state
-        from stoker.feed.process import this_process
+        from stoker.feed.bookkeeping import this_process
 
         return dict(loader_state.state_of(self, this_process()))
 
     def load_state_dict(self: "AnyLoader", state_dict: Mapping[str, object]) -> None:
         from stoker.feed import loader_state
-        from stoker.feed.process import this_process
+        from stoker.feed.bookkeeping import this_process
 
         if state_dict:
             # torchdata's leaves the global random states as they are.
@@ -86,7 +82,7 @@ def install_stateful(cls: type["AnyLoader"], *, is_auto: bool = False) -> None:
     import torch.utils.data
 
     install(cls, is_auto=is_auto)
-    # torchdata's `__iter__` makes iterators of its own; torch's asks `_get_iterator` for one.
+    # torchdata's `__iter__` makes other iterators; torch's asks `_get_iterator` for one.
     replaced = {
         "__iter__": torch.utils.data.DataLoader.__iter__,
         "state_dict": state_dict,
@@ -97,7 +93,7 @@ def install_stateful(cls: type["AnyLoader"], *, is_auto: bool = False) -> None:
 
 
 def _replace(cls: type["AnyLoader"], name: str, ours: object, *, is_auto: bool) -> None:
-    """Sets a method; where `is_auto`, a script that imports stoker's DataLoader has its own."""
+    """Sets a method; where `is_auto`, a script that imports stoker's DataLoader keeps its own."""
     theirs = getattr(cls, name)
 
     # Its module stays this one: `stoker.timed` tells by it what is timed already.

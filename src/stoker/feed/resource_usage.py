@@ -1,10 +1,8 @@
-"""A trainer process sums up what the steps of each of its loaders use: CPU, bytes read, bytes made.
+"""Resource usage of a trainer process by loader: CPU, bytes read, bytes made.
 
 This is the passive half of a profile: CPU clocks are read at each step, or 100 times a second where
-steps are shorter (a read costs 5 us), children, threads and storage once a second, and the sums go
-to STOKER_OUTPUT/usage-rankR.json. What a step asks of its hosts is read from them when the training
-has ended. It is kept apart from the telemetry (`launch.telemetry`): nobody looks at it while the
-run goes on, and it is about a process, with or without a feed.
+steps are shorter (a read costs 5 us), children, threads and storage once a second. The sums go to
+STOKER_OUTPUT/usage-rankR.json, which is read when the training has ended.
 """
 
 import contextlib
@@ -36,24 +34,19 @@ class LoaderUsage(msgspec.Struct, kw_only=True):
     """Sums over the steps of one loader; the first step of each epoch is left out.
 
     Attributes:
-        steps: Number of steps, from one batch asked for to the next.
-        trainer_cpu_seconds: CPU time of this process.
-        next_cpu_seconds: CPU-seconds of its iterating thread while it asks for a batch; of steps
-            that are read together the first one counts for all.
-        wall_seconds: Wall-clock time of the steps.
-        span_steps: Those over which the following were taken.
+        next_cpu_seconds: CPU-seconds of the iterating thread while it asks for a batch; of steps
+            that are read together the first one stands for all.
+        span_steps: Steps that the following figures cover.
         children_cpu_seconds: CPU time of all processes below this one.
         feed_cpu_seconds: CPU time of this process's threads that receive batches.
-        read_bytes: From storage, by this process and its children; None: the system does not tell.
-        sized_batches: Batches whose tensors were counted.
-        batch_bytes: Bytes of these batches together.
+        read_bytes: From storage, by this process and its children; None: unknown.
+        sized_batches, batch_bytes: Batches whose tensors were counted, and their size.
         num_workers: Children that made batches, the most seen.
-        is_elsewhere: Whether something else than a DataLoader made them: in threads, in processes
-            of its own or on other hosts. Then all processes below this one count as children.
+        is_elsewhere: Something else than a DataLoader made them: threads, other processes or hosts.
+            Then all processes below this one count as children.
         class_name: Full name of the loader's class; empty: it is no DataLoader.
-        reach: How far data hosts can make its batches, as `reach_of` says it.
         shards: Shards of its iterable dataset; 0: it has none.
-        spans: A step of single spans: trainer's CPU-seconds, the children's, the feed's.
+        spans: Step of single spans: the trainer's CPU-seconds, the children's, the feed's.
     """
 
     steps: int = 0
@@ -75,14 +68,14 @@ class LoaderUsage(msgspec.Struct, kw_only=True):
 
 
 class RankUsage(msgspec.Struct, kw_only=True):
-    """Sums up the usage of one trainer process; loaders by their number."""
+    """Usage of one trainer process; loaders by their number."""
 
     rank: int
     loaders: dict[int, LoaderUsage] = msgspec.field(default_factory=dict)
 
 
 class Usage:
-    """Keeps the books of this process; used by the thread that iterates.
+    """Records CPU and I/O use of this process per loader; used only by the iterating thread.
 
     Args:
         path: The JSON file; None: nothing is written.
@@ -102,17 +95,16 @@ class Usage:
         self._written = 0.0
 
     def is_made_elsewhere(self, loader: int) -> None:
-        """Notes that the batches of `loader` are none of a DataLoader."""
         self._books.loaders.setdefault(loader, LoaderUsage()).is_elsewhere = True
 
     def reads(self, loader: int, kind: type, *, shards: int) -> None:
-        """Notes of which class the loader is, and how many shards its iterable dataset has."""
+        """Records the loader's class, and how many shards its iterable dataset has."""
         own = self._books.loaders.setdefault(loader, LoaderUsage())
         own.class_name, own.reach = reach_of(kind)
         own.shards = shards
 
     def asked(self, loader: int, epoch: int) -> None:
-        """Notes that a batch is asked for: the step before is complete."""
+        """Records that a batch is asked for: the step before is complete."""
         now = self._asked_at = time.monotonic()
         if self._key == (loader, epoch):
             self._unread_steps += 1
@@ -134,27 +126,25 @@ class Usage:
         self._is_read = True
 
     def got(self) -> None:
-        """Notes that the batch is there."""
         if self._is_read:
             self._is_read = False
             self._next_cpu = time.thread_time() - self._read[2]
 
     def saw(self, batch: object) -> None:
-        """Takes a batch whose size may be of use."""
+        """Adds the size of one of the first batches."""
         own = self._books.loaders.get(self._key[0]) if self._key else None
         if own is not None and own.sized_batches < _SIZED_BATCHES:
             own.sized_batches += 1
             own.batch_bytes += num_bytes(batch)
 
     def ended(self) -> None:
-        """Notes that the epoch is over; may be called twice."""
+        """Records that the epoch is over; may be called twice."""
         if self._key is not None and self._span is not None:
             self._add_last_steps(self._key[0])
             self._close_span(self._books.loaders[self._key[0]])
         self._key, self._span = None, None
 
-    def dropped(self, loader: int, epoch: int) -> None:
-        """Notes that an epoch was dropped by its last reference; safe in a finalizer."""
+    def ended_in_finalizer(self, loader: int, epoch: int) -> None:
         if self._key == (loader, epoch):
             self._add_last_steps(loader)
             self._key, self._span = None, None
@@ -170,7 +160,7 @@ class Usage:
             temporary.replace(self._path)
 
     def _add_steps(self, own: LoaderUsage) -> None:
-        """Adds the steps since the clocks were last read, up to the batch asked for last."""
+        """Adds the steps since the clocks were last read, up to the last request."""
         own.steps += self._unread_steps
         own.next_cpu_seconds += self._next_cpu * self._unread_steps
         if self._unread_steps:
@@ -210,7 +200,7 @@ class Usage:
 
 
 class _Span:
-    """Holds the clocks that are read once a second, as they are now."""
+    """Current values of the clocks that are read once a second."""
 
     def __init__(self, own: LoaderUsage) -> None:
         self.steps = own.steps
@@ -218,7 +208,7 @@ class _Span:
         self.began = time.monotonic()
         pids = [child.pid for child in multiprocessing.active_children() if child.pid]
         if own.is_elsewhere:
-            pids = descendant_pids() or []
+            pids = descendant_pids()
         ended = resource.getrusage(resource.RUSAGE_CHILDREN)
         self.num_children = len(pids)
         # With those that have ended: a worker's CPU time is not lost when it ends between two
@@ -232,7 +222,7 @@ class _Span:
 
 
 def read_usage(folder: Path) -> list[RankUsage]:
-    """Returns what the ranks of this host left in `folder`, by rank, without files that are cut."""
+    """Returns what the ranks of this host left in `folder`, by rank, without truncated files."""
     found = []
     for path in folder.glob("usage-rank*.json"):
         with contextlib.suppress(OSError, msgspec.DecodeError):

@@ -1,4 +1,4 @@
-"""The index sampler of a loader is counted: how far an epoch is, its own or another process's."""
+"""A loader's index sampler, counted: how far an epoch is, of this process or a resumed one."""
 
 import copy
 import weakref
@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader, _DatasetKind
 
 from stoker.feed import loader_state as snapshots
+from stoker.feed.bookkeeping import LoaderBooks, Position, Rewind
 from stoker.feed.loader_state import (
     Stateful,
     digest_with,
@@ -17,18 +18,14 @@ from stoker.feed.loader_state import (
     replay_sampler,
     stream_error,
 )
-from stoker.feed.process import LoaderBooks, LoaderState, Position, Rewind
 from stoker.feed.seeding import Occurrences
 
 
 class SamplerOrder:
-    """Shows a loader's index sampler to its iterators, and counts what it gives.
+    """A loader's index sampler as its iterators see it, with everything it gives counted.
 
     Args:
-        loader: The one whose sampler it is.
-        books: The books of the loader.
-        is_inline: Batches are made in this process.
-        is_fed: Who asks the sampler is the feed, as far ahead as it sees fit.
+        is_fed: The feed asks the sampler, as far ahead as it needs.
     """
 
     def __init__(
@@ -41,28 +38,27 @@ class SamplerOrder:
         self._dataset = loader.dataset
         self._is_map_style = loader._dataset_kind == _DatasetKind.Map
         self._parts = snapshots.parts_of(loader)
-        # Not the loader: finalizers hold this, and would keep it for ever.
+        # Not the loader: finalizers hold this, and would keep it alive.
         self._rewound = generators_of(self._parts) if is_fed and self._is_map_style else []
         self._num_ahead = loader.num_workers * (loader.prefetch_factor or 2)
         self._has_workers = loader.num_workers > 0
         self._keeps_ahead = bool(self._parts.stateful())
-        # Of `sample` seeding; what is handed out is counted by who hands it out.
+        # For `sample` seeding; counted where indices are handed out.
         self.occurrences: Occurrences | None = None
         self._before_seed = torch.empty(0)
         self._draws_seed = False
         self.begin(again=False)
 
     def begin(self, *, again: bool) -> None:
-        """Begins a new epoch, or goes on with the one of a state that was loaded.
+        """Begins a new epoch, or resumes the one of a loaded state.
 
-        Args:
-            again: Whether by an iterator that had epochs before, whose base seed torch keeps.
+        An iterator that had epochs before (`again`) keeps its base seed, as torch's.
         """
         books = self._books
         last = books.position
         state = books.loaded
         if last is not None and state is None:
-            last.leave()
+            last.cancel()
         if state is None and last is not None:
             state = last.resumed  # Its iterator was dropped before it drew anything.
         can_resume = self._is_map_style or (self._is_inline and isinstance(self._dataset, Stateful))
@@ -73,7 +69,7 @@ class SamplerOrder:
         # With workers torch makes an iterator of the sampler twice at the start of an epoch, and
         # only once where an iterator is used again; without workers once.
         self._iters_left = 2 if self._has_workers and not again else 1
-        # Not the iterator: it refers to this.
+        # Weak, because the iterator refers to this.
         self._last: weakref.ref[_Draws] | None = None
         if self.occurrences is not None:
             self.occurrences.clear()
@@ -94,16 +90,15 @@ class SamplerOrder:
 
     @property
     def base_seed(self) -> int:
-        """Returns the base seed of the epoch."""
         return self.position.base_seed or 0
 
     def drew_base_seed(self, seed: int) -> None:
-        """Takes the base seed that torch drew, unless a state says another."""
+        """Takes the base seed that torch drew, unless a state has another."""
         books, position = self._books, self.position
         is_kept = bool(books.keeps_seed) and books.base_seed is not None
         if position.resumed is not None or is_kept:
-            # torch has drawn a seed that nobody uses: undone, so that the script's next draws are
-            # those of the run that saved the state.
+            # The seed that torch drew is unused: undone, so that the script's next draws are those
+            # of the run that saved the state.
             position.base_seed = books.base_seed
             self._set_seeding_state(self._before_seed)
         else:
@@ -114,14 +109,14 @@ class SamplerOrder:
 
     @property
     def is_asked_again(self) -> bool:
-        """Returns whether torch, with the script's `num_workers`, would make one more iterator."""
+        """Whether torch, with the script's `num_workers`, would make one more iterator."""
         return self._iters_left > 0
 
     def __iter__(self) -> Iterator[object]:
         """Returns an iterator for the epoch: the last one counts.
 
-        As many are made of the sampler as torch makes with the script's `num_workers`, whoever
-        asks: a sampler may draw whenever it is asked.
+        As many are made of the sampler as torch makes with the script's `num_workers`, because a
+        sampler may draw whenever it is asked.
         """
         last = None if self._last is None else self._last()
         if last is None or self._iters_left > 0:
@@ -137,7 +132,12 @@ class SamplerOrder:
         if position.resumed is not None:
             iterator: Iterator[object] = iter(())
             if not self._is_map_style:
-                self._resume_stream(position, position.resumed)
+                begun = position.resumed["begun"]
+                assert begun is not None
+                assert isinstance(self._dataset, Stateful)
+                self._dataset.load_state_dict(copy.deepcopy(begun["dataset"]))
+                position.num_drawn = begun["num_drawn"]
+                position.resumed = None
                 iterator = iter(self._sampler)
             self._before_seed = self._seeding_state()
             return _Draws(self, position, iterator)
@@ -154,15 +154,10 @@ class SamplerOrder:
             position.base_seed = self._books.base_seed = int(drawn.item())
         return _Draws(self, position, iterator)
 
-    def before_first(self, position: Position) -> None:
-        """Notes the states when the sampler is about to be asked for the first time."""
-        if self._is_map_style:
-            position.at_draw = snapshots.take(self._parts, with_own=False)
-
     def draw(self, position: Position, iterator: Iterator[object]) -> object:
         """Returns what the sampler gives next, counted."""
-        if position.at_draw is None:
-            self.before_first(position)
+        if position.at_draw is None and self._is_map_style:
+            position.at_draw = snapshots.take(self._parts, with_own=False)
         rewind = position.rewind
         if rewind is not None:
             rewind.before(position.num_drawn)
@@ -173,21 +168,17 @@ class SamplerOrder:
                 rewind.after(position.num_drawn + 1, num_taken=position.num_yielded or 0)
             position.is_drawn_out = True
             raise
-        self.count(position, index)
-        if rewind is not None:
-            rewind.after(position.num_drawn, num_taken=position.num_yielded or 0)
-        return index
-
-    def count(self, position: Position, index: object) -> None:
-        """Counts that the sampler gave `index`."""
         position.num_drawn += 1
         if self._is_map_style:
             position.digest = digest_with(index, before=position.digest)
             if self._keeps_ahead:
                 position.ahead.append(index)
+        if rewind is not None:
+            rewind.after(position.num_drawn, num_taken=position.num_yielded or 0)
+        return index
 
     def replay(self, position: Position) -> tuple[Iterator[object], deque[object]]:
-        """Brings the sampler to where it was; the rest of it, and what was drawn and not yielded.
+        """Returns the resumed rest of the sampler, and what was drawn and not yielded.
 
         The global random states are as before: `load_state_dict` has set them.
 
@@ -198,7 +189,7 @@ class SamplerOrder:
         assert state is not None
         begun = state["begun"]
         assert begun is not None
-        # The sampler draws from the global states again; what the script draws next must not move.
+        # The sampler draws from the global states again, but the script's next draws must not move.
         here = snapshots.take(self._parts, with_own=False)
         try:
             iterator, ahead = replay_sampler(
@@ -210,7 +201,7 @@ class SamplerOrder:
                 epoch=self.position.epoch,
                 rewind=position.rewind,
             )
-            # Where the sampler draws while it is asked, it is the script's draws that are next.
+            # Where the sampler draws while it is asked, the script's draws come next.
             snapshots.set_generators(self._parts, state["now"])
         finally:
             snapshots.set_globals(here)
@@ -221,14 +212,6 @@ class SamplerOrder:
             position.ahead = deque(ahead)
         position.resumed = None
         return iterator, ahead
-
-    def _resume_stream(self, position: Position, state: LoaderState) -> None:
-        begun = state["begun"]
-        assert begun is not None
-        assert isinstance(self._dataset, Stateful)
-        self._dataset.load_state_dict(copy.deepcopy(begun["dataset"]))
-        position.num_drawn = begun["num_drawn"]
-        position.resumed = None
 
     def _seeding_state(self) -> torch.Tensor:
         return torch.get_rng_state() if self._generator is None else self._generator.get_state()
@@ -241,7 +224,7 @@ class SamplerOrder:
 
 
 class _Draws:
-    """Iterates over a `SamplerOrder`; like the sampler's own it may go on after an error."""
+    """Iterator over a `SamplerOrder`; like the sampler's own it may continue after an error."""
 
     def __init__(self, order: SamplerOrder, position: Position, iterator: Iterator[object]) -> None:
         self._order = order
@@ -258,7 +241,7 @@ class _Draws:
         if position.resumed is not None:
             self._iterator, self._ahead = self._order.replay(position)
         if position.rewind is not None:
-            # Drawn at least as far as torch's loader would have: `Rewind` can go back, not forward.
+            # At least as far as torch's loader: `Rewind` goes back, not forward.
             self._keep_up(1 + (position.num_yielded or 0) + position.rewind.num_ahead)
         if self._ahead:
             index = self._ahead.popleft()
@@ -276,18 +259,14 @@ class _Draws:
             try:
                 self._ahead.append(self._order.draw(self._position, self._iterator))
             except StopIteration:
-                # Another one: its traceback would keep the iterator.
+                # A new one: the traceback of the original would keep the iterator.
                 self._error = StopIteration()
             except Exception as err:
                 self._error = err
 
 
 def yielded(position: Position, num_here: int | None) -> None:
-    """Notes that the script got batches.
-
-    Args:
-        num_here: Since this process took the epoch up; None: it is not known which.
-    """
+    """Records how many batches (None: unknown) the script got of the resumed epoch."""
     position.num_yielded = None if num_here is None else position.first + num_here
     ahead = position.ahead
     while ahead and len(ahead) > position.num_drawn - (position.num_yielded or 0) + 1:

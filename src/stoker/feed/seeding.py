@@ -1,13 +1,13 @@
-"""This module sets the random states that a dataset may draw from, for each batch.
+"""Sets the random states that a dataset may draw from, for each batch.
 
-A batch (or a sample) is the same wherever it is made because all that it may draw from is set from
-(base seed, replica, epoch, number) before it is made. The words are hashed by BLAKE2b, which no
-version of NumPy can change.
+A batch (or a sample) is the same wherever it is made because everything that it may draw from is
+set from (base seed, replica, epoch, number) before it is made. The words are hashed by BLAKE2b,
+which no version of NumPy can change.
 
 Three things are set: the three global random states (Python's `random`, NumPy's and torch's default
-CPU generator); the generators that the dataset and the collate function hold; and what
-`get_worker_info()` tells: the worker that torch's loader would have had make the batch, for number
-n worker n modulo the script's `num_workers`. So a dataset that makes a generator of its own from
+CPU generator); the generators that the dataset and the collate function hold; and
+`get_worker_info()`: the worker that torch's loader would have had make the batch, for number n
+worker n modulo the script's `num_workers`. So a dataset that makes a generator from
 `get_worker_info().seed` has the same one wherever it runs.
 """
 
@@ -51,17 +51,14 @@ _T = TypeVar("_T")
 
 
 class Numbered(msgspec.Struct):
-    """The sampler's index travels with the words that its batch is seeded from."""
+    """The sampler's index, with the words that its batch is seeded from."""
 
     words: tuple[int, ...]
     index: object
 
 
 def seed_batch(words: Sequence[int]) -> bytes:
-    """Sets the three random states from `words`: whole numbers from 0 to 2**64 - 1. 15 us.
-
-    Returns the digest that they were made of.
-    """
+    """Sets the random states from `words` (0 to 2**64 - 1), in 15 us; returns their digest."""
     return _seed(_digest(words))
 
 
@@ -70,7 +67,6 @@ def seed_sample(words: Sequence[int], index: object, occurrence: int) -> bytes:
 
     Args:
         words: Base seed, epoch.
-        index: What the sampler gave.
         occurrence: How often the epoch had this index before.
     """
     digest = hashlib.blake2b(_digest(words), digest_size=64, person=b"stoker sample")
@@ -84,7 +80,7 @@ def seed_place(words: Sequence[int], index: object, place: int) -> bytes:
 
     Args:
         words: Base seed, replica, epoch, number; then the occurrence at each place, where one is
-            not 0. The replica is left out: a sample is the same on whatever rank.
+            not 0. The replica is left out: a sample is the same on any rank.
     """
     occurrences = words[BATCH_WORDS:]
     return seed_sample((*words[:1], *words[2:3]), index, occurrences[place] if occurrences else 0)
@@ -101,7 +97,7 @@ def makes_many(dataset: object) -> bool:
 
 
 class OneByOne:
-    """A fetcher asks this dataset for one sample after the other, as it lacks `__getitems__`."""
+    """A dataset without `__getitems__`, so that a fetcher asks for one sample at a time."""
 
     def __init__(self, dataset: object) -> None:
         self._dataset = dataset
@@ -112,18 +108,13 @@ class OneByOne:
 
 
 class Occurrences:
-    """Counts, for each index handed out, how often the epoch had it before; 100 bytes an index.
-
-    Args:
-        is_batched: What is handed out are batches of indices.
-    """
+    """Counts, for each index handed out, how often the epoch had it before; 100 bytes an index."""
 
     def __init__(self, *, is_batched: bool) -> None:
         self._is_batched = is_batched
         self._seen: dict[int | bytes, int] = {}
 
     def clear(self) -> None:
-        """Forgets all, for the epoch begins again."""
         self._seen.clear()
 
     def of(self, index: object) -> tuple[int, ...]:
@@ -157,7 +148,7 @@ def seed_as_torch(base_seed: int, worker_id: int) -> int:
 
 @contextmanager
 def preserved_random_state() -> Iterator[None]:
-    """Restores the three random states at its end: the trainer's own draws do not move. 66 us."""
+    """Restores the random states at its end, in 66 us, so that the trainer's draws stay."""
     python, numpy, own = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
         yield
@@ -196,13 +187,13 @@ def index_bytes(index: object) -> bytes:
 
 
 class Seeder:
-    """Seeds the batches that this process makes, after the dataset is there.
+    """Seeds the batches that this process makes.
 
     Args:
         roots: What makes the batches, by the names that paths of generators begin with.
-        num_workers: Number of workers of the script, for `get_worker_info()`; None: there is to be
-            none, as in the trainer's own process.
-        warns: Says, once a path, what looks like a generator and cannot be seeded.
+        num_workers: Number of workers of the script, for `get_worker_info()`; None: leave that
+            unset, as in the trainer's process.
+        warns: Log, once a path, what looks like a generator and cannot be seeded.
     """
 
     def __init__(
@@ -218,9 +209,9 @@ class Seeder:
         self._tell()
 
     def make(self, words: Sequence[int], make: Callable[[], _T]) -> _T:
-        """Returns what `make` does, with everything seeded for the batch of `words`.
+        """Returns what `make` returns, with everything seeded for the batch of `words`.
 
-        `make` is called again where the dataset has made a generator for itself meanwhile.
+        Calls `make` again if the dataset has made a new generator meanwhile.
         """
         self._set_info(words)
         for _ in range(_MAX_TIMES - 1):
@@ -249,9 +240,9 @@ class Seeder:
             self._held.seed(digest)
 
     def each(self, words: Sequence[int], indices: Iterable[object]) -> Iterator[object]:
-        """Yields the indices of a batch; all is seeded for each as it is asked for.
+        """Yields the indices of a batch, and seeds for each as it is asked for.
 
-        At the end it is seeded for the batch: the collate function's draws belong to it.
+        At the end it seeds for the batch: the collate function's draws belong to it.
         """
         for place, index in enumerate(indices):
             self.place(words, index, place)
@@ -260,7 +251,7 @@ class Seeder:
 
     @contextlib.contextmanager
     def preserved(self) -> Iterator[None]:
-        """Puts all random states back at its end: the trainer's own draws do not move."""
+        """Restores all random states at its end: the trainer's own draws do not move."""
         states = self._held.states() if self._held.found else ()
         try:
             with preserved_random_state():
@@ -279,7 +270,6 @@ class Seeder:
         return is_new
 
     def _tell(self) -> None:
-        """Warns of what cannot be seeded."""
         for path, what in self._held.out_of_reach.items() if self._warns else ():
             if path in self._warned:
                 continue
@@ -311,24 +301,20 @@ class Seeder:
 
 
 def states_here(roots: Mapping[str, object]) -> bytes:
-    """Returns the random states of this process, for `set_states`; empty: they cannot travel.
-
-    Args:
-        roots: What makes batches, by the names that paths of generators begin with.
-    """
+    """Returns the random states of this process, for `set_states`; empty: they cannot be packed."""
     states = {path: kind.read(value) for path, value, kind in _all(roots)}
     try:
         return pack_value(states, allow_pickle=False)
     except ShippingError:
-        # Of a subclass with a state of its own kind.
+        # Of a subclass with another kind of state.
         return b""
 
 
 def set_states(states: bytes, roots: Mapping[str, object]) -> set[str]:
-    """Sets the random states; returns the paths of generators that are not there.
+    """Sets the random states; returns the paths of generators that are missing.
 
     Raises:
-        ProtocolError: If they are none.
+        ProtocolError: If `states` is malformed.
     """
     given = unpack_value(states, allow_pickle=False)
     assert isinstance(given, dict)

@@ -1,6 +1,6 @@
-"""`stoker.timed` writes the timeline of `stoker.DataLoader` for batches that anything else makes.
+"""`stoker.timed`: the timeline of `stoker.DataLoader` for batches that anything else makes.
 
-It needs no torch: TensorFlow's environments have none.
+Needs no torch: TensorFlow's environments have none.
 """
 
 import sys
@@ -8,8 +8,8 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Generic, TypeVar, cast
 
+from stoker.feed.bookkeeping import TrainerProcess, this_process
 from stoker.feed.own_loaders import imports_stokers
-from stoker.feed.process import TrainerProcess, this_process
 from stoker.feed.timeline import Steps
 
 _T = TypeVar("_T")
@@ -27,21 +27,21 @@ def timed(
         for batch in stoker.timed(dataset.iter_torch_batches(batch_size=64)):
             ...
 
-    For batches that are none of a `stoker.DataLoader`: Ray Data, tf.data, WebDataset, a generator.
-    The run's record, its passive profile and `stoker evaluate` then know the step, its wait and the
-    samples per second; what a single batch costs to make stays unknown. It costs about 5 us of CPU
-    per step. Outside of a run, and around loaders that stoker times already, only the batches are
-    passed on.
+    For batches that no `stoker.DataLoader` makes: Ray Data, tf.data, WebDataset, a generator. The
+    run's record, its passive profile and `stoker evaluate` then have the step, its wait and the
+    samples per second; the cost of making a single batch stays unknown. It costs about 5 us of CPU
+    per step. Outside a run, and around loaders that stoker times already, the batches pass
+    unchanged.
 
-    `len` and attributes are those of the source. It may be iterated over as often as the source
-    may: each `iter` is an epoch.
+    `len` and attributes are those of the source. Each `iter` is an epoch; it may be iterated over
+    as often as the source may.
 
     Args:
         batches: Any iterable; its errors, and those of its iterators, are passed on.
-        samples: Samples in a batch: a number, or a function of the batch. Absent: the first
+        samples: Samples in a batch: a number, or a function of the batch. Default: the first
             dimension of the first array in it, else its length.
-        name: Batches of one name are those of one loader, which a new source may give each epoch.
-            Absent: its name is the line of the script that this is called on.
+        name: Batches with one name count as one loader, which may have a new source each epoch.
+            Default: the file and line of this call.
     """
     if name is None:
         name = line_of_caller()
@@ -50,13 +50,13 @@ def timed(
 
 
 def line_of_caller() -> str:
-    """Returns file and line that called the function which asks."""
+    """Returns file and line that called the calling function."""
     caller = sys._getframe(2)
     return f"{caller.f_code.co_filename}:{caller.f_lineno}"
 
 
 class TimedBatches(Generic[_T]):
-    """Holds batches that are timed, as `timed` gives them."""
+    """Timed batches, as `timed` returns them."""
 
     def __init__(
         self, batches: Iterable[_T], *, name: str, samples: Samples[_T] | None = None
@@ -83,7 +83,7 @@ class TimedBatches(Generic[_T]):
 
 
 class _SizedBatches(TimedBatches[_T]):
-    """Holds the batches of a source that has a length, or may have one."""
+    """Timed batches of a source that has a length, or may have one."""
 
     def __len__(self) -> int:
         return len(cast("Sized", self._batches))
@@ -92,40 +92,18 @@ class _SizedBatches(TimedBatches[_T]):
         return bool(self._batches)
 
 
-class TimedEpoch:
-    """Times one epoch over batches that stoker does not make."""
+class TimedEpoch(Steps):
+    """Timeline of one epoch over batches that stoker does not make."""
 
     def __init__(self, process: TrainerProcess, *, loader: int, epoch: int) -> None:
-        self._usage = process.timeline.usage
-        self._steps: Steps = process.timeline.epoch(loader=loader, epoch=epoch)
-        if self._usage is not None:
-            self._usage.is_made_elsewhere(loader)
-
-    def ask(self) -> None:
-        """Notes that a batch is asked for: the step before is complete."""
-        self._steps.ask()
-
-    def got(self, batch: object, *, samples: int) -> None:
-        """Notes that the batch is there."""
-        self._steps.got(samples)
-        if self._usage is not None:
-            self._usage.saw(batch)
-
-    def took(self, *, seconds: float, wait: float, samples: int) -> None:
-        """Notes a step that ends now, where its batch was asked for out of our sight."""
-        self._steps.took(seconds=seconds, wait=wait, samples=samples)
-
-    def end(self) -> None:
-        """Notes that the epoch is over; may be called twice."""
-        self._steps.end()
-
-    def drop(self) -> None:
-        """Notes that nothing refers to the epoch any more; safe in a finalizer."""
-        self._steps.drop()
+        super().__init__(process.timeline, loader=loader, epoch=epoch)
+        self.usage = process.timeline.usage
+        if self.usage is not None:
+            self.usage.is_made_elsewhere(loader)
 
 
 class _TimedIterator(Iterator[_T]):
-    """Iterates over one epoch; no generator, because some sources go on after a batch's error."""
+    """Iterator over one epoch; not a generator, because some sources continue after an error."""
 
     def __init__(
         self, source: Iterator[_T], epoch: TimedEpoch, samples: Samples[_T] | None
@@ -133,7 +111,7 @@ class _TimedIterator(Iterator[_T]):
         self._source = source
         self._epoch = epoch
         self._samples = samples
-        weakref.finalize(self, epoch.drop)
+        weakref.finalize(self, epoch.end_in_finalizer)
 
     def __next__(self) -> _T:
         self._epoch.ask()
@@ -142,7 +120,9 @@ class _TimedIterator(Iterator[_T]):
         except StopIteration:
             self._epoch.end()
             raise
-        self._epoch.got(batch, samples=self._count(batch))
+        self._epoch.got(self._count(batch))
+        if self._epoch.usage is not None:
+            self._epoch.usage.saw(batch)
         return batch
 
     def _count(self, batch: _T) -> int:
@@ -184,7 +164,7 @@ def _rows(batch: object, *, depth: int) -> int | None:
 
 
 def _is_timed_already(batches: object, process: TrainerProcess) -> bool:
-    """Returns whether its iterators write the timeline themselves: stoker's and a profile's do."""
+    """Returns whether its iterators write the timeline, as stoker's and a profile's do."""
     # Of `stoker.to_device`, its loader.
     inner = getattr(batches, "_batches", batches) if _home(type(batches)) else batches
     if isinstance(batches, TimedBatches) or _is_through_stoker(type(inner)):
@@ -197,7 +177,6 @@ def _is_timed_already(batches: object, process: TrainerProcess) -> bool:
 
 
 def _is_through_stoker(kind: type) -> bool:
-    """Returns whether loaders of this class iterate through stoker."""
     method = getattr(kind, "_get_iterator", None)
     # One that is wrapped is torch's own in a script that imports stoker's class: feed/replace.py.
     return _home(method) and not (hasattr(method, "__wrapped__") and imports_stokers())

@@ -1,10 +1,10 @@
-"""The timeline of a trainer process says how long each step waited for data, and computed.
+"""Timeline of a trainer process: how long each step waited for data, and computed.
 
 It has one row for each delivered batch, written when the next one is asked for (only then the
-step's compute is known), to STOKER_OUTPUT/timeline-rankR.csv. Rows reach the file about once a
-second and at the end of each epoch, so that a process that leaves by `os._exit` loses a second at
-most. Launcher and report read it back with `step_of`. It is kept apart from the counters that a
-rank reports (`trainer.observer`), because medians and pictures need every step.
+step's compute is known), to STOKER_OUTPUT/timeline-rankR.csv. Rows are written about once a second
+and at the end of each epoch, so that a process that leaves by `os._exit` loses at most a second.
+Launcher and report read it back with `step_of`. It is separate from the counters that a rank
+reports (`trainer.observer`), because medians and pictures need every step.
 """
 
 import contextlib
@@ -35,11 +35,7 @@ BLOCK_STEPS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredStep:
-    """A step, one row of a timeline, waits for its batch, then computes.
-
-    Attributes:
-        start_seconds: Since the first batch of the process.
-    """
+    """A step, one row of a timeline: it waits for its batch, then computes."""
 
     loader: int
     epoch: int
@@ -51,17 +47,16 @@ class MeasuredStep:
 
     @property
     def seconds(self) -> float:
-        """Returns the seconds of the whole step."""
         return self.wait_seconds + self.compute_seconds
 
     @property
     def end_seconds(self) -> float:
-        """Returns the time at which the next batch was asked for."""
+        """Time at which the next batch was asked for."""
         return self.start_seconds + self.seconds
 
 
 def step_of(row: str) -> MeasuredStep | None:
-    """Returns the step in a row of a timeline; None for the head, and for a row that is cut."""
+    """Returns the step in a row of a timeline; None for the header, and for a truncated row."""
     try:
         loader, epoch, batch, start, wait, compute, samples = row.split(",")
         step = MeasuredStep(
@@ -106,7 +101,7 @@ def block_means(
 
 
 def read_timeline(path: Path) -> list[MeasuredStep]:
-    """Returns the steps in a timeline, without rows that are cut (the process was killed)."""
+    """Returns the steps in a timeline, without truncated rows (the process was killed)."""
     try:
         rows = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -118,7 +113,7 @@ def typical_step(steps: Sequence[MeasuredStep]) -> tuple[float, float]:
     """Returns the seconds of a step and of its wait, of at least one step.
 
     Medians over means of blocks, without the first steps of epochs (docs/method.md, "A step and its
-    wait"): `training.json` and each picture of a run without that record say the same.
+    wait"): the same in `training.json` and in pictures of a run without that record.
     """
     kept = steady(steps)
     return (
@@ -128,17 +123,17 @@ def typical_step(steps: Sequence[MeasuredStep]) -> tuple[float, float]:
 
 
 def main_loader(steps: Sequence[MeasuredStep]) -> list[MeasuredStep]:
-    """Returns the steps of the loader that made most batches: that of the training."""
+    """Returns the steps of the loader that made most batches: the training's."""
     counts = Counter(step.loader for step in steps)
     main = max(counts, key=counts.__getitem__, default=0)
     return [step for step in steps if step.loader == main]
 
 
 def waits_longest(shares: Mapping[int, float]) -> int:
-    """Returns the rank that waits for data for the largest share of its steps; of equals the first.
+    """Returns the rank that waits for data for the largest share of its steps; the first of equals.
 
-    Steps and waits are this rank's wherever one figure stands for all ranks (docs/method.md, "A
-    step and its wait"): the others wait for it in all-reduce, which looks like compute.
+    Where one figure stands for all ranks, it is this rank's (docs/method.md, "A step and its
+    wait"): the others wait for it in all-reduce, which looks like compute.
     """
     return min(shares, key=lambda rank: (-shares[rank], rank))
 
@@ -159,7 +154,6 @@ def read_timelines(output: Path, *, file: str = FILE) -> dict[int, list[Measured
 
 
 def timeline_ranks(output: Path, *, file: str = FILE) -> list[int]:
-    """Returns the ranks that left a timeline in `output`."""
     before, after = file.split("{rank}")
     names = (path.name for path in output.glob(file.format(rank="*")))
     ranks = (name.removeprefix(before).removesuffix(after) for name in names)
@@ -167,7 +161,7 @@ def timeline_ranks(output: Path, *, file: str = FILE) -> list[int]:
 
 
 def longest_waiting_file(output: Path, *, file: str = FILE) -> Path | None:
-    """Returns the timeline in `output` of the rank that waits longest; None where none is."""
+    """Returns the timeline of the rank that waits longest, if any."""
     ranks = read_timelines(output, file=file)
     if not ranks:
         return None
@@ -182,11 +176,7 @@ def has_no_step(output: Path) -> bool:
 
 @dataclass(slots=True)
 class LoaderSums:
-    """What the steps of one loader add up to; `steady` leaves out the first ones of each epoch.
-
-    Attributes:
-        epochs: The number of the next epoch.
-    """
+    """Sums over the steps of one loader; `steady` excludes the first ones of each epoch."""
 
     epochs: int = 0
     steps: int = 0
@@ -198,7 +188,6 @@ class LoaderSums:
     steady_compute_seconds: float = 0.0
 
     def add(self, *, wait: float, compute: float, samples: int, is_steady: bool) -> None:
-        """Adds one step."""
         self.steps += 1
         self.samples += samples
         self.wait_seconds += wait
@@ -215,14 +204,10 @@ _Row = tuple[str, int, float, float, float, int]
 
 
 class Timeline:
-    """Collects the steps of all loaders of a process.
-
-    Used by the thread that iterates; the totals may be read by any.
+    """Steps of all loaders of a process; any thread may read the totals.
 
     Args:
         path: The CSV file; None: only the totals are kept.
-        usage: What the process uses over these steps; None: nobody asks.
-        clock: Monotonic seconds.
     """
 
     def __init__(
@@ -238,7 +223,7 @@ class Timeline:
         self.wait_seconds = 0.0
         self.compute_seconds = 0.0
         self._path = path
-        self._clock = clock
+        self.clock = clock
         self._rows: list[_Row] = []
         self._zero: float | None = None
         self._flushed = 0.0
@@ -254,29 +239,21 @@ class Timeline:
         return self._loaders - 1
 
     def sums(self, loader: int) -> LoaderSums:
-        """Returns what the steps of a loader add up to so far."""
         return self._sums.setdefault(loader, LoaderSums())
 
     @property
     def main(self) -> LoaderSums:
-        """Returns the sums of the main loader, as `main_loader` chooses it."""
+        """Sums of the main loader, as `main_loader` chooses it."""
         # A copy: another thread reads this while a loader may be added.
         known = list(self._sums.values())
         return max(known, key=lambda sums: sums.steps, default=LoaderSums())
 
     def epoch(self, *, loader: int, epoch: int, batch: int = 0) -> "Steps":
         """Returns the recorder for one epoch over a loader, from `batch` on."""
-        self.begun += batch == 0
-        sums = self.sums(loader)
-        sums.epochs = max(sums.epochs, epoch + 1)
-        return Steps(self, loader=loader, epoch=epoch, batch=batch, clock=self._clock)
+        return Steps(self, loader=loader, epoch=epoch, batch=batch)
 
     def add(self, row: _Row, *, may_write: bool = True) -> None:
-        """Adds one step.
-
-        Args:
-            may_write: False in a finalizer.
-        """
+        """Adds one step; in a finalizer it must not write."""
         _, _, asked, got, ended, samples = row
         if self._zero is None:
             self._zero = self._flushed = asked
@@ -294,7 +271,7 @@ class Timeline:
     def flush(self) -> None:
         """Writes what has been collected; a full disk ends the timeline, not the training."""
         with self._lock, contextlib.suppress(OSError):
-            self._flushed = self._clock()
+            self._flushed = self.clock()
             rows, self._rows = self._rows, []
             if not rows or self._path is None:
                 return
@@ -310,7 +287,7 @@ class Timeline:
                 file.write("\n".join(lines) + "\n")
 
     def close(self) -> None:
-        """Writes the rest, or that there was no step; may be called twice."""
+        """Writes the rest, or the header if there was no step; may be called twice."""
         self.flush()
         if self._path is not None and not self.steps:
             with contextlib.suppress(OSError):
@@ -324,43 +301,37 @@ class Timeline:
 
 
 class Steps:
-    """Times one epoch over a loader: `ask` before a batch is waited for, `got` when it is there."""
+    """Recorder of one epoch: `ask` before a batch is waited for, `got` when it is there."""
 
-    def __init__(
-        self,
-        timeline: Timeline,
-        *,
-        loader: int,
-        epoch: int,
-        clock: Callable[[], float],
-        batch: int = 0,
-    ) -> None:
+    def __init__(self, timeline: Timeline, *, loader: int, epoch: int, batch: int = 0) -> None:
+        timeline.begun += batch == 0
         self._timeline = timeline
         self._loader = loader
         self._epoch = epoch
         self._head = f"{loader},{epoch},"
-        self._clock = clock
+        self._clock = timeline.clock
         self._batch = batch
         self._sums = timeline.sums(loader)
+        self._sums.epochs = max(self._sums.epochs, epoch + 1)
         self._done = 0
         self._asked = 0.0
         self._open: tuple[float, float, int] | None = None
 
     def ask(self) -> None:
-        """Notes that the trainer asks for a batch: the step before is complete."""
+        """Records that the trainer asks for a batch: the step before is complete."""
         self._asked = self._clock()
         self._complete(self._asked)
         if self._timeline.usage is not None:
             self._timeline.usage.asked(self._loader, self._epoch)
 
     def got(self, samples: int) -> None:
-        """Notes that the batch is there; its step begins."""
+        """Records that the batch is there; its step begins."""
         self._open = (self._asked, self._clock(), samples)
         if self._timeline.usage is not None:
             self._timeline.usage.got()
 
     def took(self, *, seconds: float, wait: float, samples: int) -> None:
-        """Notes a whole step that ends now, of which `wait` was waiting for its batch."""
+        """Records a whole step that ends now, `wait` of it waiting for its batch."""
         usage, start = self._timeline.usage, self._clock() - seconds
         if usage is not None:
             usage.got()
@@ -370,17 +341,17 @@ class Steps:
             usage.asked(self._loader, self._epoch)
 
     def end(self) -> None:
-        """Notes that the epoch is over, or dropped; may be called twice."""
+        """Records that the epoch is over; may be called twice."""
         self._complete(self._clock())
         self._timeline.flush()
         if self._timeline.usage is not None:
             self._timeline.usage.ended()
 
-    def drop(self) -> None:
-        """Notes that the epoch was dropped by its last reference; safe in a finalizer."""
+    def end_in_finalizer(self) -> None:
+        """Records that the last reference to the epoch is gone."""
         self._complete(self._clock(), may_write=False)
         if self._timeline.usage is not None:
-            self._timeline.usage.dropped(self._loader, self._epoch)
+            self._timeline.usage.ended_in_finalizer(self._loader, self._epoch)
 
     def _complete(self, now: float, *, may_write: bool = True) -> None:
         if self._open is not None:

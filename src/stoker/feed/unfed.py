@@ -1,8 +1,8 @@
-"""Optimizer steps are counted, and a training that takes no batches from its data hosts says so.
+"""Counts optimizer steps, and reports a training that takes no batches from its data hosts.
 
-Libraries have loaders of their own, and scripts read loaders that the feed does not know: nothing
-fails then, and data hosts would idle for as long as the training lasts. Optimizer steps tell that
-batches came: the log says it at the first ones, and the run's record at its end (`feed.loading`).
+Libraries have other loaders, and scripts read loaders that the feed does not see. Nothing fails
+then, and data hosts would idle as long as the training lasts. Optimizer steps show that batches
+came: a log line says so at the first ones, and the run's record at its end (`feed.loading`).
 """
 
 import atexit
@@ -17,9 +17,9 @@ import torch.utils.data
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from stoker.feed.bookkeeping import TrainerProcess, Unfed, known_process, this_process
 from stoker.feed.loading import Loading
 from stoker.feed.own_loaders import own_loaders
-from stoker.feed.process import TrainerProcess, Unfed, known_process, this_process
 from stoker.logs import EventName, Log
 from stoker.settings import RELEASED_FILE, ProcessSettings, from_environment, unfed_file
 
@@ -33,17 +33,14 @@ AnyLoader = torch.utils.data.DataLoader[object]
 
 @dataclass(slots=True)
 class OptimizerWatch:
-    """Counts the optimizer steps of a process, and says at the first ones that it is not fed.
-
-    Args:
-        process: Returns it, once it is known to train: others (a worker that was spawned, a script
-            next to the training) must not take its place.
-        is_planned: Whether there is a data group that it should be fed from.
-        clock: Monotonic seconds.
+    """Counter of a process's optimizer steps; warns at the first ones that it is not fed.
 
     Attributes:
+        process: Called once it is known to train: other processes (a spawned worker, a script that
+            runs during the training) must not take its place.
+        is_planned: There is a data group that should feed it.
         seen: The class of a loader of torch that was read, without stoker's iterators.
-        is_compiled: Whether a compiled program did steps, which nobody can count.
+        is_compiled: A compiled program did steps, which cannot be counted.
     """
 
     settings: ProcessSettings
@@ -59,7 +56,6 @@ class OptimizerWatch:
     _write_at: float = field(default=0.0)
 
     def step(self) -> None:
-        """Counts an optimizer step."""
         if torch.compiler.is_compiling():
             # A program that is compiled may do no more than this here.
             self.is_compiled = True
@@ -74,12 +70,11 @@ class OptimizerWatch:
             self.write()
 
     def write(self) -> None:
-        """Leaves word of what this process did so far."""
+        """Writes the file of this process."""
         if self.settings.output is not None:
             self.loading().write(self.settings.output, pid=os.getpid())
 
     def loading(self) -> Loading:
-        """Returns what this process did so far."""
         known = known_process()
         return Loading(
             optimizer_steps=self.num_steps or (None if self.is_compiled else 0),
@@ -106,9 +101,9 @@ class OptimizerWatch:
             if self.settings.rank == 0:
                 self.log.event(EventName.FEED_UNUSED, text=text)
         if self._is_done:
-            self._leave_word(text)
+            self._tell_launcher(text)
 
-    def _leave_word(self, text: str) -> None:
+    def _tell_launcher(self, text: str) -> None:
         settings = self.settings
         if settings.output is None:
             return
@@ -140,7 +135,7 @@ def install(dataloader_class: type[AnyLoader]) -> None:
         watch.step()
 
     def at_exit() -> None:
-        # A forked child inherits the handler, and is no process of its own.
+        # A forked child inherits the handler, and must not write.
         if os.getpid() == pid:
             watch.write()
 
@@ -164,9 +159,9 @@ def _see_loaders(dataloader_class: type[AnyLoader], watch: OptimizerWatch) -> No
 
 
 def is_released(process: TrainerProcess) -> bool:
-    """Returns whether the data hosts are given back because no rank had asked for a batch.
+    """Returns whether the data hosts were released because no rank had asked for a batch.
 
-    To be called by a rank that is about to ask for one after all.
+    For a rank that is about to ask for one after all.
     """
     settings = process.settings
     if not process.said_unfed or settings.output is None:

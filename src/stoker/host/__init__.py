@@ -1,1 +1,1 @@
-"""This host has facts, and its processes have ties: this package imports nothing else of stoker."""
+"""Facts about this host and its processes; imports nothing else of stoker."""

@@ -1,8 +1,7 @@
-"""The kernel counts CPU time, quotas, network, storage and page cache; here it is asked."""
+"""Counters of the kernel: CPU time, quotas, network, storage and page cache."""
 
 import contextlib
 import os
-import platform
 import resource
 import stat
 import sys
@@ -17,22 +16,21 @@ import psutil
 from stoker.host.machine import group_cpu_seconds, limiting_group, process_clock, thread_clock
 from stoker.host.processes import descendant_pids
 
-_HAS_CPU_CLOCKS = platform.system() == "Linux"
 # A program's own files are not data.
 _CODE = (".py", ".pyc", ".pyi", ".so", ".pth", ".toml", ".egg-link")
 _MAX_FILES = 20_000
-# Of a file beyond that, dropping what others may have cached of it is more than a look costs.
+# Dropping a larger file may cost other processes more than the measurement is worth.
 _MAX_FILE_BYTES = 16 << 30
 _MODE_ARGUMENT = 1
 
 
 @dataclass(frozen=True, slots=True)
 class BytesRead:
-    """Holds the bytes that one process has read so far.
+    """Bytes that one process has read so far.
 
     Attributes:
-        asked: Through the system's read calls, whether or not the page cache had it.
-        fetched: Bytes from storage.
+        asked: By read calls, whether or not the page cache had them.
+        fetched: From storage.
     """
 
     asked: int
@@ -40,7 +38,7 @@ class BytesRead:
 
 
 def bytes_read(pid: int | None = None) -> BytesRead | None:
-    """Returns what process `pid`, else this one, has read; None where the kernel does not tell."""
+    """Returns what process `pid`, else this one, has read; None if the kernel does not say."""
     found = {}
     try:
         with open(f"/proc/{'self' if pid is None else pid}/io", encoding="ascii") as file:
@@ -53,21 +51,20 @@ def bytes_read(pid: int | None = None) -> BytesRead | None:
 
 
 class Scheduled(NamedTuple):
-    """Counts seconds that a thread had a CPU, and that it was ready while others had it."""
+    """Seconds a thread ran, and seconds it waited for a CPU."""
 
     cpu: float
     queued: float
 
 
 class Throttling(NamedTuple):
-    """Counts a control group's CPU quota: periods, those stopped in, and seconds stopped."""
+    """Periods of a control group's CPU quota, periods in which it was stopped, and for how long."""
 
     periods: int = 0
     throttled_periods: int = 0
     throttled_seconds: float = 0.0
 
     def since(self, before: "Throttling") -> "Throttling":
-        """Returns what came after `before`."""
         return Throttling(
             self.periods - before.periods,
             self.throttled_periods - before.throttled_periods,
@@ -85,7 +82,7 @@ def scheduled(thread: str) -> Scheduled | None:
 
 
 class OwnSchedule:
-    """Reads the calling thread's waiting time, again and again, in a few microseconds; close it."""
+    """The calling thread's waiting time, read within a few microseconds; to be closed."""
 
     def __init__(self) -> None:
         try:
@@ -94,7 +91,7 @@ class OwnSchedule:
             self._file = None
 
     def queued_seconds(self) -> float:
-        """Returns seconds that the thread was ready but had no CPU, so far; 0 where not known."""
+        """Returns seconds that the thread waited for a CPU so far; 0 if unknown."""
         if self._file is None:
             return 0.0
         try:
@@ -110,19 +107,19 @@ class OwnSchedule:
 
 
 def throttling(group: Path) -> Throttling:
-    """Returns how often the quota of `group` stopped it so far, and for how long."""
+    """Returns how often and how long the quota of `group` has stopped it so far."""
     try:
         lines = (group / "cpu.stat").read_text().splitlines()
         counts = {name: int(count) for name, count in (line.split() for line in lines)}
     except (OSError, ValueError):
         return Throttling()
-    # Control groups of version 1 count in nanoseconds, those of version 2 in microseconds.
+    # Version 1 counts in nanoseconds, version 2 in microseconds.
     seconds = counts.get("throttled_time", 0) / 1e9 + counts.get("throttled_usec", 0) / 1e6
     return Throttling(counts.get("nr_periods", 0), counts.get("nr_throttled", 0), seconds)
 
 
 def received_bytes(table: Path = Path("/proc/self/net/dev")) -> int:
-    """Returns bytes that the network interfaces received so far, loopback left out."""
+    """Returns bytes that the network interfaces received so far, without loopback."""
     try:
         lines = table.read_text().splitlines()[2:]
         columns = [
@@ -134,7 +131,7 @@ def received_bytes(table: Path = Path("/proc/self/net/dev")) -> int:
 
 
 def storage_stall_seconds(pressure: Path = Path("/proc/pressure/io")) -> float | None:
-    """Returns seconds so far in which some process waited for storage; None: not known."""
+    """Returns seconds so far in which some process waited for storage; None: unknown."""
     try:
         line = next(own for own in pressure.read_text().splitlines() if own.startswith("some"))
         return int(line.rpartition("total=")[2]) / 1e6
@@ -142,30 +139,29 @@ def storage_stall_seconds(pressure: Path = Path("/proc/pressure/io")) -> float |
         return None
 
 
-def process_cpu_seconds(pid: int) -> float | None:
-    """Returns user and system seconds of another process; None if it has ended."""
-    if _HAS_CPU_CLOCKS:
-        return process_clock(pid)
-    try:
-        times = psutil.Process(pid).cpu_times()
-    except psutil.Error:
-        return None
-    return times.user + times.system
-
-
 def children_cpu_seconds() -> float:
-    """Returns CPU-seconds of all processes below this one, those that have ended included."""
-    live = (process_cpu_seconds(pid) for pid in pids_below())
+    """Returns CPU-seconds of all processes below this one, ended ones included."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return ended.ru_utime + ended.ru_stime + sum(seconds or 0.0 for seconds in live)
+    live = sum(_process_cpu_seconds(pid) for pid in descendant_pids())
+    return ended.ru_utime + ended.ru_stime + live
+
+
+def _process_cpu_seconds(pid: int) -> float:
+    seconds = process_clock(pid)
+    # None on macOS, and for a process that has ended.
+    if seconds is None:
+        with contextlib.suppress(psutil.Error):
+            times = psutil.Process(pid).cpu_times()
+            return times.user + times.system
+    return seconds or 0.0
 
 
 def machine_cpu_seconds() -> float:
     """Returns CPU-seconds of all processes that share the vCPUs of this one.
 
-    Where a control group's quota limits it, only those of that group do: what neighbours on the
-    node use is none of what the quota allows. Where the kernel does not count the group, it is
-    those of this process and below it. Else all of the machine, on the same vCPUs.
+    Where a control group's quota limits this process, only that group counts: neighbours on the
+    node use nothing of its quota. If the kernel does not count the group, this process and those
+    below it count. Otherwise the whole machine, on the same vCPUs.
     """
     group = limiting_group()
     if group is not None:
@@ -176,7 +172,7 @@ def machine_cpu_seconds() -> float:
 
 
 def elsewhere_cpu_seconds() -> float:
-    """Returns CPU-seconds on the vCPUs of this machine that this process may not use."""
+    """Returns CPU-seconds on the machine's vCPUs that this process may not use."""
     cpus = psutil.cpu_times(percpu=True)
     others = set(range(len(cpus))) - _own_cpus(len(cpus))
     return sum(_busy(cpus[cpu]._asdict()) for cpu in others)
@@ -188,29 +184,15 @@ def _own_cpus(count: int) -> set[int]:
 
 
 def _busy(times: Mapping[str, float]) -> float:
-    # Guests are inside user; steal is what other machines on the same metal took.
+    # user includes guests; steal is the time that other virtual machines took.
     idle = ("idle", "iowait", "guest", "guest_nice")
     return sum(seconds for name, seconds in times.items() if name not in idle)
 
 
 def queued_seconds() -> float:
-    """Returns seconds that this process's first thread was ready but had no CPU; 0: not known."""
+    """Returns seconds that this process's first thread waited for a CPU; 0 if unknown."""
     own = scheduled("/proc/self")
     return own.queued if own else 0.0
-
-
-def descendants() -> list[psutil.Process]:
-    """Returns the processes below this one."""
-    try:
-        return psutil.Process().children(recursive=True)
-    except psutil.Error:
-        return []
-
-
-def pids_below() -> list[int]:
-    """Returns the pids of the processes below this one."""
-    told = descendant_pids()
-    return [child.pid for child in descendants()] if told is None else told
 
 
 def threads_cpu_seconds(ids: set[int]) -> float:
@@ -219,18 +201,18 @@ def threads_cpu_seconds(ids: set[int]) -> float:
 
 
 class OpenedFiles:
-    """Remembers which files are opened, from its making to the process's end.
+    """Files that this process opens from now on.
 
-    An audit hook cannot be taken away again: only for processes that end soon. Files that a library
-    in C opens on its own are seen only while they stay open.
+    An audit hook cannot be removed: only for processes that end soon. Files that a C library opens
+    are seen only while they are open.
     """
 
     def __init__(self) -> None:
         self._names: dict[str | int, None] = {}
-        sys.addaudithook(self._hear)
+        sys.addaudithook(self._add)
 
-    def _hear(self, event: str, arguments: tuple[object, ...]) -> None:
-        # In whatever thread opens a file: an error here would be that thread's.
+    def _add(self, event: str, arguments: tuple[object, ...]) -> None:
+        # Runs in any thread that opens a file: an error would be raised there.
         if event == "open" and len(self._names) < _MAX_FILES:
             name = arguments[0]
             if isinstance(name, bytes):
@@ -239,20 +221,20 @@ class OpenedFiles:
                 self._names[name] = None
 
     def paths(self) -> list[Path]:
-        """Returns regular files that hold data, those open or mapped now among them."""
+        """Returns regular files that hold data, including those open or mapped now."""
         names = [name for name in list(self._names) if isinstance(name, str)]
         real = dict.fromkeys(os.path.realpath(name) for name in [*names, *_open_now(), *_mapped()])
         return [Path(name) for name in real if _is_data(name)]
 
 
 def drop_cached(paths: Iterable[Path]) -> int:
-    """Asks the kernel to forget what it has cached of these files; returns for how many it was."""
+    """Drops these files from the page cache; returns how many were dropped."""
     if not hasattr(os, "posix_fadvise"):
         return 0
     dropped = 0
     for path in paths:
         with contextlib.suppress(OSError):
-            # Never blocks on a path that is not a file any more.
+            # O_NONBLOCK: the path may be a pipe by now.
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)

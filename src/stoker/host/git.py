@@ -1,4 +1,4 @@
-"""The state of a git checkout: which code was run is a part of what a record says."""
+"""State of a git checkout, for records of which code ran."""
 
 import os
 import subprocess
@@ -8,9 +8,9 @@ _SECONDS = 5.0
 
 
 def git_state(folder: Path) -> dict[str, str | bool]:
-    """Returns the commit that is checked out as `git`, and `git_dirty` where files differ from it.
+    """Returns the commit as `git`, and `git_dirty` if tracked files differ from it.
 
-    Empty where the folder is in no checkout, or git is not there. Blocks for 10 s at most.
+    Empty outside of a checkout, or without git. Blocks for 10 s at most.
     """
     commit = _git(folder, "rev-parse", "HEAD")
     if not commit:
@@ -27,7 +27,7 @@ def _git(folder: Path, *arguments: str) -> str:
             capture_output=True,
             text=True,
             timeout=_SECONDS,
-            # A look must not keep the user's own git from its index.
+            # Do not lock the index against the user's own git.
             env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
             check=False,
         )

@@ -1,7 +1,6 @@
-"""This module reads what the host has, and what control groups allow of it.
+"""CPUs, memory, accelerators and network interfaces of this host, and limits of control groups.
 
-It has CPUs, memory, accelerators and network interfaces. The CPU clocks of processes and threads
-are exact to a nanosecond, where /proc counts in hundredths of a second.
+The CPU clocks of processes and threads are exact to a nanosecond; /proc counts in units of 10 ms.
 """
 
 import contextlib
@@ -13,25 +12,25 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-# Linux names a process's CPU clock by its inverted pid and a thread's by its inverted tid.
+# Linux encodes a process's CPU clock by its inverted pid and a thread's by its inverted tid.
 _PROCESS, _THREAD = 0b010, 0b110
 CGROUP = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
-# Version 1 has its controllers in folders of their own; two may share one.
+# Version 1 has a folder for each controller; two may share one.
 _V1_FOLDERS = ("cpu", "cpu,cpuacct")
 _CPU_FILES = ("cpu.stat", "cpu.max", "cpu.cfs_quota_us")
-# What a pod's container asks for, in thousandths of a vCPU.
+# Requests of a pod's container, in thousandths of a vCPU.
 CPU_REQUEST = "STOKER_CPU_REQUEST_MILLI"
 _ACCELERATOR = re.compile(r"^nvidia\d+$")
 
 
 def process_clock(pid: int) -> float | None:
-    """Returns user and system seconds of a process; None if it ended, or there is no such clock."""
+    """Returns user and system seconds of a process; None if it ended or has no such clock."""
     return _read(pid, _PROCESS)
 
 
 def thread_clock(tid: int) -> float | None:
-    """Returns the same of a thread of this process, by its native id."""
+    """Returns the same for a thread of this process, by its native id."""
     return _read(tid, _THREAD)
 
 
@@ -50,15 +49,14 @@ def usable_vcpus() -> int:
 def vcpu_capacity() -> float:
     """Returns the vCPUs that this process may count on; not rounded.
 
-    By affinity, groups' quota, and what its pod asks for: a pod without a limit may use all of its
-    node while nobody else does.
+    The least of affinity, quota of its groups, and the request of its pod: a pod without a limit
+    may use its whole node only while others do not.
     """
-    return min(_affine(), cpu_quota() or math.inf, requested_vcpus() or math.inf)
+    return min(num_cpus(), cpu_quota() or math.inf, requested_vcpus() or math.inf)
 
 
 def requested_vcpus(environ: Mapping[str, str] = os.environ) -> float | None:
-    """Returns the vCPUs that this pod asks for; None: it is none of stoker's, or asks for none."""
-    # Kubernetes's word on this host, as a control group's file is the kernel's.
+    """Returns the vCPUs that this pod requests; None outside of a pod of stoker's."""
     asked = environ.get(CPU_REQUEST, "")
     return int(asked) / 1000 or None if asked.isdigit() else None
 
@@ -68,16 +66,16 @@ def cpu_quota(*, root: Path = CGROUP, membership: Path = MEMBERSHIP) -> float | 
 
     Args:
         root: Where control groups are mounted.
-        membership: The kernel's list of the groups that this process is in.
+        membership: The kernel's list of this process's groups.
     """
     quotas = [group_quota(group) for group in cpu_groups(root=root, membership=membership)]
     return min((quota for quota in quotas if quota is not None), default=None)
 
 
 def limiting_group(*, root: Path = CGROUP, membership: Path = MEMBERSHIP) -> Path | None:
-    """Returns the group that has less than this process's affinity; None: none has.
+    """Returns the group that allows fewer vCPUs than this process's affinity; None: none does.
 
-    By its quota, or by what the pod asks for: that is the nearest group.
+    By its quota, or by the pod's request, which counts for the nearest group.
     """
     groups = cpu_groups(root=root, membership=membership)
     limited = [
@@ -88,17 +86,17 @@ def limiting_group(*, root: Path = CGROUP, membership: Path = MEMBERSHIP) -> Pat
     asked = requested_vcpus()
     if asked is not None and groups:
         limited.append((asked, len(groups), groups[0]))
-    if not limited or min(limited)[0] >= _affine():
+    if not limited or min(limited)[0] >= num_cpus():
         return None
     return min(limited)[2]
 
 
 def cpu_groups(*, root: Path = CGROUP, membership: Path = MEMBERSHIP) -> tuple[Path, ...]:
-    """Returns the folders of this process's group for CPU and of those above, as seen here.
+    """Returns the folders of this process's CPU group and its ancestors, as seen here.
 
-    In a container the group's name may be that of the host: then only the mounted root is known.
+    In a container the group's name may be the host's: then only the mounted root is known.
     """
-    # With version 1 next to it, version 2 is mounted below.
+    # Where both versions are in use, version 2 is mounted below.
     tops = [(root, ""), (root / "unified", ""), *((root / name, "cpu") for name in _V1_FOLDERS)]
     folders = [
         folder
@@ -117,7 +115,7 @@ def group_quota(folder: Path) -> float | None:
 
 
 def group_cpu_seconds(folder: Path) -> float | None:
-    """Returns CPU-seconds of all processes of a group so far; None: the kernel does not say."""
+    """Returns CPU-seconds of all processes of a group so far; None if the kernel does not count."""
     for line in _lines(folder / "cpu.stat"):
         name, _, count = line.partition(" ")
         if name == "usage_usec" and count.strip().isdigit():
@@ -126,21 +124,22 @@ def group_cpu_seconds(folder: Path) -> float | None:
     return int(counted[0]) / 1e9 if counted and counted[0].isdigit() else None
 
 
-def _affine() -> int:
+def num_cpus() -> int:
+    """Returns the number of CPUs in this process's affinity."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1  # macOS
 
 
 def _paths(membership: Path, *, controller: str) -> list[str]:
-    """Returns the group of that controller (empty: of version 2), and the root."""
+    """Returns the groups of that controller (empty: version 2), and the root."""
     found = []
     for line in _lines(membership):
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if controller in controllers.split(","):
             found.append(path)
-    # In a container the path may be the host's, and the mount already its own group.
+    # In a container the path may be the host's, and the root already the container's group.
     return [*found, "/"]
 
 
@@ -181,7 +180,7 @@ def host_bytes() -> int:
 
 
 def limit_bytes() -> int | None:
-    """Returns the memory limit of this cgroup, where there is one."""
+    """Returns the memory limit of this cgroup; None: none."""
     for group in memory_groups():
         for name in ("memory.max", "memory.limit_in_bytes"):
             for line in _lines(group / name):
@@ -204,7 +203,7 @@ def memory_groups() -> list[Path]:
 
 
 def num_memory_kills() -> int | None:
-    """Returns how often the kernel killed a process of this cgroup for its memory, if known."""
+    """Returns how many processes of this cgroup were OOM-killed; None: unknown."""
     for group in memory_groups():
         for name in ("memory.events", "memory.oom_control"):
             for line in _lines(group / name):
@@ -215,7 +214,7 @@ def num_memory_kills() -> int | None:
 
 
 def num_accelerators(environ: Mapping[str, str]) -> int:
-    """Counts the NVIDIA GPUs that the training may use; CUDA_VISIBLE_DEVICES narrows them down."""
+    """Returns the number of NVIDIA GPUs that CUDA_VISIBLE_DEVICES, else the host, offers."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
@@ -226,20 +225,18 @@ def num_accelerators(environ: Mapping[str, str]) -> int:
 
 
 def has_interface(name: str) -> bool:
-    """Returns whether this host has a network interface of that name."""
     return any(known == name for _, known in socket.if_nameindex())
 
 
 @contextlib.contextmanager
-def interrupting_nobody() -> Iterator[None]:
-    """Makes the calling thread, and those it starts meanwhile, wait for an idle core or their turn.
+def without_preempting() -> Iterator[None]:
+    """Keeps the calling thread, and threads that it starts, from preempting others on their core.
 
-    A worker that hands over a batch wakes the agent, and the kernel may run the woken at once where
-    the waker runs, even next to an idle core: the worker waits while its batch is sealed
-    (1 ms for 5 MB), before it can begin the next. SCHED_BATCH keeps threads from "extra
-    preemptions (between the workload's tasks)", sched(7). Where all cores are busy their turn
-    comes with the next slice, within some 3 ms. Nothing is done where the thread has another policy
-    than the default one, by the user's will, or where it may not be changed.
+    A worker that hands over a batch wakes the agent, and the kernel may run the agent at once on
+    the worker's core, even if another core is idle: the worker then waits while its batch is sealed
+    (1 ms for 5 MB). SCHED_BATCH keeps threads from "extra preemptions (between the workload's
+    tasks)", sched(7). On a busy machine their turn comes with the next slice, within some 3 ms. A
+    thread with another policy than the default keeps it.
     """
     is_set = False
     with contextlib.suppress(OSError):

@@ -1,7 +1,6 @@
-"""Processes of this host have children, which end with their parent where the kernel sees to it."""
+"""Processes of this host: children, how they ended, how to kill them, and free ports."""
 
 import contextlib
-import ctypes
 import functools
 import os
 import random
@@ -9,33 +8,42 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from pathlib import Path
 from queue import SimpleQueue
 
 import psutil
 
-_PR_SET_PDEATHSIG = 1
-# SIGKILL cannot be refused: what is still there afterwards sits in the kernel.
+# What survives SIGKILL for that long is blocked in the kernel.
 KILL_SECONDS = 5.0
 PORTS = range(20000, 30000)
 PORTS_PER_HOST = 3
 
 
-def descendant_pids() -> list[int] | None:
-    """Returns the pids of the processes below this one; None where the kernel does not tell.
+def descendant_pids() -> list[int]:
+    """Returns the pids of all processes below this one.
 
-    One that begins or ends meanwhile may be left out. Only these processes are asked, not all of
-    the machine: in a process whose threads fight for the interpreter lock, every file that is read
-    may take 5 ms.
+    One that starts or ends meanwhile may be missing. Reads only the files of these processes where
+    the kernel lists children: in a process whose threads contend for the GIL each file may take
+    5 ms.
     """
     if not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
-        return None
+        return [child.pid for child in descendants()]
     found = _children("self")
-    # The list grows while it is gone through: children of children are appended.
+    # The list grows as it is iterated: children of children are appended.
     for pid in found:
         found += _children(str(pid))
+    return found
+
+
+def descendants(*, spared: Collection[int] = ()) -> list[psutil.Process]:
+    """Returns all processes below this one, without the children `spared` and theirs."""
+    found = []
+    for child in psutil.Process().children():
+        if child.pid not in spared:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found += [child, *child.children(recursive=True)]
     return found
 
 
@@ -51,32 +59,25 @@ def _children(pid: str) -> list[int]:
 _Start = tuple[Callable[[], None], Future[None]]
 
 
-def die_with_parent() -> None:
-    """Makes the kernel kill this process when the thread that started it ends (Linux only)."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if hasattr(libc, "prctl"):
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-
 def start_to_last(start: Callable[[], None]) -> None:
     """Runs `start`, which starts a child, in a thread that lasts as long as this process.
 
-    For the kernel it is a thread that has children, and `die_with_parent` is about its end:
-    children that a short-lived thread forks die with it. The main thread starts its own, as torch
-    does; for any other one a thread of ours does, while the caller waits.
+    `spawn.end_with_parent` counts from the end of the thread that starts a child, not of its
+    process. The main thread starts its children itself, as torch does; callers of other threads
+    wait.
     """
     if threading.current_thread() is threading.main_thread():
         start()
         return
     started: Future[None] = Future()
-    # By pid: after a fork the child has the cached queue, but not the thread that serves it.
+    # By pid: a forked child inherits the cached queue, but not its thread.
     _starter(os.getpid()).put((start, started))
     started.result()
 
 
 @functools.lru_cache(maxsize=1)
 def _starter(pid: int) -> "SimpleQueue[_Start]":
-    """Returns the queue of the thread that starts children; a forked process has its own."""
+    """Returns the queue of the thread that starts children; a forked process has another."""
     starts: SimpleQueue[_Start] = SimpleQueue()
 
     def run() -> None:
@@ -94,7 +95,7 @@ def _starter(pid: int) -> "SimpleQueue[_Start]":
 
 
 def ended_words(code: int) -> str:
-    """Says how a process ended, for use after "ended with": exit code, or signal and likely cause.
+    """Returns how a process ended, for use after "ended with": exit code, or signal and its cause.
 
     Args:
         code: Negative for a signal.
@@ -110,11 +111,10 @@ def ended_words(code: int) -> str:
 
 
 def why_not_found(program: str, *, folder: Path | None = None) -> tuple[str, str]:
-    """Says why a program cannot be started, and what to do about it.
+    """Returns why a program cannot be started, and what to do about it.
 
     Args:
-        program: Program as the command names it.
-        folder: Folder that relative paths begin at; None: this process's.
+        folder: Base of relative paths; None: the working directory.
     """
     path = Path(folder or "", program)
     if os.path.dirname(program) and path.is_dir():
@@ -125,14 +125,14 @@ def why_not_found(program: str, *, folder: Path | None = None) -> tuple[str, str
             f"{fix}, or: -- python {program}" if program.endswith(".py") else fix
         )
     if program.endswith(".py") and path.is_file():
-        return f"{program} is a script, and no program on the PATH", f"-- python {program}"
+        return f"{program} is a script, not a program on the PATH", f"-- python {program}"
     return f"command not found: {program}", "check its spelling and the PATH"
 
 
 def processes_of(session: int, marker: bytes) -> list[int]:
-    """Returns a host's processes: of its launcher's session, or with its marker in the environment.
+    """Returns the pids of a host's processes, without the caller's.
 
-    A process that is the caller's own is never among them.
+    They are in its launcher's session, or have its marker in their environment.
     """
     found = []
     for pid in psutil.pids():
@@ -147,11 +147,11 @@ def processes_of(session: int, marker: bytes) -> list[int]:
 
 
 def kill_all(session: int, marker: bytes) -> bool:
-    """Kills what `processes_of` finds until nothing is left; False after KILL_SECONDS."""
+    """Kills what `processes_of` finds until nothing is left; returns False after KILL_SECONDS."""
     deadline = time.monotonic() + KILL_SECONDS
     while True:
         pids = processes_of(session, marker)
-        # Orphans of a daemon are this process's children by now: unreaped they would stay zombies.
+        # Orphans of a daemon that this process has adopted would stay zombies.
         _reap(session)
         if not pids:
             return True
@@ -160,7 +160,7 @@ def kill_all(session: int, marker: bytes) -> bool:
         for pid in pids:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-        # Once more after a while: one that was being forked is not in this list.
+        # Again: a process that was just being forked is not in this list.
         time.sleep(0.02)
 
 
@@ -170,8 +170,7 @@ def free_ports(taken: set[int], *, count: int = PORTS_PER_HOST) -> int:
     Raises:
         OSError: If none are found.
     """
-    # At random, for nothing holds a port between this look and its use: two runs that begin at once
-    # on a host would otherwise take the same.
+    # At random: nothing reserves a port until it is used, and two runs may begin at once.
     for first in random.sample(PORTS, 200):
         ports = set(range(first, first + count))
         if not ports & taken and all(_is_free(port) for port in ports):
@@ -192,7 +191,7 @@ def _is_free(port: int) -> bool:
 
 
 def _reap(session: int) -> None:
-    """Takes the exit status of orphans of that session that this process has adopted."""
+    """Reaps orphans of that session that this process has adopted."""
     for child in psutil.Process().children():
         with contextlib.suppress(OSError, psutil.Error):
             is_theirs = os.getsid(child.pid) == session and child.pid != session

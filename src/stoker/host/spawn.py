@@ -1,8 +1,7 @@
-"""Starts a command so that it ends with its parent: `spawn.py PARENT SIGNAL CORES -- CMD`.
+"""Starts a command that ends with its parent: `spawn.py PARENT SIGNAL CORES -- CMD`.
 
-It runs as a script, in between: it asks the kernel to send SIGNAL when PARENT dies, pins itself to
-CORES (`0,1`, or `-` for no change), and becomes CMD. So no Python runs between fork and exec in a
-parent that has threads.
+This script asks the kernel to send SIGNAL when PARENT dies, pins itself to CORES (`0,1`, or `-` for
+no change) and becomes CMD. So no Python runs between fork and exec in a parent that has threads.
 """
 
 import os
@@ -17,28 +16,36 @@ CANNOT_START = 127
 def wrapped(
     command: Sequence[str], *, signal_number: int, cores: Sequence[int] = ()
 ) -> tuple[str, ...]:
-    """Returns `command` so that it ends with this process, which is to start it.
+    """Returns `command` so that it ends with the calling process, which is to start it.
 
     Args:
-        command: Program and arguments.
-        signal_number: What the kernel sends it when this process (the starting thread) ends.
-        cores: Cores to pin it to; none: where this process may run.
+        signal_number: What the kernel sends when the thread that starts it ends.
+        cores: Cores to pin it to; none: no pinning.
     """
     pinned = ",".join(str(core) for core in cores) or "-"
-    # -I and -S: no site-packages, no variable of the user's: a few milliseconds, and none of the
-    # training's own start-up code runs here.
+    # -I and -S save a few milliseconds, and keep the training's start-up code out of here.
     head = (sys.executable, "-I", "-S", __file__, str(os.getpid()), str(signal_number), pinned)
     return (*head, "--", *command)
 
 
 def adopt_orphans() -> bool:
-    """Makes this process the parent of its descendants' orphans; False where that is not known."""
+    """Makes this process the parent of its descendants' orphans; returns False if unsupported."""
     return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def end_with_parent(signal_number: int) -> bool:
-    """Asks for `signal_number` when this process's parent ends; False where that is not known."""
-    return _prctl(_PR_SET_PDEATHSIG, signal_number)
+def end_with_parent(signal_number: int, *, parent: int | None = None) -> None:
+    """Asks the kernel for a signal when the thread that started this process ends (Linux only).
+
+    Exits at once, as if by that signal, if the parent has died already.
+
+    Args:
+        parent: Pid of the parent, if it may have died before this call.
+    """
+    parent = parent or os.getppid()
+    _prctl(_PR_SET_PDEATHSIG, signal_number)
+    # Checked after the request: no signal comes for a parent that died before it.
+    if os.getppid() != parent:
+        os._exit(128 + signal_number)
 
 
 def _prctl(option: int, value: int) -> bool:
@@ -51,11 +58,7 @@ def _prctl(option: int, value: int) -> bool:
 
 def _main(arguments: list[str]) -> int:
     parent, signal_number, cores, _, *command = arguments
-    end_with_parent(int(signal_number))
-    # After the request, not before: a parent that dies in between is seen here. As if the signal
-    # had ended this process.
-    if os.getppid() != int(parent):
-        return 128 + int(signal_number)
+    end_with_parent(int(signal_number), parent=int(parent))
     if cores != "-" and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
     try:

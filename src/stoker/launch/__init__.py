@@ -1,7 +1,7 @@
-"""The launcher is one program that runs on every host of a run.
+"""The launcher, a program on every host of a run.
 
-A container begins in `cli/main.py`; from there `launcher.launch` finds out which host it is on, and
-serves batches (`data_host`) or trains (`trainer_host`).
+`launcher.launch` finds out which host it is on, and serves batches (`feed_host`), runs an engine
+(`engines`) or trains (`trainer_host`).
 """
 
 from stoker.launch.launcher import launch

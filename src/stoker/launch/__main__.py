@@ -1,6 +1,6 @@
-"""`python -m stoker.launch -- CMD` does what `stoker launch` does, for hosts on this machine.
+"""`python -m stoker.launch -- CMD` is `stoker launch`, for hosts on this machine.
 
-A container starts with `stoker launch`, in `cli/main.py`.
+Containers start with `stoker launch`, in `cli/main.py`.
 """
 
 import os

@@ -1,18 +1,14 @@
-"""The coordinator is a thread of the leader's launcher: it knows who is there, and how a run ends.
+"""The coordinator, a thread of the leader's launcher in runs with more than one host.
 
-It is there only where a run has more than one host. Launchers join and send heartbeats, ranks
-attend and get the roster, and at the end every launcher is told the outcome, so that no host waits
-for a lease.
-
-A rank may be more than one process: a forked child of the trainer, or a script that it starts, has
-the same RANK and may have a loader of its own. Each of them needs the roster.
+Launchers join and send heartbeats, ranks attend and get the roster. At the end every launcher gets
+the outcome, so that no host waits for a lease. A rank may be several processes: a child process of
+the trainer has the same RANK, may have its own loader, and needs the roster, too.
 """
 
 import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import zmq
@@ -23,7 +19,7 @@ from stoker.feed.wire.crypto import (
     AllowList,
     HandshakeGuard,
     Keys,
-    StrangerLog,
+    RejectionLog,
     secure_server,
 )
 from stoker.feed.wire.protocol import (
@@ -47,56 +43,53 @@ from stoker.launch.host_leases import Change, HostLeases
 from stoker.logs import EventName, Log, now_utc
 from stoker.records import Event, FeedSettings
 
-# More processes of one rank than any training has; beyond it the longest silent one is dropped.
+# Processes of one rank, more than any training has; above it the longest silent one is dropped.
 MAX_PROCESSES = 64
-# Ranks report once a second: a process that is silent for longer has ended, or was started again.
-SILENT_SECONDS = 5.0
-# Messages to the coordinator are small; a larger one cuts the connection before it is stored.
+# Ranks report once a second: a process that is silent for longer has ended or restarted.
+RANK_TIMEOUT_SECONDS = 5.0
+# Messages to the coordinator are small; a larger one closes the connection.
 MAX_MESSAGE_BYTES = 64 << 10
-# How long a port that is still held (by a run that just ended) is tried again.
+# Retries for a port that is still in use (by a run that just ended).
 BIND_SECONDS = 10.0
-# After the outcome: how long members may take to say goodbye, and how long hosts that never came
-# are waited for, so that a data host that starts late does not sit out its start deadline.
+# After the outcome: for goodbyes, and for absent hosts, so that a data host that starts late does
+# not wait until its start deadline.
 GOODBYE_SECONDS = 10.0
 STRAGGLER_SECONDS = 15.0
 _POLL_MS = 100
-# A turn of the loop takes a fraction of a second: in a longer one the process was paused.
+# A loop iteration takes a fraction of a second; in a longer one the process was suspended.
 _STANDSTILL_SECONDS = 2.0
-# How often the connections of silent launchers are tried.
-_LOOK_SECONDS = 1.0
-# Number of peers whose invalid messages are logged, once each.
+# Interval for checking the connections of silent launchers.
+_POLL_SECONDS = 1.0
+# Peers whose invalid messages are logged, once each.
 _MAX_WARNED = 1000
 
 
 class Attendance:
-    """Keeps the connections of each rank, and the rank's last report."""
+    """Connections of each rank, and its last report."""
 
     def __init__(self) -> None:
-        # Rank to its connections; the one heard last comes last.
+        # Connections of each rank; the one heard last comes last.
         self._senders: dict[int, dict[bytes, None]] = {}
         self._reports: dict[int, tuple[bytes, float, Progress]] = {}
 
     @property
     def progress(self) -> dict[int, Progress]:
-        """Returns the last report of each rank."""
-        # Copied in one step: other threads read this while the coordinator's thread adds ranks.
+        """Last report of each rank."""
+        # Copied atomically: other threads read while the coordinator's thread adds ranks.
         return {rank: message for rank, (_, _, message) in self._reports.copy().items()}
 
     def senders(self) -> tuple[bytes, ...]:
-        """Returns all connections that attend."""
         return tuple(sender for senders in self._senders.values() for sender in senders)
 
     def attend(self, rank: int, sender: bytes) -> None:
-        """Adds a connection of `rank`."""
         senders = self._senders.setdefault(rank, {})
-        # Moved to the end, so that the first one is the one that was silent for longest.
+        # Moved to the end, so that the first one has been silent for longest.
         senders.pop(sender, None)
         senders[sender] = None
         if len(senders) > MAX_PROCESSES:
             del senders[next(iter(senders))]
 
     def forget(self, sender: bytes) -> None:
-        """Removes a connection that has ended."""
         for senders in self._senders.values():
             senders.pop(sender, None)
 
@@ -109,9 +102,9 @@ class Attendance:
         kept = self._reports.get(message.rank)
         if kept is not None:
             teller, told_at, last = kept
-            # A forked child reports under the same rank: the one with more steps is the trainer.
+            # A forked child has the same rank: the process with more steps is the trainer.
             is_ahead = teller != sender and last.steps > message.steps
-            if is_ahead and now - told_at <= SILENT_SECONDS:
+            if is_ahead and now - told_at <= RANK_TIMEOUT_SECONDS:
                 return
         self._reports[message.rank] = (sender, now, message)
 
@@ -119,28 +112,17 @@ class Attendance:
 Outcome = Literal["succeeded", "failed", "stopped"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _End:
-    state: State
-    at: float
-
-
 class Coordinator:
-    """Serves launchers and ranks of one run.
+    """Server for launchers and ranks of one run.
 
     Args:
-        keys: Keys of the run.
-        run_id: Names the run.
+        run_id: Id of the run.
         agents: Data hosts.
         followers: dnn hosts besides the leader.
-        feed: Lease and start deadline.
-        log: Log of the leader.
         address: Interface to listen on: `*`, or an address.
-        port: Port to listen on.
-        on_failure: Called in the coordinator's thread when a follower left with a failure, was lost
-            or did not come.
-        straggler_seconds: How long, after the end, hosts that never came are waited for.
-        clock: Monotonic seconds.
+        on_failure: Called in the coordinator's thread if a follower failed, was lost or did not
+            come.
+        straggler_seconds: How long after the end absent hosts are waited for.
     """
 
     def __init__(
@@ -183,11 +165,11 @@ class Coordinator:
         self._events: list[Event] = []
         self._followers = frozenset(followers)
         self._starts: dict[str, Start] = {}
-        # Other threads only fill these queues: the coordinator's thread alone uses the socket, for
-        # ZeroMQ's sockets belong to one thread.
+        # Other threads only fill these queues: ZeroMQ's sockets belong to one thread.
         self._to_start: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._ending: queue.SimpleQueue[State] = queue.SimpleQueue()
-        self._end: _End | None = None
+        self._end: State | None = None
+        self._ended_at = 0.0
         self._to_release: queue.SimpleQueue[State] = queue.SimpleQueue()
         self._released: State | None = None
         self._stage: RunStage = "begun"
@@ -201,52 +183,49 @@ class Coordinator:
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """Returns joins, losses and departures so far."""
+        """Joins, losses and departures so far."""
         return tuple(self._events)
 
     @property
     def progress(self) -> dict[int, Progress]:
-        """Returns the last report of each rank."""
+        """Last report of each rank."""
         return self._ranks.progress
 
     @property
     def live_agents(self) -> frozenset[str]:
-        """Returns data hosts whose lease runs."""
+        """Data hosts whose lease is valid."""
         return self._agents & set(self._members.live)
 
     @property
     def expected_agents(self) -> frozenset[str]:
-        """Returns all data hosts of the run."""
+        """All data hosts of the run."""
         return self._agents
 
     @property
     def unready(self) -> tuple[str, ...]:
-        """Returns hosts that have not said that the engine's commands take work there."""
+        """Hosts whose engine commands are not ready."""
         return self._members.unready
 
     @property
     def gone_agents(self) -> dict[str, str]:
-        """Returns data hosts that have left or were lost, and why."""
+        """Data hosts that have left or were lost, and why."""
         return dict(self._gone_agents)
 
     @property
     def unfed_ranks(self) -> int:
-        """Counts ranks of the other dnn hosts that never ask for a batch of the feed."""
+        """Number of ranks on other dnn hosts that never ask for a batch of the feed."""
         return self._members.unfed_ranks
 
     @property
     def release_seconds(self) -> float | None:
-        """Returns seconds from the outcome to the last data host's goodbye.
-
-        None unless all that came said it.
-        """
+        """Seconds from the outcome to the last data host's goodbye; None until all have said it."""
         if self._end is None or self._agents & set(self._members.live):
             return None
         last = max(self._ended_agents.values(), default=None)
-        return max(0.0, last - self._end.at) if last is not None else None
+        return max(0.0, last - self._ended_at) if last is not None else None
 
     def start(self) -> None:
-        """Listens, and serves in a thread of its own.
+        """Listens, and serves in a thread.
 
         Raises:
             PlatformError: If the port is not free within BIND_SECONDS.
@@ -258,10 +237,10 @@ class Coordinator:
                 socket,
                 self._keys,
                 max_message_bytes=MAX_MESSAGE_BYTES,
-                # Connections end with the processes that made them, or with their leases.
+                # Connections end with their processes or leases.
                 silence_seconds=max(self._lease_seconds, HEARTBEAT_TIMEOUT_SECONDS),
             )
-            # A message to a connection that has ended is an error, so that ranks are forgotten.
+            # Sending to a connection that has ended is then an error, so that ranks are forgotten.
             socket.router_mandatory = True
             self._bind(socket)
         except BaseException:
@@ -270,39 +249,36 @@ class Coordinator:
             self._context.term()
             raise
         self._log.event(EventName.COORDINATOR_LISTENING, endpoint=self._endpoint)
-        strangers = StrangerLog(self._log, port=self._port)
-        guard = HandshakeGuard(socket, strangers, port=self._port, allow_list=allow_list)
+        rejections = RejectionLog(self._log, port=self._port)
+        guard = HandshakeGuard(socket, rejections, port=self._port, allow_list=allow_list)
         self._thread = threading.Thread(
             target=self._serve, args=(socket, allow_list, guard), name="coordinator", daemon=True
         )
         self._thread.start()
 
     def end(self, outcome: Outcome, *, exit_code: int | None, reason: str) -> None:
-        """Tells every launcher how the run ended; returns at once, only the first call counts."""
-        # 16 kB at most in UTF-8: a message above MAX_MESSAGE_BYTES would cut the connection.
+        """Announces the outcome to every launcher; returns at once, only the first call counts."""
+        # At most 16 kB in UTF-8: a message above MAX_MESSAGE_BYTES would close the connection.
         self._ending.put(State(outcome=outcome, exit_code=exit_code, reason=reason[:4000]))
 
     def release_agents(self, reason: str) -> None:
-        """Ends the data hosts, including those still to come, while the training goes on.
-
-        Returns at once.
-
-        Args:
-            reason: Why, for the record and their logs.
+        """Ends the data hosts, also those still to come, while the training continues; returns at
+        once.
         """
         self._to_release.put(State(outcome="released", reason=reason[:4000]))
 
     def announce(self, stage: RunStage) -> None:
-        """Tells every launcher how far the engine's commands are; returns at once."""
+        """Announces the state of the engine's commands to every launcher; returns at once."""
         self._stage = stage
 
     def start_daemon(self, host: str, arguments: Sequence[str]) -> str:
-        """Orders a follower to start the daemon of the leader's mpirun, now or when it has come.
+        """Makes a follower start the daemon of the leader's mpirun, once it has joined.
 
-        Returns at once; from any thread. Once a host and run: a daemon that ends ends the run.
+        Returns at once; callable from any thread. Once per host and run: a daemon's end ends the
+        run.
 
         Returns:
-            Why it cannot, in words; empty: it will.
+            Why it cannot; empty if it will.
         """
         if host not in self._followers:
             return f"{host} is not a dnn host of this run, or it is the leader"
@@ -315,20 +291,19 @@ class Coordinator:
         return ""
 
     def followers(self, *, live_only: bool) -> tuple[str, ...]:
-        """Returns dnn hosts neither done nor lost; without `live_only` also those to come."""
+        """Returns dnn hosts neither done nor lost; without `live_only` also those still to come."""
         members = self._members
         return members.live_followers() if live_only else members.awaited_followers()
 
     def close(self) -> None:
         """Ends the thread: after `end`, when all have said goodbye or their time is over.
 
-        Blocks after `end` for GOODBYE_SECONDS or straggler_seconds at most, the longer of the two;
-        without `end`, for a moment only.
+        Blocks after `end` for at most GOODBYE_SECONDS or straggler_seconds, the longer of both.
         """
         if self._thread is None:
             return
         self._is_closing.set()
-        # Longer than `_is_done` takes: the limit is for a thread that hangs.
+        # Longer than `_is_done` takes: for a thread that hangs.
         self._thread.join(self._straggler_seconds + GOODBYE_SECONDS)
         self._thread = None
 
@@ -361,38 +336,36 @@ class Coordinator:
                 if socket in ready:
                     self._receive(socket, guard)
                 guard.tick(self._clock())
-                # Before `_judge`: after the run's end a host that is lost does not fail it.
-                self._apply_end(socket)
-                self._apply_stage(socket)
-                self._apply_release(socket)
+                # Before `_judge`: a host that is lost after the run's end does not fail it.
+                self._announce(socket)
                 while not self._to_start.empty():
                     self._send_start(socket, self._to_start.get())
                 self._judge(socket)
-        except Exception as err:  # the edge of a thread: the run must not wait for it
+        except Exception as err:  # at the edge of a thread, for which the run must not wait
             self._log.event(EventName.COORDINATOR_FAILED, error=repr(err))
             self._on_failure(
                 Change(what="lost", host="", kind="follower", reason=f"the coordinator: {err!r}")
             )
         finally:
             guard.close()
-            # Linger, so that the last State gets out.
+            # Linger, so that the last State is sent.
             socket.linger = 500
             socket.close()
             allow_list.close()
             self._context.term()
 
     def _judge(self, socket: "zmq.Socket[bytes]") -> None:
-        """Notes who is lost, and looks whether the connections of silent launchers have ended."""
+        """Expires leases, and checks the connections of silent launchers."""
         now = self._clock()
         turn_seconds, self._turned_at = now - self._turned_at, now
         if turn_seconds > _STANDSTILL_SECONDS:
             self._log.event(EventName.CLOCK_JUMP, seconds=turn_seconds)
             self._members.stood_still(turn_seconds)
-        if now - self._looked_at >= _LOOK_SECONDS:
+        if now - self._looked_at >= _POLL_SECONDS:
             self._looked_at = now
-            state = self._end.state if self._end else State(stage=self._told_stage)
+            state = self._end or State(stage=self._told_stage)
             for host in self._members.late(now):
-                # It says nothing new: sending it shows whether the connection is there.
+                # Not news: sending shows whether the connection exists.
                 if not self._send(socket, self._launchers[host], state):
                     self._members.cut_off(host, now)
         self._note(socket, self._members.expire(now))
@@ -401,9 +374,9 @@ class Coordinator:
         if not self._is_closing.is_set():
             return False
         if self._end is None:
-            # Without an end nobody is told anything; one that was put a moment ago still goes out.
+            # An end that was put a moment ago is still sent.
             return self._ending.empty()
-        elapsed = self._clock() - self._end.at
+        elapsed = self._clock() - self._ended_at
         awaits_goodbye = bool(self._members.live) and elapsed < GOODBYE_SECONDS
         awaits_start = bool(self._members.awaited) and elapsed < self._straggler_seconds
         return not awaits_goodbye and not awaits_start
@@ -431,43 +404,40 @@ class Coordinator:
         match message:
             case Join():
                 answer, change = self._members.join(message, now)
+                self._send(socket, sender, answer)
                 if isinstance(answer, Refused):
                     self._log.event(
                         EventName.JOIN_REFUSED, joining=message.host, reason=answer.reason
                     )
                 else:
                     self._launchers[message.host] = sender
-                self._send(socket, sender, answer)
-                if not isinstance(answer, Refused):
                     self._send_start(socket, message.host)
-                decided = self._decided_for(message.host)
-                if decided and not isinstance(answer, Refused):
-                    self._send(socket, sender, decided)
-                elif self._stage != "begun" and not isinstance(answer, Refused):
-                    self._send(socket, sender, State(stage=self._stage))
+                    decided = self._decided_for(message.host)
+                    if decided or self._stage != "begun":
+                        self._send(socket, sender, decided or State(stage=self._stage))
                 self._note(socket, [change] if change else [])
             case Heartbeat():
                 if self._members.beat(message, now):
-                    # A launcher that dialled again has another routing id.
+                    # A launcher that reconnected has a new routing id.
                     self._launchers[message.host] = sender
                     state = self._decided_for(message.host) or State(stage=self._stage)
                     self._send(socket, sender, state)
-                    # It may be lost with a connection: repeated until the follower has it.
+                    # Repeated until the follower has it: a connection may lose it.
                     if not message.has_start:
                         self._send_start(socket, message.host)
                 else:
-                    # Its lease has run out, so the others know it as lost: it has to join again.
+                    # Its lease has expired, so others know it as lost: it must join again.
                     self._send(socket, sender, State(unknown=True))
             case Leave():
                 change = self._members.leave(message)
                 self._note(socket, [change] if change else [])
             case Attend() if message.run_id == self._run_id:
-                if message.protocol != PROTOCOL_VERSION:
+                if message.protocol == PROTOCOL_VERSION:
+                    self._ranks.attend(message.rank, sender)
+                    self._send(socket, sender, self._members.roster(now))
+                else:
                     reason = f"the launcher speaks version {PROTOCOL_VERSION} of the protocol"
                     self._send(socket, sender, Refused(reason=reason))
-                    return
-                self._ranks.attend(message.rank, sender)
-                self._send(socket, sender, self._members.roster(now))
             case Attend():
                 self._send(socket, sender, Refused(reason=f"this is run {self._run_id}"))
             case Progress():
@@ -476,7 +446,7 @@ class Coordinator:
                 self._warn(sender, type(message).__name__)
 
     def _warn(self, sender: bytes, reason: str) -> None:
-        """Logs what is wrong with a peer, once; not with every message."""
+        """Logs a peer's first invalid message."""
         if sender not in self._warned and len(self._warned) < _MAX_WARNED:
             self._warned.add(sender)
             self._log.event(EventName.MESSAGE_REFUSED, peer=sender.hex(), reason=reason)
@@ -501,44 +471,38 @@ class Coordinator:
                 self._gone_agents.pop(change.host, None)
             if change.fails_the_run and self._end is None:
                 self._on_failure(change)
-        # A host that is absent was never in a roster as anything else than awaited.
+        # Absent hosts stay as they were in rosters: awaited.
         if any(change.kind == "agent" and change.what != "absent" for change in changes):
             roster = self._members.roster(self._clock())
             for sender in self._ranks.senders():
                 if not self._send(socket, sender, roster):
                     self._ranks.forget(sender)
 
-    def _apply_end(self, socket: "zmq.Socket[bytes]") -> None:
-        if self._end is not None or self._ending.empty():
+    def _announce(self, socket: "zmq.Socket[bytes]") -> None:
+        """Sends launchers what other threads have decided since the last iteration."""
+        if self._end is not None:
             return
-        self._end = _End(state=self._ending.get(), at=self._clock())
-        for sender in self._launchers.values():
-            self._send(socket, sender, self._end.state)
-
-    def _apply_release(self, socket: "zmq.Socket[bytes]") -> None:
-        if self._end is not None or self._released is not None or self._to_release.empty():
+        if not self._ending.empty():
+            self._end, self._ended_at = self._ending.get(), self._clock()
+            for sender in self._launchers.values():
+                self._send(socket, sender, self._end)
             return
-        self._released = self._to_release.get()
-        reason = self._released.reason
-        what = f"data hosts released: {reason}"
-        self._events.append(Event(when=now_utc(), what=what[:500]))
-        self._log.event(EventName.DATA_HOSTS_RELEASED, reason=reason)
-        # Those that have not come yet are told as they join, see `_decided_for`.
-        for host in self._agents & self._launchers.keys():
-            self._send(socket, self._launchers[host], self._released)
+        if self._told_stage != self._stage:
+            self._told_stage = self._stage
+            for sender in self._launchers.values():
+                self._send(socket, sender, State(stage=self._told_stage))
+        if self._released is None and not self._to_release.empty():
+            self._released = self._to_release.get()
+            what = f"data hosts released: {self._released.reason}"
+            self._events.append(Event(when=now_utc(), what=what[:500]))
+            self._log.event(EventName.DATA_HOSTS_RELEASED, reason=self._released.reason)
+            # Hosts that have not come yet get it when they join, see `_decided_for`.
+            for host in self._agents & self._launchers.keys():
+                self._send(socket, self._launchers[host], self._released)
 
     def _decided_for(self, host: str) -> State | None:
-        """Returns the state that ends a launcher; None while it may go on."""
-        if self._end is not None:
-            return self._end.state
-        return self._released if host in self._agents else None
-
-    def _apply_stage(self, socket: "zmq.Socket[bytes]") -> None:
-        if self._end is not None or self._told_stage == self._stage:
-            return
-        self._told_stage = self._stage
-        for sender in self._launchers.values():
-            self._send(socket, sender, State(stage=self._told_stage))
+        """Returns the state that ends a launcher; None while it may run."""
+        return self._end or (self._released if host in self._agents else None)
 
     def _send_start(self, socket: "zmq.Socket[bytes]", host: str) -> None:
         start, launcher = self._starts.get(host), self._launchers.get(host)
@@ -551,7 +515,7 @@ class Coordinator:
             socket.send_multipart([receiver, pack(message)], zmq.NOBLOCK)
         except zmq.ZMQError as err:
             if err.errno == zmq.EHOSTUNREACH:
-                # Not an error: the lease of a launcher tells whether it is lost.
+                # Not an error: the launcher's lease decides whether it is lost.
                 return False
             self._log.event(
                 EventName.MESSAGE_SEND_FAILED, kind=type(message).__name__, reason=str(err)

@@ -1,10 +1,7 @@
-"""The end of a run is decided and written: its first failure, output/failure, the leader's record.
-
-`records.training` makes and writes the record, of the facts that are gathered here.
+"""The end of a run: its first failure, output/failure, and the facts of the leader's record.
 
 When one rank fails, the others fail a moment later because it is gone. Which of them is seen first
-is chance, so that a failure that only says "my peer is gone" never counts as the cause while there
-is another one.
+is chance, so a failure that only says "my peer is gone" is never the cause while there is another.
 """
 
 import contextlib
@@ -25,7 +22,7 @@ from stoker.feed.resource_usage import read_usage
 from stoker.feed.timeline import read_timelines
 from stoker.feed.wire.protocol import Progress
 from stoker.host import machine
-from stoker.launch import exports
+from stoker.launch import sagemaker_variables
 from stoker.launch.passive_profile import (
     FILE,
     is_elsewhere,
@@ -34,7 +31,6 @@ from stoker.launch.passive_profile import (
 )
 from stoker.launch.topology import Topology
 from stoker.logs import EventName, Log
-from stoker.platforms.pod_outputs import log_files
 from stoker.reasons import innermost, reason_of_failure, shortened, without_events
 from stoker.records import Event, Group, Host, Job, Scalar, write_json, write_text
 from stoker.records.training import TrainingFacts, write_training
@@ -53,18 +49,17 @@ _PEER_IS_GONE = re.compile(
 # SIGTERM to the ranks that are left, and SIGABRT of NCCL's watchdog.
 _ENDED_BY_OTHERS = (143, 134)
 _FILE = "failure-rank{rank}.json"
-# Written by strategies.torchrun: which rank failed first. With its number in the name, for the
-# files of several hosts may come to lie in one folder.
-_CAUSE = "failure-cause-rank{rank}.json"
+# Written by strategies.torchrun: which rank failed first. Several hosts may share a folder.
+_CAUSE = "failure-cause-rank{rank}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutcome:
-    """Tells how the training ended.
+    """How the training ended.
 
     Attributes:
-        exit_code: The training command's own, None where it never ran or another host ended it.
-        failure: Failure in the words of the failing part; None unless it failed.
+        exit_code: The training command's; None if it never ran or another host ended it.
+        failure: The failing part's words; None unless it failed.
         is_unfed: Whether it failed only because no batch came through the feed.
     """
 
@@ -75,7 +70,7 @@ class RunOutcome:
 
 
 def write_failure(base_dir: Path, failure: str) -> None:
-    """Writes output/failure: of a long text its first line and as much of its end as fits."""
+    """Writes output/failure: the first line of a long text and as much of its end as fits."""
     text = shortened(failure, most=FAILURE_CHARACTERS)
     write_text(base_dir / "output" / "failure", text)
 
@@ -83,15 +78,16 @@ def write_failure(base_dir: Path, failure: str) -> None:
 def leave_in_pod(
     *, base_dir: Path, output: Path, topology: Topology, exit_code: int, log: Log
 ) -> None:
-    """Leaves what is kept of a dnn host where it outlives its pod: in its log and its status.
+    """Writes a dnn host's outputs to the pod's log and termination message.
 
     Args:
         base_dir: Folder with output/failure.
-        output: Folder of this host with its records.
-        topology: Topology of the run.
+        output: This host's folder with its records.
         exit_code: Exit code of the launcher.
-        log: Log of this host.
     """
+    # Here: only hosts in a pod load the platform.
+    from stoker.platforms.kubernetes.pod_outputs import log_files
+
     log_files(output, under="stoker" if topology.is_leader else f"stoker/{topology.host}", log=log)
     # The kubelet mounts it; elsewhere no such file is to be made.
     if exit_code and TERMINATION_LOG.exists():
@@ -115,7 +111,7 @@ def record_end(
     release_seconds: float | None,
     log: Log,
 ) -> None:
-    """Writes the leader's record, and its passive profile; a disk that is full is logged."""
+    """Writes the leader's record and its passive profile; a full disk is logged."""
     timelines = read_timelines(output)
     measured = measure(timelines, progress, replica_of=settings.feed.replica)
     facts = TrainingFacts(
@@ -204,7 +200,7 @@ def _hosts(topology: Topology, processes_per_host: int) -> tuple[Host, ...]:
 
 def _hyperparameters(settings: ProcessSettings, log: Log) -> dict[str, Scalar]:
     try:
-        found = exports.hyperparameters(settings.base_dir)
+        found = sagemaker_variables.hyperparameters(settings.base_dir)
     except UsageError as err:
         log.event(EventName.HYPERPARAMETERS_READ_FAILED, reason=err.what)
         return {}
@@ -237,7 +233,7 @@ def _metrics(settings: ProcessSettings, output: Path, log: Log) -> dict[str, flo
 
 
 class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """Says how a rank failed, as its exception hook wrote it."""
+    """A rank's failure, as its exception hook wrote it."""
 
     rank: int
     host: str = ""
@@ -246,7 +242,7 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
     traceback: str = ""
 
     def text(self) -> str:
-        """Returns the failure in words: one line, then the traceback."""
+        """Returns one line, then the traceback."""
         raised = f"{self.type}: {self.message}"
         # The words of a worker whose error kept its arguments are a note behind it.
         _, head, note = self.traceback.rpartition(f"{raised}\nCaught ")
@@ -255,12 +251,12 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def words_of_end(who: str, *, exit_code: int, stderr: str) -> str:
-    """Says how a command ended that left no error of its own: a line with the cause, its words.
+    """Returns how a command ended that left no error: a line with the cause, then its last output.
 
     Args:
         who: Such as `the training command on algo-1`.
-        exit_code: Exit code as a shell counts.
-        stderr: The end of what it wrote there, between it lines of stoker's own log.
+        exit_code: As a shell counts.
+        stderr: End of its stderr, which may contain lines of stoker's log.
     """
     lines = without_events(stderr.splitlines())
     first = reason_of_failure(lines, who=who, exit_code=exit_code)
@@ -270,7 +266,7 @@ def words_of_end(who: str, *, exit_code: int, stderr: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEnd:
-    """A rank ended badly, with this exit code (as a shell counts) and this failure."""
+    """A rank that failed, with its exit code (as a shell counts)."""
 
     rank: int
     exit_code: int
@@ -278,24 +274,23 @@ class RankEnd:
 
     @property
     def is_consequence(self) -> bool:
-        """Returns whether it only says that another rank is gone."""
+        """Whether it only says that another rank is gone."""
         if self.failure is None:
             return self.exit_code in _ENDED_BY_OTHERS
         return says_peer_is_gone(f"{self.failure.type}: {self.failure.message}")
 
 
 def says_peer_is_gone(text: str) -> bool:
-    """Returns whether an error's words say that another process is gone."""
     return bool(_PEER_IS_GONE.search(text))
 
 
 def first_cause(ends: Sequence[RankEnd]) -> RankEnd:
-    """Returns the failure that caused the others; `ends` in the order in which they were seen."""
+    """Returns the failure that caused the others; `ends` in order of time."""
     return next((end for end in ends if not end.is_consequence), ends[0])
 
 
 def read_failure(output: Path, rank: int) -> RankFailure | None:
-    """Reads what rank `rank` wrote to the folder `output`; None if nothing legible."""
+    """Reads the failure of a rank; None if there is none."""
     try:
         text = (output / _FILE.format(rank=rank)).read_bytes()
         return msgspec.json.decode(text, type=RankFailure)
@@ -304,39 +299,27 @@ def read_failure(output: Path, rank: int) -> RankFailure | None:
 
 
 def read_failures(output: Path) -> list[RankFailure]:
-    """Reads what all ranks of this host wrote, by rank."""
-    ranks = sorted(
-        int(found.group(1))
-        for path in output.glob(_FILE.format(rank="*"))
-        if (found := re.fullmatch(r"failure-rank(\d+)\.json", path.name))
-    )
+    """Reads the failures of this host's ranks, by rank."""
+    names = [path.name for path in output.glob(_FILE.format(rank="*"))]
+    found = [re.fullmatch(r"failure-rank(\d+)\.json", name) for name in names]
+    ranks = sorted(int(each.group(1)) for each in found if each)
     return [failure for rank in ranks if (failure := read_failure(output, rank))]
 
 
 def forget_failures(output: Path) -> None:
-    """Deletes what an earlier attempt left in `output`."""
-    for path in output.glob(_FILE.format(rank="*")):
-        path.unlink(missing_ok=True)
-    for path in output.glob(_CAUSE.format(rank="*")):
-        path.unlink(missing_ok=True)
+    """Deletes the failures of an earlier attempt."""
+    for name in (_FILE, _CAUSE):
+        for path in output.glob(name.format(rank="*")):
+            path.unlink(missing_ok=True)
 
 
-class Cause(msgspec.Struct, frozen=True, kw_only=True):
-    """Names the first failing rank of this host, with its exit code."""
-
-    rank: int
-    exit_code: int
-
-
-def read_cause(output: Path) -> Cause | None:
-    """Returns the first failing rank of this host, where torchrun said it."""
-    for path in sorted(output.glob(_CAUSE.format(rank="*"))):
-        with contextlib.suppress(OSError, msgspec.DecodeError):
-            return msgspec.json.decode(path.read_bytes(), type=Cause)
-    return None
+def read_cause(output: Path) -> int | None:
+    """Returns the rank of this host that failed first, if torchrun told it."""
+    found = sorted(output.glob(_CAUSE.format(rank="*")))
+    return int(found[0].name.removeprefix(_CAUSE.format(rank=""))) if found else None
 
 
-def write_cause(output: Path, cause: Cause) -> None:
-    """Writes down which rank failed first, for the launcher."""
+def write_cause(output: Path, rank: int) -> None:
+    """Records which rank failed first, for the launcher."""
     output.mkdir(parents=True, exist_ok=True)
-    (output / _CAUSE.format(rank=cause.rank)).write_bytes(msgspec.json.encode(cause))
+    (output / _CAUSE.format(rank=rank)).touch()

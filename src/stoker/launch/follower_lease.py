@@ -1,8 +1,8 @@
-"""The dnn leader of a job on Kubernetes looks whether anybody still follows the run.
+"""Whether a run on Kubernetes is still followed, checked by the dnn leader.
 
-Whoever follows it writes the time into a ConfigMap once a minute; the kubelet brings it into the
-pod as files. They are compared with what they were, and nothing else: the clocks of two hosts may
-differ. Files that were never seen mean nothing, for a job that was applied by hand has no follower.
+The follower writes the time into a ConfigMap once a minute; the kubelet mounts it into the pod as
+files. Only changes count, as clocks of hosts may differ. Without files the run has no follower: it
+was applied by hand.
 """
 
 import time
@@ -12,18 +12,17 @@ from pathlib import Path
 from stoker.settings import LEASE_MINUTES_FILE, LEASE_RENEWED_FILE
 
 # It changes once a minute at most, and ends a run after minutes.
-LOOK_SECONDS = 5.0
+POLL_SECONDS = 5.0
 
 
 class FollowerLease:
-    """Reads the lease as its files tell it.
+    """The lease, read from its files.
 
     Args:
-        folder: Where the ConfigMap is mounted; None: the run has no lease.
-        clock: Monotonic seconds.
+        folder: Mount of the ConfigMap; None: the run has no lease.
 
     Attributes:
-        failure: Why the run is abandoned, in words; empty while it is not.
+        failure: Why the run is abandoned; empty while it is not.
     """
 
     def __init__(self, folder: Path | None, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -35,11 +34,11 @@ class FollowerLease:
         self.failure = ""
 
     def tick(self) -> bool:
-        """Looks, every LOOK_SECONDS; returns True once, when the run turns out to be abandoned."""
+        """Checks every POLL_SECONDS; returns True once, when the run is found abandoned."""
         now = self._clock()
         if self._folder is None or self.failure or now < self._look_at:
             return False
-        self._look_at = now + LOOK_SECONDS
+        self._look_at = now + POLL_SECONDS
         try:
             renewed = (self._folder / LEASE_RENEWED_FILE).read_text(encoding="utf-8")
             minutes = float((self._folder / LEASE_MINUTES_FILE).read_text(encoding="utf-8"))

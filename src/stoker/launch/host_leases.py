@@ -1,12 +1,12 @@
-"""A host that is silent for longer than its lease is lost: the leader keeps the run's hosts here.
+"""The leader's record of the run's hosts: a host that is silent for longer than its lease is lost.
 
-The lease is `FeedSettings.lease_seconds`, 60 s by default. Pure: the clock is handed in, nothing is
-sent. `coordinator.py` calls `expire` and tells the ranks; where the run cannot go on, its
-`on_failure` ends it (`trainer_host.py`).
+The lease is `FeedSettings.lease_seconds`, 60 s by default. Pure: the clock is a parameter, nothing
+is sent. `coordinator.py` calls `expire` and informs the ranks; its `on_failure` ends a run that
+cannot continue (`trainer_host.py`).
 
-A host is named by the topology, a launcher on it by its incarnation. A launcher that comes back has
-another incarnation; the older one is superseded and refused from then on. A data host may come
-late, leave, and come back. A dnn follower may not: with it the training is lost.
+The topology names hosts, an incarnation a launcher's process on one. A restarted launcher has a new
+incarnation; the old one is superseded and refused. A data host may come late, leave, and return. A
+dnn follower may not: with it the training is lost.
 """
 
 from collections.abc import Sequence
@@ -27,13 +27,12 @@ from stoker.feed.wire.protocol import (
 
 # Three heartbeats fit into a lease, so that a lost one and a busy machine do not end it.
 BEATS_PER_LEASE = 4
-# A long lease is for hosts that hang, not for heartbeats: a hole in the network may then
-# last nearly as long as the lease, and a process that died is noticed soon.
+# Also with long leases: a network failure may then last nearly as long as the lease, and a process
+# that died is noticed soon.
 MAX_BEAT_SECONDS = 3.0
-# A heartbeat that is late by half an interval: the coordinator looks whether the connection is
-# there.
+# If a heartbeat is half an interval late, the coordinator checks the connection.
 LATE_BEATS = 1.5
-# A launcher whose connection has ended dials again within a second: one that does not is dead.
+# A launcher whose connection ended reconnects within a second: one that does not is dead.
 CUT_OFF_SECONDS = 5.0
 
 HostChange = Literal["joined", "rejoined", "left", "lost", "absent"]
@@ -41,12 +40,12 @@ HostChange = Literal["joined", "rejoined", "left", "lost", "absent"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """Says what happened to a host.
+    """A change of a host's state.
 
     Attributes:
         kind: `agent` of a data host, `follower` of a dnn host.
-        reason: Reason for people; empty where `what` says it all.
-        exit_code: Exit code of the follower's training command, where it left.
+        reason: Empty if `what` is enough.
+        exit_code: Exit code of a follower's training command, if it left.
     """
 
     what: HostChange
@@ -57,7 +56,6 @@ class Change:
 
     @property
     def fails_the_run(self) -> bool:
-        """Returns whether the training cannot go on."""
         if self.kind == "agent":
             return False
         is_gone = self.what in ("lost", "absent", "rejoined")
@@ -66,7 +64,7 @@ class Change:
 
 @dataclass(slots=True)
 class _HostState:
-    """Holds what the leader knows of a host of the run: not yet there, there, lost or left."""
+    """A host of the run: absent, live, lost or left."""
 
     kind: Literal["agent", "follower"]
     join: Join | None = None
@@ -80,10 +78,10 @@ class _HostState:
 
 
 class HostLeases:
-    """Keeps the hosts of a run, but for the leader, and declares those lost that fall silent.
+    """Leases of the run's hosts, except the leader.
 
     Args:
-        run_id: Names the run; launchers of another run are refused.
+        run_id: Id of the run; launchers of other runs are refused.
         agents: Data hosts.
         followers: dnn hosts besides the leader.
         lease_seconds: A launcher that is silent for longer is lost.
@@ -112,17 +110,17 @@ class HostLeases:
 
     @property
     def live(self) -> tuple[str, ...]:
-        """Returns hosts whose lease runs."""
+        """Hosts whose lease is valid."""
         return tuple(host for host, state in self._hosts.items() if state.is_live)
 
     @property
     def awaited(self) -> tuple[str, ...]:
-        """Returns hosts that have never come."""
+        """Hosts that have never come."""
         return tuple(host for host, state in self._hosts.items() if state.join is None)
 
     @property
     def unready(self) -> tuple[str, ...]:
-        """Returns hosts whose commands of the engine do not take work, or that are not there."""
+        """Hosts whose engine commands are not ready, or that are not live."""
         return tuple(
             host
             for host, state in self._hosts.items()
@@ -130,7 +128,7 @@ class HostLeases:
         )
 
     def awaited_followers(self) -> tuple[str, ...]:
-        """Returns dnn hosts that are there or may still come: neither done nor lost."""
+        """Returns dnn hosts that are live or may still come: neither done nor lost."""
         return tuple(
             host
             for host, state in self._hosts.items()
@@ -138,20 +136,20 @@ class HostLeases:
         )
 
     def live_followers(self) -> tuple[str, ...]:
-        """Returns dnn hosts whose lease runs."""
+        """Returns dnn hosts whose lease is valid."""
         return tuple(h for h, state in self._hosts.items() if state.is_live and _trains(state))
 
     def join(self, message: Join, now: float) -> tuple[Welcome | Refused, Change | None]:
-        """Lets a launcher in, or refuses it; joining again renews the lease."""
+        """Accepts or refuses a launcher; joining again renews the lease."""
         reason = self._refusal(message)
         if reason:
             return Refused(reason=reason), None
         state = self._hosts[message.host]
         change = self._change_of(state, message)
         if state.join and state.join.incarnation != message.incarnation:
-            # The older launcher may hang and wake up: it must not take the place back.
+            # The old launcher may hang and wake up: it must not take the place back.
             self._superseded.add((message.host, state.join.incarnation))
-            # The new launcher has started none of the engine's commands yet.
+            # The new launcher has not started the engine's commands.
             state.stage = "begun"
         state.join, state.heard_at, state.is_live, state.has_left = message, now, True, False
         state.cut_off_at = None
@@ -159,9 +157,9 @@ class HostLeases:
         return welcome, change
 
     def beat(self, message: Heartbeat, now: float) -> bool:
-        """Renews a lease on a heartbeat; False if the sender is not a member and must join."""
+        """Renews a lease; False if the sender is not a member and must join."""
         state = self._hosts.get(message.host)
-        # One that was given up has to join again, so that its return is told to the ranks.
+        # A lost one must join again, so that ranks learn of its return.
         if state is None or not _speaks_for(state, message.incarnation) or not state.is_live:
             return False
         state.heard_at, state.stage, state.cut_off_at = now, message.stage, None
@@ -170,24 +168,21 @@ class HostLeases:
 
     @property
     def unfed_ranks(self) -> int:
-        """Counts ranks of hosts that are here, where none asks for a batch of the feed."""
+        """Number of ranks of live hosts that never ask for a batch of the feed."""
         return sum(state.unfed_ranks for state in self._hosts.values() if state.is_live)
 
     def late(self, now: float) -> tuple[str, ...]:
-        """Returns hosts whose heartbeat is late: perhaps their connection has ended."""
+        """Returns hosts whose heartbeat is late; their connections may have ended."""
         longest = LATE_BEATS * self._beat_seconds
         return tuple(h for h, s in self._hosts.items() if s.is_live and now - s.heard_at > longest)
 
     def cut_off(self, host: str, now: float) -> None:
-        """Notes that the connection of a launcher has ended; unless it comes back it is lost."""
+        """Records that a launcher's connection ended; unless it reconnects it is lost."""
         state = self._hosts[host]
         state.cut_off_at = now if state.cut_off_at is None else state.cut_off_at
 
     def stood_still(self, seconds: float) -> None:
-        """Moves all deadlines: for so long nobody could be heard, for the coordinator hung.
-
-        Its process was stopped, or its machine was: what hosts sent meanwhile is still to be read.
-        """
+        """Extends all deadlines by the time for which the coordinator was suspended."""
         self._start_by += seconds
         for state in self._hosts.values():
             state.heard_at += seconds
@@ -195,7 +190,7 @@ class HostLeases:
                 state.cut_off_at += seconds
 
     def leave(self, message: Leave) -> Change | None:
-        """Takes a launcher's goodbye; None if it was no member."""
+        """Records a launcher's goodbye; None if it was not a member."""
         state = self._hosts.get(message.host)
         if state is None or not _speaks_for(state, message.incarnation) or state.has_left:
             return None
@@ -223,18 +218,18 @@ class HostLeases:
         return changes
 
     def _loss(self, state: _HostState, now: float) -> str:
-        """Says why a live host is lost; empty: it is not."""
+        """Returns why a live host is lost; empty: it is not."""
         if not state.is_live:
             return ""
         silent = now - state.heard_at
         if silent > self._lease_seconds:
             return f"silent for {silent:.0f} s (lease {self._lease_seconds:g} s)"
         if state.cut_off_at is not None and now - state.cut_off_at > CUT_OFF_SECONDS:
-            return f"its launcher's connection ended, nothing was heard for {silent:.0f} s"
+            return f"its launcher's connection ended, silent for {silent:.0f} s"
         return ""
 
     def roster(self, now: float) -> Roster:
-        """Returns the agents that trainers may dial, those lost, and those that never came."""
+        """Returns live, lost and absent agents, for trainers."""
         states = [state for state in self._hosts.values() if state.kind == "agent"]
         agents = [(place, s, s.join) for place, s in enumerate(states) if s.join]
         return Roster(
@@ -244,7 +239,7 @@ class HostLeases:
             lost=tuple(
                 _member(join, now - s.heard_at, place)
                 for place, s, join in agents
-                # One that said goodbye is in neither list: ranks wait for those that are lost.
+                # Hosts that said goodbye are in neither list: ranks wait for lost ones.
                 if not s.is_live and not s.has_left
             ),
             expected=len(states),
@@ -267,34 +262,30 @@ class HostLeases:
         if state is None or state.kind != message.kind:
             return f"{message.host} is not a host ({message.kind}) of this run"
         if (message.host, message.incarnation) in self._superseded:
-            return f"{message.host} has come back as another process"
+            return f"{message.host} has restarted as another process"
         return ""
 
     def _change_of(self, state: _HostState, message: Join) -> Change | None:
         if state.join is None:
             return Change(what="joined", host=message.host, kind=state.kind)
-        # A join is repeated until its answer comes: this is no news.
+        # A join is repeated until its answer comes.
         if state.is_live and state.join == message:
             return None
-        is_same_follower = _follows(state) and state.join.incarnation == message.incarnation
-        if is_same_follower and state.is_live:
+        follows = state.kind == "follower"
+        if state.is_live and follows and state.join.incarnation == message.incarnation:
             return None
-        reason = "its launcher started again" if _follows(state) else ""
+        reason = "its launcher restarted" if follows else ""
         return Change(what="rejoined", host=message.host, kind=state.kind, reason=reason)
 
 
 def heartbeat_seconds(lease_seconds: float) -> float:
-    """Returns the seconds between two heartbeats of a launcher."""
+    """Returns the interval of a launcher's heartbeats."""
     return min(MAX_BEAT_SECONDS, lease_seconds / BEATS_PER_LEASE)
 
 
-def _follows(state: _HostState) -> bool:
-    return state.kind == "follower"
-
-
 def _trains(state: _HostState) -> bool:
-    """Returns whether it is a dnn host whose training has not come to its end."""
-    return _follows(state) and state.stage != "done"
+    """Returns whether it is a dnn host whose training has not ended."""
+    return state.kind == "follower" and state.stage != "done"
 
 
 def _speaks_for(state: _HostState, incarnation: str) -> bool:

@@ -1,25 +1,16 @@
-"""`stoker launch -- CMD` finds out which host this is, and plays its part in the run.
-
-SageMaker starts an image that brings its own entry point with the one word `train`. The command is
-then STOKER_COMMAND, or the program that the estimators of SageMaker's SDK name. The training's code
-may be a .tar.gz package that comes as a channel: hosts unpack it and run the command there. Signals
-go to the host's processes by `supervise`.
-"""
+"""`stoker launch -- CMD` finds out which host this is, and does its part of the run."""
 
 import contextlib
 import json
 import os
 import queue
-import shutil
-import tarfile
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.errors import PlatformError, StokerError, UsageError
-from stoker.launch import exports
-from stoker.launch.engines.hosts import serve_command
+from stoker.launch.code import check_words, order_of
+from stoker.launch.engines.data_host import serve_command
 from stoker.launch.engines.server import forget_secret
 from stoker.launch.finish import leave_in_pod, write_failure
 from stoker.launch.leader_connection import HostRun, keys_of
@@ -29,150 +20,15 @@ from stoker.launch.trainer_host import follow, lead
 from stoker.logs import EventName, Log
 from stoker.settings import ProcessSettings, from_environment
 
-_FIX = "pack the folder anew with `tar -C FOLDER -czf code.tar.gz .`, and data as a channel"
-_TRAIN = ("train",)
-_SERVE = ("serve",)
-_EXAMPLE = 'STOKER_COMMAND=["python", "train.py"]'
 # The folders of a pod that may be a claim's (kubernetes.output).
 _KEPT = ("model", "checkpoints", "output")
 
 
-def unpack(package: Path, folder: Path) -> Path:
-    """Unpacks a package into `folder`, over what is there, and returns `folder`.
-
-    What is there stays as it is if the package is refused. Python's data filter (3.11.4) refuses
-    members that lead out of the folder.
-
-    Args:
-        package: A tar file with gzip.
-        folder: Need not exist.
-
-    Raises:
-        UsageError: If there is no package, it is broken or empty, or holds anything but files,
-            folders and links that stay inside.
-    """
-    # Inside it: this user may be able to write nowhere else, and it may be a disk of its own.
-    fresh = folder / f".unpacked.{os.getpid()}"
-    is_new = not folder.exists()
-    try:
-        fresh.mkdir(parents=True)
-        with tarfile.open(package, "r:gz") as archive:
-            archive.extraction_filter = getattr(tarfile, "data_filter", None)
-            archive.extractall(fresh)
-        entries = sorted(fresh.iterdir())
-        if not entries:
-            raise UsageError("the package of code is empty", where=str(package), fix=_FIX)
-        for entry in entries:
-            _replace(entry, folder / entry.name)
-    except (tarfile.TarError, EOFError) as err:
-        raise UsageError(f"not a package of code: {err}", where=str(package), fix=_FIX) from None
-    except OSError as err:
-        raise UsageError(
-            f"the package of code cannot be unpacked: {err.strerror or err}",
-            where=f"{package}, into {folder}",
-            fix="check that the channel contains it, and that the folder is writable and has space",
-        ) from None
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-        if is_new:
-            # It stays if anything is in it.
-            with contextlib.suppress(OSError):
-                folder.rmdir()
-    return folder
-
-
-def _replace(entry: Path, target: Path) -> None:
-    if target.is_dir() and not target.is_symlink():
-        shutil.rmtree(target)
-    elif target.is_symlink() or target.exists():
-        target.unlink()
-    entry.rename(target)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchedCommand:
-    """The launcher starts the training command in its folder.
-
-    Attributes:
-        command: Program and arguments of the training.
-        folder: Where it runs, and whose modules it and the data hosts import; None: where the
-            launcher was started.
-    """
-
-    command: tuple[str, ...]
-    folder: Path | None
-
-
-def check_words(words: Sequence[str]) -> None:
-    """Refuses words that cannot be a command on any host.
-
-    Raises:
-        UsageError: Without words, and for `serve`.
-    """
-    if not words:
-        raise UsageError("no command to launch", fix="stoker launch -- python train.py")
-    if tuple(words) == _SERVE:
-        raise UsageError(
-            "this image trains, it does not serve models",
-            where="stoker launch serve",
-            fix="register the model with an image that serves it: sagemaker.model.image",
-        )
-
-
-def order_of(
-    words: Sequence[str], *, settings: ProcessSettings, environ: Mapping[str, str]
-) -> LaunchedCommand:
-    """Returns the command that `words` mean, with its code unpacked.
-
-    Raises:
-        UsageError: If the code cannot be unpacked, or `train` means no command.
-    """
-    folder = None
-    if settings.code_file:
-        folder = unpack(settings.code_file, settings.base_dir / "code")
-    if tuple(words) != _TRAIN:
-        return LaunchedCommand(command=tuple(words), folder=folder)
-    if settings.command:
-        return LaunchedCommand(command=settings.command, folder=folder)
-    program = exports.program(settings.base_dir, environ)
-    if not program:
-        raise UsageError(
-            "`stoker launch train` does not know what to train",
-            where="variable STOKER_COMMAND, hyperparameter sagemaker_program",
-            fix=f"set {_EXAMPLE} in the image or the job, give the job the command as its "
-            "container arguments, or name a program called train by its whole path",
-        )
-    folder = folder or _submitted(settings.base_dir)
-    if not (folder / program).is_file():
-        raise UsageError(
-            f"there is no program {program}",
-            where=f"folder {folder}, hyperparameter sagemaker_program",
-            fix=f"name a file of that folder, or set {_EXAMPLE}",
-        )
-    command = ("python", program) if program.endswith(".py") else (f"./{program}",)
-    return LaunchedCommand(command=command, folder=folder)
-
-
-def _submitted(base_dir: Path) -> Path:
-    """Returns the folder that the hyperparameter sagemaker_submit_directory names."""
-    named = exports.module_dir(base_dir)
-    if "://" in named:
-        raise UsageError(
-            f"the launcher does not fetch code: {named}",
-            where="hyperparameter sagemaker_submit_directory",
-            fix="set sagemaker.source in the workload, which makes the code a channel of the job",
-        )
-    return Path(named)
-
-
 def check_kept_folders(base_dir: Path) -> None:
-    """Writes a file into each folder that outlives the pod, and deletes it again.
+    """Checks that each folder that outlives the pod is writable.
 
-    The kubelet makes a claim's folders as root, and volumes like NFS ignore the pod's fsGroup: that
-    is to be known in the first second, not when the model is saved.
-
-    Args:
-        base_dir: The job folder; of its folders only those are checked that are there.
+    The kubelet creates a claim's folders as root, and volumes like NFS ignore the pod's fsGroup:
+    better to fail in the first second than when the model is saved.
 
     Raises:
         UsageError: If one cannot be written.
@@ -196,12 +52,10 @@ def check_kept_folders(base_dir: Path) -> None:
 
 
 def check_fresh_starts(settings: ProcessSettings) -> None:
-    """Refuses a run that would begin anew once more, as its hosts are taken away again and again.
-
-    Its next start would lose as much; and nobody counts such starts as failures.
+    """Refuses another restart of all hosts without a checkpoint, which would lose as much again.
 
     Raises:
-        PlatformError: If nothing was saved in as many starts as the platform allows.
+        PlatformError: If nothing was saved in as many restarts as the platform allows.
     """
     most = settings.max_fresh_starts
     folders = [settings.base_dir / name for name in ("checkpoints", "model", "output/data")]
@@ -226,16 +80,14 @@ def check_fresh_starts(settings: ProcessSettings) -> None:
 
 
 def launch(command: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Plays this host's part to its end; returns the exit code of the process.
+    """Does this host's part to its end; returns the exit code of the process.
 
-    On a dnn host that is the training command's own code, or 4 where another host was lost; on a
-    data host 0 whenever the dnn group decided, 5 if it never came. It is also 0 where data hosts
-    fed nobody: only the record says that the run failed. Blocks for the whole run.
+    On a dnn host that is the training command's, or 4 if another host was lost; on a data host 0 if
+    the dnn group decided, 5 if it never came. Also 0 if the data hosts were not used: only the
+    record says that the run failed. Blocks for the whole run.
 
     Args:
-        command: Program and arguments of the training; `train` alone means the command that
-            the job names (see `stoker.launch.launcher`).
-        environ: Environment of this process.
+        command: Program and arguments; `train` alone: see `stoker.launch.code`.
 
     Raises:
         UsageError: If the environment, the job folder or the code is malformed.
@@ -316,7 +168,7 @@ def _play(run: HostRun, command: Sequence[str]) -> int:
         if run.settings.engine.name != "feed":
             return serve_command(run)
         # Imported only here: it brings the worker side of the feed along.
-        from stoker.launch.data_host import serve
+        from stoker.launch.feed_host import serve
 
         return serve(run)
     _make_folders(run)

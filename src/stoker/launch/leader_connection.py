@@ -1,9 +1,9 @@
-"""A launcher is a member of a run: it joins, sends heartbeats, and learns how the run ended.
+"""A launcher's membership in its run: joining, heartbeats, and the outcome.
 
-Three things can be behind a leader's silence. Its host is gone, or the network: the lease tells,
-which is long. Its launcher has ended: nobody listens at its port, which tells within seconds, for
-no launcher starts again in the same run. Or it hangs (a live migration, SIGSTOP): then the
-trainers of the run go on, and a data host that serves one has a sign of life.
+A leader may be silent for three reasons. Its host or the network is gone: only the lease shows it,
+which is long. Its launcher has ended: its port refuses connections, which shows within seconds, as
+no launcher restarts in the same run. Or it hangs (a live migration, SIGSTOP): then the run's
+trainers continue, and a data host that serves one knows that the run is alive.
 """
 
 import queue
@@ -39,35 +39,34 @@ from stoker.feed.wire.protocol import (
 )
 from stoker.launch.coordinator import MAX_MESSAGE_BYTES
 from stoker.launch.host_leases import LATE_BEATS, heartbeat_seconds
-from stoker.launch.supervise import Inbox
+from stoker.launch.supervise import Decided, Inbox
 from stoker.launch.topology import Topology
 from stoker.logs import EventName, Log
 from stoker.records import FeedSettings
 from stoker.settings import ProcessSettings
 
-# Where connections to a silent leader are refused for so long, its launcher has ended.
+# If a silent leader's port refuses connections for this long, its launcher has ended.
 REFUSED_SECONDS = 5.0
-# Where a connection was ended by the leader's side (its container is gone, and said so on the
-# way), and nobody answers for so long.
+# The same if the leader's side closed the connection (its container ended) and nothing answers.
 ENDED_SECONDS = 12.0
-# A connection that ends so soon after a message was ended by the other side: libzmq itself gives up
-# a silent one after 15 s.
+# A connection that ends this soon after a message was closed by the other side: libzmq closes a
+# silent one after 15 s.
 _ALIVE_SECONDS = 9.0
-# A turn of the loop takes a fraction of a second: after a longer one this process had hung,
-# and what the leader sent meanwhile is still to be read.
+# A loop iteration takes a fraction of a second; in a longer one this process hung, and the leader's
+# messages are still to be read.
 STANDSTILL_SECONDS = 2.0
-# A join is repeated, and a silent connection made anew, after this long.
+# Interval of repeated joins, and timeout of a silent connection.
 JOIN_SECONDS = 0.5
 RECONNECT_SECONDS = 3.0
-# How often the port of a silent leader is tried.
-_LOOK_SECONDS = 1.0
-# The thread that sends the heartbeats waits for the attempt, so that it is short.
+# Interval for trying the port of a silent leader.
+_POLL_SECONDS = 1.0
+# Short, as it blocks the thread that sends heartbeats.
 _DIAL_SECONDS = 0.3
 _POLL_MS = 50
 
 
 class Silence:
-    """Tells how long a leader has been silent, and what that means.
+    """A leader's silence, and what it means.
 
     Args:
         lease_seconds: A leader that is silent for longer is lost.
@@ -82,15 +81,14 @@ class Silence:
         self.heard_at: float | None = None
 
     def hear(self, now: float) -> None:
-        """Notes a message of the leader."""
+        """Records a message of the leader."""
         self.heard_at, self._refused_since, self._ended_at = now, None, None
 
     def dial(self, now: float, *, is_refused: bool | None) -> None:
-        """Notes how the leader's port answers.
+        """Records how the leader's port answers.
 
         Args:
-            now: Monotonic seconds.
-            is_refused: Whether connections are refused; None: nobody answers, which tells nothing.
+            is_refused: Whether connections are refused; None: no answer, which means nothing.
         """
         if is_refused is None:
             return
@@ -98,15 +96,15 @@ class Silence:
         self._refused_since = since if is_refused else None
 
     def end(self, now: float) -> None:
-        """Notes that the connection ended; in the middle of silence that tells nothing."""
+        """Records that the connection ended; in the middle of silence that means nothing."""
         if self.heard_at is not None and now - self.heard_at < _ALIVE_SECONDS:
             self._ended_at = now
 
     def turn(self, now: float) -> float:
-        """Notes a turn of the loop; it must be called at each.
+        """Records a loop iteration; call it in every one.
 
         Returns:
-            For how many seconds this process hung, which counts for nothing; else 0.
+            Seconds for which this process hung, which do not count as silence; else 0.
         """
         seconds, self._turned_at = now - self._turned_at, now
         if seconds <= STANDSTILL_SECONDS or self.heard_at is None:
@@ -119,10 +117,9 @@ class Silence:
         return seconds
 
     def reason(self, now: float, *, trainers_heard_at: float) -> str:
-        """Says why the leader is lost, as the end of a sentence about it; empty: it is not.
+        """Returns why the leader is lost, as the end of a sentence about it; empty: it is not.
 
         Args:
-            now: Monotonic seconds.
             trainers_heard_at: Last sign of life of a trainer that this host serves.
         """
         if self.heard_at is None:
@@ -131,24 +128,24 @@ class Silence:
         if silent > self._lease_seconds:
             return f"was silent for more than {self._lease_seconds:g} s"
         refused = 0.0 if self._refused_since is None else now - self._refused_since
-        # Silence, too, and not only refusals: it also counts from the trainers' last sign of life.
+        # Not refusals alone: trainers may have shown signs of life since.
         if min(silent, refused) > REFUSED_SECONDS:
-            return "has no launcher any more: it ended without a word"
+            return "ended without a goodbye: its port refuses connections"
         ended = 0.0 if self._ended_at is None else now - self._ended_at
         if min(silent, ended) > ENDED_SECONDS:
-            return "has ended its connection, and nobody answers there any more"
+            return "closed its connection and does not answer any more"
         return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MembershipVerdict:
-    """The verdict says why this launcher has to end.
+    """Why this launcher must end.
 
     Attributes:
-        kind: decided: the leader said how the run ended; lost: it was silent for longer than the
-            lease, or its launcher has ended; never: it did not answer before the start deadline;
-            refused: it does not want this host.
-        state: What the leader said, where it decided.
+        kind: decided: by the leader; lost: the leader was silent for its lease, or its launcher
+            ended; never: it did not answer before the start deadline; refused: it does not accept
+            this host.
+        state: The leader's message, if it decided.
     """
 
     kind: Literal["decided", "lost", "never", "refused"]
@@ -157,19 +154,15 @@ class MembershipVerdict:
 
 
 class Membership:
-    """Keeps a launcher's lease at the coordinator, in a thread of its own.
+    """A launcher's lease at the coordinator, kept in a thread.
 
     Args:
-        join: What this host says of itself; see `new_incarnation`.
-        keys: Keys of the run.
-        address: Name or address of the leader; a name is resolved anew at each reconnect.
+        join: This host's first message; see `HostRun.join`.
+        address: Name or address of the leader; a name is resolved at each reconnect.
         port: Port of its coordinator.
-        feed: Lease and start deadline.
-        log: Log of this host.
-        on_verdict: Called once, in the thread, when this launcher has to end.
-        trainers_heard_at: Returns when this host last had a sign of life of a trainer, monotonic
-            seconds: while it serves one, a silent leader hangs and is not lost.
-        clock: Monotonic seconds.
+        on_verdict: Called once, in the thread, when this launcher must end.
+        trainers_heard_at: Returns the last sign of life of a trainer, in monotonic seconds: while
+            this host serves one, a silent leader hangs and is not lost.
     """
 
     def __init__(
@@ -215,37 +208,41 @@ class Membership:
 
     @property
     def leader_ip(self) -> str | None:
-        """Returns the leader's address as last resolved."""
+        """The leader's address as last resolved."""
         return self._leader_ip
 
     @property
     def run_stage(self) -> RunStage:
-        """Returns how far the engine's commands are, as the leader last said."""
+        """State of the engine's commands, as last announced by the leader."""
         return self._run_stage
 
     def tell(self, stage: HostStage) -> None:
-        """Tells the leader how far this host is with the engine's commands; returns at once."""
+        """Reports the state of this host's engine commands to the leader; returns at once."""
         self._stage = stage
 
     def tell_unfed(self, ranks: int) -> None:
-        """Tells the leader that none of so many ranks here asks for batches; returns at once."""
+        """Reports how many ranks of this host never ask for batches; returns at once."""
         self._unfed_ranks = ranks
 
     @property
+    def verdict(self) -> MembershipVerdict | None:
+        """Why this launcher must end; None while it may run."""
+        return self._verdict
+
+    @property
     def start_order(self) -> Start | None:
-        """Returns what the leader told this follower to start; None until it has said so."""
+        """The leader's order for this follower; None until it has come."""
         return self._start
 
     def start(self) -> None:
-        """Begins to join."""
         self._thread.start()
 
     def wait_until_welcome(self, timeout_seconds: float) -> bool:
-        """Waits until the coordinator lets this launcher in; False after `timeout_seconds`."""
+        """Waits until the coordinator has accepted this launcher; False after the timeout."""
         return self._is_welcome.wait(timeout_seconds)
 
     def leave(self, *, exit_code: int | None = None, reason: str = "") -> None:
-        """Says goodbye; `close` sees to it that it gets out."""
+        """Says goodbye; `close` waits until it is sent."""
         goodbye = Leave(
             host=self._join.host,
             incarnation=self._join.incarnation,
@@ -276,7 +273,7 @@ class Membership:
                 else:
                     self._is_closing.wait(JOIN_SECONDS)
                     self._judge_silence()
-        except Exception as err:  # the edge of a thread: the launcher must not wait for it
+        except Exception as err:  # at the edge of a thread, for which the launcher must not wait
             self._decide(MembershipVerdict(kind="lost", reason=f"membership failed: {err!r}"))
         finally:
             self._context.term()
@@ -285,7 +282,7 @@ class Membership:
         found = self._resolve()
         if not found:
             return None
-        # Any of them may be the one that works, so that the next attempt takes another.
+        # At random, so that the next attempt may try another address.
         self._leader_ip = random.choice(found)
         host = f"[{self._leader_ip}]" if ":" in self._leader_ip else self._leader_ip
         connection = self._context.socket(zmq.DEALER)
@@ -294,7 +291,7 @@ class Membership:
         return connection
 
     def _resolve(self) -> Sequence[str]:
-        """Returns the leader's addresses; none while its name is not known."""
+        """Returns the leader's addresses; none while its name cannot be resolved."""
         answers: queue.SimpleQueue[Sequence[str]] = queue.SimpleQueue()
 
         def look_up() -> None:
@@ -304,8 +301,8 @@ class Membership:
                 found = []
             answers.put([str(address[0]) for *_, address in found])
 
-        # In a thread: without a network a resolver blocks for 20 s and more, and neither a verdict
-        # nor the end may wait for that.
+        # In a thread: without a network a resolver blocks for 20 s and more, which neither a
+        # verdict nor the end may wait for.
         threading.Thread(target=look_up, name="resolve", daemon=True).start()
         while not self._is_closing.is_set():
             try:
@@ -315,21 +312,21 @@ class Membership:
         return ()
 
     def _speak(self, connection: "zmq.Socket[bytes]", monitor: "zmq.Socket[bytes]") -> None:
-        """Speaks over one connection until it falls silent, the run ends, or `close`."""
+        """Uses one connection until it falls silent, the run ends, or `close`."""
         connected_at = self._clock()
         is_member = False
         next_at = connected_at
         while True:
-            # Before the look at `_is_closing`: `leave` and `close` follow each other, and the
-            # goodbye has to get out.
+            # Before `_is_closing` is checked: `close` follows `leave`, whose goodbye must be sent.
             if not self._leaving.empty():
                 self._has_left = True
                 self._send(connection, self._leaving.get())
             if self._is_closing.is_set():
                 return
             now = self._clock()
-            # The whole run waits for the last host to say it: not at the next heartbeat.
-            if is_member and self._has_news:
+            # Not at the next heartbeat: the whole run may wait for this news.
+            said = (self._said_stage, self._said_unfed_ranks)
+            if is_member and said != (self._stage, self._unfed_ranks):
                 next_at = now
             if now >= next_at and not self._has_left and not self._is_refused():
                 self._send(connection, self._beat() if is_member else self._join)
@@ -343,18 +340,13 @@ class Membership:
                         next_at = min(next_at, heard_at + self._beat_seconds)
             if monitor.poll(0):
                 read_event(monitor)
-                # By the leader's side, or given up by libzmq: `end` tells them apart by the time.
+                # Closed by the leader's side or by libzmq: `end` decides by the time.
                 self._silence.end(self._clock())
             self._judge_silence()
-            # libzmq would dial the same address for ever; a new connection resolves the name again.
+            # libzmq retries the same address forever; a new connection resolves the name again.
             patience = max(RECONNECT_SECONDS, 2 * self._beat_seconds)
             if self._clock() - max(connected_at, self._silence.heard_at or 0.0) > patience:
                 return
-
-    @property
-    def _has_news(self) -> bool:
-        said = (self._said_stage, self._said_unfed_ranks)
-        return said != (self._stage, self._unfed_ranks)
 
     def _beat(self) -> Heartbeat:
         self._said_stage, self._said_unfed_ranks = self._stage, self._unfed_ranks
@@ -395,16 +387,16 @@ class Membership:
                 why = message.reason.partition("\n")[0]
                 what = f"training {message.outcome}"
                 if message.outcome == "released":
-                    what = "training goes on without data hosts"
+                    what = "training continues without data hosts"
                 reason = f"the {what}" + (f": {why}" if why else "")
                 self._decide(MembershipVerdict(kind="decided", reason=reason, state=message))
             case State() if message.unknown:
-                # The leader has given this host up, or is a new one: the next message is a Join.
+                # The leader lost this host, or is a new process: the next message is a Join.
                 return False
             case State():
                 self._run_stage = message.stage
             case Start():
-                # The first one counts; the next heartbeat says that it is here.
+                # The first one counts; the next heartbeat confirms it.
                 self._start = self._start or message
             case _:
                 pass
@@ -423,7 +415,7 @@ class Membership:
                 self._decide(MembershipVerdict(kind="never", reason=reason))
             return
         is_late = now - heard_at > LATE_BEATS * self._beat_seconds
-        if is_late and now - self._looked_at >= _LOOK_SECONDS and self._leader_ip is not None:
+        if is_late and now - self._looked_at >= _POLL_SECONDS and self._leader_ip is not None:
             self._looked_at = now
             self._silence.dial(now, is_refused=_refuses(self._leader_ip, self._port))
         reason = self._silence.reason(now, trainers_heard_at=self._trainers_heard_at())
@@ -447,10 +439,7 @@ class Membership:
 
 
 def _refuses(address: str, port: int) -> bool | None:
-    """Returns whether connections are refused there; None if nobody answers.
-
-    Blocks for _DIAL_SECONDS at most.
-    """
+    """Returns whether connections are refused; None if there is no answer within _DIAL_SECONDS."""
     try:
         socket.create_connection((address, port), timeout=_DIAL_SECONDS).close()
     except ConnectionRefusedError:
@@ -460,20 +449,15 @@ def _refuses(address: str, port: int) -> bool | None:
     return False
 
 
-def new_incarnation() -> str:
-    """Returns a name for this life of a launcher."""
-    return secrets.token_hex(8)
-
-
 @dataclass(frozen=True, kw_only=True)
 class HostRun:
-    """Describes this host's part of a run.
+    """This host's part of a run.
 
     Attributes:
         output: Folder for timelines, failures and the record; only dnn hosts have it.
-        folder: Where the command runs, with modules that data hosts may need, too; None: here.
-        inbox: Where signals and decisions come in.
-        keys: Keys of the run; None where it has one host, or no token.
+        folder: Where the command runs, with modules that data hosts may need; None: here.
+        inbox: Source of signals and decisions.
+        keys: Keys of the run; None with one host, or without a token.
     """
 
     settings: ProcessSettings
@@ -487,7 +471,7 @@ class HostRun:
 
     @property
     def coordinator_address(self) -> tuple[str, int]:
-        """Returns where the coordinator listens: name and port."""
+        """Name and port of the coordinator."""
         named = self.settings.coordinator
         if not named:
             return self.topology.leader, self.settings.feed.port
@@ -500,12 +484,12 @@ class HostRun:
 
     @property
     def listen_address(self) -> str:
-        """Returns the interface to listen on: all, or loopback where others are told that."""
+        """Interface to listen on: all, or loopback if that is what others connect to."""
         advertised = self.settings.advertise or ""
         return advertised if advertised.startswith("127.") else "*"
 
     def join(self, *, port: int = 0, batch_port: int = 0, workers: int = 0) -> Join:
-        """Returns the message with which this host joins the coordinator."""
+        """Returns the message with which this host joins the run."""
         return Join(
             protocol=PROTOCOL_VERSION,
             run_id=self.settings.run_id,
@@ -516,12 +500,30 @@ class HostRun:
             port=port,
             batch_port=batch_port,
             workers=workers,
-            incarnation=new_incarnation(),
+            # Names this process, in place of a restarted one.
+            incarnation=secrets.token_hex(8),
+        )
+
+    def membership(
+        self, join: Join, *, trainers_heard_at: Callable[[], float] = lambda: float("-inf")
+    ) -> Membership:
+        """Returns this host's membership, whose verdict arrives as `Decided` in the inbox."""
+        assert self.keys is not None
+        address, port = self.coordinator_address
+        return Membership(
+            join=join,
+            keys=self.keys,
+            address=address,
+            port=port,
+            feed=self.settings.feed,
+            log=self.log,
+            on_verdict=lambda verdict: self.inbox.put(Decided(verdict.reason)),
+            trainers_heard_at=trainers_heard_at,
         )
 
 
 def keys_of(settings: ProcessSettings, topology: Topology, log: Log) -> Keys | None:
-    """Returns the run's keys, where more than one host takes part.
+    """Returns the run's keys if it has more than one host.
 
     Raises:
         UsageError: If there is a data group and no token.
@@ -532,11 +534,11 @@ def keys_of(settings: ProcessSettings, topology: Topology, log: Log) -> Keys | N
         return Keys.from_token(read_token(settings.token_file))
     if topology.data_hosts:
         raise UsageError(
-            "a run with a data group needs a token, so that nobody else is let in",
+            "a run with a data group needs a token, which authenticates its hosts",
             where="variable STOKER_TOKEN_FILE",
             fix="give all hosts the same file of 64 hexadecimal digits",
         )
     log.event(
-        EventName.TOKEN_MISSING, note="a lost host is only noticed by the collective's time-out"
+        EventName.TOKEN_MISSING, note="a lost host is noticed only by the collective's timeout"
     )
     return None

@@ -1,11 +1,9 @@
-"""A run's timelines tell its steps, from which a run that was not profiled gets a passive profile.
+"""Measured steps of a run, and the profile of a run that was not profiled.
 
-Batches come in bursts (several workers, data hosts and local workers of different pace), so that a
-median of single steps would miss the wait that ends a burst: medians are over means of blocks.
-
-The profile holds what was measured and nothing else: no accelerator-only step and no self-check, so
-that bands on it are wider. With a data group the step is that of the whole cluster, and loading is
-counted in CPU-seconds of the dnn hosts' type.
+Batches come in bursts (several workers, hosts of different pace), so a median of single steps would
+miss the wait that ends a burst: medians are over means of blocks. The profile has no
+accelerator-only step and no self-check, so its bands are wider. With a data group, the step is the
+whole cluster's, and loading is in CPU-seconds of the dnn hosts' type.
 """
 
 from collections import Counter
@@ -55,15 +53,15 @@ def measure(
     *,
     replica_of: Callable[[int], int] = int,
 ) -> Measured | None:
-    """Measures the steps of the rank that waits longest; None where there is no timeline.
+    """Measures the steps of the rank that waits longest; None without a timeline.
 
-    Where that rank is on another host, its share of waiting is the one that it reported, and the
-    step, which all ranks have in common, is the one that the leader's ranks measured.
+    If that rank is on another host, its wait share is the reported one, and the step is from the
+    leader's ranks, as all ranks have the same.
 
     Args:
         ranks: The main loader's steps of this host's ranks.
-        progress: Last reports of ranks on all hosts, for those without a timeline here.
-        replica_of: Returns a rank's replica; samples that its ranks share count once.
+        progress: Last reports of all ranks.
+        replica_of: Returns a rank's replica, whose ranks share their samples.
     """
     if not ranks:
         return None
@@ -102,7 +100,7 @@ def measure(
 def wait_shares(
     ranks: Mapping[int, Sequence[MeasuredStep]], progress: Mapping[int, Progress]
 ) -> dict[int, float]:
-    """Returns the share of a step that each rank waits: by its timeline, else by its report."""
+    """Returns each rank's wait share: by its timeline, else by its report."""
     shares = {rank: typical_wait_share(steps) for rank, steps in ranks.items()}
     for rank, report in progress.items():
         seconds = report.steady_wait_seconds + report.steady_compute_seconds
@@ -152,15 +150,15 @@ def passive_profile(
     vcpus: int,
     catalog: Catalog,
 ) -> Profile | None:
-    """Makes the profile of a run that ended, from what its ranks left; None if that is too little.
+    """Returns the profile of a run that ended, or None if there is too little data.
 
     Args:
         record: Record of the leader; its dnn group is the first.
         timelines: The main loader's steps of the leader's ranks.
-        usages: What they used.
-        progress: Last report of each rank, where there is a data group.
-        host_types: Type of each data host, by its name.
-        vcpus: vCPUs of this dnn host, usable.
+        usages: CPU and I/O use of these ranks.
+        progress: Last report of each rank, with a data group.
+        host_types: Type of each data host.
+        vcpus: Usable vCPUs of this dnn host.
         catalog: Catalog with the CPU speeds of types.
     """
     measured = record.measured
@@ -219,15 +217,15 @@ def passive_profile(
 def _loading(
     usage: Sequence[LoaderUsage], *, made: list[float], dnn: Group
 ) -> tuple[dict[str, float | None], dict[str, Spread]]:
-    """Finds the cost of loading where it arises: in the feed, in children, or in the trainer.
+    """Returns the cost of loading, which arises in the feed, in children, or in the trainer.
 
     Args:
         usage: Usage of the main loader, rank by rank.
-        made: CPU-seconds of a global step's batches that the feed made, rank by rank.
+        made: CPU-seconds of a global step's batches from the feed, rank by rank.
         dnn: The group of the ranks.
 
     Returns:
-        Terms of a global step, as far as they are known, and their spreads.
+        Known terms of a global step, and their spreads.
     """
     if any(own.is_elsewhere for own in usage):
         # The trainer's threads may make batches, and so may hosts that nobody here can see.
@@ -270,7 +268,7 @@ def _loading(
 def _batch_cpu_seconds(
     report: Progress, dnn: Group, *, host_types: Mapping[str, str], catalog: Catalog
 ) -> float | None:
-    """Returns what a batch of the feed cost, in CPU-seconds of the dnn hosts; None without any."""
+    """Returns the CPU-seconds of a feed's batch on the dnn hosts' type; None without any."""
     here = dnn.instance_type
     batches, seconds = 0, 0.0
     for host in report.feed.hosts if report.feed else ():
@@ -282,7 +280,7 @@ def _batch_cpu_seconds(
 
 
 def _speed(catalog: Catalog, instance_type: str, *, over: str) -> float:
-    """Returns CoreMark a vCPU over another type's; 1 where one is not known."""
+    """Returns CoreMark per vCPU over another type's; 1 if one is not known."""
     if instance_type == over:
         return 1.0
     try:
@@ -294,7 +292,7 @@ def _speed(catalog: Catalog, instance_type: str, *, over: str) -> float:
 
 
 def is_elsewhere(usages: Sequence[RankUsage]) -> bool:
-    """Returns whether the batches of the training come from no DataLoader."""
+    """Returns whether the training's batches come from no DataLoader."""
     mains = [_main(each) for each in usages]
     return any(own is not None and own.is_elsewhere for own in mains)
 
@@ -314,7 +312,7 @@ def _samples(timelines: Mapping[int, Sequence[MeasuredStep]], world: int) -> int
 
 
 def _read_bytes(usage: Sequence[LoaderUsage], world: int) -> float | None:
-    """Returns bytes from storage a global step; None where none were read, or it is not told."""
+    """Returns bytes from storage per global step; None if none were read, or it is not known."""
     known = [
         own.read_bytes / own.span_steps
         for own in usage
@@ -324,7 +322,7 @@ def _read_bytes(usage: Sequence[LoaderUsage], world: int) -> float | None:
 
 
 def _observed(usage: Sequence[LoaderUsage], vcpus: int) -> Observed | None:
-    """Returns how busy the ranks of this host kept its vCPUs; None where that is not known."""
+    """Returns how busy the ranks of this host kept its vCPUs; None if not known."""
     if not usage or any(not own.wall_seconds for own in usage):
         return None
     busy = sum(

@@ -1,9 +1,8 @@
-"""The dnn leader's launcher serves Prometheus metrics of a run where `feed.metrics_port` asks.
+"""Prometheus metrics of a run, served by the dnn leader's launcher if `feed.metrics_port` is set.
 
-Metrics are the counters of the ranks' last reports, read when a scraper comes: between scrapes they
-cost nothing. Each help text says how to read its metric. The endpoint is HTTP in the clear, without
-authentication, on loopback unless `feed.metrics_address` names another interface; it shows host
-names and counts, never a token or a sample.
+Metrics are the counters of the ranks' last reports, read at each scrape. Each help text says how to
+read its metric. The endpoint is plain HTTP without authentication, on loopback unless
+`feed.metrics_address` is set; it shows host names and counts, never a token or a sample.
 """
 
 import threading
@@ -34,7 +33,7 @@ _LABELS: dict[type[msgspec.Struct], tuple[str, ...]] = {
 
 
 class _Metric(NamedTuple):
-    """Says how a field of a record in the ranks' reports is shown; a counter gets `_total`, too."""
+    """A field of the ranks' reports as a metric; a counter's name also gets `_total`."""
 
     record: type[msgspec.Struct]
     field: str
@@ -99,19 +98,13 @@ _METRICS = (
 
 
 class Metrics:
-    """Collects the metrics of a scrape, for prometheus-client.
-
-    Args:
-        coordinator: What it knows of ranks and data hosts is shown.
-        run_id: Label of every metric.
-    """
+    """Collector of a run's metrics for prometheus-client."""
 
     def __init__(self, coordinator: Coordinator, *, run_id: str) -> None:
         self._coordinator = coordinator
         self._run_id = run_id
 
     def collect(self) -> Iterator[object]:
-        """Yields the metric families of this moment."""
         # The library is an extra: only a leader that serves metrics imports it.
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
@@ -155,13 +148,11 @@ class Metrics:
 def metrics_served(
     feed: FeedSettings, coordinator: Coordinator | None, *, run_id: str, log: Log
 ) -> Iterator[None]:
-    """Serves /metrics during the block, where the settings ask for it.
+    """Serves /metrics during the block, if the settings ask for it.
 
     Args:
-        feed: Port and interface.
-        coordinator: None in a run of one host, which has no feed to look into.
-        run_id: Names the run.
-        log: Log of the leader. If the metrics cannot be served, it has a warning.
+        coordinator: None in a run of one host, which has no feed.
+        log: Gets a warning if metrics cannot be served.
     """
     if feed.metrics_port is None:
         yield

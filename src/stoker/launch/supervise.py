@@ -1,6 +1,6 @@
-"""One command is supervised: signals, output, what it leaves behind, and how it ended.
+"""Supervision of one command: signals, output, leftover processes, and how it ended.
 
-A SIGTERM to the host is handed to the command, once; it has 90 s to save a checkpoint, and is then
+A SIGTERM to the host is passed to the command once; it has 90 s to save a checkpoint, and is then
 killed.
 """
 
@@ -25,6 +25,7 @@ import psutil
 
 from stoker.host import machine, spawn
 from stoker.host.machine import vcpu_capacity
+from stoker.host.processes import descendants
 from stoker.logs import EventName, Log
 
 STDERR_TAIL_BYTES = 64 << 10
@@ -43,7 +44,7 @@ _TICK_SECONDS = 0.5
 
 
 class OutputTail:
-    """Keeps the last STDERR_TAIL_BYTES of a stream, from the first whole line on."""
+    """The last STDERR_TAIL_BYTES of a stream, from the first whole line on."""
 
     def __init__(self) -> None:
         self._chunks: deque[bytes] = deque()
@@ -51,7 +52,6 @@ class OutputTail:
         self._is_cut = False
 
     def add(self, chunk: bytes) -> None:
-        """Takes what was written next."""
         self._chunks.append(chunk)
         self._size += len(chunk)
         while self._size - len(self._chunks[0]) >= STDERR_TAIL_BYTES:
@@ -59,7 +59,7 @@ class OutputTail:
             self._is_cut = True
 
     def text(self) -> str:
-        """Returns what it holds; bytes that are not UTF-8 are replaced."""
+        """Returns the text; bytes that are not UTF-8 are replaced."""
         held = b"".join(self._chunks)
         if self._is_cut or len(held) > STDERR_TAIL_BYTES:
             held = held[-STDERR_TAIL_BYTES:]
@@ -69,15 +69,15 @@ class OutputTail:
 
 
 def forward(source: int, target: int, tail: OutputTail | None) -> None:
-    """Copies a stream to its end, by whole lines: others are often written to the same file.
+    """Copies a stream to its end by whole lines, as others often write to the same file.
 
-    A carriage return ends a line, too, as progress bars have it. What has no end is held back for
-    half a second, or 64 KiB. It never blocks the command: what cannot be written is dropped, as
-    where nobody reads `target` any more, or its disk is full.
+    A carriage return ends a line, too, for progress bars. Incomplete lines are held back for half a
+    second, or 64 KiB. Never blocks the command: if `target` is closed or its disk is full, output
+    is dropped.
 
     Args:
-        source: Descriptor to read from; it may be closed meanwhile, which ends the stream.
-        tail: Gets all that was read.
+        source: Descriptor to read from; closing it ends the stream.
+        tail: Gets everything that was read.
     """
     poll = select.poll()
     poll.register(source, select.POLLIN)
@@ -118,19 +118,19 @@ def _write(target: int, view: memoryview) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SignalReceived:
-    """The launcher got a signal."""
+    """A signal to the launcher."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class CommandEnded:
-    """The command's first process has ended."""
+    """The end of the command's first process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """Something else than the command decided how this host ends."""
+    """A decision from elsewhere that this host ends."""
 
     reason: str
 
@@ -141,14 +141,14 @@ Inbox = queue.SimpleQueue[Happening]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """Tells how a command ended.
+    """How a command ended.
 
     Attributes:
-        exit_code: Exit code as a shell counts: 128 + n for a command that signal n ended.
-        signals: Those that the launcher got.
+        exit_code: As a shell counts: 128 + n for signal n.
+        signals: Signals that the launcher received.
         decided: Why the launcher ended it, if it did.
-        stderr: The end of what it wrote there.
-        killed_for_memory: What the kernel killed for memory, in words; empty: nothing.
+        stderr: End of its stderr.
+        killed_for_memory: What the kernel killed for memory, as text; empty: nothing.
     """
 
     exit_code: int
@@ -160,7 +160,7 @@ class Ending:
 
 @contextlib.contextmanager
 def signals_to(inbox: Inbox) -> Iterator[None]:
-    """Puts SIGTERM and SIGINT into `inbox` while the context lasts (main thread only)."""
+    """Puts SIGTERM and SIGINT into `inbox` (main thread only)."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -188,23 +188,22 @@ def supervise(
     asks_children: bool = False,
     takes_input: bool = False,
 ) -> Ending:
-    """Runs `command` to its end and ends everything it left behind, but no earlier child.
+    """Runs `command` to its end, then ends its leftover processes, but no earlier child.
 
-    Blocks for as long as the command runs; after the first SIGTERM or SIGINT for GRACE_SECONDS at
-    most, after a second one, or a `Decided` alone, for a few seconds. However many of them come,
-    the command is asked once: a second SIGTERM would kill one that saves.
+    Blocks while the command runs: after the first SIGTERM or SIGINT for at most GRACE_SECONDS,
+    after a second one, or a `Decided` alone, for a few seconds. The command gets one signal: a
+    second SIGTERM would kill a script that saves.
 
     Args:
-        command: Program and arguments; the program must be found.
+        command: Program, with its path, and arguments.
         environ: Its whole environment.
-        inbox: Where signals and decisions come in.
-        log: Log of this host.
+        inbox: Source of signals and decisions.
         on_tick: Called about twice a second.
         folder: Where it runs; None: here.
-        others: Children of this process whose exit status is left to whoever started them.
+        others: Children of this process whose exit status their owners read.
         asks_children: A first signal goes to the command's children: to ranks of mpirun, which
             itself would kill them a second later.
-        takes_input: It reads this process's standard input; else there is none.
+        takes_input: It reads this process's standard input; else it has none.
     """
     spawn.adopt_orphans()
     # The kernel counts for the whole control group: only the difference is this command's.
@@ -264,10 +263,10 @@ def supervise(
 def resolve_program(
     command: Sequence[str], environ: Mapping[str, str], *, folder: Path | None = None
 ) -> tuple[str, ...] | None:
-    """Returns `command` with its program found, or None if there is no such program.
+    """Returns `command` with its program's path, or None if it does not exist.
 
-    A bare `python` is the one that runs stoker, so that the script sees the same packages. A
-    program with a relative path is looked for from `folder` on, where the command will run.
+    A bare `python` is the one that runs stoker, so that the script has the same packages. Relative
+    paths start in `folder`, where the command will run.
     """
     program = command[0]
     if program in ("python", "python3"):
@@ -279,15 +278,15 @@ def resolve_program(
 
 
 def end_descendants(*, spared: Collection[int] = ()) -> None:
-    """Ends all descendants of this process, adopted orphans too: first asks, then kills.
+    """Ends all descendants of this process, adopted orphans too, by SIGTERM, then SIGKILL.
 
     Blocks for at most two times LEFTOVER_SECONDS.
 
     Args:
-        spared: Children that stay, with all of theirs.
+        spared: Children that stay, with their descendants.
     """
     for attempt in (signal.SIGTERM, signal.SIGKILL):
-        children = _descendants(spared)
+        children = descendants(spared=spared)
         if not children:
             return
         for child in children:
@@ -295,19 +294,9 @@ def end_descendants(*, spared: Collection[int] = ()) -> None:
                 child.send_signal(attempt)
         psutil.wait_procs(children, timeout=LEFTOVER_SECONDS)
     # Killed processes may have left orphans that were not seen before.
-    for child in _descendants(spared):
+    for child in descendants(spared=spared):
         with contextlib.suppress(psutil.NoSuchProcess):
             child.kill()
-
-
-def _descendants(spared: Collection[int]) -> list[psutil.Process]:
-    """Returns all descendants of this process but the children `spared` and theirs."""
-    found = []
-    for child in psutil.Process().children():
-        if child.pid not in spared:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                found += [child, *child.children(recursive=True)]
-    return found
 
 
 def _follow(
@@ -367,7 +356,7 @@ def _send(process: "subprocess.Popen[bytes]", number: int) -> None:
 
 
 def _send_to_children(process: "subprocess.Popen[bytes]", number: int) -> bool:
-    """Sends a signal to the children of a process; returns whether there were any."""
+    """Returns whether there were any."""
     children: list[psutil.Process] = []
     with contextlib.suppress(psutil.NoSuchProcess):
         children = psutil.Process(process.pid).children()
@@ -378,7 +367,7 @@ def _send_to_children(process: "subprocess.Popen[bytes]", number: int) -> bool:
 
 
 def _kill_tree(process: "subprocess.Popen[bytes]", spared: Collection[int]) -> None:
-    for child in _descendants(spared):
+    for child in descendants(spared=spared):
         with contextlib.suppress(psutil.NoSuchProcess):
             child.kill()
     with contextlib.suppress(ProcessLookupError):
@@ -387,10 +376,7 @@ def _kill_tree(process: "subprocess.Popen[bytes]", spared: Collection[int]) -> N
 
 
 def reap_orphans(*, spared: Collection[int]) -> None:
-    """Takes the exit status of adopted orphans, which else stay as zombies; never that of `spared`.
-
-    As the first process of a container, or with `spawn.adopt_orphans`, this process gets them.
-    """
+    """Reads the exit status of adopted orphans, which else stay zombies; never that of `spared`."""
     while True:
         try:
             # WNOWAIT: it is looked at, not taken. The status of a child in `spared` is taken by its
@@ -430,6 +416,6 @@ def _now() -> float:
 
 
 def _cpu_seconds() -> float:
-    """Returns the CPU-seconds of all ended descendants: orphans are adopted, none is left out."""
+    """Returns the CPU-seconds of all ended descendants, adopted orphans included."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime

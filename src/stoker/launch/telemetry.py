@@ -1,16 +1,13 @@
-"""A run's telemetry says how fast its feed is, and what limits it, one interval after another.
+"""Telemetry of a run: how fast its feed is, and what limits it, per interval.
 
-One record, a `FeedInterval`, is behind all that people see while a run goes on and of it later:
+- Ranks count (`feed.trainer.observer`), and send counters to the leader once a second, as
+`Progress`. Prometheus serves these counters (`launch.prometheus`). - The leader computes a
+`FeedInterval` from two sets of counters, and writes it as rows of `feed.csv`, beside the timeline,
+and as one line of its log. - The report reads the file and `stoker watch` the line; `joined` merges
+intervals, and `bottleneck_of` names what limits the run.
 
-- Ranks count (`feed.trainer.observer`), and send their counters to the leader once a second, as
-  `Progress`. Prometheus is served these counters (`launch.prometheus`).
-- The leader makes an interval of two looks at them (`interval_between`), and writes it with
-  `csv_text`: as rows of `feed.csv`, next to the timeline, and the same rows in one line of its log.
-- The report reads the file and `stoker watch` the line, both with `read_csv`; `joined` makes one
-  interval of several, and `bottleneck_of` says what limits the run.
-
-What steps took is told apart from it, in `progress` lines that are made of the ranks' timelines
-(`feed.timeline`): a run of one host has them, too, and it has no feed.
+Times of steps are separate, in `progress` lines from the ranks' timelines (`feed.timeline`), which
+also runs of one host have.
 """
 
 import csv
@@ -84,7 +81,7 @@ REPORT_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRate:
-    """Describes one trainer process over an interval; its figures are columns, see `_FIGURES`."""
+    """Rates of one trainer process over an interval; the columns of `_FIGURES`."""
 
     name: str
     batches_per_second: _Figure
@@ -97,7 +94,7 @@ class RankRate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostRate:
-    """Describes one host's data workers over an interval; figures are columns, see `_FIGURES`."""
+    """Rates of one host's data workers over an interval; the columns of `_FIGURES`."""
 
     kind: Literal["host", "local"]
     name: str
@@ -115,16 +112,16 @@ class HostRate:
 
     @property
     def busy_share(self) -> float | None:
-        """Returns the share of the workers' time at work; None where none has made a batch.
+        """Share of the workers' time at work; None if none has made a batch.
 
-        A batch counts as work when it has come: a short interval may show more than all workers.
+        Capped at 1: a batch counts when it has come, which may exceed a short interval.
         """
         return min(1.0, self.busy_workers / self.workers) if self.workers else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedInterval:
-    """Describes all ranks and hosts over the same seconds."""
+    """Rates of all ranks and hosts over the same seconds."""
 
     start_seconds: float
     seconds: float
@@ -133,17 +130,16 @@ class FeedInterval:
 
     @property
     def end_seconds(self) -> float:
-        """Returns the end of the interval, after the leader began to look."""
         return self.start_seconds + self.seconds
 
     @property
     def wait_share(self) -> float | None:
-        """Returns the share of the rank that waits longest; None where none finished a step."""
+        """Wait share of the rank that waits longest; None if no step ended."""
         return max((r.wait_share for r in self.ranks if r.wait_share is not None), default=None)
 
     @property
     def queue_depth(self) -> float | None:
-        """Returns the batches that lay ready for a rank, mean over the ranks."""
+        """Batches ready for a rank, mean over the ranks."""
         depths = [rank.queue_depth for rank in self.ranks if rank.queue_depth is not None]
         return sum(depths) / len(depths) if depths else None
 
@@ -161,7 +157,7 @@ def csv_text(interval: FeedInterval) -> str:
 
 
 def read_csv(text: str) -> list[FeedInterval]:
-    """Returns the intervals in a feed.csv; rows that are not whole are left out."""
+    """Returns the intervals in a feed.csv; incomplete rows are ignored."""
     found: dict[tuple[float, float], tuple[list[RankRate], list[HostRate]]] = {}
     for row in csv.DictReader(text.splitlines()):
         cells = {column: cell for column, cell in row.items() if cell}
@@ -194,7 +190,7 @@ _RateT = TypeVar("_RateT", RankRate, HostRate)
 
 
 def joined(intervals: Sequence[FeedInterval]) -> FeedInterval:
-    """Makes one interval of several, in the order of time.
+    """Merges intervals, in order of time, into one.
 
     Raises:
         ValueError: If there is none.
@@ -236,7 +232,7 @@ def _joined(rates: Iterable[tuple[float, _RateT]], whole: float) -> tuple[_RateT
 
 
 class _Share(NamedTuple):
-    """Holds a host's counters for one rank, before and after `seconds` of that rank's clock."""
+    """A host's counters for one rank, before and after `seconds` of that rank's clock."""
 
     rank: int
     seconds: float
@@ -251,9 +247,9 @@ def interval_between(
     start_seconds: float,
     seconds: float,
 ) -> FeedInterval | None:
-    """Returns the rates between two looks at the ranks' reports; None if no rank told anything new.
+    """Returns the rates between two sets of reports; None if nothing is new.
 
-    A rank that was started again counts from its start.
+    A restarted rank counts from its start.
     """
     ranks = []
     hosts = defaultdict[str, list[_Share]](list)
@@ -333,13 +329,11 @@ def _host_rate(name: str, shares: Sequence[_Share]) -> HostRate:
 
 
 class FeedLog:
-    """Looks at the ranks' reports now and then, and writes down what went on in between.
+    """Writes the feed's intervals to feed.csv and the log.
 
     Args:
-        path: The CSV file; made with the first interval.
-        log: Log of the leader.
-        progress: Last report of each rank.
-        clock: Monotonic seconds.
+        path: The CSV file; created with the first interval.
+        progress: Returns the last report of each rank.
     """
 
     def __init__(
@@ -359,14 +353,14 @@ class FeedLog:
         self._is_broken = False
 
     def tick(self) -> None:
-        """Looks, if the last look is long enough ago."""
+        """Writes an interval if it is due."""
         now = self._clock()
         due = min((now - self._began) * _SHARE_OF_RUN, _MAX_INTERVAL_SECONDS)
         if now - self._looked_at >= max(INTERVAL_SECONDS, due):
             self._look(now)
 
     def close(self) -> None:
-        """Writes what is left; may be called twice."""
+        """Writes the rest; may be called twice."""
         self._look(self._clock())
 
     def _look(self, now: float) -> None:
@@ -396,17 +390,16 @@ class FeedLog:
 
 @dataclass(frozen=True, slots=True)
 class Bottleneck:
-    """Tells what limits the run.
+    """What limits the run.
 
     Attributes:
-        limit: By the names of a decision. accelerator: data is there in time; cpu: the data workers
-            compute all the time; latency: they wait for what they read; workers: they are too few,
-            or what slows them is not known; network: workers idle while all that may be asked for
-            is asked for. Of the feed alone: shards: a stream has too few shards for the workers
-            that are there; order: one late batch holds up others that are ready; hand-out: less is
-            asked for than could be.
-        words: What was seen.
-        advice: What to do about it.
+        limit: As in a decision. accelerator: data arrives in time; cpu: data workers compute all
+            the time; latency: they wait for their reads; workers: they are too few, or slow for an
+            unknown reason; network: workers idle while all credits are used. For the feed only:
+            shards: a stream has fewer shards than workers; order: one late batch delays others;
+            hand-out: credits are not used.
+        words: What was measured.
+        advice: What to do.
     """
 
     limit: Limit | Literal["workers", "unknown", "shards", "order", "hand-out"]
@@ -420,15 +413,15 @@ def bottleneck_of(
     does_loading_wait: bool | None = None,
     names: Mapping[str, str] = MappingProxyType({}),
 ) -> Bottleneck:
-    """Names the limit of an interval (of several: see `joined`).
+    """Returns the limit of an interval (of several: see `joined`).
 
-    The words do not repeat the wait: whoever shows them shows it next to them, of the same steps.
+    The words do not include the wait, which callers show with them.
 
     Args:
-        interval: Interval with the rates of ranks and hosts.
-        does_loading_wait: Whether one worker alone waits for what it reads, as a profile measured
-            it; None: not known. Workers without a CPU may as well wait for their turn on it.
-        names: What hosts are called, where that is not their name.
+        interval: Rates of ranks and hosts.
+        does_loading_wait: Whether a single worker waits for its reads, from a profile; None: not
+            known. Workers without a CPU may also be waiting for one.
+        names: Display names of hosts.
     """
     wait, ready = interval.wait_share, interval.queue_depth
     if wait is None:
@@ -512,10 +505,7 @@ def bottleneck_of(
 
 
 def _shards_limit(shards: int, *, spare: int, share: float) -> Bottleneck:
-    """Returns the limit of a stream whose shards have a worker each.
-
-    Credits do not steer the workers of shards, so that what was asked for says nothing.
-    """
+    """Returns the limit of a stream with one worker per shard, for which credits mean nothing."""
     what = "only shard" if shards == 1 else f"{shards} shards"
     words = f"the stream's {what}: one worker makes a shard, at work {share:.0%} of the time"
     more = "raise num_workers in the script, or feed.shards, if the stream divides itself"
@@ -532,11 +522,11 @@ def _shards_limit(shards: int, *, spare: int, share: float) -> Bottleneck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepProgress:
-    """Says how far the training is, with the means of the latest steps of its main loader.
+    """Progress of the training, with means of the latest steps of its main loader.
 
     Attributes:
         rank: The one that waits longest, whose steps these are.
-        least_wait_share: Share that the rank waits which waits least; None: there is one rank.
+        least_wait_share: Wait share of the rank that waits least; None: there is one rank.
     """
 
     steps: Annotated[int, msgspec.Meta(ge=0)]
@@ -547,17 +537,17 @@ class StepProgress:
 
     @property
     def words(self) -> str:
-        """Returns the time of a step, and how much of it is wait, in words."""
+        """Time of a step, and its wait, as text."""
         return f"{ms(self.step_seconds)} per step, {self.wait_words('of it waiting for data')}"
 
     def wait_words(self, of: str) -> str:
-        """Returns how much of a step is wait, in words that end with `of`."""
+        """Returns the wait of a step as text that ends with `of`."""
         share = wait_share(step_seconds=self.step_seconds, wait_seconds=self.wait_seconds)
         return wait_words(share, least=self.least_wait_share, rank=self.rank, of=of)
 
 
 def progress_in(event: LogEvent) -> StepProgress | None:
-    """Returns what a `progress` line of the leader's log says; None in another or a broken line."""
+    """Returns the progress in a line of the leader's log; None in another or a broken line."""
     if event.event != EventName.PROGRESS:
         return None
     try:
@@ -569,13 +559,11 @@ def progress_in(event: LogEvent) -> StepProgress | None:
 class ProgressLog:
     """Logs `progress steps=... step_seconds=... wait_seconds=...` of the main loader.
 
-    Of several ranks it is the one that waits longest, `rank=...`, next to `least_wait_share=...`.
+    With several ranks it is the one that waits longest, `rank=...`, with `least_wait_share=...`.
 
     Args:
-        folder: Where the ranks of this host write their timelines; they need not be there yet.
-        log: Log of this host.
-        progress: Last reports of ranks on all hosts, for those without a timeline here.
-        clock: Monotonic seconds.
+        folder: Folder of this host's timelines, which may not exist yet.
+        progress: Returns the last reports of ranks on all hosts, for those without a timeline here.
     """
 
     def __init__(
@@ -603,7 +591,7 @@ class ProgressLog:
             self._report(is_last=False)
 
     def close(self) -> None:
-        """Logs what is left; may be called twice."""
+        """Logs the rest; may be called twice."""
         self._report(is_last=True)
         for tail in self._tails.values():
             tail.close()
@@ -633,7 +621,7 @@ class ProgressLog:
         )
 
     def _here(self, *, is_last: bool) -> dict[int, tuple[float, float]]:
-        """Returns mean step and wait of the new steps of each rank of this host that has some."""
+        """Returns mean step and wait of each local rank's new steps."""
         for rank in timeline_ranks(self._folder):
             if rank not in self._tails:
                 self._tails[rank] = FileTail(self._folder / FILE.format(rank=rank))
@@ -656,7 +644,7 @@ class ProgressLog:
         return found
 
     def _elsewhere(self, told: Mapping[int, Progress]) -> dict[int, tuple[float, float]]:
-        """Returns the same of ranks on other hosts, by their reports."""
+        """Returns the same for ranks on other hosts, from their reports."""
         found = {}
         for rank, now in told.items():
             then = self._told.get(rank, _NOTHING)

@@ -1,11 +1,9 @@
-"""A host learns its topology: which host it is, in which group and role, and who the others are.
+"""The topology of a run: which host this is, its group and role, and the other hosts.
 
-It is read from SageMaker's resourceconfig.json, else from SM_RESOURCE_CONFIG, else from the SM_*
-variables of SageMaker's toolkit, else from those that Kubernetes' pods have; where there is none of
-them, this is the only host.
-
-Pods know all groups, each with the pattern of its hosts' names in the cluster's DNS, their own
-(RunEnvironment.pod_groups and group), and JOB_COMPLETION_INDEX, their number in it.
+Read from SageMaker's resourceconfig.json, else from SM_RESOURCE_CONFIG, else from the SM_*
+variables of SageMaker's toolkit, else from those of Kubernetes' pods; else this is the only host.
+Pods know all groups with the pattern of their hosts' DNS names, their own group
+(RunEnvironment.pod_groups, group), and their number in it (JOB_COMPLETION_INDEX).
 """
 
 from collections.abc import Mapping
@@ -27,7 +25,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostGroup:
-    """Lists the hosts of one instance group in order; instance_type is empty if not known."""
+    """Hosts of an instance group in order; instance_type is empty if not known."""
 
     name: str
     role: Role
@@ -37,12 +35,12 @@ class HostGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """Holds all hosts of a run as one of them sees it.
+    """All hosts of a run, as one of them sees it.
 
     Attributes:
-        host: This host's name.
+        host: This host.
         groups: All groups; exactly one has the role dnn.
-        network_interface: Name of the interface between the hosts, where it is known.
+        network_interface: Interface between the hosts, if known.
     """
 
     host: str
@@ -51,42 +49,37 @@ class Topology:
 
     @property
     def group(self) -> HostGroup:
-        """Returns the group of this host."""
         return next(group for group in self.groups if self.host in group.hosts)
 
     @property
     def role(self) -> Role:
-        """Returns this host's role: it trains, or makes data."""
         return self.group.role
 
     @property
     def dnn(self) -> HostGroup:
-        """Returns the group that trains."""
         return next(group for group in self.groups if group.role == "dnn")
 
     @property
     def dnn_hosts(self) -> tuple[str, ...]:
-        """Returns the hosts that train; the index in it is the node rank."""
+        """Hosts that train; the index is the node rank."""
         return self.dnn.hosts
 
     @property
     def data_hosts(self) -> tuple[str, ...]:
-        """Returns the hosts that make batches for others."""
         return tuple(h for group in self.groups if group.role == "data" for h in group.hosts)
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Returns all hosts, the dnn group first."""
+        """All hosts, the dnn group first."""
         return self.dnn_hosts + self.data_hosts
 
     @property
     def leader(self) -> str:
-        """Returns the first host of the dnn group."""
+        """First host of the dnn group."""
         return self.dnn_hosts[0]
 
     @property
     def is_leader(self) -> bool:
-        """Returns whether this host leads."""
         return self.host == self.leader
 
 
@@ -108,10 +101,9 @@ def from_resourceconfig(base_dir: Path, environ: Mapping[str, str]) -> Topology:
     """Returns the topology of this run.
 
     Args:
-        base_dir: SageMaker's /opt/ml, or the folder used in its place.
-        environ: Environment of this process; STOKER_ROLES, JSON {group: dnn|data}, decides roles
-            that the groups' names do not tell (a group whose name begins with `data` makes
-            batches).
+        base_dir: SageMaker's /opt/ml, or its replacement.
+        environ: Environment of this process. STOKER_ROLES, JSON {group: dnn|data}, sets roles; by
+            default groups named `data...` make batches.
 
     Raises:
         UsageError: If the description is malformed, or has not exactly one dnn group.
@@ -136,7 +128,7 @@ def from_resourceconfig(base_dir: Path, environ: Mapping[str, str]) -> Topology:
 
 
 def platform_name(topology: Topology, environ: Mapping[str, str]) -> str:
-    """Returns the platform that started this run, as far as its traces tell."""
+    """Returns the platform that started this run, as far as its traces show."""
     # First, for a local run may be started inside a job or a pod.
     if bare_type(topology.dnn.instance_type).startswith("local"):
         return "local"
@@ -147,7 +139,7 @@ def platform_name(topology: Topology, environ: Mapping[str, str]) -> str:
 
 
 def is_job_pod(environ: Mapping[str, str]) -> bool:
-    """Returns whether this host is a pod of a job: what it leaves on its disk is gone with it."""
+    """Returns whether this host is a pod of a job, whose disk is lost with it."""
     return bool(environ.get("STOKER_GROUPS"))
 
 

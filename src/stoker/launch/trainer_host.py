@@ -1,6 +1,6 @@
-"""A dnn host leads the run or follows the leader; it trains in either role.
+"""A dnn host trains, and leads the run or follows its leader.
 
-The training command itself, and what SIGTERM means for its checkpoint, is in `supervise`.
+Supervision of the training command, and SIGTERM for its checkpoint, are in `supervise`.
 """
 
 import contextlib
@@ -22,12 +22,12 @@ from pathlib import Path
 import msgspec
 
 from stoker.errors import PlatformError, UsageError
-from stoker.feed.loading import forget_loadings, why_unfed
-from stoker.feed.process import Unfed
+from stoker.feed.bookkeeping import Unfed
+from stoker.feed.loading import discard_loadings, why_unfed
 from stoker.host.processes import why_not_found
 from stoker.launch import finish
 from stoker.launch.coordinator import Coordinator
-from stoker.launch.engines.hosts import EngineCommands, engine_commands
+from stoker.launch.engines.commands import EngineCommands
 from stoker.launch.finish import RunOutcome, record_end, write_failure
 from stoker.launch.follower_lease import FollowerLease
 from stoker.launch.host_leases import Change
@@ -51,7 +51,7 @@ from stoker.records import Event
 from stoker.records.training import STARTED
 from stoker.settings import PROFILE_ENDED_FILE, RELEASED_FILE, unfed_file
 
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 # A host is lost, or nobody follows the run: the platform's code, for the training has none.
 HOST_LOST = ABANDONED = PlatformError.exit_code
 # When the leader's ranks fail, the cause may be a follower's, which says so within a moment.
@@ -61,17 +61,16 @@ OWN_CAUSE_SECONDS = 3.0
 
 
 class Release:
-    """Looks at what the ranks of this host say: do they train without asking for a batch?
+    """Whether this host's ranks train without asking for a batch.
 
-    Where all of them do, they make their batches themselves from then on, whatever they read. A
-    follower tells its leader so, which gives the data hosts back once all ranks of the run do.
+    If all do, they will make their own batches until the end. A follower reports it to the leader,
+    which releases the data hosts once all ranks of the run do.
 
     Args:
         output: STOKER_OUTPUT of the ranks.
         run: The coordinator on the leader, the membership on another dnn host.
         ranks: Ranks of this host.
-        all_ranks: Ranks of all dnn hosts, as they were started: each counts, also where commands
-            on several hosts know nothing of each other.
+        all_ranks: Ranks of all dnn hosts, also if their commands are independent.
     """
 
     def __init__(
@@ -89,11 +88,11 @@ class Release:
             file.unlink(missing_ok=True)
 
     def tick(self) -> None:
-        """Looks, once a second."""
+        """Checks once a second."""
         now = time.monotonic()
         if self._is_done or now < self._look_at:
             return
-        self._look_at = now + _LOOK_SECONDS
+        self._look_at = now + _POLL_SECONDS
         self._word = self._word or self._agreed()
         if self._word is None:
             return
@@ -105,7 +104,7 @@ class Release:
             self._is_done = True
 
     def _agreed(self) -> Unfed | None:
-        """Returns what a rank said, once all have said it and none can take its word back."""
+        """Returns a rank's message, once all ranks have sent one and none can withdraw it."""
         if len(self._said()) < self._ranks:
             return None
         # First the file, then a second look: a rank that asks after all takes its word back and
@@ -128,7 +127,7 @@ class Release:
 
 
 def lead(run: HostRun, command: Sequence[str]) -> int:
-    """Trains on the first dnn host, coordinates the others, and leaves the record."""
+    """Trains on the first dnn host, coordinates the others, and writes the record."""
     causes: list[Change] = []
 
     def fail(change: Change) -> None:
@@ -144,7 +143,13 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
 
     coordinator = _coordinator(run, fail)
     lease = FollowerLease(run.settings.follower_lease)
-    engine = engine_commands(run, lambda words: fail(_engine_failure(run, words)))
+    engine = EngineCommands(
+        run,
+        # To the leader, an engine's failure is a follower's.
+        lambda words: fail(
+            Change(what="left", host=run.topology.host, kind="follower", reason=words)
+        ),
+    )
     events = [Event(when=now_utc(), what=STARTED, host=run.topology.host)]
     if coordinator:
         coordinator.start()
@@ -192,41 +197,25 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
 def follow(run: HostRun, command: Sequence[str]) -> int:
     """Trains on another dnn host, and ends when the leader says so or is lost."""
     if run.keys is None:
-        # There is no coordinator without a token: only torchrun connects the hosts.
+        # No token, no coordinator: only torchrun connects the hosts.
         trainer = Trainer.of(run.settings, run.topology, run.environ)
-        alone = engine_commands(run, lambda _: None)
+        alone = EngineCommands(run, lambda _: None)
         ending = _train(run, command, trainer, alone, leader_ip=None)
         if ending.exit_code:
             _write_failure(run, _failure_of(run, ending))
         return ending.exit_code
-    verdicts: list[MembershipVerdict] = []
-
-    def decide(verdict: MembershipVerdict) -> None:
-        verdicts.append(verdict)
-        run.inbox.put(Decided(verdict.reason))
-
-    address, port = run.coordinator_address
-    membership = Membership(
-        join=run.join(),
-        keys=run.keys,
-        address=address,
-        port=port,
-        feed=run.settings.feed,
-        log=run.log,
-        on_verdict=decide,
-    )
-    engine = engine_commands(run, lambda words: run.inbox.put(Decided(words.partition("\n")[0])))
+    membership = run.membership(run.join())
+    engine = EngineCommands(run, lambda words: run.inbox.put(Decided(words.partition("\n")[0])))
     membership.start()
     try:
         # The leader's name may resolve late; torchrun is started once it does.
         while not membership.wait_until_welcome(0.2) and run.inbox.empty():
             pass
         if not membership.wait_until_welcome(0):
-            run.log.event(
-                EventName.TRAINING_NOT_STARTED, reason=verdicts[0].reason if verdicts else ""
-            )
+            verdict = membership.verdict
+            run.log.event(EventName.TRAINING_NOT_STARTED, reason=verdict.reason if verdict else "")
             # 143: a signal asked this host to stop (128 + SIGTERM).
-            return HOST_LOST if verdicts else 143
+            return HOST_LOST if verdict else 143
         trainer = Trainer.of(run.settings, run.topology, run.environ, log=run.log)
         ending = engine.follow(membership) or _train(
             run,
@@ -237,42 +226,41 @@ def follow(run: HostRun, command: Sequence[str]) -> int:
             membership=membership,
         )
         if not ending.exit_code:
-            # Other hosts may still use the engine's commands of this one.
+            # Other hosts may still use this host's engine commands.
             engine.outlast(membership)
         engine.stop()
         ending = _as_a_pod_ends(run, ending)
         failure = _failure_of(run, ending) if ending.exit_code else ""
         # After a verdict an engine's failure is a consequence: its other end is gone.
-        has_failed = bool(engine.failure) and not verdicts
+        has_failed = bool(engine.failure) and membership.verdict is None
         if has_failed:
             ending = dataclasses.replace(ending, exit_code=HOST_LOST, decided="")
             failure = engine.failure
-        # The training itself has no code of its own then.
+        # Then the training has no exit code.
         membership.leave(exit_code=None if has_failed else ending.exit_code, reason=failure)
         if failure and not ending.decided:
             _write_failure(run, failure)
-        return _follower_code(ending, verdicts)
+        return _follower_code(ending, membership.verdict)
     finally:
         engine.stop()
         membership.close()
 
 
 def _as_a_pod_ends(run: HostRun, ending: Ending) -> Ending:
-    """Returns the end with a code that Kubernetes does not take for that of a finished training.
+    """Returns the end with a nonzero code if a pod was told to end.
 
-    A command that is told to end may save its state and end well; the pod's job would be done, and
-    its other pods deleted, where its node was only drained.
+    A command that saves its state on SIGTERM exits with 0; Kubernetes would take the job for
+    finished and delete its other pods, although only a node was drained.
     """
     if ending.signals and not ending.exit_code and is_job_pod(run.environ):
         return dataclasses.replace(ending, exit_code=128 + ending.signals[0])
     return ending
 
 
-def _follower_code(ending: Ending, verdicts: Sequence[MembershipVerdict]) -> int:
-    verdict = verdicts[0] if verdicts else None
+def _follower_code(ending: Ending, verdict: MembershipVerdict | None) -> int:
     if verdict is None or not ending.decided:
         return ending.exit_code
-    # The leader was lost, or refused this host: nobody says how the run ended.
+    # The leader was lost, or refused this host: the run's outcome is not known.
     if verdict.state is None:
         return HOST_LOST
     if verdict.state.outcome == "succeeded":
@@ -301,7 +289,7 @@ def _await_followers(
 ) -> Ending:
     """Waits for the other dnn hosts, which may have more to do, or be the cause of a failure.
 
-    After a good end each of them has until its lease ends, or the start deadline if it has not come
+    After success, each of them has until its lease ends, or the start deadline if it has not come
     yet; after a failure FOLLOWERS_CAUSE_SECONDS. A signal ends the wait.
     """
     has_failed = ending.exit_code != 0
@@ -330,7 +318,7 @@ def _train(
     lease: FollowerLease | None = None,
 ) -> Ending:
     finish.forget_failures(run.output)
-    forget_loadings(run.output)
+    discard_loadings(run.output)
     profile_ended = run.output / PROFILE_ENDED_FILE
     profile_ended.unlink(missing_ok=True)
     environ = trainer.environ(
@@ -424,10 +412,10 @@ def _train(
 
 
 def with_reachable_mlflow(environ: Mapping[str, str], log: Log) -> dict[str, str]:
-    """Returns the command's environment; without stoker's run of MLflow if its server is away.
+    """Returns the command's environment, without MLflow's variables if its server is unreachable.
 
-    Whoever submitted the job reached the server, but this host may not: the script's first
-    `mlflow.log_metric` would wait for minutes and then end the training. Blocks for 10 s at most.
+    The submitter reached the server, but this host may not: the script's first `mlflow.log_metric`
+    would wait for minutes and then end the training. Blocks for at most 10 s.
     """
     address = environ.get(MLFLOW_URI, "")
     # Without a run, the script's author has named the server.
@@ -458,7 +446,7 @@ def _feed_log(run: HostRun, coordinator: Coordinator) -> FeedLog:
 
 
 def _judge(run: HostRun, ending: Ending, causes: Sequence[Change]) -> tuple[RunOutcome, int]:
-    """Returns the run's outcome and the leader's exit code, from its own end and the followers'."""
+    """Returns the run's outcome and the leader's exit code."""
     # First: what ranks wrote while they were asked to end is no failure.
     if ending.signals:
         return RunOutcome(status="stopped", exit_code=ending.exit_code), ending.exit_code
@@ -479,7 +467,7 @@ def _judge(run: HostRun, ending: Ending, causes: Sequence[Change]) -> tuple[RunO
 
 
 def _fed(run: HostRun, coordinator: Coordinator, ended: RunOutcome) -> RunOutcome:
-    """Returns how a run ended whose command ended well: it failed if its data hosts fed nobody."""
+    """Turns success into failure if the run's data hosts were not used."""
     is_planned = run.topology.data_hosts and run.settings.engine.name == "feed"
     if not is_planned or run.settings.profile is not None:
         return ended
@@ -488,15 +476,15 @@ def _fed(run: HostRun, coordinator: Coordinator, ended: RunOutcome) -> RunOutcom
 
 
 def _failure_of(run: HostRun, ending: Ending) -> str:
-    """Says how this host's command failed: a rank's traceback, else its last words."""
+    """Returns how this host's command failed: a rank's traceback, else its last output."""
     head = f"{ending.killed_for_memory}\n" if ending.killed_for_memory else ""
     cause = finish.read_cause(run.output)
     written = finish.read_failures(run.output)
-    if cause:
-        written = [failure for failure in written if failure.rank == cause.rank]
+    if cause is not None:
+        written = [failure for failure in written if failure.rank == cause]
     if written:
         return head + written[0].text()
-    who = f"rank {cause.rank}" if cause else "the training command"
+    who = "the training command" if cause is None else f"rank {cause}"
     return head + finish.words_of_end(
         f"{who} on {run.topology.host}", exit_code=ending.exit_code, stderr=ending.stderr
     )
@@ -508,11 +496,6 @@ def _write_failure(run: HostRun, failure: str) -> None:
     except UsageError as err:
         # The end must be told to the other hosts, on a full disk, too.
         run.log.event(EventName.FAILURE_WRITE_FAILED, reason=err.what)
-
-
-def _engine_failure(run: HostRun, words: str) -> Change:
-    """Returns a failing engine as a follower's end, which is what it is to the leader."""
-    return Change(what="left", host=run.topology.host, kind="follower", reason=words)
 
 
 def _words_of(change: Change) -> str:

@@ -1,17 +1,17 @@
-"""Platforms run jobs: each has a name and the interface of `base`.
+"""Platforms that run jobs, each with the interface of `base`.
 
-What some can do beyond that, and the method that has it:
+Optional abilities and their methods:
 
-                                                        local  sagemaker  kubernetes
-    finds the hosts of an earlier attempt  `resumed`      -        x          x
-    says how busy its hosts are            `load_words`   -        x          -
-    leaves a job running as stoker ends    `leave`        -        -          x
-    has a form of its own for a request    `manifest`     -        -          x
-    ends what is left of a run's jobs      `clean_up`     -        -          x
-    recovers a run whose step was lost     `lost`         -        -          x
+                                                    local  sagemaker  kubernetes
+finds the hosts of an earlier attempt  `resumed`      -        x          x
+reports how busy its hosts are         `load_words`   -        x          -
+leaves a job running as stoker ends    `leave`        -        -          x
+has another form of a request          `manifest`     -        -          x
+deletes what is left of a run's jobs   `clean_up`     -        -          x
+recovers a run whose step was lost     `lost`         -        -          x
 
 A new one is a package here, a name and a class below, and its name, facts and settings in
-`records/platforms.py`; docs/architecture.md has the rest.
+`records/platforms.py`; see docs/architecture.md.
 """
 
 from typing import TYPE_CHECKING, cast
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from stoker.platforms.base import Platform
     from stoker.records import PlatformSettings
 
-# The help of verbs names them, which must not wait for the records to be imported.
+# Needed by `--help`, which must not import the records.
 PLATFORMS = ("local", "sagemaker", "kubernetes")
 
 
 def platform_named(name: str, *, settings: "PlatformSettings | None" = None) -> "Platform[object]":
-    """Returns the platform of that name; each plans and submits requests of a type of its own.
+    """Returns the platform of that name; each has its own type of requests.
 
     Args:
         name: One of PLATFORMS.
-        settings: Those of the workload, if there is one.
+        settings: The workload's, if there is one.
 
     Raises:
         UsageError: If there is none.
@@ -51,6 +51,4 @@ def platform_named(name: str, *, settings: "PlatformSettings | None" = None) -> 
             from stoker.platforms.kubernetes import KubernetesPlatform
 
             return cast("Platform[object]", KubernetesPlatform())
-    raise UsageError(
-        f"platform {name} cannot run jobs yet", fix="known are: " + ", ".join(PLATFORMS)
-    )
+    raise UsageError(f"unknown platform {name}", fix="use one of " + ", ".join(PLATFORMS))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import IO, cast
 
-from stoker.errors import MissingExtraError, PlatformError, UsageError
+from stoker.errors import MissingExtraError, ServiceError, ServiceErrorKind, UsageError
 from stoker.records import Json
 from stoker.settings import cloud_region
 
@@ -61,73 +61,41 @@ _UNCONDITIONAL = ("NotImplemented", "501", "MethodNotAllowed")
 _CONFLICTS = 3
 
 
-class AwsError(PlatformError):
-    """AWS refused a call.
-
-    Attributes:
-        code: AWS's own error code, such as `ResourceLimitExceeded`.
-        action: Service and operation, as in a policy: `sagemaker:CreateTrainingJob`.
-    """
-
-    code = ""
-    action = ""
-
-    @property
-    def is_missing(self) -> bool:
-        """Returns whether what was asked for does not exist (no bucket: that is a wrong name)."""
-        if self.code == "NoSuchBucket" or self.is_denied:
-            return False
-        words = self.what.lower()
-        return self.code in _MISSING or any(missing in words for missing in _MISSING_WORDS)
-
-    @property
-    def is_denied(self) -> bool:
-        """Returns whether a permission is missing, or the login is no longer valid."""
-        return self.code in _DENIED or self.code in _STALE_LOGIN or "not authorized" in self.what
-
-    @property
-    def is_unreachable(self) -> bool:
-        """Returns whether the service did not answer, or too late: asking again may help."""
-        return self.code in _THROTTLED or "AWS did not answer" in self.what
-
-    @property
-    def has_stale_login(self) -> bool:
-        """Returns whether the caller's keys were good once: whoever logs in again may go on."""
-        return self.code in _STALE_LOGIN
-
-    @property
-    def is_passing(self) -> bool:
-        """Returns whether the same call may succeed later."""
-        return self.is_unreachable or self.has_stale_login
+def error_kind(code: str, message: str) -> ServiceErrorKind:
+    """Returns the kind of a refusal; some services name the reason only in the message."""
+    words = message.lower()
+    if code in _THROTTLED:
+        return "away"
+    if code in _STALE_LOGIN:
+        return "stale"
+    if code in _DENIED or "not authorized" in words:
+        return "denied"
+    if code in _EXISTS:
+        return "taken"
+    # A bucket that does not exist is a wrong name in the workload.
+    if code != "NoSuchBucket" and (code in _MISSING or any(w in words for w in _MISSING_WORDS)):
+        return "missing"
+    return "refused"
 
 
-def refusal(error: Mapping[str, object], action: str, where: str) -> AwsError:
+def refusal(error: Mapping[str, object], action: str, where: str) -> ServiceError:
     """Returns the error for a refusal as botocore has parsed it."""
     code = str(error.get("Code", ""))
     message = str(error.get("Message", "")).strip()
-    what, fix = f"{code}: {message}", ""
-    # Some services answer with another code, and say only in words what is missing.
-    if code in _DENIED or "not authorized" in message:
+    what, fix, kind = f"{code}: {message}", "", error_kind(code, message)
+    if kind == "denied":
         found = _ACTION.search(message)
         missing = found.group(1) if found else action
         what = f"permission {missing} is missing: {message}"
         fix = f"allow {missing} as configs/sagemaker/stoker.yaml does"
-    elif code in _STALE_LOGIN:
+    elif kind == "stale":
         fix = _LOG_IN
-    elif code in _THROTTLED:
+    elif kind == "away":
         what = f"AWS throttled {action} {MAX_ATTEMPTS} times: {message}"
         fix = "try again in a minute"
     elif code == "NoSuchBucket":
         fix = "check the bucket's name, or create it"
-    return failed(what, action, where=where, code=code, fix=fix)
-
-
-def failed(what: str, action: str, *, where: str = "", code: str = "", fix: str = "") -> AwsError:
-    """Returns an error with AWS's code and the action that failed."""
-    error = AwsError(what, where=where or action, fix=fix)
-    error.code = code
-    error.action = action
-    return error
+    return ServiceError(what, where=where or action, fix=fix, code=code, action=action, kind=kind)
 
 
 class Aws:
@@ -186,7 +154,7 @@ class Aws:
             **parameters: Of the operation.
 
         Raises:
-            AwsError: If AWS refuses it, or cannot be reached.
+            ServiceError: If AWS refuses it, or cannot be reached.
             UsageError: If a parameter is not as the API's model says.
         """
         action = f"{service}:{operation}"
@@ -230,7 +198,7 @@ class Aws:
         """Opens the content of an s3:// address, to be read in a stream while the block runs.
 
         Raises:
-            AwsError: If it cannot be opened, or breaks off.
+            ServiceError: If it cannot be opened, or breaks off.
         """
         bucket, key = split_uri(uri)
         # Around the `yield`: the stream may break off while the caller reads it.
@@ -271,8 +239,8 @@ class Aws:
                         **_encryption(kms_key),
                     )
                 return True
-            except AwsError as err:
-                if err.code in _EXISTS:
+            except ServiceError as err:
+                if err.kind == "taken":
                     return False
                 if err.code in _UNCONDITIONAL:
                     break
@@ -304,8 +272,8 @@ class Aws:
         try:
             with explained("s3:GetObject", where=uri):
                 self._s3("head_object", Bucket=bucket, Key=key)
-        except AwsError as err:
-            if err.is_missing:
+        except ServiceError as err:
+            if err.kind == "missing":
                 return False
             raise
         return True
@@ -340,7 +308,7 @@ def explained(action: str, *, where: str = "") -> Iterator[None]:
     """Turns botocore's errors into ours.
 
     Raises:
-        AwsError: In place of a refusal, or of an unreachable service.
+        ServiceError: In place of a refusal, or of an unreachable service.
         UsageError: In place of a parameter that the API's model refuses.
     """
     from botocore.exceptions import (
@@ -362,17 +330,21 @@ def explained(action: str, *, where: str = "") -> Iterator[None]:
             "no AWS region is known", where=action, fix="set AWS_REGION, or sagemaker.region"
         ) from err
     except NoCredentialsError as err:
-        raise failed(
+        raise ServiceError(
             "no AWS credentials were found",
-            action,
             where=action,
             fix="aws configure, or run under a role",
+            action=action,
         ) from err
     except BotoCoreError as err:
-        code = type(err).__name__
+        code, place = type(err).__name__, where or action
         if code in _STALE_LOGIN:
-            raise failed(str(err), action, where=where, code=code, fix=_LOG_IN) from err
-        raise failed(f"AWS did not answer: {err}", action, where=where, code=code) from err
+            raise ServiceError(
+                str(err), where=place, fix=_LOG_IN, code=code, action=action, kind="stale"
+            ) from err
+        raise ServiceError(
+            f"AWS did not answer: {err}", where=place, code=code, action=action, kind="away"
+        ) from err
 
 
 def _new_client(service: str, region: str | None) -> object:

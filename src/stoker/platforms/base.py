@@ -1,4 +1,4 @@
-"""Every platform can plan a job as a pure value, submit it, follow it and stop it."""
+"""Interface of a platform: plan a job as a pure value, submit it, follow it, stop it."""
 
 import json
 import re
@@ -29,43 +29,39 @@ from stoker.records.base import Value
 from stoker.settings import RunEnvironment
 
 _ROLES: tuple[Role, ...] = ("dnn", "data")
-# Variables of MLflow: who calls `mlflow.log_metric` writes into that run. They may differ from one
-# attempt to the next (MLflow was away), and it is the same job.
+# Variables by which `mlflow.log_metric` finds its run. They may differ between attempts of one job.
 MLFLOW_URI = "MLFLOW_TRACKING_URI"
 MLFLOW_EXPERIMENT = "MLFLOW_EXPERIMENT_NAME"
 MLFLOW_RUN = "MLFLOW_RUN_ID"
 MLFLOW_FILES = "MLFLOW_ALLOW_FILE_STORE"
 MLFLOW_VARIABLES = frozenset((MLFLOW_URI, MLFLOW_EXPERIMENT, MLFLOW_RUN, MLFLOW_FILES))
-# In SageMaker's layout of a host, and there its own default.
+# SageMaker's own default.
 TENSORBOARD = "output/tensorboard"
-# Folders, files and objects are called by these names: no name may lead out of a folder.
+# These names become paths and object names.
 _RUN_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?")
-# Not dots alone: `..` would be the folder above.
+# Not dots alone, such as `..`.
 _NAME = re.compile(r"(?!\.+$)[A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """Describes a training job, the same for all platforms.
+    """A training job, the same for all platforms.
 
     Attributes:
         name: Run id: letters, digits and dashes.
-        run: Name of the run that the job is a further try of, whose checkpoints it goes on from;
-            absent: its own.
+        run: Name of the run that this job retries and whose checkpoints it resumes; absent: `name`.
         command: Program and arguments of the training.
         groups: The dnn group first.
-        channels: Channels by name.
         hyperparameters: Put after the command.
-        environment: More variables for the user's command.
-        settings: What all processes of the run are told, except for what `groups` say.
+        environment: Further variables of the user's command.
+        settings: Settings of all processes of the run, except for what `groups` say.
         image: Image of all hosts, where the platform runs images.
-        next_best: The decision's next plan in words, for whoever cannot get the chosen one.
-        prices: Dollars an hour of one host by instance type, of those that are known.
-        run_dir: Folder on this machine for logs and outputs of the run.
-        tracking: Where the figures of the run are kept next to its records.
-        records: Documents by name, from which another process can plan this job and follow it: a
-            pipeline's last step, where the step that submitted it is lost. Empty: nobody does.
-        what: Facts about what is run for its record, such as the commit of its code.
+        next_best: The decision's next plan, as text for error messages.
+        prices: Known prices in dollars per hour of one host, by instance type.
+        run_dir: Local folder for logs and outputs of the run.
+        records: Documents by name, from which a pipeline's last step can plan and follow this job
+            after the step that submitted it was lost.
+        what: Facts for the run's record, such as the commit of its code.
     """
 
     name: str
@@ -87,7 +83,7 @@ class JobSpec:
 
     @property
     def run_name(self) -> str:
-        """Returns the name that all tries of the run share."""
+        """The name that all tries of the run share."""
         return self.run or self.name
 
     @classmethod
@@ -101,7 +97,7 @@ class JobSpec:
         profile: ProfileSettings | None = None,
         next_best: str = "",
     ) -> "JobSpec":
-        """Returns the job that runs `workload` on `groups`; called `name`, else as `run_dir` is."""
+        """Returns the job that runs `workload` on `groups`; `name` is by default the folder's."""
         return cls(
             name=name or run_dir.name,
             command=workload.command,
@@ -118,29 +114,24 @@ class JobSpec:
 
 
 def tracking_of(workload: Workload) -> TrackingSettings:
-    """Returns where a workload's figures are kept, with the name of its experiment."""
+    """Returns a workload's tracking settings, with the name of its experiment."""
     told = workload.tracking
     return msgspec.structs.replace(told, experiment=told.experiment or workload.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEnd:
-    """Tells how a job ended.
+    """How a job ended.
 
     Attributes:
-        status: succeeded, failed or stopped.
-        exit_code: The training command's own, where known.
-        failure: The failure's words, where there are any.
-        output_dir: Folder on this machine with the dnn leader's output/data, where it is known.
-        model_uri: Where the model is, where that is known.
-        job_url: The platform's own page of the job.
-        data_group_release_seconds: From the end of the dnn leader to the end of the last data host,
-            where the platform saw both.
-        events: Only those that the platform saw; the leader's own are in its record.
-        mlflow_run_id: Run that the platform has made in its own MLflow.
-        billed_seconds: Seconds for which the platform bills each of the job's hosts; None where it
-            does not say so.
-        what: Facts for the record that the platform knows, such as the digest of the image.
+        exit_code: Exit code of the training command, where known.
+        output_dir: Local folder with the dnn leader's output/data.
+        job_url: The platform's page of the job.
+        data_group_release_seconds: From the end of the dnn leader to the end of the last data host.
+        events: Events that only the platform saw; the leader's are in its record.
+        mlflow_run_id: Run that the platform created in its own MLflow.
+        billed_seconds: Seconds billed for each host; None where the platform does not say.
+        what: Facts for the record that the platform knows, such as the image's digest.
     """
 
     status: Literal["succeeded", "failed", "stopped"]
@@ -157,11 +148,7 @@ class JobEnd:
 
 
 def leader_record(output_dir: Path | None) -> Training | None:
-    """Returns the record that the leader's launcher left in its outputs; None if it cannot be read.
-
-    Args:
-        output_dir: Folder as in `JobEnd`.
-    """
+    """Returns the record in the leader's outputs (`JobEnd.output_dir`), if readable."""
     if output_dir is None:
         return None
     try:
@@ -172,7 +159,7 @@ def leader_record(output_dir: Path | None) -> Training | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogLine:
-    """A host's log comes line by line, without the line ends."""
+    """A line of a host's log, without its end."""
 
     group: str
     host: str
@@ -184,7 +171,7 @@ _GivenT = TypeVar("_GivenT", contravariant=True)
 
 
 class Run(Protocol):
-    """A submitted job can be followed, waited for and stopped."""
+    """A submitted job."""
 
     name: str
 
@@ -197,16 +184,16 @@ class Run(Protocol):
         ...
 
     def stop(self) -> None:
-        """Asks the job to stop and ends what does not; may be called twice, never raises."""
+        """Stops the job, by force where needed; may be called twice, never raises."""
         ...
 
 
 @runtime_checkable
 class ObservedRun(Protocol):
-    """Some platforms measure how busy a run's hosts are; their runs can say so."""
+    """A run whose platform measures how busy its hosts are."""
 
     def load_words(self, sizes: Mapping[str, tuple[int, int]]) -> Sequence[str]:
-        """Says how busy CPUs and GPUs were, one line a group, or why that cannot be read.
+        """Returns the load of CPUs and GPUs, one line per group, or why it cannot be read.
 
         Args:
             sizes: Instance type to its vCPUs and GPUs.
@@ -215,23 +202,23 @@ class ObservedRun(Protocol):
 
 
 @runtime_checkable
-class AdoptedRun(Protocol):
-    """A job that goes on without this process can be left, for a later attempt to adopt it."""
+class ResumableRun(Protocol):
+    """A run that continues without this process and that a later attempt can adopt."""
 
     def leave(self) -> str:
-        """Leaves the job as it is, unless it is to be stopped; blocks for some seconds at most.
+        """Leaves the job running unless it is to be stopped; blocks for some seconds at most.
 
         Returns:
-            What becomes of the job, in a line; empty where it is to be stopped.
+            What happens to the job, in one line; empty where it is to be stopped.
         """
         ...
 
     def remaining(self) -> PlatformError | None:
-        """Returns the error for a job that `stop` could not end; None where it ended it."""
+        """The error for a job that `stop` could not end, or None."""
         ...
 
     def clean_up(self) -> None:
-        """Deletes what the platform would keep for ever of a job that has ended; never raises."""
+        """Deletes what the platform would keep of an ended job; never raises."""
         ...
 
 
@@ -241,7 +228,7 @@ def leave_or_stop(run: Run, err: BaseException) -> None:
     Raises:
         TerminatedError: If the job was left, with words on what becomes of it.
     """
-    if isinstance(err, TerminatedError) and isinstance(run, AdoptedRun):
+    if isinstance(err, TerminatedError) and isinstance(run, ResumableRun):
         words = run.leave()
         if words:
             raise TerminatedError(words) from err
@@ -276,10 +263,10 @@ class Platform(Protocol[RequestT]):
 
 @runtime_checkable
 class ResumingPlatform(Protocol[_GivenT]):
-    """A platform whose jobs outlive stoker can tell which plan an earlier attempt got hosts for."""
+    """A platform whose jobs outlive stoker."""
 
     def resumed(self, requests: Sequence[_GivenT]) -> int:
-        """Returns which of a run's requests an earlier attempt has got hosts for; else 0.
+        """Returns the index of the request for which an earlier attempt got hosts; else 0.
 
         Raises:
             PlatformError: If the platform cannot be asked.
@@ -289,50 +276,39 @@ class ResumingPlatform(Protocol[_GivenT]):
 
 @runtime_checkable
 class RecoveringPlatform(Platform[RequestT], Protocol[RequestT]):
-    """A platform that keeps what a run whose follower was lost is finished with."""
+    """A platform that keeps what it takes to finish a run whose follower was lost.
+
+    Its methods, except for `keep`, raise a PlatformError if the platform cannot be asked.
+    """
 
     def kept(self, request: RequestT) -> str:
-        """Returns the record with which an earlier attempt ended; empty where there is none.
-
-        Raises:
-            PlatformError: If the platform cannot be asked.
-        """
+        """Returns the record with which an earlier attempt ended, or an empty text."""
         ...
 
     def keep(self, request: RequestT, record: str) -> None:
-        """Keeps the record of a job that has ended; empty: it left none. Never raises."""
+        """Keeps the record of an ended job, empty if it left none; never raises."""
         ...
 
     def is_cancelled(self, settings: PlatformSettings) -> bool:
-        """Returns whether somebody has ended, or is ending, the run of the pipeline.
+        """Returns whether the pipeline's run is cancelled or being cancelled.
 
-        Where nobody may ask, the run counts as one that nobody has ended: a job that is deleted in
-        vain costs the training.
-
-        Raises:
-            PlatformError: If the platform cannot be asked.
+        False without the right to ask: a job that is deleted by mistake costs the training.
         """
         ...
 
     def lost(
         self, name: str, settings: PlatformSettings, *, run_id: str
     ) -> Sequence[Mapping[str, str]]:
-        """Returns the records (`JobSpec.records`) of jobs for which `keep` was not called.
-
-        Raises:
-            PlatformError: If the platform cannot be asked.
-        """
+        """Returns the records (`JobSpec.records`) of jobs without a `keep`."""
         ...
 
     def adopting(self) -> "RecoveringPlatform[RequestT]":
-        """Returns the platform for a last follower, which only adopts jobs, failed ones too."""
+        """Returns the platform for a last follower: it adopts jobs, failed ones too."""
         ...
 
 
 def groups_of_channel(name: str, channel: Channel, groups: Sequence[Group]) -> tuple[str, ...]:
-    """Returns the names of the groups that get a channel; () for all of them.
-
-    A channel names groups or roles.
+    """Returns the names of the groups that get a channel, which names groups or roles; () for all.
 
     Raises:
         UsageError: If it names a group that the job does not have.
@@ -341,22 +317,22 @@ def groups_of_channel(name: str, channel: Channel, groups: Sequence[Group]) -> t
     for named in channel.groups or ():
         if named not in names and named not in _ROLES:
             raise UsageError(
-                f"there is no instance group {named}",
+                f"unknown instance group {named}",
                 where=f"key channels.{name}.groups",
                 fix=nearest(named, [*names, *_ROLES]),
             )
-    # In a job of one group the dnn group loads on its own, and gets what a data group would.
+    # A single group loads the data too, and gets every channel.
     if len(groups) == 1 or not channel.groups:
         return ()
     found = tuple(g.name for g in groups if g.name in channel.groups or g.role in channel.groups)
-    # SageMaker takes groups at all channels or at none: a channel for everybody names none.
+    # SageMaker wants groups at all channels or at none: a channel for all names none.
     return () if len(found) == len(groups) else found
 
 
 def hyperparameters(values: Mapping[str, Scalar]) -> dict[str, str]:
-    """Returns hyperparameters as SageMaker's API and hyperparameters.json hold them: texts only."""
+    """Returns hyperparameters as texts, as SageMaker's API and hyperparameters.json do."""
+    # SageMaker's toolkit and stoker's launcher decode each text as JSON.
     return {
-        # SageMaker's toolkit, and stoker's launcher, decode each text as JSON again.
         name: value if isinstance(value, str) else json.dumps(value)
         for name, value in sorted(values.items())
     }
@@ -367,36 +343,32 @@ def check_container(job: JobSpec, entrypoint: Sequence[str], *, platform: str, k
 
     Args:
         entrypoint: Words before the job's command.
-        platform: Its name, in errors.
-        key: Key of its settings in the workload, in errors.
+        platform: Its name, for errors.
+        key: Key of its settings in the workload, for errors.
 
     Raises:
         UsageError: Naming the key of the workload and the reason.
     """
     if not job.image:
         raise UsageError(
-            f"the job names no image, and {platform} runs only images",
+            f"no image: {platform} runs only images",
             where=f"job {job.name}, key image",
             fix="build one with make image, push it, and set image to its address",
         )
-    # Else the launcher would take options of the user's command for its own.
+    # Without it the launcher would parse options of the user's command.
     if entrypoint[-1] != "--":
         raise UsageError(
-            "the entry point must end with --, which the command follows: " + " ".join(entrypoint),
+            "the entry point must end with --: " + " ".join(entrypoint),
             where=f"key {key}.entrypoint",
-            fix="let its last word be --",
+            fix="add -- as its last word",
         )
 
 
 def check_run_name(name: str, *, most: int | None = None) -> None:
-    """Refuses the name of a run that is not one, or has more characters than `most`.
-
-    Raises:
-        UsageError: Naming the option and what is allowed.
-    """
+    """Raises a UsageError for an invalid run name, or one longer than `most` characters."""
     if not _RUN_NAME.fullmatch(name) or (most is not None and len(name) > most):
         raise UsageError(
-            f"{name!r} is not a name for a run",
+            f"invalid run name {name!r}",
             where="option --name, or key name",
             fix="use letters, digits and dashes" + (f", {most} at most" if most else ""),
         )
@@ -406,9 +378,8 @@ def check_job(job: JobSpec) -> None:
     """Refuses a job that no platform runs.
 
     Raises:
-        UsageError: If the name of the run, a group or a channel is not allowed, there is no
-            command, the first group and no other is not the one that trains, two groups have one
-            name, or the strategy cannot use the hosts of the dnn group.
+        UsageError: If a name is invalid or used twice, there is no command, there is not one dnn
+            group at the front, or the strategy cannot use its hosts.
     """
     check_run_name(job.name)
     if not job.command:
@@ -425,11 +396,11 @@ def check_job(job: JobSpec) -> None:
 def _check_groups(job: JobSpec) -> None:
     where = "the plan's groups"
     trainers = [group for group in job.groups if group.role == "dnn"]
-    # Everybody takes the first group for the one that trains, and its first host for the leader.
+    # All platforms take the first group's first host for the leader.
     if len(trainers) != 1 or job.groups[0].role != "dnn":
         found = ", ".join(f"{group.name} ({group.role})" for group in job.groups)
         raise UsageError(
-            f"a job trains on exactly one dnn group, and it comes first; found {found}",
+            f"a job needs exactly one dnn group, as its first group; found {found}",
             where=where,
             fix="for example --group dnn=1 --group data=2",
         )
@@ -438,9 +409,9 @@ def _check_groups(job: JobSpec) -> None:
         _check_name(name, what="group", where=where)
         if names.count(name) > 1:
             raise UsageError(
-                f"two groups have one name: {name}",
+                f"duplicate group name {name}",
                 where=where,
-                fix="give each group a name of its own",
+                fix="give each group a unique name",
             )
     dnn = trainers[0]
     refusal = job.settings.strategy.refusal(
@@ -454,14 +425,14 @@ def _check_groups(job: JobSpec) -> None:
 def _check_name(name: str, *, what: str, where: str) -> None:
     if not _NAME.fullmatch(name):
         raise UsageError(
-            f"{name!r} is not a name for a {what}",
+            f"invalid {what} name {name!r}",
             where=where,
             fix="use letters, digits, dots, dashes and underscores",
         )
 
 
 def run_environment(job: JobSpec) -> RunEnvironment:
-    """Returns what a launcher of `job` is told on any platform; each adds paths and names."""
+    """Returns the launcher's settings of `job`; each platform adds paths and names."""
     return replace(
         job.settings,
         roles={group.name: group.role for group in job.groups},

@@ -1,10 +1,8 @@
-"""The local platform runs every host of a run as a process tree of its own on this machine.
+"""Local platform: each host of a run is a process tree on this machine.
 
-A host has a directory in SageMaker's layout, its own resourceconfig.json, ports, set of cores and
-log file: the heterogeneous local mode that SageMaker does not have. Linux; macOS unpinned.
-
-Instance types are local.c1, local.c2, ... A job of one host may name any other type: it then has
-all of this machine, which is then of that type (a GPU host).
+A host has a folder in SageMaker's layout, with its own resourceconfig.json, ports, cores and log
+file. Linux; unpinned on macOS. Instance types are local.c1, local.c2, ... A job of one host may
+name any other type, and then gets the whole machine.
 """
 
 import contextlib
@@ -45,20 +43,21 @@ from stoker.platforms.follow import FileTail, full_disk
 from stoker.reasons import reason_of_failure
 from stoker.records import Event, Group, Json, Role, to_document
 from stoker.records.engine import EngineHost, completed
+from stoker.records.training import NOT_COMPARABLE
 
 LOOPBACK = "127.0.0.1"
-# A run may be started inside another job, whose variables would be taken for this run's.
+# Variables of an outer job, if this process is part of one.
 _FOREIGN = ("STOKER_", "SM_", "TORCHELASTIC_", "MASTER_")
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
 _FOREIGN_NAMES = frozenset((*_TORCHRUN, "TRAINING_JOB_NAME", "SAGEMAKER_BASE_DIR"))
-# Once the leader has ended, the others know it within 10 s: nobody listens at its port.
+# Once the leader has ended, the others notice within 10 s: its port is closed.
 AFTER_LEADER_SECONDS = 30.0
 # Asked to stop, a trainer may save its state.
 STOP_SECONDS = 30.0
-# The leader tells the others; they are asked as well in case it cannot reach them.
+# The leader tells the others; in case it cannot reach them they get a SIGTERM, too.
 STOP_OTHERS_SECONDS = 1.0
 _POLL_SECONDS = 0.05
-# Of a host's log, for the reason of its end.
+# End of a host's log that is searched for the reason of a failure.
 _LAST_BYTES = 16 << 10
 _TYPE = re.compile(r"^(?:ml\.)?local\.c(\d+)$")
 SHARED_CORES = "hosts share cores"
@@ -67,10 +66,10 @@ UNPINNED = "this system cannot pin processes to cores"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalHost:
-    """A local run has a process tree for each host, on cores of its own where there are enough.
+    """A host of a local run.
 
     Attributes:
-        cores: Cores that it is pinned to; empty where it is not.
+        cores: Cores that it is pinned to; empty if unpinned.
         num_cores: Number of cores of its instance type.
     """
 
@@ -85,11 +84,11 @@ class LocalHost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalRequest:
-    """A request says which hosts a local job starts, and on which cores.
+    """The hosts of a local job, with their cores.
 
     Attributes:
-        hosts: The dnn group first; the first one leads.
-        not_comparable: Why its times cannot be compared with other runs'; empty where they can.
+        hosts: The dnn group first; the first host leads.
+        not_comparable: Why its times cannot be compared with other runs; empty if they can.
     """
 
     job: JobSpec
@@ -98,20 +97,18 @@ class LocalRequest:
 
     @property
     def leader(self) -> LocalHost:
-        """Returns the host that leads."""
         return self.hosts[0]
 
     def base_dir(self, host: LocalHost) -> Path:
-        """Returns the directory of `host` that is /opt/ml in a container."""
+        """Returns the host's counterpart of /opt/ml in a container."""
         return (self.job.run_dir / "hosts" / host.name).absolute()
 
     def log_file(self, host: LocalHost) -> Path:
-        """Returns the file that the output of `host` goes to."""
         return (self.job.run_dir / "logs" / f"{host.group}-{host.name}.log").absolute()
 
 
 def channel_folder(name: str, uri: str) -> Path:
-    """Returns the folder that a channel of a local job names, whether or not it exists.
+    """Returns the folder of a local channel, which need not exist.
 
     Raises:
         UsageError: If the address is not a folder of this machine.
@@ -131,10 +128,10 @@ def channel_folder(name: str, uri: str) -> Path:
 
 
 def make_job_folder(request: LocalRequest, host: LocalHost) -> None:
-    """Makes the directory of `host` in SageMaker's layout; what an earlier run left is deleted.
+    """Creates the folder of `host` in SageMaker's layout, without what an earlier run left.
 
     Raises:
-        UsageError: If a channel's folder is not there.
+        UsageError: If a channel's folder does not exist.
     """
     job = request.job
     base = request.base_dir(host)
@@ -150,7 +147,6 @@ def make_job_folder(request: LocalRequest, host: LocalHost) -> None:
             raise UsageError(
                 f"no such folder: {data}", where=f"channel {name}", fix="check the channel's uri"
             )
-        # A link, as data sets are large, and all hosts are this machine.
         (base / "input" / "data" / name).symlink_to(data)
         channels[name] = {
             "TrainingInputMode": "File",
@@ -163,7 +159,7 @@ def make_job_folder(request: LocalRequest, host: LocalHost) -> None:
 
 
 def resource_config(request: LocalRequest, host: LocalHost) -> dict[str, Json]:
-    """Returns what SageMaker would tell `host` of the run (its resourceconfig.json)."""
+    """Returns the resourceconfig.json that SageMaker would write for `host`."""
     return {
         "current_host": host.name,
         "current_instance_type": host.instance_type,
@@ -177,7 +173,7 @@ def resource_config(request: LocalRequest, host: LocalHost) -> dict[str, Json]:
             }
             for group in request.job.groups
         ],
-        # For NCCL, gloo and Open MPI, which the launcher tells it: all hosts are on loopback.
+        # For NCCL, gloo and Open MPI.
         "network_interface_name": "lo",
     }
 
@@ -188,17 +184,17 @@ def _write(base: Path, name: str, document: dict[str, Json]) -> None:
 
 
 def lock_run_folder(folder: Path, *, run: str) -> int:
-    """Takes the run's folder for one run, and returns the open descriptor that holds it.
+    """Locks the run's folder and returns the descriptor that holds the lock.
 
     Raises:
         PlatformError: If hosts of this run still run.
-        OSError: If there can be no such folder.
+        OSError: If the folder cannot be created.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = os.open(folder, os.O_RDONLY)
     try:
-        # The lock belongs to the open folder, which launchers inherit: it holds until all of them
-        # have ended, also those of a process that was killed.
+        # Launchers inherit the open folder: the lock holds until all have ended, even if this
+        # process is killed.
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(lock)
@@ -208,8 +204,7 @@ def lock_run_folder(folder: Path, *, run: str) -> int:
             fix="wait for its end, stop it, or choose another --name",
         ) from None
     except OSError:
-        # This file system has no locks: nothing tells whether another run has the folder.
-        pass
+        pass  # this file system has no locks
     return lock
 
 
@@ -225,7 +220,7 @@ def _cannot_start(err: OSError, request: LocalRequest) -> PlatformError:
 
 @dataclass(slots=True)
 class StartedHost:
-    """The launcher of this host has been started."""
+    """A host whose launcher was started."""
 
     host: LocalHost
     process: "subprocess.Popen[bytes]"
@@ -236,12 +231,9 @@ class StartedHost:
 def start_host(
     request: LocalRequest, host: LocalHost, environ: Mapping[str, str], *, lock: int
 ) -> StartedHost:
-    """Starts the launcher of `host` in a session of its own; its output goes to its log file.
+    """Starts the launcher of `host` in a new session, with its output in the log file.
 
     Args:
-        request: The run.
-        host: One of its hosts.
-        environ: Environment of the launcher.
         lock: Descriptor that the launcher inherits, see `lock_run_folder`.
 
     Raises:
@@ -253,17 +245,17 @@ def start_host(
     launcher = (sys.executable, "-P", "-m", "stoker.launch", "--", *request.job.command)
     with log_file.open("wb") as log:
         process = subprocess.Popen(
-            # SIGTERM, so that hosts end in good order when this process is killed.
+            # SIGTERM, so that hosts drain when this process is killed.
             spawn.wrapped(launcher, signal_number=signal.SIGTERM, cores=host.cores),
             env=dict(environ),
             stdin=_standard_input() if host == request.leader else subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            # Ctrl-C at the terminal then reaches this process alone, which stops the leader first.
+            # Ctrl-C then reaches only this process, which stops the leader first.
             start_new_session=True,
             pass_fds=(lock,),
         )
-    # By this variable a process of the host is found that has left its session.
+    # Finds processes of the host that left its session.
     marker = f"\0STOKER_BASE_DIR={request.base_dir(host)}\0".encode()
     return StartedHost(host=host, process=process, marker=marker)
 
@@ -271,7 +263,7 @@ def start_host(
 def _standard_input() -> int | None:
     """Returns the standard input of the leader's script: None to inherit ours, or DEVNULL."""
     try:
-        # In the background of a shell a script would read what the user types for the shell.
+        # In the background a script would read what the user types for the shell.
         is_others = os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp()
         os.fstat(0)
     except OSError:
@@ -291,11 +283,9 @@ def host_variables(
     """Returns the environment of a host's launcher.
 
     Args:
-        request: The run.
-        host: One of its hosts.
         environ: Environment to start from; variables of an outer run are left out.
         ports: Host to the first of its ports.
-        engine: How the servers of the engine are reached.
+        engine: Addresses of the engine's servers.
         token_file: File with the run's token.
     """
     job = request.job
@@ -311,10 +301,9 @@ def host_variables(
         host=host.name,
         group=host.group,
         engine_hosts=engine,
-        # Not below `hosts`: of the run, whose hosts are all this machine.
         tensorboard=(job.run_dir / "tensorboard").absolute() if job.tracking.tensorboard else None,
     )
-    # Else each rank would begin as many threads as its host has cores.
+    # Otherwise each rank would start as many threads as its host has cores.
     threads = {"OMP_NUM_THREADS": str(max(1, host.num_cores // host.processes))}
     inherited = {
         name: value
@@ -325,14 +314,13 @@ def host_variables(
 
 
 def engine_hosts(request: LocalRequest, taken: set[int]) -> dict[str, EngineHost]:
-    """Returns how each host's servers of the engine are reached: one address, different ports.
+    """Returns the address of each host's engine servers: loopback with different ports.
 
     Args:
-        request: The run.
         taken: Ports of this run; those of the engine are added.
 
     Raises:
-        OSError: If there are no free ports.
+        OSError: If no ports are free.
     """
     names = sorted(completed(request.job.settings.engine).ports)
     if not names:
@@ -345,24 +333,14 @@ def engine_hosts(request: LocalRequest, taken: set[int]) -> dict[str, EngineHost
     return found
 
 
-def write_secret(path: Path, text: str) -> None:
-    """Writes a file that only this user may read."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(text)
-
-
 class LocalRun:
-    """Runs a job on this machine: creating it starts the hosts, `stop` ends them.
+    """A job on this machine: creating it starts the hosts, `stop` ends them.
 
     Args:
-        request: What to run.
         environ: Environment of the hosts' processes; variables of an outer run are left out.
 
     Raises:
-        UsageError: If a channel's folder is not there.
+        UsageError: If a channel's folder does not exist.
         PlatformError: If a run of this folder still runs, or a host cannot be started.
     """
 
@@ -386,7 +364,7 @@ class LocalRun:
         self._asked: set[str] = set()
         self._said: queue.SimpleQueue[LogLine] = queue.SimpleQueue()
         if request.not_comparable:
-            self._note(f"not comparable: {request.not_comparable}")
+            self._note(f"{NOT_COMPARABLE}: {request.not_comparable}")
             text = f"{request.not_comparable}: its times cannot be compared with others"
             self._say(request.leader, EventName.HOSTS_NOT_COMPARABLE, text=text)
         self._start(environ)
@@ -394,18 +372,13 @@ class LocalRun:
         self._monitor.start()
 
     @property
-    def comparable(self) -> bool:
-        """Returns whether its times can be compared with other runs'."""
-        return not self.not_comparable
-
-    @property
     def events(self) -> tuple[Event, ...]:
-        """Returns what happened so far that only the platform sees."""
+        """Events so far that only the platform sees."""
         return tuple(self._events)
 
     @property
     def launchers(self) -> Mapping[str, int]:
-        """Maps each host to the pid of its launcher."""
+        """Host name to the pid of its launcher."""
         return {started.host.name: started.process.pid for started in self._hosts}
 
     def lines(self) -> Iterator[LogLine]:
@@ -414,9 +387,8 @@ class LocalRun:
         try:
             is_last = is_full = False
             while not is_last:
-                # Before the reading: what was written until the end is then read, too.
+                # Before reading, so that the last lines are read, too.
                 is_last = self._has_ended.is_set()
-                # Hosts write their logs themselves, and cannot say there that the disk is full.
                 if not is_full and (words := full_disk(self._request.job.run_dir / "logs")):
                     is_full = True
                     yield LogLine(group="local", host="status", text=words)
@@ -441,7 +413,7 @@ class LocalRun:
         return self._end
 
     def stop(self) -> None:
-        """Asks the job to stop and ends what does not: blocks STOP_SECONDS and a little at most."""
+        """Stops the job; blocks for STOP_SECONDS plus the time to kill."""
         if not self._has_ended.is_set():
             self._stopped_by_caller = True
             self._is_stopping.set()
@@ -454,11 +426,13 @@ class LocalRun:
         try:
             for host in request.hosts:
                 make_job_folder(request, host)
-            write_secret(self._token_file, secrets.token_hex(32))
+            self._token_file.unlink(missing_ok=True)
+            self._token_file.touch(mode=0o600, exist_ok=False)
+            self._token_file.write_text(secrets.token_hex(32), encoding="ascii")
             taken: set[int] = set()
             ports = {host.name: free_ports(taken) for host in request.hosts}
             engine = engine_hosts(request, taken)
-            # What a killed launcher leaves becomes a child of this process, which ends it.
+            # Processes of a killed launcher become children of this process, which kills them.
             spawn.adopt_orphans()
             for host in request.hosts:
                 variables = host_variables(
@@ -481,8 +455,7 @@ class LocalRun:
             self._follow()
             self._end = self._conclude()
         except BaseException as err:
-            # `wait` raises it in the caller's thread.
-            self._error = err
+            self._error = err  # raised by `wait`, in the caller's thread
         finally:
             self._clean_up()
             self._has_ended.set()
@@ -494,14 +467,14 @@ class LocalRun:
             now = time.monotonic()
             if self._is_stopping.is_set() and stop_at is None:
                 stop_at = now
-                _ask(leader)
+                leader.process.terminate()
             if stop_at is not None:
                 if now > stop_at + STOP_OTHERS_SECONDS:
-                    # Once each: a second SIGTERM would mean "at once".
+                    # Once each: a second SIGTERM ends a host at once.
                     for started in self._hosts[1:]:
                         if started.host.name not in self._asked:
                             self._asked.add(started.host.name)
-                            _ask(started)
+                            started.process.terminate()
                 if now > stop_at + STOP_SECONDS:
                     self._kill_rest(f"did not stop within {STOP_SECONDS:g} s")
             if leader.ended_at is not None and now > leader.ended_at + AFTER_LEADER_SECONDS:
@@ -520,8 +493,9 @@ class LocalRun:
         code = started.process.returncode
         host = started.host
         leader = self._hosts[0]
-        self._note(f"host ended with {_words(code)}", host.name)
-        # After the leader's end the outcome is decided: how the others end does not change it.
+        how = f"exit code {code}" if code >= 0 else f"signal {-code}"
+        self._note(f"host ended with {how}", host.name)
+        # The outcome is decided with the leader's end.
         if leader.ended_at is not None and started is not leader:
             return
         if code < 0 and host.role == "data" and not self._is_stopping.is_set():
@@ -530,7 +504,7 @@ class LocalRun:
             if code < 0:
                 who = f"the launcher of dnn host {host.name} (group {host.group}, the leader)"
                 self._failure = self._reason(host, who, code)
-        # Others make up for a host that was killed; one with a code of its own could not serve.
+        # A killed data host is replaced by the others; an exit code means that it cannot serve.
         elif host.role == "data" and code > 0 and not self._is_stopping.is_set():
             log = self._request.log_file(host)
             self._failure = f"{self._reason(host, f'data host {host.name}', code)}, see {log}"
@@ -559,7 +533,7 @@ class LocalRun:
             self._clean_host(started)
         self._token_file.unlink(missing_ok=True)
         if self._lock is not None:
-            # Last: from here on another run may take the folder.
+            # Last: now another run may take the folder.
             os.close(self._lock)
             self._lock = None
 
@@ -580,21 +554,22 @@ class LocalRun:
             status = "failed" if code != 0 or self._failure else "succeeded"
             if training and training.status == "stopped" and not self._failure:
                 status = "stopped"
+        model = base / "model"
         if status == "failed" and not failure:
-            failure = _read(base / "output" / "failure")
+            with contextlib.suppress(OSError):
+                failure = (base / "output" / "failure").read_text("utf-8", errors="replace")
             failure = failure or self._reason(leader.host, "the leader", code)
         return JobEnd(
             status=status,
             exit_code=exit_code,
             failure=failure if status == "failed" else None,
             output_dir=base / "output" / "data",
-            model_uri=_model(base / "model"),
+            model_uri=str(model) if model.is_dir() and any(model.iterdir()) else None,
             data_group_release_seconds=release,
             events=tuple(self._events),
         )
 
     def _say(self, host: LocalHost, event: EventName, **values: str) -> None:
-        """Adds a line of the platform to those of the hosts' logs."""
         line = io.StringIO()
         Log(run=self.name, host=host.name, stream=line).event(event, **values)
         self._said.put(LogLine(group=host.group, host=host.name, text=line.getvalue().rstrip()))
@@ -603,34 +578,13 @@ class LocalRun:
         self._events.append(Event(when=now_utc(), what=what, host=host))
 
 
-def _ask(started: StartedHost) -> None:
-    if started.process.poll() is None:
-        started.process.terminate()
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
 def _last_lines(path: Path) -> list[str]:
     with contextlib.suppress(OSError), path.open("rb") as file:
         size = path.stat().st_size
         file.seek(max(0, size - _LAST_BYTES))
-        # The first one is cut where the file is longer.
+        # In a longer file the first line is cut.
         return file.read().decode(errors="replace").splitlines()[size > _LAST_BYTES :]
     return []
-
-
-def _words(code: int) -> str:
-    return f"exit code {code}" if code >= 0 else f"signal {-code}"
-
-
-def _model(folder: Path) -> str | None:
-    """Returns the folder, if the training left something in it."""
-    return str(folder) if folder.is_dir() and any(folder.iterdir()) else None
 
 
 class LocalPlatform:
@@ -648,7 +602,6 @@ class LocalPlatform:
     ) -> None:
         self._can_pin = hasattr(os, "sched_setaffinity")
         self._cores = tuple(cores) if cores is not None else _usable_cores()
-        # Passed on unread: settings of this process are not for jobs.
         self._environ = dict(os.environ if environ is None else environ)
 
     def plan(self, job: JobSpec) -> LocalRequest:
@@ -663,7 +616,7 @@ class LocalPlatform:
             groups_of_channel(name, channel, job.groups)
         sizes = [(group, self._num_cores(group, job)) for group in job.groups]
         wanted = sum(group.count * size for group, size in sizes)
-        # Numbered from the last group on, so that nobody comes to rely on algo-1 leading.
+        # Numbered from the last group: algo-1 need not lead on SageMaker either.
         number = sum(group.count for group in job.groups)
         offset = 0
         hosts = []
@@ -690,7 +643,6 @@ class LocalPlatform:
         )
 
     def describe(self, request: LocalRequest) -> dict[str, Json]:
-        """Returns the request as `--dry-run` prints it."""
         job = request.job
         settings = job.settings
         engine = {"engine": to_document(settings.engine)} if settings.engine.name != "feed" else {}
@@ -723,7 +675,7 @@ class LocalPlatform:
         """Starts all hosts. They end with the calling thread, which must outlive the run.
 
         Raises:
-            UsageError: If a channel's folder is not there.
+            UsageError: If a channel's folder does not exist.
             PlatformError: If hosts of this run still run, or a host cannot be started.
         """
         return LocalRun(request, environ=self._environ)
@@ -732,8 +684,7 @@ class LocalPlatform:
         found = _TYPE.match(group.instance_type)
         if found and int(found.group(1)):
             number = int(found.group(1))
-            # What is measured on fewer cores would pass for a step on that many; data hosts may
-            # share cores.
+            # Times on fewer cores would be wrong for this type; data hosts may share cores.
             if group.role == "dnn" and number > len(self._cores):
                 raise UsageError(
                     f"{group.instance_type} asks for {number} cores; this machine has "
@@ -755,7 +706,7 @@ class LocalPlatform:
 
     def _slice(self, offset: int, size: int) -> tuple[int, ...]:
         count = len(self._cores)
-        # Behind the last core it begins anew: then hosts share cores, and `plan` says so.
+        # Wraps around: then hosts share cores, which `plan` reports.
         chosen = {self._cores[(offset + i) % count] for i in range(min(size, count))}
         return tuple(sorted(chosen))
 

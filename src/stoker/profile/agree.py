@@ -1,10 +1,7 @@
-"""The ranks change phase at the same step, say what each has found so far, and end together.
+"""Agreement of the ranks on when to change phase, their results, and the end of a profiled process.
 
 A rank that waits in all-reduce for one that has stopped would hang. Lockstep by all-reduce means
-that nobody is more than a step ahead, so a step a few ahead of rank 0's lies ahead of everybody's.
-
-Launchers inside a script (Lightning, torch.multiprocessing) set no RANK before they start a rank.
-
+that no rank is more than a step ahead, so a step a few ahead of rank 0's is ahead of all ranks.
 A profiled process ends at once: without the script's exit handlers, and with nothing left running.
 """
 
@@ -18,16 +15,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 import psutil
 
-from stoker.host.counters import descendants
 from stoker.host.machine import vcpu_capacity
+from stoker.host.processes import descendants
 from stoker.profile.rank_results import RankResult
 from stoker.records import write_text
 from stoker.settings import PROFILE_ENDED_FILE
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 # Steps between the announcement and the change. Without accelerators a rank is at most one step
 # ahead; with them the host runs ahead of the device by as many steps as its queue takes.
@@ -37,34 +37,26 @@ LEAD_STEPS_CUDA = 16
 _POLL_SECONDS = 0.02
 _MEET_SECONDS = 30.0
 _GRACE_SECONDS = 2.0
-# torchrun runs nothing of the user's after its ranks, and says itself how they ended.
+# torchrun runs nothing of the user's after its ranks, and reports how they ended.
 _SPARED = ("torch.distributed.run", "torchrun", "stoker.launch.strategies.torchrun")
 
 
-class Board(Protocol):
-    """Keeps short notes that ranks leave for each other."""
+class Board:
+    """Notes that ranks leave for each other.
 
-    def post(self, name: str, text: str) -> None:
-        """Leaves a note; seen whole or not at all."""
-        ...
-
-    def read(self, name: str) -> str | None:
-        """Returns the note, or None where there is none yet; never blocks.
-
-        Raises:
-            RuntimeError: If the process that holds the notes is gone.
-        """
-        ...
-
-
-class FileBoard:
-    """Keeps notes as files of a folder that all ranks see."""
+    They are in torch's store once the script has made it, which spans hosts; before, and without
+    it, in files of `folder`, which the ranks of one host see.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def post(self, name: str, text: str) -> None:
-        """Writes the note's file."""
+        """Leaves a note, which is seen whole or not at all."""
+        store = _store()
+        if store is not None:
+            store.set(f"stoker/{name}", text)
+            return
         self._folder.mkdir(parents=True, exist_ok=True)
         temporary = self._folder / f".{name}.{os.getpid()}"
         temporary.write_text(text)
@@ -72,15 +64,32 @@ class FileBoard:
         temporary.replace(self._folder / name)
 
     def read(self, name: str) -> str | None:
-        """Reads the note's file."""
+        """Returns the note, or None if it is not there yet; never blocks.
+
+        Raises:
+            RuntimeError: If the process that holds the store is gone.
+        """
+        store = _store()
+        if store is not None:
+            key = f"stoker/{name}"
+            return store.get(key).decode() if store.check([key]) else None
         try:
             return (self._folder / name).read_text()
         except OSError:
             return None
 
 
+def _store() -> "Store | None":
+    # Looked up, not imported: a script that uses TensorFlow may have no torch.
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    store: Store = distributed.distributed_c10d._get_default_store()
+    return store
+
+
 class Agreement:
-    """Holds the steps at which the ranks agreed to change phase.
+    """Steps at which the ranks change phase, announced by rank 0.
 
     Args:
         lead_steps: Steps between announcement and change, where there is more than one rank.
@@ -96,7 +105,7 @@ class Agreement:
         self._steps: dict[str, int] = {}
 
     def propose(self, phase: str, *, at_step: int) -> None:
-        """Announces a change of phase for soon after `at_step`; only rank 0's call counts."""
+        """Announces a change of phase for soon after `at_step`; ignored in all ranks but 0."""
         if self._rank != 0 or phase in self._steps:
             return
         self._steps[phase] = at_step + (self._lead_steps if self._world_size > 1 else 0)
@@ -104,13 +113,11 @@ class Agreement:
             self._board.post(f"profile-{phase}", str(self._steps[phase]))
 
     def is_due(self, phase: str, *, at_step: int) -> bool:
-        """Returns whether the change is at this step, or was due earlier."""
         if phase not in self._steps and self._world_size > 1:
             note = self._read(f"profile-{phase}")
             if note:
                 self._steps[phase] = int(note)
-        # Not only at the very step: a rank that reads the note too late changes at once, and says
-        # so.
+        # Later, too: a rank that reads the note too late changes at once, and notes it.
         return phase in self._steps and at_step >= self._steps[phase]
 
     def is_late(self, phase: str, *, at_step: int) -> bool:
@@ -130,7 +137,6 @@ class Agreement:
                     rank for rank in missing if not self._board.read(f"profile-{name}-{rank}")
                 }
             except RuntimeError:
-                # The rank that holds the notes has left.
                 return False
             if missing and time.monotonic() >= until:
                 return False
@@ -139,26 +145,26 @@ class Agreement:
         return not missing
 
     def warn(self, action: str) -> None:
-        """Tells the other ranks to end now, before this one does `action`."""
+        """Makes the other ranks end now, before this one does `action`."""
         if self._world_size > 1:
             self._board.post("profile-warning", action)
 
     def warning(self) -> str | None:
-        """Returns what a rank is about to do, for which all must end; None if none is."""
+        """Returns what some rank is about to do, for which all must end; None if none is."""
         return self._read("profile-warning")
 
     def ranks_on_host(self, host: str) -> int:
-        """Returns how many ranks say that they are on `host`; all have been here once."""
+        """Returns how many ranks have announced `host`; all ranks must have announced theirs."""
         names = [self._read(f"profile-host-{rank}") for rank in range(self._world_size)]
         return max(1, names.count(host))
 
     def come_from(self, host: str) -> None:
-        """Says on which host this rank is."""
+        """Announces this rank's host."""
         if self._world_size > 1:
             self._board.post(f"profile-host-{self._rank}", host)
 
     def arrive(self, name: str) -> None:
-        """Says that this rank is at `name`; does not wait."""
+        """Announces that this rank is at `name`; does not wait."""
         if self._world_size > 1:
             self._board.post(f"profile-{name}-{self._rank}", "here")
 
@@ -168,23 +174,22 @@ class Agreement:
             self._board.post(f"profile-result-{self._rank}", result)
 
     def handed_in(self, rank: int) -> str | None:
-        """Returns what `rank` has left; None if it has left nothing."""
         return self._read(f"profile-result-{rank}")
 
     def _read(self, name: str) -> str | None:
         try:
             return self._board.read(name)
         except RuntimeError:
-            # The rank that holds the notes has left: what it does not say is not agreed on.
+            # The rank that holds the store has left: nothing more is agreed on.
             return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlace:
-    """Says which trainer process this is among the others.
+    """The place of a trainer process among all of them.
 
     Attributes:
-        leads_host: The first of its host.
+        leads_host: First rank of its host.
         ranks_on_host: Trainer processes there; None where no variable says.
     """
 
@@ -195,12 +200,11 @@ class RankPlace:
 
 
 class Findings:
-    """Collects the result of this rank, which grows from phase to phase.
+    """The result of this rank, which grows from phase to phase.
 
     Args:
         folder: Folder of `profile-rank{R}.json`.
-        host: Its name.
-        is_stopped: Whether the profile was told to end: then it waits for no other rank.
+        is_stopped: Whether the profile was stopped: then it waits for no other rank.
     """
 
     def __init__(
@@ -227,12 +231,10 @@ class Findings:
 
     @property
     def result(self) -> RankResult:
-        """Returns the rank's result so far."""
         return self._result
 
     @property
     def is_first_of_host(self) -> bool:
-        """Returns whether this is its host's first rank, which ends what is above all of them."""
         return self._place.leads_host
 
     def learn(self, **parts: object) -> None:
@@ -240,34 +242,34 @@ class Findings:
         self._result = msgspec.structs.replace(self._result, **parts)
 
     def note(self, *notes: str) -> None:
-        """Adds notes that a reader of the numbers should know."""
+        """Adds notes for readers of the figures."""
         self._notes.extend(notes)
 
     def write(self, *, missing: str = "") -> None:
         """Writes the file, which is read if this process is killed.
 
         Args:
-            missing: Why the profile is not complete; empty where it is.
+            missing: Why the profile is incomplete; empty: it is not.
         """
         self.learn(missing=missing, notes=tuple(self._notes))
         write_text(self._file(self._result.rank), self._text())
 
     def count_neighbours(self) -> None:
-        """Learns how many ranks share this host, where no variable says; all must have begun."""
+        """Counts the ranks of this host, where no variable says; all must have begun."""
         if self._place.ranks_on_host is None:
             self.learn(ranks_on_host=self._agreement.ranks_on_host(self._result.host))
 
     def meet(self, name: str) -> None:
-        """Waits for the other ranks, _MEET_SECONDS at most; a rank that is missed is noted."""
+        """Waits up to _MEET_SECONDS for the other ranks; notes when one does not come."""
         if not self._agreement.meet(
             name, deadline_seconds=_MEET_SECONDS, is_stopped=self.is_stopped
         ):
             self.note(f"not all ranks came to {name} within {_MEET_SECONDS:.0f} s")
 
     def hand_over(self) -> None:
-        """Leaves the result for rank 0, which writes those of other hosts next to its own.
+        """Leaves the result for rank 0, which writes the results of other hosts into its folder.
 
-        The first rank of a host waits for the others, for it ends what is above them all.
+        The first rank of a host waits for the others, as it ends the processes above all of them.
         """
         self._agreement.hand_in(self._text())
         if not self.is_first_of_host:
@@ -289,14 +291,14 @@ class Findings:
 
 
 def end_process(*, folder: Path, launcher_pid: int | None) -> NoReturn:
-    """Kills the processes below this one, and those above it up to the launcher; ends it with 0.
+    """Kills the processes below this one, and those above it up to the launcher; exits with 0.
 
     Neither the script's own exit handlers (a last checkpoint, an upload) nor what a shell script, a
     notebook or a parent would do after it may run: the training was cut off.
 
     Args:
         folder: STOKER_OUTPUT; a file there tells the launcher that the profile ended the command.
-        launcher_pid: Process up to which parents are ended; None: no parent is ended.
+        launcher_pid: Process up to which parents are killed; None: no parent is.
     """
     try:
         # Torch's handler would raise in the script, for a worker that was killed here.
@@ -321,10 +323,10 @@ def end_process(*, folder: Path, launcher_pid: int | None) -> NoReturn:
 
 
 def _below() -> list[psutil.Process]:
-    # It removes shared memory that killed workers leave, and ends on its own when all have gone.
+    # The tracker removes shared memory that killed workers leave, and ends when all are gone.
     tracker: object = getattr(resource_tracker, "_resource_tracker", None)
     spared = getattr(tracker, "_pid", None)
-    return [child for child in descendants() if child.pid != spared]
+    return descendants(spared=() if spared is None else (spared,))
 
 
 def _above(launcher_pid: int | None) -> list[psutil.Process]:
@@ -334,7 +336,7 @@ def _above(launcher_pid: int | None) -> list[psutil.Process]:
     except psutil.Error:
         return []
     pids = [process.pid for process in above]
-    # A script may detach from its launcher: then nobody above is known to be the job's.
+    # A script may detach from its launcher: then no process above is known to be the job's.
     if launcher_pid not in pids:
         return []
     between = above[: pids.index(launcher_pid)]

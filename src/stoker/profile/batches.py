@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from stoker.feed.bookkeeping import FormerLoader
 from stoker.feed.memory import num_bytes
 from stoker.feed.own_loaders import reach_of
-from stoker.feed.process import FormerLoader
 from stoker.profile.rank_results import BatchFacts, LoaderFacts
 from stoker.profile.step_watch import AsIsSteps
 

@@ -1,7 +1,7 @@
-"""The first process of a profile job launches the command and writes the profile.
+"""The first process of a profile job: launches the command and writes the profile.
 
-When a profile runs as a job of a platform, its leader reads the results of the ranks and writes
-the profile to where the platform keeps it after the job.
+On a platform, the leader reads the results of the ranks and writes the profile to where the
+platform keeps it after the job.
 """
 
 import contextlib
@@ -14,27 +14,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from stoker.errors import StokerError, UsageError
+from stoker.feed import timeline
 from stoker.host.machine import vcpu_capacity
 from stoker.launch import launch
 from stoker.launch.finish import write_failure
 from stoker.launch.launcher import output_folder
 from stoker.launch.topology import Topology, from_resourceconfig
 from stoker.logs import EventName, Log
-from stoker.profile.combine import combine
-from stoker.profile.grown_files import with_grown_files
 from stoker.profile.profiled_job import (
     START_ALLOWANCE_SECONDS,
     CommandUsage,
     has_verdict,
-    keep_timed_timeline,
     keep_timeline,
     no_verdict,
-    read_seen,
     timed_profile,
-    too_few,
-    unmeasured,
     was_cut_off,
     what_of,
+    whole_profile,
 )
 from stoker.profile.rank_results import read_ranks
 from stoker.records import ProfileSettings, TodaysGroup, Training, read_json, write_json
@@ -45,13 +41,13 @@ from stoker.settings import ProcessSettings, from_environment
 def launch_profile(command: Sequence[str], environ: Mapping[str, str]) -> int:
     """Runs this host's part of a profile job, or of a training; returns the exit code.
 
-    The leader writes the profile to STOKER_PROFILE_FILE, with baseline-timeline.csv next to it.
+    The leader writes the profile to STOKER_PROFILE_FILE, and baseline-timeline.csv into its folder.
     START_ALLOWANCE_SECONDS after the profile's budget, or when the platform stops the job, the
     command is stopped, and the profile is made from what was measured until then.
 
     Raises:
-        StokerError: As `stoker.launch.launch`; on the leader also if the profile cannot be made,
-            and output/failure then says why.
+        StokerError: As `stoker.launch.launch`; on the leader also if the profile cannot be made:
+            the reason is then in output/failure, too.
     """
     settings = from_environment(environ)
     topology = from_resourceconfig(settings.base_dir, environ)
@@ -66,7 +62,14 @@ def launch_profile(command: Sequence[str], environ: Mapping[str, str]) -> int:
     deadline.start()
     began = time.monotonic()
     code = launch(command, environ)
-    used = _used(seconds=time.monotonic() - began, hosts=len(topology.dnn_hosts))
+    # Of all descendants that were waited for; None where there are other hosts, too.
+    own = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used = CommandUsage(
+        wall_seconds=time.monotonic() - began,
+        cpu_seconds=own.ru_utime + own.ru_stime,
+        vcpus=vcpu_capacity(),
+        hosts=1,
+    )
     # Before `cancel`, which sets it as well.
     has_passed = deadline.finished.is_set()
     deadline.cancel()
@@ -79,11 +82,11 @@ def launch_profile(command: Sequence[str], environ: Mapping[str, str]) -> int:
             file=file,
             command=command,
             has_passed=has_passed,
-            used=used,
+            used=used if len(topology.dnn_hosts) == 1 else None,
         )
     except StokerError as err:
         with contextlib.suppress(UsageError):
-            # Platforms show this file to whoever asks why the job failed.
+            # Platforms show this file as the reason of the failure.
             write_failure(settings.base_dir, str(err))
         raise
 
@@ -106,10 +109,10 @@ def _conclude(
     words = (settings.command or command) if len(command) == 1 else command
     what = what_of(words)
     timed = timed_profile(output, ranks, what=what)
-    # Ranks that were killed by the profile itself end with a code, too.
+    # Ranks that the profile itself killed end with an exit code, too.
     if timed and (not code or has_passed or was_cut_off(output)):
         write_json(file, timed)
-        keep_timed_timeline(output, file.parent)
+        keep_timeline(output, file.parent, file=timeline.FILE)
         log.event(
             EventName.PROFILE_WRITTEN, file=str(file), step_seconds=timed.timed_step.step_seconds
         )
@@ -124,21 +127,15 @@ def _conclude(
         count=len(topology.dnn_hosts),
         processes_per_host=settings.processes_per_host,
     )
-    reason = unmeasured(
+    found = whole_profile(
+        output,
         ranks,
-        seen=read_seen(output),
-        used=used,
+        folder=file.parent,
+        settings=wanted,
         command=words,
         group=group,
+        used=used,
         what=what,
-        timed=too_few(output),
-    )
-    if reason:
-        raise reason
-    found = combine(
-        ranks,
-        group=group,
-        settings=wanted,
         workload_sha256=settings.workload_sha256,
         workload_keys=workload_keys(
             command=words,
@@ -146,26 +143,10 @@ def _conclude(
             engine=settings.engine.name,
             today=group if topology.dnn.instance_type else None,
         ),
-        what=what,
     )
-    write_json(file, with_grown_files(found, ranks))
-    keep_timeline(output, file.parent)
+    write_json(file, found)
     log.event(EventName.PROFILE_WRITTEN, file=str(file), step_seconds=found.timed_step.step_seconds)
     return 0
-
-
-def _used(*, seconds: float, hosts: int) -> CommandUsage | None:
-    """Returns what the command and all below it used; None where other hosts' are unknown."""
-    # All that was waited for, grandchildren too; what left the process tree is not in it.
-    own = resource.getrusage(resource.RUSAGE_CHILDREN)
-    if hosts > 1:
-        return None
-    return CommandUsage(
-        wall_seconds=seconds,
-        cpu_seconds=own.ru_utime + own.ru_stime,
-        vcpus=vcpu_capacity(),
-        hosts=1,
-    )
 
 
 def _stop() -> None:

@@ -1,15 +1,16 @@
-"""The profile is put into words: a verdict, a table of terms, and what to do at no cost. Pure."""
+"""The text of a profile: a verdict, a table of terms, and what to do at no cost."""
 
 from collections.abc import Sequence
 
 from stoker.profile.observed_job import explain_observed, observed_words
-from stoker.records import Profile, ProfiledLoader, StepTerms, TransformCost, parts_of
+from stoker.records import Profile, StepTerms, TransformCost, parts_of
 from stoker.records.parts import AGAIN, limit_words, speed_words, too_busy
 from stoker.text import ms, percentage, size, vcpus_words, wrapped
+from stoker.words import loader_words
 
 _ROWS = 8
 _NAME = 44
-# Parts with less than this share are for the record only.
+# Parts with a smaller share are only in the record.
 _MIN_SHARE = 0.01
 # Terms of a step with their titles, here and in a report.
 TERMS = (
@@ -26,9 +27,9 @@ TERMS = (
 )
 # Below this share of a step, waiting is not worth a change.
 _MIN_WAIT = 0.05
-# Only the strongest are shown; all are in the record.
+# All are in the record.
 _MAX_STATES = 3
-# Verdicts on steps that a state explains, and the parts do not.
+# Verdicts on steps that a state explains.
 _OF_STATES = {
     "straggler": "all ranks wait for one that is slow",
     "workers": "the limit is loading in the trainer itself (num_workers=0), which does not take as "
@@ -37,7 +38,7 @@ _OF_STATES = {
 
 
 def transform_table(transforms: Sequence[TransformCost]) -> list[str]:
-    """Returns a table of at most eleven lines of 88 columns; empty where nothing is known."""
+    """Returns a table of at most eleven lines of 88 columns, or no lines."""
     if not transforms:
         return []
     lines = [f"{'loading a sample, one worker':<{_NAME}}{'CPU ms':>9}{'share':>8}   {'bytes':>19}"]
@@ -52,7 +53,6 @@ def transform_table(transforms: Sequence[TransformCost]) -> list[str]:
 def _row(cost: TransformCost) -> str:
     name = cost.name if cost.within is None else f"  {cost.name}"
     if len(name) > _NAME - 1:
-        # The end of a long name tells more than its beginning.
         name = f"  ..{name[-(_NAME - 5) :]}"
     return (
         f"{name:<{_NAME}}{cost.cpu_seconds * 1e3:>9.3f}{cost.share:>8.0%}   {_bytes_of(cost):>19}"
@@ -75,7 +75,7 @@ def explain(profile: Profile) -> str:
     lines = wrapped(_verdict(profile))
     busy = _too_busy(profile)
     for state in profile.states[:_MAX_STATES]:
-        # The verdict has said it.
+        # Already in the verdict.
         if not (busy and state.id == "other-programs"):
             lines += wrapped(f"found: {state.text}")
     if profile.loader:
@@ -95,7 +95,7 @@ def explain(profile: Profile) -> str:
     for note in [*notes, *filter(None, [speed_words(profile)])]:
         lines += wrapped(f"note: {note}")
     if profile.fixes:
-        # Next to other programs a fix stays right, but its figure would be made of noise.
+        # While other programs run, a fix stays right, but its figure would be noise.
         lines += ["", "free, or nearly free:"]
         for fix in profile.fixes:
             gain = (
@@ -107,35 +107,6 @@ def explain(profile: Profile) -> str:
     return "\n".join(lines)
 
 
-def loader_words(loader: ProfiledLoader) -> str:
-    """Says in one sentence which loader was read, and how far data hosts can make its batches."""
-    name = loader.class_name
-    if loader.reach == "own":
-        return f"loader: {name} makes batches in its own way, so that data hosts cannot help it"
-    if loader.reach == "left":
-        return (
-            f"loader: {name}, in a script that imports stoker's DataLoader: only that one is fed; "
-            "read stoker's class, or use --replace-dataloader true"
-        )
-    how = "" if loader.reach == "stoker" else ", without a change of the script"
-    if not loader.iterable:
-        return f"loader: {name}; data hosts can make its batches{how}"
-    shards = loader.shards or 1
-    if shards == 1:
-        found = "one shard, which one worker makes, wherever it runs"
-    else:
-        found = f"{shards} shards, which {shards} workers make at most, wherever they run"
-    text = f"loader: {name} over a stream of {found}"
-    if loader.divides:
-        return f"{text}; num_workers is the number of shards of a rank"
-    if loader.divides is False:
-        return (
-            f"{text}; the stream does not ask get_worker_info(), so that more workers would only "
-            "repeat its samples"
-        )
-    return text
-
-
 def _verdict(profile: Profile) -> str:
     step = profile.timed_step
     if step.wait_seconds is None:
@@ -143,8 +114,8 @@ def _verdict(profile: Profile) -> str:
     share = step.wait_share or 0.0
     said = f"{percentage(share)} of a step is waiting for data"
     if step.accelerator_step_seconds is not None:
-        # Where loading shares the CPUs with the model, it costs more than the wait: that is said as
-        # a time, as two shares of a step would be added up.
+        # If loading shares the CPUs with the model, it costs more than the wait. This is given as a
+        # time, as a reader would add up two shares of a step.
         lost = 1 - step.accelerator_step_seconds / step.step_seconds
         if lost > share + _MIN_WAIT:
             said += (

@@ -1,8 +1,8 @@
-"""The loader is measured alone, its reads cold and warm, and the feed's cost is tried.
+"""The loader measured alone, its reads cold and warm, and the cost of receiving from the feed.
 
-The feed is tried between two threads of this process, a sender and a receiver. CPU is counted by
-thread, so the sender's share stays out. The receiver does what the feed's does: it receives a batch
-into reused memory, decrypts it there, and hands it to the trainer's thread, which decodes.
+The feed is tried between two threads of this process, a sender and a receiver. CPU is counted per
+thread, so the sender's share is left out. The receiver works as the feed's: it receives a batch
+into reused memory, decrypts it there, and hands it to the trainer's thread, which decodes it.
 """
 
 import contextlib
@@ -37,32 +37,34 @@ from stoker.logs import EventName, Log
 from stoker.profile.file_guard import guard_worker
 from stoker.profile.rank_results import Drain, Quartiles, Reads, Receive, block_means, quartiles
 
-# A drain may last this much longer than its share, until its slowest workers have begun.
-_START_SECONDS = 20.0
+Loader = DataLoader[object]
+Iterate = Callable[[Loader], Iterator[object]]
+# Process, CPU-seconds, monotonic seconds and seconds in the run queue when a batch was done.
+Stamp = tuple[int, float, float, float]
 
-# Read so much slower than it loads, a loader has a batch ready each time.
+# A round may last this much longer than its share, until its slowest workers have begun.
+_START_SECONDS = 20.0
+# Read this much slower than it loads, a loader has a batch ready each time.
 _PACE = 1.3
 _PACED_SHARE = 0.15
 _MOST_PACED, _LEAST_PACED = 24, 6
-# Batches until the queue is filled: before, the reader had waited for each one.
+# Batches until the queue is full: before, the reader had waited for each one.
 _FILLING = 3
-
-Stamp = tuple[int, float, float, float]
-# Less than this says nothing, and starting workers takes about as long.
+# A shorter round measures nothing, and starting workers takes about as long.
 _MIN_SECONDS = 0.5
-# A turn of one number of workers: below it their start weighs too much.
+# The round of one number of workers: in a shorter one their start weighs too much.
 _ROUND_SECONDS = 3.0
 _MOST_ROUNDS = 3
-# Workers rest when they use less than this share of a vCPU in so many polls.
+# Workers are idle when they use less than this share of a vCPU in this many polls.
 _IDLE_SHARE = 0.05
 _QUIET_POLLS = 2
 _POLL_SECONDS = 0.1
-# A pass is over so many batches of a worker at most: they are read three times.
+# Batches of a worker in a pass: they are read three times.
 _MAX_BATCHES = 8
 _MAX_WORKERS = 16
-# Less than a page and a batch has nothing to do with storage.
+# A batch that reads less than a page has nothing to do with storage.
 _MIN_BYTES = 4096
-# As a share of a batch's time: from a shorter wait, no rate of the storage can be told.
+# As a share of a batch's time: a shorter wait gives no rate of the storage.
 _MIN_WAIT = 0.02
 _MOST_RECEIVED = 200
 _LEAST_BATCHES = 6
@@ -75,7 +77,7 @@ _WAIT_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """A round drains a loader once, and keeps when its batches came.
+    """One pass over a loader, with the times of its batches.
 
     Attributes:
         stamps: Stamps of each worker's batches.
@@ -87,19 +89,18 @@ class Round:
 
 
 class StampedCollate:
-    """Collates as the script does, and says when the worker was done: (pid, CPU, wall, queued)."""
+    """The script's collate function, which also returns when the worker was done."""
 
     def __init__(self, collate: Callable[[list[object]], object]) -> None:
         self._collate = collate
 
     def __call__(self, samples: list[object]) -> tuple[object, Stamp]:
-        """Returns the batch and its stamp."""
         batch = self._collate(samples)
         return batch, (os.getpid(), time.process_time(), time.monotonic(), queued_seconds())
 
 
 class EndlessBatches:
-    """Yields the loader's own index batches, again and again."""
+    """The loader's own index batches, again and again."""
 
     def __init__(self, indices: object) -> None:
         self._indices = indices
@@ -114,40 +115,25 @@ class EndlessBatches:
                 return
 
 
-def drain(
-    loader: "DataLoader[object]",
-    *,
-    workers: int,
-    seconds: float,
-    is_stopped: Callable[[], bool],
-    iterate: Callable[["DataLoader[object]"], Iterator[object]],
-) -> Drain | None:
-    """Returns the figures of one round of the loader alone; None where too few batches came."""
-    read = read_round(
-        loader, workers=workers, seconds=seconds, is_stopped=is_stopped, iterate=iterate
-    )
-    return summarize([read], workers=workers)
-
-
 def read_round(
-    loader: "DataLoader[object]",
+    loader: Loader,
     *,
     workers: int,
     seconds: float,
     is_stopped: Callable[[], bool],
-    iterate: Callable[["DataLoader[object]"], Iterator[object]],
+    iterate: Iterate,
 ) -> Round:
     """Reads from `workers` fresh workers for about `seconds`: flat out, then a little slower.
 
     The workers are torch's own, with the loader's dataset, sampler and collate function. A worker's
-    first batch holds its start and is not counted; then a batch's cost is what the worker used
+    first batch includes its start and is not counted; then a batch's cost is what the worker used
     from one batch to the next: fetch, collate and the hand-over.
 
     Args:
         iterate: Torch's own `DataLoader.__iter__`.
 
     Raises:
-        Exception: What the dataset raises; RuntimeError if it sends nothing for 20 s beyond
+        Exception: Any error of the dataset; RuntimeError if no batch comes for 20 s beyond
             `seconds`.
     """
     began = time.monotonic()
@@ -157,7 +143,7 @@ def read_round(
     first: float | None = None
     count = 0
     with warnings.catch_warnings():
-        # More workers than vCPUs is what the script may have, and is tried for that reason.
+        # The script may have more workers than vCPUs, so that is tried, too.
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         fresh = _with_workers(loader, workers=workers, timeout=seconds + _START_SECONDS)
         iterator = iterate(fresh)
@@ -206,7 +192,7 @@ def _handovers(iterator: Iterator[object], *, every: float, until: float) -> lis
 
 
 def summarize(rounds: list[Round], *, workers: int) -> Drain | None:
-    """Sums up the stamps of all workers of all rounds; None where no worker made two batches."""
+    """Sums up the stamps of all rounds; None where no worker made two batches."""
     pairs = [pair for each in rounds for own in each.stamps for pair in pairwise(own)]
     if not pairs:
         return None
@@ -214,8 +200,8 @@ def summarize(rounds: list[Round], *, workers: int) -> Drain | None:
     for stamps in (each.stamps for each in rounds):
         if len(stamps) != workers:
             continue
-        # All workers run between the last first batch and the first last one: only there is the
-        # rate that of all of them.
+        # All workers run between the last first batch and the first last one: only then is this
+        # the rate of all of them.
         begin = max(own[0][2] for own in stamps)
         end = min(own[-1][2] for own in stamps)
         if end > begin:
@@ -226,7 +212,7 @@ def summarize(rounds: list[Round], *, workers: int) -> Drain | None:
         workers=workers,
         cpu_seconds=quartiles([later[1] - earlier[1] for earlier, later in pairs]),
         # Less the time when the worker was ready to run and others had the CPU: with more workers
-        # than vCPUs that is most of it, and it says nothing about the loader.
+        # than vCPUs that is most of it, and not the loader's cost.
         wall_seconds=quartiles(
             [later[2] - earlier[2] - (later[3] - earlier[3]) for earlier, later in pairs]
         ),
@@ -242,9 +228,7 @@ def shut_down(iterator: object) -> None:
         end()
 
 
-def _with_workers(
-    loader: "DataLoader[object]", *, workers: int, timeout: float
-) -> "DataLoader[object]":
+def _with_workers(loader: Loader, *, workers: int, timeout: float) -> Loader:
     is_iterable = isinstance(loader.dataset, IterableDataset)
     batches = loader.batch_sampler is not None
     # Torch takes a batch_sampler only with its default batch_size of 1, and without a sampler.
@@ -257,7 +241,7 @@ def _with_workers(
         num_workers=workers,
         collate_fn=StampedCollate(loader.collate_fn),
         timeout=timeout,
-        worker_init_fn=_GuardedInit(loader.worker_init_fn),
+        worker_init_fn=_WorkerInit(loader.worker_init_fn),
         multiprocessing_context=loader.multiprocessing_context,
         # More than the script's: reading must never be what the workers wait for.
         prefetch_factor=max(2, loader.prefetch_factor or 2),
@@ -265,7 +249,7 @@ def _with_workers(
 
 
 class WorkerTask(Protocol):
-    """A worker of a loader does a task in place of its batches; task and report are pickled."""
+    """A task for a loader's worker in place of its batches; task and report are pickled."""
 
     def __call__(self, source: "TaskSource", *, until: float) -> object:
         """Works until about `until`, monotonic seconds, and returns the report."""
@@ -274,7 +258,7 @@ class WorkerTask(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSource:
-    """A task works on the script's dataset, inside a worker, and batches it as the loader does.
+    """The script's dataset inside a worker, batched as its loader does.
 
     Attributes:
         indices: A list for each batch, or an index for each item where `is_batched` is false; of a
@@ -291,7 +275,7 @@ class TaskSource:
     batch_size: int
 
     def samples(self) -> Iterator[object]:
-        """Yields what is to be collated to one batch, once around; a stream begins anew."""
+        """Yields the items of each batch, once around; a stream starts over."""
         if self.is_stream:
             items = iter(self.dataset)  # type: ignore[call-overload]
             for _ in self.indices:
@@ -319,30 +303,29 @@ class TaskSource:
 
 
 def run_in_workers(
-    loader: "DataLoader[object]",
+    loader: Loader,
     task: WorkerTask,
     *,
     workers: int,
     num_batches: int,
     seconds: float,
-    iterate: Callable[["DataLoader[object]"], Iterator[object]],
+    iterate: Iterate,
 ) -> list[object]:
-    """Runs `task` in `workers` fresh workers at a time; returns their reports.
+    """Runs `task` in `workers` fresh workers for `num_batches` each; returns their reports.
 
     Blocks for about `seconds`, and the start of the workers.
 
     Args:
-        num_batches: Number of batches for each worker.
         iterate: Torch's own `DataLoader.__iter__`.
 
     Raises:
-        Exception: What the dataset raises; RuntimeError if it ends in nothing for 20 s beyond
+        Exception: Any error of the dataset; RuntimeError if no report comes for 20 s beyond
             `seconds`.
     """
     shell = _TaskDataset(loader, task, workers=workers, num_batches=num_batches, seconds=seconds)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="This DataLoader will create")
-        fresh: DataLoader[object] = torch.utils.data.DataLoader(
+        fresh: Loader = torch.utils.data.DataLoader(
             shell,
             batch_size=None,
             # Torch deals items out in turn: each worker gets one, the task with its number.
@@ -350,7 +333,7 @@ def run_in_workers(
             num_workers=workers,
             collate_fn=_as_it_is,
             timeout=seconds + _START_SECONDS,
-            worker_init_fn=_TaskInit(shell, loader.worker_init_fn),
+            worker_init_fn=_WorkerInit(loader.worker_init_fn, shell),
             multiprocessing_context=loader.multiprocessing_context,
         )
         iterator = iterate(fresh)
@@ -361,81 +344,69 @@ def run_in_workers(
 
 
 class _TaskDataset(torch.utils.data.Dataset[object]):
-    """A dataset of tasks does a task whenever one of its items is asked for."""
+    """A dataset whose item N is the report of worker N on its task."""
 
     def __init__(
-        self,
-        loader: "DataLoader[object]",
-        task: WorkerTask,
-        *,
-        workers: int,
-        num_batches: int,
-        seconds: float,
+        self, loader: Loader, task: WorkerTask, *, workers: int, num_batches: int, seconds: float
     ) -> None:
         self.dataset = loader.dataset
         self._task = task
-        self._collate = cast("Callable[[object], object]", loader.collate_fn)
         self._seconds = seconds
-        self._is_stream = isinstance(loader.dataset, IterableDataset)
-        self._is_batched = loader.batch_sampler is not None or (
-            self._is_stream and loader.batch_size is not None
+        is_stream = isinstance(loader.dataset, IterableDataset)
+        is_batched = loader.batch_sampler is not None or (
+            is_stream and loader.batch_size is not None
         )
-        self._batch_size = loader.batch_size or 1
         drawn: list[object] = [None] * (workers * num_batches)
-        if not self._is_stream:
-            source = loader.batch_sampler if self._is_batched else loader.sampler
+        if not is_stream:
+            source = loader.batch_sampler if is_batched else loader.sampler
             drawn = list(itertools.islice(EndlessBatches(source), workers * num_batches))
-        # As torch deals batches out: of W workers, number n gets n, n + W, n + 2 W ...
-        self._indices = [drawn[number::workers] for number in range(workers)]
-
-    def __len__(self) -> int:
-        return len(self._indices)
+        self._sources = [
+            TaskSource(
+                dataset=loader.dataset,
+                collate=cast("Callable[[object], object]", loader.collate_fn),
+                # As torch deals batches out: of W workers, number n gets n, n + W, n + 2 W ...
+                indices=drawn[number::workers],
+                is_stream=is_stream,
+                is_batched=is_batched,
+                batch_size=loader.batch_size or 1,
+            )
+            for number in range(workers)
+        ]
 
     def __getitem__(self, number: int) -> object:
-        source = TaskSource(
-            dataset=self.dataset,
-            collate=self._collate,
-            indices=self._indices[number],
-            is_stream=self._is_stream,
-            is_batched=self._is_batched,
-            batch_size=self._batch_size,
-        )
-        return self._task(source, until=time.monotonic() + self._seconds)
+        return self._task(self._sources[number], until=time.monotonic() + self._seconds)
 
 
-class _GuardedInit:
-    """Calls the script's own `worker_init_fn` in a worker that may change no file of the user's."""
+class _WorkerInit:
+    """The script's `worker_init_fn`, in a worker that may change no file of the user's."""
 
-    def __init__(self, own: Callable[[int], None] | None) -> None:
+    def __init__(
+        self, own: Callable[[int], None] | None, shell: _TaskDataset | None = None
+    ) -> None:
         self._own = own
-
-    def __call__(self, worker_id: int) -> None:
-        guard_worker()
-        if self._own is not None:
-            self._own(worker_id)
-
-
-class _TaskInit:
-    """Calls the script's own `worker_init_fn`, which finds its dataset where torch puts it."""
-
-    def __init__(self, shell: _TaskDataset, own: Callable[[int], None] | None) -> None:
         self._shell = shell
-        self._own = _GuardedInit(own)
 
     def __call__(self, worker_id: int) -> None:
         info = get_worker_info()
-        if info is not None:
-            # The class refuses assignments to a finished one.
+        if self._shell is not None and info is not None:
+            # The script's function looks for its dataset there. The class refuses assignments.
             object.__setattr__(info, "dataset", self._shell.dataset)
-        self._own(worker_id)
+        guard_worker()
+        if self._own is not None:
+            self._own(worker_id)
 
 
 def _as_it_is(report: object) -> object:
     return report
 
 
+def error_words(error: Exception) -> str:
+    """Returns the error's type and message in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
 def worker_counts(*, script: int, vcpus: int, ranks_on_host: int) -> list[int]:
-    """Returns the numbers of workers of one rank that are tried, the most telling first."""
+    """Returns the numbers of workers of one rank that are tried, the most informative first."""
     most = max(1, vcpus // ranks_on_host)
     # Every vCPU busy (what loading costs), one alone (how long it takes), the script's own, half of
     # the vCPUs (whether hyper-threads are worth a whole core).
@@ -458,15 +429,15 @@ def workers_rest(*, seconds: float, is_stopped: Callable[[], bool]) -> bool:
 
 
 def measure_loading(
-    loader: "DataLoader[object]",
+    loader: Loader,
     *,
     counts: list[int],
     seconds: float,
     is_stopped: Callable[[], bool],
-    iterate: Callable[["DataLoader[object]"], Iterator[object]],
+    iterate: Iterate,
     log: Log,
 ) -> tuple[list[Drain], list[str]]:
-    """Drains the loader at each of `counts`, in `seconds` together; with notes on what failed.
+    """Measures the loader alone at each of `counts`, in `seconds` together; also returns notes.
 
     Where there is time, the counts take turns, up to three times.
     """
@@ -492,11 +463,8 @@ def measure_loading(
                 loader, workers=workers, seconds=share, is_stopped=is_stopped, iterate=iterate
             )
         except Exception as err:
-            # A process edge: the dataset is the user's, and may not like workers at all.
-            summary = " ".join(str(err).split())[:200]
-            failed[workers] = (
-                f"the loader failed with {workers} workers: {type(err).__name__}: {summary}"
-            )
+            # A process edge: the dataset is the user's, and may not work in workers at all.
+            failed[workers] = f"the loader failed with {workers} workers: {error_words(err)}"
             continue
         rounds_of.setdefault(workers, []).append(read)
     drains: list[Drain] = []
@@ -518,7 +486,7 @@ def measure_loading(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRead:
-    """Times one batch of one worker; `wait_seconds`: neither on a CPU nor ready to run."""
+    """Times of one batch of one worker; `wait_seconds`: neither on a CPU nor ready to run."""
 
     wall_seconds: float
     wait_seconds: float
@@ -528,7 +496,7 @@ class BatchRead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColdAndWarm:
-    """Times the same batches of one worker, cold and then warm; `first` found out which files."""
+    """Times of one worker's batches, cold and then warm; `first` found out their files."""
 
     first: tuple[BatchRead, ...] = ()
     cold: tuple[BatchRead, ...] = ()
@@ -557,17 +525,15 @@ class ReadColdAndWarm:
 
 
 def measure_reads(
-    loader: "DataLoader[object]",
+    loader: Loader,
     *,
     seconds: float,
-    iterate: Callable[["DataLoader[object]"], Iterator[object]],
+    iterate: Iterate,
 ) -> tuple[Reads | None, list[str]]:
-    """Reads some batches with today's number of workers, cold and warm; with notes.
+    """Reads some batches with today's number of workers, cold and warm; also returns notes.
 
-    None where a batch reads nothing (its data is in memory), or that cannot be known.
-
-    Raises:
-        Exception: What the dataset raises.
+    None where a batch reads nothing (its data is in memory), or where the kernel does not count
+    reads.
     """
     workers = min(max(1, loader.num_workers), _MAX_WORKERS)
     reports = run_in_workers(
@@ -584,7 +550,7 @@ def measure_reads(
 def summarize_reads(
     reports: Sequence[ColdAndWarm], *, workers: int
 ) -> tuple[Reads | None, list[str]]:
-    """Sums up what the workers' reads say of the storage."""
+    """Computes the storage's rate from the workers' reads; also returns notes."""
     first = [each for report in reports for each in report.first]
     if not first or sum(each.asked + each.fetched for each in first) < _MIN_BYTES * len(first):
         return None, []
@@ -599,13 +565,13 @@ def summarize_reads(
             "the storage was not measured: data stays in memory after the first read, or the "
             "kernel does not see these reads"
         ]
-    # What a cold read waits longer than a warm one is the storage's; the rest (locks, other
-    # services) is in both.
+    # A cold read waits longer than a warm one for storage only; the rest (locks, other services)
+    # is in both.
     waits = [max(0.0, one.wait_seconds - other.wait_seconds) for one, other in pairs]
     is_waiting = sum(waits) >= _MIN_WAIT * sum(each.wall_seconds for each in cold)
     fetched = [each.fetched for each in cold]
     if sum(fetched) < _MIN_BYTES * len(cold):
-        # Storage over a network or in user space may be in no book of the kernel's.
+        # The kernel may not count storage over a network or in user space.
         if not is_waiting:
             return None, ["the storage's rate is not known: its reads could not be made cold"]
         fetched = [each.asked for each in cold]
@@ -622,7 +588,7 @@ def summarize_reads(
 
 
 def _rate(fetched: Sequence[int], waits: Sequence[float], *, workers: int) -> Quartiles:
-    """Returns bytes a second of all workers together, which wait at the same time."""
+    """Returns bytes per second of all workers together, which wait at the same time."""
     whole = workers * sum(fetched) / sum(waits)
     single = [workers * size / wait for size, wait in zip(fetched, waits, strict=True) if wait > 0]
     found = quartiles(single)
@@ -664,59 +630,52 @@ def _now() -> tuple[float, float, float, int, int]:
 
 
 def try_receive(batch: object, *, seconds: float) -> tuple[Receive | None, list[str]]:
-    """Measures as `measure_receive` does; returns a note instead of raising an error."""
+    """Receives `batch` through the feed for about `seconds`; returns a note where that fails."""
     try:
-        receive = measure_receive(batch, seconds=seconds)
+        receive = _measure_receive(batch, seconds=seconds)
     except (StokerError, OSError) as err:
         return None, [f"the feed could not be tried: {' '.join(str(err).split())}"]
     return receive, [] if receive else ["the feed could not be tried: nothing came in time"]
 
 
-def measure_receive(batch: object, *, seconds: float = 1.0) -> Receive | None:
-    """Receives `batch` again and again for about `seconds`; None if that cannot be measured here.
-
-    Raises:
-        ShippingError: If such a batch cannot travel.
-    """
+def _measure_receive(batch: object, *, seconds: float) -> Receive | None:
     encoded = encode(batch, allow_pickle=True)
     frame = bytearray(encoded.nbytes)
     if frame:
         encoded.write_into(memoryview(frame))
     key = os.urandom(KEY_BYTES)
-    landed: queue.Queue[Bytes | None] = queue.Queue(maxsize=2)
+    received: queue.Queue[Bytes | None] = queue.Queue(maxsize=2)
     is_over = threading.Event()
-    source, sink = _connected()
     # Real sockets and real keys: a shortcut would leave out what receiving costs.
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        sink = socket.create_connection(listener.getsockname())
+        source, _ = listener.accept()
     with source, sink:
+        tune(source)
+        tune(sink)
         threads = [
             threading.Thread(target=_send, args=(source, key, frame), daemon=True),
-            threading.Thread(target=_receive, args=(sink, key, landed, is_over), daemon=True),
+            threading.Thread(target=_receive, args=(sink, key, received, is_over), daemon=True),
         ]
         for thread in threads:
             thread.start()
         try:
-            return _take(landed, encoded, ids={threads[1].native_id or 0}, seconds=seconds)
+            return _take(received, encoded, ids={threads[1].native_id or 0}, seconds=seconds)
         finally:
             is_over.set()
             for connection in (source, sink):
                 with contextlib.suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
-            _make_room(landed)
+            # Frees a receiver that waits in `put`; it puts one batch more at most.
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    received.get_nowait()
             for thread in threads:
                 thread.join(2 * _WAIT_SECONDS)
 
 
-def _connected() -> tuple[socket.socket, socket.socket]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        sink = socket.create_connection(listener.getsockname())
-        source, _ = listener.accept()
-    for connection in (source, sink):
-        tune(connection)
-    return source, sink
-
-
 def _take(
-    landed: "queue.Queue[Bytes | None]", encoded: Encoded, *, ids: set[int], seconds: float
+    received: "queue.Queue[Bytes | None]", encoded: Encoded, *, ids: set[int], seconds: float
 ) -> Receive | None:
     until = time.monotonic() + seconds
     own: list[float] = []
@@ -726,7 +685,7 @@ def _take(
         # CPU time of this thread alone: the wait for the batch is not in it.
         started = time.thread_time()
         try:
-            payload = landed.get(timeout=_WAIT_SECONDS)
+            payload = received.get(timeout=_WAIT_SECONDS)
         except queue.Empty:
             return None
         if payload is None:
@@ -748,7 +707,7 @@ def _take(
 
 
 def _cold_read_seconds(payload: Bytes) -> float:
-    """Returns what the first look at a batch costs more than the second: another core wrote it."""
+    """Returns how much longer the first read of a batch takes, which another core wrote."""
     if not payload.size:
         return 0.0
     # max() reads every byte: the first time from the other core's cache or from memory, the
@@ -771,31 +730,24 @@ def _send(connection: socket.socket, key: bytes, frame: bytearray) -> None:
 def _receive(
     connection: socket.socket,
     key: bytes,
-    landed: "queue.Queue[Bytes | None]",
+    received: "queue.Queue[Bytes | None]",
     is_over: threading.Event,
 ) -> None:
-    # Not above: the probe may be imported in the middle of the feed's own import of torch,
-    # and what places batches needs all of the feed.
+    # Not at the top: the probe may be imported in the middle of the feed's own import of torch,
+    # and BatchBuffers needs all of the feed.
     from stoker.feed.trainer.buffers import BatchBuffers
 
-    landing = BufferPool()
-    placing = BatchBuffers(landing)
+    pool = BufferPool()
+    buffers = BatchBuffers(pool)
     reader = BatchReader(
-        connection, Unsealer(key), landing, max_head_bytes=0, silent_seconds=_WAIT_SECONDS
+        connection, Unsealer(key), pool, max_head_bytes=0, receive_timeout_seconds=_WAIT_SECONDS
     )
     try:
         # Small batches are in the socket's buffers by the hundred, and are read after its end, too.
         while not is_over.is_set():
             _, nbytes = reader.head(is_awaited=True)
-            payload = placing.room(nbytes, None)
+            payload = buffers.room(nbytes, None)
             reader.read(payload.data)
-            landed.put(payload)
+            received.put(payload)
     except (OSError, StokerError):
-        landed.put(None)
-
-
-def _make_room(landed: "queue.Queue[Bytes | None]") -> None:
-    """Frees a receiver that waits in `put`; once it is over, it puts one batch more at most."""
-    with contextlib.suppress(queue.Empty):
-        while True:
-            landed.get_nowait()
+        received.put(None)

@@ -1,18 +1,19 @@
-"""A profile in a trainer process has phases: the steps, cached batches, the loader."""
+"""A profile inside a trainer process, in phases: the steps, cached batches, the loader."""
 
 import contextlib
 import copy
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
+from typing import NoReturn, TypeVar, cast
 from weakref import ref
 
 import msgspec
 import torch.distributed
-from torch.utils.data import DataLoader
+from torch.optim.lr_scheduler import LRScheduler
 
 from stoker.feed import loader as loader_module
 from stoker.feed.memory import num_bytes
@@ -20,216 +21,72 @@ from stoker.feed.timeline import Timeline
 from stoker.feed.wire.dataset import DatasetSpec, why_unshippable
 from stoker.logs import EventName, Log
 from stoker.profile import batches
-from stoker.profile.agree import Agreement, Board, Findings, RankPlace
-from stoker.profile.batches import Choice, facts_of, versions
+from stoker.profile.agree import Agreement, Board, Findings, RankPlace, end_process
+from stoker.profile.batches import Choice, facts_of, is_cuda_used, versions
 from stoker.profile.costs import measure_costs
 from stoker.profile.divided_streams import is_divided
 from stoker.profile.file_guard import FileGuard
 from stoker.profile.grown_files import Growth
 from stoker.profile.inventory import take_inventory
 from stoker.profile.loader_phases import (
+    Iterate,
+    Loader,
+    error_words,
     measure_loading,
     measure_reads,
     shut_down,
     try_receive,
     worker_counts,
+    workers_rest,
 )
 from stoker.profile.rank_results import quartiles
-from stoker.profile.script_phases import (
-    Reading,
-    Replay,
-    StepsSoFar,
-    begin_replay,
-    close_profile,
-    say_accelerator,
-    say_as_is,
-    say_cut_off,
-    say_so_far,
-)
+from stoker.profile.script_phases import Reading, Replay, StepsSoFar
 from stoker.profile.states import with_one_step
-from stoker.profile.step_watch import AS_IS_ENOUGH, USUAL_STEPS, AsIsSteps, missing_of
+from stoker.profile.step_watch import (
+    AS_IS_ENOUGH,
+    USUAL_STEPS,
+    WARM_UP_REPLAYS,
+    AsIsSteps,
+    ReplaySteps,
+    missing_of,
+)
 from stoker.settings import ProcessSettings
+from stoker.text import wait_share
 
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
-
+# Shares of the budget. For storage and for the parts of loading: each phase also starts workers,
+# which takes a moment.
 _LOADING_SHARE = 0.30
 _RECEIVE_SHARE = 0.03
-# For storage and for the parts of loading: each phase also starts workers, which takes a moment.
 _READS_SHARE = 0.03
 _COSTS_SHARE = 0.03
 _MOST_SECONDS = 6.0
-# Limits of the look at what could not travel to data hosts: beyond them it takes too long.
-_MAX_PICKLE_BYTES, _MAX_PICKLE_SECONDS = 256 << 20, 2.0
-# Shorter than that they say nothing.
+# A shorter phase measures nothing.
 _LEAST_SECONDS = 0.2
-
-_FoundT = TypeVar("_FoundT")
+# Limits for finding out what cannot be pickled for data hosts: beyond them it takes too long.
+_MAX_PICKLE_BYTES, _MAX_PICKLE_SECONDS = 256 << 20, 2.0
 # A script that overwrites its checkpoint now and then has the replay begin right after that; it
-# begins at this share of the budget, whenever that is.
+# begins at this share of the budget at the latest.
 _LATEST_SHARE = 0.6
-# So much later than the first rank, the others end.
+_SETTLE_SHARE = 0.10
+# A step that takes more of the budget is slow: fewer replays are left out.
+_SLOW_STEP_SHARE = 0.02
+# Kernels run behind the host, so this many steps are timed together where CUDA is used.
+_CUDA_BLOCK = 5
+# The other ranks end this much later than the first one at most.
 _HEED_SECONDS = 0.2
-# What is known is written this often: it is read if the process is killed.
+# How often the results so far are written: they are read if the process is killed.
 _KEEP_SECONDS = 5.0
 
-
-def measure_afterwards(
-    findings: Findings,
-    loader: "DataLoader[object]",
-    *,
-    inner: Iterator[object] | None,
-    cached: Sequence[object],
-    budget_seconds: float,
-    iterate: Callable[["DataLoader[object]"], Iterator[object]],
-    log: Log,
-    instance_type: str | None = None,
-) -> None:
-    """Measures loader, feed, storage and parts; writes each result before the next begins.
-
-    All ranks come here at the same step and stay together, so that their workers share the vCPUs as
-    they do in the training.
-
-    Args:
-        findings: Findings of this rank.
-        loader: The main one.
-        inner: Its iterator, whose workers are ended first.
-        cached: Batches; at least one.
-        budget_seconds: Budget of the whole profile.
-        iterate: Torch's own `DataLoader.__iter__`.
-        log: Log; gets one line for each number of workers.
-        instance_type: What the user calls this host; `auto`: to be found out.
-    """
-    # The script's own workers would load next to those that are measured.
-    shut_down(inner)
-    if findings.result.rank == 0:
-        findings.note(*_what_stays_here(loader))
-    findings.meet("loader-only")
-    drains, notes = measure_loading(
-        loader,
-        counts=worker_counts(
-            script=loader.num_workers,
-            vcpus=round(findings.result.vcpus),
-            ranks_on_host=findings.result.ranks_on_host,
-        ),
-        seconds=_LOADING_SHARE * budget_seconds,
-        is_stopped=findings.is_stopped,
-        iterate=iterate,
-        log=log,
-    )
-    findings.note(*notes)
-    findings.learn(drains=tuple(drains))
-    _note_division(findings, loader)
-    facts = findings.result.batch
-    if facts is not None:
-        sizes = quartiles([num_bytes(batch) for batch in cached])
-        findings.learn(batch=msgspec.structs.replace(facts, sizes=sizes))
-    findings.write()
-    if not findings.is_stopped():
-        findings.meet("receive")
-        receive, notes = try_receive(cached[0], seconds=min(1.0, _RECEIVE_SHARE * budget_seconds))
-        findings.note(*notes)
-        findings.learn(receive=receive)
-        findings.write()
-    _look_closer(findings, loader, budget_seconds=budget_seconds, iterate=iterate)
-    # All hosts are of one type: the first one is looked over.
-    if not findings.is_stopped() and findings.result.rank == 0:
-        findings.learn(inventory=take_inventory(given=instance_type))
-        findings.write()
-
-
-def _note_division(findings: Findings, loader: "DataLoader[object]") -> None:
-    """Notes whether a stream asked in one of the workers that ran by now which one it is."""
-    facts = findings.result.loader
-    had_workers = bool(loader.num_workers or findings.result.drains)
-    if facts is not None and facts.iterable and had_workers:
-        divides = is_divided(findings.folder)
-        findings.learn(loader=msgspec.structs.replace(facts, divides=divides))
-
-
-def _look_closer(
-    findings: Findings,
-    loader: "DataLoader[object]",
-    *,
-    budget_seconds: float,
-    iterate: Callable[["DataLoader[object]"], Iterator[object]],
-) -> None:
-    """Compares cold and warm reads, and splits the cost of a sample, where there is time."""
-    reading = min(_MOST_SECONDS, _READS_SHARE * budget_seconds)
-    if reading < _LEAST_SECONDS:
-        findings.note("storage and parts of loading were not measured: the budget is too short")
-        return
-    if not findings.is_stopped():
-        findings.meet("reads")
-        reads = _tried(
-            findings,
-            "the storage",
-            lambda: measure_reads(loader, seconds=reading, iterate=iterate),
-        )
-        findings.learn(reads=reads)
-        findings.write()
-    # All ranks load alike: one says what it is made of.
-    if not findings.is_stopped() and findings.result.rank == 0:
-        seconds = min(_MOST_SECONDS, _COSTS_SHARE * budget_seconds)
-        costs = _tried(
-            findings,
-            "the parts of loading",
-            lambda: measure_costs(loader, seconds=seconds, iterate=iterate),
-        )
-        findings.learn(costs=costs or ())
-        findings.write()
-
-
-def _tried(
-    findings: Findings, what: str, measure: Callable[[], tuple[_FoundT, list[str]]]
-) -> _FoundT | None:
-    """Returns what `measure` found; None, with a note, where it failed."""
-    try:
-        found, notes = measure()
-    except Exception as err:
-        # A process edge: the dataset is the user's.
-        summary = " ".join(str(err).split())[:200]
-        findings.note(f"{what} could not be looked at: {type(err).__name__}: {summary}")
-        return None
-    findings.note(*notes)
-    return found
-
-
-def _what_stays_here(loader: "DataLoader[object]") -> list[str]:
-    """Says what of the loader could not travel to data hosts; no error ends the profile."""
-    try:
-        why = why_unshippable(
-            DatasetSpec(
-                dataset=loader.dataset,
-                collate_fn=cast("Callable[[object], object]", loader.collate_fn),
-                worker_init_fn=loader.worker_init_fn,
-            ),
-            max_bytes=_MAX_PICKLE_BYTES,
-            max_seconds=_MAX_PICKLE_SECONDS,
-        )
-    except Exception as err:
-        why = f"it is not known whether the dataset can travel: {type(err).__name__}: {err}"
-    if not why:
-        return []
-    # PyTorch's own loaders are made locally, unless the workload says otherwise (feed/loader.py).
-    is_stokers = isinstance(loader, loader_module.DataLoader)
-    then = "is an error" if is_stokers and loader.num_workers else "gets no help from them"
-    return [f"{why}; with data hosts, this loader {then} (see feed.unshippable)"]
-
-
-Loader = DataLoader[object]
-Iterate = Callable[[Loader], Iterator[object]]
+_FoundT = TypeVar("_FoundT")
 
 
 class ProfileSession:
-    """Measures the main loader of this process: the first that is read to train on.
+    """The profile of this process's main loader: the first that is read to train on.
 
     Args:
         folder: Folder for the results.
-        board: Board on which ranks leave notes for each other.
-        lead_steps: See `Agreement`.
+        lead_steps: As for `Agreement`.
         iterate: Torch's own `DataLoader.__iter__`.
-        guard: Guard of the files of this process.
     """
 
     def __init__(
@@ -273,21 +130,20 @@ class ProfileSession:
 
     @property
     def is_here(self) -> bool:
-        """Returns whether this process began the session; a loader's worker only inherited it."""
+        """Whether this process began the session; a loader's worker only inherited it."""
         return os.getpid() == self._process
 
     @property
     def has_begun(self) -> bool:
-        """Returns whether a loader was iterated."""
         return self._loaders > 0
 
     @property
     def has_verdict(self) -> bool:
-        """Returns whether the parts are known without which there is nothing to say."""
+        """Whether the phases are done without which there is no verdict."""
         return self._replay is not None and self._replay.steps.count > 0
 
     def begin_epoch(self) -> None:
-        """Notes that a loader is iterated now."""
+        """Records that a loader is iterated now."""
         self._loaders += 1
         self._reading.pause()
         if self._loaders == 1:
@@ -303,7 +159,7 @@ class ProfileSession:
         if self._choice.is_main(loader, delivered=delivered, steps=self._reading.steps):
             if self._choice.has_changed:
                 self._choice.has_changed = False
-                self._reading.begin_anew(delivered=delivered)
+                self._reading.start_over(delivered=delivered)
             return True
         return False
 
@@ -335,7 +191,7 @@ class ProfileSession:
     def next_batch(self, loader: Loader, inner: Iterator[object] | None) -> object:
         """Returns the main loader's next batch: its own, or a cached one.
 
-        Does not return where the profile ends: so does the process.
+        Does not return where the profile ends: it ends the process.
 
         Raises:
             StopIteration: As `inner`, while the loop is measured as it is.
@@ -350,9 +206,12 @@ class ProfileSession:
                 try:
                     return self._own_batch(inner, steps)
                 except StopIteration:
-                    # The script may end with this epoch: what can be measured still, is.
-                    if not self._is_enough_for_an_end(steps):
-                        self._is_read_out = self._findings.result.world_size == 1
+                    # The script may end with this epoch: whatever can still be measured is. But a
+                    # rank whose epoch is shorter would change phase alone, and the others would
+                    # wait for it in all-reduce.
+                    is_alone = self._findings.result.world_size == 1
+                    if not is_alone or steps.count < USUAL_STEPS:
+                        self._is_read_out = is_alone
                         raise
             self._replay = self._begin_replay(loader, inner, steps)
         elif self._has_replayed(self._replay):
@@ -361,12 +220,12 @@ class ProfileSession:
         self._steps += 1
         self._replay.gave()
         if self._replay.steps.given == 1:
-            # A script that does not bear it is told what it was given.
+            # Written now: a script may fail on cached batches, and the error then names them.
             self._write(missing=self._missing())
         return batch
 
     def at_exit(self) -> None:
-        """Leaves what is known, and says what is missing: the script ends on its own."""
+        """Writes what is known and what is missing: the script ends before the profile."""
         if self.is_here and self.has_begun:
             # Where another thread ends the process, this one waits for that.
             with self._end:
@@ -374,24 +233,24 @@ class ProfileSession:
                 self.leave_word()
 
     def end_before(self, action: str) -> NoReturn:
-        """Ends the profile with what is known: the script is about to change a user's file.
-
-        Args:
-            action: What it is about to do.
-        """
+        """Ends the profile with what is known, before the script does `action` to a user's file."""
         self._agreement.warn(action)
         self._finish(before=action)
 
     def leave_word(self) -> None:
-        """Writes what is known, and what is missing: the process ends now."""
+        """Writes what is known and what is missing: the process ends now."""
         self._reading.has_better_words()
         self.end_epoch()
         self._timeline.close()
-        replay = self._replay.steps if self._replay else None
         self._write(missing=self._missing())
-        if replay is not None:
-            rank = self._findings.result.rank
-            say_cut_off(self._log, rank=rank, replayed_steps=replay.given)
+        if self._replay is not None:
+            # The process may end *because* of the cached batches.
+            self._log.event(
+                EventName.PROFILE_INTERRUPTED,
+                rank=self._findings.result.rank,
+                replayed_steps=self._replay.steps.given,
+                note="the profile was replaying cached batches",
+            )
 
     def _settle(self, place: RankPlace) -> None:
         """Sets up what depends on this process's rank, which a script may find out late."""
@@ -432,12 +291,12 @@ class ProfileSession:
         if self._kept is None or now - self._kept >= _KEEP_SECONDS:
             self._kept = now
             self._write(missing=self._missing())
-        # Last: what was written here must not count as part of the script's step.
-        self._reading.goes_on()
+        # Last: the time for writing must not count as part of the script's step.
+        self._reading.gave()
         return batch
 
     def _may_replay(self, steps: AsIsSteps) -> bool:
-        # Read in each step: what it says is that the script has just saved.
+        # Called in each step: it tells whether the script has just saved.
         may_begin = self._has_time_before_it_saves()
         if may_begin and AS_IS_ENOUGH.holds(
             steps=steps.count,
@@ -454,17 +313,18 @@ class ProfileSession:
         is_late = self._reading.elapsed_seconds >= _LATEST_SHARE * self._budget
         return not changes or has_saved or is_late
 
-    def _is_enough_for_an_end(self, steps: AsIsSteps) -> bool:
-        """Returns whether an epoch's end ends this phase."""
-        # A rank whose epoch is shorter would change alone, and the others wait for it in
-        # all-reduce.
-        return self._findings.result.world_size == 1 and steps.count >= USUAL_STEPS
-
     def _say_so_far(self, known: StepsSoFar) -> None:
-        """Logs what is known so far; called in a thread of its own, as a step may be long."""
+        """Logs early what is known; called in another thread, as a step may be long."""
         if self.is_here:
             own = self._findings.result
-            say_so_far(self._log, known, rank=own.rank, ranks=own.world_size)
+            self._log.event(
+                EventName.PROFILE_PROGRESS,
+                rank=own.rank,
+                ranks=own.world_size,
+                steps=known.steps,
+                step_seconds=known.step_seconds,
+                wait_share=known.wait_share,
+            )
 
     def _begin_replay(
         self, loader: Loader, inner: Iterator[object] | None, steps: AsIsSteps
@@ -478,28 +338,62 @@ class ProfileSession:
         self._findings.learn(as_is=found, evidence=self._reading.evidence())
         own = self._findings.result
         if own.world_size == 1:
-            # As the verdict will have it. Of several ranks one alone does not know whose work
-            # that of others is.
+            # As the verdict will have it. With several ranks, one of them does not know which work
+            # on the host is the other ranks'.
             found = with_one_step([own])[0].as_is or found
-        say_as_is(self._log, found, rank=own.rank, ranks=own.world_size)
+        step, wait = found.step_seconds, found.wait_seconds
+        self._log.event(
+            EventName.PROFILE_AS_IS,
+            rank=own.rank,
+            ranks=own.world_size,
+            steps=step.samples,
+            step_seconds=step.median,
+            wait_share=wait_share(step_seconds=step.median, wait_seconds=wait.median),
+        )
         with contextlib.suppress(TypeError):
             self._inner = ref(inner)
-        # A copy, for scripts drop their loaders, and the next one then becomes the main one.
+        # A copy, as scripts drop their loaders, and the next one then becomes the main one.
         self._replayed = copy.copy(loader)
         self._replayed._iterator = None
-        replay = begin_replay(
-            loader,
-            steps,
-            self._reading,
-            self._findings,
-            budget_seconds=self._budget,
-            is_stopped=lambda: self._is_stopping,
-        )
-        # From here on the model is trained on batches that are not the script's own.
+        replay = self._set_up_replay(loader, steps)
+        # From here on the model is trained on repeated batches.
         self._guard.arm(self.end_before)
-        if self._findings.result.world_size > 1:
+        if own.world_size > 1:
             threading.Thread(target=self._heed, name="stoker-heed", daemon=True).start()
         return replay
+
+    def _set_up_replay(self, loader: Loader, steps: AsIsSteps) -> Replay:
+        """Waits until the loader's workers are idle, and notes anything unusual."""
+        findings, others = self._findings, self._reading.others
+        if loader.num_workers and not workers_rest(
+            seconds=_SETTLE_SHARE * self._budget, is_stopped=lambda: self._is_stopping
+        ):
+            findings.note("the loader's workers did not become idle before the replay")
+        # In most steps: a loader that is read now and then is no part of a step.
+        if others.count > steps.batches / 2:
+            findings.note(
+                "the steps read from more than one loader: the wait is for all of them, the cost "
+                f"of loading is for {facts_of(loader).dataset} only"
+            )
+        if threading.current_thread() is not threading.main_thread():
+            findings.note(
+                "a thread other than the main one reads the loader: the wait is that thread's"
+            )
+        # A schedule for the script's number of steps (OneCycleLR) raises at the first one beyond.
+        LRScheduler.step = lambda self, epoch=None: None  # type: ignore[method-assign]
+        uses_cuda = is_cuda_used()
+        findings.learn(uses_cuda=uses_cuda)
+        findings.count_neighbours()
+        # The usual warm-up and a block would take too much of the budget.
+        is_slow = steps.result().step_seconds.median > _SLOW_STEP_SHARE * self._budget
+        return Replay(
+            self._reading.cache,
+            ReplaySteps(
+                block=_CUDA_BLOCK if uses_cuda and not is_slow else 1,
+                warm_up=1 if is_slow else WARM_UP_REPLAYS,
+            ),
+            uses_cuda=uses_cuda,
+        )
 
     def _heed(self) -> None:
         """Ends this rank when another one does: it would wait for that rank in all-reduce."""
@@ -516,56 +410,142 @@ class ProfileSession:
         return replay.steps.count > 0 and self._agreement.is_due("loader", at_step=self._steps)
 
     def _finish(self, *, before: str = "") -> NoReturn:
-        """Measures the loader alone, and ends the process.
+        """Measures the loader alone, hands the results over, and always ends the process.
 
         Args:
             before: What the script is about to do, where that is the reason.
         """
         self._end.acquire()
         self._guard.free_this_thread()
-        replay, loader = self._replay, self._replayed
+        findings, replay, log = self._findings, self._replay, self._log
         assert replay is not None
-        assert loader is not None
         if before:
-            self._findings.learn(ended_before=before)
-            self._findings.note(
+            findings.learn(ended_before=before)
+            findings.note(
                 f"the script was about to {before}: the profile ended there, with what it had "
                 "measured"
             )
-            self._log.event(
-                EventName.PROFILE_GUARDED, rank=self._findings.result.rank, action=before
-            )
+            log.event(EventName.PROFILE_GUARDED, rank=findings.result.rank, action=before)
         if self.has_verdict:
             accelerator = replay.result()
-            self._findings.learn(accelerator=accelerator)
-            say_accelerator(self._log, accelerator, rank=self._findings.result.rank)
+            findings.learn(accelerator=accelerator)
+            log.event(
+                EventName.PROFILE_ACCELERATOR,
+                rank=findings.result.rank,
+                steps=accelerator.step_seconds.samples,
+                step_seconds=accelerator.step_seconds.median,
+                trainer_cpu_seconds=accelerator.trainer_cpu_seconds.median,
+            )
         # Written before the phases without the model, in which a user's dataset may fail.
         self._write(missing="")
-
-        def measure() -> None:
-            measure_afterwards(
-                self._findings,
-                loader,
-                inner=self._inner(),
-                cached=self._reading.cache.batches,
-                budget_seconds=self._budget,
-                iterate=self._iterate,
-                log=self._log,
-                instance_type=self._asked_type,
+        try:
+            # Without a verdict on the steps, the loader's figures are of no use; but ranks stay
+            # together.
+            if self.has_verdict or findings.result.world_size > 1:
+                self._measure_loader()
+            if self._is_stopping:
+                findings.note("stopped early: the verdict rests on what was measured until then")
+            self._look_at_files()
+            findings.learn(has_ended=True)
+            findings.write()
+            findings.hand_over()
+            log.event(EventName.PROFILE_ENDED, rank=findings.result.rank)
+        except BaseException as err:
+            # A process edge: the script must not catch it, and save an unfinished training.
+            words = f"{type(err).__name__}: {err}"[:300]
+            log.event(EventName.PROFILE_FAILED, error=words)
+            traceback.print_exc()
+            with contextlib.suppress(BaseException):
+                findings.note(f"the phases without the model failed: {words}")
+                findings.write()
+        finally:
+            leads = findings.is_first_of_host
+            end_process(
+                folder=self._folder, launcher_pid=self._settings.launcher_pid if leads else None
             )
 
-        close_profile(
-            self._findings,
-            # Without a verdict on the steps, nobody looks at the loader's figures; but ranks stay
-            # together.
-            measure=measure
-            if self.has_verdict or self._findings.result.world_size > 1
-            else lambda: None,
-            look_at_files=self._look_at_files,
-            folder=self._folder,
-            launcher_pid=self._settings.launcher_pid,
+    def _measure_loader(self) -> None:
+        """Measures loader, feed, storage and parts; writes each result before the next begins.
+
+        All ranks come here at the same step and stay together, so that their workers share the
+        vCPUs as they do in the training.
+        """
+        findings, loader = self._findings, self._replayed
+        assert loader is not None
+        # The script's own workers would load while others are measured.
+        shut_down(self._inner())
+        own = findings.result
+        if own.rank == 0:
+            findings.note(*_what_stays_here(loader))
+        findings.meet("loader-only")
+        drains, notes = measure_loading(
+            loader,
+            counts=worker_counts(
+                script=loader.num_workers, vcpus=round(own.vcpus), ranks_on_host=own.ranks_on_host
+            ),
+            seconds=_LOADING_SHARE * self._budget,
+            is_stopped=findings.is_stopped,
+            iterate=self._iterate,
             log=self._log,
         )
+        findings.note(*notes)
+        findings.learn(drains=tuple(drains))
+        facts = own.loader
+        if facts is not None and facts.iterable and (loader.num_workers or drains):
+            # Known now: workers ran in which the stream could ask which one it is in.
+            divides = is_divided(findings.folder)
+            findings.learn(loader=msgspec.structs.replace(facts, divides=divides))
+        cached = self._reading.cache.batches
+        if own.batch is not None:
+            sizes = quartiles([num_bytes(batch) for batch in cached])
+            findings.learn(batch=msgspec.structs.replace(own.batch, sizes=sizes))
+        findings.write()
+        if not findings.is_stopped():
+            findings.meet("receive")
+            receive, notes = try_receive(cached[0], seconds=min(1.0, _RECEIVE_SHARE * self._budget))
+            findings.note(*notes)
+            findings.learn(receive=receive)
+            findings.write()
+        self._look_closer(loader)
+        # All hosts are of one type: the first one is looked over.
+        if not findings.is_stopped() and own.rank == 0:
+            findings.learn(inventory=take_inventory(given=self._asked_type))
+            findings.write()
+
+    def _look_closer(self, loader: Loader) -> None:
+        """Compares cold and warm reads, and splits the cost of a sample, where there is time."""
+        findings = self._findings
+        reading = min(_MOST_SECONDS, _READS_SHARE * self._budget)
+        if reading < _LEAST_SECONDS:
+            findings.note("storage and parts of loading were not measured: the budget is too short")
+            return
+        if not findings.is_stopped():
+            findings.meet("reads")
+            reads = self._tried(
+                "the storage",
+                lambda: measure_reads(loader, seconds=reading, iterate=self._iterate),
+            )
+            findings.learn(reads=reads)
+            findings.write()
+        # All ranks load alike: one is enough.
+        if not findings.is_stopped() and findings.result.rank == 0:
+            seconds = min(_MOST_SECONDS, _COSTS_SHARE * self._budget)
+            costs = self._tried(
+                "the parts of loading",
+                lambda: measure_costs(loader, seconds=seconds, iterate=self._iterate),
+            )
+            findings.learn(costs=costs or ())
+            findings.write()
+
+    def _tried(self, what: str, measure: Callable[[], tuple[_FoundT, list[str]]]) -> _FoundT | None:
+        try:
+            found, notes = measure()
+        except Exception as err:
+            # A process edge: the dataset is the user's.
+            self._findings.note(f"{what} could not be measured: {error_words(err)}")
+            return None
+        self._findings.note(*notes)
+        return found
 
     def _look_at_files(self) -> None:
         made = self._guard.made()
@@ -600,24 +580,36 @@ class ProfileSession:
 def place_of(settings: ProcessSettings) -> RankPlace:
     """Returns this process's place among the ranks, as far as it is known now."""
     rank, world_size = settings.rank, settings.world_size
-    # The group knows best: launchers inside a script set their variables late, or none.
-    if has_group():
+    # The process group knows best: launchers inside a script set their variables late, or none.
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
         rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     told = settings.processes_per_host or settings.local_world_size
     return RankPlace(
         rank=rank,
         world_size=world_size,
         leads_host=settings.local_rank == 0,
-        # 1 of several ranks may be what a variable says by default: then they count themselves.
+        # 1 of several ranks may be a variable's default: then they count themselves.
         ranks_on_host=told if told > 1 or world_size == 1 else None,
     )
 
 
-def has_group() -> bool:
-    """Returns whether the script has made its process group."""
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
-
-
-def store() -> "Store | None":
-    """Returns the process group's store of notes, if there is one."""
-    return torch.distributed.distributed_c10d._get_default_store() if has_group() else None
+def _what_stays_here(loader: Loader) -> list[str]:
+    """Notes why the dataset cannot be sent to data hosts, if so; no error ends the profile."""
+    try:
+        why = why_unshippable(
+            DatasetSpec(
+                dataset=loader.dataset,
+                collate_fn=cast("Callable[[object], object]", loader.collate_fn),
+                worker_init_fn=loader.worker_init_fn,
+            ),
+            max_bytes=_MAX_PICKLE_BYTES,
+            max_seconds=_MAX_PICKLE_SECONDS,
+        )
+    except Exception as err:
+        why = f"it is not known whether the dataset can be pickled: {type(err).__name__}: {err}"
+    if not why:
+        return []
+    # PyTorch's own loaders are made locally, unless the workload says otherwise (feed/loader.py).
+    is_stokers = isinstance(loader, loader_module.DataLoader)
+    then = "is an error" if is_stokers and loader.num_workers else "gets no help from them"
+    return [f"{why}; with data hosts, this loader {then} (see feed.unshippable)"]

@@ -1,4 +1,4 @@
-"""The probe puts the profiler into a trainer process: it replaces how DataLoaders are iterated."""
+"""The profiler inside a trainer process: replaces how DataLoaders are iterated."""
 
 import atexit
 import contextlib
@@ -18,11 +18,12 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from stoker.errors import UsageError
 from stoker.feed.own_loaders import own_loaders
 from stoker.feed.replace import note_makings
-from stoker.profile.agree import LEAD_STEPS, LEAD_STEPS_CUDA, Board, FileBoard
+from stoker.profile.agree import LEAD_STEPS, LEAD_STEPS_CUDA, Board
 from stoker.profile.divided_streams import watch_streams
 from stoker.profile.file_guard import FileGuard
 from stoker.profile.grown_files import own_folders
-from stoker.profile.phases import Iterate, Loader, ProfileSession, store
+from stoker.profile.loader_phases import Iterate, Loader
+from stoker.profile.phases import ProfileSession
 from stoker.settings import from_environment
 
 _ENOUGH_STEPS = 20
@@ -31,9 +32,9 @@ _ENOUGH_STEPS = 20
 def install(dataloader_class: type[Loader]) -> None:
     """Makes every `iter(loader)` of this process part of the profile that STOKER_PROFILE asks for.
 
-    `__iter__` of torch's class is replaced: it is what `for` calls on every loader, however it was
+    `__iter__` of torch's class is replaced: `for` calls it on every loader, however it was
     imported, and subclasses override `_get_iterator` at most. Does nothing where no profile is
-    asked for, or it was done already.
+    asked for, or if it was done already.
 
     Raises:
         UsageError: If STOKER_OUTPUT, the folder for the results, is not set.
@@ -56,7 +57,7 @@ def install(dataloader_class: type[Loader]) -> None:
         return ProfileSession(
             settings,
             folder=folder,
-            board=LateBoard(FileBoard(folder)),
+            board=Board(folder),
             lead_steps=LEAD_STEPS_CUDA if torch.cuda.is_available() else LEAD_STEPS,
             iterate=original,
             guard=guard,
@@ -69,21 +70,21 @@ def install(dataloader_class: type[Loader]) -> None:
 
 
 def install_subclass(subclass: type[Loader]) -> None:
-    """Puts the same profile into a subclass of torch's that has an `__iter__` of its own."""
+    """Replaces `__iter__` of a subclass of torch's class that overrides it."""
     sessions = getattr(torch.utils.data.DataLoader.__iter__, "stoker_session", None)
     if isinstance(sessions, _Sessions) and not hasattr(subclass.__iter__, "stoker_session"):
         _replace(subclass, sessions)
 
 
 class _Sessions:
-    """Keeps the session of this process; a forked rank begins one of its own."""
+    """The session of this process; a forked rank begins another one."""
 
     def __init__(self, new: Callable[[], ProfileSession]) -> None:
         self._new = new
         self.current = new()
 
     def for_epoch(self) -> ProfileSession | None:
-        """Returns the session that an epoch which begins now is part of; None in a worker."""
+        """Returns the session of an epoch that begins now; None in a worker."""
         session = self.current
         if not session.is_here:
             # A loader's worker and what it starts; but a script may fork its ranks, too.
@@ -110,17 +111,17 @@ def _replace(cls: type[Loader], sessions: _Sessions) -> None:
 
 
 def _leave_word_of_steps(sessions: _Sessions, folder: Path) -> None:
-    """Writes which packages a script uses that trains without a loader that is seen."""
+    """Writes which packages a script uses that trains without a loader known to the profiler."""
     count = itertools.count(1)
 
     def before_step(optimizer: object, arguments: object, keywords: object) -> None:
-        # A hook costs a little in each step: it is gone once it is of no use.
+        # A hook costs a little in each step, so it goes when it is of no use.
         if sessions.current.has_begun:
             handle.remove()
         # 20 steps without a loader: this script trains on batches that the profile cannot see.
         elif next(count) == _ENOUGH_STEPS:
             handle.remove()
-            # At this time, not at the end: the command may be stopped, and then says nothing more.
+            # Now, not at the end: the command may be killed before.
             packages = {name.partition(".")[0] for name in sys.modules}
             word = {
                 "packages": sorted(
@@ -134,7 +135,7 @@ def _leave_word_of_steps(sessions: _Sessions, folder: Path) -> None:
 
 
 class ProfiledIterator:
-    """Iterates over one epoch of a loader; to the script it is torch's iterator."""
+    """One epoch of a loader; to the script it is torch's iterator."""
 
     def __init__(self, session: ProfileSession, loader: Loader, original: Iterate) -> None:
         self._session = session
@@ -172,38 +173,15 @@ class ProfiledIterator:
         return len(self._loader)
 
     def __getattr__(self, name: str) -> object:
-        """Returns what scripts read of torch's own iterator."""
-        # Without `_inner`, as in a copy that is being made, asking for it would not come to an end.
+        """Returns attributes of torch's own iterator, which scripts read."""
+        # A copy that is being made has no `_inner` yet: asking for it would recurse.
         if name.startswith("__") or name == "_inner":
             raise AttributeError(name)
         return getattr(self._inner, name)
 
 
-class LateBoard:
-    """Passes notes through torch's store once there is one (it spans hosts), else through files."""
-
-    def __init__(self, files: Board) -> None:
-        self._files = files
-
-    def post(self, name: str, text: str) -> None:
-        """Leaves a note."""
-        shared = store()
-        if shared is None:
-            self._files.post(name, text)
-        else:
-            shared.set(f"stoker/{name}", text)
-
-    def read(self, name: str) -> str | None:
-        """Returns the note, or None; raises RuntimeError if the store is gone."""
-        shared = store()
-        if shared is None:
-            return self._files.read(name)
-        key = f"stoker/{name}"
-        return shared.get(key).decode() if shared.check([key]) else None
-
-
 def _listen(session: ProfileSession) -> None:
-    """Lets Ctrl-C and SIGTERM end the profile at the next step, with a verdict if there is one."""
+    """Makes Ctrl-C and SIGTERM end the profile at the next step, with a verdict if there is one."""
     if threading.current_thread() is not threading.main_thread():
         return
     # Python sets handlers in the main thread only; a loader may be read by another.

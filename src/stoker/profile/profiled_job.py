@@ -1,4 +1,4 @@
-"""The profile component submits the profiled job, follows it, and reads what it left."""
+"""The profile component: submits the profiled job, follows it, and reads its results."""
 
 import contextlib
 import os
@@ -6,7 +6,7 @@ import re
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -17,14 +17,15 @@ from stoker.errors import StokerError, TerminatedError, UsageError, WorkloadErro
 from stoker.feed import timeline
 from stoker.feed.resource_usage import read_usage
 from stoker.host.git import git_state
+from stoker.launch.finish import read_failures
 from stoker.launch.passive_profile import FILE, MIN_STEPS
 from stoker.logs import EventName, now_utc, parse_line
 from stoker.platforms.base import (
-    AdoptedRun,
     JobEnd,
     JobSpec,
     LogLine,
     Platform,
+    ResumableRun,
     Run,
     leave_or_stop,
 )
@@ -39,6 +40,7 @@ from stoker.records import (
     Profile,
     ProfiledHost,
     ProfiledLoader,
+    ProfileSettings,
     TodaysGroup,
     Workload,
     read_json,
@@ -71,14 +73,13 @@ _COPY = (
     "stoker profile --copy runs the script in a copy of its folder; or let the script save to "
     "another folder, or less often"
 )
-# With other loaders, the step and its wait can be known.
 _TIMED = (
     "have the script iterate over stoker.timed(batches), or stoker.keras.timed in model.fit: then "
     "the step, its wait and the CPU are measured, though not what loading alone costs"
 )
 _AS_SCRIPT = "jupyter nbconvert --to script NOTEBOOK, then: stoker profile -- python SCRIPT"
-# For the start (imports, data sets, models, from the job's first line to the first batch) and for
-# the end.
+# For the start (imports, data sets, models: from the job's first line to the first batch) and the
+# end.
 START_ALLOWANCE_SECONDS = 120.0
 _FIX = "make the command run without stoker first"
 _MISSING_MODULE = re.compile(r"No module named '([^']+)'.*")
@@ -95,7 +96,6 @@ def timed_profile(
 
     Args:
         output: Folder of the leader, where its launcher left the profile.
-        ranks: What the probe of DataLoaders found.
         what: Facts about the run, for the record.
 
     Raises:
@@ -114,12 +114,12 @@ def timed_profile(
 
 
 def was_cut_off(output: Path) -> bool:
-    """Returns whether the profile ended the leader's ranks: then how others ended says nothing."""
+    """Returns whether the profile ended the leader's ranks: then their exit codes mean nothing."""
     return (output / PROFILE_ENDED_FILE).exists()
 
 
 def too_few(output: Path) -> str:
-    """Says why there is no profile of a script that uses `stoker.timed`; else empty."""
+    """Returns why there is no profile of a script that uses `stoker.timed`; else empty."""
     loaders = [own for usage in read_usage(output) for own in usage.loaders.values()]
     steps = [own.steps for own in loaders if own.is_elsewhere]
     if not steps or max(steps) >= MIN_STEPS:
@@ -127,16 +127,11 @@ def too_few(output: Path) -> str:
     return f"the script ended too soon: after {max(steps) + 1} batches of stoker.timed"
 
 
-def keep_timed_timeline(output: Path, folder: Path) -> None:
-    """Copies the steps to `folder`/baseline-timeline.csv."""
-    keep_timeline(output, folder, file=timeline.FILE)
-
-
 class UnmeasuredError(UsageError):
-    """Says why no profile could be made.
+    """The reason why no profile could be made.
 
     Attributes:
-        observed: What is known all the same; None if nothing is.
+        observed: What is known nevertheless; None if nothing is.
     """
 
     def __init__(
@@ -147,7 +142,7 @@ class UnmeasuredError(UsageError):
 
 
 class ProcessReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Each process of a profiled command reports at its end what it worked with.
+    """What a process of a profiled command worked with, written at its end.
 
     Attributes:
         packages: Packages that it had imported.
@@ -162,7 +157,7 @@ class ProcessReport(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandUsage:
-    """Sums up the time and CPU that the command and all below it used, all hosts together.
+    """Time and CPU of the command and all processes below it, all hosts together.
 
     Attributes:
         wall_seconds: Time of the host that took longest.
@@ -176,12 +171,12 @@ class CommandUsage:
 
     @property
     def utilization(self) -> float:
-        """Returns the share of all vCPUs that the command used."""
+        """Share of all vCPUs that the command used."""
         return min(1.0, self.cpu_seconds / max(1e-9, self.wall_seconds * self.vcpus * self.hosts))
 
 
 class Heard:
-    """Takes from log lines what each host says of its command's end, and that measuring began.
+    """The hosts' log lines about the command's end, and whether measuring began.
 
     Attributes:
         has_begun: A rank has read from a loader that can be measured.
@@ -192,8 +187,7 @@ class Heard:
         self._hosts: dict[str, tuple[float, float, float]] = {}
 
     def line(self, text: str) -> None:
-        """Takes one line of the log."""
-        # From the log, the one thing that every platform hands on while a job runs.
+        # From the log: every platform passes it on while a job runs.
         if "profile_started" in text and not self.has_begun:
             event = parse_line(text)
             self.has_begun = event is not None and event.event == EventName.PROFILE_STARTED
@@ -209,7 +203,7 @@ class Heard:
 
     @property
     def used(self) -> CommandUsage | None:
-        """Returns the command's usage as far as it is known; None if nothing is."""
+        """The command's usage as far as it is known; None if nothing is."""
         if not self._hosts:
             return None
         own = list(self._hosts.values())
@@ -223,11 +217,11 @@ class Heard:
 
 
 def read_seen(folder: Path) -> list[ProcessReport]:
-    """Reads what the processes left in `folder`."""
+    """Reads the reports of the processes in `folder`."""
     seen = []
     for file in sorted(folder.glob("seen-*.json")):
         with contextlib.suppress(OSError, msgspec.DecodeError):
-            # A process that is killed may leave half a file: what the others left still counts.
+            # A process that is killed may leave half a file: the others' still count.
             seen.append(msgspec.json.decode(file.read_bytes(), type=ProcessReport))
     return seen
 
@@ -239,7 +233,7 @@ def own_loader_in(seen: Sequence[ProcessReport]) -> ProfiledLoader | None:
 
 
 def notebook_refusal(command: Sequence[str], *, where: str) -> UsageError | None:
-    """Returns why a notebook given as a script cannot be run at all; None if none is."""
+    """Returns an error where a notebook is given as a script; else None."""
     names = [word for word in command[1:] if word.endswith(".ipynb")]
     program = os.path.basename(command[0])
     if not names or not program.startswith("python") or "-m" in command:
@@ -265,24 +259,19 @@ def unmeasured(
     """Returns why there is no profile of a command; None if there is one.
 
     Args:
-        ranks: What they left.
-        seen: What its processes said of themselves.
+        seen: Reports of its processes.
         used: What the command used.
         command: The command as it was given.
         group: Today's.
         what: Facts about the run, for the record.
-        timed: Why what `stoker.timed` saw does not do; empty where it saw nothing.
-        cut_off_seconds: Time after which it was stopped because no loader had been read; None:
-            it ended on its own.
+        timed: Why the steps of `stoker.timed` are not enough; empty where it was not used.
+        cut_off_seconds: Time after which it was stopped because no loader had been read; None: it
+            was not.
     """
     if ranks and all(rank.accelerator for rank in ranks):
         return None
-    packages = {name for process in seen for name in process.packages}
-    notes = [*_observations(ranks, used)]
-    if cut_off_seconds is None:
-        problem, fix = _problem(ranks, seen=seen, packages=packages, command=command)
-    else:
-        problem, fix = _cut_off(packages, seconds=cut_off_seconds)
+    notes = _observations(ranks, used)
+    problem, fix = _problem(ranks, seen=seen, command=command, cut_off_seconds=cut_off_seconds)
     if timed and not ranks:
         problem, fix = timed, LONGER
     loader = None if ranks else own_loader_in(seen)
@@ -290,40 +279,46 @@ def unmeasured(
         problem += (
             f"; {loader.class_name} makes batches in its own way, so that data hosts cannot help it"
         )
-    where = "; ".join(notes)
-    return UnmeasuredError(
-        problem,
-        where=f"what was observed: {where}" if where else "",
-        fix=fix,
-        observed=_observed(
-            problem,
-            notes,
-            used=used,
-            group=group,
-            what=what,
+    observed = (
+        None
+        if used is None
+        else Profile(
+            host=ProfiledHost(
+                instance_type=group.instance_type, count=group.count, vcpus=max(1, int(used.vcpus))
+            ),
+            observed=Observed(cpu_utilization=used.utilization, hosts=used.hosts),
             loader=loader,
-        ),
+            what={
+                **what,
+                "source": "process tree",
+                "wall_seconds": round(used.wall_seconds, 3),
+                "cpu_seconds": round(used.cpu_seconds, 3),
+                "notes": [problem, *notes],
+            },
+        )
     )
-
-
-def _cut_off(packages: set[str], *, seconds: float) -> tuple[str, str]:
-    others = [title for name, title in _OTHER_LOADERS.items() if name in packages]
-    uses = f"; it uses {', '.join(others)}" if others else ""
-    return (
-        f"no DataLoader of torch was read within {seconds:.0f} s of the start, so that the command "
-        f"was stopped{uses}",
-        f"where it trains, on batches of another loader: {_TIMED}; where it still prepared its "
-        "data: raise profile.budget_seconds (--budget)",
-    )
+    where = f"what was observed: {'; '.join(notes)}" if notes else ""
+    return UnmeasuredError(problem, where=where, fix=fix, observed=observed)
 
 
 def _problem(
     ranks: Sequence[RankResult],
     *,
     seen: Sequence[ProcessReport],
-    packages: set[str],
     command: Sequence[str],
+    cut_off_seconds: float | None,
 ) -> tuple[str, str]:
+    """Returns why there is no profile, and what to do."""
+    packages = {name for process in seen for name in process.packages}
+    others = ", ".join(title for name, title in _OTHER_LOADERS.items() if name in packages)
+    uses = f"; it uses {others}" if others else ""
+    if cut_off_seconds is not None:
+        return (
+            f"no DataLoader of torch was read within {cut_off_seconds:.0f} s of the start, so the "
+            f"command was stopped{uses}",
+            f"if it trains, on batches of another loader: {_TIMED}; if it was still preparing its "
+            "data: raise profile.budget_seconds (--budget)",
+        )
     is_notebook = "ipykernel" in packages or (
         os.path.basename(command[0]) in _NOTEBOOK_PROGRAMS
         or any(word.endswith(".ipynb") for word in command)
@@ -355,16 +350,14 @@ def _problem(
             "no Python process of the command could be profiled",
             "name a Python script, without -I, -S and -E; the script must not clear PYTHONPATH",
         )
-    others = [title for name, title in _OTHER_LOADERS.items() if name in packages]
     if "torch" not in packages:
-        reads = f"; it uses {', '.join(others)}" if others else ""
         return (
-            f"the script never imported torch{reads}",
-            f"{_TIMED}; of a job on SageMaker --training-job NAME reads the load",
+            f"the script never imported torch{uses}",
+            f"{_TIMED}; for a job on SageMaker, --training-job NAME reads the load",
         )
-    reads = f", but uses {', '.join(others)}" if others else ""
+    but_uses = f", but uses {others}" if others else ""
     return (
-        f"the script imported torch and never read from a DataLoader of torch{reads}",
+        f"the script imported torch and never read from a DataLoader of torch{but_uses}",
         _TIMED
         if others
         else "profile a script that trains with a DataLoader of torch or stoker; a loop over a "
@@ -401,33 +394,6 @@ def _observations(ranks: Sequence[RankResult], used: CommandUsage | None) -> lis
     return found
 
 
-def _observed(
-    problem: str,
-    notes: Sequence[str],
-    *,
-    used: CommandUsage | None,
-    group: TodaysGroup,
-    what: dict[str, Value],
-    loader: ProfiledLoader | None,
-) -> Profile | None:
-    if used is None:
-        return None
-    return Profile(
-        host=ProfiledHost(
-            instance_type=group.instance_type, count=group.count, vcpus=max(1, int(used.vcpus))
-        ),
-        observed=Observed(cpu_utilization=used.utilization, hosts=used.hosts),
-        loader=loader,
-        what={
-            **what,
-            "source": "process tree",
-            "wall_seconds": round(used.wall_seconds, 3),
-            "cpu_seconds": round(used.cpu_seconds, 3),
-            "notes": [problem, *notes],
-        },
-    )
-
-
 RequestT = TypeVar("RequestT")
 
 
@@ -442,21 +408,21 @@ def profile(
     on_line: Callable[[LogLine], None] = lambda line: None,
     verdict_on_interrupt: bool = True,
 ) -> Profile:
-    """Runs the workload's command on today's cluster in profiling mode, and says what it found.
+    """Runs the workload's command on today's cluster in profiling mode; returns the profile.
 
-    Blocks for about `workload.profile.budget_seconds` after the first batch; 120 s more from the
+    Blocks for about `workload.profile.budget_seconds` after the first batch. 120 s more from the
     first line of a dnn host, and the job is stopped; where no loader was read by then, it is
     stopped after the budget (120 s if that is less). Interrupted (KeyboardInterrupt), it stops the
     job and gives the verdict so far, if there is one; after a SIGTERM it leaves a job that the next
-    attempt can adopt (one with `records`). Leaves the steps as is in
+    attempt can adopt (one with `records`). Copies the steps as is to
     `run_dir`/baseline-timeline.csv.
 
     Args:
         cluster: Today's; absent: the workload's own.
-        name: Name of the job; None: that of `run_dir`.
+        name: Name of the job; None: the name of `run_dir`.
         records: Documents by which another process can follow the job, as in `JobSpec`.
-        on_line: Sees each line of the job's log.
-        verdict_on_interrupt: False: an interrupt is raised again, even if a verdict was found.
+        on_line: Called with each line of the job's log.
+        verdict_on_interrupt: False: an interrupt is raised again, even if there is a verdict.
 
     Raises:
         UnmeasuredError: If the script never read from a DataLoader, or not in time, or ended before
@@ -486,13 +452,13 @@ def profile(
         run.stop()
         end = run.wait()
     except TerminatedError as err:
-        # Without records nobody would come to follow it.
+        # Without records no later attempt can follow it.
         if records:
             leave_or_stop(run, err)
         raise
     finally:
         run.stop()
-    if isinstance(run, AdoptedRun):
+    if isinstance(run, ResumableRun):
         run.clean_up()
     output = end.output_dir / "stoker" if end.output_dir else None
     ranks = read_ranks(output) if output else []
@@ -502,48 +468,85 @@ def profile(
     timed = timed_profile(output, ranks, what=what) if output else None
     is_whole = end.status != "failed" or deadline.has_passed
     if timed and output and (is_whole or was_cut_off(output)):
-        keep_timed_timeline(output, run_dir)
+        keep_timeline(output, run_dir, file=timeline.FILE)
         return msgspec.structs.replace(timed, loader=own_loader_in(read_seen(output)))
-    # A stopped job looks like a failed one: who stopped it is asked first.
+    # A stopped job looks like a failed one, so the deadline is checked first.
     if deadline.has_passed and not deadline.saw_nothing and not has_verdict(ranks):
         raise no_verdict(ranks, budget_seconds=budget)
     if end.status == "failed" and not deadline.has_passed:
-        raise _failure(end, ranks, command=workload.command)
+        raise _failure(end, output, ranks, command=workload.command)
+    return whole_profile(
+        output,
+        ranks,
+        folder=run_dir,
+        settings=workload.profile,
+        command=workload.command,
+        group=group,
+        used=heard.used,
+        what=what,
+        workload_sha256=workload.digest(),
+        workload_keys=workload.profile_keys(today=group),
+        is_named=workload.cluster is not None,
+        cut_off_seconds=deadline.first_seconds if deadline.saw_nothing else None,
+    )
+
+
+def whole_profile(
+    output: Path | None,
+    ranks: Sequence[RankResult],
+    *,
+    folder: Path,
+    settings: ProfileSettings,
+    command: Sequence[str],
+    group: TodaysGroup,
+    used: CommandUsage | None,
+    what: dict[str, Value],
+    workload_sha256: str | None,
+    workload_keys: Mapping[str, str],
+    is_named: bool = True,
+    cut_off_seconds: float | None = None,
+) -> Profile:
+    """Returns the profile of a command that ended; copies its steps to `folder`.
+
+    The arguments are as for `unmeasured` and `combine`.
+
+    Raises:
+        UnmeasuredError: If not enough was measured: with what could be observed.
+    """
     reason = unmeasured(
         ranks,
         seen=read_seen(output) if output else [],
-        used=heard.used,
-        command=workload.command,
+        used=used,
+        command=command,
         group=group,
         what=what,
         timed=too_few(output) if output else "",
-        cut_off_seconds=deadline.first_seconds if deadline.saw_nothing else None,
+        cut_off_seconds=cut_off_seconds,
     )
     if reason:
         raise reason
     found = combine(
         ranks,
         group=group,
-        settings=workload.profile,
-        workload_sha256=workload.digest(),
-        workload_keys=workload.profile_keys(today=group),
-        is_named=workload.cluster is not None,
+        settings=settings,
+        workload_sha256=workload_sha256,
+        workload_keys=workload_keys,
+        is_named=is_named,
         what=what,
     )
     if output:
-        keep_timeline(output, run_dir)
+        keep_timeline(output, folder)
     return with_grown_files(found, ranks)
 
 
 def has_verdict(ranks: Sequence[RankResult]) -> bool:
-    """Returns whether the parts were measured without which there is nothing to say."""
     return any(rank.accelerator for rank in ranks)
 
 
 def no_verdict(ranks: Sequence[RankResult], *, budget_seconds: float) -> WorkloadError:
     """Returns the error for a profile stopped START_ALLOWANCE_SECONDS after its budget."""
     return WorkloadError(
-        f"no verdict after {budget_seconds + START_ALLOWANCE_SECONDS:.0f} s "
+        f"profile timed out after {budget_seconds + START_ALLOWANCE_SECONDS:.0f} s "
         f"(profile.budget_seconds {budget_seconds:.0f}, {START_ALLOWANCE_SECONDS:.0f} to start "
         "and end); the job was stopped",
         where=_progress(ranks),
@@ -552,17 +555,14 @@ def no_verdict(ranks: Sequence[RankResult], *, budget_seconds: float) -> Workloa
 
 
 def what_of(command: Sequence[str]) -> dict[str, Value]:
-    """Returns what was profiled, and when, for the record."""
+    """Returns facts about the run, for the record."""
     return {"command": [*command], "when": now_utc(), **git_state(Path.cwd())}
 
 
 def keep_timeline(
     output: Path, folder: Path, *, file: str = "baseline-timeline-rank{rank}.csv"
 ) -> None:
-    """Copies the steps as is from a host's `output` to `folder`/baseline-timeline.csv.
-
-    Of the ranks of that host it is the one that waits longest.
-    """
+    """Copies the steps of the rank that waits longest to `folder`/baseline-timeline.csv."""
     source = timeline.longest_waiting_file(output, file=file)
     if source:
         folder.mkdir(parents=True, exist_ok=True)
@@ -601,7 +601,7 @@ class _Deadline:
 
     @property
     def first_seconds(self) -> float:
-        """Returns the seconds within which a loader must have been read."""
+        """Seconds within which a loader must have been read."""
         return max(self.budget_seconds, START_ALLOWANCE_SECONDS)
 
     def _wait(self, seconds: float, then: Callable[[], None]) -> None:
@@ -627,7 +627,7 @@ class _Deadline:
 def _todays_group(workload: Workload) -> TodaysGroup:
     if workload.cluster is None:
         raise UsageError(
-            "the workload does not say on what it trains today",
+            "the workload has no cluster to profile on",
             where=f"workload {workload.name}, key cluster.dnn",
             fix="add cluster: {dnn: {instance_type: TYPE, count: 1}}",
         )
@@ -664,35 +664,29 @@ def _progress(ranks: Sequence[RankResult]) -> str:
     return words
 
 
-class _Failure(msgspec.Struct):
-    rank: int = 0
-    host: str = ""
-    type: str = ""
-    message: str = ""
-    traceback: str = ""
-
-
 def fix_of_missing_module(name: str, command: Sequence[str]) -> str:
-    """Says how to install a module that the command lacks, from its script's requirements."""
+    """Returns how to install a module that the command lacks, from its script's requirements."""
     scripts = [Path(word) for word in command if word.endswith(".py")]
     for requirements in (script.parent / "requirements.txt" for script in scripts[:1]):
         if requirements.is_file():
             return f"{sys.executable} -m pip install -r {requirements}"
-    return f"install what holds the module {name.partition('.')[0]} for {sys.executable}"
+    return f"install the package of module {name.partition('.')[0]} for {sys.executable}"
 
 
-def _failure(end: JobEnd, ranks: Sequence[RankResult], *, command: Sequence[str]) -> StokerError:
+def _failure(
+    end: JobEnd, output: Path | None, ranks: Sequence[RankResult], *, command: Sequence[str]
+) -> StokerError:
     replayed = max((rank.replayed_steps for rank in ranks), default=0)
     again = (
         f"; the profile was replaying cached batches by then, {replayed} steps long"
         if replayed
         else ""
     )
-    # Only with cached batches has the profile changed what the script sees.
+    # Only cached batches change what the script sees.
     fix = _FIX_OF_REPLAY if replayed else _FIX
     # The command may have ended well, and its host not.
     code = f" with exit code {end.exit_code}" if end.exit_code else ""
-    for failure in _failures(end):
+    for failure in read_failures(output) if output else ():
         place = [line for line in failure.traceback.splitlines() if line.startswith("  File ")]
         missing = _MISSING_MODULE.fullmatch(failure.message)
         if missing and failure.type == "ModuleNotFoundError":
@@ -712,10 +706,3 @@ def _failure(end: JobEnd, ranks: Sequence[RankResult], *, command: Sequence[str]
         where=again.removeprefix("; "),
         fix=f"read its log: {fix}",
     )
-
-
-def _failures(end: JobEnd) -> Iterator[_Failure]:
-    folder = end.output_dir / "stoker" if end.output_dir else None
-    for file in sorted(folder.glob("failure-rank*.json")) if folder else []:
-        with contextlib.suppress(OSError, msgspec.DecodeError):
-            yield msgspec.json.decode(file.read_bytes(), type=_Failure)

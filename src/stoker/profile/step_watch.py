@@ -1,8 +1,8 @@
-"""The trainer's steps are timed, as is and with cached batches, and a thread watches them.
+"""The trainer's steps, as they are and with cached batches, and a thread that watches them.
 
-The thread looks at the interpreter lock, the machine, and the CPU's own speed: a virtual machine
+The thread samples the interpreter lock, the machine, and the CPU's own speed: a virtual machine
 that shares its cores with others becomes slower and faster without any sign in /proc, with no steal
-time and no other program. What is measured then holds for those seconds only.
+time and no other program. The measurement then holds for those seconds only.
 """
 
 import contextlib
@@ -56,16 +56,17 @@ TICK_SECONDS = 50e-6
 # Its number in Linux' <time.h>.
 _CLOCK_MONOTONIC = 1
 _NANOSECONDS = 1_000_000_000
-LOOK_SECONDS = 0.1
-# About 0.2 ms, outside of the interpreter lock: 0.2 % of a vCPU.
+# How often the CPU's speed is sampled: about 0.2 ms each, outside of the interpreter lock, which is
+# 0.2 % of a vCPU.
+_SPEED_SAMPLE_SECONDS = 0.1
 _ROUNDS = 500
-# Looks are averaged over so many, which is a second: what differs within it averages out anyway.
+# Looks are averaged over a second: what differs within it averages out anyway.
 _LOOKS_OF_A_WINDOW = 10
 _LEAST_WINDOWS = 4
-# 50 knocks per second next to a busy interpreter take 0.3 % of a vCPU; its loop became no slower
-# than it differs from one second to the next, by 0.5 %.
+# 50 knocks per second in a busy interpreter take 0.3 % of a vCPU; its loop became no slower than it
+# differs from one second to the next, by 0.5 %.
 KNOCK_SECONDS = 0.02
-# Python code gives the lock up after 5 ms, if asked; where the main thread asks for it again and
+# Python code gives the lock up after 5 ms, if asked; where the main thread takes it again and
 # again, between torch's operations, a knock gets it within 0.7 to 1.5 ms. Torch's operations do not
 # hold it. How late the machine woke the thread is known and left out: 0.1 ms of timer slack, or
 # several ms on a virtual machine that was idle.
@@ -80,13 +81,13 @@ _COLLECTIVES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Enough:
-    """Holds the conditions under which a phase knows enough, in shares of the budget.
+    """Conditions under which a phase may end; times are shares of the budget.
 
     Attributes:
-        steps: So many, and `least` of the budget, are plenty.
-        usual: The share after which 20 steps do.
-        most: The share after which 5 steps must do.
-        last: The share after which 2 must: a step takes a large part of the budget.
+        steps: With this many steps, the share `least` is enough.
+        usual: The share after which 20 steps are.
+        most: The share after which 5 steps are.
+        last: The share after which 2 are: a step takes a large part of the budget.
     """
 
     steps: int
@@ -95,34 +96,31 @@ class Enough:
     most: float
     last: float
 
-    def holds(self, *, steps: int, elapsed_seconds: float, budget_seconds: float) -> bool:
-        """Returns whether the phase may end."""
-        share = elapsed_seconds / budget_seconds
-        if steps >= self.steps and share >= self.least:
-            return True
-        if steps >= USUAL_STEPS and share >= self.usual:
-            return True
-        if steps >= _MIN_STEPS and share >= self.most:
-            return True
-        return steps >= _FEWEST_STEPS and share >= self.last
-
-    def more(
-        self, *, steps: int, elapsed_seconds: float, step_seconds: float, budget_seconds: float
-    ) -> int:
-        """Returns how many steps more the phase needs until it `holds`, at this pace."""
-        rules = (
+    @property
+    def _rules(self) -> tuple[tuple[int, float], ...]:
+        return (
             (self.steps, self.least),
             (USUAL_STEPS, self.usual),
             (_MIN_STEPS, self.most),
             (_FEWEST_STEPS, self.last),
         )
+
+    def holds(self, *, steps: int, elapsed_seconds: float, budget_seconds: float) -> bool:
+        """Returns whether the phase may end."""
+        passed = elapsed_seconds / budget_seconds
+        return any(steps >= needed and passed >= share for needed, share in self._rules)
+
+    def more(
+        self, *, steps: int, elapsed_seconds: float, step_seconds: float, budget_seconds: float
+    ) -> int:
+        """Returns how many more steps the phase needs until it `holds`, at this pace."""
         return min(
             max(
                 needed - steps,
                 math.ceil((share * budget_seconds - elapsed_seconds) / step_seconds),
                 0,
             )
-            for needed, share in rules
+            for needed, share in self._rules
         )
 
 
@@ -132,13 +130,13 @@ REPLAY_ENOUGH = Enough(steps=60, least=0.05, usual=0.20, most=0.25, last=0.30)
 
 @dataclass(slots=True, kw_only=True)
 class AsIsSteps:
-    """Times the user's own steps: from one batch to the next, never over the end of an epoch.
+    """Times of the user's own steps: from batch to batch, never over the end of an epoch.
 
     Args:
         workers: Loader workers of this rank.
-        children_cpu: CPU-seconds so far of all processes below this one; asked for at the begin
-            and end of an epoch only, for it takes milliseconds.
-        machine_cpu: CPU-seconds so far of all processes of the machine, on the vCPUs of this one.
+        children_cpu: Returns CPU-seconds so far of all processes below this one; called at the
+            begin and end of an epoch only, as it takes milliseconds.
+        machine_cpu: Returns CPU-seconds so far of all processes, on the vCPUs of this one.
         warm_up_seconds: The warm-up ends after this time, however few steps it had.
         clock_batches: The clock begins with this batch. Ranks get their first ones seconds apart,
             the second ones together: where it is 2, their warm-ups end together, too.
@@ -166,11 +164,11 @@ class AsIsSteps:
 
     @property
     def count(self) -> int:
-        """Returns how many steps count."""
+        """Steps that count."""
         return len(self._steps)
 
     def got(self, *, now: float, cpu: float, wait: float, receive: float) -> None:
-        """Notes that a batch is there.
+        """Records that a batch is there.
 
         Args:
             now: Monotonic seconds.
@@ -193,8 +191,8 @@ class AsIsSteps:
             self._begun = (now, cpu, self.children_cpu(), self.machine_cpu())
         self._last = (now, cpu) if self._is_warm(now) else None
 
-    def goes_on(self, *, now: float, cpu: float) -> None:
-        """Notes that the script has its batch: what was done after `got` is in no step."""
+    def gave(self, *, now: float, cpu: float) -> None:
+        """Records that the script has its batch: the time since `got` is in no step."""
         if self._last is not None:
             self._last = (now, cpu)
 
@@ -204,13 +202,13 @@ class AsIsSteps:
         return self._first is not None and 0 < self.warm_up_seconds <= now - self._first
 
     def epoch_ended(self) -> None:
-        """Notes that what follows is not part of a step; may be called twice."""
+        """Records that what follows is not part of a step; may be called twice."""
         if self._last is not None:
-            # What was done between steps is in what the machine counts, so it is in these, too.
+            # The machine counts the time between steps, so these figures include it, too.
             began, cpu, children, machine = self._begun
             children = self.children_cpu() - children
-            own = self._last[1] - cpu
             self._children_seconds += children
+            own = self._last[1] - cpu
             self._others_seconds += self.machine_cpu() - machine - children - own
             self._epochs_seconds += self._last[0] - began
         self._last = None
@@ -224,7 +222,7 @@ class AsIsSteps:
         return max(1e-6, step), min(wait, 0.9 * step)
 
     def result(self) -> AsIs:
-        """Returns the numbers of at least one step; the children's are of the epochs that ended."""
+        """Returns the figures of at least one step; the children's are of the epochs that ended."""
         count = len(self._steps)
         # Without the first epoch, where there are others: it also warms caches up.
         waits = self._first_waits[1:] or self._first_waits
@@ -244,40 +242,38 @@ class AsIsSteps:
 
 @dataclass(slots=True, kw_only=True)
 class ReplaySteps:
-    """Times steps on cached batches, in blocks.
+    """Times of steps on cached batches, in blocks.
 
     Args:
         block: Steps that are timed together; more than one where the accelerator runs behind the
             host and is waited for at the end of each block.
         warm_up: Steps that are not counted.
+
+    Attributes:
+        given: Batches that were handed out.
     """
 
     block: int = 1
     warm_up: int = WARM_UP_REPLAYS
     _steps: list[float] = field(default_factory=list)
     _cpu_seconds: list[float] = field(default_factory=list)
-    _given: int = 0
+    given: int = 0
     _begin: tuple[float, float] | None = None
     _cpu_given: float = 0.0
     _cpu_in_block: float = 0.0
 
     @property
     def count(self) -> int:
-        """Returns how many steps count."""
+        """Steps that count."""
         return len(self._steps) * self.block
-
-    @property
-    def given(self) -> int:
-        """Counts batches that were handed out."""
-        return self._given
 
     def is_block_end(self) -> bool:
         """Returns whether this step ends a block: wait for the accelerator, then call `asked`."""
-        return self._given >= self.warm_up and (self._given - self.warm_up) % self.block == 0
+        return self.given >= self.warm_up and (self.given - self.warm_up) % self.block == 0
 
     def asked(self, *, now: float, cpu: float) -> None:
-        """Notes that the next batch is asked for: the step before has ended."""
-        if self._given > self.warm_up:
+        """Records that the next batch is asked for: the step before has ended."""
+        if self.given > self.warm_up:
             self._cpu_in_block += cpu - self._cpu_given
             if self.is_block_end() and self._begin is not None:
                 self._steps.append((now - self._begin[0]) / self.block)
@@ -286,15 +282,15 @@ class ReplaySteps:
             self._begin = None
 
     def gave(self, *, now: float, cpu: float) -> None:
-        """Notes that a batch was handed out."""
-        if self._begin is None and self._given >= self.warm_up:
+        """Records that a batch was handed out."""
+        if self._begin is None and self.given >= self.warm_up:
             self._begin = (now, cpu)
             self._cpu_in_block = 0.0
-        self._given += 1
+        self.given += 1
         self._cpu_given = cpu
 
     def result(self, *, cached_batches: int) -> AcceleratorOnly:
-        """Returns the numbers of at least one step."""
+        """Returns the figures of at least one step."""
         return AcceleratorOnly(
             step_seconds=quartiles(self._steps, samples=self.count),
             trainer_cpu_seconds=quartiles(self._cpu_seconds, samples=self.count),
@@ -310,15 +306,15 @@ def missing_of(
     budget_seconds: float,
     is_read_out: bool,
 ) -> str:
-    """Says what a script that ended on its own did not leave time for, in one figure.
+    """Returns what the profile lacks where the script ended before it, in one figure.
 
     Args:
         as_is: Steps as is, if a loader was read.
-        replay: Steps with cached batches, if it came to them.
+        replay: Steps with cached batches, if any.
         elapsed_seconds: Time of the phase as is, so far.
         budget_seconds: Budget of the whole profile.
         is_read_out: Whether the script reads its loader until it ends, alone: then its last epoch
-            is made longer, and few steps do.
+            is made longer, and few steps are enough.
     """
     if as_is is None:
         return "no DataLoader was read to train on"
@@ -344,21 +340,18 @@ def missing_of(
                 budget_seconds=budget_seconds,
             )
     more = max(1, more)
-    if not as_is.epoch_batches:
-        needed = f"about {more} more are needed"
-    else:
+    needed = f"about {more} more are needed"
+    if as_is.epoch_batches:
         epochs = count(math.ceil(more / as_is.epoch_batches), "more epoch")
         needed = f"an epoch has {as_is.epoch_batches}; about {more} more, or {epochs}, are needed"
-    had = (
-        f"{replay.count} steps with cached batches"
-        if replay
-        else (f"{as_is.batches} batches of its main loader")
-    )
+    had = f"{as_is.batches} batches of its main loader"
+    if replay:
+        had = f"{replay.count} steps with cached batches"
     return f"the script ended after {had}; {needed}"
 
 
 class _TimerSpec(ctypes.Structure):
-    """Mirrors the kernel's `struct itimerspec`: how often a timer expires, and when first."""
+    """The kernel's `struct itimerspec`: how often a timer expires, and when first."""
 
     _fields_ = (
         ("interval_seconds", ctypes.c_long),
@@ -369,16 +362,16 @@ class _TimerSpec(ctypes.Structure):
 
 
 class Alarm:
-    """Wakes one thread after a while, or when another thread calls `ring`; close it after use.
+    """A sleep that ends early when another thread calls `ring`; close it after use.
 
     A thread may be late because the machine wakes it late (a virtual machine whose vCPU was given
-    away, a busy CPU, timer slack) or because it waits for the interpreter lock. To tell one from
-    the other, it sleeps in a read of a timer that ticks on: the kernel counts the ticks when the
-    thread runs again, before it asks for the lock.
+    away, a busy CPU, timer slack) or because it waits for the interpreter lock. To distinguish
+    them, it sleeps in a read of a timer that ticks on: the kernel counts the ticks when the thread
+    runs again, before it asks for the lock.
     """
 
     def __init__(self) -> None:
-        self._is_rung = False
+        self.is_rung = False
         self._timer: int | None = None
         with contextlib.suppress(OSError, AttributeError):
             # PyDLL keeps the lock during a call: to give it up would be to wait for it again.
@@ -391,16 +384,15 @@ class Alarm:
         """Returns after `seconds`, or at once when the alarm has been rung.
 
         Returns:
-            Seconds by which the machine woke this thread too late; 0 where the kernel does not
-            tell, as outside Linux.
+            Seconds by which the machine woke this thread too late; 0 outside Linux.
         """
         if self._timer is None:
-            if not self._is_rung:
+            if not self.is_rung:
                 time.sleep(seconds)
             return 0.0
         self._expire_in(seconds)
-        # After the timer is set: a call of `ring` from now on sets it anew.
-        if self._is_rung:
+        # After the timer is set: a later call of `ring` resets it.
+        if self.is_rung:
             return 0.0
         # The kernel counts how often the timer expired until now: once in time, then each tick.
         ticks = int.from_bytes(os.read(self._timer, 8), "little")
@@ -408,15 +400,10 @@ class Alarm:
 
     def ring(self) -> None:
         """Ends the sleep, and all later ones at once."""
-        self._is_rung = True
+        self.is_rung = True
         if self._timer is not None:
             # A nanosecond: 0 would disarm the timer, and the thread would sleep on.
             self._expire_in(1 / _NANOSECONDS)
-
-    @property
-    def is_rung(self) -> bool:
-        """Returns whether `ring` was called."""
-        return self._is_rung
 
     def close(self) -> None:
         """Closes the timer; may be called twice, but not while a thread waits on it."""
@@ -431,7 +418,7 @@ class Alarm:
 
 
 def look() -> float:
-    """Times a fixed computation once: returns its CPU-seconds."""
+    """Returns the CPU-seconds of a fixed computation."""
     began = time.thread_time()
     hashlib.pbkdf2_hmac("sha256", b"stoker", b"stoker", _ROUNDS)
     return time.thread_time() - began
@@ -441,14 +428,11 @@ def speed_spread(looks: Sequence[float]) -> float | None:
     """Returns the CPU speed's standard deviation from second to second, as a share of its mean.
 
     Looks differ by chance as well, for instance by what runs on a core's other hyper-thread at that
-    moment. What they differ by within a second is taken off the difference between seconds, as in
-    an analysis of variance.
+    moment. The variance within seconds is subtracted from the variance between them, as in an
+    analysis of variance. None where there are too few looks.
 
     Args:
-        looks: CPU-seconds each, one every LOOK_SECONDS, in order.
-
-    Returns:
-        None where there are too few looks to say.
+        looks: CPU-seconds each, one every _SPEED_SAMPLE_SECONDS, in order.
     """
     size = _LOOKS_OF_A_WINDOW
     windows = [looks[at : at + size] for at in range(0, len(looks) - size + 1, size)]
@@ -462,10 +446,10 @@ def speed_spread(looks: Sequence[float]) -> float | None:
 
 
 class StepWatch:
-    """Sees the reading thread's steps, the process's threads and the machine; cheap.
+    """Observes the reading thread's steps, the process's threads and the machine, at little cost.
 
-    While steps are watched, a thread knocks: it sleeps, and sees how long it then waits for the
-    interpreter lock. It is not there when workers are forked.
+    While steps are watched, another thread knocks: it sleeps, and measures how long it then waits
+    for the interpreter lock. It does not exist when workers are forked.
     """
 
     def __init__(self) -> None:
@@ -478,11 +462,10 @@ class StepWatch:
         self._watched: _WatchedStretch | None = None
 
     def asked(self) -> None:
-        """Notes that the reading thread asks for a batch."""
         self._is_reading = True
 
     def got(self, *, now: float, wait: float, receive: float, is_counted: bool) -> None:
-        """Notes that the reading thread has its batch.
+        """Records that the reading thread has its batch.
 
         Args:
             now: Monotonic seconds.
@@ -501,7 +484,7 @@ class StepWatch:
             self._watched = _WatchedStretch(is_reading=lambda: self._is_reading)
 
     def pause(self) -> None:
-        """Watches no more until the next batch; may be called twice."""
+        """Stops watching until the next batch; may be called twice."""
         if self._watched is not None:
             self._evidence = _sum(self._evidence, self._watched.end())
             self._watched = None
@@ -522,12 +505,12 @@ class StepWatch:
         self._is_reading = False
 
     def result(self) -> Evidence:
-        """Returns all that was seen, once the last epoch has ended."""
+        """Returns what was observed, once the last epoch has ended."""
         return msgspec.structs.replace(self._evidence, epochs=tuple(self._epochs))
 
 
 class _WatchedStretch:
-    """Watches one stretch of steps without a pause."""
+    """Observations of one stretch of steps without a pause."""
 
     def __init__(self, *, is_reading: Callable[[], bool]) -> None:
         self._thread_id = threading.get_native_id()
@@ -595,7 +578,7 @@ class _WatchedStretch:
 
 
 class _Knocker:
-    """A thread of its own asks for the interpreter lock, again and again.
+    """Thread that samples how often the interpreter lock is held.
 
     Args:
         is_reading: Whether the thread that made this is in next() now.
@@ -629,18 +612,18 @@ class _Knocker:
             if self._alarm.is_rung:
                 break
             now = time.monotonic()
-            # What is read first is read before the lock is given up again.
+            # Read at once, before the lock is given up again.
             is_reading = self._is_reading()
             frame = sys._current_frames().get(self._reader)
             queued = schedule.queued_seconds()
             if not is_reading:
-                # Time ready to run is mostly in the machine's lateness; what is not comes after it.
+                # The machine's lateness includes most of the time in the run queue.
                 late = now - asked - KNOCK_SECONDS
                 self.knocks += 1
                 self.held_knocks += late - max(machine_late, queued - before) >= HELD_SECONDS
                 self.collective_knocks += _is_collective(frame)
             del frame
-            if now - speed_looked >= LOOK_SECONDS:
+            if now - speed_looked >= _SPEED_SAMPLE_SECONDS:
                 speed_looked = now
                 self.core_looks.append(look())
                 queued = schedule.queued_seconds()

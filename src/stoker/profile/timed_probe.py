@@ -1,18 +1,18 @@
-"""Batches that come from no DataLoader are profiled, too: the steps as they are, and then the end.
+"""The profiler for batches that come from no DataLoader: measures the steps as they are, and ends.
 
-Replaying such batches would say nothing of what makes them, so that there are no other phases. The
-steps are in the timeline that `stoker.timed` writes, and the launcher makes the profile of them.
+Replaying such batches would tell nothing about their source, so the other phases are left out. The
+steps are in the timeline that `stoker.timed` writes, from which the launcher makes the profile.
 """
 
 import os
-import sys
 import time
 from typing import NoReturn
 
-from stoker.feed.process import this_process
+from stoker.feed.bookkeeping import this_process
 from stoker.feed.timed import TimedEpoch
+from stoker.feed.timeline import Steps
 from stoker.logs import EventName, Log
-from stoker.profile.agree import LEAD_STEPS_CUDA, Agreement, Board, FileBoard, end_process
+from stoker.profile.agree import LEAD_STEPS_CUDA, Agreement, Board, end_process
 from stoker.profile.step_watch import AS_IS_ENOUGH, WARM_UP_STEPS
 from stoker.settings import ProcessSettings, from_environment
 from stoker.text import wait_share
@@ -22,11 +22,10 @@ _MEET_SECONDS = 10.0
 
 
 def install(pass_class: type[TimedEpoch]) -> None:
-    """Ends this process where STOKER_PROFILE asks for a profile and enough steps are known.
+    """Ends this process when enough steps are known, where STOKER_PROFILE asks for a profile.
 
-    All ranks end at a step that they agree on. Ranks on other hosts hear of it by torch's store; in
-    jobs without one they end with the run, which ends with the host of rank 0. Does nothing where
-    no profile is asked for.
+    All ranks end at a step that they agree on. Ranks on other hosts learn it from torch's store; in
+    jobs without one they end with the run, which ends with the host of rank 0.
     """
     settings = from_environment()
     if settings.profile is None or settings.output is None:
@@ -35,11 +34,11 @@ def install(pass_class: type[TimedEpoch]) -> None:
     # Both are places where a step ends: loops ask for batches, Keras tells of them afterwards.
     ask, took = pass_class.ask, pass_class.took
 
-    def ask_and_look(self: TimedEpoch) -> None:
+    def ask_and_look(self: Steps) -> None:
         ask(self)
         session.asked()
 
-    def took_and_look(self: TimedEpoch, *, seconds: float, wait: float, samples: int) -> None:
+    def took_and_look(self: Steps, *, seconds: float, wait: float, samples: int) -> None:
         took(self, seconds=seconds, wait=wait, samples=samples)
         session.asked()
 
@@ -47,29 +46,8 @@ def install(pass_class: type[TimedEpoch]) -> None:
     pass_class.took = took_and_look  # type: ignore[method-assign]
 
 
-class _Board:
-    """Passes notes by torch's store if the script has one, else by files, which one host sees."""
-
-    def __init__(self, files: FileBoard) -> None:
-        self._files = files
-
-    def post(self, name: str, text: str) -> None:
-        self._board().post(name, text)
-
-    def read(self, name: str) -> str | None:
-        return self._board().read(name)
-
-    def _board(self) -> Board:
-        # Asked for, not imported: a script that uses TensorFlow may have no torch.
-        if "torch.distributed" not in sys.modules:
-            return self._files
-        from stoker.profile.probe import LateBoard
-
-        return LateBoard(self._files)
-
-
 class _Session:
-    """Counts the steps of this rank; all ranks end at the same one."""
+    """The steps of this rank; all ranks end at the same one."""
 
     def __init__(self, settings: ProcessSettings) -> None:
         assert settings.profile is not None
@@ -84,7 +62,7 @@ class _Session:
         # Steps, waited and computed seconds when the warm-up was over.
         self._warm = (0, 0.0, 0.0)
         self._agreement = Agreement(
-            _Board(FileBoard(self._folder)),
+            Board(self._folder),
             rank=settings.rank,
             world_size=settings.world_size,
             # Devices may run behind their host.
@@ -92,7 +70,7 @@ class _Session:
         )
 
     def asked(self) -> None:
-        """Notes that a batch was asked for."""
+        """Counts a batch that was asked for."""
         # A process that the script forked inherited the changed class.
         if os.getpid() != self._process:
             return
@@ -132,7 +110,7 @@ class _Session:
             wait_share=wait_share(step_seconds=waited + computed, wait_seconds=waited),
         )
         leads = settings.local_rank == 0
-        # It ends what is above all ranks of its host, so it waits for them.
+        # It ends the processes above all ranks of its host, so it waits for them.
         if leads:
             self._agreement.meet(
                 "timed-end", deadline_seconds=_MEET_SECONDS, is_stopped=lambda: False

@@ -1,113 +1,94 @@
-"""The records are typed, versioned documents, the only thing that components pass to each other."""
+"""Records: typed, versioned documents, the only thing that components pass to each other."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from stoker.records.base import (
-    Json,
-    Place,
-    Record,
-    Scalar,
-    convert,
-    nearest,
-    read_json,
-    read_text,
-    sha256_of,
-    to_document,
-    to_json,
-    write_json,
-    write_text,
-)
-from stoker.records.decision import (
-    AcceleratorStepSource,
-    Action,
-    Advice,
-    Answer,
-    Bottleneck,
-    Calibration,
-    CpuSpeedSource,
-    Decision,
-    Group,
-    Limit,
-    Plan,
-    Predicted,
-    Prices,
-    Role,
-    TakenElsewhere,
-    groups_in_words,
-    plan_in_words,
-)
-from stoker.records.engine import (
-    EngineCommand,
-    EngineName,
-    EngineSettings,
-    ReadyProbe,
-    StrategyName,
-    StrategySettings,
-)
-from stoker.records.parts import Parts, SharedLoading, parts_of
-from stoker.records.platforms import (
-    PLATFORM_INFOS,
-    ControlSettings,
-    Framework,
-    KubeflowSettings,
-    KubernetesSettings,
-    MetricDefinition,
-    ModelSettings,
-    NodePool,
-    NodeRule,
-    OnNoCapacity,
-    PlatformInfo,
-    PlatformName,
-    PlatformSettings,
-    PodSettings,
-    PodVolume,
-    SageMakerSettings,
-    Toleration,
-    Vpc,
-    bare_type,
-)
-from stoker.records.profile import (
-    Check,
-    Fix,
-    LoaderRate,
-    Observed,
-    Profile,
-    ProfiledData,
-    ProfiledHost,
-    ProfiledLoader,
-    ProfileState,
-    Spread,
-    StepTerms,
-    TransformCost,
-)
-from stoker.records.training import (
-    Band,
-    Evaluation,
-    Event,
-    GateResult,
-    Host,
-    Job,
-    Measured,
-    Performance,
-    StepCost,
-    Training,
-)
-from stoker.records.workload import (
-    Channel,
-    Cluster,
-    Constraints,
-    FeedSettings,
-    Gate,
-    NotifySettings,
-    ProfileSettings,
-    Storage,
-    TodaysGroup,
-    TrackingSettings,
-    TrainingSize,
-    Workload,
-    is_run_of,
-)
+from stoker.records.base import Json as Json
+from stoker.records.base import Place as Place
+from stoker.records.base import Record as Record
+from stoker.records.base import Scalar as Scalar
+from stoker.records.base import convert as convert
+from stoker.records.base import nearest as nearest
+from stoker.records.base import read_json as read_json
+from stoker.records.base import read_text as read_text
+from stoker.records.base import sha256_of as sha256_of
+from stoker.records.base import to_document as to_document
+from stoker.records.base import to_json as to_json
+from stoker.records.base import write_json as write_json
+from stoker.records.base import write_text as write_text
+from stoker.records.decision import AcceleratorStepSource as AcceleratorStepSource
+from stoker.records.decision import Action as Action
+from stoker.records.decision import Advice as Advice
+from stoker.records.decision import Answer as Answer
+from stoker.records.decision import Bottleneck as Bottleneck
+from stoker.records.decision import Calibration as Calibration
+from stoker.records.decision import CpuSpeedSource as CpuSpeedSource
+from stoker.records.decision import Decision as Decision
+from stoker.records.decision import Group as Group
+from stoker.records.decision import Limit as Limit
+from stoker.records.decision import Plan as Plan
+from stoker.records.decision import Predicted as Predicted
+from stoker.records.decision import Prices as Prices
+from stoker.records.decision import Role as Role
+from stoker.records.decision import TakenElsewhere as TakenElsewhere
+from stoker.records.decision import groups_in_words as groups_in_words
+from stoker.records.decision import plan_in_words as plan_in_words
+from stoker.records.engine import EngineCommand as EngineCommand
+from stoker.records.engine import EngineSettings as EngineSettings
+from stoker.records.engine import ReadyProbe as ReadyProbe
+from stoker.records.engine import StrategyName as StrategyName
+from stoker.records.engine import StrategySettings as StrategySettings
+from stoker.records.parts import Parts as Parts
+from stoker.records.parts import SharedLoading as SharedLoading
+from stoker.records.parts import parts_of as parts_of
+from stoker.records.platforms import PLATFORM_INFOS as PLATFORM_INFOS
+from stoker.records.platforms import ControlSettings as ControlSettings
+from stoker.records.platforms import KubeflowSettings as KubeflowSettings
+from stoker.records.platforms import KubernetesSettings as KubernetesSettings
+from stoker.records.platforms import ModelSettings as ModelSettings
+from stoker.records.platforms import NodePool as NodePool
+from stoker.records.platforms import OnNoCapacity as OnNoCapacity
+from stoker.records.platforms import PlatformInfo as PlatformInfo
+from stoker.records.platforms import PlatformName as PlatformName
+from stoker.records.platforms import PlatformSettings as PlatformSettings
+from stoker.records.platforms import PodSettings as PodSettings
+from stoker.records.platforms import SageMakerSettings as SageMakerSettings
+from stoker.records.platforms import bare_type as bare_type
+from stoker.records.profile import Check as Check
+from stoker.records.profile import Fix as Fix
+from stoker.records.profile import LoaderRate as LoaderRate
+from stoker.records.profile import Observed as Observed
+from stoker.records.profile import Profile as Profile
+from stoker.records.profile import ProfiledData as ProfiledData
+from stoker.records.profile import ProfiledHost as ProfiledHost
+from stoker.records.profile import ProfiledLoader as ProfiledLoader
+from stoker.records.profile import ProfileState as ProfileState
+from stoker.records.profile import Spread as Spread
+from stoker.records.profile import StepTerms as StepTerms
+from stoker.records.profile import TransformCost as TransformCost
+from stoker.records.training import Band as Band
+from stoker.records.training import Evaluation as Evaluation
+from stoker.records.training import Event as Event
+from stoker.records.training import GateResult as GateResult
+from stoker.records.training import Host as Host
+from stoker.records.training import Job as Job
+from stoker.records.training import Measured as Measured
+from stoker.records.training import Performance as Performance
+from stoker.records.training import StepCost as StepCost
+from stoker.records.training import Training as Training
+from stoker.records.workload import Channel as Channel
+from stoker.records.workload import Cluster as Cluster
+from stoker.records.workload import Constraints as Constraints
+from stoker.records.workload import FeedSettings as FeedSettings
+from stoker.records.workload import Gate as Gate
+from stoker.records.workload import NotifySettings as NotifySettings
+from stoker.records.workload import ProfileSettings as ProfileSettings
+from stoker.records.workload import Storage as Storage
+from stoker.records.workload import TodaysGroup as TodaysGroup
+from stoker.records.workload import TrackingSettings as TrackingSettings
+from stoker.records.workload import TrainingSize as TrainingSize
+from stoker.records.workload import Workload as Workload
+from stoker.records.workload import is_run_of as is_run_of
 
 # By the names that people type: `stoker schema profile`.
 RECORDS: Mapping[str, type[Record]] = MappingProxyType(
@@ -119,100 +100,3 @@ RECORDS: Mapping[str, type[Record]] = MappingProxyType(
         "evaluation": Evaluation,
     }
 )
-
-__all__ = [
-    "PLATFORM_INFOS",
-    "RECORDS",
-    "AcceleratorStepSource",
-    "Action",
-    "Advice",
-    "Answer",
-    "Band",
-    "Bottleneck",
-    "Calibration",
-    "Channel",
-    "Check",
-    "Cluster",
-    "Constraints",
-    "ControlSettings",
-    "CpuSpeedSource",
-    "Decision",
-    "EngineCommand",
-    "EngineName",
-    "EngineSettings",
-    "Evaluation",
-    "Event",
-    "FeedSettings",
-    "Fix",
-    "Framework",
-    "Gate",
-    "GateResult",
-    "Group",
-    "Host",
-    "Job",
-    "Json",
-    "KubeflowSettings",
-    "KubernetesSettings",
-    "Limit",
-    "LoaderRate",
-    "Measured",
-    "MetricDefinition",
-    "ModelSettings",
-    "NodePool",
-    "NodeRule",
-    "NotifySettings",
-    "Observed",
-    "OnNoCapacity",
-    "Parts",
-    "Performance",
-    "Place",
-    "Plan",
-    "PlatformInfo",
-    "PlatformName",
-    "PlatformSettings",
-    "PodSettings",
-    "PodVolume",
-    "Predicted",
-    "Prices",
-    "Profile",
-    "ProfileSettings",
-    "ProfileState",
-    "ProfiledData",
-    "ProfiledHost",
-    "ProfiledLoader",
-    "ReadyProbe",
-    "Record",
-    "Role",
-    "SageMakerSettings",
-    "Scalar",
-    "SharedLoading",
-    "Spread",
-    "StepCost",
-    "StepTerms",
-    "Storage",
-    "StrategyName",
-    "StrategySettings",
-    "TakenElsewhere",
-    "TodaysGroup",
-    "Toleration",
-    "TrackingSettings",
-    "Training",
-    "TrainingSize",
-    "TransformCost",
-    "Vpc",
-    "Workload",
-    "bare_type",
-    "convert",
-    "groups_in_words",
-    "is_run_of",
-    "nearest",
-    "parts_of",
-    "plan_in_words",
-    "read_json",
-    "read_text",
-    "sha256_of",
-    "to_document",
-    "to_json",
-    "write_json",
-    "write_text",
-]

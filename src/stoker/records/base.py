@@ -1,4 +1,4 @@
-"""All records share constrained numbers, reading with exact errors, and writing without gaps."""
+"""What all records share: constrained numbers, reading with exact errors, and writing."""
 
 import difflib
 import functools
@@ -57,13 +57,13 @@ _MISSING = object()
 
 
 def mapping(document: Json, *keys: str) -> Document:
-    """Returns the mapping at the path `keys`; empty where there is none."""
+    """Returns the mapping at the path `keys`; empty if there is none."""
     value = _at_path(document, keys)
     return value if isinstance(value, Mapping) else {}
 
 
 def mappings(document: Json, *keys: str) -> list[Document]:
-    """Returns the mappings in the list at the path `keys`; empty where there is no list."""
+    """Returns the mappings in the list at the path `keys`; empty if there is no list."""
     value = _at_path(document, keys)
     items = value if isinstance(value, list | tuple) else ()
     return [item for item in items if isinstance(item, Mapping)]
@@ -75,13 +75,13 @@ def _at_path(document: Json, keys: Sequence[str]) -> Json:
     return document
 
 
-# A misspelt key is an error, as it would else leave a default in force without a word.
+# An unknown key is an error: ignored, it would silently leave a default in force.
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All that is read from or written to a file derives from this; None means *not known*."""
+    """Base of everything read from or written to a file; None means *not known*."""
 
 
 class Place:
-    """Says where keys are: the file's name, and line numbers where the parser keeps them.
+    """Where keys are: the file's name, and line numbers if the parser keeps them.
 
     Args:
         source: Name of the file, or of another source of the document.
@@ -104,10 +104,9 @@ class Place:
         """Returns `file:line, key path` with as much of it as is known."""
         option = self._option_of(path)
         if option is not None:
-            # It is in no line of the file: the option that set it is named.
             return f"--set {option}=..., key {path}"
         probe = path
-        # A key that is missing has no line: the mapping that lacks it has.
+        # A missing key has no line, but the mapping that lacks it has.
         while probe and probe not in self._lines:
             probe = probe.rpartition(".")[0] if "." in probe else ""
         line = self._lines.get(probe)
@@ -124,13 +123,12 @@ class Place:
 
 
 def convert(document: Json, kind: type[RecordT], place: Place) -> RecordT:
-    """Turns a parsed document into a record.
+    """Converts a parsed document into a record.
 
     Raises:
-        UsageError: Naming the key, what was expected, what was found, and for an unknown key the
-            nearest known one.
+        UsageError: With the key, what was expected and found, and the nearest known key.
     """
-    # Parsers of JSON and YAML take NaN and Infinity, and one of them spoils every later sum.
+    # Parsers of JSON and YAML accept NaN and Infinity, which spoil every later sum.
     _refuse_not_finite(document, place, "")
     _check_schema(document, kind, place)
     try:
@@ -143,23 +141,22 @@ def read_json(path: Path | str, kind: type[RecordT]) -> RecordT:
     """Reads a record from a JSON file, or the document itself: a text that begins with a brace.
 
     Raises:
-        UsageError: If the file is missing, is not JSON, or is not such a record.
+        UsageError: If the file is missing, is not JSON, or is another record.
     """
     # Steps of a pipeline get records as text where they share no folder.
     is_inline = isinstance(path, str) and path.lstrip().startswith("{")
     text = str(path) if is_inline else read_text(path)
     path = "the record's document" if is_inline else path
     try:
-        # Of two equal keys the parser alone would keep the last one without a word.
+        # Without the hook, the last of two equal keys would win silently.
         document = json.loads(text, object_pairs_hook=_unique_keys)
     except ValueError as err:
         if not is_inline and Path(path).suffix in (".yaml", ".yml"):
             wanted = kind.__name__.lower()
             raise UsageError(
-                f"not a JSON document, but a workload: a {wanted} is needed here",
+                f"expected a {wanted} in JSON, found a workload",
                 where=str(path),
-                fix=f"name the {wanted}.json that stoker wrote; options such as --workload take "
-                f"{path}",
+                fix=f"give the {wanted}.json that stoker wrote; {path} goes to --workload",
             ) from None
         raise UsageError(
             f"not a JSON document: {err}", where=str(path), fix="write it with stoker, or fix it"
@@ -171,7 +168,7 @@ def read_text(path: Path | str) -> str:
     """Returns the text of a file.
 
     Raises:
-        UsageError: If it cannot be read, saying why.
+        UsageError: If it cannot be read.
     """
     try:
         return Path(path).read_text(encoding="utf-8")
@@ -181,51 +178,49 @@ def read_text(path: Path | str) -> str:
         ) from None
     except (OSError, UnicodeDecodeError) as err:
         raise UsageError(
-            f"cannot read {path}: {err}", fix="check the file and its rights"
+            f"cannot read {path}: {err}", fix="check the file and its permissions"
         ) from None
 
 
 def to_json(record: Record) -> str:
-    """Returns the record as JSON text with a final newline; leaves out fields not known."""
+    """Returns the record as JSON text with a final newline, without fields that are None."""
     return json.dumps(to_document(record), indent=2, allow_nan=False) + "\n"
 
 
 def to_document(record: msgspec.Struct) -> dict[str, Json]:
-    """Returns the record as plain dicts, lists and scalars; leaves out fields not known."""
+    """Returns the record as plain dicts, lists and scalars, without fields that are None."""
     return {
         name: _plain(value)
         for attribute, name in names_of(type(record))
-        # None is "not known": a field that is not known is left out, and read as None again.
         if (value := getattr(record, attribute)) is not None
     }
 
 
-# msgspec looks at all annotations each time that it is asked.
+# msgspec inspects all annotations on each call.
 @functools.cache
 def names_of(kind: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
-    """Returns each field's name in Python and in documents, in the order of documents."""
-    # The keys that a record inherits come after its own: a workload begins with its name.
+    """Returns each field's name in Python and in documents, in the documents' order."""
+    # Inherited keys come last, so that a workload begins with its name.
     own = kind.__annotations__
     fields = sorted(msgspec.structs.fields(kind), key=lambda field: field.name not in own)
     return tuple((field.name, field.encode_name) for field in fields)
 
 
 def write_json(path: Path | str, record: Record) -> None:
-    """Writes the record so that a reader sees the old file or the new one, never a part."""
+    """Writes the record as `write_text` does."""
     write_text(path, to_json(record))
 
 
 def write_text(path: Path | str, text: str) -> None:
-    """Writes a file by temporary file, fsync and rename.
+    """Writes a file atomically: temporary file, fsync, rename.
 
     Raises:
-        UsageError: If the folder cannot be written to.
+        UsageError: If it cannot be written.
     """
     target = Path(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        # With this mode, not mkstemp's, the kernel applies the umask: reading it means to set it,
-        # for all threads.
+        # Not mkstemp, whose mode ignores the umask; reading the umask sets it for all threads.
         temporary = target.parent / f".{target.name}.{secrets.token_hex(4)}"
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     except OSError as err:
@@ -234,8 +229,7 @@ def write_text(path: Path | str, text: str) -> None:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
             stream.write(text)
             stream.flush()
-            # Before the rename, which may else reach the disk first: a crash would leave an empty
-            # file.
+            # Before the rename: a crash in between would leave an empty file.
             os.fsync(stream.fileno())
         os.replace(temporary, target)
     except OSError as err:
@@ -245,15 +239,15 @@ def write_text(path: Path | str, text: str) -> None:
         ) from None
 
 
-def sha256_of(record: Record) -> str:
+def sha256_of(record: Record | Document) -> str:
     """Returns a digest of the record's content: 64 hexadecimal digits."""
-    # One spelling for each content, so that a digest does not depend on the order of keys.
-    text = json.dumps(to_document(record), sort_keys=True, separators=(",", ":"))
+    # Sorted, so that the digest does not depend on the order of keys.
+    text = json.dumps(_plain(record), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def nearest(word: str, known: Sequence[str]) -> str:
-    """Suggests a fix for a misspelt word: the nearest known one, else the list of known ones."""
+    """Suggests a fix for a misspelt word: the nearest known one, else all known ones."""
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     return f"did you mean {close[0]}?" if close else "known are: " + ", ".join(sorted(known))
 
@@ -263,7 +257,7 @@ def _unique_keys(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     if len(document) != len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"key {twice!r} is there twice")
+        raise ValueError(f"duplicate key {twice!r}")
     return document
 
 
@@ -271,7 +265,7 @@ def _plain(value: object) -> Json:
     if isinstance(value, msgspec.Struct):
         return to_document(value)
     if isinstance(value, Mapping):
-        # A null inside a free-form mapping is a value of the user's: it stays.
+        # A null in a free-form mapping is a user's value: it stays.
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
@@ -281,7 +275,7 @@ def _plain(value: object) -> Json:
 
 def _refuse_not_finite(value: Json, place: Place, path: str) -> None:
     if isinstance(value, float) and not math.isfinite(value):
-        raise UsageError(f"{value} is not a number that can be used", where=place.at(path))
+        raise UsageError(f"{value} is not a finite number", where=place.at(path))
     if isinstance(value, Mapping):
         for key, item in value.items():
             _refuse_not_finite(item, place, f"{path}.{key}" if path else str(key))
@@ -298,11 +292,11 @@ def _check_schema(document: Json, kind: type[Record], place: Place) -> None:
         raise UsageError(
             f"expected a mapping ({expected}), found {_kind_of(document)}", where=place.at("")
         )
-    # Workloads are written by hand, and may leave it out; other records are made by a program.
+    # Optional in workloads only, which are written by hand.
     found = document.get("schema", expected if kind.__name__ == "Workload" else None)
     if found != expected:
         raise UsageError(
-            f"expected a record of schema {expected}, found {found!r}",
+            f"wrong file: expected {expected}, found {found!r}",
             where=place.at("schema"),
             fix=_other_record(found, kind),
         )
@@ -312,7 +306,7 @@ def _other_record(schema: Json, kind: type[Record]) -> str:
     match = _SCHEMA.match(schema) if isinstance(schema, str) else None
     wanted = kind.__name__.lower()
     if match and match.group(1) != wanted:
-        return f"this is a {match.group(1)}: name a {wanted} here"
+        return f"this is a {match.group(1)}: give a {wanted} here"
     return "write it again with this version of stoker"
 
 
@@ -332,7 +326,7 @@ def _explain(message: str, document: Json, kind: type[Record], place: Place) -> 
         key = missing.group("key")
         where = place.at(f"{path}.{key}" if path else key)
         return UsageError(f"key {key} is missing", where=where, fix=_see(kind))
-    # msgspec names the wrong value only: what would be right is in the type.
+    # msgspec names only the wrong value; the valid ones are in the type.
     choices = [value for leaf in _types_at(kind, path) for value in _choices(leaf)]
     if choices and what.startswith("Invalid enum"):
         wrong = found if isinstance(found, str) else what.split("'")[1]
@@ -357,10 +351,10 @@ def _types_named(what: str) -> list[str]:
 
 
 def _corrected(path: str, found: object, types: set[str]) -> str:
-    """Returns the corrected line, where it is clear what was meant; else an empty text."""
+    """Returns the corrected line if it is clear what was meant, else an empty text."""
     key = path.rpartition(".")[2].partition("[")[0]
     if isinstance(found, str) and "array" in types:
-        # A command line that was written as one text.
+        # A command line written as one text.
         words = [json.dumps(word) if _MARKS.search(word) else word for word in found.split()]
         return f"{key}: [{', '.join(words)}]"
     if isinstance(found, bool | int | float) and "str" in types:
@@ -372,22 +366,22 @@ def _corrected(path: str, found: object, types: set[str]) -> str:
 
 
 def _plain_words(match: re.Match[str]) -> str:
-    # Nobody means to write null: to leave a key out says the same.
+    # null is not offered: leaving the key out has the same effect.
     words = [word for word in match.group(1).split(" | ") if word != "null"]
     return " or ".join(_PLAIN_WORDS.get(word, word) for word in words)
 
 
 def _see(kind: type[Record]) -> str:
-    return f"stoker schema {kind.__name__.lower()}     shows what is expected"
+    return f"stoker schema {kind.__name__.lower()}     shows the expected keys"
 
 
 def _filled(path: str, message: str, document: Json, kind: type[Record]) -> str:
-    """Returns the path with the key of a mapping where the message says `[...]`."""
+    """Returns the path with the key of a mapping in place of the message's `[...]`."""
     head, dots, tail = path.partition("[...]")
     mapping = _value_at(document, head)
     if not dots or not isinstance(mapping, Mapping):
         return path
-    # msgspec does not say which key: each entry is tried alone until one gives the same message.
+    # msgspec does not name the key: each entry is tried alone until one gives the same message.
     for key, item in mapping.items():
         alone = _with(document, _steps(head), {key: item})
         try:

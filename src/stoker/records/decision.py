@@ -1,4 +1,4 @@
-"""A decision holds the ranked plans, the chosen one, and why."""
+"""The decision: ranked plans, the chosen one, and why."""
 
 from collections.abc import Iterable
 from typing import Annotated, Literal
@@ -22,22 +22,21 @@ Bottleneck = Literal[
     "cpu", "workers", "latency", "accelerator", "network", "storage", "none", "unexplained"
 ]
 Role = Literal["dnn", "data"]
-# Purchase option of prices that nobody is billed, as those of this machine's cores.
+# Purchase option of prices that are not billed, such as those of this machine's cores.
 NOMINAL = "nominal"
 
 
 class Group(Record, frozen=True, kw_only=True):
-    """Counts hosts of one type with one role.
+    """Hosts of one type and role.
 
     Attributes:
-        name: Name of the group, in logs and in the platform's job.
-        role: dnn: its hosts train; data: they only make batches.
-        instance_type: Type of its hosts, as the catalog calls it.
+        name: Name in logs and in the platform's job.
+        role: dnn: trains; data: only makes batches.
+        instance_type: Type in the catalog.
         count: Number of hosts.
-        processes_per_host: Trainer processes of one host; absent: one per accelerator, at least
-            one.
-        workers_per_host: Data workers of one host; 0: it loads nothing; absent: not decided here
-            (the script's num_workers on a dnn host, the host's vCPUs on a data host).
+        processes_per_host: Trainer processes per host. None: one per accelerator, at least one.
+        workers_per_host: Data workers per host. None: the script's num_workers on a dnn host, one
+            per vCPU on a data host.
     """
 
     name: Name
@@ -49,7 +48,7 @@ class Group(Record, frozen=True, kw_only=True):
 
     @classmethod
     def of_today(cls, today: TodaysGroup) -> "Group":
-        """Returns the dnn group as it trains today: the script says how many workers load."""
+        """Returns today's dnn group; the script sets its number of workers."""
         return cls(
             name="dnn",
             role="dnn",
@@ -60,38 +59,34 @@ class Group(Record, frozen=True, kw_only=True):
 
 
 def groups_in_words(groups: Iterable[Group]) -> str:
-    """Returns the groups in words: `dnn 1 x local.c1, data 2 x local.c1`."""
+    """Returns the groups as text: `dnn 1 x local.c1, data 2 x local.c1`."""
     return ", ".join(f"{group.role} {group.count} x {group.instance_type}" for group in groups)
 
 
 class Predicted(Record, frozen=True, kw_only=True):
-    """Predicts a plan: its step, its limits and its cost.
+    """Predicted step of a plan, with its limits and cost.
 
     Attributes:
-        step_seconds: Predicted step, in seconds of wall clock.
-        step_seconds_low: Shortest step that the error band holds, in seconds.
-        step_seconds_high: Longest step that the error band holds, in seconds.
-        limit: What sets the pace of the step. cpu: CPU time of loading and training; accelerator:
-            the training's own computing; latency: the time that a worker takes for a batch;
-            network: the rate of the network; receive: CPU time of receiving batches; storage: its
-            rate.
-        second_limit: What would set the pace next; values as in `limit`.
-        second_limit_seconds: What the step would be if only the second limit held, in seconds.
-        accelerator_utilization: Share of the step in which the accelerators compute, 0 to 1: the
-            step without loading over this step.
+        step_seconds: Step, in seconds of wall clock.
+        step_seconds_low: Lower bound of the step's error band, in seconds.
+        step_seconds_high: Upper bound, in seconds.
+        limit: The bottleneck. cpu: CPU time of loading and training; accelerator: the training
+            itself; latency: a worker's time for a batch; network: its rate; receive: CPU time of
+            receiving batches; storage: its rate.
+        second_limit: The next bottleneck.
+        second_limit_seconds: The step if only the second limit applied, in seconds.
+        accelerator_utilization: Share of the step in which accelerators compute, 0 to 1.
         usd_per_hour: Price of all hosts, in dollars per hour.
         usd_per_1000_steps: Cost of 1000 steps, in dollars.
-        speedup: Today's measured step over this step: 2 is twice as fast.
-        cost_change: This usd_per_1000_steps over today's, minus 1: -0.2 is 20 % cheaper. Where
-            nobody is billed: of cpu_seconds.
-        total_hours: Hours of the whole training; absent: its number of steps is not known.
-        total_usd: Dollars of the whole training; absent: its number of steps is not known.
-        break_even_speedup: From this speedup on the plan costs no more per step than today's
-            cluster: its usd_per_hour over today's.
-        own_storage_speedup: The speedup if each host has a storage of its own, where that is not
-            known and makes a difference: `speedup` is that of hosts that share one, and
-            `step_seconds_low` holds both.
-        cpu_seconds: vCPUs of all hosts times this step: what the plan costs where nobody is billed.
+        speedup: Today's measured step over this one: 2 is twice as fast.
+        cost_change: Cost of a step over today's, minus 1: -0.2 is 20 % cheaper. With nominal
+            prices: of cpu_seconds.
+        total_hours: Hours of the whole training. None: its number of steps is not known.
+        total_usd: Dollars of the whole training.
+        break_even_speedup: Speedup at which a step costs as much as today.
+        own_storage_speedup: The speedup if each host has its own storage, when that is unknown and
+            matters; `speedup` then assumes a shared one.
+        cpu_seconds: vCPUs of all hosts times this step.
         accelerator_seconds: Accelerators of all hosts times this step.
     """
 
@@ -100,6 +95,7 @@ class Predicted(Record, frozen=True, kw_only=True):
     step_seconds_high: PositiveFloat
     limit: Limit
     second_limit: Limit
+    second_limit_seconds: NonNegativeFloat
     accelerator_utilization: Fraction
     usd_per_hour: NonNegativeFloat
     usd_per_1000_steps: NonNegativeFloat
@@ -107,8 +103,6 @@ class Predicted(Record, frozen=True, kw_only=True):
     cost_change: float
     total_hours: NonNegativeFloat | None = None
     total_usd: NonNegativeFloat | None = None
-    # Not in decisions that were written before these two fields were there.
-    second_limit_seconds: NonNegativeFloat | None = None
     break_even_speedup: NonNegativeFloat | None = None
     own_storage_speedup: PositiveFloat | None = None
     cpu_seconds: NonNegativeFloat | None = None
@@ -116,19 +110,18 @@ class Predicted(Record, frozen=True, kw_only=True):
 
 
 class Plan(Record, frozen=True, kw_only=True):
-    """A plan is a cluster that could run the workload.
+    """A cluster that could run the workload.
 
     Attributes:
-        action: What is done to today's cluster: nothing (keep), other settings (tune), a larger
-            type (scale_up), data hosts (heterogeneous), more replicas (scale_out), or less work of
-            the CPUs (offload_gpu).
+        action: Change to today's cluster. keep: none; tune: other settings; scale_up: a larger
+            type; heterogeneous: data hosts; scale_out: more replicas; offload_gpu: less work for
+            CPUs.
         groups: Instance groups, dnn first.
-        remote_share: Fraction of batches made on the data group.
-        predicted: Absent where the plan cannot be priced or predicted.
-        feasible: Whether it can be run within the constraints and the platform's rules.
-        reason: For an infeasible plan, which constraint or rule; for the chosen one, why.
-        global_batch_size: Samples of all replicas together, where their number changes and each
-            keeps its own batch; absent: today's.
+        remote_share: Share of batches made on the data group, 0 to 1.
+        predicted: None if the plan cannot be priced or predicted.
+        feasible: Whether constraints and the platform's rules allow it.
+        reason: The violated constraint or rule; for the chosen plan, why it was chosen.
+        global_batch_size: Samples of a step if the number of replicas changes. None: today's.
     """
 
     action: Action
@@ -141,7 +134,7 @@ class Plan(Record, frozen=True, kw_only=True):
 
 
 def plan_in_words(plan: Plan) -> str:
-    """Returns what a plan changes, and its hosts: `add 1 data host: dnn 1 x a, data 1 x b`."""
+    """Returns a plan's change and hosts as text: `add 1 data host: dnn 1 x a, data 1 x b`."""
     dnn, *others = plan.groups
     hosts = sum(group.count for group in others)
     change = {
@@ -156,12 +149,12 @@ def plan_in_words(plan: Plan) -> str:
 
 
 class Answer(Record, frozen=True, kw_only=True):
-    """The flow chart asks a question; this is its answer, with the figures that it rests on.
+    """A question of the decision flow chart, with its answer.
 
     Attributes:
-        question: The question, in words.
-        answer: Its answer; unknown where the profile does not say.
-        because: The figures that the answer rests on.
+        question: Text of the question.
+        answer: unknown if the profile does not say.
+        because: Figures behind the answer.
     """
 
     question: str
@@ -170,12 +163,12 @@ class Answer(Record, frozen=True, kw_only=True):
 
 
 class Advice(Record, frozen=True, kw_only=True):
-    """Advice names something worth doing that is not a plan to run.
+    """Something worth doing besides running a plan.
 
     Attributes:
-        id: Name of the advice, for programs.
-        text: What to do, in words.
-        when: When it holds, in words; absent: always.
+        id: Name for programs.
+        text: What to do.
+        when: Condition under which it applies. None: always.
     """
 
     id: Name
@@ -184,14 +177,14 @@ class Advice(Record, frozen=True, kw_only=True):
 
 
 class Prices(Record, frozen=True, kw_only=True):
-    """Says where the prices come from.
+    """Source of the prices.
 
     Attributes:
-        date: Day of the oldest price, ISO 8601; absent: not known.
-        region: AWS region of the prices; absent: none, or not known.
-        purchase: How hosts are bought, such as on-demand.
-        source: The list that the prices are from.
-        stale: Whether they are older than 90 days.
+        date: Day of the oldest price, ISO 8601.
+        region: AWS region of the prices.
+        purchase: Purchase option, such as on-demand; nominal: not billed.
+        source: The price list.
+        stale: Whether the prices are older than 90 days.
     """
 
     date: str | None = None
@@ -202,19 +195,17 @@ class Prices(Record, frozen=True, kw_only=True):
 
     @property
     def is_nominal(self) -> bool:
-        """Returns whether nobody is billed: the cost of a plan is then its CPU-seconds."""
         return self.purchase == NOMINAL
 
 
 class Calibration(Record, frozen=True, kw_only=True):
-    """Earlier runs on this machine correct the cost model's constants.
+    """Correction of the cost model by earlier runs on this machine.
 
     Attributes:
-        runs: Runs that a constant was corrected by; 0: too few, nothing is corrected.
-        efficiency: Factor on the share of their CPU that data hosts reach; 1 changes nothing.
-        receive: Factor on the CPU time of receiving batches; 1 changes nothing.
-        spread: Half of the distance between the quartiles of these factors, as a fraction of their
-            median.
+        runs: Runs behind the correction; 0: too few, nothing is corrected.
+        efficiency: Factor on the share of their CPU that data hosts reach.
+        receive: Factor on the CPU time of receiving batches.
+        spread: Half of the interquartile range of these factors over their median.
     """
 
     runs: NonNegativeInt = 0
@@ -228,18 +219,16 @@ AcceleratorStepSource = Literal["profile", "cpu", "given", "unknown"]
 
 
 class TakenElsewhere(Record, frozen=True, kw_only=True):
-    """The profile was taken on one instance type, and is taken for another one.
+    """How a profile was scaled from one instance type to another.
 
     Attributes:
         profiled_on: The type that was profiled.
-        taken_as: The type that is today's in this decision; nothing was measured there.
+        taken_as: The type that the decision assumes for today; nothing was measured on it.
         cpu_speed: Speed of a vCPU of `taken_as` over one of `profiled_on`.
-        cpu_speed_source: Where `cpu_speed` comes from. catalog: both types are in the catalog;
-            cpu_model: the profiled CPU's model is; given: the user gave it; assumed: it is not
-            known, and is taken as 1.
-        accelerator_step_source: Where a step without waiting comes from. profile: the profile's, on
-            accelerators of the same model; cpu: the profile's, scaled; given: the user gave it;
-            unknown: it is not known.
+        cpu_speed_source: Source of `cpu_speed`. catalog: both types are in it; cpu_model: only the
+            profiled CPU's model is; given: by the user; assumed: 1, as it is not known.
+        accelerator_step_source: Source of a step without waiting. profile: same accelerator model;
+            cpu: scaled by CPU speed; given: by the user; unknown: none.
     """
 
     profiled_on: Name
@@ -250,32 +239,31 @@ class TakenElsewhere(Record, frozen=True, kw_only=True):
 
 
 class Decision(Record, frozen=True, kw_only=True):
-    """Holds the ranked plans, the chosen one, and why.
+    """Ranked plans, the chosen one, and why.
 
     Attributes:
-        schema: Version of this file's form.
+        schema: Version of the file format.
         workload_sha256: As in the profile.
-        workload_keys: As in the profile; of one taken for other hosts without its own hosts.
-        bottleneck: What sets today's pace. cpu: CPU time of loading and training; workers: too few
-            loader workers; latency: each worker waits for its data, and more of them would wait at
-            the same time; storage: workers share what they wait for; network: receiving batches, or
-            the network's rate; accelerator: the training's own computing; none: loading costs
-            nothing; unexplained: the profile does not say.
+        workload_keys: As in the profile; without its hosts if it was scaled to another type.
+        bottleneck: What limits today's step. cpu: CPU time of loading and training; workers: too
+            few loader workers; latency: each worker waits for its reads; storage: workers share
+            what they wait for; network: receiving, or its rate; accelerator: the training itself;
+            none: loading costs nothing; unexplained: not known.
         action: Action of the chosen plan.
         plan: The chosen plan.
-        plans: All plans, the best first; those that cannot be run come last.
-        path: The questions that led to the choice, with their answers.
+        plans: All plans, best first; infeasible ones last.
+        path: Questions that led to the choice, with answers.
         advice: What else is worth doing.
-        warnings: What makes the prediction doubtful, in words.
-        prices: Where the prices are from.
-        objective: What ranked the plans: the cost of a step, or its time.
-        constraints: Bounds that the plans had to respect.
-        calibration: Correction of the cost model by earlier runs; absent: none was asked for.
-        others_vcpus: vCPUs of the profiled hosts that other programs kept busy meanwhile; the
-            bands are wider by that. Absent: not known.
-        taken_elsewhere: How the profile was scaled to another instance type; absent: it was not.
-        is_noisy: Whether other programs disturbed the profile too much to choose: the plan is
-            today's cluster, or the one that was asked for, and figures do not count.
+        warnings: What makes the prediction uncertain.
+        prices: Source of the prices.
+        objective: What ranked the plans: cost or time of a step.
+        constraints: Limits that the plans had to respect.
+        calibration: Correction of the cost model. None: not requested.
+        others_vcpus: vCPUs of the profiled hosts that other programs used; the bands are wider by
+            that.
+        taken_elsewhere: How the profile was scaled to another instance type.
+        is_noisy: Whether other programs disturbed the profile too much to choose; the plan is then
+            today's cluster, or the requested one.
     """
 
     schema: Literal["stoker.decision/v1"] = "stoker.decision/v1"

@@ -1,22 +1,20 @@
-"""An engine makes data on the data group: its settings, its commands, and the places in them.
+"""Engines, which make data on the data group: settings, presets, checks, and places in commands.
 
-Engines that are known by name have presets; `check_engine` finds what does not agree.
-
-| place | on each host stands for |
+| place | replaced on each host by |
 | --- | --- |
-| {PORT} | the number of the engine's port of that name |
-| {host}, {address} | this host's name; the address under which the others reach it |
+| {PORT} | the number of the engine's port with that name |
+| {host}, {address} | this host's name; its address for other hosts |
 | {index} | this host's number in its group, from 0 |
-| {leader} | the address of the first dnn host |
-| {data_hosts}, {dnn_hosts} | names of the hosts, with commas |
-| {data_addresses}, {dnn_addresses} | their addresses, with commas |
+| {leader} | address of the first dnn host |
+| {data_hosts}, {dnn_hosts} | host names, separated by commas |
+| {data_addresses}, {dnn_addresses} | their addresses, separated by commas |
 | {workers} | data workers of this host: the plan's, else its cores; on dnn hosts local workers |
-| {input}, {output} | folders: of the channels, and for what is to be kept |
-| {secret_file} | a file with a secret of this run, which all its hosts have: 64 hex digits |
+| {input}, {output} | folders: of the channels, and for outputs |
+| {secret_file} | a file with a secret shared by the run's hosts: 64 hex digits |
 | {tf_config:TASK} | TensorFlow's TF_CONFIG; chief: leader, worker: dnn hosts, ps: data hosts |
 
-`{address:PORT}`, `{leader:PORT}`, `{data_addresses:PORT}` and `{dnn_addresses:PORT}` put a port
-behind each address. `{{host}}` stands for `{host}` itself; other braces are left as they are.
+`{address:PORT}`, `{leader:PORT}`, `{data_addresses:PORT}` and `{dnn_addresses:PORT}` append a port
+to each address. `{{host}}` is a literal `{host}`; other braces stay as they are.
 """
 
 import re
@@ -33,8 +31,8 @@ from stoker.records.base import Name, NonNegativeInt, Place, PositiveFloat, Reco
 Strategy = Literal["torchrun", "smddp", "mpi", "none"]
 StrategyName = Literal["auto", Strategy]
 EngineName = Literal["feed", "command", "tf.data.service", "ray"]
-# What SageMaker's data-parallel library runs on; p3 types are no longer developed. No newer type is
-# supported, nor PyTorch beyond 2.4.1 (library 2.5.0 of October 2024, the last one).
+# SageMaker's data-parallel library: no newer types, and PyTorch up to 2.4.1 (library 2.5.0 of
+# October 2024, the last one).
 SMDDP_TYPES = ("ml.p4d.24xlarge", "ml.p4de.24xlarge", "ml.p3dn.24xlarge", "ml.p3.16xlarge")
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 # Places without a port, and those that may have one: `{address}`, `{address:PORT}`.
@@ -47,31 +45,29 @@ PORT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _NAMED = r"([A-Za-z][A-Za-z0-9_-]*)(?::([A-Za-z][A-Za-z0-9_-]*))?"
 # Doubled braces first: what stays of them is group 1; a place is in groups 4 and 5.
 _PLACE = re.compile(rf"\{{(\{{{_NAMED}\}})\}}|\{{{_NAMED}\}}")
-# -P: without the training's own folder on the path, in which a file may be called as a module that
-# the server imports.
+# -P: a file in the training's folder may have the name of a module that the server imports.
 _TF_DATA = ("python", "-P", "-m", "stoker.launch.engines.tf_server")
 _RAY_NODE = (
     *("--gcs", "{leader:gcs}", "--address", "{address}", "--cpus", "{workers}"),
     *("--ports", "{node_manager},{object_manager},{client}", "--joined", "{joined}"),
 )
-# Ray has no encryption by default, but a token it has.
+# Ray does not encrypt by default, but it can ask for a token.
 _RAY_TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": "{secret_file}"}
 _MAX_PORT = 65535
 
 
 class StrategySettings(Record, frozen=True, kw_only=True):
-    """The strategy says how the training's processes are started on the hosts of the dnn group.
+    """How the training's processes start on the hosts of the dnn group.
 
     Attributes:
-        name: `auto`: torchrun where more than one process trains, else none; `torchrun`: one
-            process per rank; `smddp`: torchrun with SageMaker's data-parallel backend; `mpi`:
-            mpirun on the first dnn host, over all dnn hosts; `none`: the command itself, one
-            process per host.
-        max_restarts: How often torchrun starts all ranks again after one has failed; torchrun and
-            smddp only. 0, as a script that saves no checkpoint would begin anew.
-        fallback: Process group backend where SageMaker's is not there, with smddp only. nccl: for
-            GPUs; gloo: for CPUs. Absent: the run is refused there.
-        mpi_arguments: More arguments of mpirun, such as `["-x", "NCCL_DEBUG=INFO"]`; mpi only.
+        name: `auto`: torchrun if more than one process trains, else none; `torchrun`: one process
+            per rank; `smddp`: torchrun with SageMaker's data-parallel backend; `mpi`: mpirun on the
+            first dnn host; `none`: the command, one process per host.
+        max_restarts: torchrun and smddp: how often all ranks restart after one failed. A script
+            without checkpoints would start from the beginning.
+        fallback: smddp: backend if SageMaker's is missing: nccl for GPUs, gloo for CPUs. None: such
+            a run is refused.
+        mpi_arguments: mpi: more arguments of mpirun, such as `["-x", "NCCL_DEBUG=INFO"]`.
     """
 
     name: StrategyName = "auto"
@@ -80,9 +76,9 @@ class StrategySettings(Record, frozen=True, kw_only=True):
     mpi_arguments: tuple[str, ...] = ()
 
     def misfit(self) -> tuple[str, str] | None:
-        """Returns the key that this strategy has no use for, and which have; None if no such key.
+        """Returns a key that this strategy does not use, and the strategies that use it; else None.
 
-        `auto` may turn out to be torchrun, so it may be given what torchrun takes.
+        `auto` may become torchrun, so it accepts torchrun's keys.
         """
         if self.max_restarts and self.name not in ("auto", "torchrun", "smddp"):
             return "max_restarts", "torchrun and smddp"
@@ -93,18 +89,12 @@ class StrategySettings(Record, frozen=True, kw_only=True):
         return None
 
     def refusal(self, *, instance_type: str, processes_per_host: int) -> tuple[str, str] | None:
-        """Says why a dnn group of such hosts cannot train so, and what to do; None: it can.
-
-        Args:
-            instance_type: Instance type, with or without `ml.`.
-            processes_per_host: Processes of a host; 1 where it is not known.
-        """
+        """Returns why a dnn group of these hosts cannot train so, and what to do; None: it can."""
         if self.name == "none" and processes_per_host > 1:
             return (
-                f"strategy none is one process a host, not {processes_per_host}",
+                f"strategy none starts one process per host, not {processes_per_host}",
                 "use torchrun or mpi",
             )
-        # With a fallback the training runs on any type, by another backend.
         is_smddp = self.name == "smddp" and self.fallback is None
         if is_smddp and f"ml.{instance_type.removeprefix('ml.')}" not in SMDDP_TYPES:
             return (
@@ -115,18 +105,16 @@ class StrategySettings(Record, frozen=True, kw_only=True):
         return None
 
 
-# Here and below without defaults: the engine travels in one variable, of 512 characters on
-# SageMaker.
+# omit_defaults here and below: the engine travels in a variable, of 512 characters on SageMaker.
 class ReadyProbe(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """This test tells when an engine's server takes work.
+    """Test whether an engine's server is ready.
 
     Attributes:
-        port: Name of one of the engine's ports, on which it must listen.
-        path: Path of an HTTP request on that port that must get a code below 400. Absent: a
+        port: Name of the engine's port that must accept connections.
+        path: Path on that port that must answer an HTTP request with a code below 400. None: a
             connection is enough.
-        seconds: Seconds from the start of the command within which it must be ready; else it has
-            failed. 120, as servers that import TensorFlow or Ray take some ten seconds on a host
-            that has read neither.
+        seconds: Timeout from the start of the command. Importing TensorFlow or Ray takes some ten
+            seconds on a cold host.
     """
 
     port: Name
@@ -135,20 +123,18 @@ class ReadyProbe(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class EngineCommand(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """Describes a command that an engine runs on each host of a group, or on the leader.
+    """A command that an engine runs on each host of a group, or on the leader.
 
-    It stays in the foreground: if it ends before the training, with any code, it has failed.
+    It runs in the foreground: if it ends before the training, it has failed.
 
     Attributes:
-        command: Program and arguments. `{PLACE}` in an argument stands for what the host knows: one
-            of the engine's ports by its name, `{host}`, `{address}`, `{leader}`, `{data_hosts}`,
-            `{workers}`, `{output}`, ...; docs/engines.md has the list.
-        ready: When it counts as started. Absent: at once.
+        command: Program and arguments. Places such as `{address}`, `{leader}`, `{workers}` or a
+            port's name in braces are filled in on each host; docs/engines.md lists them.
+        ready: When it counts as ready. None: at once.
         environment: More variables for it, with the same places.
-        needs_workers: Whether it runs only on hosts that have data workers, as `feed.local_workers`
-            or the plan say: of dnn hosts, those that help the data group.
-        followers_only: Whether it leaves out the first dnn host, which has a command of its own
-            then.
+        needs_workers: Whether it runs only on hosts with data workers (`feed.local_workers`, the
+            plan).
+        followers_only: Whether it does not run on the first dnn host.
     """
 
     command: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
@@ -159,27 +145,21 @@ class EngineCommand(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class EngineSettings(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """The engine makes data on the hosts of the data group.
-
-    In a run without a data group no engine runs, whatever the settings are.
+    """What makes data on the data group. Without a data group no engine runs.
 
     Attributes:
-        name: `feed`: stoker's own; `command`: the commands below; `tf.data.service` and `ray`: the
-            same with commands of their own, each of which may be replaced below.
-        leader: Command that runs next to the training on the first dnn host only: a dispatcher, a
-            head.
-        dnn: Command that runs next to the training on every dnn host.
-        data: Command that runs on every data host.
-        ports: TCP ports by name, the same on every host. On this machine all hosts share an
-            address, and get free ones.
-        environment: More variables for the training command. Their values may have the places of
-            the engine's commands, such as `{leader}`.
-        stop_seconds: Seconds from the end of the training until what still runs is killed. 10, as
-            the data hosts are billed meanwhile.
-        needs_all: Whether the run fails when a data host or its command is lost before the training
-            ends, unless lost hosts are started again (Kubernetes); else the training goes on, or
-            fails on its own. Absent: yes for tf.data.service and ray, whose trainings would wait
-            for ever, else no.
+        name: `feed`: stoker's own; `command`: the commands below; `tf.data.service`, `ray`: presets
+            whose commands can be replaced below.
+        leader: Command on the first dnn host only: a dispatcher, a head.
+        dnn: Command on every dnn host.
+        data: Command on every data host.
+        ports: TCP ports by name, equal on every host. The local platform replaces them by free
+            ones.
+        environment: More variables for the training command, with the places of the commands.
+        stop_seconds: Seconds after the end of the training until the commands are killed.
+        needs_all: Whether losing a data host or its command fails the run, unless lost hosts
+            restart (Kubernetes). None: yes for tf.data.service and ray, whose trainings would hang,
+            else no.
     """
 
     name: EngineName = "feed"
@@ -193,11 +173,11 @@ class EngineSettings(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class EngineHost(Record, frozen=True, kw_only=True):
-    """Says how others reach one host's servers of an engine.
+    """How other hosts reach one host's servers of an engine.
 
     Attributes:
         address: Name or address.
-        ports: Instead of the engine's own.
+        ports: In place of the engine's own.
     """
 
     address: Name
@@ -206,7 +186,7 @@ class EngineHost(Record, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class EnginePlace:
-    """A text has places to fill in: `{name}`, or `{name:port}`."""
+    """A place to fill in, in a text: `{name}`, or `{name:port}`."""
 
     name: str
     port: str = ""
@@ -223,7 +203,7 @@ def places_in(text: str) -> Iterator[EnginePlace]:
 
 
 def fill(text: str, value_of: Callable[[EnginePlace], str]) -> str:
-    """Returns the text with each place replaced by what `value_of` gives for it."""
+    """Returns the text with each place replaced by `value_of` it."""
 
     def replaced(found: "re.Match[str]") -> str:
         return found[1] or value_of(EnginePlace(found[4], found[5] or ""))
@@ -234,18 +214,13 @@ def fill(text: str, value_of: Callable[[EnginePlace], str]) -> str:
 def mistake(
     place: EnginePlace, ports: Mapping[str, int]
 ) -> tuple[str, str, tuple[str, ...]] | None:
-    """Returns what is wrong with a place: in words, the wrong word, and the valid ones; or None.
-
-    Args:
-        place: Name of a place in a text.
-        ports: Ports of the engine.
-    """
+    """Returns what is wrong with a place, the wrong word, and the valid ones; or None."""
     if place.name == TF_CONFIG:
-        # A task is known by its port: TF_CONFIG names an address and a port for each.
+        # TF_CONFIG has an address and a port for each task.
         tasks = tuple(task for task in TF_TASKS if task in ports)
         if place.port in tasks:
             return None
-        words = f"{place}: expected a task that has a port, {{tf_config:TASK}}"
+        words = f"{place}: expected {{tf_config:TASK}} with a task that has a port"
         return words, place.port, tasks or TF_TASKS
     if place.name in WITH_PORT:
         if not place.port or place.port in ports:
@@ -271,8 +246,7 @@ _TF_DATA_WORKER = EngineCommand(
 def _ray(role: str, *, followers_only: bool = False) -> EngineCommand:
     return EngineCommand(
         command=("python", "-P", "-m", "stoker.launch.engines.ray_node", role, *_RAY_NODE),
-        # Ray's own ports open before the node has joined: this one is opened by ray_node when it
-        # has.
+        # Opened by ray_node when the node has joined; Ray's own ports open earlier.
         ready=ReadyProbe(port="joined"),
         environment=_RAY_TOKEN,
         followers_only=followers_only,
@@ -289,15 +263,15 @@ PRESETS: Mapping[EngineName, EngineSettings] = {
         dnn=_TF_DATA_WORKER,
         data=_TF_DATA_WORKER,
         ports={"dispatcher": 5050, "worker": 5051},
-        # What a training gives to tf.data.experimental.service.distribute.
+        # For tf.data.experimental.service.distribute.
         environment={"TF_DATA_SERVICE_ADDRESS": "grpc://{leader:dispatcher}"},
-        # A training that had asked a worker waits for it for ever (measured with 2.21).
+        # A training waits for a lost worker forever (measured with 2.21).
         needs_all=True,
     ),
     "ray": EngineSettings(
         name="ray",
         leader=_ray("head"),
-        # On the first dnn host the head is a node itself.
+        # The first dnn host's head is itself a node.
         dnn=_ray("node", followers_only=True),
         data=_ray("node"),
         ports={
@@ -309,14 +283,14 @@ PRESETS: Mapping[EngineName, EngineSettings] = {
         },
         # `ray.init()` finds the cluster with it.
         environment={"RAY_ADDRESS": "{leader:gcs}", "RAY_USAGE_STATS_ENABLED": "0", **_RAY_TOKEN},
-        # Tasks that no node can run any more wait for one for ever.
+        # Tasks that no node can run wait forever.
         needs_all=True,
     ),
 }
 
 
 def completed(settings: EngineSettings) -> EngineSettings:
-    """Returns the engine with what its preset says and the settings leave open."""
+    """Returns the engine, with its preset in place of what the settings leave open."""
     preset = PRESETS.get(settings.name)
     if preset is None:
         return settings
@@ -325,7 +299,6 @@ def completed(settings: EngineSettings) -> EngineSettings:
         leader=settings.leader or preset.leader,
         dnn=settings.dnn or preset.dnn,
         data=settings.data or preset.data,
-        # Name by name: whoever changes one port keeps the others.
         ports={**preset.ports, **settings.ports},
         environment={**preset.environment, **settings.environment},
         needs_all=preset.needs_all if settings.needs_all is None else settings.needs_all,
@@ -333,31 +306,28 @@ def completed(settings: EngineSettings) -> EngineSettings:
 
 
 def check_engine(engine: EngineSettings, *, taken: Mapping[int, str], place: Place) -> None:
-    """Checks what a launcher would else find out when all hosts are up.
+    """Checks an engine's settings before hosts are started.
 
     Args:
-        engine: Engine of the workload.
-        taken: Ports that the feed takes, each with the key that says so.
-        place: Place of the workload's document, for errors.
+        taken: Ports of the feed, each with the key that sets it.
 
     Raises:
         UsageError: With the key, and the nearest known word for an unknown one.
     """
     whole = completed(engine)
     if engine.name == "feed":
-        # Commands that nobody would ever run are a mistake, not a preference.
         if engine != EngineSettings():
             raise UsageError(
-                "the feed runs no commands",
+                "engine feed takes no other keys",
                 where=place.at("engine"),
-                fix="set engine.name to command, or leave the other keys out",
+                fix="set engine.name to command, or remove the other keys",
             )
         return
     if whole.data is None:
         raise UsageError(
-            f"engine {engine.name} has nothing to run on the data group",
+            f"engine {engine.name} needs engine.data.command",
             where=place.at("engine"),
-            fix="set engine.data.command, a list of words",
+            fix="set it to the data group's program and arguments, a list",
         )
     _check_ports(whole, taken, place)
     for key, command in _commands(whole):
@@ -378,16 +348,16 @@ def _check_ports(engine: EngineSettings, taken: Mapping[int, str], place: Place)
         key = f"engine.ports.{name}"
         if not PORT_NAME.fullmatch(name) or name in NAMES:
             raise UsageError(
-                f"{name} is not a name for a port",
+                f"invalid port name {name}",
                 where=place.at(key),
-                fix="letters, digits, _ and -, beginning with a letter, and none of: "
+                fix="use letters, digits, _ and -, with a letter first, and none of: "
                 + ", ".join(sorted(NAMES)),
             )
         if number in numbers:
             raise UsageError(
-                f"port {number} is taken by {numbers[number]}",
+                f"port {number} is already used by {numbers[number]}",
                 where=place.at(key),
-                fix=f"take another, such as {_free_port(numbers, engine)}",
+                fix=f"use another, such as {_free_port(numbers, engine)}",
             )
         numbers[number] = key
 
@@ -416,9 +386,9 @@ def _check_command(key: str, command: EngineCommand, engine: EngineSettings, pla
 def _check_variable(key: str, name: str, text: str, engine: EngineSettings, place: Place) -> None:
     if name.startswith("STOKER_") or "=" in name:
         raise UsageError(
-            f"{name} is not a variable that an engine may set",
+            f"an engine cannot set variable {name}",
             where=place.at(key),
-            fix="STOKER_... are stoker's own; take another name",
+            fix="use another name; STOKER_... are reserved",
         )
     _check_text(key, text, engine, place)
 
@@ -428,6 +398,6 @@ def _check_text(key: str, text: str, engine: EngineSettings, place: Place) -> No
         wrong = mistake(named, engine.ports)
         if wrong:
             what, word, known = wrong
-            fix = nearest(word, known) if known else "set engine.ports, names to numbers"
-            fix += "; for braces as they are: {" + str(named) + "}"
+            fix = nearest(word, known) if known else "set engine.ports: names and numbers"
+            fix += "; for literal braces: {" + str(named) + "}"
             raise UsageError(what, where=place.at(key), fix=fix)

@@ -1,7 +1,4 @@
-"""One function says whether a run passed: commands, records, reports and pipelines all ask it.
-
-What has not passed has one reason, in one line, and everybody shows that line.
-"""
+"""Whether a run passed: one answer with one reason, for commands, reports and pipelines."""
 
 import re
 from collections.abc import Sequence
@@ -22,14 +19,14 @@ _ERROR_OF_THE_FEED = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Says how a run came out.
+    """Result of a run.
 
     Attributes:
-        state: The answer. passed: the training succeeded and its gates held; no gate: it succeeded
-            and there is nothing to hold it against; did no step: it succeeded without a step, so
-            that its metrics are an earlier run's; not fed: data hosts were planned, and no batch
-            came through the feed; failed, stopped: the training itself was.
-        words: The answer in one line; it is the reason where the run did not pass.
+        state: passed: the training succeeded and its gates held; no gate: it succeeded without
+            gates; did no step: it succeeded without a step, so its metrics are an earlier run's;
+            not fed: data hosts were planned, and no batch came through the feed; failed, stopped:
+            the training was.
+        words: The result in one line, with the reason if the run did not pass.
         exit_code: Exit code of a command that judges the run.
     """
 
@@ -39,22 +36,15 @@ class Outcome:
 
     @property
     def is_good(self) -> bool:
-        """Returns whether the model may be used."""
         return self.state in ("passed", "no gate")
 
     @property
     def reason(self) -> str:
-        """Returns why the run did not pass; empty where it did."""
         return "" if self.is_good else self.words
 
 
 def outcome_of(training: Training, gates: Sequence[GateResult] = ()) -> Outcome:
-    """Judges a run by how its training ended, then by its gates. Pure.
-
-    Args:
-        training: Its record.
-        gates: Results of the workload's gates; none: there are none, or nobody asks for them.
-    """
+    """Judges a run by how its training ended, then by its gates. Pure."""
     code = training_exit_code(training)
     if training.status == "stopped":
         after = f" after {training.num_steps} steps" if training.num_steps else ""
@@ -78,7 +68,6 @@ def outcome_of(training: Training, gates: Sequence[GateResult] = ()) -> Outcome:
 
 
 def outcome_of_gates(gates: Sequence[GateResult]) -> Outcome:
-    """Judges the gates of a training that succeeded. Pure."""
     failed = [_words_of(gate) for gate in gates if not gate.passed]
     if failed:
         words = f"gate failed: {'; '.join(failed)}"
@@ -90,10 +79,7 @@ def outcome_of_gates(gates: Sequence[GateResult]) -> Outcome:
 
 
 def training_exit_code(training: Training) -> int:
-    """Returns 0, 5 if the feed could not go on, 6 for a failed workload, 143 for a stopped one.
-
-    It is the exit code of a command that only trains, and judges nothing.
-    """
+    """Returns 0, 5 if the feed failed, 6 for a failed workload, 143 for a stopped one."""
     if training.status == "failed" and _is_feeds(training):
         return FeedError.exit_code
     return {"succeeded": 0, "failed": WorkloadError.exit_code, "stopped": EXIT_TERMINATED}[
@@ -102,15 +88,15 @@ def training_exit_code(training: Training) -> int:
 
 
 def _is_feeds(training: Training) -> bool:
-    """Returns whether an error of the feed ended the training, and not one of the user's."""
-    # Both: a script may exit with 5 for reasons of its own, or print such words and go on.
+    """Returns whether an error of the feed ended the training, not one of the user's."""
+    # Both: a script may exit with 5 for another reason, or print this text and continue.
     return training.exit_code == FeedError.exit_code and bool(
         _ERROR_OF_THE_FEED.search(training.failure or "")
     )
 
 
 def _in_brackets(training: Training) -> str:
-    # A command that ended well did not fail by its code: a host was lost, or the platform says so.
+    # With code 0 the training failed for another reason, such as a lost host.
     return f" (exit code {training.exit_code})" if training.exit_code else ""
 
 

@@ -1,7 +1,7 @@
-"""Each platform has facts, and settings that a workload may have for it.
+"""Facts about each platform, and a workload's settings for it.
 
-The facts are what rooms other than `platforms` need. The settings, of SageMaker and of Kubernetes,
-are what jobs need next to the plan.
+The facts are what rooms other than `platforms` need. A key that only repeats a service's own is no
+setting: it goes into a patch of the service's request (`stoker.platforms.patch`).
 """
 
 import re
@@ -9,17 +9,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from types import MappingProxyType
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 import msgspec
 
-from stoker.records.base import ImageName, Name, NonNegativeInt, PositiveFloat, PositiveInt, Record
+from stoker.records.base import (
+    Document,
+    ImageName,
+    Name,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Record,
+    mapping,
+    mappings,
+)
 
 PlatformName = Literal["local", "sagemaker", "kubernetes"]
 
 # AWS's types with arm64: a `g` after the generation, as in c7g, m7gd, c6gn; g5 and g6 have GPUs.
 _ARM_TYPE = re.compile(r"[a-z]+\d+[a-z]*g[a-z]*\.")
-# SageMaker's prefix of EC2's instance types: wherever a type is named, it may be there or not.
+# SageMaker's prefix of EC2's instance types; optional wherever a type is named.
 _PREFIX = "ml."
 _QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|Ki|[MGTP]i?)?$"
 _SUFFIXES = {
@@ -43,20 +53,20 @@ _SUFFIXES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlatformInfo:
-    """Holds the facts about one platform.
+    """Facts about one platform.
 
     Attributes:
         type_prefix: Prefix of the names of its instance types.
         is_this_machine: Its hosts are processes of this machine: nothing is billed, prices are
-            nominal, a type is made as it is named, and today's cluster need not be named.
+            nominal, and today's cluster need not be named.
         has_node_pools: Its types may be the node pools of a cluster.
         needs_training_enum: Its jobs take only types that its API lists for training.
-        max_groups: Instance groups that a job may have; None: no bound.
-        host_variables: Variables that its hosts have: a launcher knows by them where it runs.
-        has_mlflow: It has an MLflow of its own, in which it makes the run of a job itself.
+        max_groups: Instance groups that a job may have; None: no limit.
+        host_variables: Variables by which a launcher recognises the platform.
+        has_mlflow: It has a managed MLflow, in which it creates the run of a job.
         has_model_registry: Its registry takes the quality of a model as a file.
-        payer: AWS service whose prices hold there: `sagemaker` or `ec2`; empty: none.
-        price_list: The words for these prices.
+        payer: AWS service whose prices apply: `sagemaker` or `ec2`; empty: none.
+        price_list: Name of these prices for reports.
     """
 
     type_prefix: str = ""
@@ -96,63 +106,55 @@ PLATFORM_INFOS: Mapping[PlatformName, PlatformInfo] = MappingProxyType(
 
 
 def info_of(platform: str) -> PlatformInfo:
-    """Returns the facts about the platform that a record names; one that is not known has none."""
+    """Returns the facts about a platform; empty ones for an unknown name."""
     return next((info for name, info in PLATFORM_INFOS.items() if name == platform), PlatformInfo())
 
 
 def bare_type(name: str) -> str:
-    """Returns an instance type without the prefix `ml.` that SageMaker puts in front of it."""
+    """Returns an instance type without SageMaker's prefix `ml.`."""
     return name.removeprefix(_PREFIX)
 
 
 Uri = Annotated[str, msgspec.Meta(pattern="^s3://[^/]+(/.*)?$", max_length=1024)]
-Role = Annotated[str, msgspec.Meta(pattern="^arn:aws[a-z-]*:iam::[0-9]{12}:role/?[^ ]+$")]
+RoleArn = Annotated[str, msgspec.Meta(pattern="^arn:aws[a-z-]*:iam::[0-9]{12}:role/?[^ ]+$")]
+# Keys and values are the service's.
+Patch = dict[Name, Annotated[object, msgspec.Meta(extra_json_schema={"title": "JSON"})]]
 
 
-class Vpc(Record, frozen=True, kw_only=True):
-    """Names the network that hosts join; its security groups must let them reach each other by TCP.
-
-    Attributes:
-        subnets: IDs of subnets, such as subnet-0a1b2c3d. One zone is best: traffic between zones is
-            slower, and billed.
-        security_groups: IDs of security groups of the same VPC.
-    """
-
-    subnets: Annotated[tuple[Name, ...], msgspec.Meta(min_length=1)]
-    security_groups: Annotated[tuple[Name, ...], msgspec.Meta(min_length=1)]
+def patch_document(patch: Patch) -> Document:
+    """Returns a patch, which YAML or JSON was parsed to, as what it is."""
+    return cast(Document, patch)
 
 
-class MetricDefinition(Record, frozen=True, kw_only=True):
-    """The service reads a metric from the log by its regular expression.
+class ObjectPatch(Record, frozen=True, kw_only=True):
+    """A patch of the Kubernetes object that stoker makes, in Kubernetes' own names.
+
+    Maps are merged, null deletes, lists are replaced; but containers, env and volumes are merged by
+    name, volumeMounts by mountPath, and tolerations are added. A container without a name is the
+    group's. What stoker itself relies on cannot be changed.
 
     Attributes:
-        name: Name of the metric in CloudWatch.
-        regex: Regular expression with one group, which is the value.
+        metadata: Labels and annotations.
+        spec: Any other part of the object.
     """
 
-    name: Name
-    regex: Annotated[str, msgspec.Meta(min_length=1, max_length=500)]
+    metadata: Patch = msgspec.field(default_factory=dict)
+    spec: Patch = msgspec.field(default_factory=dict)
 
-
-class Framework(Record, frozen=True, kw_only=True):
-    """Names the framework of an image; heterogeneous clusters need PyTorch 1.10 or TensorFlow 2.6.
-
-    Attributes:
-        name: Framework of the image.
-        version: Its version in the image, such as "2.3".
-    """
-
-    name: Literal["pytorch", "tensorflow"]
-    version: Annotated[str, msgspec.Meta(pattern="^[0-9]+\\.[0-9]+([.+].*)?$")]
+    @property
+    def document(self) -> Document:
+        """The patch as one document."""
+        parts = {"metadata": patch_document(self.metadata), "spec": patch_document(self.spec)}
+        return {name: part for name, part in parts.items() if part}
 
 
 class ControlSettings(Record, frozen=True, kw_only=True):
-    """Describes the pipeline's small steps: decide, evaluate, and train as it waits for its job.
+    """Hosts of the pipeline's small steps: decide, evaluate, and train as it waits for its job.
 
     Attributes:
-        image: Image of these steps. Absent: the workload's own.
-        role: ARN of the role with which they run, the one that may create the training job. Absent:
-            the job's own, which then may create jobs, too.
+        image: Image of these steps. Absent: the workload's.
+        role: ARN of the role of these steps, which may create the training job. Absent: the job's,
+            which then needs that right.
         instance_type: Type of their host, one for processing jobs. They compute nothing, so the
             smallest is enough.
         volume_gb: Disk of their host, in GB. 30 is the default of SageMaker's SDK; raise it for a
@@ -163,14 +165,14 @@ class ControlSettings(Record, frozen=True, kw_only=True):
     """
 
     image: ImageName | None = None
-    role: Role | None = None
+    role: RoleArn | None = None
     instance_type: Name = "ml.t3.medium"
     volume_gb: PositiveInt = 30
     max_run_seconds: Annotated[int, msgspec.Meta(ge=60, le=777600)] = 432000
 
 
 class ModelSettings(Record, frozen=True, kw_only=True):
-    """Says how a model that passed its gate is registered.
+    """How a model that passed its gate is registered.
 
     Attributes:
         group: Group of the model registry. Absent: the workload's name.
@@ -201,86 +203,87 @@ class ModelSettings(Record, frozen=True, kw_only=True):
 
 
 class SageMakerSettings(Record, frozen=True, kw_only=True):
-    """Holds the settings that SageMaker needs for a workload, next to its plan.
+    """Settings of a workload for SageMaker.
 
     Attributes:
-        role: ARN of the role that the job takes on.
+        role: ARN of the job's role.
         output_uri: Prefix in S3 for outputs, models, tokens and packed code.
         region: AWS region. Absent: what boto3 finds (AWS_REGION, the profile).
-        source: Folder with the training's code, packed and handed to all hosts as one more
-            channel, or an s3:// address of such a package (.tar.gz). Absent: it is in the image.
+        source: Folder with the training's code, packed and passed to all hosts as a channel, or an
+            s3:// address of such a package (.tar.gz). Absent: it is in the image.
         entrypoint: What the image runs; the command follows. The last word is `--`.
-        framework: Framework of the image, if stoker is to check that it can be used.
-        volume_gb: Disk of each host of all groups, in GB; types with NVMe disks of their own ignore
-            it. 100 holds an image with CUDA and data of some tens of GB; raise it for more data in
-            `File` mode.
-        volume_kms_key: KMS key that encrypts these disks. Absent: the service's own.
-        output_kms_key: KMS key that encrypts outputs in S3. Absent: the bucket's rule.
         max_run_seconds: Seconds after which the service stops the job. One day is the service's own
             default; raise it for a longer training.
-        max_retries: How often the service starts a job again after an error of its own; 0: never. 2
-            survives a host that breaks, and ends what always breaks.
-        vpc: Network that the hosts join. Absent: one of the service's.
-        encrypt_traffic: Whether the service encrypts what hosts send to each other, all-reduce
-            included, which becomes slower. The feed's batches are encrypted anyway.
-        network_isolation: Whether the hosts reach no network but their own; data comes by channels
-            only.
-        checkpoint_uri: Prefix of checkpoints: /opt/ml/checkpoints of a run is kept in step with
-            CHECKPOINT_URI/RUN, which the run's further attempts go on from. Absent: none are kept.
-        resume_from: Folder of an earlier run's checkpoints, in place of one of the run's own: the
-            training goes on from what is there, and saves there.
-        keep_alive_seconds: Seconds that hosts stay warm for the next job, and are billed; 0: they
-            end with the job. Jobs with one instance group only.
-        spot: Whether hosts are managed spot instances, which may be taken away. Jobs with one
-            instance group only.
-        max_wait_seconds: With spot: upper limit on the wait for capacity and the training together,
-            in seconds.
-        environment: Variables of the job's containers.
-        tags: Tags of the job and of what belongs to it.
-        metric_definitions: Metrics that the service reads from the log. Absent: those of the
-            launcher's progress line (step and wait seconds).
+        checkpoint_uri: Prefix of checkpoints: /opt/ml/checkpoints of a run is synchronised with
+            CHECKPOINT_URI/RUN, from which the run's further attempts continue. Absent: none are
+            kept.
+        resume_from: Folder of an earlier run's checkpoints, from which the training continues, and
+            to which it saves.
+        request: Patch of the CreateTrainingJob request, in the service's own names, such as
+            VpcConfig, RetryStrategy or Tags. Maps are merged, null deletes, lists are replaced; but
+            Tags are merged by Key, and InputDataConfig by ChannelName. What stoker itself sets
+            cannot be changed. Its defaults: VolumeSizeInGB 100, which holds an image with CUDA and
+            tens of GB of data; MaximumRetryAttempts 2, which survives a host that breaks; and
+            MetricDefinitions of the launcher's progress line (step and wait seconds).
         control: Hosts of the pipeline's small steps.
         model: How a model that passed its gate is registered.
         pipeline_role: ARN of the role with which the pipeline starts its steps. Absent: the job's.
         schedule_role: ARN of the role with which the scheduler starts the pipeline; `stoker
             schedule` needs it.
-        overlap: What a run of the pipeline does while one that began earlier is under way. allow:
-            it may train next to it; refuse: it fails at once, in a small step of its own.
+        overlap: What a run of the pipeline does while an earlier one is running. allow: it may
+            train at the same time; refuse: it fails at once, in a small step.
         dead_letter_queue: ARN of an SQS queue for starts that the scheduler has given up. Absent:
             they are lost.
         cache_days: Days for which the result of a step is used again for the same request; 0: each
             step always runs.
     """
 
-    role: Role
+    role: RoleArn
     output_uri: Uri
     region: Name | None = None
     source: Name | None = None
     entrypoint: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = ("stoker", "launch", "--")
-    framework: Framework | None = None
-    volume_gb: PositiveInt = 100
-    volume_kms_key: Name | None = None
-    output_kms_key: Name | None = None
     max_run_seconds: PositiveInt = 86400
-    max_retries: Annotated[int, msgspec.Meta(ge=0, le=30)] = 2
-    vpc: Vpc | None = None
-    encrypt_traffic: bool = False
-    network_isolation: bool = False
     checkpoint_uri: Uri | None = None
     resume_from: Uri | None = None
-    keep_alive_seconds: NonNegativeInt = 0
-    spot: bool = False
-    max_wait_seconds: PositiveInt | None = None
-    environment: dict[Name, str] = msgspec.field(default_factory=dict)
-    tags: dict[Name, str] = msgspec.field(default_factory=dict)
-    metric_definitions: tuple[MetricDefinition, ...] | None = None
+    request: Patch = msgspec.field(default_factory=dict)
     control: ControlSettings = ControlSettings()
     model: ModelSettings = ModelSettings()
-    pipeline_role: Role | None = None
-    schedule_role: Role | None = None
+    pipeline_role: RoleArn | None = None
+    schedule_role: RoleArn | None = None
     overlap: Literal["allow", "refuse"] = "allow"
     dead_letter_queue: Annotated[str, msgspec.Meta(pattern="^arn:aws[a-z-]*:sqs:")] | None = None
     cache_days: NonNegativeInt = 0
+
+    @property
+    def output_kms_key(self) -> str | None:
+        """KMS key of outputs, and of all else that stoker writes to S3."""
+        return self._text("OutputDataConfig", "KmsKeyId")
+
+    @property
+    def volume_kms_key(self) -> str | None:
+        """KMS key of the hosts' disks."""
+        return self._text("ResourceConfig", "VolumeKmsKeyId")
+
+    @property
+    def vpc(self) -> Document:
+        """The job's VpcConfig, which the pipeline's steps share; empty: none."""
+        return mapping(patch_document(self.request), "VpcConfig")
+
+    @property
+    def network_isolation(self) -> bool:
+        """Whether hosts reach no network but their own."""
+        return patch_document(self.request).get("EnableNetworkIsolation") is True
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """Tags of the job and of what belongs to it."""
+        tags = mappings(patch_document(self.request), "Tags")
+        return {str(tag.get("Key")): str(tag.get("Value", "")) for tag in tags}
+
+    def _text(self, *path: str) -> str | None:
+        found = mapping(patch_document(self.request), *path[:-1]).get(path[-1])
+        return found if isinstance(found, str) else None
 
 
 Quantity = Annotated[str, msgspec.Meta(pattern=_QUANTITY)] | PositiveInt | PositiveFloat
@@ -295,149 +298,66 @@ Champion = Annotated[
 ]
 
 
-class Toleration(Record, frozen=True, kw_only=True):
-    """Names a taint that pods tolerate.
-
-    Attributes:
-        key: Key of the taint. Absent: any, with the operator Exists.
-        operator: How the taint's value is compared. Exists: any value is tolerated; Equal: only
-            `value`.
-        value: Value of the taint, for Equal.
-        effect: Effect of the taint that is tolerated. NoSchedule: other pods are not placed on the
-            node; PreferNoSchedule: only if there is no other place; NoExecute: those that run there
-            are evicted, too. Absent: all effects.
-    """
-
-    key: Name | None = None
-    operator: Literal["Exists", "Equal"] = "Exists"
-    value: str | None = None
-    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
-
-
-class NodeRule(Record, frozen=True, kw_only=True):
-    """Sets a rule on a node's label: a requirement; with a weight, 1 to 100, only a preference.
-
-    Attributes:
-        key: Key of the label.
-        operator: How the label's value is compared. In, NotIn: it is one of `values`, or none of
-            them; Exists, DoesNotExist: the label is there, or is not; Gt, Lt: it is a number
-            greater or less than the one in `values`.
-        values: Values of the label; none for Exists and DoesNotExist, one for Gt and Lt.
-        weight: How much a node that fits is preferred, from 1 to 100. Absent: other nodes are not
-            used.
-    """
-
-    key: Name
-    operator: Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"] = "In"
-    values: tuple[str, ...] = ()
-    weight: Annotated[int, msgspec.Meta(ge=1, le=100)] | None = None
-
-
 class NodePool(Record, frozen=True, kw_only=True):
-    """A node pool has nodes of one kind; plans name it where others name an instance type.
+    """A pool of nodes of one kind; plans name it where others name an instance type.
 
     Attributes:
-        node_selector: Labels of these nodes. Absent: node.kubernetes.io/instance-type=NAME.
-        tolerations: Taints of these nodes that the pods tolerate.
-        cpu: CPUs that one pod asks for: a number, or a quantity such as 3500m. Absent: of a whole
+        pod: Patch of the pods on these nodes: their nodeSelector, tolerations of their taints.
+            Without a nodeSelector: node.kubernetes.io/instance-type=NAME.
+        cpu: CPUs that one pod requests: a number, or a quantity such as 3500m. Absent: of a whole
             node, what daemons leave of it.
-        memory: Memory that one pod asks for: bytes, or a quantity such as 16Gi. Absent: of a whole
+        memory: Memory that one pod requests: bytes, or a quantity such as 16Gi. Absent: of a whole
             node, what daemons leave of it.
         gpus: GPUs of one pod; 0: the nodes have none. Absent: those of the type.
     """
 
-    node_selector: dict[Name, str] | None = None
-    tolerations: tuple[Toleration, ...] = ()
+    pod: ObjectPatch = ObjectPatch()
     cpu: Quantity | None = None
     memory: Quantity | None = None
     gpus: NonNegativeInt | None = None
 
-
-class PodVolume(Record, frozen=True, kw_only=True):
-    """Mounts a volume in a group's pods: exactly one of claim, secret, config_map and scratch.
-
-    Attributes:
-        name: Name of the volume, unique in the pod.
-        mount_path: Folder in which the container sees it.
-        claim: Name of a PersistentVolumeClaim.
-        secret: Name of a Secret, whose keys are files.
-        config_map: Name of a ConfigMap, whose keys are files.
-        scratch: Size of an empty folder on the node, gone with the pod: bytes, or a quantity such
-            as 20Gi.
-        sub_path: Folder within the volume that is mounted. Absent: all of it.
-        read_only: Whether the container may only read; a scratch folder is always writable. True,
-            as data should survive a script's mistake.
-    """
-
-    name: Annotated[str, msgspec.Meta(pattern="^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
-    mount_path: Annotated[str, msgspec.Meta(pattern="^/[^:]*$")]
-    claim: Name | None = None
-    secret: Name | None = None
-    config_map: Name | None = None
-    scratch: Quantity | None = None
-    sub_path: Name | None = None
-    read_only: bool = True
+    @property
+    def node_selector(self) -> Document | None:
+        """Labels of its nodes; None: the pool's name is an instance type."""
+        spec = patch_document(self.pod.spec)
+        return mapping(spec, "nodeSelector") if "nodeSelector" in spec else None
 
 
 class PodSettings(Record, frozen=True, kw_only=True):
-    """Holds the needs of one role's pods, next to their pool.
+    """Pods of one role.
 
     Attributes:
-        cpu: CPUs that a pod asks for: a number, or a quantity such as 3500m. The launcher starts
+        cpu: CPUs that a pod requests: a number, or a quantity such as 3500m. The launcher starts
             as many workers. Absent: the pool's.
-        memory: Memory that a pod asks for: bytes, or a quantity such as 16Gi. Absent: the pool's.
-        memory_limit: Upper limit on a pod's memory, as `memory`; in a pod that takes more a process
-            is killed. Absent: what is asked for.
+        memory: Memory that a pod requests, and its limit: bytes, or a quantity such as 16Gi.
+            Absent: the pool's.
         gpus: GPUs of one pod; the data group has none. Absent: the pool's.
         image: Image of the data group's pods, with the same stoker: a small one for CPUs starts
             sooner (make image-data), and arm64 nodes need one of theirs. Absent: the workload's,
             which the dnn group always runs.
-        resources: Further requests and limits by the resource's name, such as
-            vpc.amazonaws.com/efa: a number, or a quantity.
-        node_selector: Labels that nodes must have, next to those of the pool.
-        tolerations: Taints that the pods tolerate, next to those of the pool.
-        node_rules: Node affinity; all of those without a weight must hold.
-        priority_class: PriorityClass of the pods. Absent: the cluster's default.
-        service_account: Account of the pods. Absent: that of the settings around it.
-        volumes: Volumes of the pods, next to those of channels and output.
-        environment: Variables of the container.
-        env_from_secrets: Secrets whose keys become variables, for example of S3.
-        labels: Labels of the pods.
-        annotations: Annotations of the pods.
+        pod: Patch of the pods, after the pool's.
     """
 
     cpu: Quantity | None = None
     memory: Quantity | None = None
-    memory_limit: Quantity | None = None
     gpus: NonNegativeInt | None = None
     image: ImageName | None = None
-    resources: dict[Name, Quantity] = msgspec.field(default_factory=dict)
-    node_selector: dict[Name, str] = msgspec.field(default_factory=dict)
-    tolerations: tuple[Toleration, ...] = ()
-    node_rules: tuple[NodeRule, ...] = ()
-    priority_class: Name | None = None
-    service_account: Name | None = None
-    volumes: tuple[PodVolume, ...] = ()
-    environment: dict[Name, str] = msgspec.field(default_factory=dict)
-    env_from_secrets: tuple[Name, ...] = ()
-    labels: dict[Name, str] = msgspec.field(default_factory=dict)
-    annotations: dict[Name, str] = msgspec.field(default_factory=dict)
+    pod: ObjectPatch = ObjectPatch()
 
 
 class KubeflowSettings(Record, frozen=True, kw_only=True):
-    """These settings say where Kubeflow Pipelines is, and what its runs belong to.
+    """Where Kubeflow Pipelines is, and what its runs belong to.
 
     Attributes:
         host: Address of its API; behind a login often the site's with /pipeline. Absent: the
             variable KF_PIPELINES_ENDPOINT, else the service of the cluster that the pod stoker runs
             in or the kube config names.
-        namespace: Namespace of the user, if it has many. Absent: that of the settings around it.
-        experiment: Experiment of runs and schedules. Absent: one named as the workload.
+        namespace: Namespace of the user, if it has many. Absent: the job's.
+        experiment: Experiment of runs and schedules. Absent: the workload's name.
         service_account: Account of the steps' pods. Absent: Kubeflow's own for pipelines.
         token_file: File with the token that Kubeflow Pipelines asks for. Absent: the variable
             STOKER_KUBEFLOW_TOKEN has it, in a pod else the file that Kubernetes mounts there.
-        ca_file: File with the certificates that the server's is checked by. Absent: those of public
-            authorities.
+        ca_file: File with the certificate authorities of the server. Absent: the public ones.
         cache_days: Most days for which a profile of the same inputs is used again; 0: it never is.
             30, as data and images change without their names changing.
     """
@@ -452,17 +372,17 @@ class KubeflowSettings(Record, frozen=True, kw_only=True):
 
 
 class ControlPodSettings(Record, frozen=True, kw_only=True):
-    """Describes the pods of steps that train nothing: decide, evaluate, gate, the follower ...
+    """Pods of steps that train nothing: decide, evaluate, gate, the follower ...
 
     Attributes:
-        image: Image of these pods. Absent: the workload's own; one without torch starts sooner
-            (make image-control).
-        cpu: CPUs that a pod asks for: a number, or a quantity such as 500m. A quarter of one, as
+        image: Image of these pods. Absent: the workload's; one without torch starts sooner (make
+            image-control).
+        cpu: CPUs that a pod requests: a number, or a quantity such as 500m. A quarter of one, as
             these steps compute little.
-        memory: Memory that a pod asks for: bytes, or a quantity such as 1Gi.
+        memory: Memory that a pod requests: bytes, or a quantity such as 1Gi.
         cpu_limit: Upper limit on a pod's CPUs, as `cpu`, where kubernetes.cpu_limit is true.
-        memory_limit: Upper limit on a pod's memory, as `memory`; the step of a pod that takes more
-            is killed. Raise it where steps end by OOMKilled.
+        memory_limit: Upper limit on a pod's memory, as `memory`. Raise it where steps end by
+            OOMKilled.
         max_run_seconds: Upper limit on such a step, in seconds; 0: none. An hour ends what hangs.
             The step that follows a job has no limit.
     """
@@ -476,13 +396,12 @@ class ControlPodSettings(Record, frozen=True, kw_only=True):
 
 
 class KubernetesSettings(Record, frozen=True, kw_only=True):
-    """Holds the settings that Kubernetes needs for a workload, next to its plan.
+    """Settings of a workload for Kubernetes.
 
     Attributes:
         api: Object that a job is. jobset: a JobSet; trainer: a TrainJob of Kubeflow Trainer with
             its runtime, for clusters whose jobs Trainer runs.
-        runtime: With trainer: a TrainingRuntime that is there already.
-            Absent: one is made for each run.
+        runtime: With trainer: an existing TrainingRuntime. Absent: one is made for each run.
         namespace: Namespace of the job. Absent: that of the pod stoker runs in, else of the kube
             config.
         context: Context of the kube config. Absent: its current one.
@@ -491,57 +410,51 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
             extension. Chain, name and time are verified in any case.
         entrypoint: What the image runs; the command follows. The last word is `--`.
         output: Where model, checkpoints and output of the dnn group are kept, as
-            pvc://CLAIM/FOLDER, in a folder of the run's name. Absent: they are gone with the pods.
+            pvc://CLAIM/FOLDER, in a folder of the run's name. Absent: they are lost with the pods.
         champion: What is known of the model in use, for gates such as accuracy>=champion-0.005 in
             pipelines: a folder as pvc://CLAIM/FOLDER, in which a model that passed becomes the one
             in use; or registry:GROUP, of SageMaker's registry, where people approve it. Absent: no
             gate may name a champion.
         pools: Node pools by the name that plans call their instance type.
         pools_file: CSV file of node pools with prices, in the catalog's columns, or its text: when
-            the workload is read, the text takes the place of the file's name. Then plans are made
-            of these pools and those of `pools`, which say more of the same ones.
-        dnn: Settings of the dnn group's pods.
-        data: Settings of the data group's pods.
-        cpu_limit: Whether pods may use no more CPU than they ask for. True only where a namespace's
-            quota wants limits.cpu: the kernel then stops a pod for the rest of each tenth of a
-            second in which it has used its share, also next to idle CPUs.
+            the workload is read, the text replaces the file's name. Then plans are made of these
+            pools and those of `pools`, which say more of the same ones.
+        jobset: Patch of the JobSet: Kueue's queue is the label kueue.x-k8s.io/queue-name; the
+            other labels are set on all objects of the run, its pods included. By default a JobSet
+            is deleted a day after its end (ttlSecondsAfterFinished 86400), so that a night's
+            failure can be read in the morning. With trainer the metadata is the TrainJob's, and the
+            spec the one in its TrainingRuntime, without a TTL.
+        dnn: Pods of the dnn group.
+        data: Pods of the data group.
+        cpu_limit: Whether pods may use no more CPU than they request. True only where a namespace's
+            quota requires limits.cpu: the kernel then stops a pod for the rest of each tenth of a
+            second in which it has used its share, even if other CPUs are idle.
         gpu_resource: Name of the resource that is a GPU, and of the taint of GPU nodes that dnn
             pods tolerate.
         zone: Whether all pods of a run are in one zone, as traffic between zones is slow, and
             billed. prefer: if nodes are free there; require: else pods wait for nodes; any: it does
             not matter.
-        queue: Kueue's LocalQueue. Absent: the job is not queued.
-        service_account: Account of all pods. Absent: the namespace's default.
-        image_pull_secrets: Secrets with which images are pulled.
-        image_pull_policy: When a node pulls an image. Always: for each pod; IfNotPresent: if it
-            does not have it; Never: it must be there already. Absent: the cluster's own rule.
         run_as: User and group of the pods' processes, as a number that is not root's; images whose
             user is root need it, too.
-        shm: Size of /dev/shm, through which workers hand batches over: bytes, or a quantity such as
+        shm: Size of /dev/shm, through which workers pass batches: bytes, or a quantity such as
             2Gi. Absent: up to the pod's memory limit.
         scratch: Size of the job folder on the node, where there is no output: bytes, or a quantity
             such as 20Gi. Absent: no limit.
-        max_restarts: How often all pods are started again when the dnn group has failed. A dnn
+        max_restarts: How often all pods are restarted after a failure of the dnn group. A dnn
             host that is drained or preempted does not count where `output` keeps checkpoints. 0, as
             a script that fails once mostly fails again.
-        max_fresh_starts: With `output`: how often all pods may be started again beyond
-            max_restarts, because dnn hosts were taken away, while the run has saved nothing below
-            checkpoints, model or output/data. Raise it for a script that saves elsewhere.
+        max_fresh_starts: With `output`: how often all pods may be restarted beyond max_restarts,
+            because dnn hosts were taken away, while the run has saved nothing below checkpoints,
+            model or output/data. Raise it for a script that saves elsewhere.
         max_run_seconds: Upper limit on the dnn group, the wait for its nodes included, in seconds.
             Absent: none. With trainer that of the TrainJob, all restarts included.
-        grace_seconds: Seconds from SIGTERM to SIGKILL. The launcher gives the command at most 90 s
-            of them to save a checkpoint; the rest is for the launcher itself.
-        follower_lease_minutes: Minutes after which a run that nobody follows is ended by its first
+        follower_lease_minutes: Minutes after which a run without a follower is ended by its first
             dnn host; 0: never. Absent: 60 where stoker follows from a pod, never from a terminal.
-        keep_seconds: Seconds after which a JobSet that has ended is deleted, with its logs. A day,
-            so that a night's failure can be read in the morning. A TrainJob is deleted by whoever
-            followed it to its end, in a pipeline by the last step.
-        labels: Labels of all objects.
-        dead_node: What becomes of a run whose dnn host cannot end, as its node does not answer: its
-            job starts no other pod until somebody frees it. wait: the run ends after
+        dead_node: What happens to a run whose dnn host cannot end, as its node does not answer: its
+            job starts no other pod until the node is freed. wait: the run ends after
             dead_node_minutes; fail: it ends as soon as that is known.
-        dead_node_minutes: So long `wait` waits, in minutes. 30, as hosts are billed meanwhile, and
-            most clusters replace a lost node within some minutes.
+        dead_node_minutes: Minutes that `wait` waits. 30, as hosts are billed meanwhile, and most
+            clusters replace a lost node within some minutes.
         control: Pods of a pipeline's steps that train nothing.
         kubeflow: The Kubeflow where pipelines run, for stoker upload, start, schedule ...
     """
@@ -556,48 +469,65 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
     champion: Champion | None = None
     pools: dict[Name, NodePool] = msgspec.field(default_factory=dict)
     pools_file: Annotated[str, msgspec.Meta(min_length=1)] | None = None
+    jobset: ObjectPatch = ObjectPatch()
     dnn: PodSettings = PodSettings()
     data: PodSettings = PodSettings()
     cpu_limit: bool = False
     gpu_resource: Name = "nvidia.com/gpu"
     zone: Literal["prefer", "require", "any"] = "prefer"
-    queue: Name | None = None
-    service_account: Name | None = None
-    image_pull_secrets: tuple[Name, ...] = ()
-    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
     run_as: PositiveInt = 1000
     shm: Quantity | None = None
     scratch: Quantity | None = None
     max_restarts: NonNegativeInt = 0
     max_fresh_starts: NonNegativeInt = 3
     max_run_seconds: PositiveInt | None = None
-    grace_seconds: PositiveInt = 120
     follower_lease_minutes: NonNegativeInt | None = None
-    keep_seconds: NonNegativeInt = 86400
-    labels: dict[Name, str] = msgspec.field(default_factory=dict)
     dead_node: Literal["wait", "fail"] = "wait"
     dead_node_minutes: PositiveInt = 30
     control: ControlPodSettings = ControlPodSettings()
     kubeflow: KubeflowSettings | None = None
 
+    @property
+    def image_pull_secrets(self) -> tuple[str, ...]:
+        """Secrets with which the dnn group's image is pulled, and those of a pipeline's steps."""
+        listed = mappings(patch_document(self.dnn.pod.spec), "imagePullSecrets")
+        return tuple(str(one.get("name")) for one in listed)
+
+    @property
+    def image_pull_policy(self) -> str | None:
+        """When a node pulls the dnn group's image, and those of a pipeline's steps."""
+        for container in mappings(patch_document(self.dnn.pod.spec), "containers"):
+            policy = container.get("imagePullPolicy")
+            if container.get("name", "dnn") == "dnn" and isinstance(policy, str):
+                return policy
+        return None
+
+    def pool_of(self, instance_type: str) -> tuple[str, NodePool]:
+        """Returns the pool that a plan calls an instance type, with its key in `pools`."""
+        for name in (instance_type, bare_type(instance_type)):
+            if name in self.pools:
+                return name, self.pools[name]
+        return bare_type(instance_type), NodePool()
+
 
 def lacks_arm_image(settings: KubernetesSettings, name: str) -> bool:
-    """Returns whether data pods of that pool would get arm64 nodes, and the dnn hosts' image.
+    """Returns whether data pods of a pool would run the dnn hosts' image on arm64 nodes.
 
-    Of the nodes it knows what labels say: their architecture, or a type of AWS's.
+    What is known of the nodes is in labels: their architecture, or a type of AWS's.
     """
-    pool = settings.pools.get(name) or settings.pools.get(bare_type(name)) or NodePool()
-    known_by = {"node.kubernetes.io/instance-type": bare_type(name)}
-    labels = known_by if pool.node_selector is None else pool.node_selector
-    labels = {**labels, **settings.data.node_selector}
+    labels = settings.pool_of(name)[1].node_selector
+    if labels is None:
+        labels = {"node.kubernetes.io/instance-type": bare_type(name)}
+    labels = {**labels, **mapping(patch_document(settings.data.pod.spec), "nodeSelector")}
     architecture = labels.get("kubernetes.io/arch")
-    if architecture is None and _ARM_TYPE.match(labels.get("node.kubernetes.io/instance-type", "")):
+    known_type = str(labels.get("node.kubernetes.io/instance-type", ""))
+    if architecture is None and _ARM_TYPE.match(known_type):
         architecture = "arm64"
     return architecture == "arm64" and settings.data.image is None
 
 
 class OnNoCapacity(Record, frozen=True, kw_only=True):
-    """Says what is done while the platform has no hosts for a job.
+    """What is done while the platform has no hosts for a job.
 
     Attributes:
         wait_minutes: Minutes for which a plan is tried again, every few minutes; 0: it is tried
@@ -613,12 +543,12 @@ class OnNoCapacity(Record, frozen=True, kw_only=True):
 
 
 class PlatformSettings(Record, frozen=True, kw_only=True):
-    """Holds the settings of each platform that has any: keys of a workload, which its job carries.
+    """Settings of each platform that has any: keys of a workload, which its job carries.
 
     Attributes:
         on_no_capacity: What is done while the platform has no hosts.
-        sagemaker: What SageMaker needs; required on that platform.
-        kubernetes: What Kubernetes needs.
+        sagemaker: Settings for SageMaker; required on that platform.
+        kubernetes: Settings for Kubernetes.
     """
 
     on_no_capacity: OnNoCapacity = OnNoCapacity()

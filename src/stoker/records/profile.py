@@ -1,4 +1,4 @@
-"""A profile says what a global step of the workload waits for, measured on today's cluster."""
+"""The profile: what a global step of the workload waits for, measured on today's cluster."""
 
 from typing import Literal
 
@@ -17,24 +17,24 @@ from stoker.records.base import (
 )
 from stoker.text import wait_share
 
-# Of means over minutes, in which pauses count: from here on a part is probably the limit, and up to
-# here it has room (the published jobs that were CPU-bound had CPU 99 %, GPU 38 to 48 %).
+# Means over minutes, pauses included: above the first a part is probably the limit, below the
+# second it has room (published CPU-bound jobs: CPU 99 %, GPU 38 to 48 %).
 _BUSY = 0.85
 _SLACK = 0.7
 
 
 class ProfiledHost(Record, frozen=True, kw_only=True):
-    """Holds the hosts that were measured; vcpus and accelerators of one host, else the catalog's.
+    """The hosts that were measured.
 
     Attributes:
-        instance_type: Type of these hosts, as the catalog calls it.
+        instance_type: Type in the catalog.
         count: Number of hosts.
-        vcpus: Whole vCPUs of one host that the training may use, by affinity, the control group's
-            quota and what its pod asks for; more where the measured steps had more.
-        quota_vcpus: The same if that is no whole number, such as 1.5.
-        accelerators: Accelerators of one host, as NVML or the driver counts them.
-        accelerator_model: Name of the accelerators, as the driver spells it.
-        cpu_model: Model of the CPU, as the kernel spells it.
+        vcpus: Whole vCPUs of one host that the training may use, by affinity, cgroup quota and the
+            pod's request. None: the catalog's.
+        quota_vcpus: The same if it is not a whole number, such as 1.5.
+        accelerators: Accelerators of one host. None: the catalog's.
+        accelerator_model: Accelerator model, as the driver spells it.
+        cpu_model: CPU model, as the kernel spells it.
     """
 
     instance_type: Name
@@ -47,17 +47,17 @@ class ProfiledHost(Record, frozen=True, kw_only=True):
 
     @property
     def capacity(self) -> float | None:
-        """Returns the vCPUs of one host to divide by; None: the catalog's."""
+        """vCPUs of one host, fractions included; None: the catalog's."""
         return self.vcpus if self.quota_vcpus is None else self.quota_vcpus
 
 
 class ProfiledData(Record, frozen=True, kw_only=True):
-    """Data hosts of one type worked next to the hosts that were measured.
+    """Data hosts of one type that worked during the profile.
 
     Attributes:
-        instance_type: Type of these hosts, as the catalog calls it.
+        instance_type: Type in the catalog.
         count: Number of hosts.
-        workers_per_host: Data workers of one host; absent: not known.
+        workers_per_host: Data workers of one host.
     """
 
     instance_type: Name
@@ -66,33 +66,28 @@ class ProfiledData(Record, frozen=True, kw_only=True):
 
 
 class StepTerms(Record, frozen=True, kw_only=True):
-    """Holds the parts of one *global* step: all ranks together do one step.
+    """Parts of one *global* step: all ranks together do one step.
 
     Attributes:
-        step_seconds: A step as it is, in seconds of wall clock, median.
-        wait_seconds: Seconds of a step in which the rank that waits longest waits for data.
-        accelerator_step_seconds: Seconds of a step with cached batches, all-reduce inside.
-        loader_cpu_seconds: CPU-seconds of loading and augmenting, all ranks, every vCPU busy.
-        receive_seconds: Seconds that receiving a batch with the feed takes of a rank's own thread,
-            not overlapped.
-        local_receive_seconds: Seconds that taking a batch from today's local workers takes of a
-            rank's own thread, not overlapped.
-        handover_seconds: Seconds of wall clock of that thread to take a batch that is ready from a
-            local worker that makes the next one, per rank; not with CUDA, where the GPU works
-            meanwhile.
-        receive_cpu_seconds: CPU-seconds of the feed's receive side off that thread, per rank.
-        loader_wall_seconds: Seconds of loader workers for the same loading, all ranks, with idle
-            vCPUs.
-        trainer_cpu_seconds: CPU-seconds of the trainer processes themselves, all ranks.
-        trainer_vcpus: vCPUs of one host that the trainer keeps busy, where trainer_cpu_seconds is
-            not known.
-        used_cpu_seconds: CPU-seconds that trainers and loader workers used in a step as it is, all
-            ranks: more than each of them needs alone where they take turns on cores and caches.
+        step_seconds: Median step, in seconds of wall clock.
+        wait_seconds: Wait for data of the rank that waits longest, in seconds per step.
+        accelerator_step_seconds: Step with cached batches, all-reduce included, in seconds.
+        loader_cpu_seconds: CPU-seconds of loading, all ranks, with all vCPUs busy.
+        receive_seconds: Seconds in which a rank's main thread receives a batch from the feed.
+        local_receive_seconds: The same for a batch from today's local workers.
+        handover_seconds: The same for a batch that is ready, while its worker makes the next one;
+            not measured with CUDA, where the GPU works meanwhile.
+        receive_cpu_seconds: CPU-seconds of receiving in other threads, per rank.
+        loader_wall_seconds: Worker-seconds of loading, all ranks, with idle vCPUs.
+        trainer_cpu_seconds: CPU-seconds of the trainer processes, all ranks.
+        trainer_vcpus: vCPUs of one host that the trainer uses, if trainer_cpu_seconds is not known.
+        used_cpu_seconds: CPU-seconds of trainers and workers in the unchanged step, all ranks; more
+            than the sum of both where they compete for cores and caches.
         num_workers: Loader workers of one host, all ranks.
-        global_batch_size: Samples of one step, all ranks; absent where only a log told the step.
+        global_batch_size: Samples of one step, all ranks.
         batch_bytes: Bytes of the batches of one step, all ranks.
-        read_bytes: Bytes that one step reads from storage, all ranks.
-        storage_bytes_per_second: Rate at which one host reads from storage, in bytes per second.
+        read_bytes: Bytes read from storage in one step, all ranks.
+        storage_bytes_per_second: Read rate of one host.
     """
 
     step_seconds: PositiveFloat
@@ -115,21 +110,19 @@ class StepTerms(Record, frozen=True, kw_only=True):
 
     @property
     def wait_share(self) -> float | None:
-        """Returns the share of a step that waits for data; None: not known."""
+        """Share of a step that waits for data."""
         if self.wait_seconds is None:
             return None
         return wait_share(step_seconds=self.step_seconds, wait_seconds=self.wait_seconds)
 
 
 class LoaderRate(Record, frozen=True, kw_only=True):
-    """The loader alone, without the model, reaches this rate at one number of workers.
+    """Throughput of the loader alone with one number of workers.
 
     Attributes:
         workers: Loader workers of one host, all ranks.
-        steps_per_second: Steps per second that the loaders of all hosts could feed: global batches
-            per second.
-        wait_seconds: Worker-seconds of a step in which workers neither compute nor are ready to:
-            they wait for storage, a service, or each other. Absent: not measured.
+        steps_per_second: Global batches per second, all hosts.
+        wait_seconds: Worker-seconds per step spent waiting for storage, a service or other workers.
     """
 
     workers: PositiveInt
@@ -138,17 +131,17 @@ class LoaderRate(Record, frozen=True, kw_only=True):
 
 
 class Observed(Record, frozen=True, kw_only=True):
-    """Says how much of the dnn hosts was used: fractions of all vCPUs and of all GPUs.
+    """Utilization of the dnn hosts.
 
     Attributes:
         cpu_utilization: Busy share of all vCPUs, 0 to 1.
         gpu_utilization: Busy share of all GPUs, 0 to 1.
-        hosts: Number of hosts that were looked at.
-        others_vcpus: vCPUs of all hosts that other programs kept busy during the steps as is.
-        elsewhere_vcpus: vCPUs of the machine that its only host may not use, and that were busy: by
-            other programs, where another host of the local platform would be.
-        cpu_speed_spread: Standard deviation of the CPU's own speed from second to second during
-            the steps as is, as a share of its mean; of several hosts the largest.
+        hosts: Number of hosts observed.
+        others_vcpus: vCPUs of all hosts that other programs used during the unchanged steps.
+        elsewhere_vcpus: Busy vCPUs of the machine outside its only host, where other hosts of the
+            local platform would run.
+        cpu_speed_spread: Standard deviation of the CPU's speed between seconds, over its mean; the
+            largest of all hosts.
     """
 
     cpu_utilization: Fraction | None = None
@@ -160,21 +153,20 @@ class Observed(Record, frozen=True, kw_only=True):
 
     @property
     def is_known(self) -> bool:
-        """Returns whether anything was observed."""
         return self.cpu_utilization is not None or self.gpu_utilization is not None
 
     @property
     def suspect(self) -> Literal["cpu", "accelerator", "neither", "unknown"]:
-        """Returns the limit that such a load suggests, and does not prove: means hide single steps.
+        """The limit that these loads suggest; means over minutes prove nothing.
 
-        `neither`: both idle, so steps wait for something else (storage, a service, too few loader
-        workers), or one thread sets the pace.
+        `neither`: both idle, so steps wait for storage, a service or too few workers, or one thread
+        sets the pace.
         """
         cpu, gpu = self.cpu_utilization, self.gpu_utilization
-        # GPUs first: while they are busy, busy CPUs cost nothing.
+        # GPUs first: while they are busy, busy CPUs do not matter.
         if gpu is not None and gpu >= _BUSY:
             return "accelerator"
-        # Between the two bounds a mean can be of either kind of step.
+        # Between the bounds a mean fits either kind of step.
         if cpu is None or gpu is None or gpu > _SLACK:
             return "unknown"
         if cpu >= _BUSY:
@@ -183,12 +175,12 @@ class Observed(Record, frozen=True, kw_only=True):
 
 
 class Spread(Record, frozen=True, kw_only=True):
-    """Says how widely one measured field spread.
+    """Spread of one measured field.
 
     Attributes:
         low: Lower quartile, in the field's unit.
-        high: Upper quartile, in the field's unit.
-        samples: Number of samples behind them.
+        high: Upper quartile, likewise.
+        samples: Number of samples.
     """
 
     low: NonNegativeFloat
@@ -197,15 +189,13 @@ class Spread(Record, frozen=True, kw_only=True):
 
 
 class Check(Record, frozen=True, kw_only=True):
-    """Answers the self-check: do the parts explain the whole?
+    """Self-check: whether the parts add up to the step.
 
     Attributes:
-        predicted_step_seconds: The step that the parts give, in seconds.
-        error: How far the parts are off, as a fraction of the measured step: predicted / measured -
-            1, so -0.07 if they give 7 % less.
-        explained: Whether the error is at most `profile.max_unexplained`, so that spending may be
-            advised.
-        state: Where it is not: the state that explains the step, which the parts do not show.
+        predicted_step_seconds: Step computed from the parts, in seconds.
+        error: predicted / measured - 1.
+        explained: Whether the error is within `profile.max_unexplained`.
+        state: The state that explains a step which the parts do not.
     """
 
     predicted_step_seconds: NonNegativeFloat
@@ -215,17 +205,17 @@ class Check(Record, frozen=True, kw_only=True):
 
 
 class TransformCost(Record, frozen=True, kw_only=True):
-    """This row says what one part of loading costs, in CPU-seconds of one worker alone.
+    """Cost of one part of loading, in one worker alone.
 
-    The rows `getitem` and `collate` are the whole; what a row is `within` is part of it.
+    The rows `getitem` and `collate` are the whole; other rows are `within` one of them.
 
     Attributes:
         name: `getitem`, `collate`, or a transform's class or function.
-        within: The row that holds this one; absent: none.
+        within: Row that contains this one.
         cpu_seconds: CPU-seconds per sample.
         share: Share of getitem and collate together, 0 to 1.
-        bytes_in: Mean bytes of what it is given, where that can be told.
-        bytes_out: Mean bytes of what it gives.
+        bytes_in: Mean bytes of its input.
+        bytes_out: Mean bytes of its output.
         samples: Calls that were timed.
     """
 
@@ -239,13 +229,13 @@ class TransformCost(Record, frozen=True, kw_only=True):
 
 
 class Fix(Record, frozen=True, kw_only=True):
-    """Proposes a change to the script or its settings that costs no host.
+    """A change to the script or its settings that costs no host.
 
     Attributes:
-        id: Name of the change, for programs.
-        text: What to change, in words.
-        saves_seconds: Seconds that it takes off a step; absent: not known.
-        cost: Work that it takes. none: a setting; small: some lines of code; large: more.
+        id: Name for programs.
+        text: What to change.
+        saves_seconds: Seconds saved per step.
+        cost: Work needed. none: a setting; small: some lines of code; large: more.
     """
 
     id: Name
@@ -255,12 +245,12 @@ class Fix(Record, frozen=True, kw_only=True):
 
 
 class ProfileState(Record, frozen=True, kw_only=True):
-    """A state names what limits the training, with the figures that it rests on.
+    """A state that limits the training.
 
     Attributes:
         id: cpu, accelerator, storage (or network), workers, gil, throttled, straggler or
-            other-programs; other versions may know others.
-        text: The state and its figures, in words.
+            other-programs; later versions may add others.
+        text: The state and its figures.
         share: Share of a step that it explains or costs, 0 to 1.
     """
 
@@ -270,19 +260,16 @@ class ProfileState(Record, frozen=True, kw_only=True):
 
 
 class ProfiledLoader(Record, frozen=True, kw_only=True):
-    """The loader that made the batches of the profiled steps.
+    """The loader that made the profiled batches.
 
     Attributes:
         class_name: Full name of its class.
-        reach: Whether data hosts can make its batches. stoker: it is stoker's class; torch: torch's
-            class or a subclass, which stoker feeds, too; left: torch's class in a script that
-            imports stoker's, which is fed only with `replace_dataloader: true`; own: it makes
-            batches in its own way, so that data hosts cannot.
-        iterable: Whether its dataset is an iterable one: a stream.
-        shards: Shards of the stream, of all ranks: ranks x max(1, num_workers). No more workers can
-            be busy. Absent: it is no stream.
-        divides: Whether the stream asks `get_worker_info()`, and so can divide itself into more
-            shards; absent: not known.
+        reach: Whether data hosts can make its batches. stoker, torch (also subclasses): yes; left:
+            torch's class in a script that imports stoker's, only with `replace_dataloader: true`;
+            own: no, it makes batches in its own way.
+        iterable: Whether its dataset is iterable-style.
+        shards: Shards of an iterable dataset, all ranks; no more workers can be busy.
+        divides: Whether the dataset uses `get_worker_info()`, so that it can have more shards.
     """
 
     class_name: Name
@@ -293,30 +280,28 @@ class ProfiledLoader(Record, frozen=True, kw_only=True):
 
 
 class Profile(Record, frozen=True, kw_only=True):
-    """Holds the measured parts of a global step of the workload.
+    """Measured parts of a global step of the workload.
 
     Attributes:
-        schema: Version of this file's form.
+        schema: Version of the file format.
         workload_sha256: Digest of command, strategy and engine.
-        workload_keys: Keys that change what is measured, with their values: `cluster.dnn.` are the
-            hosts that were measured. A workload with other values is refused. Absent: not known.
+        workload_keys: Keys that affect the measurement, with their values; `cluster.dnn.` are the
+            measured hosts. Workloads with other values are refused.
         host: The hosts that were measured.
-        data: Data hosts that made batches for this step; none where the dnn hosts loaded alone.
-            The step is that of the whole cluster, `loader_cpu_seconds` those of the dnn hosts' CPU.
-        step: Parts of the step. Absent where no step was timed: then only `observed` is known, and
-            no plan can be priced on it.
-        observed: How busy the hosts were; absent: not measured.
+        data: Data hosts that made batches for this step, if any. The step is then the whole
+            cluster's, `loader_cpu_seconds` the dnn hosts'.
+        step: Parts of the step. None: only `observed` is known, and no plan can be priced.
+        observed: Utilization of the hosts.
         spread: Spread of the fields of `step`, by name.
-        check: Whether the parts add up to the step; absent: parts are missing.
-        states: States that the training is in, the weightiest first.
-        fixes: Changes that help without any further host.
-        loader_rates: Throughput of the loader alone, by number of workers: no plan is promised
-            more from workers than these say.
-        transforms: What loading a sample is made of, the most expensive part first.
-        loader: The loader that made the batches; absent: none was seen.
-        unmeasured: Parts that cannot be measured where no DataLoader of torch makes the batches:
-            `accelerator`, `loader`. No spending is advised then.
-        what: Facts about the profiled run, such as ranks and versions; which ones may change.
+        check: Whether the parts add up to the step. None: parts are missing.
+        states: States that limit the training, most important first.
+        fixes: Changes that help without another host.
+        loader_rates: Throughput of the loader alone by number of workers; upper bounds for plans.
+        transforms: Parts of loading a sample, most expensive first.
+        loader: The loader that made the batches. None: none was found.
+        unmeasured: Parts that cannot be measured without torch's DataLoader: `accelerator`,
+            `loader`. Plans are then not recommended.
+        what: Facts about the profiled run, such as ranks and versions; not stable.
     """
 
     schema: Literal["stoker.profile/v1"] = "stoker.profile/v1"
@@ -337,20 +322,19 @@ class Profile(Record, frozen=True, kw_only=True):
     what: dict[str, Value] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # Of a job that ran, loads alone may be known: but something has to be.
         if self.step is None and (self.observed is None or not self.observed.is_known):
-            raise ValueError("a profile says something of a step, or what was observed: key step")
+            raise ValueError("a profile needs `step` or `observed`")
 
     @property
     def timed_step(self) -> StepTerms:
-        """Returns the step as it was timed.
+        """The step.
 
         Raises:
-            UsageError: If the profile knows of none.
+            UsageError: If the profile has none.
         """
         if self.step is None:
             raise UsageError(
-                "the profile has no step: only how busy the hosts were",
+                "the profile has no step, only the hosts' utilization",
                 where="profile, key step",
                 fix="profile the training: stoker profile",
             )

@@ -1,8 +1,4 @@
-"""The JSON Schema of a record says of each key what it means, for editors and other languages.
-
-The words are those of the records' docstrings: the text under `Attributes:` describes a key, the
-text above it the whole.
-"""
+"""JSON Schema of a record, with descriptions from the docstrings of the records."""
 
 import inspect
 import re
@@ -16,7 +12,6 @@ _ENTRY = re.compile(r"    (\w+): (.*)")
 
 
 def schema_of(kind: type[Record]) -> dict[str, Json]:
-    """Returns the record's JSON Schema (2020-12)."""
     schema = msgspec.json.schema(kind)
     kinds = {each.__name__: each for each in _kinds_below(Record)}
     for name, definition in schema["$defs"].items():
@@ -36,7 +31,7 @@ def purpose_of(kind: type) -> str:
 
 
 def field_texts(kind: type) -> dict[str, str]:
-    """Returns the text of each field, inherited ones among them, from the docstrings."""
+    """Returns the text of each field from the docstrings, inherited fields included."""
     texts: dict[str, str] = {}
     for each in reversed(kind.__mro__):
         name = ""

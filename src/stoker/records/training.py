@@ -1,8 +1,7 @@
-"""Training says what a run did; Evaluation says whether quality and promise held.
+"""Records of a run: `training.json` (what it did) and its evaluation.
 
-training.json is made and written here, and nowhere else. Two processes write one, each its own and
-each once it knows all that it can know: the leader's launcher, inside the job, and the process that
-submitted the job, which reads the leader's record and knows how the platform saw the job end.
+training.json is written only here, by two processes: the leader's launcher, inside the job, and the
+process that submitted the job, which adds to the leader's record how the platform saw the job end.
 Others return facts; `training_record` says why each field has its value.
 """
 
@@ -32,15 +31,17 @@ from stoker.text import wait_share
 
 # The event with which the leader's record begins.
 STARTED = "training started"
+# How the event of a run begins whose times mean nothing for other runs.
+NOT_COMPARABLE = "not comparable"
 
 
 class Host(Record, frozen=True, kw_only=True):
-    """A host took part in the run, in one of its groups.
+    """A host of the run.
 
     Attributes:
         host: Name of the host.
         group: Name of its group.
-        rank: Rank of its first trainer process; absent on data hosts.
+        rank: Rank of its first trainer process. None on data hosts.
     """
 
     host: Name
@@ -49,27 +50,26 @@ class Host(Record, frozen=True, kw_only=True):
 
 
 class Measured(Record, frozen=True, kw_only=True):
-    """Holds the figures of the main loader (most batches), epochs' first steps left out.
+    """Measured steps of the main loader (most batches), without the first steps of epochs.
 
-    They are those of the rank that waits longest, for which all others wait; samples are of all.
-
-    Medians over means of blocks of 20 consecutive steps: a median of single steps would miss the
-    wait that ends a burst of batches. A spread's samples are blocks.
+    Times are of the rank that waits longest, which the others wait for; samples are of all ranks.
+    They are medians over means of blocks of 20 steps: a median of single steps would miss the wait
+    that ends a burst of batches. A spread's samples are blocks.
 
     Attributes:
-        step_seconds: A step, in seconds of wall clock.
-        wait_seconds: Part of a step in which the script waits for its batch, in seconds.
-        compute_seconds: A step without its wait, in seconds.
+        step_seconds: Step, in seconds of wall clock.
+        wait_seconds: Wait for the batch, in seconds per step.
+        compute_seconds: Step without its wait, in seconds.
         samples_per_second: Samples of all ranks over the time of all steps.
         steps: Steps that were measured.
-        usd_per_1000_steps: Cost of 1000 steps, in dollars; absent where a price is not known, and
-            where nobody is billed.
+        usd_per_1000_steps: Cost of 1000 steps, in dollars. None: a price is not known, or not
+            billed.
         spread: Spread of the fields above, by name.
         rank: The rank that waits longest.
-        least_wait_share: Share of a step that the rank waits which waits least; absent: there is
-            one rank.
-        timeline_file: CSV of that rank's steps, or where it is on another host than the leader, of
-            the leader's that waits longest; relative to the record's own folder.
+        least_wait_share: Share of a step that the rank with the shortest wait waits. None: one
+            rank.
+        timeline_file: CSV of that rank's steps, or of the leader's rank that waits longest if it is
+            on another host; relative to the record's folder.
     """
 
     step_seconds: NonNegativeFloat
@@ -85,17 +85,17 @@ class Measured(Record, frozen=True, kw_only=True):
 
     @property
     def wait_share(self) -> float:
-        """Returns the share of a step that waits for data."""
+        """Share of a step that waits for data."""
         return wait_share(step_seconds=self.step_seconds, wait_seconds=self.wait_seconds)
 
 
 class Job(Record, frozen=True, kw_only=True):
-    """The platform has its own name for the run.
+    """The run in its platform's terms.
 
     Attributes:
-        platform: Platform that ran it.
+        platform: Name of the platform.
         name: Name of the job there.
-        url: Its page in the platform's console; absent: it has none.
+        url: Page of the job in the platform's console.
     """
 
     platform: Name
@@ -104,12 +104,12 @@ class Job(Record, frozen=True, kw_only=True):
 
 
 class Event(Record, frozen=True, kw_only=True):
-    """An event says what happened in the run, and when.
+    """Something that happened in the run.
 
     Attributes:
         when: Time in UTC, ISO 8601.
-        what: The event, in words.
-        host: Host that it happened to; absent: to no host alone.
+        what: Text of the event.
+        host: Host that it happened to.
     """
 
     when: str
@@ -118,39 +118,37 @@ class Event(Record, frozen=True, kw_only=True):
 
 
 class Training(Record, frozen=True, kw_only=True):
-    """`training.json` records a run: where it ran, how it ended, and what was measured.
+    """Where a run ran, how it ended, and what was measured.
 
     Attributes:
-        schema: Version of this file's form.
-        workload_sha256: Digest of command, strategy and engine; absent: it ran without a workload.
-        workload_keys: The same keys with their values; absent: not known.
-        status: How the run ended. succeeded: the training ended with exit code 0; failed: it did
-            not, or a host was lost; stopped: somebody ended it before it was done.
-        exit_code: The training command's own; absent: it is not known.
-        decision_id: First digits of the digest of the decision that it ran on; absent: none.
-        groups: Instance groups as they were asked for.
+        schema: Version of the file format.
+        workload_sha256: Digest of command, strategy and engine. None: the run had no workload.
+        workload_keys: These keys with their values.
+        status: succeeded: exit code 0; failed: another one, or a host was lost; stopped: ended
+            before it was done.
+        exit_code: The training command's.
+        decision_id: First digits of the digest of its decision.
+        groups: Instance groups as requested.
         hosts: Hosts that took part.
         strategy: How the trainer processes were started.
         engine: What made data on the data group.
-        hyperparameters: Values as the command got them, a run's own values among them.
-        measured: Figures of the steps; absent: no step was timed.
-        metrics: Metrics that the script reported, the last value of each name.
-        model_uri: Where the model is; absent: the script saved none.
-        job: The platform's own name for the run.
-        data_group_release_seconds: Seconds from the end of the training to that of the last data
-            host.
-        events: What happened to the run, in order of time.
-        failure: What failed, in the words of the failing part (a traceback, a lost host).
-        mlflow_run_id: Run of MLflow that the script was told, or that SageMaker made; absent: none.
-        steps: Steps that were counted, whichever loader made the batches: batches of the main
-            loader, else the optimizer's steps; absent: nothing counted them.
-        what: Facts about what was run: the commit of its code (`git`, and `git_dirty` where files
-            differed from it), `image_digest`, and on SageMaker `job_arn`, and `input_NAME` and
-            `input_NAME_version` of each channel in S3; which ones may change.
-        usd_total: Dollars of the whole run: the time that the platform bills, at the catalog's
-            prices. Absent where either is not known: only SageMaker tells what it bills.
-        is_unfed: The command ended well, but no batch came through the feed although data hosts
-            were planned for it: the status is failed for that alone.
+        hyperparameters: Values that the command got.
+        measured: Measured steps. None: no step was timed.
+        metrics: Last reported value of each metric.
+        model_uri: Location of the saved model.
+        job: The run in its platform's terms.
+        data_group_release_seconds: Seconds from the end of the training to the last data host's
+            end.
+        events: What happened, in order of time.
+        failure: What failed, as its source reported it (a traceback, a lost host).
+        mlflow_run_id: Run of MLflow.
+        steps: Batches of the main loader, else the optimizer's steps. None: not counted.
+        what: Facts about the run: `git` (commit) and `git_dirty`, `image_digest`; on SageMaker
+            `job_arn`, and `input_NAME` and `input_NAME_version` of channels in S3. Not stable.
+        usd_total: Dollars of the whole run: billed time at the catalog's prices. Known on SageMaker
+            only.
+        is_unfed: The command succeeded, but no batch came through the feed although data hosts were
+            planned: the status is failed for that reason.
     """
 
     schema: Literal["stoker.training/v1"] = "stoker.training/v1"
@@ -179,18 +177,18 @@ class Training(Record, frozen=True, kw_only=True):
 
     @property
     def num_steps(self) -> int | None:
-        """Returns the steps that were counted; None: nothing is known of them."""
+        """Steps that were counted; None: not known."""
         return self.measured.steps if self.steps is None and self.measured else self.steps
 
     @property
     def cause(self) -> str:
-        """Returns the line of the failure that names its cause, fit for a terminal."""
+        """The line of the failure that names its cause, fit for a terminal."""
         if self.status == "stopped" and not self.failure:
             return "it was ended before it was done"
         return cause_of(self.failure or "")
 
     def is_of_same_training(self, other: "Training") -> bool:
-        """Returns whether both tell of one training: whoever follows it again sees other events."""
+        """Returns whether both record one training; following it again changes other events."""
         began = [each.when for each in self.events if each.what == STARTED]
         others = [each.when for each in other.events if each.what == STARTED]
         same_job = (self.job.platform, self.job.name) == (other.job.platform, other.job.name)
@@ -198,19 +196,18 @@ class Training(Record, frozen=True, kw_only=True):
 
 
 class GateResult(Gate, frozen=True, kw_only=True):
-    """A gate's result says whether what the run reported is within the gate's bounds.
+    """Result of a gate.
 
     Attributes:
         metric: Name of the metric.
-        value: Value that was reported; absent: none was, and the gate fails.
-        min: Smallest value that passes, of the gate's own and the champion's the stricter one;
-            absent: no lower bound.
-        max: Largest value that passes, likewise; absent: no upper bound.
-        min_champion: As the gate has it: at least the champion's value plus this.
-        max_champion: As the gate has it: at most the champion's value plus this.
-        champion: The champion's value; absent where the gate names none, there was none yet, or it
-            did not report this metric (then the gate fails).
-        passed: Whether the value is within the bounds.
+        value: Reported value. None: not reported, and the gate fails.
+        min: Minimum, the stricter of the gate's own and the one relative to the champion.
+        max: Maximum, in the same way.
+        min_champion: The gate's minimum relative to the champion.
+        max_champion: The gate's maximum relative to the champion.
+        champion: The champion's value, if the gate needs it. None: there is no champion yet, or it
+            did not report the metric (then the gate fails).
+        passed: Whether the gate passed.
     """
 
     value: float | None = None
@@ -219,7 +216,9 @@ class GateResult(Gate, frozen=True, kw_only=True):
 
     @property
     def is_inside(self) -> bool:
-        """Returns whether the value is within the bounds; it may fail for the champion's sake."""
+        """Whether the value is within min and max; the gate may still fail for lack of a champion's
+        value.
+        """
         return (
             self.value is not None
             and (self.min is None or self.value >= self.min)
@@ -228,14 +227,14 @@ class GateResult(Gate, frozen=True, kw_only=True):
 
 
 class StepCost(Record, frozen=True, kw_only=True):
-    """Holds time and cost of a step.
+    """Time and cost of a step.
 
     Attributes:
-        step_seconds: A step, in seconds of wall clock.
-        usd_per_1000_steps: Cost of 1000 steps, in dollars; absent where a price is not known, and
-            where nobody is billed.
-        cpu_seconds: vCPUs of all hosts times the step; absent where they are not known.
-        accelerator_seconds: Accelerators of all hosts times the step; absent likewise.
+        step_seconds: Step, in seconds of wall clock.
+        usd_per_1000_steps: Cost of 1000 steps, in dollars. None: a price is not known, or not
+            billed.
+        cpu_seconds: vCPUs of all hosts times the step.
+        accelerator_seconds: Accelerators of all hosts times the step.
     """
 
     step_seconds: NonNegativeFloat
@@ -245,35 +244,32 @@ class StepCost(Record, frozen=True, kw_only=True):
 
 
 class Band(Record, frozen=True, kw_only=True):
-    """Holds the steps that were promised, from the shortest to the longest.
+    """Error band of the predicted step.
 
     Attributes:
-        low_seconds: Shortest promised step, in seconds.
-        high_seconds: Longest promised step, in seconds.
+        low_seconds: Shortest step, in seconds.
+        high_seconds: Longest step, in seconds.
     """
 
     low_seconds: NonNegativeFloat
     high_seconds: NonNegativeFloat
 
     def holds(self, step_seconds: float) -> bool:
-        """Returns whether a step is one of those."""
         return self.low_seconds <= step_seconds <= self.high_seconds
 
 
 class Performance(Record, frozen=True, kw_only=True):
-    """Compares the promise with the outcome.
+    """Measured step against the profiled and the predicted one.
 
     Attributes:
-        action: What the run's hosts change about the profiled ones: `keep` is nothing. Absent: the
-            run had the hosts of no plan.
-        baseline: The profiled step, before.
-        predicted: The step that the decision promised; absent: the run had no decision.
+        action: What the run's hosts change about the profiled ones. None: they are of no plan.
+        baseline: The profiled step.
+        predicted: The step that the decision predicted. None: the run had no decision.
         measured: The step of the run.
-        prediction_error: Measured step over predicted step, minus 1: 0.1 is 10 % longer than
-            predicted.
+        prediction_error: Measured over predicted step, minus 1: 0.1 is 10 % longer than predicted.
         band: Error band of the predicted step.
-        is_inside_band: Whether the measured step is one that was promised.
-        speedup: Baseline step over measured step: 2 is twice as fast.
+        is_inside_band: Whether the measured step is in the band.
+        speedup: Baseline over measured step: 2 is twice as fast.
         cost_change: Measured cost over the baseline's, minus 1: -0.2 is 20 % cheaper.
     """
 
@@ -289,18 +285,17 @@ class Performance(Record, frozen=True, kw_only=True):
 
 
 class Evaluation(Record, frozen=True, kw_only=True):
-    """Says whether a training passed its gates, and whether its prediction held.
+    """Whether a training passed its gates, and whether its prediction held.
 
     Attributes:
-        schema: Version of this file's form.
-        workload_sha256: Digest of command, strategy and engine; absent: it ran without a workload.
+        schema: Version of the file format.
+        workload_sha256: Digest of command, strategy and engine. None: the run had no workload.
         passed: Whether the training succeeded, did a step, and passed all gates.
-        reason: Why it did not pass, in a sentence; empty where it did.
-        gates: Each gate, with the value that it was compared with.
-        performance: The measured step against the profiled and the predicted one; absent: one of
-            them is missing.
-        metrics: All that the run reported: a later model is compared with these values.
-        model_uri: Where the model is.
+        reason: Why it did not pass; empty if it did.
+        gates: Result of each gate.
+        performance: Measured step against the profiled and the predicted one. None: one is missing.
+        metrics: Reported metrics; a later model is compared with these.
+        model_uri: Location of the model.
     """
 
     schema: Literal["stoker.evaluation/v1"] = "stoker.evaluation/v1"
@@ -315,25 +310,18 @@ class Evaluation(Record, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingFacts:
-    """Holds what one process knows of a run that has ended.
+    """What one process knows of a run that ended.
 
     Attributes:
-        job: The platform's name for the run.
-        leader: The record that the leader's launcher wrote; None in that launcher itself, and where
-            it left none.
-        status: How the run ended, as far as this process saw it.
-        is_interrupted: Whether the user stopped the run here; what failed thereby is no failure.
-        exit_code: Exit code that this process saw: the training command's, or the host's.
-        failure: Words of the part that failed.
+        leader: Record of the leader's launcher; None in that launcher, or if there is none.
+        is_interrupted: Whether the user stopped the run here, so that nothing counts as failed.
+        exit_code: Of the training command, or of the host.
         last_words: Last lines of the dnn group's log.
-        groups: Groups as they were asked for, or as the launcher found them.
-        events: Only those that the leader's record does not have.
-        release_seconds: Time from the end of the training to that of the last data host.
-        what: Facts about what was run.
-        usd_per_hour: Price of all hosts, where it is known.
-        billed_seconds: Seconds for which the platform bills each host, where it says so.
-        timeline_file: Name of the leader's timeline in the record's own folder.
-        mlflow_run_id: Run of MLflow, where there is one.
+        events: Only those that are not in the leader's record.
+        release_seconds: Seconds from the end of the training to the last data host's end.
+        usd_per_hour: Price of all hosts.
+        billed_seconds: Time that the platform bills for each host.
+        timeline_file: Name of the leader's timeline in the record's folder.
     """
 
     job: Job
@@ -366,34 +354,31 @@ class TrainingFacts:
 
 
 def training_record(facts: TrainingFacts) -> Training:
-    """Returns the record of a run. Pure."""
     leader = facts.leader
-    # Only the leader's launcher sees these; where it left no record, what was asked for has to do.
+    # Only the leader's launcher sees these; without its record, what was requested has to do.
     inside = leader or facts
     exit_code, release = facts.exit_code, facts.release_seconds
     if leader:
         # The leader knows the training command's own code, a platform often only the host's.
         exit_code = facts.exit_code if leader.exit_code is None else leader.exit_code
-        # The platform sees hosts end; they tell the leader that they leave, which is earlier.
+        # Hosts announce to the leader that they leave, before the platform sees them end.
         release = leader.data_group_release_seconds if release is None else release
     usd_total = None
     if facts.usd_per_hour is not None and facts.billed_seconds is not None:
         usd_total = facts.usd_per_hour * facts.billed_seconds / 3600
     return Training(
-        # As they were asked for: the hosts know no more of them.
         workload_sha256=facts.workload_sha256,
         workload_keys=facts.workload_keys,
         groups=facts.groups,
         decision_id=facts.decision_id,
-        # The platform saw more than the leader could write, for one the leader's own death.
+        # The platform sees what the leader cannot record, such as the leader's death.
         status=_status(facts, is_unfed=inside.is_unfed),
         exit_code=exit_code,
         failure=_failure(facts),
         hosts=inside.hosts,
         strategy=inside.strategy,
         engine=inside.engine,
-        # A leader of an earlier stoker wrote none.
-        hyperparameters=dict(inside.hyperparameters or facts.hyperparameters),
+        hyperparameters=dict(inside.hyperparameters),
         measured=_measured(inside.measured, facts),
         metrics=dict(inside.metrics),
         steps=inside.steps,
@@ -402,18 +387,17 @@ def training_record(facts: TrainingFacts) -> Training:
         mlflow_run_id=facts.mlflow_run_id,
         what=dict(facts.what),
         usd_total=usd_total,
-        # The platform may have had to take another name than was asked for.
         job=facts.job,
         data_group_release_seconds=release,
         events=tuple(
-            # ISO 8601 in UTC: sorted as text, they are sorted by time.
+            # ISO 8601 in UTC sorts as text.
             sorted((*(leader.events if leader else ()), *facts.events), key=lambda each: each.when)
         ),
     )
 
 
 def write_training(facts: TrainingFacts, *, file: Path) -> Training:
-    """Makes the record and writes it.
+    """Writes the record and returns it.
 
     Raises:
         UsageError: If it cannot be written.
@@ -426,13 +410,10 @@ def write_training(facts: TrainingFacts, *, file: Path) -> Training:
 def copied_to(
     file: Path, record: Training, *, run_dir: Path, model_uri: str | None = None
 ) -> Training:
-    """Returns the record for another place than its run's folder; its timeline is copied along.
+    """Returns the record for a file outside its run's folder, and copies its timeline there.
 
     Args:
-        file: Where the record will be written.
-        record: The record in the run's folder.
-        run_dir: The run's folder.
-        model_uri: Where a copy of the model is.
+        model_uri: Location of a copy of the model.
     """
     if record.measured and record.measured.timeline_file:
         name = _next_to(run_dir / record.measured.timeline_file, file)
@@ -445,17 +426,16 @@ def copied_to(
 def _status(facts: TrainingFacts, *, is_unfed: bool) -> Literal["succeeded", "failed", "stopped"]:
     if facts.is_interrupted:
         return "stopped"
-    # The platform saw the command end well: its data hosts fed nobody all the same.
     return "failed" if is_unfed and facts.status == "succeeded" else facts.status
 
 
 def _failure(facts: TrainingFacts) -> str | None:
-    """Returns the words of the part that failed: the leader's are nearer to the cause."""
+    """Returns the leader's failure if there is one: it is nearer to the cause."""
     if facts.is_interrupted:
         return None
     failure = (facts.leader and facts.leader.failure) or facts.failure
     if facts.status == "failed" and facts.last_words and not (facts.leader and facts.leader.hosts):
-        # Not even the launcher came to its work: its log is all there is.
+        # The launcher failed early: only its log says why.
         said = said_in(facts.last_words)
         if failure and said not in failure:
             failure = f"{failure}: {said}"
@@ -464,8 +444,8 @@ def _failure(facts: TrainingFacts) -> str | None:
 
 
 def _measured(measured: Measured | None, facts: TrainingFacts) -> Measured | None:
-    """Returns the leader's figures; whoever submitted the job adds cost and place of the steps."""
-    # The leader's launcher knows no prices, and not where its timeline will be kept.
+    """Returns the leader's figures with their cost and the place of the timeline."""
+    # The leader's launcher knows neither prices nor where its timeline will be kept.
     if measured is None or facts.leader is None:
         return measured
     usd = None
@@ -477,7 +457,7 @@ def _measured(measured: Measured | None, facts: TrainingFacts) -> Measured | Non
 
 
 def _next_to(timeline: Path, record_file: Path) -> str:
-    """Returns the timeline's name for its record: copied along if the record is elsewhere."""
+    """Returns the timeline's path relative to its record, copying it if needed."""
     if record_file.parent.resolve() == timeline.parent.resolve():
         return timeline.name
     copied = record_file.with_name(f"{record_file.stem}-timeline.csv")

@@ -1,6 +1,6 @@
-"""The report shows a run, and how runs scale: one HTML file with inline pictures."""
+"""The report of a run, one HTML file with inline pictures, and the table of how runs scale."""
 
 from stoker.report.page import write_report
-from stoker.report.scaling import ScalingOfRuns, headline, scaling_of_runs, write_scaling
+from stoker.report.scaling import ScalingOfRuns, scaling_of_runs
 
-__all__ = ["ScalingOfRuns", "headline", "scaling_of_runs", "write_report", "write_scaling"]
+__all__ = ["ScalingOfRuns", "scaling_of_runs", "write_report"]

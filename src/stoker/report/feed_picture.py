@@ -1,4 +1,4 @@
-"""The feed's story over the run is drawn: wait, batches ready, and the work of each host."""
+"""The picture of the feed over the run: wait, batches ready, and the work of each host."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from types import MappingProxyType
-
-from markupsafe import Markup
 
 from stoker.launch.telemetry import (
     Bottleneck,
@@ -23,11 +21,11 @@ from stoker.text import NBSP, count, digits, percent
 _LABEL = 13.0
 _PLOT = 34.0
 _ROW = _LABEL + 6 + _PLOT + 12
-# More points than this are not told apart, and make the page large.
+# More points cannot be told apart, and make the page large.
 _MAX_POINTS = 160
-# More hosts than this are shown as one row of their sum.
+# More hosts are shown as one row of their sum.
 _MAX_HOSTS = 12
-# What is called the present: the last quarter of the run, as a step or two is not enough to judge.
+# The last quarter of the run counts as the present.
 _PRESENT = 0.25
 # In the order of `_cells`; a narrow page leaves some out.
 _COLUMNS = (
@@ -43,15 +41,15 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class FeedStory:
-    """Holds the report's figures on the feed.
+    """The report's figures on the feed.
 
     Attributes:
-        intervals: Intervals in the order of time, at least one.
-        whole: All of them as one.
+        intervals: In the order of time, at least one.
+        whole: All of them joined.
         limit: Limit of the whole run.
         present_limit: Limit of its last quarter.
-        names: What hosts are called.
-        wait_share: Share of a step that waits, as the run's record has it.
+        names: Shown names of hosts.
+        wait_share: Share of a step that waits, from the run's record.
     """
 
     intervals: tuple[FeedInterval, ...]
@@ -63,12 +61,12 @@ class FeedStory:
 
     @property
     def columns(self) -> tuple[tuple[str, str], ...]:
-        """Returns head and style class of each column of the hosts' table, but the host's name."""
+        """Head and style class of each column of the hosts' table after the host's name."""
         return _COLUMNS
 
     @property
     def rows(self) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
-        """Returns rows of the hosts' table: the host's name, and each cell with its style class."""
+        """Rows of the hosts' table: the host's name, and each cell with its style class."""
         styles = [style for _, style in _COLUMNS]
         return tuple(
             (_name(host, self.names), tuple(zip(_cells(host), styles, strict=True)))
@@ -83,18 +81,15 @@ def read_feed(
     does_loading_wait: bool | None = None,
     wait_share: float | None = None,
 ) -> FeedStory | None:
-    """Reads the story in a feed.csv; None where it holds nothing whole.
+    """Reads a feed.csv; None where it has no whole interval.
 
     Args:
-        path: The file.
-        names: What hosts are called, where that is not their name.
-        does_loading_wait: Whether a loader worker alone waits for what it reads; None: not known.
-        wait_share: Share of a step that waits, over the whole run, as its record has it; None:
-            the file's own mean.
+        names: Shown names of hosts, if they differ.
+        does_loading_wait: Whether a single loader worker waits for its reads; None: not known.
+        wait_share: Share of a step that waits, from the run's record; None: the file's mean.
     """
     try:
-        # The leader may have been killed while it wrote: half a character must not cost the
-        # picture.
+        # The leader may have been killed while writing, in the middle of a character.
         intervals = read_csv(path.read_text(encoding="utf-8", errors="replace"))
     except OSError:
         return None
@@ -114,11 +109,11 @@ def read_feed(
 
 @dataclass(frozen=True, slots=True)
 class _Track:
-    """A row of the picture shows a value at each moment; None where it is not known.
+    """A row of the picture: a value at each moment, None where it is not known.
 
     Attributes:
         top: Top of the scale.
-        marks: Moments in seconds at which something happened, with words.
+        marks: Events, as seconds and text.
     """
 
     name: str
@@ -129,16 +124,11 @@ class _Track:
     marks: tuple[tuple[float, str], ...] = ()
 
 
-def draw_feed(story: FeedStory, *, width: float, name: str) -> Markup:
+def draw_feed(story: FeedStory, *, width: float, name: str) -> Drawing:
     """Draws rows on one axis of time; the hosts' rows have one scale."""
-    return feed_drawing(story, width=width, name=name).markup()
-
-
-def feed_drawing(story: FeedStory, *, width: float, name: str) -> Drawing:
-    """Draws as `draw_feed` does, and returns the drawing with the boxes of its labels."""
     size = math.ceil(len(story.intervals) / _MAX_POINTS)
     bins = range(0, len(story.intervals), size)
-    # Joined, not thinned out: no wait falls between two points.
+    # Joined, not sampled, so that no wait is lost between two points.
     intervals = [joined(story.intervals[first : first + size]) for first in bins]
     tracks = _tracks(story, intervals)
     drawing = Drawing(
@@ -200,9 +190,9 @@ def _tracks(story: FeedStory, intervals: Sequence[FeedInterval]) -> list[_Track]
             "band",
         ),
     ]
-    # Local workers last: data hosts are what the picture is looked at for.
+    # Local workers last: data hosts matter more here.
     hosts = sorted(whole.hosts, key=lambda host: (host.kind == "local", host.name))
-    # One row less, for the sum of the rest.
+    # One row less, for the sum of the others.
     shown = hosts[: _MAX_HOSTS if len(hosts) <= _MAX_HOSTS else _MAX_HOSTS - 1]
     rest = {host.name for host in hosts[len(shown) :]}
     found = [(_name(host, story.names), {host.name}, host.batches_per_second) for host in shown]
@@ -226,7 +216,6 @@ def _tracks(story: FeedStory, intervals: Sequence[FeedInterval]) -> list[_Track]
                 values,
                 top,
                 "compute",
-                # At the moments of the intervals themselves, before neighbours were joined.
                 _moved(story.intervals, names, story.names),
             )
         )
@@ -260,9 +249,8 @@ def _shapes(
         points: list[tuple[float, float]] = []
         for value, each in stretch:
             top = floor - min((value or 0.0) / track.top, 1.0) * _PLOT
-            # Level over its interval: a value is the mean of one, not a reading at its end.
+            # Level over its interval, as a value is a mean.
             points += [((at - start) * scale, top) for at in (each.start_seconds, each.end_seconds)]
-        # A gap stays a gap: a line across it would show values that nobody knows.
         shapes.append([(points[0][0], floor), *points, (points[-1][0], floor)])
     return shapes
 

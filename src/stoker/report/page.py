@@ -1,7 +1,4 @@
-"""The report is one HTML file that opens offline, without a script, in light and dark.
-
-One more chart is a module with its drawing, a `picture_of_...` here, and its place in the template.
-"""
+"""The report of a run: one HTML file that opens offline, without a script, in light and dark."""
 
 import contextlib
 import functools
@@ -9,7 +6,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
+from typing import Protocol
 from urllib.parse import quote
 
 import jinja2
@@ -31,27 +30,22 @@ from stoker.records import (
 )
 from stoker.records.outcome import outcome_of
 from stoker.records.parts import WAITS, limit_words
-from stoker.report.feed_picture import FeedStory, draw_feed, read_feed
-from stoker.report.plans import draw_plans, has_front, spots_of
+from stoker.report.feed_picture import draw_feed, read_feed
+from stoker.report.plans import draw_plans
 from stoker.report.step_times import (
-    Interval,
     Strip,
     describe_windows,
     draw_bar,
-    draw_intervals,
-    draw_series,
     draw_strips,
     flat_steps,
     read_steps,
 )
+from stoker.report.svg import Drawing
 from stoker.report.verdict import (
-    Figures,
     collect,
     group_arguments,
     host_names,
     judge,
-    plan_name,
-    todays_group,
     transform_rows,
 )
 from stoker.text import (
@@ -60,6 +54,7 @@ from stoker.text import (
     TimeUnit,
     count,
     digits,
+    longer,
     metric,
     percent,
     signed_percent,
@@ -69,29 +64,18 @@ from stoker.text import (
     usd,
     whole,
 )
+from stoker.words import plan_name, todays_group
 
-# Two drawings of each picture: text in a picture shrinks with it, so one size cannot serve a
-# desk and a telephone. The style sheet shows one of them.
-WIDE, NARROW = 960.0, 360.0
 _FLAT_STEPS = 200
 _PLANS_AT_ONCE = 10
 
 
-def templates() -> jinja2.Environment:
-    """Returns the templates of the report; a page adds its own filters."""
-    return jinja2.Environment(
-        loader=jinja2.PackageLoader("stoker.report"),
-        autoescape=True,
-        # A wrong name in a template is an error in a test, not a blank in a user's report.
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class ReportPicture:
-    """Holds the same drawing for wide and for narrow pages."""
+    """The same drawing in two widths, of which the style sheet shows one.
+
+    Text in a picture shrinks with it, so one size cannot serve a desk and a telephone.
+    """
 
     wide: Markup
     narrow: Markup
@@ -105,13 +89,12 @@ def collect_strips(
     before: Path | None,
     after: Path | None,
 ) -> list[Strip]:
-    """Returns before and after, where known: a timeline, else the medians of the record."""
+    """Returns before and after, as far as known: a timeline, else the record's medians."""
     strips = []
-    # The steps of a profile that was taken elsewhere are another machine's.
+    # Steps of a profile that was taken elsewhere are another machine's.
     is_here = not (decision and decision.taken_elsewhere)
     timeline = read_steps(before) if before and is_here else None
     step = profile.step if profile and is_here else None
-    # How much of a step is waiting is not made up.
     if timeline is None and step and step.wait_seconds is not None:
         wait = min(step.wait_seconds, step.step_seconds)
         timeline = flat_steps(
@@ -131,7 +114,7 @@ def collect_strips(
             compute_seconds=training.measured.compute_seconds,
             steps=_FLAT_STEPS,
         )
-    # A timeline of steps of no length has no scale to be drawn on.
+    # Steps of no length cannot be drawn to scale.
     if timeline and typical_step(timeline.steps)[0] > 0:
         what = groups_in_words(training.groups) if training else "the chosen cluster"
         if decision:
@@ -143,82 +126,19 @@ def collect_strips(
     return strips
 
 
-def picture_of_strips(strips: Sequence[Strip], unit: TimeUnit) -> ReportPicture | None:
-    """Draws some consecutive steps of each run; None where none is known."""
-    if not strips:
-        return None
-    return ReportPicture(
-        draw_strips(strips, unit=unit, width=WIDE, name="strips-wide"),
-        draw_strips(strips, unit=unit, width=NARROW, name="strips-narrow"),
-    )
+class _Draw(Protocol):
+    def __call__(self, *, width: float, name: str) -> Drawing | None: ...
 
 
-def picture_of_series(strips: Sequence[Strip], unit: TimeUnit) -> ReportPicture | None:
-    """Draws all steps of each run that kept a timeline; None where none did."""
-    # Steps made of medians are all alike: over the run they would say nothing.
-    kept = [strip for strip in strips if strip.timeline.measured]
-    if not kept:
-        return None
-    return ReportPicture(
-        draw_series(kept, unit=unit, width=WIDE, name="series-wide"),
-        draw_series(kept, unit=unit, width=NARROW, name="series-narrow"),
-    )
-
-
-def picture_of_plans(decision: Decision | None, unit: TimeUnit) -> ReportPicture | None:
-    """Draws plans by time and money, and by data hosts; None where there is one plan only."""
-    if decision is None:
-        return None
-    wide = draw_plans(decision, unit=unit, width=WIDE, name="plans-wide")
-    narrow = draw_plans(decision, unit=unit, width=NARROW, name="plans-narrow")
-    return ReportPicture(wide, narrow) if wide and narrow else None
-
-
-def picture_of_intervals(figures: Figures, unit: TimeUnit) -> ReportPicture | None:
-    """Draws baseline, prediction and measurement; None where there is nothing to compare."""
-    rows = _intervals(figures)
-    # A single bar is compared with nothing.
-    if len(rows) < 2:
-        return None
-    return ReportPicture(
-        draw_intervals(rows, unit=unit, width=WIDE, name="intervals-wide"),
-        draw_intervals(rows, unit=unit, width=NARROW, name="intervals-narrow"),
-    )
-
-
-def picture_of_feed(story: FeedStory | None) -> ReportPicture | None:
-    """Draws wait, batches ready and each host's work over the run; None without a feed."""
-    if story is None:
-        return None
-    return ReportPicture(
-        draw_feed(story, width=WIDE, name="feed-wide"),
-        draw_feed(story, width=NARROW, name="feed-narrow"),
-    )
-
-
-def _intervals(figures: Figures) -> list[Interval]:
-    rows = []
-    if figures.baseline is not None:
-        spread = figures.baseline_spread
-        low, high = (spread.low, spread.high) if spread else (figures.baseline,) * 2
-        if figures.is_baseline_scaled:
-            rows.append(Interval("Baseline, scaled", "predicted", figures.baseline, low, high))
-        else:
-            rows.append(Interval("Baseline, measured", "measured", figures.baseline, low, high))
-    if figures.predicted is not None:
-        low = figures.predicted if figures.predicted_low is None else figures.predicted_low
-        high = figures.predicted if figures.predicted_high is None else figures.predicted_high
-        rows.append(Interval("Plan, predicted", "predicted", figures.predicted, low, high))
-    if figures.measured is not None:
-        spread = figures.measured_spread
-        low, high = (spread.low, spread.high) if spread else (figures.measured,) * 2
-        rows.append(Interval("Plan, measured", "measured", figures.measured, low, high))
-    return rows
+def _picture(name: str, draw: _Draw) -> ReportPicture | None:
+    wide = draw(width=960.0, name=f"{name}-wide")
+    narrow = draw(width=360.0, name=f"{name}-narrow")
+    return ReportPicture(wide.markup(), narrow.markup()) if wide and narrow else None
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRow:
-    """The table shows a plan in each row, with its rank, from 0, and its bar."""
+    """A row of the table of plans; `index` is its rank, from 0."""
 
     index: int
     plan: Plan
@@ -229,16 +149,8 @@ class PlanRow:
 
     @property
     def is_needed(self) -> bool:
-        """Returns whether the table says little without it: what was chosen, and what is today."""
+        """Whether the row is always shown: the chosen plan and today's cluster."""
         return self.chosen or self.plan.action == "keep"
-
-
-@dataclass(frozen=True, slots=True)
-class LogLink:
-    """The report links to a log of the run; href is empty where it is not below the report."""
-
-    name: str
-    href: str
 
 
 def write_report(
@@ -258,34 +170,26 @@ def write_report(
     failure: str | None = None,
     is_planned: bool = False,
 ) -> None:
-    """Writes the report of a run, whole or not; records that are missing are said to be so.
+    """Writes the report of a run, also of one that ended early, without some of its records.
 
     Args:
-        path: The HTML file, replaced in one go.
-        run_id: Id of the run.
-        workload: What was asked for.
-        profile: Absent where the run ended before it; so are the next three.
-        decision: Plans and the choice.
-        training: What was run, and measured.
-        evaluation: Gates, and promise against measurement.
-        before_timeline: CSV of the baseline's steps as the profile saw them, as-is phase only;
-            without it the profile's medians are drawn.
+        path: The HTML file, replaced atomically.
+        before_timeline: CSV of the baseline's steps in the profile's as-is phase; without it the
+            profile's medians are drawn.
         after_timeline: CSV of the leader's steps on the chosen plan; without it the training's
             medians are drawn.
-        environment: Facts to show as they are (versions, cores, date). The key `command` holds
-            the command line that made the run.
-        feed_file: CSV of the feed's rates that the leader wrote (see launch.telemetry); absent
-            where the run had no data group.
+        environment: Facts to show (versions, cores, date). `command` is the command line of the
+            run.
+        feed_file: CSV of the feed's rates (see launch.telemetry), if the run had a data group.
         log_files: Logs to name; those below the report's folder become links.
-        failure: Why the run ended early, where no record says it.
-        is_planned: Nothing was to be run after the decision: it is no broken run.
+        failure: Why the run ended early, if no record has it.
+        is_planned: Nothing was to be run after the decision.
 
     Raises:
         UsageError: If the file cannot be written.
     """
     figures = collect(profile=profile, decision=decision, training=training, evaluation=evaluation)
     plans = decision.plans if decision else ()
-    # One unit for the whole page, so that figures can be compared by eye.
     unit = time_unit(
         [figures.baseline, figures.measured]
         + [plan.predicted.step_seconds for plan in plans if plan.predicted]
@@ -339,35 +243,42 @@ def write_report(
             failure=failure,
             is_planned=is_planned,
         ),
-        # The rest is folded away in the page, which has no script to ask for it.
         "rows": [row for row in rows if row.index < _PLANS_AT_ONCE or row.is_needed],
         "more_rows": [row for row in rows if row.index >= _PLANS_AT_ONCE and not row.is_needed],
         "strips": strips,
-        "strip_picture": picture_of_strips(strips, unit),
+        "strip_picture": _picture("strips", partial(draw_strips, strips, unit=unit))
+        if strips
+        else None,
         "strip_caption": describe_windows(strips) if strips else "",
-        "series_picture": picture_of_series(strips, unit),
-        "plans_picture": picture_of_plans(decision, unit),
-        "plans_front": decision is not None and has_front(decision, spots_of(decision)),
+        "plans_picture": _picture("plans", partial(draw_plans, decision, unit=unit))
+        if decision
+        else None,
         "feed": feed,
-        "feed_picture": picture_of_feed(feed),
-        "interval_picture": picture_of_intervals(figures, unit),
+        "feed_picture": _picture("feed", partial(draw_feed, feed)) if feed else None,
         "environment": {key: text for key, text in environment.items() if key != "command"},
         "command": environment.get("command", ""),
         "train_command": _train_command(workload, decision) if decision else "",
         "workload_command": shlex.join(workload.command),
-        "logs": [_log_link(log, path.parent) for log in log_files],
+        "logs": [(log.name, _href(log, path.parent)) for log in log_files],
         "terms": _terms(profile) if profile else [],
         "transforms": transform_rows(profile.transforms) if profile else [],
     }
     page = _filled(unit).get_template("report.html.jinja").render(context)
-    # A name from a broken log may hold half a character, which no file can.
+    # A name from a broken log may hold a surrogate, which UTF-8 cannot encode.
     write_text(path, page.encode("utf-8", "replace").decode("utf-8"))
 
 
-# Jinja translates a template into Python when it is first asked for: that takes longer than a page.
+# Cached: compiling the template takes longer than rendering it.
 @functools.cache
 def _filled(unit: TimeUnit) -> jinja2.Environment:
-    filled = templates()
+    filled = jinja2.Environment(
+        loader=jinja2.PackageLoader("stoker.report"),
+        autoescape=True,
+        # A wrong name in a template is an error in a test, not a blank in a user's report.
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     filled.filters.update(
         time=unit.show,
         bare=unit.bare,
@@ -381,12 +292,13 @@ def _filled(unit: TimeUnit) -> jinja2.Environment:
         size=size,
         cpu_seconds=_cpu_seconds,
         limit=limit_name,
+        longer=lambda error: longer(error, "page"),
     )
     return filled
 
 
 def does_loading_wait(profile: Profile | None) -> bool | None:
-    """Returns whether a loader worker alone waits for what it reads; None: not measured."""
+    """Returns whether a single loader worker waits for its reads; None: not measured."""
     step = profile.step if profile else None
     if step is None or not step.loader_cpu_seconds or step.loader_wall_seconds is None:
         return None
@@ -394,7 +306,7 @@ def does_loading_wait(profile: Profile | None) -> bool | None:
 
 
 def _events(training: Training) -> list[tuple[str, str, str]]:
-    """Returns when, host and what of each event; when is seconds after the first, if times say."""
+    """Returns time, host and text of each event; time is seconds after the first, if known."""
     names = host_names(training)
     began: datetime | None = None
     rows = []
@@ -404,7 +316,7 @@ def _events(training: Training) -> list[tuple[str, str, str]]:
             moment = datetime.fromisoformat(when)
             began = began or moment
             with contextlib.suppress(TypeError):
-                # One of two may lack its zone.
+                # One of two may lack its time zone.
                 when = f"{(moment - began).total_seconds():.1f} s"
         rows.append((when, names.get(event.host or "", event.host or ""), event.what))
     return rows
@@ -421,39 +333,28 @@ def _cpu_seconds(value: float | None) -> str:
     return NOT_KNOWN if value is None else digits(value, 3, max_places=4) + NBSP + "s"
 
 
-def _is_measured(plan: Plan, decision: Decision) -> bool:
-    """Returns whether the plan's step was measured: today's, unless the profile is another's."""
-    return plan.action == "keep" and decision.taken_elsewhere is None
-
-
 def _plan_rows(decision: Decision) -> list[PlanRow]:
     predicted = [plan.predicted for plan in decision.plans if plan.predicted]
     largest = max((each.step_seconds_high for each in predicted), default=0.0)
-    # The chosen plan may carry a reason that its row in the list does not.
+    # The chosen plan may have another reason than the same plan in the list.
     same = [(plan.action, plan.groups) for plan in decision.plans]
     chosen_key = (decision.plan.action, decision.plan.groups)
     chosen = same.index(chosen_key) if chosen_key in same else None
     today = todays_group(decision)
     rows = []
     for index, plan in enumerate(decision.plans):
+        # The step of today's cluster, unless the profile was taken elsewhere.
+        is_measured = plan.action == "keep" and decision.taken_elsewhere is None
         bar = None
         if plan.predicted:
-            interval = Interval(
-                "",
-                "measured" if _is_measured(plan, decision) else "predicted",
-                plan.predicted.step_seconds,
-                plan.predicted.step_seconds_low,
-                plan.predicted.step_seconds_high,
-            )
-            bar = draw_bar(interval, largest=largest)
+            bar = draw_bar(plan.predicted, is_measured=is_measured, largest=largest)
         name = plan_name(plan, today=today)
-        is_chosen = index == chosen
-        rows.append(PlanRow(index, plan, name, is_chosen, bar, _is_measured(plan, decision)))
+        rows.append(PlanRow(index, plan, name, index == chosen, bar, is_measured))
     return rows
 
 
 def _terms(profile: Profile) -> list[tuple[str, str, float]]:
-    """Returns each known term of a global step: the field's name, what it is, seconds."""
+    """Returns field, title and seconds of each known term of a step."""
     step = profile.step
     if step is None:
         return []
@@ -462,15 +363,16 @@ def _terms(profile: Profile) -> list[tuple[str, str, float]]:
 
 
 def _train_command(workload: Workload, decision: Decision) -> str:
-    # The command, not the workload file: a report may be read where that file is not.
+    # The command, as the workload's file may not be where the report is read.
     words = ["stoker", "train", "--platform", workload.platform, *group_arguments(decision.plan)]
     return shlex.join([*words, "--", *workload.command])
 
 
-def _log_link(log: Path, folder: Path) -> LogLink:
+def _href(log: Path, folder: Path) -> str:
+    """Returns the relative address of a log; empty unless it is below the report's folder."""
     try:
         inside = log.resolve().relative_to(folder.resolve())
     except ValueError:
-        # A link out of the folder breaks as soon as the folder is moved or sent.
-        return LogLink(log.name, "")
-    return LogLink(str(inside), "./" + quote(inside.as_posix()))
+        # A link out of the folder would break when the folder is moved.
+        return ""
+    return "./" + quote(inside.as_posix())

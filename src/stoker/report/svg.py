@@ -1,7 +1,4 @@
-"""Drawings are SVG text: shapes by class, axes, and labels that find a free place.
-
-The charts that are made of them are `step_times`, `plans`, `feed_picture` and `scaling`.
-"""
+"""Drawings as SVG text: shapes by class, axes, and labels that find a free place."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +12,7 @@ from stoker.text import NBSP
 
 Anchor = Literal["start", "middle", "end"]
 
-# Advance widths over font size, on the wide side (DejaVu Sans, the widest of the usual fonts).
+# Upper estimates of advance widths over font size (DejaVu Sans, the widest of the usual fonts).
 _NARROW = frozenset("iljtfrI.,:;!'|()[] \N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}")
 _WIDE = frozenset("mwMWGOQ%@\N{EM DASH}")
 HEAD = 15.0
@@ -41,7 +38,7 @@ def fit(text: str, size: float, width: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A label takes up this box; a layout may not let two of them overlap."""
+    """The area of a label; two of them may not overlap."""
 
     text: str
     left: float
@@ -50,7 +47,7 @@ class Box:
     bottom: float
 
     def overlaps(self, other: "Box") -> bool:
-        """Returns whether the two share an area."""
+        """Whether the two share an area."""
         return (
             self.left < other.right
             and other.left < self.right
@@ -60,7 +57,7 @@ class Box:
 
 
 class Drawing:
-    """Draws one SVG element, piece by piece; `y` points down.
+    """An SVG element that is drawn piece by piece; `y` points down.
 
     Attributes:
         labels: The boxes of all texts so far.
@@ -128,20 +125,19 @@ class Drawing:
         return box
 
     def open_group(self, title: str = "") -> None:
-        """Begins a group; its title is shown where a pointer rests on it."""
+        """Begins a group; its title is shown on hover."""
         self._body.append(f"<g><title>{_escape(title)}</title>" if title else "<g>")
 
     def close_group(self) -> None:
-        """Ends the group that was begun last."""
+        """Ends the innermost group."""
         self._body.append("</g>")
 
     def hatch(self, css: str) -> str:
-        """Defines stripes on the colour of a class; returns what `fill` takes.
+        """Defines stripes on the colour of a class; returns the value for `fill`.
 
-        Stripes tell what the colour tells, for those who do not see the colour.
+        Stripes say the same as the colour, for readers who do not see it.
         """
-        # Ids count for the whole page, which holds each picture twice: they carry the drawing's
-        # name.
+        # Ids are unique in the page, which holds each picture twice: they carry the drawing's name.
         name = f"{self.name}-{css}"
         self._body.append(
             f'<defs><pattern id="{name}" width="6" height="6" patternUnits="userSpaceOnUse"'
@@ -151,7 +147,7 @@ class Drawing:
         return f"url(#{name})"
 
     def markup(self) -> Markup:
-        """Returns the element, named and described for those who do not see it."""
+        """Returns the element, named and described for screen readers."""
         title, description = f"{self.name}-title", f"{self.name}-desc"
         return Markup(
             f'<svg xmlns="http://www.w3.org/2000/svg" role="img" class="{self.name}"'
@@ -169,7 +165,7 @@ def ticks(largest: float, *, at_most: int) -> list[float]:
         return [0.0]
     power = 10.0 ** _exponent(largest)
     for step in (0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 0.5, 1.0, 2.0, 5.0):
-        # A last mark that is the largest value itself, but for rounding, is shown.
+        # With a tolerance for a last mark at the largest value.
         number = int(largest / (step * power) + 1e-9)
         if number < at_most:
             return [index * step * power for index in range(number + 1)]
@@ -196,22 +192,19 @@ def _escape(text: str) -> str:
 
 
 def _exponent(value: float) -> int:
-    # Not by a logarithm, which can be one off right at a power of ten.
+    # A logarithm can be one off at a power of ten.
     return int(f"{value:e}".partition("e")[2])
 
 
 def _n(value: float) -> str:
-    # A hundredth of a pixel is exact enough, and short: a page holds thousands of numbers.
+    # Short, as a page holds thousands of numbers.
     text = f"{value:.2f}".rstrip("0").rstrip(".")
     return "0" if text in ("-0", "") else text
 
 
-Place = tuple[float, float, Anchor]
-
-
 @dataclass(frozen=True, slots=True)
 class Plane:
-    """Holds a panel's axes, and turns values into pixels."""
+    """A chart's axes, to turn values into pixels."""
 
     left: float
     right: float
@@ -221,15 +214,15 @@ class Plane:
     most_y: float
 
     def x(self, value: float) -> float:
-        """Returns the pixels of `value` from the left."""
+        """Pixels from the left."""
         return self.left + value / self.most_x * (self.right - self.left)
 
     def y(self, value: float) -> float:
-        """Returns the pixels of `value` from above."""
+        """Pixels from above."""
         return self.floor - value / self.most_y * (self.floor - self.top)
 
     def at(self, x: float, y: float) -> tuple[float, float]:
-        """Returns the pixels of both."""
+        """Pixels of a point."""
         return self.x(x), self.y(y)
 
 
@@ -237,33 +230,27 @@ def axes(
     drawing: Drawing,
     *,
     title: str,
-    left: float,
-    top: float,
-    panel: float,
     most: tuple[float, float],
     marks: Sequence[tuple[float, str]],
     under: str,
 ) -> Plane:
-    """Draws the panel's title, grid and left marks; the marks below are the caller's."""
+    """Draws title, grid and left marks; the marks below are the caller's."""
     # As wide as the marks need, which differs from unit to unit.
     gutter = max(text_width(text, 12) for _, text in marks) + 10
     plane = Plane(
-        left=left + gutter,
-        right=left + panel - 8,
-        top=top + HEAD + 14,
-        floor=top + HEAD + 14 + PLOT,
+        left=gutter,
+        right=drawing.width - 8,
+        top=HEAD + 14,
+        floor=HEAD + 14 + PLOT,
         most_x=most[0],
         most_y=most[1],
     )
-    drawing.text(left, top + HEAD - 1, title, css="head", size=14)
-    if under:
-        room = panel - text_width(title, 14) - 12
-        drawing.text(
-            left + panel, top + HEAD - 1, fit(under, 12, room), css="quiet", size=12, anchor="end"
-        )
+    drawing.text(0, HEAD - 1, title, css="head", size=14)
+    under = fit(under, 12, drawing.width - text_width(title, 14) - 12)
+    drawing.text(drawing.width, HEAD - 1, under, css="quiet", size=12, anchor="end")
     for value, text in marks:
         y = plane.y(value)
-        drawing.line(plane.left, y, left + panel, y, "axis" if value == 0 else "grid")
+        drawing.line(plane.left, y, drawing.width, y, "axis" if value == 0 else "grid")
         drawing.text(plane.left - 6, y + 4, text, css="quiet", size=12, anchor="end")
     return plane
 
@@ -278,28 +265,17 @@ def label(
     lines: Sequence[Box],
     css: str,
 ) -> None:
-    """Draws the label next to its dot: right, left, above or below."""
+    """Draws the label right, left, above or below its dot, where it hides nothing.
+
+    It may cross `lines` if there is no other room, but never covers a dot or a label: it is left
+    out instead.
+    """
     x, y = at
-    places: list[Place] = [(x + 12, y + 4, "start"), (x - 12, y + 4, "end")]
+    places: list[tuple[float, float, Anchor]] = [(x + 12, y + 4, "start"), (x - 12, y + 4, "end")]
     for below in (-13.0, 22.0, -28.0, 37.0):
         places += [(x + 4, y + below, "start"), (x - 4, y + below, "end")]
-    put(drawing, text, places=places, plane=plane, taken=taken, lines=lines, css=css)
-
-
-def put(
-    drawing: Drawing,
-    text: str,
-    *,
-    places: Sequence[Place],
-    plane: Plane,
-    taken: list[Box],
-    lines: Sequence[Box],
-    css: str,
-) -> None:
-    """Draws the text at the first place where it hides nothing, else no dot; else leaves it out."""
     size = 12.0
     width = text_width(text, size)
-    # A label may cross a line if there is no other room, but never cover a dot or a label.
     for hidden in ((*taken, *drawing.labels, *lines), (*taken, *drawing.labels)):
         for x, y, anchor in places:
             start = x if anchor == "start" else x - width

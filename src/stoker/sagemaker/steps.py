@@ -661,15 +661,9 @@ def _property_file(name: str, path: str) -> PropertyFile:
 
 
 def _network(settings: SageMakerSettings, *, is_isolated: bool) -> Request | None:
-    vpc = settings.vpc
-    if vpc is None and not is_isolated:
+    if not settings.vpc and not is_isolated:
         return None
-    return {
-        "EnableNetworkIsolation": is_isolated,
-        "VpcConfig": {"SecurityGroupIds": list(vpc.security_groups), "Subnets": list(vpc.subnets)}
-        if vpc
-        else None,
-    }
+    return {"EnableNetworkIsolation": is_isolated, "VpcConfig": settings.vpc or None}
 
 
 def _without_absent(request: Mapping[str, object]) -> Request:

@@ -229,7 +229,8 @@ def test_secrets_are_in_no_object_and_no_log(cluster):
     own = "a-secret-of-the-user-7f3a"
     secret = described("v1", "Secret", "keys")
     cluster.make("secrets", {**secret, "stringData": {"SECRET_KEY": own}})
-    taken = {"env_from_secrets": ["keys"]}
+    keys = [{"secretRef": {"name": "keys"}}]
+    taken = {"pod": {"spec": {"containers": [{"envFrom": keys}]}}}
     file = cluster.workload(kubernetes={"dnn": taken, "data": taken})
     command = cluster.train(file, *cluster.groups(data=1))
     cluster.trains()

@@ -49,7 +49,8 @@ class PipelineProject:
         self.name = f"stoker-test-{uuid.uuid4().hex[:6]}"
         given = cluster.given
         secret = described("v1", "Secret", f"{self.name}-keys")
-        taken = {"env_from_secrets": [f"{self.name}-keys"]}
+        keys = [{"secretRef": {"name": f"{self.name}-keys"}}]
+        taken = {"pod": {"spec": {"containers": [{"envFrom": keys}]}}}
         kubernetes: dict[str, Any] = {"dnn": taken, "data": taken}
         if has_claims and given.storage_class:
             claim = cluster.claim(f"{self.name}-runs")

@@ -17,14 +17,14 @@ from typing import Literal
 import zmq
 
 from stoker.errors import FeedError, FeedLostError, ProtocolError, UsageError
-from stoker.feed.agent.dataset_host import ForkServer, HostedSpec, Specs
+from stoker.feed.agent.batch_port import BatchPort, OutgoingBatch
+from stoker.feed.agent.dataset_process import ForkServer, HostedSpec, Specs
 from stoker.feed.agent.dispatch import AgentSession, Dispatch, Outbox, Transport
-from stoker.feed.agent.sending import BatchPort, OutgoingBatch
 from stoker.feed.wire import crypto, protocol
-from stoker.feed.wire.crypto import HandshakeGuard, StrangerLog
+from stoker.feed.wire.crypto import HandshakeGuard, RejectionLog
 from stoker.feed.wire.dataset import pack_error
 from stoker.feed.wire.protocol import Assembly, compare_versions, own_versions
-from stoker.host.machine import interrupting_nobody
+from stoker.host.machine import without_preempting
 from stoker.logs import EventName, Log
 from stoker.records import FeedSettings
 
@@ -95,7 +95,7 @@ class Service:
         return self._outbox.sent_bytes
 
     def work(self, ready: Iterable[int]) -> None:
-        """Takes what workers and dataset hosts say on those descriptors; keeps the workers busy."""
+        """Handles input on those descriptors of workers and dataset processes; assigns jobs."""
         for spec in self._specs.handle(ready):
             self._announce(spec)
         self._dispatch.work()
@@ -116,9 +116,9 @@ class Service:
         for session in list(self._sessions.values()):
             since = session.unreachable_since
             if since is not None and now - since > UNREACHABLE_SECONDS:
-                self._end_session(session.name, "unreachable")
-        for held in self._specs.overdue(now - SHIP_SECONDS):
-            self._need(held)
+                self._close_session(session.name, "unreachable")
+        for hosted in self._specs.overdue(now - SHIP_SECONDS):
+            self._need(hosted)
 
     def drain(self) -> None:
         """Begins nothing any more, and says so."""
@@ -128,7 +128,7 @@ class Service:
         )
         for session in self._sessions.values():
             self._outbox.send(session, protocol.Leaving())
-        self._dispatch.drop("the agent drains")
+        self._dispatch.cancel_queued("the agent drains")
 
     def warn(self, identity: bytes, event: EventName, reason: str) -> None:
         """Logs what is wrong with a peer, once; not with every message."""
@@ -151,10 +151,10 @@ class Service:
                 self._ship(identity, message, frame)
             case protocol.Make():
                 self._make(identity, message)
-            case protocol.Forget(session=name, before_epoch_id=before_epoch_id):
-                self._forget(name, before_epoch_id)
+            case protocol.Cancel(session=name, before_epoch_id=before_epoch_id):
+                self._cancel(name, before_epoch_id)
             case protocol.Close(session=name):
-                self._end_session(name, "closed")
+                self._close_session(name, "closed")
 
     def _attach(self, identity: bytes, message: protocol.Attach) -> None:
         if message.host == self._host:
@@ -183,7 +183,7 @@ class Service:
             self._log.event(EventName.SESSION_OPENED, session=session.name, rank=session.rank)
         left = session.spec
         if left != message.spec:
-            self._specs.forget_shards(session.name)
+            self._specs.stop_shards(session.name)
         before, session.identity = session.identity, identity
         session.spec, session.seeding = message.spec, message.seeding
         session.base_seed = message.base_seed
@@ -202,77 +202,77 @@ class Service:
         if warning:
             self.warn(identity, EventName.VERSIONS_DIFFER, warning)
         self._sessions[session.name] = session
-        held = self._specs.find(message.spec)
-        if held is None:
+        hosted = self._specs.find(message.spec)
+        if hosted is None:
             now, nbytes = time.monotonic(), message.spec_bytes
             self._specs.expect(message.spec, nbytes=nbytes, shipper=identity, now=now)
             self._outbox.send(session, protocol.Need(spec=message.spec))
-        elif held.state == "ready":
-            self._announce(held)
-        elif held.state == "expected" and before != identity and before == held.shipper:
+        elif hosted.state == "ready":
+            self._announce(hosted)
+        elif hosted.state == "expected" and before != identity and before == hosted.shipper:
             # The connection that it was to come over is lost.
-            self._need(held)
+            self._need(hosted)
         self._specs.number_workers(
             message.spec, first=message.first_worker, step=message.worker_step
         )
         if left != message.spec:
             self._is_left(left)
-        self._retire()
+        self._close_unused_specs()
 
     def _ship(self, identity: bytes, message: protocol.Ship, piece: memoryview) -> None:
-        held = self._specs.find(message.spec)
-        if held is None or held.state != "expected":
+        hosted = self._specs.find(message.spec)
+        if hosted is None or hosted.state != "expected":
             return
         try:
-            is_complete = held.arrives(
+            is_complete = hosted.arrives(
                 piece, offset=message.offset, shipper=identity, now=time.monotonic()
             )
         except OSError as err:
-            held.fail(f"no memory for the dataset: {err.strerror}")
-            self._announce(held)
+            hosted.fail(f"no memory for the dataset: {err.strerror}")
+            self._announce(hosted)
             return
         if not is_complete:
             return
-        self._log.event(EventName.SPEC_RECEIVED, spec=held.digest, bytes=held.nbytes)
-        # In this order all three happen at once: the dataset host unpickles, workers wait to be
+        self._log.event(EventName.SPEC_RECEIVED, spec=hosted.digest, bytes=hosted.nbytes)
+        # In this order all three happen at once: the dataset process unpickles, workers wait to be
         # forked, and here the digest is taken (0.8 ms per MB). Who ships has the run's token: the
         # digest finds a mistake, it keeps nobody out.
-        self._specs.hold(held)
+        self._specs.load(hosted)
         for session in self._sessions.values():
-            if session.spec == held.digest and session.base_seed is not None:
-                self._specs.begin(held, seeding=session.seeding, base_seed=session.base_seed)
+            if session.spec == hosted.digest and session.base_seed is not None:
+                self._specs.begin(hosted, seeding=session.seeding, base_seed=session.base_seed)
         try:
-            self._specs.check(held)
+            self._specs.check(hosted)
         except ProtocolError:
             # At once, but once: a mistake that is made again costs a transfer per SHIP_SECONDS.
-            if not held.was_wrong:
-                self._need(held)
+            if not hosted.was_wrong:
+                self._need(hosted)
             raise
 
-    def _announce(self, held: HostedSpec) -> None:
+    def _announce(self, hosted: HostedSpec) -> None:
         """Tells the sessions of a spec whether it is ready here or has failed."""
-        for session in [s for s in self._sessions.values() if s.spec == held.digest]:
-            if held.state == "ready" and not session.is_ready:
+        for session in [s for s in self._sessions.values() if s.spec == hosted.digest]:
+            if hosted.state == "ready" and not session.is_ready:
                 session.is_ready = True
                 session.credits = self._dispatch.share(session)
                 ready = protocol.Ready(
                     session=session.name,
-                    spec=held.digest,
+                    spec=hosted.digest,
                     credits=session.credits,
                     workers=self._workers,
                     versions=self._versions,
                 )
                 self._outbox.send(session, ready)
-            elif held.state == "failed":
+            elif hosted.state == "failed":
                 # Until it is opened again: on another connection, or for the next epoch.
                 session.is_ready = False
-                self._fail(session, held.reason, held.error, is_of_host=not held.error)
-        if held.state == "failed":
-            self._log.event(EventName.SPEC_FAILED, spec=held.digest, reason=held.reason)
+                self._fail(session, hosted.reason, hosted.error, is_of_host=not hosted.error)
+        if hosted.state == "failed":
+            self._log.event(EventName.SPEC_FAILED, spec=hosted.digest, reason=hosted.reason)
             # Forgotten: whoever opens it again has it shipped and tried anew; memory may be free
             # then.
-            self._specs.forget(held)
-            self._dispatch.drop("the dataset failed on this host", spec=held.digest)
+            self._specs.close_spec(hosted)
+            self._dispatch.cancel_queued("the dataset failed on this host", spec=hosted.digest)
 
     def _fail(
         self, session: AgentSession, reason: str, error: bytes = b"", *, is_of_host: bool = False
@@ -297,7 +297,7 @@ class Service:
         session.identity, session.unreachable_since = identity, None
         self._dispatch.ask(identity, session, message)
 
-    def _forget(self, name: str, before_epoch_id: int) -> None:
+    def _cancel(self, name: str, before_epoch_id: int) -> None:
         session = self._sessions.get(name)
         if session is None:
             return
@@ -305,45 +305,45 @@ class Service:
         # A worker that has begun one of them finishes it: `Dispatch` throws the result away.
         for key, request in list(session.requests.items()):
             if request.epoch_id < session.before_epoch_id:
-                request.is_dropped = True
+                request.is_cancelled = True
                 del session.requests[key]
-        self._specs.forget_shards(name, before_epoch_id=session.before_epoch_id)
+        self._specs.stop_shards(name, before_epoch_id=session.before_epoch_id)
 
-    def _end_session(self, name: str, reason: str) -> None:
+    def _close_session(self, name: str, reason: str) -> None:
         session = self._sessions.pop(name, None)
         if session is None:
             return
         for request in session.requests.values():
-            request.is_dropped = True
+            request.is_cancelled = True
         session.requests.clear()
-        self._specs.forget_shards(name)
+        self._specs.stop_shards(name)
         self._log.event(EventName.SESSION_ENDED, session=name, rank=session.rank, reason=reason)
         self._is_left(session.spec)
-        self._retire()
+        self._close_unused_specs()
         self._dispatch.share_credits()
 
     def _is_left(self, spec: str) -> None:
         """Asks for a spec again that a session uses no more: its trainer may be the one asked."""
-        held = self._specs.find(spec)
-        if held is not None and held.state == "expected":
-            self._need(held)
+        hosted = self._specs.find(spec)
+        if hosted is not None and hosted.state == "expected":
+            self._need(hosted)
 
-    def _need(self, held: HostedSpec) -> None:
+    def _need(self, hosted: HostedSpec) -> None:
         """Asks for a spec again, if it is wanted: who was asked first is gone, or silent."""
-        wanting = [s for s in self._sessions.values() if s.spec == held.digest]
+        wanting = [s for s in self._sessions.values() if s.spec == hosted.digest]
         if not wanting:
-            self._specs.forget(held)
+            self._specs.close_spec(hosted)
             return
         now = time.monotonic()
-        self._specs.expect(held.digest, nbytes=held.nbytes, shipper=b"", now=now)
+        self._specs.expect(hosted.digest, nbytes=hosted.nbytes, shipper=b"", now=now)
         for session in wanting:
-            self._outbox.send(session, protocol.Need(spec=held.digest))
+            self._outbox.send(session, protocol.Need(spec=hosted.digest))
 
-    def _retire(self) -> None:
+    def _close_unused_specs(self) -> None:
         used = {session.spec for session in self._sessions.values()}
         # A session that has changed its spec may still wait for batches of the one before.
         used.update(r.spec for s in self._sessions.values() for r in s.requests.values())
-        self._specs.retire(used)
+        self._specs.close_unused(used)
 
 
 _unpack = protocol.Unpacker(protocol.ToAgent)
@@ -438,7 +438,7 @@ class Agent:
                 host=self._host,
             )
             self._context = zmq.Context()
-            with interrupting_nobody():
+            with without_preempting():
                 # libzmq starts them with the first socket.
                 self._allow = crypto.AllowList(self._context, self._keys)
             self._router = self._context.socket(zmq.ROUTER)
@@ -452,7 +452,7 @@ class Agent:
             self.port = self._bind_router(wanted)
             self._guard = HandshakeGuard(
                 self._router,
-                StrangerLog(self._log, port=self.port),
+                RejectionLog(self._log, port=self.port),
                 port=self.port,
                 allow_list=self._allow,
             )
@@ -482,7 +482,7 @@ class Agent:
             FeedLostError: If the fork server died.
         """
         try:
-            with interrupting_nobody():
+            with without_preempting():
                 while self._state == "serving" or self._is_still_draining():
                     self._turn()
         finally:

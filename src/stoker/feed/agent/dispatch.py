@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from stoker.feed import memory
-from stoker.feed.agent.dataset_host import PoolKey, Specs
-from stoker.feed.agent.sending import OutgoingBatch
+from stoker.feed.agent.batch_port import OutgoingBatch
+from stoker.feed.agent.dataset_process import PoolKey, Specs
 from stoker.feed.wire import protocol
 from stoker.feed.workers.pool import Result, job_of
 from stoker.logs import EventName, Log
@@ -88,7 +88,7 @@ class Request:
     Attributes:
         spec: Digest of the spec that the session used when it asked; as `seeding`.
         make: What it asked for.
-        is_dropped: Nobody wants it any more.
+        is_cancelled: Nobody wants it any more.
         arrival: Its place among requests of the same number, from the queue; None: not queued yet.
         generation: Generation of its shard's process; 0: it is of no shard.
     """
@@ -97,7 +97,7 @@ class Request:
     spec: str
     seeding: str
     make: protocol.Make
-    is_dropped: bool = False
+    is_cancelled: bool = False
     arrival: int | None = None
     epoch_id: int = field(init=False)
     number: int = field(init=False)
@@ -116,10 +116,10 @@ class Queue:
         self._arrivals = itertools.count()
 
     def __len__(self) -> int:
-        return sum(not request.is_dropped for _, _, request in self._heap)
+        return sum(not request.is_cancelled for _, _, request in self._heap)
 
     def __iter__(self) -> Iterator[Request]:
-        return (request for _, _, request in self._heap if not request.is_dropped)
+        return (request for _, _, request in self._heap if not request.is_cancelled)
 
     def push(self, request: Request) -> None:
         """Adds a request; one that was popped before gets its old place."""
@@ -133,7 +133,7 @@ class Queue:
         found: Request | None = None
         while self._heap and found is None:
             entry = heapq.heappop(self._heap)
-            if entry[2].is_dropped:
+            if entry[2].is_cancelled:
                 continue
             if entry[2].spec in specs:
                 found = entry[2]
@@ -280,12 +280,12 @@ class Outbox:
         self.batch_bytes: int | None = None
         self.num_sent = 0
         # Appended to in threads of the transport's.
-        self._let_go: deque[int] = deque()
+        self._sent: deque[int] = deque()
 
     def settle(self) -> None:
         """Counts what the transport has let go of."""
-        while self._let_go:
-            self.sent_bytes -= self._let_go.popleft()
+        while self._sent:
+            self.sent_bytes -= self._sent.popleft()
 
     def send(self, session: AgentSession, message: protocol.Message, frame: bytes = b"") -> None:
         """Sends to a session; notes it where that cannot be reached."""
@@ -302,7 +302,7 @@ class Outbox:
 
     def refuse(self, identity: bytes, message: protocol.Make, reason: str) -> None:
         """Says that a batch cannot be made here now."""
-        dropped = protocol.Dropped(
+        dropped = protocol.Declined(
             session=message.session,
             epoch_id=message.epoch_id,
             number=message.number,
@@ -311,9 +311,9 @@ class Outbox:
         )
         self.answer(identity, dropped)
 
-    def drop(self, request: Request, reason: str, *, is_lost: bool = False) -> None:
+    def decline(self, request: Request, reason: str, *, is_lost: bool = False) -> None:
         """Says that a batch that was asked for is not made here."""
-        dropped = protocol.Dropped(
+        dropped = protocol.Declined(
             session=request.session.name,
             epoch_id=request.epoch_id,
             number=request.number,
@@ -328,7 +328,7 @@ class Outbox:
         session = request.session
         name, epoch_id, number = session.name, request.epoch_id, request.number
         if result.is_lost:
-            self.drop(request, result.summary, is_lost=True)
+            self.decline(request, result.summary, is_lost=True)
         elif result.is_end:
             ended = protocol.Ended(
                 session=name,
@@ -377,7 +377,7 @@ class Outbox:
 
         def done() -> None:
             result.release()
-            self._let_go.append(nbytes)
+            self._sent.append(nbytes)
             self._transport.wake()
 
         batch = OutgoingBatch(protocol.pack(made), payload, (made.session, made.epoch_id), done)
@@ -387,7 +387,7 @@ class Outbox:
             return
         batch.payload = None
         done()
-        self.drop(request, "there is no connection for batches")
+        self.decline(request, "there is no connection for batches")
 
     def _mark(self, session: AgentSession, *, is_sent: bool) -> None:
         if is_sent:
@@ -478,7 +478,7 @@ class Dispatch:
             self._outbox.refuse(identity, message, refusal)
             return
         if known is not None:
-            known.is_dropped = True
+            known.is_cancelled = True
         now = time.monotonic()
         was_active = session.is_active(now)
         session.asked_at = now
@@ -510,12 +510,12 @@ class Dispatch:
             return "it is of an epoch that was said to be over"
         return "asked for far more than the credits" if len(session.requests) >= limit else ""
 
-    def drop(self, reason: str, *, spec: str | None = None) -> None:
+    def cancel_queued(self, reason: str, *, spec: str | None = None) -> None:
         """Hands back what is queued, of one spec or of all."""
         for request in [r for r in self._queue if spec is None or r.spec == spec]:
-            request.is_dropped = True
+            request.is_cancelled = True
             request.session.requests.pop((request.epoch_id, request.number), None)
-            self._outbox.drop(request, reason)
+            self._outbox.decline(request, reason)
 
     def _give(self) -> None:
         """Assigns the first requests to workers, as far as memory allows.
@@ -559,7 +559,7 @@ class Dispatch:
         # A later start of the shard may have its own request under that number by now.
         if session.requests.get((request.epoch_id, request.number)) is request:
             del session.requests[request.epoch_id, request.number]
-        if request.is_dropped:
+        if request.is_cancelled:
             result.release()
             return
         if result.is_lost:

@@ -1,11 +1,11 @@
-"""The fork server, `python -m stoker.feed.agent.forkserver FD`, forks the agent's dataset hosts.
+"""The fork server that forks the agent's dataset processes: `python -m ...forkserver FD`.
 
 It is a clean process that has imported torch once (1.25 CPU-seconds, 223 MB) and has no threads,
 sockets of zmq or locks of others: what it forks is safe. It forks a *template*, which imports the
-modules that specs name, once for all of them, and forks a dataset host for each spec, ahead of it
-where there is time; a dataset host unpickles the dataset and forks that spec's workers, copy on
+modules that specs name, once for all of them, and forks a dataset process for each spec, in advance
+where there is time; a dataset process unpickles the dataset and forks that spec's workers, copy on
 write. When one of these dies, so do all after it, at once: agent → fork server → template →
-dataset hosts → workers (PR_SET_PDEATHSIG, and the end of their channels).
+dataset processes → workers (PR_SET_PDEATHSIG, and the end of their channels).
 """
 
 import contextlib
@@ -25,22 +25,22 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Literal, NoReturn
 
-from stoker.feed.agent.dataset_host import (
+from stoker.feed.agent.dataset_process import (
     Exited,
     Fork,
-    Held,
-    Hold,
     Kill,
-    to_dataset_host,
+    Loaded,
+    StartDataset,
+    to_dataset_process,
     to_fork_server,
 )
 from stoker.feed.wire.dataset import DatasetSpec, pack_error, read_place, read_spec
 from stoker.feed.workers.pipe import Pipe, Received, channel_pair, pack
-from stoker.host.processes import die_with_parent
+from stoker.host.spawn import end_with_parent
 
 # From the kill of its children to the end of a process of the fork server.
 END_SECONDS = 2.0
-# After the last order; then the next dataset host is forked (10 ms). The workers of the one before
+# After the last order; then the next dataset process is forked (10 ms). The workers of the last one
 # have made their first batch by then, and would have had to share a core with the fork. The
 # script's next loader may follow within a third of a second.
 SPARE_SECONDS = 0.15
@@ -52,18 +52,18 @@ _INSTALLED = re.compile(
 
 # Modules that this process had before a dataset named any.
 _known: set[str] = set()
-# What a template answers to an order: it was given to a dataset host; so it was, and it was the
+# What a template answers to an order: it was given to a dataset process; so it was, and it was the
 # last one; it was not: a new template has to take it.
 _TAKEN, _LAST, _REFUSED = b"taken", b"last", b"refused"
 
 
 def main() -> None:
-    """Runs the fork server: a dataset host for every order, until the agent is gone."""
-    die_with_parent()
+    """Runs the fork server: a dataset process for every order, until the agent is gone."""
+    end_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=int(sys.argv[1]))
     if _is_hung_up(sock):
-        # The agent died before die_with_parent: no signal comes any more.
+        # The agent died before `end_with_parent`: no signal comes.
         return
     channel = Pipe(sock, blocking=False)
     # Here and not above: it imports torch, and an agent that dies meanwhile must be noticed.
@@ -75,11 +75,11 @@ def main() -> None:
     while not channel.is_closed:
         template.work_on(waiting)
         select.select([channel.fileno(), children.fileno(), *template.filenos()], [], [])
-        if template.pid in children.reap():
+        if template.pid in children.take_ended():
             template.close()
         template.take_reply()
         waiting.extend(channel.receive())
-    children.end()
+    children.stop()
 
 
 def _is_hung_up(sock: socket.socket) -> bool:
@@ -90,18 +90,18 @@ def _is_hung_up(sock: socket.socket) -> bool:
 
 
 def _serve_as_template(sock: socket.socket) -> None:
-    """Runs a template: imports what specs name, and forks a dataset host for each."""
+    """Runs a template: imports what specs name, and forks a dataset process for each."""
     orders = Pipe(sock, blocking=False)
     children = _Children()
     modules = _Modules()
     # The first one at once: most scripts have one dataset, and its first batch waits for this.
-    spare = _ForkedAhead(children, orders, _hold_next)
+    spare = _ForkedAhead(children, orders, _serve_next_dataset)
     while not orders.is_closed:
         seconds = None if spare.is_there else SPARE_SECONDS
         ready, _, _ = select.select([orders.fileno(), children.fileno()], [], [], seconds)
         if not ready:
             spare.fork()
-        if spare.pid in children.reap():
+        if spare.pid in children.take_ended():
             spare.close()
         for data, (memory, theirs) in orders.receive():
             found = modules.prepare(memory)
@@ -109,38 +109,40 @@ def _serve_as_template(sock: socket.socket) -> None:
                 # It was forked before these modules were imported, and would import them itself.
                 spare.close()
             if found == "started" and modules.is_first:
-                # A fork would lose what was started: this process is the dataset host.
+                # A fork would lose what was started: this process is the dataset process.
                 orders.send(_LAST)
                 orders.close()
-                _hold(to_fork_server.decode(data), memory, theirs)
+                _serve_dataset(to_fork_server.decode(data), memory, theirs)
                 return
             if found != "ready":
                 orders.send(_REFUSED)
             else:
                 modules.is_first = False
                 if not spare.give((data, (memory, theirs))):
-                    run = functools.partial(_hold, to_fork_server.decode(data), memory, theirs)
+                    run = functools.partial(
+                        _serve_dataset, to_fork_server.decode(data), memory, theirs
+                    )
                     _fork(children, orders, (), run)
                 spare.close()
                 orders.send(_TAKEN)
             os.close(theirs)
             os.close(memory)
-    # Replaced by a new template; its dataset hosts, which still serve, would die with this process.
-    children.await_end()
+    # Replaced by a new template; its dataset processes still serve, and would die with this one.
+    children.wait()
 
 
-def _hold_next(sock: socket.socket) -> None:
+def _serve_next_dataset(sock: socket.socket) -> None:
     with contextlib.closing(Pipe(sock, blocking=True)) as orders:
         given = orders.receive()
     for data, (memory, theirs) in given:
-        _hold(to_fork_server.decode(data), memory, theirs)
+        _serve_dataset(to_fork_server.decode(data), memory, theirs)
 
 
 class _Modules:
-    """Knows the modules that a template imports for its dataset hosts.
+    """Knows the modules that a template imports for its dataset processes.
 
     Attributes:
-        is_first: No dataset host was forked yet.
+        is_first: No dataset process was forked yet.
         are_news: The last spec named modules that were not there before.
     """
 
@@ -167,7 +169,7 @@ class _Modules:
             with open(memory, "rb", closefd=False) as file:
                 place = read_place(file)
         except Exception:
-            # The dataset host meets the same, and says it.
+            # The dataset process meets the same, and says it.
             return "ready"
         changes = place.environment.changes
         if self._changes not in (None, changes):
@@ -250,7 +252,7 @@ class _Children:
     def fileno(self) -> int:
         return self._readable.fileno()
 
-    def reap(self) -> dict[int, int]:
+    def take_ended(self) -> dict[int, int]:
         """Returns the exit statuses of those that ended, by pid."""
         with contextlib.suppress(BlockingIOError):
             self._readable.recv(4096)
@@ -266,7 +268,7 @@ class _Children:
                 ended[pid] = os.waitstatus_to_exitcode(status)
         return ended
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Kills those that still run and waits for their end, 2 s at most."""
         for pid in self.pids:
             with contextlib.suppress(ProcessLookupError):
@@ -274,13 +276,13 @@ class _Children:
         deadline = time.monotonic() + END_SECONDS
         while self.pids and time.monotonic() < deadline:
             select.select([self], [], [], END_SECONDS / 20)
-            self.reap()
+            self.take_ended()
 
-    def await_end(self) -> None:
+    def wait(self) -> None:
         """Waits until all of them have ended by themselves."""
         while self.pids:
             select.select([self], [], [])
-            self.reap()
+            self.take_ended()
 
     def close(self) -> None:
         """Lets go, in a child that was just forked, of its parent's descriptors and signals."""
@@ -405,16 +407,13 @@ def _run_child(
 ) -> NoReturn:
     status = 1
     try:
-        die_with_parent()
+        end_with_parent(signal.SIGKILL, parent=parent)
         children.close()
         channel.close()
         for _, descriptors in waiting:
             for descriptor in descriptors:
                 os.close(descriptor)
-        # Else the parent died before die_with_parent: no signal comes any more, and nobody would
-        # end this.
-        if os.getppid() == parent:
-            run()
+        run()
         status = 0
     except SystemExit as end:
         # A dataset that calls sys.exit(3): the report of this worker's end says 3, too.
@@ -430,8 +429,8 @@ def _run_child(
         os._exit(status & 0xFF)
 
 
-def _hold(order: Hold, memory: int, theirs: int) -> None:
-    """Runs a dataset host: takes the spec, forks workers until the agent closes the channel."""
+def _serve_dataset(order: StartDataset, memory: int, theirs: int) -> None:
+    """Runs a dataset process: takes the spec, forks workers until the agent closes the channel."""
     channel = Pipe(socket.socket(fileno=theirs), blocking=False)
     spec = _unpack(order, memory, channel)
     children = _Children()
@@ -444,7 +443,7 @@ def _hold(order: Hold, memory: int, theirs: int) -> None:
         waiting = deque(channel.receive())
         while waiting:
             data, descriptors = waiting.popleft()
-            match to_dataset_host.decode(data):
+            match to_dataset_process.decode(data):
                 case Fork() as fork:
                     sock = socket.socket(fileno=descriptors[0])
                     run = _worker(sock, spec, fork, order.host)
@@ -455,16 +454,16 @@ def _hold(order: Hold, memory: int, theirs: int) -> None:
                         # A pid that was reaped may be another process's by now.
                         if known == token and pid in children.pids:
                             os.kill(pid, signal.SIGKILL)
-        for pid, status in children.reap().items():
+        for pid, status in children.take_ended().items():
             channel.send(pack(Exited(tokens.pop(pid), status)))
     if channel.failure:
         print(
             f"stoker: the process that holds the dataset ends: {channel.failure}", file=sys.stderr
         )
-    children.end()
+    children.stop()
 
 
-def _unpack(order: Hold, memory: int, channel: Pipe) -> DatasetSpec | None:
+def _unpack(order: StartDataset, memory: int, channel: Pipe) -> DatasetSpec | None:
     try:
         # The agent wrote it through the same descriptor.
         os.lseek(memory, 0, os.SEEK_SET)
@@ -472,14 +471,14 @@ def _unpack(order: Hold, memory: int, channel: Pipe) -> DatasetSpec | None:
             spec = read_spec(file)
     except Exception as err:
         packed = pack_error(err, host=order.host, where="the process that holds the dataset")
-        channel.send(pack(Held(packed, f"{type(err).__name__}: {err}")))
+        channel.send(pack(Loaded(packed, f"{type(err).__name__}: {err}")))
         _drain(channel)
         return None
     finally:
         os.close(memory)
     # Before workers are forked: a collection in each of them would copy the dataset's pages.
     gc.freeze()
-    channel.send(pack(Held()))
+    channel.send(pack(Loaded()))
     return spec
 
 

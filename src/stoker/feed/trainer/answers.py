@@ -1,12 +1,14 @@
-"""Agents and local workers answer with batches, errors and credits, which go to sessions from here.
+"""Takes the answers of agents and local workers, and hands them to sessions.
 
-Each data host's batches are received by a thread of its own, to where they will live: pinned, where
-the loader pins. All else is read by the I/O thread. Both are off the thread that trains.
+Each data host's batches are received by a thread, to where they will live: pinned, where the loader
+pins. Everything else is read by the I/O thread. Neither is the thread that trains.
 """
 
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import cast
 
 import numpy as np
 import zmq
@@ -14,9 +16,10 @@ import zmq
 from stoker.errors import FeedError, FeedLostError, ProtocolError
 from stoker.feed import memory
 from stoker.feed.trainer.buffers import BatchBuffers, BatchOutcome, error_in
-from stoker.feed.trainer.connections import AgentLink, BatchReceiver
-from stoker.feed.trainer.control import MAX_PAUSE_SECONDS
+from stoker.feed.trainer.control_connection import MAX_PAUSE_SECONDS
+from stoker.feed.trainer.links import AgentLink
 from stoker.feed.trainer.observer import Observer
+from stoker.feed.trainer.receiver import BatchReceiver
 from stoker.feed.trainer.scheduler import Peer
 from stoker.feed.trainer.session import LOCAL, FeedSession, SharedState
 from stoker.feed.wire import protocol
@@ -28,56 +31,37 @@ from stoker.records import FeedSettings
 _NOTHING: Bytes = np.empty(0, dtype=np.uint8)
 
 
-def drop(
-    session: FeedSession,
-    peer: Peer,
-    number: int,
-    *,
-    generation: int,
-    reason: str,
-    host: str,
+def reassign(
+    session: FeedSession, peer: Peer, number: int, *, generation: int, reason: str, host: str
 ) -> None:
-    """Reassigns a batch whose workers are gone; under the lock.
+    """Reassigns a batch whose workers are gone, or puts an error in its place after enough tries.
 
-    Where that has been tried often enough, there is an error in the place of the batch.
+    Callers hold the lock.
     """
     schedule = session.schedule
-    if not schedule.dropped(peer, number, generation=generation):
+    if not schedule.mark_failed(peer, number, generation=generation):
         return
     error = FeedLostError(
         schedule.words(number, reason),
         where=f"epoch {session.epoch}, batch {number}, last tried on host {host}",
         fix=advice_on(reason),
     )
-    # The error takes the place of the batch, so that the epoch goes on after it.
+    # In place of the batch, so that the epoch continues after it.
     if schedule.arrived(peer, number, frame_bytes=0, now=time.monotonic(), generation=generation):
         session.deliver(number, BatchOutcome(error=error))
     else:
-        # A shard ends with its process: there is nothing after it either.
-        session.fail(error)
+        # A shard ends with its process: nothing comes after it either.
+        session.mark_failed(error)
 
 
-def drop_local(session: FeedSession, result: Result, *, host: str) -> None:
-    """Reassigns a job that this process's own workers lost: see `drop`."""
-    _, number, generation = number_of(result)
-    drop(session, LOCAL, number, generation=generation, reason=result.summary, host=host)
-
-
-def number_of(result: Result) -> tuple[int, int, int]:
-    """Returns epoch id, number and generation of what a local worker was asked for."""
-    epoch_id, number, generation = result.job.key
-    assert isinstance(epoch_id, int)
-    assert isinstance(number, int)
-    assert isinstance(generation, int)
-    return epoch_id, number, generation
+def reassign_local(session: FeedSession, result: Result, *, host: str) -> None:
+    """Reassigns a job that this process's own workers lost."""
+    _, number, generation = cast("tuple[int, int, int]", result.job.key)
+    reassign(session, LOCAL, number, generation=generation, reason=result.summary, host=host)
 
 
 class Answers:
-    """Takes what agents send; the lock is held for the books only, never while memory is written.
-
-    Args:
-        on_lost: Told of an agent whose connection for batches was lost, and the other one with it.
-    """
+    """Answers of the agents; the lock is never held while memory is written."""
 
     def __init__(
         self,
@@ -98,7 +82,7 @@ class Answers:
         self._unpack_batch = protocol.Unpacker(protocol.Made)
 
     def take(self, link: AgentLink, frames: Sequence[zmq.Frame]) -> None:
-        """Takes a message on the encrypted connection; one that is none costs the connection."""
+        """Handles a message on the encrypted connection; a malformed one costs the connection."""
         try:
             message = self._unpack_agent(frames[0].buffer)
             frame = frames[1] if len(frames) > 1 else None
@@ -108,21 +92,14 @@ class Answers:
 
     def _receive_batches(self, link: AgentLink, ticket: protocol.Ticket) -> None:
         """Opens the connection for batches, which the agent waits for."""
-
-        def take(receiver: BatchReceiver, packed: bytes, nbytes: int) -> None:
-            self._take_batch(link, receiver, packed, nbytes)
-
-        def ended(receiver: BatchReceiver) -> None:
-            self._shared.post(lambda: self._lost_batches(link, receiver))
-
         receiver = BatchReceiver(
             address=link.address,
             port=link.member.batch_port,
             ticket=ticket,
             buffers=BatchBuffers(self._pool),
             pool=self._pool,
-            take=take,
-            ended=ended,
+            take=partial(self._take_batch, link),
+            ended=lambda ended: self._shared.post(partial(self._lost_batches, link, ended)),
             max_head_bytes=self._max_bytes,
         )
         link.receive_by(receiver)
@@ -132,24 +109,23 @@ class Answers:
     def _take_batch(
         self, link: AgentLink, receiver: BatchReceiver, packed: bytes, nbytes: int
     ) -> None:
-        """Receives a batch whose head has arrived; in the receiver's thread."""
+        """Receives a batch whose header has arrived; in the receiver's thread."""
         made = self._unpack_batch(packed)
         assert isinstance(made, protocol.Made)
-        # Without the lock, which is taken once the batch is here: if the session ends meanwhile,
-        # `_take_made` drops the batch.
+        # Without the lock: if the session ends meanwhile, `_take_made` drops the batch.
         session = self._shared.sessions.get(made.session)
         if nbytes > self._max_bytes:
             error = FeedError(
-                f"a batch of {nbytes} bytes, more than this host can hold ({self._max_bytes})",
+                f"batch too large: {nbytes} bytes, limit {self._max_bytes} bytes",
                 where=f"batch {made.number}, from host {link.member.host}",
                 fix="make smaller batches, or send uint8 and convert on the accelerator",
             )
             if session is not None:
                 with self._shared.lock:
-                    session.fail(error)
+                    session.mark_failed(error)
             raise ProtocolError(error.what)
         payload = _NOTHING
-        # Also for a session that is gone: the next head comes after this payload.
+        # Also for a session that is gone: the next header comes after this payload.
         if nbytes:
             pins_on = None if session is None else session.pins_on
             payload = receiver.buffers.room(nbytes, pins_on)
@@ -158,9 +134,9 @@ class Answers:
             self._take_made(link, receiver, session, made, payload)
 
     def _lost_batches(self, link: AgentLink, receiver: BatchReceiver) -> None:
-        """Takes the end of the connection for batches; in the I/O thread."""
+        """Handles the end of the connection for batches; in the I/O thread."""
         if link.receiver is not receiver:
-            # It was closed by us, with its connection, and another one is in its place.
+            # Closed by us, with its connection, and replaced.
             return
         failure = receiver.failure
         if not isinstance(failure, OSError | ProtocolError):
@@ -168,30 +144,26 @@ class Answers:
         refused = isinstance(failure, ProtocolError)
         event = EventName.MESSAGE_REFUSED if refused else EventName.BATCHES_LOST
         self._shared.log.event(event, agent=link.member.host, reason=receiver.words())
-        error = link.lose_batches(time.monotonic())
+        error = link.mark_batches_lost(time.monotonic())
         if error is None:
             self._on_lost(link)
             return
         with self._shared.lock:
             for session in self._shared.sessions.values():
-                self._leave_out(link, session, error.what, error)
-        self._tell_left_out(link, error.what)
+                self._mark_failed(link, session, error.what, error)
+        self._log_excluded(link, error.what)
 
     def _refuse(self, link: AgentLink, err: ProtocolError) -> None:
         self._shared.log.event(EventName.MESSAGE_REFUSED, agent=link.member.host, reason=err.what)
-        link.lose(time.monotonic())
-        forget_peer(self._shared, link)
+        link.mark_lost(time.monotonic())
+        mark_peer_lost(self._shared, link)
 
     def _handle(self, link: AgentLink, message: protocol.Message, frame: zmq.Frame | None) -> None:
         match message:
             case protocol.Ticket():
                 self._receive_batches(link, message)
-            case protocol.Raised():
-                self._take_raised(link, message, self._error_of(message, frame))
-            case protocol.Ended():
-                self._take_ended(link, message)
-            case protocol.Dropped():
-                self._take_dropped(link, message)
+            case protocol.Raised() | protocol.Ended() | protocol.Declined():
+                self._take_answer(link, message, frame)
             case protocol.Need():
                 self._ship(link, message.spec)
             case protocol.Ready():
@@ -201,18 +173,17 @@ class Answers:
             case protocol.Failed():
                 self._take_failed(link, message, self._error_of(message, frame))
             case protocol.Leaving():
-                link.is_leaving = True
+                link.is_draining = True
                 with self._shared.lock:
                     for session in self._shared.sessions.values():
-                        session.schedule.leave(link.member.host)
+                        session.schedule.mark_draining(link.member.host)
             case protocol.WrongHost():
-                # The name was looked up before the host went away, and another one has its address
-                # now: asked again at once, the name server would say the same.
+                # Another host has the address now. The name server may still return it.
                 self._shared.log.event(
                     EventName.AGENT_ADDRESS_REUSED, agent=link.member.host, found=message.host
                 )
-                link.lose(time.monotonic(), pause_seconds=MAX_PAUSE_SECONDS)
-                forget_peer(self._shared, link)
+                link.mark_lost(time.monotonic(), pause_seconds=MAX_PAUSE_SECONDS)
+                mark_peer_lost(self._shared, link)
 
     def _take_made(
         self,
@@ -222,8 +193,8 @@ class Answers:
         made: protocol.Made,
         payload: Bytes,
     ) -> None:
-        """Delivers a batch that is there; in the receiver's thread."""
-        # Views cost less than to ask whether it is wanted before they are made.
+        """Delivers a batch; in the receiver's thread."""
+        # To make views costs less than to ask first whether the batch is wanted.
         outcome = receiver.buffers.decoded(made.tree, payload, allow_pickle=self._accepts_pickles)
         host, nbytes, now = link.member.host, payload.nbytes, time.monotonic()
         with self._shared.lock:
@@ -244,82 +215,68 @@ class Answers:
             if session.is_due:
                 session.ring()
             has_work = session.schedule.may_assign()
-        # After the lock is free: the I/O thread wants it at once.
+        # After the lock is released: the I/O thread takes it at once.
         if has_work:
             self._shared.wake()
 
-    def _asking(
-        self, message: protocol.Raised | protocol.Ended | protocol.Dropped
-    ) -> FeedSession | None:
-        """Returns the session that still waits for what the message answers; under the lock."""
-        session = self._shared.sessions.get(message.session)
-        if session is None or session.epoch_id != message.epoch_id or not session.is_busy:
-            return None
-        return session
-
-    def _take_raised(self, link: AgentLink, message: protocol.Raised, error: BaseException) -> None:
-        """Delivers an error in place of a batch."""
+    def _take_answer(
+        self,
+        link: AgentLink,
+        message: protocol.Raised | protocol.Ended | protocol.Declined,
+        frame: zmq.Frame | None,
+    ) -> None:
+        """Handles the end of a request without a batch, if a session still waits for it."""
+        host, number, generation = link.member.host, message.number, message.generation
+        # Without the lock, because it may run the dataset's code.
+        error = self._error_of(message, frame) if isinstance(message, protocol.Raised) else None
         with self._shared.lock:
-            session = self._asking(message)
-            if session is not None and session.schedule.arrived(
-                link.member.host,
-                message.number,
-                frame_bytes=0,
-                now=time.monotonic(),
-                generation=message.generation,
-                digest=message.digest,
-                random_state=message.state,
-            ):
-                session.deliver(
-                    message.number, BatchOutcome(error=error), is_final=message.is_final
-                )
-
-    def _take_ended(self, link: AgentLink, message: protocol.Ended) -> None:
-        """Takes that a shard has no more batches."""
-        with self._shared.lock:
-            session = self._asking(message)
-            if session is not None:
-                session.schedule.ended(
-                    link.member.host,
-                    message.number,
-                    generation=message.generation,
-                    random_state=message.state,
-                )
-                session.stir(is_head=True)
-
-    def _take_dropped(self, link: AgentLink, message: protocol.Dropped) -> None:
-        host = link.member.host
-        with self._shared.lock:
-            session = self._asking(message)
-            if session is None or link.has_failed(session.name):
-                # No batch is to blame where there are no processes any more.
+            session = self._shared.sessions.get(message.session)
+            if session is None or session.epoch_id != message.epoch_id or not session.is_busy:
                 return
-            if message.is_lost or link.is_leaving:
-                drop(
-                    session,
-                    host,
-                    message.number,
-                    generation=message.generation,
-                    reason=message.reason,
-                    host=host,
-                )
-            else:
-                # It has forgotten the session: this process was silent for too long.
-                session.schedule.lost(host)
-                link.close_session(session.name)
-                session.has_news = True
-        self._shared.log.event(
-            EventName.BATCH_DROPPED, agent=host, batch=message.number, reason=message.reason
-        )
+            schedule = session.schedule
+            match message:
+                case protocol.Raised():
+                    if schedule.arrived(
+                        host,
+                        number,
+                        frame_bytes=0,
+                        now=time.monotonic(),
+                        generation=generation,
+                        digest=message.digest,
+                        random_state=message.state,
+                    ):
+                        outcome = BatchOutcome(error=error)
+                        session.deliver(number, outcome, is_final=message.is_final)
+                case protocol.Ended():
+                    schedule.ended(host, number, generation=generation, random_state=message.state)
+                    session.stir(is_head=True)
+                case protocol.Declined():
+                    self._take_declined(link, session, message)
+
+    def _take_declined(
+        self, link: AgentLink, session: FeedSession, message: protocol.Declined
+    ) -> None:
+        host, number, reason = link.member.host, message.number, message.reason
+        if link.has_failed(session.name):
+            # The batch is not to blame where all processes are gone.
+            return
+        if message.is_lost or link.is_draining:
+            generation = message.generation
+            reassign(session, host, number, generation=generation, reason=reason, host=host)
+        else:
+            # The host has closed the session: this process was silent for too long.
+            session.schedule.mark_lost(host)
+            link.close_session(session.name)
+            session.has_news = True
+        self._shared.log.event(EventName.BATCH_DROPPED, agent=host, batch=number, reason=reason)
 
     def _take_ready(self, link: AgentLink, message: protocol.Ready) -> None:
         with self._shared.lock:
             session = self._shared.sessions.get(message.session)
             if session is None or session.spec is None or session.spec.digest != message.spec:
-                # Of a spec that the loader had before: the answer to its Open follows.
+                # Of an earlier spec; the answer to the current one follows.
                 return
         if link.has_failed(message.session):
-            # It was left out while this was on its way.
             return
         link.opened[message.session] = message.spec
         link.ready.add(message.session)
@@ -332,25 +289,25 @@ class Answers:
         )
 
     def _take_failed(self, link: AgentLink, message: protocol.Failed, error: BaseException) -> None:
-        """Handles that a host cannot use the spec: nobody can, or it alone, and others go on."""
+        """Handles that no host can use the spec, or only this one cannot."""
         with self._shared.lock:
             session = self._shared.sessions.get(message.session)
-            if session is None or not _has_spec(session, message.spec):
+            if session is None or session.spec is None or session.spec.digest != message.spec:
                 return
             if not message.is_of_host:
-                session.fail(error)
+                session.mark_failed(error)
                 return
-            self._leave_out(link, session, message.reason, error)
-        self._tell_left_out(link, message.reason)
+            self._mark_failed(link, session, message.reason, error)
+        self._log_excluded(link, message.reason)
 
-    def _leave_out(
+    def _mark_failed(
         self, link: AgentLink, session: FeedSession, reason: str, error: BaseException
     ) -> None:
-        """Leaves out the host, which makes nothing for a session in this epoch; under the lock."""
-        link.fail(session.name, epoch_id=session.epoch_id, reason=reason, error=error)
-        session.schedule.lost(link.member.host)
+        """Excludes the host from the session for this epoch; under the lock."""
+        link.mark_failed(session.name, epoch_id=session.epoch_id, reason=reason, error=error)
+        session.schedule.mark_lost(link.member.host)
 
-    def _tell_left_out(self, link: AgentLink, reason: str) -> None:
+    def _log_excluded(self, link: AgentLink, reason: str) -> None:
         host = link.member.host
         self._shared.log.event(
             EventName.HOST_EXCLUDED,
@@ -361,16 +318,16 @@ class Answers:
     def _grant(self, link: AgentLink, name: str, credits: int) -> None:
         with self._shared.lock:
             session = self._shared.sessions.get(name)
-            if session is None or name not in link.ready or link.is_leaving:
+            if session is None or name not in link.ready or link.is_draining:
                 return
             session.schedule.grant(link.member.host, credits)
             session.had_peers = True
             session.stir()
 
     def _error_of(self, message: protocol.Message, frame: zmq.Frame | None) -> Exception:
-        """Returns the error that a data host says was raised there."""
+        """Returns the error that was raised on a data host."""
         if frame is None:
-            return ProtocolError("an error without its frame")
+            return ProtocolError("error message without its frame")
         if self._accepts_pickles:
             return error_in(frame.buffer)
         if isinstance(message, protocol.Failed) and message.is_of_host:
@@ -378,32 +335,28 @@ class Answers:
         words = message.summary if isinstance(message, protocol.Raised) else ""
         words = message.reason if isinstance(message, protocol.Failed) else words
         return RuntimeError(
-            f"{words} (raised on a data host; feed.accept_pickles is false, so its text is all "
-            "that is taken)"
+            f"{words} (raised on a data host; text only, because feed.accept_pickles is false)"
         )
 
     def _ship(self, link: AgentLink, digest: str) -> None:
         with self._shared.lock:
-            specs = [s.spec for s in self._shared.sessions.values() if _has_spec(s, digest)]
-        for spec in specs[:1]:
-            if spec is not None:
+            specs = [session.spec for session in self._shared.sessions.values()]
+        for spec in specs:
+            if spec is not None and spec.digest == digest:
                 link.ship(spec)
+                return
 
 
-def forget_peer(shared: SharedState, link: AgentLink) -> None:
-    """Hands what was asked for over a lost connection to others, and closes its sessions."""
-    link.forget_all()
+def mark_peer_lost(shared: SharedState, link: AgentLink) -> None:
+    """Closes the link's sessions, and reassigns what it was asked for."""
+    link.discard_all()
     with shared.lock:
         for session in shared.sessions.values():
-            session.schedule.lost(link.member.host)
-
-
-def _has_spec(session: FeedSession, digest: str) -> bool:
-    return session.spec is not None and session.spec.digest == digest
+            session.schedule.mark_lost(link.member.host)
 
 
 class LocalAnswers:
-    """Hands sessions what this process's own workers made, as `Answers` does for data hosts."""
+    """Answers of this process's own workers."""
 
     def __init__(
         self, shared: SharedState, observer: Observer, buffers: BatchBuffers, *, host: str
@@ -414,10 +367,9 @@ class LocalAnswers:
         self._buffers = buffers
 
     def take(self, session: FeedSession, fileno: int) -> None:
-        """Takes what came from a local worker."""
         with self._shared.lock:
             local = session.local
-        # Without the lock: a worker that died is waited for, and another one forked in its place.
+        # Without the lock: a worker that died is waited for, and replaced.
         results = [] if local is None else local.handle(fileno)
         for result in results:
             self._settle(session, result)
@@ -426,24 +378,24 @@ class LocalAnswers:
                 if local.credits:
                     session.schedule.grant(LOCAL, local.credits)
                 else:
-                    session.schedule.lost(LOCAL)
+                    session.schedule.mark_lost(LOCAL)
                 session.stir()
 
     def _settle(self, session: FeedSession, result: Result) -> None:
-        epoch_id, number, generation = number_of(result)
+        epoch_id, number, generation = cast("tuple[int, int, int]", result.job.key)
         payload, size = _payload_of(result)
         with self._shared.lock:
             if session.epoch_id != epoch_id or not session.is_busy:
                 return
             schedule = session.schedule
             if result.is_lost:
-                drop_local(session, result, host=self._host)
+                reassign_local(session, result, host=self._host)
                 return
             if result.is_end:
                 schedule.ended(LOCAL, number, generation=generation, random_state=result.state)
                 session.stir(is_head=True)
                 return
-            # Before the batch is copied below: nobody else is asked for it meanwhile.
+            # Before the batch is copied below, so that no other peer is asked for it meanwhile.
             is_wanted = schedule.arrived(
                 LOCAL,
                 number,

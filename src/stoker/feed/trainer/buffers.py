@@ -1,7 +1,7 @@
-"""Batches live, in a trainer, in memory that is used again, pinned or not.
+"""Memory for batches in a trainer, used again, pinned or not.
 
 The trees of a loader's batches are mostly equal to the last byte: dtypes, shapes and offsets of
-tensors, and what holds them. From the second of a kind on, only the views are made.
+tensors, and their containers. From the second of a kind on, only the views are made.
 """
 
 import math
@@ -34,13 +34,12 @@ def current_device() -> int:
 
 
 def set_device(number: int) -> None:
-    """Makes it this thread's accelerator."""
     accelerator = getattr(torch, "accelerator", None)
     getattr(accelerator, "set_device_index", torch.cuda.set_device)(number)
 
 
 class LayoutCache:
-    """Decodes the batches of a process; used by one thread."""
+    """Decoder of the batches of a process; used by one thread."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[bytes, int], _Plan] = {}
@@ -68,7 +67,7 @@ class LayoutCache:
 
 
 def _plan(node: object) -> _Plan | None:
-    """Returns a function that makes the value of a node that was checked; None: use `decode`."""
+    """Returns a function that makes the value of a checked node; None: use `decode`."""
     if not isinstance(node, list):
         return lambda _: node
     match node:
@@ -111,7 +110,7 @@ def _tensor_plan(name: str, shape: tuple[int, ...], offset: int) -> _Plan | None
 
 
 def _array_dtype(name: str, dtype: torch.dtype) -> "np.dtype[np.generic[object]] | None":
-    """Returns NumPy's of that name, if it has one that this torch takes for `dtype`."""
+    """Returns NumPy's dtype of that name, if torch takes it for `dtype`."""
     try:
         found: np.dtype[np.generic[object]] = np.dtype(name)
         return found if torch.from_numpy(np.empty(0, found)).dtype == dtype else None
@@ -120,17 +119,17 @@ def _array_dtype(name: str, dtype: torch.dtype) -> "np.dtype[np.generic[object]]
 
 
 class BatchOutcome(msgspec.Struct):
-    """A batch ends as its value, or as the error to raise in its place."""
+    """A batch, or the error to raise in its place."""
 
     value: object = None
     error: BaseException | None = None
 
 
 class BatchBuffers:
-    """Puts batches where they will live; used by one thread.
+    """Memory where batches will live; used by one thread.
 
     Args:
-        pool: Memory that is not pinned; absent: one of its own.
+        pool: Memory that is not pinned; absent: a new pool.
     """
 
     def __init__(self, pool: BufferPool | None = None) -> None:
@@ -147,11 +146,11 @@ class BatchBuffers:
     def room(self, nbytes: int, pins_on: int | None) -> Bytes:
         """Returns memory of `nbytes` bytes where a batch will live.
 
-        Pinned, it is of torch's allocator, which uses it again and knows of the copies to the
+        Pinned memory is from torch's allocator, which uses it again and knows of the copies to the
         accelerator that are under way; ours could not.
 
         Args:
-            pins_on: Number of the accelerator that it is to be pinned for; None: it is not.
+            pins_on: Number of the accelerator that it is pinned for; None: it is not pinned.
         """
         if pins_on is None:
             return self._pool.take(nbytes)
@@ -163,7 +162,7 @@ class BatchBuffers:
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
 
     def decoded(self, tree: bytes, payload: Bytes | None, *, allow_pickle: bool) -> BatchOutcome:
-        """Returns the batch, or the error that it cannot be made of that."""
+        """Returns the batch, or the error why it cannot be decoded."""
         try:
             return BatchOutcome(self._plans.decode(tree, payload, allow_pickle=allow_pickle))
         except FeedError as err:
@@ -171,7 +170,7 @@ class BatchBuffers:
 
 
 def error_in(data: bytes | memoryview) -> Exception:
-    """Returns the error that was sent, or the one that it cannot be rebuilt."""
+    """Returns the error that was sent, or why it cannot be rebuilt."""
     try:
         return unpack_error(data)
     except FeedError as err:

@@ -1,4 +1,4 @@
-"""A trainer process has one client of the feed, with one I/O thread for all its loaders."""
+"""The client of the feed in a trainer process: one I/O thread for all its loaders."""
 
 import atexit
 import functools
@@ -20,14 +20,13 @@ import zmq
 
 from stoker.errors import FeedError, FeedLostError, ProtocolError, UsageError
 from stoker.feed import memory
-from stoker.feed.memory import allowance
-from stoker.feed.process import LoaderBooks, TrainerProcess
-from stoker.feed.trainer.answers import Answers, LocalAnswers, drop_local, forget_peer
+from stoker.feed.bookkeeping import LoaderBooks, TrainerProcess
+from stoker.feed.trainer.answers import Answers, LocalAnswers, mark_peer_lost, reassign_local
 from stoker.feed.trainer.buffers import BatchBuffers
-from stoker.feed.trainer.connections import AgentLink, Link
-from stoker.feed.trainer.control import GOODBYE_SECONDS, ZmqContext, send_uncopied_ahead
+from stoker.feed.trainer.control_connection import GOODBYE_SECONDS, ZmqContext, send_uncopied_ahead
+from stoker.feed.trainer.links import AgentLink, Link
 from stoker.feed.trainer.observer import Observer, SessionState
-from stoker.feed.trainer.scheduler import BatchScheduler, Peer, Scheduler
+from stoker.feed.trainer.scheduler import BatchScheduler, Scheduler
 from stoker.feed.trainer.session import LOCAL, FeedSession, SharedState
 from stoker.feed.trainer.shards import idle_words
 from stoker.feed.wire import protocol
@@ -38,9 +37,9 @@ from stoker.feed.workers.pool import Result
 from stoker.logs import EventName, Log
 from stoker.settings import ProcessSettings
 
-# Beyond the lease: the coordinator's word and the re-dialling take a moment.
+# Beyond the lease: the coordinator's message and the reconnect take a moment.
 LOST_GRACE_SECONDS = 3.0
-# Where the coordinator says that every data host has left or is lost, no lease is waited for.
+# Instead of the lease, where the coordinator says that every data host has left or is lost.
 ALL_GONE_SECONDS = 10.0
 
 _VERSIONS = {
@@ -50,22 +49,19 @@ _VERSIONS = {
     "torch": str(torch.__version__),
     "numpy": np.__version__,
 }
-# Progress to the coordinator, and a check of what no event reports.
+# Interval of progress reports, and of checks for what no event reports.
 _TICK_SECONDS = 1.0
 _IN, _OUT = select.POLLIN, select.POLLOUT
-# The I/O thread's goodbye takes milliseconds; the end of local workers may take a little longer.
+# The I/O thread's goodbye takes milliseconds; local workers may take longer to stop.
 CLOSE_SECONDS = 8.0
 
 
 class Requester:
-    """Sends what the I/O thread asks for; every method is called under the lock.
-
-    Args:
-        links: Host to link; the I/O thread's own, which changes.
+    """Sends the I/O thread's requests; callers hold the lock.
 
     Attributes:
-        expected: Data hosts of the run; None: the coordinator has not said yet.
-        lost: Those that the coordinator gave up.
+        expected: Data hosts of the run; None: the coordinator has not sent it yet.
+        lost: Hosts that the coordinator marked as lost.
     """
 
     def __init__(
@@ -80,16 +76,16 @@ class Requester:
         self._awaited: tuple[str, ...] = ()
         self._listed: tuple[str, ...] = ()
         self._heard_at: dict[str, float] = {}
-        self._told_shards: set[str] = set()
+        self._warned_of: set[str] = set()
 
-    def tell_news(self, session: FeedSession) -> None:
-        """Tells every agent of a new epoch, or of a new spec."""
+    def announce(self, session: FeedSession) -> None:
+        """Announces a new epoch, or a new spec, to every agent."""
         session.has_news = False
         if session.spec is None:
             return
         before = session.epoch_id if session.is_busy else session.epoch_id + 1
         if session.local is not None:
-            session.local.forget(before_epoch_id=before)
+            session.local.cancel(before_epoch_id=before)
         for link in self._links.values():
             if not link.is_up or not link.may_open(session.name, epoch_id=session.epoch_id):
                 continue
@@ -106,16 +102,16 @@ class Requester:
                         spec_bytes=len(session.spec.data),
                         seeding=session.seeding,
                         base_seed=session.base_seed,
-                        # The ids of all hosts interleave (place, place + hosts, ...), so that none
-                        # is given out twice, without a word between the hosts.
+                        # The ids of hosts interleave (place, place + hosts, ...), so that none is
+                        # used twice although the hosts do not talk to each other.
                         first_worker=self._first_worker(session.spec) + link.member.place,
                         worker_step=max(1, self.expected or 1),
                         versions=_VERSIONS,
                         host=link.member.host,
                     )
                 )
-            # After the Open: with that the agent forgets which epochs were over.
-            link.send(protocol.Forget(session=session.name, before_epoch_id=before))
+            # After the Open, which resets the agent's list of cancelled epochs.
+            link.send(protocol.Cancel(session=session.name, before_epoch_id=before))
 
     def _first_worker(self, spec: PackedSpec) -> int:
         """Returns the lowest id that no local worker of any rank has."""
@@ -126,24 +122,19 @@ class Requester:
         return max(spec.num_workers, decided or 0)
 
     def ask(self, session: FeedSession, now: float) -> None:
-        """Asks for the batches whose turn it is."""
         schedule = session.schedule
         sessions = self._shared.sessions
         schedule.max_bytes = session.max_bytes
         if len(sessions) > 1:
-            others = [
-                other.schedule
-                for other in sessions.values()
-                if other is not session and other.is_busy
-            ]
-            # What other loaders hold changes with each batch, so this is asked anew at each turn.
-            schedule.max_bytes = allowance(session.max_bytes, others=others)
+            # At each turn, because what other loaders hold changes with each batch.
+            others = [s.schedule for s in sessions.values() if s is not session and s.is_busy]
+            schedule.max_bytes = memory.allowance(session.max_bytes, others=others)
         for number in schedule.overdue(now):
             self._shared.log.event(EventName.BATCH_OVERDUE, epoch=session.epoch, batch=number)
         if not schedule.is_settled and self._are_all_there(session):
             schedule.settle()
-        if schedule.num_shards and schedule.is_settled and session.name not in self._told_shards:
-            self._tell_shards(session)
+        if schedule.num_shards and schedule.is_settled and session.name not in self._warned_of:
+            self._warn_of_few_shards(session)
         lost: list[Result] = []
         for peer, number in schedule.assign(now):
             order = session.order_of(number)
@@ -153,15 +144,15 @@ class Requester:
                 self._links[peer].has_asked = True
                 self._links[peer].send(order)
         for result in lost:
-            drop_local(session, result, host=self._settings.host)
+            reassign_local(session, result, host=self._settings.host)
         if session.local is not None:
             for _ in session.local.give_late_jobs_again():
                 self._shared.log.event(EventName.LOCAL_BATCH_OVERDUE, epoch=session.epoch)
             session.local.flush()
 
-    def _tell_shards(self, session: FeedSession) -> None:
-        """Warns, once for a loader, of data workers that no shard of its stream is for."""
-        self._told_shards.add(session.name)
+    def _warn_of_few_shards(self, session: FeedSession) -> None:
+        """Warns, once for a loader, of data workers that have no shard of its stream."""
+        self._warned_of.add(session.name)
         text = idle_words(
             num_shards=session.schedule.num_shards,
             ranks=self._settings.world_size,
@@ -174,16 +165,16 @@ class Requester:
             self._shared.log.event(EventName.FEW_SHARDS, text=text)
 
     def _are_all_there(self, session: FeedSession) -> bool:
-        """Returns whether every data host of the run is ready for the session, or cannot be."""
+        """Returns whether every data host of the run is ready for the session, or has failed."""
         known = sum(
             session.name in link.ready or link.has_failed(session.name)
             for link in self._links.values()
         )
         return self.expected is not None and known >= self.expected - len(self.lost)
 
-    def judge(self, session: FeedSession, now: float) -> None:
-        """Ends a session that nobody works for any more."""
-        if session.schedule.peers():
+    def check_peers(self, session: FeedSession, now: float) -> None:
+        """Fails a session that has been without peers for too long."""
+        if session.schedule.peers:
             if session.is_waiting:
                 waited = round(now - session.alone_since, 1)
                 self._shared.log.event(EventName.TRAINING_CONTINUES, waited_seconds=waited)
@@ -191,7 +182,7 @@ class Requester:
             return
         error = self._failure_of_all(session)
         if error is not None:
-            session.fail(error)
+            session.mark_failed(error)
             return
         alone = now - session.alone_since
         opening = any(link.is_up and session.name in link.opened for link in self._links.values())
@@ -199,11 +190,11 @@ class Requester:
         patience = self._feed.lease_seconds + LOST_GRACE_SECONDS
         if self.expected is not None and not self._listed and not self._awaited:
             patience = min(patience, ALL_GONE_SECONDS)
-        # What was preempted may have to wait for a new node, as at the start.
+        # A preempted host may have to wait for a new node, as at the start.
         may_come = is_starting or self._settings.comes_back
         limit = self._feed.start_deadline_seconds if may_come else patience
         if alone > limit:
-            session.fail(self._lost_error(session, now))
+            session.mark_failed(self._lost_error(session, now))
         elif alone > patience and not session.is_waiting:
             session.is_waiting = True
             self._shared.log.event(
@@ -213,8 +204,8 @@ class Requester:
                 expected=self.expected,
             )
 
-    def tell_alone(self) -> None:
-        """Says what happens now that no data host is connected, if a loader is at work."""
+    def log_alone(self) -> None:
+        """Logs what happens now that no data host is connected, if a loader is busy."""
         busy = [session for session in self._shared.sessions.values() if session.is_busy]
         if not busy:
             return
@@ -237,14 +228,13 @@ class Requester:
             for link in self._links.values()
             if link.is_up and link.has_failed(session.name)
         ]
-        # A host that is lost may come back, and may be able to make them.
+        # A lost host may come back, and may be able to make them.
         if self.expected is None or (self.lost and self._settings.comes_back):
             return None
         is_all = len(failures) + len(self.lost) >= self.expected
         return failures[0] if failures and is_all else None
 
     def take_roster(self, roster: protocol.Roster, now: float) -> None:
-        """Takes what the coordinator says of the hosts."""
         self.expected = roster.expected
         self.lost = {member.host: member for member in roster.lost}
         self._awaited = roster.awaited
@@ -275,29 +265,26 @@ class Requester:
         if self.expected is None:
             seen = f"the coordinator at {self._settings.coordinator} did not answer"
         local = f"; local workers: {session.local.last_death}" if session.local else ""
-        if session.had_peers:
-            what = f"no data worker is left after {now - session.alone_since:.0f} s"
-        else:
-            what = f"no data worker came within {now - session.alone_since:.0f} s"
+        what = "lost all data workers {:.0f} s ago"
+        if not session.had_peers:
+            what = "no data worker came within {:.0f} s"
+        what = what.format(now - session.alone_since)
         return FeedLostError(
             f"{what}: {expected} data hosts expected, {seen}{local}",
             where=f"rank {self._settings.rank}, host {self._settings.host}, "
             f"epoch {session.epoch}, batch {session.schedule.head}",
-            fix="see the logs of the data hosts; with local workers (feed.local_workers) the "
-            "training would go on",
+            fix="see the logs of the data hosts, or set feed.local_workers as a fallback",
         )
 
 
-# Links, the descriptors of their connections, those of local workers with session and flags.
-_Polled = tuple[list[Link], list[tuple[int, ...]], dict[int, tuple[FeedSession, int]]]
+# Descriptor of a local worker to its session and the poller's flags.
+_Children = dict[int, tuple[FeedSession, int]]
+# Links, the descriptors of their connections, local workers.
+_Polled = tuple[list[Link], list[tuple[int, ...]], _Children]
 
 
 class IoThread:
-    """Asks agents and local workers for batches, and takes answers; `run` needs its own thread.
-
-    Args:
-        shared: What it has in common with the threads that iterate.
-    """
+    """Asks agents and local workers for batches, and takes answers; `run` blocks its thread."""
 
     def __init__(self, shared: SharedState, settings: ProcessSettings, keys: Keys) -> None:
         self._shared = shared
@@ -306,8 +293,8 @@ class IoThread:
         self._keys = keys
         self._context: ZmqContext = zmq.Context()
         self._unpack_coordinator = protocol.Unpacker(protocol.FromCoordinator)
-        # Cannot be taken back: a weak reference, so that a feed that was closed is not kept.
-        os.register_at_fork(after_in_child=partial(_let_go, weakref.ref(shared)))
+        # Cannot be unregistered: a weak reference, so that a closed feed is not kept.
+        os.register_at_fork(after_in_child=partial(_close_descriptors, weakref.ref(shared)))
         now = time.monotonic()
         self._polled: _Polled = ([], [], {})
         self._poll = select.poll()
@@ -317,7 +304,7 @@ class IoThread:
         self._ended: list[SessionState] = []
         self._has_begun = False
         pool = BufferPool()
-        self._answers = Answers(shared, self._observer, pool, self._feed, on_lost=self._lost)
+        self._answers = Answers(shared, self._observer, pool, self._feed, on_lost=self._mark_lost)
         self._local_answers = LocalAnswers(
             shared, self._observer, BatchBuffers(pool), host=settings.host
         )
@@ -325,19 +312,14 @@ class IoThread:
         self._progress_at = now
         host, _, port = (settings.coordinator or "").rpartition(":")
         self._coordinator = Link(
-            self._context,
-            keys,
-            name=host,
-            port=int(port),
-            now=now,
-            post=shared.post,
+            self._context, keys, name=host, port=int(port), now=now, post=shared.post
         )
 
     def run(self) -> None:
-        """Runs the loop until the feed is closed; a crash ends every session with its error."""
+        """Runs until the feed is closed; a crash fails every session with its error."""
         shared = self._shared
         try:
-            # The first turn dials: this takes its time while the connection is set up.
+            # After the first turn, which dials: meanwhile the connection is set up.
             self._turn()
             send_uncopied_ahead()
             while not shared.is_closing:
@@ -346,10 +328,10 @@ class IoThread:
             failure = FeedError(
                 f"the feed's thread failed: {type(err).__name__}: {err}",
                 where=f"rank {self._settings.rank}, host {self._settings.host}",
-                fix="this is a bug of stoker; its traceback is this error's cause",
+                fix="this is a bug in stoker; please report it with the traceback above",
             )
             failure.__cause__ = err
-            shared.fail(failure)
+            shared.mark_failed(failure)
         finally:
             self._close()
 
@@ -360,13 +342,12 @@ class IoThread:
         seconds = _TICK_SECONDS
         served: set[Link] = set()
         for link in links:
-            if not link.connection.is_open:
-                wait = link.wait_seconds(now)
-                if wait is not None and wait < seconds:
-                    seconds = wait
+            wait = link.wait_seconds(now)
+            if wait is not None and wait < seconds:
+                seconds = wait
             if link.has_input():
                 served.add(link)
-        children: dict[int, tuple[FeedSession, int]] = {}
+        children: _Children = {}
         with shared.lock:
             for session in shared.sessions.values():
                 wait = session.schedule.next_check(now)
@@ -376,12 +357,12 @@ class IoThread:
                     for fileno, wants_write in session.local.sockets().items():
                         children[fileno] = (session, _IN | _OUT if wants_write else _IN)
         self._watch(links, children)
-        # `sleeps` last, after all that is looked at above: who calls `wake` from here on ends the
-        # poll. Rounded up, for a poll that ends too early turns once more for nothing.
+        # `sleeps` last, after every check above: a `wake` from here on ends the poll. Rounded up,
+        # because a poll that ends too early costs one more turn.
         milliseconds = int(seconds * 1000) + 1 if shared.sleeps() and not served else 0
         ready = {fileno for fileno, _ in self._poll.poll(milliseconds)}
-        # In this order: a `wake` from here on is for the next poll, so what is posted while posted
-        # functions run does not wait for a second.
+        # In this order: a `wake` from here on is for the next poll, so what posted functions post
+        # does not wait for a second.
         shared.is_up(is_rung=shared.wake_fd in ready)
         shared.run_posted()
         for fileno in ready:
@@ -394,16 +375,16 @@ class IoThread:
                 self._serve(link, ready)
         self._tick(time.monotonic())
 
-    def _watch(self, links: list[Link], children: dict[int, tuple[FeedSession, int]]) -> None:
-        """Registers with the poller all descriptors that there are now."""
-        filenos = [link.connection.filenos for link in links]
+    def _watch(self, links: list[Link], children: _Children) -> None:
+        """Registers the current descriptors with the poller."""
+        filenos = [link.filenos for link in links]
         polled = (links, filenos, children)
         if polled == self._polled:
-            # Nearly always: to register all descriptors anew would cost more than the poll.
+            # Nearly always: to register all descriptors again would cost more than the poll.
             return
         self._poll, self._polled = select.poll(), polled
         self._poll.register(self._shared.wake_fd, _IN)
-        self._link_of = {fileno: link for link in links for fileno in link.connection.filenos}
+        self._link_of = {fileno: link for link in links for fileno in link.filenos}
         for fileno in self._link_of:
             self._poll.register(fileno, _IN)
         for fileno, (_, flags) in children.items():
@@ -411,8 +392,8 @@ class IoThread:
 
     def _serve(self, link: Link, ready: Container[int]) -> None:
         has_events = link.has_events(ready)
-        # First what was received, then what became of the connection: a host that leaves says so,
-        # and may hang up before this is read.
+        # Messages before connection events: a host that drains sends so, and may hang up before
+        # this is read.
         if isinstance(link, AgentLink):
             link.receive(partial(self._answers.take, link), ready=ready)
         else:
@@ -435,15 +416,15 @@ class IoThread:
                 for session in self._shared.sessions.values():
                     session.has_news = True
         else:
-            self._lost(link)
+            self._mark_lost(link)
 
-    def _lost(self, link: AgentLink) -> None:
-        """Forgets a data host's connection, which is lost; it is dialled again."""
+    def _mark_lost(self, link: AgentLink) -> None:
+        """Cleans up after a lost data host's connection, which is dialled again."""
         self._shared.log.event(EventName.AGENT_CONNECTION_LOST, agent=link.member.host)
-        forget_peer(self._shared, link)
+        mark_peer_lost(self._shared, link)
         if not any(other.is_up for other in self._links.values()):
             with self._shared.lock:
-                self._asking.tell_alone()
+                self._asking.log_alone()
 
     def _take_roster(self, frames: Sequence[zmq.Frame]) -> None:
         try:
@@ -452,7 +433,7 @@ class IoThread:
             self._shared.log.event(EventName.MESSAGE_REFUSED, coordinator=True, reason=err.what)
             return
         if isinstance(message, protocol.Refused):
-            self._shared.fail(
+            self._shared.mark_failed(
                 FeedError(
                     f"the coordinator refuses this rank: {message.reason}",
                     where=f"rank {self._settings.rank}, host {self._settings.host}",
@@ -465,26 +446,21 @@ class IoThread:
         for host, link in list(self._links.items()):
             link.is_listed = host in listed
             if (host in listed and not link.is_same(listed[host])) or host in self._asking.lost:
-                forget_peer(self._shared, link)
+                mark_peer_lost(self._shared, link)
                 self._remove(link)
             elif not link.is_listed and not link.is_up:
-                # It left, and what it sent last is read.
+                # It left, and its last messages are read.
                 self._remove(link)
         for host, member in listed.items():
             if host not in self._links:
                 self._links[host] = AgentLink(
-                    self._context,
-                    self._keys,
-                    member,
-                    now=time.monotonic(),
-                    post=self._shared.post,
+                    self._context, self._keys, member, now=time.monotonic(), post=self._shared.post
                 )
 
     def _tick(self, now: float) -> None:
         for link in [self._coordinator, *self._links.values()]:
-            if not link.connection.is_open:
+            if not link.is_open:
                 if isinstance(link, AgentLink) and not link.is_listed:
-                    # It left, and what it sent last is read.
                     self._remove(link)
                 else:
                     link.tick(now)
@@ -493,104 +469,100 @@ class IoThread:
             self._report()
         with self._shared.lock:
             self._has_begun = self._has_begun or bool(self._shared.sessions)
-            retired = self._shared.take_retired()
-            self._ended += map(self._standing, retired)
-            locals_ended = [s.local for s in retired if s.local is not None]
-            for session in (*retired, *self._shared.sessions.values()):
-                locals_ended += session.retired_locals
-                session.retired_locals = []
+            closing = self._shared.take_closing()
+            self._ended += map(self._state, closing)
+            locals_ended = [s.local for s in closing if s.local is not None]
+            for session in (*closing, *self._shared.sessions.values()):
+                locals_ended += session.closing_locals
+                session.closing_locals = []
             for session in self._shared.sessions.values():
                 if session.has_news:
-                    self._asking.tell_news(session)
+                    self._asking.announce(session)
                 if session.is_busy:
                     self._asking.ask(session, now)
-                    self._asking.judge(session, now)
+                    self._asking.check_peers(session, now)
                 if session.is_due:
                     session.ring()
-        for session in retired:
+        for session in closing:
             for agent in self._links.values():
-                agent.forget(session.name)
+                agent.discard(session.name)
                 agent.send(protocol.Close(session=session.name))
-        # Without the lock: their end may take seconds, in which the script would get no batch.
+        # Without the lock: they may take seconds to stop, and the script would get no batch.
         for local in locals_ended:
             local.close()
 
     def _report(self) -> None:
-        # A process that only made its loaders, and has children iterate, has nothing to say.
-        if self._coordinator.is_up and self._has_begun:
-            main = self._shared.timeline.main
-            with self._shared.lock:
-                standings = self._ended
-                self._ended = []
-                standings += [self._standing(each) for each in self._shared.sessions.values()]
-                feed = self._observer.tell(standings)
-            self._coordinator.send(
-                protocol.Progress(
-                    rank=self._settings.rank,
-                    steps=main.steps,
-                    samples=main.samples,
-                    wait_seconds=main.wait_seconds,
-                    compute_seconds=main.compute_seconds,
-                    steady_steps=main.steady_steps,
-                    steady_wait_seconds=main.steady_wait_seconds,
-                    steady_compute_seconds=main.steady_compute_seconds,
-                    feed=feed,
-                )
+        # A process that only made its loaders, and has children iterate, has nothing to report.
+        if not self._coordinator.is_up or not self._has_begun:
+            return
+        main = self._shared.timeline.main
+        with self._shared.lock:
+            states, self._ended = self._ended, []
+            states += map(self._state, self._shared.sessions.values())
+            feed = self._observer.tell(states)
+        self._coordinator.send(
+            protocol.Progress(
+                rank=self._settings.rank,
+                steps=main.steps,
+                samples=main.samples,
+                wait_seconds=main.wait_seconds,
+                compute_seconds=main.compute_seconds,
+                steady_steps=main.steady_steps,
+                steady_wait_seconds=main.steady_wait_seconds,
+                steady_compute_seconds=main.steady_compute_seconds,
+                feed=feed,
             )
+        )
 
-    def _standing(self, session: FeedSession) -> SessionState:
-        return session.schedule.observe(time.monotonic(), name=self._host_of)
-
-    def _host_of(self, peer: Peer) -> str:
-        return peer if isinstance(peer, str) else self._settings.host
+    def _state(self, session: FeedSession) -> SessionState:
+        return session.schedule.observe(own_host=self._settings.host, now=time.monotonic())
 
     def _remove(self, link: AgentLink) -> None:
-        link.close()
+        link.close_for_good()
         if self._links.get(link.member.host) is link:
             del self._links[link.member.host]
 
     def _close(self) -> None:
-        # First: a thread that waits for a batch would wait for ever.
-        self._shared.fail(FeedError("the feed of this process is closed"))
+        # First: a thread that waits for a batch would wait forever.
+        self._shared.mark_failed(FeedError("the feed of this process is closed"))
         with self._shared.lock:
-            sessions = [*self._shared.sessions.values(), *self._shared.take_retired()]
-            self._ended += map(self._standing, sessions)
+            sessions = [*self._shared.sessions.values(), *self._shared.take_closing()]
+            self._ended += map(self._state, sessions)
             self._shared.sessions.clear()
         for session in sessions:
             for agent in self._links.values():
                 agent.send(protocol.Close(session=session.name))
-            for local in [session.local, *session.retired_locals]:
+            for local in [session.local, *session.closing_locals]:
                 if local is not None:
                     local.close()
         self._report()
         for link in [self._coordinator, *self._links.values()]:
-            link.close(linger_seconds=GOODBYE_SECONDS)
+            link.close_for_good(linger_seconds=GOODBYE_SECONDS)
         for receiver in list(self._shared.receivers):
             receiver.join(GOODBYE_SECONDS)
-        # Waits until all sockets have sent what they had, or lingered: GOODBYE_SECONDS at most.
+        # Waits until all sockets have sent their messages, or GOODBYE_SECONDS at most.
         self._context.term()
 
 
-def _let_go(shared: "weakref.ref[SharedState]") -> None:
-    """Closes the connections for batches in a forked child: agents are to see their end when the
-    trainer ends."""
+def _close_descriptors(shared: "weakref.ref[SharedState]") -> None:
+    """Closes the connections for batches in a forked child, so that they end with the trainer."""
     found = shared()
     for receiver in list(found.receivers) if found else ():
-        receiver.forget()
+        receiver.close_descriptor()
 
 
 class Feed:
-    """Gets batches from the data group and from local workers, for the loaders of this process.
+    """Batches from the data group and from local workers, for the loaders of this process.
 
     Raises:
-        UsageError: If the run's token is missing, or the coordinator's address is none.
+        UsageError: If the run's token or the coordinator's address is missing or malformed.
     """
 
     def __init__(self, process: TrainerProcess) -> None:
         settings = process.settings
         if settings.token_file is None:
             raise UsageError(
-                "there is a data group, but no token to speak to it",
+                "no run token, but the run has a data group",
                 where="variable STOKER_TOKEN_FILE",
                 fix="start the training with `stoker train` or `stoker launch`",
             )
@@ -606,21 +578,15 @@ class Feed:
         self._pid = os.getpid()
         self.shared = SharedState(timeline=process.timeline, log=log)
         # More than one of a loader where its epochs overlap.
-        self._sessions: weakref.WeakKeyDictionary[LoaderBooks, list[FeedSession]]
-        self._sessions = weakref.WeakKeyDictionary()
+        self._sessions = weakref.WeakKeyDictionary[LoaderBooks, list[FeedSession]]()
         io_thread = IoThread(self.shared, settings, keys)
         self._thread = threading.Thread(target=io_thread.run, name="stoker-feed", daemon=True)
         self._thread.start()
 
     def session_for(
-        self, books: LoaderBooks, *, new_schedule: Callable[[int], Scheduler] | None = None
+        self, books: LoaderBooks, *, new_schedule: Callable[[int], Scheduler] = BatchScheduler
     ) -> FeedSession:
-        """Returns a session of that loader which no epoch uses now; a new one if there is none.
-
-        Args:
-            new_schedule: Makes the scheduler of a new session, given its `max_bytes`; absent: one
-                of a map-style dataset.
-        """
+        """Returns an unused session of that loader, or a new one."""
         shared = self.shared
         with shared.lock:
             sessions = self._sessions.setdefault(books, [])
@@ -629,30 +595,25 @@ class Feed:
                     continue
                 if known.schedule.workers_live == "iterator":
                     sessions.remove(known)
-                    shared.retire(known)
+                    shared.close_session(known)
                     continue
                 known.reserve()
                 return known
-            # Random: a rank that was started again must not meet the session that its agents still
-            # keep of the one before.
+            # Random: agents may still keep a session of this rank's earlier process.
             name = f"r{self._settings.rank}-l{books.number}-{secrets.token_hex(8)}"
             share = memory.max_bytes(self._settings.feed) // self._settings.local_world_size
-            session = FeedSession(
-                name,
-                lock=shared.lock,
-                wake=shared.wake,
-                schedule=new_schedule(share) if new_schedule else BatchScheduler(max_bytes=share),
-            )
+            schedule = new_schedule(share)
+            session = FeedSession(name, lock=shared.lock, wake=shared.wake, schedule=schedule)
             session.reserve()
             session.failure = shared.failure
             shared.sessions[name] = session
             sessions.append(session)
-        # Not at exit, where `close` ends all sessions together.
-        weakref.finalize(books, shared.retire, session).atexit = False
+        # Not at exit, where `close` closes all sessions together.
+        weakref.finalize(books, shared.close_session, session).atexit = False
         return session
 
     def close(self) -> None:
-        """Says goodbye to the agents and ends the local workers; may be called twice.
+        """Sends a goodbye to the agents and stops the local workers; may be called twice.
 
         Blocks for at most CLOSE_SECONDS. Does nothing in a forked child.
         """
@@ -664,29 +625,18 @@ class Feed:
         if not self._thread.is_alive():
             self.shared.close()
 
-    def __enter__(self) -> "Feed":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
 
 def feed_of(process: TrainerProcess) -> Feed:
     """Returns the feed of this process, opened at the first call, closed at its exit.
 
-    A forked child gets one of its own: nothing of its parent's is used.
+    A forked child opens another one: it cannot use its parent's.
     """
     _show_errors(os.getpid())
     return connect(process)
 
 
 def connect(process: TrainerProcess) -> Feed:
-    """Returns the same for a process that may never ask for a batch: what it does is as it was."""
+    """Returns the same, without `feed_of`'s excepthook: this process may never ask for a batch."""
     return _feed(os.getpid(), process)
 
 
@@ -708,7 +658,7 @@ def _show_and_exit(
     error: BaseException,
     trace: TracebackType | None,
 ) -> None:
-    """Ends the script, after an uncaught error of the feed, with its own exit code, not with 1."""
+    """Exits with the feed's exit code, not with 1, after an uncaught error of the feed."""
     show(kind, error, trace)
     if isinstance(error, FeedError):
         # From an excepthook this is what Python exits with.

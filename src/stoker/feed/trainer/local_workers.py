@@ -1,4 +1,4 @@
-"""Local workers are children of the trainer: they make its batches next to the data hosts."""
+"""Child processes of the trainer that make batches, in addition to the data hosts."""
 
 import heapq
 import socket
@@ -13,14 +13,7 @@ import torch.multiprocessing
 
 from stoker.feed.wire.dataset import DatasetSpec, PackedSpec, unpack_spec
 from stoker.feed.wire.protocol import Make
-from stoker.feed.workers.pool import (
-    ChildProcess,
-    Result,
-    WorkerJob,
-    WorkerPool,
-    WorkerRole,
-    job_of,
-)
+from stoker.feed.workers.pool import ChildProcess, Result, WorkerJob, WorkerPool, WorkerRole, job_of
 from stoker.feed.workers.worker import worker_main
 from stoker.host.processes import start_to_last
 
@@ -53,17 +46,17 @@ def _run_child(
 
 
 class LocalWorkers:
-    """Makes batches in child processes: the thread that iterates starts them, the I/O thread asks.
+    """Child processes that make batches; started by the iterating thread, used by the I/O thread.
 
     Args:
-        spec: What they make batches with; forked children share it, others get `packed`. Of an
-            iterable dataset all unpickle it, as it was at iter(): they begin wherever in an epoch.
-        num_workers: Children that make any batch. An iterable dataset has one for each shard that
-            is asked for here, and takes shards as so many workers would.
-        credits_each: Batches that each may be asked for at a time.
+        spec: What they make batches with; forked children share it, others get `packed`. All
+            children of an iterable dataset unpickle it, as it was at iter(): they may start in
+            mid-epoch.
+        num_workers: Children that make any batch. An iterable dataset has one child for each shard
+            that is asked for here, and takes as many shards as this many workers would.
+        credits_each: Batches in flight for each child.
         context: How children are started; None: torch's default.
         wake: Called, from any thread, when the I/O thread should call `flush`.
-        on_death: Called by the I/O thread with how a worker ended.
     """
 
     def __init__(
@@ -121,14 +114,15 @@ class LocalWorkers:
         )
 
     def share(self, spec: DatasetSpec) -> None:
-        """Has forked children share what makes an epoch's batches, for as long as its iterator
-        lives: a loader that is made again is known by its former dataset, which must not live on.
+        """Shares the dataset with forked children while the epoch's iterator lives.
+
+        A loader that is made again is recognised by its former dataset being gone.
         """
         self._shared = weakref.ref(spec) if self._can_share else None
 
     @property
     def credits(self) -> int:
-        """Counts batches that may be asked for at a time; 0: no worker is left.
+        """Number of batches that may be in flight; 0: no worker is left.
 
         They do not grow where costs vary: children are asked without a delay, so more would only
         bind later batches to a worker that may be slow for want of a core.
@@ -140,7 +134,7 @@ class LocalWorkers:
 
     @property
     def last_death(self) -> str:
-        """Says how the worker ended that ended last; empty: none did."""
+        """How the last worker to end ended; empty: none did."""
         return self._pool.last_death
 
     def sockets(self) -> dict[int, bool]:
@@ -148,11 +142,7 @@ class LocalWorkers:
         return self._pool.sockets()
 
     def ask(self, order: Make) -> list[Result]:
-        """Asks for a batch: of those for any worker the oldest is begun first.
-
-        Returns:
-            What is lost at once, see `WorkerPool.assign`.
-        """
+        """Asks for a batch, oldest first where any worker will do; returns what is lost."""
         generation = order.stream.generation if order.stream else 0
         job = job_of(order, (order.epoch_id, order.number, generation))
         if order.stream is not None:
@@ -161,20 +151,19 @@ class LocalWorkers:
         self._feed()
         return []
 
-    def forget(self, *, before_epoch_id: int) -> None:
-        """Drops what was asked for in earlier epochs and has not been begun; ends their shards."""
+    def cancel(self, *, before_epoch_id: int) -> None:
+        """Cancels requests of earlier epochs that have not been begun; ends their shards."""
         self._waiting = [item for item in self._waiting if item[0] >= before_epoch_id]
         heapq.heapify(self._waiting)
-        self._pool.forget(before_epoch_id=before_epoch_id)
+        self._pool.stop_shards(before_epoch_id=before_epoch_id)
 
     def handle(self, fileno: int) -> list[Result]:
-        """Takes what came over that descriptor."""
         results = self._pool.handle(fileno)
         self._feed()
         return results
 
     def give_late_jobs_again(self) -> list[WorkerJob]:
-        """Assigns late jobs to other workers, too; returns these jobs. Looks once a second."""
+        """Assigns late jobs to other workers, too; returns them. Looks once a second."""
         now = time.monotonic()
         if now < self._hurry_at:
             return []
@@ -182,12 +171,10 @@ class LocalWorkers:
         return self._pool.give_late_jobs_again()
 
     def flush(self) -> None:
-        """Returns memory to the workers."""
         self._pool.flush()
         self._feed()
 
     def close(self) -> None:
-        """Ends the children; may be called twice."""
         self._waiting.clear()
         self._pool.close()
 

@@ -1,11 +1,11 @@
-"""The observer counts what the feed of one process does: who made which batches, their cost, moves.
+"""Feed statistics of one process: who made which batches, their cost, and reassignments.
 
-The I/O thread counts where answers come in anyway (a few additions a batch), and the counts are
-sent to the leader with the rank's progress about once a second. All counts only grow; whoever reads
-them takes differences, so that a report that is lost loses nothing.
+The I/O thread counts where answers arrive (a few additions a batch), and the counts go to the
+leader with the rank's progress about once a second. All counts only grow and are read as
+differences, so a lost report loses nothing.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -20,18 +20,14 @@ MAX_HOSTS_TOLD = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionState:
-    """Tells the state of one session: what changed after the last look, and what is now.
+    """State of one session: current figures, and changes since the last look.
 
     Attributes:
         taken: Batches that the trainer took since the last look.
         ready_at_takes: Batches that were ready after the one taken, summed over these.
-        moved: Batches that were taken away from a peer since the last look: it was lost, dropped
-            them, or is late.
-        in_flight: Batches that each peer was asked for and has not answered, now.
-        credits: How many each may be asked for, now.
-        ready: Batches that are ready now.
-        window: How far ahead of the trainer batches are made, now.
-        shards: Shards of an iterable dataset; 0: it is none.
+        moved: Batches taken away from a peer since the last look: it was lost, dropped them, or is
+            late.
+        window: How far ahead of the trainer batches are made.
         shard_workers: Workers that could make a shard each.
     """
 
@@ -60,42 +56,27 @@ class _HostBooks:
     moved: int = 0
     busy_seconds: float = 0.0
     cpu_seconds: float = 0.0
-    workers: dict[int, _WorkerBooks] = field(default_factory=dict)
+    workers: dict[int, _WorkerBooks] = field(default_factory=lambda: defaultdict(_WorkerBooks))
 
 
 class Observer:
-    """Counts for one process; used under the feed's lock.
-
-    Args:
-        own_host: The host of the local workers.
-        clock: Monotonic seconds.
-    """
+    """Feed statistics of this process; callers hold the feed's lock."""
 
     def __init__(self, *, own_host: str, clock: Callable[[], float]) -> None:
         self._own_host = own_host
         self._clock = clock
         self._began = clock()
-        self._hosts: dict[str, _HostBooks] = {}
+        self._hosts: dict[str, _HostBooks] = defaultdict(_HostBooks)
         self._taken = 0
         self._ready_at_takes = 0
         self._credits: dict[str, int] = {}
         self._shards = (0, 0)
 
     def came(
-        self,
-        host: str | None,
-        batch: Made | Result,
-        *,
-        frame_bytes: int,
-        is_wanted: bool,
+        self, host: str | None, batch: Made | Result, *, frame_bytes: int, is_wanted: bool
     ) -> None:
-        """Counts a batch that came from a data host, or (None) from a local worker.
-
-        Args:
-            is_wanted: False for a batch that another host had delivered before.
-        """
-        name = self._own_host if host is None else host
-        books = self._hosts.get(name) or self._books(name)
+        """Counts a batch from a data host, or (None) from a local worker."""
+        books = self._hosts[self._own_host if host is None else host]
         if is_wanted:
             books.batches += 1
         else:
@@ -103,42 +84,39 @@ class Observer:
         books.frame_bytes += frame_bytes
         books.cpu_seconds += batch.cpu_seconds
         books.busy_seconds += batch.wall_seconds
-        mine = books.workers.get(batch.worker)
-        if mine is None:
-            mine = books.workers[batch.worker] = _WorkerBooks()
+        mine = books.workers[batch.worker]
         mine.batches += 1
         mine.busy_seconds += batch.wall_seconds
 
-    def tell(self, standings: Iterable[SessionState]) -> FeedWork:
-        """Returns all that was counted so far.
+    def tell(self, states: Iterable[SessionState]) -> FeedWork:
+        """Returns all counts so far.
 
-        Args:
-            standings: Standings of the sessions; each is added to the books, so give each only
-                once. None between two epochs: the hosts are still there, then.
+        The states of the sessions are added, so each must be passed only once. Without any, between
+        two epochs, the hosts stay listed.
         """
         in_flight: Counter[str] = Counter()
-        standings = tuple(standings)
-        credits: dict[str, int] = {} if standings else self._credits
+        states = tuple(states)
+        credits: dict[str, int] = {} if states else self._credits
         ready = window = 0
-        for standing in standings:
-            self._taken += standing.taken
-            self._ready_at_takes += standing.ready_at_takes
-            ready += standing.ready
-            window += standing.window
-            in_flight.update(standing.in_flight)
-            for host, moved in standing.moved.items():
-                self._books(host).moved += moved
-            for host, each in standing.credits.items():
+        for state in states:
+            self._taken += state.taken
+            self._ready_at_takes += state.ready_at_takes
+            ready += state.ready
+            window += state.window
+            in_flight.update(state.in_flight)
+            for host, moved in state.moved.items():
+                self._hosts[host].moved += moved
+            for host, each in state.credits.items():
                 # The sessions share the workers, and each may ask for all of them.
                 credits[host] = max(credits.get(host, 0), each)
         self._credits = credits
-        if standings:
+        if states:
             self._shards = (
-                sum(standing.shards for standing in standings),
-                max(standing.shard_workers for standing in standings),
+                sum(state.shards for state in states),
+                max(state.shard_workers for state in states),
             )
         for host in credits:
-            self._books(host)
+            self._hosts[host]  # Listed from now on.
         hosts = list(self._hosts.items())[:MAX_HOSTS_TOLD]
         max_workers = MAX_WORKERS_TOLD // max(len(hosts), 1)
         return FeedWork(
@@ -170,9 +148,3 @@ class Observer:
                 for name, books in hosts
             ),
         )
-
-    def _books(self, host: str) -> _HostBooks:
-        books = self._hosts.get(host)
-        if books is None:
-            books = self._hosts[host] = _HostBooks()
-        return books

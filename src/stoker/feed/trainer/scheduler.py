@@ -1,9 +1,8 @@
-"""The scheduler decides which peer is asked for which batch, by credits, what was asked, and pace.
+"""Decides which peer is asked for which batch, by credits, requests in flight and pace.
 
-A *peer* makes batches: the agent of a data host, or the local workers of this process. Each has
-credits: how many batches it may be asked for at a time. A session asks its `Scheduler`, of which
-there are two: here `BatchScheduler`, for batches that any peer can make; in `shards` the one for an
-iterable dataset, where each batch is its shard's process's to make.
+A *peer* makes batches: the agent of a data host, or the local workers of this process. Its credits
+say how many batches it may have in flight. `BatchScheduler` is for batches that any peer can make;
+`shards.ShardScheduler` is for iterable datasets, where one process makes all batches of a shard.
 
 A `BatchScheduler` hands numbers out oldest first, within a window that starts at the next number to
 be delivered:
@@ -12,9 +11,9 @@ be delivered:
              as far as `max_bytes` allows, at least 1
     reach  = p95 of its latency + twice what the long ones take more than the median
 
-so that a slow peer holds nobody up: while it works on number n, the others go on with later ones,
-and n is back when its turn comes (measured: with a window of 3 batches a worker, one worker that is
-three times slower costs 22 % and more; with this one about 1 %).
+so that a slow peer delays nothing: while it works on number n, the others make later ones, and n is
+back when its turn comes (measured: with a window of 3 batches a worker, one worker that is three
+times slower costs 22 % and more; with this one about 1 %).
 """
 
 import bisect
@@ -22,7 +21,8 @@ import heapq
 import math
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
 from typing import Literal
 
 from stoker.errors import ProtocolError
@@ -32,70 +32,53 @@ from stoker.feed.wire.protocol import Stream
 
 # Latencies that are remembered: enough for a p95, few enough to follow a change.
 _MEMORY = 32
-# Latency of the usual long batch, and so often what it is longer than the median: where all cost
-# the same that is nothing; where costs vary exponentially and the workers are just fast enough, the
-# trainer waits 3.5 % of the time, and 5.4 % without (tests/unit/test_scheduler_prefetch.py).
+# Factor on what long batches take more than the median (nothing where all cost the same). Where
+# costs vary exponentially and the workers are just fast enough, the trainer waits 3.5 % of the
+# time, and 5.4 % without it (tests/unit/test_scheduler_prefetch.py).
 _SPREADS = 2.0
 # A head-of-line batch is asked for elsewhere after max(this, 4 x p95).
 _OVERDUE_SECONDS = 2.0
 # The first batch of all includes opening files and warm-up.
 _FIRST_OVERDUE_SECONDS = 10.0
 _OVERDUE_FACTOR = 4.0
-# Where batches are taken more quickly, hosts are asked for two at a time: to send a message takes
-# the trainer 15 to 20 us.
+# Where batches are taken faster, hosts are asked for two at a time: a message costs 15 to 20 us.
 _QUICK_SECONDS = 0.001
 # A hung peer must not let the window grow without end.
 _MAX_WINDOW_PER_CREDIT = 32
 
 
+@dataclass(slots=True, eq=False)
 class PeerState:
-    """Counts what one peer was asked for, and how long it takes.
-
-    Args:
-        is_remote: Each time that it is asked costs a message over the network.
+    """Requests in flight at one peer, and how long it takes.
 
     Attributes:
-        credits: Batches that it may be asked for at a time.
-        is_leaving: It gets nothing new.
-        asked: Number to when it was asked for, and to how many it then had.
-        p95_seconds: From asking to arrival, of the last batches; None: there was none.
-        reach_seconds: So long before its turn a batch is asked for.
+        is_remote: Each request costs a message over the network.
+        asked: Number to when it was asked for, and to how many the peer then had.
+        p95_seconds: From request to arrival, of the last batches.
+        reach_seconds: How long before its turn a batch is asked for.
         service_seconds: Seconds from one batch to the next, smoothed; 0: not known.
     """
 
-    __slots__ = (
-        "_latencies",
-        "_ordered",
-        "asked",
-        "credits",
-        "is_leaving",
-        "is_remote",
-        "p95_seconds",
-        "reach_seconds",
-        "service_seconds",
-    )
-
-    def __init__(self, *, is_remote: bool) -> None:
-        self.is_remote = is_remote
-        self.credits = 0
-        self.is_leaving = False
-        self.asked: dict[int, tuple[float, int]] = {}
-        self.p95_seconds: float | None = None
-        self.reach_seconds = 0.0
-        self.service_seconds = 0.0
-        self._latencies: deque[float] = deque()
-        self._ordered: list[float] = []
+    is_remote: bool
+    credits: int = 0
+    is_draining: bool = False
+    asked: dict[int, tuple[float, int]] = field(default_factory=dict)
+    p95_seconds: float | None = None
+    reach_seconds: float = 0.0
+    service_seconds: float = 0.0
+    _latencies: deque[float] = field(default_factory=deque)
+    _ordered: list[float] = field(default_factory=list)
 
     def has_room(self, *, in_pairs: bool = False) -> bool:
         """Returns whether it may be asked for a batch.
 
         Args:
-            in_pairs: A remote peer is asked for one only where it can be asked for two: together
-                they cost little more than one. It never runs out of work for it.
+            in_pairs: Ask a remote peer only if it can be asked for two, which cost little more than
+                one. It never runs out of work for it.
         """
         num_asked = len(self.asked)
         room = self.credits - num_asked
-        if self.is_leaving or room <= 0:
+        if self.is_draining or room <= 0:
             return False
         return room > 1 or not (in_pairs and self.is_remote and num_asked)
 
@@ -104,16 +87,10 @@ class PeerState:
         return (len(self.asked) + 1) * self.service_seconds
 
     def load(self) -> float:
-        """Returns the part of its credits that is in use."""
         return len(self.asked) / self.credits
 
     def answered(self, asked_at: float, queued: int, now: float) -> None:
-        """Notes that a batch came.
-
-        Args:
-            asked_at: Monotonic seconds, as `now`.
-            queued: How many it had when it was asked, this one among them.
-        """
+        """Records a batch that was asked for when the peer had `queued`, this one among them."""
         latency = max(now - asked_at, 0.0)
         latencies, ordered = self._latencies, self._ordered
         if len(latencies) == _MEMORY:
@@ -125,7 +102,7 @@ class PeerState:
         # Without the longest: one batch that had to wait for a cold cache is no habit.
         long = ordered[-2] if count > 1 else latency
         self.reach_seconds = p95 + _SPREADS * max(0.0, long - ordered[count // 2])
-        # It made so many one after the other in that time, this one the last of them.
+        # It made `queued` batches in that time, this one last.
         service = latency / queued
         known = self.service_seconds
         self.service_seconds = service if known == 0.0 else 0.8 * known + 0.2 * service
@@ -135,21 +112,18 @@ Peer = Hashable
 
 
 class Scheduler(ABC):
-    """Schedules one session: its peers, and the numbers of the epoch under way.
+    """Scheduler of one session: its peers, and the numbers of the current epoch.
 
-    What is common to both policies is here. They are two classes and not one: a window that follows
-    pace and late batches that are retried elsewhere have no meaning where a process makes a shard
-    from its first batch to its last, nor have restarts where any peer can make any batch.
+    Two classes, because a window that follows pace, and retries of late batches elsewhere, have no
+    meaning where one process makes a whole shard; nor have restarts where any peer makes any batch.
 
     Args:
         max_bytes: Bytes of batches that may wait, made or under way; one batch always may.
 
     Attributes:
-        max_bytes: May be changed at any time.
-        workers_live: How long processes that make batches are kept: for the session, for one
-            iterator of the script, or for one epoch.
+        workers_live: How long processes that make batches are kept.
         is_settled: No other peer is waited for before numbers are handed out.
-        num_shards: Shards of an iterable dataset; 0: there are none, any peer makes any batch.
+        num_shards: Shards of an iterable dataset; 0: any peer makes any batch.
         head: The number that is delivered next.
         supplied: Numbers whose indices the sampler gave in this epoch.
     """
@@ -158,36 +132,33 @@ class Scheduler(ABC):
     is_settled = True
     num_shards = 0
 
-    def __init__(self, *, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.head = 0
         self.supplied = 0
         self._is_complete = False
-        self._peers: dict[Peer, PeerState] = {}
+        self.peers: dict[Peer, PeerState] = {}
         # Since the last look of the observer.
         self._taken = 0
         self._ready_at_takes = 0
         self._moved: Counter[Peer] = Counter()
 
-    # What the trainer does.
-
     def begin(self) -> None:
-        """Starts a new epoch: nothing is in flight; peers stay known."""
-        for state in self._peers.values():
+        for state in self.peers.values():
             state.asked.clear()
         self.head = self.supplied = 0
         self._is_complete = False
 
     def supply(self, count: int) -> None:
-        """Notes that the indices of `count` more numbers are there: these may be handed out."""
+        """Records that indices for `count` more numbers are there."""
         self.supplied += count
 
-    def finish(self) -> None:
-        """Notes that no more numbers will come in this epoch."""
+    def mark_complete(self) -> None:
+        """Records that no more numbers will come in this epoch."""
         self._is_complete = True
 
     def wanted(self, now: float) -> int:
-        """Returns how many more indices are to be drawn from the sampler: supply so many."""
+        """Returns how many indices to draw from the sampler and `supply`."""
         return self.look(now)[0]
 
     @abstractmethod
@@ -196,47 +167,38 @@ class Scheduler(ABC):
 
     @property
     @abstractmethod
-    def num_taken(self) -> int:
-        """Counts batches of this epoch that were delivered."""
+    def num_taken(self) -> int: ...
 
     @abstractmethod
-    def is_over(self) -> bool:
-        """Returns whether every number of the epoch was taken."""
+    def is_over(self) -> bool: ...
 
     @abstractmethod
-    def is_there(self, number: int) -> bool:
-        """Returns whether that batch has arrived and may be taken when its turn comes."""
+    def is_there(self, number: int) -> bool: ...
 
     @abstractmethod
-    def take(self, now: float) -> None:
-        """Notes that the trainer has taken the head-of-line batch."""
-
-    # What peers do.
+    def take(self, now: float) -> None: ...
 
     def grant(self, peer: Peer, credits: int) -> None:
         """Lets the peer have `credits` batches in flight; an unknown one joins."""
-        state = self._peers.setdefault(peer, PeerState(is_remote=isinstance(peer, str)))
+        state = self.peers.setdefault(peer, PeerState(is_remote=isinstance(peer, str)))
         state.credits = credits
-        state.is_leaving = False
+        state.is_draining = False
 
     def settle(self) -> None:
-        """Notes that no other peer is on its way."""
         self.is_settled = True
 
-    def leave(self, peer: Peer) -> None:
-        """Stops asking the peer for new batches; it drains."""
-        if peer in self._peers:
-            self._peers[peer].is_leaving = True
+    def mark_draining(self, peer: Peer) -> None:
+        if peer in self.peers:
+            self.peers[peer].is_draining = True
 
-    def lost(self, peer: Peer) -> None:
-        """Forgets a peer that is gone: what only it had is handed out again."""
-        state = self._peers.pop(peer, None)
+    def mark_lost(self, peer: Peer) -> None:
+        """Removes a peer that is gone; what only it had is handed out again."""
+        state = self.peers.pop(peer, None)
         if state is not None:
-            self._take_away(peer, state)
+            self._reassign(peer, state)
 
     @abstractmethod
-    def _take_away(self, peer: Peer, state: PeerState) -> None:
-        """Reassigns to others what the peer was asked for."""
+    def _reassign(self, peer: Peer, state: PeerState) -> None: ...
 
     @abstractmethod
     def arrived(
@@ -250,38 +212,32 @@ class Scheduler(ABC):
         digest: int = 0,
         random_state: bytes = b"",
     ) -> bool:
-        """Takes a batch (or its exception); False if it is to be dropped: it came before, say.
+        """Records a batch (or its exception); False if it is to be dropped: it came before, say.
 
         Args:
-            generation: Generation of its shard's process, as all that follows.
-            digest: Checksum of all that the process made in this epoch.
-            random_state: Random states with which it began the epoch, if it sent them.
+            generation: Generation of its shard's process.
+            digest: Checksum of everything that the process made in this epoch.
+            random_state: Random states at the beginning of the epoch, if it sent them.
 
         Raises:
             ProtocolError: If it is of a shard where there is none, or of none where there are.
         """
 
     def ended(self, peer: Peer, number: int, *, generation: int, random_state: bytes = b"") -> None:
-        """Notes that a shard has no batch of that number, and none after it.
-
-        Raises:
-            ProtocolError: If there are no shards.
-        """
+        """Records that a shard has no batch of that number, and none after it."""
         raise ProtocolError("the end of a shard, where there is none")
 
     @abstractmethod
-    def dropped(self, peer: Peer, number: int, *, generation: int = 0) -> bool:
-        """Notes that the peer cannot make that batch; True if it is not worth another try."""
+    def mark_failed(self, peer: Peer, number: int, *, generation: int = 0) -> bool:
+        """Records that a peer cannot make a batch; returns True if no retry is worthwhile."""
 
     @abstractmethod
     def words(self, number: int, reason: str) -> str:
-        """Says what cannot be made, where `dropped` was True, and why."""
-
-    # What follows from it.
+        """Returns what cannot be made, where `mark_failed` was True, and why."""
 
     @property
     def num_workers(self) -> int:
-        """Returns the workers that could make a shard each; 0: there are no shards."""
+        """Workers that could make a shard each; 0: there are no shards."""
         return 0
 
     @abstractmethod
@@ -289,43 +245,41 @@ class Scheduler(ABC):
         """Returns the batches to ask for now, and of whom; they count as asked."""
 
     def stream_of(self, number: int, *, shared_seed: int | None) -> Stream | None:
-        """Returns what is sent with the request for a batch of a shard; None: it is of none."""
+        """Returns what is sent with the request for a batch of a shard; None without shards."""
         return None
 
     def may_assign(self) -> bool:
-        """Returns whether `assign` is worth a call; False where it is known to have nothing."""
+        """Returns False where `assign` is known to have nothing."""
         return True
 
     def overdue(self, now: float) -> list[int]:
-        """Returns the late numbers that the next `assign` hands out once more: none, as a rule."""
+        """Returns the late numbers that the next `assign` hands out once more."""
         return []
 
     @abstractmethod
     def next_check(self, now: float) -> float | None:
-        """Returns the seconds until there may be news without an event; None: there is none."""
+        """Returns the seconds until there may be news without an event, if ever."""
 
     @abstractmethod
-    def window(self, now: float) -> int:
-        """Returns how many batches may be made or under way."""
+    def window(self, now: float) -> int: ...
 
     @property
     @abstractmethod
     def committed_bytes(self) -> int:
-        """Returns the bytes of batches that wait to be taken, and of those under way if known."""
+        """Bytes of batches that wait to be taken, and of those under way if known."""
 
-    def observe(self, now: float, *, name: Callable[[Peer], str]) -> SessionState:
-        """Returns the state of the session; its counts begin at 0 again with each call.
+    def observe(self, now: float, *, own_host: str) -> SessionState:
+        """Returns the session's state, and resets its counts."""
 
-        Args:
-            now: Monotonic seconds.
-            name: Returns the host of a peer.
-        """
-        standing = SessionState(
+        def host_of(peer: Peer) -> str:
+            return peer if isinstance(peer, str) else own_host
+
+        state = SessionState(
             taken=self._taken,
             ready_at_takes=self._ready_at_takes,
-            moved={name(peer): count for peer, count in self._moved.items()},
-            in_flight={name(peer): len(state.asked) for peer, state in self._peers.items()},
-            credits={name(peer): state.credits for peer, state in self._peers.items()},
+            moved={host_of(peer): count for peer, count in self._moved.items()},
+            in_flight={host_of(peer): len(each.asked) for peer, each in self.peers.items()},
+            credits={host_of(peer): each.credits for peer, each in self.peers.items()},
             ready=self._num_ready(),
             window=0 if self.is_over() else self.window(now),
             shards=self.num_shards,
@@ -333,39 +287,31 @@ class Scheduler(ABC):
         )
         self._taken = self._ready_at_takes = 0
         self._moved.clear()
-        return standing
+        return state
 
     @abstractmethod
-    def _num_ready(self) -> int:
-        """Returns how many batches are ready."""
-
-    def peers(self) -> list[Peer]:
-        """Returns the peers that are known, leaving ones among them."""
-        return list(self._peers)
+    def _num_ready(self) -> int: ...
 
     def in_flight(self, peer: Peer) -> int:
-        """Returns how many batches the peer was asked for and has not answered."""
-        return len(self._peers[peer].asked) if peer in self._peers else 0
+        return len(self.peers[peer].asked) if peer in self.peers else 0
 
 
 class BatchScheduler(Scheduler):
-    """Any peer may make any number, and another one late ones too: the first answer counts."""
+    """Scheduler of batches that any peer may make; late ones are retried elsewhere."""
 
-    def __init__(self, *, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int) -> None:
         super().__init__(max_bytes=max_bytes)
         self._takes: deque[float] = deque(maxlen=_MEMORY + 1)
         self._gaps: deque[float] = deque(maxlen=_MEMORY)
         self._interval_seconds: float | None = None
         self._is_interval_old = False
-        # Batches are taken so quickly that messages count.
         self._is_quick = False
         self._sizes: deque[int] = deque(maxlen=_MEMORY)
-        # What is expected of the next batch: the largest of the last ones.
+        # Expected size of the next batch: the largest of the last ones.
         self._batch_bytes = UNKNOWN_BATCH_BYTES
         self.begin()
 
     def begin(self) -> None:
-        """Starts a new epoch: number 0 is next, nothing is in flight; peers stay known."""
         super().begin()
         # Until enough is taken, the pace is that of the epoch before.
         self._interval()
@@ -381,26 +327,21 @@ class BatchScheduler(Scheduler):
 
     @property
     def num_taken(self) -> int:
-        """Counts batches of this epoch that were delivered."""
         return self.head
 
     def wanted(self, now: float) -> int:
-        """Returns how many more indices the window has room for: supply so many."""
         # Asked at each arrival while the trainer waits: less than half of what `look` takes.
         if self._is_complete or self._is_stocked():
             return 0
         return max(0, self.head + self.window(now) - self.supplied)
 
     def is_over(self) -> bool:
-        """Returns whether every number of the epoch was taken."""
         return self._is_complete and self.head >= self.supplied
 
     def is_there(self, number: int) -> bool:
-        """Returns whether that batch has arrived and was not taken."""
         return number in self._arrived
 
     def take(self, now: float) -> None:
-        """Notes that the trainer has taken the head-of-line batch."""
         self._held_bytes -= self._arrived.pop(self.head, 0)
         self._refused.pop(self.head, None)
         self.head += 1
@@ -423,10 +364,9 @@ class BatchScheduler(Scheduler):
         digest: int = 0,
         random_state: bytes = b"",
     ) -> bool:
-        """Takes a batch (or its exception); False if it came before, and is to be dropped."""
         if generation:
             raise ProtocolError("a batch of a shard, where there is none")
-        state = self._peers.get(peer)
+        state = self.peers.get(peer)
         if state is not None and number in state.asked:
             asked_at, queued = state.asked.pop(number)
             state.answered(asked_at, queued, now)
@@ -440,43 +380,41 @@ class BatchScheduler(Scheduler):
             return False
         self._arrived[number] = frame_bytes
         self._held_bytes += frame_bytes
+        # Not of an error, which has no size.
         if frame_bytes:
-            # Nothing is an error's size; it says nothing of the next batch's.
             self._sizes.append(frame_bytes)
             self._batch_bytes = max(self._sizes)
         return True
 
-    def dropped(self, peer: Peer, number: int, *, generation: int = 0) -> bool:
-        """Notes that the peer cannot make that batch; True if no other is left that could be asked.
+    def mark_failed(self, peer: Peer, number: int, *, generation: int = 0) -> bool:
+        """Records that the peer cannot make that batch; True if no other peer is left to ask.
 
         Two peers that refuse the same batch are proof enough that the batch is to blame.
         """
-        state = self._peers.get(peer)
-        is_draining = state is not None and state.is_leaving
+        state = self.peers.get(peer)
+        is_draining = state is not None and state.is_draining
         if state is not None:
             state.asked.pop(number, None)
         if not is_draining:
             self._refused.setdefault(number, set()).add(peer)
-        self._let_go(peer, number)
+        self._cancel(peer, number)
         refused = self._refused.get(number, set())
         if not self._is_open(number) or self._makers.get(number):
             return False
-        return len(refused) >= 2 or (len(refused) == 1 and not set(self._peers) - refused)
+        return len(refused) >= 2 or (len(refused) == 1 and not set(self.peers) - refused)
 
     def words(self, number: int, reason: str) -> str:
-        """Says what cannot be made, and why."""
         return f"batch {number} cannot be made: {reason}"
 
-    def _take_away(self, peer: Peer, state: PeerState) -> None:
+    def _reassign(self, peer: Peer, state: PeerState) -> None:
         for number in state.asked:
-            self._let_go(peer, number)
+            self._cancel(peer, number)
 
     def assign(self, now: float) -> list[tuple[Peer, int]]:
-        """Returns the batches to ask for now, and of whom; they count as asked."""
         asks: list[tuple[Peer, int]] = []
-        # What is late already waits for no second one.
+        # A late batch does not wait for a second one.
         in_pairs = self._is_quick and not self._again
-        free = [peer for peer, state in self._peers.items() if state.has_room(in_pairs=in_pairs)]
+        free = [peer for peer, state in self.peers.items() if state.has_room(in_pairs=in_pairs)]
         if not free:
             return asks
         limit = self.head + self.window(now)
@@ -496,7 +434,7 @@ class BatchScheduler(Scheduler):
             if self._is_complete and self._is_better_kept(peer, now):
                 skipped.append(number)
                 break
-            state = self._peers[peer]
+            state = self.peers[peer]
             state.asked[number] = (now, len(state.asked) + 1)
             self._makers.setdefault(number, set()).add(peer)
             asks.append((peer, number))
@@ -507,7 +445,6 @@ class BatchScheduler(Scheduler):
         return asks
 
     def look(self, now: float) -> tuple[int, bool]:
-        """Returns how many more indices to draw, and whether `assign` could hand out something."""
         has_free = self._has_free()
         is_stocked = self._is_complete or self._is_stocked()
         if is_stocked and not has_free:
@@ -518,7 +455,6 @@ class BatchScheduler(Scheduler):
         return wanted, has_free and (has_new or bool(self._again))
 
     def may_assign(self) -> bool:
-        """Returns whether `assign` could hand out something, were the window large enough."""
         return (self._next_new < self.supplied or bool(self._again)) and self._has_free()
 
     def _is_stocked(self) -> bool:
@@ -526,23 +462,22 @@ class BatchScheduler(Scheduler):
         stock = self.supplied - self._next_new
         if stock <= 0:
             return False
-        for state in self._peers.values():
+        for state in self.peers.values():
             stock -= state.credits
         return stock >= 0
 
     def _has_free(self) -> bool:
         in_pairs = self._is_quick and not self._again
-        # Asked for every batch: a generator would take longer than the rest.
-        for state in self._peers.values():  # noqa: SIM110
+        # For every batch: a generator would take longer than the rest.
+        for state in self.peers.values():  # noqa: SIM110
             if state.has_room(in_pairs=in_pairs):
                 return True
         return False
 
     def overdue(self, now: float) -> list[int]:
-        """Returns numbers to be asked for elsewhere too, because the head of the line is late.
+        """Returns numbers to ask for elsewhere too, because the head of the line is late.
 
-        They are handed out by the next `assign`; the late peer stays, its answer is taken
-        if it comes first.
+        The late peer stays; its answer is taken if it comes first.
         """
         makers = self._makers.get(self.head)
         # The cheap bound first: this is asked at every turn, and nearly always nothing is late.
@@ -551,10 +486,10 @@ class BatchScheduler(Scheduler):
         due = max(self._due(peer, self.head) for peer in makers)
         if now < due or not self._others(self.head):
             return []
-        # With the head all else that is late with the same peers: they are stopped, most likely.
+        # Also everything else that is late at the same peers: most likely they are stopped.
         again = []
         for peer in makers:
-            for number in self._peers[peer].asked:
+            for number in self.peers[peer].asked:
                 is_late = all(now >= self._due(other, number) for other in self._makers[number])
                 if is_late and number not in self._queued_again and self._is_open(number):
                     self._hand_out_again(number)
@@ -563,7 +498,6 @@ class BatchScheduler(Scheduler):
         return again
 
     def next_check(self, now: float) -> float | None:
-        """Returns the seconds until `overdue` may have news, or less; None: not before an event."""
         makers = self._makers.get(self.head)
         if not makers or self.head in self._queued_again:
             return None
@@ -575,10 +509,9 @@ class BatchScheduler(Scheduler):
         return max(0.0, max(self._due(peer, self.head) for peer in makers) - now)
 
     def window(self, now: float) -> int:
-        """Returns how many numbers from the head on may be made or under way."""
         total, slowest = 0, 0.0
-        for state in self._peers.values():
-            if not state.is_leaving:
+        for state in self.peers.values():
+            if not state.is_draining:
                 total += state.credits
             latency = self._latency(state, now)
             if latency > slowest:
@@ -612,32 +545,30 @@ class BatchScheduler(Scheduler):
 
     @property
     def committed_bytes(self) -> int:
-        """Returns the bytes of batches that wait or are asked for, at the largest recent size."""
         return self._held_bytes + len(self._makers) * self._batch_bytes
 
     def _num_ready(self) -> int:
         return len(self._arrived)
 
     def _preference(self, peer: Peer) -> tuple[float, float]:
-        state = self._peers[peer]
+        state = self.peers[peer]
         return (state.finish_seconds(), state.load())
 
     def _is_better_kept(self, peer: Peer, now: float) -> bool:
-        """Returns whether, near the end, others make what is left before `peer` makes this one.
+        """Returns whether, near the end, others make the rest before `peer` makes this one.
 
         Without it a slow peer gets one of the last batches and the epoch waits for it.
         """
         left = self.supplied - self._next_new + len(self._again) + 1
-        if left > sum(s.credits for s in self._peers.values()):
+        if left > sum(s.credits for s in self.peers.values()):
             return False
-        mine = self._peers[peer].finish_seconds()
+        mine = self.peers[peer].finish_seconds()
         ends = [
             (state.finish_seconds(), state.service_seconds)
-            for other, state in self._peers.items()
+            for other, state in self.peers.items()
             if other != peer and state.service_seconds > 0 and self._keeps_pace(state, now)
         ]
-        # Gives one batch after the other to whoever is done first: are all that are left made
-        # before this peer would be done with its first?
+        # Each batch goes to the peer that is free first: are all made before this peer's first?
         heapq.heapify(ends)
         for _ in range(left if ends else 0):
             end, service = ends[0]
@@ -647,9 +578,9 @@ class BatchScheduler(Scheduler):
         return bool(ends)
 
     def _keeps_pace(self, state: PeerState, now: float) -> bool:
-        # One that is hung, or slower than usual, is not relied on for the last batches.
+        # The last batches do not rely on a peer that hangs, or is slower than usual.
         ages = [now - asked_at for asked_at, _ in state.asked.values()]
-        return bool(ages) and max(ages) <= 2 * (state.p95_seconds or 0.0) and not state.is_leaving
+        return bool(ages) and max(ages) <= 2 * (state.p95_seconds or 0.0) and not state.is_draining
 
     def _next_number(self, limit: int) -> int | None:
         while self._again:
@@ -665,7 +596,7 @@ class BatchScheduler(Scheduler):
     def _is_open(self, number: int) -> bool:
         return number >= self.head and number not in self._arrived
 
-    def _let_go(self, peer: Peer, number: int) -> None:
+    def _cancel(self, peer: Peer, number: int) -> None:
         makers = self._makers.get(number)
         if makers is not None:
             makers.discard(peer)
@@ -681,8 +612,8 @@ class BatchScheduler(Scheduler):
 
     def _others(self, number: int) -> bool:
         makers, refused = self._makers.get(number, ()), self._refused.get(number, ())
-        for peer, state in self._peers.items():
-            is_able = state.credits > 0 and not state.is_leaving
+        for peer, state in self.peers.items():
+            is_able = state.credits > 0 and not state.is_draining
             if is_able and peer not in makers and peer not in refused:
                 return True
         return False
@@ -691,24 +622,24 @@ class BatchScheduler(Scheduler):
         """Returns the earliest time at which the head may be overdue; cheap: for every turn."""
         latest = 0.0
         for peer in makers:
-            asked_at = self._peers[peer].asked[self.head][0]
+            asked_at = self.peers[peer].asked[self.head][0]
             if asked_at > latest:
                 latest = asked_at
         return latest + _OVERDUE_SECONDS
 
     def _due(self, peer: Peer, number: int) -> float:
-        state = self._peers[peer]
+        state = self.peers[peer]
         p95 = state.p95_seconds
         if p95 is None:
-            known = [s.p95_seconds for s in self._peers.values() if s.p95_seconds is not None]
+            known = [s.p95_seconds for s in self.peers.values() if s.p95_seconds is not None]
             p95 = max(known) if known else _FIRST_OVERDUE_SECONDS / _OVERDUE_FACTOR
         return state.asked[number][0] + max(_OVERDUE_SECONDS, _OVERDUE_FACTOR * p95)
 
     def _latency(self, state: PeerState, now: float) -> float:
         """Returns the seconds that a peer usually takes, or is taking now if that is more."""
         usual = state.reach_seconds
-        # In the order in which they were asked for: the first one is the longest under way. What
-        # others were asked for as well does not count, for it holds nobody up.
+        # In the order of requests: the first one is the longest under way. What others were asked
+        # for as well delays nothing.
         for number, (asked_at, _) in state.asked.items():
             if len(self._makers.get(number, ())) == 1:
                 return max(usual, now - asked_at)

@@ -1,8 +1,8 @@
-"""A session is one loader of this process at the feed, one epoch at a time; it keeps the order.
+"""One loader of this process at the feed, one epoch at a time; sessions keep the order of batches.
 
-An epoch that is iterated over once more, as after load_state_dict, has its number again, and an id
-of its own. The thread that iterates and the I/O thread meet here, under one lock: the one supplies
-indices and takes finished batches, the other asks for batches and brings them.
+An epoch that is iterated over again, as after load_state_dict, keeps its number and gets a new id.
+The thread that iterates and the I/O thread meet here, under one lock: the first supplies indices
+and takes finished batches, the second asks for batches and delivers them.
 """
 
 import contextlib
@@ -18,8 +18,8 @@ import msgspec
 from stoker.feed.seeding import Numbered, Seeding
 from stoker.feed.timeline import Timeline
 from stoker.feed.trainer.buffers import BatchOutcome
-from stoker.feed.trainer.connections import BatchReceiver
 from stoker.feed.trainer.local_workers import LocalWorkers
+from stoker.feed.trainer.receiver import BatchReceiver
 from stoker.feed.trainer.scheduler import Peer, Scheduler
 from stoker.feed.wire.codec import pack_value
 from stoker.feed.wire.dataset import PackedSpec
@@ -31,11 +31,7 @@ LOCAL: Peer = ("local",)
 
 
 class AskedBatch(msgspec.Struct):
-    """Carries what one batch is asked with: its packed index, and the words that it is seeded with.
-
-    Attributes:
-        shared_seed: Torch's, for data pipes.
-    """
+    """What is sent to have one batch made; `shared_seed` is torch's, for data pipes."""
 
     index: bytes
     seed: tuple[int, ...]
@@ -43,37 +39,26 @@ class AskedBatch(msgspec.Struct):
 
 
 class FeedSession:
-    """Holds what the feed knows of one loader.
+    """The feed's state of one loader; its attributes are under the feed's lock.
 
     Args:
-        name: Name of the session, unique in the run.
-        lock: The feed's.
-        wake: Wakes the I/O thread.
-        schedule: Its `max_bytes` are what may wait in this process, of all its loaders.
+        name: Unique in the run.
+        schedule: Its `max_bytes` are for all loaders of this process.
 
     Attributes:
-        schedule: Under the lock, as all that follows.
-        epoch: Number of the epoch under way, or of the last one.
-        epoch_id: Names that epoch: it only grows, so what is late of an earlier one is refused.
+        epoch_id: Only grows, so that late answers of an earlier epoch are refused.
         base_seed: The agents' workers start with it at once; None: when there is a batch.
-        is_busy: An epoch is under way.
-        spec: What the workers of this epoch are to have.
-        local: Local workers, if any.
+        is_busy: An epoch is in progress.
         failure: Ends every wait of this session.
-        abandoned_epoch_id: Id of an epoch whose iterator is gone.
+        cancelled_epoch_id: Id of an epoch whose iterator is gone.
         pins_on: Index of the accelerator for which batches live in pinned memory.
-        is_waiting: Nobody makes batches for it, for longer than a lost host is waited for.
+        is_waiting: It has had no peers for longer than a lost host is waited for.
         is_due: The thread that iterates waits, and has something to do.
-        has_news: The I/O thread has to tell the agents of a new epoch, or of a new spec.
+        has_news: The I/O thread has to announce a new epoch, or a new spec, to the agents.
     """
 
     def __init__(
-        self,
-        name: str,
-        *,
-        lock: threading.Lock,
-        wake: Callable[[], None],
-        schedule: Scheduler,
+        self, name: str, *, lock: threading.Lock, wake: Callable[[], None], schedule: Scheduler
     ) -> None:
         self.name = name
         self.max_bytes = schedule.max_bytes
@@ -84,10 +69,10 @@ class FeedSession:
         self.spec: PackedSpec | None = None
         self.seeding: Seeding = "batch"
         self.local: LocalWorkers | None = None
-        self.retired_locals: list[LocalWorkers] = []
+        self.closing_locals: list[LocalWorkers] = []
         self.failure: BaseException | None = None
         self.has_news = False
-        self.abandoned_epoch_id = -1
+        self.cancelled_epoch_id = -1
         self.pins_on: int | None = None
         self.alone_since = time.monotonic()
         self.had_peers = False
@@ -104,8 +89,7 @@ class FeedSession:
         self._sampler_error: BaseException | None = None
 
     def is_idle(self) -> bool:
-        """Returns whether another epoch may begin."""
-        return not self.is_busy or self.abandoned_epoch_id == self.epoch_id
+        return not self.is_busy or self.cancelled_epoch_id == self.epoch_id
 
     def reserve(self) -> None:
         """Reserves the session for an epoch that is about to begin; drops the one before."""
@@ -130,27 +114,26 @@ class FeedSession:
         pins_on: int | None,
         base_seed: int | None = None,
     ) -> int:
-        """Starts an epoch and returns its id; what is left of the one before is dropped.
+        """Starts an epoch and returns its id; what is left of the one before is discarded.
 
         Args:
             asked_each: The payload of every number of an iterable dataset, which has no indices.
             is_eager: Draws from the sampler now, not at the first `next`.
-            base_seed: The agents' workers start with it at once; None: when there is a batch.
         """
         with self._lock:
             is_new_spec = self.spec is None or self.spec.digest != spec.digest
             if is_new_spec:
-                # Every agent has to open the session anew, and is a peer again once it is ready.
-                for peer in self.schedule.peers():
-                    self.schedule.lost(peer)
+                # Every agent reopens the session, and is a peer again once it is ready.
+                for peer in list(self.schedule.peers):
+                    self.schedule.mark_lost(peer)
             self.schedule.begin()
             self.spec, self.seeding, self.pins_on = spec, seeding, pins_on
             self.base_seed = base_seed
             if local is not self.local:
                 if self.local is not None:
                     # Closed by the I/O thread: it takes up to 5 s, and this is the script's thread.
-                    self.retired_locals.append(self.local)
-                self.schedule.lost(LOCAL)
+                    self.closing_locals.append(self.local)
+                self.schedule.mark_lost(LOCAL)
                 self.local = local
             if local is not None:
                 self.schedule.grant(LOCAL, local.credits)
@@ -175,13 +158,12 @@ class FeedSession:
         """Returns the next batch of that epoch, in the sampler's order; waits until it is there.
 
         Args:
-            timeout_seconds: The loader's `timeout`; 0: no bound but the feed's own.
+            timeout_seconds: The loader's `timeout`; 0: no limit but the feed's own.
 
         Raises:
             StopIteration: At the end of the epoch.
             RuntimeError: After `timeout_seconds`, in torch's words.
-            FeedError: If the feed is lost.
-            Exception: What the dataset, the collate function or the sampler raised.
+            Exception: FeedError, or what the dataset, the collate function or the sampler raised.
         """
         deadline = time.monotonic() + timeout_seconds if timeout_seconds > 0 else None
         while True:
@@ -202,8 +184,8 @@ class FeedSession:
             raise outcome.error
         return outcome.value
 
-    def stop(self, epoch_id: int) -> None:
-        """Frees what an epoch holds that has ended or that nobody iterates over any more."""
+    def cancel(self, epoch_id: int) -> None:
+        """Frees what an epoch holds that has ended, or whose iterator is gone."""
         with self._lock:
             if self.epoch_id == epoch_id and self.is_busy:
                 self._end_epoch()
@@ -243,12 +225,12 @@ class FeedSession:
         self.is_busy = False
         self.has_news = True
         if self.schedule.workers_live == "epoch" and self.local is not None:
-            self.retired_locals.append(self.local)
+            self.closing_locals.append(self.local)
             self.local = None
-            self.schedule.lost(LOCAL)
+            self.schedule.mark_lost(LOCAL)
         # An epoch without numbers: until the next one nothing is asked for.
         self.schedule.begin()
-        self.schedule.finish()
+        self.schedule.mark_complete()
         self._asked.clear()
         self.outcomes.clear()
         self._indices = iter(())
@@ -290,7 +272,7 @@ class FeedSession:
                 self._asked.update(fresh)
                 self.schedule.supply(len(fresh))
                 if is_last:
-                    self.schedule.finish()
+                    self.schedule.mark_complete()
             has_work = self.has_news or self.schedule.may_assign()
         if has_work:
             self._wake()
@@ -298,7 +280,6 @@ class FeedSession:
     # The I/O thread, under the lock.
 
     def order_of(self, number: int) -> Make:
-        """Returns the order to make that batch, for the peer that the scheduler chose."""
         asked = self._asked_each or self._asked[number]
         return Make(
             session=self.name,
@@ -310,13 +291,9 @@ class FeedSession:
         )
 
     def deliver(self, number: int, outcome: BatchOutcome, *, is_final: bool = False) -> None:
-        """Takes a batch that is there, or its error.
-
-        Args:
-            is_final: After this error there are no more batches.
-        """
+        """Records a batch or its error; no batch follows if `is_final`."""
         if is_final and outcome.error is not None:
-            self.fail(outcome.error)
+            self.mark_failed(outcome.error)
             return
         self.outcomes[number] = outcome
         self.stir(number == self.schedule.head)
@@ -331,22 +308,20 @@ class FeedSession:
         self.is_due = False
         self._arrival.notify_all()
 
-    def fail(self, error: BaseException) -> None:
-        """Notes the error for which nothing will come any more; the first one counts."""
+    def mark_failed(self, error: BaseException) -> None:
+        """Ends every wait with this error; the first one counts."""
         if self.failure is None:
             self.failure = error
         self._arrival.notify_all()
 
 
 class SharedState:
-    """Holds the state that the I/O thread of a feed and the threads that iterate share.
+    """State that the I/O thread and the threads that iterate share.
 
     Attributes:
-        lock: Over the sessions and all that is theirs; held for microseconds.
-        sessions: Name to session.
+        lock: Over the sessions and their contents; held for microseconds.
         failure: Ends every session, later ones too.
         wake_fd: An eventfd for the I/O thread's poll; see `sleeps`.
-        receivers: Receive batches; kept as long as anybody has a batch of theirs.
     """
 
     def __init__(self, *, timeline: Timeline, log: Log) -> None:
@@ -361,15 +336,15 @@ class SharedState:
         self._is_asleep = self._is_called = False
         self.wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         # Appended to by finalizers and threads, emptied by the I/O thread: atomic operations only.
-        self._retired: deque[FeedSession] = deque()
+        self._closing: deque[FeedSession] = deque()
         self._posted: deque[Callable[[], None]] = deque()
 
-    def fail(self, error: BaseException) -> None:
-        """Ends every session, also those to come; the first error counts."""
+    def mark_failed(self, error: BaseException) -> None:
+        """Fails every session, also those to come; the first error counts."""
         with self.lock:
             self.failure = self.failure or error
             for session in self.sessions.values():
-                session.fail(error)
+                session.mark_failed(error)
 
     def wake(self) -> None:
         """Ends the I/O thread's wait, or its next one; safe in a finalizer, and after the end."""
@@ -386,17 +361,13 @@ class SharedState:
                 os.eventfd_write(self.wake_fd, 1)
 
     def sleeps(self) -> bool:
-        """Notes that the I/O thread is about to poll; False if it was called, and must not wait."""
+        """Records that the I/O thread is about to poll; False if it must not wait."""
         # In this order: who calls between the two finds it asleep, and writes.
         self._is_asleep = True
         return not self._is_called
 
     def is_up(self, *, is_rung: bool) -> None:
-        """Notes that the I/O thread has polled, before it looks at anything.
-
-        Args:
-            is_rung: `wake_fd` was readable.
-        """
+        """Records that the I/O thread has polled, before it looks at anything."""
         self._is_asleep = False
         self._is_called = False
         if is_rung:
@@ -408,26 +379,25 @@ class SharedState:
         self.wake()
 
     def run_posted(self) -> None:
-        """Runs what was posted; for the I/O thread."""
         while self._posted:
             self._posted.popleft()()
 
-    def retire(self, session: FeedSession) -> None:
-        """Ends the session of a loader that is gone, in the I/O thread; safe in a finalizer."""
-        self._retired.append(session)
+    def close_session(self, session: FeedSession) -> None:
+        """Closes the session of a loader that is gone, in the I/O thread; safe in a finalizer."""
+        self._closing.append(session)
         self.wake()
 
-    def take_retired(self) -> list[FeedSession]:
-        """Returns the sessions to end, forgotten here; for the I/O thread, under the lock."""
-        retired = []
-        while self._retired:
-            session = self._retired.popleft()
+    def take_closing(self) -> list[FeedSession]:
+        """Removes and returns the sessions to close; for the I/O thread, under the lock."""
+        closing = []
+        while self._closing:
+            session = self._closing.popleft()
             if self.sessions.pop(session.name, None) is not None:
-                retired.append(session)
-        return retired
+                closing.append(session)
+        return closing
 
     def close(self) -> None:
-        """Frees the descriptor, after the I/O thread's end; may be called twice."""
+        """Closes the descriptor, after the I/O thread's end; may be called twice."""
         descriptor, self.wake_fd = self.wake_fd, -1
         if descriptor >= 0:
             os.close(descriptor)

@@ -1,37 +1,34 @@
-"""An iterable dataset has shards: each is pinned to one peer, whose process makes all of it.
+"""Schedules iterable datasets: each shard is pinned to one peer, whose process makes all of it.
 
-As in `scheduler`, this is pure bookkeeping, and the clock is passed in. The script fixes
-S = max(1, num_workers) logical *shards*, if the key `feed.shards` says no other number; each is one
-*stream*, made by one process from its first batch to its last. Positions count the batches of a
-shard: batch `position` of shard s has the number `position * S + s`; of three shards, shard 1 makes
-the numbers 1, 4, 7 and so on. Numbers in ascending order, those of exhausted shards left out, are
-the order of torch's own loader with S workers. `Shard` keeps the books of one shard,
-`ShardScheduler` decides who makes it, and when.
+As in `scheduler`, this is pure bookkeeping, and the clock is passed in. The script fixes S = max(1,
+num_workers) logical *shards*, unless the key `feed.shards` sets another number. Each is one
+*stream*, made by one process from its first batch to its last. Batch `position` of shard s has the
+number `position * S + s`; of three shards, shard 1 makes the numbers 1, 4, 7 and so on. Numbers in
+ascending order, without those of exhausted shards, are the order of torch's own loader with S
+workers.
 
-A stream cannot be asked for its n-th batch elsewhere without making all before it again. So a slow
-or stopped process is waited for (as torch's own loader does): only where it is
-*lost*, by its death, its host's or the connection's, is its shard started again by another process,
-which makes what has arrived once more and throws it away. A running checksum of what it makes,
-which each batch brings along, tells whether it makes the same again: a stream that does not is an
-error. What it cannot tell: whether the batches that had not arrived would have been others (so no
-sample comes twice, but of a stream that is not deterministic one may be missing).
+The n-th batch of a stream cannot be asked for elsewhere without making all before it again. So a
+slow or stopped process is waited for, as by torch's own loader. Only where it is *lost* (its death,
+its host's or the connection's) does another process start the shard again: it makes what has
+arrived once more and discards it. A running checksum, sent with each batch, shows whether it makes
+the same again; a stream that does not is an error. The checksum cannot show whether the batches
+that had not arrived would have been others: no sample comes twice, but of a stream that is not
+deterministic one may be missing.
 
-With persistent workers random states go on from epoch to epoch (see session). A process tells with
-the first batch of an epoch what they were at its beginning, and with the end of its shard what they
-are then, and a new process of the shard begins with them. Where an epoch was left before its end,
-it makes what was asked of that epoch once more. What a dataset has changed in itself in epochs
-before is not handed over: a new process has it as it was shipped.
+With persistent workers random states carry over from epoch to epoch (see session). A process sends
+them with the first batch of an epoch and with the end of its shard, and a new process of the shard
+begins with them. Where an epoch was left before its end, the new process first makes what was asked
+of that epoch. What a dataset changed in itself in earlier epochs is not handed over: a new process
+has it as it was shipped.
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 from stoker.errors import ProtocolError
 from stoker.feed.trainer.scheduler import Peer, PeerState, Scheduler
 from stoker.feed.wire.protocol import Stream
 
-# At the first batch, hosts that are still on their way are waited for this long: a shard stays
-# where it begins.
+# The first batch waits this long for hosts that are on their way: a shard stays where it begins.
 SETTLE_SECONDS = 2.0
 # A shard whose process dies this often in a row without one more batch is not started again.
 MAX_LOSSES_IN_A_ROW = 3
@@ -39,20 +36,17 @@ MAX_LOSSES_IN_A_ROW = 3
 
 @dataclass(slots=True)
 class Shard:
-    """Counts the batches of one shard.
+    """Progress of one shard.
 
     Attributes:
-        owner: Peer whose process makes it; None: nobody's.
-        generation: Counts its starts; an answer of another one is not taken.
-        asked: Positions below were asked for.
-        arrived: Positions below have come.
-        digest: Checksum of all that has arrived.
+        generation: Counts its starts; an answer of another one is refused.
+        asked, arrived, taken: Positions below were asked for, have come, were delivered.
+        digest: Checksum of everything that has arrived.
         early: Checksums of positions that overtook others (there may be two connections).
-        taken: Positions below were delivered.
         end: How many batches it has, once that is known.
         losses: Deaths in a row without one more batch.
-        state: Random states with which the epoch, or one before it, began, as its process has sent
-            them; empty: as it is seeded.
+        state: Random states at the beginning of this epoch or an earlier one; empty: as it is
+            seeded.
         earlier: Batches that were asked of each epoch since then.
         state_at_end: The next epoch begins with it.
     """
@@ -71,7 +65,7 @@ class Shard:
     state_at_end: bytes = b""
 
     def note_epoch(self) -> None:
-        """Notes, after an epoch is over or left, what the next one's random states follow from."""
+        """Records, after an epoch, what the next one's random states follow from."""
         if self.state_at_end:
             self.state, self.earlier = self.state_at_end, []
         elif self.asked:
@@ -79,7 +73,6 @@ class Shard:
         self.state_at_end = b""
 
     def begin(self, *, is_kept: bool) -> None:
-        """Begins a new epoch at its first batch, with the process that it has or with a new one."""
         if not is_kept:
             self.owner, self.generation = None, self.generation + 1
         self.asked = self.arrived = self.digest = self.taken = self.losses = 0
@@ -87,7 +80,7 @@ class Shard:
         self.early.clear()
 
     def arrives(self, position: int, *, digest: int) -> bool:
-        """Notes that a batch came; False if it had come before."""
+        """Records a batch; False if it had come before."""
         if position < self.arrived or position in self.early:
             return False
         self.early[position] = digest
@@ -98,43 +91,39 @@ class Shard:
         return True
 
     def ends(self, position: int) -> None:
-        """Notes that there is no batch at `position`, and none after it."""
         self.end = position if self.end is None else min(position, self.end)
 
-    def lose(self) -> None:
-        """Notes that its process is gone: what has not arrived is to be made by another one."""
+    def mark_lost(self) -> None:
+        """Records that its process is gone: another one makes what has not arrived."""
         self.owner, self.generation = None, self.generation + 1
-        # Also what had overtaken others: a stream goes on from one place.
+        # Also what had overtaken others: a stream resumes at one place.
         self.asked = self.arrived
         self.early.clear()
         if not self.is_whole():
-            # An end that overtook batches: the next process comes to it again.
+            # It overtook batches; the next process comes to it again.
             self.end = None
 
     def is_exhausted(self) -> bool:
-        """Returns whether all of it was delivered."""
         return self.end is not None and self.taken >= self.end
 
     def is_whole(self) -> bool:
-        """Returns whether all of it has arrived."""
         return self.end is not None and self.arrived >= self.end
 
     def is_homeless(self) -> bool:
-        """Returns whether somebody has to make the rest of it, and nobody does."""
+        """Returns whether no process makes the rest of it."""
         return self.owner is None and not self.is_whole()
 
     def is_awaited(self, position: int, *, peer: Peer, generation: int) -> bool:
-        """Returns whether `peer` was asked for that batch, of that start."""
         return self.owner == peer and self.generation == generation and position < self.asked
 
 
 def idle_words(*, num_shards: int, ranks: int, data_workers: int, is_set: bool) -> str:
-    """Says how many data workers have nothing to do, and what helps; empty: each has a shard.
+    """Returns how many data workers have nothing to do, and what helps; empty: each has a shard.
 
     Args:
         num_shards: Shards of each rank.
         data_workers: Workers of all data hosts.
-        is_set: Whether `feed.shards` says how many shards there are.
+        is_set: `feed.shards` sets the number of shards.
     """
     total = num_shards * ranks
     if data_workers <= total:
@@ -156,14 +145,13 @@ def idle_words(*, num_shards: int, ranks: int, data_workers: int, is_set: bool) 
 
 
 class ShardScheduler(Scheduler):
-    """Pins each shard to one peer, whose process makes its batches, until the process is lost.
+    """Scheduler that pins each shard to one peer until the peer's process is lost.
 
     Args:
-        num_shards: S, fixed by the script or by `feed.shards`.
         prefetch: Batches of a shard that may wait or be under way.
         max_bytes: Bytes of batches of all shards that may wait or be under way; the batch that is
             delivered next is always asked for.
-        persists: Processes go on with the next epoch, as torch's persistent workers.
+        persists: Processes are kept for the next epoch, as torch's persistent workers.
         credits_each: Credits of one worker of a peer.
     """
 
@@ -181,8 +169,7 @@ class ShardScheduler(Scheduler):
         super().__init__(max_bytes=max_bytes)
         self.num_shards = num_shards
         self._credits_each = credits_each
-        # Processes that persist go on where they are; a new iterator's begin, as torch's do.
-        self.workers_live: Literal["session", "iterator", "epoch"]
+        # Persistent processes resume where they are; those of a new iterator begin, as torch's do.
         self.workers_live = "iterator" if persists else "epoch"
         self._prefetch = prefetch
         self._persists = persists
@@ -191,7 +178,6 @@ class ShardScheduler(Scheduler):
         self._mean_bytes = 0.0
 
     def begin(self) -> None:
-        """Starts a new epoch: every shard at its beginning."""
         super().begin()
         for shard in self._shards:
             if self._persists:
@@ -199,58 +185,48 @@ class ShardScheduler(Scheduler):
             shard.begin(is_kept=self._persists and shard.owner is not None)
 
     def look(self, now: float) -> tuple[int, bool]:
-        """Returns 0, as shards want no index, and whether `assign` could ask for something.
-
-        The sampler gives the same index for every batch of an iterable dataset.
-        """
-        if self._is_complete or not self._peers:
+        """Returns 0, as all batches have one index, and whether to `assign`."""
+        if self._is_complete or not self.peers:
             return 0, False
         is_homeless = any(shard.is_homeless() for shard in self._shards)
         return 0, is_homeless or self._next_ask() is not None
 
     @property
     def num_taken(self) -> int:
-        """Counts batches of this epoch that were delivered."""
         return sum(shard.taken for shard in self._shards)
 
     def is_over(self) -> bool:
-        """Returns whether every shard is exhausted, or nobody wants more."""
         return self._is_complete or all(shard.is_exhausted() for shard in self._shards)
 
     def is_there(self, number: int) -> bool:
-        """Returns whether that batch has arrived, and all of its shard before it."""
         position, shard = divmod(number, len(self._shards))
         return position < self._shards[shard].arrived
 
     def take(self, now: float) -> None:
-        """Notes that the trainer has taken the head-of-line batch."""
         self._shards[self.head % len(self._shards)].taken += 1
         self.head += 1
         self._taken += 1
         self._ready_at_takes += self._num_ready()
         self._skip()
 
-    def leave(self, peer: Peer) -> None:
-        """Moves the shards of a peer that drains to others."""
-        # At once: with `BatchScheduler` the peer finishes what it was asked for, but the rest of a
-        # shard has to move anyway.
-        super().leave(peer)
-        if peer in self._peers:
-            self._take_away(peer, self._peers[peer])
+    def mark_draining(self, peer: Peer) -> None:
+        # At once: the rest of a shard has to move anyway.
+        super().mark_draining(peer)
+        if peer in self.peers:
+            self._reassign(peer, self.peers[peer])
 
-    def lost(self, peer: Peer) -> None:
-        """Forgets a peer that is gone: its shards are started again elsewhere."""
-        super().lost(peer)
-        if not self._peers:
-            # Settles anew, as at the start: else whoever is back first would get all shards.
+    def mark_lost(self, peer: Peer) -> None:
+        super().mark_lost(peer)
+        if not self.peers:
+            # As at the start: else the first peer that is back would get all shards.
             self.is_settled, self._settle_at = False, None
 
-    def _take_away(self, peer: Peer, state: PeerState) -> None:
+    def _reassign(self, peer: Peer, state: PeerState) -> None:
         state.asked.clear()
         for shard in self._shards:
             if shard.owner == peer:
                 self._moved[peer] += shard.asked - shard.arrived
-                shard.lose()
+                shard.mark_lost()
 
     def arrived(
         self,
@@ -263,13 +239,12 @@ class ShardScheduler(Scheduler):
         digest: int = 0,
         random_state: bytes = b"",
     ) -> bool:
-        """Takes a batch (or its exception); False if it is late, or of a process that was lost."""
         if not generation:
             raise ProtocolError("a batch of no shard, of an iterable dataset")
         position, shard = self._answered(peer, number, generation)
         if shard is None or not shard.arrives(position, digest=digest):
             return False
-        # Told with the first batch of an epoch: what led up to it need not be made again.
+        # Sent with the first batch of an epoch: what led up to it need not be made again.
         if random_state:
             shard.state, shard.earlier = random_state, []
         self._mean_bytes = (
@@ -278,35 +253,31 @@ class ShardScheduler(Scheduler):
         return True
 
     def ended(self, peer: Peer, number: int, *, generation: int, random_state: bytes = b"") -> None:
-        """Notes that the shard has no batch of that number, and none after it."""
         position, shard = self._answered(peer, number, generation)
         if shard is not None:
             shard.ends(position)
             shard.state_at_end = random_state
             self._skip()
 
-    def dropped(self, peer: Peer, number: int, *, generation: int = 0) -> bool:
-        """Notes that the process of a shard died; True if it is not worth another try."""
+    def mark_failed(self, peer: Peer, number: int, *, generation: int = 0) -> bool:
         _, shard = self._answered(peer, number, generation)
         if shard is None:
             return False
         self._moved[peer] += shard.asked - shard.arrived
-        # Answers to these would be of the process that died: nothing is under way any more.
-        for other in [n for n in self._peers[peer].asked if self._shard_of(n) is shard]:
-            del self._peers[peer].asked[other]
-        shard.lose()
+        # The process that died would have answered these: nothing is under way any more.
+        for other in [n for n in self.peers[peer].asked if self._shard_of(n) is shard]:
+            del self.peers[peer].asked[other]
+        shard.mark_lost()
         shard.losses += 1
         return shard.losses >= MAX_LOSSES_IN_A_ROW
 
     def words(self, number: int, reason: str) -> str:
-        """Says which shard cannot be made, and why."""
         return (
             f"shard {number % len(self._shards)} of the iterable dataset cannot be made: {reason}, "
             f"{MAX_LOSSES_IN_A_ROW} times at the same place"
         )
 
     def assign(self, now: float) -> list[tuple[Peer, int]]:
-        """Returns the batches to ask for now, and of whom; they count as asked."""
         if self._is_complete:
             return []
         self._place(now)
@@ -319,7 +290,7 @@ class ShardScheduler(Scheduler):
                 break
             shard = self._shard_of(number)
             assert shard.owner is not None
-            asked = self._peers[shard.owner].asked
+            asked = self.peers[shard.owner].asked
             asked[number] = (now, len(asked) + 1)
             shard.asked += 1
             num_open += 1
@@ -327,7 +298,7 @@ class ShardScheduler(Scheduler):
         return asks
 
     def stream_of(self, number: int, *, shared_seed: int | None) -> Stream:
-        """Returns the place at which the process of a shard goes on with it."""
+        """Returns the place at which the process of a shard resumes."""
         shard = self._shard_of(number)
         return Stream(
             shard=number % len(self._shards),
@@ -342,13 +313,11 @@ class ShardScheduler(Scheduler):
         )
 
     def next_check(self, now: float) -> float | None:
-        """Returns the seconds until shards are given out; None: not before an event."""
         if self.is_settled or self._settle_at is None:
             return None
         return max(0.0, self._settle_at - now)
 
     def window(self, now: float) -> int:
-        """Returns how many batches of all shards may wait or be under way."""
         most = len(self._shards) * self._prefetch
         if self._mean_bytes <= 0:
             return most
@@ -356,34 +325,31 @@ class ShardScheduler(Scheduler):
 
     @property
     def committed_bytes(self) -> int:
-        """Returns the bytes of batches that wait or are under way, each at the mean size."""
         return int(sum(max(s.asked - s.taken, 0) for s in self._shards) * self._mean_bytes)
 
     def owners(self) -> list[Peer | None]:
-        """Returns who makes each shard."""
         return [shard.owner for shard in self._shards]
 
     @property
     def num_workers(self) -> int:
-        """Returns the workers of all peers, by their credits: no more shards can be made at once.
+        """Workers of all peers, by their credits.
 
         Credits of a host are shared by the ranks, so these are this rank's share of its workers.
         """
         return sum(
-            self._workers_of(state) for state in self._peers.values() if not state.is_leaving
+            self._workers_of(state) for state in self.peers.values() if not state.is_draining
         )
 
     def _workers_of(self, state: PeerState) -> int:
         return max(1, state.credits // self._credits_each)
 
     def _place(self, now: float) -> None:
-        """Places each shard that has no process on the peer with the fewest for its credits.
+        """Places each shard without a process on the peer with the fewest shards for its credits.
 
-        Hosts with a free worker come before this process's own workers: those take CPU from the
-        training.
+        Hosts with a free worker come before local workers, which take CPU from the training.
         """
         homeless = [shard for shard in self._shards if shard.is_homeless()]
-        able = [peer for peer, state in self._peers.items() if not state.is_leaving]
+        able = [peer for peer, state in self.peers.items() if not state.is_draining]
         if not homeless or not able:
             return
         if not self.is_settled:
@@ -400,9 +366,9 @@ class ShardScheduler(Scheduler):
             free = [
                 peer
                 for peer in able
-                if self._peers[peer].is_remote and owned[peer] < self._workers_of(self._peers[peer])
+                if self.peers[peer].is_remote and owned[peer] < self._workers_of(self.peers[peer])
             ]
-            peer = min(free or able, key=lambda p: (owned[p] + 1) / max(1, self._peers[p].credits))
+            peer = min(free or able, key=lambda p: (owned[p] + 1) / max(1, self.peers[p].credits))
             shard.owner = peer
             owned[peer] += 1
 
@@ -422,18 +388,18 @@ class ShardScheduler(Scheduler):
         return self._shards[number % len(self._shards)]
 
     def _answered(self, peer: Peer, number: int, generation: int) -> tuple[int, Shard | None]:
-        """Returns the position that was answered, and its shard; None: it is not waited for."""
+        """Returns the position that was answered, and its shard, if that is waited for."""
         position, shard = number // len(self._shards), self._shard_of(number)
         if not shard.is_awaited(position, peer=peer, generation=generation):
             return position, None
-        self._peers[peer].asked.pop(number, None)
+        self.peers[peer].asked.pop(number, None)
         return position, shard
 
     def _num_ready(self) -> int:
         return sum(shard.arrived - shard.taken for shard in self._shards)
 
     def _skip(self) -> None:
-        """Moves on to the next number of a shard that is not exhausted, if one is left."""
+        """Moves the head on to the next shard that is not exhausted, if one is left."""
         if self.is_over():
             return
         while self._shard_of(self.head).is_exhausted():

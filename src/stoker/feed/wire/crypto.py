@@ -1,11 +1,11 @@
-"""Keys from one token decide who may speak, by CURVE; `sealing` has the keys of batches.
+"""Keys of a run and authentication by CURVE; `sealing` has the keys of batches.
 
-Every process of a run holds the token, so every one can be server or client; a process without the
-token can be neither. CURVE alone lets in any client that knows the server's public key: the
-allow-list lets in the run's own client key only, and the handshake fails before a byte of a message
-is parsed. A bounded number of connections may wait for their handshake at a time, each for a few
-seconds. Who connects when the places are taken takes that of the one who has waited longest: a
-member of the run proves itself within milliseconds, so a flood of strangers keeps it out for no
+All keys are derived from one token, which every process of a run has: each can be server or client,
+and a process without the token can be neither. CURVE alone accepts any client that knows the
+server's public key: the allow-list accepts the run's own client key only, and the handshake fails
+before a byte of a message is parsed. The number of connections in their handshake is bounded, and
+each has a few seconds. When all places are taken, a new connection replaces the oldest: members of
+the run authenticate within milliseconds, so a flood of unauthenticated connections delays them no
 longer than that.
 """
 
@@ -28,20 +28,19 @@ from stoker.logs import EventName, Log
 
 TOKEN_BYTES = 32
 
-# A handshake that takes longer is cut; on a LAN it takes milliseconds, at start names may be slow.
+# On a LAN a handshake takes milliseconds, but at start name resolution may be slow.
 HANDSHAKE_SECONDS = 10.0
-# A host that vanished without closing its connections is noticed within about 15 s. The I/O
-# thread answers for a process that is busy, so slow is not mistaken for dead.
+# A host that vanished without closing its connections is noticed within about 15 s. libzmq's I/O
+# thread answers heartbeats, so a busy process is not mistaken for a dead one.
 HEARTBEAT_SECONDS = 3.0
 HEARTBEAT_TIMEOUT_SECONDS = 15.0
-# Largest frame at a server's port: as much as a stranger can have it hold before the handshake.
-# Longer messages of members are sent in pieces.
+# Largest frame at a server's port: an unauthenticated peer can make it hold that much. Longer
+# messages of members are sent in pieces.
 MAX_CONTROL_BYTES = 256 << 10
 
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 _ZAP_DOMAIN = b"stoker"
-# Places of a port. Each takes a frame of MAX_CONTROL_BYTES and libzmq's buffers at most: 64 MiB in
-# all hold 200 of them.
+# Each takes at most a frame of MAX_CONTROL_BYTES and libzmq's buffers: less than 64 MiB in total.
 MAX_WAITING = 128
 _LOG_SECONDS = 10.0
 _ACCEPTED, _ENDED = int(zmq.EVENT_ACCEPTED), int(zmq.EVENT_DISCONNECTED)
@@ -49,7 +48,7 @@ _ACCEPTED, _ENDED = int(zmq.EVENT_ACCEPTED), int(zmq.EVENT_DISCONNECTED)
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Keys:
-    """Holds the keys that a run's token gives; z85-encoded CURVE keys and a raw MAC key."""
+    """Keys derived from a run's token: z85-encoded CURVE keys and a raw MAC key."""
 
     server_public: bytes
     server_secret: bytes
@@ -78,7 +77,7 @@ class Keys:
 
 
 def read_event(monitor: "zmq.Socket[bytes]") -> tuple[int, int]:
-    """Returns the next event that a socket's monitor reports, and its value.
+    """Returns the next event of a socket's monitor, and its value.
 
     zmq.utils.monitor would import asyncio: 25 ms, a seventh of the start of each launcher.
 
@@ -99,14 +98,14 @@ def read_token(path: Path | str) -> bytes:
     """Returns the token in a file of 64 hexadecimal digits.
 
     Raises:
-        UsageError: If there is no such file, or something else in it (which is not repeated).
+        UsageError: If the file cannot be read, or is malformed; does not show its content.
     """
     try:
         text = Path(path).read_text("ascii").strip()
     except (OSError, UnicodeDecodeError) as err:
         reason = err.strerror if isinstance(err, OSError) else "not text"
         raise UsageError(
-            f"the run's token cannot be read: {reason}",
+            f"cannot read the run's token: {reason}",
             where=str(path),
             fix="point STOKER_TOKEN_FILE to the file that the platform made",
         ) from None
@@ -116,8 +115,8 @@ def read_token(path: Path | str) -> bytes:
         token = b""
     if len(token) != TOKEN_BYTES:
         raise UsageError(
-            f"expected a token of {2 * TOKEN_BYTES} hexadecimal digits, found {len(text)} "
-            "characters that are none",
+            f"expected a token of {2 * TOKEN_BYTES} hexadecimal digits, found something else "
+            f"({len(text)} characters)",
             where=str(path),
             fix="point STOKER_TOKEN_FILE to the file that the platform made",
         )
@@ -131,10 +130,10 @@ def secure_server(
     max_message_bytes: int = MAX_CONTROL_BYTES,
     silence_seconds: float = HEARTBEAT_TIMEOUT_SECONDS,
 ) -> None:
-    """Makes `socket` a CURVE server, before it is bound and after the context's AllowList is.
+    """Makes `socket` a CURVE server; call it before `bind`, with an AllowList in its context.
 
     Args:
-        silence_seconds: A peer that answers no heartbeat for so long has gone.
+        silence_seconds: A peer that answers no heartbeat for that long is disconnected.
     """
     _limit(socket, max_message_bytes)
     socket.heartbeat_timeout = round(silence_seconds * 1000)
@@ -145,10 +144,11 @@ def secure_server(
 
 
 def secure_client(socket: "zmq.Socket[bytes]", keys: Keys, *, max_message_bytes: int = -1) -> None:
-    """Makes `socket` a CURVE client, before it is connected; it speaks to the run's servers only.
+    """Makes `socket` a CURVE client that talks to the run's servers only; call it before `connect`.
 
     Args:
-        max_message_bytes: A larger message cuts the connection before memory is taken; -1: none.
+        max_message_bytes: A larger message closes the connection before memory is allocated; -1: no
+            limit.
     """
     _limit(socket, max_message_bytes)
     socket.curve_serverkey = keys.server_public
@@ -157,10 +157,10 @@ def secure_client(socket: "zmq.Socket[bytes]", keys: Keys, *, max_message_bytes:
 
 
 class AllowList:
-    """Lets in the run's client key and nothing else; one a context, made before its servers bind.
+    """Accepts the run's client key only; one per context, made before its servers bind.
 
-    The owner polls `socket` and calls `handle` when it is readable: until then no new connection
-    to a server of the context gets through.
+    The owner polls `socket` and calls `handle` when it is readable: no new connection to a server
+    of the context is established before.
     """
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", keys: Keys) -> None:
@@ -171,7 +171,7 @@ class AllowList:
         self.socket.bind(_ZAP_ENDPOINT)
 
     def handle(self) -> None:
-        """Answers what is waiting, without blocking."""
+        """Answers pending requests, without blocking."""
         while True:
             try:
                 frames = self.socket.recv_multipart(zmq.NOBLOCK)
@@ -180,12 +180,11 @@ class AllowList:
             self.socket.send_multipart(self._answer(frames))
 
     def close(self) -> None:
-        """Frees the socket; may be called twice."""
+        """Closes the socket; may be called twice."""
         self.socket.close()
 
     def _answer(self, frames: list[bytes]) -> list[bytes]:
-        # ZeroMQ's RFC 27 (ZAP): version, request id, domain, address, routing id, mechanism, the
-        # client's key.
+        # ZeroMQ's RFC 27 (ZAP): version, request id, domain, address, routing id, mechanism, key.
         request = frames[1] if len(frames) > 1 else b""
         is_ours = (
             len(frames) == 7
@@ -203,7 +202,7 @@ class AllowList:
 def _limit(socket: "zmq.Socket[bytes]", max_message_bytes: int) -> None:
     socket.linger = 0
     socket.ipv6 = True
-    # libzmq cuts the connection before it takes memory for a longer message.
+    # libzmq closes the connection before it allocates memory for a longer message.
     socket.maxmsgsize = max_message_bytes
     socket.handshake_ivl = round(HANDSHAKE_SECONDS * 1000)
     socket.heartbeat_ivl = round(HEARTBEAT_SECONDS * 1000)
@@ -216,13 +215,13 @@ def _limit(socket: "zmq.Socket[bytes]", max_message_bytes: int) -> None:
 
 def derive(secret: bytes, *, info: bytes) -> bytes:
     """Returns a key of 32 bytes, by HKDF-SHA256 with the salt "stoker"."""
-    # One block is all of HKDF's output: 32 bytes, as many as SHA-256 has.
+    # A single block of HKDF's output: 32 bytes, the size of SHA-256.
     extracted = hmac.new(b"stoker", secret, hashlib.sha256).digest()
     return hmac.new(extracted, info + b"\x01", hashlib.sha256).digest()
 
 
-class StrangerLog:
-    """Tells of those who were cut: one line for all, at once and then every 10 s at most."""
+class RejectionLog:
+    """Logs rejected connections, at most one line every 10 s."""
 
     def __init__(self, log: Log, *, port: int) -> None:
         self._log = log
@@ -231,13 +230,12 @@ class StrangerLog:
         self._last = ("", "")
         self._silent_until = 0.0
 
-    def cut(self, address: str, reason: str) -> None:
-        """Notes a connection that was cut, and why."""
+    def add(self, address: str, reason: str) -> None:
         self._count += 1
         self._last = (address, reason)
 
     def tick(self, now: float) -> None:
-        """Writes the line, if there is something to tell and it is time."""
+        """Writes the line, if it is due."""
         if self._count and now >= self._silent_until:
             address, reason = self._last
             self._log.event(
@@ -251,20 +249,20 @@ class StrangerLog:
 
 
 class HandshakeGuard:
-    """Bounds the connections to a CURVE server that are in the middle of their handshake.
+    """Bounds the connections to a CURVE server that are in their handshake.
 
-    libzmq bounds a handshake's time and frames, but not how many there are at a time. Its monitor
-    reports connections by their descriptors, and each message says over which one it came.
+    libzmq bounds a handshake's time and frames, but not the number of handshakes. Its monitor
+    reports connections by their descriptors, and each message has the descriptor that it came over.
 
     Args:
         server: A ROUTER that is bound to `port`; call `close` before it is closed.
-        allow_list: Keys that its context lets in.
+        allow_list: The one of its context.
     """
 
     def __init__(
         self,
         server: "zmq.Socket[bytes]",
-        log: StrangerLog,
+        log: RejectionLog,
         *,
         port: int,
         allow_list: AllowList,
@@ -280,7 +278,7 @@ class HandshakeGuard:
         )
 
     def handle(self, ready: Collection[object], now: float) -> None:
-        """Answers handshakes, reads what the monitor reports, cuts the oldest beyond MAX_WAITING.
+        """Answers handshakes and monitor events, and rejects the oldest beyond MAX_WAITING.
 
         Does not block; to be called before messages are received.
 
@@ -288,11 +286,11 @@ class HandshakeGuard:
             ready: What polled readable.
         """
         is_asked = self._allow_list.socket in ready
-        # First: libzmq holds a handshake until it is told whether the client's key is allowed.
+        # First: libzmq suspends a handshake until the key is allowed or not.
         if is_asked:
             self._allow_list.handle()
-        # Who is let in now may send in this same turn: that he was accepted is reported by now, as
-        # `proved` expects, though perhaps it was not when `ready` was polled.
+        # A client that is allowed now may send in this turn. Its event, which `proved` expects, is
+        # there by now, even if the monitor had not polled readable yet.
         if not (is_asked or self.monitor in ready):
             return
         while True:
@@ -304,24 +302,22 @@ class HandshakeGuard:
                 self._waiting[descriptor] = _Accepted(now, self._address_of(descriptor))
             elif descriptor in self._waiting:
                 address = self._waiting.pop(descriptor).address
-                self._log.cut(address, "no handshake of this run")
+                self._log.add(address, "no handshake of this run")
         while len(self._waiting) > MAX_WAITING:
             oldest = next(iter(self._waiting))
             address = self._waiting.pop(oldest).address
             if self._address_of(oldest, is_to_end=True):
-                self._log.cut(address, f"more than {MAX_WAITING} handshakes at a time")
+                self._log.add(address, f"more than {MAX_WAITING} handshakes at a time")
 
     def proved(self, frame: zmq.Frame) -> None:
-        """Notes that a message has come: who sent it is of this run."""
+        """Records that the sender of a message has passed its handshake."""
         if self._waiting:
-            # libzmq says with each message over which descriptor it came.
             self._waiting.pop(int(frame.get("__fd")), None)
 
     def tick(self, now: float) -> None:
-        """Forgets whom libzmq itself has cut by now; called once a second."""
+        """Removes connections that libzmq has closed by now; called once a second."""
         for descriptor, accepted in list(self._waiting.items()):
-            # A little after libzmq's own limit: who is still connected has passed its handshake,
-            # and only has not sent a message yet.
+            # After libzmq's own limit a connection has passed its handshake, but sent nothing yet.
             if now - accepted.since > HANDSHAKE_SECONDS + 2:
                 del self._waiting[descriptor]
         self._log.tick(now)
@@ -333,15 +329,14 @@ class HandshakeGuard:
         self.monitor.close(linger=0)
 
     def _address_of(self, descriptor: int, *, is_to_end: bool = False) -> str:
-        """Returns who is connected there; empty: it is no connection to this port any more.
+        """Returns the peer's address; empty if it is no connection to this port any more.
 
         Args:
-            is_to_end: Shuts it down; libzmq, whose it is, sees its end and closes it.
+            is_to_end: Shuts it down; libzmq, which owns it, sees its end and closes it.
         """
         try:
-            # libzmq closes its descriptors in its own thread, at any time: the number may be
-            # nobody's by now (dup fails), or another file's (its port differs). A duplicate, for
-            # this socket closes what it wraps.
+            # libzmq's thread may close its descriptors at any time: the number may be unused by now
+            # (dup fails), or another file's (its port differs).
             with socket.socket(fileno=os.dup(descriptor)) as connection:
                 if connection.getsockname()[1] != self._port:
                     return ""

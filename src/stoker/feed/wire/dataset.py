@@ -1,11 +1,11 @@
-"""The dataset travels to the hosts with what belongs to it, and errors travel back.
+"""Datasets and errors as they are sent: pickled by cloudpickle.
 
-Both are pickled by cloudpickle: what the training script itself defines (`__main__`) travels by
-value, what is installed on every host by name.
+What the training script defines (`__main__`) is pickled by value, what is installed on every host
+by name.
 
-Of the script's environment only the difference to the one that it was started with travels: what
-else is there belongs to the host. Left out of it is what may be a secret, and what is another in
-each rank or on each host: a dataset is held once by a data host, for all ranks.
+Of the script's environment only what the script itself changed is sent; the rest belongs to the
+host. Left out are likely secrets, and what differs between ranks or hosts: a data host holds a
+dataset once for all ranks.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 
-# A part of a name, between underscores, that ends so: TOKEN, but not TOKENIZERS_PARALLELISM.
+# Matches TOKEN, but not TOKENIZERS_PARALLELISM.
 _SECRETS = re.compile(
     r"(TOKENS?|SECRETS?|PASSWORDS?|PASSWD|PASSPHRASE|KEYS?|CREDENTIALS?|AUTH|COOKIE)(_|$)"
 )
 # user:password@host
 _SECRET_VALUE = re.compile(r"://[^/@\s]*:[^/@\s]*@")
-# Names that belong to one rank, one host, a launcher or a library that ranks talk by.
+# Variables of one rank, one host, a launcher or a communication library.
 _OF_ONE_PROCESS = re.compile(
     r"^(STOKER|SM|SAGEMAKER|MASTER|LOCAL|GROUP|NODE|ROLE|TORCHELASTIC|OMPI|PMI|PMIX|PRTE|MPI|SLURM"
     r"|HOROVOD|KUBERNETES|CUDA|NVIDIA|ROCR|HIP|NCCL|TORCH_NCCL|GLOO|UCX|FI|RAY|WANDB"
@@ -55,26 +55,24 @@ _OF_ONE_PROCESS = re.compile(
     r"|COLUMNS|LINES|VIRTUAL_ENV|XDG_RUNTIME_DIR|LC_CTYPE|_)$"
 )
 _RANK_ARGUMENT = re.compile(r"^--local[-_]rank(=|$)")
-# How multiprocessing starts a child that it spawns, and its fork server.
-_STARTED_ANEW = re.compile(r"--multiprocessing-fork|from multiprocessing\.forkserver import main")
+# Command lines of multiprocessing's spawned children, and of its fork server.
+_SPAWNED = re.compile(r"--multiprocessing-fork|from multiprocessing\.forkserver import main")
 
-# Always as many: the arguments may be others in each rank, which is no reason for a dataset to be
-# held twice. So they are no part of what names a spec, and its size does not tell them.
+# A fixed size, left out of the digest: ranks with different arguments share one dataset.
 ARGUMENT_BYTES = 8192
-# A larger spec is sent, but named: it delays the start and is held once a host.
+# Larger specs are sent, with a warning: they delay the start and use memory on each host.
 LARGE_SPEC_BYTES = 64 << 20
-# Limits of an error that is sent: for its text, of which beginning and end are kept, and for its
-# pickled arguments.
+# Limits of an error's text, which is shortened in the middle, and of its pickled arguments.
 _MAX_ERROR_TEXT = 200_000
 _MAX_ERROR_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class ScriptEnvironment:
-    """Carries to data hosts what the script changed in its environment, and its arguments.
+    """Environment variables that the script changed, and its arguments.
 
     Attributes:
-        changes: Names and values that the script set; None: it deleted the name.
+        changes: Names and values; None: the script deleted the variable.
         arguments: `sys.argv`.
     """
 
@@ -83,14 +81,13 @@ class ScriptEnvironment:
 
     @classmethod
     def of_this_process(cls) -> "ScriptEnvironment":
-        """Returns it as it is now; 60 us."""
+        """Returns the current one; 60 us."""
         start = environment_at_start()
         changes = changes_between(start, os.environ) if start is not None else ()
         return cls(changes, arguments_of(sys.argv))
 
     @classmethod
     def unpacked(cls, changes: bytes, arguments: bytes) -> "ScriptEnvironment":
-        """Returns what the two `packed` methods gave."""
         found = tuple((name, value) for name, value in json.loads(changes))
         return cls(found, tuple(json.loads(arguments)))
 
@@ -99,12 +96,12 @@ class ScriptEnvironment:
         return json.dumps(self.changes).encode()
 
     def packed_arguments(self) -> bytes:
-        """Returns ARGUMENT_BYTES bytes; none of the arguments if they are longer."""
+        """Returns ARGUMENT_BYTES bytes; no arguments if they are longer."""
         packed = json.dumps(self.arguments).encode()
         return (packed if len(packed) <= ARGUMENT_BYTES else b"[]").ljust(ARGUMENT_BYTES)
 
     def set(self) -> None:
-        """Makes it this process's."""
+        """Applies it to this process."""
         for name, value in self.changes:
             if value is None:
                 os.environ.pop(name, None)
@@ -115,39 +112,39 @@ class ScriptEnvironment:
 
 
 def environment_at_start(pid: str = "self") -> Mapping[str, str] | None:
-    """Returns the environment that this script was started with; None: it is not known."""
-    # A child that multiprocessing spawned, or its fork server forked, was started with what the
-    # script had set by then: the parent's shows what the script changed.
+    """Returns the environment that this script was started with; None if unknown."""
+    # Children of multiprocessing start with what the script had set by then: the environment of
+    # their parent shows what the script changed.
     parent = multiprocessing.parent_process()
     try:
-        if pid == "self" and parent is not None and _STARTED_ANEW.search(" ".join(sys.orig_argv)):
+        if pid == "self" and parent is not None and _SPAWNED.search(" ".join(sys.orig_argv)):
             pid = str(parent.pid)
-            # The parent of a process that such a child forked is the child.
-            while _STARTED_ANEW.search(Path(f"/proc/{pid}/cmdline").read_text(errors="replace")):
+            # The parent may be another child of multiprocessing.
+            while _SPAWNED.search(Path(f"/proc/{pid}/cmdline").read_text(errors="replace")):
                 pid = _parent_of(pid)
         text = os.fsdecode(Path(f"/proc/{pid}/environ").read_bytes())
     except OSError:
         return None
     found = dict(line.split("=", 1) for line in text.split("\0") if "=" in line)
-    # A program that shows another title (setproctitle) has written over it.
+    # setproctitle overwrites the environment.
     return found if any(name.startswith("STOKER_") for name in found) else None
 
 
 def _parent_of(pid: str) -> str:
-    # The second word after the command's name, which may hold blanks and brackets.
+    # The second word after the command's name, which may have spaces and parentheses.
     return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1]
 
 
 def changes_between(
     start: Mapping[str, str], now: Mapping[str, str]
 ) -> tuple[tuple[str, str | None], ...]:
-    """Returns what of `now` is another than at the start and may travel; sorted."""
+    """Returns the variables that differ from the start and may be sent; sorted."""
     names = sorted(name for name in {*start, *now} if start.get(name) != now.get(name))
     return tuple((name, now.get(name)) for name in names if may_travel(name, now.get(name)))
 
 
 def may_travel(name: str, value: str | None) -> bool:
-    """Returns whether a variable may travel: no likely secret, and not of one rank or host."""
+    """Returns whether a variable may be sent: no likely secret, and not of one rank or host."""
     upper = name.upper()
     if _SECRETS.search(upper) or _OF_ONE_PROCESS.search(upper):
         return False
@@ -155,7 +152,7 @@ def may_travel(name: str, value: str | None) -> bool:
 
 
 def arguments_of(arguments: Sequence[str]) -> tuple[str, ...]:
-    """Returns them without the rank that some launchers add: it is another in each process."""
+    """Returns them without the rank that some launchers add to each process."""
     kept: list[str] = []
     is_value = False
     for argument in arguments:
@@ -167,11 +164,11 @@ def arguments_of(arguments: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Globals:
-    """Holds torch's settings for the script's whole process: a forked worker would inherit them.
+    """Settings of torch in the script's process, which a forked worker would inherit.
 
     Attributes:
         default_dtype: None: torch's own.
-        collate_types: What default_collate does with types, where it is not torch's own.
+        collate_types: Functions of default_collate by type, other than torch's own.
     """
 
     default_dtype: object = None
@@ -179,7 +176,6 @@ class Globals:
 
     @classmethod
     def of_this_process(cls) -> "Globals":
-        """Returns them as they are now."""
         import torch
         from torch.utils.data._utils import collate
 
@@ -190,7 +186,7 @@ class Globals:
         return cls(None if dtype == torch.float32 else dtype, theirs)
 
     def set(self) -> None:
-        """Makes them this process's."""
+        """Applies them to this process."""
         import torch
         from torch.utils.data._utils import collate
 
@@ -201,16 +197,16 @@ class Globals:
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, kw_only=True)
 class DatasetSpec:
-    """Batches are made from a spec: the parts of a loader that a data worker needs.
+    """The parts of a loader that a data worker needs.
 
     Attributes:
-        dataset: Map-style dataset, or a `DatasetFactory`.
+        dataset: Map-style or iterable dataset, or a `DatasetFactory`.
         auto_collation: False with `batch_size=None`: an index is one sample.
-        num_workers: The script's, at least 1: what `get_worker_info()` says while a batch is made.
+        num_workers: The script's, at least 1: the value in `get_worker_info()` while a batch is
+            made.
         num_threads: torch's threads in a worker; torch's own loader has 1.
         is_iterable: The dataset is only iterated: a worker has one stream.
         drop_last: For a stream; a map-style loader's sampler drops.
-        globals: Settings of torch in the trainer's process.
     """
 
     dataset: object
@@ -226,15 +222,13 @@ class DatasetSpec:
 
 @dataclass(frozen=True, slots=True)
 class DatasetPlace:
-    """Describes where a spec comes from; it travels in front of it, and is read without a pickle.
+    """Where a spec comes from; sent in front of the spec, and read without unpickling it.
 
     Attributes:
-        directory: The trainer's working directory, from which a script may name its files; empty:
-            it was removed.
-        paths: Where the trainer looks for modules: all hosts run one image, so the folder of the
-            training script is there, too.
+        directory: The trainer's working directory, base of relative paths; empty if it was removed.
+        paths: The trainer's `sys.path`: all hosts run one image, so the script's folder exists
+            there.
         modules: Modules that the spec refers to by name.
-        environment: What the script changed in its own.
     """
 
     directory: str
@@ -244,10 +238,11 @@ class DatasetPlace:
 
     @classmethod
     def of_this_process(cls, modules: Iterable[str]) -> "DatasetPlace":
-        """Returns it as it is now."""
-        directory = _working_directory()
-        # An empty entry is the working directory; without one (it was removed) there is nothing to
-        # join.
+        try:
+            directory = os.getcwd()
+        except OSError:
+            directory = ""
+        # An empty entry means the working directory, which may have been removed.
         paths = [os.path.join(directory, path) for path in sys.path if directory or path]
         return cls(
             directory,
@@ -257,27 +252,24 @@ class DatasetPlace:
         )
 
     def enter(self) -> None:
-        """Makes this process find what the trainer finds; before a module is imported there."""
+        """Applies it to this process; to be called before its modules are imported."""
         self.environment.set()
-        # The same path, if this image has it: the trainer's own directory may be a volume of its
-        # host.
+        # The trainer's directory may be a volume that this host does not have.
         if os.path.isdir(self.directory):
             os.chdir(self.directory)
         for path in self.paths:
             if path not in sys.path and os.path.exists(path):
-                # Behind the host's own: what is installed here is not hidden by the trainer's
-                # paths.
+                # At the end: the trainer's paths must not hide what is installed here.
                 sys.path.append(path)
 
 
 @dataclass(frozen=True, slots=True)
 class PackedSpec:
-    """A packed spec is ready to be sent: pickled, and named by its digest.
+    """A pickled spec, ready to be sent.
 
     Attributes:
-        data: The pickle.
-        digest: Names the spec: see `digest`.
-        warnings: What the user should know, a sentence each.
+        digest: Name of the spec, see `digest`.
+        warnings: Sentences for the user.
         num_workers: The spec's.
     """
 
@@ -288,13 +280,11 @@ class PackedSpec:
 
 
 def pack_spec(spec: DatasetSpec, *, max_bytes: int) -> PackedSpec:
-    """Pickles a spec for the hosts that make its batches.
-
-    Modules travel by name, with the place where this process looks for them.
+    """Pickles a spec, with the place where this process finds its modules.
 
     Raises:
-        ShippingError: If a part of it cannot travel (naming the attribute), lies on an accelerator,
-            or is larger than `max_bytes`.
+        ShippingError: If a part cannot be pickled (names the attribute) or lies on an accelerator,
+            or the pickle is larger than `max_bytes`.
     """
     buffer = io.BytesIO()
     pickler = SpecPickler(buffer)
@@ -304,14 +294,14 @@ def pack_spec(spec: DatasetSpec, *, max_bytes: int) -> PackedSpec:
         raise
     except Exception as err:
         raise ShippingError(
-            f"{culprit(_parts(spec))} cannot travel to a data host: {type(err).__name__}: {err}",
+            _why(spec, err),
             fix="make it in worker_init_fn or at first use, leave it out in __getstate__, "
             "name the dataset by stoker.remote('module:function'), or have local workers make "
             "its batches: feed.unshippable=local",
         ) from err
     place = DatasetPlace.of_this_process(pickler.modules)
     environment = place.environment
-    # The arguments come first and have a fixed size: `digest` leaves them out by that.
+    # Arguments first, with a fixed size: `digest` leaves them out.
     head = (place.directory, place.paths, place.modules, environment.packed_changes())
     data = b"".join((environment.packed_arguments(), pickle.dumps(head), buffer.getbuffer()))
     if len(data) > max_bytes:
@@ -330,29 +320,33 @@ def pack_spec(spec: DatasetSpec, *, max_bytes: int) -> PackedSpec:
 
 
 def why_unshippable(spec: DatasetSpec, *, max_bytes: int, max_seconds: float) -> str:
-    """Says what of a spec cannot travel, as `pack_spec` does; empty: nothing, as far as was looked.
+    """Returns why `pack_spec` would fail; empty if it would not, as far as was checked.
 
     Args:
-        max_bytes: How much of the pickle is looked at.
-        max_seconds: After so long it is not looked at any further.
+        max_bytes: Checks that much of the pickle.
+        max_seconds: Stops checking after that.
     """
     try:
-        SpecPickler(_Looking(max_bytes, max_seconds)).dump(spec)
-    except _EnoughSeenError:
+        SpecPickler(_BoundedFile(max_bytes, max_seconds)).dump(spec)
+    except _BoundReachedError:
         return ""
     except ShippingError as err:
         return err.what
     except Exception as err:
-        return f"{culprit(_parts(spec))} cannot travel to a data host: {type(err).__name__}: {err}"
+        return _why(spec, err)
     return ""
 
 
-class _EnoughSeenError(Exception):
-    """A look at a spec has reached its bounds."""
+def _why(spec: DatasetSpec, err: Exception) -> str:
+    return f"{culprit(_parts(spec))} cannot travel to a data host: {type(err).__name__}: {err}"
 
 
-class _Looking(io.BytesIO):
-    """Discards a pickle as it is written, and ends it at its bounds."""
+class _BoundReachedError(Exception):
+    """The check of a spec has reached its bounds."""
+
+
+class _BoundedFile(io.BytesIO):
+    """File that discards a pickle and ends it at its bounds."""
 
     def __init__(self, max_bytes: int, max_seconds: float) -> None:
         super().__init__()
@@ -360,15 +354,10 @@ class _Looking(io.BytesIO):
         self._until = time.monotonic() + max_seconds
 
     def write(self, data: "ReadableBuffer", /) -> int:
-        """Counts the bytes, and keeps none.
-
-        Raises:
-            _EnoughSeenError: If it is too much, or too late.
-        """
         nbytes = memoryview(data).nbytes
         self._left -= nbytes
         if self._left < 0 or time.monotonic() > self._until:
-            raise _EnoughSeenError
+            raise _BoundReachedError
         return nbytes
 
 
@@ -382,14 +371,9 @@ def unpack_spec(data: bytes | memoryview) -> DatasetSpec:
 
 
 def read_spec(file: BinaryIO) -> DatasetSpec:
-    """Returns the same, from a file: its arrays are copied once, to where they live.
-
-    Raises:
-        ShippingError: If it cannot be rebuilt on this host.
-    """
+    """Does the same from a file, without another copy of arrays."""
     try:
-        # First: unpickling imports the spec's modules, which need the path and may ask for the
-        # environment.
+        # First: unpickling imports modules, which need the path and may read the environment.
         read_place(file).enter()
         spec = SpecUnpickler(file).load()
     except Exception as err:
@@ -403,26 +387,17 @@ def read_spec(file: BinaryIO) -> DatasetSpec:
 
 
 def read_place(file: BinaryIO) -> DatasetPlace:
-    """Reads the place that travels before a pickled spec."""
+    """Reads the place in front of a pickled spec."""
     arguments = file.read(ARGUMENT_BYTES)
     directory, paths, modules, changes = pickle.load(file)
     return DatasetPlace(directory, paths, modules, ScriptEnvironment.unpacked(changes, arguments))
 
 
-def _working_directory() -> str:
-    """Returns its absolute path; empty if it was removed."""
-    try:
-        return os.getcwd()
-    except OSError:
-        return ""
-
-
 def built(spec: DatasetSpec) -> DatasetSpec:
-    """Returns the spec with the dataset itself in the place of a factory; those within it build
-    theirs.
+    """Returns the spec with the dataset in place of its factory; also builds factories within it.
 
     Raises:
-        UsageError: If there is no such factory.
+        UsageError: If a factory cannot be found.
     """
     if isinstance(spec.dataset, DatasetFactory):
         return replace(spec, dataset=spec.dataset.build())
@@ -432,17 +407,17 @@ def built(spec: DatasetSpec) -> DatasetSpec:
 
 
 def digest(data: bytes | memoryview) -> str:
-    """Returns the name of a pickled spec: of all but the script's arguments."""
+    """Returns the name of a pickled spec: a digest of everything but the script's arguments."""
     named = memoryview(data)[ARGUMENT_BYTES:]
     return hashlib.blake2b(named, digest_size=16).hexdigest()
 
 
 class Arrival:
-    """Collects the pieces of a spec that arrives, in memory that other processes can map.
+    """A spec that arrives in pieces, in memory that other processes can map.
 
     Args:
-        name: The spec's: what `digest` says of all pieces together.
-        nbytes: Size of all pieces together.
+        name: Its `digest`.
+        nbytes: Its size.
 
     Attributes:
         descriptor: Descriptor of the memory; closed by `close`.
@@ -458,16 +433,16 @@ class Arrival:
         self.descriptor = os.memfd_create(f"stoker-spec-{name}", os.MFD_CLOEXEC)
 
     def take(self, piece: bytes | memoryview, *, offset: int) -> bool:
-        """Writes the next piece; True if it was the last one.
+        """Writes the next piece; returns True if it was the last one.
 
         Raises:
             ProtocolError: If it is not the next one.
             OSError: If there is no memory.
         """
         end = offset + len(piece)
-        # An empty piece is none, either: a peer could send them for ever.
+        # A peer could send empty pieces without end.
         if offset != self._taken or end > self._nbytes or not len(piece):
-            raise ProtocolError(f"a piece of a spec from {offset} to {end}, not {self._taken}")
+            raise ProtocolError(f"piece of a spec from {offset} to {end}, expected {self._taken}")
         view = memoryview(piece)
         while view:
             view = view[os.write(self.descriptor, view) :]
@@ -475,12 +450,12 @@ class Arrival:
         return end == self._nbytes
 
     def is_right(self) -> bool:
-        """Returns whether all together are the spec; takes 0.8 ms per MB."""
+        """Returns whether the digest is right; takes 0.8 ms per MB."""
         with mmap.mmap(self.descriptor, 0, prot=mmap.PROT_READ) as whole, memoryview(whole) as view:
             return digest(view) == self._name
 
     def close(self) -> None:
-        """Frees the memory, unless another process has it; may be called twice."""
+        """Closes the memory, unless another process has it; may be called twice."""
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -491,11 +466,11 @@ class _PackedError:
     kind: bytes | None
     name: str
     message: str
-    arguments: bytes | None = field(default=None)
+    arguments: bytes | None = None
 
 
 def pack_error(err: BaseException, *, host: str, where: str) -> bytes:
-    """Pickles an error that a worker met, with its traceback as text.
+    """Pickles a worker's exception, with its traceback as text.
 
     Args:
         where: Worker and sample, as `data worker 1, index 41`.
@@ -506,13 +481,13 @@ def pack_error(err: BaseException, *, host: str, where: str) -> bytes:
     message = f"Caught {type(err).__name__} in {where} on host {host}.\nOriginal {text}"
     arguments = pickle_of(err)
     if arguments is not None and len(arguments) > _MAX_ERROR_BYTES:
-        # A tensor among them, say: an error has to fit a message of the feed.
+        # The error has to fit a message.
         arguments = None
     return pickle.dumps(_PackedError(pickle_of(type(err)), type(err).__name__, message, arguments))
 
 
 def unpack_error(data: bytes | memoryview) -> Exception:
-    """Returns the error again, to be raised in the trainer: of its own type where that is possible.
+    """Returns the exception to be raised in the trainer, of its original type if possible.
 
     Raises:
         ShippingError: If the bytes are no packed error.
@@ -520,22 +495,22 @@ def unpack_error(data: bytes | memoryview) -> Exception:
     try:
         packed = pickle.loads(data)
     except Exception as err:
-        raise ShippingError(f"an error from a data worker cannot be read: {err}") from err
+        raise ShippingError(f"cannot read an error from a data worker: {err}") from err
     if not isinstance(packed, _PackedError):
         raise ShippingError(f"expected an error, found a {type(packed).__name__}")
-    # Each part on its own: the type may be here where the arguments cannot be rebuilt, or neither.
+    # Separately: the type may be known here although the arguments cannot be rebuilt.
     kind = _try_unpickle(packed.kind)
     if kind is KeyError:
         return KeyError(_Text(packed.message))
     original = _try_unpickle(packed.arguments)
     if isinstance(original, StokerError):
-        # Not made anew from a text: it would lose where it was raised and what to do about it.
+        # Rebuilt from a text, it would lose its `where` and `fix`.
         original.add_note(packed.message)
         return original
     if isinstance(kind, type) and issubclass(kind, Exception):
         try:
             if getattr(kind, "message", None):
-                # As torch: the constructor of a class with a message takes it by name.
+                # As torch does: such a class takes its message by name.
                 words = {"message": packed.message}
                 made = kind(**words)
             else:
@@ -545,15 +520,14 @@ def unpack_error(data: bytes | memoryview) -> Exception:
         if isinstance(made, kind):
             return made
         if isinstance(original, Exception):
-            # A constructor with other arguments: the original one keeps its facts, and a note
-            # (which tracebacks show) has the rest.
+            # The constructor takes other arguments: the original gets a note, as tracebacks show.
             original.add_note(packed.message)
             return original
     return RuntimeError(packed.message)
 
 
 class _Text(str):
-    """Keeps the lines of a traceback in a KeyError's message, which shows the repr."""
+    """Message of a KeyError that keeps its line breaks: KeyError shows the repr."""
 
     __slots__ = ()
 

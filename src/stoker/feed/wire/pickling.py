@@ -1,13 +1,11 @@
-"""A dataset is pickled alike by every rank; if a part cannot travel, the error says which.
+"""Pickling of datasets, to the same bytes in every rank, with errors that name the culprit.
 
-Three things would differ from process to process though the script is the same: the random id that
-cloudpickle gives a class of the script, the order of a set of strings, and the addresses that torch
-writes next to a tensor's bytes.
+Three things would differ between processes of one script: the random ids that cloudpickle gives
+classes of the script, the order of a set of strings, and the addresses that torch writes with a
+tensor's bytes.
 
-What can be imported travels by its name. Functions and classes of the training script travel by
-value: `is_by_name` tells which, as cloudpickle does.
-
-A dataset that is built where batches are made travels as a factory (`DatasetFactory`).
+What can be imported is pickled by name. Functions and classes of the training script are pickled by
+value: `is_by_name` decides, as cloudpickle does.
 """
 
 import contextlib
@@ -33,31 +31,30 @@ if TYPE_CHECKING:
 
 
 CachedFunction = type(functools.lru_cache(len))
-# They pickle what they hold by plain pickle: functions of the training script would not travel.
+# They use plain pickle for what they wrap, which fails for functions of the training script.
 _PIPE_WRAPPERS = ("_IterDataPipeSerializationWrapper", "_MapDataPipeSerializationWrapper")
 _ATOMS = (str, bytes, int, float, complex, bool, type(None))
-# Their hashes, so the order of a set of them, are another in each process.
+# Their hashes, and so the order of a set of them, differ between processes.
 _RANDOM_HASHES = (str, bytes, tuple, type(None))
 
 
 class DatasetFactory:
-    """A factory travels in a spec, and builds its dataset where batches are made: `remote`."""
+    """A factory in a spec, which builds its dataset where batches are made: `remote`."""
 
     def build(self) -> object:
-        """Returns the dataset."""
         raise NotImplementedError
 
 
 def factories_in(dataset: object, depth: int = 8) -> Iterator[DatasetFactory]:
     """Yields the factories that `dataset` is, or that it wraps as torch's own wrappers do.
 
-    Those hold what they wrap as `dataset` (Subset) or `datasets` (ConcatDataset, StackDataset).
+    They have what they wrap as `dataset` (Subset) or `datasets` (ConcatDataset, StackDataset).
     """
-    # By its type: to ask an object for its class may run code.
+    # By its type: an object's __class__ may run code.
     if issubclass(type(dataset), DatasetFactory):
         yield cast("DatasetFactory", dataset)
         return
-    # Datasets may hold each other in a circle: the depth ends it.
+    # Datasets may refer to each other in a circle.
     held = getattr(dataset, "__dict__", {}) if depth else {}
     several = held.get("datasets")
     parts = several.values() if isinstance(several, dict) else several
@@ -68,21 +65,21 @@ def factories_in(dataset: object, depth: int = 8) -> Iterator[DatasetFactory]:
 
 
 def reduced(obj: object) -> tuple[object, ...] | None:
-    """Returns how to make such an object again, as `__reduce__` does; None: it is none of them.
+    """Returns the reduction of an object that cloudpickle cannot pickle; None for other objects.
 
-    Cached functions and properties, `singledispatch` (which holds weak dictionaries), weak
-    dictionaries. A cached function comes back with an empty cache.
+    Cached functions and properties, weak dictionaries (`singledispatch` has them). A cached
+    function gets an empty cache.
     """
     kind = type(obj)
     if kind is CachedFunction:
-        # Of the script, or local to a function; others travel by name.
+        # Others are pickled by name.
         return None if is_importable(obj) else _reduced_cached(obj)
     if kind is functools.cached_property:
-        # Until Python 3.12 it holds a lock.
+        # It has a lock until Python 3.12.
         state = {name: value for name, value in vars(obj).items() if name not in ("func", "lock")}
         return (kind, (cast("functools.cached_property[object]", obj).func,), state)
     if kind is WeakKeyDictionary or kind is WeakValueDictionary:
-        # A list first: the collector may take entries while they are pickled.
+        # A list: entries may be collected while they are pickled.
         items = list(cast("WeakKeyDictionary[object, object]", obj).items())
         return (kind, (), None, None, iter(items))
     return None
@@ -99,9 +96,9 @@ def _cached(function: Callable[[object], object], maxsize: int | None, typed: bo
 
 
 def is_importable(found: object) -> bool:
-    """Returns whether its module has it under its name; not of the training script."""
+    """Returns whether its module has it under its name; False for the training script."""
     name, path = getattr(found, "__module__", None), getattr(found, "__qualname__", "")
-    # On a data host `__main__` is another program.
+    # `__main__` is another program on a data host.
     if name in (None, "__main__"):
         return False
     try:
@@ -112,14 +109,14 @@ def is_importable(found: object) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def place_of(found: type) -> tuple[str, str] | None:
-    """Returns module and path of a class that its module has under another name than its own.
+    """Returns module and path of a class that its module has under another name.
 
-    As a named tuple within a class. None: it is importable as it is, or is nowhere to be found.
+    As a named tuple within a class. None if it is importable as it is, or cannot be found.
     """
     module = sys.modules.get(found.__module__)
     if module is None or found.__module__ == "__main__" or is_importable(found):
         return None
-    # A list: another thread may import into the module meanwhile.
+    # A list: another thread may modify the module meanwhile.
     for name, value in list(vars(module).items()):
         if value is found:
             return found.__module__, name
@@ -131,27 +128,27 @@ def place_of(found: type) -> tuple[str, str] | None:
 
 
 def class_at(module: str, path: str) -> object:
-    """Returns the class at a place that `place_of` named, as a pickle's own names are looked up."""
+    """Returns the class at a place that `place_of` returned."""
     return attrgetter(path)(importlib.import_module(module))
 
 
 class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles to the same bytes in every process of one script; refuses what is of no use there.
+    """Pickler whose bytes are the same in every process of a script; refuses accelerators' tensors.
 
-    Where it cannot (see docs/feed.md, limits) the bytes differ, and each rank's spec is another.
+    Where it cannot (see docs/feed.md, limits), each rank's spec has other bytes.
 
     Attributes:
-        modules: Those that the pickle refers to by name: they are imported where it is opened.
+        modules: Modules that the pickle refers to by name; imported before it is unpickled.
     """
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=5)
         self.modules: set[str] = set()
-        # By the set's address: its number, and the set, so that the address stays its own.
+        # Number of each set, by its address; the set is kept so that its address is not reused.
         self._sets: dict[int, tuple[int, object]] = {}
 
     def persistent_id(self, obj: object) -> object:
-        """Looks at each object on its way; names sets, see SpecUnpickler."""
+        """Inspects each object; replaces sets, see SpecUnpickler."""
         kind = type(obj)
         if kind.__module__.startswith("torch"):
             _refuse_accelerator(obj)
@@ -160,22 +157,21 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
         return None
 
     def reducer_override(self, obj: object) -> object:
-        """Leaves pickling to cloudpickle, after it has named the script's classes."""
+        """Reduces as cloudpickle does, after naming the script's classes."""
         kind = type(obj)
         if issubclass(kind, DatasetFactory):
-            # cloudpickle looks at what it is, which would have to be asked for.
+            # Not by cloudpickle, which inspects its attributes.
             return obj.__reduce_ex__(5)
         if kind.__module__ == "torch.storage":
             stored = _stored(obj)
             if stored is not None:
                 return stored
         if is_proxy(obj):
-            raise pickle.PicklingError("what it refers to is in another process on this host")
+            raise pickle.PicklingError("its object is in another process on this host")
         inner = getattr(obj, "_datapipe", None)
         if inner is not None and kind.__name__ in _PIPE_WRAPPERS:
             return (kind, (inner,))
-        # Noted here and not by the unpickler: the fork server imports them once for all workers,
-        # before anything is unpickled.
+        # The fork server imports them once for all workers, before the spec is unpickled.
         if issubclass(kind, (FunctionType, type, CachedFunction)):
             if is_by_name(obj):
                 self.modules.add(str(getattr(obj, "__module__", "builtins")))
@@ -192,7 +188,7 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
     def _set_id(self, found: "set[object] | frozenset[object]") -> object:
         if id(found) in self._sets:
             return (self._sets[id(found)][0], None)
-        # Pickled as usual: its order is the same everywhere, or there is none to be had.
+        # Pickled as usual: its order is the same everywhere, or cannot be determined.
         if not _is_sortable(found):
             return None
         number = len(self._sets)
@@ -202,14 +198,14 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 class SpecUnpickler(pickle.Unpickler):
-    """Opens what SpecPickler wrote."""
+    """Unpickler for pickles of SpecPickler."""
 
     def __init__(self, file: BinaryIO) -> None:
         super().__init__(file)
         self._sets: dict[int, object] = {}
 
     def persistent_load(self, pid: object) -> object:
-        """Returns the set of that number; its items come with its first mention."""
+        """Returns the set of that number, whose items come with its first mention."""
         match pid:
             case (int(number), None):
                 return self._sets[number]
@@ -220,7 +216,7 @@ class SpecUnpickler(pickle.Unpickler):
 
 
 def is_proxy(obj: object) -> bool:
-    """Returns whether it is a proxy of an object of a manager (`multiprocessing.Manager`)."""
+    """Returns whether it is a proxy of a `multiprocessing.Manager`."""
     managers = sys.modules.get("multiprocessing.managers")
     return managers is not None and isinstance(obj, managers.BaseProxy)
 
@@ -239,15 +235,15 @@ def is_by_name(obj: object) -> bool:
 def name_class(found: "type | TypeVar") -> None:
     """Sets the id by which cloudpickle recognises a class of the training script.
 
-    The same in all processes of the script: made of the class's name and what it says, and, for
-    classes that agree in both, of which was met first. cloudpickle's own would be random.
+    The same in all processes of the script: a digest of the class's name and content, and a number
+    for classes that agree in both. cloudpickle's own ids are random.
     """
     track: Callable[[str, object], object] | None = getattr(inside, "_lookup_class_or_track", None)
     if track is None:
-        # Another cloudpickle: random ids serve as well, but each rank's spec is another.
+        # Another version of cloudpickle: with random ids, each rank's spec differs.
         return
     mark, number = _mark(found), 0
-    # An id that another class has stays that one's.
+    # Another class may have that id already.
     while track(f"stoker-{mark}-{number}", found) is not found:
         number += 1
 
@@ -265,7 +261,7 @@ def _mark(found: "type | TypeVar") -> str:
 
 
 def _gist(value: object) -> str:
-    """Returns a text that tells a class's attribute, or a constant, apart; the same everywhere."""
+    """Returns a text for a class's attribute, or a constant; the same in all processes."""
     if isinstance(value, staticmethod | classmethod):
         return _gist(value.__func__)
     if isinstance(value, property):
@@ -296,7 +292,7 @@ def _is_atom(item: object) -> bool:
 
 
 def _stored(found: object) -> object:
-    """Returns a tensor's memory without addresses; None: torch's own way is to be taken."""
+    """Returns the reduction of a tensor's memory without addresses; None: torch's own one."""
     import torch
 
     if type(found) is torch.storage.TypedStorage:
@@ -340,7 +336,7 @@ def culprit(parts: Mapping[str, object]) -> str:
     """Returns the part that cannot be pickled, as `dataset.lock (_thread.lock)`.
 
     Args:
-        parts: Parts by name; the first one that cannot is looked into.
+        parts: Parts by name.
     """
     for name, part in parts.items():
         if part is None or _pickles(part):
@@ -357,7 +353,7 @@ def culprit(parts: Mapping[str, object]) -> str:
 
 
 def largest(parts: Mapping[str, object]) -> str:
-    """Returns a clause that names the largest of the parts' attributes, and its size."""
+    """Returns a clause that names the largest attribute of the parts, and its size."""
     sizes = [
         (len(pickle_of(value) or b""), f"{name}{attribute}")
         for name, part in parts.items()
@@ -369,7 +365,7 @@ def largest(parts: Mapping[str, object]) -> str:
 
 
 def pickle_of(value: object) -> bytes | None:
-    """Returns what cloudpickle makes of it; None if it cannot be pickled."""
+    """Returns cloudpickle's bytes; None if it cannot be pickled."""
     try:
         data: bytes = cloudpickle.dumps(value)
     except Exception:
@@ -393,7 +389,7 @@ def _attributes(value: object) -> Iterator[tuple[str, object]]:
     elif isinstance(value, FunctionType):
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
             with contextlib.suppress(ValueError):
-                # A cell may be empty yet.
+                # ValueError: the cell is still empty.
                 yield f" variable {name}", cell.cell_contents
         for name in value.__code__.co_names:
             if name in value.__globals__:
@@ -401,7 +397,7 @@ def _attributes(value: object) -> Iterator[tuple[str, object]]:
     elif not is_proxy(value):
         yield from ((f".{name}", item) for name, item in getattr(value, "__dict__", {}).items())
         for kind in type(value).__mro__:
-            # Others travel by name.
+            # Others are pickled by name.
             if kind.__module__ == "__main__" or "<locals>" in kind.__qualname__:
                 for name, item in vars(kind).items():
                     if isinstance(item, FunctionType) or not name.startswith("__"):

@@ -1,23 +1,23 @@
-"""The protocol defines every message that crosses a connection of the feed.
+"""Messages between the hosts of a run.
 
-Each message is one zmq multipart: the packed message first, then its frames (at most one); to an
-agent, a long one goes in pieces, and each piece is encrypted, sent, decrypted and written while the
-others are on their way. There are two services, both ROUTER sockets with CURVE, one fixed port a
-host; batches come from an agent's next port, which is no zmq socket, sealed (see sealing):
+Each message is one zmq multipart: the packed message and at most one frame. Long messages to an
+agent are sent in pieces, so that encryption, transfer and decryption overlap. There are two
+services, both ROUTER sockets with CURVE, on one fixed port a host. Batches are sealed (see sealing)
+and come from an agent's next port, which is a plain TCP socket:
 
 coordinator (in the dnn leader's launcher)
-    launchers  Join → Welcome | Refused;  Beat → State;  Leave;  unasked to followers: Start
-    ranks      Attend → Roster, and a Roster again whenever it changes;  Progress
+    launchers  Join → Welcome | Refused;  Heartbeat → State;  Leave;  unasked, to followers: Start
+    ranks      Attend → Roster, and again whenever it changes;  Progress
 
 agent (on a data host)
     trainers   Attach → Ticket | WrongHost
-               Open → Need | Ready | Failed | Leaving | WrongHost;  Ships + frames → Ready | Failed
-               Make → Made + payload, sealed | Raised + frame | Ended;  Forget;  Close;  Piece
-               and unasked: Credits, Leaving
+               Open → Need | Ready | Failed | Leaving | WrongHost;  Ship + frame → Ready | Failed
+               Make → Made + payload, sealed | Raised + frame | Ended | Declined
+               Cancel;  Close;  Piece;  unasked, to trainers: Credits, Leaving
 
 A *session* is one loader of one trainer process. A *spec* is what makes batches: dataset, collate
-function, worker_init_fn, pickled together and named by the digest of its bytes; each host gets it
-once. `Make` carries the batch's seed words, so a worker knows nothing of epochs or ranks.
+function and worker_init_fn, pickled together and named by the digest of the bytes; each host gets
+it once. `Make` has the batch's seed words, so a worker knows neither epochs nor ranks.
 """
 
 import platform
@@ -29,22 +29,20 @@ import msgspec
 
 from stoker.errors import ProtocolError
 
-# Raised with every change that an older peer would misread: of these messages, of a batch's tree
-# (codec), of what travels pickled (dataset). tests/contract/test_wire_version.py pins them.
-PROTOCOL_VERSION = 22
+# To be raised with every change that an older peer would misread: of these messages, of a batch's
+# tree (codec), of what is pickled (dataset). tests/contract/test_wire_version.py pins them.
+PROTOCOL_VERSION = 1
 
 # Shards of an iterable dataset: workers of one loader of one rank.
 MAX_SHARDS = 4096
 
-# The first bytes on a connection for batches: random, so long that none can be guessed.
+# Random first bytes of a connection for batches.
 TICKET_BYTES = 32
 
-# As large as fits a frame (crypto.MAX_CONTROL_BYTES) next to its message. 6 MB, encrypted, on one
-# busy machine, from Need to the memory: 29 ms in one piece, its digest included; 12 ms in pieces of
-# 512 KiB, the digest taken while the spec is unpickled; 2 ms more in pieces of this size.
+# Fits a frame (crypto.MAX_CONTROL_BYTES) with its message. 6 MB took 29 ms in one piece, digest
+# included; 12 ms in pieces of 512 KiB, digest taken while the spec is unpickled; 14 ms in these.
 PIECE_BYTES = 240 << 10
-# Long messages that are under way at a time, one a peer: a data host has few trainers, and one that
-# is lost in the middle of a message leaves its pieces here.
+# Incomplete messages, one a peer: a trainer that is lost in the middle of one leaves its pieces.
 _MAX_UNFINISHED = 64
 
 # Arguments of a daemon that a follower starts.
@@ -54,30 +52,30 @@ Identifier = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
 # A base seed of torch has 63 bits.
 Word = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-# Random states of a stream: 5 kB, and 16 to 3,000 bytes for each generator of its own.
+# Random states of a stream: 5 kB, and 16 to 3,000 bytes for each further generator.
 States = Annotated[bytes, msgspec.Meta(max_length=1 << 20)]
 Words = Annotated[tuple[Word, ...], msgspec.Meta(max_length=1 << 20)]
 
 
-# An engine's commands on one host: `ready`: they take work; `done`: so is the training there, and
-# they stay until the run ends.
+# An engine's commands on one host: `ready`: they accept work; `done`: the training there has ended,
+# and they run until the run ends.
 HostStage = Literal["begun", "ready", "done"]
-# And of all hosts: `led`: the leader's take work, so that the others may start theirs; `ready`: all
-# do, so that the training may start.
+# On all hosts: `led`: the leader's accept work, so the others may start theirs; `ready`: all accept
+# work, so the training may start.
 RunStage = Literal["begun", "led", "ready"]
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """All messages derive from this: a tag says which one it is, and unknown fields are refused."""
+    """Base of all messages: a tag names the type, and unknown fields are refused."""
 
 
 class Join(Message, frozen=True, kw_only=True):
-    """A launcher joins: `agent` on a data host, `follower` on another dnn host.
+    """Registers a launcher: `agent` on a data host, `follower` on another dnn host.
 
     Attributes:
-        address: Under which trainers reach this host.
+        address: Address at which trainers reach this host.
         port: Port of its agent; 0 for a follower.
-        batch_port: Where an agent sends batches from.
+        batch_port: Port that an agent sends batches from.
         workers: Data workers of the host.
         incarnation: Random; a host that comes back has another one.
     """
@@ -95,14 +93,14 @@ class Join(Message, frozen=True, kw_only=True):
 
 
 class Welcome(Message, frozen=True, kw_only=True):
-    """The launcher is a member; it must beat every `beat_seconds`."""
+    """Accepts a launcher, which must send a heartbeat every `beat_seconds`."""
 
     beat_seconds: float
     lease_seconds: float
 
 
 class Refused(Message, frozen=True, kw_only=True):
-    """The launcher is not welcome, and must end."""
+    """Refuses a launcher, which must exit."""
 
     reason: str
 
@@ -111,9 +109,9 @@ class Heartbeat(Message, frozen=True, kw_only=True):
     """Renews the lease of a launcher.
 
     Attributes:
-        stage: How far this host is with the engine's commands.
-        has_start: The follower has got its Start.
-        unfed_ranks: Ranks of this host: none of them asks, or will ask, for a batch of the feed.
+        stage: Progress of the engine's commands on this host.
+        has_start: The follower has received its Start.
+        unfed_ranks: Ranks of this host that do not use the feed, and will not.
     """
 
     host: Identifier
@@ -124,24 +122,24 @@ class Heartbeat(Message, frozen=True, kw_only=True):
 
 
 class Start(Message, frozen=True, kw_only=True):
-    """A follower is to start the daemon of mpirun, which runs on the leader; repeated until known.
+    """Tells a follower to start the daemon of mpirun; repeated until acknowledged.
 
     Attributes:
-        arguments: Arguments of the daemon; the follower knows which program that is.
+        arguments: Arguments of the daemon; the follower knows the program.
     """
 
     arguments: Annotated[tuple[Argument, ...], msgspec.Meta(max_length=MAX_START_ARGUMENTS)]
 
 
 class State(Message, frozen=True, kw_only=True):
-    """Tells the run's state, in answer to Heartbeat, and unasked when it changes.
+    """State of the run, in answer to Heartbeat, and unasked when it changes.
 
     Attributes:
-        outcome: absent while the run goes on. To data hosts only, released: the training goes on,
-            and takes no batches from them.
-        reason: Why, where it failed.
-        unknown: The sender is not (any more) a member: join again.
-        stage: How far the engine's commands are.
+        outcome: None while the run lasts. To data hosts only, released: the training continues
+            without their batches.
+        reason: Why it failed.
+        unknown: The sender is not a member, or no longer: join again.
+        stage: Progress of the engine's commands.
     """
 
     outcome: Literal["succeeded", "failed", "stopped", "released"] | None = None
@@ -152,7 +150,7 @@ class State(Message, frozen=True, kw_only=True):
 
 
 class Leave(Message, frozen=True, kw_only=True):
-    """A launcher ends; exit_code is its training command's on a follower."""
+    """Deregisters a launcher; exit_code is its training command's on a follower."""
 
     host: Identifier
     incarnation: Identifier
@@ -161,7 +159,7 @@ class Leave(Message, frozen=True, kw_only=True):
 
 
 class Attend(Message, frozen=True, kw_only=True):
-    """A rank asks for the roster, now and whenever it changes."""
+    """Subscribes a rank to the roster."""
 
     protocol: int
     run_id: Identifier
@@ -170,10 +168,10 @@ class Attend(Message, frozen=True, kw_only=True):
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A member of the roster is an agent that trainers may dial.
+    """An agent that trainers may connect to.
 
     Attributes:
-        place: Place of its host among those of the data group, from 0: the same for every rank.
+        place: Index of its host in the data group: the same for every rank.
     """
 
     host: Identifier
@@ -188,11 +186,11 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Roster(Message, frozen=True, kw_only=True):
-    """Holds the agents that are there; `expected` hosts make up the data group.
+    """The agents of the data group, which has `expected` hosts.
 
     Attributes:
         lost: Silent for longer than their lease.
-        awaited: Hosts that have never come.
+        awaited: Hosts that have never joined.
     """
 
     agents: tuple[Member, ...]
@@ -202,7 +200,7 @@ class Roster(Message, frozen=True, kw_only=True):
 
 
 class WorkerWork(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Counts the work of one data worker for a rank so far: batches, and seconds spent on them."""
+    """Work of one data worker for a rank so far."""
 
     worker: Count
     batches: Count
@@ -210,20 +208,20 @@ class WorkerWork(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 
 
 class HostWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Counts the work of one host's data workers for a rank so far.
+    """Work of one host's data workers for a rank so far.
 
     Attributes:
         is_local: They are children of the rank.
         batches: Batches that the rank used.
-        frame_bytes: Bytes of all that came, duplicates among them.
+        frame_bytes: Bytes received, duplicates included.
         duplicates: Batches that came after another host's.
-        moved: Batches that were taken away from the host: it was lost, dropped them, or is late.
-        in_flight: Batches it is asked for, now.
-        credits: How many it may be asked for, now; 0: it is gone.
-        busy_seconds: Busy seconds of its workers together, wall clock.
-        cpu_seconds: CPU time of its workers together.
+        moved: Batches reassigned because the host was lost, declined them, or was late.
+        in_flight: Batches requested now.
+        credits: Limit of `in_flight`, now; 0: the host is gone.
+        busy_seconds: Busy seconds of all its workers, wall clock.
+        cpu_seconds: CPU time of all its workers.
         num_workers: Number of workers that have made a batch.
-        workers: The first ones, where there are a great many.
+        workers: The first ones, if there are many.
     """
 
     host: Identifier
@@ -241,16 +239,16 @@ class HostWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class FeedWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Counts the feed's work as a rank sees it.
+    """Work of the feed as a rank sees it.
 
     Attributes:
-        seconds: Seconds of the rank's clock since its feed began; rates are taken over them.
+        seconds: Seconds since the rank's feed began; rates are taken over them.
         taken: Batches that the trainer took so far.
         ready_at_takes: Batches that were ready after the one taken, summed over `taken`.
         ready: Batches that are ready now.
         window: How far ahead of the trainer batches are made, now.
-        shards: Shards of the iterable datasets that are read; 0: none is.
-        shard_workers: Workers that could make a shard each, of all hosts.
+        shards: Shards of iterable datasets that are being read.
+        shard_workers: Workers of all hosts that could make a shard each.
     """
 
     seconds: float
@@ -264,10 +262,10 @@ class FeedWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Progress(Message, frozen=True, kw_only=True):
-    """A rank reports what it did so far with its main loader, about once a second.
+    """Progress of a rank with its main loader, about once a second.
 
     Attributes:
-        steady_steps: Steps but the first ones of each epoch, as in a run's record; likewise the
+        steady_steps: Steps without the first ones of each epoch, as in a run's record; likewise the
             seconds of these.
     """
 
@@ -283,10 +281,10 @@ class Progress(Message, frozen=True, kw_only=True):
 
 
 class Attach(Message, frozen=True, kw_only=True):
-    """A trainer asks for a ticket for its connection for batches; an earlier one is void.
+    """Requests a ticket for a connection for batches; voids an earlier one.
 
     Attributes:
-        host: Whom it is for.
+        host: The data host that it is for.
     """
 
     host: Identifier
@@ -297,34 +295,33 @@ class Ticket(Message, frozen=True, kw_only=True):
 
     Attributes:
         ticket: First bytes of the connection.
-        key: The first one that its records are sealed with, see sealing.
+        key: First key of its records, see sealing.
     """
 
     ticket: Annotated[bytes, msgspec.Meta(min_length=TICKET_BYTES, max_length=TICKET_BYTES)]
     key: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 
     def __repr__(self) -> str:
-        """Hides the ticket and its key: no log and no error shows them."""
         return "Ticket()"
 
 
 class Piece(Message, frozen=True, kw_only=True):
-    """A packed message that is too long for one frame comes in pieces, in order, one per frame."""
+    """A piece, in the frame, of a message that is too long for one frame; pieces come in order."""
 
     is_last: bool
 
 
 class Open(Message, frozen=True, kw_only=True):
-    """A trainer opens a session, or changes its spec at the next iter().
+    """Opens a session, or changes its spec at the next iter().
 
     Attributes:
         spec: Digest of the pickled spec.
         spec_bytes: Its size.
         seeding: How a worker seeds each batch.
-        base_seed: Seed of the epoch that begins: workers start with it while the spec is on its
-            way; None: they start with the first batch that is asked for.
+        base_seed: Seed of the epoch that begins: workers start while the spec is being sent. None:
+            they start with the first request.
         first_worker: Id of the host's first data worker, for worker_init_fn.
-        worker_step: Distance from one id to the next: the ids of other hosts are in between.
+        worker_step: Distance of the ids: those of other hosts are in between.
         host: The data host that it is for; empty: any.
     """
 
@@ -342,20 +339,20 @@ class Open(Message, frozen=True, kw_only=True):
 
 
 class Need(Message, frozen=True, kw_only=True):
-    """The agent does not have that spec."""
+    """Requests a spec that the agent does not have."""
 
     spec: Identifier
 
 
 class Ship(Message, frozen=True, kw_only=True):
-    """Carries a piece of the pickled spec in the frame, from `offset` on; pieces come in order."""
+    """A piece of the pickled spec, in the frame, from `offset`; pieces come in order."""
 
     spec: Identifier
     offset: Count = 0
 
 
 class Ready(Message, frozen=True, kw_only=True):
-    """The session may ask for batches: at most `credits` at a time."""
+    """The session may have up to `credits` open requests."""
 
     session: Identifier
     spec: Identifier
@@ -368,7 +365,7 @@ class Failed(Message, frozen=True, kw_only=True):
     """The spec cannot be used on this host; the frame is the pickled error.
 
     Attributes:
-        is_of_host: Its processes died, or it has no memory: other hosts may well use it.
+        is_of_host: Its processes died, or it is out of memory: other hosts may be able to use it.
     """
 
     session: Identifier
@@ -385,18 +382,18 @@ class Credits(Message, frozen=True, kw_only=True):
 
 
 class Stream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Names a stream of an iterable dataset; the position of a batch in it is number // num_shards.
+    """A stream of an iterable dataset; a batch's position in it is number // num_shards.
 
     Attributes:
         shard: Worker id of torch's loader.
         num_shards: Fixed by the script.
-        generation: Counts the starts of the shard; a higher one ends what ran before.
-        made: Batches of this epoch that have arrived: a process that is new makes them again and
-            throws them away.
+        generation: Number of starts of the shard; a higher one ends the process before.
+        made: Batches of this epoch that have arrived: a new process makes them again and discards
+            them.
         digest: Checksum of these.
         shared_seed: Torch's, for data pipes.
-        persists: The process goes on with the next epoch.
-        state: Random states, as a process of the shard has sent them, for one that is new.
+        persists: The process continues with the next epoch.
+        state: Random states that a process of the shard has sent, for a new one.
         earlier: Batches of each epoch since `state` that a new process makes again first.
     """
 
@@ -412,16 +409,16 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Make(Message, frozen=True, kw_only=True):
-    """Asks for batch `number`; every one is answered, unless Forget or Close takes it back.
+    """Requests batch `number`; always answered, unless Cancel or Close revokes it.
 
     Attributes:
         index: Encoded (see codec.pack_value).
-        epoch_id: Only grows within the session: an epoch that is iterated over once more, as after
+        epoch_id: Only grows within the session: an epoch that is iterated again, as after
             load_state_dict, has another one.
         seed: Seed words (base seed, replica, epoch, number); for `sample` seeding, after them how
-            often the epoch had each index of the batch before, if it had any. Of a stream: the
-            base seed.
-        stream: The shard that the batch is of, for an iterable dataset.
+            often each index of the batch has occurred in the epoch before, if any has. Of a stream:
+            the base seed.
+        stream: Shard of the batch, for an iterable dataset.
     """
 
     session: Identifier
@@ -433,11 +430,11 @@ class Make(Message, frozen=True, kw_only=True):
 
 
 class Made(Message, frozen=True, kw_only=True):
-    """Carries a batch, on a connection for batches only; `tree` describes its payload (see codec).
+    """A batch, on a connection for batches only; `tree` describes its payload (see codec).
 
     Attributes:
-        generation: The generation of its stream, see Stream.
-        digest: Checksum of all that its stream gave in this epoch.
+        generation: Generation of its stream.
+        digest: Checksum of all batches of its stream in this epoch.
         state: Random states with which its stream began the epoch.
     """
 
@@ -454,7 +451,7 @@ class Made(Message, frozen=True, kw_only=True):
 
 
 class Ended(Message, frozen=True, kw_only=True):
-    """The stream has no batch of that number, and none after it.
+    """The stream ends before that number.
 
     Attributes:
         state: Random states with which the next epoch begins.
@@ -471,10 +468,10 @@ class Raised(Message, frozen=True, kw_only=True):
     """The dataset or collate function raised; the frame is the pickled error.
 
     Attributes:
-        generation: The generation of its stream, see Stream.
-        digest: Checksum of all that its stream gave in this epoch.
-        is_final: The stream cannot go on: it is not what it was before it was lost.
-        state: State as for a batch.
+        generation: Generation of its stream.
+        digest: Checksum of all batches of its stream in this epoch.
+        is_final: The stream cannot continue: it differs from before it was lost.
+        state: As for a batch.
     """
 
     session: Identifier
@@ -487,12 +484,12 @@ class Raised(Message, frozen=True, kw_only=True):
     state: States = b""
 
 
-class Dropped(Message, frozen=True, kw_only=True):
-    """The agent cannot make that batch now (its worker died twice, or it drains): ask elsewhere.
+class Declined(Message, frozen=True, kw_only=True):
+    """The agent cannot make that batch now (its worker died twice, or it drains).
 
     Attributes:
         is_lost: The workers died that tried it; else the session has to be opened again.
-        generation: The generation of its stream, see Stream.
+        generation: Generation of its stream.
     """
 
     session: Identifier
@@ -503,25 +500,25 @@ class Dropped(Message, frozen=True, kw_only=True):
     generation: Count = 0
 
 
-class Forget(Message, frozen=True, kw_only=True):
-    """The trainer no longer wants batches of epochs below `before_epoch_id`."""
+class Cancel(Message, frozen=True, kw_only=True):
+    """Cancels requests of epochs below `before_epoch_id`."""
 
     session: Identifier
     before_epoch_id: Count
 
 
 class Close(Message, frozen=True, kw_only=True):
-    """The session ends."""
+    """Closes the session."""
 
     session: Identifier
 
 
 class Leaving(Message, frozen=True, kw_only=True):
-    """The agent drains: what it has not begun goes elsewhere."""
+    """The agent drains: what it has not begun has to be requested elsewhere."""
 
 
 class WrongHost(Message, frozen=True, kw_only=True):
-    """The session is for another host, which had this address before: look its name up again.
+    """The address now belongs to another host; resolve the name again.
 
     Attributes:
         host: The one that answers.
@@ -532,9 +529,9 @@ class WrongHost(Message, frozen=True, kw_only=True):
 
 ToCoordinator = Join | Heartbeat | Leave | Attend | Progress
 FromCoordinator = Welcome | Refused | State | Roster | Start
-ToAgent = Attach | Open | Ship | Make | Forget | Close | Piece
+ToAgent = Attach | Open | Ship | Make | Cancel | Close | Piece
 FromAgent = (
-    Ticket | Need | Ready | Failed | Credits | Ended | Raised | Dropped | Leaving | WrongHost
+    Ticket | Need | Ready | Failed | Credits | Ended | Raised | Declined | Leaving | WrongHost
 )
 
 _AnyT = TypeVar("_AnyT")
@@ -542,12 +539,11 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def pack(message: Message) -> bytes:
-    """Returns the message as bytes."""
     return _encoder.encode(message)
 
 
 class Unpacker:
-    """Decodes the messages of one direction.
+    """Decoder of the messages of one direction.
 
     Args:
         kinds: One of the unions above.
@@ -560,17 +556,17 @@ class Unpacker:
         """Decodes a message.
 
         Raises:
-            ProtocolError: If the bytes are no such message.
+            ProtocolError: If it is malformed.
         """
         try:
             return self._decoder.decode(data)
-        # RecursionError: nested lists of a peer, a byte each, go deeper than the stack.
+        # RecursionError: a peer's nested lists, a byte each, may exceed the stack.
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
-            raise ProtocolError(f"not a message of the feed: {err}") from None
+            raise ProtocolError(f"malformed message: {err}") from None
 
 
 def own_versions() -> dict[str, str]:
-    """Returns the versions of what the bytes of a batch or of a spec depend on."""
+    """Returns the versions that the bytes of a batch or of a spec depend on."""
     versions = {"python": platform.python_version(), "processor": platform.machine()}
     for name in ("torch", "numpy", "cloudpickle"):
         try:
@@ -581,16 +577,16 @@ def own_versions() -> dict[str, str]:
 
 
 def compare_versions(message: Open, own: Mapping[str, str]) -> tuple[str, str]:
-    """Says why a trainer cannot be served, and what it should know; both may be empty."""
+    """Returns why a trainer cannot be served, and a warning for it; both may be empty."""
     if message.protocol != PROTOCOL_VERSION:
         return (
             f"the trainer speaks protocol {message.protocol}, this host {PROTOCOL_VERSION}: "
             "install the same stoker everywhere"
         ), ""
     theirs = message.versions
-    # cloudpickle carries functions as bytecode, which differs between minor versions of Python.
-    # Other libraries mostly open each other's pickles, so for them there is a warning.
-    if "python" in theirs and _minor(theirs["python"]) != _minor(own["python"]):
+    # cloudpickle pickles functions as bytecode, which differs between minor versions of Python.
+    # Pickles of other libraries mostly work across versions: only a warning.
+    if "python" in theirs and theirs["python"].split(".")[:2] != own["python"].split(".")[:2]:
         return (
             f"the trainer runs Python {theirs['python']}, this host {own['python']}: functions "
             "cannot travel; use one image"
@@ -598,19 +594,14 @@ def compare_versions(message: Open, own: Mapping[str, str]) -> tuple[str, str]:
     differing = [
         f"{name} {theirs[name]} in the trainer, {version} here"
         for name, version in own.items()
-        # Without the build (+cpu, +cu124): a data host has no accelerator, and often another build
-        # of the same torch.
+        # Without the build (+cpu, +cu124), which often differs on data hosts.
         if name in theirs and theirs[name].partition("+")[0] != version.partition("+")[0]
     ]
     return "", "; ".join(differing)
 
 
-def _minor(version: str) -> list[str]:
-    return version.split(".")[:2]
-
-
 class Assembly:
-    """Collects the pieces of long messages, of several peers at a time.
+    """Pieces of long messages of several peers.
 
     Args:
         max_bytes: Limit of one message.
@@ -624,18 +615,17 @@ class Assembly:
         """Adds a piece; returns the message, if it was the last one.
 
         Raises:
-            ProtocolError: If the message is too long; it is forgotten.
+            ProtocolError: If the message is too long; it is discarded.
         """
-        # Taken out and put in again with each piece: the first of the dict is always the peer that
-        # has been silent for longest.
+        # Moved to the end of the dict with each piece: the first peer is silent for longest.
         whole = self._parts.pop(peer, None) or bytearray()
         whole += piece
         if len(whole) > self._max_bytes:
-            raise ProtocolError(f"a message of more than {self._max_bytes} bytes")
+            raise ProtocolError(f"message of more than {self._max_bytes} bytes")
         if is_last:
             return whole
         self._parts[peer] = whole
         while len(self._parts) > _MAX_UNFINISHED:
-            # Its peer is gone, most likely: the others send their pieces without a pause.
+            # Most likely that peer is gone: others send their pieces without a pause.
             del self._parts[next(iter(self._parts))]
         return None

@@ -1,24 +1,24 @@
-"""A batch is sealed with AES-256-GCM, record by record; here its keys are made, used and changed.
+"""Encryption of batches with AES-256-GCM, record by record, and the changes of keys.
 
-A batch is a *head* and its payload, both in records of AES-256-GCM with at most 4 MiB of plain text
-(processors have AES in hardware: 0.1 CPU-seconds per GB on each side; CURVE's cipher takes 0.4):
+A batch is a *head* and its payload, both in records with at most 4 MiB of plain text (processors
+have AES in hardware: 0.1 CPU-seconds per GB on each side; CURVE's cipher takes 0.4):
 
-    prefix        key generation (u32), bytes of the packed message (u32), of the payload (u64)
-    first record  the packed message, as much of it as fits; its additional data are the prefix
-    padding       zeros, so that a head has 1024 bytes and is received in one call
-    records       the rest of the packed message, if there is one; then the payload
+    prefix        key generation (u32), size of the packed message (u32), of the payload (u64)
+    first record  the packed message, as much as fits; its additional data is the prefix
+    padding       zeros, up to 1024 bytes, so that one call receives a head
+    records       the rest of the packed message, if any; then the payload
 
-The sizes of all records follow from the prefix, which the first record authenticates before memory
-is taken. The nonce of a record is the key generation and the number of the record on its
-connection, which both ends count and nobody sends: what is changed, cut, put in, left out, comes
-twice or in another order fails to decrypt. The number runs on over the life of a connection, so no
-nonce is ever used twice.
+The prefix determines the sizes of all records, and the first record authenticates it before memory
+is allocated. The nonce of a record is the key generation and the record's number on its connection,
+which both ends count and never send: a record that is changed, truncated, inserted, omitted,
+repeated or reordered fails to decrypt. The number is never reset on a connection, so no nonce is
+used twice.
 
-A key is for one connection and one direction. The first key is sent over CURVE with the ticket of
-the connection. The next generation's key is HKDF of the one before (as TLS 1.3 updates its keys):
-whoever gets hold of a key reads nothing that was sent under an earlier one. The sender goes on to
-it with each epoch of a session, and after 64 GB; the receiver follows by one generation at a time,
-once a head proves it. Neither keys nor plain bytes are ever in an error.
+A key is for one connection and one direction. The first key is sent over CURVE with the
+connection's ticket. The next generation's key is HKDF of the previous one (as in TLS 1.3): a leaked
+key opens nothing that was sent under an earlier one. The sender changes keys with each epoch of a
+session, and after 64 GB; the receiver follows by one generation at a time, once a head proves it.
+Neither keys nor plain bytes ever occur in an error.
 """
 
 import secrets
@@ -34,11 +34,10 @@ from stoker.feed.wire.crypto import derive
 
 KEY_BYTES = 32
 TAG_BYTES = 16
-# Plain text in a record. Each record is a call, after which the thread has to get the interpreter's
-# lock again: larger records are fewer calls; beyond 1 MiB there is no gain otherwise, see
-# benchmarks/README.md.
+# Plain text in a record. Each record is a call, after which the thread has to get the GIL again;
+# beyond 1 MiB there is no other gain, see benchmarks/README.md.
 RECORD_BYTES = 4 << 20
-# What a head has at least: nearly all packed messages fit.
+# Nearly all packed messages fit.
 HEAD_BYTES = 1024
 # RFC 8446, 5.5: AES-GCM keys are good for 24 million full-size TLS records, 388 GB.
 REKEY_BYTES = 64 * 10**9
@@ -53,17 +52,17 @@ SessionEpoch = tuple[str, int]
 
 
 def new_key() -> bytes:
-    """Returns a random first key of a connection, which is sent with its ticket."""
+    """Returns a random first key of a connection."""
     return secrets.token_bytes(KEY_BYTES)
 
 
 def records(nbytes: int) -> Iterator[tuple[int, int]]:
-    """Returns the plain text of `nbytes` in records: start and end of each."""
+    """Returns start and end of each record of `nbytes` of plain text."""
     return ((at, min(at + RECORD_BYTES, nbytes)) for at in range(0, nbytes, RECORD_BYTES))
 
 
 class _Key:
-    """Holds the current key of a connection, and the number of the next record."""
+    """Current key of a connection, and the number of the next record."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
@@ -72,23 +71,20 @@ class _Key:
         self.cipher = AESGCM(key)
 
     def next(self) -> "_Key":
-        """Returns the key after this one."""
         made = _Key(derive(self._key, info=_NEXT_KEY))
-        # The number is not begun again: the same pair of key and nonce never comes twice, even if a
-        # generation were wrong.
+        # Not reset: no pair of key and nonce recurs, even if a generation were wrong.
         made.generation, made.number = self.generation + 1, self.number
         return made
 
     def nonce(self) -> bytes:
-        """Returns the nonce of the next record."""
         return _NONCE.pack(self.generation, self.number)
 
 
 class Sealer:
-    """Encrypts what the sender writes to one connection; used by one thread.
+    """Encryption of what is sent over one connection; used by one thread.
 
     Args:
-        key: The one that the receiver got with its ticket.
+        key: First key, which the receiver got with its ticket.
         rekey_bytes: Plain text under one key, about.
     """
 
@@ -99,19 +95,16 @@ class Sealer:
         self._epochs: dict[str, int] = {}
 
     def head(self, packed: bytes, *, payload_bytes: int, of: SessionEpoch) -> bytes:
-        """Returns the head of a batch: prefix, first record, padding. `record` seals what is left.
+        """Returns the head of a batch: prefix, first record, padding. `record` seals the rest.
 
         Args:
             packed: The message that describes the batch.
-            of: Session and epoch of the batch; another epoch than the session's batch before has
-                another key.
+            of: Its session and epoch.
         """
         session, epoch = of
-        # Each epoch has its own key, so that one that leaks opens no earlier epoch. The session's
-        # first batch needs no change: nothing of an earlier epoch was sent for it.
-        if self._epochs.setdefault(session, epoch) != epoch or (
-            self._sealed_bytes >= self._rekey_bytes
-        ):
+        # A new key for each epoch, so that a leaked key opens no earlier epoch.
+        is_new = self._epochs.setdefault(session, epoch) != epoch
+        if is_new or self._sealed_bytes >= self._rekey_bytes:
             self._now, self._sealed_bytes = self._now.next(), 0
             self._epochs[session] = epoch
         now = self._now
@@ -119,7 +112,7 @@ class Sealer:
         sealed = now.cipher.encrypt(now.nonce(), packed[:FIRST_BYTES], prefix)
         now.number += 1
         self._sealed_bytes += len(packed) + payload_bytes
-        # Padding is not authenticated, and nobody reads it: the prefix says where the record ends.
+        # Padding is not authenticated, and never read: the prefix has the record's size.
         return (prefix + sealed).ljust(HEAD_BYTES, b"\0")
 
     def record(self, plain: memoryview, into: memoryview) -> None:
@@ -131,12 +124,12 @@ class Sealer:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A batch begins with a head, which says how much follows; it has been authenticated.
+    """An authenticated head.
 
     Attributes:
         packed: The message, or its first part.
-        missing_bytes: Bytes of the message, in records of their own.
-        payload_bytes: Bytes of the payload, in the records that follow.
+        missing_bytes: Size of the rest of the message.
+        payload_bytes: Size of the payload.
     """
 
     packed: bytes
@@ -145,7 +138,7 @@ class Head:
 
 
 class Unsealer:
-    """Decrypts what the receiver reads from one connection; used by one thread."""
+    """Decryption of what is received over one connection; used by one thread."""
 
     def __init__(self, key: bytes) -> None:
         self._now = _Key(key)
@@ -154,19 +147,18 @@ class Unsealer:
         """Decrypts HEAD_BYTES.
 
         Raises:
-            ProtocolError: If it is not what the sender sealed next.
+            ProtocolError: If authentication failed.
         """
         generation, packed_bytes, payload_bytes = _PREFIX.unpack_from(head)
-        # One step at most: a forged generation costs one derivation, and then fails to decrypt.
-        # With any other generation than these two the current key fails as well.
+        # One step at most: a forged generation costs one derivation, then decryption fails.
         now = self._now.next() if generation == self._now.generation + 1 else self._now
         first_bytes = min(packed_bytes, FIRST_BYTES)
         sealed = head[_PREFIX.size : _PREFIX.size + first_bytes + TAG_BYTES]
         try:
             packed = now.cipher.decrypt(now.nonce(), sealed, head[: _PREFIX.size])
         except InvalidTag:
-            raise ProtocolError("a batch's head is not what was sealed next") from None
-        # Only after the proof: until here nothing that the head says is believed.
+            raise ProtocolError("batch header failed authentication") from None
+        # Nothing of the head is used before this point.
         now.number += 1
         self._now = now
         return Head(packed, packed_bytes - first_bytes, payload_bytes)
@@ -175,12 +167,11 @@ class Unsealer:
         """Decrypts the next record into `into`.
 
         Raises:
-            ProtocolError: If it is not what the sender sealed next; what `into` holds then is
-                nothing.
+            ProtocolError: If authentication failed; `into` is invalid then.
         """
         now = self._now
         try:
             now.cipher.decrypt_into(now.nonce(), sealed, None, into)
         except InvalidTag:
-            raise ProtocolError("a batch's payload is not what was sealed next") from None
+            raise ProtocolError("batch payload failed authentication") from None
         now.number += 1

@@ -1,13 +1,10 @@
-"""Batches cross a TCP connection, sealed, and are decrypted into memory that is used again.
+"""Transfer of sealed batches over TCP, into memory that is reused.
 
-`sealing` has how a batch is sealed.
+Both ends block, in threads: one system call moves up to 4 MiB without the GIL, and no event loop is
+involved. A batch may take as long as the network needs: while bytes flow, the connection is alive.
 
-Both ends block, in threads of their own: one call of the kernel moves up to 4 MiB without the
-interpreter's lock, and no loop of ours turns in between. A batch may take as long as the network
-takes for it: while bytes come, or go, the connection is alive.
-
-Fresh memory for each batch costs its page faults (0.02 to 0.08 CPU-s/GB), so blocks are used again
-once their last view is gone.
+Fresh memory for each batch costs page faults (0.02 to 0.08 CPU-s/GB), so blocks are reused once
+their last view is gone.
 """
 
 import mmap
@@ -34,12 +31,11 @@ from stoker.feed.wire.sealing import (
 
 Bytes = npt.NDArray[np.uint8]
 
-# Below this, the allocator's own reuse is as good.
+# Below this the allocator reuses memory as well.
 SMALL_BYTES = 64 << 10
-# No byte for so long in the middle of a batch: the connection is lost.
-SILENT_SECONDS = 30.0
-# Where nothing is under way, a peer whose host is gone is noticed within 25 s (10 + 3 x 5), else,
-# with bytes that nobody acknowledges, within 30 s.
+# Without a byte for that long in the middle of a batch the connection is lost.
+RECEIVE_TIMEOUT_SECONDS = 30.0
+# A vanished host is noticed within 25 s (10 + 3 x 5), or 30 s with unacknowledged bytes.
 _TCP_OPTIONS = {
     socket.TCP_NODELAY: 1,
     socket.TCP_KEEPIDLE: 10,
@@ -50,7 +46,7 @@ _TCP_OPTIONS = {
 
 
 class _Lent(weakref.ref["Bytes"]):
-    """Holds a block and the array that exports it: a third of what `weakref.finalize` costs."""
+    """A lent block and its exporting array (three times cheaper than `weakref.finalize`)."""
 
     __slots__ = ("block", "free")
     block: mmap.mmap
@@ -58,21 +54,21 @@ class _Lent(weakref.ref["Bytes"]):
 
 
 class BufferPool:
-    """Hands out writable byte arrays; safe to use from several threads.
+    """Pool of writable byte arrays; thread-safe.
 
     Args:
-        max_idle_bytes: Free blocks are kept up to this size in all.
+        max_idle_bytes: Bound of the unused blocks that are kept.
     """
 
     def __init__(self, *, max_idle_bytes: int = 256 << 20) -> None:
         self._max_idle_bytes = max_idle_bytes
-        # Size class to free blocks. Only atomic operations: a finalizer may run in any thread, at
-        # any allocation, also while this object's own methods are on the stack.
+        # Free blocks by size class. Only atomic operations: a finalizer may run in any thread, at
+        # any allocation, even within this object's methods.
         self._free: dict[int, deque[mmap.mmap]] = {}
         self._lent: dict[int, _Lent] = {}
 
     def take(self, size: int) -> Bytes:
-        """Returns an array of `size` bytes with arbitrary content; free with its last view."""
+        """Returns an array of `size` bytes with arbitrary content; reused after its last view."""
         if size < SMALL_BYTES:
             return np.empty(size, dtype=np.uint8)
         size_class = _size_class(size)
@@ -81,25 +77,22 @@ class BufferPool:
             block = free.pop()
         except IndexError:
             block = mmap.mmap(-1, size_class)
-        # The end of a tensor says nothing about its memory: `detach()`, `numpy()` and slices
-        # outlive it. So the finalizer is on the one array that exports the buffer: every view holds
-        # it.
+        # `detach()`, `numpy()` and slices outlive a tensor. So the finalizer is on the array that
+        # exports the buffer: every view refers to it.
         array = np.frombuffer(block, dtype=np.uint8, count=size)
-        # The callback of a weak reference runs only while the reference itself lives: `_lent` keeps
-        # it.
+        # The callback runs only while the weak reference itself lives, in `_lent`.
         lent = _Lent(array, self._give_back)
         lent.free, lent.block = free, block
         self._lent[id(lent)] = lent
         return array
 
     def idle_bytes(self) -> int:
-        """Returns the bytes of the blocks that wait to be used again."""
+        """Returns the size of the unused blocks."""
         return sum(size * len(free) for size, free in list(self._free.items()))
 
     def _give_back(self, lent: "_Lent") -> None:
         del self._lent[id(lent)]
-        # Without a lock, for a finalizer must not wait: two threads may both find room for the last
-        # block, and the bound is passed by one block, which does no harm.
+        # No lock: a finalizer must not wait. Two threads may exceed the bound by one block.
         if self.idle_bytes() + len(lent.block) <= self._max_idle_bytes:
             lent.free.append(lent.block)
 
@@ -111,17 +104,17 @@ def _size_class(size: int) -> int:
 
 
 def tune(connection: socket.socket) -> None:
-    """Sets the options that both ends of a connection for batches want; it blocks from then on."""
+    """Sets the options of both ends of a connection for batches; makes it blocking."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _TCP_OPTIONS.items():
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
-    # A timeout of Python's would make the descriptor non-blocking: a poll before each call, and
-    # MSG_WAITALL would return early. The reader's limit is SO_RCVTIMEO, see BatchReader.
+    # With a timeout, Python would poll before each call, and MSG_WAITALL would return early. The
+    # reader sets SO_RCVTIMEO instead.
     connection.settimeout(None)
 
 
 class BatchWriter:
-    """Writes sealed batches to a connection, on the data host; used by one thread.
+    """The data host's end of a connection for sealed batches; used by one thread.
 
     Args:
         pool: Pool for the sealed records, one at a time.
@@ -147,15 +140,14 @@ class BatchWriter:
         longest = min(max(payload_bytes, len(packed) - FIRST_BYTES, 0), RECORD_BYTES)
         buffer = self._pool.take(HEAD_BYTES + longest + TAG_BYTES).data
         buffer[:HEAD_BYTES] = head
-        # Head and first record leave by one call: with TCP_NODELAY each call is a packet of its
-        # own.
+        # Head and first record in one call: with TCP_NODELAY each call is a packet.
         filled = HEAD_BYTES
         for plain in _plain_records(packed, payload):
             end = filled + plain.nbytes + TAG_BYTES
             self._sealer.record(plain, buffer[filled:end])
             self._socket.sendall(buffer[:end])
             filled = 0
-        # Nothing followed the head: a short message without payload, as an agent's first one.
+        # Nothing followed the head: a short message without payload.
         if filled:
             self._socket.sendall(buffer[:filled])
 
@@ -168,12 +160,12 @@ def _plain_records(packed: bytes, payload: memoryview | None) -> Iterator[memory
 
 
 class BatchReader:
-    """Reads sealed batches from a connection, in the trainer; used by one thread.
+    """The trainer's end of a connection for sealed batches; used by one thread.
 
     Args:
         pool: Pool for the sealed records, one at a time.
-        max_head_bytes: A longer message is refused before there is memory for it.
-        silent_seconds: See SILENT_SECONDS.
+        max_head_bytes: A longer message is refused before memory is allocated for it.
+        receive_timeout_seconds: See RECEIVE_TIMEOUT_SECONDS.
     """
 
     def __init__(
@@ -183,48 +175,48 @@ class BatchReader:
         pool: BufferPool,
         *,
         max_head_bytes: int,
-        silent_seconds: float = SILENT_SECONDS,
+        receive_timeout_seconds: float = RECEIVE_TIMEOUT_SECONDS,
     ) -> None:
         self._socket = connection
         self._unsealer = unsealer
         self._pool = pool
         self._max_head_bytes = max_head_bytes
-        self._silent_seconds = silent_seconds
+        self._receive_timeout_seconds = receive_timeout_seconds
         self._head = memoryview(bytearray(HEAD_BYTES))
-        # The kernel counts it, for each call. One that has got some bytes by then returns these,
-        # and the next begins anew: only a connection without a single byte for so long is lost.
-        seconds, rest = divmod(silent_seconds, 1)
+        # Counts for each call. A call that has received some bytes returns them, and the next one
+        # starts again: only a connection without a single byte for that long is lost.
+        seconds, rest = divmod(receive_timeout_seconds, 1)
         timeout = struct.pack("ll", int(seconds), int(rest * 1e6))
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
 
     def head(self, *, is_awaited: bool = False) -> tuple[bytes, int]:
-        """Returns the packed message of the next batch, and the bytes of its payload; waits for it.
+        """Returns the packed message of the next batch and the size of its payload; blocks.
 
         Args:
-            is_awaited: It must begin within `silent_seconds`; else it may come whenever it is made.
+            is_awaited: It must begin within `receive_timeout_seconds`; else there is no limit.
 
         Raises:
             OSError: If the connection is lost.
-            ProtocolError: If it is not what was sealed next, or too large.
+            ProtocolError: If authentication failed, or it is too large.
         """
         self._fill(self._head, may_wait=not is_awaited)
         head = self._unsealer.head(self._head)
         if not head.missing_bytes:
             return head.packed, head.payload_bytes
         if head.missing_bytes > self._max_head_bytes:
-            raise ProtocolError(f"a batch whose description has {head.missing_bytes} bytes")
+            raise ProtocolError(f"description of a batch with {head.missing_bytes} bytes")
         rest = bytearray(head.missing_bytes)
         self.read(memoryview(rest))
         return head.packed + rest, head.payload_bytes
 
     def read(self, memory: memoryview) -> None:
-        """Receives what `memory` has room for, and decrypts it into that.
+        """Receives and decrypts as many bytes as `memory` has; blocks.
 
         Raises:
             OSError: If the connection is lost.
-            ProtocolError: If it is not what was sealed next.
+            ProtocolError: If authentication failed.
         """
-        # What was used a moment ago is still in the processor's cache; a batch's own memory is not.
+        # Recently used memory is still in the processor's cache.
         room = self._pool.take(min(memory.nbytes, RECORD_BYTES) + TAG_BYTES).data
         for start, end in records(memory.nbytes):
             sealed = room[: end - start + TAG_BYTES]
@@ -238,10 +230,9 @@ class BatchReader:
                 received = self._socket.recv_into(view[filled:], 0, socket.MSG_WAITALL)
             except BlockingIOError:
                 if may_wait and not filled:
-                    # Between two batches silence says nothing: the next is not made yet. A host
-                    # that is gone meanwhile is found by TCP's own keepalive, see _TCP_OPTIONS.
+                    # The next batch is not made yet; TCP's keepalive notices a vanished host.
                     continue
-                raise TimeoutError(f"no byte for {self._silent_seconds:g} s") from None
+                raise TimeoutError(f"no byte for {self._receive_timeout_seconds:g} s") from None
             if not received:
-                raise ConnectionResetError("the data host closed it")
+                raise ConnectionResetError("connection closed by the data host")
             filled += received

@@ -49,7 +49,7 @@ class JobOrder(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     stream: Stream | None = None
 
 
-class Free(msgspec.Struct, frozen=True, tag=True):
+class Reuse(msgspec.Struct, frozen=True, tag=True):
     """The reader tells the worker that the slot may be written again."""
 
     slot: int
@@ -62,7 +62,7 @@ class Slot(msgspec.Struct, frozen=True, tag=True):
     nbytes: int
 
 
-class Retired(msgspec.Struct, frozen=True, tag=True):
+class SlotClosed(msgspec.Struct, frozen=True, tag=True):
     """The worker tells the reader that the slot is no longer used."""
 
     slot: int
@@ -106,8 +106,8 @@ class Error(msgspec.Struct, frozen=True, tag=True):
     state: bytes = b""
 
 
-to_worker = msgspec.msgpack.Decoder(JobOrder | Free)
-from_worker = msgspec.msgpack.Decoder(Slot | Retired | Batch | Error | End)
+to_worker = msgspec.msgpack.Decoder(JobOrder | Reuse)
+from_worker = msgspec.msgpack.Decoder(Slot | SlotClosed | Batch | Error | End)
 pack = msgspec.msgpack.Encoder().encode
 
 

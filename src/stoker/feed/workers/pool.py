@@ -73,7 +73,7 @@ class ChildProcess(Protocol):
         ...
 
 
-def reap(process: ChildProcess) -> int | None:
+def wait_for_exit(process: ChildProcess) -> int | None:
     """Returns the exit status of a process whose connection has ended; kills it if it goes on."""
     _join(process, REAP_SECONDS)
     if process.exitcode is None:
@@ -83,7 +83,7 @@ def reap(process: ChildProcess) -> int | None:
     return process.exitcode
 
 
-def end_all(processes: Iterable[ChildProcess]) -> None:
+def stop_all(processes: Iterable[ChildProcess]) -> None:
     """Kills them and waits for their end, 5 s at most; never raises."""
     killed = list(processes)
     for process in killed:
@@ -244,13 +244,13 @@ class WorkerEnd:
         data: bytes,
         descriptors: tuple[int, ...],
         *,
-        free: "Callable[[WorkerEnd, int], None]",
+        return_slot: "Callable[[WorkerEnd, int], None]",
     ) -> Result | None:
         """Takes a message, closes its descriptors; returns what it says of the first job, if it
         does.
 
         Args:
-            free: Returns a slot to its worker, from whatever thread.
+            return_slot: Returns a slot to its worker, from whatever thread.
 
         Raises:
             ProtocolError: If it makes no sense.
@@ -262,10 +262,10 @@ class WorkerEnd:
                 case pipe.Slot(slot, nbytes):
                     # mmap keeps a duplicate of the descriptor.
                     self.slots[slot] = mmap.mmap(descriptors[0], nbytes)
-                case pipe.Retired(slot):
+                case pipe.SlotClosed(slot):
                     self.slots.pop(slot, None)
                 case pipe.Batch() as batch:
-                    return self._batch(batch, free)
+                    return self._batch(batch, return_slot)
                 case pipe.Error(error, summary):
                     result = self._finish()
                     result.error, result.summary = error, summary
@@ -281,7 +281,7 @@ class WorkerEnd:
                 os.close(descriptor)
         return None
 
-    def _batch(self, batch: pipe.Batch, free: "Callable[[WorkerEnd, int], None]") -> Result:
+    def _batch(self, batch: pipe.Batch, return_slot: "Callable[[WorkerEnd, int], None]") -> Result:
         memory = self.slots.get(batch.slot) if batch.slot >= 0 else None
         if batch.slot >= 0 and (memory is None or len(memory) < batch.nbytes):
             raise ProtocolError(f"a batch of {batch.nbytes} bytes in slot {batch.slot}")
@@ -293,7 +293,7 @@ class WorkerEnd:
         self.deaths_in_a_row = 0
         if memory is not None:
             result.payload = np.frombuffer(memory, dtype=np.uint8, count=batch.nbytes)
-            result._release = lambda: free(self, batch.slot)
+            result._release = lambda: return_slot(self, batch.slot)
         return result
 
     def _finish(self) -> Result:
@@ -363,7 +363,7 @@ class WorkerPool:
         # Jobs without a result, and how often each was given out for being late.
         self._open: dict[tuple[object, ...], int] = {}
         self._lateness = Lateness()
-        self._freed: deque[tuple[WorkerEnd, int]] = deque()
+        self._returned: deque[tuple[WorkerEnd, int]] = deque()
         self._has_begun = num_workers > 0
         self._is_closed = False
         self.last_death = ""
@@ -440,7 +440,7 @@ class WorkerPool:
         failure = ""
         try:
             for data, descriptors in worker.channel.receive():
-                result = worker.take(data, descriptors, free=self._free)
+                result = worker.take(data, descriptors, return_slot=self._return_slot)
                 if result is None:
                     continue
                 self._begins_next(worker)
@@ -453,16 +453,16 @@ class WorkerPool:
             # Killed below: after one message that makes no sense no other can be trusted.
             worker.channel.is_closed = True
         if worker.channel.is_closed:
-            results.extend(self._bury(fileno, worker, failure or worker.channel.failure))
+            results.extend(self._mark_dead(fileno, worker, failure or worker.channel.failure))
         self.flush()
         return results
 
     def flush(self) -> None:
         """Tells the workers which slots are free, and gives out again what dead ones left."""
-        while self._freed:
-            worker, slot = self._freed.popleft()
+        while self._returned:
+            worker, slot = self._returned.popleft()
             if not worker.channel.is_closed:
-                worker.channel.send(pipe.pack(pipe.Free(slot)))
+                worker.channel.send(pipe.pack(pipe.Reuse(slot)))
         while self._retries and any(len(w.jobs) < DEPTH for w in self._in_time()):
             job = self._retries.popleft()
             # A late worker may have answered it meanwhile, or another one been given it.
@@ -490,7 +490,7 @@ class WorkerPool:
             given.append(job)
         return given
 
-    def forget(self, *, before_epoch_id: int) -> None:
+    def stop_shards(self, *, before_epoch_id: int) -> None:
         """Ends the workers of shards of earlier epochs that do not persist; their jobs are gone.
 
         They are gone when it returns: what a dataset holds alone is free for its next worker.
@@ -502,9 +502,9 @@ class WorkerPool:
             assert first.stream is not None
             if first.epoch_id < before_epoch_id and not first.stream.persists:
                 ended.append(worker)
-        self._end(*ended)
+        self._stop_shard_workers(*ended)
 
-    def abandon(self) -> list[Result]:
+    def cancel_jobs(self) -> list[Result]:
         """Returns the jobs under way, as lost ones: for a pool that is closed next."""
         jobs = [(job, worker.number) for worker in self._all() for job in worker.jobs]
         jobs += [(job, -1) for job in self._retries]
@@ -521,8 +521,8 @@ class WorkerPool:
         self._workers, self._of_shard = {}, {}
         for worker in workers:
             worker.channel.close()
-        self._freed.clear()
-        end_all(worker.process for worker in workers)
+        self._returned.clear()
+        stop_all(worker.process for worker in workers)
 
     def _all(self) -> Iterator[WorkerEnd]:
         yield from self._workers.values()
@@ -553,7 +553,7 @@ class WorkerPool:
         generation = _generation(worker) if worker else self._ended.get(stream.shard, -1)
         if generation < stream.generation:
             if worker is not None:
-                self._end(worker)
+                self._stop_shard_workers(worker)
             role = WorkerRole(stream.shard, stream.num_shards, next(iter(job.order.seed), 0))
             try:
                 worker = self._of_shard[stream.shard] = self._started(role)
@@ -608,17 +608,17 @@ class WorkerPool:
         """Returns whether a worker that is in time has the job already."""
         return any(other.key == job.key for w in self._in_time() for other in w.jobs)
 
-    def _free(self, worker: WorkerEnd, slot: int) -> None:
+    def _return_slot(self, worker: WorkerEnd, slot: int) -> None:
         # Called by whatever thread drops the last view, without a lock: first added, then looked
         # at, so of this and `close` whoever is later empties it.
-        self._freed.append((worker, slot))
+        self._returned.append((worker, slot))
         if self._is_closed:
             # Nobody takes them any more: they would hold memory for as long as the pool is held.
-            self._freed.clear()
+            self._returned.clear()
         if self._wake is not None:
             self._wake()
 
-    def _end(self, *workers: WorkerEnd) -> None:
+    def _stop_shard_workers(self, *workers: WorkerEnd) -> None:
         """Ends workers of shards, whose jobs nobody waits for any more."""
         for worker in workers:
             del self._of_shard[worker.number]
@@ -626,16 +626,16 @@ class WorkerPool:
             for job in worker.jobs:
                 self._open.pop(job.key, None)
             worker.channel.close()
-        end_all(worker.process for worker in workers)
+        stop_all(worker.process for worker in workers)
 
-    def _bury(self, fileno: int, worker: WorkerEnd, failure: str) -> list[Result]:
+    def _mark_dead(self, fileno: int, worker: WorkerEnd, failure: str) -> list[Result]:
         """Ends a dead worker; for any job another one is started, and its jobs are handed on.
 
         Args:
             failure: Why it is ended, if it has not died on its own.
         """
         worker.channel.close()
-        status = reap(worker.process)
+        status = wait_for_exit(worker.process)
         self.last_death = failure or f"data worker {worker.number} {describe_exit(status)}"
         lost: list[WorkerJob]
         if worker.first is None:

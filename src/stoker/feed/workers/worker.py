@@ -44,15 +44,15 @@ from stoker.feed.workers.pipe import (
     Batch,
     End,
     Error,
-    Free,
     JobOrder,
     Pipe,
-    Retired,
+    Reuse,
     Slot,
+    SlotClosed,
     pack,
     to_worker,
 )
-from stoker.host.processes import die_with_parent
+from stoker.host.spawn import end_with_parent
 
 # Free slots that a worker keeps, warm for its next batches.
 _SPARE_SLOTS = 3
@@ -134,9 +134,7 @@ def worker_main(
 
 def become_worker() -> None:
     """Sets up a process that has just been forked or spawned."""
-    # If the parent is dead already the kernel sends nothing: then the channel has ended, and
-    # `serve` returns at once.
-    die_with_parent()
+    end_with_parent(signal.SIGKILL)
     # Ctrl-C reaches the whole process group; the trainer decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A handler of the training script's, inherited by fork, is not for a worker.
@@ -160,7 +158,7 @@ class Slots:
         self._arena: Arena | None = None
         self._last_nbytes = 0
 
-    def free(self, slot: int) -> None:
+    def reuse(self, slot: int) -> None:
         """Frees a slot that the reader is done with."""
         memory = self._held.pop(slot, None)
         if memory is None:
@@ -169,14 +167,14 @@ class Slots:
         # A dataset may keep a batch that it made (a cache, a running mean): written again, that
         # memory would change in its hands (tests/contract/test_pipe_slots.py).
         if self._is_kept(slot):
-            self._retire(slot)
+            self._close_slot(slot)
         # The smallest goes: a larger one takes smaller batches, too.
         while len(self._free) > _SPARE_SLOTS:
-            self._retire(min(self._free, key=lambda number: len(self._free[number])))
+            self._close_slot(min(self._free, key=lambda number: len(self._free[number])))
 
     def begin(self) -> None:
         """Begins a batch, perhaps anew: it may be built in a slot of the last one's size."""
-        self.clear()
+        self.close_batch()
         if self._last_nbytes:
             slot, memory = self._take(self._last_nbytes)
             view: Bytes1D = np.frombuffer(memory, dtype=np.uint8)
@@ -229,11 +227,11 @@ class Slots:
         """Returns the memory of a slot that `end` named."""
         return memoryview(self._held[slot] if slot >= 0 else b"")
 
-    def clear(self) -> None:
+    def close_batch(self) -> None:
         """Ends a batch that is made, or was given up: a slot that it did not use is free again."""
         slot, self._built, self._arena = self._built, None, None
         if slot is not None:
-            self.free(slot)
+            self.reuse(slot)
 
     def _room(self, batch: Sequence[torch.Tensor]) -> torch.Tensor | None:
         """Returns a tensor in the slot for the stacked batch; None: it does not fit."""
@@ -257,7 +255,7 @@ class Slots:
             if self._free:
                 # One goes for the one that comes: batches have grown, and memory is not to grow
                 # with each.
-                self._retire(min(self._free, key=lambda number: len(self._free[number])))
+                self._close_slot(min(self._free, key=lambda number: len(self._free[number])))
             slot, memory = self._make(nbytes)
         self._held[slot] = memory
         return slot, memory
@@ -280,9 +278,9 @@ class Slots:
             os.close(descriptor)
         return slot, memory
 
-    def _retire(self, slot: int) -> None:
+    def _close_slot(self, slot: int) -> None:
         self._free.pop(slot)
-        self._channel.send(pack(Retired(slot)))
+        self._channel.send(pack(SlotClosed(slot)))
 
 
 def serve(channel: Pipe, slots: Slots, source: BatchSource) -> None:
@@ -290,8 +288,8 @@ def serve(channel: Pipe, slots: Slots, source: BatchSource) -> None:
     while messages := channel.receive():
         for data, _ in messages:
             match to_worker.decode(data):
-                case Free(slot):
-                    slots.free(slot)
+                case Reuse(slot):
+                    slots.reuse(slot)
                 case JobOrder() as order:
                     channel.send(pack(answer(order, slots, source)))
 
@@ -307,7 +305,7 @@ def answer(order: JobOrder, slots: Slots, source: BatchSource) -> Batch | Error 
     except Exception as err:
         return source.failed(err)
     finally:
-        slots.clear()
+        slots.close_batch()
     # Outside of `try`: an error here is ours, and no answer of the dataset.
     digest, state = source.made(encoded, slot)
     return Batch(
@@ -547,15 +545,15 @@ class ShardStream:
             self._fetcher = None
             raise error
         if self._fetcher is None or self.is_exhausted:
-            self._exhaust()
+            self._mark_exhausted()
         assert self._fetcher is not None
         try:
             return self._fetcher.fetch(index)
         except StopIteration:
-            self._exhaust()
+            self._mark_exhausted()
             raise
 
-    def _exhaust(self) -> None:
+    def _mark_exhausted(self) -> None:
         self.position -= 1
         self.is_exhausted = True
         raise StopIteration
@@ -635,7 +633,7 @@ class ShardSource:
             FeedError: If it is something else.
         """
         while self._stream.position < position and not self._stream.is_exhausted:
-            self._throw_away(index)
+            self._discard_next(index)
             # Only there: the digest of shorter beginnings nobody has kept.
             if self._stream.position == goes_on.made and self.digest != goes_on.digest:
                 raise self._changed(f"its first {goes_on.made} batches are others than before")
@@ -644,7 +642,7 @@ class ShardSource:
                 f"it ended after {self._stream.position} batches; before, it gave {goes_on.made}"
             )
 
-    def _throw_away(self, index: object) -> None:
+    def _discard_next(self, index: object) -> None:
         try:
             encoded = codec.encode(self._stream.make(index), allow_pickle=True)
             if len(self._scratch) < encoded.nbytes:

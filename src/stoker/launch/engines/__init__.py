@@ -1,1 +1,1 @@
-"""Engines make data on the data group in place of the feed; the launcher starts and ends them."""
+"""Engines: what makes data on the data group in place of the feed."""

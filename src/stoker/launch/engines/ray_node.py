@@ -1,8 +1,7 @@
-"""`python -m stoker.launch.engines.ray_node` runs a node of a Ray cluster, from start to end.
+"""`python -m stoker.launch.engines.ray_node` runs a node of a Ray cluster until it gets a signal.
 
-It runs `ray start --block`, and does what that leaves to others: a folder with a short path for its
-sockets, an object store that fits into /dev/shm, a port that listens once the cluster knows the
-node, and nothing left behind, also of a node before it that was killed.
+It runs `ray start --block`, and adds a folder with a short path for sockets, an object store that
+fits into /dev/shm, a port that listens once the node has joined, and cleanup, also of killed nodes.
 """
 
 import argparse
@@ -52,7 +51,7 @@ _DEFAULTS = {
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs a node until it is asked to end; 2 without Ray."""
+    """Runs a node until a signal; returns 2 without Ray."""
     parser = argparse.ArgumentParser(prog="ray_node")
     parser.add_argument("role", choices=("head", "node"))
     parser.add_argument("--gcs", required=True, metavar="ADDRESS:PORT", help="of the head")
@@ -93,12 +92,8 @@ def own_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def store_bytes(memory_bytes: int, *, free_shm_bytes: int | None, share: float) -> int:
-    """Returns the size of the object store: a share of the memory, as far as /dev/shm has it.
-
-    Args:
-        memory_bytes: Memory of the host or its control group.
-        free_shm_bytes: Free bytes in /dev/shm; None: there is none.
-        share: Share of the memory.
+    """Returns the size of the object store: a share of the memory, limited by free bytes in
+    /dev/shm.
     """
     wanted = int(memory_bytes * share)
     if free_shm_bytes is not None:
@@ -107,7 +102,7 @@ def store_bytes(memory_bytes: int, *, free_shm_bytes: int | None, share: float) 
 
 
 def node_command(options: argparse.Namespace, *, folder: Path, store: int) -> tuple[str, ...]:
-    """Returns the whole `ray start`."""
+    """Returns the `ray start` command."""
     manager, objects, client = options.ports.split(",")
     if options.role == "head":
         port = options.gcs.rpartition(":")[2]
@@ -128,10 +123,10 @@ def node_command(options: argparse.Namespace, *, folder: Path, store: int) -> tu
 
 @contextlib.contextmanager
 def session_folder() -> Iterator[Path]:
-    """Makes a folder for sockets and logs; removes it at the end, as those of killed nodes.
+    """A folder for sockets and logs, removed at the end, as are those of killed nodes.
 
     Raises:
-        UsageError: If there is no place for it with a path that is short enough.
+        UsageError: If no writable folder has a path that is short enough.
     """
     places = [Path(tempfile.gettempdir()), Path("/tmp")]
     found = (p for p in places if _room(p) >= 0 and os.access(p, os.W_OK))
@@ -224,7 +219,7 @@ def _run(command: Sequence[str], variables: Mapping[str, str], *, folder: Path, 
 
 
 def _end_all(node: "subprocess.Popen[bytes]") -> None:
-    """Ends the node and all that it has started; their orphans are children of this process."""
+    """Ends the node and all its descendants, whose orphans are children of this process."""
     node.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         node.wait(_END_SECONDS)

@@ -1,10 +1,11 @@
-"""A host runs commands of an engine, with their places filled in, from start to end."""
+"""An engine's commands on one host, with their places filled in, from start to end."""
 
 import contextlib
 import hashlib
 import http.client
 import json
 import os
+import queue
 import signal
 import socket
 import subprocess
@@ -21,9 +22,15 @@ import psutil
 
 from stoker.errors import UsageError
 from stoker.host import machine, spawn
-from stoker.launch import exports
+from stoker.launch import sagemaker_variables
 from stoker.launch.leader_connection import HostRun
-from stoker.launch.supervise import end_descendants, reap_orphans, resolve_program
+from stoker.launch.supervise import (
+    Inbox,
+    SignalReceived,
+    end_descendants,
+    reap_orphans,
+    resolve_program,
+)
 from stoker.logs import EventName, Log
 from stoker.reasons import said_in
 from stoker.records import EngineCommand, EngineSettings
@@ -43,7 +50,7 @@ _POLL_SECONDS = 0.02
 
 
 def secret_file(run: HostRun) -> Path:
-    """Returns the secret's file, written if it is not there: 64 hex digits, the same on all hosts.
+    """Writes the engine's secret and returns its file: 64 hex digits, the same on all hosts.
 
     They are derived from the run's token, and do not reveal it.
 
@@ -70,7 +77,6 @@ def secret_file(run: HostRun) -> Path:
 
 
 def forget_secret(run: HostRun) -> None:
-    """Removes the file, if there is one."""
     _path(run).unlink(missing_ok=True)
 
 
@@ -83,7 +89,7 @@ Part = Literal["leader", "dnn", "data"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """Says how to find out whether a server takes work; made of a `ReadyProbe` of the records."""
+    """A `ReadyProbe` of the records with its address."""
 
     address: str
     port: int
@@ -93,12 +99,11 @@ class Probe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOrder:
-    """An order tells this host to run one command of an engine.
+    """A command that this host runs for an engine.
 
     Attributes:
-        command: Program and arguments.
         environ: Its whole environment.
-        probe: None: it counts as started at once.
+        probe: None: it is ready at once.
     """
 
     part: Part
@@ -109,13 +114,13 @@ class ServerOrder:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOrder:
-    """Holds the commands that this host runs of the run's engine.
+    """What this host runs for the run's engine.
 
     Attributes:
-        servers: Servers in the order in which they are started.
+        servers: Servers in the order of their start.
         environment: More variables for the training command.
-        stop_seconds: Seconds from the end of the training until what still runs is killed.
-        needs_all: The training cannot go on without one of the data hosts.
+        stop_seconds: Seconds after the end of the training until servers are killed.
+        needs_all: Whether the training cannot continue without one of the data hosts.
     """
 
     name: str
@@ -158,7 +163,7 @@ def order_of(run: HostRun) -> EngineOrder | None:
 
 
 class _KnownProcess:
-    """Fills in the placeholders of commands for this host."""
+    """Fills in the places in commands for this host."""
 
     def __init__(self, run: HostRun, engine: EngineSettings) -> None:
         self._run = run
@@ -269,16 +274,17 @@ def _num_workers(run: HostRun) -> int:
 
 
 def _environ(run: HostRun) -> dict[str, str]:
-    """Returns the environment of an engine's command: the training's but the loader's variables.
+    """Returns the environment of an engine's command: the training's without the loader's
+    variables.
 
     Raises:
         UsageError: If a file of the job folder is malformed.
     """
     settings, topology = run.settings, run.topology
-    variables = exports.sagemaker_variables(
+    variables = sagemaker_variables.environment(
         topology,
         settings.base_dir,
-        values=exports.hyperparameters(settings.base_dir),
+        values=sagemaker_variables.hyperparameters(settings.base_dir),
         num_cpus=machine.usable_vcpus(),
         num_accelerators=machine.num_accelerators(run.environ),
         environ=run.environ,
@@ -302,14 +308,11 @@ def _environ(run: HostRun) -> dict[str, str]:
 
 
 class Server:
-    """Runs a command of an engine; its lines go to this process's output after `[engine PART]`.
+    """A running command of an engine; its lines are printed with the prefix `[engine PART]`.
 
     Args:
-        order: What to run.
-        folder: Where; None: here.
-        log: Log of this host.
-        on_failure: Called at most once, in a thread, with words for people: it ended on its own, or
-            was not ready in time.
+        on_failure: Called at most once, in a thread, with a message: it ended early, or was not
+            ready in time.
     """
 
     def __init__(
@@ -320,6 +323,7 @@ class Server:
         log: Log,
         on_failure: Callable[[str], None],
     ) -> None:
+        self.part = order.part
         self._order = order
         self._folder = folder
         self._log = log
@@ -331,26 +335,24 @@ class Server:
         self._is_ready = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._threads: list[threading.Thread] = []
+        # Children of this process at its start.
         self.earlier_children: frozenset[int] | None = None
-        """Children of this process as it was started; None before."""
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Returns the pid of its first process, once it has been started."""
+        """Pid of its first process, once it has been started."""
         return (self._process.pid,) if self._process else ()
 
     @property
     def is_ready(self) -> bool:
-        """Returns whether it takes work."""
         return self._is_ready.is_set()
 
     @property
     def has_ended(self) -> bool:
-        """Returns whether its first process has ended."""
         return self._has_ended.is_set()
 
     def start(self) -> None:
-        """Starts it; to be called in the main thread."""
+        """Starts it; call it in the main thread."""
         order = self._order
         command = resolve_program(order.command, order.environ, folder=self._folder)
         if command is None:
@@ -381,7 +383,7 @@ class Server:
             self._thread(lambda: self._probe(probe))
 
     def ask(self) -> list[psutil.Process]:
-        """Asks the first process to end; returns all that belong to it."""
+        """Asks the first process to end; returns its descendants."""
         self._is_stopping.set()
         if self._process is None or self.has_ended:
             return []
@@ -394,13 +396,12 @@ class Server:
         return others
 
     def kill(self) -> None:
-        """Ends the first process at once."""
         self._is_stopping.set()
         if self._process and not self.has_ended:
             self._process.kill()
 
     def close(self) -> None:
-        """Ends its threads, once its processes have ended; may be called twice."""
+        """Ends its threads after its processes have ended; may be called twice."""
         for thread in self._threads:
             thread.join(PROBE_SECONDS)
         if self._process and any(thread.is_alive() for thread in self._threads):
@@ -432,7 +433,7 @@ class Server:
         )
         if not self._is_stopping.is_set():
             how = f"exit code {code}" if code >= 0 else f"signal {-code}"
-            self._fail(f"ended with {how} though the run goes on")
+            self._fail(f"ended with {how} before the run did")
 
     def _probe(self, probe: Probe) -> None:
         deadline = time.monotonic() + probe.seconds
@@ -477,27 +478,24 @@ class Server:
                     is_open = False
 
 
-def stop_servers(
-    servers: Sequence[Server], *, seconds: float, is_urgent: Callable[[], bool]
-) -> None:
-    """Ends servers with all that they started: asks, and kills what still runs then.
+def stop_servers(servers: Sequence[Server], *, seconds: float, inbox: Inbox) -> None:
+    """Ends servers with all their processes: SIGTERM, then SIGKILL.
 
     Args:
-        servers: Servers of this host.
-        seconds: Until what still runs is killed.
-        is_urgent: Whether that is to be done at once.
+        seconds: Time until SIGKILL.
+        inbox: A signal in it means SIGKILL at once.
     """
-    begun = time.monotonic()
+    began = time.monotonic()
     others = [process for server in servers for process in server.ask()]
     is_asked = False
     while True:
-        elapsed = time.monotonic() - begun
+        elapsed = time.monotonic() - began
         reap_orphans(spared=[pid for server in servers for pid in server.pids])
         alive = [process for process in others if _is_running(process)]
         have_ended = all(server.has_ended or not server.pids for server in servers)
         if have_ended and not alive:
             break
-        if elapsed > seconds or is_urgent():
+        if elapsed > seconds or _next_is_signal(inbox):
             for server in servers:
                 server.kill()
             _signal(alive, signal.SIGKILL)
@@ -506,13 +504,19 @@ def stop_servers(
             is_asked = True
             _signal(alive, signal.SIGTERM)
         time.sleep(_POLL_SECONDS)
-    # Orphans that the servers left are descendants of this process only. Children that were there
-    # before the servers are not theirs: they end when whoever started them says so.
+    # The servers' orphans are descendants of this process only. Earlier children are not theirs.
     earlier = [s.earlier_children for s in servers if s.earlier_children is not None]
     if earlier:
         end_descendants(spared=frozenset.intersection(*earlier))
     for server in servers:
         server.close()
+
+
+def _next_is_signal(inbox: Inbox) -> bool:
+    try:
+        return isinstance(inbox.get_nowait(), SignalReceived)
+    except queue.Empty:
+        return False
 
 
 def _is_running(process: psutil.Process) -> bool:
@@ -524,14 +528,12 @@ def _is_running(process: psutil.Process) -> bool:
 
 def _signal(processes: Sequence[psutil.Process], number: int) -> None:
     for process in processes:
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(number)
-        except psutil.NoSuchProcess:
-            continue
 
 
 def _probe_once(probe: Probe) -> str:
-    """Says why the server does not take work yet; empty if it does."""
+    """Returns why the server is not ready; empty if it is."""
     where = f"{probe.address}:{probe.port}"
     try:
         if probe.path is None:

@@ -1,8 +1,8 @@
-"""`python -m stoker.launch.engines.tf_server` runs a server of TensorFlow to its end.
+"""`python -m stoker.launch.engines.tf_server` runs a TensorFlow server until it gets a signal.
 
-Without arguments it is a worker or parameter server of TF_CONFIG: ParameterServerStrategy needs,
-next to the training, which is the chief, one server for each task of the cluster that TF_CONFIG
-describes. As `dispatcher` or `worker` it is one of the tf.data service.
+Without arguments it is a worker or parameter server of TF_CONFIG: ParameterServerStrategy needs one
+server per task besides the training, which is the chief. As `dispatcher` or `worker` it belongs to
+the tf.data service.
 """
 
 import argparse
@@ -25,7 +25,7 @@ DISPATCHER_TIMEOUT_MS = 60_000
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serves until it is asked to end; returns 2 without TensorFlow, or without a task to serve."""
+    """Serves until a signal; returns 2 without TensorFlow, or without a task."""
     parser = argparse.ArgumentParser(prog="tf_server")
     roles = parser.add_subparsers(dest="role")
     dispatcher = roles.add_parser("dispatcher")
@@ -50,7 +50,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _serve_task() -> None:
-    """Serves the task of TF_CONFIG."""
     tensorflow = _tensorflow()
     distribute = tensorflow.distribute
     resolver = distribute.cluster_resolver.TFConfigClusterResolver()
@@ -104,7 +103,7 @@ def _work(dispatcher: str, *, address: str, cores: int) -> None:
 
 
 def _keep_to(cores: int) -> None:
-    """Keeps this process to that many cores: TensorFlow makes one thread for each core."""
+    """Restricts this process to `cores` cores: TensorFlow starts one thread per core."""
     if cores and hasattr(os, "sched_setaffinity"):
         allowed = sorted(os.sched_getaffinity(0))
         # The last ones: what trains next to it tends to begin with the first.
@@ -112,7 +111,7 @@ def _keep_to(cores: int) -> None:
 
 
 def _tensorflow() -> ModuleType:
-    """Returns the module tensorflow, which keeps to the CPU.
+    """Returns the module tensorflow, restricted to the CPU.
 
     Raises:
         UsageError: If it is not installed.
@@ -131,7 +130,6 @@ def _tensorflow() -> ModuleType:
 
 
 def _await_signal() -> None:
-    """Blocks until this process gets SIGTERM or SIGINT."""
     is_asked = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: is_asked.set())
@@ -139,7 +137,7 @@ def _await_signal() -> None:
 
 
 def _end() -> None:
-    """Ends this process: TensorFlow's servers have threads that would not let it."""
+    """Ends this process, which TensorFlow's threads would keep alive."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

@@ -1,1 +1,1 @@
-"""Strategies start the training command on the dnn hosts: see the modules."""
+"""Strategies: how the training command starts on dnn hosts."""

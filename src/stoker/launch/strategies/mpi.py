@@ -1,10 +1,9 @@
-"""Strategy mpi runs mpirun on the leader; its daemons are started by the other hosts' launchers.
+"""Strategy mpi: mpirun on the leader, with its daemons started by the other hosts' launchers.
 
-mpirun would log in to each host with ssh. In its place it gets a small program of ours
-(mpi_programs), which asks the leader's launcher through a socket; the launcher tells the follower's
-launcher over the coordinator, where every connection is authenticated, and that one starts the
-daemon (orted) of its own Open MPI. So there is no sshd, no key and no root, and only mpirun of this
-run can ask.
+mpirun would log in to each host by ssh. Instead it gets a small program (mpi_programs), which asks
+the leader's launcher through a socket. That asks the follower's launcher over the coordinator,
+where every connection is authenticated, to start the daemon (orted) of its own Open MPI. So there
+is no sshd, key or root, and only mpirun of this run can ask.
 """
 
 import dataclasses
@@ -18,6 +17,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+
+import msgspec
 
 from stoker.errors import PlatformError, UsageError
 from stoker.launch import finish
@@ -50,45 +51,45 @@ def command_of(
     """Returns mpirun over the hosts of the dnn group, as the leader starts it.
 
     Args:
-        command: Command of a rank, with its program found.
+        command: Command of a rank, with its program's path.
         hosts: The leader first.
-        processes_per_host: Ranks of a host; they are numbered host by host.
-        agent_socket: Socket that its agent asks through, see MpiSession.
-        more: Arguments of the user's, after ours.
+        processes_per_host: Ranks per host, numbered host by host.
+        agent_socket: Socket of MpiSession.
+        more: The user's arguments, after ours.
         environ: Environment of the command.
-        start_deadline_seconds: After which mpirun gives up on a host's daemon.
+        start_deadline_seconds: Timeout of mpirun for a host's daemon.
 
     Raises:
         UsageError: If there is no Open MPI with an orted.
     """
     find_program(MPIRUN, environ)
-    # It starts fast, and nothing of the working directory or of a sitecustomize is imported.
+    # A fast start without imports from the working directory or a sitecustomize.
     python = (sys.executable, "-I", "-S")
     agent = (*python, mpi_programs.__file__, "agent", str(agent_socket))
     if any(" " in word or ":" in word for word in agent):
         raise UsageError(
-            "mpirun cannot start a program whose path has a blank or a colon",
+            "mpirun cannot start a program whose path has a space or a colon",
             where=" ".join(agent),
-            fix="use paths without blanks and colons for Python, stoker and TMPDIR",
+            fix="use paths without spaces and colons for Python, stoker and TMPDIR",
         )
-    # The leader's own name need not resolve on it; `localhost` does, and needs no daemon.
+    # The leader's name may not resolve on it; `localhost` does, and needs no daemon.
     places = ["localhost", *hosts[1:]]
     settings = {
         "plm": "rsh",
         "plm_rsh_agent": " ".join(agent),
-        # Else daemons would start further daemons, with an agent that only the leader has.
+        # Otherwise daemons start further daemons, with an agent that only the leader has.
         "plm_rsh_no_tree_spawn": "1",
-        # In the foreground: a daemon stays a child of the launcher that supervises it.
+        # A daemon in the foreground stays a child of the launcher that supervises it.
         "orte_leave_session_attached": "1",
         "orte_startup_timeout": str(max(1, round(start_deadline_seconds))),
         "orte_abort_on_non_zero_status": "1",
     }
     return (
-        # Without its path: with one, it would give the daemons a command line with that path.
+        # Without its path, which it would add to the daemons' command line.
         MPIRUN,
         *(word for name, value in settings.items() for word in ("--mca", name, value)),
         *("--host", ",".join(f"{place}:{processes_per_host}" for place in places)),
-        # Bound to cores, as mpirun does by default, a rank's data workers would share them with it.
+        # Not bound to cores, mpirun's default: a rank's data workers would share its cores.
         *("-np", str(len(places) * processes_per_host), "--map-by", "slot", "--bind-to", "none"),
         *more,
         *(*python, mpi_programs.__file__, "rank", *command),
@@ -96,12 +97,12 @@ def command_of(
 
 
 def variables(interface: str | None) -> dict[str, str]:
-    """Returns what Open MPI has to know on every host; what the user has set is kept."""
+    """Returns variables for Open MPI on every host; the user's own take precedence."""
     found = {
-        # Containers run as root, and isolated.
+        # Containers run as root.
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        # A container may not read another process's memory.
+        # Containers cannot read another process's memory.
         "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
     }
     if interface:
@@ -110,33 +111,24 @@ def variables(interface: str | None) -> dict[str, str]:
             "OMPI_MCA_oob_tcp_if_include": interface,
         }
     if interface == _LOCAL_INTERFACE:
-        # Hosts that are one machine: Open MPI's shared memory would take them for one host.
+        # Hosts on one machine, which Open MPI's shared memory would take for one host.
         found["OMPI_MCA_btl"] = "self,tcp"
     return found
 
 
-def daemon_command(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Returns the daemon as a follower starts it.
-
-    Raises:
-        UsageError: If there is no orted.
-    """
-    return (find_program(DAEMON, environ), *arguments)
-
-
 def daemon_arguments(words: Sequence[str]) -> tuple[str, ...]:
-    """Returns the daemon's arguments in the command line that mpirun has for a host.
+    """Returns the daemon's arguments from mpirun's command line for a host.
 
     Raises:
         ValueError: If it is anything but orted with settings.
     """
     if not words or Path(words[0]).name != DAEMON:
         raise ValueError(f"expected {DAEMON}, found {' '.join(words[:3])!r}")
-    # A peer sends these words: nothing but orted with settings is ever started.
+    # A peer sends these words: only orted with settings is ever started.
     rest = list(words[1:])
     for place in range(0, len(rest), 3):
         if rest[place] not in _OPTIONS or place + 2 >= len(rest):
-            raise ValueError(f"{DAEMON} takes settings only, found {' '.join(rest[place:][:3])!r}")
+            raise ValueError(f"expected settings of {DAEMON}, found {' '.join(rest[place:][:3])!r}")
     return tuple(rest)
 
 
@@ -144,33 +136,32 @@ def find_program(name: str, environ: Mapping[str, str]) -> str:
     """Returns the path of one of Open MPI's programs.
 
     Raises:
-        UsageError: If there is none.
+        UsageError: If it does not exist.
     """
     path = environ.get("PATH")
     found = shutil.which(name, path=path)
     if found is None or shutil.which(DAEMON, path=path) is None:
         lacking = name if found is None else DAEMON
         raise UsageError(
-            f"strategy mpi needs Open MPI 4, and there is no {lacking}",
+            f"strategy mpi needs Open MPI 4: {lacking} not found",
             where=f"PATH {path or ''}",
-            fix="apt-get install openmpi-bin in the image (Debian 12, Ubuntu 22.04 or 24.04)",
+            fix="install openmpi-bin in the image by apt-get (Debian 12, Ubuntu 22.04 or 24.04)",
         )
     return found
 
 
 class MpiSession:
-    """Holds the folder that Open MPI has on this host while it runs; `close` deletes it.
-
-    On the leader also the socket that mpirun's starts come through.
+    """Open MPI's folder on this host, and on the leader the socket of mpi_programs; `close` deletes
+    it.
 
     Args:
         start: Makes a host's launcher start its daemon; returns why not. None: not the leader.
-        log: Log of this host.
     """
 
     def __init__(self, start: StartDaemon | None, log: Log) -> None:
-        # Paths of sockets are short: the job's folder may be too deep.
+        # Not in the job's folder: paths of sockets must be short.
         self.folder = Path(tempfile.mkdtemp(prefix="stoker-mpi-"))
+        self.socket = self.folder / "starts"
         self._server: _Server | None = None
         if start is not None:
             self._server = _Server(self.socket, start, log)
@@ -178,35 +169,8 @@ class MpiSession:
                 target=self._server.serve_forever, args=(0.1,), name="mpi", daemon=True
             ).start()
 
-    @property
-    def socket(self) -> Path:
-        """Returns the path of the socket that the agent of mpi_programs asks through."""
-        return self.folder / "starts"
-
-    def variables(
-        self,
-        *,
-        master: tuple[str, int],
-        folder: Path | None,
-        environ: Mapping[str, str],
-    ) -> dict[str, str]:
-        """Returns what a rank of mpi_programs needs, and where Open MPI keeps its files.
-
-        Args:
-            master: Address and port of rank 0's store.
-            folder: Where the command runs; None: where the launcher was started.
-            environ: Environment of the command, with the TMPDIR that ranks are to have.
-        """
-        told = {
-            "master_addr": master[0],
-            "master_port": master[1],
-            "folder": str(folder or Path.cwd()),
-            "tmpdir": environ.get("TMPDIR", ""),
-        }
-        return {"STOKER_MPI": json.dumps(told), "TMPDIR": str(self.folder)}
-
     def close(self) -> None:
-        """Ends the socket and deletes the folder; may be called twice."""
+        """Closes the socket and deletes the folder; may be called twice."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
@@ -215,10 +179,10 @@ class MpiSession:
 
 
 class _Server(socketserver.ThreadingUnixStreamServer):
-    """Answers the agent of mpi_programs: one line of JSON, one line of text."""
+    """Server for mpi_programs' agent: one line of JSON, one line of text."""
 
     daemon_threads = True
-    # At the end of the run nobody waits for an agent that hangs.
+    # The end of the run does not wait for an agent that hangs.
     block_on_close = False
 
     def __init__(self, path: Path, start: StartDaemon, log: Log) -> None:
@@ -230,11 +194,11 @@ class _Handler(socketserver.StreamRequestHandler):
     timeout = mpi_programs.ANSWER_SECONDS
 
     def handle(self) -> None:
-        """Answers one request."""
         assert isinstance(self.server, _Server)
         try:
-            request: object = json.loads(self.rfile.readline(MAX_REQUEST_BYTES))
-            host, words = _request(request)
+            host, words = msgspec.json.decode(
+                self.rfile.readline(MAX_REQUEST_BYTES), type=tuple[str, list[str]]
+            )
             reason = self.server.start(host, daemon_arguments(words))
         except (OSError, ValueError) as err:
             host, reason = "", str(err)
@@ -242,22 +206,13 @@ class _Handler(socketserver.StreamRequestHandler):
         self.wfile.write((reason or "ok").encode(errors="replace") + b"\n")
 
 
-def _request(document: object) -> tuple[str, list[str]]:
-    match document:
-        case {"host": str(host), "words": list(words)} if all(isinstance(w, str) for w in words):
-            return host, [str(word) for word in words]
-        case _:
-            raise ValueError("not a request of mpi_programs")
-
-
 class MpiHost:
-    """Prepares a dnn host for mpirun, and cleans up when it has ended.
+    """A dnn host's part in mpirun.
 
     Args:
-        run: Run of this host.
         environ: Environment of the training command.
-        coordinator: Set on the leader, where there are other hosts.
-        membership: Set on a follower.
+        coordinator: On the leader, if there are other hosts.
+        membership: On a follower.
         master: Address and port of rank 0's store.
 
     Raises:
@@ -275,27 +230,30 @@ class MpiHost:
     ) -> None:
         if len(run.topology.dnn_hosts) > 1 and run.keys is None:
             raise UsageError(
-                "strategy mpi over several hosts needs a token, which authenticates its starts",
+                "strategy mpi with several hosts needs a token",
                 where="variable STOKER_TOKEN_FILE",
                 fix="give all hosts the same file of 64 hexadecimal digits",
             )
         self._run = run
         self._membership = membership
         self._session = MpiSession(coordinator.start_daemon if coordinator else None, run.log)
-        self.environ = {
-            **environ,
-            **self._session.variables(master=master, folder=run.folder, environ=environ),
+        told = {
+            "master_addr": master[0],
+            "master_port": master[1],
+            "folder": str(run.folder or Path.cwd()),
+            "tmpdir": environ.get("TMPDIR", ""),
         }
+        folder = str(self._session.folder)
+        self.environ = {**environ, "STOKER_MPI": json.dumps(told), "TMPDIR": folder}
 
     def line(
         self, command: Sequence[str], *, processes_per_host: int, more: Sequence[str]
     ) -> tuple[str, ...] | Ending:
-        """Returns the command that this host starts; a follower waits for it, or ends before.
+        """Returns the command of this host; a follower waits for it, and may end before.
 
         Args:
-            command: Command of the training, with its program found.
-            processes_per_host: Ranks of a host.
-            more: Arguments of the user's for mpirun.
+            command: Command of the training, with its program's path.
+            more: The user's arguments for mpirun.
 
         Raises:
             UsageError: If there is no Open MPI.
@@ -311,14 +269,14 @@ class MpiHost:
                 environ=self.environ,
                 start_deadline_seconds=feed.start_deadline_seconds,
             )
-        # First, so that a host that lacks it says so at once.
+        # Checked first, so that a missing program is reported at once.
         find_program(DAEMON, self.environ)
         return self._awaited(self._membership, feed.start_deadline_seconds)
 
     def judged(self, ending: Ending) -> Ending:
-        """Returns how this host ended: its ranks say more than the end of a daemon.
+        """Returns how this host ended: its ranks know more than a daemon's end.
 
-        A follower whose ranks wrote no failure leaves the verdict to mpirun, which knows of all.
+        If a follower's ranks wrote no failure, the verdict is mpirun's, which knows all ranks.
         """
         if self._membership is None or ending.decided or ending.signals:
             return ending
@@ -327,7 +285,7 @@ class MpiHost:
         return ending
 
     def close(self) -> None:
-        """Deletes what Open MPI kept on this host; may be called twice."""
+        """Deletes Open MPI's files on this host; may be called twice."""
         self._session.close()
 
     def _awaited(self, membership: Membership, seconds: float) -> tuple[str, ...] | Ending:
@@ -336,19 +294,19 @@ class MpiHost:
             if time.monotonic() > deadline:
                 return Ending(
                     exit_code=PlatformError.exit_code,
-                    stderr=f"mpirun on the leader asked for no daemon within {seconds:g} s",
+                    stderr=f"mpirun on the leader requested no daemon within {seconds:g} s",
                 )
             try:
                 happening = self._run.inbox.get(timeout=_POLL_SECONDS)
             except queue.Empty:
                 continue
             match happening:
-                case SignalReceived():
-                    return Ending(exit_code=_ASKED_TO_STOP, signals=(happening.number,))
-                case Decided():
-                    return Ending(exit_code=PlatformError.exit_code, decided=happening.reason)
+                case SignalReceived(number):
+                    return Ending(exit_code=_ASKED_TO_STOP, signals=(number,))
+                case Decided(reason):
+                    return Ending(exit_code=PlatformError.exit_code, decided=reason)
         order = membership.start_order
         self._run.log.event(EventName.MPI_DAEMON_STARTED, arguments=len(order.arguments))
-        # The words came from the leader's launcher; they are checked here once more.
+        # Checked again here, as they come from another host.
         arguments = daemon_arguments((DAEMON, *order.arguments))
-        return daemon_command(arguments, self.environ)
+        return (find_program(DAEMON, self.environ), *arguments)

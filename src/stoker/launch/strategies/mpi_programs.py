@@ -1,24 +1,23 @@
-"""mpirun starts this script in place of ssh, and as each rank.
+"""Programs that mpirun starts: its ssh, and each rank.
 
-It runs as a script, without stoker's modules. `mpi_programs.py agent SOCKET HOST DAEMON ARGUMENTS`
-stands in for ssh: it hands the daemon's command line to the leader's launcher, through a socket
-that only this user may open, and ends; the launcher has the follower's launcher start the daemon.
+A script without stoker's modules. `mpi_programs.py agent SOCKET HOST DAEMON ARGUMENTS` replaces
+ssh: it passes the daemon's command line to the leader's launcher through a socket of this user, and
+ends; the follower's launcher then starts the daemon.
 
-`mpi_programs.py rank COMMAND...` becomes COMMAND: it gives the rank what torchrun would (RANK,
-WORLD_SIZE, LOCAL_RANK, MASTER_ADDR ...) from what Open MPI says, and asks to end with the daemon
-that started it. What this host's launcher has to say is in STOKER_MPI: JSON {master_addr,
-master_port, folder, tmpdir}.
+`mpi_programs.py rank COMMAND...` becomes COMMAND, with torchrun's variables (RANK, WORLD_SIZE,
+LOCAL_RANK, MASTER_ADDR ...) from Open MPI's, and ends with the daemon that started it. STOKER_MPI
+has the launcher's settings: JSON {master_addr, master_port, folder, tmpdir}.
 """
 
 import json
 import os
 import signal
 import sys
+from runpy import run_path
 
-# The launcher answers at once; the daemon is started when its host has come.
+# The launcher answers at once; the daemon starts when its host has come.
 ANSWER_SECONDS = 30.0
 
-_PR_SET_PDEATHSIG = 1
 _CANNOT_START = 127
 # Open MPI's variable for torchrun's.
 VARIABLES = {
@@ -30,13 +29,12 @@ VARIABLES = {
 
 
 def ask_for_daemon(path: str, host: str, *line: str) -> int:
-    """Asks the leader's launcher to have `host` start its daemon; returns 0 if it will."""
-    # A rank needs neither.
+    """Asks the leader's launcher for a daemon on `host`; returns 0 if it will start."""
     import shlex
     import socket
 
-    # One line for a shell, as ssh would take it: quoted, in any number of pieces.
-    request = {"host": host, "words": shlex.split(" ".join(line))}
+    # A line for a shell, as for ssh: quoted, in any number of pieces.
+    request = [host, shlex.split(" ".join(line))]
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(ANSWER_SECONDS)
@@ -44,15 +42,14 @@ def ask_for_daemon(path: str, host: str, *line: str) -> int:
             connection.sendall(json.dumps(request).encode() + b"\n")
             answer = connection.makefile("rb").readline().decode(errors="replace").strip()
     except OSError as err:
-        sys.stderr.write(f"stoker: the launcher cannot be reached: {err}\n")
+        sys.stderr.write(f"stoker: cannot reach the launcher: {err}\n")
         return 1
     if answer != "ok":
-        sys.stderr.write(f"stoker: the daemon of mpirun is not started on {host}: {answer}\n")
+        sys.stderr.write(f"stoker: mpirun's daemon was not started on {host}: {answer}\n")
     return answer != "ok"
 
 
 def rank_variables(environ: dict[str, str]) -> dict[str, str]:
-    """Returns the environment of the rank."""
     told = json.loads(environ["STOKER_MPI"])
     kept = {name: value for name, value in environ.items() if name not in ("STOKER_MPI", "TMPDIR")}
     for name, theirs in VARIABLES.items():
@@ -66,7 +63,9 @@ def rank_variables(environ: dict[str, str]) -> dict[str, str]:
 def become_rank(*command: str) -> int:
     """Becomes the command; returns only if it cannot."""
     folder = json.loads(os.environ["STOKER_MPI"])["folder"]
-    _end_with_parent()
+    # By its path: this script runs without stoker's modules.
+    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    run_path(os.path.join(package, "host", "spawn.py"))["end_with_parent"](signal.SIGKILL)
     try:
         if folder:
             os.chdir(folder)
@@ -76,19 +75,8 @@ def become_rank(*command: str) -> int:
     return _CANNOT_START
 
 
-def _end_with_parent() -> None:
-    if sys.platform != "linux":
-        return
-    import ctypes
-
-    parent = os.getppid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(128 + signal.SIGKILL)
-
-
 def main(program: str, *arguments: str) -> int:
-    """Runs one of the two programs."""
+    """Runs one of both programs."""
     return ask_for_daemon(*arguments) if program == "agent" else become_rank(*arguments)
 
 

@@ -1,7 +1,7 @@
-"""SageMaker's data-parallel library is used where this host has it; else there is a fallback.
+"""SageMaker's data-parallel library, if this host has it, else its fallback.
 
 The library is legacy: its last release (2.5.0, October 2024) is for PyTorch 2.4.1 and no type newer
-than p4de. The launcher chooses the process group backend; a rank, which has torch, uses it.
+than p4de. The launcher chooses the process group backend; ranks, which have torch, use it.
 """
 
 import functools
@@ -9,7 +9,6 @@ import importlib
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Protocol, cast
 
 from stoker.errors import UsageError
@@ -17,38 +16,26 @@ from stoker.records import StrategySettings
 
 BACKEND = "smddp"
 MODULE = "smdistributed.dataparallel.torch.torch_smddp"
-# Torch's import takes 5 to 20 s on a host that has not read it yet.
+# Importing torch takes 5 to 20 s on a cold host.
 PROBE_SECONDS = 120.0
-# As the one rank of a job: what the library reads of these is there.
+# The library reads these.
 _LONE_RANK = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Backend:
-    """`Backend` names the process group backend of a run, and why it is that one.
-
-    Attributes:
-        name: smddp, nccl or gloo.
-        reason: Why it is not smddp; empty where it is.
-    """
-
-    name: str
-    reason: str = ""
 
 
 def backend_of(
     strategy: StrategySettings, *, instance_type: str, host: str, environ: Mapping[str, str]
-) -> Backend:
-    """Returns the process group backend to use; blocks while the library is tried.
+) -> tuple[str, str]:
+    """Returns the process group backend to use (smddp, nccl or gloo), and why it is not smddp.
+
+    Blocks while the library is tried.
 
     Args:
-        strategy: smddp.
-        instance_type: Instance type of the dnn group; empty where it is not known.
-        host: This one's name, for errors.
+        instance_type: Instance type of the dnn group; empty if not known.
+        host: This host's name, for errors.
         environ: Environment of the training command.
 
     Raises:
-        UsageError: Where the library is absent, or not for this type, and there is no fallback.
+        UsageError: If the library cannot be used, and there is no fallback.
     """
     refusal = strategy.refusal(instance_type=instance_type, processes_per_host=1)
     if refusal is None and strategy.fallback and instance_type:
@@ -57,20 +44,20 @@ def backend_of(
         )
     reason = refusal[0] if refusal and instance_type else _lack(environ)
     if not reason:
-        return Backend(name=BACKEND)
+        return BACKEND, ""
     if strategy.fallback:
-        return Backend(name=strategy.fallback, reason=reason)
+        return strategy.fallback, reason
     raise UsageError(
         reason,
         where=f"host {host}, strategy smddp",
-        fix="run in SageMaker's PyTorch image that has the library, use torchrun, or "
+        fix="use SageMaker's PyTorch image with the library, torchrun, or "
         "strategy: {name: smddp, fallback: nccl}",
     )
 
 
 def _lack(environ: Mapping[str, str]) -> str:
-    """Says why the library cannot be used here; empty if it can."""
-    # Torch is imported only where there is something to try it with.
+    """Returns why the library cannot be used here; empty if it can."""
+    # Torch is imported only if the package exists.
     package = MODULE.partition(".")[0]
     found = f"importlib.util.find_spec({package!r})"
     code = f"import importlib.util; {found} or __import__({package!r}); import torch, {MODULE}"
@@ -85,12 +72,12 @@ def _lack(environ: Mapping[str, str]) -> str:
             timeout=PROBE_SECONDS,
         )
     except subprocess.TimeoutExpired:
-        return f"SageMaker's data-parallel library was not imported within {PROBE_SECONDS:g} s"
+        return f"importing SageMaker's data-parallel library took more than {PROBE_SECONDS:g} s"
     if tried.returncode == 0:
         return ""
     words = (tried.stderr.strip().splitlines() or [f"exit code {tried.returncode}"])[-1]
     return (
-        f"SageMaker's data-parallel library cannot be imported: {words[:300]} (its last release, "
+        f"cannot import SageMaker's data-parallel library: {words[:300]} (its last release, "
         "2.5.0, is for PyTorch 2.4.1)"
     )
 
@@ -100,17 +87,16 @@ class _InitProcessGroup(Protocol):
 
 
 def install(backend: str) -> None:
-    """Makes `backend` (smddp, nccl or gloo) the one of torch.distributed in this process, a rank.
+    """Makes `backend` (smddp, nccl or gloo) torch.distributed's default in this process, a rank.
 
-    `init_process_group` without a backend takes it. A backend that the script names is the script's
-    decision; it is told on stderr.
+    A backend that the script names wins, with a warning on stderr.
     """
-    # Launchers import this module, too, and have no torch.
+    # Launchers, which have no torch, import this module, too.
     from torch import distributed
     from torch.distributed import distributed_c10d
 
     if backend == BACKEND:
-        # Its import makes the backend known to torch.
+        # Registers the backend.
         importlib.import_module(MODULE)
     init = cast(_InitProcessGroup, distributed.init_process_group)
 
@@ -121,11 +107,11 @@ def install(backend: str) -> None:
         asked = named_others.pop("backend", named)
         if asked is not None and str(asked).lower() != backend:
             sys.stderr.write(
-                f"stoker: the script asks for backend {asked}, the strategy for {backend}: call "
+                f"stoker: the script's backend is {asked}, the strategy's {backend}: call "
                 "init_process_group without one, or with STOKER_BACKEND\n"
             )
         init(backend if asked is None else asked, *others, **named_others)
 
     for module in (distributed, distributed_c10d):
-        # Not a plain assignment: to type checkers the two signatures differ.
+        # Type checkers see different signatures.
         setattr(module, "init_process_group", init_process_group)  # noqa: B010

@@ -1,8 +1,7 @@
-"""torchrun runs in this process, so that the first failing rank and its exit code are not lost.
+"""torchrun in this process, so that the first failing rank and its exit code are known.
 
-torchrun itself exits 1 whatever its ranks did. The launcher starts this module as
-`python -m stoker.launch.strategies.torchrun OPTIONS -- CMD`; OPTIONS are torchrun's own, which
-`start` puts together.
+torchrun itself always exits with 1. The launcher starts this module as `python -m
+stoker.launch.strategies.torchrun OPTIONS -- CMD`, with torchrun's options.
 """
 
 import atexit
@@ -17,9 +16,9 @@ from pathlib import Path
 from typing import NoReturn
 
 if __name__ == "__main__":
-    # How operators work on tensors without data (torch.compile) takes 45 % of torch's import: 3.2
-    # CPU-seconds -> 1.8 on an AMD EPYC, 2026-11-22. This process, which a training waits for, has
-    # no tensors; its ranks are processes of their own, with all of torch.
+    # Operators on tensors without data (torch.compile) take 45 % of torch's import: 3.2 -> 1.8
+    # CPU-seconds on an AMD EPYC, 2026-11-22. This process has no tensors; its ranks, other
+    # processes, import all of torch.
     sys.modules["torch._meta_registrations"] = types.ModuleType("torch._meta_registrations")
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -27,13 +26,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import get_args_parser, run
 
 from stoker import settings
-from stoker.launch.finish import (
-    Cause,
-    RankEnd,
-    first_cause,
-    read_failure,
-    write_cause,
-)
+from stoker.launch.finish import RankEnd, first_cause, read_failure, write_cause
 
 
 def main(arguments: list[str]) -> int:
@@ -43,7 +36,6 @@ def main(arguments: list[str]) -> int:
     try:
         _run(options, output)
     except ChildFailedError as err:
-        # By time: the first one that is no consequence of another is the cause.
         failures = sorted(err.failures.items(), key=lambda item: item[1].timestamp)
         ends = [
             RankEnd(
@@ -55,22 +47,21 @@ def main(arguments: list[str]) -> int:
         ]
         cause = first_cause(ends)
         if output:
-            write_cause(output, Cause(rank=cause.rank, exit_code=cause.exit_code))
+            write_cause(output, cause.rank)
         return cause.exit_code
     except SignalException as err:
-        # torchrun's own handler of SIGTERM raises it; its agent has ended the ranks by now.
+        # From torchrun's handler of SIGTERM; the ranks have ended.
         return 128 + int(err.sigval)
     return 0
 
 
 def _run(options: Namespace, output: Path | None) -> None:
-    """Runs the ranks; torchrun's files about them are gone when they end.
+    """Runs the ranks, and deletes torchrun's log files after them.
 
-    torchrun would leave a folder in the temporary one. If this process is killed, the run's folder
-    is removed with the run.
+    If this process is killed, they are deleted with the run's folder.
     """
     if options.log_dir:
-        # PET_LOG_DIR: the user wants to keep them.
+        # PET_LOG_DIR: the user keeps them.
         run(options)  # type: ignore[no-untyped-call]
         return
     with tempfile.TemporaryDirectory(
@@ -85,7 +76,7 @@ def _shell_code(code: int) -> int:
 
 
 def _leave(code: int) -> NoReturn:
-    """Ends this process as Python does, but for the teardown of torch (0.5 CPU-seconds).
+    """Ends this process as Python does, but without the teardown of torch (0.5 CPU-seconds).
 
     The job waits for this process; its memory and sockets end with it anyway.
     """

@@ -16,7 +16,14 @@ from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 
-from stoker.errors import MissingExtraError, PlatformError, StokerError, UsageError
+from stoker.errors import (
+    MissingExtraError,
+    PlatformError,
+    ServiceError,
+    ServiceErrorKind,
+    StokerError,
+    UsageError,
+)
 from stoker.orchestrators.base import RunState, RunStep, schedule_name, told_parameters
 from stoker.orchestrators.kubeflow.compile import (
     inputs_of,
@@ -26,7 +33,7 @@ from stoker.orchestrators.kubeflow.compile import (
 from stoker.orchestrators.sagemaker.compile import Compiled
 from stoker.parameters import truth_value
 from stoker.platforms.kubernetes.api import ClusterApi
-from stoker.platforms.kubernetes.submit import delete_jobs_of
+from stoker.platforms.kubernetes.state import delete_jobs_of
 from stoker.records import Json, KubeflowSettings, KubernetesSettings, Workload
 from stoker.records.base import mapping, mappings
 from stoker.settings import kubeflow_environment
@@ -59,17 +66,12 @@ _REACH = (
     "check --host and --ca-file; or kubectl port-forward -n kubeflow svc/ml-pipeline 8888, then "
     "--host http://localhost:8888"
 )
-
-
-class KubeflowError(PlatformError):
-    """Kubeflow Pipelines refused a call, or did not answer (`status` 0)."""
-
-    status = 0
-
-    @property
-    def is_passing(self) -> bool:
-        """Whether the same call may succeed later."""
-        return self.status in (0, 404, 429, 502, 503, 504)
+_ERROR_KINDS: dict[int, ServiceErrorKind] = {
+    401: "denied",
+    403: "denied",
+    404: "missing",
+    **dict.fromkeys((0, 429, 502, 503, 504), "away"),
+}
 
 
 class KubeflowClient:
@@ -220,7 +222,7 @@ class KubeflowClient:
         if not state.has_ended:
             try:
                 self.call("run", "terminate_run", run_id=state.run)
-            except KubeflowError:
+            except ServiceError:
                 # It may have ended meanwhile.
                 if not self.status(state.run).has_ended:
                     raise
@@ -332,7 +334,7 @@ class KubeflowClient:
         """Sends one request of kfp's generated client; returns the answer's document.
 
         Raises:
-            KubeflowError: If it is refused or not answered, or if a login page answers.
+            ServiceError: If it is refused or not answered, or if a login page answers.
         """
         prefix = {"upload": "", "pipelines": "pipeline_service_"}.get(api, f"{api}_service_")
         send = getattr(getattr(self._kfp, f"_{api}_api"), f"{prefix}{operation}")
@@ -357,11 +359,14 @@ class KubeflowClient:
         words = "a web page in place of JSON, such as a login" if is_page else words
         what = f"Kubeflow Pipelines answers {status}" if status else "Kubeflow Pipelines: no answer"
         fix = _LOGIN if is_page or status in (401, 403) else _REACH if status in (0, 404) else ""
-        error = KubeflowError(
-            f"{what}: {' '.join(words.split())[:400]}", where=self._place, fix=fix
+        raise ServiceError(
+            f"{what}: {' '.join(words.split())[:400]}",
+            where=self._place,
+            fix=fix,
+            code="401" if is_page else str(status or ""),
+            action=operation,
+            kind="denied" if is_page else _ERROR_KINDS.get(status, "refused"),
         )
-        error.status = 401 if is_page else status
-        raise error
 
     @property
     def _place(self) -> str:

@@ -6,7 +6,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 
-from stoker.errors import PlatformError, UsageError
+from stoker.errors import PlatformError, ServiceError, UsageError
 from stoker.orchestrators.base import (
     RunState,
     RunStep,
@@ -16,7 +16,7 @@ from stoker.orchestrators.base import (
 )
 from stoker.orchestrators.sagemaker.compile import MAX_ARGUMENT, Compiled, argument_of
 from stoker.orchestrators.sagemaker.overlap import UNDER_WAY, steps_of
-from stoker.platforms.aws import Aws, AwsError
+from stoker.platforms.aws import Aws
 from stoker.platforms.sagemaker.registry import tag_group
 from stoker.platforms.sagemaker.submit import find_job, stop_job
 from stoker.records import Json, SageMakerSettings, Workload
@@ -147,8 +147,8 @@ class SageMakerClient:
         there: Mapping[str, Json] = {}
         try:
             there = mapping(self._aws.call("scheduler", "GetSchedule", **place), "Target")
-        except AwsError as err:
-            if not err.is_missing:
+        except ServiceError as err:
+            if err.kind != "missing":
                 raise
         if there.get("Arn", arn) != arn:
             raise UsageError(
@@ -311,7 +311,7 @@ class SageMakerClient:
     def _find(self, name: str) -> dict[str, Json] | None:
         try:
             return self._aws.call("sagemaker", "DescribePipeline", PipelineName=name)
-        except AwsError as err:
-            if err.is_missing:
+        except ServiceError as err:
+            if err.kind == "missing":
                 return None
             raise

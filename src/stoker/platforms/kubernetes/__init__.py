@@ -1,37 +1,35 @@
-"""Kubernetes runs a job as a JobSet, or as a TrainJob with its TrainingRuntime."""
+"""Kubernetes platform: a job is a JobSet, or a TrainJob with its TrainingRuntime."""
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 
-from stoker.errors import StokerError
+from stoker.errors import ServiceError, StokerError
 from stoker.logs import EventName, Log
 from stoker.platforms.base import JobSpec
 from stoker.platforms.kubernetes.api import (
     CONFIG_MAPS,
     JOBSETS,
     TRAINJOBS,
-    ApiError,
     ClusterApi,
     name_of,
     text,
 )
 from stoker.platforms.kubernetes.follower import follower_of
 from stoker.platforms.kubernetes.job import SERVICE, KubernetesRun
+from stoker.platforms.kubernetes.manifest import manifest
 from stoker.platforms.kubernetes.objects import name_of_workload
-from stoker.platforms.kubernetes.request import KubernetesRequest, manifest, plan_request
-from stoker.platforms.kubernetes.submit import (
-    adopt,
-    check_rights,
-    explained_denial,
+from stoker.platforms.kubernetes.request import KubernetesRequest, plan_request
+from stoker.platforms.kubernetes.rights import check_rights, explained_denial
+from stoker.platforms.kubernetes.state import (
     finished_record,
-    is_going_on,
     job_state,
     jobs_of_run,
     keep_finished,
     records_of,
-    start,
     told_jobs,
     uids_of_run,
 )
+from stoker.platforms.kubernetes.submit import adopt, is_going_on, start
 from stoker.records import Json, KubernetesSettings, PlatformSettings
 from stoker.records.base import mapping
 from stoker.settings import own_pod
@@ -39,17 +37,25 @@ from stoker.settings import own_pod
 __all__ = ["KubernetesPlatform", "KubernetesRequest"]
 
 _SECRET_NOTE = (
-    "stoker puts a new token of 64 hexadecimal digits here when it submits the job.\n"
-    "To apply this by hand: put 64 of your own here (openssl rand -hex 32)."
+    "stoker writes a new token of 64 hexadecimal digits here when it submits the job.\n"
+    "To apply this by hand, create one with openssl rand -hex 32."
 )
+
+
+@contextlib.contextmanager
+def _explained(cluster: ClusterApi, settings: KubernetesSettings) -> Iterator[None]:
+    try:
+        yield
+    except ServiceError as err:
+        raise explained_denial(err, settings, namespace=cluster.namespace) from err
 
 
 class KubernetesPlatform:
     """Runs jobs on a Kubernetes cluster with JobSet, or with Kubeflow Trainer on top of it.
 
     Args:
-        cluster: Absent: that of the workload's settings.
-        adopts_only: Whether it makes no job, and adopts also one that has failed.
+        cluster: Absent: the cluster of the workload's settings.
+        adopts_only: Never creates a job, and also adopts a failed one.
     """
 
     name = "kubernetes"
@@ -59,9 +65,9 @@ class KubernetesPlatform:
         self._adopts_only = adopts_only
 
     def plan(self, job: JobSpec) -> KubernetesRequest:
-        """Returns the objects of `job`, every rule of schemas, webhooks and pods checked.
+        """Returns the objects of `job`, checked against the rules of schemas, webhooks and pods.
 
-        Needs no cluster, and reads no file.
+        Needs no cluster and reads no file.
 
         Raises:
             UsageError: If the cluster would refuse them, with the rule, the reason and a fix.
@@ -69,18 +75,18 @@ class KubernetesPlatform:
         return plan_request(job)
 
     def describe(self, request: KubernetesRequest) -> dict[str, Json]:
-        """Returns the objects as a list that `kubectl` takes; the token is not made yet."""
+        """Returns the objects as a list for `kubectl`, without the token."""
         return {"apiVersion": "v1", "kind": "List", "items": list(request.objects)}
 
     def manifest(self, request: KubernetesRequest) -> str:
-        """Returns the objects as YAML documents that `kubectl apply` takes."""
+        """Returns the objects as YAML documents for `kubectl apply`."""
         return manifest(request.objects, notes={"Secret": _SECRET_NOTE})
 
     def submit(self, request: KubernetesRequest) -> KubernetesRun:
-        """Makes the objects; adopts an earlier attempt's job.
+        """Creates the objects, or adopts an earlier attempt's job; a failed job is replaced.
 
-        A job of that name that has failed is deleted and made anew. In a pod whose environment
-        names it (POD_NAME, POD_UID) the job is owned by the Workflow that controls the pod.
+        In a pod that its environment names (POD_NAME, POD_UID) the job is owned by the Workflow
+        that controls the pod.
 
         Raises:
             PlatformError: If the cluster refuses (a missing right or a quota, for example), another
@@ -90,14 +96,12 @@ class KubernetesPlatform:
         log = Log(run=request.job.name, host=SERVICE)
         cluster = self._cluster_of(settings)
         pod = own_pod()
-        # Before anything is made: a refusal halfway would leave half of a run.
+        # Before anything is created: a later refusal would leave half of a run.
         check_rights(cluster, settings, is_pod=pod is not None, log=log)
-        try:
+        with _explained(cluster, settings):
             follower = follower_of(cluster, pod, log=log)
             begin = adopt if self._adopts_only else start
             started = begin(cluster, request, follower=follower, log=log)
-        except ApiError as err:
-            raise explained_denial(err, settings, namespace=cluster.namespace) from err
         return KubernetesRun(
             cluster,
             request=request,
@@ -107,31 +111,28 @@ class KubernetesPlatform:
         )
 
     def resumed(self, requests: Sequence[KubernetesRequest]) -> int:
-        """Returns which of a run's requests an earlier attempt has come to; else 0.
+        """Returns the index of the request for which an earlier attempt got hosts; else 0.
 
         Raises:
             PlatformError: If the cluster cannot be asked.
         """
         settings = requests[0].layout.settings
         cluster = self._cluster_of(settings)
-        try:
+        with _explained(cluster, settings):
             for index, request in reversed([*enumerate(requests)][1:]):
                 if is_going_on(cluster, request, or_failed=self._adopts_only):
                     return index
-        except ApiError as err:
-            raise explained_denial(err, settings, namespace=cluster.namespace) from err
         return 0
 
     def adopting(self) -> "KubernetesPlatform":
         """Returns the platform for a last follower, which only adopts jobs, failed ones too.
 
-        It asks again and again whether somebody has ended the run: Argo does not tell the pods of
-        an exit handler.
+        It polls for a cancelled run: Argo does not signal the pods of an exit handler.
         """
         return KubernetesPlatform(cluster=self._cluster, adopts_only=True)
 
     def kept(self, request: KubernetesRequest) -> str:
-        """Returns the record with which an earlier attempt ended; empty where there is none.
+        """Returns the record with which an earlier attempt ended, or an empty text.
 
         Raises:
             PlatformError: If the cluster does not answer.
@@ -142,14 +143,14 @@ class KubernetesPlatform:
             return finished_record(
                 self._cluster_of(settings), workload, run, request_sha256=request.request_sha256
             )
-        except ApiError as err:
-            if not err.is_denied:
+        except ServiceError as err:
+            if err.kind != "denied":
                 raise
             Log(run=run, host=SERVICE).event(EventName.RECORD_READ_FAILED, why=err.what)
             return ""
 
     def keep(self, request: KubernetesRequest, record: str) -> None:
-        """Keeps the record of a job that has ended, for a retry of its step; never raises."""
+        """Keeps the record of an ended job for a retry of its step; never raises."""
         cluster, run = self._cluster_of(request.layout.settings), request.job.name
         try:
             keep_finished(
@@ -164,7 +165,7 @@ class KubernetesPlatform:
             Log(run=run, host=SERVICE).event(EventName.RECORD_SAVE_FAILED, why=err.what)
 
     def is_cancelled(self, settings: PlatformSettings) -> bool:
-        """Returns whether somebody has ended, or is ending, the run of the pipeline.
+        """Returns whether the pipeline's run is cancelled or being cancelled.
 
         Raises:
             PlatformError: If the cluster refuses, or does not answer.
@@ -172,29 +173,22 @@ class KubernetesPlatform:
         known = settings.kubernetes or KubernetesSettings()
         cluster = self._cluster_of(known)
         log = Log(run=name_of_workload(settings), host=SERVICE)
-        try:
+        with _explained(cluster, known):
             found = follower_of(cluster, own_pod(), log=log).cancellation(cluster)
-        except ApiError as err:
-            raise explained_denial(err, known, namespace=cluster.namespace) from err
         if found is None:
-            log.event(
-                EventName.WORKFLOW_READ_FAILED, meaning="nobody is known to have ended the run"
-            )
+            log.event(EventName.WORKFLOW_READ_FAILED, meaning="the run counts as not cancelled")
         return bool(found)
 
     def lost(
         self, name: str, settings: PlatformSettings, *, run_id: str
     ) -> Sequence[Mapping[str, str]]:
-        """Returns the records of the run's jobs of which no step has told how they ended.
-
-        The profile's comes first. A job that a retry has made again under its name is another one.
+        """Returns the records of the run's jobs without a recorded end, the profile's first.
 
         Raises:
             PlatformError: If the cluster refuses, or does not answer.
         """
         known = settings.kubernetes or KubernetesSettings()
         cluster = self._cluster_of(known)
-        log = Log(run=name, host=SERVICE)
         resource = TRAINJOBS if known.api == "trainer" else JOBSETS
         workload = name_of_workload(settings)
         try:
@@ -206,23 +200,22 @@ class KubernetesPlatform:
                 if not ((state := job_state(job)).is_deleted or state.uid in told)
                 if (each := name_of(job))
             ]
-        except ApiError as err:
-            if err.is_denied and err.action and err.action.resource == CONFIG_MAPS.plural:
-                log.event(EventName.RECORDS_READ_FAILED, why=err.what)
+        except ServiceError as err:
+            if err.kind == "denied" and CONFIG_MAPS.plural in err.action:
+                Log(run=name, host=SERVICE).event(EventName.RECORDS_READ_FAILED, why=err.what)
                 return ()
             raise explained_denial(err, known, namespace=cluster.namespace) from err
         return [records for _, records in sorted(found, key=lambda one: one[0]) if records]
 
     def clean_up(self, name: str, settings: PlatformSettings, *, run_id: str = "") -> str:
-        """Deletes the jobs of a run that have not ended; returns in words what it ended.
+        """Deletes the run's unfinished jobs, without waiting for their pods; returns their names.
 
-        Jobs that the pipeline's run has of other workloads are left alone: they may go on.
-        A TrainJob is deleted when it has ended, too: it has no TTL. Does not wait for its pods.
+        A finished TrainJob is deleted, too: it has no TTL.
 
         Args:
-            name: Of the run.
-            settings: Its workload: settings alone have no name to know its profile's job by.
-            run_id: Of the pipeline's run, whose profile may be a job, too.
+            name: Name of the run.
+            settings: The workload, whose name identifies its profile's job.
+            run_id: Id of the pipeline's run, whose profile may be a job, too.
 
         Raises:
             PlatformError: If the cluster refuses, or does not answer.
@@ -230,22 +223,17 @@ class KubernetesPlatform:
         known = settings.kubernetes or KubernetesSettings()
         cluster = self._cluster_of(known)
         resource = TRAINJOBS if known.api == "trainer" else JOBSETS
+        kind = "TrainJob" if resource == TRAINJOBS else "JobSet"
+        workload = name_of_workload(settings)
         deleted = []
-        try:
-            jobs = jobs_of_run(
-                cluster, resource, name, run_id=run_id, workload=name_of_workload(settings)
-            )
-            for found in jobs:
+        with _explained(cluster, known):
+            for found in jobs_of_run(cluster, resource, name, run_id=run_id, workload=workload):
                 state, job = job_state(found), name_of(found)
                 if state.is_deleted or (state.has_ended and resource != TRAINJOBS):
                     continue
                 cluster.delete(resource, job, uid=state.uid)
                 how = "had ended" if state.has_ended else "was still there"
-                # Items of a list do not say it.
-                kind = "TrainJob" if resource == TRAINJOBS else "JobSet"
                 deleted.append(f"{kind} {job} in namespace {cluster.namespace} {how}: deleted")
-        except ApiError as err:
-            raise explained_denial(err, known, namespace=cluster.namespace) from err
         return "; ".join(deleted)
 
     def _cluster_of(self, settings: KubernetesSettings) -> ClusterApi:

@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast
 
-from stoker.errors import MissingExtraError, PlatformError
+from stoker.errors import MissingExtraError, PlatformError, ServiceError, ServiceErrorKind
 from stoker.records import Json
 from stoker.records.base import Document, mapping, mappings
 
 # As an API server says that a role lacks something; quotas and admission say Forbidden, too.
 _DENIED = re.compile(r'User "(?P<user>[^"]*)" cannot (?P<verb>\S+) resource')
-# 0: there was no answer.
-_PASSING = frozenset((0, 408, 429, 500, 502, 503, 504))
+_PASSING = frozenset((408, 429, 500, 502, 503, 504))
 OLDER = {
     "jobset.x-k8s.io": "update JobSet: stoker is checked against v0.13",
     "trainer.kubeflow.org": "update Kubeflow Trainer to 2.2 or newer, or set kubernetes.api to "
@@ -73,7 +72,7 @@ def name_of(document: Document) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """Names a call as RBAC does.
+    """An API call in RBAC's terms.
 
     Attributes:
         verb: get, list, watch, create, patch or delete.
@@ -100,74 +99,25 @@ class Action:
         return f"{self.right}{named} in namespace {self.namespace}"
 
 
-class ApiError(PlatformError):
-    """A cluster refused a call, or did not answer it.
-
-    Attributes:
-        code: HTTP's; 0 where there was no answer.
-        reason: Kubernetes' own word, such as AlreadyExists.
-        action: Action that failed.
-        user: Who lacks a right, where that is the reason.
-        is_final: Whether asking again cannot help, whatever the code is.
-        is_repeated: Whether the call was sent before, and that was not answered.
-    """
-
-    code = 0
-    reason = ""
-    action: Action | None = None
-    user = ""
-    is_final = False
-    is_repeated = False
-
-    @property
-    def is_passing(self) -> bool:
-        """Returns whether the same call may succeed later."""
-        return self.code in _PASSING and not self.is_final
-
-    @property
-    def may_return(self) -> bool:
-        """Returns whether who follows a job waits: it passes, or a login has run out meanwhile."""
-        return self.is_passing or self.code == 401
-
-    @property
-    def is_missing(self) -> bool:
-        """Returns whether what was asked for does not exist."""
-        return self.code == 404
-
-    @property
-    def is_taken(self) -> bool:
-        """Returns whether there is an object of that name already."""
-        return self.code == 409 and self.reason == "AlreadyExists"
-
-    @property
-    def is_too_old(self) -> bool:
-        """Returns whether a watch has to begin anew."""
-        return self.code == 410
-
-    @property
-    def is_denied(self) -> bool:
-        """Returns whether a right is missing (not a quota, not an admission rule)."""
-        return self.code == 403 and bool(self.user)
-
-
-def refusal(code: int, body: str, action: Action) -> ApiError:
+def refusal(code: int, body: str, action: Action) -> ServiceError:
     """Returns the error for an answer with a bad status.
 
     Args:
-        code: HTTP's.
+        code: HTTP status.
         body: A Status object as JSON, or what a proxy answered.
-        action: Action that failed.
+        action: Call that failed.
     """
     status = _status(body)
-    reason = str(status.get("reason") or "")
     message = " ".join(str(status.get("message") or body[:300]).split())
-    denied = _DENIED.search(message)
-    user = denied.group("user") if denied and code == 403 else ""
+    denied = _DENIED.search(message) if code == 403 else None
     what, fix = f"the cluster refused it: {message or f'HTTP status {code}'}", ""
+    kind: ServiceErrorKind = "refused"
     if code == 401:
+        kind = "stale"
         what = "the cluster does not accept these credentials"
         fix = "log in again (kubectl get pods shows whether), or set kubernetes.context"
-    elif user:
+    elif denied:
+        kind = "denied"
         what = f"the right {action.right} is missing in namespace {action.namespace}: {message}"
         fix = "kubectl apply -k configs/kubernetes"
     elif code == 403 and "exceeded quota" in message:
@@ -175,47 +125,42 @@ def refusal(code: int, body: str, action: Action) -> ApiError:
         fix = "free some of it, or ask for more (kubectl describe quota)"
     elif code == 403 and "violates PodSecurity" in message:
         what = f"the namespace's pod security forbids it: {message}"
-    # Without an object's name nothing but the namespace or the API itself can be missing.
-    elif code == 404 and not action.name:
-        what, fix = _nothing_there(message, action)
+    elif code == 404:
+        kind = "missing"
+        # Without an object's name nothing but the namespace or the API itself can be missing.
+        if not action.name:
+            what, fix = _nothing_there(message, action)
+    elif code == 409 and status.get("reason") == "AlreadyExists":
+        kind = "taken"
     elif code == 400 and "strict decoding error" in message:
         what = f"the cluster does not know a field: {message}"
         fix = OLDER.get(action.group, "")
     elif code in _PASSING:
+        kind = "away"
         what = f"the cluster cannot answer now: {message or f'HTTP status {code}'}"
         fix = "try again in a minute"
     elif code in (400, 422):
         fix = (
             "check the versions of the cluster's JobSet and Trainer: stoker's rules are for others"
         )
-    return failed(what, action, code=code, reason=reason, user=user, fix=fix)
+    user = denied.group("user") if denied else ""
+    return failed(what, action, code=str(code), kind=kind, user=user, fix=fix)
 
 
 def failed(
     what: str,
     action: Action,
     *,
-    code: int = 0,
-    reason: str = "",
+    kind: ServiceErrorKind,
+    code: str = "",
     user: str = "",
     fix: str = "",
-    is_final: bool = False,
-) -> ApiError:
-    """Returns an error with the facts of the call.
-
-    Args:
-        what: Says in words what went wrong.
-        action: Action that failed.
-        code: HTTP's; 0: there was no answer.
-        reason: Kubernetes' own word.
-        user: Who lacks a right.
-        fix: What to do.
-        is_final: Whether asking again cannot help, whatever the code is.
-    """
-    error = ApiError(what, where=str(action), fix=fix)
-    error.code, error.reason, error.action, error.user = code, reason, action, user
-    error.is_final = is_final
-    return error
+) -> ServiceError:
+    """Returns an error with the facts of the call."""
+    where = str(action)
+    return ServiceError(
+        what, where=where, fix=fix, code=code, action=action.right, kind=kind, user=user
+    )
 
 
 def _nothing_there(message: str, action: Action) -> tuple[str, str]:
@@ -269,7 +214,7 @@ class ByteStream:
         """Yields lines without their ends, and whether they had one (the last one may not).
 
         Raises:
-            ApiError: If the connection breaks off; what came of the last line is not given then.
+            ServiceError: If the connection breaks off; a last partial line is not yielded then.
         """
         rest = b""
         with explained(self._action):
@@ -375,7 +320,7 @@ def explained(action: Action) -> Iterator[None]:
     """Turns the client's errors into ours.
 
     Raises:
-        ApiError: In place of a refusal, or of a cluster that does not answer.
+        ServiceError: In place of a refusal, or of a cluster that does not answer.
     """
     import urllib3
     from kubernetes.client.exceptions import ApiException  # type: ignore[import-untyped]
@@ -395,17 +340,20 @@ def explained(action: Action) -> Iterator[None]:
         raise failed(
             f"the cluster does not answer: {_words(err)}",
             action,
+            kind="away",
             fix="check with kubectl get pods: VPN, proxy, the context's server",
         ) from err
     except ValueError as err:
-        raise failed(f"the cluster's answer is not JSON: {_words(err)}", action) from err
+        raise failed(
+            f"the cluster's answer is not JSON: {_words(err)}", action, kind="away"
+        ) from err
 
 
 def _unsafe(err: object, action: Action) -> PlatformError:
     words = _words(err)
     is_strict = any(rule in words for rule in _STRICT_RULES)
     fix = _NOT_STRICT if is_strict else _CERTIFICATE
-    return failed(f"no safe connection to the cluster: {words}", action, is_final=True, fix=fix)
+    return failed(f"no safe connection to the cluster: {words}", action, kind="refused", fix=fix)
 
 
 def _words(err: object) -> str:
@@ -505,7 +453,7 @@ class ClusterApi:
         """Returns an object.
 
         Raises:
-            ApiError: Here as below, if the cluster refuses, or does not answer in MAX_ATTEMPTS.
+            ServiceError: Here as below, if the cluster refuses, or does not answer in MAX_ATTEMPTS.
         """
         return self._call("get", resource, name)
 
@@ -513,8 +461,8 @@ class ClusterApi:
         """Returns an object, or None if there is no object of that name."""
         try:
             return self.get(resource, name)
-        except ApiError as err:
-            if err.is_missing:
+        except ServiceError as err:
+            if err.kind == "missing":
                 return None
             raise
 
@@ -562,8 +510,8 @@ class ClusterApi:
             )
             with explained(action):
                 document = json.loads(response.data)
-        except ApiError as err:
-            if err.is_missing:
+        except ServiceError as err:
+            if err.kind == "missing":
                 return None
             raise
         return mapping(document)
@@ -590,10 +538,10 @@ class ClusterApi:
             options["preconditions"] = {"uid": uid}
         try:
             self._call("delete", resource, name, body=options)
-        except ApiError as err:
+        except ServiceError as err:
             # The precondition failed: the object that was meant is gone, a newer one has its name.
-            is_another = err.code == 409 and uid is not None
-            if not err.is_missing and not is_another:
+            is_another = err.code == "409" and uid is not None
+            if err.kind != "missing" and not is_another:
                 raise
 
     def open(
@@ -643,9 +591,9 @@ class ClusterApi:
                 with explained(action):
                     document = json.loads(response.data)
                 return mapping(document)
-            except ApiError as err:
+            except ServiceError as err:
                 err.is_repeated = attempt > 0
-                if not err.is_passing or attempt == attempts - 1:
+                if err.kind != "away" or attempt == attempts - 1:
                     raise
                 self.sleep(RETRY_SECONDS * 2**attempt)
         raise AssertionError("unreachable")

@@ -17,9 +17,9 @@ import queue
 import threading
 from dataclasses import dataclass, field
 
-from stoker.errors import StokerError
+from stoker.errors import ServiceError, StokerError
 from stoker.logs import EventName, Log, now_utc
-from stoker.platforms.kubernetes.api import CONFIG_MAPS, PODS, WORKFLOWS, ApiError, ClusterApi, text
+from stoker.platforms.kubernetes.api import CONFIG_MAPS, PODS, WORKFLOWS, ClusterApi, text
 from stoker.platforms.kubernetes.objects import (
     ROLE_LABEL,
     STEP_LABEL,
@@ -114,8 +114,8 @@ def follower_of(cluster: ClusterApi, pod: OwnPod | None, *, log: Log) -> Followe
         home = cluster.in_namespace(pod.namespace)
     try:
         found = (home or cluster).find(PODS, pod.name)
-    except ApiError as err:
-        if not (err.is_denied or home):
+    except ServiceError as err:
+        if not (err.kind == "denied" or home):
             raise
         log.event(EventName.OWNER_UNKNOWN, pod=pod.name, why=err.what)
         return Follower(pod=pod)
@@ -169,12 +169,12 @@ class LeaseKeeper(threading.Thread):
         try:
             self._cluster.patch(CONFIG_MAPS, lease_map(self._job), {"data": dict(data)})
         except StokerError as err:
-            if isinstance(err, ApiError) and err.is_missing:
+            if isinstance(err, ServiceError) and err.kind == "missing":
                 return False
             if not self._why:
                 self._log.event(EventName.LEASE_RENEW_FAILED, job=self._job, why=err.what)
             self._why = err.what
-            return not (isinstance(err, ApiError) and err.is_denied)
+            return not (isinstance(err, ServiceError) and err.kind == "denied")
         if self._why:
             self._log.event(EventName.LEASE_RENEWED, job=self._job)
         self._why = ""

@@ -13,6 +13,7 @@ from stoker.errors import (
     FeedLostError,
     NoCapacityError,
     PlatformError,
+    ServiceError,
     StokerError,
     TerminatedError,
 )
@@ -24,13 +25,13 @@ from stoker.platforms.kubernetes.api import (
     OF_KIND,
     PODS,
     TRAINJOBS,
-    ApiError,
     ClusterApi,
     Resource,
     text,
 )
 from stoker.platforms.kubernetes.follower import Follower
 from stoker.platforms.kubernetes.objects import Layout
+from stoker.platforms.kubernetes.pod_outputs import OutputParts
 from stoker.platforms.kubernetes.pods import (
     Happenings,
     PodEnd,
@@ -46,6 +47,8 @@ from stoker.platforms.kubernetes.pods import (
     troubles_of,
 )
 from stoker.platforms.kubernetes.request import KubernetesRequest
+from stoker.platforms.kubernetes.rights import explained_denial
+from stoker.platforms.kubernetes.state import ObjectState, delete_and_wait, job_state
 from stoker.platforms.kubernetes.streams import (
     Changed,
     Disturbed,
@@ -56,14 +59,7 @@ from stoker.platforms.kubernetes.streams import (
     LogText,
     Lost,
 )
-from stoker.platforms.kubernetes.submit import (
-    ObjectState,
-    StartedObjects,
-    delete_and_wait,
-    explained_denial,
-    job_state,
-)
-from stoker.platforms.pod_outputs import OutputParts
+from stoker.platforms.kubernetes.submit import StartedObjects
 from stoker.reasons import reason_of_failure
 from stoker.records import Event, Training
 from stoker.records.base import Document, mapping
@@ -205,7 +201,7 @@ def _failure(
         if pod.ended and pod.ended.reason == _OUT_OF_MEMORY:
             limit_of = layout.dnn.limits["memory"]
             words = f"took more memory than its limit, {limit_of}"
-            return _reason(pod, pod.ended, f"{words}; raise kubernetes.dnn.memory_limit")
+            return _reason(pod, pod.ended, f"{words}; raise kubernetes.dnn.memory")
     for pod in dnn:
         if pod.ended and pod.ended.exit_code:
             return _reason(pod, pod.ended)
@@ -379,7 +375,7 @@ class RunPicture:
 
     def _words_of_job(self, before: ObjectState | None, now: ObjectState) -> Iterator[str]:
         if before is None or before.phase != now.phase:
-            queue = self._layout.settings.queue
+            queue = self._layout.queue
             words = {
                 "suspended": "the job waits to be admitted"
                 + (f" by queue {queue}" if queue else ""),
@@ -544,7 +540,7 @@ class KubernetesRun(FollowedRun):
             return
         # Before the deletion: hosts that end now are no trouble.
         self._is_stopped.set()
-        seconds = self._layout.settings.grace_seconds + STOP_SECONDS
+        seconds = self._layout.grace_seconds + STOP_SECONDS
         try:
             self._log.event(EventName.JOB_STOPPING, job=self.name, at_most_seconds=seconds)
             is_gone = delete_and_wait(
@@ -727,10 +723,10 @@ class KubernetesRun(FollowedRun):
                 if resource != EVENTS:
                     # Of a cluster that is away nothing can be deleted either. A step is tried
                     # again, and adopts the job when the cluster is back.
-                    if error.may_return or self._follower.pod:
+                    if error.kind in ("away", "stale") or self._follower.pod:
                         self._is_left = True
                         self._log.event(EventName.JOB_DETACHED, job=self.name)
-                    if error.may_return:
+                    if error.kind in ("away", "stale"):
                         raise job_left(error, run=self._layout.job.run_name)
                     raise explained_denial(
                         error, self._layout.settings, namespace=self._cluster.namespace
@@ -812,7 +808,7 @@ class KubernetesRun(FollowedRun):
 
     def _look_at_pods(self) -> None:
         """Lists the pods again: a job's end may be told before its pods, or before their ends."""
-        with contextlib.suppress(ApiError):
+        with contextlib.suppress(ServiceError):
             for words in self._picture.take(self._following.pods_now()):
                 self._say(words)
         for pod in self._picture.changed_pods():

@@ -1,6 +1,6 @@
-"""A run's objects are made of names, groups, volumes, environment and pods.
+"""What a run's objects consist of, in this order: names, groups, volumes, environment, pods.
 
-The JobSet or TrainJob itself is made of them in `request`. They come in this order.
+`request` makes the JobSet or TrainJob of them.
 """
 
 import hashlib
@@ -21,26 +21,25 @@ from stoker.platforms.base import (
     groups_of_channel,
     run_environment,
 )
+from stoker.platforms.kubernetes.api import number
+from stoker.platforms.patch import check_patch, mapping_of
 from stoker.records import (
     Channel,
     Group,
     Json,
     KubernetesSettings,
     NodePool,
-    NodeRule,
     PlatformSettings,
     PodSettings,
-    PodVolume,
-    Toleration,
     Workload,
     bare_type,
 )
-from stoker.records.base import mapping
-from stoker.records.platforms import amount, lacks_arm_image, written
+from stoker.records.base import Document, mapping, mappings
+from stoker.records.platforms import ObjectPatch, amount, lacks_arm_image, written
 from stoker.settings import RunEnvironment, RunGroup
 
-# A pod is called NAME-JOB-0-INDEX-xxxxx, in 63 characters: with room for a job's name of 9
-# characters and 100000 hosts this is what is left.
+# Pods are called NAME-JOB-0-INDEX-xxxxx, 63 characters at most: what is left with a job's name of 9
+# characters and 100000 hosts.
 MAX_NAME = 40
 _DIGEST = 8
 
@@ -57,17 +56,17 @@ INSTANCE_TYPE_LABEL = "node.kubernetes.io/instance-type"
 ZONE_LABEL = "topology.kubernetes.io/zone"
 ISTIO_INJECT = "sidecar.istio.io/inject"
 
-# On each pod of a run: dnn or data; on a step's pod that follows a job: follower.
+# On each pod of a run: dnn or data; on the pod of a step that follows a job: follower.
 ROLE_LABEL = "stoker/role"
-# On the latter: which step of its pipeline.
+# On a follower: the step of its pipeline.
 STEP_LABEL = "stoker/step"
 # Argo's, on each pod of a run of a pipeline.
 WORKFLOW_LABEL = "workflows.argoproj.io/workflow"
 
 RUN_ANNOTATION = "stoker/run"
-# Of whoever made the job: a profile's name does not tell it.
+# The pipeline's run that made the job: a profile's name does not tell it.
 PIPELINE_RUN_ANNOTATION = "stoker/pipeline-run"
-# Next to it: a pipeline may train several workloads.
+# A pipeline may train several workloads.
 WORKLOAD_NAME_ANNOTATION = "stoker/workload"
 REQUEST_ANNOTATION = "stoker/request-sha256"
 WORKLOAD_ANNOTATION = "stoker/workload-sha256"
@@ -79,17 +78,45 @@ LEASE_FOLDER = "/var/run/stoker/follower"
 MIN_LEASE_MINUTES = 5
 TOKEN_KEY = "token"
 HYPERPARAMETERS_KEY = "hyperparameters.json"
-# The folders of the job folder that are written to.
+# Folders in the job folder that are written to.
 _WRITTEN = ("model", "checkpoints", "output")
-# Read by the owner; Kubernetes adds the pod's group to it.
+# Readable by the owner; Kubernetes adds the pod's group.
 _TOKEN_MODE = 0o400
-# Next to the other results of the dnn group; in the claim for outputs, where there is one.
+# With the dnn group's other results; in the claim for outputs, where there is one.
 PROFILE_FILE = f"{JOB_FOLDER}/output/profile/profile.json"
-_OF_JOB = frozenset(("JOB_COMPLETION_INDEX",))
 # The greatest weight of a preference.
 _ZONE_WEIGHT = 100
-# Autoscalers take nodes away from pods that do not say so. A GPU host that is moved to save a node
-# costs the whole run, and whoever follows it an attempt; a data host comes back.
+GRACE_SECONDS = 120
+# The outline of a pod: where a patch must have maps and lists.
+_OUTLINE: Document = {
+    "metadata": {"labels": {}, "annotations": {}},
+    "spec": {
+        **{key: {} for key in ("nodeSelector", "affinity", "securityContext")},
+        **{key: [] for key in ("tolerations", "imagePullSecrets", "volumes", "initContainers")},
+    },
+}
+_CONTAINER_OUTLINE: Document = {
+    "resources": {"requests": {}, "limits": {}},
+    "securityContext": {},
+    **{key: [] for key in ("env", "envFrom", "volumeMounts")},
+}
+_BY_RUN_AS = "use kubernetes.run_as"
+_NO_GPUS = "the data group has no GPUs: it makes batches for the dnn group"
+_VOLUMES = ("job", "shm", "token", "config", "follower", "channel-*")
+# Paths of any object of a run that a patch cannot set, and what to do instead.
+RESERVED_METADATA = {
+    "metadata name": "use --name",
+    "metadata namespace": "use kubernetes.namespace",
+    "metadata ownerReferences": "",
+    f"metadata labels {MANAGED_BY_LABEL}": "",
+    **{
+        f"metadata {part} {prefix}*": ""
+        for part in ("labels", "annotations")
+        for prefix in ("stoker/", "jobset.sigs.k8s.io/", "batch.kubernetes.io/")
+    },
+}
+# Autoscalers remove nodes under pods without these. A GPU host that is moved costs the whole run,
+# and a follower an attempt; a data host is replaced.
 STAY_ANNOTATIONS = {
     "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
     "karpenter.sh/do-not-disrupt": "true",
@@ -97,15 +124,14 @@ STAY_ANNOTATIONS = {
 
 
 def name_of_workload(settings: PlatformSettings) -> str:
-    """Returns the name of the workload that the settings are of; empty where they are of none."""
+    """Returns the name of the workload that has the settings; empty for settings alone."""
     return settings.name if isinstance(settings, Workload) else ""
 
 
 def object_name(run: str) -> str:
-    """Returns the name of a run's objects: the same for the same run, and unique to it.
+    """Returns the name of a run's objects: the run's, where Kubernetes allows it.
 
-    A run's name that Kubernetes does not allow (capitals, a digit first, too long) is changed, and
-    then ends with a digest of it.
+    Another one (capitals, a digit first, too long) is changed, and ends with its digest.
     """
     plain = re.sub(r"[^a-z0-9-]+", "-", run.lower()).strip("-")
     if not plain or not plain[0].isalpha():
@@ -122,78 +148,78 @@ def token_secret(name: str) -> str:
 
 
 def config_map(name: str) -> str:
-    """Returns the ConfigMap with what the launchers read: hyperparameters and channels."""
+    """Returns the ConfigMap with hyperparameters and channels, which launchers read."""
     return f"{name}-config"
 
 
 def lease_map(name: str) -> str:
-    """Returns the ConfigMap by which whoever follows the job tells its leader so."""
+    """Returns the ConfigMap with the follower's lease, which the leader reads."""
     return f"{name}-follower"
 
 
 def records_map(name: str) -> str:
-    """Returns the ConfigMap with the records that a later follower of the job needs."""
+    """Returns the ConfigMap with the records that a later follower needs."""
     return f"{name}-records"
 
 
 def finished_map(workload: str) -> str:
-    """Returns the ConfigMap with the records of a workload's last finished runs."""
+    """Returns the ConfigMap with the records of a workload's last runs."""
     return f"stoker-{object_name(workload)}-finished"
 
 
 def host_pattern(name: str, job: str) -> str:
-    """Returns the pattern of a job's host names in the cluster's DNS; `{index}`: the number.
+    """Returns the pattern of a job's host names in the cluster's DNS, with `{index}`.
 
-    The JobSet's controller names pods JOBSET-JOB-JOBINDEX-PODINDEX, under the subdomain, which is
-    the JobSet's name.
+    JobSet names pods JOBSET-JOB-JOBINDEX-PODINDEX, under a subdomain of the JobSet's name.
     """
     return f"{name}-{job}-0-{{index}}.{name}"
 
 
 def is_dns_label(text: str) -> bool:
-    """Returns whether `text` is an RFC 1035 label: a small letter, then also digits and dashes."""
+    """RFC 1035: a small letter, then also digits and dashes."""
     return len(text) <= MAX_LABEL and bool(DNS_LABEL.match(text))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodGroup:
-    """An instance group becomes a replicated job, whose pods are alike.
+    """An instance group as a replicated job, whose pods are alike.
 
     Attributes:
         job: Name of its replicated job, and of its pods' container.
         hosts: Its hosts' names in the cluster's DNS, with `{index}` for their number.
-        settings: Settings of its role.
-        node_selector: Node selector of its pods, the pool's and its own.
-        tolerations: The pool's, its own, and for GPUs where it has some.
-        requests: What one pod asks for.
-        limits: What one pod may use.
+        patches: Of its pods, the pool's first.
+        node_selector: Patched, as tolerations, requests and limits are.
+        requests: What one pod requests.
         gpus: GPUs of one pod.
+        grace_seconds: Seconds from SIGTERM to SIGKILL.
     """
 
     group: Group
     job: str
     hosts: str
     settings: PodSettings
-    node_selector: Mapping[str, str]
-    tolerations: tuple[Toleration, ...]
-    requests: Mapping[str, str]
-    limits: Mapping[str, str]
+    patches: tuple[Document, ...]
+    node_selector: Document
+    tolerations: tuple[Document, ...]
+    requests: Document
+    limits: Document
     gpus: int
+    grace_seconds: int
 
     @property
     def is_dnn(self) -> bool:
-        """Returns whether it trains."""
+        """Whether it trains."""
         return self.group.role == "dnn"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """A layout says how a job lies on pods, whether a JobSet or a TrainJob makes them.
+    """A job on pods, whether a JobSet or a TrainJob makes them.
 
     Attributes:
         name: Name of all objects.
         groups: The dnn group first.
-        image: Image of all pods whose role names none of its own.
+        image: Image of all pods whose role names none.
     """
 
     job: JobSpec
@@ -204,18 +230,37 @@ class Layout:
 
     @property
     def run_name(self) -> str:
-        """Returns the name of the run's folder, which all its tries have in common."""
+        """Name of the run's folder, which all its attempts share."""
         return object_name(self.job.run_name)
 
     @property
     def dnn(self) -> PodGroup:
-        """Returns the group that trains."""
+        """The group that trains."""
         return self.groups[0]
 
     @property
     def data(self) -> tuple[PodGroup, ...]:
-        """Returns the groups that make batches."""
+        """The groups that make batches."""
         return self.groups[1:]
+
+    @property
+    def queue(self) -> str:
+        """Kueue's queue of the job; empty: none."""
+        return str(
+            mapping(self.settings.jobset.document, "metadata", "labels").get(QUEUE_LABEL, "")
+        )
+
+    @property
+    def labels(self) -> Document:
+        """Labels of all objects of the run."""
+        labels = mapping(self.settings.jobset.document, "metadata", "labels")
+        own = {key: value for key, value in labels.items() if key != QUEUE_LABEL}
+        return {**own, MANAGED_BY_LABEL: "stoker"}
+
+    @property
+    def grace_seconds(self) -> int:
+        """Longest time from SIGTERM to SIGKILL that the pods have."""
+        return max(group.grace_seconds for group in self.groups)
 
 
 def lay_out(job: JobSpec) -> Layout:
@@ -235,7 +280,7 @@ def lay_out(job: JobSpec) -> Layout:
 
 
 def settings_of(job: JobSpec) -> KubernetesSettings:
-    """Returns the job's settings for Kubernetes, after checks of all that pods need.
+    """Returns the job's settings for Kubernetes, after checks of what pods are made of.
 
     Raises:
         UsageError: Naming the key of the workload and the reason.
@@ -248,24 +293,20 @@ def settings_of(job: JobSpec) -> KubernetesSettings:
             where="key kubernetes.runtime",
             fix="set kubernetes.api to trainer, or leave runtime out",
         )
-    if settings.data.gpus or settings.gpu_resource in settings.data.resources:
-        raise UsageError(
-            "the data group has no GPUs: it makes batches for those that have",
-            where="key kubernetes.data",
-            fix="remove them there",
-        )
+    if settings.data.gpus:
+        raise UsageError(_NO_GPUS, where="key kubernetes.data.gpus", fix="leave it out")
     if settings.dnn.image:
         raise UsageError(
-            "the dnn group runs the workload's own image",
+            "kubernetes.dnn.image cannot be set: the dnn group uses the key image",
             where="key kubernetes.dnn.image",
-            fix="name it in the workload's key image, and another one in kubernetes.data.image",
+            fix="set image, and another one for data hosts in kubernetes.data.image",
         )
     if 0 < (settings.follower_lease_minutes or 0) < MIN_LEASE_MINUTES:
         raise UsageError(
-            f"a lease of {settings.follower_lease_minutes} minutes ends runs that are followed: "
-            "it takes two to reach their pods",
+            f"follower_lease_minutes must be 0 or at least {MIN_LEASE_MINUTES}: a renewal takes "
+            "two minutes to reach the pods",
             where="key kubernetes.follower_lease_minutes",
-            fix=f"use {MIN_LEASE_MINUTES} at least, or 0 for no lease",
+            fix=f"use {MIN_LEASE_MINUTES} or more, or 0 for no lease",
         )
     check_job(job)
     return settings
@@ -281,44 +322,117 @@ def _pod_group(group: Group, *, name: str, settings: KubernetesSettings) -> PodG
             fix="use letters, digits and dashes, a letter first",
         )
     pods = settings.dnn if is_dnn else settings.data
-    pool_name = bare_type(group.instance_type)
-    pool = settings.pools.get(group.instance_type) or settings.pools.get(pool_name) or NodePool()
+    pool_name, pool = settings.pool_of(group.instance_type)
     gpus = _gpus(group, pool, pods) if is_dnn else 0
     if not is_dnn and pool.gpus:
         raise UsageError(
-            f"{group.instance_type} has GPUs, which the data group would keep from those that "
-            "train: its pods tolerate no GPU nodes",
+            f"{group.instance_type} has GPUs, which pods of the data group do not use: they do not "
+            "tolerate GPU nodes",
             where=f"group {group.name}",
             fix="plan data hosts of a type without GPUs",
         )
     if not is_dnn and lacks_arm_image(settings, group.instance_type):
         raise UsageError(
-            f"the nodes of {group.instance_type} are arm64, and the workload's image may be of the "
-            "dnn hosts' processor alone",
+            f"the nodes of {group.instance_type} are arm64, and the workload's image may be for "
+            "the dnn hosts' processor only",
             where="key kubernetes.data.image",
-            fix="name an image for arm64 there (make image-data PLATFORMS=linux/arm64), or the "
-            "workload's own, if it is made for both",
+            fix="set it to an image for arm64 (make image-data PLATFORMS=linux/arm64), or to the "
+            "workload's, if it is built for both",
         )
+    given = {
+        f"kubernetes.pools.{pool_name}.pod": pool.pod,
+        f"kubernetes.{group.role}.pod": pods.pod,
+    }
+    patches = [_checked(patch, key, group, job, settings) for key, patch in given.items()]
     requests, limits = _resources(group, pool, pods, has_cpu_limit=settings.cpu_limit)
-    tolerations = (*pool.tolerations, *pods.tolerations)
     if gpus:
         limits[settings.gpu_resource] = str(gpus)
-        # The usual taint of GPU nodes: data pods, which do not tolerate it, leave them free.
-        taint = Toleration(key=settings.gpu_resource, effect="NoSchedule")
-        tolerations = tuple(dict.fromkeys((*tolerations, taint)))
-    # Clouds label nodes with their type; pools of other clusters name labels of their own.
-    nodes = {INSTANCE_TYPE_LABEL: pool_name} if pool.node_selector is None else pool.node_selector
+    spec: dict[str, Json] = {
+        # Clouds label nodes with their type; pools of other clusters have other labels.
+        "nodeSelector": {INSTANCE_TYPE_LABEL: bare_type(group.instance_type)}
+        if pool.node_selector is None
+        else {},
+        "tolerations": [],
+        "terminationGracePeriodSeconds": GRACE_SECONDS,
+        "containers": [{"name": job, "resources": {"requests": requests, "limits": limits}}],
+    }
+    for patch in patches:
+        spec = mapping_of(spec, mapping(patch, "spec"))
+    tolerations = mappings(spec, "tolerations")
+    # The usual taint of GPU nodes: data pods, which do not tolerate it, leave them free.
+    taint = {"key": settings.gpu_resource, "operator": "Exists", "effect": "NoSchedule"}
+    if gpus and taint not in tolerations:
+        tolerations.append(taint)
+    resources = mapping(mappings(spec, "containers")[0], "resources")
+    _check_memory(group, resources)
     return PodGroup(
         group=group,
         job=job,
         hosts=host_pattern(name, job),
         settings=pods,
-        node_selector={**nodes, **pods.node_selector},
-        tolerations=tolerations,
-        requests=requests,
-        limits=limits,
+        patches=tuple(patches),
+        node_selector=mapping(spec, "nodeSelector"),
+        tolerations=tuple(tolerations),
+        requests=mapping(resources, "requests"),
+        limits=mapping(resources, "limits"),
         gpus=gpus,
+        grace_seconds=number(spec, "terminationGracePeriodSeconds", GRACE_SECONDS),
     )
+
+
+def _checked(
+    patch: ObjectPatch, key: str, group: Group, job: str, settings: KubernetesSettings
+) -> Document:
+    """Returns a patch of a group's pods, with the name that the group's container has.
+
+    Raises:
+        UsageError: If it changes what stoker sets, or has another shape than a pod.
+    """
+    document = patch.document
+    listed = mapping(document, "spec").get("containers")
+    if isinstance(listed, list | tuple):
+        own = (None, group.role, group.name)
+        containers: list[Json] = [
+            {**item, "name": job} if isinstance(item, Mapping) and item.get("name") in own else item
+            for item in listed
+        ]
+        document = {**document, "spec": {**mapping(document, "spec"), "containers": containers}}
+    outline = {**mapping(_OUTLINE, "spec"), "containers": [{"name": job, **_CONTAINER_OUTLINE}]}
+    check_patch(
+        document,
+        {**_OUTLINE, "spec": outline},
+        key=key,
+        reserved=_reserved(job, role=group.role, gpu=settings.gpu_resource),
+    )
+    return document
+
+
+def _reserved(job: str, *, role: str, gpu: str) -> dict[str, str]:
+    """Returns the paths of a pod that a patch cannot set, and what to do instead."""
+    own = f"spec containers {job}"
+    gpus = f"use kubernetes.{role}.gpus" if role == "dnn" else _NO_GPUS
+    mounts = (
+        *("/dev/shm", JOB_FOLDER, f"{JOB_FOLDER}/input*", f"{TOKEN_FOLDER}*", f"{LEASE_FOLDER}*"),
+        *(f"{JOB_FOLDER}/{name}" for name in _WRITTEN),
+    )
+    return {
+        **RESERVED_METADATA,
+        **{f"spec {key}": "" for key in ("restartPolicy", "subdomain", "hostname")},
+        "spec activeDeadlineSeconds": "use kubernetes.max_run_seconds",
+        "spec securityContext runAs*": _BY_RUN_AS,
+        "spec securityContext fsGroup": _BY_RUN_AS,
+        **{f"spec volumes {name}": "choose another name" for name in _VOLUMES},
+        f"{own} image": "use the workload's key image, or kubernetes.data.image",
+        f"{own} command": "use kubernetes.entrypoint",
+        f"{own} args": "use the workload's key command",
+        f"{own} ports": "use feed.port",
+        f"{own} env STOKER_*": "use the workload's keys in place of variables of stoker",
+        f"{own} env JOB_COMPLETION_INDEX": "",
+        f"{own} resources requests cpu": f"use kubernetes.{role}.cpu",
+        f"{own} resources requests memory": f"use kubernetes.{role}.memory",
+        f"{own} resources * {gpu}": gpus,
+        **{f"{own} volumeMounts {path}": "choose another mountPath" for path in mounts},
+    }
 
 
 def _gpus(group: Group, pool: NodePool, pods: PodSettings) -> int:
@@ -330,25 +444,27 @@ def _gpus(group: Group, pool: NodePool, pods: PodSettings) -> int:
 
 def _resources(
     group: Group, pool: NodePool, pods: PodSettings, *, has_cpu_limit: bool
-) -> tuple[dict[str, str], dict[str, str]]:
+) -> tuple[dict[str, Json], dict[str, Json]]:
     """Returns requests and limits of one pod, without its GPUs."""
     cpu, memory = pods.cpu or pool.cpu, pods.memory or pool.memory
     if cpu is None or memory is None:
         raise _unknown(group, "what a pod requests of its node, which daemons use as well,")
-    others = {name: written(quantity) for name, quantity in sorted(pods.resources.items())}
-    requests = {"cpu": written(cpu), "memory": written(memory), **others}
-    limits = {"memory": written(pods.memory_limit or memory), **others}
+    requests: dict[str, Json] = {"cpu": written(cpu), "memory": written(memory)}
+    limits: dict[str, Json] = {"memory": written(memory)}
     if has_cpu_limit:
         # A CPU-bound training on a node was stopped in 97 % of the kernel's periods by it.
         limits["cpu"] = written(cpu)
-    if amount(limits["memory"]) < amount(requests["memory"]):
-        raise UsageError(
-            "the limit of memory is below what is asked for: "
-            f"{limits['memory']} < {requests['memory']}",
-            where=f"key kubernetes.{group.role}",
-            fix="raise memory_limit, or leave it out",
-        )
     return requests, limits
+
+
+def _check_memory(group: Group, resources: Document) -> None:
+    limit, request = (mapping(resources, kind).get("memory") for kind in ("limits", "requests"))
+    if limit is not None and amount(str(limit)) < amount(str(request)):
+        raise UsageError(
+            f"the memory limit is below the request: {limit} < {request}",
+            where=f"key kubernetes.{group.role}.pod.spec.containers",
+            fix="raise resources.limits.memory, or leave it out",
+        )
 
 
 def _unknown(group: Group, what: str) -> UsageError:
@@ -363,7 +479,7 @@ def _unknown(group: Group, what: str) -> UsageError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mounted:
-    """A pod gets a volume together with its mounts."""
+    """A volume of a pod, with its mounts."""
 
     volume: dict[str, Json]
     mounts: tuple[dict[str, Json], ...]
@@ -373,33 +489,30 @@ def volumes_of_group(layout: Layout, group: PodGroup) -> list[Mounted]:
     """Returns volumes that are the same for every run of the workload.
 
     Raises:
-        UsageError: If pods cannot mount a channel or volume.
+        UsageError: If pods cannot mount a channel.
     """
     settings = layout.settings
     # Containers have 64 MB of it by default, too little for batches in shared memory.
     shm: dict[str, Json] = {"medium": "Memory"}
     if settings.shm is not None:
         shm["sizeLimit"] = written(settings.shm)
-    return _one_volume_a_claim(
-        [
-            _job_folder(layout, group),
-            Mounted(
-                volume={"name": "shm", "emptyDir": shm},
-                mounts=({"name": "shm", "mountPath": "/dev/shm"},),
-            ),
-            *_channels(layout, group),
-            *(_of_user(volume, group) for volume in group.settings.volumes),
-        ]
-    )
+    return [
+        _job_folder(layout, group),
+        Mounted(
+            volume={"name": "shm", "emptyDir": shm},
+            mounts=({"name": "shm", "mountPath": "/dev/shm"},),
+        ),
+        *_channels(layout, group),
+    ]
 
 
 def has_lease(layout: Layout, group: PodGroup) -> bool:
-    """Returns whether a group's hosts look whether somebody still follows the run."""
+    """Whether a group's hosts check that the run has a follower."""
     return group.is_dnn and layout.settings.follower_lease_minutes != 0
 
 
 def volumes_of_run(layout: Layout, group: PodGroup) -> list[Mounted]:
-    """Returns volumes of this run alone: its token, and what its launchers read."""
+    """Returns volumes of this run only: its token, and what its launchers read."""
     items: list[Json] = [
         {"key": HYPERPARAMETERS_KEY, "path": "hyperparameters.json"},
         {"key": inputs_key(group), "path": "inputdataconfig.json"},
@@ -407,7 +520,7 @@ def volumes_of_run(layout: Layout, group: PodGroup) -> list[Mounted]:
     lease = Mounted(
         volume={
             "name": "follower",
-            # Made after the pods, or never. Mounted whole: a kubelet renews no single file of it.
+            # Made after the pods, or never. Mounted whole: a kubelet updates no subPath.
             "configMap": {"name": lease_map(layout.name), "optional": True},
         },
         mounts=({"name": "follower", "mountPath": LEASE_FOLDER, "readOnly": True},),
@@ -468,8 +581,9 @@ def claim_of(uri: str, *, where: str) -> tuple[str, str]:
         raise UsageError(
             f"pods mount claims, not {uri}",
             where=where,
-            fix="pvc://CLAIM/FOLDER: a bucket, too, is one with its CSI driver; what a script "
-            "reads from S3 itself is a hyperparameter, its keys kubernetes.data.env_from_secrets",
+            fix="pvc://CLAIM/FOLDER, for a bucket with its CSI driver; if the script reads S3 "
+            "itself, pass the address as a hyperparameter, and the keys by envFrom in "
+            "kubernetes.data.pod",
         )
     return claim, folder
 
@@ -477,16 +591,16 @@ def claim_of(uri: str, *, where: str) -> tuple[str, str]:
 def _job_folder(layout: Layout, group: PodGroup) -> Mounted:
     """Mounts model, checkpoints and output: on the node, or the dnn group's in the output claim.
 
-    Not the whole job folder: images bring code in it.
+    Not the whole job folder, in which images have code.
     """
     output = layout.settings.output
     if output and group.is_dnn:
         claim, folder = claim_of(output, where="key kubernetes.output")
-        # The kubelet fills it in, so that a TrainingRuntime is the same for all runs. A further try
-        # of a run goes on in its folder.
+        # Filled in by the kubelet: a TrainingRuntime is the same for all runs. A further attempt of
+        # a run continues in the run's folder.
         own = "$(STOKER_RUN_ID)" if layout.job.run is None else layout.run_name
         parent = posixpath.join(folder.replace("$", "$$"), own)
-        # Every host has an output folder of its own; model and checkpoints are the run's.
+        # Every host has its own output folder; model and checkpoints are the run's.
         paths = {name: f"{parent}/{name}" for name in _WRITTEN}
         paths["output"] += "/$(JOB_COMPLETION_INDEX)"
         return Mounted(
@@ -523,98 +637,67 @@ def _channels(layout: Layout, group: PodGroup) -> Iterator[Mounted]:
         yield Mounted(volume={"name": volume, "persistentVolumeClaim": source}, mounts=(mount,))
 
 
-def _one_volume_a_claim(mounted: Sequence[Mounted]) -> list[Mounted]:
-    """Merges volumes of the same claim into one volume with several mounts."""
-    kept: dict[str, Mounted] = {}
-    for one in mounted:
-        source = one.volume.get("persistentVolumeClaim")
-        name = str(one.volume["name"])
-        # A kubelet mounts a claim once for a pod, and would wait for the second volume.
-        key = f"claim {source['claimName']}" if isinstance(source, dict) else f"volume {name}"
-        first = kept.get(key)
-        if first is None:
-            kept[key] = one
-        elif isinstance(source, dict):
-            volume = dict(first.volume)
-            before = volume["persistentVolumeClaim"]
-            if not source.get("readOnly") or not mapping(before).get("readOnly"):
-                volume["persistentVolumeClaim"] = {"claimName": source["claimName"]}
-            renamed = tuple({**mount, "name": volume["name"]} for mount in one.mounts)
-            kept[key] = Mounted(volume=volume, mounts=(*first.mounts, *renamed))
-        else:
-            kept[f"{key} again"] = one  # which the rules refuse
-    return list(kept.values())
+def _share_claims(spec: dict[str, Json]) -> None:
+    """Merges volumes of one claim: a kubelet mounts a claim once, and waits for the second one."""
+    kept: dict[str, Document] = {}
+    names: dict[str, str] = {}
+    for volume in mappings(spec, "volumes"):
+        name, claim = str(volume["name"]), mapping(volume, "persistentVolumeClaim")
+        key = f"claim {claim.get('claimName')}" if claim else f"volume {name}"
+        first = kept.setdefault(key, volume)
+        names[name] = str(first["name"])
+        read_only = claim.get("readOnly") and mapping(first, "persistentVolumeClaim").get(
+            "readOnly"
+        )
+        if first is not volume and not read_only:
+            claimed: Json = {"claimName": claim["claimName"]}
+            kept[key] = {**first, "persistentVolumeClaim": claimed}
+    spec["volumes"] = list(kept.values())
+    for key in ("initContainers", "containers"):
+        if key in spec:
+            spec[key] = [_remounted(container, names) for container in mappings(spec, key)]
+
+
+def _remounted(container: Document, names: Mapping[str, str]) -> Document:
+    if "volumeMounts" not in container:
+        return container
+    mounts: list[Json] = [
+        {**mount, "name": names.get(str(mount.get("name")), mount.get("name"))}
+        for mount in mappings(container, "volumeMounts")
+    ]
+    return {**container, "volumeMounts": mounts}
 
 
 def _check_channel(name: str, channel: Channel) -> None:
     if channel.data_type != "S3Prefix" or channel.distribution != "FullyReplicated":
         raise UsageError(
-            "manifests and sharding by key are SageMaker's",
+            "manifests and sharding by key exist on SageMaker only",
             where=f"key channels.{name}",
             fix="leave data_type and distribution out: every host sees the whole folder",
         )
     if channel.mode == "Pipe":
         raise UsageError(
-            "there are no pipes on Kubernetes", where=f"key channels.{name}.mode", fix="use File"
+            "mode Pipe exists on SageMaker only", where=f"key channels.{name}.mode", fix="use File"
         )
-
-
-def _of_user(volume: PodVolume, group: PodGroup) -> Mounted:
-    sources: dict[str, Json] = {}
-    if volume.claim is not None:
-        sources["persistentVolumeClaim"] = {
-            "claimName": volume.claim,
-            **({"readOnly": True} if volume.read_only else {}),
-        }
-    if volume.secret is not None:
-        sources["secret"] = {"secretName": volume.secret}
-    if volume.config_map is not None:
-        sources["configMap"] = {"name": volume.config_map}
-    if volume.scratch is not None:
-        sources["emptyDir"] = {"sizeLimit": written(volume.scratch)}
-    if len(sources) != 1:
-        raise UsageError(
-            f"volume {volume.name} has {len(sources)} sources, and needs exactly one",
-            where=f"key kubernetes.{group.group.role}.volumes",
-            fix="name one of claim, secret, config_map and scratch",
-        )
-    mount: dict[str, Json] = {"name": volume.name, "mountPath": volume.mount_path}
-    if volume.read_only and volume.scratch is None:
-        mount["readOnly"] = True
-    if volume.sub_path:
-        mount["subPath"] = volume.sub_path
-    return Mounted(volume={"name": volume.name, **sources}, mounts=(mount,))
 
 
 def environment_of_group(layout: Layout, group: PodGroup) -> list[Json]:
-    """Returns variables that are the same for every run of the workload.
-
-    Raises:
-        UsageError: If the user sets a variable that stoker sets.
-    """
+    """Returns variables that are the same for every run of the workload."""
     asked = layout.job.environment
     theirs = {name: text for name, text in asked.items() if name not in MLFLOW_VARIABLES}
-    theirs |= group.settings.environment
     ours = {"HOME": "/tmp", "USER": "stoker"}  # of a user that the image may not know
     if layout.data:
-        # A data host that fails is started again: it must not succeed before the run ends, and
-        # trainers wait for it.
+        # A data host that fails is restarted: it must not succeed before the run ends, and trainers
+        # wait for it.
         ours |= RunEnvironment(comes_back=True).to_environ("comes_back")
     if not group.gpus:
         # GPU images ask for all GPUs of a host, whatever the pod is given.
         ours["NVIDIA_VISIBLE_DEVICES"] = "void"
-    taken = sorted(name for name in theirs if name.startswith("STOKER_") or name in _OF_JOB)
-    if taken:
-        raise UsageError(
-            f"{taken[0]} is set by stoker or Kubernetes",
-            where=f"key kubernetes.{group.group.role}.environment",
-            fix="leave it out; the workload has keys for what it says",
-        )
-    # Of JobSet's own label, and not as a text: a TrainingRuntime is the same for all runs.
+    # JobSet's own label in place of a text: a TrainingRuntime is the same for all runs.
     of_pod = {"STOKER_RUN_ID": f"metadata.labels['{JOBSET_LABEL}']"}
     settings = layout.settings
     if group.is_dnn and settings.output:
-        # All restarts are counted there, those that do not count as failures among them.
+        # Restarts that do not count as failures are counted there, too.
         most = settings.max_restarts + settings.max_fresh_starts
         ours |= RunEnvironment(max_fresh_starts=most).to_environ("max_fresh_starts")
         of_pod["STOKER_RESTARTS"] = f"metadata.annotations['{RESTARTS_ANNOTATION}']"
@@ -622,14 +705,14 @@ def environment_of_group(layout: Layout, group: PodGroup) -> list[Json]:
         {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
         for name, path in of_pod.items()
     ]
-    # Without a limit nothing in the pod says what of the node's CPUs it asked for.
+    # Without a limit nothing else in the pod tells which of the node's CPUs it requested.
     of_cpu: dict[str, Json] = {"resource": "requests.cpu", "divisor": "1m"}
     found.append({"name": CPU_REQUEST, "valueFrom": {"resourceFieldRef": of_cpu}})
-    return [*found, *variables({**ours, **theirs})]
+    return [*found, *variables({**theirs, **ours})]
 
 
 def environment_of_run(layout: Layout, group: PodGroup) -> list[Json]:
-    """Returns variables of this run alone."""
+    """Returns variables of this run only."""
     told = run_environment(layout.job)
     ours = replace(
         told,
@@ -648,22 +731,28 @@ def environment_of_run(layout: Layout, group: PodGroup) -> list[Json]:
         follower_lease=Path(LEASE_FOLDER) if has_lease(layout, group) else None,
         tensorboard=Path(JOB_FOLDER, TENSORBOARD) if layout.job.tracking.tensorboard else None,
     )
-    # A run of MLflow is this run's; what the user says of MLflow is the same for all runs.
+    # MLflow's run is this run's; what the user says of MLflow is the same for all runs.
+    patched = {
+        str(variable.get("name"))
+        for patch in group.patches
+        for container in mappings(patch, "spec", "containers")
+        for variable in mappings(container, "env")
+    }
     mlflow = {
         name: text
         for name, text in layout.job.environment.items()
-        if name in MLFLOW_VARIABLES and name not in group.settings.environment
+        if name in MLFLOW_VARIABLES and name not in patched
     }
     return variables({**(mlflow if group.is_dnn else {}), **ours.to_environ()})
 
 
 def variables(values: Mapping[str, str]) -> list[Json]:
-    """Returns variables as a container holds them, by name, each exactly as it is."""
+    """Returns variables as a container holds them, by name; their values are not expanded."""
     return [{"name": name, "value": verbatim(value)} for name, value in sorted(values.items())]
 
 
 def verbatim(text: str) -> str:
-    """Escapes `$`, so that Kubernetes looks for no $(NAME) in commands, arguments and variables."""
+    """Escapes `$`, so that Kubernetes expands no $(NAME)."""
     return text.replace("$", "$$")
 
 
@@ -671,26 +760,20 @@ def pod_template(layout: Layout, group: PodGroup, *, of_run: bool) -> dict[str, 
     """Returns the template of a group's pods.
 
     Args:
-        layout: Layout of the job.
-        group: One of its groups.
-        of_run: Whether with what only this run has: token, configuration, variables, zone.
+        of_run: Whether to include what only this run has: token, configuration, variables, zone.
 
     Raises:
-        UsageError: If pods cannot have a volume or variable.
+        UsageError: If pods cannot have a volume.
     """
-    settings, pods = layout.settings, group.settings
+    run_as = layout.settings.run_as
     mounted = volumes_of_group(layout, group)
-    environment = environment_of_group(layout, group)
-    if of_run:
-        mounted += volumes_of_run(layout, group)
-        environment += environment_of_run(layout, group)
     container: dict[str, Json] = {
         "name": group.job,
-        "image": pods.image or layout.image,
-        "command": [verbatim(word) for word in settings.entrypoint],
+        "image": group.settings.image or layout.image,
+        "command": [verbatim(word) for word in layout.settings.entrypoint],
         "args": [verbatim(word) for word in layout.job.command],
-        "env": environment,
-        "resources": {"requests": dict(group.requests), "limits": dict(group.limits)},
+        "env": environment_of_group(layout, group),
+        "resources": {"requests": group.requests, "limits": group.limits},
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
@@ -699,45 +782,53 @@ def pod_template(layout: Layout, group: PodGroup, *, of_run: bool) -> dict[str, 
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": mounts_of(mounted),
     }
-    if settings.image_pull_policy:
-        container["imagePullPolicy"] = settings.image_pull_policy
-    if pods.env_from_secrets:
-        container["envFrom"] = [{"secretRef": {"name": name}} for name in pods.env_from_secrets]
     spec: dict[str, Json] = {
-        # A data host is started again on its node, under its address. What the end of a dnn host
-        # means is JobSet's to decide: all hosts start again together.
+        # A data host is restarted on its node, under its address. What the end of a dnn host means
+        # is JobSet's to decide: all hosts restart together.
         "restartPolicy": "Never" if group.is_dnn else "OnFailure",
-        "terminationGracePeriodSeconds": settings.grace_seconds,
+        "terminationGracePeriodSeconds": GRACE_SECONDS,
         # The user's code has no business with the cluster's API.
         "automountServiceAccountToken": False,
         # Else each service of the namespace adds variables to the environment.
         "enableServiceLinks": False,
         "securityContext": {
-            # All of it is what the restricted profile of pod security asks for, in each pod.
+            # What the restricted profile of pod security asks for.
             "runAsNonRoot": True,
-            "runAsUser": settings.run_as,
-            "runAsGroup": settings.run_as,
-            "fsGroup": settings.run_as,
+            "runAsUser": run_as,
+            "runAsGroup": run_as,
+            "fsGroup": run_as,
             # Else the kubelet would set the owner of every file of a claim at each start.
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "nodeSelector": dict(group.node_selector),
-        "tolerations": [_toleration(toleration) for toleration in group.tolerations],
+        "nodeSelector": group.node_selector,
+        "tolerations": [*group.tolerations],
         "containers": [container],
         "volumes": [one.volume for one in mounted],
     }
-    affinity = {**_node_affinity(pods.node_rules), **(zone_affinity(layout) if of_run else {})}
-    if affinity:
-        spec["affinity"] = affinity
-    if settings.image_pull_secrets:
-        spec["imagePullSecrets"] = [{"name": name} for name in settings.image_pull_secrets]
-    account = pods.service_account or settings.service_account
-    if account:
-        spec["serviceAccountName"] = account
-    if pods.priority_class:
-        spec["priorityClassName"] = pods.priority_class
-    return {"metadata": _metadata(layout, group), "spec": spec}
+    template: dict[str, Json] = {"metadata": _metadata(layout, group), "spec": spec}
+    for patch in group.patches:
+        template = mapping_of(template, patch)
+    own: Document = {"nodeSelector": group.node_selector, "tolerations": [*group.tolerations]}
+    spec = {**mapping(template, "spec"), **own}
+    if of_run:
+        # After the patches, which a TrainingRuntime has, too.
+        of_this = volumes_of_run(layout, group)
+        added: dict[str, Json] = {
+            "containers": [
+                {
+                    "name": group.job,
+                    "env": environment_of_run(layout, group),
+                    "volumeMounts": mounts_of(of_this),
+                }
+            ],
+            "volumes": [one.volume for one in of_this],
+        }
+        if affinity := zone_affinity(layout):
+            added["affinity"] = affinity
+        spec = mapping_of(spec, added)
+    _share_claims(spec)
+    return {**template, "spec": spec}
 
 
 def mounts_of(mounted: Sequence[Mounted]) -> list[Json]:
@@ -760,53 +851,9 @@ def zone_affinity(layout: Layout) -> dict[str, Json]:
 
 
 def _metadata(layout: Layout, group: PodGroup) -> dict[str, Json]:
-    # A mesh's sidecar does not end when the training does, and all traffic goes through it.
+    # A mesh's sidecar does not end when the training does, and all traffic passes through it.
     no_mesh = {ISTIO_INJECT: "false"}
     return {
-        "labels": {
-            **layout.settings.labels,
-            MANAGED_BY_LABEL: "stoker",
-            ROLE_LABEL: group.group.role,
-            **no_mesh,
-            **group.settings.labels,
-        },
-        "annotations": {
-            **no_mesh,
-            **(STAY_ANNOTATIONS if group.is_dnn else {}),
-            **group.settings.annotations,
-        },
+        "labels": {**layout.labels, ROLE_LABEL: group.group.role, **no_mesh},
+        "annotations": {**no_mesh, **(STAY_ANNOTATIONS if group.is_dnn else {})},
     }
-
-
-def _toleration(toleration: Toleration) -> dict[str, Json]:
-    fields = {
-        "key": toleration.key,
-        "operator": toleration.operator,
-        "value": toleration.value,
-        "effect": toleration.effect,
-    }
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-def _node_affinity(rules: Sequence[NodeRule]) -> dict[str, Json]:
-    must: list[Json] = [_expression(rule) for rule in rules if rule.weight is None]
-    better: list[Json] = [
-        {"weight": rule.weight, "preference": {"matchExpressions": [_expression(rule)]}}
-        for rule in rules
-        if rule.weight is not None
-    ]
-    affinity: dict[str, Json] = {}
-    if must:
-        affinity["requiredDuringSchedulingIgnoredDuringExecution"] = {
-            "nodeSelectorTerms": [{"matchExpressions": must}]
-        }
-    if better:
-        affinity["preferredDuringSchedulingIgnoredDuringExecution"] = better
-    return {"nodeAffinity": affinity} if affinity else {}
-
-
-def _expression(rule: NodeRule) -> dict[str, Json]:
-    expression: dict[str, Json] = {"key": rule.key, "operator": rule.operator}
-    if rule.values:
-        expression["values"] = list(rule.values)
-    return expression

@@ -297,7 +297,7 @@ def refused_pods(group: PodGroup, message: str) -> Trouble:
     elif "PodSecurity" in message:
         fix = "take out of kubernetes." + group.group.role + " what the namespace does not allow"
     elif "serviceaccount" in message or "service account" in message:
-        fix = "make the service account, or change kubernetes.service_account"
+        fix = "make the service account, or change serviceAccountName in kubernetes.*.pod.spec"
     return Trouble(
         key=f"refused {group.group.name}",
         group=group.group.name,
@@ -353,7 +353,7 @@ def _unschedulable_troubles(
     if not missing and "didn't match" in said:
         fix_after = 0.0
         labels = ", ".join(f"{key}={value}" for key, value in group.node_selector.items())
-        fix = f"is there a node with {labels}? kubernetes.pools.{pool} names the labels"
+        fix = f"is there a node with {labels}? kubernetes.pools.{pool}.pod has its nodeSelector"
     yield Trouble(
         key=f"unschedulable {group.group.name}",
         group=group.group.name,
@@ -392,7 +392,7 @@ def _not_pulled(pods: Sequence[PodState], group: PodGroup, image: str) -> Iterat
         what=f"{_hosts(found, group)} for the image {image} "
         f"({first.waits_for}): {first.waits_because or 'no reason is given'}",
         hosts=len(found),
-        fix="push it, check its name, and let kubernetes.image_pull_secrets open its registry",
+        fix="push it, check its name, and set imagePullSecrets in kubernetes.*.pod.spec",
         fatal_after=seconds if group.is_dnn else None,
     )
 
@@ -408,7 +408,7 @@ def _not_made(pods: Sequence[PodState], group: PodGroup) -> Iterator[Trouble]:
         what=f"{_hosts(found, group)} for their containers "
         f"({first.waits_for}): {first.waits_because or 'no reason is given'}",
         hosts=len(found),
-        fix=f"check kubernetes.{group.group.role}: env_from_secrets, volumes; and the entry point",
+        fix=f"check kubernetes.{group.group.role}.pod (envFrom, volumes) and the entry point",
         fatal_after=CONTAINER_SECONDS if group.is_dnn else None,
     )
 

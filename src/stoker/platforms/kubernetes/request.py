@@ -1,23 +1,18 @@
-"""Kubernetes runs a job from its objects, a pure value: they are made, checked and written as YAML.
+"""All objects of a run, made and checked before anything is sent: a pure value.
 
-The objects come from `objects`, a pod's spec from `objects.pod_template`.
+They are made of what `objects` has. Nothing here needs an alpha feature of JobSet. A
+TrainingRuntime is the same for all runs of a workload on one plan, and may exist already, applied
+by an administrator; what is only a run's is patched in by its TrainJob.
 
-Nothing here needs an alpha feature of JobSet. A TrainingRuntime is the same for all runs of a
-workload on one plan, and may be there already, applied by those who run the cluster; what is a
-run's alone is patched in by its TrainJob.
-
-The server checks what users write. Only what it accepts and then cannot run is checked here. What
-stoker itself writes is held against the schemas of JobSet and Kubeflow Trainer, and the restricted
-profile, by its tests.
+The server checks what users write. Checked here is only what it accepts and then cannot run. The
+tests hold what stoker writes against the schemas of JobSet and Kubeflow Trainer and the restricted
+profile.
 """
 
 import hashlib
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-
-import yaml
 
 from stoker.errors import UsageError
 from stoker.platforms.base import MLFLOW_VARIABLES, JobSpec, hyperparameters
@@ -25,9 +20,8 @@ from stoker.platforms.kubernetes.api import name_of, number, text
 from stoker.platforms.kubernetes.objects import (
     HYPERPARAMETERS_KEY,
     JOBSET_LABEL,
-    MANAGED_BY_LABEL,
-    QUEUE_LABEL,
     REQUEST_ANNOTATION,
+    RESERVED_METADATA,
     ROLE_LABEL,
     RUN_ANNOTATION,
     STEP_LABEL,
@@ -51,8 +45,10 @@ from stoker.platforms.kubernetes.objects import (
     volumes_of_run,
     zone_affinity,
 )
+from stoker.platforms.patch import check_patch, mapping_of
 from stoker.records import Json
 from stoker.records.base import Document, mapping, mappings
+from stoker.records.platforms import patch_document
 
 JOBSET_API = "jobset.x-k8s.io/v1alpha2"
 # Kubernetes' largest limit: a failed pod of the data group is always replaced.
@@ -60,13 +56,21 @@ WITHOUT_END = 2**31 - 1
 TRAINER_API = "trainer.kubeflow.org/v1alpha1"
 ANCESTOR_LABEL = "trainer.kubeflow.org/trainjob-ancestor-step"
 FRAMEWORK_LABEL = "trainer.kubeflow.org/framework"
-# Who patches: a domain and a path, by Trainer's rule.
+# In runtimePatches: a domain and a path, by Trainer's rule.
 MANAGER = "stoker/run"
-# Shown in place of the token wherever the Secret is shown: a launcher refuses it as a token.
+# In place of the token where the Secret is shown; a launcher refuses it as a token.
 NO_TOKEN = "made-when-the-job-is-submitted"
-# Texts that every version of YAML reads as texts.
-_PLAIN = re.compile(r"^[A-Za-z/][A-Za-z0-9_./-]*( [A-Za-z0-9_./-]+)*$")
-_WORDS = frozenset(("y", "n", "yes", "no", "on", "off", "true", "false", "null"))
+KEEP_SECONDS = 86400
+# Paths of a JobSet that `kubernetes.jobset` cannot set, and what to do instead.
+_RESERVED = {
+    **RESERVED_METADATA,
+    "spec replicatedJobs": "use kubernetes.dnn.pod and kubernetes.data.pod",
+    "spec failurePolicy": "use kubernetes.max_restarts and kubernetes.max_fresh_starts",
+    **{
+        f"spec {key}": ""
+        for key in ("successPolicy", "startupPolicy", "network", "coordinator", "suspend")
+    },
+}
 
 
 def jobset(layout: Layout) -> dict[str, Json]:
@@ -75,18 +79,11 @@ def jobset(layout: Layout) -> dict[str, Json]:
     Raises:
         UsageError: If Kubernetes cannot run the groups' pods.
     """
-    spec = jobset_spec(layout, of_run=True)
-    network: dict[str, Json] = {
-        "enableDNSHostnames": True,
-        # JobSet's default; written, as `host_pattern` counts on it.
-        "subdomain": layout.name,
-        "publishNotReadyAddresses": True,
-    }
     return {
         "apiVersion": JOBSET_API,
         "kind": "JobSet",
-        "metadata": metadata(layout, queued=True),
-        "spec": {**spec, "network": network},
+        "metadata": _metadata_of_job(layout),
+        "spec": jobset_spec(layout, of_run=True),
     }
 
 
@@ -96,8 +93,7 @@ def jobset_spec(
     """Returns the spec that a JobSet and the template of a TrainingRuntime have in common.
 
     Args:
-        layout: Layout of the job.
-        of_run: Whether with what only this run has.
+        of_run: Whether to include what only this run has.
         job_labels: Labels of jobs, by the replicated job's name.
     """
     settings = layout.settings
@@ -105,37 +101,43 @@ def jobset_spec(
         # The dnn group's end ends the JobSet, and its controller deletes the data group's pods.
         "successPolicy": {"operator": "All", "targetReplicatedJobs": [layout.dnn.job]},
         "failurePolicy": _failure_policy(layout),
-        # Pods find each other before they are ready: the feed waits for nobody.
-        "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
-        # Trainer 2.1 to 2.3 makes the JobSet of a failed TrainJob anew when its TTL has deleted it,
-        # and so trains again, for ever (kubeflow/trainer#3779). Later ones refuse it here.
-        **({} if settings.api == "trainer" else {"ttlSecondsAfterFinished": settings.keep_seconds}),
+        "network": {
+            "enableDNSHostnames": True,
+            # JobSet's default; written, as `host_pattern` relies on it.
+            **({"subdomain": layout.name} if of_run else {}),
+            # The feed waits for no host: pods find each other before they are ready.
+            "publishNotReadyAddresses": True,
+        },
+        "ttlSecondsAfterFinished": KEEP_SECONDS,
         "replicatedJobs": [
             _replicated_job(layout, group, of_run=of_run, labels=(job_labels or {}).get(group.job))
             for group in layout.groups
         ],
     }
-    return spec
+    reserved = _RESERVED
+    if settings.api == "trainer":
+        # Trainer 2.1 to 2.3 makes the JobSet of a failed TrainJob again when its TTL has deleted
+        # it, and so trains again, for ever (kubeflow/trainer#3779). Later ones refuse it here.
+        del spec["ttlSecondsAfterFinished"]
+        reserved = {**_RESERVED, "spec ttlSecondsAfterFinished": "a TrainJob has no TTL"}
+    outline: Document = {"metadata": {"labels": {}, "annotations": {}}, "spec": spec}
+    check_patch(settings.jobset.document, outline, key="kubernetes.jobset", reserved=reserved)
+    return mapping_of(spec, patch_document(settings.jobset.spec))
 
 
-def metadata(layout: Layout, *, name: str | None = None, queued: bool = False) -> dict[str, Json]:
-    """Returns the metadata of an object of the run: its name, namespace, labels and annotations.
-
-    Args:
-        layout: Layout of the job.
-        name: Absent: the run's.
-        queued: Whether Kueue admits the object.
-    """
-    settings = layout.settings
-    labels = {**settings.labels, MANAGED_BY_LABEL: "stoker"}
-    if queued and settings.queue:
-        labels[QUEUE_LABEL] = settings.queue
+def metadata(layout: Layout, *, name: str | None = None) -> dict[str, Json]:
+    """Returns the metadata of an object of the run; its name is the run's by default."""
     described: dict[str, Json] = {"name": name or layout.name}
-    if settings.namespace:
-        described["namespace"] = settings.namespace
-    described["labels"] = labels
+    if layout.settings.namespace:
+        described["namespace"] = layout.settings.namespace
+    described["labels"] = layout.labels
     described["annotations"] = {RUN_ANNOTATION: layout.job.run_name}
     return described
+
+
+def _metadata_of_job(layout: Layout) -> dict[str, Json]:
+    """Returns the metadata of the object that Kueue admits."""
+    return mapping_of(metadata(layout), patch_document(layout.settings.jobset.metadata))
 
 
 def _failure_policy(layout: Layout) -> dict[str, Json]:
@@ -146,13 +148,13 @@ def _failure_policy(layout: Layout) -> dict[str, Json]:
         rules.append(
             {
                 "name": "out_of_time",
-                # By default JobSet would start all hosts again, for as long again; and its state
-                # does not say why a job of it failed, but only by which action.
+                # By default JobSet would restart all hosts, for as long again; and its state says
+                # by which action it failed, not why.
                 "action": "FailJobSet",
                 "onJobFailureReasons": ["DeadlineExceeded"],
             }
         )
-    if _resumes(layout):
+    if layout.settings.output:
         # The one failure that is a pod failure policy's.
         rules.append(
             {
@@ -163,20 +165,15 @@ def _failure_policy(layout: Layout) -> dict[str, Json]:
             }
         )
     if rules or settings.max_restarts:
-        # A new leader must not be taken for the old one, which has the same name.
+        # A new leader must not be mistaken for the old one, which has the same name.
         policy["restartStrategy"] = "BlockingRecreate"
     if rules:
         policy["rules"] = rules
     return policy
 
 
-def _resumes(layout: Layout) -> bool:
-    """Returns whether hosts that are started again find the checkpoints of those before."""
-    return layout.settings.output is not None
-
-
 def _deadline_of_job(layout: Layout) -> int | None:
-    """Returns the limit of the dnn group's Job; a TrainJob has one of its own."""
+    """Returns the limit of the dnn group's Job; a TrainJob has its own."""
     return layout.settings.max_run_seconds if layout.settings.api == "jobset" else None
 
 
@@ -187,20 +184,19 @@ def _replicated_job(
     job: dict[str, Json] = {
         "parallelism": count,
         "completions": count,
-        # Gives each pod its number, and with it a name in the DNS that stays the same.
+        # Gives each pod its number, and with it a stable name in the DNS.
         "completionMode": "Indexed",
-        # JobSet looks at failed jobs before it looks at success: the data group's job must never
-        # fail, not even as the training ends. A failed dnn pod is JobSet's case (maxRestarts), as
-        # all hosts start again with it.
+        # JobSet checks failed jobs before success: the data group's job must never fail, not even
+        # as the training ends. A failed dnn pod is JobSet's case (maxRestarts): all hosts restart.
         "backoffLimit": 0 if group.is_dnn else WITHOUT_END,
     }
     if not group.is_dnn:
-        # Not after its end, which a node that is cut off never tells.
+        # Not after its end, which a disconnected node never reports.
         job["podReplacementPolicy"] = "TerminatingOrFailed"
     deadline = _deadline_of_job(layout)
     if group.is_dnn and deadline:
         job["activeDeadlineSeconds"] = deadline
-    if group.is_dnn and _resumes(layout):
+    if group.is_dnn and layout.settings.output:
         disrupted: Json = {"type": "DisruptionTarget", "status": "True"}
         job["podFailurePolicy"] = {
             "rules": [{"action": "FailJob", "onPodConditions": [disrupted]}],
@@ -218,7 +214,7 @@ def disruption_budget(layout: Layout) -> Document:
         "kind": "PodDisruptionBudget",
         "metadata": described,
         "spec": {
-            # Not maxUnavailable: how many pods a Job should have is not known to budgets.
+            # Not maxUnavailable: budgets do not know how many pods a Job should have.
             "minAvailable": layout.dnn.group.count,
             "selector": {"matchLabels": {JOBSET_LABEL: layout.name, ROLE_LABEL: "dnn"}},
         },
@@ -228,11 +224,10 @@ def disruption_budget(layout: Layout) -> Document:
 def follower_budget(layout: Layout, workflow: Document, labels: Document) -> Document:
     """Returns the budget by which a drain waits for the pod that follows a Workflow's job.
 
-    There is one for each step, and not for each job: the eviction API refuses a pod with two
-    budgets by an error (500), on which a drain gives up instead of waiting.
+    One for each step, not for each job: the eviction API refuses a pod with two budgets by an error
+    (500), on which a drain gives up instead of waiting.
 
     Args:
-        layout: Layout of the job.
         workflow: Reference to the Workflow, which owns the budget.
         labels: Labels that only this step's pods have in the Workflow.
     """
@@ -244,7 +239,7 @@ def follower_budget(layout: Layout, workflow: Document, labels: Document) -> Doc
         "kind": "PodDisruptionBudget",
         "metadata": {**described, "ownerReferences": [dict(workflow)]},
         "spec": {
-            # A Workflow has no scale: maxUnavailable would not be known.
+            # Not maxUnavailable: a Workflow has no scale.
             "minAvailable": 1,
             "selector": {"matchLabels": {WORKFLOW_LABEL: name, **labels}},
         },
@@ -252,23 +247,21 @@ def follower_budget(layout: Layout, workflow: Document, labels: Document) -> Doc
 
 
 def training_runtime(layout: Layout, *, name: str) -> dict[str, Json]:
-    """Returns the TrainingRuntime of `layout`, without what is a run's alone.
+    """Returns the TrainingRuntime of `layout`, without what only a run has.
 
     Raises:
         UsageError: If Kubernetes cannot run the groups' pods.
     """
-    # The trainer's label is what tells Trainer which job a TrainJob's settings go to.
+    # The label by which Trainer finds the job that a TrainJob's settings go to.
     ancestors = {TRAINER_JOB: {ANCESTOR_LABEL: "trainer"}}
     spec: dict[str, Json] = {
         # Without torch's policy: stoker's launcher starts torchrun itself.
         "mlPolicy": {"numNodes": layout.dnn.group.count},
-        # Both groups, whole: a TrainJob sets count, image and resources of the trainer's job only.
+        # Both groups whole: a TrainJob sets count, image and resources of the trainer's job only.
         "template": {"spec": jobset_spec(layout, of_run=False, job_labels=ancestors)},
     }
     described = metadata(layout, name=name)
-    labels = described["labels"]
-    assert isinstance(labels, dict)
-    described["labels"] = {**labels, FRAMEWORK_LABEL: "torch"}
+    described["labels"] = {**layout.labels, FRAMEWORK_LABEL: "torch"}
     described["annotations"] = {REQUEST_ANNOTATION: digest(spec)}
     return {
         "apiVersion": TRAINER_API,
@@ -294,7 +287,7 @@ def train_job(layout: Layout, *, runtime: str) -> dict[str, Json]:
     return {
         "apiVersion": TRAINER_API,
         "kind": "TrainJob",
-        "metadata": metadata(layout, queued=True),
+        "metadata": _metadata_of_job(layout),
         "spec": {
             "runtimeRef": {
                 "apiGroup": TRAINER_API.partition("/")[0],
@@ -314,13 +307,13 @@ def train_job(layout: Layout, *, runtime: str) -> dict[str, Json]:
 
 
 def digest(spec: Json) -> str:
-    """Returns the digest by which two objects' specs are compared: 64 hexadecimal digits."""
+    """Returns the digest by which specs of objects are compared: 64 hexadecimal digits."""
     text = json.dumps(_without_mlflow(spec), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _without_mlflow(spec: Json) -> Json:
-    """Returns the spec without the variables of MLflow, which may be away in one attempt."""
+    """Returns the spec without MLflow's variables: it may be unreachable in one attempt."""
     if isinstance(spec, Mapping):
         return {key: _without_mlflow(value) for key, value in spec.items()}
     if isinstance(spec, Sequence) and not isinstance(spec, str):
@@ -350,13 +343,14 @@ def _patch(layout: Layout, group: PodGroup) -> dict[str, Json]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicatedJob:
-    """A JobSet, or a runtime's template, consists of replicated jobs.
+    """A replicated job of a JobSet, or of a runtime's template.
 
     Attributes:
-        path: Its place in the document.
+        path: Its place in the object.
+        document: The whole.
         spec: Spec of the job.
-        pods: The pods' spec.
         template: Template of the pods.
+        pods: The pods' spec.
     """
 
     name: str
@@ -368,12 +362,12 @@ class ReplicatedJob:
 
     @property
     def labels(self) -> Document:
-        """Returns the labels of the job."""
+        """Labels of the job."""
         return mapping(self.document, "template", "metadata", "labels")
 
 
 def jobset_of(document: Document) -> tuple[str, Document]:
-    """Returns path and spec of the JobSet in a JobSet or TrainingRuntime; none of other objects."""
+    """Returns path and spec of the JobSet in a JobSet or TrainingRuntime; else empty ones."""
     match document.get("kind"):
         case "JobSet":
             return "spec", mapping(document, "spec")
@@ -398,20 +392,14 @@ def replicated_jobs(document: Document) -> Iterator[ReplicatedJob]:
         )
 
 
-def _repeated(document: Document, key: str, name: str, path: str) -> Iterator[str]:
-    names = [text(item, name) for item in mappings(document, key)]
-    for twice in sorted({one for one in names if names.count(one) > 1}):
-        yield f"{path}.{key}: {twice} occurs twice"
-
-
 def check_objects(objects: Sequence[Document]) -> None:
     """Checks what users wrote into the objects that are about to be sent.
 
     Raises:
         UsageError: With every rule that the first wrong object breaks.
     """
-    # The server checks all other rules. It accepts a JobSet whose pods have names that are too long
-    # or two volumes of one name: only events of the jobs tell, while the other group is paid for.
+    # The server accepts a JobSet whose pods' names are too long: only events of its jobs say so,
+    # while the other group is paid for.
     for document in objects:
         found = list(problems_of(document, among=objects))
         if found:
@@ -426,7 +414,6 @@ def problems_of(document: Document, *, among: Sequence[Document] = ()) -> Iterat
     """Yields what the server accepts in an object, although its pods could never run.
 
     Args:
-        document: The object.
         among: All objects of the run: a TrainJob's names are those of its runtime's jobs.
     """
     name = name_of(document)
@@ -441,20 +428,20 @@ def problems_of(document: Document, *, among: Sequence[Document] = ()) -> Iterat
                 if "priorityClassName" in job.pods and not is_trainer:
                     yield (
                         f"{job.path}: with Kubeflow Trainer only the job that trains has a "
-                        "priority class (kubernetes.data.priority_class)"
+                        "priority class (kubernetes.data.pod.spec.priorityClassName)"
                     )
         case "TrainJob":
-            yield from _train_job_problems(document, among)
-    for job in replicated_jobs(document):
-        pods = f"{job.path}.template.spec.template.spec"
-        yield from _repeated(job.pods, "volumes", "name", pods)
-        for index, container in enumerate(mappings(job.pods, "containers")):
-            path = f"{pods}.containers[{index}]"
-            yield from _repeated(container, "volumeMounts", "mountPath", path)
+            if not is_dns_label(name):
+                yield f"metadata.name: {name} is not a host name"
+            reference = text(mapping(document, "spec", "runtimeRef"), "name")
+            for runtime in among:
+                if runtime.get("kind") == "TrainingRuntime" and name_of(runtime) == reference:
+                    for job in replicated_jobs(runtime):
+                        yield from _name_problems(job, name)
 
 
 def _name_problems(job: ReplicatedJob, name: str) -> Iterator[str]:
-    """Checks names of jobs and pods as the controllers will call them, with the suffix of five."""
+    """Checks names of jobs and pods as controllers will make them, with their suffix of five."""
     replicas, completions = number(job.document, "replicas", 1), number(job.spec, "completions", 1)
     names = [f"{name}-{job.name}-{replicas - 1}"]
     if text(job.spec, "completionMode") == "Indexed":
@@ -467,29 +454,17 @@ def _name_problems(job: ReplicatedJob, name: str) -> Iterator[str]:
             )
 
 
-def _train_job_problems(document: Document, among: Sequence[Document]) -> Iterator[str]:
-    name, spec = name_of(document), mapping(document, "spec")
-    if not is_dns_label(name):
-        yield f"metadata.name: {name} is not a host name"
-    reference = text(mapping(spec, "runtimeRef"), "name")
-    for runtime in among:
-        if runtime.get("kind") == "TrainingRuntime" and name_of(runtime) == reference:
-            for job in replicated_jobs(runtime):
-                yield from _name_problems(job, name)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubernetesRequest:
-    """A request holds all objects of a job, before anything is sent.
+    """All objects of a job, before anything is sent.
 
-    The job owns secret, configuration, budget and a runtime of its own; their owner references, and
-    the job's own to the Workflow that it is made for, are set by submit().
+    The job owns Secret, ConfigMaps, budget and its runtime; submit() sets their owner references,
+    and the job's to its Workflow.
 
     Attributes:
-        layout: The groups that the objects are made of.
         main: The JobSet, or the TrainJob.
         runtime: The TrainingRuntime that the TrainJob needs; None with a JobSet.
-        runtime_is_ours: Whether submit() makes the runtime; else it must be there, as it is here.
+        runtime_is_ours: Whether submit() makes the runtime; else it must exist, equal to this one.
         config: The ConfigMap with what launchers read.
         secret: The Secret, with NO_TOKEN in place of the token.
         budget: The PodDisruptionBudget of the dnn group.
@@ -508,24 +483,19 @@ class KubernetesRequest:
 
     @property
     def name(self) -> str:
-        """Returns the name of the job's objects."""
+        """Name of the job's objects."""
         return self.layout.name
 
     @property
-    def namespace(self) -> str | None:
-        """Returns the namespace; None: that of the pod or kube config that submits."""
-        return self.layout.settings.namespace
-
-    @property
     def objects(self) -> tuple[Document, ...]:
-        """Returns all that submit() makes, in the order in which one needs the other."""
+        """What submit() makes, in the order in which one needs the other."""
         runtime = (self.runtime,) if self.runtime and self.runtime_is_ours else ()
         records = (self.records,) if self.records else ()
         return (self.secret, self.config, *records, self.budget, *runtime, self.main)
 
     @property
     def request_sha256(self) -> str:
-        """Returns a digest of the job's spec and configuration: the same in each attempt."""
+        """Digest of the job's spec and configuration: the same in each attempt."""
         return str(mapping(self.main, "metadata", "annotations")[REQUEST_ANNOTATION])
 
 
@@ -538,9 +508,9 @@ def plan_request(job: JobSpec) -> KubernetesRequest:
     layout = lay_out(job)
     if layout.settings.runtime and job.run is not None:
         raise UsageError(
-            f"the TrainingRuntime {layout.settings.runtime} is of the run's first plan",
+            f"the TrainingRuntime {layout.settings.runtime} fits the run's first plan only",
             where="key kubernetes.runtime",
-            fix="leave it out, so that one is made for each plan",
+            fix="leave it out: one is made for each plan",
         )
     config = _config(layout)
     runtime: Document | None = None
@@ -560,19 +530,13 @@ def plan_request(job: JobSpec) -> KubernetesRequest:
         budget=disruption_budget(layout),
         records=_records(layout) if job.records else None,
     )
-    check_objects(_checked(request))
+    is_there = runtime is not None and not request.runtime_is_ours
+    check_objects([*([runtime] if runtime and is_there else []), *request.objects])
     return request
 
 
-def _checked(request: KubernetesRequest) -> tuple[Document, ...]:
-    objects = request.objects
-    if request.runtime and not request.runtime_is_ours:
-        return (request.runtime, *objects)
-    return objects
-
-
 def _signed(main: dict[str, Json], layout: Layout, *, parts: list[Json]) -> Document:
-    """Returns the job with a digest of it and `parts`, to recognise an earlier attempt's job."""
+    """Returns the job with a digest of it and `parts`, by which an attempt finds its job."""
     described = mapping(main, "metadata")
     annotations = {**mapping(described, "annotations")}
     annotations[REQUEST_ANNOTATION] = digest([main["spec"], *parts])
@@ -601,7 +565,7 @@ def _config(layout: Layout) -> Document:
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": metadata(layout, name=config_map(layout.name)),
-        # Nobody changes a run's settings under it, and kubelets need not watch the object.
+        # A run's settings do not change, and kubelets need not watch the object.
         "immutable": True,
         "data": data,
     }
@@ -630,43 +594,3 @@ def _secret(layout: Layout) -> Document:
 
 def _json(document: Json) -> str:
     return json.dumps(document, indent=2, sort_keys=True) + "\n"
-
-
-class _Dumper(yaml.SafeDumper):
-    """Quotes what a parser could take for a number, a date or a truth: kubectl reads YAML 1.1."""
-
-    def ignore_aliases(self, data: object) -> bool:
-        """Returns True: objects are written in full, however often they are used."""
-        # Kubernetes' parser knows YAML's anchors, people who read the file may not.
-        return True
-
-
-def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
-    is_plain = _PLAIN.match(text) and text.lower() not in _WORDS
-    style = "" if is_plain else "|" if "\n" in text else "'"
-    if not text.replace("\n", "").isprintable():
-        style = '"'
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
-
-
-_Dumper.add_representer(str, _text)
-
-
-def manifest(
-    objects: Sequence[Mapping[str, Json]], *, notes: Mapping[str, str] | None = None
-) -> str:
-    """Returns the objects as YAML, one document each.
-
-    Args:
-        objects: Objects in their order.
-        notes: Words for those who read it, by the object's kind.
-    """
-    documents = []
-    for document in objects:
-        words = (notes or {}).get(str(document.get("kind")), "")
-        comment = "".join(f"# {line}\n" for line in words.splitlines())
-        written = yaml.dump(
-            document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10**6
-        )
-        documents.append(comment + written)
-    return "---\n".join(documents)

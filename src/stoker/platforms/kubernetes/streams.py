@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from json import JSONDecodeError, loads
 
+from stoker.errors import ServiceError
 from stoker.platforms.follow import UNREACHABLE_SECONDS
 from stoker.platforms.kubernetes.api import (
     EVENTS,
     PODS,
     Action,
-    ApiError,
     ByteStream,
     ClusterApi,
     Resource,
@@ -44,13 +44,13 @@ _TIME = re.compile(
 )
 # After it the server ends a watch, and a dead connection is noticed.
 WATCH_SECONDS = 60
-SILENT_SECONDS = WATCH_SECONDS + 15.0
+WATCH_READ_SECONDS = WATCH_SECONDS + 15.0
 # Between attempts, doubling, back to the first with the first thing that comes.
 MIN_DELAY_SECONDS = 0.2
 MAX_DELAY_SECONDS = 15.0
-_TOO_OLD = 410
+_TOO_OLD = "410"
 # A training may be silent for long; a dead connection is noticed after this.
-LOG_SILENT_SECONDS = 300.0
+LOG_READ_SECONDS = 300.0
 LOG_MAX_DELAY_SECONDS = 10.0
 # How long the log of a pod that has ended is asked for while the cluster does not answer.
 LAST_WORDS_SECONDS = 60.0
@@ -170,7 +170,7 @@ class Lost:
     """Nothing more can be learned of these objects."""
 
     resource: Resource
-    error: ApiError
+    error: ServiceError
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ class Disturbed:
     """The cluster does not answer; it is asked again."""
 
     resource: Resource
-    error: ApiError
+    error: ServiceError
 
 
 News = Listed | Changed | Gone | Lost | Disturbed
@@ -229,10 +229,10 @@ class ObjectWatch(threading.Thread):
                     self._tell(Listed(self._resource, tuple(items)))
                 version = self._watch(version)
                 reached_at = self._cluster.clock()
-            except ApiError as err:
-                if err.is_too_old:
+            except ServiceError as err:
+                if err.code == _TOO_OLD:
                     version = ""
-                elif not err.may_return or self._is_lost(reached_at):
+                elif err.kind not in ("away", "stale") or self._is_lost(reached_at):
                     if not self._is_closed.is_set():
                         self._tell(Lost(self._resource, err))
                     return
@@ -254,7 +254,7 @@ class ObjectWatch(threading.Thread):
             "resourceVersion": version,
             "timeoutSeconds": str(WATCH_SECONDS),
         }
-        stream = self._cluster.open(self._resource, query=query, read_seconds=SILENT_SECONDS)
+        stream = self._cluster.open(self._resource, query=query, read_seconds=WATCH_READ_SECONDS)
         try:
             with self._slot.reading(stream):
                 for line, is_whole in stream.lines():
@@ -262,9 +262,9 @@ class ObjectWatch(threading.Thread):
                         continue
                     self._has_news = True
                     version = self._take(line) or version
-        except ApiError as err:
+        except ServiceError as err:
             # Broken off: what came so far counts, and the next watch continues from there.
-            if not err.is_passing:
+            if err.kind != "away":
                 raise
         return version
 
@@ -285,12 +285,12 @@ class ObjectWatch(threading.Thread):
         return text(mapping(item, "metadata"), "resourceVersion")
 
 
-def _error(status: Document, resource: Resource, namespace: str) -> ApiError:
+def _error(status: Document, resource: Resource, namespace: str) -> ServiceError:
     action = Action(
         verb="watch", group=resource.group, resource=resource.plural, namespace=namespace
     )
     # Whatever the reason is: a watch that cannot continue starts again.
-    return failed(text(status, "message"), action, code=_TOO_OLD)
+    return failed(text(status, "message"), action, code=_TOO_OLD, kind="refused")
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +306,7 @@ class LogLost:
     """A pod's log cannot be read to its end."""
 
     pod: PodState
-    error: ApiError
+    error: ServiceError
 
 
 class PodLog(threading.Thread):
@@ -367,12 +367,12 @@ class PodLog(threading.Thread):
                 failing_since = None
                 if is_complete and pod.is_final:
                     return
-            except ApiError as err:
+            except ServiceError as err:
                 # With a pod its log is gone, too.
-                if err.is_missing or self._is_closed.is_set():
+                if err.kind == "missing" or self._is_closed.is_set():
                     return
                 # 400: the container that is started again has not started yet.
-                if not err.may_return and err.code != 400:
+                if err.kind not in ("away", "stale") and err.code != "400":
                     self._tell(LogLost(pod, err))
                     return
                 now = self._cluster.clock()
@@ -387,9 +387,9 @@ class PodLog(threading.Thread):
         """Reads the rest of the previous container's log, if there is one."""
         try:
             self._read(is_final=True, previous=True)
-        except ApiError as err:
+        except ServiceError as err:
             # Nodes keep at most one container that has ended.
-            if err.code != 400:
+            if err.code != "400":
                 raise
 
     def _read(self, *, is_final: bool, previous: bool = False) -> bool:
@@ -397,7 +397,7 @@ class PodLog(threading.Thread):
         query = {"container": self._container, "timestamps": "true", **self._position.query()}
         query |= {"previous": "true"} if previous else {"follow": "true"}
         stream = self._cluster.open(
-            PODS, self._pod.name, part="log", query=query, read_seconds=LOG_SILENT_SECONDS
+            PODS, self._pod.name, part="log", query=query, read_seconds=LOG_READ_SECONDS
         )
         try:
             with self._slot.reading(stream):
@@ -405,8 +405,8 @@ class PodLog(threading.Thread):
                     # Half a line of a log that continues comes again as a whole one.
                     if is_whole or is_final:
                         self._take(line)
-        except ApiError as err:
-            if not err.is_passing:
+        except ServiceError as err:
+            if err.kind != "away":
                 raise
             return False
         return True
@@ -476,7 +476,7 @@ class Following:
         """Returns the run's pods, asked for now.
 
         Raises:
-            ApiError: If the cluster refuses, or does not answer.
+            ServiceError: If the cluster refuses, or does not answer.
         """
         items, _ = self._cluster.list(PODS, query=self._of_pods)
         return Listed(PODS, tuple(items))

@@ -1,4 +1,4 @@
-"""SageMaker runs a job as a training job, with instance groups where it has a data group."""
+"""SageMaker platform: a job is a training job, with instance groups if it has a data group."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ class SageMakerPlatform:
         self._aws = aws or Aws(region=region)
 
     def plan(self, job: JobSpec) -> SageMakerRequest:
-        """Returns the CreateTrainingJob request of `job`, every rule of the service checked.
+        """Returns the CreateTrainingJob request of `job`, checked against the service's rules.
 
         Needs no region, credentials or network, and reads no folder.
 
@@ -39,7 +39,7 @@ class SageMakerPlatform:
         return plan_request(job)
 
     def describe(self, request: SageMakerRequest) -> dict[str, Json]:
-        """Returns the request as `--dry-run` prints it; nothing in it is secret."""
+        """Returns the request as `--dry-run` prints it, without secrets."""
         folder = request.code_folder
         return {
             "platform": self.name,
@@ -51,27 +51,20 @@ class SageMakerPlatform:
         }
 
     def submit(self, request: SageMakerRequest) -> SageMakerRun:
-        """Uploads token and code and starts the job; adopts an earlier attempt's job.
+        """Uploads token and code and starts the job, or adopts an earlier attempt's job.
 
-        A job of that name that ended badly, or is another one, is left alone: the run is then
-        called NAME-2 and so on.
+        If the name belongs to a failed or different job, the run is called NAME-2 and so on.
 
         Raises:
             PlatformError: If the service refuses: for lack of quota or permission, for example.
             UsageError: If the code cannot be packed.
         """
         log = Log(run=request.job.name, host="sagemaker")
-        started = start(
-            self._aws,
-            request,
-            # Planned anew: addresses of token, code and outputs contain the name.
-            rename=self._renamed(request),
-            log=log,
-        )
+        started = start(self._aws, request, rename=self._renamed(request), log=log)
         return SageMakerRun(self._aws, request=started.request, asked_name=request.job.run_name)
 
     def resumed(self, requests: Sequence[SageMakerRequest]) -> int:
-        """Returns which of a run's requests an earlier attempt has got hosts for; else 0.
+        """Returns the index of the request for which an earlier attempt got hosts; else 0.
 
         Raises:
             PlatformError: If the service cannot be asked.
@@ -84,5 +77,6 @@ class SageMakerPlatform:
         return 0
 
     def _renamed(self, request: SageMakerRequest) -> Callable[[str], SageMakerRequest]:
+        # A new plan: addresses of token, code and outputs contain the name.
         job = dataclasses.replace(request.job, run=request.job.run_name)
         return lambda name: self.plan(dataclasses.replace(job, name=name))

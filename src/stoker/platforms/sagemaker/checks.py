@@ -1,39 +1,30 @@
-"""Checks what users write into a CreateTrainingJob request; each rule has its reason.
+"""Rules of a CreateTrainingJob request that nothing else checks in time.
 
-Only rules that nothing else checks in time: botocore checks types and missing members, and the
-service answers wrong lengths and patterns at once and free of charge. Nobody but the service knows
-the rules for instance groups, and it refuses minutes later, or after a pipeline's first steps.
+The service refuses wrong lengths and patterns at once. What it knows about instance groups it says
+minutes later, or after a pipeline's first steps.
 """
 
 import functools
 import re
 from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from stoker.errors import MissingExtraError, UsageError
 from stoker.platforms.base import JobSpec, check_container, check_job
-from stoker.records import (
-    Channel,
-    Framework,
-    Group,
-    Json,
-    MetricDefinition,
-    SageMakerSettings,
-    bare_type,
-    nearest,
-)
+from stoker.records import Channel, Json, SageMakerSettings, bare_type, nearest
 from stoker.records.base import mapping, mappings
+
+if TYPE_CHECKING:
+    from botocore.model import ServiceModel
 
 Body = Mapping[str, Json]
 TOKEN_CHANNEL = "stoker_token"
 CODE_CHANNEL = "stoker_code"
-# Versions from which AWS's frameworks know instance groups.
-_MINIMUM = {"pytorch": (1, 10), "tensorflow": (2, 6)}
-_SHOWN = {"pytorch": "PyTorch", "tensorflow": "TensorFlow"}
 _FILE_SYSTEM = re.compile(r"(efs|fsx)://(fs-[0-9a-f]{8,17})(/.*)")
 _FILE_SYSTEM_TYPES = {"efs": "EFS", "fsx": "FSxLustre"}
-# CreateTrainingJob's own words on MaxRuntimeInSeconds; the model does not say it.
+# In CreateTrainingJob's documentation of MaxRuntimeInSeconds, not in the model.
 MAX_RUN_SECONDS = 28 * 86400
-# Types with disks of their own, which the hardware encrypts.
+# Types with NVMe disks, which the hardware encrypts.
 OWN_DISKS = re.compile(
     r"^ml\.(g4dn|g5|g6e?|g7e?|p3dn|p4de?|p5(e|en)?|p6e?-\w+|trn1n?|trn2|[cmr]\d[a-z]*d)\."
 )
@@ -90,7 +81,7 @@ def without_none(values: Mapping[str, Json]) -> dict[str, Json]:
 
 
 def settings_of(job: JobSpec) -> SageMakerSettings:
-    """Returns the job's settings for SageMaker, after checks of all that the request needs.
+    """Returns the job's settings for SageMaker, after checks of what the request is made of.
 
     Raises:
         UsageError: Naming the key of the workload and the reason.
@@ -104,38 +95,16 @@ def settings_of(job: JobSpec) -> SageMakerSettings:
         )
     check_container(job, settings.entrypoint, platform="SageMaker", key="sagemaker")
     check_job(job)
-    _check_framework(job.groups, settings.framework)
     for name, channel in job.channels.items():
         _check_channel(name, channel)
         if file_system(channel.uri) and not settings.vpc:
             raise UsageError(
                 f"channel {name} is a file system, which is reached through a VPC",
-                where="key sagemaker.vpc",
-                fix="name subnets and security groups that reach it (NFS: port 2049; Lustre: 988)",
+                where="key sagemaker.request.VpcConfig",
+                fix="name Subnets and SecurityGroupIds that reach it (NFS: port 2049; Lustre: 988)",
             )
     _check_source(settings.source)
-    for definition in settings.metric_definitions or ():
-        _check_metric(definition)
-    for key in settings.tags:
-        if key.startswith("stoker:"):
-            raise UsageError(
-                f"tag {key}: stoker: is stoker's own", where="key sagemaker.tags", fix="rename it"
-            )
     return settings
-
-
-def _check_framework(groups: tuple[Group, ...], framework: Framework | None) -> None:
-    if framework is None or len(groups) == 1:
-        return
-    minimum = _MINIMUM[framework.name]
-    major, minor = re.findall(r"\d+", framework.version)[:2]
-    if (int(major), int(minor)) < minimum:
-        needed = f"{_SHOWN[framework.name]} {minimum[0]}.{minimum[1]}"
-        raise UsageError(
-            f"instance groups need {needed} or newer, the image has {framework.version}",
-            where="key sagemaker.framework",
-            fix="use a newer image, or a plan without a data group",
-        )
 
 
 def _check_channel(name: str, channel: Channel) -> None:
@@ -183,23 +152,6 @@ def _check_source(source: str | None) -> None:
         )
 
 
-def _check_metric(definition: MetricDefinition) -> None:
-    try:
-        num_groups = re.compile(definition.regex).groups
-    except re.error as err:
-        raise UsageError(
-            f"metric {definition.name}: {definition.regex} is not a regular expression: {err}",
-            where="key sagemaker.metric_definitions",
-        ) from None
-    if num_groups != 1:
-        raise UsageError(
-            f"metric {definition.name}: {definition.regex} has {num_groups} groups; the one group "
-            "is the value",
-            where="key sagemaker.metric_definitions",
-            fix="write (?:...) for groups that are not the value",
-        )
-
-
 def _channel_rules(body: Body) -> Iterator[UsageError]:
     for name, channel in channels_of(body):
         where, source, mode = f"channel {name}", s3_source(channel), mode_of(body, channel)
@@ -212,10 +164,9 @@ def _channel_rules(body: Body) -> Iterator[UsageError]:
             )
         if is_augmented != bool(source.get("AttributeNames")):
             yield UsageError(
-                "attribute names say what to stream of an augmented manifest: both, or none of "
-                "them",
+                "attribute_names and data_type: AugmentedManifestFile need each other",
                 where=where,
-                fix="set data_type: AugmentedManifestFile with attribute_names: [source-ref, ...]",
+                fix="data_type: AugmentedManifestFile, attribute_names: [source-ref, ...]",
             )
         wrapper = channel.get("RecordWrapperType", "None")
         if wrapper != "None" and mode != "Pipe":
@@ -228,45 +179,60 @@ def _channel_rules(body: Body) -> Iterator[UsageError]:
 
 def choices(shape_name: str) -> tuple[str, ...]:
     """Returns all values of an enumeration of the model, such as `TrainingInstanceType`."""
-    return tuple(getattr(_shape(shape_name), "enum"))  # noqa: B009
+    return tuple(_model().shape_for(shape_name).enum)
 
 
 def maximum(shape_name: str) -> int:
     """Returns the largest number, length or count that the model allows, as of `InstanceGroups`."""
-    return int(getattr(_shape(shape_name), "metadata")["max"])  # noqa: B009
+    return int(_model().shape_for(shape_name).metadata["max"])
 
 
 @functools.cache
-def _shape(name: str) -> object:
+def _model() -> "ServiceModel":
     try:
         from botocore.loaders import Loader
         from botocore.model import ServiceModel
     except ImportError as err:
         raise MissingExtraError.of(err, extra="aws") from None
     # Without a client: that would need a region, and look for credentials in the network.
-    model = ServiceModel(Loader().load_service_model("sagemaker", "service-2"))
-    shape: object = model.shape_for(name)
-    return shape
+    return ServiceModel(Loader().load_service_model("sagemaker", "service-2"))
 
 
 def check_body(body: Body) -> None:
     """Checks what users wrote into a CreateTrainingJob request.
 
     Raises:
-        UsageError: If the service would refuse it: the first rule that it breaks, with the reason.
+        UsageError: For the first rule that it breaks, with the reason.
     """
     for problem in problems(body):
         raise problem
 
 
 def problems(body: Body) -> Iterator[UsageError]:
-    """Yields each rule that the request breaks."""
+    """Yields each rule that the request breaks; if types are wrong, only those."""
+    wrong = _type_errors(body)
+    if wrong:
+        yield UsageError(
+            f"CreateTrainingJob does not take this: {wrong}",
+            where="key sagemaker.request",
+            fix="correct it by the API reference of CreateTrainingJob",
+        )
+        return
     for rule in _RULES:
         yield from rule(body)
 
 
+def _type_errors(body: Body) -> str:
+    """Returns what is wrong by the API's model: unknown members, types, missing members."""
+    model = _model()
+    from botocore.validate import ParamValidator
+
+    shape = model.operation_model("CreateTrainingJob").input_shape
+    return str(ParamValidator().validate(body, shape).generate_report()).replace("\n", "; ")
+
+
 def notes(body: Body) -> list[str]:
-    """Returns what nobody can check beforehand, in sentences for those who read the request."""
+    """Returns conditions that cannot be checked in advance, as sentences for `--dry-run`."""
     found = []
     if body.get("VpcConfig"):
         found.append("the security groups must let the hosts reach each other by any TCP port")
@@ -276,18 +242,18 @@ def notes(body: Body) -> list[str]:
                 "for the encryption the hosts also need UDP port 500 and protocol 50 (ESP)"
             )
     if body.get("EnableNetworkIsolation"):
-        found.append("the containers reach each other only: all data comes by channels")
+        found.append("the containers reach only each other: all data comes by channels")
     for name, channel in channels_of(body):
         source = s3_source(channel)
         if source.get("S3DataDistributionType") == "ShardedByS3Key":
             found.append(
-                f"channel {name}: each host gets a part of the objects only; a dataset must not "
-                "ask for samples by numbers that another host has"
+                f"channel {name}: each host gets only a part of the objects; a sampler must not "
+                "draw indices of samples on other hosts"
             )
         if mode_of(body, channel) == "Pipe":
             found.append(f"channel {name}: a pipe is read by one process, and once an epoch")
     if body.get("EnableManagedSpotTraining") and not body.get("CheckpointConfig"):
-        found.append("without sagemaker.checkpoint_uri an interrupted job starts anew")
+        found.append("without sagemaker.checkpoint_uri an interrupted job starts from scratch")
     return found
 
 
@@ -306,16 +272,16 @@ def _group_rules(body: Body) -> Iterator[UsageError]:
         )
     if resources.get("KeepAlivePeriodInSeconds"):
         yield UsageError(
-            "there are no warm pools for instance groups",
+            "instance groups have no warm pools",
             where="ResourceConfig.KeepAlivePeriodInSeconds",
-            fix="set sagemaker.keep_alive_seconds to 0",
+            fix="remove it from sagemaker.request",
         )
     if body.get("EnableManagedSpotTraining"):
         yield UsageError(
             "managed spot with instance groups is not documented: a lost data host would not "
-            "come back",
+            "be replaced",
             where="EnableManagedSpotTraining",
-            fix="set sagemaker.spot to false",
+            fix="remove it from sagemaker.request",
         )
 
 
@@ -327,7 +293,7 @@ def _type_rules(body: Body) -> Iterator[UsageError]:
         # SageMaker's SDK calls its local mode `local` and `local_gpu`.
         if bare_type(name).startswith("local"):
             yield UsageError(
-                f"{name} is a type of local mode, which runs no jobs of the service",
+                f"{name} is a type of local mode, not of training jobs",
                 where=where,
                 fix="use --platform local, which has instance groups, too",
             )
@@ -351,20 +317,20 @@ def _time_rules(body: Body) -> Iterator[UsageError]:
         yield UsageError(
             "MaxWaitTimeInSeconds is for managed spot only",
             where="StoppingCondition",
-            fix="leave sagemaker.max_wait_seconds out, or set sagemaker.spot",
+            fix="remove it from sagemaker.request, or set EnableManagedSpotTraining there",
         )
     if is_spot and (wait is None or wait < (run or 1)):
         yield UsageError(
             f"managed spot needs a wait of at least the run: waits {wait} s, runs {run} s",
             where="StoppingCondition.MaxWaitTimeInSeconds",
-            fix="set sagemaker.max_wait_seconds to max_run_seconds plus a wait for capacity",
+            fix="set it in sagemaker.request to max_run_seconds plus a wait for capacity",
         )
     resources = mapping(body.get("ResourceConfig"))
     if is_spot and resources.get("KeepAlivePeriodInSeconds"):
         yield UsageError(
             "spot hosts are not kept in a warm pool",
             where="ResourceConfig.KeepAlivePeriodInSeconds",
-            fix="set sagemaker.keep_alive_seconds to 0, or sagemaker.spot to false",
+            fix="remove it, or EnableManagedSpotTraining, from sagemaker.request",
         )
 
 
@@ -374,9 +340,9 @@ def _volume_rules(body: Body) -> Iterator[UsageError]:
         has_own = bool(OWN_DISKS.match(name))
         if has_own and resources.get("VolumeKmsKeyId"):
             yield UsageError(
-                f"{name} has disks of its own, which its hardware encrypts: no key can be set",
+                f"{name} has NVMe disks, which its hardware encrypts: no key can be set",
                 where=where,
-                fix="leave sagemaker.volume_kms_key out",
+                fix="remove ResourceConfig.VolumeKmsKeyId from sagemaker.request",
             )
 
 

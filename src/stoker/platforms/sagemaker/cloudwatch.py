@@ -17,9 +17,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from stoker.errors import PlatformError
+from stoker.errors import PlatformError, ServiceError
 from stoker.logs import EventName, parse_line
-from stoker.platforms.aws import Aws, AwsError
+from stoker.platforms.aws import Aws
 from stoker.platforms.base import LogLine
 from stoker.platforms.sagemaker.submit import TrainingJobState, find_job, job_state
 from stoker.records import Json, bare_type
@@ -90,7 +90,7 @@ class JobLogs:
         """Returns the new lines of all hosts, the earliest first; none while there is no log yet.
 
         Raises:
-            AwsError: If the log may not be read.
+            ServiceError: If the log may not be read.
         """
         self._find_streams()
         new = [entry for stream in self._streams.values() for entry in stream.read()]
@@ -113,9 +113,9 @@ class JobLogs:
                 name = item.get("logStreamName")
                 if isinstance(name, str) and name not in self._streams:
                     self._streams[name] = _Stream(self._aws, name, self._log_group)
-        except AwsError as err:
+        except ServiceError as err:
             # The first job of an account makes the log group, and its first line the stream.
-            if not err.is_missing:
+            if err.kind != "missing":
                 raise
         self._found_at = now
 
@@ -152,8 +152,8 @@ class _Stream:
         known = 0
         try:
             answer = self._get(**asked)
-        except AwsError as err:
-            if err.is_missing:
+        except ServiceError as err:
+            if err.kind == "missing":
                 return [], None
             if not self._token or not err.code.startswith("InvalidParameter"):
                 raise
@@ -305,7 +305,7 @@ def read_utilisation(
         now: Points are kept more coarsely with age; absent: the training ended just now.
 
     Raises:
-        AwsError: If CloudWatch may not be read.
+        ServiceError: If CloudWatch may not be read.
     """
     hosts = tuple(roster)
     age = ((now or end) - begin).total_seconds()
@@ -618,7 +618,7 @@ def _members(
     else:
         try:
             found = _members_of_cloud(aws, state, hosts)
-        except AwsError as err:
+        except ServiceError as err:
             notes.append(f"the log, which may tell hosts' groups, cannot be read: {err.what}")
             return None, notes
     ours = {host: group for host, group in found.groups.items() if group in state.groups}

@@ -9,9 +9,9 @@ from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import IO, Literal
 
-from stoker.errors import PlatformError, StokerError
+from stoker.errors import PlatformError, ServiceError, StokerError
 from stoker.logs import EventName, Log, now_utc
-from stoker.platforms.aws import Aws, AwsError
+from stoker.platforms.aws import Aws
 from stoker.platforms.base import JobEnd, LogLine, leader_record
 from stoker.platforms.follow import UNREACHABLE_SECONDS, FollowedRun, job_left
 from stoker.platforms.sagemaker.cloudwatch import (
@@ -63,14 +63,14 @@ def fetch_outputs(aws: Aws, uri: str, *, folder: Path) -> Path | None:
     Only regular files below stoker/ are written, whatever else the archive holds.
 
     Raises:
-        AwsError: If the archive cannot be read.
+        ServiceError: If the archive cannot be read.
         PlatformError: If it is not an archive, or too large.
     """
     try:
         with aws.open_object(uri) as content:
             num_files = _unpack(content, folder, where=uri)
-    except AwsError as err:
-        if err.is_missing:
+    except ServiceError as err:
+        if err.kind == "missing":
             return None
         raise
     return folder if num_files else None
@@ -149,7 +149,7 @@ def _model_uri(aws: Aws, state: TrainingJobState) -> str | None:
         return uri
     try:
         return uri if aws.has_object(uri) else None
-    except AwsError:
+    except ServiceError:
         return None
 
 
@@ -177,7 +177,8 @@ def _verdict(
             # MaxRuntimeExceeded, MaxWaitTimeExceeded: nobody asked, and the training is not done.
             return "failed", (
                 f"the service stopped the job: {state.secondary}; "
-                "raise sagemaker.max_run_seconds (with spot: max_wait_seconds)"
+                "raise sagemaker.max_run_seconds (with spot: MaxWaitTimeInSeconds in "
+                "sagemaker.request)"
             )
         return "stopped", None
     return "failed", state.reason or "the service gave no reason"
@@ -253,7 +254,7 @@ class SageMakerRun(FollowedRun):
             sizes: Instance type to its vCPUs and GPUs, with or without `ml.`.
 
         Raises:
-            AwsError: If CloudWatch may not be read.
+            ServiceError: If CloudWatch may not be read.
         """
         state = self._state
         if state is None or state.began_at is None or not self.roster:
@@ -349,13 +350,13 @@ class SageMakerRun(FollowedRun):
             return False
         try:
             answer = await_found(self._aws, self.name)
-        except AwsError as err:
-            if not err.is_passing:
+        except ServiceError as err:
+            if err.kind not in ("away", "stale"):
                 raise
             if self._aws.clock() >= self._reached_at + UNREACHABLE_SECONDS:
                 self._is_left = True
                 raise job_left(err, run=self._job.run_name) from err
-            if err.has_stale_login:
+            if err.kind == "stale":
                 self._aws.renew_login()
                 self._say(f"{err.what}; the job goes on; {err.fix}")
             else:
@@ -386,8 +387,8 @@ class SageMakerRun(FollowedRun):
         now = self._aws.clock()
         try:
             entries = self._logs.read()
-        except AwsError as err:
-            if not err.is_passing:
+        except ServiceError as err:
+            if err.kind not in ("away", "stale"):
                 # A training is worth more than its log: it goes on, and the user is told.
                 self._logs = None
                 self._log.event(EventName.LOGS_READ_FAILED, why=err.what)

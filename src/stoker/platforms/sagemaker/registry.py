@@ -3,8 +3,8 @@
 import json
 from collections.abc import Mapping
 
-from stoker.errors import PlatformError
-from stoker.platforms.aws import Aws, AwsError
+from stoker.errors import PlatformError, ServiceError
+from stoker.platforms.aws import Aws
 from stoker.platforms.sagemaker.checks import text
 from stoker.records.base import mapping, mappings
 
@@ -19,8 +19,8 @@ def champion_quality(aws: Aws, group: str) -> dict[str, float] | None:
     order = {"SortBy": "CreationTime", "SortOrder": "Descending", "MaxResults": 1}
     try:
         listed = aws.call("sagemaker", "ListModelPackages", **named, **order)
-    except AwsError as err:
-        if err.is_missing:
+    except ServiceError as err:
+        if err.kind == "missing":
             return None
         raise
     models = mappings(listed.get("ModelPackageSummaryList"))
@@ -50,8 +50,8 @@ def tag_group(aws: Aws, group: str, tags: Mapping[str, str]) -> None:
     listed = [{"Key": key, "Value": value} for key, value in sorted(tags.items())]
     try:
         found = aws.call("sagemaker", "DescribeModelPackageGroup", ModelPackageGroupName=group)
-    except AwsError as err:
-        if not err.is_missing:
+    except ServiceError as err:
+        if err.kind != "missing":
             raise
         named = {"ModelPackageGroupName": group, "Tags": listed}
         aws.call("sagemaker", "CreateModelPackageGroup", **named)

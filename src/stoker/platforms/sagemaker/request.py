@@ -1,4 +1,4 @@
-"""SageMaker runs a job from a CreateTrainingJob request, which is a pure value."""
+"""The CreateTrainingJob request of a job: a pure value."""
 
 import hashlib
 import json
@@ -17,6 +17,7 @@ from stoker.platforms.base import (
     hyperparameters,
     run_environment,
 )
+from stoker.platforms.patch import check_patch, mapping_of
 from stoker.platforms.sagemaker.checks import (
     CODE_CHANNEL,
     TOKEN_CHANNEL,
@@ -25,37 +26,68 @@ from stoker.platforms.sagemaker.checks import (
     settings_of,
     without_none,
 )
-from stoker.records import Channel, Json, MetricDefinition, Role, SageMakerSettings
+from stoker.records import Channel, Json, Role, SageMakerSettings, nearest
+from stoker.records.base import mapping, mappings
+from stoker.records.platforms import patch_document
 
-# Folders of the service in every container.
+# The service's folders in every container.
 _HOME = "/opt/ml"
 CHECKPOINTS = "/opt/ml/checkpoints"
-# Of a profile alone: what the script saves meanwhile goes nowhere.
+# A profile's own: what the script saves meanwhile is not kept.
 PROFILE_FOLDER = "/opt/ml/profile"
 _INPUT = "/opt/ml/input/data"
 REQUEST_TAG = "stoker:request-sha256"
 WORKLOAD_TAG = "stoker:workload-sha256"
-# A profile ends on its own; if it does not, the service ends it. Downloads count, too.
+# If a profile does not end in time, the service ends it. Downloads count, too.
 PROFILE_ALLOWANCE_SECONDS = 7200
 _NUMBER = r"([0-9.]+(?:e[-+]?[0-9]+)?)"
 # Of the launcher's line, by stoker.logs: progress steps=.. step_seconds=.. wait_seconds=..
-PROGRESS_METRICS = (
-    MetricDefinition(
-        name="stoker:step_seconds", regex=rf" progress steps=[0-9]+ step_seconds={_NUMBER}"
-    ),
-    MetricDefinition(
-        name="stoker:wait_seconds", regex=rf" progress steps=[0-9]+ .*wait_seconds={_NUMBER}"
-    ),
+PROGRESS_METRICS: Sequence[Mapping[str, str]] = (
+    {
+        "Name": "stoker:step_seconds",
+        "Regex": rf" progress steps=[0-9]+ step_seconds={_NUMBER}",
+    },
+    {
+        "Name": "stoker:wait_seconds",
+        "Regex": rf" progress steps=[0-9]+ .*wait_seconds={_NUMBER}",
+    },
 )
+DISK_GB = 100
+# Survives a host that breaks, and ends what always breaks.
+MAX_RETRIES = 2
+# Paths of the request that `sagemaker.request` cannot set, and what to do instead.
+RESERVED = {
+    "TrainingJobName": "use --name",
+    "RoleArn": "use sagemaker.role",
+    "AlgorithmSpecification TrainingImage": "use the workload's key image",
+    "AlgorithmSpecification AlgorithmName": "use the workload's key image",
+    "AlgorithmSpecification ContainerEntrypoint": "use sagemaker.entrypoint",
+    "AlgorithmSpecification ContainerArguments": "use the workload's key command",
+    "AlgorithmSpecification TrainingInputMode": "use mode of the workload's key channels",
+    "ResourceConfig Instance*": "hosts come from the plan",
+    "ResourceConfig SelectedInstance*": "hosts come from the plan",
+    f"InputDataConfig {TOKEN_CHANNEL}": "",
+    f"InputDataConfig {CODE_CHANNEL}": "use sagemaker.source",
+    "InputDataConfig * DataSource": "use the workload's key channels",
+    "InputDataConfig * InputMode": "use mode of the workload's key channels",
+    "InputDataConfig * RecordWrapperType": "use record_wrapper of the workload's key channels",
+    "OutputDataConfig S3OutputPath": "use sagemaker.output_uri",
+    "StoppingCondition MaxRuntimeInSeconds": "use sagemaker.max_run_seconds",
+    "HyperParameters": "use the workload's key hyperparameters",
+    "CheckpointConfig": "use sagemaker.checkpoint_uri",
+    "MlflowConfig": "use the workload's key tracking",
+    "TensorBoardOutputConfig": "use the workload's key tracking",
+    "Environment STOKER_*": "use the workload's keys in place of variables of stoker",
+    "Tags stoker:*": "choose another key",
+}
 
 
 def input_channels(job: JobSpec, *, token_folder: str, code: str | None) -> list[Json]:
     """Returns InputDataConfig of `job`.
 
     Args:
-        job: The job.
         token_folder: Address of the folder with the object `token`.
-        code: Address of the packed code, or of its folder, where there is one.
+        code: Address of the packed code, or of its folder; None: it is in the image.
 
     Raises:
         UsageError: If a channel names a group that the job does not have.
@@ -107,17 +139,11 @@ def _channel(name: str, channel: Channel, groups: Sequence[str]) -> dict[str, Js
     )
 
 
-def environment_of(
-    job: JobSpec, settings: SageMakerSettings, *, code_uri: str | None
-) -> dict[str, Json]:
-    """Returns Environment of `job`: STOKER_* and the user's own.
-
-    Raises:
-        UsageError: If the user sets what stoker does.
-    """
+def environment_of(job: JobSpec, *, code_uri: str | None) -> dict[str, Json]:
+    """Returns Environment of `job`: STOKER_* and the user's own."""
     told = run_environment(job)
     code = Path(_INPUT, CODE_CHANNEL, PurePosixPath(code_uri).name) if code_uri else None
-    # What the launcher finds on its own takes no variable: the service allows 100.
+    # What the launcher finds out takes no variable: the service allows 100.
     are_known = len(job.groups) == 1 or all(_role_by_name(g.name) == g.role for g in job.groups)
     # The run's id is the job's name, which the service tells each container.
     ours = replace(
@@ -128,19 +154,11 @@ def environment_of(
         tensorboard=Path(_HOME, TENSORBOARD) if job.tracking.tensorboard else None,
         roles={} if are_known else told.roles,
     ).to_environ()
-    theirs = {**_managed_mlflow(job), **job.environment, **settings.environment}
-    taken = sorted(set(ours) & set(theirs))
-    if taken:
-        raise UsageError(
-            f"{taken[0]} is set by stoker",
-            where="key sagemaker.environment",
-            fix="leave it out; the workload has keys for what it says",
-        )
-    return dict(sorted({**theirs, **ours}.items()))
+    return {**_managed_mlflow(job), **job.environment, **ours}
 
 
 def _managed_mlflow(job: JobSpec) -> dict[str, str]:
-    """Returns where a script's own `mlflow.log_metric` writes to."""
+    """Returns the variables by which a script's `mlflow.log_metric` finds the managed MLflow."""
     if not job.tracking.is_managed or job.settings.profile:
         return {}
     told = {MLFLOW_URI: job.tracking.mlflow, MLFLOW_EXPERIMENT: job.tracking.experiment}
@@ -148,19 +166,19 @@ def _managed_mlflow(job: JobSpec) -> dict[str, str]:
 
 
 def _role_by_name(group: str) -> Role:
-    """Returns the role by the group's name, as launch.topology does where nothing else is said."""
+    """Returns the role by the group's name, as launch.topology does by default."""
     return "data" if group.lower().startswith("data") else "dnn"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SageMakerRequest:
-    """A request holds the call that creates a job, and says where its token and code go first.
+    """The call that creates a job, and the objects that are written before it.
 
     Attributes:
         body: The whole CreateTrainingJob request; it holds nothing secret.
-        token_uri: Object that submit() fills with the run's token, and that is deleted at the end.
-        code_uri: Object that submit() fills with the packed folder `code_folder`.
-        code_folder: Absent where the code is in the image, or packed already.
+        token_uri: Object for the run's token, deleted at the end.
+        code_uri: Object for the packed folder `code_folder`.
+        code_folder: None where the code is in the image, or packed already.
     """
 
     job: JobSpec
@@ -181,24 +199,40 @@ def plan_request(job: JobSpec) -> SageMakerRequest:
     code_uri, code_folder = _code(settings.source, folder)
     # A prefix would match other objects, too: where the folder is ours, it is the whole folder.
     code = f"{folder}/{CODE_CHANNEL}/" if code_folder else code_uri
-    body: dict[str, Json] = {
+    made: dict[str, Json] = {
         "TrainingJobName": job.name,
         "RoleArn": settings.role,
-        "AlgorithmSpecification": _algorithm(job, settings),
-        "ResourceConfig": _resources(job, settings),
+        "AlgorithmSpecification": {
+            "TrainingImage": job.image,
+            # Required by the API; each channel has its own.
+            "TrainingInputMode": "File",
+            # Set, whatever the image's ENTRYPOINT is: the launcher has to come first.
+            "ContainerEntrypoint": list(settings.entrypoint),
+            "ContainerArguments": list(job.command),
+            "MetricDefinitions": list(PROGRESS_METRICS),
+        },
+        "ResourceConfig": {**_hosts(job), "VolumeSizeInGB": DISK_GB},
         "InputDataConfig": input_channels(
             job, token_folder=f"{folder}/{TOKEN_CHANNEL}/", code=code
         ),
-        "OutputDataConfig": without_none(
-            {"S3OutputPath": settings.output_uri.rstrip("/"), "KmsKeyId": settings.output_kms_key}
-        ),
-        "StoppingCondition": _stopping(job, settings),
-        "Environment": environment_of(job, settings, code_uri=code_uri),
-        "EnableNetworkIsolation": settings.network_isolation,
-        "EnableInterContainerTrafficEncryption": settings.encrypt_traffic,
+        "OutputDataConfig": {"S3OutputPath": settings.output_uri.rstrip("/")},
+        "StoppingCondition": {"MaxRuntimeInSeconds": _max_run_seconds(job, settings)},
+        "Environment": environment_of(job, code_uri=code_uri),
+        "EnableNetworkIsolation": False,
+        "EnableInterContainerTrafficEncryption": False,
+        "Tags": [],
         **_optional(job, settings, folder=folder),
+        "RetryStrategy": {"MaximumRetryAttempts": MAX_RETRIES},
     }
-    body["Tags"] = _tags(job, settings, body)
+    patch = patch_document(settings.request)
+    check_patch(patch, made, key="sagemaker.request", reserved=RESERVED)
+    body = mapping_of(made, patch)
+    _check_channels(body, job)
+    body["Environment"] = dict(sorted(mapping(body, "Environment").items()))
+    tags: list[Json] = [*mappings(body, "Tags"), {"Key": REQUEST_TAG, "Value": body_digest(body)}]
+    if job.settings.workload_sha256:
+        tags.append({"Key": WORKLOAD_TAG, "Value": job.settings.workload_sha256})
+    body["Tags"] = sorted(tags, key=lambda tag: str(mapping(tag).get("Key")))
     check_body(body)
     return SageMakerRequest(
         job=job,
@@ -209,9 +243,19 @@ def plan_request(job: JobSpec) -> SageMakerRequest:
     )
 
 
+def _check_channels(body: Mapping[str, Json], job: JobSpec) -> None:
+    for channel in mappings(body, "InputDataConfig"):
+        name = str(channel["ChannelName"])
+        if "DataSource" not in channel:
+            raise UsageError(
+                f"there is no channel {name}",
+                where=f"key sagemaker.request.InputDataConfig[{name}]",
+                fix=nearest(name, list(job.channels)),
+            )
+
+
 def body_digest(body: Mapping[str, Json]) -> str:
-    """Returns the tag `stoker:request-sha256`: a digest of the request without its tags."""
-    # One of the tags is this digest.
+    """Returns a digest of the request without its tags, one of which it becomes."""
     content = {key: value for key, value in body.items() if key != "Tags"}
     variables = content.get("Environment")
     if isinstance(variables, Mapping):
@@ -220,23 +264,10 @@ def body_digest(body: Mapping[str, Json]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _algorithm(job: JobSpec, settings: SageMakerSettings) -> dict[str, Json]:
-    metrics = settings.metric_definitions
-    return {
-        "TrainingImage": job.image,
-        # The API wants one of the job; each channel has its own.
-        "TrainingInputMode": "File",
-        # Named, whatever the image's own ENTRYPOINT is: the launcher has to come first.
-        "ContainerEntrypoint": list(settings.entrypoint),
-        "ContainerArguments": list(job.command),
-        "MetricDefinitions": [
-            {"Name": metric.name, "Regex": metric.regex}
-            for metric in (PROGRESS_METRICS if metrics is None else metrics)
-        ],
-    }
-
-
-def _resources(job: JobSpec, settings: SageMakerSettings) -> dict[str, Json]:
+def _hosts(job: JobSpec) -> dict[str, Json]:
+    if len(job.groups) == 1:
+        (only,) = job.groups
+        return {"InstanceType": _service_type(only.instance_type), "InstanceCount": only.count}
     groups: list[Json] = [
         {
             "InstanceGroupName": group.name,
@@ -245,21 +276,7 @@ def _resources(job: JobSpec, settings: SageMakerSettings) -> dict[str, Json]:
         }
         for group in job.groups
     ]
-    only = job.groups[0]
-    hosts: dict[str, Json] = {"InstanceGroups": groups}
-    if len(groups) == 1:
-        hosts = {
-            "InstanceType": _service_type(only.instance_type),
-            "InstanceCount": only.count,
-        }
-    return without_none(
-        {
-            **hosts,
-            "VolumeSizeInGB": settings.volume_gb,
-            "VolumeKmsKeyId": settings.volume_kms_key,
-            "KeepAlivePeriodInSeconds": settings.keep_alive_seconds or None,
-        }
-    )
+    return {"InstanceGroups": groups}
 
 
 def _service_type(name: str) -> str:
@@ -275,20 +292,18 @@ def _code(source: str | None, folder: str) -> tuple[str | None, Path | None]:
     return f"{folder}/{CODE_CHANNEL}/code.tar.gz", Path(source)
 
 
-def _stopping(job: JobSpec, settings: SageMakerSettings) -> dict[str, Json]:
+def _max_run_seconds(job: JobSpec, settings: SageMakerSettings) -> int:
     seconds = settings.max_run_seconds
-    if job.settings.profile:
-        seconds = min(seconds, int(job.settings.profile.budget_seconds) + PROFILE_ALLOWANCE_SECONDS)
-    return without_none(
-        {"MaxRuntimeInSeconds": seconds, "MaxWaitTimeInSeconds": settings.max_wait_seconds}
-    )
+    if not job.settings.profile:
+        return seconds
+    return min(seconds, int(job.settings.profile.budget_seconds) + PROFILE_ALLOWANCE_SECONDS)
 
 
 def checkpoints_of(settings: SageMakerSettings, *, run: str) -> str | None:
     """Returns the address of a run's checkpoints; None where none are kept.
 
-    A folder for each run: the service copies what is there to the hosts before the command starts,
-    so that a run in another's folder would go on from a training that has ended.
+    A folder for each run: the service copies its content to the hosts before the command starts,
+    so that a run in another's folder would continue a training that has ended.
     """
     if settings.resume_from or not settings.checkpoint_uri:
         return settings.resume_from
@@ -296,27 +311,15 @@ def checkpoints_of(settings: SageMakerSettings, *, run: str) -> str | None:
 
 
 def _optional(job: JobSpec, settings: SageMakerSettings, *, folder: str) -> dict[str, Json]:
-    # A profile must not touch the training's checkpoints: it writes where it cannot harm.
     checkpoints, place = checkpoints_of(settings, run=job.run_name), CHECKPOINTS
-    tracking: dict[str, Json] = {} if job.settings.profile else _tracking(job, folder=folder)
     if job.settings.profile:
+        # Not the training's checkpoints, which a profile must not touch.
         checkpoints, place = f"{folder}/profile", PROFILE_FOLDER
-    network: dict[str, Json] | None = None
-    if settings.vpc:
-        network = {
-            "SecurityGroupIds": list(settings.vpc.security_groups),
-            "Subnets": list(settings.vpc.subnets),
-        }
     return without_none(
         {
             "HyperParameters": hyperparameters(job.hyperparameters) or None,
-            "VpcConfig": network,
             "CheckpointConfig": checkpoints and {"S3Uri": checkpoints, "LocalPath": place},
-            **tracking,
-            "EnableManagedSpotTraining": settings.spot or None,
-            "RetryStrategy": {"MaximumRetryAttempts": settings.max_retries}
-            if settings.max_retries
-            else None,
+            **({} if job.settings.profile else _tracking(job, folder=folder)),
         }
     )
 
@@ -326,7 +329,7 @@ def _tracking(job: JobSpec, *, folder: str) -> dict[str, Json]:
     managed: dict[str, Json] = {
         "MlflowResourceArn": told.mlflow,
         "MlflowExperimentName": told.experiment,
-        # Of all tries of the run.
+        # Shared by all attempts of the run.
         "MlflowRunName": job.run_name,
     }
     return {
@@ -335,12 +338,3 @@ def _tracking(job: JobSpec, *, folder: str) -> dict[str, Json]:
         if told.tensorboard
         else None,
     }
-
-
-def _tags(job: JobSpec, settings: SageMakerSettings, body: Mapping[str, Json]) -> list[Json]:
-    ours = {REQUEST_TAG: body_digest(body)}
-    if job.settings.workload_sha256:
-        ours[WORKLOAD_TAG] = job.settings.workload_sha256
-    return [
-        {"Key": key, "Value": value} for key, value in sorted({**settings.tags, **ours}.items())
-    ]

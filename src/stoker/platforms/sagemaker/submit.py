@@ -24,9 +24,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.errors import NoCapacityError, PlatformError, StokerError, UsageError
+from stoker.errors import NoCapacityError, PlatformError, ServiceError, StokerError, UsageError
 from stoker.logs import EventName, Log
-from stoker.platforms.aws import EVENTUAL_SECONDS, Aws, AwsError
+from stoker.platforms.aws import EVENTUAL_SECONDS, Aws
 from stoker.platforms.sagemaker.lineage import made_of, tags_of
 from stoker.platforms.sagemaker.request import REQUEST_TAG, SageMakerRequest
 from stoker.records import Event, Group, Json, bare_type
@@ -61,7 +61,7 @@ MAX_TRIES = 100
 MAX_NAME_LENGTH = 63
 MAX_TAGS = 50
 # Between looks for a job that was just created.
-LOOK_SECONDS = 2.0
+POLL_SECONDS = 2.0
 _GOES_ON = ("InProgress", "Completed")
 _IN_USE = ("ResourceInUse", "ResourceInUseException", "ConflictException")
 # Where tags cannot be read: parts that tell whether a job is the one that was asked for.
@@ -382,7 +382,7 @@ def put_token(aws: Aws, uri: str, *, kms_key: str | None) -> None:
     its job may have read it, so it must stay as it is.
 
     Raises:
-        AwsError: If it cannot be written.
+        ServiceError: If it cannot be written.
     """
     content = secrets.token_bytes(TOKEN_BYTES).hex().encode("ascii")
     aws.create_object(uri, content, kms_key=kms_key)
@@ -456,7 +456,7 @@ def find_own(
     """Returns the name of a job of this request that runs or has completed, or None.
 
     Raises:
-        AwsError: If the service refuses.
+        ServiceError: If the service refuses.
     """
     packed = pack(request.code_folder) if request.code_folder else None
     for candidate in _named(request, rename):
@@ -488,8 +488,8 @@ def find_job(aws: Aws, name: str) -> Mapping[str, Json] | None:
     """Returns DescribeTrainingJob's answer, or None where there is no such job."""
     try:
         return aws.call("sagemaker", "DescribeTrainingJob", TrainingJobName=name)
-    except AwsError as err:
-        if err.is_missing:
+    except ServiceError as err:
+        if err.kind == "missing":
             return None
         raise
 
@@ -508,7 +508,7 @@ def await_found(aws: Aws, name: str) -> Mapping[str, Json]:
                 where=f"job {name}, sagemaker:DescribeTrainingJob",
                 fix="check region and account",
             )
-        aws.sleep(LOOK_SECONDS)
+        aws.sleep(POLL_SECONDS)
     return found
 
 
@@ -518,12 +518,12 @@ def stop_job(aws: Aws, name: str) -> None:
     A job that has ended, or never existed, is not an error.
 
     Raises:
-        AwsError: If the service refuses, and the job runs.
+        ServiceError: If the service refuses, and the job runs.
     """
     try:
         aws.call("sagemaker", "StopTrainingJob", TrainingJobName=name)
-    except AwsError as err:
-        if err.is_denied or err.is_unreachable:
+    except ServiceError as err:
+        if err.kind in ("denied", "stale", "away"):
             raise
         # Often the refusal only means that it has ended meanwhile.
         found = find_job(aws, name)
@@ -546,12 +546,12 @@ def _create(aws: Aws, request: SageMakerRequest, *, packed: bytes | None, log: L
         is_sent = True
         tags = [*mappings(request.body.get("Tags")), *facts][:MAX_TAGS]
         answer = aws.call("sagemaker", "CreateTrainingJob", **{**request.body, "Tags": tags})
-    except AwsError as err:
+    except ServiceError as err:
         # The token stays: the job that has the name may be another attempt's, which reads it.
         if err.code in _IN_USE:
             return False
         # Refused, there is no job; not answered, there may be one.
-        _abandon(aws, request, is_sent=is_sent and err.is_unreachable, log=log)
+        _abandon(aws, request, is_sent=is_sent and err.kind == "away", log=log)
         refusal = _quota_or_capacity(err, request)
         if refusal:
             raise refusal from err
@@ -588,7 +588,7 @@ def _forget_token(
         delete_token(aws, request.token_uri, log=log)
 
 
-def _quota_or_capacity(err: AwsError, request: SageMakerRequest) -> NoCapacityError | None:
+def _quota_or_capacity(err: ServiceError, request: SageMakerRequest) -> NoCapacityError | None:
     job = request.job
     if err.code.startswith("ResourceLimitExceeded"):
         return no_quota(
@@ -615,7 +615,7 @@ def _is_ours(
 def _tag_of(aws: Aws, arn: str) -> str | None:
     try:
         return _tag(list(aws.pages("sagemaker", "ListTags", items="Tags", ResourceArn=arn)))
-    except AwsError:
+    except ServiceError:
         # Not everybody may read tags: the job itself is compared then.
         return None
 
@@ -630,9 +630,9 @@ def _tag(tags: Json) -> str | None:
 def _has_code(aws: Aws, request: SageMakerRequest, packed: bytes) -> bool:
     try:
         return request.code_uri is None or aws.read_object(request.code_uri) == packed
-    except AwsError as err:
+    except ServiceError as err:
         # Deleted afterwards: its hosts have read it long ago.
-        if err.is_missing:
+        if err.kind == "missing":
             return True
         raise
 

@@ -1,7 +1,7 @@
-"""SageMaker's toolkit exports variables to a script; the job folder's files give the same here.
+"""Variables and arguments that SageMaker's toolkit gives to a script, from the job folder's files.
 
-With these variables and arguments, a script written for SageMaker's own images runs unchanged in a
-bring-your-own image, on Kubernetes and on the local platform.
+With them, a script for SageMaker's own images runs unchanged in any image, on Kubernetes and on the
+local platform.
 """
 
 import json
@@ -33,9 +33,8 @@ _LOG_LEVEL = 20
 
 
 def hyperparameters(base_dir: Path) -> dict[str, Json]:
-    """Returns the job's hyperparameters, each decoded where it is JSON; {} without a file.
-
-    Those that SageMaker's SDK adds for the toolkit are not among them.
+    """Returns the job's hyperparameters without the toolkit's own, decoded from JSON where
+    possible.
 
     Raises:
         UsageError: If the file is not a JSON object.
@@ -44,20 +43,12 @@ def hyperparameters(base_dir: Path) -> dict[str, Json]:
 
 
 def program(base_dir: Path, environ: Mapping[str, str]) -> str:
-    """Returns the program that SageMaker's SDK names for the toolkit; empty if it names none.
-
-    Raises:
-        UsageError: If the hyperparameters are not a JSON object.
-    """
+    """Returns the program that SageMaker's SDK names for the toolkit; empty if there is none."""
     return environ.get("SAGEMAKER_PROGRAM") or _text(_parameters(base_dir), "sagemaker_program")
 
 
 def module_dir(base_dir: Path) -> str:
-    """Returns folder or address of that program; the toolkit's default is `code` in the job folder.
-
-    Raises:
-        UsageError: As `program`.
-    """
+    """Returns folder or address of that program; by default `code` in the job folder."""
     named = _text(_parameters(base_dir), "sagemaker_submit_directory")
     return named or str(base_dir / "code")
 
@@ -71,7 +62,7 @@ def arguments(values: Mapping[str, Json]) -> list[str]:
     return words
 
 
-def sagemaker_variables(
+def environment(
     topology: Topology,
     base_dir: Path,
     *,
@@ -83,12 +74,10 @@ def sagemaker_variables(
     """Returns the SM_* variables of the toolkit.
 
     Args:
-        topology: Topology of the run.
-        base_dir: The job folder.
         values: The hyperparameters.
         num_cpus: vCPUs of this host.
         num_accelerators: GPUs of this host.
-        environ: The launcher's: the job's name, and what the image says about itself.
+        environ: The launcher's, with the job's name and the image's variables.
 
     Raises:
         UsageError: If a file of the job folder is malformed.

@@ -1,8 +1,8 @@
 """An agent sends answers over CURVE, and batches over plain TCP, to whoever shows a ticket first.
 
 A trainer asks for a ticket over CURVE, connects here, and sends it as the first bytes; from then on
-the data host sends, and hears nothing. A stranger's bytes are compared with the tickets that were
-given out, and never parsed: at most 32 of them are read, within 10 s.
+the data host only sends. Bytes from an unauthenticated connection are compared with the tickets
+given out and never parsed; at most 32 of them are read, within 10 s.
 
 The agent's loop accepts and compares. Who has shown its ticket gets a thread of its own, which
 seals and sends that trainer's batches one after the other.
@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 from stoker.errors import UsageError
 from stoker.feed.wire.codec import Bytes1D
-from stoker.feed.wire.crypto import HANDSHAKE_SECONDS, MAX_WAITING, StrangerLog
+from stoker.feed.wire.crypto import HANDSHAKE_SECONDS, MAX_WAITING, RejectionLog
 from stoker.feed.wire.protocol import TICKET_BYTES, Ticket
 from stoker.feed.wire.sealing import Sealer, SessionEpoch, new_key
 from stoker.feed.wire.stream import BatchWriter, BufferPool, tune
@@ -88,11 +88,11 @@ class BatchPort:
             ) from None
         self.port = int(self._listener.getsockname()[1])
         self._log = log
-        self._strangers = StrangerLog(log, port=self.port)
+        self._rejections = RejectionLog(log, port=self.port)
         self._wake = wake
         self._pool = BufferPool()
         # The oldest first.
-        self._waiting: dict[int, _Stranger] = {}
+        self._waiting: dict[int, _UnauthenticatedConnection] = {}
         self._lines: dict[bytes, _SendLine] = {}
         # Closed, but for their threads.
         self._ending: list[_SendLine] = []
@@ -108,7 +108,7 @@ class BatchPort:
 
     def ticket_for(self, identity: bytes, now: float) -> Ticket:
         """Returns a ticket for the trainer at that control connection; voids an earlier one."""
-        self._end(identity)
+        self._close_line(identity)
         line = _SendLine(
             ticket=secrets.token_bytes(TICKET_BYTES),
             key=new_key(),
@@ -131,7 +131,7 @@ class BatchPort:
             # this.
             if line.is_closed or (connection is not None and connection.fileno() in ready):
                 # It has hung up, or speaks, which nobody asked it to.
-                self._end(identity)
+                self._close_line(identity)
         self._ending = [line for line in self._ending if not line.has_ended()]
         for fileno in [fileno for fileno in self._waiting if fileno in ready]:
             self._read(fileno)
@@ -141,23 +141,23 @@ class BatchPort:
     def tick(self, now: float) -> None:
         """Cuts strangers and lines that are too late; called once a second."""
         self._is_full = False
-        for fileno, stranger in list(self._waiting.items()):
-            if now - stranger.since > HANDSHAKE_SECONDS:
-                self._cut(fileno, "no ticket in time")
+        for fileno, peer in list(self._waiting.items()):
+            if now - peer.since > HANDSHAKE_SECONDS:
+                self._reject(fileno, "no ticket in time")
         for identity, line in list(self._lines.items()):
             if line.connection is None and now - line.made_at > _TICKET_SECONDS:
-                self._end(identity)
-        self._strangers.tick(now)
+                self._close_line(identity)
+        self._rejections.tick(now)
 
     def close(self) -> None:
         """Closes all connections; what the kernel has taken is still delivered. May be called
         twice; 2 s at most."""
         self._listener.close()
-        for stranger in self._waiting.values():
-            stranger.connection.close()
+        for peer in self._waiting.values():
+            peer.connection.close()
         self._waiting.clear()
         for identity in list(self._lines):
-            self._end(identity)
+            self._close_line(identity)
         lines, self._ending = self._ending, []
         for line in lines:
             line.has_ended(within_seconds=_JOIN_SECONDS)
@@ -170,39 +170,41 @@ class BatchPort:
                 return
             except OSError as err:
                 if err.errno in _NO_FILES and self._waiting:
-                    self._cut(next(iter(self._waiting)), "no more open files")
+                    self._reject(next(iter(self._waiting)), "no more open files")
                 elif err.errno in _NO_FILES:
                     # Until the next tick: it would be ready again at once.
                     self._is_full = True
                     return
                 continue
             connection.setblocking(False)
-            self._waiting[connection.fileno()] = _Stranger(connection, str(address[0]), now)
+            self._waiting[connection.fileno()] = _UnauthenticatedConnection(
+                connection, str(address[0]), now
+            )
             if len(self._waiting) > MAX_WAITING:
                 # The oldest: a trainer sends its ticket at once, so who has waited longest is no
                 # trainer.
-                self._cut(next(iter(self._waiting)), f"more than {MAX_WAITING} at a time")
+                self._reject(next(iter(self._waiting)), f"more than {MAX_WAITING} at a time")
 
     def _read(self, fileno: int) -> None:
-        stranger = self._waiting[fileno]
+        peer = self._waiting[fileno]
         try:
-            data = stranger.connection.recv(TICKET_BYTES - len(stranger.sent))
+            data = peer.connection.recv(TICKET_BYTES - len(peer.sent))
         except BlockingIOError:
             return
         except OSError:
             data = b""
-        stranger.sent += data
+        peer.sent += data
         if not data:
-            self._cut(fileno, "closed without a ticket")
-        elif len(stranger.sent) == TICKET_BYTES:
-            line = self._line_of(bytes(stranger.sent))
+            self._reject(fileno, "closed without a ticket")
+        elif len(peer.sent) == TICKET_BYTES:
+            line = self._line_of(bytes(peer.sent))
             if line is None:
-                self._cut(fileno, "no ticket of this run")
+                self._reject(fileno, "no ticket of this run")
                 return
             del self._waiting[fileno]
-            # It is no stranger any more: from here on bytes that it sends end the connection, see
+            # It is authenticated: from here on bytes that it sends end the connection, see
             # `handle`.
-            line.attach(stranger.connection, self._pool)
+            line.attach(peer.connection, self._pool)
 
     def _line_of(self, ticket: bytes) -> "_SendLine | None":
         """Returns the line that the ticket opens; None: there is none, or it has a connection."""
@@ -213,12 +215,12 @@ class BatchPort:
                 found = line
         return found
 
-    def _cut(self, fileno: int, reason: str) -> None:
-        stranger = self._waiting.pop(fileno)
-        stranger.connection.close()
-        self._strangers.cut(stranger.address, reason)
+    def _reject(self, fileno: int, reason: str) -> None:
+        peer = self._waiting.pop(fileno)
+        peer.connection.close()
+        self._rejections.add(peer.address, reason)
 
-    def _end(self, identity: bytes) -> None:
+    def _close_line(self, identity: bytes) -> None:
         line = self._lines.pop(identity, None)
         if line is not None:
             line.close()
@@ -226,8 +228,8 @@ class BatchPort:
 
 
 @dataclass(slots=True)
-class _Stranger:
-    """A stranger has connected, but its ticket has not come yet."""
+class _UnauthenticatedConnection:
+    """A peer has connected, but its ticket has not come yet."""
 
     connection: socket.socket
     address: str
@@ -282,7 +284,7 @@ class _SendLine:
             self.is_closed = True
         self._batches.put(None)
         if self.connection is None:
-            self._drop()
+            self._discard_queued()
         else:
             # Also ends a call that waits for a trainer that does not read.
             with contextlib.suppress(OSError):
@@ -320,10 +322,10 @@ class _SendLine:
         finally:
             with self._lock:
                 self.is_closed = True
-            self._drop()
+            self._discard_queued()
             self._wake()
 
-    def _drop(self) -> None:
+    def _discard_queued(self) -> None:
         """Lets go of what is not sent."""
         with contextlib.suppress(queue.Empty):
             while True:

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from stoker.errors import UsageError
-from stoker.feed.agent import sending
-from stoker.feed.agent.sending import BatchPort, OutgoingBatch
+from stoker.feed.agent import batch_port
+from stoker.feed.agent.batch_port import BatchPort, OutgoingBatch
 from stoker.feed.wire.crypto import HANDSHAKE_SECONDS, MAX_WAITING
 from stoker.feed.wire.protocol import TICKET_BYTES
 from stoker.logs import Log
@@ -183,7 +183,7 @@ def test_a_taken_port_is_an_error_that_names_it(port):
 
 
 def test_it_listens_on_both_families(log):
-    both = sending._listen("*", 0)
+    both = batch_port._listen("*", 0)
     with both:
         assert both.family == socket.AF_INET6
         for host in ("127.0.0.1", "::1"):

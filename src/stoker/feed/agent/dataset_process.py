@@ -1,8 +1,7 @@
-"""A data host keeps each of its specs in a clean process, the dataset host.
+"""A data host keeps each of its specs in a clean process, the dataset process.
 
-A dataset host unpickles the spec once and forks that spec's workers, which share its memory. The
-agent has a channel to the fork server and one to each dataset host; when the agent dies, so do all
-of them.
+A dataset process unpickles the spec once and forks that spec's workers, which share its memory. The
+agent has a channel to the fork server and to each dataset process; all of them die with the agent.
 """
 
 import contextlib
@@ -29,15 +28,15 @@ STOP_SECONDS = 5.0
 MAX_UNUSED_SPECS = 2
 
 
-class Hold(msgspec.Struct, frozen=True, tag=True):
-    """The agent asks for a dataset host to be forked; spec and channel come as descriptors."""
+class StartDataset(msgspec.Struct, frozen=True, tag=True):
+    """The agent asks for a dataset process to be forked; spec and channel come as descriptors."""
 
     spec: str
     host: str
 
 
 class Fork(msgspec.Struct, frozen=True, tag=True):
-    """The agent asks a dataset host to fork a worker, whose channel comes as descriptor.
+    """The agent asks a dataset process to fork a worker, whose channel comes as descriptor.
 
     Attributes:
         worker_id: For the worker of a shard: the shard.
@@ -52,66 +51,66 @@ class Fork(msgspec.Struct, frozen=True, tag=True):
 
 
 class Kill(msgspec.Struct, frozen=True, tag=True):
-    """The agent asks a dataset host to kill that worker."""
+    """The agent asks a dataset process to kill that worker."""
 
     token: int
 
 
-class Held(msgspec.Struct, frozen=True, tag=True):
-    """A dataset host tells the agent that the spec is there; or the error, for `unpack_error`."""
+class Loaded(msgspec.Struct, frozen=True, tag=True):
+    """A dataset process reports that the spec is loaded, or the error, for `unpack_error`."""
 
     error: bytes = b""
     summary: str = ""
 
 
 class Exited(msgspec.Struct, frozen=True, tag=True):
-    """A dataset host tells the agent that a worker ended; negative: by that signal."""
+    """A dataset process tells the agent that a worker ended; negative: by that signal."""
 
     token: int
     status: int
 
 
-to_fork_server = msgspec.msgpack.Decoder(Hold)
-to_dataset_host = msgspec.msgpack.Decoder(Fork | Kill)
-from_dataset_host = msgspec.msgpack.Decoder(Held | Exited)
+to_fork_server = msgspec.msgpack.Decoder(StartDataset)
+to_dataset_process = msgspec.msgpack.Decoder(Fork | Kill)
+from_dataset_process = msgspec.msgpack.Decoder(Loaded | Exited)
 
 
 class WorkerProcess:
-    """Lets a pool of the agent watch and kill a worker, whose parent is a dataset host."""
+    """Lets a pool of the agent watch and kill a worker, whose parent is a dataset process."""
 
-    def __init__(self, dataset_host: "DatasetHost", token: int) -> None:
-        self._dataset_host = dataset_host
+    def __init__(self, dataset_process: "DatasetProcess", token: int) -> None:
+        self._dataset_process = dataset_process
         self._token = token
         self.exitcode: int | None = None
 
     def kill(self) -> None:
         """Kills it, if it still runs."""
         if self.exitcode is None:
-            self._dataset_host.channel.send(pack(Kill(self._token)))
+            self._dataset_process.channel.send(pack(Kill(self._token)))
 
     def join(self, timeout: float | None = None) -> None:
-        """Waits until its end is known, or the dataset host's."""
+        """Waits until its end is known, or the dataset process's."""
         deadline = time.monotonic() + (STOP_SECONDS if timeout is None else timeout)
-        while self.exitcode is None and not self._dataset_host.channel.is_closed:
+        while self.exitcode is None and not self._dataset_process.channel.is_closed:
             left = deadline - time.monotonic()
             if left <= 0:
                 return
-            # The agent's loop waits here: rarely, and until the dataset host has reaped the worker.
-            _wait(self._dataset_host.channel, select.POLLIN, left)
-            self._dataset_host.handle()
+            # Blocks the agent's loop: rarely, and until the dataset process has reaped the worker.
+            _wait(self._dataset_process.channel, select.POLLIN, left)
+            self._dataset_process.handle()
 
 
-class DatasetHost:
-    """A dataset host is a process that holds one spec and forks workers, which make its batches.
+class DatasetProcess:
+    """A dataset process is a process that holds one spec and forks workers, which make its batches.
 
     Attributes:
         channel: Socket to poll for reading; then `handle`.
-        held: Whether the spec could be unpickled; None: not known yet.
+        loaded: Whether the spec could be unpickled; None: not known yet.
     """
 
     def __init__(self, channel: Pipe) -> None:
         self.channel = channel
-        self.held: Held | None = None
+        self.loaded: Loaded | None = None
         self._workers: dict[int, tuple[WorkerProcess, int]] = {}
         self._next = 0
 
@@ -121,7 +120,7 @@ class DatasetHost:
         """Forks a worker.
 
         Raises:
-            FeedLostError: If the dataset host is gone.
+            FeedLostError: If the dataset process is gone.
         """
         if self.channel.is_closed:
             raise FeedLostError("the process that holds the dataset is gone")
@@ -139,14 +138,14 @@ class DatasetHost:
         return process
 
     def handle(self) -> None:
-        """Takes what the dataset host says, without blocking."""
+        """Takes what the dataset process says, without blocking."""
         self.channel.flush()
         for data, descriptors in self.channel.receive():
             for descriptor in descriptors:
                 os.close(descriptor)
-            match from_dataset_host.decode(data):
-                case Held() as held:
-                    self.held = held
+            match from_dataset_process.decode(data):
+                case Loaded() as loaded:
+                    self.loaded = loaded
                 case Exited(token, status):
                     process, descriptor = self._workers.pop(token)
                     process.exitcode = status
@@ -154,7 +153,7 @@ class DatasetHost:
                         os.close(descriptor)
 
     def close(self) -> None:
-        """Ends the dataset host with all its workers; may be called twice."""
+        """Ends the dataset process with all its workers; may be called twice."""
         self.channel.close()
         for _, descriptor in self._workers.values():
             if descriptor >= 0:
@@ -187,8 +186,8 @@ class ForkServer:
         """Returns whether the process runs."""
         return self._process.poll() is None and not self.channel.is_closed
 
-    def hold(self, spec: str, memory: int) -> DatasetHost:
-        """Starts a dataset host with a pickled spec; `held` says later whether it was unpickled.
+    def start_dataset(self, spec: str, memory: int) -> DatasetProcess:
+        """Starts a dataset process that unpickles a spec; `loaded` says later whether it could.
 
         Args:
             memory: Descriptor of the memory that the spec is in; the caller's.
@@ -199,7 +198,7 @@ class ForkServer:
         ours, theirs = channel_pair()
         try:
             # Until it has left: its descriptors are closed afterwards, here and by the caller.
-            self.channel.send(pack(Hold(spec, self._host)), [memory, theirs.fileno()])
+            self.channel.send(pack(StartDataset(spec, self._host)), [memory, theirs.fileno()])
             if not self._until(lambda: not self.channel.wants_write):
                 raise FeedLostError("the fork server takes no orders", where=f"host {self._host}")
         except BaseException:
@@ -207,7 +206,7 @@ class ForkServer:
             raise
         finally:
             theirs.close()
-        return DatasetHost(Pipe(ours, blocking=False))
+        return DatasetProcess(Pipe(ours, blocking=False))
 
     def close(self) -> None:
         """Ends it and all it forked; may be called twice, never raises; 5 s at most."""
@@ -243,11 +242,11 @@ PoolKey = tuple[Literal["seeding", "session"], str]
 
 @dataclass(eq=False)
 class HostedSpec:
-    """Follows a spec from its order on: expected, held, ready or failed.
+    """Follows a spec from its order on: expected, loading, ready or failed.
 
     Attributes:
-        state: expected (a trainer was asked for it), held (its dataset host unpickles it), ready,
-            failed.
+        state: expected (a trainer was asked for it), loading (its dataset process unpickles it),
+            ready, failed.
         since: Monotonic seconds of the last change, or of the last piece of it that came.
         nbytes: Size of its pickle.
         shipper: Routing id of the trainer that was asked for it, or has begun to ship it; empty:
@@ -261,7 +260,7 @@ class HostedSpec:
     """
 
     digest: str
-    state: Literal["expected", "held", "ready", "failed"]
+    state: Literal["expected", "loading", "ready", "failed"]
     since: float
     nbytes: int = 0
     shipper: bytes = b""
@@ -271,11 +270,11 @@ class HostedSpec:
     first_worker: int = 0
     worker_step: int = 1
     was_wrong: bool = False
-    dataset_host: DatasetHost | None = None
+    dataset_process: DatasetProcess | None = None
     pools: dict[PoolKey, WorkerPool] = field(default_factory=dict)
 
     def arrives(self, piece: memoryview, *, offset: int, shipper: bytes, now: float) -> bool:
-        """Takes a piece of it while it is expected; True if it is complete, and to be held.
+        """Takes a piece of it while it is expected; True if it is complete, and to be loaded.
 
         Raises:
             ProtocolError: If it is not the next piece.
@@ -301,22 +300,22 @@ class HostedSpec:
     def sockets(self) -> dict[int, bool]:
         """Returns the descriptors of its processes to poll; True: for writing, too."""
         wanted: dict[int, bool] = {}
-        if self.dataset_host is not None and not self.dataset_host.channel.is_closed:
-            wanted[self.dataset_host.channel.fileno()] = self.dataset_host.channel.wants_write
+        if self.dataset_process is not None and not self.dataset_process.channel.is_closed:
+            wanted[self.dataset_process.channel.fileno()] = self.dataset_process.channel.wants_write
         for pool in self.pools.values():
             wanted.update(pool.sockets())
         return wanted
 
     def handle(self, ready: set[int]) -> list[Result]:
         """Takes what came over those descriptors; returns what its workers made."""
-        dataset_host = self.dataset_host
-        if dataset_host is None:
+        dataset_process = self.dataset_process
+        if dataset_process is None:
             return []
-        if dataset_host.channel.fileno() in ready:
-            dataset_host.handle()
-        if self.state == "held" and _has_failed(dataset_host):
+        if dataset_process.channel.fileno() in ready:
+            dataset_process.handle()
+        if self.state == "loading" and _has_failed(dataset_process):
             # Channels of workers that wait to be forked have ended with it. Read as deaths, they
-            # would start others, in a dataset host that is gone.
+            # would start others, in a dataset process that is gone.
             return []
         results: list[Result] = []
         for pool in self.pools.values():
@@ -326,15 +325,15 @@ class HostedSpec:
 
     def judge(self) -> bool:
         """Notes whether it has become ready or failed; returns True if it has changed so."""
-        dataset_host = self.dataset_host
-        if dataset_host is None:
+        dataset_process = self.dataset_process
+        if dataset_process is None:
             return False
-        if self.state == "held" and dataset_host.held is not None:
-            self.state = "failed" if dataset_host.held.error else "ready"
-            self.reason, self.error = dataset_host.held.summary, dataset_host.held.error
+        if self.state == "loading" and dataset_process.loaded is not None:
+            self.state = "failed" if dataset_process.loaded.error else "ready"
+            self.reason, self.error = dataset_process.loaded.summary, dataset_process.loaded.error
             self.since = time.monotonic()
             return True
-        if self.state in ("held", "ready") and dataset_host.channel.is_closed:
+        if self.state in ("loading", "ready") and dataset_process.channel.is_closed:
             self.fail("the process that holds the dataset died, perhaps out of memory")
             return True
         # A pool of shards is never dead: its workers come with their jobs.
@@ -349,9 +348,9 @@ class HostedSpec:
         self.state, self.reason = "failed", reason
 
 
-def _has_failed(dataset_host: DatasetHost) -> bool:
-    return dataset_host.channel.is_closed or (
-        dataset_host.held is not None and bool(dataset_host.held.error)
+def _has_failed(dataset_process: DatasetProcess) -> bool:
+    return dataset_process.channel.is_closed or (
+        dataset_process.loaded is not None and bool(dataset_process.loaded.error)
     )
 
 
@@ -396,34 +395,34 @@ class Specs:
         known = self._specs.get(digest)
         if known is not None and known.arrival is not None:
             known.arrival.close()
-        held = HostedSpec(digest, "expected", now, nbytes=nbytes, shipper=shipper)
+        hosted = HostedSpec(digest, "expected", now, nbytes=nbytes, shipper=shipper)
         if known is not None:
-            held.first_worker, held.worker_step = known.first_worker, known.worker_step
-            held.was_wrong = known.was_wrong
-        self._specs[digest] = held
+            hosted.first_worker, hosted.worker_step = known.first_worker, known.worker_step
+            hosted.was_wrong = known.was_wrong
+        self._specs[digest] = hosted
 
     def number_workers(self, digest: str, *, first: int, step: int) -> None:
         """Sets the ids of its data workers, `first`, `first + step` ..., as every trainer says."""
-        held = self._specs.get(digest)
-        if held is not None:
-            held.first_worker, held.worker_step = first, step
+        hosted = self._specs.get(digest)
+        if hosted is not None:
+            hosted.first_worker, hosted.worker_step = first, step
 
     def overdue(self, before: float) -> list[HostedSpec]:
         """Returns those that were asked for before `before` and have not come."""
         return [s for s in self._specs.values() if s.state == "expected" and s.since < before]
 
-    def hold(self, spec: HostedSpec) -> None:
-        """Makes a dataset host unpickle what has arrived; `handle` says later whether it could.
+    def load(self, spec: HostedSpec) -> None:
+        """Makes a dataset process unpickle what has arrived; `handle` says later whether it could.
 
         Raises:
             FeedLostError: If the fork server is gone.
         """
         assert spec.arrival is not None
-        spec.dataset_host = self._fork_server.hold(spec.digest, spec.arrival.descriptor)
-        spec.state = "held"
+        spec.dataset_process = self._fork_server.start_dataset(spec.digest, spec.arrival.descriptor)
+        spec.state = "loading"
 
     def check(self, spec: HostedSpec) -> None:
-        """Forgets what arrived, if it is not what it is named; while its dataset host is at work.
+        """Discards what arrived if its digest is wrong; meanwhile its dataset process unpickles it.
 
         Raises:
             ProtocolError: If it is not.
@@ -432,7 +431,7 @@ class Specs:
         assert arrival is not None
         with contextlib.closing(arrival):
             if not arrival.is_right():
-                self.forget(spec)
+                self.close_spec(spec)
                 # Still wanted, and expected of anybody.
                 self._specs[spec.digest] = HostedSpec(
                     spec.digest,
@@ -449,7 +448,7 @@ class Specs:
         """Starts workers before there is a job: they are forked once the spec is unpickled."""
         self._pool(spec, ("seeding", seeding), base_seed=base_seed)
 
-    def retire(self, used: set[str]) -> None:
+    def close_unused(self, used: set[str]) -> None:
         """Keeps those that are used and the last two others."""
         for digest in self._specs:
             if digest in used and digest in self._unused:
@@ -459,17 +458,17 @@ class Specs:
         while len(self._unused) > MAX_UNUSED_SPECS:
             spec = self._specs.get(self._unused.pop(0))
             if spec is not None:
-                self.forget(spec)
+                self.close_spec(spec)
 
-    def forget(self, spec: HostedSpec) -> None:
-        """Ends its workers and its dataset host; what they were making is lost."""
+    def close_spec(self, spec: HostedSpec) -> None:
+        """Ends its workers and its dataset process; what they were making is lost."""
         self._specs.pop(spec.digest, None)
         for pool in spec.pools.values():
             # Their jobs are answered as lost, so that the trainers ask other hosts.
-            self._results.extend(pool.abandon())
+            self._results.extend(pool.cancel_jobs())
             pool.close()
-        if spec.dataset_host is not None:
-            spec.dataset_host.close()
+        if spec.dataset_process is not None:
+            spec.dataset_process.close()
         if spec.arrival is not None:
             spec.arrival.close()
 
@@ -524,14 +523,14 @@ class Specs:
         pool = self._pool(spec, key, base_seed=next(iter(job.order.seed), 0))
         self._results.extend(pool.assign(job))
 
-    def forget_shards(self, session: str, *, before_epoch_id: int | None = None) -> None:
+    def stop_shards(self, session: str, *, before_epoch_id: int | None = None) -> None:
         """Ends the workers of a session's shards: of earlier epochs, or all."""
         for spec in self._specs.values():
             pool = spec.pools.get(("session", session))
             if pool is not None and before_epoch_id is not None:
-                pool.forget(before_epoch_id=before_epoch_id)
+                pool.stop_shards(before_epoch_id=before_epoch_id)
             elif pool is not None:
-                self._results.extend(pool.abandon())
+                self._results.extend(pool.cancel_jobs())
                 pool.close()
                 del spec.pools["session", session]
 
@@ -550,9 +549,9 @@ class Specs:
         """Ends everything; may be called twice."""
         specs, self._specs = list(self._specs.values()), {}
         for spec in specs:
-            if spec.dataset_host is not None:
+            if spec.dataset_process is not None:
                 # First: its workers end with it, so that the pools need not wait for theirs.
-                spec.dataset_host.close()
+                spec.dataset_process.close()
             for pool in spec.pools.values():
                 pool.close()
             if spec.arrival is not None:
@@ -564,20 +563,20 @@ class Specs:
         known = spec.pools.get(key)
         if known is not None:
             return known
-        dataset_host = spec.dataset_host
-        assert dataset_host is not None
+        dataset_process = spec.dataset_process
+        assert dataset_process is not None
         kind, name = key
 
         def start(role: WorkerRole, sock: socket.socket) -> ChildProcess:
             if role.num_shards:
-                return dataset_host.fork(
+                return dataset_process.fork(
                     sock,
                     worker_id=role.number,
                     num_workers=role.num_shards,
                     base_seed=role.base_seed,
                     seeding="torch",
                 )
-            return dataset_host.fork(
+            return dataset_process.fork(
                 sock,
                 worker_id=spec.first_worker + spec.worker_step * role.number,
                 # At least: of other hosts it is not known here.

@@ -1,4 +1,4 @@
-"""A data host makes batches, or runs an engine's command, until the run ends."""
+"""A data host of the feed makes batches until the run ends."""
 
 import os
 import queue
@@ -11,17 +11,17 @@ import psutil
 from stoker.errors import StokerError
 from stoker.feed.agent.agent import Agent
 from stoker.host import machine, spawn
-from stoker.launch.engines.hosts import exit_code_of
-from stoker.launch.leader_connection import HostRun, Membership, MembershipVerdict
+from stoker.launch.engines.data_host import exit_code_of
+from stoker.launch.leader_connection import HostRun
 from stoker.launch.supervise import Decided, SignalReceived, end_descendants, reap_orphans
 from stoker.logs import EventName
 
-# Batches in progress when the first SIGTERM comes may still be sent; trainers ask other hosts.
+# After the first SIGTERM, batches in progress may still be sent; trainers ask other hosts.
 DRAIN_SECONDS = 10.0
 
 
 def serve(run: HostRun) -> int:
-    """Runs the agent of this host; 0 whenever the dnn group decided, or was there and fell silent.
+    """Runs the agent of this host; returns the exit code (see `exit_code_of`).
 
     Raises:
         StokerError: If the agent cannot listen.
@@ -40,30 +40,17 @@ def serve(run: HostRun) -> int:
         bind=run.listen_address,
         port=settings.port or settings.feed.port,
     )
-    verdicts: list[MembershipVerdict] = []
-    address, port = run.coordinator_address
-
-    def decide(verdict: MembershipVerdict) -> None:
-        verdicts.append(verdict)
-        run.inbox.put(Decided(verdict.reason))
-
     if run.folder:
-        # The data workers import and open what the training does, from the same folder: this
-        # process becomes the agent, and the agent starts Python with its own folder in front.
+        # Data workers import and open the same files as the training: the agent starts Python with
+        # its own folder on the path.
         os.chdir(run.folder)
     spawn.adopt_orphans()
     agent.open()
-    # The agent's own children: it takes their exit status itself.
+    # The agent's own children: it reads their exit status itself.
     own = {child.pid for child in psutil.Process().children()}
-    membership = Membership(
-        # The agent listens by now: trainers dial it as soon as the leader has let this host in.
-        join=run.join(port=agent.port, batch_port=agent.batch_port, workers=workers),
-        keys=run.keys,
-        address=address,
-        port=port,
-        feed=settings.feed,
-        log=run.log,
-        on_verdict=decide,
+    # Now that the agent listens: trainers connect as soon as the leader has accepted this host.
+    membership = run.membership(
+        run.join(port=agent.port, batch_port=agent.batch_port, workers=workers),
         trainers_heard_at=lambda: agent.trainers_heard_at,
     )
     is_over, is_asked = threading.Event(), threading.Event()
@@ -80,23 +67,22 @@ def serve(run: HostRun) -> int:
     finally:
         is_over.set()
         watcher.join()
-        membership.leave(reason=_goodbye(agent, failure, verdicts))
+        # For the training record.
+        reason = f"{agent.num_sent} batches sent"
+        if failure:
+            reason = f"failed: {failure}"
+        elif membership.verdict is None:
+            reason += ", asked to stop"
+        membership.leave(reason=reason)
         membership.close()
         end_descendants()
-    if failure is not None and not verdicts:
+    if failure is not None and membership.verdict is None:
         run.log.event(EventName.DATA_HOST_FAILED, reason=str(failure))
         if settings.comes_back or not membership.wait_until_welcome(0):
             raise failure
-        # The training goes on without this host: the dnn group decides the outcome.
+        # The training continues without this host: the dnn group decides the outcome.
         return 0
-    return exit_code_of(run, verdicts, is_asked=is_asked.is_set())
-
-
-def _goodbye(agent: Agent, failure: StokerError | None, verdicts: list[MembershipVerdict]) -> str:
-    """Says what the training record tells of this host's end."""
-    if failure:
-        return f"failed: {failure}"
-    return f"{agent.num_sent} batches sent" + ("" if verdicts else ", asked to stop")
+    return exit_code_of(run, membership.verdict, is_asked=is_asked.is_set())
 
 
 def _watch_agent(
@@ -114,11 +100,11 @@ def _watch_agent(
         except queue.Empty:
             happening = None
         match happening:
-            case Decided():
-                run.log.event(EventName.DATA_HOST_ENDED, reason=happening.reason)
+            case Decided(reason):
+                run.log.event(EventName.DATA_HOST_ENDED, reason=reason)
                 stop_at = 0.0
-            case SignalReceived():
-                run.log.event(EventName.SIGNAL_RECEIVED, number=happening.number)
+            case SignalReceived(number):
+                run.log.event(EventName.SIGNAL_RECEIVED, number=number)
                 is_asked.set()
                 if stop_at == float("inf"):
                     agent.drain()

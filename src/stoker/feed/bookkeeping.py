@@ -1,7 +1,6 @@
-"""A trainer process has one set of settings, one timeline, and the books of its loaders.
+"""Bookkeeping of a trainer process: settings, timeline, and the progress of each loader's epochs.
 
-The books of a loader say how far each of its epochs is, and what a state of it holds. All of it is
-light to import: a script without torch has books of the batches that it times.
+Light to import: a script without torch has books for the batches that it times.
 """
 
 import atexit
@@ -42,12 +41,9 @@ _PACKAGES = (
 
 
 class SamplerSnapshot(TypedDict):
-    """Holds random states and samplers' states of one moment.
+    """Random states and samplers' states at one moment.
 
     Attributes:
-        torch: State of torch's default generator.
-        python: State of the module `random`.
-        numpy: State of NumPy's global generator.
         generators: States of the generators that the loader and its samplers hold.
         epochs: Epochs of samplers that count them (`set_epoch`).
         own: States of samplers with a `state_dict`.
@@ -62,17 +58,16 @@ class SamplerSnapshot(TypedDict):
 
 
 class EpochBeginning(TypedDict):
-    """Says how the epoch under way began, and how far it came.
+    """How the current epoch began, and how far it is.
 
     Attributes:
         num_yielded: Batches that the script got.
-        num_drawn: Batches that the sampler was asked for: those that are being made, too.
-        is_drawn_out: The sampler said that there is no more (at which it may draw once again).
-        digest: Checksum of all that the sampler gave.
-        at_iter: When the sampler's iterator was made.
-        at_draw: When it was first asked; None: not yet.
-        ahead: What was drawn and not yielded, where a sampler keeps a state of its own.
-        dataset: The own state of an iterable dataset.
+        num_drawn: Batches that the sampler was asked for, including those in progress.
+        is_drawn_out: The sampler is exhausted (it may draw once more at its end).
+        digest: Checksum of everything that the sampler gave.
+        at_iter, at_draw: When the sampler's iterator was made, and first asked.
+        ahead: What was drawn and not yielded, for samplers with a `state_dict`.
+        dataset: The state of an iterable dataset with a `state_dict`.
     """
 
     num_yielded: int
@@ -86,17 +81,14 @@ class EpochBeginning(TypedDict):
 
 
 class LoaderState(TypedDict):
-    """Holds the state of a loader.
+    """State of a loader.
 
     Attributes:
-        version: Version of this format.
-        loader: What the loader that takes the state has to have in common.
-        epoch: Number of the one under way, or of the next.
-        num_yielded: Batches of it that the script got.
-        base_seed: Seed of the epoch under way, or of the last; None: there was none.
+        loader: What the loader that takes the state must have in common.
+        epoch: Number of the current epoch, or of the next.
+        base_seed: Seed of the current or last epoch.
         keeps_seed: All epochs have one base seed, as with torch's persistent workers.
         begun: None between epochs.
-        now: Random states at the time of the state.
     """
 
     version: int
@@ -110,11 +102,10 @@ class LoaderState(TypedDict):
 
 
 class Rewind:
-    """Keeps the generators' states after each of the last draws of one epoch: 5 kB per draw.
+    """Generator states after recent draws, to undo draws that were made ahead: 5 kB per draw.
 
     Args:
-        generators: All that the sampler may draw from.
-        num_ahead: Batches that torch's loader has drawn ahead of those that the script took.
+        num_ahead: Batches that torch's loader draws ahead of those that the script took.
     """
 
     def __init__(self, generators: "list[torch.Generator]", *, num_ahead: int) -> None:
@@ -130,7 +121,6 @@ class Rewind:
         return len(self._states)
 
     def before(self, num_drawn: int) -> None:
-        """Notes the states when the sampler is about to be asked, after `num_drawn` draws."""
         states = self._read()
         if _bytes_of(states) != self._last:
             # Others drew: what was before them cannot be put back without undoing theirs.
@@ -138,30 +128,25 @@ class Rewind:
             self._states.append((num_drawn, states))
 
     def after(self, num_drawn: int, *, num_taken: int) -> None:
-        """Notes the states when the sampler was asked.
-
-        Args:
-            num_drawn: How often in this epoch; once more than there are batches: it is exhausted.
-            num_taken: Batches of the epoch that the script took.
-        """
+        """Records the states after draw `num_drawn`, when the script has `num_taken` batches."""
         states = self._read()
         self._last = _bytes_of(states)
         self._thread = threading.get_ident()
         self._states.append((num_drawn, states))
-        # `leave` needs the state after taken + ahead draws, and what is taken only grows: those
+        # `restore` needs the state after taken + ahead draws, and what is taken only grows: those
         # before are of no use.
         while len(self._states) > 1 and self._states[0][0] < num_taken + self.num_ahead:
             self._states.popleft()
 
-    def forget(self) -> None:
-        """Forgets all states: nothing is put back of what was drawn so far."""
+    def discard(self) -> None:
+        """Discards all states, so that nothing drawn so far is undone."""
         self._states.clear()
         self._last = b""
 
-    def leave(self, num_taken: int) -> None:
-        """Leaves the generators of an epoch that ends early as torch's loader leaves them.
+    def restore(self, num_taken: int) -> None:
+        """Sets the generators of an epoch that ends early as torch's loader would leave them.
 
-        Nothing is changed if somebody else drew since. Takes no lock; may be called twice.
+        Changes nothing if something else drew since. Takes no lock; may be called twice.
         """
         known = dict(self._states)
         if known and _bytes_of(self._read()) == self._last:
@@ -170,19 +155,16 @@ class Rewind:
             for generator, state in zip(self._generators, states, strict=True):
                 generator.set_state(state)
             self._drawn, self._put_back = drawn, _bytes_of(states)
-        self.forget()
+        self.discard()
 
     def is_of_this_thread(self) -> bool:
-        """Returns whether it is this thread that draws: then nobody draws now."""
+        """Returns whether this thread draws: then no draw is in progress."""
         return self._thread == threading.get_ident()
 
     def show_drawn(self, generators: Mapping[str, object], now: SamplerSnapshot) -> None:
-        """Corrects `now`: of the generators it says what they were before they were put back.
+        """Sets the loader's `generators` in `now` to what they were before `restore`.
 
-        For a state of an epoch that was left: it holds how far the sampler was drawn.
-
-        Args:
-            generators: The loader's, by name.
+        For the state of an epoch that was left, which holds how far the sampler was drawn.
         """
         if self._drawn and _bytes_of(self._read()) == self._put_back:
             for name, generator in generators.items():
@@ -201,17 +183,15 @@ def _bytes_of(states: "list[torch.Tensor]") -> bytes:
 
 @dataclass(slots=True, kw_only=True)
 class Position:
-    """Counts the progress of one epoch: what was drawn, handed out and yielded.
+    """Progress of one epoch: what was drawn, handed out and yielded.
 
     Attributes:
-        first: Batches that were yielded before this process took the epoch up.
-        num_yielded: Batches that the script got in all; None: not known, they come out of order.
+        first: Batches that were yielded before this process resumed the epoch.
+        num_yielded: Batches that the script got; None: unknown, they come out of order.
         num_handed: Batches whose indices were handed out, to be made.
         ahead: See EpochBeginning; and the last one yielded, which may be held back from the script.
-        resumed: What is still to be made good of a loaded state.
-        is_inline: Batches are made in this process.
-        rewind: Puts generators back that the sampler draws from further ahead than with torch's
-            loader.
+        resumed: What is still to be replayed of a loaded state.
+        rewind: For generators that are drawn from further ahead than by torch's loader.
     """
 
     epoch: int
@@ -235,32 +215,29 @@ class Position:
         count = self.num_drawn - (self.num_yielded or 0) + num_held
         return list(self.ahead)[-count:] if count else []
 
-    def leave(self) -> None:
-        """Ends the epoch, of which nobody takes more: before its end, generators are put back."""
+    def cancel(self) -> None:
+        """Ends the epoch; before its end, generators are restored."""
         rewind = self.rewind
         if rewind is not None and not self.is_over:
-            rewind.leave(self.num_yielded or 0)
+            rewind.restore(self.num_yielded or 0)
 
-    def drop(self) -> None:
-        """Leaves the epoch, in a finalizer; if another thread draws, the next epoch does so."""
+    def cancel_in_finalizer(self) -> None:
+        """Does the same unless another thread may be drawing; then the next epoch does it."""
         # A finalizer may run in any thread, while the one that draws is in the middle of a draw.
         rewind = self.rewind
         if rewind is not None and rewind.is_of_this_thread():
-            self.leave()
+            self.cancel()
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class LoaderBooks:
-    """Keeps the books of one DataLoader, which are kept from one epoch to the next.
+    """Bookkeeping of one DataLoader across epochs.
 
     Attributes:
-        number: That of the loader in the timeline; loaders that one line makes again share it.
+        number: Number in the timeline; shared by loaders that one line makes again.
         first_epoch: Epochs in the timeline under that number before this loader.
-        epochs: Epochs begun.
-        position: How far the epoch begun last is; None: there was none.
-        loaded: A state that the next epoch goes on from.
-        base_seed: The one of the epoch begun last.
-        is_unshippable: What makes its batches cannot travel: they are made here.
+        loaded: A state that the next epoch resumes from.
+        is_unshippable: Its dataset cannot be sent to data hosts; batches are made here.
         keeps_seed: Whether one base seed is for all epochs, where a loaded state says so.
     """
 
@@ -284,8 +261,8 @@ class Making(NamedTuple):
 
     Attributes:
         lines: File and line of the innermost call outside of torch and stoker, then those of the
-            script's own files that led there. Calls inside of other packages are left out: a
-            trainer of Lightning makes its first loader and the next ones on different ways.
+            script's own files that led there. Calls inside other packages are left out: a trainer
+            of Lightning makes its first loader and later ones in different ways.
         seconds: Monotonic.
     """
 
@@ -294,13 +271,13 @@ class Making(NamedTuple):
 
 
 def making_of(loader: object) -> Making | None:
-    """Returns what `note_making` noted on a loader, if it did."""
+    """Returns what `note_making` recorded on a loader, if anything."""
     made: Making | None = getattr(loader, _MADE, None)
     return made
 
 
 def note_making(loader: object) -> None:
-    """Notes on a loader where and when it was made; call it from its constructor."""
+    """Records on a loader where and when it was made; for its constructor."""
     lines: list[tuple[str, int]] = []
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -314,15 +291,12 @@ def note_making(loader: object) -> None:
 
 
 class FormerLoader:
-    """What is kept of a loader that is read, to know it when the script makes it again.
+    """A loader that was read, to recognise it when the script makes it again.
 
     A loader was made again if the same line of the script made it, called from the same lines,
     after the former one was read, and over the same dataset, or over one of the same type and
     length where the former one is gone. So a loader for each epoch is one loader, while those for
     training and validation are two, even where one helper makes both.
-
-    Attributes:
-        number: The loader's in the timeline.
     """
 
     def __init__(self, loader: "DataLoader[object]", *, number: int = 0) -> None:
@@ -340,7 +314,7 @@ class FormerLoader:
         return known is loader.dataset or (known is None and self._kind == _kind_of(loader.dataset))
 
     def may_be_made_again(self, loader: "DataLoader[object]") -> bool:
-        """Returns whether `loader` is this one made again, should the former dataset go soon."""
+        """Returns the same, should the former dataset be garbage-collected soon."""
         return self._is_of_its_line(loader) and self._kind == _kind_of(loader.dataset)
 
     def _is_of_its_line(self, loader: "DataLoader[object]") -> bool:
@@ -367,11 +341,7 @@ def _weak(thing: object) -> Callable[[], object]:
 
 
 class Unfed(msgspec.Struct, frozen=True):
-    """A rank that takes no batches from data hosts leaves word of it for its launcher.
-
-    Attributes:
-        text: Why, and what helps.
-    """
+    """File in which a rank tells its launcher why it takes no batches from data hosts."""
 
     rank: int
     text: str
@@ -379,7 +349,7 @@ class Unfed(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True, eq=False)
 class TrainerProcess:
-    """Keeps the settings, the timeline and the loaders' books of a process that trains."""
+    """Settings, timeline and loaders' bookkeeping of a process that trains."""
 
     settings: ProcessSettings
     timeline: Timeline
@@ -428,24 +398,23 @@ class TrainerProcess:
         return None
 
     def books_of_source(self, name: str) -> LoaderBooks:
-        """Returns the books of batches that no DataLoader gives, opened at their first iter()."""
+        """Returns the books of batches without a DataLoader, opened at their first iter()."""
         known = self._sources.get(name)
         if known is None:
             known = self._sources[name] = LoaderBooks(self.timeline.new_loader())
         return known
 
     def known_books(self, loader: "DataLoader[object]") -> LoaderBooks | None:
-        """Returns the books of `loader`, if they were opened."""
         return self._books.get(id(loader))
 
     def share(self, workers_of_host: int) -> int:
-        """Returns this process's share of the workers that its host's processes divide."""
+        """Returns this process's share of the workers of its host."""
         each, rest = divmod(workers_of_host, self.settings.local_world_size)
         return each + (self.settings.local_rank < rest)
 
 
 def this_process() -> TrainerProcess:
-    """Returns the one of this process; a forked child has its own.
+    """Returns the state of this process; a forked child starts with a new one.
 
     Raises:
         UsageError: If a STOKER_* variable is malformed, at the first call.
@@ -454,7 +423,7 @@ def this_process() -> TrainerProcess:
 
 
 def known_process() -> TrainerProcess | None:
-    """Returns the one of this process, where something has asked for it before."""
+    """Returns the same, if something has asked for it before."""
     return this_process() if _process.cache_info().currsize else None
 
 

@@ -1,8 +1,8 @@
-"""A control connection carries messages to the coordinator or an agent; batches have their own.
+"""Connection for messages to the coordinator or an agent; batches have another one.
 
-libzmq's own reconnect would keep a name's first address and hide that a peer came back with its
-memory lost. So a lost connection is closed, and dialled again by name after a back-off; whoever
-listens starts afresh with each one.
+libzmq's own reconnect would keep a name's first address, and hide that a peer came back with its
+memory lost. So a lost connection is closed, and dialled again by name after a back-off; the
+listener starts afresh with each one.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from stoker.feed.wire.protocol import PIECE_BYTES, Message, Piece, pack
 ZmqSocket = zmq.Socket[bytes]
 ZmqContext = zmq.Context[ZmqSocket]
 
-# A first packet and its repetition after 1 s; an address that nobody has any more does not answer.
+# A first packet and its repetition after 1 s; an abandoned address does not answer.
 CONNECT_SECONDS = 2.0
 # Pauses between attempts: doubled from the first to the second.
 FIRST_PAUSE_SECONDS = 0.1
@@ -42,10 +42,7 @@ _DOWN = (
 def resolve(name: str, *, attempt: int = 0) -> str:
     """Returns the address of a host as zmq wants it, looked up now; blocks while the resolver does.
 
-    Args:
-        name: Name of the host.
-        attempt: Counts tries: of several addresses each has its turn, for one may be that of a pod
-            that is gone.
+    With each `attempt` the next of several addresses has its turn: one may be that of a lost pod.
 
     Raises:
         OSError: If the name is not known.
@@ -56,13 +53,15 @@ def resolve(name: str, *, attempt: int = 0) -> str:
 
 
 def send_uncopied_ahead() -> None:
-    """Starts the thread with which pyzmq frees what it sends without a copy: 2 to 7 ms, which the
-    first spec or batch would wait for."""
+    """Starts pyzmq's thread that frees zero-copy frames, so that the first spec need not wait.
+
+    It takes 2 to 7 ms.
+    """
     zmq.Frame(b"", copy=False)
 
 
 def is_address(name: str) -> bool:
-    """Returns whether `name` is an IP address, which `resolve` needs not look up."""
+    """Returns whether `name` is an IP address."""
     try:
         ipaddress.ip_address(name)
     except ValueError:
@@ -71,30 +70,23 @@ def is_address(name: str) -> bool:
 
 
 class Connection:
-    """Owns a DEALER socket and its monitor; used by the I/O thread only.
+    """A DEALER socket and its monitor; used by the I/O thread only.
 
     Args:
-        keys: Keys of the run.
-        max_message_bytes: A longer frame cuts the connection before memory is taken for it.
+        max_message_bytes: A longer frame ends the connection before memory is taken for it.
 
     Attributes:
-        filenos: What to poll for reading, where `has_input` says no: none, or of socket and
+        filenos: What to poll for reading, where `has_input` is False: nothing, or socket and
             monitor. libzmq's own poll asks every socket each time, by two system calls.
-        is_open: There is a socket: up, or on its way.
+        is_open: There is a socket: up, or connecting.
         is_drained, is_quiet: Socket, and monitor, were found empty and not touched since: then
-            their descriptors tell of what comes.
+            their descriptors signal what comes.
         is_up: The handshake is done, and the connection was not lost since.
-        down_since: When it was last lost, or made; monotonic seconds.
-        dial_at: When to dial, while there is no socket.
+        down_since: When it was last lost, or made; monotonic seconds, as `dial_at`.
     """
 
     def __init__(
-        self,
-        context: ZmqContext,
-        keys: Keys,
-        *,
-        now: float,
-        max_message_bytes: int,
+        self, context: ZmqContext, keys: Keys, *, now: float, max_message_bytes: int
     ) -> None:
         self._context = context
         self._keys = keys
@@ -109,15 +101,14 @@ class Connection:
         self.dial_at = now
 
     def has_input(self) -> bool:
-        """Returns whether there is input that no descriptor shows; to be called before a poll."""
+        """Returns whether there is input that no descriptor shows; call it before a poll."""
+        # At every turn of the I/O thread.
+        if self.is_drained and self.is_quiet:
+            return False
         return self._has_messages() or self.has_events(())
 
     def has_events(self, ready: Container[int]) -> bool:
-        """Returns whether `watch` has something to read.
-
-        Args:
-            ready: Descriptors that can be read from.
-        """
+        """Returns whether `watch` has something to read, `ready` being the readable descriptors."""
         if self._monitor is None:
             return False
         if self.is_quiet:
@@ -133,7 +124,7 @@ class Connection:
         return not self.is_drained
 
     def dial(self, endpoint: str) -> None:
-        """Connects to `tcp://ADDRESS:PORT`; `watch` says whether it succeeds."""
+        """Connects to `tcp://ADDRESS:PORT`; `watch` reports whether it succeeds."""
         self.close()
         made: ZmqSocket = self._context.socket(zmq.DEALER)
         secure_client(made, self._keys, max_message_bytes=self._max_message_bytes)
@@ -161,15 +152,15 @@ class Connection:
                 self.is_up = True
                 self._pause = FIRST_PAUSE_SECONDS
             elif event & _DOWN:
-                self.lose(now)
+                self.mark_lost(now)
         return self.is_up != was_up
 
-    def lose(self, now: float) -> None:
+    def mark_lost(self, now: float, *, pause_seconds: float = 0.0) -> None:
         """Closes the lost connection, to be dialled again after a back-off."""
         if self.is_up:
             self.down_since = now
         self.close()
-        self.dial_at = now + self._pause
+        self.dial_at = now + max(self._pause, pause_seconds)
         self._pause = min(2 * self._pause, MAX_PAUSE_SECONDS)
 
     def send(self, message: Message, frame: bytes | memoryview | None = None) -> None:
@@ -202,16 +193,10 @@ class Connection:
         self,
         take: Callable[[Sequence[zmq.Frame]], None],
         *,
-        at_most: int,
+        at_most: int = 16,
         ready: Container[int] = (),
     ) -> None:
-        """Hands the frames of the messages that are there to `take`, one message at a time.
-
-        What is left after so many is there at the next poll.
-
-        Args:
-            ready: Descriptors that can be read from.
-        """
+        """Calls `take` with each message; after `at_most` other sockets have a turn."""
         if self.filenos and self.filenos[0] not in ready and not self._has_messages():
             return
         while self._socket is not None:

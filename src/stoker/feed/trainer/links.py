@@ -1,0 +1,225 @@
+"""Links from a trainer to the coordinator and to the agent of each data host."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import attrgetter
+
+from stoker.errors import FeedLostError
+from stoker.feed.trainer.control_connection import (
+    FIRST_PAUSE_SECONDS,
+    MAX_PAUSE_SECONDS,
+    Connection,
+    ZmqContext,
+    is_address,
+    resolve,
+)
+from stoker.feed.trainer.receiver import BatchReceiver
+from stoker.feed.wire.crypto import Keys
+from stoker.feed.wire.dataset import PackedSpec
+from stoker.feed.wire.protocol import PIECE_BYTES, Attach, Member, Ship
+
+# A host that cannot make a session's batches is asked again with the next epoch, twice.
+_MAX_FAILURES = 3
+# Connections for batches of one host that may be lost in a row without a batch.
+MAX_FRUITLESS = 5
+# Rosters are small, and so are all messages of agents: errors are cut to 1 MiB.
+MAX_MESSAGE_BYTES = 16 << 20
+
+
+Post = Callable[[Callable[[], None]], None]
+
+
+class Link(Connection):
+    """Control connection to a host, dialled by name again whenever it is lost."""
+
+    def __init__(
+        self, context: ZmqContext, keys: Keys, *, name: str, port: int, now: float, post: Post
+    ) -> None:
+        super().__init__(context, keys, now=now, max_message_bytes=MAX_MESSAGE_BYTES)
+        self.name = name
+        self.port = port
+        self.is_closed = False
+        self._address = ""
+        self._is_resolving = False
+        self._attempt = -1
+        self._post = post
+
+    def wait_seconds(self, now: float) -> float | None:
+        """Returns the seconds until `tick` has something to do; None: nothing before an event."""
+        return None if self.is_open or self._is_resolving else max(0.0, self.dial_at - now)
+
+    def tick(self, now: float) -> None:
+        """Dials, if it is time to."""
+        if self.is_closed or self.is_open or self._is_resolving or now < self.dial_at:
+            return
+        self._attempt += 1
+        if is_address(self.name):
+            self._dial(resolve(self.name))
+            return
+        # In a thread: the resolver may take seconds, and would delay all other hosts.
+        self._is_resolving = True
+        threading.Thread(target=self._resolve, args=(now,), name="resolve", daemon=True).start()
+
+    def close_for_good(self, *, linger_seconds: float = 0.0) -> None:
+        """Closes it, not to be dialled again; may be called twice."""
+        self.is_closed = True
+        self.close(linger_seconds=linger_seconds)
+
+    def _resolve(self, now: float) -> None:
+        address: str | None
+        try:
+            address = resolve(self.name, attempt=self._attempt)
+        except OSError:
+            address = None
+
+        def use() -> None:
+            self._is_resolving = False
+            if self.is_closed:
+                return
+            if address is None:
+                self.mark_lost(now)
+            else:
+                self._dial(address)
+
+        self._post(use)
+
+    def _dial(self, address: str) -> None:
+        self._address = address
+        self.dial(f"tcp://{address}:{self.port}")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A host's failure to serve one session: the last epoch, and how often on this connection."""
+
+    epoch_id: int
+    times: int
+    reason: str
+    error: BaseException
+
+    def may_try_again(self, epoch_id: int) -> bool:
+        """Returns whether it is asked again in that epoch: memory may be free by then."""
+        return epoch_id > self.epoch_id and self.times < _MAX_FAILURES
+
+
+class AgentLink(Link):
+    """Link to the agent of one data host: its control connection and its batches.
+
+    Attributes:
+        member: The host, as the roster has it.
+        opened: Session to the digest of the spec that it was last opened with, on this connection.
+        ready: Sessions that may ask.
+        failed: Sessions for which it could make nothing, on this connection.
+        has_asked: It was asked for a batch on this connection.
+        is_listed: The roster has it.
+    """
+
+    def __init__(
+        self, context: ZmqContext, keys: Keys, member: Member, *, now: float, post: Post
+    ) -> None:
+        super().__init__(context, keys, name=member.address, port=member.port, now=now, post=post)
+        self.member = member
+        self.opened: dict[str, str] = {}
+        self.ready: set[str] = set()
+        self.failed: dict[str, Failure] = {}
+        self.receiver: BatchReceiver | None = None
+        self.has_asked = False
+        self.is_draining = False
+        self.is_listed = True
+        self._is_attaching = False
+        self._fruitless = 0
+
+    @property
+    def address(self) -> str:
+        """Address that it was last dialled at, for the connection for batches."""
+        return self._address.strip("[]")
+
+    def attach(self) -> None:
+        """Asks for a ticket for the connection for batches, unless there is one or one comes."""
+        if self.receiver is None and not self._is_attaching:
+            self._is_attaching = True
+            self.send(Attach(host=self.member.host))
+
+    def receive_by(self, receiver: BatchReceiver) -> None:
+        if self.receiver is not None:
+            self.receiver.close()
+        self.receiver, self._is_attaching = receiver, False
+
+    def mark_batches_lost(self, now: float) -> FeedLostError | None:
+        """Records that the connection for batches was lost; both connections are dialled again.
+
+        Instead returns the error to exclude the host with if no batch came over several
+        connections.
+        """
+        receiver = self.receiver
+        assert receiver is not None
+        self.receiver = None
+        if receiver.num_taken:
+            self._fruitless = 0
+        # One that was up without a request proves nothing: a long validation, say.
+        elif self.has_asked or not receiver.has_been_up:
+            self._fruitless += 1
+        if self._fruitless < MAX_FRUITLESS:
+            pause = min(FIRST_PAUSE_SECONDS * 2**self._fruitless, MAX_PAUSE_SECONDS)
+            self.mark_lost(now, pause_seconds=pause)
+            return None
+        return FeedLostError(
+            f"data host {self.member.host} delivers no batches: its connection for them was lost "
+            f"{self._fruitless} times in a row, at last {receiver.words()}",
+            where=f"port {self.member.batch_port} of {self.name}",
+            fix="open that port (feed.port + 1) of the data hosts to the trainers; see the log of "
+            "the host",
+        )
+
+    def close_session(self, session: str) -> None:
+        self.opened.pop(session, None)
+        self.ready.discard(session)
+
+    def mark_failed(
+        self, session: str, *, epoch_id: int, reason: str, error: BaseException
+    ) -> None:
+        self.close_session(session)
+        times = self.failed[session].times + 1 if session in self.failed else 1
+        self.failed[session] = Failure(epoch_id, times, reason, error)
+
+    def has_failed(self, session: str) -> bool:
+        """Returns whether the host can make nothing for it, and was not asked again."""
+        return session in self.failed and session not in self.opened
+
+    def may_open(self, session: str, *, epoch_id: int) -> bool:
+        return not self.has_failed(session) or self.failed[session].may_try_again(epoch_id)
+
+    def discard(self, session: str) -> None:
+        """Removes a session that has ended."""
+        self.close_session(session)
+        self.failed.pop(session, None)
+
+    def discard_all(self) -> None:
+        """Resets the state of the connection, which is lost."""
+        self.opened.clear()
+        self.ready.clear()
+        self.failed.clear()
+        if self.receiver is not None:
+            self.receiver.close()
+            self.receiver = None
+        self.has_asked = self._is_attaching = False
+        self.is_draining = False
+
+    def close_for_good(self, *, linger_seconds: float = 0.0) -> None:
+        if self.receiver is not None:
+            self.receiver.close()
+        super().close_for_good(linger_seconds=linger_seconds)
+
+    def ship(self, spec: PackedSpec) -> None:
+        """Queues a spec, piece by piece, without a copy."""
+        # All at once: zmq holds the memory, and sends a piece while the next is encrypted.
+        whole = memoryview(spec.data)
+        for offset in range(0, len(whole), PIECE_BYTES):
+            self.send(Ship(spec=spec.digest, offset=offset), whole[offset : offset + PIECE_BYTES])
+
+    def is_same(self, member: Member) -> bool:
+        """Returns whether `member` is the very agent that this link connects to."""
+        # A restarted host has another incarnation at the same address, and no state.
+        fields = attrgetter("incarnation", "address", "port", "batch_port")
+        return bool(fields(self.member) == fields(member))

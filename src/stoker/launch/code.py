@@ -1,0 +1,144 @@
+"""The training's command and its code, which may be a .tar.gz package in a channel.
+
+SageMaker starts images with an own entry point with the one word `train`. The command is then
+STOKER_COMMAND, or the program of an estimator of SageMaker's SDK.
+"""
+
+import contextlib
+import os
+import shutil
+import tarfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stoker.errors import UsageError
+from stoker.launch import sagemaker_variables
+from stoker.settings import ProcessSettings
+
+_FIX = "pack the folder again with `tar -C FOLDER -czf code.tar.gz .`, and data as a channel"
+_TRAIN = ("train",)
+_SERVE = ("serve",)
+_EXAMPLE = 'STOKER_COMMAND=["python", "train.py"]'
+
+
+def unpack(package: Path, folder: Path) -> Path:
+    """Unpacks a package over `folder`, and returns `folder`.
+
+    If the package is refused, `folder` does not change. Python's data filter (3.11.4) refuses
+    members outside of the folder.
+
+    Raises:
+        UsageError: If there is no package, it is broken or empty, or contains anything but files,
+            folders and links inside of it.
+    """
+    # Inside it: this user may be able to write nowhere else, and it may be a disk of its own.
+    fresh = folder / f".unpacked.{os.getpid()}"
+    is_new = not folder.exists()
+    try:
+        fresh.mkdir(parents=True)
+        with tarfile.open(package, "r:gz") as archive:
+            archive.extraction_filter = getattr(tarfile, "data_filter", None)
+            archive.extractall(fresh)
+        entries = sorted(fresh.iterdir())
+        if not entries:
+            raise UsageError("the package of code is empty", where=str(package), fix=_FIX)
+        for entry in entries:
+            _replace(entry, folder / entry.name)
+    except (tarfile.TarError, EOFError) as err:
+        raise UsageError(f"not a package of code: {err}", where=str(package), fix=_FIX) from None
+    except OSError as err:
+        raise UsageError(
+            f"the package of code cannot be unpacked: {err.strerror or err}",
+            where=f"{package}, into {folder}",
+            fix="check that the channel contains it, and that the folder is writable and has space",
+        ) from None
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+        if is_new:
+            # It stays if anything is in it.
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+    return folder
+
+
+def _replace(entry: Path, target: Path) -> None:
+    if target.is_dir() and not target.is_symlink():
+        shutil.rmtree(target)
+    elif target.is_symlink() or target.exists():
+        target.unlink()
+    entry.rename(target)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchedCommand:
+    """The training command and its folder.
+
+    Attributes:
+        folder: Where it runs, with modules for it and the data hosts; None: where the launcher was
+            started.
+    """
+
+    command: tuple[str, ...]
+    folder: Path | None
+
+
+def check_words(words: Sequence[str]) -> None:
+    """Refuses words that cannot be a command on any host.
+
+    Raises:
+        UsageError: Without words, and for `serve`.
+    """
+    if not words:
+        raise UsageError("no command to launch", fix="stoker launch -- python train.py")
+    if tuple(words) == _SERVE:
+        raise UsageError(
+            "this image trains, it does not serve models",
+            where="stoker launch serve",
+            fix="register the model with an image that serves it: sagemaker.model.image",
+        )
+
+
+def order_of(
+    words: Sequence[str], *, settings: ProcessSettings, environ: Mapping[str, str]
+) -> LaunchedCommand:
+    """Returns the command that `words` mean, with its code unpacked.
+
+    Raises:
+        UsageError: If the code cannot be unpacked, or `train` has no command.
+    """
+    folder = None
+    if settings.code_file:
+        folder = unpack(settings.code_file, settings.base_dir / "code")
+    if tuple(words) != _TRAIN:
+        return LaunchedCommand(command=tuple(words), folder=folder)
+    if settings.command:
+        return LaunchedCommand(command=settings.command, folder=folder)
+    program = sagemaker_variables.program(settings.base_dir, environ)
+    if not program:
+        raise UsageError(
+            "`stoker launch train` does not know what to train",
+            where="variable STOKER_COMMAND, hyperparameter sagemaker_program",
+            fix=f"set {_EXAMPLE} in the image or the job, give the job the command as its "
+            "container arguments, or name a program called train by its whole path",
+        )
+    folder = folder or _submitted(settings.base_dir)
+    if not (folder / program).is_file():
+        raise UsageError(
+            f"there is no program {program}",
+            where=f"folder {folder}, hyperparameter sagemaker_program",
+            fix=f"name a file of that folder, or set {_EXAMPLE}",
+        )
+    command = ("python", program) if program.endswith(".py") else (f"./{program}",)
+    return LaunchedCommand(command=command, folder=folder)
+
+
+def _submitted(base_dir: Path) -> Path:
+    named = sagemaker_variables.module_dir(base_dir)
+    if "://" in named:
+        raise UsageError(
+            f"the launcher does not fetch code: {named}",
+            where="hyperparameter sagemaker_submit_directory",
+            fix="set sagemaker.source in the workload, which makes the code a channel of the job",
+        )
+    return Path(named)

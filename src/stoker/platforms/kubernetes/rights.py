@@ -1,0 +1,166 @@
+"""Rights that a run takes: the rules of its Role, and whether the caller has them.
+
+Neither Kubeflow's `pipeline-runner` nor a profile's `default-editor` has them
+(configs/kubernetes/rbac.yaml).
+"""
+
+from collections.abc import Iterator, Sequence
+
+from stoker.errors import PlatformError, ServiceError
+from stoker.logs import EventName, Log
+from stoker.platforms.kubernetes.api import (
+    ACCESS_REVIEWS,
+    BUDGETS,
+    WORKFLOWS,
+    Action,
+    ClusterApi,
+    texts,
+)
+from stoker.platforms.kubernetes.manifest import manifest
+from stoker.records import Json, KubernetesSettings
+from stoker.records.base import Document, mapping, mappings
+
+# A run goes on without them: pods tell most of what events would; a new attempt's Workflow does not
+# become an owner of its predecessor's job; there is no lease and no disruption budget; no cancelled
+# run is told apart; a retried step knows no record of a job that is gone.
+_USEFUL = (
+    "events",
+    "poddisruptionbudgets",
+    "workflows",
+    "patch jobsets",
+    "patch trainjobs",
+    "get configmaps",
+    "patch configmaps",
+)
+
+
+def rules(settings: KubernetesSettings) -> list[Json]:
+    """Returns the Role's rules; deleting a job deletes what it owns, without another right."""
+    # Patched: an attempt that adopts a job adds its own Workflow to the owners.
+    job = ("create", "get", "list", "watch", "patch", "delete")
+    found = [_rule("jobset.x-k8s.io", ["jobsets"], job)]
+    if settings.api == "trainer":
+        found = [
+            _rule("trainer.kubeflow.org", ["trainjobs"], job),
+            # Patched: it is there before the TrainJob that comes to own it. Or only read.
+            _rule(
+                "trainer.kubeflow.org",
+                ["trainingruntimes"],
+                ("get",) if settings.runtime else ("create", "get", "patch", "delete"),
+            ),
+        ]
+    return [
+        *found,
+        # Made after the job, which owns them: a token is never read back.
+        _rule("", ["secrets"], ("create",)),
+        # Patched: the lease of whoever follows the job. Read: what a pipeline's last step needs to
+        # follow a job, and the records by which a retried step need not train again.
+        _rule("", ["configmaps"], ("create", "get", "patch")),
+        # A drain waits for the dnn group.
+        _rule(BUDGETS.group, [BUDGETS.plural], ("create",)),
+        # One is read alone: the follower's own, whose Workflow owns the job.
+        _rule("", ["pods"], ("get", "list", "watch")),
+        _rule("", ["events"], ("list", "watch")),
+        _rule("", ["pods/log"], ("get",)),
+        # Whether the run is being cancelled: else a follower that is told to end leaves its job.
+        _rule(WORKFLOWS.group, [WORKFLOWS.plural], ("get",)),
+    ]
+
+
+def _rule(group: str, resources: Sequence[str], verbs: Sequence[str]) -> dict[str, Json]:
+    return {"apiGroups": [group], "resources": list(resources), "verbs": list(verbs)}
+
+
+def check_rights(
+    cluster: ClusterApi, settings: KubernetesSettings, *, is_pod: bool, log: Log
+) -> None:
+    """Checks that the caller has the rights that a run takes.
+
+    Args:
+        cluster: Cluster that is to run it.
+        settings: Settings of the workload.
+        is_pod: Whether the caller is a pod, which a run of a pipeline may have.
+        log: Told of rights that a run can do without.
+
+    A cluster that does not answer such questions need not refuse the calls themselves: then the
+    first call that it refuses tells.
+
+    Raises:
+        PlatformError: With all rights that are missing, and the Role that has them.
+    """
+    try:
+        missing = [
+            action
+            for action in needed_rights(settings, cluster.namespace)
+            if (is_pod or action.resource != WORKFLOWS.plural) and not is_allowed(cluster, action)
+        ]
+    except ServiceError as err:
+        # Not reached, or not known: the calls themselves would fare the same.
+        if err.code in ("", "401"):
+            raise
+        return
+    vital = [action for action in missing if not is_useful(action)]
+    if vital:
+        raise denied([action.right for action in vital], settings, namespace=cluster.namespace)
+    for action in missing:
+        log.event(EventName.PERMISSION_MISSING, right=action.right, namespace=action.namespace)
+
+
+def explained_denial(
+    err: ServiceError, settings: KubernetesSettings, *, namespace: str
+) -> PlatformError:
+    """Returns the error itself, or, where a right was missing, with the Role that has it."""
+    if err.kind != "denied":
+        return err
+    return denied([err.action], settings, namespace=namespace, user=err.user)
+
+
+def denied(
+    rights: Sequence[str], settings: KubernetesSettings, *, namespace: str, user: str = ""
+) -> PlatformError:
+    """Returns the error for missing rights: all of them by name, and what to apply."""
+    named = ", ".join(rights)
+    role: dict[str, Json] = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "Role",
+        "metadata": {"name": "stoker-submit", "namespace": namespace},
+        "rules": rules(settings),
+    }
+    return PlatformError(
+        f"rights are missing in namespace {namespace}: {named}",
+        where=f"role of {user or 'the caller'}",
+        fix="let an administrator add the account to configs/kubernetes/kustomization.yaml "
+        f"(kubectl apply -k configs/kubernetes). This is its Role:\n{manifest([role])}".rstrip(),
+    )
+
+
+def needed_rights(settings: KubernetesSettings, namespace: str) -> Iterator[Action]:
+    """Yields the rights of the Role: what is asked is what an administrator applies."""
+    for rule in mappings({"rules": rules(settings)}, "rules"):
+        for group in texts(rule, "apiGroups"):
+            for resource in texts(rule, "resources"):
+                for verb in texts(rule, "verbs"):
+                    yield Action(verb=verb, group=group, resource=resource, namespace=namespace)
+
+
+def is_allowed(cluster: ClusterApi, action: Action) -> bool:
+    """Returns whether the caller may do it, as the cluster says."""
+    resource, _, part = action.resource.partition("/")
+    asked = {
+        "namespace": action.namespace,
+        "verb": action.verb,
+        "group": action.group,
+        "resource": resource,
+        "subresource": part,
+    }
+    review: Document = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": {key: value for key, value in asked.items() if value}},
+    }
+    return mapping(cluster.create(ACCESS_REVIEWS, review), "status").get("allowed") is True
+
+
+def is_useful(action: Action) -> bool:
+    """Returns whether a run does without the right, and loses something."""
+    return action.resource in _USEFUL or f"{action.verb} {action.resource}" in _USEFUL

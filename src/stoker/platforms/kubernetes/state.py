@@ -1,0 +1,321 @@
+"""What the cluster has of a run: its jobs and their state, and the records kept of them."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from stoker.errors import ServiceError
+from stoker.logs import now_utc
+from stoker.platforms.kubernetes.api import (
+    CONFIG_MAPS,
+    JOBSETS,
+    OF_KIND,
+    TRAINJOBS,
+    ClusterApi,
+    Resource,
+    name_of,
+    text,
+    texts,
+)
+from stoker.platforms.kubernetes.objects import (
+    MANAGED_BY_LABEL,
+    PIPELINE_RUN_ANNOTATION,
+    RUN_ANNOTATION,
+    WORKLOAD_NAME_ANNOTATION,
+    finished_map,
+    records_map,
+)
+from stoker.platforms.kubernetes.request import KubernetesRequest
+from stoker.records import Json, is_run_of
+from stoker.records.base import Document, mapping, mappings
+
+Phase = Literal["suspended", "running", "succeeded", "failed"]
+
+# The jobs of all runs.
+_OURS = {"labelSelector": f"{MANAGED_BY_LABEL}=stoker"}
+# Of a JobSet, and of a TrainJob.
+_SUCCEEDED = ("Completed", "Complete")
+POLL_SECONDS = 1.0
+# Runs whose records are kept, the last ones of a workload; and bytes, of the 1 MiB that a ConfigMap
+# may have.
+KEPT_RUNS = 10
+_KEPT_BYTES = 900 << 10
+
+
+def resource_of(document: Document) -> Resource:
+    """Returns the API resource of a JobSet or TrainJob."""
+    return OF_KIND[text(document, "kind")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectState:
+    """Tells how its cluster sees a job.
+
+    Attributes:
+        phase: running also while its pods wait for nodes.
+        reason: Kubernetes' own word for the phase, such as FailedJobs; empty where there is none.
+        message: The same in words.
+        since: When the phase began, ISO 8601 in UTC; empty where it is not known.
+        restarts: How often all pods were started again.
+        is_deleted: Whether it is about to go.
+    """
+
+    uid: str
+    phase: Phase
+    reason: str = ""
+    message: str = ""
+    since: str = ""
+    restarts: int = 0
+    is_deleted: bool = False
+
+    @property
+    def has_ended(self) -> bool:
+        """Returns whether nothing of it will run again."""
+        return self.phase in ("succeeded", "failed")
+
+
+def job_state(document: Document) -> ObjectState:
+    """Returns the state of a JobSet or TrainJob."""
+    described, status = mapping(document, "metadata"), mapping(document, "status")
+    restarts = status.get("restarts")
+    phase, condition = _phase(document)
+    return ObjectState(
+        uid=text(described, "uid"),
+        phase=phase,
+        reason=text(condition, "reason"),
+        message=text(condition, "message"),
+        since=text(condition, "lastTransitionTime"),
+        restarts=restarts if isinstance(restarts, int) else 0,
+        is_deleted="deletionTimestamp" in described,
+    )
+
+
+def _phase(document: Document) -> tuple[Phase, Document]:
+    status = mapping(document, "status")
+    held = {
+        text(condition, "type"): condition
+        for condition in mappings(status, "conditions")
+        if condition.get("status") == "True"
+    }
+    for kind in _SUCCEEDED:
+        if kind in held:
+            return "succeeded", held[kind]
+    if "Failed" in held:
+        return "failed", held["Failed"]
+    match text(status, "terminalState"):
+        case "Completed":
+            return "succeeded", {}
+        case "Failed":
+            return "failed", {}
+    if "Suspended" in held or mapping(document, "spec").get("suspend") is True:
+        return "suspended", held.get("Suspended", {})
+    return "running", {}
+
+
+def object_reference(document: Document, *, is_waited_for: bool) -> Document:
+    """Returns an object as an owner.
+
+    Args:
+        document: The object as the cluster gives it.
+        is_waited_for: Whether the owner is gone only after what it owns: a new owner of its name
+            then finds nothing of the old one.
+    """
+    reference = {
+        "apiVersion": text(document, "apiVersion"),
+        "kind": text(document, "kind"),
+        "name": name_of(document),
+        "uid": text(mapping(document, "metadata"), "uid"),
+    }
+    return {**reference, "blockOwnerDeletion": True} if is_waited_for else reference
+
+
+def owners_of(document: Document) -> list[Document]:
+    """Returns the owners of an object."""
+    return mappings(document, "metadata", "ownerReferences")
+
+
+def owned(document: Document, owners: Sequence[Document]) -> Document:
+    """Returns the object with these owners."""
+    references: list[Json] = [dict(owner) for owner in owners]
+    metadata = {**mapping(document, "metadata"), "ownerReferences": references}
+    return {**document, "metadata": metadata}
+
+
+def delete_and_wait(
+    cluster: ClusterApi, resource: Resource, name: str, *, uid: str, seconds: float
+) -> bool:
+    """Deletes an object after all that it owns; returns whether it was gone in `seconds`."""
+    deadline = cluster.clock() + seconds
+    cluster.delete(resource, name, uid=uid)
+    while (found := cluster.find(resource, name)) is not None:
+        if text(mapping(found, "metadata"), "uid") != uid:
+            return True
+        if cluster.clock() >= deadline:
+            return False
+        cluster.sleep(POLL_SECONDS)
+    return True
+
+
+def jobs_of_run(
+    cluster: ClusterApi, resource: Resource, run: str, *, run_id: str = "", workload: str = ""
+) -> Iterator[Document]:
+    """Yields the jobs of a workload's run that are still there.
+
+    Args:
+        cluster: That has them.
+        resource: JobSets or TrainJobs.
+        run: Its name: one job for each of its tries.
+        run_id: Of the pipeline's run, whose profile may be a job, too.
+        workload: Its name: the pipeline's run may train others as well.
+    """
+    try:
+        found, _ = cluster.list(resource, query=_OURS)
+    except ServiceError as err:
+        # A cluster that does not know the kind has no job of it.
+        if err.kind != "missing":
+            raise
+        return
+    for job in found:
+        is_workloads = bool(workload) and _annotation(job, WORKLOAD_NAME_ANNOTATION) == workload
+        if (is_workloads and _is_step_of(job, run_id)) or _annotation(job, RUN_ANNOTATION) == run:
+            yield job
+
+
+def delete_jobs_of(cluster: ClusterApi, run_id: str) -> list[str]:
+    """Deletes the jobs of a pipeline's run that have not ended; returns what it deleted, in words.
+
+    Does not wait for their pods.
+
+    Args:
+        cluster: That runs them.
+        run_id: The pipeline's own: the names of its trainings end with its first characters.
+
+    Raises:
+        ServiceError: If the cluster refuses, or does not answer.
+    """
+    deleted, refusals = [], []
+    for resource in (JOBSETS, TRAINJOBS):
+        try:
+            found, _ = cluster.list(resource, query=_OURS)
+        except ServiceError as err:
+            # A cluster need not have both, nor a Role rights on both.
+            if err.kind not in ("missing", "denied"):
+                raise
+            refusals.append(err)
+            continue
+        for job in found:
+            state, name = job_state(job), name_of(job)
+            is_its = _is_step_of(job, run_id) or is_run_of(_annotation(job, RUN_ANNOTATION), run_id)
+            if is_its and not (state.has_ended or state.is_deleted):
+                cluster.delete(resource, name, uid=state.uid)
+                deleted.append(f"{job.get('kind') or resource.plural} {name}")
+    if len(refusals) > 1:
+        raise refusals[0]
+    return deleted
+
+
+def _is_step_of(job: Document, run_id: str) -> bool:
+    return bool(run_id) and _annotation(job, PIPELINE_RUN_ANNOTATION) == run_id
+
+
+def _annotation(job: Document, key: str) -> str:
+    return text(mapping(job, "metadata", "annotations"), key)
+
+
+def uids_of_run(cluster: ClusterApi, request: KubernetesRequest) -> list[str]:
+    """Returns the uids of the jobs that a request's run has."""
+    jobs = jobs_of_run(cluster, resource_of(request.main), request.job.run_name)
+    return [job_state(job).uid for job in jobs]
+
+
+def records_of(cluster: ClusterApi, job: str) -> dict[str, str]:
+    """Returns the records that were kept with a job, by name; {} if there are none."""
+    data = mapping(cluster.find(CONFIG_MAPS, records_map(job)), "data")
+    return {name: text(data, name) for name in data}
+
+
+def finished_record(cluster: ClusterApi, workload: str, run: str, *, request_sha256: str) -> str:
+    """Returns the record of a run that has ended; empty where it is not known, or of another job.
+
+    Args:
+        cluster: Cluster that ran it.
+        workload: Name of the workload.
+        run: Name of the run.
+        request_sha256: Digest of the run's request.
+    """
+    kept = mapping(cluster.find(CONFIG_MAPS, finished_map(workload)), "data")
+    entry = _entry(text(kept, run))
+    return text(entry, "record") if entry.get("request_sha256") == request_sha256 else ""
+
+
+def told_jobs(cluster: ClusterApi, workload: str) -> frozenset[str]:
+    """Returns the uids of a workload's jobs whose steps have told how they ended."""
+    kept = mapping(cluster.find(CONFIG_MAPS, finished_map(workload)), "data")
+    return frozenset(uid for run in kept for uid in texts(_entry(text(kept, run)), "jobs"))
+
+
+def keep_finished(
+    cluster: ClusterApi,
+    workload: str,
+    run: str,
+    *,
+    request_sha256: str,
+    jobs: Sequence[str],
+    record: str,
+) -> None:
+    """Keeps the record of a run that has ended, also after its job; the oldest ones go.
+
+    Args:
+        cluster: Cluster that ran it.
+        workload: Name of the workload.
+        run: Name of the run.
+        request_sha256: Digest of the run's request.
+        jobs: Uids of the run's jobs.
+        record: The record, as JSON; empty: it left none.
+
+    Raises:
+        ServiceError: If the cluster refuses, or does not answer.
+    """
+    entry: Document = {
+        "request_sha256": request_sha256,
+        "jobs": list(jobs),
+        "when": now_utc(),
+        "record": record,
+    }
+    made = json.dumps(entry, sort_keys=True)
+    name = finished_map(workload)
+    found = cluster.find(CONFIG_MAPS, name)
+    others = {key: str(value) for key, value in mapping(found, "data").items() if key != run}
+    newest = sorted(others, key=lambda key: text(_entry(others[key]), "when"), reverse=True)
+    room = _KEPT_BYTES - len(made.encode())
+    data: dict[str, Json] = {run: made}
+    for place, key in enumerate(newest, 2):
+        room -= len(others[key].encode())
+        if place > KEPT_RUNS or room < 0:
+            # In a merge patch null takes a key away.
+            data[key] = None
+    if found is None:
+        labels: dict[str, Json] = {MANAGED_BY_LABEL: "stoker"}
+        described: dict[str, Json] = {"name": name, "labels": labels}
+        document: Document = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": described,
+            "data": data,
+        }
+        try:
+            cluster.create(CONFIG_MAPS, document)
+            return
+        except ServiceError as err:
+            # Made by another run meanwhile.
+            if err.kind != "taken":
+                raise
+    cluster.patch(CONFIG_MAPS, name, {"data": data})
+
+
+def _entry(kept: str) -> Document:
+    try:
+        return mapping(json.loads(kept or "{}"))
+    except ValueError:
+        return {}

@@ -1,0 +1,151 @@
+"""Patches of the requests and objects that stoker makes, in the services' own names.
+
+Merged as RFC 7386 says: maps are merged, null deletes, lists are replaced. But lists of named items
+are merged by name, and tolerations are added: a patch does not repeat what stoker made.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from stoker.errors import UsageError
+from stoker.records import Json
+from stoker.records.base import Document, mappings
+
+# Lists by name, and the key that names their items. An item replaces the one of its name,
+_NAMED = {
+    "containers": "name",
+    "initContainers": "name",
+    "env": "name",
+    "volumes": "name",
+    "volumeMounts": "mountPath",
+    "InputDataConfig": "ChannelName",
+    "Tags": "Key",
+}
+# except for these, which are merged.
+_MERGED = ("containers", "initContainers", "InputDataConfig")
+_ADDED = "tolerations"
+Path = tuple[str, ...]
+
+
+def merged(base: Json, patch: Json, *, key: str = "") -> Json:
+    """Returns `base` with `patch` merged into it.
+
+    Args:
+        key: Name of the list, where they are lists.
+    """
+    if isinstance(patch, Mapping):
+        result = dict(base) if isinstance(base, Mapping) else {}
+        for name, value in patch.items():
+            if value is None:
+                result.pop(name, None)
+            else:
+                result[name] = merged(result.get(name), value, key=name)
+        return result
+    if not isinstance(patch, list | tuple) or not isinstance(base, list | tuple):
+        return patch
+    if key == _ADDED:
+        return [*base, *(item for item in patch if item not in base)]
+    if key not in _NAMED:
+        return patch
+    items = {str(item[_NAMED[key]]): item for item in mappings({key: base}, key)}
+    for item in mappings({key: patch}, key):
+        name = str(item[_NAMED[key]])
+        old = items.get(name, {})
+        items[name] = mapping_of(old, item) if key in _MERGED else item
+    return list(items.values())
+
+
+def mapping_of(base: Document, patch: Document) -> dict[str, Json]:
+    """Returns `base` with `patch` merged into it; both are maps."""
+    result = merged(base, patch)
+    assert isinstance(result, dict)
+    return result
+
+
+def check_patch(patch: Document, base: Document, *, key: str, reserved: Mapping[str, str]) -> None:
+    """Refuses a patch of the wrong shape, and one of what stoker itself sets and relies on.
+
+    Args:
+        base: What it is merged into, or its outline.
+        key: Key of the patch in the workload.
+        reserved: Paths, their steps divided by spaces and with `*` for any characters, and what to
+            do instead.
+
+    Raises:
+        UsageError: Naming the path.
+    """
+    for path, value, old in _walk(patch, base, (), key):
+        where = f"key {key}.{_shown(path)}"
+        for pattern, fix in reserved.items():
+            steps = pattern.split()
+            # Null removes all that is below the path, too.
+            is_whole = len(path) >= len(steps) or value is None
+            if is_whole and all(map(fnmatchcase, path, steps)):
+                raise UsageError(
+                    f"{_shown(path)} is set by stoker", where=where, fix=fix or "leave it out"
+                )
+        if None not in (old, value) and _kind(old) != _kind(value):
+            raise UsageError(
+                f"{_shown(path)} must be {_kind(old)}, found {_kind(value)}",
+                where=where,
+                fix="write it as the service's reference shows it",
+            )
+
+
+def unreserved(value: Json, reserved: Mapping[str, str], path: Path = ()) -> Json:
+    """Returns the part of a request that a patch may set, without empty and false values."""
+    if isinstance(value, Mapping):
+        parts = [((*path, name), name, item) for name, item in value.items()]
+        return {
+            name: kept
+            for place, name, item in parts
+            if not any(_is_at(place, pattern) for pattern in reserved)
+            and (kept := unreserved(item, reserved, place)) not in (None, False, "", {}, [])
+        }
+    if isinstance(value, list | tuple) and path and path[-1] in _NAMED:
+        named_by = _NAMED[path[-1]]
+        items = mappings({"items": value}, "items")
+        return [unreserved(item, reserved, (*path, str(item.get(named_by)))) for item in items]
+    return value
+
+
+def _is_at(path: Path, pattern: str) -> bool:
+    steps = pattern.split()
+    return len(path) >= len(steps) and all(map(fnmatchcase, path, steps))
+
+
+def _walk(patch: Json, base: Json, path: Path, key: str) -> Iterator[tuple[Path, Json, Json]]:
+    """Yields each path of a patch, with the values there of the patch and of its base."""
+    if isinstance(patch, Mapping):
+        known = base if isinstance(base, Mapping) else {}
+        for step, value in patch.items():
+            yield (*path, step), value, known.get(step)
+            yield from _walk(value, known.get(step), (*path, step), key)
+    elif isinstance(patch, list | tuple) and path and path[-1] in _NAMED:
+        named_by = _NAMED[path[-1]]
+        items = {str(item.get(named_by)): item for item in mappings({"items": base}, "items")}
+        seen: set[str] = set()
+        for item in patch:
+            name = item.get(named_by) if isinstance(item, Mapping) else None
+            if not isinstance(name, str) or name in seen:
+                raise UsageError(
+                    f"{name} occurs twice" if name else f"an item has no {named_by}",
+                    where=f"key {key}.{_shown(path)}",
+                    fix=f"give each item its own {named_by}",
+                )
+            seen.add(name)
+            yield (*path, name), item, items.get(name)
+            yield from _walk(item, items.get(name), (*path, name), key)
+
+
+def _kind(value: Json) -> str:
+    if isinstance(value, Mapping):
+        return "a mapping"
+    return "a list" if isinstance(value, Sequence) and not isinstance(value, str) else "one value"
+
+
+def _shown(path: Path) -> str:
+    shown = ""
+    for parent, step in zip(("", *path), path, strict=False):
+        shown += f"[{step}]" if parent in _NAMED else f".{step}"
+    return shown.removeprefix(".")

@@ -1,1 +1,0 @@
-"""Python imports `sitecustomize` from this folder in each process of a training."""

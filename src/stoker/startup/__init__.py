@@ -1,0 +1,1 @@
+"""Folder from which Python imports `sitecustomize` in each process of a training."""

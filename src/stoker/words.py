@@ -1,0 +1,282 @@
+"""A run's records in words, for the terminal and for the page of the report.
+
+A page's figures have spaces that do not break and one unit of time; see `stoker.text`.
+"""
+
+from stoker.records import (
+    Band,
+    Bottleneck,
+    Decision,
+    Evaluation,
+    FeedSettings,
+    GateResult,
+    Group,
+    Performance,
+    Plan,
+    Profile,
+    ProfiledLoader,
+    StepCost,
+    Training,
+    plan_in_words,
+)
+from stoker.records.outcome import outcome_of, outcome_of_gates
+from stoker.records.training import NOT_COMPARABLE
+from stoker.text import (
+    Style,
+    TimeUnit,
+    cost_change_words,
+    count,
+    metric,
+    ms,
+    step_words,
+    than_predicted,
+    usd,
+)
+
+# Two runs of a minute on the same quiet hosts differ by less.
+_SAME_HOSTS = 0.1
+_LIMITS: dict[Bottleneck, str] = {
+    "cpu": "the CPUs that load the data are the limit",
+    "workers": "too few loader workers are the limit",
+    "latency": "what each loader worker waits for is the limit",
+    "accelerator": "the accelerator is the limit, not the data",
+    "network": "the network is the limit",
+    "storage": "the storage is the limit",
+    "none": "nothing waits long enough to be worth a change",
+    "unexplained": "the measured parts do not explain the step",
+}
+
+
+def profile_words(record: Profile) -> str:
+    """Returns the verdict of a profile in one line."""
+    step, check = record.timed_step, record.check
+    if step.wait_seconds is None:
+        return f"a step takes {ms(step.step_seconds)}"
+    took = step_words(step_seconds=step.step_seconds, wait_seconds=step.wait_seconds)
+    if check is None or check.explained:
+        return f"a step takes {took}"
+    unexplained = f"in the state {check.state}" if check.state else "unexplained"
+    return f"a step takes {took}, {unexplained}"
+
+
+def unfed_words(loader: ProfiledLoader | None, feed: FeedSettings | None = None) -> str:
+    """Says why data hosts cannot make a loader's batches; empty: they can, or it is not known."""
+    if loader is None:
+        return ""
+    feed = feed or FeedSettings()
+    if loader.reach == "own":
+        return f"{loader.class_name} makes batches in its own way, so that data hosts cannot help"
+    if loader.reach == "left" and feed.replace_dataloader == "auto":
+        return (
+            f"the script imports stoker's DataLoader and reads {loader.class_name}, for which data "
+            "hosts make no batches (read stoker's class, or use --replace-dataloader true)"
+        )
+    if loader.reach != "stoker" and feed.replace_dataloader is False:
+        return (
+            "feed.replace_dataloader is false, so that data hosts make no batches for "
+            f"{loader.class_name}"
+        )
+    return ""
+
+
+def loader_words(loader: ProfiledLoader) -> str:
+    """Says which loader was read, and how far data hosts can make its batches."""
+    unfed = unfed_words(loader)
+    if unfed:
+        return f"loader: {unfed}"
+    name = loader.class_name
+    how = "" if loader.reach == "stoker" else ", without a change of the script"
+    if not loader.iterable:
+        return f"loader: {name}; data hosts can make its batches{how}"
+    shards = loader.shards or 1
+    if shards == 1:
+        found = "one shard, which one worker makes, wherever it runs"
+    else:
+        found = f"{shards} shards, which {shards} workers make at most, wherever they run"
+    text = f"loader: {name} over a stream of {found}"
+    if loader.divides:
+        return f"{text}; num_workers is the number of shards of a rank"
+    if loader.divides is False:
+        return (
+            f"{text}; the stream does not ask get_worker_info(), so that more workers would only "
+            "repeat its samples"
+        )
+    return text
+
+
+def decision_words(record: Decision) -> str:
+    """Returns the verdict of a decision in one line."""
+    predicted = record.plan.predicted
+    promise = f", {predicted.speedup:.2f} times as fast" if predicted else ""
+    if record.action == "keep" or record.is_noisy:
+        return f"{plan_in_words(record.plan)}: {record.plan.reason or 'no other cluster pays'}"
+    return f"{plan_in_words(record.plan)}{promise}"
+
+
+def plan_reason(decision: Decision) -> str:
+    """Returns why the plan was chosen."""
+    return decision.plan.reason or _LIMITS[decision.bottleneck]
+
+
+def kept_words(decision: Decision, style: Style = "terminal") -> str:
+    """Says why today's cluster is kept; it may be unknown whether stoker would help."""
+    is_known, reason = decision.bottleneck != "unexplained", plan_reason(decision)
+    if style == "terminal":
+        keep = "stoker does not help here: keep today's cluster."
+        keep = keep if is_known else "Keep today's cluster for now."
+        return f"{keep} {reason[:1].upper()}{reason[1:]}."
+    if decision.is_noisy:
+        # The page's table of plans has the whole reason.
+        return "Other programs kept the machine busy, so today's cluster is kept for now."
+    return f"{'stoker does not help here' if is_known else 'Kept as it is for now'}: {reason}."
+
+
+def todays_group(decision: Decision) -> Group | None:
+    """Returns the dnn group of today's cluster."""
+    return next((plan.groups[0] for plan in decision.plans if plan.action == "keep"), None)
+
+
+def plan_name(plan: Plan, *, today: Group | None = None) -> str:
+    """Names a plan in a few words, with its dnn hosts where they are not `today`'s."""
+    dnn = plan.groups[0]
+    if plan.action == "keep":
+        return "today's cluster"
+    if plan.action == "tune":
+        return "today's cluster, tuned"
+    if plan.action == "scale_up":
+        return f"a larger type ({dnn.instance_type})"
+    if plan.action == "offload_gpu":
+        return "augmentation on the accelerator"
+    names = [
+        f"{count(group.count, f'{group.role} host')} ({group.instance_type})"
+        for group in plan.groups
+    ]
+    # Where the trainer's hosts change as well, data hosts alone would hide the larger part.
+    is_todays = today is None or (dnn.instance_type, dnn.count) == (
+        today.instance_type,
+        today.count,
+    )
+    return " and ".join(names[1:] if names[1:] and is_todays else names)
+
+
+def training_words(training: Training) -> str:
+    """Returns what a run did, and whether its times can be compared with other runs."""
+    outcome = outcome_of(training)
+    measured = training.measured
+    if not outcome.is_good:
+        return outcome.words.removeprefix("the ")
+    more = "".join(f", {name} {value:.4g}" for name, value in training.metrics.items())
+    if training.usd_total is not None:
+        more += f", {usd(training.usd_total)} for the run"
+    # The platform says why: hosts share cores, or cores count as hosts of a cloud.
+    more += "".join(
+        f"; {event.what}" for event in training.events if event.what.startswith(NOT_COMPARABLE)
+    )
+    if measured is None:
+        done = f", {training.steps} steps" if training.steps else ""
+        return f"training succeeded{done}; no step was timed{more}"
+    took = step_words(
+        step_seconds=measured.step_seconds,
+        wait_seconds=measured.wait_seconds,
+        least_wait_share=measured.least_wait_share,
+        rank=measured.rank,
+    )
+    return f"{measured.steps} steps of {took}{more}"
+
+
+def gate_words(gate: GateResult, style: Style = "terminal") -> str:
+    """Puts a gate into words: `accuracy 0.967 passed`; with its bounds on a page."""
+    if style == "terminal":
+        value = "not reported" if gate.value is None else f"{gate.value:.4g}"
+        return f"{gate.metric} {value} passed"
+    value = "was not reported" if gate.value is None else metric(gate.value)
+    bounds = " and ".join(_bounds(gate)) or "nothing"
+    return f"{gate.metric} {value}, {bounds} asked"
+
+
+def _bounds(gate: GateResult) -> list[str]:
+    return [
+        *([f"at least {metric(gate.min)}"] if gate.min is not None else []),
+        *([f"at most {metric(gate.max)}"] if gate.max is not None else []),
+    ]
+
+
+def evaluation_words(record: Evaluation) -> str:
+    """Returns the verdict of an evaluation in one line."""
+    verdict = record.reason or ", ".join(map(gate_words, record.gates)) or "no gate"
+    return "; ".join([verdict, *_performance_words(record.performance)])
+
+
+def evaluation_table(evaluation: Evaluation) -> str:
+    """Returns the verdict first, then gates and performance."""
+    lines = [evaluation.reason or outcome_of_gates(evaluation.gates).words]
+    for gate in evaluation.gates:
+        value = "not reported" if gate.value is None else f"{gate.value:.6g}"
+        mark = "ok  " if gate.passed else "FAIL"
+        bounds = ", ".join(_bounds(gate))
+        lines.append(f"  {mark} {gate.metric[:36]:<36} {value:>12}  {bounds}".rstrip())
+        if gate.champion is not None:
+            lines.append(f"       {'of the model in use':<36} {gate.champion:>12.6g}")
+        elif gate.needs_champion and gate.passed:
+            lines.append("       no model is in use yet to compare it with")
+        elif gate.needs_champion and gate.is_inside:
+            lines.append("       the model in use has not reported it")
+    performance = evaluation.performance
+    if performance is None:
+        return "\n".join(lines)
+    rows: list[tuple[str, StepCost | None]] = [
+        ("baseline", performance.baseline),
+        ("predicted", performance.predicted),
+        ("measured", performance.measured),
+    ]
+    known = [row for _, row in rows if row]
+    is_billed = any(row.usd_per_1000_steps is not None for row in known)
+    head = "$ per 1000 steps" if is_billed else "CPU-s per step"
+    has_accelerators = not is_billed and any(row.accelerator_seconds for row in known)
+    more = f" {'accelerator-s':>14}" if has_accelerators else ""
+    lines.append(f"  {'':<10} {'step':>11} {head:>16}{more}")
+    for name, row in rows:
+        if row:
+            cost = row.usd_per_1000_steps if is_billed else row.cpu_seconds
+            more = f" {_figure(row.accelerator_seconds):>14}" if has_accelerators else ""
+            lines.append(f"  {name:<10} {ms(row.step_seconds):>11} {_figure(cost):>16}{more}")
+    speedup, *promise = _performance_words(performance)
+    if performance.cost_change is not None and performance.action != "keep":
+        speedup += f", {cost_change_words(performance.cost_change, is_billed=is_billed)}"
+    return "\n".join([*lines, *(f"  {text}" for text in (speedup, *promise))])
+
+
+def _performance_words(performance: Performance | None) -> list[str]:
+    """Returns speed-up and prediction, as far as known."""
+    if performance is None:
+        return []
+    speedup = f"{performance.speedup:.2f} times as fast"
+    if performance.action == "keep":
+        is_same = abs(performance.speedup - 1) <= _SAME_HOSTS
+        why = "no gain by stoker" if is_same else "the machine's load or speed changed in between"
+        speedup += f" as in the profile on the same hosts: {why}"
+    if performance.prediction_error is None:
+        return [speedup]
+    prediction = prediction_words(
+        performance.prediction_error,
+        band=performance.band,
+        is_inside=performance.is_inside_band,
+    )
+    return [speedup, f"the step is {prediction}"]
+
+
+def prediction_words(
+    error: float, *, band: Band | None, is_inside: bool | None, unit: TimeUnit | None = None
+) -> str:
+    """Says how the measured step compares with the predicted one and its band; unit: a page's."""
+    words = than_predicted(error, "page" if unit else "terminal")
+    if band is None:
+        # Evaluations of early versions have no band.
+        return words if unit else f"{words}; the band of that is not known"
+    time = unit.brief if unit else ms
+    inside = "inside" if is_inside else "outside" if unit else "OUTSIDE"
+    return f"{words}, {inside} the band of {time(band.low_seconds)} to {time(band.high_seconds)}"
+
+
+def _figure(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.4g}"
