@@ -106,30 +106,12 @@ VERBS = {
         "--debug",
     },
     "report": {"--scaling", "--json", "--debug"},
-    "catalog": {
-        "--platform",
-        "--prices",
-        "--json",
-        "--debug",
-    },
+    "catalog": {"--platform", "--prices", "--json", "--debug"},
     "schema": {"--debug"},
     "watch": {"--once", "--json", "--debug"},
     "doctor": {"--peer", "--cluster", "--set", "--json", "--debug"},
-    "init": {
-        "--script",
-        "--example",
-        "--platform",
-        "--from-training-job",
-        "--region",
-        "--debug",
-    },
-    "compile": {
-        "--out",
-        "--components",
-        "--set",
-        "--json",
-        "--debug",
-    },
+    "init": {"--script", "--example", "--platform", "--from-training-job", "--region", "--debug"},
+    "compile": {"--out", "--components", "--set", "--json", "--debug"},
     "upload": REACH | {"--set", "--json", "--yes", "--debug"},
     "start": REACH | {"--yes", "--param", "--wait", "--set", "--json", "--debug"},
     "schedule": REACH
@@ -148,10 +130,7 @@ HIDDEN = {
         *("--evaluation", "--report"),
         *("--param", "--executor-input"),
     },
-    "evaluate": {
-        "--always",
-        *("--param", "--executor-input"),
-    },
+    "evaluate": {"--always", *("--param", "--executor-input")},
     "status": {"--besides"},
 }
 
@@ -304,7 +283,10 @@ def test_schema_prints_a_json_schema(tmp_path, record):
         (
             ["profile", "good.yaml", "--", "python", "tiny.py"],
             2,
-            ["a workload and a command", "stoker profile good.yaml or stoker profile -- python"],
+            [
+                "a workload cannot be used with a command",
+                "stoker profile good.yaml or stoker profile -- python",
+            ],
         ),
         (["profile", "--platform", "lokal", "--", "true"], 2, ["where: --platform\n"]),
         (["profile", "--set", "profile.budget_seconds=1", "--", "true"], 2, ["where: --set pr"]),

@@ -21,10 +21,7 @@ class Done:
 
 
 def process(
-    *words: str,
-    cwd: Path | None = None,
-    env: Mapping[str, str] | None = None,
-    timeout: float = 100,
+    *words: str, cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout: float = 100
 ) -> Done:
     """Runs the command as people do: as a process of its own."""
     done = subprocess.run(

@@ -16,11 +16,7 @@ REPO = Path(__file__).resolve().parents[2]
 
 
 def short_run(
-    workload: str,
-    folder: Path,
-    *,
-    groups: Sequence[str],
-    batch_size: int = 64,
+    workload: str, folder: Path, *, groups: Sequence[str], batch_size: int = 64
 ) -> Training:
     """Trains the MNIST example as the workload says, 16 steps an epoch; the run must succeed.
 

@@ -48,17 +48,13 @@ def test_a_host_that_only_fell_silent_is_said_a_moment_later():
     assert told.lines == []
     told.hear("progress", steps="4", after=1)
     assert told.lines == [
-        "data host algo-1 no longer answers: its connection was lost; "
-        "1 of 2 data hosts left"
+        "data host algo-1 no longer answers: its connection was lost; 1 of 2 data hosts left"
     ]
 
 
 @pytest.mark.parametrize(
     ("event", "values"),
-    [
-        ("agent_ready", {"agent": "algo-1"}),
-        ("host_rejoined", {"about": "algo-1", "kind": "agent"}),
-    ],
+    [("agent_ready", {"agent": "algo-1"}), ("host_rejoined", {"about": "algo-1", "kind": "agent"})],
 )
 def test_a_host_that_is_back_is_said_once(event, values):
     told = Told()
