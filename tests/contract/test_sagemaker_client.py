@@ -14,15 +14,15 @@ import yaml
 
 from stoker.cli import pipelines
 from stoker.errors import PlatformError
-from stoker.orchestrators.base import RunState
-from stoker.orchestrators.sagemaker.client import POLL_SECONDS, STOP_SECONDS, SageMakerClient
-from stoker.orchestrators.sagemaker.compile import ONLY_RUN
-from stoker.orchestrators.sagemaker.overlap import under_way_before
+from stoker.pipelines.base import RunState
+from stoker.pipelines.sagemaker.client import POLL_SECONDS, STOP_SECONDS, SageMakerClient
+from stoker.pipelines.sagemaker.compile import ONLY_RUN
+from stoker.pipelines.sagemaker.overlap import under_way_before
 from stoker.platforms.aws import Aws
 from stoker.records import Json
 from support.command import stoker
 from support.moto import ACCOUNT, REGION
-from support.sagemaker_orchestrator import (
+from support.sagemaker_uploads import (
     BUCKET,
     EXECUTION,
     LAUNCHED,

@@ -17,8 +17,8 @@ from botocore.validate import ParamValidator
 from moto import mock_aws
 
 from stoker.errors import UsageError
-from stoker.orchestrators.sagemaker.compile import compile_pipeline, pipeline_request
 from stoker.parameters import overrides_of
+from stoker.pipelines.sagemaker.compile import compile_pipeline, pipeline_request
 from support import sagemaker_pipeline as sample
 from support.examples import project
 from support.sagemaker_execution import Execution, in_a_text

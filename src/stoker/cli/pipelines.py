@@ -32,9 +32,9 @@ from stoker.errors import (
 )
 
 if TYPE_CHECKING:
-    from stoker.orchestrators.base import RunState
-    from stoker.orchestrators.kubeflow.client import KubeflowClient
-    from stoker.orchestrators.sagemaker.client import SageMakerClient
+    from stoker.pipelines.base import RunState
+    from stoker.pipelines.kubeflow.client import KubeflowClient
+    from stoker.pipelines.sagemaker.client import SageMakerClient
     from stoker.records import Json, Workload
 
 WAIT_SECONDS = 10.0
@@ -247,7 +247,7 @@ def status_verb(
     """
     client = client_of(target, None, reach, run=run)
     if besides is not None:
-        from stoker.orchestrators.sagemaker.overlap import under_way_before
+        from stoker.pipelines.sagemaker.overlap import under_way_before
 
         if others := under_way_before(run, besides):
             raise PlatformError(
@@ -284,9 +284,9 @@ def client_of(
     target: str, of: "Workload | None", reach: Reach, *, run: str = ""
 ) -> "KubeflowClient | SageMakerClient":
     """Returns the client of a service; raises UsageError for another, or another's flag."""
-    from stoker.orchestrators.base import sagemaker_of
-    from stoker.orchestrators.kubeflow.client import KubeflowClient
-    from stoker.orchestrators.sagemaker.client import SageMakerClient
+    from stoker.pipelines.base import sagemaker_of
+    from stoker.pipelines.kubeflow.client import KubeflowClient
+    from stoker.pipelines.sagemaker.client import SageMakerClient
     from stoker.records import nearest
     from stoker.settings import read_workload
 

@@ -29,7 +29,7 @@ def start_tracking(job: "JobSpec", *, platform: str, quiet: bool) -> "JobSpec":
     tracked = started(
         job.tracking, run=job.run_name, tags=_tags(job.settings.workload_sha256), environ=os.environ
     )
-    _say(tracked, without="the run goes on without it", quiet=quiet)
+    _say(tracked, without="the run continues without it", quiet=quiet)
     told = handed(job.tracking, tracked, is_this_machine=info.is_this_machine)
     return replace(job, environment={**told, **job.environment})
 

@@ -13,7 +13,7 @@ import yaml
 
 from stoker.doctor import Finding, State
 from stoker.errors import ServiceError, StokerError
-from stoker.orchestrators.kubeflow.client import KubeflowClient
+from stoker.pipelines.kubeflow.client import KubeflowClient
 from stoker.platforms.kubernetes import KubernetesPlatform, api
 from stoker.platforms.kubernetes.api import ClusterApi, name_of, text, texts
 from stoker.platforms.kubernetes.objects import claim_of

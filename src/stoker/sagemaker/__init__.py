@@ -24,8 +24,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from stoker.errors import UsageError
 from stoker.evaluate import metadata_names
-from stoker.orchestrators.sagemaker.compile import ONLY_RUN, PipelineRequest, no_profile
 from stoker.parameters import main_channel
+from stoker.pipelines.sagemaker.compile import ONLY_RUN, PipelineRequest, no_profile
 from stoker.platforms.sagemaker.request import PROFILE_FOLDER
 from stoker.records import Json
 from stoker.records.base import mapping, mappings

@@ -22,13 +22,13 @@ from types import SimpleNamespace
 from typing import Literal, Protocol
 
 from stoker.errors import MissingExtraError, UsageError
-from stoker.orchestrators.sagemaker.compile import (
+from stoker.parameters import Parameter, camel
+from stoker.pipelines.sagemaker.compile import (
     MAX_ARGUMENT,
     PipelineRequest,
     argument_of,
     pipeline_request,
 )
-from stoker.parameters import Parameter, camel
 from stoker.platforms.aws import Aws
 from stoker.records import SageMakerSettings, Workload, nearest
 

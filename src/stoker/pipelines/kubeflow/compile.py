@@ -12,9 +12,9 @@ import yaml
 
 from stoker.catalog import with_pools
 from stoker.errors import UsageError
-from stoker.orchestrators.base import CARRIED, check_complete, fixed, project_pipeline
-from stoker.orchestrators.sagemaker.compile import Compiled
 from stoker.parameters import Parameter, parameters_of
+from stoker.pipelines.base import CARRIED, check_complete, fixed, project_pipeline
+from stoker.pipelines.sagemaker.compile import Compiled
 from stoker.platforms.base import JobSpec
 from stoker.platforms.kubernetes.objects import claim_of, lay_out
 from stoker.records import (

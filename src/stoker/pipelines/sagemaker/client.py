@@ -7,15 +7,15 @@ import time
 from collections.abc import Mapping, Sequence
 
 from stoker.errors import PlatformError, ServiceError, UsageError
-from stoker.orchestrators.base import (
+from stoker.pipelines.base import (
     RunState,
     RunStep,
     sagemaker_of,
     schedule_name,
     told_parameters,
 )
-from stoker.orchestrators.sagemaker.compile import MAX_ARGUMENT, Compiled, argument_of
-from stoker.orchestrators.sagemaker.overlap import UNDER_WAY, steps_of
+from stoker.pipelines.sagemaker.compile import MAX_ARGUMENT, Compiled, argument_of
+from stoker.pipelines.sagemaker.overlap import UNDER_WAY, steps_of
 from stoker.platforms.aws import Aws
 from stoker.platforms.sagemaker.registry import tag_group
 from stoker.platforms.sagemaker.submit import find_job, stop_job

@@ -209,7 +209,7 @@ def project_pipeline(
         carried: The installation's own project folders.
 
     Raises:
-        UsageError: If there is no such pipeline, a file is not Python, the orchestrator's library
+        UsageError: If there is no such pipeline, a file is not Python, the service's library
             is not installed.
     """
     target = name.partition("_")[0]

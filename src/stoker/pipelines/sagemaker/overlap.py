@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
-from stoker.orchestrators.sagemaker.compile import ONLY_RUN
+from stoker.pipelines.sagemaker.compile import ONLY_RUN
 from stoker.platforms.aws import Aws
 from stoker.records import Json
 

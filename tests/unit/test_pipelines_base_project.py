@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import UsageError, install_command
-from stoker.orchestrators.base import project_pipeline
+from stoker.pipelines.base import project_pipeline
 
 PIPELINE = "from pipelines.steps import said\n\ndef build():\n    return said\n"
 

@@ -24,14 +24,14 @@ from stoker.errors import (
     StokerError,
     UsageError,
 )
-from stoker.orchestrators.base import RunState, RunStep, schedule_name, told_parameters
-from stoker.orchestrators.kubeflow.compile import (
+from stoker.parameters import truth_value
+from stoker.pipelines.base import RunState, RunStep, schedule_name, told_parameters
+from stoker.pipelines.kubeflow.compile import (
     inputs_of,
     spec_of_answer,
     spec_of_text,
 )
-from stoker.orchestrators.sagemaker.compile import Compiled
-from stoker.parameters import truth_value
+from stoker.pipelines.sagemaker.compile import Compiled
 from stoker.platforms.kubernetes.api import ClusterApi
 from stoker.platforms.kubernetes.state import delete_jobs_of
 from stoker.records import Json, KubeflowSettings, KubernetesSettings, Workload

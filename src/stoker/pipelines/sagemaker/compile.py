@@ -7,13 +7,13 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.orchestrators.base import (
+from stoker.parameters import Parameter, main_channel, parameters_of
+from stoker.pipelines.base import (
     check_complete,
     pack_inputs,
     project_pipeline,
     sagemaker_of,
 )
-from stoker.parameters import Parameter, main_channel, parameters_of
 from stoker.platforms.base import JobSpec
 from stoker.platforms.sagemaker import SageMakerPlatform
 from stoker.platforms.sagemaker.checks import file_system
