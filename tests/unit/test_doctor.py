@@ -153,7 +153,8 @@ def test_a_peer_with_another_token_or_none_is_not_of_this_run(
 
 def test_a_peer_that_does_not_listen_or_has_no_name_fails(port):
     assert "refused" in peer_check("127.0.0.1", port=port, token_file=None).text
-    assert "cannot resolve nobody.invalid" in peer_check("nobody.invalid", port=port, token_file=None).text
+    found = peer_check("nobody.invalid", port=port, token_file=None)
+    assert "cannot resolve nobody.invalid" in found.text
 
 
 def test_a_wait_has_a_deadline_and_hands_on_errors():
