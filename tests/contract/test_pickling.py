@@ -149,17 +149,17 @@ def test_classes_of_one_name_stay_two(spec):
     assert first.__name__ == second.__name__ == "Local"
 
 
-def local(value: int) -> type:
+def local(value):
     class Local:
         held = value
 
-        def get(self) -> int:
+        def get(self):
             return self.held
 
     return Local
 
 
-def again(dataset: list[object]) -> list[object]:
+def again(dataset):
     packed = pack_spec(DatasetSpec(dataset=dataset, collate_fn=len), max_bytes=1 << 20)
     return cast("list[object]", unpack_spec(packed.data).dataset)
 

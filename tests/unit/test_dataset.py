@@ -25,14 +25,14 @@ from stoker.feed.wire.pickling import factories_in
 
 
 class Numbers:
-    def __init__(self, **attributes: object) -> None:
+    def __init__(self, **attributes):
         self.__dict__.update(attributes)
 
-    def __getitem__(self, index: int) -> int:
+    def __getitem__(self, index):
         return index
 
 
-def spec(dataset: object = None, **kwargs: object) -> DatasetSpec:
+def spec(dataset=None, **kwargs):
     options = {"dataset": dataset or Numbers(), "collate_fn": default_collate} | kwargs
     return DatasetSpec(**options)
 
@@ -72,11 +72,11 @@ def test_a_spec_travels_from_a_folder_that_was_removed(tmp_path, monkeypatch):
 LOCK = threading.Lock()
 
 
-def unshippable() -> dict[str, DatasetSpec]:
+def unshippable():
     lock = threading.Lock()
 
     class WithGlobal:
-        def __getitem__(self, index: int) -> int:
+        def __getitem__(self, index):
             with LOCK:
                 return index
 
@@ -85,7 +85,7 @@ def unshippable() -> dict[str, DatasetSpec]:
 
     class Cached:
         @functools.cached_property
-        def value(self) -> int:
+        def value(self):
             return 1
 
     return {
@@ -114,7 +114,7 @@ def test_a_lost_feed_is_what_torch_calls_a_lost_worker():
 def test_a_tensor_on_an_accelerator_is_named(monkeypatch):
     class Elsewhere(torch.Tensor):
         @property
-        def device(self) -> torch.device:
+        def device(self):
             return torch.device("cuda", 0)
 
     Elsewhere.__module__ = "torch"
@@ -168,24 +168,24 @@ def test_a_missing_factory_is_named():
 
 
 class OddError(Exception):
-    def __init__(self, code: int, *, reason: str) -> None:
+    def __init__(self, code, *, reason):
         super().__init__(code, reason)
         self.code = code
 
-    def __reduce__(self) -> tuple[object, ...]:
+    def __reduce__(self):
         return (_odd, (self.code,))
 
 
-def _odd(code: int) -> OddError:
+def _odd(code):
     return OddError(code, reason="again")
 
 
 class HopelessError(Exception):
-    def __init__(self, a: int, b: int) -> None:
+    def __init__(self, a, b):
         super().__init__("hopeless")
 
 
-def raised(err: Exception) -> Exception:
+def raised(err):
     try:
         raise err
     except Exception as caught:

@@ -13,11 +13,11 @@ from stoker.feed.wire.stream import BufferPool
 SIZE = 1 << 20
 
 
-def tensor_on(pool: BufferPool) -> torch.Tensor:
+def tensor_on(pool):
     return torch.frombuffer(pool.take(SIZE), dtype=torch.uint8)
 
 
-def in_inference_mode(tensor: torch.Tensor) -> torch.Tensor:
+def in_inference_mode(tensor):
     with torch.inference_mode():
         return tensor[10:20]
 

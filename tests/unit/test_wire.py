@@ -25,7 +25,7 @@ class Sample:
     name: str
 
 
-def encoded(value: object, *, allow_pickle: bool = True) -> tuple[bytes, codec.Bytes1D]:
+def encoded(value, *, allow_pickle=True):
     made = codec.encode(value, allow_pickle=allow_pickle)
     payload = np.zeros(made.nbytes, dtype=np.uint8)
     if made.nbytes:
@@ -33,11 +33,11 @@ def encoded(value: object, *, allow_pickle: bool = True) -> tuple[bytes, codec.B
     return made.tree, payload
 
 
-def travel(value: object, *, allow_pickle: bool = True) -> object:
+def travel(value, *, allow_pickle=True):
     return codec.decode(*encoded(value, allow_pickle=allow_pickle), allow_pickle=allow_pickle)
 
 
-def same(a: object, b: object) -> bool:
+def same(a, b):
     if type(a) is not type(b):
         return False
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
@@ -53,7 +53,7 @@ def same(a: object, b: object) -> bool:
     return a == b
 
 
-def raw(tensor: torch.Tensor) -> bytes:
+def raw(tensor):
     return tensor.resolve_conj().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
@@ -67,7 +67,7 @@ shapes = st.lists(st.integers(0, 4), max_size=4).map(tuple)
 
 
 @st.composite
-def tensors(draw: st.DrawFn) -> torch.Tensor:
+def tensors(draw):
     dtype, shape = draw(tensor_dtypes), draw(shapes)
     count = math.prod(shape) * dtype.itemsize
     data = np.frombuffer(draw(st.binary(min_size=count, max_size=count)), dtype=np.uint8).copy()
@@ -239,7 +239,7 @@ def test_a_pickle_that_is_not_accepted_is_an_error_that_names_setting_and_type(v
 
 def test_naming_the_type_of_a_pickle_runs_nothing_of_it():
     class Bomb:
-        def __reduce__(self) -> tuple[object, ...]:
+        def __reduce__(self):
             return (pytest.fail, ("it was run",))
 
     with pytest.raises(ProtocolError, match="is pickled"):
