@@ -160,7 +160,7 @@ def only_run_step(
         command=["stoker", "status", "sagemaker", run.workload.name, "--besides", EXECUTION_ID],
         depends_on=depends_on,
         display_name=ONLY_RUN,
-        description="Fails while an earlier run of this pipeline is under way.",
+        description="Fails while an earlier run of this pipeline is active.",
     )
 
 
@@ -305,7 +305,7 @@ def gate_step(
     passed: Sequence[Step] = (),
     name: str = "Gate",
 ) -> Step:
-    """Makes a condition: `passed` of a model that passed, else the run fails with the gate's reason.
+    """Makes a condition: the steps `passed` if the model passed, else a failed run.
 
     It compares a JSON boolean, as the SDK's local mode does; AWS documents numbers and texts only.
 
@@ -407,9 +407,9 @@ def register_step(
 def _profile_uri(run: PipelineRun, *, image: Text) -> Text:
     """Returns the folder of profile.json: of this run, or with caching of what is profiled.
 
-    The service compares the folder when it looks in its cache. So its name has everything that a run
-    can change: a run with another batch size must not overwrite a cached profile. It is outside the
-    run's own folder, as the training's code may write to it.
+    The service compares the folder when it looks in its cache. So its name has everything that a
+    run can change: a run with another batch size must not overwrite a cached profile. It is outside
+    the run's own folder, as the training's code may write to it.
 
     Raises:
         UsageError: If the name is too long with the workload's values.
