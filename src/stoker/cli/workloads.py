@@ -26,6 +26,7 @@ from stoker.records import (
     TodaysGroup,
     Training,
     Workload,
+    close_match,
     nearest,
     read_json,
     to_document,
@@ -59,11 +60,13 @@ def with_params(workload: Workload, params: Sequence[str], *, target: str) -> Wo
     own = []
     for text in params:
         name = text.partition("=")[0].strip()
-        fix = nearest(name, sorted(known))
+        close = close_match(name, sorted(known))
         if name in known:
             own.append(text)
-        elif fix.startswith("did you mean") and not has_parameter(target, workload, name):
-            raise UsageError(f"a run of {workload.name} has no parameter {name}", fix=fix)
+        elif close and not has_parameter(target, workload, name):
+            raise UsageError(
+                f"a run of {workload.name} has no parameter {name}", fix=f"did you mean {close}?"
+            )
     document = to_document(workload)
     assert isinstance(document, Mapping)
     return workload_from(document, overrides=overrides_of(own, workload=workload))
