@@ -208,7 +208,7 @@ def peer_check(peer: str, *, port: int, token_file: Path | None) -> Finding:
 
 
 def shakes_hands(address: str, port: int, token_file: Path | None) -> bool:
-    """Whether the listener holds the same token; False without a token here."""
+    """Returns whether the listener has the same token; False without a token here."""
     if token_file is None:
         return False
     try:
