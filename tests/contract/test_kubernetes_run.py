@@ -322,10 +322,10 @@ def test_a_job_that_the_cluster_finds_invalid_is_refused_in_its_words(api, platf
 def test_a_runtime_that_others_applied_must_be_that_of_the_plan(api, platform, job):
     request = plan(platform, with_settings(job, api="trainer", runtime="shared"))
     assert request.runtime is not None
-    with pytest.raises(PlatformError, match="TrainingRuntime shared is not there"):
+    with pytest.raises(PlatformError, match="TrainingRuntime shared does not exist"):
         platform.submit(request)
     api.put("trainingruntimes", {**request.runtime, "metadata": {"name": "shared"}})
-    with pytest.raises(PlatformError, match="is of another plan or workload"):
+    with pytest.raises(PlatformError, match="is for another plan or workload"):
         platform.submit(request)
     api.remove("trainingruntimes", "shared")
     api.put("trainingruntimes", {**request.runtime})
@@ -428,7 +428,7 @@ def test_another_job_of_that_name_is_left_alone(api, platform, job):
     platform.submit(plan(platform, job))
     uid = api.get("jobsets", NAME)["metadata"]["uid"]
     other = dataclasses.replace(job, hyperparameters={"epochs": 4})
-    with pytest.raises(PlatformError, match="another JobSet of that name") as caught:
+    with pytest.raises(PlatformError, match="another JobSet has this name") as caught:
         platform.submit(plan(platform, other))
     assert "--name" in caught.value.fix
     assert api.get("jobsets", NAME)["metadata"]["uid"] == uid

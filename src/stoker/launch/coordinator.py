@@ -116,9 +116,6 @@ class Coordinator:
     """Server for launchers and ranks of one run.
 
     Args:
-        run_id: Id of the run.
-        agents: Data hosts.
-        followers: dnn hosts besides the leader.
         address: Interface to listen on: `*`, or an address.
         on_failure: Called in the coordinator's thread if a follower failed, was lost or did not
             come.
@@ -296,10 +293,7 @@ class Coordinator:
         return members.live_followers() if live_only else members.awaited_followers()
 
     def close(self) -> None:
-        """Ends the thread: after `end`, when all have said goodbye or their time is over.
-
-        Blocks after `end` for at most GOODBYE_SECONDS or straggler_seconds, the longer of both.
-        """
+        """Ends the thread; after `end`, when all have said goodbye or their time is over."""
         if self._thread is None:
             return
         self._is_closing.set()
