@@ -409,6 +409,9 @@ def _run_child(
 
 def _serve_dataset(order: StartDataset, memory: int, theirs: int) -> None:
     """Runs a dataset process: unpickles the spec, forks workers until the channel is closed."""
+    # Only now: it imports torch.
+    from stoker.feed.workers.worker import worker_main
+
     channel = Pipe(socket.socket(fileno=theirs), blocking=False)
     spec = _unpack(order, memory, channel)
     children = _Children()
@@ -424,7 +427,16 @@ def _serve_dataset(order: StartDataset, memory: int, theirs: int) -> None:
             match to_dataset_process.decode(data):
                 case Fork() as fork:
                     sock = socket.socket(fileno=descriptors[0])
-                    run = _worker(sock, spec, fork, order.host)
+                    run = functools.partial(
+                        worker_main,
+                        sock,
+                        spec,
+                        worker_id=fork.worker_id,
+                        num_workers=fork.num_workers,
+                        base_seed=fork.base_seed,
+                        seeding=fork.seeding,
+                        host=order.host,
+                    )
                     tokens[_fork(children, channel, waiting, run)] = fork.token
                     sock.close()
                 case Kill(token):
@@ -458,23 +470,6 @@ def _unpack(order: StartDataset, memory: int, channel: Pipe) -> DatasetSpec | No
     gc.freeze()
     channel.send(pack(Loaded()))
     return spec
-
-
-def _worker(sock: socket.socket, spec: DatasetSpec, fork: Fork, host: str) -> Callable[[], None]:
-    def run() -> None:
-        from stoker.feed.workers.worker import worker_main
-
-        worker_main(
-            sock,
-            spec,
-            worker_id=fork.worker_id,
-            num_workers=fork.num_workers,
-            base_seed=fork.base_seed,
-            seeding=fork.seeding,
-            host=host,
-        )
-
-    return run
 
 
 if __name__ == "__main__":

@@ -251,8 +251,8 @@ class HandshakeGuard:
         self._log = log
         self._allow_list = allow_list
         self._port = port
-        # By descriptor; the oldest first.
-        self._waiting: dict[int, _Accepted] = {}
+        # Time and address, by descriptor; the oldest first.
+        self._waiting: dict[int, tuple[float, str]] = {}
         self.monitor: zmq.Socket[bytes] = server.get_monitor_socket(
             zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
         )
@@ -273,13 +273,13 @@ class HandshakeGuard:
             except zmq.Again:
                 break
             if event == _ACCEPTED:
-                self._waiting[descriptor] = _Accepted(now, self._address_of(descriptor))
+                self._waiting[descriptor] = (now, self._address_of(descriptor))
             elif descriptor in self._waiting:
-                address = self._waiting.pop(descriptor).address
+                _, address = self._waiting.pop(descriptor)
                 self._log.add(address, "no handshake of this run")
         while len(self._waiting) > MAX_WAITING:
             oldest = next(iter(self._waiting))
-            address = self._waiting.pop(oldest).address
+            _, address = self._waiting.pop(oldest)
             if self._address_of(oldest, is_to_end=True):
                 self._log.add(address, f"more than {MAX_WAITING} handshakes at a time")
 
@@ -290,9 +290,9 @@ class HandshakeGuard:
 
     def tick(self, now: float) -> None:
         """Removes connections that libzmq has closed by now; called once a second."""
-        for descriptor, accepted in list(self._waiting.items()):
+        for descriptor, (since, _) in list(self._waiting.items()):
             # After libzmq's own limit a connection has passed its handshake, but sent nothing yet.
-            if now - accepted.since > HANDSHAKE_SECONDS + 2:
+            if now - since > HANDSHAKE_SECONDS + 2:
                 del self._waiting[descriptor]
         self._log.tick(now)
 
@@ -316,9 +316,3 @@ class HandshakeGuard:
                 return address
         except (OSError, IndexError):
             return ""
-
-
-@dataclass(frozen=True, slots=True)
-class _Accepted:
-    since: float
-    address: str

@@ -73,7 +73,11 @@ def reduced(obj: object) -> tuple[object, ...] | None:
     kind = type(obj)
     if kind is CachedFunction:
         # Others are pickled by name.
-        return None if is_importable(obj) else _reduced_cached(obj)
+        if is_importable(obj):
+            return None
+        function = cast("functools._lru_cache_wrapper[object]", obj)
+        known = function.cache_parameters()
+        return (_cached, (function.__wrapped__, known["maxsize"], known["typed"]))
     if kind is functools.cached_property:
         # It has a lock until Python 3.12.
         state = {name: value for name, value in vars(obj).items() if name not in ("func", "lock")}
@@ -83,12 +87,6 @@ def reduced(obj: object) -> tuple[object, ...] | None:
         items = list(cast("WeakKeyDictionary[object, object]", obj).items())
         return (kind, (), None, None, iter(items))
     return None
-
-
-def _reduced_cached(found: object) -> tuple[object, ...]:
-    function = cast("functools._lru_cache_wrapper[object]", found)
-    known = function.cache_parameters()
-    return (_cached, (function.__wrapped__, known["maxsize"], known["typed"]))
 
 
 def _cached(function: Callable[[object], object], maxsize: int | None, typed: bool) -> object:

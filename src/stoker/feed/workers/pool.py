@@ -10,6 +10,7 @@ When it dies, it is not started again here: the trainer, which knows the batches
 assigns the shard again, with a higher generation.
 """
 
+import contextlib
 import errno
 import math
 import mmap
@@ -66,22 +67,25 @@ class ChildProcess(Protocol):
 
 def wait_for_exit(process: ChildProcess) -> int | None:
     """Returns the exit status of a process whose connection has ended; kills it if need be."""
-    _join(process, REAP_SECONDS)
+    with contextlib.suppress(Exception):
+        process.join(REAP_SECONDS)
     if process.exitcode is None:
         # It has closed its connection and still runs, or its status is unknown.
-        _quietly(process.kill)
-        _join(process, KILL_SECONDS)
+        stop_all([process])
     return process.exitcode
 
 
 def stop_all(processes: Iterable[ChildProcess]) -> None:
     """Kills them and waits for their end, 5 s at most; never raises."""
     killed = list(processes)
+    # Exceptions: the process is gone already, or was never started.
     for process in killed:
-        _quietly(process.kill)
+        with contextlib.suppress(Exception):
+            process.kill()
     deadline = time.monotonic() + KILL_SECONDS
     for process in killed:
-        _join(process, max(0.0, deadline - time.monotonic()))
+        with contextlib.suppress(Exception):
+            process.join(max(0.0, deadline - time.monotonic()))
 
 
 def describe_exit(status: int | None) -> str:
@@ -98,18 +102,6 @@ def advice_on(how: str) -> str:
     if "ended with signal" in how and "SIGKILL" not in how:
         return "see the host's log: native code of the dataset crashed, perhaps at one sample"
     return "see the host's log; give it more memory, or fewer workers"
-
-
-def _join(process: ChildProcess, seconds: float) -> None:
-    _quietly(lambda: process.join(seconds))
-
-
-def _quietly(action: Callable[[], None]) -> None:
-    try:
-        action()
-    except Exception:
-        # The process is gone already, or was never started.
-        return
 
 
 @dataclass(frozen=True, slots=True)
