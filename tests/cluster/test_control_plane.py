@@ -113,7 +113,7 @@ def test_the_workflow_owns_the_job_and_the_pod_of_its_step_does_not(plane, tmp_p
     plane.make_workflow("w")
     be_step(monkeypatch, plane.make_step("step-1", workflow="w"))
     run = submit(plane, described(plane, tmp_path))
-    assert "goes on" in run.leave()
+    assert "keeps running" in run.leave()
     run.stop()
     # Its disruption budget holds off evictions alone.
     plane.delete("pods", "step-1")
@@ -123,7 +123,7 @@ def test_the_workflow_owns_the_job_and_the_pod_of_its_step_does_not(plane, tmp_p
     be_step(monkeypatch, plane.make_step("step-2", workflow="w"))
     adopted = submit(plane, described(plane, tmp_path))
     assert adopted.is_adopted
-    assert "goes on" in adopted.leave()
+    assert "keeps running" in adopted.leave()
     adopted.stop()
     plane.delete("workflows", "w")
     until(lambda: nothing_is_left(plane), what="all is collected", seconds=SECONDS)

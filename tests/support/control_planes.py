@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 import yaml
@@ -39,90 +39,6 @@ _LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
 _INDEX = "batch.kubernetes.io/job-completion-index"
 
 
-class Plane(Protocol):
-    """Declares what a test does with a control plane.
-
-    Attributes:
-        namespace: Of the test's own.
-        platform: Submits there.
-    """
-
-    namespace: str
-    platform: KubernetesPlatform
-
-    def has_trainer(self) -> bool:
-        """Says whether Kubeflow Trainer is there."""
-        ...
-
-    def names(self, plural: str) -> list[str]:
-        """Returns the names of the namespace's objects of a kind that are not being deleted."""
-        ...
-
-    def get(self, plural: str, name: str) -> Mapping[str, Any]:
-        """Returns an object as the cluster has it."""
-        ...
-
-    def run_pods(self, run: str, *, count: int | None = None) -> None:
-        """Waits until all pods of the job's present attempt run; or as many of them."""
-        ...
-
-    def pods(self, run: str, group: str) -> list[str]:
-        """Returns pods of a group that run or wait, by their index: of "dnn" also a TrainJob's."""
-        ...
-
-    def end(self, run: str, code: int) -> None:
-        """Ends the dnn group's container, and the controllers judge that."""
-        ...
-
-    def evict(self, pod: str) -> bool:
-        """Asks for the pod as a drain does; says whether a disruption budget lets it go."""
-        ...
-
-    def take_away(self, pod: str) -> None:
-        """Takes its node away, whatever a budget says, and the controllers judge that."""
-        ...
-
-    def make_workflow(self, name: str) -> None:
-        """Makes a run of a pipeline."""
-        ...
-
-    def make_step(self, name: str, *, workflow: str) -> Mapping[str, str]:
-        """Makes the pod of a step of it; returns what its container finds in its environment."""
-        ...
-
-    def terminate(self, workflow: str) -> None:
-        """Presses Terminate, as somebody in the console does."""
-        ...
-
-    def delete(self, plural: str, name: str) -> None:
-        """Deletes an object, as somebody does by hand."""
-        ...
-
-    def pass_deadline(self, run: str) -> None:
-        """Lets the job's own deadline be over."""
-        ...
-
-    def pass_seconds_after_end(self, seconds: float) -> None:
-        """Lets so much time pass after its end."""
-        ...
-
-    def allow_no_jobs(self) -> None:
-        """Uses up the namespace's quota."""
-        ...
-
-    def allow_pods(self, count: int) -> None:
-        """Gives the namespace's quota room for so many pods."""
-        ...
-
-    def restart(self) -> None:
-        """Starts the API server again, so that it forgets old versions of objects."""
-        ...
-
-    def as_account(self, objects: Sequence[Mapping[str, Any]]) -> KubernetesPlatform:
-        """Returns a platform whose caller has the rights of a rendered Role and no others."""
-        ...
-
-
 class DoublePlane:
     """Drives the double of the tests."""
 
@@ -145,9 +61,11 @@ class DoublePlane:
         return self._api.get(plural, name)
 
     def run_pods(self, run: str, *, count: int | None = None) -> None:
+        """Waits until all pods of the job's present attempt run, or `count` of them."""
         self._api.run_pods(run)
 
     def pods(self, run: str, group: str) -> list[str]:
+        """Returns running or waiting pods of a group, by index."""
         is_trained = group == "dnn" and self._api.has("trainjobs", run)
         return self._api.pods(run, "node" if is_trained else group)
 
@@ -160,6 +78,7 @@ class DoublePlane:
             self._api.end_job(run)
 
     def evict(self, pod: str) -> bool:
+        """Evicts as a drain does; returns whether a disruption budget allowed it."""
         if not self._api.may_evict(pod):
             return False
         is_of_job = _LABEL in self._api.get("pods", pod)["metadata"]["labels"]
@@ -171,6 +90,7 @@ class DoublePlane:
         return True
 
     def take_away(self, pod: str) -> None:
+        """Takes the pod's node away, whatever a budget says."""
         self._api.disrupt_pod(pod)
 
     def make_workflow(self, name: str) -> None:
@@ -591,3 +511,6 @@ def argo_crd() -> Iterator[None]:
         yield
     finally:
         api.delete_custom_resource_definition(name)
+
+
+Plane = DoublePlane | RealPlane
