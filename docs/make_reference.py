@@ -17,7 +17,7 @@ import re
 import textwrap
 import typing
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -522,8 +522,8 @@ def python_page() -> str:
         "# Python",
         "",
         "The public names: these, and no others, keep their meaning within a version of stoker. "
-        "All are typed (`py.typed`). The examples of a module belong together, from first to "
-        "last, and a test runs them.",
+        "All are typed (`py.typed`). An argument of several names of a module is described once. "
+        "The examples of a module belong together, and a test runs them.",
         "",
         "| module | names |",
         "| --- | --- |",
@@ -587,6 +587,7 @@ def _module(module: str) -> Iterator[str]:
         for names, code in examples(module).items()
         for name in names.split(", ")
     }
+    told: set[str] = set()
     for name in public(module):
         yield from ("", f"### {_heading(module, name)}", "")
         node, home = _definition(module, name)
@@ -598,7 +599,8 @@ def _module(module: str) -> Iterator[str]:
         else:
             if not (isinstance(node, ast.ClassDef) and "Protocol" in map(ast.unparse, node.bases)):
                 yield from ("```text", *_signature(name, node), "```", "")
-            yield from _docstring(ast.get_docstring(node) or "", outputs=_outputs(node))
+            text = _docstring(ast.get_docstring(node) or "", outputs=_outputs(node))
+            yield from _without_told(text, told)
             if isinstance(node, ast.ClassDef):
                 yield from _members(node)
         first, code = homes.get(name, ("", ""))
@@ -606,6 +608,21 @@ def _module(module: str) -> Iterator[str]:
             yield from ("", "```python", *code.splitlines(), "```")
         elif first:
             yield from ("", f"Example: [{module}.{first}](#{_slug(f'{module}.{first}')}).")
+
+
+def _without_told(lines: Iterable[str], told: set[str]) -> Iterator[str]:
+    """Leaves out the entries that an earlier name of the module has with the same words."""
+    title: list[str] = []
+    for line in lines:
+        if line in ("Arguments:", "Outputs:"):
+            title = [line, ""]
+        elif not line.startswith("- `"):
+            yield from [line] if line or not title else []
+        elif line not in told:
+            told.add(line)
+            yield from title
+            yield line
+            title = []
 
 
 def _signature(name: str, node: Definition) -> list[str]:

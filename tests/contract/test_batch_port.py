@@ -37,7 +37,6 @@ def port(log):
 
 
 def turn(port: BatchPort, now: float = NOW) -> None:
-    """Makes one turn of the agent's loop, with all that there is."""
     port.handle(port.filenos(), now)
 
 
@@ -46,7 +45,6 @@ def connect(port: BatchPort) -> socket.socket:
 
 
 def is_cut(connection: socket.socket) -> bool:
-    """Says whether the other end has hung up; waits a little for what is under way."""
     connection.settimeout(0.2)
     try:
         return connection.recv(1) == b""

@@ -20,7 +20,6 @@ ANSWER_BYTES = 70_000
 
 @pytest.fixture
 def port():
-    """Yields the port of a peer that answers each message by one, two or three of 70 kB."""
     context: ZmqContext = zmq.Context()
     allow = AllowList(context, KEYS)
     router = context.socket(zmq.ROUTER)
@@ -63,7 +62,6 @@ def connection(port):
 
 
 def ready_of(connection: Connection) -> set[int]:
-    """Waits as the I/O thread does, except that the thread wakes up once per second anyway."""
     poll = select.poll()
     for fileno in connection.filenos:
         poll.register(fileno, select.POLLIN)

@@ -13,8 +13,6 @@ FOREIGN = Keys.from_token(b"\x02" * 32)
 
 
 class Server:
-    """Serves a ROUTER of the run with its allow-list, and keeps what it got."""
-
     def __init__(self) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.allow = AllowList(self.context, OURS)
@@ -69,7 +67,6 @@ def test_a_client_of_the_run_is_let_in(server, client):
 
 
 def mixed() -> Keys:
-    """Knows the server's public key, but is not the run's client."""
     return Keys(
         server_public=OURS.server_public,
         server_secret=FOREIGN.server_secret,

@@ -144,6 +144,28 @@ def follow():
     yield from follower()
 
 
+@pytest.fixture
+def run(platform, job):
+    return platform.submit(plan(platform, job))
+
+
+@pytest.fixture
+def followed(follow, run):
+    return follow(run)
+
+
+@pytest.fixture
+def running(api, followed):
+    api.run_pods(NAME)
+    return followed
+
+
+@pytest.fixture
+def waiting(api, followed):
+    api.make_pods(NAME)
+    return followed
+
+
 def record_lines(tmp_path: Path, training: Training, timeline: str = "") -> list[str]:
     """Returns what the leader's launcher puts into its log at its end."""
     output = tmp_path / "leader"
@@ -300,10 +322,10 @@ def test_a_job_that_the_cluster_finds_invalid_is_refused_in_its_words(api, platf
 def test_a_runtime_that_others_applied_must_be_that_of_the_plan(api, platform, job):
     request = plan(platform, with_settings(job, api="trainer", runtime="shared"))
     assert request.runtime is not None
-    with pytest.raises(PlatformError, match="TrainingRuntime shared is not there"):
+    with pytest.raises(PlatformError, match="TrainingRuntime shared does not exist"):
         platform.submit(request)
     api.put("trainingruntimes", {**request.runtime, "metadata": {"name": "shared"}})
-    with pytest.raises(PlatformError, match="is of another plan or workload"):
+    with pytest.raises(PlatformError, match="is for another plan or workload"):
         platform.submit(request)
     api.remove("trainingruntimes", "shared")
     api.put("trainingruntimes", {**request.runtime})
@@ -406,7 +428,7 @@ def test_another_job_of_that_name_is_left_alone(api, platform, job):
     platform.submit(plan(platform, job))
     uid = api.get("jobsets", NAME)["metadata"]["uid"]
     other = dataclasses.replace(job, hyperparameters={"epochs": 4})
-    with pytest.raises(PlatformError, match="another JobSet of that name") as caught:
+    with pytest.raises(PlatformError, match="another JobSet has this name") as caught:
         platform.submit(plan(platform, other))
     assert "--name" in caught.value.fix
     assert api.get("jobsets", NAME)["metadata"]["uid"] == uid
@@ -437,7 +459,7 @@ def test_a_run_is_followed_to_its_end_with_its_records(
     assert end.failure is None
     host = f"{NAME}-{TRAINS[api_name]}-0-0"
     assert followed.texts(host)[0] == "hello"
-    assert "it has ended with exit code 0" in followed.status
+    assert "ended with exit code 0" in followed.status
     assert not any("output_part" in line.text for line in followed.lines)
     assert followed.texts(FIRST) == [f"{FIRST} serves"]
     assert end.output_dir == job.run_dir / "output"
@@ -503,8 +525,7 @@ def test_a_profile_s_results_come_back_in_the_leader_s_log(
     assert (run_dir / "baseline-timeline.csv").read_text() == STEPS_AS_IS
 
 
-def test_no_thread_and_no_connection_is_left(api, platform, job, follow):
-    followed = follow(platform.submit(plan(platform, job)))
+def test_no_thread_and_no_connection_is_left(api, followed):
     trained(api, followed, lines=[])
     followed.ended()
     until(lambda: api.num_streams == 0, what="all streams are closed")
@@ -512,64 +533,54 @@ def test_no_thread_and_no_connection_is_left(api, platform, job, follow):
     assert not [name for name in names if name.startswith(("watch ", "log "))]
 
 
-def test_a_data_pod_that_is_evicted_is_replaced_and_its_host_s_log_goes_on(
-    api, platform, job, follow
-):
-    followed = follow(platform.submit(plan(platform, job)))
-    api.run_pods(NAME)
+def test_a_data_pod_that_is_evicted_is_replaced_and_its_host_s_log_goes_on(api, job, running):
     first = only_pod(api, FIRST)
     api.say(first, "old pod")
-    until(lambda: followed.texts(FIRST) == ["old pod"], what="the first pod's log")
+    until(lambda: running.texts(FIRST) == ["old pod"], what="the first pod's log")
     new = api.evict_pod(first)
     api.start_pod(new, node="node-2")
     api.say(new, "new pod")
-    until(lambda: followed.texts(FIRST) == ["old pod", "new pod"], what="the second pod's log")
+    until(lambda: running.texts(FIRST) == ["old pod", "new pod"], what="the second pod's log")
     api.end_pod(only_pod(api, LEADER))
     api.end_job(NAME)
-    end = followed.ended()
+    end = running.ended()
     assert end.status == "succeeded"
-    assert f"{FIRST}: it is taken away: TerminationByKubelet" in followed.status
-    assert f"{FIRST}: it runs on node node-2, in place of the one before" in followed.status
+    assert f"{FIRST}: lost: TerminationByKubelet" in running.status
+    assert f"{FIRST}: runs on node node-2, replacing an earlier pod" in running.status
     assert (job.run_dir / "logs" / f"data-{FIRST}.log").read_text() == "old pod\nnew pod\n"
-    assert any("taken away" in e.what and e.host == FIRST for e in followed.run.events)
+    assert any("lost: " in e.what and e.host == FIRST for e in running.run.events)
 
 
-def test_a_container_that_is_started_again_loses_no_line(api, platform, job, follow):
-    followed = follow(platform.submit(plan(platform, job)))
-    api.run_pods(NAME)
+def test_a_container_that_is_started_again_loses_no_line(api, running):
     pod = only_pod(api, FIRST)
     api.say(pod, "one")
-    until(lambda: "one" in followed.texts(FIRST), what="the first container's log")
+    until(lambda: "one" in running.texts(FIRST), what="the first container's log")
     with api.changed:
         api.say(pod, "two")
         api.restart_container(pod, 5)
     api.say(pod, "three")
-    until(lambda: "three" in followed.texts(FIRST), what="the new container's log")
-    assert followed.texts(FIRST) == ["one", "two", "three"]
-    assert f"{FIRST}: it runs on node node-1, started again" in followed.status
+    until(lambda: "three" in running.texts(FIRST), what="the new container's log")
+    assert running.texts(FIRST) == ["one", "two", "three"]
+    assert f"{FIRST}: runs on node node-1, restarted" in running.status
 
 
 @pytest.mark.parametrize(
     ("reason", "words"),
     [("OOMKilled", "more memory than its limit, 28Gi"), ("Error", "ended with signal 9 (SIGKILL)")],
 )
-def test_a_host_that_took_too_much_memory_says_so(api, platform, job, follow, reason, words):
-    followed = follow(platform.submit(plan(platform, job)))
-    api.run_pods(NAME)
+def test_a_host_that_took_too_much_memory_says_so(api, reason, words, running):
     api.end_pod(only_pod(api, LEADER), 137, reason=reason)
     api.end_job(NAME, "Failed", message="jobset failed")
-    assert words in str(followed.ended().failure)
+    assert words in str(running.ended().failure)
 
 
-def test_a_dnn_host_that_was_taken_away_says_so(api, platform, job, follow):
-    followed = follow(platform.submit(plan(platform, job)))
-    api.run_pods(NAME)
+def test_a_dnn_host_that_was_taken_away_says_so(api, running):
     leader = only_pod(api, LEADER)
-    until(lambda: f"{LEADER}: it runs" in followed.status, what="it runs")
+    until(lambda: f"{LEADER}: runs" in running.status, what="it runs")
     api.evict_pod(leader, message="preempted by high", is_replaced=False)
     api.end_job(NAME, "Failed", message="jobset failed")
-    failure = str(followed.ended().failure)
-    assert "was taken away (TerminationByKubelet: preempted by high)" in failure
+    failure = str(running.ended().failure)
+    assert "was lost (TerminationByKubelet: preempted by high)" in failure
     assert "kubernetes.max_restarts" in failure
 
 
@@ -606,30 +617,12 @@ def test_a_dnn_pod_that_is_freed_in_time_ends_no_run(api, platform, job, follow,
     followed = follow(platform.submit(plan(platform, with_settings(job, **settings))))
     api.run_pods(NAME)
     leader = only_pod(api, LEADER)
-    until(lambda: f"{LEADER}: it runs" in followed.status, what="it runs")
+    until(lambda: f"{LEADER}: runs" in followed.status, what="it runs")
     api.cut_off_node(leader, overdue_seconds=61)
     until(lambda: "--force --grace-period=0" in followed.status, what="it is told")
     api.free_pod(leader)
     api.run_pods(NAME)
-    again = f"{LEADER}: it runs on node node-1, in place of the one before"
-    until(lambda: again in followed.status, what="its place is taken")
-    clock.ahead += 3600
-    api.end_pod(only_pod(api, LEADER))
-    api.end_job(NAME)
-    assert followed.ended().status == "succeeded"
-
-
-def test_a_data_pod_on_a_node_that_is_cut_off_is_replaced_and_told(
-    api, platform, job, follow, clock
-):
-    followed = follow(platform.submit(plan(platform, with_settings(job, dead_node="fail"))))
-    api.run_pods(NAME)
-    first = only_pod(api, FIRST)
-    until(lambda: f"{FIRST}: it runs" in followed.status, what="it runs")
-    new = api.cut_off_node(first, overdue_seconds=61)
-    api.start_pod(new, node="node-2")
-    until(lambda: f"kubectl delete pod {first} -n" in followed.status, what="it is told")
-    again = f"{FIRST}: it runs on node node-2, in place of the one before"
+    again = f"{LEADER}: runs on node node-1, replacing an earlier pod"
     until(lambda: again in followed.status, what="its place is taken")
     clock.ahead += 3600
     api.end_pod(only_pod(api, LEADER))
@@ -654,25 +647,23 @@ def test_all_hosts_that_are_started_again_are_followed_again(api, platform, job,
     end = followed.ended()
     assert (end.status, end.exit_code) == ("succeeded", 0)
     assert followed.texts(LEADER) == ["first try", "second try"]
-    assert "all hosts are started again, for the 1. time" in followed.status
+    assert "all hosts are restarted (restart 1)" in followed.status
 
 
 @pytest.mark.parametrize("how", ["drop_streams", "end_streams"])
-def test_watches_and_logs_that_reconnect_lose_and_repeat_nothing(api, platform, job, follow, how):
-    followed = follow(platform.submit(plan(platform, job)))
-    api.run_pods(NAME)
+def test_watches_and_logs_that_reconnect_lose_and_repeat_nothing(api, how, running):
     leader = only_pod(api, LEADER)
     said = []
     for number in range(6):
         lines = [f"line {number}.{i}" for i in range(20)]
         said += lines
         api.say(leader, *lines)
-        until(lambda n=number: f"line {n}.0" in followed.texts(LEADER), what="they arrive")  # type: ignore[misc]
+        until(lambda n=number: f"line {n}.0" in running.texts(LEADER), what="they arrive")  # type: ignore[misc]
         until(lambda: getattr(api, how)() > 0, what="there is a stream to break")
     api.end_pod(leader)
     api.end_job(NAME)
-    assert followed.ended().status == "succeeded"
-    assert followed.texts(LEADER) == said
+    assert running.ended().status == "succeeded"
+    assert running.texts(LEADER) == said
 
 
 @pytest.mark.parametrize("how", ["cut", "end"])
@@ -691,26 +682,22 @@ def test_a_log_that_ends_early_is_read_on_in_the_midst_of_a_line(api, platform, 
         assert followed.texts(host) == api_lines
 
 
-def test_lines_of_one_moment_are_all_told_once(api, platform, job, follow):
-    followed = follow(platform.submit(plan(platform, job)))
-    api.run_pods(NAME)
+def test_lines_of_one_moment_are_all_told_once(api, running):
     leader = only_pod(api, LEADER)
     moment = "2026-11-20T09:10:00.5Z"
     for text in ("same", "same", "other"):
         api.say_at(leader, moment, text)
     api.say_at(leader, "2026-11-20T09:10:00.4Z", "older")
-    until(lambda: "older" in followed.texts(LEADER), what="they arrive")
+    until(lambda: "older" in running.texts(LEADER), what="they arrive")
     api.drop_streams()
     api.say_at(leader, moment, "same")
-    until(lambda: len(followed.texts(LEADER)) >= 5, what="the last line")
-    assert followed.texts(LEADER) == ["same", "same", "other", "older", "same"]
+    until(lambda: len(running.texts(LEADER)) >= 5, what="the last line")
+    assert running.texts(LEADER) == ["same", "same", "other", "older", "same"]
 
 
-def test_a_version_that_is_too_old_is_no_end(api, platform, job, follow):
-    followed = follow(platform.submit(plan(platform, job)))
-    api.run_pods(NAME)
+def test_a_version_that_is_too_old_is_no_end(api, running):
     leader = only_pod(api, LEADER)
-    until(lambda: f"{LEADER}: it runs" in followed.status, what="it runs")
+    until(lambda: f"{LEADER}: runs" in running.status, what="it runs")
     lists = api.count(f"GET /apis/jobset.x-k8s.io/v1alpha2/namespaces/{NAMESPACE}/jobsets?")
     api.faults.append(Fault("WATCH", "jobsets", times=2, code=503))
     api.drop_streams()
@@ -719,39 +706,34 @@ def test_a_version_that_is_too_old_is_no_end(api, platform, job, follow):
     api.end_pod(leader)
     api.end_job(NAME)
     api.forget_history()
-    end = followed.ended()
+    end = running.ended()
     assert end.status == "succeeded"
-    assert followed.texts(LEADER) == ["bye"]
+    assert running.texts(LEADER) == ["bye"]
     assert api.count(f"GET /apis/jobset.x-k8s.io/v1alpha2/namespaces/{NAMESPACE}/jobsets?") > lists
 
 
-def test_a_cluster_that_is_away_for_a_while_is_retried_and_that_is_said_once(
-    api, platform, job, follow
-):
-    followed = follow(platform.submit(plan(platform, job)))
-    api.run_pods(NAME)
-    until(lambda: f"{LEADER}: it runs" in followed.status, what="it runs")
+def test_a_cluster_that_is_away_for_a_while_is_retried_and_that_is_said_once(api, running):
+    until(lambda: f"{LEADER}: runs" in running.status, what="it runs")
     for plural in ("jobsets", "pods", "events"):
         api.faults.append(Fault("WATCH", plural, times=2, code=503, message="apiserver not ready"))
     api.drop_streams()
     api.end_pod(only_pod(api, LEADER))
     api.end_job(NAME)
-    assert followed.ended().status == "succeeded"
-    assert followed.status.count("apiserver not ready") <= 3
-    assert "asking again" in followed.status
+    assert running.ended().status == "succeeded"
+    assert running.status.count("apiserver not ready") <= 3
+    assert "retrying" in running.status
 
 
 @pytest.mark.parametrize(
     ("code", "words"), [(503, "cannot answer now"), (401, "does not accept these credentials")]
 )
 def test_a_cluster_that_stays_away_leaves_the_job_and_says_how_to_follow_it(
-    api, platform, job, follow, clock, code, words
+    api, clock, code, words, followed
 ):
-    followed = follow(platform.submit(plan(platform, job)))
-    until(lambda: "the job is there" in followed.status, what="it is followed")
+    until(lambda: "the job exists" in followed.status, what="it is followed")
     api.faults += [Fault("WATCH", plural, times=10**6, code=code) for plural in ("jobsets", "pods")]
     api.drop_streams()
-    until(lambda: "asking again" in followed.status, what="it is seen")
+    until(lambda: "retrying" in followed.status, what="it is seen")
     clock.ahead += 901
     error = followed.failed()
     assert words in error.what
@@ -771,30 +753,28 @@ NO_GPU = (
 
 
 def test_pods_without_a_node_are_told_once_with_what_is_short_and_later_the_next_best_plan(
-    api, platform, job, follow, clock
+    api, clock, waiting
 ):
-    followed = follow(platform.submit(plan(platform, job)))
-    api.make_pods(NAME)
     leader = only_pod(api, LEADER)
     api.pod_finds_no_node(leader, NO_GPU)
     words = "1 of 1 dnn hosts wait for a node of g5.2xlarge, short of nvidia.com/gpu"
-    until(lambda: words in followed.status, what="it is said")
+    until(lambda: words in waiting.status, what="it is said")
     api.pod_finds_no_node(leader, NO_GPU)
     api.tell("Job", f"{NAME}-dnn-0", "SomethingElse", "so that something is looked at")
-    until(lambda: "SomethingElse" in followed.status, what="another look")
-    assert followed.status.count(words) == 1
-    assert NEXT_BEST not in followed.status
+    until(lambda: "SomethingElse" in waiting.status, what="another look")
+    assert waiting.status.count(words) == 1
+    assert NEXT_BEST not in waiting.status
     clock.ahead += CAPACITY_SECONDS
-    until(lambda: NEXT_BEST in followed.status, what="the next best plan")
-    assert followed.status.count(words) == 2
+    until(lambda: NEXT_BEST in waiting.status, what="the next best plan")
+    assert waiting.status.count(words) == 2
     clock.ahead += REPEAT_SECONDS
-    until(lambda: followed.status.count(words) == 3, what="it is said again")
-    assert followed.error is None
+    until(lambda: waiting.status.count(words) == 3, what="it is said again")
+    assert waiting.error is None
     for name in api.names("pods"):
         api.start_pod(name)
     api.end_pod(leader)
     api.end_job(NAME)
-    assert followed.ended().status == "succeeded"
+    assert waiting.ended().status == "succeeded"
 
 
 def test_pods_that_get_no_node_in_the_time_that_the_workload_gives_end_the_job(
@@ -851,13 +831,11 @@ def test_an_attempt_that_adopts_a_job_does_not_wait_anew_for_its_nodes(api, plat
         "pod has unbound immediate PersistentVolumeClaims",
     ],
 )
-def test_a_claim_that_is_not_there_is_no_want_of_nodes(api, platform, job, follow, clock, words):
-    followed = follow(platform.submit(plan(platform, job)))
-    api.make_pods(NAME)
+def test_a_claim_that_is_not_there_is_no_want_of_nodes(api, clock, words, waiting):
     api.pod_finds_no_node(only_pod(api, LEADER), f"0/2 nodes are available: {words}.")
-    until(lambda: "make the claim" in followed.status, what="it is said")
+    until(lambda: "make the claim" in waiting.status, what="it is said")
     clock.ahead += CLAIM_SECONDS
-    error = followed.failed()
+    error = waiting.failed()
     assert not isinstance(error, NoCapacityError)
     assert words in error.what
     assert "for a claim of volumes" in error.what
@@ -902,7 +880,7 @@ def test_trainers_that_load_nothing_and_got_no_data_hosts_lacked_nodes(
         for name in api.pods(NAME, "data"):
             api.pod_finds_no_node(name, NO_GPU)
     api.start_pod(leader)
-    until(lambda: f"{LEADER}: it runs" in followed.status, what="it runs")
+    until(lambda: f"{LEADER}: runs" in followed.status, what="it runs")
     api.fail_pod(leader, code, message=words, ran_seconds=ran_seconds)
     if not is_shortage:
         end = followed.ended()
@@ -1018,49 +996,17 @@ def test_a_runtime_that_is_there_already_is_of_one_plan(job):
         KubernetesPlatform().plan(of_plan(of_trainer, 2))
 
 
-def test_labels_that_no_node_has_are_named(api, platform, job, follow):
-    submitted = platform.submit(plan(platform, job))
-    api.make_pods(NAME)
-    for name in api.pods(NAME, "data"):
-        api.pod_finds_no_node(
-            name, "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector."
-        )
-    # Now, so that both pods are seen with one look.
-    followed = follow(submitted)
-    label = "node.kubernetes.io/instance-type=c7i.4xlarge"
-    until(lambda: label in followed.status, what="it is said")
-    assert "2 of 2 data hosts wait" in followed.status
-
-
-def test_an_image_that_does_not_come_is_an_error_after_its_deadline(
-    api, platform, job, follow, clock
-):
-    followed = follow(platform.submit(plan(platform, job)))
-    api.make_pods(NAME)
+def test_an_image_that_does_not_come_is_an_error_after_its_deadline(api, clock, waiting):
     api.pod_waits(only_pod(api, LEADER), "ImagePullBackOff", "manifest unknown")
-    until(lambda: "manifest unknown" in followed.status, what="it is said")
-    assert followed.error is None
+    until(lambda: "manifest unknown" in waiting.status, what="it is said")
+    assert waiting.error is None
     clock.ahead += IMAGE_SECONDS
-    error = followed.failed()
+    error = waiting.failed()
     assert "registry.example/mnist:1 (ImagePullBackOff): manifest unknown" in error.what
     assert "imagePullSecrets" in error.fix
 
 
-def test_data_hosts_without_an_image_do_not_end_the_training(api, platform, job, follow, clock):
-    followed = follow(platform.submit(plan(platform, job)))
-    api.make_pods(NAME)
-    api.pod_waits(only_pod(api, FIRST), "InvalidImageName", "no such name")
-    until(lambda: "no such name" in followed.status, what="it is said")
-    clock.ahead += IMAGE_SECONDS + 1
-    leader = only_pod(api, LEADER)
-    api.start_pod(leader)
-    api.end_pod(leader)
-    api.end_job(NAME)
-    assert followed.ended().status == "succeeded"
-
-
-def test_pods_that_a_quota_forbids_are_an_error_after_a_while(api, platform, job, follow, clock):
-    followed = follow(platform.submit(plan(platform, job)))
+def test_pods_that_a_quota_forbids_are_an_error_after_a_while(api, clock, followed):
     api.tell("Job", f"{NAME}-dnn-0", "FailedCreate", QUOTA)
     until(lambda: "exceeded quota: gpus" in followed.status, what="it is said")
     clock.ahead += QUOTA_SECONDS
@@ -1080,7 +1026,7 @@ def test_a_quota_that_refused_the_first_pods_does_not_end_a_job_that_a_queue_hol
     api.tell("Job", f"{NAME}-dnn-0", "FailedCreate", QUOTA)
     until(lambda: "exceeded quota: gpus" in followed.status, what="it is said")
     api.run_pods(NAME)
-    until(lambda: f"{LEADER}: it runs" in followed.status, what="it runs")
+    until(lambda: f"{LEADER}: runs" in followed.status, what="it runs")
     # Kueue takes its room back for others: without a new refusal nothing is refused.
     held = {"type": "Suspended", "status": "True", "reason": "JobSuspended"}
     for is_held in (False, True, False):
@@ -1117,8 +1063,7 @@ def test_a_queue_that_holds_the_job_is_named(api, platform, job, follow):
     until(lambda: "the job is admitted" in followed.status, what="it is admitted")
 
 
-def test_events_of_others_and_of_every_day_are_not_told(api, platform, job, follow):
-    followed = follow(platform.submit(plan(platform, job)))
+def test_events_of_others_and_of_every_day_are_not_told(api, followed):
     api.tell("Pod", f"{NAME}0-dnn-0-0-abcde", "FailedMount", "of another run")
     api.tell("Pod", f"{LEADER}-abcde", "Pulled", "of every day", type="Normal")
     api.tell("Pod", f"{LEADER}-abcde", "FailedMount", "of the first second")
@@ -1156,8 +1101,7 @@ def test_what_hosts_say_while_they_are_stopped_is_read(api, platform, job, follo
     assert (end.output_dir / "stoker" / "training.json").is_file()
 
 
-def test_stop_waits_no_longer_than_it_says_and_does_not_raise(api, platform, job, clock, capfd):
-    run = platform.submit(plan(platform, job))
+def test_stop_waits_no_longer_than_it_says_and_does_not_raise(api, clock, capfd, run):
     api.is_deletion_held = True
     stopping = threading.Thread(target=run.stop)
     stopping.start()
@@ -1169,8 +1113,7 @@ def test_stop_waits_no_longer_than_it_says_and_does_not_raise(api, platform, job
     assert "it is not gone after" in str(run.remaining())
 
 
-def test_stop_without_the_right_to_says_so_and_does_not_raise(api, platform, job, capfd):
-    run = platform.submit(plan(platform, job))
+def test_stop_without_the_right_to_says_so_and_does_not_raise(api, capfd, run):
     api.denied.add(("delete", "jobsets"))
     run.stop()
     said = capfd.readouterr().err
@@ -1190,16 +1133,16 @@ def test_a_dnn_host_that_is_drained_restarts_the_job_without_counting_as_a_failu
     api.run_pods(NAME)
     host = f"{NAME}-{TRAINS[api_name]}-0-0"
     for attempt in (1, 2):
-        until(lambda n=attempt: followed.status.count(f"{host}: it runs") == n, what="it runs")  # type: ignore[misc]
+        until(lambda n=attempt: followed.status.count(f"{host}: runs") == n, what="it runs")  # type: ignore[misc]
         leader = only_pod(api, host)
         assert not api.may_evict(leader)
         # Its node is taken away all the same, as spot nodes are.
         api.disrupt_pod(leader)
         status = api.get("jobsets", NAME)["status"]
         assert (status["restarts"], status["restartsCountTowardsMax"]) == (attempt, 0)
-    until(lambda: followed.status.count(f"{host}: it runs") == 3, what="it runs")
+    until(lambda: followed.status.count(f"{host}: runs") == 3, what="it runs")
     # A TrainJob does not say so, but its pods do.
-    assert followed.status.count("all hosts are started again, for the 2. time") == 1
+    assert followed.status.count("all hosts are restarted (restart 2)") == 1
     api.end_pod(only_pod(api, host))
     api.end_job(NAME, restarts=2)
     assert followed.ended().status == "succeeded"
@@ -1210,26 +1153,21 @@ def test_a_dnn_host_that_fails_is_a_failure_where_one_that_is_drained_is_none(
 ):
     followed = follow(platform.submit(plan(platform, with_settings(job, output="pvc://runs"))))
     api.run_pods(NAME)
-    until(lambda: f"{LEADER}: it runs" in followed.status, what="it runs")
+    until(lambda: f"{LEADER}: runs" in followed.status, what="it runs")
     api.fail_pod(only_pod(api, LEADER), EXIT_CODE)
     end = followed.ended()
     assert (end.status, end.exit_code) == ("failed", EXIT_CODE)
 
 
-def test_without_checkpoints_a_drained_dnn_host_ends_the_run_and_says_what_would_help(
-    api, platform, job, follow
-):
-    followed = follow(platform.submit(plan(platform, job)))
-    api.run_pods(NAME)
-    until(lambda: f"{LEADER}: it runs" in followed.status, what="it runs")
+def test_without_checkpoints_a_drained_dnn_host_ends_the_run_and_says_what_would_help(api, running):
+    until(lambda: f"{LEADER}: runs" in running.status, what="it runs")
     api.disrupt_pod(only_pod(api, LEADER))
-    failure = str(followed.ended().failure)
-    assert "was taken away" in failure
+    failure = str(running.ended().failure)
+    assert "was lost" in failure
     assert "kubernetes.output" in failure
 
 
-def test_data_pods_may_be_evicted_and_dnn_pods_make_a_drain_wait(api, platform, job):
-    run = platform.submit(plan(platform, job))
+def test_data_pods_may_be_evicted_and_dnn_pods_make_a_drain_wait(api, run):
     api.run_pods(NAME)
     assert api.may_evict(only_pod(api, FIRST))
     assert not api.may_evict(only_pod(api, LEADER))
@@ -1411,7 +1349,7 @@ def test_a_step_that_loses_its_cluster_leaves_the_job_to_the_next_attempt(
     if is_pod:
         be_step(monkeypatch, api, "step-1", workflow=None)
     followed = follow(platform.submit(plan(platform, job)))
-    until(lambda: "the job is there" in followed.status, what="it is followed")
+    until(lambda: "the job exists" in followed.status, what="it is followed")
     api.denied = {("watch", "pods")}
     api.drop_streams()
     assert "watch pods" in followed.failed().what
@@ -1462,15 +1400,14 @@ def test_a_follower_leaves_its_job_where_nobody_says_that_the_run_is_cancelled(
     if why == "silent":
         api.silent.add("workflows")
     asked = time.monotonic()
-    assert f"the job {NAME} goes on" in run.leave()
+    assert f"the job {NAME} keeps running" in run.leave()
     assert time.monotonic() - asked < 10  # without a bound a silent server takes a minute
     run.stop()
     assert api.names("jobsets") == [NAME]
     assert api.count("DELETE") == 0
 
 
-def test_a_terminal_s_follower_does_not_leave_its_job(api, platform, job):
-    run = platform.submit(plan(platform, job))
+def test_a_terminal_s_follower_does_not_leave_its_job(api, run):
     assert run.leave() == ""
     run.stop()
     assert api.names("jobsets") == []
@@ -1782,11 +1719,8 @@ def test_missing_rights_are_named_with_the_role_before_anything_is_made(
     assert api.names("jobsets") == []
 
 
-def test_a_right_that_is_lost_while_the_job_runs_ends_the_following_with_the_role(
-    api, platform, job, follow
-):
-    followed = follow(platform.submit(plan(platform, job)))
-    until(lambda: "the job is there" in followed.status, what="it is followed")
+def test_a_right_that_is_lost_while_the_job_runs_ends_the_following_with_the_role(api, followed):
+    until(lambda: "the job exists" in followed.status, what="it is followed")
     api.denied = {("watch", "pods")}
     api.drop_streams()
     error = followed.failed()
@@ -1812,7 +1746,7 @@ def test_a_cluster_without_jobset_says_what_to_install(api, platform, job):
 def test_a_namespace_that_is_not_there_is_named(api, job, cluster):
     settings = with_settings(job, namespace="team-b")
     platform = KubernetesPlatform()
-    with pytest.raises(PlatformError, match="there is no namespace team-b"):
+    with pytest.raises(PlatformError, match="namespace team-b does not exist"):
         platform.submit(plan(platform, settings))
 
 

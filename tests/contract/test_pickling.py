@@ -117,13 +117,11 @@ SCRIPT = """
 
 @pytest.fixture(scope="module")
 def spec(tmp_path_factory):
-    """Says where the first rank writes the spec "locals"."""
     return tmp_path_factory.mktemp("pickling") / "spec"
 
 
 @pytest.fixture(scope="module")
 def said(spec):
-    """Returns what the script says in processes whose strings have other hashes."""
     script = spec.with_name("script.py")
     script.write_text(textwrap.dedent(SCRIPT))
     ranks = [
@@ -162,7 +160,7 @@ def local(value: int) -> type:
 
 
 def again(dataset: list[object]) -> list[object]:
-    packed = pack_spec(DatasetSpec(dataset=dataset, collate_fn=len), max_bytes=1 << 20)  # type: ignore[arg-type]
+    packed = pack_spec(DatasetSpec(dataset=dataset, collate_fn=len), max_bytes=1 << 20)
     return cast("list[object]", unpack_spec(packed.data).dataset)
 
 
@@ -233,7 +231,6 @@ def test_what_a_name_leans_on_is_in_cloudpickle():
 
 
 def test_classes_of_modules_come_back_as_themselves_from_another_process():
-    """They may have any name there: torch's own tests have a named tuple within a class."""
     made = run_code(
         "import torch\n"
         "from stoker.feed.wire.codec import pack_value\n"

@@ -27,8 +27,6 @@ BATCH = 8
 
 
 class Squares(Dataset[dict[str, object]]):
-    """Gives as sample n images and a label that are all n."""
-
     def __len__(self) -> int:
         return 1000
 
@@ -38,8 +36,6 @@ class Squares(Dataset[dict[str, object]]):
 
 
 class Hoarder:
-    """Keeps the third batch that it collated, and sends it along with each later one."""
-
     def __init__(self) -> None:
         self.calls = 0
         self.kept = torch.zeros(1)
@@ -144,7 +140,6 @@ def test_a_batch_that_was_changed_does_not_travel_twice():
         sizes = []
         for first in range(0, 40, BATCH):
             result = make(pool, list(range(first, first + BATCH)))
-            assert result.payload is not None
             sizes.append(result.payload.nbytes)
             result.release()
             pool.flush()
@@ -192,5 +187,5 @@ def test_a_batch_that_no_descriptor_is_left_for_is_an_error_that_names_the_limit
         child.kill()
         child.join()
     assert isinstance(error, FeedLostError)
-    assert "no file descriptor is left, the limit of this process (ulimit -n) is 64" in error.what
+    assert "too many open files, the limit of this process (ulimit -n) is 64" in error.what
     assert "raise the limit of open files" in error.fix

@@ -32,7 +32,6 @@ UNIONS = {
 
 
 def bare(schema: object) -> object:
-    """Returns a schema without the words of docstrings."""
     if isinstance(schema, dict):
         words = ("description", "title")
         return {key: bare(part) for key, part in schema.items() if key not in words}
@@ -40,7 +39,6 @@ def bare(schema: object) -> object:
 
 
 def values() -> dict[str, object]:
-    """Gives one value for each kind of node."""
     image = torch.arange(120, dtype=torch.uint8).reshape(2, 3, 4, 5)
     return {
         "list": [None, True, 1, -1.5, "text"],
@@ -74,7 +72,6 @@ def digest(value: object) -> str:
 
 
 def name_of(kind: type) -> str:
-    """Names a type as a pickle does."""
     return f"{kind.__module__}.{kind.__qualname__}"
 
 

@@ -1,7 +1,4 @@
-"""Strangers at the feed's ports are refused in bounded memory, while the others are served on.
-
-Memory is judged by a stated number of bytes for a stated number of attempts, never by time.
-"""
+"""Strangers at the feed's ports are refused in bounded memory, while the others are served on."""
 
 import base64
 import contextlib
@@ -51,24 +48,15 @@ Flood = Callable[[int, Keys], "contextlib.ExitStack"]
 
 
 def reference_of(given: Mapping[str, object]) -> list[Line]:
-    """Returns what the script yields alone."""
     return run_script({**given, "pause_at": None, "sample_seconds": 0.0}).finish()
 
 
 @pytest.fixture(scope="module")
 def reference():
-    """Returns what the script yields alone in a short training."""
     return reference_of(GIVEN)
 
 
 class Struck:
-    """Holds a cluster and its training, which pauses after each blow.
-
-    Attributes:
-        ports: Of the agent's two listeners, and the coordinator's.
-        at_first: Memory before the first blow.
-    """
-
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         port = cluster.agent_port(0)
@@ -79,14 +67,12 @@ class Struck:
         self.at_first = rss_bytes(cluster)
 
     def go_on(self) -> None:
-        """Goes on to the next pause; all batches so far are what they are to be."""
         self._trainer.go_on()
         self._trainer.until("pause")
         found = [line for line in self._trainer.lines if "pause" not in line]
         assert found == self._expected[: len(found)]
 
     def finish(self) -> None:
-        """Goes on to its end; all batches are what they are to be."""
         for _ in PAUSES[sum("pause" in line for line in self._trainer.lines) - 1 :]:
             self._trainer.go_on()
         assert self._trainer.finish() == self._expected
@@ -94,7 +80,6 @@ class Struck:
 
 @pytest.fixture(scope="module")
 def struck():
-    """Starts a cluster for all attacks of strangers and members, one after the other."""
     with Cluster(agents=1) as cluster:
         made = Struck(cluster)
         yield made
@@ -102,13 +87,10 @@ def struck():
 
 
 def greeting(*, version: bytes = b"\x03\x01", mechanism: bytes = b"CURVE") -> bytes:
-    """Returns the first 64 bytes of ZMTP."""
     return b"\xff" + bytes(8) + b"\x7f" + version + mechanism.ljust(20, b"\0") + bytes(32)
 
 
 def raw(sends: Callable[[int], bytes]) -> Flood:
-    """Makes a flood of plain TCP connections, each of which sends something and stays open."""
-
     def flood(port: int, keys: Keys) -> contextlib.ExitStack:
         stack = contextlib.ExitStack()
         for number in range(FLOOD):
@@ -121,8 +103,6 @@ def raw(sends: Callable[[int], bytes]) -> Flood:
 
 
 def dealers(send: Callable[[int], list[bytes]], *, make_keys: Callable[[Keys], Keys]) -> Flood:
-    """Makes a flood of CURVE clients with their own idea of the keys."""
-
     def flood(port: int, keys: Keys) -> contextlib.ExitStack:
         stack = contextlib.ExitStack()
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -140,12 +120,10 @@ def dealers(send: Callable[[int], list[bytes]], *, make_keys: Callable[[Keys], K
 
 
 def foreign(keys: Keys) -> Keys:
-    """Returns the keys of another run."""
     return Keys.from_token(b"\x07" * 32)
 
 
 def stranger(keys: Keys) -> Keys:
-    """Makes keys of somebody who knows the server's public key, but is not the run's client."""
     other = foreign(keys)
     return Keys(
         server_public=keys.server_public,
@@ -184,13 +162,11 @@ def keys_of(cluster: Cluster) -> Keys:
 
 
 def rss_bytes(cluster: Cluster) -> dict[str, int]:
-    """Returns the memory of the agent, and of this process, in which the coordinator is."""
     agent = psutil.Process(cluster.hosts[0].pid)
     return {"agent": agent.memory_info().rss, "here": psutil.Process().memory_info().rss}
 
 
 def multipart(_: int) -> bytes:
-    """Gives ZeroMQ's handshake without encryption, then frames that say that more is to come."""
     ready = b"\x04\x26\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
     return greeting(mechanism=b"NULL") + ready + (b"\x01\xff" + bytes(255)) * 1000
 
@@ -209,7 +185,6 @@ HOSED: dict[str, Callable[[int], bytes]] = {
 
 
 def hose(address: tuple[str, int], first: bytes) -> tuple[int, bool]:
-    """Sends `first` and then zeros, until it is cut: how many bytes went, and whether it was."""
     zeros = bytes(1 << 16)
     sent = 0
     with socket.create_connection(address, 10) as stranger:
@@ -233,14 +208,11 @@ LISTENERS = ["control", "batches", "coordinator"]
 
 @dataclass
 class Hosed:
-    """Says what became of strangers at one listener: bytes more at the peak, and who was cut."""
-
     growth: int
     were_cut: list[bool]
 
 
 def hose_all(struck: Struck, name: str, listener: str) -> Hosed:
-    """Sends strangers of one kind to one listener, while the training is in a pause."""
     address = ("127.0.0.1", struck.ports[listener])
     who = "here" if listener == "coordinator" else "agent"
     peak = [0]
@@ -254,7 +226,6 @@ def hose_all(struck: Struck, name: str, listener: str) -> Hosed:
 
 
 def told_of(struck: Struck, listener: str) -> list[int]:
-    """Returns how many strangers each line of the listener's log tells of."""
     log = struck.cluster.leader_log if listener == "coordinator" else struck.cluster.log_of(0)
     line = rf"connections_rejected port={struck.ports[listener]} connections=(\d+)"
     return [int(number) for number in re.findall(line, log.read_text())]
@@ -262,7 +233,6 @@ def told_of(struck: Struck, listener: str) -> list[int]:
 
 @pytest.fixture(scope="module")
 def hosed(struck):
-    """Sends all kinds to all listeners, one after the other; the logs have told of all of them."""
     found = {
         (name, listener): hose_all(struck, name, listener)
         for name in HOSED
@@ -337,8 +307,6 @@ def test_hello_that_was_recorded_and_is_replayed_opens_nothing(struck):
 
 
 class Recorder:
-    """Plays a proxy that keeps what the client sends."""
-
     def __init__(self, target: int) -> None:
         self._target = target
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -408,7 +376,6 @@ def test_rubbish_of_a_member_leaves_coordinator_and_agent_serving(struck):
 
 
 def secrets_of(cluster: Cluster) -> list[bytes]:
-    """Returns the token and all that is derived from it, in every form it could be shown in."""
     token = read_token(cluster.folder / "token")
     keys = Keys.from_token(token)
     raw_values = [token, keys.mac_key]
@@ -454,7 +421,6 @@ def test_nothing_secret_is_in_logs_arguments_or_environments():
 
 @contextlib.contextmanager
 def flood(address: tuple[str, int], *, connections: int) -> Iterator[None]:
-    """Opens connections that never say a word, one after the other, and keeps the last of them."""
     opened: deque[socket.socket] = deque()
     stop = threading.Event()
     is_full = threading.Event()
@@ -481,7 +447,6 @@ def flood(address: tuple[str, int], *, connections: int) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def crowded():
-    """Starts a data host that holds as many files as `select` can take."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < 4096:
         pytest.skip("too few file descriptors")

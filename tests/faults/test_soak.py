@@ -1,9 +1,4 @@
-"""A random killer strikes while epochs are read, for minutes: `make soak` runs it.
-
-STOKER_SOAK_SECONDS says for how long, STOKER_SOAK_SEED with which strikes; a run prints its seed.
-Both scripts' batches are compared with the same script's alone, and leaving the cluster looks for
-what is left.
-"""
+"""A random killer strikes while epochs are read, for minutes: `make soak` runs it."""
 
 import contextlib
 import os
@@ -34,12 +29,6 @@ SLOW = {"sample_seconds": 0.01, "epochs": 100_000}
 
 @dataclass
 class Killer:
-    """Strikes a cluster at random; every host has a proxy before it, and one strike at a time.
-
-    Attributes:
-        counts: Strikes of each kind.
-    """
-
     cluster: Cluster
     proxies: list[tuple[Proxy, Proxy]]
     trainers: list[Trainer]
@@ -48,7 +37,6 @@ class Killer:
     _healing: dict[int, tuple[float, Callable[[], None]]] = field(default_factory=dict)
 
     def go_on_for(self, seconds: float) -> None:
-        """Strikes every few seconds, and heals at the end."""
         end = time.monotonic() + seconds
         strike_at = time.monotonic()
         while time.monotonic() < end:
@@ -63,7 +51,6 @@ class Killer:
         self._heal(end + 1000)
 
     def start(self, host: int) -> None:
-        """Starts a host, behind its proxy."""
         control, batches = self.proxies[host]
         self.cluster.start_agent(
             host, advertised_port=control.port, advertised_batch_port=batches.port
@@ -71,7 +58,6 @@ class Killer:
         control.target = batches.target = 0
 
     def find(self) -> None:
-        """Points the proxies of hosts that have just started to where they listen."""
         for number, (control, batches) in enumerate(self.proxies):
             if not control.target and number not in self._healing:
                 control.target = self.cluster.agent_port(number)

@@ -211,12 +211,7 @@ class DoublePlane:
 
 
 class RealPlane:
-    """Drives a control plane that KUBECONFIG names, through its API alone.
-
-    Args:
-        folder: For kube configs of accounts.
-        restart: Shell command that starts its API server again; empty: none is known.
-    """
+    """Drives a control plane that KUBECONFIG names, through its API alone."""
 
     def __init__(self, folder: Path, *, restart: str = "") -> None:
         from kubernetes import client, config

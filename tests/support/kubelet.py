@@ -56,11 +56,6 @@ class _Container:
 class Kubelet:
     """Runs pods of steps and jobs while its context is open; all end with it.
 
-    Args:
-        engine: Engine with the images.
-        folder: For volumes.
-        claims: Name of each claim to the host's folder with its content.
-
     Attributes:
         api: The API server's double, which containers reach as pods do.
         logs: Name of each pod to what it wrote.
@@ -149,7 +144,7 @@ class Kubelet:
 
     def _follows(self, pod: str) -> bool:
         """Returns whether the log of a step says that the pods of its job run."""
-        return "it runs on node" in self.log(pod)
+        return "runs on node" in self.log(pod)
 
     def log(self, pod: str) -> str:
         """Returns what a pod wrote so far."""

@@ -372,13 +372,6 @@ class KubernetesApi:
         job controller (syncJob's `onlyReplaceFailedPods`, and the default of podReplacementPolicy,
         in the API's defaults) puts no other one in its place with a podFailurePolicy, or where a
         deleted pod is one failure too many, which the Job tells only once all its pods have ended.
-
-        Args:
-            name: The pod.
-            overdue_seconds: So long ago its time to end was over.
-
-        Returns:
-            Name of the pod in its place; empty: there is none.
         """
         with self.changed:
             pod = self._objects["pods", name]
@@ -581,13 +574,7 @@ class KubernetesApi:
     def make_step(
         self, name: str, *, workflow: str | None = "mnist-w1", run_id: str = ""
     ) -> dict[str, str]:
-        """Makes the pod of a step; returns what its container finds in its environment.
-
-        Args:
-            name: Of the pod.
-            workflow: That controls it; None: a pod of somebody's own.
-            run_id: Of the pipeline's run.
-        """
+        """Makes the pod of a step; returns what its container finds in its environment."""
         described: Object = {"name": name, "namespace": NAMESPACE, "labels": {}}
         with self.changed:
             if workflow:
@@ -1371,12 +1358,7 @@ def _handler(api: KubernetesApi) -> type[BaseHTTPRequestHandler]:
 def kubernetes_api(
     *, host: str = "127.0.0.1", tls: tuple[Path, Path] | None = None
 ) -> Iterator[KubernetesApi]:
-    """Yields the server, while the block runs.
-
-    Args:
-        host: Address that it listens at.
-        tls: Files with its certificate and key; None: it speaks HTTP.
-    """
+    """Yields the server, while the block runs."""
     api = KubernetesApi()
 
     class Server(ThreadingHTTPServer):

@@ -103,9 +103,6 @@ class LocalJob:
     """Runs a script on the local platform; ends and checks the run when the context ends.
 
     The script finds STOKER_TEST_DIR in its environment, for files that tell the test where it is.
-
-    Args:
-        has_torch: False: nothing of the run needs torch, and no data host spends time on it.
     """
 
     def __init__(

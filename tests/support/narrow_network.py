@@ -63,7 +63,6 @@ def _start(stack: contextlib.ExitStack, command: list[str]) -> "subprocess.Popen
 
 
 def _word(process: "subprocess.Popen[str]", first: str) -> str:
-    assert process.stdout is not None
     words = process.stdout.readline().split()
     if words[:1] != [first]:
         pytest.skip(f"no namespace, or nothing in it: {words}")

@@ -147,13 +147,7 @@ class TypedCommand:
 
 
 class NodeCluster:
-    """Does with one namespace what a user, an administrator and bad luck do.
-
-    Args:
-        given: What the environment says.
-        folder: Where files are written, and commands run.
-        namespace: Absent: a new one, in which pods must be *restricted*, deleted by `close`.
-    """
+    """Does with one namespace what a user, an administrator and bad luck do."""
 
     def __init__(self, given: Given, folder: Path, *, namespace: str | None = None) -> None:
         from kubernetes import client, config

@@ -134,17 +134,7 @@ class Pod:
 
 
 class Pods:
-    """Runs the pods of one run of the feed's test script; all end when the context ends.
-
-    Args:
-        folder: For their files.
-        dnn: Pods that train.
-        data: Pods that make batches, with one worker each.
-        local: Local workers of a dnn pod.
-        feed: Settings of the feed.
-        given: Arguments of feed_script.py.
-        code: In its place, where data pods need no torch.
-    """
+    """Runs the pods of one run of the feed's test script; all end when the context ends."""
 
     def __init__(
         self,
@@ -204,13 +194,7 @@ class Pods:
         named_after_seconds: float | None = 0.0,
         address: str | None = None,
     ) -> Pod:
-        """Starts a new pod.
-
-        Args:
-            named_after_seconds: When its name has that address; until then it keeps what it has.
-                None: never, see `publish`.
-            address: That of a pod that is gone; None: a new one.
-        """
+        """Starts a new pod."""
         hostname = f"{RUN}-{group}-0-{index}"
         sandbox = self._network.sandbox(hostname, address=address)
         folder = self.folder / f"{group}-{index}.{len(self.pods)}"

@@ -8,10 +8,6 @@ import threading
 class Proxy:
     """Passes bytes on, both ways, until it is told to do worse.
 
-    Args:
-        cut_after: Once it is armed, bytes to the trainer until it cuts that connection, once, in
-            the middle of what was about to be passed on. Later connections are left alone.
-
     Attributes:
         port: Where trainers dial.
         target: Port of the agent; 0: nobody answers.

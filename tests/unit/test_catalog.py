@@ -133,7 +133,7 @@ def test_region_is_read_from_the_price_column(tmp_path):
         ("", "no column instance_type", ":1"),
         ("vcpus\n4\n", "no column instance_type", ":1"),
         ("instance_type,vcpu\nx.y,4\n", "unknown column 'vcpu'", ":1"),
-        ("instance_type,vcpus,vcpus\nx.y,4,4\n", "is there twice", ":1"),
+        ("instance_type,vcpus,vcpus\nx.y,4,4\n", "duplicate column", ":1"),
         ("instance_type,vcpus\nx.y,4,5\n", "3 cells in a table of 2", ":2"),
         ("instance_type,vcpus\nx.y,four\n", "found 'four'", ":2, column vcpus"),
         ("instance_type,vcpus\nx.y,0\n", "found '0'", ":2, column vcpus"),
@@ -172,7 +172,7 @@ def test_wrong_price_file_names_line_and_column(tmp_path, text, what, where):
 def test_another_separator_is_named(tmp_path):
     with pytest.raises(UsageError) as caught:
         load_catalog("sagemaker", _prices(tmp_path, "instance_type;usd_per_hour\nx.y;1\n"))
-    assert caught.value.fix == "part the columns by commas"
+    assert caught.value.fix == "separate the columns by commas"
 
 
 def test_missing_price_file_is_a_usage_error(tmp_path):

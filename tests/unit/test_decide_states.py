@@ -7,16 +7,7 @@ import pytest
 
 from stoker.catalog import load_catalog
 from stoker.decide import decide
-from stoker.records import (
-    Check,
-    Constraints,
-    Decision,
-    Fix,
-    Profile,
-    ProfiledHost,
-    ProfileState,
-    StepTerms,
-)
+from stoker.records import Check, Constraints, Fix, Profile, ProfiledHost, ProfileState, StepTerms
 
 AWS = load_catalog("sagemaker")
 # CPU-bound: a data group saves much more than its band.
@@ -36,7 +27,7 @@ STARVED = Profile(
 )
 
 
-def decided(*states: tuple[str, float], fixes: tuple[Fix, ...] = ()) -> Decision:
+def decided(*states, fixes=()):
     named = tuple(
         ProfileState(id=name, text=f"{name}: figures", share=share) for name, share in states
     )
@@ -89,7 +80,6 @@ def test_a_state_that_is_little_of_a_step_is_advice_only():
 def test_waiting_workers_are_bought_nothing_while_more_of_them_are_free(
     name, wall, is_free, action
 ):
-    assert STARVED.step is not None
     fix = Fix(id="num_workers", text="num_workers=64 instead of 32", saves_seconds=0.1)
     waiting = msgspec.structs.replace(
         STARVED,
@@ -102,7 +92,6 @@ def test_waiting_workers_are_bought_nothing_while_more_of_them_are_free(
 
 
 def test_a_storage_of_known_rate_is_a_term_of_the_model():
-    assert STARVED.step is not None
     step = msgspec.structs.replace(STARVED.step, read_bytes=1e6, storage_bytes_per_second=2e9)
     known = msgspec.structs.replace(
         STARVED, step=step, states=(ProfileState(id="storage", text="figures", share=0.5),)

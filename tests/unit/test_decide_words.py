@@ -16,18 +16,7 @@ from stoker.decide.choose import Walk, choose, limits, pays, walk
 from stoker.decide.pricing import START_UP_SECONDS, break_even_steps, break_even_words
 from stoker.decide.work import measure
 from stoker.errors import UsageError
-from stoker.records import (
-    Action,
-    Check,
-    Constraints,
-    Decision,
-    Fix,
-    Group,
-    Plan,
-    Predicted,
-    Profile,
-    TrainingSize,
-)
+from stoker.records import Check, Constraints, Fix, Group, Plan, Predicted, TrainingSize
 from stoker.text import cost_change_words
 from support import builders
 from support.property_tests import examples
@@ -37,8 +26,8 @@ AWS = load_catalog("sagemaker")
 TODAY = date(2026, 11, 1)
 
 
-def profile(instance_type: str = "ml.g5.8xlarge", count: int = 1, **terms: float) -> Profile:
-    known: dict[str, float] = {
+def profile(instance_type="ml.g5.8xlarge", count=1, **terms):
+    known = {
         "step_seconds": 0.2,
         "accelerator_step_seconds": 0.08,
         "loader_cpu_seconds": 6.1,
@@ -50,20 +39,20 @@ def profile(instance_type: str = "ml.g5.8xlarge", count: int = 1, **terms: float
     return builders.profile(instance_type, count=count, is_explained=True, predicted=0.2, **own)
 
 
-def accelerator_bound(instance_type: str = "ml.g5.8xlarge", count: int = 1) -> Profile:
+def accelerator_bound(instance_type="ml.g5.8xlarge", count=1):
     return profile(
         instance_type, count, accelerator_step_seconds=0.2, loader_cpu_seconds=1.0 * count
     )
 
 
 def decided(
-    found: Profile,
-    constraints: Constraints = Constraints(),  # noqa: B008
+    found,
+    constraints=Constraints(),  # noqa: B008
     *,
-    catalog: Catalog = AWS,
-    steps: int | None = None,
-    extra: tuple[tuple[Group, ...], ...] = (),
-) -> Decision:
+    catalog=AWS,
+    steps=None,
+    extra=(),
+):
     return decide(
         found,
         catalog=catalog,
@@ -75,21 +64,15 @@ def decided(
 
 
 @functools.cache
-def starved() -> Decision:
-    """Decides on the profile as it is, once for all who only read the decision."""
+def starved():
     return decided(profile())
 
 
-def of(plan: Plan) -> Predicted:
-    assert plan.predicted is not None
-    return plan.predicted
-
-
-def priced(decision: Decision) -> list[Plan]:
+def priced(decision):
     return [plan for plan in decision.plans if plan.predicted]
 
 
-def unwrapped(text: str) -> str:
+def unwrapped(text):
     return " ".join(text.split())
 
 
@@ -98,19 +81,19 @@ def unwrapped(text: str) -> str:
 
 def test_every_plan_tells_the_time_of_its_next_limit():
     for plan in priced(starved()):
-        outcome = of(plan)
+        outcome = plan.predicted
         assert outcome.second_limit_seconds <= outcome.step_seconds * (1 + 1e-9)
 
 
 def test_next_limit_is_the_accelerators_own_step():
     decision = decided(profile(), Constraints(max_data_hosts=1))
-    plan = next(p for p in priced(decision) if of(p).second_limit == "accelerator")
-    assert of(plan).second_limit_seconds == pytest.approx(0.08)
-    assert limits(of(plan)) == "CPU; next: accelerator (80.0 ms)"
+    plan = next(p for p in priced(decision) if p.predicted.second_limit == "accelerator")
+    assert plan.predicted.second_limit_seconds == pytest.approx(0.08)
+    assert limits(plan.predicted) == "CPU; next: accelerator (80.0 ms)"
 
 
 def test_a_limit_that_is_nowhere_near_is_not_named():
-    outcome = replace(of(starved().plan), limit="accelerator", second_limit_seconds=0.0)
+    outcome = replace((starved().plan).predicted, limit="accelerator", second_limit_seconds=0.0)
     assert limits(outcome) == "accelerator, and no other is near"
 
 
@@ -119,22 +102,19 @@ def test_a_limit_that_is_nowhere_near_is_not_named():
 
 def test_break_even_is_the_ratio_of_the_prices():
     decision = starved()
-    keep = of(next(plan for plan in decision.plans if plan.action == "keep"))
+    keep = next(plan for plan in decision.plans if plan.action == "keep").predicted
     assert keep.break_even_speedup == 1
     for plan in priced(decision):
-        ratio = of(plan).usd_per_hour / keep.usd_per_hour
-        assert of(plan).break_even_speedup == pytest.approx(ratio)
-        assert (of(plan).cost_change < 0) == (of(plan).speedup > ratio)
+        ratio = plan.predicted.usd_per_hour / keep.usd_per_hour
+        assert plan.predicted.break_even_speedup == pytest.approx(ratio)
+        assert (plan.predicted.cost_change < 0) == (plan.predicted.speedup > ratio)
 
 
 def test_break_even_of_two_c5_beside_a_p4d_is_the_published_one_of_todays_prices():
-    cluster = (
-        Group(name="dnn", role="dnn", instance_type="ml.p4d.24xlarge", count=1),
-        Group(name="data", role="data", instance_type="ml.c5.18xlarge", count=2),
-    )
+    cluster = builders.clusters("ml.p4d.24xlarge", "ml.c5.18xlarge", 2)
     decision = decided(profile("ml.p4d.24xlarge"), extra=(cluster,))
     plan = next(p for p in decision.plans if p.reason == "asked for")
-    assert of(plan).break_even_speedup == pytest.approx(1.291, abs=0.001)
+    assert plan.predicted.break_even_speedup == pytest.approx(1.291, abs=0.001)
 
 
 @pytest.mark.parametrize(
@@ -147,14 +127,14 @@ def test_break_even_of_two_c5_beside_a_p4d_is_the_published_one_of_todays_prices
     ],
 )
 def test_break_even_in_words(ratio, speedup, words):
-    outcome = of(starved().plan)
+    outcome = (starved().plan).predicted
     assert pays(replace(outcome, break_even_speedup=ratio, speedup=speedup)) == words
 
 
 def test_start_is_paid_back_where_both_clusters_have_cost_the_same():
     decision = starved()
-    keep = of(next(plan for plan in decision.plans if plan.action == "keep"))
-    promise = of(decision.plan)
+    keep = next(plan for plan in decision.plans if plan.action == "keep").predicted
+    promise = decision.plan.predicted
     steps = break_even_steps(promise, keep)
     assert steps is not None
     start, here = (p.usd_per_hour * START_UP_SECONDS / 3600 for p in (promise, keep))
@@ -172,7 +152,6 @@ def test_start_is_paid_back_where_both_clusters_have_cost_the_same():
 @pytest.mark.parametrize("batch", [256, 1])
 def test_global_batch_grows_with_the_replicas_and_the_advice_says_so(batch):
     found = accelerator_bound()
-    assert found.step is not None
     found = replace(found, step=replace(found.step, global_batch_size=batch))
     decision = decided(found, Constraints(objective="time"))
     assert decision.action == "scale_out"
@@ -191,7 +170,6 @@ def test_plans_with_todays_replicas_have_todays_global_batch():
 
 def test_unknown_global_batch_is_not_made_up():
     found = accelerator_bound()
-    assert found.step is not None
     unknown = replace(found, step=replace(found.step, global_batch_size=None))
     decision = decided(unknown, Constraints(objective="time"))
     assert decision.action == "scale_out"
@@ -222,7 +200,7 @@ def test_deadline_asks_for_more_accelerators_where_the_cpu_is_the_limit():
     hurried = decided(profile(), Constraints(deadline_hours=1.5), steps=100_000)
     assert hurried.bottleneck == "cpu"
     assert any(plan.action == "scale_out" for plan in hurried.plans)
-    assert (of(hurried.plan).total_hours or 0) <= 1.5
+    assert (hurried.plan.predicted.total_hours or 0) <= 1.5
     relaxed = decided(profile(), Constraints(deadline_hours=50), steps=100_000)
     assert not any(plan.action == "scale_out" for plan in relaxed.plans)
 
@@ -232,7 +210,7 @@ def test_larger_instance_comes_before_more_instances():
     (group,) = decision.plan.groups
     assert group.count == 1
     offered = [plan for plan in decision.plans if plan.action == "scale_out"]
-    four = {p.groups[0].instance_type: of(p) for p in offered if p.groups[0].count in (1, 4)}
+    four = {p.groups[0].instance_type: p.predicted for p in offered if p.groups[0].count in (1, 4)}
     assert four["ml.g5.12xlarge"].step_seconds < four["ml.g5.8xlarge"].step_seconds
 
 
@@ -272,7 +250,7 @@ def test_six_instance_groups_are_too_many_for_a_sagemaker_job():
 
 
 def test_a_cluster_that_was_asked_for_and_may_not_run_says_why_in_the_text():
-    cluster = (Group(name="dnn", role="dnn", instance_type="ml.c5.9xlarge", count=1),)
+    cluster = builders.clusters("ml.c5.9xlarge")
     text = unwrapped(explain(decided(profile(), extra=(cluster,))))
     assert "? 1 ml.c5.9xlarge: asked for, but the accelerators differ (A10G today, none" in text
 
@@ -308,9 +286,9 @@ def test_deadline_and_budget_that_contradict_each_other_are_named_with_what_is_n
     assert "within the budget of $3.10 per hour: the two contradict" in decision.plan.reason
     needed = float(decision.plan.reason.split(" needs $")[1].split(" ")[0])
     in_time = [
-        of(plan).usd_per_hour
+        plan.predicted.usd_per_hour
         for plan in priced(decision)
-        if (of(plan).total_hours or 0) <= constraints.deadline_hours  # type: ignore[operator]
+        if (plan.predicted.total_hours or 0) <= constraints.deadline_hours
     ]
     assert needed == pytest.approx(min(in_time), abs=0.005)
 
@@ -351,10 +329,7 @@ def test_catalog_of_nothing_but_todays_type_keeps_it():
 # The path and the plan.
 
 
-def _made_up(
-    action: Action, *, step: float, usd_per_hour: float, band: float, hours: float | None = None
-) -> Plan:
-    """Makes up a plan, where today's step takes 100 ms at 1 $ per hour."""
+def _made_up(action, *, step, usd_per_hour, band, hours=None):
     outcome = Predicted(
         step_seconds=step,
         step_seconds_low=step * (1 - band),
@@ -375,7 +350,7 @@ def _made_up(
     return Plan(action=action, groups=groups, predicted=outcome)
 
 
-def _path(others: list[Plan], constraints: Constraints, *, hours: float | None = None) -> Walk:
+def _path(others, constraints, *, hours=None):
     keep = _made_up("keep", step=0.1, usd_per_hour=1.0, band=0.1, hours=hours)
     today = load_catalog("local", cores=2).get("local.c1")
     work = measure(
@@ -392,8 +367,7 @@ def _path(others: list[Plan], constraints: Constraints, *, hours: float | None =
     )
 
 
-def _said_of_a_data_group(found: Walk) -> str:
-    """Returns the answer, which never says yes and then that the plan does not pay."""
+def _said_of_a_data_group(found):
     answer = next(each for each in walk(found) if each.question.startswith("Would a data group"))
     assert not (answer.answer == "yes" and "only" in answer.because)
     if answer.answer == "yes" and "buys time" in answer.because:
@@ -445,12 +419,12 @@ _outcomes = st.lists(
 )
 
 
-def _plans(outcomes: list[tuple[float, float]]) -> list[Plan]:
+def _plans(outcomes):
     plan = starved().plan
     return [
         replace(
             plan,
-            predicted=replace(of(plan), step_seconds=step, usd_per_1000_steps=usd),
+            predicted=replace(plan.predicted, step_seconds=step, usd_per_1000_steps=usd),
             reason=str(index),
         )
         for index, (step, usd) in enumerate(outcomes)
@@ -461,7 +435,9 @@ def _plans(outcomes: list[tuple[float, float]]) -> list[Plan]:
 @given(_outcomes)
 def test_front_beats_all_others_and_no_plan_of_it_beats_another(outcomes):
     plans = _plans(outcomes)
-    front = [(of(p).step_seconds, of(p).usd_per_1000_steps) for p in pareto_front(plans)]
+    front = [
+        (p.predicted.step_seconds, p.predicted.usd_per_1000_steps) for p in pareto_front(plans)
+    ]
     assert front
     for step, usd in outcomes:
         assert any(fast <= step and cheap <= usd for fast, cheap in front)
@@ -491,8 +467,8 @@ def test_text_shows_both_ends_of_the_front():
 def test_text_tells_limits_break_even_and_utilization_of_the_chosen_plan():
     decision = starved()
     text = unwrapped(explain(decision))
-    assert f"bottleneck: {limits(of(decision.plan))}" in text
-    assert f"Break-even: {pays(of(decision.plan))}; accelerators are busy" in text
+    assert f"bottleneck: {limits(decision.plan.predicted)}" in text
+    assert f"Break-even: {pays(decision.plan.predicted)}; accelerators are busy" in text
 
 
 def test_table_comes_before_the_working():
@@ -524,7 +500,7 @@ def test_a_cheaper_data_type_stays_the_chosen_one_among_all_its_numbers_of_hosts
     catalog = Catalog(platform="sagemaker", instances=cheaper, source="cheaper", region=AWS.region)
     again = decided(found, constraints, catalog=catalog).plan
     assert again.groups[1].instance_type == data_type
-    assert of(again).usd_per_1000_steps <= of(chosen).usd_per_1000_steps * (1 + 1e-9)
+    assert again.predicted.usd_per_1000_steps <= chosen.predicted.usd_per_1000_steps * (1 + 1e-9)
 
 
 def test_a_step_that_costs_as_much_is_neither_cheaper_nor_dearer():

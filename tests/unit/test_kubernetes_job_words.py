@@ -97,6 +97,13 @@ def test_what_the_scheduler_says_twice_is_said_once():
     assert trouble.what.endswith('persistentvolumeclaim "a" not found')
 
 
+def test_labels_that_no_node_has_are_named_at_once():
+    words = "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector."
+    (trouble,) = troubles(pod("data", unschedulable=words))
+    assert "node.kubernetes.io/instance-type=c7i.4xlarge" in trouble.fix
+    assert trouble.fix_after == 0.0
+
+
 def test_hosts_of_a_group_that_wait_are_one_trouble():
     found = troubles(pod("data", 0, unschedulable=NODES), pod("data", 1, unschedulable=NODES))
     (trouble,) = found

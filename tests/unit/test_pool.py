@@ -22,8 +22,6 @@ from stoker.feed.workers.pool import (
 
 
 class Child:
-    """Plays a worker that makes nothing unless the test says so."""
-
     def __init__(self, role: WorkerRole, sock: socket.socket) -> None:
         self.role = role
         self.exitcode: int | None = None
@@ -37,7 +35,6 @@ class Child:
         """It ends when it is killed."""
 
     def numbers(self, count: int) -> list[int]:
-        """Waits until at least `count` orders have come, and returns their numbers in order."""
         orders: list[int] = []
         while len(orders) < count:
             orders += [to_worker.decode(data).number for data, _ in self.channel.receive()]
@@ -116,7 +113,7 @@ def test_a_dead_worker_of_a_shard_is_not_started_again_and_its_jobs_are_lost(poo
     results = results_of(pool)
     assert numbers_of(results) == [1, 5]
     assert all(result.is_lost for result in results)
-    assert "data worker 1 was killed by SIGKILL" in results[0].summary
+    assert "data worker 1 ended with signal 9 (SIGKILL)" in results[0].summary
     assert numbers_of(pool.assign(job(9, shard=1))) == [9]
     assert len(children.all) == 2
 

@@ -13,16 +13,7 @@ from hypothesis import strategies as st
 from stoker.catalog import load_catalog
 from stoker.cli.report import report_of_decision
 from stoker.decide import decide, pareto_front
-from stoker.records import (
-    Check,
-    Constraints,
-    Decision,
-    Plan,
-    Predicted,
-    Profile,
-    ProfiledHost,
-    StepTerms,
-)
+from stoker.records import Check, Constraints, Profile, ProfiledHost, StepTerms
 from stoker.report import write_report
 from stoker.report.plans import draw_plans, spots_of
 from stoker.text import MILLISECONDS, time_unit
@@ -33,8 +24,8 @@ replace = msgspec.structs.replace
 WIDTHS = (960.0, 360.0)
 
 
-def starved(**changes: float) -> Decision:
-    terms: dict[str, float] = {
+def starved(**changes):
+    terms = {
         "step_seconds": 0.2,
         "accelerator_step_seconds": 0.08,
         "loader_cpu_seconds": 6.1,
@@ -52,17 +43,15 @@ def starved(**changes: float) -> Decision:
     )
 
 
-def of(plan: Plan) -> Predicted:
-    assert plan.predicted is not None
-    return plan.predicted
-
-
 def test_every_plan_that_may_run_is_a_spot_and_the_front_is_marked():
     decision = starved()
     spots = spots_of(decision)
     able = [plan for plan in decision.plans if plan.feasible and plan.predicted]
     assert len(spots) == len(able)
-    front = {(of(p).step_seconds, of(p).usd_per_1000_steps) for p in pareto_front(decision.plans)}
+    front = {
+        (p.predicted.step_seconds, p.predicted.usd_per_1000_steps)
+        for p in pareto_front(decision.plans)
+    }
     assert {(s.step_seconds, s.cost) for s in spots if s.is_front} == front
     assert [spot.is_chosen for spot in spots] == [False] * (len(spots) - 1) + [True]
     assert sum(spot.is_today for spot in spots) == 1
@@ -101,7 +90,6 @@ def test_two_plans_have_no_picture_and_three_have_one():
             width=960,
             name="plans",
         )
-        assert drawing is not None
         texts = {label.text for label in drawing.labels}
         assert title in texts
 
@@ -109,7 +97,6 @@ def test_two_plans_have_no_picture_and_three_have_one():
 @pytest.mark.parametrize("width", WIDTHS)
 def test_picture_names_the_chosen_plan_and_today(width):
     drawing = draw_plans(starved(), unit=MILLISECONDS, width=width, name="plans")
-    assert drawing is not None
     text = " / ".join(label.text.replace("\N{NO-BREAK SPACE}", " ") for label in drawing.labels)
     assert re.search(r"\+\d c7i\.\w+, chosen", text)
     assert "today" in text
@@ -128,10 +115,9 @@ BASES = (
 )
 
 
-def scaled(decision: Decision, *, time: float, money: float) -> Decision:
-    """Returns the decision with every step so many times as long, at so many times the price."""
+def scaled(decision, *, time, money):
 
-    def of_plan(plan: Plan) -> Plan:
+    def of_plan(plan):
         outcome = plan.predicted
         if outcome is None:
             return plan
@@ -160,7 +146,6 @@ def test_labels_stay_in_the_picture_and_off_each_other(base, time, money, width)
     decision = scaled(BASES[base], time=time, money=money)
     unit = time_unit([plan.predicted.step_seconds for plan in decision.plans if plan.predicted])
     drawing = draw_plans(decision, unit=unit, width=width, name="plans")
-    assert drawing is not None
     for label in drawing.labels:
         assert label.left >= -1
         assert label.right <= drawing.width + 1
@@ -189,7 +174,7 @@ def test_report_shows_the_picture_and_each_plans_next_limit_and_break_even(tmp_p
     assert 'class="plans-wide"' in page
     assert 'class="plans-narrow"' in page
     assert "accelerator, at 80.0 ms" in page
-    ratio = of(decision.plan).break_even_speedup
+    ratio = decision.plan.predicted.break_even_speedup
     assert ratio is not None
     assert f"{ratio:.2f} \N{MULTIPLICATION SIGN}" in page
 
@@ -219,7 +204,6 @@ def test_report_of_a_decision_alone_is_no_broken_run(tmp_path, action):
 
 def test_wait_that_is_not_known_is_not_drawn_as_none(tmp_path):
     profile = sample_records.profile()
-    assert profile.step is not None
     unknown = replace(profile, step=replace(profile.step, wait_seconds=None))
     file = tmp_path / "decision.html"
     report_of_decision(

@@ -99,7 +99,6 @@ def test_at_most_a_quarter_of_a_block_is_unused():
 
 
 def test_batch_that_landed_in_a_tensor_is_views_of_that_tensor():
-    """Torch's allocator of pinned memory then knows of copies under way."""
     batch = {"x": torch.arange(10), "y": [torch.ones(3, 4, dtype=torch.bfloat16)]}
     encoded = encode(batch, allow_pickle=False)
     home = torch.empty(encoded.nbytes, dtype=torch.uint8)

@@ -47,13 +47,7 @@ class Ended:
 
 @dataclass
 class Scarce:
-    """Plays a platform that lacks types until a minute.
-
-    Attributes:
-        lacks: Type to the minute from which there are hosts of it.
-        says_types: Its refusals name the types.
-        asked: Jobs in order, with the minute.
-    """
+    """Plays a platform that lacks types until a minute."""
 
     lacks: dict[str, float]
     says_types: bool = False

@@ -22,8 +22,6 @@ FOUR = pack_value([None] * 4, allow_pickle=True)
 
 
 class Draws(IterableDataset):
-    """Gives random numbers, and errors at the places in `fails`."""
-
     def __init__(self, *, length: int = 12, fails: tuple[int, ...] = (), salt: int = 0) -> None:
         self.length = length
         self.fails = fails
@@ -43,7 +41,6 @@ class Draws(IterableDataset):
 class Info(IterableDataset):
     def __iter__(self) -> Iterator[int]:
         info = get_worker_info()
-        assert info is not None
         assert info.dataset is self
         yield from (info.id, info.num_workers, info.seed, random.getrandbits(30))
 
@@ -83,7 +80,7 @@ class Worker:
             generation=1,
             made=made,
             digest=digest,
-            **given,  # type: ignore[arg-type]
+            **given,
         )
         number = position * 3 + self.shard
         order = JobOrder(FOUR, epoch_id=epoch_id, number=number, stream=stream)
@@ -138,7 +135,7 @@ def test_any_other_batch_among_those_made_before_is_an_error(start):
     error = unpack_error(answer.error)
     assert isinstance(error, FeedError)
     assert "the iterable dataset Draws is not deterministic" in error.what
-    assert "its first 2 batches are others than before" in error.what
+    assert "its first 2 batches differ from before" in error.what
 
 
 def test_an_end_before_what_was_made_before_is_an_error(start):
@@ -146,7 +143,7 @@ def test_an_end_before_what_was_made_before_is_an_error(start):
     answer = start(Draws(length=4)).make(2, made=2, digest=first[1])
     assert isinstance(answer, Error)
     assert answer.is_final
-    assert "it ended after 1 batches; before, it gave 2" in answer.summary
+    assert "it ended after 1 batches, not 2 as before" in answer.summary
 
 
 def test_stream_ends_and_stays_ended(start):
@@ -166,8 +163,6 @@ def test_another_epoch_begins_the_stream_again(start):
 
 
 class Holding(Draws):
-    """Makes a generator of its own at its first use."""
-
     rng: np.random.Generator | None = None
 
     def __next__(self) -> torch.Tensor:
@@ -178,7 +173,6 @@ class Holding(Draws):
 
 
 def epochs(worker: Worker, numbers: range, **given: object) -> list[Batch | End]:
-    """Returns the answers of whole epochs, of three batches each."""
     answers = []
     for number, position in itertools.product(numbers, range(4)):
         answer = worker.make(position, epoch_id=number, persists=True, **given)

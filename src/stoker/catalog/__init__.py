@@ -1,4 +1,4 @@
-"""The catalog holds instance types and dated prices: what a plan can be made of, and its cost."""
+"""Instance types and dated prices, from which plans are made and paid."""
 
 from stoker.catalog.catalog import Catalog, Instance, load_catalog, local_instance
 from stoker.catalog.pools import catalog_of, with_pools

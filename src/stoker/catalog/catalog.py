@@ -1,6 +1,6 @@
-"""The catalog holds the instance types of one platform with their prices.
+"""The instance types of one platform with their prices.
 
-It is read from tables: AWS's, the local one, and the prices that a user gives.
+They are read from tables: AWS's, the local one, and the prices that a user gives.
 """
 
 import csv
@@ -24,6 +24,7 @@ from stoker.records import (
     PlatformName,
     Prices,
     bare_type,
+    close_match,
     nearest,
     read_text,
 )
@@ -62,7 +63,7 @@ _COLUMNS = (
 _PRICE = re.compile(r"^(?P<payer>sagemaker|ec2)_usd_per_hour_(?P<region>[a-z]{2}(?:_[a-z]+)+_\d+)$")
 _EC2_DATE = re.compile(r"EC2:[a-z-]*?(\d{4}-\d\d-\d\d)")
 _T = TypeVar("_T")
-# Nominal: it lets local plans be compared in money, nobody is billed it. Near what a vCPU costs.
+# Nominal, to compare local plans in money; near the price of a vCPU.
 LOCAL_USD_PER_CORE_HOUR = 0.05
 # Loopback carries more than any plan here needs; the receive CPU limits first.
 _LOOPBACK_GBPS = 20.0
@@ -71,7 +72,7 @@ _LOCAL = re.compile(r"^local\.c([1-9]\d{0,3})$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
-    """Describes an instance type; None is *not known*.
+    """An instance type; None is *not known*.
 
     Attributes:
         type: Name as the catalog's platform spells it: `ml.c5.xlarge`, `c5.xlarge`, `local.c2`.
@@ -81,10 +82,9 @@ class Instance:
         network_gbps: Gbit/s; a burst figure where `is_burst_network`.
         coremark_per_vcpu: CoreMark of all threads together over the vCPUs.
         usd_per_hour: Price of one host on the catalog's platform; None: the type cannot be used.
-        priced_on: Date of that price.
         in_training_enum: Whether a SageMaker training job takes the type.
         barred: Why no plan may have the type; empty: it may.
-        quota_vcpus: What a container's CPU quota leaves of one host, where that is no whole number.
+        quota_vcpus: vCPUs of one host under a container's CPU quota, where that is no whole number.
         cpu_model: Model of the CPU, as the kernel spells it.
     """
 
@@ -107,23 +107,23 @@ class Instance:
 
     @property
     def capacity(self) -> float:
-        """Returns the vCPUs of one host to divide CPU-seconds by."""
+        """vCPUs of one host to divide CPU-seconds by."""
         return self.vcpus if self.quota_vcpus is None else self.quota_vcpus
 
     @property
     def sustained_gbps(self) -> float | None:
-        """Returns the network rate that holds for hours: a burst figure's baseline."""
+        """Network rate that holds for hours: a burst figure's baseline."""
         if self.network_gbps is None or not self.is_burst_network:
             return self.network_gbps
         return min(self.network_gbps, _BASELINE_GBPS_PER_VCPU * self.vcpus)
 
 
 class Catalog:
-    """Holds the instance types of one platform with their prices.
+    """The instance types of one platform with their prices.
 
     Attributes:
-        instances: All types that are listed, by name.
-        max_total_vcpus: vCPUs that all hosts of a plan have together; None: no such bound.
+        instances: All types, by name.
+        max_total_vcpus: vCPUs that all hosts of a plan have together; None: unlimited.
         added_by: Option or key that adds a type.
     """
 
@@ -154,7 +154,7 @@ class Catalog:
         """Returns the type of that name, with or without `ml.`.
 
         Raises:
-            UsageError: If the catalog has no such type, with the nearest one.
+            UsageError: If the catalog has no type of that name, with the nearest one.
         """
         name = instance_type.strip()
         # As it is written first: a node pool may have any name, also one that begins with `ml.`.
@@ -170,7 +170,7 @@ class Catalog:
         )
 
     def coremark_of_cpu(self, model: str | None) -> float | None:
-        """Returns the median CoreMark a vCPU of the types with this CPU; None: there is none."""
+        """Returns the median CoreMark per vCPU of the types with this CPU; None: there are none."""
         speeds = [
             instance.coremark_per_vcpu
             for instance in self.instances
@@ -195,11 +195,11 @@ class Catalog:
         return total
 
     def table(self) -> str:
-        """Returns all types for a person to read, at most 88 columns wide."""
+        """Returns all types as text, at most 88 columns wide."""
         if self.purchase == NOMINAL:
             return "\n".join(
                 [
-                    "nobody is billed for hosts of this machine: they are compared by their cores",
+                    "hosts of this machine are not billed: they are compared by their cores",
                     f"{'type':<17} {'cores':>5}",
                     *(f"{i.type:<17} {i.vcpus:>5}" for i in self.instances),
                 ]
@@ -232,7 +232,7 @@ class Catalog:
         }
 
     def prices(self, used: Iterable[Instance], *, today: date) -> Prices:
-        """Returns where the prices of these types come from; the date is the oldest of theirs."""
+        """Returns where the prices of these types come from, with the oldest date."""
         dates = [i.priced_on for i in used if i.usd_per_hour is not None]
         oldest = min((d for d in dates if d is not None), default=None)
         # One price without a date leaves the date of all of them open.
@@ -266,15 +266,13 @@ def _document(instance: Instance) -> dict[str, Json]:
 
 def _suggestion(name: str, known: tuple[str, ...]) -> str:
     # Both spellings are tried: without its prefix a short name is too far from SageMaker's names.
-    hint = nearest(name if name.startswith("ml.") else f"ml.{name}", known)
-    if not hint.startswith("did you mean"):
-        hint = nearest(name, known)
-    return hint if hint.startswith("did you mean") else "See: stoker catalog."
+    close = close_match(f"ml.{name.removeprefix('ml.')}", known) or close_match(name, known)
+    return f"did you mean {close}?" if close else "See: stoker catalog."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Lists instance types for one platform.
+    """A table of instance types for one platform.
 
     Attributes:
         rows: Cells by column, with the line of the file they are in.
@@ -291,18 +289,17 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A row holds one line of a table, and says in errors where it is."""
+    """One line of a table, which errors name."""
 
     source: str
     line: int
     cells: Mapping[str, str]
 
     def error(self, column: str, what: str) -> UsageError:
-        """Returns a usage error at this line and column."""
         return UsageError(what, where=f"{self.source}:{self.line}, column {column}")
 
     def value(self, column: str, parse: Callable[[str], _T], expected: str) -> _T | None:
-        """Returns the parsed cell; None where it is blank or the table has no such column."""
+        """Returns the parsed cell; None where it is blank or the table lacks the column."""
         text = self.cells.get(column, "").strip()
         if not text:
             return None
@@ -313,7 +310,7 @@ class Row:
 
 
 def parse_table(text: str, *, platform: PlatformName, source: str) -> Table:
-    """Reads the CSV text.
+    """Parses a CSV text.
 
     Raises:
         UsageError: With line and column, if a column is not known or a row has the wrong length.
@@ -353,7 +350,7 @@ def parse_table(text: str, *, platform: PlatformName, source: str) -> Table:
 def to_instance(
     row: Row, table: Table, *, platform: PlatformName, base: Instance | None
 ) -> Instance:
-    """Returns the row as an instance type; `base` gives what the table has no column for.
+    """Returns the row as an instance type; `base` has the values of columns that the table lacks.
 
     Raises:
         UsageError: With line and column, if a cell is wrong or a necessary one is missing.
@@ -379,7 +376,7 @@ def to_instance(
     return Instance(
         type=name,
         family=old("family", "family", row.value("family", str, ""))
-        # ml.c5 of ml.c5.xlarge; a name without a dot is a family of its own.
+        # ml.c5 of ml.c5.xlarge; a name without a dot is the family.
         or name.rpartition(".")[0]
         or name,
         vcpus=vcpus,
@@ -433,10 +430,10 @@ def _check_header(header: Sequence[str], source: str) -> None:
     for column in header:
         if column not in _COLUMNS and not _PRICE.match(column):
             is_joined = ";" in column or "\t" in column
-            fix = "part the columns by commas" if is_joined else nearest(column, _COLUMNS)
+            fix = "separate the columns by commas" if is_joined else nearest(column, _COLUMNS)
             raise UsageError(f"unknown column {column!r}", where=f"{source}:1", fix=fix)
         if header.count(column) > 1:
-            raise UsageError(f"column {column} is there twice", where=f"{source}:1")
+            raise UsageError(f"duplicate column {column}", where=f"{source}:1")
     if "instance_type" not in header:
         raise UsageError(
             "no column instance_type",
@@ -487,8 +484,8 @@ def load_catalog(platform: str, prices: Path | None = None, *, cores: int | None
 
     Args:
         platform: SageMaker pays its own prices, Kubernetes those of EC2, local hosts nominal ones.
-        prices: CSV file whose rows extend the catalog or replace types of the same name; columns
-            it does not have are kept from the catalog.
+        prices: CSV file whose rows extend the catalog or replace types of the same name; columns it
+            does not have are kept from the catalog.
         cores: Cores of this machine (local only); absent: those this process may use.
 
     Raises:
@@ -509,9 +506,9 @@ def load_catalog(platform: str, prices: Path | None = None, *, cores: int | None
 
 
 def local_instance(instance_type: str) -> Instance | None:
-    """Returns the local type of that name (`local.cN`: N cores); None if it is no such name."""
+    """Returns the local type of that name (`local.cN`: N cores); None for other names."""
     match = _LOCAL.match(instance_type)
-    # The bound of a table's vCPUs (`to_instance`), for names that somebody made up.
+    # The bound of a table's vCPUs (`to_instance`), for invented names.
     if match is None or int(match.group(1)) > 4096:
         return None
     cores = int(match.group(1))
@@ -533,7 +530,7 @@ def _local(platform: PlatformName, cores: int | None) -> Catalog:
     return Catalog(
         platform=platform,
         instances=[instance for instance in made if instance is not None],
-        source=f"nominal: {LOCAL_USD_PER_CORE_HOUR} $ a core and hour, billed by nobody",
+        source=f"nominal: {LOCAL_USD_PER_CORE_HOUR} $ per core and hour, not billed",
         purchase=NOMINAL,
         max_total_vcpus=available,
         make=local_instance,

@@ -1,7 +1,7 @@
-"""Plans on Kubernetes are made of a cluster's node pools, in place of instance types.
+"""The node pools of a cluster, from which plans on Kubernetes are made in place of instance types.
 
-A pools file has the catalog's columns. What it says of vCPUs, memory and GPUs is what one pod gets:
-of a whole node, what daemons leave of it. Two more columns say where the pods go:
+A pools file has the catalog's columns. Its vCPUs, memory and GPUs are those of one pod: of a whole
+node, less the share of daemons. Two more columns tell where the pods run:
 
 | column | what it holds |
 | --- | --- |
@@ -42,7 +42,7 @@ _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 def catalog_of(workload: Workload, prices: Path | None = None) -> Catalog:
     """Returns the instance types that plans for `workload` can be made of.
 
-    On Kubernetes these are the node pools, where the workload names some: nothing else is proposed.
+    On Kubernetes these are the node pools only, where the workload names some.
 
     Args:
         workload: Its platform pays; `kubernetes.pools_file` and `kubernetes.pools` are its pools.
@@ -84,7 +84,7 @@ def catalog_of(workload: Workload, prices: Path | None = None) -> Catalog:
 def with_pools(workload: Workload) -> Workload:
     """Returns the workload whose `kubernetes.pools` holds the pools of its pools file, too.
 
-    The file does not override what `kubernetes.pools` says of a pool itself.
+    The file does not override a pool that `kubernetes.pools` describes itself.
 
     Raises:
         UsageError: If the file is wrong, with line and column.
@@ -118,7 +118,7 @@ def _bare(name: str) -> str:
 
 
 def _instance(name: str, listed: Instance | None, pool: NodePool | None) -> Instance | None:
-    """Returns the pool as plans see it; None where nothing says how many vCPUs it has."""
+    """Returns the pool as plans see it; None where its vCPUs are not known."""
     # Whole vCPUs, as instance types have: 3.9 are three that a worker can keep busy.
     cpu = floor(amount(str(pool.cpu))) if pool and pool.cpu is not None else None
     if listed is None and cpu:

@@ -232,7 +232,7 @@ def status_verb(
         typer.Option(
             "--besides",
             metavar="ID",
-            help="Only fails if a run of the pipeline RUN that began before this one is under way.",
+            help="Only fails if a run of the pipeline RUN that began before this one is active.",
             hidden=True,
         ),
     ] = None,
@@ -247,15 +247,15 @@ def status_verb(
     """
     client = client_of(target, None, reach, run=run)
     if besides is not None:
-        from stoker.pipelines.sagemaker.overlap import under_way_before
+        from stoker.pipelines.sagemaker.overlap import active_before
 
-        if others := under_way_before(run, besides):
+        if others := active_before(run, besides):
             raise PlatformError(
-                f"another run of {run} is under way: {', '.join(others)}",
+                f"another run of {run} is active: {', '.join(others)}",
                 where="the workload says overlap: refuse",
                 fix=f"start again when it has ended, or: stoker stop {target} {others[0]}",
             )
-        print(f"no run of {run} that began earlier is under way")
+        print(f"no run of {run} that began earlier is active")
         return 0
     with working(f"reading {run}", quiet=as_json):
         state = client.status(run)

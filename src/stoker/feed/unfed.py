@@ -57,7 +57,7 @@ class OptimizerWatch:
 
     def step(self) -> None:
         if torch.compiler.is_compiling():
-            # A program that is compiled may do no more than this here.
+            # A compiled program may do no more than this here.
             self.is_compiled = True
             return
         self.num_steps += 1
@@ -65,7 +65,7 @@ class OptimizerWatch:
             self._look()
         now = self.clock()
         if now >= self._write_at:
-            # A process that leaves by os._exit has said so, too.
+            # At once, for processes that leave by os._exit.
             self._write_at = now + _WRITE_SECONDS
             self.write()
 
@@ -153,7 +153,7 @@ def _see_loaders(dataloader_class: type[AnyLoader], watch: OptimizerWatch) -> No
             watch.seen = f"{type(self).__module__}.{type(self).__qualname__}"
         return iterator
 
-    # `stoker.timed` tells by its module whether a loader is timed already.
+    # By its module `stoker.timed` knows whether a loader is timed already.
     _get_iterator.__module__ = original.__module__
     dataloader_class._get_iterator = _get_iterator  # type: ignore[method-assign]
 
@@ -166,7 +166,7 @@ def is_released(process: TrainerProcess) -> bool:
     settings = process.settings
     if not process.said_unfed or settings.output is None:
         return False
-    # First the word is taken back, then the file is looked for. The launcher does the opposite: it
-    # writes the file, and then looks at the words again. So one of the two sees the other.
+    # Deletes its file, then looks for the launcher's. The launcher writes its file, then looks for
+    # the ranks' again. So one of the two sees the other.
     (settings.output / unfed_file(settings.rank)).unlink(missing_ok=True)
     return (settings.output / RELEASED_FILE).exists()

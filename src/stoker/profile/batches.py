@@ -1,4 +1,4 @@
-"""Batches are kept as values and given out again; one of the script's loaders is measured."""
+"""Copies of batches, facts about them, and the choice of the loader that is measured."""
 
 import copy
 import time
@@ -26,7 +26,7 @@ MAX_BATCHES_WITHOUT_GRADIENTS = 50
 
 
 def clone(batch: object) -> object:
-    """Copies a batch into memory of its own, on the host: the script may change it in place."""
+    """Copies a batch into separate memory on the host: the script may change it in place."""
     if isinstance(batch, torch.Tensor):
         return batch.detach().clone()
     if isinstance(batch, np.ndarray):
@@ -73,7 +73,6 @@ def num_samples(batch: object) -> int:
 
 
 def facts(batch: object) -> BatchFacts:
-    """Returns the facts of a batch: its samples, its bytes, and whether images could be uint8."""
     # Four dimensions: sample, channel, height, width.
     images = [leaf for leaf in leaves(batch) if leaf.dtype == torch.float32 and leaf.ndim >= 4]
     return BatchFacts(
@@ -136,13 +135,13 @@ def versions() -> dict[str, str]:
 
 
 class Cache:
-    """Keeps the first batches of a loader, 8 at most, and 2 GiB of them."""
+    """The first batches of a loader, up to 8 and 2 GiB."""
 
     def __init__(self) -> None:
         self.batches: list[object] = []
 
     def add(self, batch: object) -> None:
-        """Keeps a copy, where there is room for one."""
+        """Keeps a copy, if there is room for one."""
         if len(self.batches) >= CACHED_BATCHES:
             return
         if self.batches and num_bytes(batch) * (len(self.batches) + 1) > _CACHED_BYTES:
@@ -155,13 +154,13 @@ class Cache:
 
 
 class OtherLoaders:
-    """A script may read other loaders within the main one's steps: labelled and unlabelled data.
+    """Other loaders that are read within the main one's steps, as of labelled and unlabelled data.
 
-    The time that a step waits for them is waiting, too; and where the main one's batches come
-    from the cache, theirs do.
+    A step's wait for them is waiting, too; and where the main one's batches come from the cache,
+    theirs do.
 
     Attributes:
-        count: Batches that were read so, as is.
+        count: Batches that were read this way, as is.
     """
 
     def __init__(self) -> None:
@@ -180,8 +179,6 @@ class OtherLoaders:
         """Returns the next batch: the loader's own in the phase as is, then a cached one.
 
         Args:
-            loader: One next to the main one.
-            inner: Its own iterator.
             delivered: Its batches in this epoch.
             is_replaying: Whether the main one's batches come from the cache.
 
@@ -191,7 +188,7 @@ class OtherLoaders:
         cache = self._caches.setdefault(loader, Cache())
         if is_replaying and cache.batches:
             length = length_of(loader)
-            # Epochs of the second loader stay as long as they are: scripts begin it anew by that.
+            # Epochs of the second loader stay as long as they are: scripts restart it by that.
             if length is not None and delivered >= length:
                 raise StopIteration
             return cache.give(delivered)
@@ -210,10 +207,10 @@ class OtherLoaders:
 
 
 class Choice:
-    """Chooses the main loader: the first read with gradients on; the next one when it is gone.
+    """The main loader: the first read with gradients on; the next one when it is gone.
 
-    A loader that the script makes again goes on in its place, even if something still holds the
-    former one, as accelerate does with all that it prepared.
+    A loader that the script makes again takes its place, even if something still holds the former
+    one, as accelerate does with every prepared loader.
 
     Attributes:
         has_changed: A second loader took the place of one that the script only looked at.
@@ -227,7 +224,7 @@ class Choice:
 
     @property
     def loader(self) -> DataLoader[object] | None:
-        """Returns the main loader, if there is one and the script still has it."""
+        """The main loader, if there is one and the script still has it."""
         return self._main() if self._main else None
 
     def is_main(
@@ -248,7 +245,7 @@ class Choice:
         is_again = self._former is not None and self._former.is_made_again(loader)
         if not trains or not (main is None or was_looked_at or is_again):
             return False
-        # Scripts that make a new loader for each epoch go on; another loader begins anew.
+        # A new loader for each epoch continues; another loader starts over.
         facts = facts_of(loader)
         is_other = self._facts not in (None, facts) and steps is not None and steps.count == 0
         self.has_changed = was_looked_at or is_other

@@ -1,4 +1,4 @@
-"""The profile combines what the ranks measured: sums, maxima and the self-check. Pure."""
+"""One profile from the results of all ranks: sums, maxima and the self-check. Pure."""
 
 from collections.abc import Mapping, Sequence
 
@@ -69,7 +69,7 @@ def storage_rate_of(ranks: Sequence[RankResult]) -> Quartiles | None:
 
 
 def batch_bytes_of(ranks: Sequence[RankResult]) -> Quartiles | None:
-    """Returns the bytes of a global batch, of those that were kept to be replayed."""
+    """Returns the bytes of a global batch, from the cached batches."""
     known = [rank.batch.sizes for rank in ranks if rank.batch and rank.batch.sizes]
     return _added(known) if known and len(known) == len(ranks) else None
 
@@ -99,7 +99,7 @@ def transforms_of(ranks: Sequence[RankResult]) -> tuple[TransformCost, ...]:
 
 
 def loader_of(ranks: Sequence[RankResult]) -> ProfiledLoader | None:
-    """Returns the loader that the ranks read, with its shards where it is a stream's."""
+    """Returns the loader that the ranks read, with its shards if it is a stream."""
     facts = [rank.loader for rank in ranks if rank.loader is not None]
     if not facts or not facts[0].class_name:
         return None
@@ -117,7 +117,7 @@ def loader_of(ranks: Sequence[RankResult]) -> ProfiledLoader | None:
 def host_of(
     rank: RankResult, *, group: TodaysGroup, settings: ProfileSettings, is_named: bool
 ) -> ProfiledHost:
-    """Returns the profiled hosts by the name that says most.
+    """Returns the profiled hosts, under the best known name.
 
     Args:
         rank: The first one.
@@ -128,7 +128,7 @@ def host_of(
     found = rank.inventory
     given = settings.instance_type
     name = group.instance_type
-    # What the user says goes before what the host says; that before a guess of ours.
+    # The user's word goes before the host's, the host's before a guess.
     if given and given != "auto":
         name = given
     elif found and found.instance_type and (given == "auto" or not is_named):
@@ -145,7 +145,7 @@ def host_of(
 
 
 def note_of_host(rank: RankResult, host: ProfiledHost) -> str | None:
-    """Returns a note where this host calls itself something else than the profile does."""
+    """Returns a note where this host reports another type than the profile has."""
     found = rank.inventory
     if (
         found is None
@@ -177,13 +177,10 @@ def explaining_state(
     measured_seconds: float,
     tolerance: float,
 ) -> str | None:
-    """Returns the state with which the parts give the measured step; None: no state found does.
+    """Returns the state with which the parts give the measured step; None: no state does.
 
     Args:
-        states: States that were found, the strongest first.
-        signs: Signs of all ranks.
-        parts: Parts of the step.
-        measured_seconds: The step.
+        states: The strongest first.
         tolerance: Error up to which a step counts as explained.
     """
     for state in states:
@@ -222,15 +219,13 @@ def combine(
     Args:
         ranks: Ranks of all hosts.
         group: Today's dnn group.
-        settings: Settings of the profile.
-        workload_sha256: Of the workload.
         workload_keys: Of the workload, with the hosts that were measured.
         what: Facts about the run, for the record.
-        is_named: False: the type of `group` is a guess, and what the host calls itself is better.
+        is_named: False: the type of `group` is a guess, and the type that the host reports is
+            better.
 
     Raises:
-        UsageError: If there are none, a rank's are missing, or the script ended too early: saying
-            what was missing.
+        UsageError: If there are no ranks, some are missing, or one lacks a part.
     """
     whole = [_Whole(rank) for rank in with_one_step(_with_what_they_had(_complete(ranks)))]
     ranks = [own.rank for own in whole]
@@ -328,7 +323,7 @@ def combine(
 
 
 class _Whole:
-    """Narrows a rank's result: the parts that a profile needs are known to be there."""
+    """A rank's result in which the parts that a profile needs are known to be there."""
 
     def __init__(self, rank: RankResult) -> None:
         assert rank.as_is is not None
@@ -365,7 +360,7 @@ def _complete(ranks: Sequence[RankResult]) -> Sequence[RankResult]:
 
 
 def _with_what_they_had(ranks: Sequence[RankResult]) -> Sequence[RankResult]:
-    """Gives ranks the vCPUs that their steps used, where those are more than their pod asks for.
+    """Returns ranks with the vCPUs that their steps used, if more than their pod asks for.
 
     A pod without a limit may use the idle CPUs of its node: the measured step had them.
     """
@@ -393,19 +388,16 @@ def _with_what_they_had(ranks: Sequence[RankResult]) -> Sequence[RankResult]:
     ]
 
 
-def _busiest(rank: RankResult) -> Drain | None:
-    """Returns the drain with most workers: hyper-threads and caches are shared as in real work."""
-    return max(rank.drains, key=lambda own: own.workers, default=None) if rank.drains else None
-
-
 def _loader_cpu(own: _Whole) -> Quartiles:
     share = max(1, round(own.rank.vcpus) // own.rank.ranks_on_host)
     fitting = [drain for drain in own.rank.drains if drain.workers == share]
-    drain = fitting[0] if fitting else _busiest(own.rank)
+    # With most workers, hyper-threads and caches are shared as in real work.
+    most = max(own.rank.drains, key=lambda drain: drain.workers, default=None)
+    drain = fitting[0] if fitting else most
     if drain:
         return drain.cpu_seconds
-    # The loader could not be tried alone: what its workers used while the model trained, or what
-    # the trainer used more than without loading.
+    # The loader could not be tried alone: the CPU of its workers while the model trained, or how
+    # much more the trainer used than without loading.
     as_is = own.as_is
     seconds = (
         as_is.children_cpu_seconds
@@ -440,7 +432,7 @@ def _spread(part: Quartiles | None) -> Spread | None:
 
 
 def _loader_rates(ranks: Sequence[RankResult]) -> tuple[LoaderRate, ...]:
-    """Returns global batches a second of the loader alone, for worker counts all ranks tried."""
+    """Returns global batches per second of the loader alone, for worker counts all ranks tried."""
     tried: dict[int, list[Drain]] = {}
     for rank in ranks:
         for drain in rank.drains:

@@ -1,24 +1,23 @@
-"""The cost of loading a sample is split: getitem with each transform of a Compose, and collate.
+"""The cost of loading a sample, in parts: getitem with each transform of a Compose, and collate.
 
-A Compose is anything with a list `transforms` of callables (torchvision's, albumentations', one's
-own), on the dataset or on what it wraps. The list is changed, so only a worker's copy of the
+A Compose is any object with a list `transforms` of callables (torchvision's, albumentations', the
+user's), on the dataset or on one that it wraps. The list is changed, so only a worker's copy of the
 dataset may be timed.
 """
 
 import functools
 import inspect
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol, cast
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
 
 from stoker.feed.memory import num_bytes
 from stoker.profile import batches
-from stoker.profile.loader_phases import TaskSource, run_in_workers
+from stoker.profile.loader_phases import Iterate, Loader, TaskSource, run_in_workers
 from stoker.profile.rank_results import Cost
 
 _DEPTH = 4
@@ -34,7 +33,7 @@ class _Call(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class Timed:
-    """Counts one transform so far; bytes are of all calls, where they can be told of each."""
+    """Cost of one transform so far; bytes of all calls, where they are known for each."""
 
     name: str
     calls: int = 0
@@ -44,12 +43,10 @@ class Timed:
     has_bytes: bool = True
 
     def clear(self) -> None:
-        """Forgets all calls."""
         self.calls, self.cpu_seconds, self.bytes_in, self.bytes_out = 0, 0.0, 0, 0
         self.has_bytes = True
 
     def call(self, transform: _Call, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-        """Calls the transform, and keeps what it cost."""
         before = time.process_time()
         result = transform(*args, **kwargs)
         # CPU of the process, not of this thread: a transform may compute with several.
@@ -64,20 +61,8 @@ class Timed:
         return result
 
 
-@dataclass(slots=True)
-class Composed:
-    """Holds all transforms of a dataset."""
-
-    timed: list[Timed] = field(default_factory=list)
-
-    def clear(self) -> None:
-        """Forgets all calls."""
-        for each in self.timed:
-            each.clear()
-
-
-def time_transforms(dataset: object) -> Composed:
-    """Times every transform of each Compose below `dataset` from now on; finds none, perhaps."""
+def time_transforms(dataset: object) -> list[Timed]:
+    """Times every transform of each Compose below `dataset` from now on; returns their costs."""
     known: dict[int, tuple[Timed, object]] = {}
     used: dict[int, Timed] = {}
     for owner, transforms in _composes(dataset):
@@ -92,7 +77,7 @@ def time_transforms(dataset: object) -> Composed:
         except (AttributeError, TypeError):
             continue
         used.update({id(one): one for one, _ in timed})
-    return Composed(list(used.values()))
+    return list(used.values())
 
 
 def size_of(value: object) -> int | None:
@@ -169,7 +154,7 @@ def _set_list(owner: object, transforms: list[object]) -> None:
 
 
 def _children(value: object) -> list[object]:
-    """Returns where transforms may be: attributes named so, and datasets that this one wraps."""
+    """Returns where transforms may be: attributes with such names, and wrapped datasets."""
     try:
         named = vars(value)
     except TypeError:
@@ -219,7 +204,7 @@ class CostTask:
     """Fetches and collates in a worker, with every transform timed."""
 
     def __call__(self, source: TaskSource, *, until: float) -> tuple[Cost, ...]:
-        """Returns the rows; none where the dataset gave less than two batches."""
+        """Returns the costs; none where the dataset gave fewer than two batches."""
         composed = time_transforms(source.dataset)
         getitem, collate, samples = 0.0, 0.0, 0
         item_bytes: int | None = 0
@@ -238,14 +223,18 @@ class CostTask:
                     break
                 fetched = time.process_time()
                 is_over = False
-                count = _num_items(items) if source.is_batched else batches.num_samples(items)
+                if source.is_batched:
+                    count = len(cast("Sequence[object]", items))
+                else:
+                    count = batches.num_samples(items)
                 batch = source.collate(items)
                 done = time.process_time()
                 size = size_of(items)
                 del items
                 if is_first:
                     is_first = False
-                    composed.clear()
+                    for each in composed:
+                        each.clear()
                     continue
                 getitem += fetched - begun
                 collate += done - fetched
@@ -272,20 +261,17 @@ class CostTask:
                 samples=len(bytes_out),
             ),
         ]
-        rows += [_row_of(each, samples=samples) for each in composed.timed if each.calls]
+        rows += [_row_of(each, samples=samples) for each in composed if each.calls]
         return tuple(rows)
 
 
 def measure_costs(
-    loader: "DataLoader[object]",
-    *,
-    seconds: float,
-    iterate: Callable[["DataLoader[object]"], Iterator[object]],
+    loader: Loader, *, seconds: float, iterate: Iterate
 ) -> tuple[tuple[Cost, ...], list[str]]:
-    """Loads in one worker alone for about `seconds`, and says where its CPU-seconds went.
+    """Loads in one worker alone for about `seconds`; returns its costs in parts, and notes.
 
     Raises:
-        Exception: What the dataset raises.
+        Exception: Any error of the dataset.
     """
     reports = run_in_workers(
         loader, CostTask(), workers=1, num_batches=_MAX_BATCHES, seconds=seconds, iterate=iterate
@@ -295,15 +281,11 @@ def measure_costs(
 
 
 def name_of(text: str) -> str:
-    """Shortens `text` to the length of a row's name: its beginning and its end tell most."""
+    """Shortens `text` to the length of a row's name, by its middle."""
     if len(text) <= _MAX_NAME:
         return text
     rest = _MAX_NAME - 1
     return f"{text[: rest // 2]}\u2026{text[-(rest - rest // 2) :]}"
-
-
-def _num_items(items: object) -> int:
-    return len(cast("Sequence[object]", items))
 
 
 def _row_of(timed: Timed, *, samples: int) -> Cost:

@@ -1,4 +1,4 @@
-"""A stream that asks `get_worker_info()` in a worker can divide itself among more workers.
+"""Finds out whether a stream divides itself among workers: it calls `get_worker_info()` in one.
 
 The call is observed where it happens, in the worker: a library may make it deep below the script.
 """
@@ -18,7 +18,7 @@ _NOT_OF_STREAMS = ("stoker.", "torch.utils.data._utils.")
 
 
 def watch_streams(folder: Path) -> None:
-    """Makes workers of this process leave a file in `folder` if their stream asks who they are.
+    """Makes workers of this process leave a file in `folder` if their stream calls the function.
 
     To be called at the end of torch's import, before a script or a library has taken the function.
     """
@@ -38,5 +38,4 @@ def watch_streams(folder: Path) -> None:
 
 
 def is_divided(folder: Path) -> bool:
-    """Returns whether a stream asked, in a worker of this host, who that worker is."""
     return (folder / _FILE).exists()

@@ -1,9 +1,9 @@
-"""While a profile repeats batches, the script must not write a file that was there before.
+"""Guard of the user's files: while a profile repeats batches, the script must not overwrite them.
 
-Its model is then trained on a few batches again and again: a checkpoint of it is of no use, and
-must not take the place of a good one. An audit hook of Python sees files before they are opened.
-It does not see what a library in C opens on its own: torch.save and safetensors are wrapped, others
-(HDF5, OpenCV) are not known here, nor is what goes to a file that is open already.
+Its model is then trained on a few batches again and again: a checkpoint of it must not replace a
+good one. An audit hook of Python sees files before they are opened, but not those that a C library
+opens: torch.save and safetensors are wrapped; others (HDF5, OpenCV) and files that are open already
+are not seen.
 """
 
 import contextlib
@@ -20,13 +20,14 @@ import torch
 import torch.serialization
 
 from stoker.errors import StokerError
+from stoker.profile.grown_files import short_path
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND | os.O_CREAT
-# What is kept there can be made again.
+# Their content can be made again.
 _CACHES = frozenset({"__pycache__", ".cache", ".triton", ".nv"})
 _MAX_NAMED = 5
 _OF_SYSTEM = ("/dev/", "/proc/", "/sys/")
-# They look, or compile what torch made: none writes what a user keeps.
+# They read, or compile what torch made: none writes a file that a user keeps.
 _HARMLESS_PROGRAMS = frozenset(
     {"nvidia-smi", "rocm-smi", "lscpu", "uname", "ldconfig"}
     | {"cc", "c++", "gcc", "g++", "clang", "clang++", "ptxas"}
@@ -42,7 +43,7 @@ _listening: "list[FileGuard]" = []
 
 
 def guard_worker() -> None:
-    """Makes it an error from now on that this worker of a loader changes a file that was there.
+    """Makes it an error that this worker of a loader changes an existing file.
 
     For workers that were not forked, which inherit nothing.
     """
@@ -53,13 +54,13 @@ def guard_worker() -> None:
 class FileGuard:
     """Sees what this process is about to write, from `listen` to the process's end.
 
-    Processes that it forks inherit the guard: there, a write that is refused is an error.
+    Processes that it forks inherit the guard: there, a refused write is an error.
 
     Args:
-        allowed: Folders in which everything may be written: stoker's own.
+        allowed: Stoker's own folders, in which everything may be written.
 
     Attributes:
-        changes: How often a file that was there before was changed, as it may be before `arm`.
+        changes: How often an existing file was changed, as it may be before `arm`.
     """
 
     def __init__(self, allowed: Sequence[Path]) -> None:
@@ -73,15 +74,15 @@ class FileGuard:
         self._free_thread = 0
 
     def listen(self) -> None:
-        """Begins to remember which files are new: those may be written at any time."""
+        """Begins to record which files are new: those may be written at any time."""
         heard: dict[str, Callable[[tuple[object, ...]], None]] = {
             "open": lambda own: self._heard_open(*own),
             "os.rename": lambda own: self._renames(*own),
             "os.remove": lambda own: self._takes(_path(*own), "remove"),
             "os.truncate": lambda own: self._takes(_path(own[0]), "cut"),
             "os.mkdir": lambda own: self._makes(_path(own[0], own[2])),
-            "os.link": lambda own: self._makes_beside(*own),
-            "os.symlink": lambda own: self._makes_beside(*own),
+            "os.link": lambda own: self._links(*own),
+            "os.symlink": lambda own: self._links(*own),
             **{
                 event: functools.partial(self._starts, event)
                 for event in ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn")
@@ -100,37 +101,33 @@ class FileGuard:
         _wrap_torch(self._opens)
 
     def arm(self, end: Callable[[str], NoReturn]) -> None:
-        """Calls `end` from now on before something of the user's is changed.
-
-        Args:
-            end: Told what the script is about to do, in whichever thread does it.
-        """
+        """Calls `end` with the action from now on, before any thread changes a user's file."""
         self._process = os.getpid()
         self._end = end
         with contextlib.suppress(ImportError):
             _wrap_safetensors(self._opens)
 
     def refuse(self) -> None:
-        """Raises an error from now on in place of what `arm` would be called back for."""
+        """Raises an error from now on where `arm` would call back."""
         if self._end is None:
             self._end = _never
             # Of no process: this one is a worker, as all those that it starts.
             self._process = 0
 
     def free_this_thread(self) -> None:
-        """Lets this thread do what it likes: it is the profile's from now on."""
+        """Exempts this thread: it is the profile's from now on."""
         self._free_thread = threading.get_ident()
 
     def made(self) -> list[str]:
-        """Returns what the script has made since `arm`, and is there now: a few names at most."""
-        found = [_short(path) for path in list(self._made) if os.path.isfile(path)]
+        """Returns a few of the files that the script has made since `arm` and that still exist."""
+        found = [short_path(path) for path in list(self._made) if os.path.isfile(path)]
         return found[:_MAX_NAMED]
 
     def _heard_open(self, name: object, mode: object, flags: object) -> None:
         if isinstance(flags, int) and flags & _WRITES:
             self._opens(name)
 
-    def _makes_beside(self, source: object, target: object, *folders: object) -> None:
+    def _links(self, source: object, target: object, *folders: object) -> None:
         # A symbolic link has the folder of its target's descriptor last, a hard link too.
         self._makes(_path(target, folders[-1]))
 
@@ -163,7 +160,7 @@ class FileGuard:
         if path and self._was_before(path):
             self.changes += 1
             if self._end is not None:
-                self._refuse(f"{verb} {_short(path)}")
+                self._refuse(f"{verb} {short_path(path)}")
 
     def _was_before(self, path: str) -> bool:
         try:
@@ -177,7 +174,9 @@ class FileGuard:
         return not (
             path.startswith(self._allowed)
             or path.startswith(_OF_SYSTEM)
-            or any(part in _CACHES or part.startswith("torchinductor_") for part in _parts(path))
+            or any(
+                part in _CACHES or part.startswith("torchinductor_") for part in path.split(os.sep)
+            )
             or any(above in self._own for above in _above(path))
         )
 
@@ -207,20 +206,11 @@ def _path(name: object, folder: object = -1) -> str:
     return os.path.join(os.path.realpath(parent), last)
 
 
-def _parts(path: str) -> list[str]:
-    return path.split(os.sep)
-
-
 def _above(path: str) -> Iterator[str]:
     """Yields the path and the folders that it is in."""
     while len(path) > 1:
         yield path
         path = os.path.dirname(path)
-
-
-def _short(path: str) -> str:
-    relative = os.path.relpath(path)
-    return path if relative.startswith("..") else relative
 
 
 def _words(event: str, arguments: tuple[object, ...]) -> list[str]:
@@ -232,14 +222,14 @@ def _words(event: str, arguments: tuple[object, ...]) -> list[str]:
 
 
 def _is_harmless(words: Sequence[str]) -> bool:
-    # Torch's compiler has processes of its own.
+    # Torch's compiler starts processes.
     return os.path.basename(words[0]) in _HARMLESS_PROGRAMS or any(
         "torch/_inductor" in word or "torch._inductor" in word for word in words
     )
 
 
 def _wrap_torch(before: Callable[[object], None]) -> None:
-    """Has `before` told the path of each file that torch.save and torch.jit.save write in C++."""
+    """Calls `before` with the path of each file that torch.save and torch.jit.save write in C++."""
     writer = torch.serialization._open_zipfile_writer_file
     begin = writer.__init__
 
@@ -254,13 +244,13 @@ def _wrap_torch(before: Callable[[object], None]) -> None:
 
 
 class _Write(Protocol):
-    """A function or method of a library writes a file."""
+    """A library's function or method that writes a file."""
 
     def __call__(self, *given: object, **named: object) -> object: ...
 
 
 def _after(write: _Write, before: Callable[[object], None], *, at: int) -> _Write:
-    """Returns `write`, with `before` told its argument number `at` first: a path."""
+    """Returns `write`, which first calls `before` with its argument number `at`: a path."""
 
     def write_after(*given: object, **named: object) -> object:
         # Here torch and safetensors call it `f` and `filename`.
@@ -271,13 +261,13 @@ def _after(write: _Write, before: Callable[[object], None], *, at: int) -> _Writ
 
 
 def _wrap_safetensors(before: Callable[[object], None]) -> None:
-    """Has `before` told the path of each file that safetensors writes in Rust."""
+    """Calls `before` with the path of each file that safetensors writes in Rust."""
     import safetensors
 
     # By name: it takes what it takes, and this only passes it on.
     write: _Write = getattr(safetensors, "serialize_file")  # noqa: B009
     write_after = _after(write, before, at=1)
-    # Its parts for torch and numpy have names of their own for it.
+    # Its parts for torch and numpy import it under their own names.
     for module in [m for name, m in sys.modules.items() if name.startswith("safetensors")]:
         if getattr(module, "serialize_file", None) is write:
             setattr(module, "serialize_file", write_after)  # noqa: B010

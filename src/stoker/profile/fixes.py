@@ -1,4 +1,4 @@
-"""Some changes to the script cost no host; the measurement must support each of them. Pure."""
+"""Changes to the script that cost no host, where the measurement supports them. Pure."""
 
 import math
 from collections.abc import Sequence
@@ -48,11 +48,7 @@ def find_fixes(
     step: StepTerms,
     states: Sequence[ProfileState] = (),
 ) -> tuple[Fix, ...]:
-    """Returns the fixes that the figures support, the most valuable first.
-
-    Args:
-        states: States that were found.
-    """
+    """Returns the fixes that the figures support, the most valuable first."""
     named = {state.id for state in states}
     waiting = max(
         (signs_of(rank) for rank in ranks if rank.as_is is not None),

@@ -1,6 +1,6 @@
-"""A profiled script runs for real and may leave files: this finds which ones it wrote.
+"""The files that a profiled script wrote, found by two scans.
 
-The scan is bounded: a working directory may hold a data set of millions of files.
+A scan is bounded: a working directory may hold a data set of millions of files.
 """
 
 import contextlib
@@ -31,11 +31,11 @@ _SKIPPED = frozenset({".git", ".venv", "venv", "node_modules", "__pycache__", ".
 
 @dataclass(frozen=True, slots=True)
 class FolderSnapshot:
-    """A snapshot records the files of a folder as they were at one time.
+    """The files of some folders at one time.
 
     Attributes:
         files: Path to (size in bytes, time of change in nanoseconds).
-        is_whole: False: there were more files, or they took too long to look at.
+        is_whole: False: there were more files, or they took too long to read.
     """
 
     files: Mapping[str, tuple[int, int]] = field(default_factory=dict)
@@ -49,13 +49,10 @@ def snapshot(
     max_files: int = MAX_FILES,
     max_seconds: float = MAX_SECONDS,
 ) -> FolderSnapshot:
-    """Lists the files below `folders`; blocks for about `max_seconds` at most.
+    """Lists the files below those `folders` that exist; blocks for about `max_seconds` at most.
 
     Args:
-        folders: Those that do not exist are left out.
-        skipped: Folders that are not looked into; nor are environments, caches and the system's.
-        max_files: The scan ends after this number of files.
-        max_seconds: The scan ends after this time.
+        skipped: Folders that are left out, as are environments, caches and the system's.
     """
     until = time.monotonic() + max_seconds
     outside = {os.path.realpath(folder) for folder in (*_OF_SYSTEM, *skipped)}
@@ -95,10 +92,10 @@ def folders_of(words: Sequence[str], *, cwd: Path, outputs: Sequence[Path]) -> l
     """
     named = [cwd, *outputs]
     for word in words:
-        # `--out=folder` names a folder, too.
+        # Also of `--out=folder`.
         text = word.partition("=")[2] if word.startswith("-") else word
         path = cwd / text
-        # Not /tmp or /data as a whole: others write there, and a scan would not come to an end.
+        # Not /tmp or /data as a whole: others write there, and a scan would never end.
         if text and os.sep in text and path.is_dir() and len(path.resolve().parts) > 2:
             named.append(path)
     whole: list[Path] = []
@@ -113,36 +110,33 @@ def words_of(files: Sequence[GrownFile], *, cwd: Path) -> str:
     """Returns one sentence; it is empty where no file grew."""
     if not files:
         return ""
-    named = [
-        f"{_short(file.path, cwd)} ({_change(file)} {size(file.num_bytes)})"
-        for file in files[:MAX_NAMED]
-    ]
+    named = []
+    for file in files[:MAX_NAMED]:
+        change = "new," if file.is_new else "rewritten," if file.is_rewritten else "by"
+        named.append(f"{short_path(file.path, cwd)} ({change} {size(file.num_bytes)})")
     more = len(files) - MAX_NAMED
     rest = f" and {more} more" if more > 0 else ""
     return "the script ran for real; files that grew meanwhile: " + ", ".join(named) + rest
 
 
 def files_of(ranks: Sequence[RankResult]) -> list[GrownFile]:
-    """Returns the files that the ranks saw grow, without that to which this process writes."""
+    """Returns the files that the ranks saw grow, without this process's own output files."""
     # `stoker profile ... > notes.txt`: the user's file, and not the script's.
-    own = set()
-    for stream in (1, 2):
+    streams = []
+    for number in (1, 2):
         with contextlib.suppress(OSError):
-            own.add(_identity(os.fstat(stream)))
+            streams.append(os.fstat(number))
     found = []
     for file in (file for rank in ranks for file in rank.grown_files):
         try:
-            is_own = _identity(os.stat(file.path)) in own
+            status = os.stat(file.path)
+            is_own = any(os.path.samestat(status, stream) for stream in streams)
         except OSError:
             # Seen on another host, or gone.
             is_own = False
         if not is_own:
             found.append(file)
     return found
-
-
-def _identity(status: os.stat_result) -> tuple[int, int]:
-    return status.st_dev, status.st_ino
 
 
 def with_grown_files(profile: Profile, ranks: Sequence[RankResult]) -> Profile:
@@ -160,7 +154,7 @@ def with_grown_files(profile: Profile, ranks: Sequence[RankResult]) -> Profile:
 
 
 def own_folders(settings: ProcessSettings) -> list[Path]:
-    """Returns stoker's own folders: those of the results and, on this machine, of the run."""
+    """Returns stoker's own folders: for the results and, on this machine, for the run."""
     base = settings.base_dir
     # A host of the local platform lies in the run's own folder, with its logs.
     run = base.parent.parent if base.parent.name == "hosts" else None
@@ -168,10 +162,9 @@ def own_folders(settings: ProcessSettings) -> list[Path]:
 
 
 class Growth:
-    """Finds the files that one run of a script makes grow, from now on.
+    """The files that one run of a script makes grow, from now on.
 
     Args:
-        folders: Folders to scan.
         skipped: Folders not to scan: stoker's own.
     """
 
@@ -182,7 +175,7 @@ class Growth:
 
     @classmethod
     def of_process(cls, settings: ProcessSettings) -> "Growth":
-        """Watches what this process may write, found by its folder, its arguments and its job."""
+        """Watches the folders that this process may write in, also by its arguments and its job."""
         base = settings.base_dir
         outputs = [base / name for name in ("model", "checkpoints", "output/data")]
         own = own_folders(settings)
@@ -220,10 +213,7 @@ def _files(folders: Sequence[Path], outside: set[str]) -> Iterator["os.DirEntry[
                 yield entry
 
 
-def _short(path: str, cwd: Path) -> str:
+def short_path(path: str, cwd: Path | None = None) -> str:
+    """Returns the path relative to `cwd` if it is below it."""
     relative = os.path.relpath(path, cwd)
     return path if relative.startswith("..") else relative
-
-
-def _change(file: GrownFile) -> str:
-    return "new," if file.is_new else "rewritten," if file.is_rewritten else "by"

@@ -1,12 +1,13 @@
-"""The inventory lists a host's accelerators, its CPU and its type; no look takes long."""
+"""The inventory of a host: its accelerators, its CPU and its type, each asked for a short time."""
 
 import contextlib
 import http.client
+import importlib
 import subprocess
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
+from types import ModuleType
 
 import msgspec
 import torch
@@ -21,39 +22,15 @@ _NVML_SECONDS = 3.0
 _DMI = Path("/sys/class/dmi/id")
 _CPU = Path("/proc/cpuinfo")
 _RESOURCES = Path("/opt/ml/input/config/resourceconfig.json")
-# Longer than the longest name of a type there is.
+# Longer than any name of a type.
 _MAX_NAME = 64
 
 
-class Nvml(Protocol):
-    """Describes what is used of `pynvml`, which is optional."""
-
-    def nvmlInit(self) -> None:  # noqa: N802 - theirs
-        """Opens the driver."""
-        ...
-
-    def nvmlShutdown(self) -> None:  # noqa: N802
-        """Closes it."""
-        ...
-
-    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
-        """Returns the number of accelerators."""
-        ...
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> object:  # noqa: N802
-        """Returns the handle of one of them."""
-        ...
-
-    def nvmlDeviceGetName(self, handle: object) -> str | bytes:  # noqa: N802
-        """Returns its model."""
-        ...
-
-
 def take_inventory(*, given: str | None = None) -> Inventory:
-    """Looks this host over; blocks for some seconds at most.
+    """Returns the inventory of this host; blocks for some seconds at most.
 
     Args:
-        given: Its name, if the user gave one; `auto`: always asks the metadata service.
+        given: Its type, if the user gave one; `auto`: always asks the metadata service.
     """
     count, model = accelerators()
     name, source = instance_type(given=given)
@@ -74,7 +51,7 @@ def instance_type(
     dmi: Path = _DMI,
     metadata: str = METADATA_ADDRESS,
 ) -> tuple[str | None, str]:
-    """Returns this host's type, and who says so: the user, the platform, or the cloud."""
+    """Returns this host's type and the source: the user, the platform, or the cloud."""
     if given and given != "auto":
         return given, "given"
     named = named_instance_type(environ)
@@ -83,7 +60,7 @@ def instance_type(
     named = _sagemaker_type(resources)
     if named:
         return named, "resourceconfig.json"
-    # Elsewhere nobody answers at this address, and each profile would wait for a second.
+    # Elsewhere no service answers at this address, and each profile would wait for a second.
     if given == "auto" or is_ec2(dmi):
         named = metadata_type(metadata)
         if named:
@@ -92,7 +69,7 @@ def instance_type(
 
 
 def is_ec2(dmi: Path = _DMI) -> bool:
-    """Returns whether the firmware says that this is a machine of EC2."""
+    """Returns whether the firmware names this machine as one of EC2's."""
     for name in ("sys_vendor", "board_vendor", "product_version", "bios_version"):
         with contextlib.suppress(OSError):
             if "amazon" in (dmi / name).read_text(errors="replace").lower():
@@ -101,9 +78,9 @@ def is_ec2(dmi: Path = _DMI) -> bool:
 
 
 def metadata_type(address: str = METADATA_ADDRESS, *, seconds: float = METADATA_SECONDS) -> str:
-    """Returns the type that EC2's metadata service (version 2) tells; empty: no answer.
+    """Returns the type by EC2's metadata service (version 2); empty: no answer.
 
-    Blocks for `seconds` at most, however slowly the other side talks.
+    Blocks for `seconds` at most, however slow the answer is.
     """
     answers: list[str] = []
 
@@ -127,7 +104,7 @@ def metadata_type(address: str = METADATA_ADDRESS, *, seconds: float = METADATA_
                 )
             )
 
-    # The connection's own timeout begins anew with each packet.
+    # The connection's own timeout restarts with each packet.
     _in_time(ask, seconds)
     name = answers[0].strip() if answers else ""
     # A proxy may answer in place of the service, with a page.
@@ -136,7 +113,7 @@ def metadata_type(address: str = METADATA_ADDRESS, *, seconds: float = METADATA_
 
 def accelerators(
     *,
-    nvml: Callable[[], Nvml | None] | None = None,
+    nvml: Callable[[], ModuleType | None] | None = None,
     smi: str = "nvidia-smi",
 ) -> tuple[int | None, str | None]:
     """Returns the number of NVIDIA accelerators here, and the first one's name; None: not known."""
@@ -159,16 +136,13 @@ def cpu_model(file: Path = _CPU) -> str | None:
     return None
 
 
-def _load_nvml() -> Nvml | None:
-    try:
-        import pynvml  # type: ignore[import-not-found, unused-ignore]
-    except ImportError:
-        return None
-    found: Nvml = pynvml
-    return found
+def _load_nvml() -> ModuleType | None:
+    with contextlib.suppress(ImportError):
+        return importlib.import_module("pynvml")
+    return None
 
 
-def _by_nvml(load: Callable[[], Nvml | None]) -> tuple[int, str | None] | None:
+def _by_nvml(load: Callable[[], ModuleType | None]) -> tuple[int, str | None] | None:
     found: list[tuple[int, str | None]] = []
 
     def ask() -> None:
@@ -236,7 +210,7 @@ def _fetch(
 
 
 def _in_time(ask: Callable[[], None], seconds: float) -> None:
-    """Waits for `ask` for that long; it is left alone then, in a thread that holds up nothing."""
+    """Waits up to `seconds` for `ask`; then leaves it in a daemon thread."""
     thread = threading.Thread(target=ask, name="stoker-inventory", daemon=True)
     thread.start()
     thread.join(seconds)

@@ -1,4 +1,4 @@
-"""A job that ran can be profiled from its load and its log."""
+"""A profile of a job that has run, from its load and its log."""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,11 +27,11 @@ _SUSPECTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedSteps:
-    """Log lines of stoker's own tell how long the steps took.
+    """Step times from stoker's own log lines.
 
     Attributes:
         step_seconds: Median.
-        wait_seconds: Median of the part that waits for data; None where the lines do not say it.
+        wait_seconds: Median of the wait for data; None where the lines lack it.
         low_seconds: Lower quartile of the step.
         high_seconds: Upper quartile.
         samples: Lines behind it.
@@ -45,7 +45,7 @@ class LoggedSteps:
 
     @property
     def words(self) -> str:
-        """Says in a line where the time comes from."""
+        """The source of the time, as a note."""
         return (
             f"a step's time is the median of {self.samples} lines that stoker wrote to the log, "
             "those of the first epoch among them"
@@ -53,14 +53,10 @@ class LoggedSteps:
 
 
 def steps_in(lines: Iterable[str], *, source: str = "--logs") -> LoggedSteps:
-    """Returns the median step of a log, by the lines in which stoker tells its progress.
-
-    Args:
-        lines: Lines of the log.
-        source: Name of the log.
+    """Returns the median step of a log, from stoker's progress lines; `source` names the log.
 
     Raises:
-        UsageError: If fewer than MIN_SAMPLES lines tell a step's time.
+        UsageError: If fewer than MIN_SAMPLES lines have a step's time.
     """
     steps: list[float] = []
     waits: list[float] = []
@@ -106,7 +102,6 @@ def observed_profile(
     """Returns the profile of a job whose load was read; pure.
 
     Args:
-        job: The job, and the load of each of its hosts.
         sizes: Instance type to its vCPUs and GPUs, as the loads were normalised by.
         steps: Steps in its log, if a log was given.
     """
@@ -141,7 +136,7 @@ def observed_profile(
 
 
 def explain_observed(profile: Profile) -> str:
-    """Explains a profile without a step, in words of at most 88 columns."""
+    """Explains a profile without a step, in lines of at most 88 columns."""
     notes = profile.what.get("notes")
     lines = observed_words(profile)
     lines += wrapped(
@@ -154,7 +149,7 @@ def explain_observed(profile: Profile) -> str:
 
 
 def observed_words(profile: Profile) -> list[str]:
-    """Says how busy each group and each host was, and what that suggests."""
+    """Returns how busy each group and each host was, and what that suggests."""
     observed = profile.observed
     assert observed is not None
     what = profile.what

@@ -1,4 +1,4 @@
-"""The results of one rank are in `profile-rank{R}.json`, with their statistics."""
+"""The results of one rank, as in `profile-rank{R}.json`, and their statistics."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,10 +12,10 @@ from stoker.records import read_text
 
 
 class ProfiledEpoch(msgspec.Struct, frozen=True, kw_only=True):
-    """Times one epoch of the main loader, without its first batch: that waits for workers to start.
+    """Means of one epoch of the main loader, without its first batch, which waits for new workers.
 
     Attributes:
-        batches: So many are behind the means.
+        batches: Batches behind the means.
         wait_seconds: Time per step in next().
         step_seconds: Time from one batch to the next.
     """
@@ -26,14 +26,14 @@ class ProfiledEpoch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums over the time that was watched: the steps as is that count.
+    """Sums over the watched time: the steps as is that count.
 
     The *reading thread* is the one that takes batches: the trainer's main thread, as a rule.
 
     Attributes:
-        seconds: Time that was watched.
+        seconds: Watched time.
         steps: Steps in that time.
-        wait_seconds: Time that the reading thread spent in next().
+        wait_seconds: Time of the reading thread in next().
         own_cpu_seconds: CPU of the reading thread outside next().
         queued_seconds: The reading thread was ready to run and others had the CPU.
         other_threads_seconds: CPU of the trainer process's other threads.
@@ -42,15 +42,14 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         held_knocks: Knocks at which the lock was held for 0.5 ms or more.
         collective_knocks: Knocks at which the reading thread was in a collective or backward.
         busy_vcpus: vCPUs that were busy with any program; under a quota, those of its group.
-        elsewhere_vcpus: vCPUs of this machine that this process may not use, and that were busy.
-        quota_vcpus: What the CPU quota of this control group, or of one above it, allows.
+        elsewhere_vcpus: Busy vCPUs of this machine that this process may not use.
+        quota_vcpus: Smallest CPU quota of this control group and those above it.
         periods: Periods of the CPU quota; 0: there is no quota.
         throttled_periods: Periods in which the group was stopped.
         throttled_seconds: Time for which its threads were stopped, summed over vCPUs.
         received_bytes: Bytes that the network interfaces of this host or pod got, without loopback.
         storage_stall_seconds: Some process of the machine waited for storage; None: not known.
         core_looks: CPU-seconds of one and the same short computation, one every 0.1 s.
-        epochs: The epochs, in order.
     """
 
     seconds: float = 0.0
@@ -75,29 +74,29 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def outside_seconds(self) -> float:
-        """Returns seconds that the reading thread spent outside next()."""
+        """Seconds of the reading thread outside next()."""
         return max(0.0, self.seconds - self.wait_seconds)
 
     @property
     def held_share(self) -> float:
-        """Returns the share of time outside next() with the interpreter lock held; 0: not known."""
+        """Share of time outside next() with the interpreter lock held; 0: not known."""
         return self.held_knocks / self.knocks if self.knocks else 0.0
 
     @property
     def idle_seconds(self) -> float:
-        """Returns seconds in which the reading thread, outside next(), neither ran nor could."""
+        """Seconds in which the reading thread, outside next(), neither ran nor could."""
         return max(0.0, self.outside_seconds - self.own_cpu_seconds - self.queued_seconds)
 
     @property
     def collective_seconds(self) -> float:
-        """Returns seconds of a step that are spent in collectives and in backward."""
+        """Seconds of a step in collectives and in backward."""
         if not self.knocks or not self.steps:
             return 0.0
         return self.collective_knocks / self.knocks * self.outside_seconds / self.steps
 
 
 class Quartiles(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes one quantity: `samples` is the number of steps or batches behind it."""
+    """One quantity; `samples` is the number of steps or batches behind it."""
 
     mean: float
     median: float
@@ -107,16 +106,16 @@ class Quartiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AsIs(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes the user's loop, untouched.
+    """The user's loop, untouched.
 
     Attributes:
         step_seconds: Time from batch to batch, over blocks of steps (workers deliver in bursts).
         wait_seconds: Part of step_seconds in next().
         trainer_cpu_seconds: CPU time of the trainer per step; without workers, loading included.
         children_cpu_seconds: CPU time per step of all processes below the trainer.
-        receive_seconds: CPU-seconds of the trainer's own thread inside next(), a step.
+        receive_seconds: CPU-seconds of the trainer's own thread inside next(), per step.
         first_wait_seconds: Median wait for the first batch of an epoch; None: not met.
-        others_vcpus: vCPUs of ours that processes of others kept busy meanwhile.
+        others_vcpus: vCPUs of this process that other programs kept busy meanwhile.
         epoch_batches: Batches of an epoch, where the loader knows.
     """
 
@@ -131,7 +130,7 @@ class AsIs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AcceleratorOnly(msgspec.Struct, frozen=True, kw_only=True):
-    """Times the steps with cached batches: what the trainer costs where it never waits for data."""
+    """The steps on cached batches: the trainer's cost where it never waits for data."""
 
     step_seconds: Quartiles
     trainer_cpu_seconds: Quartiles
@@ -139,15 +138,15 @@ class AcceleratorOnly(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Drain(msgspec.Struct, frozen=True, kw_only=True):
-    """Times the loader without the model, at one number of workers of this rank.
+    """The loader without the model, at one number of workers of this rank.
 
     Attributes:
         cpu_seconds: CPU time of a worker for a batch: fetch, collate and hand-over.
         wall_seconds: Time of a worker for a batch, less the time when it was ready to run and
             others had the CPU: more than cpu_seconds where it waits for storage or a service.
-        batches_per_second: Rate of all its workers; 0: too few batches to say.
-        handover_seconds: Time to take a batch that is ready, while its worker makes the
-            next one; None: not measured.
+        batches_per_second: Rate of all its workers; 0: too few batches.
+        handover_seconds: Time to take a batch that is ready, while its worker makes the next one;
+            None: not measured.
     """
 
     workers: int
@@ -158,17 +157,17 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def idle_seconds(self) -> float:
-        """Returns a worker's time for a batch in which it neither computes nor is ready to."""
+        """A worker's time for a batch in which it neither computes nor is ready to."""
         return max(0.0, self.wall_seconds.mean - self.cpu_seconds.mean)
 
     @property
     def idle_share(self) -> float:
-        """Returns `idle_seconds` as a share of the worker's time for a batch; 0 to 1."""
+        """`idle_seconds` as a share of the worker's time for a batch; 0 to 1."""
         return self.idle_seconds / self.wall_seconds.mean if self.wall_seconds.mean > 0 else 0.0
 
 
 class Receive(msgspec.Struct, frozen=True, kw_only=True):
-    """Says what the feed costs the trainer per batch, measured by sealed ones over loopback.
+    """The feed's cost for the trainer per batch, measured with sealed ones over loopback.
 
     Attributes:
         thread_seconds: CPU time of the trainer's own thread.
@@ -180,16 +179,15 @@ class Receive(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reads(msgspec.Struct, frozen=True, kw_only=True):
-    """Times reads of this rank's workers, with their files dropped from the page cache and again.
+    """Reads of this rank's workers, with their files dropped from the page cache and again.
 
     Attributes:
         workers: Workers that read at the same time.
-        batch_bytes: Bytes from storage, a batch.
-        cold_seconds: Time of a worker for a batch from storage, less the time in which it was ready
-            to run and others had the CPU.
+        batch_bytes: Bytes from storage per batch.
+        cold_seconds: Time of a worker for a batch from storage, less its time in the run queue.
         warm_seconds: Time for the same batches again, from memory.
-        bytes_per_second: Rate of all these workers, from the time that cold batches waited
-            longer than warm ones; None: they did not, the storage keeps up.
+        bytes_per_second: Rate of all these workers, from the time that cold batches waited longer
+            than warm ones; None: they did not, the storage keeps up.
     """
 
     workers: int
@@ -200,7 +198,7 @@ class Reads(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """Says what one part of loading costs per sample, in one worker alone; see TransformCost."""
+    """Cost of one part of loading per sample, in one worker alone; see TransformCost."""
 
     name: str
     within: Literal["getitem", "collate"] | None = None
@@ -211,13 +209,12 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Inventory(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes this host, its equipment and its name; None: not known.
+    """Equipment and name of this host; None: not known.
 
     Attributes:
-        accelerators: Accelerators that the driver shows.
-        accelerator_model: Its first one.
-        instance_type: The host's type, as the cloud or the platform calls it.
-        source: Who said so.
+        accelerator_model: Of the first one.
+        instance_type: As the cloud or the platform calls it.
+        source: Where that name is from.
     """
 
     accelerators: int | None = None
@@ -228,14 +225,14 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes a batch: samples, bytes, and how its images are stored.
+    """Samples and bytes of a batch, and how its images are stored.
 
     Attributes:
         samples: Samples of one rank.
         num_bytes: Bytes of its tensors and arrays.
         float_image_bytes: Bytes of its float32 tensors of four or more dimensions.
         is_uint8_like: Those hold only multiples of 1/255, or whole numbers from 0 to 255.
-        sizes: Bytes of all batches that were kept.
+        sizes: Bytes of all cached batches.
     """
 
     samples: int
@@ -246,7 +243,7 @@ class BatchFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the settings that the script gave its loader.
+    """Settings that the script gave its loader.
 
     Attributes:
         torch_threads: Threads of torch's operations in the trainer; None: not known.
@@ -269,7 +266,7 @@ class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GrownFile(msgspec.Struct, frozen=True, kw_only=True):
-    """The script wrote this file while it was profiled.
+    """A file that the script wrote while it was profiled.
 
     Attributes:
         num_bytes: Bytes by which it grew; the size of a new or rewritten file.
@@ -282,16 +279,15 @@ class GrownFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds all that one rank measured; parts that were not reached are None.
+    """Results of one rank; phases that were not reached are None.
 
     Attributes:
-        missing: Why the profile is not complete; empty where it is.
+        missing: Why the profile is incomplete; empty where it is not.
         vcpus: vCPUs that this process may use: 1.5 under a quota of one and a half.
         ranks_on_host: Trainer processes that share them.
-        notes: What a reader of the numbers should know.
         replayed_steps: Steps that got cached batches so far.
         has_ended: The profile ended the process, not the script.
-        ended_before: What the script was about to do to a user's file, for which it ended so early.
+        ended_before: What the script was about to do to a user's file, which ended the profile.
         grown_files: Seen by rank 0.
     """
 
@@ -325,7 +321,7 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def quartiles(values: Sequence[float], *, samples: int | None = None) -> Quartiles:
-    """Returns the median and quartiles of at least one value."""
+    """Returns the statistics of at least one value."""
     ordered = sorted(values)
     last = len(ordered) - 1
     return Quartiles(
@@ -359,7 +355,7 @@ def read_ranks(folder: Path) -> list[RankResult]:
     """Reads all ranks' results in `folder`, by rank.
 
     Raises:
-        UsageError: If a file is not what `stoker profile` writes.
+        UsageError: If a file is not a result of `stoker profile`.
     """
     results = []
     for path in folder.glob("profile-rank*.json"):

@@ -1,4 +1,4 @@
-"""A profile may run the script in a copy of its folder: then no file of the user's changes."""
+"""A copy of the user's folder, where a profiled script runs and leaves the user's files alone."""
 
 import contextlib
 import os
@@ -24,17 +24,16 @@ def scratch_copy(
     """Makes `copy`, changes this process into it while the block runs, and deletes it then.
 
     Args:
-        folder: What is copied, without .git and earlier runs. Links to folders stay links, as do
-            environments: what they lead to is not copied.
+        folder: What is copied, without .git and earlier runs. Links to folders stay links, and
+            environments are linked.
         copy: Path of the copy; it must not exist.
         linked: Folders that are linked, too: data that is only read.
-        max_bytes: The most that is copied.
 
     Yields:
         The number of bytes that were copied.
 
     Raises:
-        UsageError: If the folder holds more, or cannot be copied.
+        UsageError: If the folder holds more than `max_bytes`, or cannot be copied.
     """
     folder, copy = folder.resolve(), copy.absolute()
     links = {os.path.realpath(path) for path in linked}

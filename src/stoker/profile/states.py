@@ -1,8 +1,7 @@
-"""The training's states are named, each with the figures that it rests on. Pure.
+"""The states of a training, each with the figures that it rests on. Pure.
 
-Which limit binds (CPU, accelerator, loader, storage) is `Parts.limit` in `records/parts.py`. A
-state shows the figures that it follows from: the storage is named by time that workers were seen to
-wait, never by rates alone.
+Which limit binds (CPU, accelerator, loader, storage) is `Parts.limit` in `records/parts.py`. The
+storage is named by time that workers were seen to wait, never by rates alone.
 """
 
 from collections.abc import Sequence
@@ -16,8 +15,8 @@ from stoker.records import Parts, ProfileState
 from stoker.records.parts import MAX_OTHERS
 from stoker.text import ms, percentage, size, vcpus_words, wait_share
 
-# Below this share of a step a state is not worth a line; it is what two profiles of one training
-# differ by.
+# A state with a smaller share of a step is not worth a line: two profiles of one training differ by
+# this much.
 MIN_SHARE = 0.05
 # More workers that loaded less faster than this, when they were tried, are no remedy.
 _FASTER = 1.1
@@ -31,7 +30,7 @@ MIN_KNOCKS = 15
 # thread's own CPU does not explain, others hold.
 MIN_HELD = 0.4
 MIN_HELD_BY_OTHERS = 0.3
-# Neither running nor ready to, and a thread next to it that has a good part of a vCPU.
+# Neither running nor ready to, while another thread has a good part of a vCPU.
 MIN_STARVED = 0.3
 MIN_OTHER_THREADS = 0.15
 # Alone it holds the lock more often, runs or is ready to for most of its time, and hardly waits
@@ -51,7 +50,7 @@ MIN_LOADING = 0.6
 MIN_COLD_RATIO = 1.5
 # vCPUs that are so busy have nothing left for more workers, and from here on they are the limit.
 BUSY = 0.75
-# Stalls are told with one decimal.
+# Stalls are printed with one decimal.
 _LEAST_STALLED = 0.05
 # The same loading differs by less from one process to another.
 MIN_THREADS_RATIO = 1.5
@@ -59,14 +58,13 @@ MIN_THREADS_RATIO = 1.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signs:
-    """Combines the figures of a rank's phases into what the states are named from.
+    """Figures of a rank's phases, from which the states follow.
 
     Attributes:
-        rank: The rank's measurements.
         as_is: Its steps.
-        evidence: What was seen meanwhile; all zero: nothing.
-        alone: The loader with its fewest workers, and
-        many: with its most, where it was tried with more than one number of them.
+        evidence: Observations during those; all zero: none.
+        alone: The loader with its fewest workers.
+        many: The loader with its most workers, where more than one number was tried.
     """
 
     rank: RankResult
@@ -77,24 +75,21 @@ class Signs:
 
     @property
     def workers(self) -> int:
-        """Returns the number of loader workers of this rank."""
         return self.rank.loader.num_workers if self.rank.loader else 0
 
     @property
     def step_seconds(self) -> float:
-        """Returns seconds of a step as is."""
         return self.as_is.step_seconds.median
 
     @property
     def wait_share(self) -> float:
-        """Returns the share of a step that waits for data; 0 to 1."""
         return wait_share(
             step_seconds=self.step_seconds, wait_seconds=self.as_is.wait_seconds.median
         )
 
     @property
     def lost_share(self) -> float:
-        """Returns the share of a step that cached batches would save, waiting included; 0 to 1."""
+        """Share of a step that cached batches would save, waiting included; 0 to 1."""
         if self.rank.accelerator is None:
             return self.wait_share
         # Loading on the trainer's CPUs slows its steps even where no batch is waited for.
@@ -103,12 +98,12 @@ class Signs:
 
     @property
     def worker_idle_share(self) -> float:
-        """Returns the share of a batch's time that is neither computing nor waiting for a CPU."""
+        """Share of a batch's time that is neither computing nor waiting for a CPU."""
         return 0.0 if self.alone is None else self.alone.idle_share
 
     @property
     def idlest(self) -> Drain | None:
-        """Returns the drain whose workers wait most; None where the loader was not tried alone."""
+        """The drain whose workers wait most; None where the loader was not tried alone."""
         # What is read ahead may hide all waiting of a lone worker, and none of many workers.
         return max(
             (drain for drain in (self.alone, self.many) if drain),
@@ -118,7 +113,7 @@ class Signs:
 
     @property
     def is_loading_awaited(self) -> bool:
-        """Returns whether steps wait, and today's workers alone load no faster than that."""
+        """Whether steps wait, and today's workers alone load no faster."""
         if self.wait_share < MIN_SHARE or self.alone is None:
             return False
         # The loader alone makes rate * step_seconds batches in a step's time; one is needed.
@@ -127,13 +122,13 @@ class Signs:
 
     @property
     def received_per_second(self) -> float:
-        """Returns the bytes that the host's network received per second."""
+        """Bytes per second that the host's network received."""
         seconds = self.evidence.seconds
         return self.evidence.received_bytes / seconds if seconds else 0.0
 
     @property
     def is_faster_with_more(self) -> bool:
-        """Returns whether no trial speaks against more workers than today's."""
+        """Whether no trial speaks against more workers than today's."""
         today = self.rate(max(1, self.workers))
         if self.workers == 0 or not today or not self.many or self.many.workers <= self.workers:
             return True
@@ -141,13 +136,13 @@ class Signs:
 
     @property
     def own_seconds(self) -> float:
-        """Returns seconds of a step outside collectives and backward, which wait for ranks."""
+        """Seconds of a step outside collectives and backward, which wait for ranks."""
         seconds = self.evidence.seconds / self.evidence.steps if self.evidence.steps else 0.0
         return max(0.0, seconds - self.evidence.collective_seconds)
 
     @property
     def rates(self) -> str:
-        """Says what fewest and most workers load; empty where the loader was tried once."""
+        """The rates of fewest and most workers; empty where the loader was tried once."""
         if self.alone is None or self.many is None:
             return ""
         return (
@@ -155,19 +150,13 @@ class Signs:
             f"{self.many.workers}: {self.many.batches_per_second:.1f}"
         )
 
-    @property
-    def batch_words(self) -> str:
-        """Says how long a batch takes a worker alone, and how long of that it computes."""
-        assert self.alone is not None
-        return _batch_words(self.alone)
-
     def rate(self, workers: int) -> float:
-        """Returns batches a second of the loader alone with so many workers; 0: not known."""
+        """Returns batches per second of the loader alone with `workers`; 0: not known."""
         drain = self.drain(workers)
         return drain.batches_per_second if drain else 0.0
 
     def drain(self, workers: int) -> Drain | None:
-        """Returns the loader alone with so many workers; None where no rate of it is known."""
+        """Returns the loader alone with `workers`; None where its rate is not known."""
         found = (d for d in self.rank.drains if d.workers == workers and d.batches_per_second > 0)
         return next(found, None)
 
@@ -178,7 +167,6 @@ def _batch_words(drain: Drain) -> str:
 
 
 def signs_of(rank: RankResult) -> Signs:
-    """Returns the signs of a rank whose steps as is are known."""
     assert rank.as_is is not None
     drains: Sequence[Drain] = sorted(
         (drain for drain in rank.drains if drain.batches_per_second > 0),
@@ -205,7 +193,7 @@ def within(parts: Parts, *, vcpus: float, is_throttled: bool) -> Parts:
 
 
 def vcpus_of(signs: Sequence[Signs]) -> float:
-    """Returns the vCPUs of all hosts, as far as quotas let them be used."""
+    """Returns the vCPUs of all hosts that quotas leave."""
     hosts = {
         own.rank.host: min(own.rank.vcpus, own.evidence.quota_vcpus or own.rank.vcpus)
         for own in signs
@@ -221,36 +209,41 @@ def busy_share(signs: Sequence[Signs], *, vcpus: float) -> float:
         / own.as_is.step_seconds.mean
         for own in signs
     )
-    # The larger one: where nothing was watched next to the steps, `busy_vcpus` is 0.
+    # The larger one: where nothing was watched during the steps, `busy_vcpus` is 0.
     return min(1.0, max(used, sum(machines.values())) / vcpus)
 
 
-def others_of(signs: Sequence[Signs]) -> float:
-    """Returns the vCPUs that other programs kept busy on the hosts of these ranks.
+def others_by_host(signs: Sequence[Signs]) -> dict[str, float]:
+    """Returns the vCPUs that other programs kept busy on each host of these ranks.
 
-    To a rank, those next to it are others: all ranks of a host are to be given.
+    To one rank the others of its host are other programs: all ranks of a host are to be given.
     """
     hosts: dict[str, list[AsIs]] = {}
     for own in signs:
         hosts.setdefault(own.rank.host, []).append(own.as_is)
-    found = 0.0
-    for ranks in hosts.values():
+    found = {}
+    for host, ranks in hosts.items():
         used = sum(
             (own.trainer_cpu_seconds + own.children_cpu_seconds) / own.step_seconds.mean
             for own in ranks
         )
         # Of B busy vCPUs a rank calls B - u others', u being its own: over n ranks, with what they
-        # used, that is n B.
+        # used, the sum is n B.
         busy = sum(own.others_vcpus for own in ranks) + used
-        found += max(0.0, busy / len(ranks) - used)
+        found[host] = max(0.0, busy / len(ranks) - used)
     return found
 
 
-def with_one_step(ranks: Sequence[RankResult]) -> Sequence[RankResult]:
-    """Gives the steps their mean for a median where other programs were at work.
+def others_of(signs: Sequence[Signs]) -> float:
+    """Returns the vCPUs that other programs kept busy on all hosts of these ranks."""
+    return sum(others_by_host(signs).values())
 
-    These come and go: what they took is a mean over the steps, which only a mean can be compared
-    with. Profile and decide then name one measured step.
+
+def with_one_step(ranks: Sequence[RankResult]) -> Sequence[RankResult]:
+    """Returns ranks whose steps have their mean as median where other programs ran.
+
+    These come and go: their CPU time is a mean over the steps, to be compared with a mean only.
+    Profile and decide then name one measured step.
     """
     vcpus = sum({rank.host: rank.vcpus for rank in ranks}.values())
     if others_of([signs_of(rank) for rank in ranks]) <= MAX_OTHERS * vcpus:
@@ -274,7 +267,7 @@ def with_one_step(ranks: Sequence[RankResult]) -> Sequence[RankResult]:
 
 
 def where(own: Signs, signs: Sequence[Signs]) -> str:
-    """Names the rank, where there are several."""
+    """Returns the rank in parentheses, where there are several."""
     return f" (rank {own.rank.rank}, host {own.rank.host})" if len(signs) > 1 else ""
 
 
@@ -301,7 +294,7 @@ def throttled(signs: Sequence[Signs]) -> ProfileState | None:
 
 
 def interpreter_lock(signs: Sequence[Signs]) -> ProfileState | None:
-    """Finds that the interpreter lock delays the trainer: its thread waits, or takes all of it."""
+    """Finds a trainer that the interpreter lock delays: its thread waits, or always holds it."""
     worst = max(signs, key=lambda own: own.evidence.held_share)
     seen = worst.evidence
     if seen.knocks < MIN_KNOCKS or not seen.seconds or not seen.outside_seconds:
@@ -342,7 +335,7 @@ def interpreter_lock(signs: Sequence[Signs]) -> ProfileState | None:
 
 
 def straggler(signs: Sequence[Signs]) -> ProfileState | None:
-    """Finds the rank that all wait for in collectives: it is in them for less time than others."""
+    """Finds the rank that all wait for in collectives: it spends less time in them."""
     if len(signs) < 2 or any(own.evidence.knocks < MIN_KNOCKS for own in signs):
         return None
     slowest = max(signs, key=lambda own: own.own_seconds)
@@ -409,10 +402,7 @@ def find_states(ranks: Sequence[RankResult], *, parts: Parts | None) -> tuple[Pr
 
 
 def _other_programs(signs: Sequence[Signs], *, vcpus: float) -> ProfileState | None:
-    hosts: dict[str, list[Signs]] = {}
-    for own in signs:
-        hosts.setdefault(own.rank.host, []).append(own)
-    taken = {host: others_of(ranks) for host, ranks in hosts.items()}
+    taken = others_by_host(signs)
     others = sum(taken.values())
     if others <= MAX_OTHERS * vcpus:
         return None
@@ -447,7 +437,6 @@ def _cpu(signs: Sequence[Signs], *, vcpus: float, busy: float) -> ProfileState |
 
 
 def _shared_reads(own: Signs, *, is_limit: bool) -> ProfileState | None:
-    """Finds workers that wait for what they share."""
     drain = own.idlest
     if own.wait_share < MIN_SHARE or drain is None:
         return None
@@ -492,7 +481,7 @@ def _cold_reads(own: Signs, *, is_limit: bool) -> ProfileState | None:
 
 
 def _few_workers(own: Signs, *, busy: float, is_limit: bool) -> ProfileState | None:
-    """Finds workers that are too few: next to idle vCPUs, or because they wait for their reads."""
+    """Finds too few workers: there are idle vCPUs, or the workers wait for their reads."""
     is_waiting = own.worker_idle_share >= MIN_WORKER_IDLE
     if not own.is_loading_awaited or not own.is_faster_with_more:
         return None
@@ -500,8 +489,8 @@ def _few_workers(own: Signs, *, busy: float, is_limit: bool) -> ProfileState | N
         return None
     rates = f" ({own.rates})" if own.rates else ""
     why = (
-        f"{own.batch_words}: it waits for its data, not for a CPU"
-        if is_waiting
+        f"{_batch_words(own.alone)}: it waits for its data, not for a CPU"
+        if is_waiting and own.alone
         else f"the vCPUs are {percentage(busy)} busy"
     )
     workers = "1 worker loads" if own.workers == 1 else f"{own.workers} workers load"
@@ -523,12 +512,12 @@ def _serial(own: Signs) -> ProfileState | None:
 
 
 def _threads(own: Signs) -> str:
-    """Says what sets the main process apart from a worker; empty where both load alike."""
+    """Returns how the main process loads differently from a worker; empty where both load alike."""
     threads = own.rank.loader.torch_threads if own.rank.loader else None
     if own.alone is None or own.alone.workers != 1 or threads == 1:
         return ""
     if others_of([own]) > MAX_OTHERS * own.rank.vcpus:
-        # Whoever has to wait for a vCPU takes longer, with any number of threads.
+        # A process that waits for a vCPU takes longer, with any number of threads.
         return ""
     wait, wall = own.as_is.wait_seconds.median, own.alone.wall_seconds.median
     if 1 / MIN_THREADS_RATIO <= wait / max(wall, 1e-9) <= MIN_THREADS_RATIO:

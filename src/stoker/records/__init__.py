@@ -7,6 +7,7 @@ from stoker.records.base import Json as Json
 from stoker.records.base import Place as Place
 from stoker.records.base import Record as Record
 from stoker.records.base import Scalar as Scalar
+from stoker.records.base import close_match as close_match
 from stoker.records.base import convert as convert
 from stoker.records.base import nearest as nearest
 from stoker.records.base import read_json as read_json

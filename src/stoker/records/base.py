@@ -244,8 +244,13 @@ def sha256_of(record: Record | Document) -> str:
 
 def nearest(word: str, known: Sequence[str]) -> str:
     """Suggests a fix for a misspelt word: the nearest known one, else all known ones."""
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    return f"did you mean {close[0]}?" if close else "known are: " + ", ".join(sorted(known))
+    close = close_match(word, known)
+    return f"did you mean {close}?" if close else "known are: " + ", ".join(sorted(known))
+
+
+def close_match(word: str, known: Sequence[str]) -> str:
+    """Returns the known word that a misspelt one most resembles; empty if none does."""
+    return next(iter(difflib.get_close_matches(word, known, n=1, cutoff=0.6)), "")
 
 
 def _unique_keys(pairs: list[tuple[str, Json]]) -> dict[str, Json]:

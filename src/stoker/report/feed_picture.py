@@ -61,12 +61,10 @@ class FeedStory:
 
     @property
     def columns(self) -> tuple[tuple[str, str], ...]:
-        """Head and style class of each column of the hosts' table after the host's name."""
         return _COLUMNS
 
     @property
     def rows(self) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
-        """Rows of the hosts' table: the host's name, and each cell with its style class."""
         styles = [style for _, style in _COLUMNS]
         return tuple(
             (_name(host, self.names), tuple(zip(_cells(host), styles, strict=True)))

@@ -7,15 +7,7 @@ from typing import Literal
 from unicodedata import category
 
 from stoker.reasons import cause_of
-from stoker.records import (
-    Band,
-    Decision,
-    Evaluation,
-    Plan,
-    Profile,
-    Training,
-    TransformCost,
-)
+from stoker.records import Band, Decision, Evaluation, Plan, Profile, Training, TransformCost
 from stoker.records.outcome import Outcome, OutcomeState, outcome_of
 from stoker.text import TimeUnit, count, digits, percent, size, usd, wait_share, wait_words
 from stoker.words import (
@@ -127,12 +119,10 @@ class Figures:
 
     @property
     def wait_share(self) -> float | None:
-        """The share of a baseline step that is waiting for data."""
         return _share(self.baseline, self.baseline_wait)
 
     @property
     def measured_wait_share(self) -> float | None:
-        """The share of a measured step that is waiting for data."""
         return _share(self.measured, self.measured_wait)
 
     def measured_wait_words(self, of: str) -> str:
@@ -147,7 +137,6 @@ class Figures:
 
     @property
     def band(self) -> Band | None:
-        """The predicted range of the step."""
         if self.predicted_low is None or self.predicted_high is None:
             return None
         return Band(low_seconds=self.predicted_low, high_seconds=self.predicted_high)

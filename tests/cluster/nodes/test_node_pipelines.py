@@ -33,14 +33,7 @@ FINISHED = "the training is finished though the run has FAILED"
 
 
 class PipelineProject:
-    """Holds a pipeline of the tests' own, with a short profile, and its runs.
-
-    Args:
-        has_claims: Whether it writes to a claim, if there is a storage class for one.
-
-    Attributes:
-        file: Its workload.
-    """
+    """Holds a pipeline of the tests' own, with a short profile, and its runs."""
 
     def __init__(
         self, cluster: NodeCluster, server: PipelinesServer, *, has_claims: bool = True

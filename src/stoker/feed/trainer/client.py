@@ -44,7 +44,7 @@ ALL_GONE_SECONDS = 10.0
 
 _VERSIONS = {
     "python": platform.python_version(),
-    # Another kind of CPU rounds floats in other last bits.
+    # Kinds of CPUs differ in the last bits of floats.
     "processor": platform.machine(),
     "torch": str(torch.__version__),
     "numpy": np.__version__,
@@ -661,5 +661,5 @@ def _show_and_exit(
     """Exits with the feed's exit code, not with 1, after an uncaught error of the feed."""
     show(kind, error, trace)
     if isinstance(error, FeedError):
-        # From an excepthook this is what Python exits with.
+        # In an excepthook this sets the exit code.
         raise SystemExit(error.exit_code)

@@ -67,8 +67,8 @@ def factories_in(dataset: object, depth: int = 8) -> Iterator[DatasetFactory]:
 def reduced(obj: object) -> tuple[object, ...] | None:
     """Returns the reduction of an object that cloudpickle cannot pickle; None for other objects.
 
-    Cached functions and properties, weak dictionaries (`singledispatch` has them). A cached
-    function gets an empty cache.
+    Cached functions (with an empty cache) and properties, weak dictionaries (`singledispatch` has
+    them).
     """
     kind = type(obj)
     if kind is CachedFunction:
@@ -128,7 +128,6 @@ def place_of(found: type) -> tuple[str, str] | None:
 
 
 def class_at(module: str, path: str) -> object:
-    """Returns the class at a place that `place_of` returned."""
     return attrgetter(path)(importlib.import_module(module))
 
 
@@ -148,7 +147,6 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._sets: dict[int, tuple[int, object]] = {}
 
     def persistent_id(self, obj: object) -> object:
-        """Inspects each object; replaces sets, see SpecUnpickler."""
         kind = type(obj)
         if kind.__module__.startswith("torch"):
             _refuse_accelerator(obj)
@@ -157,7 +155,6 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
         return None
 
     def reducer_override(self, obj: object) -> object:
-        """Reduces as cloudpickle does, after naming the script's classes."""
         kind = type(obj)
         if issubclass(kind, DatasetFactory):
             # Not by cloudpickle, which inspects its attributes.
@@ -216,7 +213,6 @@ class SpecUnpickler(pickle.Unpickler):
 
 
 def is_proxy(obj: object) -> bool:
-    """Returns whether it is a proxy of a `multiprocessing.Manager`."""
     managers = sys.modules.get("multiprocessing.managers")
     return managers is not None and isinstance(obj, managers.BaseProxy)
 
@@ -333,11 +329,7 @@ def _refuse_accelerator(obj: object) -> None:
 
 
 def culprit(parts: Mapping[str, object]) -> str:
-    """Returns the part that cannot be pickled, as `dataset.lock (_thread.lock)`.
-
-    Args:
-        parts: Parts by name.
-    """
+    """Returns the part that cannot be pickled, as `dataset.lock (_thread.lock)`."""
     for name, part in parts.items():
         if part is None or _pickles(part):
             continue
