@@ -127,13 +127,12 @@ def workload_page() -> str:
         "",
         "Keys without another note are read on all platforms.",
         "",
-        "| section | keys | what it is |",
-        "| --- | --- | --- |",
-    ]
-    lines += [
-        f"| [{part.paths[0] or 'top level'}](#{_slug(_title(part.paths[0], part.paths[1:]))}) "
-        f"| {len(part.kind['properties'])} | {_cell(_sentence(part.kind['description']))} |"
-        for part in sections
+        "Sections: "
+        + ", ".join(
+            f"[{part.paths[0] or 'top level'}](#{_slug(_title(part.paths[0], part.paths[1:]))})"
+            for part in sections
+        )
+        + ".",
     ]
     for part in sections:
         lines += _section(schema, part)
@@ -382,11 +381,8 @@ def cli_page() -> str:
         "",
     ]
     for panel, names in by_panel.items():
-        lines += [*([f"**{panel}**", ""] if panel else []), "| command | |", "| --- | --- |"]
-        lines += [
-            f"| [stoker {name}](#stoker-{name}) | {_cell(VERBS.get(name, ''))} |" for name in names
-        ]
-        lines.append("")
+        links = ", ".join(f"[{name}](#stoker-{name})" for name in names)
+        lines += [f"**{panel}**: {links}" if panel else links, ""]
     own = [param for param in app.params if not vars(param).get("hidden")]
     lines += ["## Without a command", "", *_options(own)]
     rows = Counter(
@@ -525,12 +521,8 @@ def python_page() -> str:
         "All are typed (`py.typed`). An argument of several names of a module is described once. "
         "The examples of a module belong together, and a test runs them.",
         "",
-        "| module | names |",
-        "| --- | --- |",
+        "Modules: " + ", ".join(f"[{module}](#{_slug(module)})" for module in MODULES) + ".",
     ]
-    for module in MODULES:
-        links = [f"[{name}](#{_slug(_heading(module, name))})" for name in public(module)]
-        lines.append(f"| [{module}](#{_slug(module)}) | {' · '.join(links)} |")
     for module in MODULES:
         lines += _module(module)
     return "\n".join(lines) + "\n"
