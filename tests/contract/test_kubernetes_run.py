@@ -125,14 +125,7 @@ def plan(platform: KubernetesPlatform, job: JobSpec) -> KubernetesRequest:
     return platform.plan(job)
 
 
-def be_step(
-    monkeypatch: pytest.MonkeyPatch,
-    api: KubernetesApi,
-    name: str,
-    *,
-    workflow: str | None = "w",
-    prefix: str = "",
-) -> None:
+def be_step(monkeypatch, api, name, *, workflow="w", prefix=""):
     """This process is the pod of a step from here on."""
     for key, value in api.make_step(name, workflow=workflow).items():
         if not (prefix and key == "POD_NAMESPACE"):
@@ -193,9 +186,7 @@ def only_pod(api: KubernetesApi, host: str) -> str:
     return found
 
 
-def trained(
-    api: KubernetesApi, followed: Followed, *, api_name: str = "jobset", lines: list[str]
-) -> None:
+def trained(api, followed, *, api_name="jobset", lines):
     """All hosts run, speak and end."""
     api.run_pods(NAME)
     leader = only_pod(api, f"{NAME}-{TRAINS[api_name]}-0-0")
@@ -1440,9 +1431,7 @@ RUN_ID = "5b1f6c3e-0000"
 RECORDS = {"step": "train", "workload.json": "{}"}
 
 
-def step_of_run(
-    monkeypatch: pytest.MonkeyPatch, api: KubernetesApi, name: str, *, workflow: str = "w"
-) -> None:
+def step_of_run(monkeypatch, api, name, *, workflow="w"):
     """This process is a step's pod of the run from here on."""
     for key, value in api.make_step(name, workflow=workflow, run_id=RUN_ID).items():
         monkeypatch.setenv(key, value)

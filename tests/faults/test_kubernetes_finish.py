@@ -134,8 +134,7 @@ def lines_of(folder: Path, run: str, name: str, record: Any) -> list[str]:
     write_json(output / name, record)
     leader = f"{run}-dnn-0-0"
     topology = Topology(
-        host=leader,
-        groups=(HostGroup(name="dnn", role="dnn", instance_type="", hosts=(leader,)),),
+        host=leader, groups=(HostGroup(name="dnn", role="dnn", instance_type="", hosts=(leader,)),)
     )
     with (folder / "lines").open("w+") as said:
         log = Log(run=run, host=leader, stream=said)

@@ -360,14 +360,7 @@ class RealPlane:
         phase = "Failed" if code else "Succeeded"
         self._say(name, phase, {"terminated": ended}, conditions=conditions)
 
-    def _say(
-        self,
-        name: str,
-        phase: str,
-        state: Mapping[str, Any],
-        *,
-        conditions: Sequence[Mapping[str, str]] = (),
-    ) -> None:
+    def _say(self, name, phase, state, *, conditions=()):
         pod = self._call("GET", self._path("pods", name))
         containers = [
             {
@@ -407,15 +400,11 @@ class RealPlane:
     def _patch(self, path: str, body: Mapping[str, Any]) -> None:
         self._call("PATCH", path, body, kind="application/merge-patch+json")
 
-    def _call(
-        self, method: str, path: str, body: object = None, *, kind: str = "application/json"
-    ) -> dict[str, Any]:
+    def _call(self, method, path, body=None, *, kind="application/json"):
         return api_call(self._client, method, path, body, kind=kind)
 
 
-def api_call(
-    client: Any, method: str, path: str, body: object = None, *, kind: str = "application/json"
-) -> dict[str, Any]:
+def api_call(client, method, path, body=None, *, kind="application/json"):
     """Sends a request with the kube config's credentials; returns the answer's JSON."""
     answer = client.call_api(
         f"/{path}",
@@ -445,10 +434,7 @@ def _restricted_spec() -> dict[str, Any]:
     container = {
         "name": "main",
         "image": "none",
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-        },
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
     }
     context = {
         "runAsNonRoot": True,

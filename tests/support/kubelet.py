@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -242,14 +242,7 @@ class Kubelet:
 
     # Containers.
 
-    def _start(
-        self,
-        pod: Document,
-        container: Document,
-        mounts: Sequence[str],
-        *,
-        names: Sequence[str],
-    ) -> _Container:
+    def _start(self, pod, container, mounts, *, names):
         metadata, spec = pod["metadata"], pod["spec"]
         secured = {**spec.get("securityContext", {}), **container.get("securityContext", {})}
         user, group = secured.get("runAsUser"), secured.get("runAsGroup")

@@ -25,7 +25,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 from support.kubernetes_rules import rule_problems, unknown_fields
@@ -312,13 +311,7 @@ class KubernetesApi:
             self._changed("pods", name)
         self.start_pod(name)
 
-    def evict_pod(
-        self,
-        name: str,
-        *,
-        message: str = "The node was low on resource: memory.",
-        is_replaced: bool = True,
-    ) -> str:
+    def evict_pod(self, name, *, message="The node was low on resource: memory.", is_replaced=True):
         """Takes it away, puts another one in its place, and returns the name of that one."""
         with self.changed:
             pod = self._objects["pods", name]
@@ -346,9 +339,7 @@ class KubernetesApi:
         self._drop("pods", name)
         return self.make_pod(labels[_JOBSET], labels[_REPLICATED], int(labels[_INDEX]))
 
-    def fail_pod(
-        self, name: str, code: int, *, message: str = "", ran_seconds: float = 0.0
-    ) -> None:
+    def fail_pod(self, name, code, *, message="", ran_seconds=0.0):
         """Fails its container, and the controllers of Job and JobSet judge that."""
         with self.changed:
             running = self._container(self._objects["pods", name])["state"].get("running")
@@ -571,9 +562,7 @@ class KubernetesApi:
             self._put("workflows", workflow)
             return str(workflow["metadata"]["uid"])  # type: ignore[index]
 
-    def make_step(
-        self, name: str, *, workflow: str | None = "mnist-w1", run_id: str = ""
-    ) -> dict[str, str]:
+    def make_step(self, name, *, workflow="mnist-w1", run_id=""):
         """Makes the pod of a step; returns what its container finds in its environment."""
         described: Object = {"name": name, "namespace": NAMESPACE, "labels": {}}
         with self.changed:
@@ -638,16 +627,7 @@ class KubernetesApi:
             status["conditions"] = [condition]
             self._changed("pods", name)
 
-    def tell(
-        self,
-        kind: str,
-        name: str,
-        reason: str,
-        message: str,
-        *,
-        type: str = "Warning",
-        seconds_later: float = 0.0,
-    ) -> None:
+    def tell(self, kind, name, reason, message, *, type="Warning", seconds_later=0.0):
         """Adds an event of an object."""
         event = {
             "metadata": {"name": f"{name}.{uuid.uuid4().hex[:8]}"},
@@ -660,15 +640,7 @@ class KubernetesApi:
         with self.changed:
             self._put("events", event)
 
-    def end_job(
-        self,
-        run: str,
-        kind: str = "Completed",
-        *,
-        reason: str = "",
-        message: str = "",
-        **status: Any,
-    ) -> None:
+    def end_job(self, run, kind="Completed", *, reason="", message="", **status):
         """Ends the job, and takes away what of it still runs."""
         with self.changed:
             default = "AllJobsCompleted" if kind == "Completed" else "FailedJobs"
@@ -832,9 +804,7 @@ class KubernetesApi:
             return False
         return (verb, resource) not in self.denied
 
-    def watched(
-        self, place: "Place", query: dict[str, str], since: int
-    ) -> list[tuple[str, Object]]:
+    def watched(self, place, query, since):
         """Returns what happened after version `since`; 410 if that is too old to tell."""
         with self.changed:
             if since < self._oldest:
@@ -1355,9 +1325,7 @@ def _handler(api: KubernetesApi) -> type[BaseHTTPRequestHandler]:
 
 
 @contextlib.contextmanager
-def kubernetes_api(
-    *, host: str = "127.0.0.1", tls: tuple[Path, Path] | None = None
-) -> Iterator[KubernetesApi]:
+def kubernetes_api(*, host="127.0.0.1", tls=None):
     """Yields the server, while the block runs."""
     api = KubernetesApi()
 
@@ -1384,14 +1352,7 @@ def kubernetes_api(
             thread.join()
 
 
-def kube_config(
-    folder: Path,
-    url: str,
-    *,
-    token: str = TOKEN,
-    namespace: str = NAMESPACE,
-    authority: Path | None = None,
-) -> Path:
+def kube_config(folder, url, *, token=TOKEN, namespace=NAMESPACE, authority=None):
     """Returns a kube config for the server, whose certificate that authority has signed."""
     path = folder / "kubeconfig"
     document = {
@@ -1399,10 +1360,7 @@ def kube_config(
         "kind": "Config",
         "current-context": "here",
         "contexts": [
-            {
-                "name": "here",
-                "context": {"cluster": "here", "user": "me", "namespace": namespace},
-            }
+            {"name": "here", "context": {"cluster": "here", "user": "me", "namespace": namespace}}
         ],
         "clusters": [
             {

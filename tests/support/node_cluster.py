@@ -178,9 +178,7 @@ class NodeCluster:
 
     # --- objects
 
-    def call(
-        self, method: str, path: str, body: object = None, *, kind: str = "application/json"
-    ) -> dict[str, Any]:
+    def call(self, method, path, body=None, *, kind="application/json"):
         return api_call(self._api, method, path, body, kind=kind)
 
     def path(self, plural: str, name: str = "") -> str:

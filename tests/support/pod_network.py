@@ -127,9 +127,7 @@ class Sandbox:
         enter: Words before a command that is to run in there.
     """
 
-    def __init__(
-        self, network: "PodNetwork", *, hostname: str, number: int, address: str | None
-    ) -> None:
+    def __init__(self, network, *, hostname, number, address):
         self.address = address or f"10.244.{number // 250}.{number % 250 + 2}"
         self._network = network
         self._port = f"pod{number}"

@@ -136,17 +136,7 @@ class Pod:
 class Pods:
     """Runs the pods of one run of the feed's test script; all end when the context ends."""
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        dnn: int = 1,
-        data: int = 2,
-        local: int = 0,
-        feed: Mapping[str, object],
-        given: Mapping[str, object] | None = None,
-        code: str = "",
-    ) -> None:
+    def __init__(self, folder, *, dnn=1, data=2, local=0, feed, given=None, code=""):
         self.folder = folder
         self.gates = folder / "gates"
         self.gates.mkdir()
@@ -186,14 +176,7 @@ class Pods:
             for pod in self.pods:
                 print(f"--- {pod.folder.name}\n{pod.log[-4000:]}")
 
-    def start(
-        self,
-        group: str,
-        index: int,
-        *,
-        named_after_seconds: float | None = 0.0,
-        address: str | None = None,
-    ) -> Pod:
+    def start(self, group, index, *, named_after_seconds=0.0, address=None):
         """Starts a new pod."""
         hostname = f"{RUN}-{group}-0-{index}"
         sandbox = self._network.sandbox(hostname, address=address)

@@ -14,7 +14,6 @@ from stoker.errors import NoCapacityError, PlatformError, UsageError
 from stoker.platforms.base import JobEnd, JobSpec, LogLine
 from stoker.records import (
     Decision,
-    Group,
     Json,
     OnNoCapacity,
     Plan,
@@ -98,9 +97,7 @@ def decision() -> Decision:
     return msgspec.structs.replace(sample_records.decision(), plan=plans[0], plans=tuple(plans))
 
 
-def run(
-    platform: Scarce, tmp_path: Path, policy: OnNoCapacity, *, groups: Sequence[Group] = (DNN, DATA)
-) -> tuple[Training, list[str]]:
+def run(platform, tmp_path, policy, *, groups=(DNN, DATA)):
     said: list[str] = []
     job = JobSpec(
         name="mnist-1",

@@ -35,9 +35,7 @@ FINISHED = "the training is finished though the run has FAILED"
 class PipelineProject:
     """Holds a pipeline of the tests' own, with a short profile, and its runs."""
 
-    def __init__(
-        self, cluster: NodeCluster, server: PipelinesServer, *, has_claims: bool = True
-    ) -> None:
+    def __init__(self, cluster, server, *, has_claims=True):
         self.cluster, self.server = cluster, server
         self.name = f"stoker-test-{uuid.uuid4().hex[:6]}"
         given = cluster.given
