@@ -200,6 +200,19 @@ def only_pod(api: KubernetesApi, host: str) -> str:
     return found
 
 
+def complete(api, followed):
+    """Ends the leader and the job well; returns the run's end."""
+    api.end_pod(only_pod(api, LEADER))
+    api.end_job(NAME)
+    end = followed.ended()
+    assert end.status == "succeeded"
+    return end
+
+
+def are_gone(api, *plurals):
+    return not [name for plural in plurals for name in api.names(plural)]
+
+
 def trained(api, followed, *, api_name="jobset", lines):
     """All hosts run, speak and end."""
     api.run_pods(NAME)
@@ -251,14 +264,11 @@ def test_the_workflow_that_controls_the_step_s_pod_owns_the_job(api, api_name, s
     api.remove("pods", "step-1")
     assert api.names(PLURAL[api_name]) == [NAME]
     api.remove("workflows", "w")
-    for plural in (PLURAL[api_name], "secrets", "configmaps", "trainingruntimes"):
-        assert api.names(plural) == []
+    assert are_gone(api, PLURAL[api_name], "secrets", "configmaps", "trainingruntimes")
 
 
 @pytest.mark.parametrize("is_denied", [False, True])
-def test_a_pod_whose_controller_is_no_workflow_or_cannot_be_read_owns_nothing(
-    api, is_denied, capfd, submit, step
-):
+def test_a_pod_without_a_readable_workflow_owns_nothing(api, is_denied, capfd, submit, step):
     step(workflow="w" if is_denied else None)
     api.denied |= {("get", "pods")} if is_denied else set()
     api.reviews_work = False
@@ -292,8 +302,7 @@ def test_an_interrupt_while_the_job_is_made_leaves_nothing(api, api_name, monkey
     monkeypatch.setattr("stoker.platforms.kubernetes.submit._provide_parts", interrupted)
     with pytest.raises(KeyboardInterrupt):
         submit(api=api_name)
-    assert api.names(PLURAL[api_name]) == []
-    assert api.names("trainingruntimes") == []
+    assert are_gone(api, PLURAL[api_name], "trainingruntimes")
 
 
 @pytest.mark.parametrize("plural", ["jobsets", "secrets", "configmaps"])
@@ -313,7 +322,7 @@ def test_a_server_that_cannot_answer_now_is_asked_by_a_retry(api, submit):
 
 def test_a_job_that_the_cluster_finds_invalid_is_refused_in_its_words(platform, job):
     request = platform.plan(job)
-    spec: Any = {**request.main["spec"], "replica": 1}
+    spec = {**request.main["spec"], "replica": 1}
     with pytest.raises(PlatformError, match=r'unknown field "spec\.replica"') as caught:
         platform.submit(dataclasses.replace(request, main={**request.main, "spec": spec}))
     assert "update JobSet" in caught.value.fix
@@ -384,7 +393,7 @@ def test_a_job_that_is_being_deleted_is_waited_for(api, platform, job, api_name)
     stopping.start()
     until(lambda: "deletionTimestamp" in api.get(plural, NAME)["metadata"], what="it is marked")
     creations = num_tries()
-    made: list[KubernetesRun] = []
+    made = []
     second = threading.Thread(target=lambda: made.append(platform.submit(request)))
     second.start()
     until(lambda: num_tries() > creations + 1, what="it is tried again")
@@ -490,7 +499,7 @@ def test_a_profile_s_results_come_back_in_the_leader_s_log(
     output.mkdir()
     (output / "profile-rank0.json").write_bytes(msgspec.json.encode(result))
     (output / "baseline-timeline-rank0.csv").write_text(STEPS_AS_IS)
-    combined: list[RankResult] = []
+    combined = []
 
     def combine(ranks: list[RankResult], **_: object) -> Profile:
         combined.extend(ranks)
@@ -505,7 +514,7 @@ def test_a_profile_s_results_come_back_in_the_leader_s_log(
         cluster=TodaysCluster(dnn=TodaysGroup(instance_type="g5.2xlarge")),
         kubernetes=job.platform_settings.kubernetes,
     )
-    found: list[Profile] = []
+    found = []
     run_dir = tmp_path / NAME
     thread = threading.Thread(
         target=lambda: found.append(profile(workload, platform=platform, run_dir=run_dir))
@@ -539,10 +548,7 @@ def test_a_data_pod_that_is_evicted_is_replaced_and_its_host_s_log_goes_on(api, 
     api.start_pod(new, node="node-2")
     api.say(new, "new pod")
     until(lambda: running.texts(FIRST) == ["old pod", "new pod"], what="the second pod's log")
-    api.end_pod(only_pod(api, LEADER))
-    api.end_job(NAME)
-    end = running.ended()
-    assert end.status == "succeeded"
+    complete(api, running)
     assert f"{FIRST}: lost: TerminationByKubelet" in running.status
     assert f"{FIRST}: runs on node node-2, replacing an earlier pod" in running.status
     assert (job.run_dir / "logs" / f"data-{FIRST}.log").read_text() == "old pod\nnew pod\n"
@@ -609,6 +615,17 @@ def test_a_dnn_pod_on_a_node_that_is_cut_off_is_told_and_bounded(
     assert f"kubectl delete node {'node-1'}" in str(end.failure)
 
 
+def test_a_data_pod_on_a_node_that_is_cut_off_is_replaced_and_told(api, clock, running):
+    first = only_pod(api, FIRST)
+    until(lambda: f"{FIRST}: runs" in running.status, what="it runs")
+    api.start_pod(api.cut_off_node(first, overdue_seconds=61), node="node-2")
+    until(lambda: f"kubectl delete pod {first} -n" in running.status, what="it is told")
+    again = f"{FIRST}: runs on node node-2, replacing an earlier pod"
+    until(lambda: again in running.status, what="its place is taken")
+    clock.ahead += 3600
+    complete(api, running)
+
+
 def test_a_dnn_pod_that_is_freed_in_time_ends_no_run(api, clock, start):
     settings = {"output": "pvc://outputs"}
     followed = start(**settings)
@@ -622,9 +639,7 @@ def test_a_dnn_pod_that_is_freed_in_time_ends_no_run(api, clock, start):
     again = f"{LEADER}: runs on node node-1, replacing an earlier pod"
     until(lambda: again in followed.status, what="its place is taken")
     clock.ahead += 3600
-    api.end_pod(only_pod(api, LEADER))
-    api.end_job(NAME)
-    assert followed.ended().status == "succeeded"
+    complete(api, followed)
 
 
 def test_all_hosts_that_are_started_again_are_followed_again(api, start):
@@ -657,9 +672,7 @@ def test_watches_and_logs_that_reconnect_lose_and_repeat_nothing(api, how, runni
         api.say(leader, *lines)
         until(lambda n=number: f"line {n}.0" in running.texts(LEADER), what="they arrive")
         until(lambda: getattr(api, how)() > 0, what="there is a stream to break")
-    api.end_pod(leader)
-    api.end_job(NAME)
-    assert running.ended().status == "succeeded"
+    complete(api, running)
     assert running.texts(LEADER) == said
 
 
@@ -712,9 +725,7 @@ def test_a_cluster_that_is_away_for_a_while_is_retried_and_that_is_said_once(api
     for plural in ("jobsets", "pods", "events"):
         api.faults.append(Fault("WATCH", plural, times=2, code=503, message="apiserver not ready"))
     api.drop_streams()
-    api.end_pod(only_pod(api, LEADER))
-    api.end_job(NAME)
-    assert running.ended().status == "succeeded"
+    complete(api, running)
     assert running.status.count("apiserver not ready") <= 3
     assert "retrying" in running.status
 
@@ -722,7 +733,7 @@ def test_a_cluster_that_is_away_for_a_while_is_retried_and_that_is_said_once(api
 @pytest.mark.parametrize(
     ("code", "words"), [(503, "cannot answer now"), (401, "does not accept these credentials")]
 )
-def test_a_cluster_that_stays_away_leaves_the_job_and_says_how_to_follow_it(
+def test_a_cluster_that_stays_away_leaves_the_job_with_its_way_back(
     api, clock, code, words, followed
 ):
     until(lambda: "the job exists" in followed.status, what="it is followed")
@@ -747,7 +758,7 @@ NO_GPU = (
 )
 
 
-def test_pods_without_a_node_are_told_once_with_what_is_short_and_later_the_next_best_plan(
+def test_pods_without_a_node_are_told_with_what_is_short_then_the_next_best_plan(
     api, clock, waiting
 ):
     leader = only_pod(api, LEADER)
@@ -767,14 +778,10 @@ def test_pods_without_a_node_are_told_once_with_what_is_short_and_later_the_next
     assert waiting.error is None
     for name in api.names("pods"):
         api.start_pod(name)
-    api.end_pod(leader)
-    api.end_job(NAME)
-    assert waiting.ended().status == "succeeded"
+    complete(api, waiting)
 
 
-def test_pods_that_get_no_node_in_the_time_that_the_workload_gives_end_the_job(
-    api, follow, clock, submit
-):
+def test_pods_without_a_node_for_wait_minutes_end_the_job(api, follow, clock, submit):
     submitted = submit()
     api.make_pods(NAME)
     for name in api.pods(NAME, "data"):
@@ -859,7 +866,7 @@ QUOTA = (
         (EXIT_CODE, LOST, 1800, False, False),
     ],
 )
-def test_trainers_that_load_nothing_and_got_no_data_hosts_lacked_nodes(
+def test_trainers_that_load_nothing_without_data_hosts_lacked_nodes(
     api, platform, job, follow, code, words, ran_seconds, is_refused, is_shortage
 ):
     alone = msgspec.structs.replace(job.groups[0], workers_per_host=0)
@@ -914,13 +921,13 @@ def two_plans(job: JobSpec) -> Decision:
     return msgspec.structs.replace(sample_decision(), plan=plans[0], plans=tuple(plans))
 
 
-def test_after_the_wait_for_nodes_the_decision_s_next_plan_is_taken_also_by_a_later_attempt(
+def test_the_next_plan_is_taken_after_the_wait_also_by_a_later_attempt(
     api, platform, job, clock, step
 ):
     step()
     kept = with_settings(job, output="pvc://runs", pools=ALL_POOLS)
-    said: list[str] = []
-    records: list[Training] = []
+    said = []
+    records = []
 
     def run_training() -> None:
         record = train(
@@ -1000,6 +1007,14 @@ def test_an_image_that_does_not_come_is_an_error_after_its_deadline(api, clock, 
     assert "imagePullSecrets" in error.fix
 
 
+def test_data_hosts_without_an_image_do_not_end_the_training(api, clock, waiting):
+    api.pod_waits(only_pod(api, FIRST), "InvalidImageName", "no such name")
+    until(lambda: "no such name" in waiting.status, what="it is said")
+    clock.ahead += IMAGE_SECONDS + 1
+    api.start_pod(only_pod(api, LEADER))
+    complete(api, waiting)
+
+
 def test_pods_that_a_quota_forbids_are_an_error_after_a_while(api, clock, followed):
     api.tell("Job", f"{NAME}-dnn-0", "FailedCreate", QUOTA)
     until(lambda: "exceeded quota: gpus" in followed.status, what="it is said")
@@ -1013,9 +1028,7 @@ def test_pods_that_a_quota_forbids_are_an_error_after_a_while(api, clock, follow
     assert api.names("jobsets") == []
 
 
-def test_a_quota_that_refused_the_first_pods_does_not_end_a_job_that_a_queue_holds_later(
-    api, clock, start
-):
+def test_a_quota_s_refusal_does_not_end_a_job_that_a_queue_holds_later(api, clock, start):
     followed = start(jobset=QUEUED)
     api.tell("Job", f"{NAME}-dnn-0", "FailedCreate", QUOTA)
     until(lambda: "exceeded quota: gpus" in followed.status, what="it is said")
@@ -1119,9 +1132,7 @@ def test_stop_without_the_right_to_says_so_and_does_not_raise(api, capfd, run):
 
 
 @BOTH
-def test_a_dnn_host_that_is_drained_restarts_the_job_without_counting_as_a_failure(
-    api, api_name, start
-):
+def test_a_drained_dnn_host_restarts_the_job_and_is_no_failure(api, api_name, start):
     settings = {"api": api_name, "output": "pvc://runs"}
     followed = start(**settings)
     api.run_pods(NAME)
@@ -1166,9 +1177,7 @@ def test_data_pods_may_be_evicted_and_dnn_pods_make_a_drain_wait(api, run):
     assert api.names("poddisruptionbudgets") == []
 
 
-def test_a_drain_waits_for_the_pods_that_follow_a_workflow_s_jobs_until_it_is_over(
-    api, platform, job, submit, step
-):
+def test_a_drain_waits_for_the_followers_of_a_workflow_s_jobs(api, platform, job, submit, step):
     step("profile")
     profile = dataclasses.replace(described_job(name=f"{NAME}-profile"), run_dir=job.run_dir)
     platform.submit(platform.plan(profile)).leave()
@@ -1198,25 +1207,17 @@ def test_without_the_right_to_a_disruption_budget_the_job_runs_all_the_same(api,
 
 
 @pytest.mark.parametrize("kind", ["Completed", "Failed"])
-def test_a_train_job_that_has_ended_is_never_trained_again(api, kind, submit):
-    submit(api="trainer")
+def test_an_ended_train_job_is_never_trained_again_and_deleted_by_its_follower(api, start, kind):
+    followed = start(api="trainer")
     api.run_pods(NAME)
     api.end_job(NAME, kind)
     api.pass_seconds_after_end(10**9)
     assert api.trained_again == []
-
-
-@pytest.mark.parametrize("kind", ["Completed", "Failed"])
-def test_whoever_followed_a_train_job_to_its_end_deletes_it_with_its_token(api, kind, start):
-    followed = start(api="trainer")
-    api.run_pods(NAME)
-    api.end_job(NAME, kind)
     followed.ended()
     followed.run.stop()
     assert api.names("trainjobs") == [NAME]
     followed.run.clean_up()
-    for plural in ("trainjobs", "trainingruntimes", "configmaps", "secrets", "pods"):
-        assert api.names(plural) == []
+    assert are_gone(api, "trainjobs", "trainingruntimes", "configmaps", "secrets", "pods")
 
 
 def test_a_jobset_that_has_ended_stays_with_its_logs_until_its_ttl(api, start):
@@ -1227,13 +1228,10 @@ def test_a_jobset_that_has_ended_stays_with_its_logs_until_its_ttl(api, start):
     api.pass_seconds_after_end(3599)
     assert api.names("jobsets") == [NAME]
     api.pass_seconds_after_end(3600)
-    for plural in ("jobsets", "secrets", "configmaps", "poddisruptionbudgets"):
-        assert api.names(plural) == []
+    assert are_gone(api, "jobsets", "secrets", "configmaps", "poddisruptionbudgets")
 
 
-def test_a_pipelines_train_job_stays_for_its_retries_until_the_last_step(
-    api, platform, job, follow, step
-):
+def test_a_pipeline_s_train_job_stays_until_the_last_step(api, platform, job, follow, step):
     step()
     settings = with_settings(job, api="trainer")
     followed = follow(platform.submit(platform.plan(settings)))
@@ -1244,8 +1242,7 @@ def test_a_pipelines_train_job_stays_for_its_retries_until_the_last_step(
     assert platform.submit(platform.plan(settings)).is_adopted
     words = platform.clean_up(NAME, settings.platform_settings)
     assert words == f"TrainJob {NAME} in namespace {NAMESPACE} had ended: deleted"
-    for plural in ("trainjobs", "trainingruntimes", "configmaps", "secrets"):
-        assert api.names(plural) == []
+    assert are_gone(api, "trainjobs", "trainingruntimes", "configmaps", "secrets")
 
 
 def test_a_trainer_that_does_not_know_a_field_is_too_old_and_that_is_said(api, submit):
@@ -1253,8 +1250,7 @@ def test_a_trainer_that_does_not_know_a_field_is_too_old_and_that_is_said(api, s
     with pytest.raises(PlatformError, match="runtimePatches") as caught:
         submit(api="trainer")
     assert "update Kubeflow Trainer to 2.2 or newer" in caught.value.fix
-    assert api.names("trainjobs") == []
-    assert api.names("trainingruntimes") == []
+    assert are_gone(api, "trainjobs", "trainingruntimes")
 
 
 # --- cleaning up
@@ -1275,7 +1271,7 @@ def test_clean_up_deletes_what_runs_and_nothing_else(api, platform, job, submit)
 @pytest.mark.parametrize(
     ("api_name", "has_ended"), [("jobset", False), ("trainer", False), ("trainer", True)]
 )
-def test_the_last_step_deletes_a_profile_of_its_run_whose_name_does_not_tell_it(
+def test_the_last_step_deletes_a_profile_of_its_run(
     api, platform, job, api_name, has_ended, submit, step
 ):
     step(run_id="5b1f6c3e-0000-4000-8000-00000000abcd")
@@ -1292,7 +1288,7 @@ def test_the_last_step_deletes_a_profile_of_its_run_whose_name_does_not_tell_it(
 @pytest.mark.parametrize(
     ("api_name", "has_ended"), [("jobset", False), ("trainer", False), ("trainer", True)]
 )
-def test_the_last_step_of_a_workload_leaves_another_workload_s_job_of_the_same_pipeline(
+def test_the_last_step_leaves_another_workload_s_job(
     api, platform, api_name, has_ended, submit, step
 ):
     run_id = "5b1f6c3e-0000-4000-8000-00000000abcd"
@@ -1361,9 +1357,7 @@ def test_a_follower_of_a_run_that_is_being_cancelled_does_not_leave_its_job(api,
 
 
 @pytest.mark.parametrize("why", ["runs", "denied", "away", "silent"])
-def test_a_follower_leaves_its_job_where_nobody_says_that_the_run_is_cancelled(
-    api, why, submit, step
-):
+def test_a_follower_leaves_its_job_unless_its_run_is_known_to_be_cancelled(api, why, submit, step):
     step()
     run = submit()
     if why != "runs":
@@ -1389,7 +1383,7 @@ def test_a_terminal_s_follower_does_not_leave_its_job(api, run):
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
-def test_sigterm_while_a_job_is_adopted_ends_it_only_with_its_run(
+def test_sigterm_while_adopting_ends_a_job_only_with_its_run(
     api, monkeypatch, is_cancelled, submit, step
 ):
     step()
@@ -1434,7 +1428,7 @@ def test_a_step_keeps_with_its_job_what_the_last_step_needs_to_follow_it(api, pl
 
 
 @pytest.mark.parametrize("is_allowed", [True, False])
-def test_a_workflow_of_another_namespace_is_asked_there_whether_somebody_has_ended_it(
+def test_a_workflow_of_another_namespace_is_asked_there(
     api, platform, job, monkeypatch, is_allowed, step
 ):
     step("train", run_id=RUN_ID)
@@ -1454,9 +1448,7 @@ def test_a_workflow_of_another_namespace_is_asked_there_whether_somebody_has_end
 
 @BOTH
 @pytest.mark.parametrize("kind", ["Completed", "Failed"])
-def test_the_last_follower_reads_a_job_that_has_ended_and_makes_none(
-    api, platform, job, follow, api_name, kind, step
-):
+def test_the_last_follower_reads_an_ended_job(api, platform, job, follow, api_name, kind, step):
     step("train", run_id=RUN_ID)
     request = platform.plan(with_settings(job, api=api_name))
     first = platform.submit(request)
@@ -1478,9 +1470,7 @@ def test_the_last_follower_reads_a_job_that_has_ended_and_makes_none(
     assert api.names("jobsets") == []
 
 
-def test_the_last_follower_ends_the_job_of_a_run_that_is_ended_meanwhile(
-    api, platform, job, clock, submit, step
-):
+def test_the_last_follower_ends_the_job_of_an_ended_run(api, platform, job, clock, submit, step):
     step("train", run_id=RUN_ID)
     submit().leave()
     api.run_pods(NAME)
@@ -1500,9 +1490,7 @@ def test_the_last_follower_ends_the_job_of_a_run_that_is_ended_meanwhile(
     assert api.names("jobsets") == []
 
 
-def test_the_record_of_a_run_is_kept_for_the_same_request_and_for_the_last_ten_runs(
-    api, platform, job, monkeypatch
-):
+def test_records_are_kept_by_request_for_the_last_ten_runs(api, platform, job, monkeypatch):
     monkeypatch.setattr(
         "stoker.platforms.kubernetes.state.now_utc", iter(map(str, range(100, 200))).__next__
     )
@@ -1548,13 +1536,12 @@ def test_without_the_right_to_read_records_a_run_goes_its_way(api, platform, job
 LEASE = f"{NAME}-follower"
 
 
-def lease(api: KubernetesApi) -> dict[str, str]:
-    data: dict[str, str] = api.get("configmaps", LEASE)["data"]
-    return data
+def lease(api):
+    return api.get("configmaps", LEASE)["data"]
 
 
 @BOTH
-def test_a_follower_in_a_pod_keeps_a_lease_that_the_job_owns_and_the_next_one_renews(
+def test_a_pod_s_follower_keeps_a_lease_that_the_next_renews(
     api, platform, job, follow, monkeypatch, api_name, step
 ):
     monkeypatch.setattr("stoker.platforms.kubernetes.follower.RENEW_SECONDS", 0.05)
@@ -1579,7 +1566,7 @@ def test_a_follower_in_a_pod_keeps_a_lease_that_the_job_owns_and_the_next_one_re
     assert api.names("configmaps") == []
 
 
-def test_a_terminal_s_follower_keeps_no_lease_unless_it_is_asked_to_and_turns_one_off(
+def test_a_terminal_s_follower_keeps_no_lease_unless_asked(
     api, platform, job, monkeypatch, submit, step
 ):
     submit().stop()
@@ -1617,12 +1604,12 @@ def test_a_lease_is_off_where_the_workload_says_so(api, platform, job, step):
 
 
 @BOTH
-def test_the_role_that_is_rendered_has_the_rights_that_a_run_takes_and_no_other(
+def test_the_rendered_role_has_exactly_the_rights_that_a_run_takes(
     api, platform, job, follow, api_name, step
 ):
     settings = with_settings(job, api=api_name)
     assert settings.platform_settings.kubernetes
-    role: Any = rules(settings.platform_settings.kubernetes)
+    role = rules(settings.platform_settings.kubernetes)
     api.role = role
     request = platform.plan(settings)
     for number in ("1", "2"):
