@@ -913,7 +913,6 @@ ALL_POOLS = {**POOLS, "c6i.4xlarge": {"cpu": 15, "memory": "28Gi", "gpus": 0}}
 
 
 def two_plans(job: JobSpec) -> Decision:
-    """Returns a decision with the job's plan, and one of other types."""
     plans = [
         Plan(action="heterogeneous", groups=job.groups),
         Plan(action="scale_out", groups=(CPU_ONLY,)),
@@ -1697,7 +1696,6 @@ def test_a_namespace_or_context_that_is_not_there_is_named(api, job, cluster, se
 
 
 def refused(job, platform, error=PlatformError):
-    """Returns the error with which a platform refuses the job."""
     with pytest.raises(error) as caught:
         platform.submit(platform.plan(job))
     return caught.value

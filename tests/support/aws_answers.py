@@ -70,11 +70,6 @@ class Answers:
         self._listen(service, operation)
         self._queued.setdefault(operation, []).extend(answers)
 
-    def always_answer(self, service, operation, make):
-        """Gives what `make` gives to all calls from now on; raises it if it is an exception."""
-        self._listen(service, operation)
-        self._always[operation] = make
-
     def change(self, service, operation, change):
         """Changes the server's own answers."""
 

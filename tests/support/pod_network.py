@@ -34,8 +34,6 @@ _NEEDED = (
 
 @dataclass
 class _Records:
-    """Holds the answers of one name, of which the newest that is in force counts."""
-
     answers: list[tuple[float, tuple[str, ...]]] = field(default_factory=list)
 
     def at(self, now: float) -> tuple[str, ...]:
@@ -68,11 +66,9 @@ class Names:
         self._records.setdefault(name, _Records()).answers.append((since, addresses))
 
     def count(self, name: str, *addresses: str) -> int:
-        """Counts how often that answer was given."""
         return self.given.get(name, []).count(addresses)
 
     def close(self) -> None:
-        """Ends the server."""
         self._is_closing = True
         self._thread.join(10)
 

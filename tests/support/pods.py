@@ -147,15 +147,9 @@ class Pods:
             Group(name="dnn", role="dnn", instance_type=GPU, count=dnn, workers_per_host=local),
             Group(name="data", role="data", instance_type=CPU, count=data, workers_per_host=1),
         ]
+        nothing: dict[str, Any] = {"channels": {}, "hyperparameters": {}}
         self._request = KubernetesPlatform().plan(
-            job(
-                *groups,
-                name=RUN,
-                command=["python", *words],
-                channels={},
-                hyperparameters={},
-                feed=dict(feed),
-            )
+            job(*groups, name=RUN, command=["python", *words], feed=dict(feed), **nothing)
         )
         self._token = new_token()
         self._network = PodNetwork(domain=NAMESPACE)
@@ -177,7 +171,6 @@ class Pods:
                 print(f"--- {pod.folder.name}\n{pod.log[-4000:]}")
 
     def start(self, group, index, *, named_after_seconds=0.0, address=None):
-        """Starts a new pod."""
         hostname = f"{RUN}-{group}-0-{index}"
         sandbox = self._network.sandbox(hostname, address=address)
         folder = self.folder / f"{group}-{index}.{len(self.pods)}"
@@ -212,7 +205,6 @@ class Pods:
         (self.gates / str(number)).touch()
 
     def record(self, leader: Pod) -> Training:
-        """Reads the run's training record."""
         return read_json(self.output(leader) / "training.json", Training)
 
     def figures(self, leader: Pod) -> str:
@@ -230,7 +222,6 @@ class Pods:
         return "; ".join(said)
 
     def output(self, dnn: Pod) -> Path:
-        """Returns the folder where a dnn pod leaves its results."""
         return dnn.folder / "ml" / "output" / "data" / "stoker"
 
     def _left(self) -> list[int]:
@@ -249,8 +240,7 @@ class Pods:
             for replicated in main["spec"]["replicatedJobs"]
             if replicated["name"] == group
         ]
-        container: dict[str, Any] = found[0]
-        return container
+        return found[0]
 
     def _environ(self, container: Mapping[str, Any], group: str, index: int) -> dict[str, str]:
         variables = {

@@ -163,8 +163,6 @@ def test_the_reason_is_the_error_wherever_there_is_one(before, after, error, cod
 
 
 class TwoArguments(Exception):
-    """An error that cannot be made again from a message."""
-
     def __init__(self, file: str, line: int) -> None:
         super().__init__(f"{file}, line {line}")
 
