@@ -5,9 +5,9 @@ protocol with S3 and logs of moto, an API server of Kubernetes.
 
 Each job has a platform and a `spec` that it can plan, and `hosts`: name to group, the leader first,
 known once they run. `kept` is what anybody may read of a job while it runs, `started` an identity
-of each job that was started, `left` what must be gone after a stop, `wrong_uri` a channel's that the
-platform cannot read, and `gone` the end of a job that vanished, with words of it ("error" where it
-cannot be followed). `fail` ends the trainer with EXIT_CODE, for REASON; `deny` makes starting
+of each job that was started, `left` what must be gone after a stop, `wrong_uri` a channel's that
+the platform cannot read, and `gone` the end of a job that vanished, with words of it ("error" where
+it cannot be followed). `fail` ends the trainer with EXIT_CODE, for REASON; `deny` makes starting
 impossible, and returns words of the reason.
 """
 
