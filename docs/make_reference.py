@@ -63,18 +63,6 @@ def main() -> None:
 # Records.
 
 Schema = Mapping[str, typing.Any]
-_UNITS = {
-    "_seconds": "seconds",
-    "_minutes": "minutes",
-    "_hours": "hours",
-    "_days": "days",
-    "_gb": "GB",
-    "_bytes": "bytes",
-    "_usd_per_hour": "dollars per hour",
-    "seconds": "seconds",
-    "_vcpus": "vCPUs",
-}
-# Patterns that are better said than shown.
 _PATTERNS = {
     "^s3://[^/]+(/.*)?$": "an s3:// address",
     "^arn:aws[a-z-]*:iam::[0-9]{12}:role/?[^ ]+$": "the ARN of a role",
@@ -147,10 +135,10 @@ def _section(schema: Schema, part: "Section") -> Iterator[str]:
     others = part.paths[1:]
     yield from ("", f"## {_title(part.paths[0], others)}", "")
     # The key that holds the section is described here, and not once more among its neighbours.
-    for path, described, is_required in part.keys:
-        name = f"`{path}`: " if len(part.keys) > 1 else ""
-        yield from (name + _facts(schema, path, described, is_required=is_required), "")
-        yield from (_linked(described["description"]), "")
+    for path, described, _ in part.keys:
+        if described["description"] != part.kind["description"]:
+            name = f"`{path}`: " if len(part.keys) > 1 else ""
+            yield from (name + _linked(described["description"]), "")
     yield from part.kind["description"].splitlines()
     if part.paths[0] in _SECTION_OF_PLATFORM:
         yield from ("", _SECTION_OF_PLATFORM[part.paths[0]])
@@ -160,18 +148,16 @@ def _section(schema: Schema, part: "Section") -> Iterator[str]:
             continue
         whole = f"{part.paths[0]}.{key}" if part.paths[0] else key
         yield from ("", f"### {whole}", "")
-        yield _facts(schema, key, described, is_required=key in required)
+        yield _facts(schema, described, is_required=key in required)
         yield from ("", _linked(described["description"]))
         if others:
             yield from ("", "Also " + ", ".join(f"`{other}.{key}`" for other in others) + ".")
 
 
-def _facts(schema: Schema, key: str, described: Schema, *, is_required: bool) -> str:
-    unit = _unit(key, described)
+def _facts(schema: Schema, described: Schema, *, is_required: bool) -> str:
     kind = f"*{_type_words(schema, described)}*"
-    return " · ".join(
-        each for each in (kind, unit, _default_words(described, is_required=is_required)) if each
-    )
+    default = _default_words(described, is_required=is_required)
+    return f"{kind} · {default}" if default else kind
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -270,11 +256,6 @@ def _text_bounds(described: Schema) -> str:
     return "" if pattern is None else f": {_PATTERNS[pattern]}"
 
 
-def _unit(key: str, described: Schema) -> str:
-    found = [unit for suffix, unit in _UNITS.items() if key.endswith(suffix)]
-    return found[0] if found and "boolean" not in str(described.get("type")) else ""
-
-
 def _default_words(described: Schema, *, is_required: bool) -> str:
     if is_required:
         return "required"
@@ -355,8 +336,8 @@ def _record_table(schema: Schema, name: str, *, of: str) -> Iterator[str]:
         ]
         if links:
             shown = shown.replace("a mapping", links[0]).replace("mappings", links[0])
-        optional = "" if key in required or key == "schema" else ", optional"
-        yield f"| `{key}` | {_cell(shown)}{optional} | {_cell(described['description'])} |"
+        is_required = ", required" if key in required else ""
+        yield f"| `{key}` | {_cell(shown)}{is_required} | {_cell(described['description'])} |"
 
 
 # The command line.
