@@ -14,11 +14,11 @@ from stoker.feed.agent.dispatch import (
 from stoker.feed.wire.protocol import Make
 
 
-def session(name: str = "s", *, rank: int = 0) -> AgentSession:
+def session(name="s", *, rank=0):
     return AgentSession(name=name, identity=b"", rank=rank, spec="spec", seeding="batch")
 
 
-def request(number: int, *, spec: str = "spec", epoch: int = 0) -> BatchRequest:
+def request(number, *, spec="spec", epoch=0):
     make = Make(session="s", epoch_id=epoch, number=number, index=b"", seed=())
     return BatchRequest(session(), spec, "batch", make)
 
