@@ -3,7 +3,6 @@
 import contextlib
 import struct
 import tracemalloc
-from collections.abc import Callable, Iterator
 
 import msgspec
 import numpy as np
@@ -39,13 +38,7 @@ VALID: list[protocol.Message] = [
     protocol.Open(protocol=1, session="s", rank=0, spec="d", spec_bytes=3, versions={"torch": "2"}),
     protocol.Make(session="s", epoch_id=1, number=2, index=b"4", seed=(1, 2, 3)),
     protocol.Made(
-        session="s",
-        epoch_id=1,
-        number=2,
-        tree=b"xyz",
-        cpu_seconds=1.0,
-        wall_seconds=2.0,
-        worker=0,
+        session="s", epoch_id=1, number=2, tree=b"xyz", cpu_seconds=1.0, wall_seconds=2.0, worker=0
     ),
     protocol.Declined(session="s", epoch_id=1, number=2, reason="r", is_lost=True),
     protocol.Progress(rank=0, steps=1, samples=2, wait_seconds=0.5, compute_seconds=1.5),
@@ -54,7 +47,7 @@ VALUE = {"x": torch.arange(10), "y": [np.ones(3), "é", 1.5, b"z" * 2000], 3: (1
 
 
 @contextlib.contextmanager
-def little_memory(num_bytes: int) -> Iterator[None]:
+def little_memory(num_bytes):
     tracemalloc.start()
     try:
         yield
@@ -64,14 +57,14 @@ def little_memory(num_bytes: int) -> Iterator[None]:
     assert peak <= 20 * num_bytes + MAX_EXTRA_BYTES
 
 
-def judged(read: Callable[[bytes], object], data: bytes) -> object:
+def judged(read, data):
     with little_memory(len(data)), contextlib.suppress(ProtocolError):
         return read(data)
     return None
 
 
 @st.composite
-def mutated(draw: st.DrawFn, sources: list[bytes]) -> bytes:
+def mutated(draw, sources):
     data = bytearray(draw(st.sampled_from(sources)))
     for _ in range(draw(st.integers(1, 5))):
         place = draw(st.integers(0, max(len(data) - 1, 0)))
