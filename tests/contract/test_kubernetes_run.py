@@ -69,17 +69,17 @@ EXIT_CODE = 7
 NEXT_BEST = "1 x g5.2xlarge + 2 x c6i.4xlarge (80.0 ms per step, $2.00 per hour)"
 LEADER, FIRST, SECOND = (f"{NAME}-{place}" for place in ("dnn-0-0", "data-0-0", "data-0-1"))
 BOTH = pytest.mark.parametrize("api_name", ["jobset", "trainer"])
+BOTH_OR_ENDED = pytest.mark.parametrize(
+    ("api_name", "has_ended"), [("jobset", False), ("trainer", False), ("trainer", True)]
+)
 PLURAL = {"jobset": "jobsets", "trainer": "trainjobs"}
 TRAINS = {"jobset": "dnn", "trainer": "node"}
 
 
 class Clock:
-    """Counts monotonic seconds that tests may let jump."""
+    ahead = 0.0
 
-    def __init__(self) -> None:
-        self.ahead = 0.0
-
-    def __call__(self) -> float:
+    def __call__(self):
         return time.monotonic() + self.ahead
 
 
@@ -1267,9 +1267,7 @@ def test_clean_up_deletes_what_runs_and_nothing_else(api, platform, job, submit)
     assert api.names("jobsets") == [NAME]
 
 
-@pytest.mark.parametrize(
-    ("api_name", "has_ended"), [("jobset", False), ("trainer", False), ("trainer", True)]
-)
+@BOTH_OR_ENDED
 def test_the_last_step_deletes_a_profile_of_its_run(
     api, platform, job, api_name, has_ended, submit, step
 ):
@@ -1284,9 +1282,7 @@ def test_the_last_step_deletes_a_profile_of_its_run(
     assert api.names(PLURAL[api_name]) == []
 
 
-@pytest.mark.parametrize(
-    ("api_name", "has_ended"), [("jobset", False), ("trainer", False), ("trainer", True)]
-)
+@BOTH_OR_ENDED
 def test_the_last_step_leaves_another_workload_s_job(
     api, platform, api_name, has_ended, submit, step
 ):
@@ -1405,6 +1401,7 @@ def test_sigterm_while_adopting_ends_a_job_only_with_its_run(
 
 RUN_ID = "5b1f6c3e-0000"
 RECORDS = {"step": "train", "workload.json": "{}"}
+NOW_UTC = "stoker.platforms.kubernetes.state.now_utc"
 
 
 def test_a_step_keeps_with_its_job_what_the_last_step_needs_to_follow_it(api, platform, job, step):
@@ -1490,9 +1487,7 @@ def test_the_last_follower_ends_the_job_of_an_ended_run(api, platform, job, cloc
 
 
 def test_records_are_kept_by_request_for_the_last_ten_runs(api, platform, job, monkeypatch):
-    monkeypatch.setattr(
-        "stoker.platforms.kubernetes.state.now_utc", iter(map(str, range(100, 200))).__next__
-    )
+    monkeypatch.setattr(NOW_UTC, iter(map(str, range(100, 200))).__next__)
     for number in range(12):
         platform.keep(platform.plan(dataclasses.replace(job, name=f"mnist-{number}")), f"{number}")
     last = platform.plan(dataclasses.replace(job, name="mnist-11"))
@@ -1509,9 +1504,7 @@ def test_records_are_kept_by_request_for_the_last_ten_runs(api, platform, job, m
 
 
 def test_records_beyond_what_a_configmap_holds_push_the_oldest_out(api, platform, job, monkeypatch):
-    monkeypatch.setattr(
-        "stoker.platforms.kubernetes.state.now_utc", iter(map(str, range(100, 200))).__next__
-    )
+    monkeypatch.setattr(NOW_UTC, iter(map(str, range(100, 200))).__next__)
     for number in range(4):
         request = platform.plan(dataclasses.replace(job, name=f"mnist-{number}"))
         platform.keep(request, "x" * (300 << 10))
