@@ -17,7 +17,7 @@ import re
 import textwrap
 import typing
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -63,18 +63,6 @@ def main() -> None:
 # Records.
 
 Schema = Mapping[str, typing.Any]
-_UNITS = {
-    "_seconds": "seconds",
-    "_minutes": "minutes",
-    "_hours": "hours",
-    "_days": "days",
-    "_gb": "GB",
-    "_bytes": "bytes",
-    "_usd_per_hour": "dollars per hour",
-    "seconds": "seconds",
-    "_vcpus": "vCPUs",
-}
-# Patterns that are better said than shown.
 _PATTERNS = {
     "^s3://[^/]+(/.*)?$": "an s3:// address",
     "^arn:aws[a-z-]*:iam::[0-9]{12}:role/?[^ ]+$": "the ARN of a role",
@@ -123,17 +111,16 @@ def workload_page() -> str:
         "```",
         "",
         "`stoker schema workload > workload.schema.json` writes the schema of the version that is "
-        "installed; projects of `stoker init` have it next to their workloads.",
+        "installed; projects of `stoker init` have it beside their workloads.",
         "",
         "Keys without another note are read on all platforms.",
         "",
-        "| section | keys | what it is |",
-        "| --- | --- | --- |",
-    ]
-    lines += [
-        f"| [{part.paths[0] or 'top level'}](#{_slug(_title(part.paths[0], part.paths[1:]))}) "
-        f"| {len(part.kind['properties'])} | {_cell(_sentence(part.kind['description']))} |"
-        for part in sections
+        "Sections: "
+        + ", ".join(
+            f"[{part.paths[0] or 'top level'}](#{_slug(_title(part.paths[0], part.paths[1:]))})"
+            for part in sections
+        )
+        + ".",
     ]
     for part in sections:
         lines += _section(schema, part)
@@ -148,10 +135,10 @@ def _section(schema: Schema, part: "Section") -> Iterator[str]:
     others = part.paths[1:]
     yield from ("", f"## {_title(part.paths[0], others)}", "")
     # The key that holds the section is described here, and not once more among its neighbours.
-    for path, described, is_required in part.keys:
-        name = f"`{path}`: " if len(part.keys) > 1 else ""
-        yield from (name + _facts(schema, path, described, is_required=is_required), "")
-        yield from (_linked(described["description"]), "")
+    for path, described, _ in part.keys:
+        if described["description"] != part.kind["description"]:
+            name = f"`{path}`: " if len(part.keys) > 1 else ""
+            yield from (name + _linked(described["description"]), "")
     yield from part.kind["description"].splitlines()
     if part.paths[0] in _SECTION_OF_PLATFORM:
         yield from ("", _SECTION_OF_PLATFORM[part.paths[0]])
@@ -161,18 +148,16 @@ def _section(schema: Schema, part: "Section") -> Iterator[str]:
             continue
         whole = f"{part.paths[0]}.{key}" if part.paths[0] else key
         yield from ("", f"### {whole}", "")
-        yield _facts(schema, key, described, is_required=key in required)
+        yield _facts(schema, described, is_required=key in required)
         yield from ("", _linked(described["description"]))
         if others:
             yield from ("", "Also " + ", ".join(f"`{other}.{key}`" for other in others) + ".")
 
 
-def _facts(schema: Schema, key: str, described: Schema, *, is_required: bool) -> str:
-    unit = _unit(key, described)
+def _facts(schema: Schema, described: Schema, *, is_required: bool) -> str:
     kind = f"*{_type_words(schema, described)}*"
-    return " · ".join(
-        each for each in (kind, unit, _default_words(described, is_required=is_required)) if each
-    )
+    default = _default_words(described, is_required=is_required)
+    return f"{kind} · {default}" if default else kind
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -271,11 +256,6 @@ def _text_bounds(described: Schema) -> str:
     return "" if pattern is None else f": {_PATTERNS[pattern]}"
 
 
-def _unit(key: str, described: Schema) -> str:
-    found = [unit for suffix, unit in _UNITS.items() if key.endswith(suffix)]
-    return found[0] if found and "boolean" not in str(described.get("type")) else ""
-
-
 def _default_words(described: Schema, *, is_required: bool) -> str:
     if is_required:
         return "required"
@@ -305,7 +285,7 @@ def records_page() -> str:
         "same words. A field is never given another meaning within a version; fields may be "
         "added, so readers ignore those that they do not know.",
         "",
-        "The workload, which you write, has [a page of its own](workload.md).",
+        "The workload, which you write, is [on another page](workload.md).",
     ]
     seen: set[str] = set()
     for name, kind in RECORDS.items():
@@ -356,8 +336,8 @@ def _record_table(schema: Schema, name: str, *, of: str) -> Iterator[str]:
         ]
         if links:
             shown = shown.replace("a mapping", links[0]).replace("mappings", links[0])
-        optional = "" if key in required or key == "schema" else ", optional"
-        yield f"| `{key}` | {_cell(shown)}{optional} | {_cell(described['description'])} |"
+        is_required = ", required" if key in required else ""
+        yield f"| `{key}` | {_cell(shown)}{is_required} | {_cell(described['description'])} |"
 
 
 # The command line.
@@ -382,11 +362,8 @@ def cli_page() -> str:
         "",
     ]
     for panel, names in by_panel.items():
-        lines += [*([f"**{panel}**", ""] if panel else []), "| command | |", "| --- | --- |"]
-        lines += [
-            f"| [stoker {name}](#stoker-{name}) | {_cell(VERBS.get(name, ''))} |" for name in names
-        ]
-        lines.append("")
+        links = ", ".join(f"[{name}](#stoker-{name})" for name in names)
+        lines += [f"**{panel}**: {links}" if panel else links, ""]
     own = [param for param in app.params if not vars(param).get("hidden")]
     lines += ["## Without a command", "", *_options(own)]
     rows = Counter(
@@ -522,15 +499,11 @@ def python_page() -> str:
         "# Python",
         "",
         "The public names: these, and no others, keep their meaning within a version of stoker. "
-        "All are typed (`py.typed`). The examples of a module belong together, from first to "
-        "last, and a test runs them.",
+        "All are typed (`py.typed`). An argument of several names of a module is described once. "
+        "The examples of a module belong together, and a test runs them.",
         "",
-        "| module | names |",
-        "| --- | --- |",
+        "Modules: " + ", ".join(f"[{module}](#{_slug(module)})" for module in MODULES) + ".",
     ]
-    for module in MODULES:
-        links = [f"[{name}](#{_slug(_heading(module, name))})" for name in public(module)]
-        lines.append(f"| [{module}](#{_slug(module)}) | {' · '.join(links)} |")
     for module in MODULES:
         lines += _module(module)
     return "\n".join(lines) + "\n"
@@ -587,6 +560,7 @@ def _module(module: str) -> Iterator[str]:
         for names, code in examples(module).items()
         for name in names.split(", ")
     }
+    told: set[str] = set()
     for name in public(module):
         yield from ("", f"### {_heading(module, name)}", "")
         node, home = _definition(module, name)
@@ -598,7 +572,8 @@ def _module(module: str) -> Iterator[str]:
         else:
             if not (isinstance(node, ast.ClassDef) and "Protocol" in map(ast.unparse, node.bases)):
                 yield from ("```text", *_signature(name, node), "```", "")
-            yield from _docstring(ast.get_docstring(node) or "", outputs=_outputs(node))
+            text = _docstring(ast.get_docstring(node) or "", outputs=_outputs(node))
+            yield from _without_told(text, told)
             if isinstance(node, ast.ClassDef):
                 yield from _members(node)
         first, code = homes.get(name, ("", ""))
@@ -606,6 +581,21 @@ def _module(module: str) -> Iterator[str]:
             yield from ("", "```python", *code.splitlines(), "```")
         elif first:
             yield from ("", f"Example: [{module}.{first}](#{_slug(f'{module}.{first}')}).")
+
+
+def _without_told(lines: Iterable[str], told: set[str]) -> Iterator[str]:
+    """Leaves out the entries that an earlier name of the module has with the same words."""
+    title: list[str] = []
+    for line in lines:
+        if line in ("Arguments:", "Outputs:"):
+            title = [line, ""]
+        elif not line.startswith("- `"):
+            yield from [line] if line or not title else []
+        elif line not in told:
+            told.add(line)
+            yield from title
+            yield line
+            title = []
 
 
 def _signature(name: str, node: Definition) -> list[str]:
@@ -839,7 +829,7 @@ RUN_FILES = MappingProxyType(
         "they were.",
         "hosts/": "On this machine: /opt/ml of each host, with `model` and `checkpoints`.",
         "output/": "On SageMaker and Kubernetes: what the job left, unpacked.",
-        "token": "On this machine, while the run goes on: its token. A secret.",
+        "token": "On this machine, during the run: its token, a secret.",
     }
 )
 
@@ -860,8 +850,6 @@ def files_page() -> str:
     lines = [
         "# Files, ports, exit codes",
         "",
-        "Environment variables have [a page of their own](environment.md).",
-        "",
         "## Files of a run",
         "",
         "`stoker run` and `stoker train` write to `runs/ID/` in the folder that they are started "
@@ -872,10 +860,10 @@ def files_page() -> str:
         "| --- | --- |",
         *(f"| `{name}` | {_cell(text)} |" for name, text in RUN_FILES.items()),
         "",
-        "A command that is told where to write (`--out`, `--report`, `--summary`) writes there, "
-        "too. The verbs of one step without `--out` write `profile.json`, `decision.json` or "
-        "`evaluation.json` to the current folder. Files are written whole, under another name, and "
-        "renamed: a reader never sees half a record.",
+        "Options for files (`--out`, `--report`, `--summary`) name further places. The verbs of "
+        "one step without `--out` write `profile.json`, `decision.json` or `evaluation.json` to "
+        "the current folder. Files are written under another name and renamed: no reader sees a "
+        "part of one.",
         "",
         "## Ports",
         "",
@@ -910,7 +898,7 @@ def files_page() -> str:
         "| 0 | Done. | |",
         *_exit_codes(),
         f"| {errors.EXIT_INTERRUPTED} | Ctrl-C. | |",
-        f"| {errors.EXIT_TERMINATED} | SIGTERM: somebody asked it to end. | |",
+        f"| {errors.EXIT_TERMINATED} | SIGTERM. | |",
         "",
         "`stoker launch`, the entry point of the image, ends with the training command's own code. "
         "Otherwise that code is `exit_code` in `training.json`.",
@@ -926,7 +914,7 @@ _CODES = {
     1: "A bug of stoker; `--debug` shows where.",
     2: "Wrong usage, settings or records.",
     3: "The model missed its gate, or the training did no step.",
-    4: "The platform refused, or lost a host, or has none; nobody followed the run any more.",
+    4: "The platform refused, or lost a host, or has none; the run lost its follower.",
     5: "The feed was lost: no data worker is left, or none came in time. Or a dataset cannot "
     "travel to the data hosts ([what to do](../how-to/what-cannot-travel.md)).",
     6: "Your training failed, or took no batch from its data hosts.",

@@ -55,7 +55,7 @@ Path("mine.yaml").write_text(compiled(mine))
 
 # %% pipeline
 from stoker.kubeflow import pipeline
-from stoker.orchestrators.kubeflow.compile import kubeflow_request
+from stoker.pipelines.kubeflow.compile import kubeflow_request
 
 
 # With the parameters of the workload, and one of its own: what `stoker upload kubeflow` does.

@@ -1,7 +1,7 @@
-"""A webhook's message of how a run ended: JSON that Slack, Teams and plain receivers take.
+"""A webhook's message of how a run ended: JSON for Slack, Teams and plain receivers.
 
-The webhook's address is a secret: who has it can write to the channel. It is in no record, and in
-no message of an error: those of Python's own libraries can hold it, so only their kind is told.
+The webhook's address is a secret: who has it can write to the channel. It is in no record and in no
+error message: messages of Python's own libraries can hold it, so only their kind is printed.
 """
 
 import http.client
@@ -26,9 +26,9 @@ class RunEnding:
         workload: Name of the workload.
         run: Name of the run.
         step: Step that failed, or the last one.
-        status: Status of the run; the command itself may end well whatever became of it.
-        error: What failed, in a line; empty where nothing did.
-        links: Where to look: what it is to its address or file.
+        status: Status of the run, which may differ from the command's.
+        error: What failed, in a line; empty if nothing did.
+        links: Name to address or file.
     """
 
     workload: str
@@ -40,7 +40,7 @@ class RunEnding:
     links: dict[str, str] = field(default_factory=dict)
 
     def failed(self, error: str, *, exit_code: int | None = None) -> None:
-        """Notes that the run failed."""
+        """Records that the run failed."""
         self.status, self.error, self.exit_code = "failed", error, exit_code
 
 
@@ -75,7 +75,7 @@ def body_of(ending: RunEnding, *, format: Literal["text", "teams"]) -> dict[str,
 
 
 def post(url: str, body: Mapping[str, Json], *, timeout: float) -> str:
-    """Sends the body; returns why it could not be sent, without the address; empty: it was.
+    """Sends the body; returns why it could not be sent, without the address, or an empty text.
 
     Blocks for about `timeout` seconds at most.
     """
@@ -96,7 +96,7 @@ def post(url: str, body: Mapping[str, Json], *, timeout: float) -> str:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Takes a redirection for an answer: urllib would follow it with a GET."""
+    """Handler that treats a redirection as an answer: urllib would follow it with a GET."""
 
     def redirect_request(self, *arguments: object) -> None:
-        """Returns that there is no further request."""
+        """Returns None: no further request."""

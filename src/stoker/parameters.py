@@ -1,7 +1,7 @@
-"""The parameters of a pipeline run are in one table for all targets, with defaults and checks.
+"""The parameters of a pipeline run, for all targets, with defaults and checks.
 
-A pipeline hands each component `--param NAME=VALUE`; the component turns them into overrides of its
-workload. Names are in snake case; SageMaker shows them in camel case (`MaxUsdPerHour`).
+A pipeline passes each component `--param NAME=VALUE`; the component turns them into overrides of
+its workload. Names are in snake case; SageMaker shows them in camel case (`MaxUsdPerHour`).
 """
 
 import json
@@ -19,12 +19,12 @@ from stoker.records import Json, ModelSettings, Workload, nearest
 
 Kind = Literal["string", "integer", "number", "boolean"]
 
-# In front of a hyperparameter's name, where it is an input of a step: components have inputs and
-# outputs with other meanings, such as model.
+# Prefix of hyperparameters that are inputs of a step: components have inputs and outputs with other
+# meanings, such as model.
 HYPERPARAMETER_INPUT = "hyperparameter_"
 
-# A run can change so many of them, each of so many characters: a step of a pipeline on SageMaker
-# takes 100 arguments of 256 characters.
+# Most that a run can change, and their length: a step of a pipeline on SageMaker takes 100
+# arguments of 256 characters.
 MAX_HYPERPARAMETERS = 60
 _MAX_TEXT = 200
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
@@ -38,20 +38,20 @@ _TAKEN = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """Whoever starts a run of a pipeline may set a parameter of it.
+    """A parameter that can be set when a run of a pipeline starts.
 
     Attributes:
         name: Name in snake case.
         kind: What the target's console asks for.
-        text: What it does, in a sentence; says what an empty value means.
-        default: Returns the value that a workload gives it.
-        overrides: `key.path=value` of a value; () where another part of the pipeline reads it.
-        choices: All that it may be; () for anything.
-        hyperparameter: Name of the one that it sets; empty: it sets another key.
+        text: What it does, in a sentence, with the meaning of an empty value.
+        default: Returns its value for a workload.
+        overrides: Returns `key.path=value` of a value; () where other code reads it.
+        choices: Allowed values; () for any.
+        hyperparameter: Name of the hyperparameter that it sets; empty: it sets another key.
     """
 
     name: str
-    kind: Kind
+    kind: Kind = "string"
     text: str
     default: Callable[[Workload], str | int | float]
     overrides: Callable[[str], tuple[str, ...]]
@@ -60,19 +60,14 @@ class Parameter:
 
     @property
     def camel_name(self) -> str:
-        """Returns the name as SageMaker shows it."""
+        """The name as SageMaker shows it."""
         return camel(self.name)
 
     def check(self, value: str | int | float) -> str:
-        """Returns the value as components get it.
-
-        Raises:
-            UsageError: If it is none of the choices, or not of the kind that is asked for.
-        """
+        """Returns the value as components get it; raises UsageError for a wrong one."""
         text = str(value)
         if self.kind != "string" or not self.hyperparameter:
-            # Consoles of pipelines hand on what was typed, blanks included; a hyperparameter's may
-            # be meant.
+            # Consoles of pipelines pass blanks on; in a hyperparameter they may be meant.
             text = text.strip()
         if "true" in self.choices:
             text = truth_value(text)
@@ -80,17 +75,14 @@ class Parameter:
             raise UsageError(
                 f"{self.name}={text} is not possible", fix="use " + ", ".join(self.choices)
             )
+        explained = f"{self.name}: {self.text}"
         if self.kind == "integer":
             found = whole_number(text)
             if found is None or (text.startswith("-") and not self.hyperparameter):
-                raise UsageError(
-                    f"{self.name}={text}: expected a whole number", fix=f"{self.name}: {self.text}"
-                )
+                raise UsageError(f"{self.name}={text}: expected a whole number", fix=explained)
             text = found
         if self.kind == "number" and not is_number(text):
-            raise UsageError(
-                f"{self.name}={text}: expected a number", fix=f"{self.name}: {self.text}"
-            )
+            raise UsageError(f"{self.name}={text}: expected a number", fix=explained)
         if self.hyperparameter and len(text.splitlines()) > 1:
             raise UsageError(
                 f"{self.name}: its value has several lines",
@@ -130,10 +122,10 @@ def parse(texts: Sequence[str], *, workload: Workload) -> dict[str, str]:
     """Parses and checks `NAME=VALUE` texts; names are in snake or camel case.
 
     Raises:
-        UsageError: For an unknown name (with the nearest known one) or a value that cannot be.
+        UsageError: For an unknown name (with the nearest known one) or a wrong value.
     """
     known = {p.name: p for p in parameters_of(workload)}
-    # A run of SageMaker names them in camel case, and its steps get what it names.
+    # The steps of a run on SageMaker get the names in camel case.
     by_any = {**known, **{p.camel_name: p for p in known.values()}}
     found: dict[str, str] = {}
     for text in texts:
@@ -150,11 +142,7 @@ def parse(texts: Sequence[str], *, workload: Workload) -> dict[str, str]:
 
 
 def overrides_of(texts: Sequence[str], *, workload: Workload) -> list[str]:
-    """Returns the `key.path=value` overrides that `NAME=VALUE` texts stand for.
-
-    Raises:
-        UsageError: As `parse`.
-    """
+    """Returns the `key.path=value` overrides for `NAME=VALUE` texts; raises as `parse`."""
     by_name = {p.name: p for p in parameters_of(workload)}
     values = parse(texts, workload=workload)
     return [
@@ -163,31 +151,28 @@ def overrides_of(texts: Sequence[str], *, workload: Workload) -> list[str]:
 
 
 def whole_number(text: str) -> str | None:
-    """Returns a whole number without leading zeros, with which YAML writes octals; None: none.
+    """Returns a whole number without leading zeros (YAML's octals); None for another text.
 
-    Services that keep all numbers as floats may write 3 as 3.0, and 20000000 as 2.0E7.
+    Services that store all numbers as floats may write 3 as 3.0, and 20000000 as 2.0E7.
     """
     if _WHOLE.fullmatch(text):
         return str(int(text))
     value = float(text) if is_number(text) else 0.5
-    # Beyond it not every whole number is a float.
+    # Larger floats are not exact.
     return str(int(value)) if value.is_integer() and abs(value) < 2**53 else None
 
 
 def truth_value(text: str) -> str:
-    """Returns `true` or `false` for any of their spellings, another text as it is.
-
-    A pipeline hands a value on as JSON, as Python, or as a number.
-    """
+    """Returns `true` or `false` for their spellings in JSON, in Python and as a number."""
     word = text.lower()
     number = whole_number(word)
     return {"1": "true", "0": "false"}.get(number or "", word)
 
 
 def is_number(text: str) -> bool:
-    """Returns whether a text is a number that JSON has, too."""
+    """Returns whether a text is a number as in JSON."""
     try:
-        # float() alone takes 1_000 and digits of other scripts, too.
+        # float() also takes 1_000 and digits of other scripts.
         return text.isascii() and "_" not in text and math.isfinite(float(text))
     except ValueError:
         return False
@@ -196,36 +181,36 @@ def is_number(text: str) -> bool:
 def _hyperparameters(workload: Workload) -> Iterator[Parameter]:
     """Yields a parameter for each hyperparameter that a run can change, typed by its value.
 
-    Epochs have a parameter of their own. Others keep the workload's value: without a value, with
-    other characters than letters, digits, - and _ in the name, or with a long text.
+    A run cannot change hyperparameters without a value, with a long text, or with other characters
+    than letters, digits, - and _ in the name. `epochs` is among the fixed parameters.
     """
-    # As SageMaker shows them: there beta_1 and beta1 are one name.
+    # As SageMaker shows them, where beta_1 and beta1 are one name.
     names = {each.camel_name for each in _PARAMETERS}
-    # Of two that are spelt alike, lr and LR, the one that is spelt so gets the name.
+    # Of lr and LR, lr gets the name.
     declared = sorted(
         workload.hyperparameters.items(), key=lambda each: (_snake(each[0]) != each[0], each[0])
     )
     for hyperparameter, value in declared[:MAX_HYPERPARAMETERS]:
         is_long = isinstance(value, str) and (len(value) > _MAX_TEXT or "\n" in value)
-        if value is None or is_long or hyperparameter == "epochs":
-            continue
-        if not _CHANGEABLE.fullmatch(hyperparameter):
+        is_nameable = hyperparameter != "epochs" and _CHANGEABLE.fullmatch(hyperparameter)
+        if value is None or is_long or not is_nameable:
             continue
         name = _snake(hyperparameter)
-        # A name of another parameter, or none that Python and the services take as one.
-        while camel(name) in names or _TAKEN.fullmatch(name) or not _is_name(name):
+        # The name of another parameter, or no identifier of Python and the services.
+        while (
+            camel(name) in names
+            or _TAKEN.fullmatch(name)
+            or not name.isidentifier()
+            or keyword.iskeyword(name)
+        ):
             name = f"hyperparameter_{name}"
         names.add(camel(name))
         yield _hyperparameter(name, hyperparameter, value)
 
 
 def _snake(name: str) -> str:
-    """Returns the name as Kubeflow spells names."""
+    # As Kubeflow spells names.
     return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
-
-
-def _is_name(text: str) -> bool:
-    return text.isidentifier() and not keyword.iskeyword(text)
 
 
 def _hyperparameter(name: str, hyperparameter: str, value: str | bool | int | float) -> Parameter:
@@ -234,7 +219,7 @@ def _hyperparameter(name: str, hyperparameter: str, value: str | bool | int | fl
     return Parameter(
         name=name,
         kind=kind,
-        text=f"Hyperparameter {hyperparameter}, handed to the command.",
+        text=f"Hyperparameter {hyperparameter}, passed to the command.",
         default=lambda workload: value,
         overrides=lambda text: (f"hyperparameters.{hyperparameter}={_in_yaml(kind, text)}",),
         choices=("true", "false") if kind == "boolean" else (),
@@ -243,10 +228,10 @@ def _hyperparameter(name: str, hyperparameter: str, value: str | bool | int | fl
 
 
 def _in_yaml(kind: Kind, text: str) -> str:
-    """Returns a checked value so that YAML reads one of its kind."""
+    """Returns a checked value, spelt so that YAML reads it as its kind."""
     if kind == "number":
         found = repr(float(text))
-        # For YAML a number with an exponent has a point.
+        # In YAML a number with an exponent has a point.
         return found if "." in found else found.replace("e", ".0e")
     return text if kind in ("boolean", "integer") else _quoted(text)
 
@@ -254,7 +239,6 @@ def _in_yaml(kind: Kind, text: str) -> str:
 def _input_data(channel: str) -> Parameter:
     return Parameter(
         name="input_data",
-        kind="string",
         text=f"Address of the training data: the uri of the channel {channel}.",
         default=lambda workload: workload.channels[channel].uri,
         overrides=_set(f"channels.{channel}.uri"),
@@ -262,44 +246,40 @@ def _input_data(channel: str) -> Parameter:
 
 
 def _set(key: str, *, empty: Json = None) -> Callable[[str], tuple[str, ...]]:
-    """Sets `key` to the value, quoted; an empty value sets what `empty` says."""
+    """Sets `key` to the value, quoted; for an empty value, to `empty`."""
     return lambda value: (f"{key}={_quoted(value) if value else json.dumps(empty)}",)
 
 
 def _set_unless(empty: str, key: str) -> Callable[[str], tuple[str, ...]]:
-    """Sets `key` to the value, quoted; a shared component hands on `empty` where it is not told."""
+    """Sets `key` to the value, quoted, unless it is `empty`, a shared component's default."""
     return lambda value: () if value == empty else (f"{key}={_quoted(value)}",)
 
 
 def _quoted(text: str) -> str:
-    """Quotes any text for YAML, with 8-digit escapes: YAML has no surrogate pairs, as JSON has."""
+    """Quotes any text for YAML, with 8-digit escapes: YAML has no surrogate pairs."""
     words = (c if " " <= c <= "~" and c not in '"\\' else f"\\U{ord(c):08X}" for c in text)
     return '"' + "".join(words) + '"'
 
 
 def _number(key: str) -> Callable[[str], tuple[str, ...]]:
-    # Not quoted: a number stays a number for YAML.
+    # Not quoted, so that YAML reads a number.
     return lambda value: (f"{key}={value or 'null'}",)
 
 
 def _types(value: str) -> tuple[str, ...]:
-    names = [name for name in value.replace(",", " ").split() if name]
-    return (f"constraints.allowed_instance_types={_list(names)}",)
-
-
-def _list(names: Sequence[str]) -> str:
-    return "[" + ", ".join(map(_quoted, names)) + "]" if names else "null"
+    names = ", ".join(map(_quoted, value.replace(",", " ").split()))
+    return (f"constraints.allowed_instance_types={f'[{names}]' if names else 'null'}",)
 
 
 def _epochs(value: str) -> tuple[str, ...]:
     if value == "0":
         return ()
-    # Steps would go before epochs (`TrainingSize.total_steps`).
+    # Steps take precedence over epochs (`TrainingSize.total_steps`).
     return (f"training.epochs={value}", "training.steps=null", f"hyperparameters.epochs={value}")
 
 
 def _gate(value: str) -> tuple[str, ...]:
-    """Returns `accuracy>=0.94, loss<=0.2` as the workload's gate."""
+    """Returns the override for `accuracy>=0.94, loss<=0.2`."""
     gates: list[Mapping[str, Json]] = []
     for text in filter(None, (part.strip() for part in value.split(","))):
         sign = next((sign for sign in (">=", "<=") if sign in text), None)
@@ -315,7 +295,7 @@ def _gate(value: str) -> tuple[str, ...]:
         if sign is None or not metric.strip():
             raise UsageError(
                 f"gate {text} is not METRIC>=BOUND or METRIC<=BOUND",
-                fix="as accuracy>=0.94, or accuracy>=champion-0.005",
+                fix="for example accuracy>=0.94, or accuracy>=champion-0.005",
             )
         gates.append({"metric": metric.strip(), key: number})
     # One line: an override is one word of a command line.
@@ -323,7 +303,7 @@ def _gate(value: str) -> tuple[str, ...]:
 
 
 def gate_text(workload: Workload) -> str:
-    """Returns the workload's gate as the parameter `gate` holds it."""
+    """Returns the workload's gate as the parameter `gate` spells it."""
     parts = []
     for gate in workload.gate:
         parts += [f"{gate.metric}>={gate.min:g}"] if gate.min is not None else []
@@ -337,18 +317,6 @@ def _nothing(value: str) -> tuple[str, ...]:
     return ()
 
 
-def _today_type(workload: Workload) -> str:
-    return workload.cluster.dnn.instance_type if workload.cluster else ""
-
-
-def _today_count(workload: Workload) -> int:
-    return workload.cluster.dnn.count if workload.cluster else 1
-
-
-def _allowed(workload: Workload) -> str:
-    return ", ".join(workload.constraints.allowed_instance_types or ())
-
-
 def _usd(workload: Workload) -> str:
     usd = workload.constraints.max_usd_per_hour
     return "" if usd is None else f"{usd:g}"
@@ -359,10 +327,6 @@ def _replaced(workload: Workload) -> str:
     return replaced if isinstance(replaced, str) else "true" if replaced else "false"
 
 
-def _approval(workload: Workload) -> str:
-    return (workload.sagemaker.model if workload.sagemaker else ModelSettings()).approval
-
-
 def _model_group(workload: Workload) -> str:
     named = workload.sagemaker.model.group if workload.sagemaker else None
     return named or workload.name
@@ -371,21 +335,19 @@ def _model_group(workload: Workload) -> str:
 _PARAMETERS = (
     Parameter(
         name="instance_type",
-        kind="string",
         text="Instance type that trains today; the profile runs on it.",
-        default=_today_type,
+        default=lambda w: w.cluster.dnn.instance_type if w.cluster else "",
         overrides=_set_unless("", "cluster.dnn.instance_type"),
     ),
     Parameter(
         name="instance_count",
         kind="integer",
         text="Hosts that train today.",
-        default=_today_count,
+        default=lambda w: w.cluster.dnn.count if w.cluster else 1,
         overrides=lambda value: () if value in ("", "0") else (f"cluster.dnn.count={value}",),
     ),
     Parameter(
         name="objective",
-        kind="string",
         text="What ranks the plans: cost or time.",
         default=lambda workload: workload.constraints.objective,
         overrides=_set("constraints.objective"),
@@ -393,7 +355,6 @@ _PARAMETERS = (
     ),
     Parameter(
         name="max_usd_per_hour",
-        kind="string",
         text="Dollars an hour that all hosts together may cost; empty: no limit.",
         default=_usd,
         overrides=_number("constraints.max_usd_per_hour"),
@@ -407,14 +368,12 @@ _PARAMETERS = (
     ),
     Parameter(
         name="allowed_types",
-        kind="string",
         text="Instance types that a plan may have, by commas; empty: all of the catalog.",
-        default=_allowed,
+        default=lambda w: ", ".join(w.constraints.allowed_instance_types or ()),
         overrides=_types,
     ),
     Parameter(
         name="replace_dataloader",
-        kind="string",
         text="Whether loaders of PyTorch's own class are fed; auto: unless the script imports "
         "stoker's.",
         default=_replaced,
@@ -424,44 +383,38 @@ _PARAMETERS = (
     Parameter(
         name="epochs",
         kind="integer",
-        text="Epochs of the training, handed to the command as --epochs; 0: as the command says.",
+        text="Epochs of the training, passed to the command as --epochs; 0: as the command says.",
         default=lambda workload: 0,
         overrides=_epochs,
     ),
     Parameter(
         name="gate",
-        kind="string",
         text="What the model must reach, as accuracy>=0.94, loss<=0.2; empty: no gate.",
         default=gate_text,
         overrides=_gate,
     ),
     Parameter(
         name="image",
-        kind="string",
         text="Image that all hosts run.",
         default=lambda workload: workload.image or "",
         overrides=_set("image"),
     ),
     Parameter(
         name="model_group",
-        kind="string",
         text="Model package group in which a model that passed is registered.",
         default=_model_group,
-        # The registration reads it from the pipeline's parameters: no component's workload has it.
+        # The registration reads it from the pipeline's parameters.
         overrides=_nothing,
     ),
     Parameter(
         name="approval",
-        kind="string",
         text="Approval status with which it is registered.",
-        default=_approval,
+        default=lambda w: (w.sagemaker.model if w.sagemaker else ModelSettings()).approval,
         overrides=_nothing,
-        # From the record's type: one list of them.
         choices=get_args(ModelSettings.__annotations__["approval"]),
     ),
     Parameter(
         name="reuse_profile",
-        kind="string",
         text="Folder with a profile.json to re-use instead of a new profile; empty: profile.",
         default=lambda workload: "",
         overrides=_nothing,

@@ -257,11 +257,7 @@ def size(num_bytes: float) -> str:
 def wrapped(text: str, *, width: int = 88, indent: str = "") -> list[str]:
     """Breaks a text into lines; all but the first are indented by two more."""
     return textwrap.wrap(
-        text,
-        width,
-        break_on_hyphens=False,
-        initial_indent=indent,
-        subsequent_indent=f"{indent}  ",
+        text, width, break_on_hyphens=False, initial_indent=indent, subsequent_indent=f"{indent}  "
     )
 
 

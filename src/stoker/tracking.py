@@ -1,11 +1,11 @@
-"""Keeps a run's figures in MLflow: one run there for each run of stoker, its retries included.
+"""A run's figures in MLflow: one run there for each run of stoker, its retries included.
 
-Whoever follows the job writes, before the training (so that the script's own `mlflow.log_metric`
-goes to the same run) and after it, from the records. Ranks need no MLflow.
+The process that follows the job writes before the training (so that the script's own
+`mlflow.log_metric` goes to the same run) and after it, from the records. Ranks need no MLflow.
 
-MLflow's library works in a process of its own, for `tracking.timeout_seconds` at most: it waits for
-a server that is away for minutes, imports for seconds, and prints. What it cannot do is told in a
-line, and changes nothing else.
+MLflow's library runs in a separate process, `tracking.timeout_seconds` at most: it waits minutes
+for a server that is down, imports for seconds, and prints. Its errors are one line of output, and
+change nothing else.
 """
 
 import contextlib
@@ -39,28 +39,28 @@ _STATUS: Mapping[str, str] = {"succeeded": "FINISHED", "failed": "FAILED", "stop
 _BATCH = 100
 _MAX_VALUE = 6000
 _MAX_WORDS = 300
-# A server that is away: two further tries, seconds apart; by default MLflow tries for minutes.
+# If the server is down: two retries, seconds apart; by default MLflow retries for minutes.
 _PATIENCE = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
 }
-# No word to others than the server; a folder is as good as a data base for runs one by one.
+# No telemetry. A folder suffices as a store for one run at a time.
 _ALWAYS = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true", MLFLOW_FILES: "true"}
 
 
 class TrackingOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """Tells the process with MLflow what to write.
+    """What the process with MLflow is to write.
 
     Attributes:
-        address: Address of the server, as MLflow takes it.
-        run: Name of stoker's run: the run of MLflow with this tag is continued.
+        address: Tracking URI.
+        run: Name of stoker's run; the run of MLflow with this tag is continued.
         run_id: Run of MLflow, where it is known.
-        is_managed: SageMaker has made a run of this name already, without the tag.
-        status: How the run ended; empty: it goes on.
-        is_refused: No job of this process began: the end that an earlier one has told stays.
-        step: Steps that the training has done, at which the metrics stand.
-        files: Kept as artifacts.
+        is_managed: SageMaker has already made a run of this name, without the tag.
+        status: How the run ended; empty: it continues.
+        is_refused: This process started no job: the status of an earlier attempt stays.
+        step: Steps that the training has done, at which the metrics are written.
+        files: Artifacts.
     """
 
     address: str
@@ -78,12 +78,12 @@ class TrackingOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrackedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """Names the run of MLflow.
+    """A run of MLflow.
 
     Attributes:
-        run_id: Empty where there is none.
+        run_id: Empty if there is none.
         url: Its page, where the server has pages.
-        trouble: What could not be done, in a line; empty where all was.
+        trouble: What failed, in a line; empty if nothing did.
     """
 
     run_id: str = ""
@@ -94,9 +94,9 @@ class TrackedRun(msgspec.Struct, frozen=True, kw_only=True):
 def started(
     settings: TrackingSettings, *, run: str, tags: Mapping[str, str], environ: Mapping[str, str]
 ) -> TrackedRun:
-    """Starts the run in MLflow, or goes on with that of an earlier attempt.
+    """Starts the run in MLflow, or continues the run of an earlier attempt.
 
-    Blocks for `settings.timeout_seconds` at most, and never raises for what MLflow does.
+    Blocks for `settings.timeout_seconds` at most, and does not raise MLflow's errors.
     """
     order = TrackingOrder(
         address=_address(settings), experiment=settings.experiment or run, run=run, tags=dict(tags)
@@ -117,21 +117,17 @@ def kept(
     environ: Mapping[str, str],
     timeout: float | None = None,
 ) -> TrackedRun:
-    """Writes what the records say into the run in MLflow, and ends it; may be repeated.
+    """Writes the records into the run in MLflow, and ends it; may be repeated.
 
-    Parameters that have a value there keep it: the script's own come first.
+    Parameters that have a value there keep it: the script's own take precedence.
 
     Args:
-        settings: Where to.
-        run: Name of stoker's run.
-        tags: As of `started`.
         training: The run's record; None: it failed without one.
-        evaluation: Its evaluation, where there is one.
         run_id: The run in MLflow, where no record has it.
-        files: Artifacts; those that are not there are left out.
-        is_refused: No job began: without a record, the end that an earlier attempt has told stays.
-        environ: Environment of this process: MLflow finds its token there.
-        timeout: Seconds; absent: as the settings say.
+        files: Artifacts; missing files are left out.
+        is_refused: No job began: without a record, the status of an earlier attempt stays.
+        environ: With MLflow's token.
+        timeout: Seconds; by default those of the settings.
     """
     order = TrackingOrder(
         address=_address(settings),
@@ -155,8 +151,8 @@ def handed(
 ) -> dict[str, str]:
     """Returns the variables by which the script's own calls of MLflow go to the same run.
 
-    None where the hosts of the training cannot reach it, or it was not reached from here: a script
-    would wait for a server that is away.
+    Empty if the hosts of the training cannot reach it, or it was not reached from here: a script
+    would wait for a server that is down.
     """
     if not tracked.run_id or (settings.is_local and not is_this_machine):
         return {}
@@ -182,7 +178,7 @@ def parameters_of(training: Training) -> dict[str, str]:
 
 
 def metrics_of(training: Training | None, evaluation: Evaluation | None) -> dict[str, float]:
-    """Returns what the script reported, steps as they were, and what the evaluation found."""
+    """Returns the script's metrics, measured steps, and results of the evaluation."""
     found: dict[str, float | None] = {**(training.metrics if training else {})}
     found["stoker_usd_total"] = training.usd_total if training else None
     measured = training.measured if training else None
@@ -209,7 +205,7 @@ def metrics_of(training: Training | None, evaluation: Evaluation | None) -> dict
 
 
 def tags_of(training: Training, evaluation: Evaluation | None) -> dict[str, str]:
-    """Returns how a run came out, and where it is."""
+    """Returns the result of a run, and where it is."""
     outcome = outcome_of(training, evaluation.gates if evaluation else ())
     told = {
         _STATUS_TAG: training.status,
@@ -221,15 +217,14 @@ def tags_of(training: Training, evaluation: Evaluation | None) -> dict[str, str]
         "stoker_outcome": outcome.state,
         "stoker_failure": outcome.reason,
     }
-    # MLflow's own name for it, which its pages show.
+    # MLflow's own name, which its pages show.
     if commit := training.what.get("git"):
         told["mlflow.source.git.commit"] = str(commit)
-    # Empty ones take the place of an earlier attempt's.
+    # Empty values replace those of an earlier attempt.
     return {name: value or "" for name, value in told.items()}
 
 
 def _address(settings: TrackingSettings) -> str:
-    """Returns the address with a folder as it is named from anywhere."""
     address = settings.mlflow or ""
     if address.startswith("file:"):
         return Path(address.removeprefix("file:").removeprefix("//")).absolute().as_uri()
@@ -240,14 +235,14 @@ def _address(settings: TrackingSettings) -> str:
 
 
 def _asked(order: TrackingOrder, *, timeout: float, environ: Mapping[str, str]) -> TrackedRun:
-    """Runs an order in a process with MLflow; returns its answer, or why there is none."""
+    """Runs an order in a process with MLflow; returns its answer, or its error as `trouble`."""
     if not find_spec("mlflow"):
         return TrackedRun(trouble=f"mlflow is not installed: {install_command('mlflow')}")
     if order.address.startswith("arn:") and not find_spec("sagemaker_mlflow"):
         return TrackedRun(trouble="its plugin is missing: pip install sagemaker-mlflow")
     try:
         ended = subprocess.run(
-            # -P: no file of the current folder takes the place of a library's.
+            # -P: files in the current folder must not shadow libraries.
             [sys.executable, "-P", "-m", "stoker.tracking"],
             input=msgspec.json.encode(order),
             capture_output=True,
@@ -258,8 +253,8 @@ def _asked(order: TrackingOrder, *, timeout: float, environ: Mapping[str, str]) 
     except subprocess.TimeoutExpired:
         return TrackedRun(trouble=f"no answer within {timeout:g} s")
     except OSError as err:
-        return TrackedRun(trouble=f"cannot be asked: {err}")
-    # MLflow prints, too: the answer is the last line.
+        return TrackedRun(trouble=f"cannot run Python: {err}")
+    # MLflow prints as well: the answer is the last line.
     lines = ended.stdout.splitlines()
     try:
         return msgspec.json.decode(lines[-1] if lines else b"", type=TrackedRun)
@@ -280,14 +275,14 @@ def main() -> None:
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=TrackingOrder)
     try:
         answer = _written(order)
-    # A process edge: servers, stores and plugins have errors of their own, and all are told alike.
+    # The process's edge: servers, stores and plugins raise many kinds of errors.
     except Exception as err:
         answer = TrackedRun(trouble=_words(err))
     print(json.dumps(msgspec.to_builtins(answer)))
 
 
 def _words(err: Exception) -> str:
-    # Of a server that is away requests, urllib3 and MLflow each tell the story once more.
+    # If a server is down, requests, urllib3 and MLflow each repeat the error.
     found = re.match(r"API request to (https?://[^/]+)\S* failed with exception", str(err))
     return f"{found[1]} cannot be reached" if found else _short(str(err) or type(err).__name__)
 
@@ -304,7 +299,7 @@ def _written(order: TrackingOrder) -> TrackedRun:
     for names in _parts(sorted(set(parameters) - set(there.params))):
         client.log_batch(run_id, params=[Param(name, parameters[name]) for name in names])
     metrics = {_name(name): value for name, value in order.metrics.items()}
-    # A value that is there already would be a second point of its curve.
+    # The same value again would be a second point of its curve.
     new = [name for name, value in sorted(metrics.items()) if there.metrics.get(name) != value]
     for names in _parts(new):
         points = [Metric(name, metrics[name], now, order.step) for name in names]
@@ -316,7 +311,7 @@ def _written(order: TrackingOrder) -> TrackedRun:
     tags = {**told, RUN_TAG: order.run}
     client.log_batch(run_id, tags=[RunTag(name, tags[name]) for name in sorted(tags)])
     trouble = _with_files(client, run_id, order.files)
-    # Last: whoever waits for the end finds all of it.
+    # Last: programs that wait for the end then find everything.
     if order.status:
         client.set_terminated(run_id, ended or order.status)
     else:
@@ -330,11 +325,11 @@ def _written(order: TrackingOrder) -> TrackedRun:
 
 
 def _run_of(client: "MlflowClient", order: TrackingOrder) -> tuple[str, str]:
-    """Returns run and experiment: the one that is named, that of an earlier attempt, a new one."""
+    """Returns run and experiment: of the order, of an earlier attempt, or new."""
     from mlflow.exceptions import MlflowException
 
     if order.run_id:
-        # Deleted there meanwhile: then the run goes on in another.
+        # If it was deleted meanwhile, another run continues.
         with contextlib.suppress(MlflowException):
             found = client.get_run(order.run_id).info
             if found.lifecycle_stage == "active":
@@ -344,7 +339,7 @@ def _run_of(client: "MlflowClient", order: TrackingOrder) -> tuple[str, str]:
         try:
             experiment = client.get_experiment(client.create_experiment(order.experiment))
         except MlflowException:
-            # Another run has made it in between.
+            # Another run has just made it.
             experiment = client.get_experiment_by_name(order.experiment)
             if experiment is None:
                 raise
@@ -360,11 +355,11 @@ def _run_of(client: "MlflowClient", order: TrackingOrder) -> tuple[str, str]:
 
 
 def _with_files(client: "MlflowClient", run_id: str, files: Sequence[str]) -> str:
-    """Sends the files; returns what could not be sent: figures are worth more than files."""
+    """Sends the files; returns an error instead of raising it, as figures matter more."""
     try:
         for file in files:
             client.log_artifact(run_id, file)
-    # As in `main`: artifacts may be in any store, with errors of its own.
+    # As in `main`: artifacts may be in any store.
     except Exception as err:
         return f"{Path(file).name} was not kept: {_words(err)}"
     return ""
@@ -376,7 +371,7 @@ def _parts(names: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 def _name(text: str) -> str:
-    """Returns a name that MLflow takes."""
+    # Characters that MLflow allows.
     return "".join(c if c.isascii() and (c.isalnum() or c in "_-. /") else "_" for c in text)[:250]
 
 

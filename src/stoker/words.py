@@ -1,4 +1,4 @@
-"""A run's records in words, for the terminal and for the page of the report.
+"""Texts about a run's records, for the terminal and for the page of the report.
 
 A page's figures have spaces that do not break and one unit of time; see `stoker.text`.
 """
@@ -114,7 +114,6 @@ def decision_words(record: Decision) -> str:
 
 
 def plan_reason(decision: Decision) -> str:
-    """Returns why the plan was chosen."""
     return decision.plan.reason or _LIMITS[decision.bottleneck]
 
 
@@ -132,7 +131,6 @@ def kept_words(decision: Decision, style: Style = "terminal") -> str:
 
 
 def todays_group(decision: Decision) -> Group | None:
-    """Returns the dnn group of today's cluster."""
     return next((plan.groups[0] for plan in decision.plans if plan.action == "keep"), None)
 
 
@@ -258,9 +256,7 @@ def _performance_words(performance: Performance | None) -> list[str]:
     if performance.prediction_error is None:
         return [speedup]
     prediction = prediction_words(
-        performance.prediction_error,
-        band=performance.band,
-        is_inside=performance.is_inside_band,
+        performance.prediction_error, band=performance.band, is_inside=performance.is_inside_band
     )
     return [speedup, f"the step is {prediction}"]
 

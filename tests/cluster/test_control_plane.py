@@ -113,7 +113,7 @@ def test_the_workflow_owns_the_job_and_the_pod_of_its_step_does_not(plane, tmp_p
     plane.make_workflow("w")
     be_step(monkeypatch, plane.make_step("step-1", workflow="w"))
     run = submit(plane, described(plane, tmp_path))
-    assert "goes on" in run.leave()
+    assert "keeps running" in run.leave()
     run.stop()
     # Its disruption budget holds off evictions alone.
     plane.delete("pods", "step-1")
@@ -123,7 +123,7 @@ def test_the_workflow_owns_the_job_and_the_pod_of_its_step_does_not(plane, tmp_p
     be_step(monkeypatch, plane.make_step("step-2", workflow="w"))
     adopted = submit(plane, described(plane, tmp_path))
     assert adopted.is_adopted
-    assert "goes on" in adopted.leave()
+    assert "keeps running" in adopted.leave()
     adopted.stop()
     plane.delete("workflows", "w")
     until(lambda: nothing_is_left(plane), what="all is collected", seconds=SECONDS)
@@ -132,7 +132,6 @@ def test_the_workflow_owns_the_job_and_the_pod_of_its_step_does_not(plane, tmp_p
 @pytest.mark.cluster
 @pytest.mark.parametrize("plane", ["real"], indirect=True)
 def test_the_pod_that_follows_a_job_gets_the_rendered_priority(plane):
-    """The double admits no pods: what an admission policy does is the real thing's to say."""
     assert isinstance(plane, RealPlane)
     with plane.applied(follower_priority(plane.namespace)):
 
@@ -210,7 +209,7 @@ def test_a_quota_that_is_used_up_is_named_and_nothing_is_left(plane, tmp_path):
 def test_a_follower_outlasts_an_api_server_that_is_started_again(plane, tmp_path, follow):
     followed = follow(submit(plane, described(plane, tmp_path)))
     plane.run_pods(NAME)
-    until(lambda: f"{NAME}-dnn-0-0: it runs" in followed.status, what="it runs", seconds=SECONDS)
+    until(lambda: f"{NAME}-dnn-0-0: runs" in followed.status, what="it runs", seconds=SECONDS)
     plane.restart()
     plane.end(NAME, 0)
     assert followed.ended().status == "succeeded"
@@ -253,7 +252,7 @@ def test_a_dnn_pod_that_fails_ends_the_run_with_its_code(plane, tmp_path, follow
     need(plane, api_name)
     followed = follow(submit(plane, described(plane, tmp_path, api=api_name)))
     plane.run_pods(NAME)
-    until(lambda: "-0-0: it runs" in followed.status, what="it runs", seconds=SECONDS)
+    until(lambda: "-0-0: runs" in followed.status, what="it runs", seconds=SECONDS)
     plane.end(NAME, EXIT_CODE)
     end = followed.ended()
     assert (end.status, end.exit_code) == ("failed", EXIT_CODE)
@@ -292,7 +291,7 @@ def test_all_hosts_are_started_again_as_often_as_is_allowed(plane, tmp_path, fol
     plane.end(NAME, EXIT_CODE)
     end = followed.ended()
     assert (end.status, end.exit_code) == ("failed", EXIT_CODE)
-    assert "all hosts are started again, for the 1. time" in followed.status
+    assert "all hosts are restarted (restart 1)" in followed.status
 
 
 def test_a_dnn_pod_that_is_lost_ends_a_run_that_keeps_no_checkpoints(plane, tmp_path, follow):
@@ -301,7 +300,7 @@ def test_a_dnn_pod_that_is_lost_ends_a_run_that_keeps_no_checkpoints(plane, tmp_
     plane.take_away(*plane.pods(NAME, "dnn"))
     end = followed.ended()
     assert end.status == "failed"
-    assert "was taken away" in str(end.failure)
+    assert "was lost" in str(end.failure)
 
 
 def test_pods_that_a_quota_refuses_are_told_and_come_when_it_is_raised(plane, tmp_path, follow):

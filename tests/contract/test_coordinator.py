@@ -16,7 +16,6 @@ from stoker.feed.wire.protocol import (
     Attend,
     FromCoordinator,
     Join,
-    Message,
     Progress,
     Refused,
     Roster,
@@ -35,7 +34,7 @@ KEYS = Keys.from_token(bytes.fromhex(new_token()))
 DEADLINE = 15.0
 
 
-def until(condition: Callable[[], bool]) -> None:
+def until(condition):
     end = time.monotonic() + DEADLINE
     while not condition():
         assert time.monotonic() < end, "the condition did not come true"
@@ -45,7 +44,7 @@ def until(condition: Callable[[], bool]) -> None:
 class Run:
     """Holds a coordinator and members of it, all closed at the end."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.failures: list[Change] = []
         self.verdicts: dict[str, MembershipVerdict] = {}
         self.log = StringIO()
@@ -53,13 +52,7 @@ class Run:
         with zmq.Context() as context, context.socket(zmq.PAIR) as probe:
             self.port = probe.bind_to_random_port("tcp://127.0.0.1")
 
-    def coordinator(
-        self,
-        *,
-        agents: tuple[str, ...] = ("d1",),
-        followers: tuple[str, ...] = (),
-        lease_seconds: float = 1.0,
-    ) -> Coordinator:
+    def coordinator(self, *, agents=("d1",), followers=(), lease_seconds=1.0):
         coordinator = Coordinator(
             keys=KEYS,
             run_id="run",
@@ -76,9 +69,7 @@ class Run:
         self._closing.append(coordinator.close)
         return coordinator
 
-    def member(
-        self, host: str, *, keys: Keys = KEYS, run_id: str = "run", lease_seconds: float = 1.0
-    ) -> Membership:
+    def member(self, host, *, keys=KEYS, run_id="run", lease_seconds=1.0):
         membership = Membership(
             join=Join(
                 protocol=PROTOCOL_VERSION,
@@ -102,7 +93,16 @@ class Run:
         self._closing.insert(0, membership.close)
         return membership
 
-    def close(self) -> None:
+    def joined(self, host, **how):
+        member = self.member(host, **how)
+        assert member.wait_until_welcome(DEADLINE)
+        return member
+
+    def verdict(self, host):
+        until(lambda: host in self.verdicts)
+        return self.verdicts[host]
+
+    def close(self):
         for close in self._closing:
             close()
 
@@ -121,33 +121,33 @@ def run(monkeypatch):
 class Rank:
     """Plays a trainer rank's connection to the coordinator."""
 
-    def __init__(self, port: int, keys: Keys = KEYS) -> None:
+    def __init__(self, port, keys=KEYS):
         self.context = zmq.Context()
         self.socket = self.context.socket(zmq.DEALER)
         secure_client(self.socket, keys)
         self.socket.connect(f"tcp://127.0.0.1:{port}")
         self._unpack = Unpacker(FromCoordinator)
 
-    def __enter__(self) -> "Rank":
+    def __enter__(self):
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         self.socket.close()
         self.context.term()
 
-    def send(self, message: Message) -> None:
+    def send(self, message):
         self.socket.send(pack(message))
 
-    def receive(self, timeout: float = DEADLINE) -> Message | None:
+    def receive(self, timeout=DEADLINE):
         return self._unpack(self.socket.recv()) if self.socket.poll(timeout * 1000) else None
 
-    def roster(self) -> Roster:
+    def roster(self):
         message = self.receive()
         assert isinstance(message, Roster)
         return message
 
 
-def attend(run_id: str = "run", protocol: int = PROTOCOL_VERSION) -> Attend:
+def attend(run_id="run", protocol=PROTOCOL_VERSION):
     return Attend(protocol=protocol, run_id=run_id, rank=0, host="leader")
 
 
@@ -159,7 +159,6 @@ def test_members_are_told_how_the_run_ended(run):
     until(lambda: len(run.verdicts) == 3)
     for verdict in run.verdicts.values():
         assert verdict.kind == "decided"
-        assert verdict.state is not None
         assert (verdict.state.outcome, verdict.state.exit_code) == ("failed", 7)
         assert "rank 1 broke" in verdict.reason
 
@@ -189,15 +188,13 @@ def test_a_straggler_learns_the_end_when_it_comes(run):
     closing = threading.Thread(target=coordinator.close)
     closing.start()
     run.member("d1")
-    until(lambda: "d1" in run.verdicts)
-    assert run.verdicts["d1"].kind == "decided"
+    assert run.verdict("d1").kind == "decided"
     closing.join(DEADLINE)
 
 
 def test_close_waits_for_goodbyes_and_measures_the_release(run):
     coordinator = run.coordinator()
-    member = run.member("d1")
-    assert member.wait_until_welcome(DEADLINE)
+    member = run.joined("d1")
     coordinator.end("succeeded", exit_code=0, reason="")
     until(lambda: "d1" in run.verdicts)
     assert coordinator.release_seconds is None
@@ -212,8 +209,7 @@ def test_a_leader_without_a_heartbeat_is_lost_after_first_contact(run):
     coordinator = run.coordinator()
     assert run.member("d1").wait_until_welcome(DEADLINE)
     coordinator.close()
-    until(lambda: "d1" in run.verdicts)
-    assert run.verdicts["d1"].kind == "lost"
+    assert run.verdict("d1").kind == "lost"
 
 
 def test_a_leader_whose_launcher_has_ended_is_lost_long_before_a_long_lease(run, monkeypatch):
@@ -222,8 +218,7 @@ def test_a_leader_whose_launcher_has_ended_is_lost_long_before_a_long_lease(run,
     coordinator = run.coordinator(lease_seconds=600.0)
     assert run.member("d1", lease_seconds=600.0).wait_until_welcome(DEADLINE)
     coordinator.close()
-    until(lambda: "d1" in run.verdicts)
-    assert run.verdicts["d1"].kind == "lost"
+    assert run.verdict("d1").kind == "lost"
     assert "ended without a goodbye" in run.verdicts["d1"].reason
 
 
@@ -241,8 +236,7 @@ def test_a_launcher_whose_connection_ended_is_lost_long_before_a_long_lease(run,
 
 def test_a_leader_that_never_answers_is_given_up_at_the_start_deadline(run):
     run.member("d1")
-    until(lambda: "d1" in run.verdicts)
-    assert run.verdicts["d1"].kind == "never"
+    assert run.verdict("d1").kind == "never"
 
 
 def test_a_member_finds_a_leader_that_comes_late(run):
@@ -255,46 +249,25 @@ def test_a_member_finds_a_leader_that_comes_late(run):
 def test_a_host_of_another_run_is_refused(run):
     run.coordinator()
     run.member("d1", run_id="another")
-    until(lambda: "d1" in run.verdicts)
-    assert run.verdicts["d1"].kind == "refused"
+    assert run.verdict("d1").kind == "refused"
     assert "not another" in run.verdicts["d1"].reason
 
 
 def test_a_host_with_another_token_gets_no_answer(run):
     run.coordinator()
     member = run.member("d1", keys=Keys.from_token(bytes.fromhex(new_token())))
-    until(lambda: "d1" in run.verdicts)
-    assert run.verdicts["d1"].kind == "never"
+    assert run.verdict("d1").kind == "never"
     assert not member.wait_until_welcome(0)
-
-
-def test_a_lost_follower_is_a_failure_that_names_it(run):
-    run.coordinator(agents=(), followers=("f1",))
-    member = run.member("f1")
-    assert member.wait_until_welcome(DEADLINE)
-    member.close()
-    until(lambda: bool(run.failures))
-    assert (run.failures[0].host, run.failures[0].what) == ("f1", "lost")
 
 
 def test_a_followers_failure_carries_its_exit_code_and_words(run):
     coordinator = run.coordinator(agents=(), followers=("f1",))
-    member = run.member("f1")
-    assert member.wait_until_welcome(DEADLINE)
+    member = run.joined("f1")
     member.leave(exit_code=7, reason="LookupError: no such thing")
     until(lambda: bool(run.failures))
     assert run.failures[0].exit_code == 7
     assert run.failures[0].reason == "LookupError: no such thing"
     assert coordinator.followers(live_only=False) == ()
-
-
-def test_a_lost_data_host_is_an_event_only(run):
-    coordinator = run.coordinator()
-    member = run.member("d1")
-    assert member.wait_until_welcome(DEADLINE)
-    member.close()
-    until(lambda: any("lost" in event.what for event in coordinator.events))
-    assert run.failures == []
 
 
 def test_ranks_get_the_roster_again_whenever_it_changes(run):

@@ -12,7 +12,7 @@ from stoker.errors import ShippingError
 from stoker.feed.wire.dataset import DatasetSpec, environment_at_start, pack_spec, unpack_spec
 
 
-def run(code: str, **environ: str) -> str:
+def run(code, **environ):
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={"PATH": os.environ["PATH"], **environ},
@@ -74,10 +74,10 @@ def test_a_process_that_such_a_rank_forks_knows_it_as_well(method):
 
 
 class Numbers:
-    def __init__(self, **attributes: object) -> None:
+    def __init__(self, **attributes):
         self.__dict__.update(attributes)
 
-    def __getitem__(self, index: int) -> int:
+    def __getitem__(self, index):
         return index
 
 
@@ -97,7 +97,7 @@ def test_classes_and_lambdas_of_a_script_come_back_in_another_process(tmp_path):
     )
     subprocess.run([sys.executable, tmp_path / "script.py", tmp_path / "spec"], check=True)
     back = unpack_spec((tmp_path / "spec").read_bytes())
-    assert back.collate_fn([back.dataset[2], back.dataset[3]]) == 130  # type: ignore[index]
+    assert back.collate_fn([back.dataset[2], back.dataset[3]]) == 130
 
 
 def test_a_module_beside_the_script_is_found_on_the_host(tmp_path):
@@ -113,14 +113,13 @@ def test_a_module_beside_the_script_is_found_on_the_host(tmp_path):
     subprocess.run([sys.executable, tmp_path / "script.py", tmp_path / "spec"], check=True)
     before = list(sys.path)
     try:
-        assert unpack_spec((tmp_path / "spec").read_bytes()).dataset[0] == 10  # type: ignore[index]
+        assert unpack_spec((tmp_path / "spec").read_bytes()).dataset[0] == 10
     finally:
         sys.path[:] = before
         sys.modules.pop("beside_me", None)
 
 
 def test_a_proxy_of_a_manager_is_named():
-    """It would be looked for on the data host, or found there in another program's place."""
     with multiprocessing.Manager() as manager:
         shared = DatasetSpec(dataset=Numbers(seen=manager.dict()), collate_fn=len)
         with pytest.raises(ShippingError, match=r"dataset\.seen \(multiprocessing\.managers\.Dict"):

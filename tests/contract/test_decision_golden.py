@@ -14,8 +14,6 @@ from stoker.decide import decide, explain
 from stoker.records import (
     Check,
     Constraints,
-    Decision,
-    Json,
     Profile,
     ProfiledHost,
     StepTerms,
@@ -27,7 +25,7 @@ FILE = Path(__file__).with_suffix(".json")
 TODAY = date(2026, 11, 1)
 
 
-def _one_core() -> Decision:
+def _one_core():
     profile = Profile(
         host=ProfiledHost(instance_type="local.c1", count=1, vcpus=1, accelerators=0),
         step=StepTerms(
@@ -57,7 +55,7 @@ def _one_core() -> Decision:
     )
 
 
-def _starved_p4d() -> Decision:
+def _starved_p4d():
     profile = Profile(
         host=ProfiledHost(instance_type="ml.p4d.24xlarge"),
         step=StepTerms(step_seconds=0.192, accelerator_step_seconds=0.064, global_batch_size=8192),
@@ -74,8 +72,7 @@ def _starved_p4d() -> Decision:
 CASES = {"one core": _one_core, "p4d": _starved_p4d}
 
 
-def _rounded(value: Json) -> Json:
-    """Rounds to six digits: the last ones differ between machines."""
+def _rounded(value):
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, dict):
@@ -85,7 +82,7 @@ def _rounded(value: Json) -> Json:
     return value
 
 
-def _written(decision: Decision) -> Json:
+def _written(decision):
     return {
         "decision": _rounded(to_document(decision)),
         "text": list(explain(decision).splitlines()),

@@ -89,7 +89,6 @@ def test_every_link_within_the_repository_leads_somewhere(file):
 
 
 def anchors(text: str) -> set[str]:
-    """Returns the anchors of a page's headings, as forges make them."""
     text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
     headings = re.findall(r"^#{1,6} (.+)$", text, flags=re.MULTILINE)
     plain = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings)

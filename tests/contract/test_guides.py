@@ -39,7 +39,6 @@ SECONDS = 60.0
 
 
 def type_all(shell: GuideShell, guide: str) -> None:
-    """Types all steps; each line must end well."""
     for title, lines in steps((ROOT / "docs" / guide).read_text()):
         for line in lines:
             done = shell.type(line)
@@ -132,7 +131,6 @@ def records(folder: Path, *, host: str, data: str) -> Path:
 
 
 def archive(folder: Path) -> bytes:
-    """Packs what a SageMaker job leaves of its hosts' output."""
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w:gz") as packed:
         for file in sorted(folder.iterdir()):

@@ -162,7 +162,7 @@ def test_a_script_s_workload_compiles_as_a_pipeline_once_its_names_are_written(
     (tmp_path / "train.py").write_text("")
     done = stoker("init", "--script", "train.py", "--platform", platform, cwd=tmp_path)
     (line,) = [line for line in done.stdout.splitlines() if "stoker compile" in line]
-    _, *words = line.partition("      the")[0].split()
+    _, *words = line.strip().partition("      ")[0].split()
     assert words[:3] == ["compile", target, "train.yaml"]
     job = yaml.safe_load((tmp_path / ".github" / "workflows" / "stoker.yml").read_text())
     assert job["jobs"]["compile"]["steps"][-1]["run"] == " ".join(["stoker", *words])

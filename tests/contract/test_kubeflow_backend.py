@@ -18,7 +18,7 @@ from kfp import dsl, kubernetes
 from kfp.dsl import Artifact, ContainerSpec, Input, Output, PipelineTaskFinalStatus
 
 from stoker import kubeflow
-from stoker.orchestrators.kubeflow.compile import COMPONENTS, compile_kubeflow
+from stoker.pipelines.kubeflow.compile import COMPONENTS, compile_kubeflow
 from stoker.records import Workload
 from stoker.settings import read_workload
 from support import examples

@@ -14,7 +14,7 @@ from stoker.records import Json
 from support.command import stoker
 from support.kfp_server import KfpServer
 from support.kubeflow_backend import KubeflowRun, Pipeline, Step, Store
-from support.kubeflow_orchestrator import ROOT, WORKLOAD, client_at, compiled, upload, workload
+from support.kubeflow_uploads import ROOT, WORKLOAD, client_at, compiled, upload, workload
 from support.kubernetes_api import NAMESPACE, kube_config, kubernetes_api
 from support.kubernetes_jobs import job as kubernetes_job
 from support.platform_jobs import use_kube_config
@@ -355,7 +355,7 @@ def test_a_server_that_does_not_answer_is_named_with_the_way_to_it(monkeypatch):
         upload(gone)
     assert caught.value.where == gone.url
     assert "port-forward" in caught.value.fix
-    monkeypatch.setattr("stoker.orchestrators.kubeflow.client.TIMEOUT_SECONDS", (5.0, 0.1))
+    monkeypatch.setattr("stoker.pipelines.kubeflow.client.TIMEOUT_SECONDS", (5.0, 0.1))
     with KfpServer() as slow:
         slow.stall("GET .*")
         with pytest.raises(ServiceError, match=r"no answer.*timed out"):
@@ -385,7 +385,7 @@ def test_a_kube_config_s_renewed_login_keeps_the_path_of_the_service(tmp_path, m
         file = tmp_path / "with-a-token"
         file.write_text(yaml.safe_dump(config))
         use_kube_config(monkeypatch, file)
-        from stoker.orchestrators.kubeflow.client import KubeflowClient
+        from stoker.pipelines.kubeflow.client import KubeflowClient
 
         client = KubeflowClient(None)
         for _ in range(2):

@@ -16,7 +16,7 @@ from kfp import components, dsl
 from stoker import kubeflow
 from stoker.errors import UsageError
 from stoker.kubeflow import PipelineRun, compiled
-from stoker.orchestrators.kubeflow.compile import COMPONENTS, compile_kubeflow
+from stoker.pipelines.kubeflow.compile import COMPONENTS, compile_kubeflow
 from stoker.records import NotifySettings, TrackingSettings, to_json
 from support import kubeflow_pipeline as sample
 from support.examples import project

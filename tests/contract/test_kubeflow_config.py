@@ -91,7 +91,7 @@ def test_a_starved_gpu_gets_what_the_cluster_has(workload):
 @pytest.mark.usefixtures("quick_kfp")
 def test_the_example_compiles_for_kubeflow(tmp_path, monkeypatch):
     pytest.importorskip("kfp")
-    from stoker.orchestrators.kubeflow.compile import compile_kubeflow
+    from stoker.pipelines.kubeflow.compile import compile_kubeflow
 
     for name in ("components", "pipelines"):
         shutil.copytree(ROOT / name, tmp_path / name)
@@ -109,7 +109,7 @@ GUIDE = (ROOT / "docs" / "kubeflow.md").read_text()
 
 
 def test_the_guides_table_of_parameters_is_that_of_the_pipeline(workload):
-    from stoker.orchestrators.kubeflow.compile import kubeflow_request
+    from stoker.pipelines.kubeflow.compile import kubeflow_request
 
     table = GUIDE[GUIDE.index("| parameter | default") :].partition("\n\n")[0]
     listed = re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE)

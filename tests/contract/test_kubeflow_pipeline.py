@@ -25,7 +25,7 @@ pytest.importorskip("kfp")
 from stoker.cli.app import VERBS, app_for
 from stoker.cli.outputs import DECIDE_PARAMETERS, EVALUATE_PARAMETERS, TRAIN_PARAMETERS
 from stoker.errors import UsageError
-from stoker.orchestrators.kubeflow.compile import (
+from stoker.pipelines.kubeflow.compile import (
     COMPONENTS,
     MAX_WORKLOAD_BYTES,
     compile_kubeflow,
@@ -514,7 +514,7 @@ socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = refuse
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from support import kubeflow_pipeline as sample
-from stoker.orchestrators.kubeflow.compile import compile_kubeflow
+from stoker.pipelines.kubeflow.compile import compile_kubeflow
 before = dict(os.environ)
 print(compile_kubeflow(sample.WORKLOAD, folder=Path.cwd()).definition)
 print(sorted(sample.components().items()))

@@ -22,13 +22,12 @@ STRANGER = {"app": "web"}
 
 
 def labels_of_pods(api: str) -> dict[str, dict[str, str]]:
-    """Returns the labels of a planned run's pods, by role."""
     request = KubernetesPlatform().plan(job(settings=everything(api)))
     documents = request.objects
     main: Any = next(d for d in documents if d["kind"] in ("JobSet", "TrainingRuntime"))
     found = {}
     for replicated in replicated_jobs(main):
-        labels: Any = replicated.template["metadata"]["labels"]  # type: ignore[index, call-overload]
+        labels: Any = replicated.template["metadata"]["labels"]
         found[labels["stoker/role"]] = labels
     return found
 

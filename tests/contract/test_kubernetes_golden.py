@@ -22,7 +22,7 @@ TRAINER = {"namespace": "team-a", "api": "trainer", "output": "pvc://outputs/run
 def _planned(**how: object) -> str:
     platform = KubernetesPlatform()
     groups = how.pop("groups", ())
-    return platform.manifest(platform.plan(job(*groups, **how)))  # type: ignore[misc, arg-type]
+    return platform.manifest(platform.plan(job(*groups, **how)))
 
 
 MANIFESTS: Mapping[str, Callable[[], str]] = {

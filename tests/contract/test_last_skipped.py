@@ -36,7 +36,7 @@ def test_what_was_skipped_runs_once_it_can(tmp_path):
     environ = {name: own for name, own in os.environ.items() if not name.startswith("PYTEST_")}
     environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
 
-    def closing_line(*options: str, **variables: str) -> str:
+    def closing_line(*options, **variables):
         done = subprocess.run(
             [
                 *(sys.executable, "-m", "pytest", "-q", "-c", "pytest.ini"),

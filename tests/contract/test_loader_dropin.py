@@ -204,12 +204,6 @@ def test_batch_seeding_makes_replicas_differ_and_survives_other_workers(samples)
     assert not {str(one[2]) for one in first} & {str(one[2]) for one in other}
 
 
-def test_torch_seeding_does_not_survive_other_workers(samples):
-    options: dict[str, object] = {"sampler": list(range(6)), "batch_size": 2}
-    first = samples("torch", loader=options | {"num_workers": 1})
-    assert samples("torch", loader=options | {"num_workers": 2}) != first
-
-
 # --replace-dataloader: scripts that never heard of stoker.
 
 # As its parent is forked with torch, stoker's sitecustomize has a say in the spawned child only; in

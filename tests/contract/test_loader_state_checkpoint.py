@@ -17,6 +17,7 @@ import torch.utils.data as data
 import stoker
 from stoker.errors import UsageError
 from stoker.feed.bookkeeping import this_process
+from support import loader_draws
 
 LENGTH = 24
 EPOCHS = 3
@@ -29,16 +30,9 @@ def _torch_waits_half_a_second(monkeypatch):
     monkeypatch.setattr(data._utils, "MP_STATUS_CHECK_INTERVAL", 0.5)
 
 
-class Drawing(data.Dataset[torch.Tensor]):
+class Drawing(loader_draws.Drawing):
     def __init__(self, length: int = LENGTH) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        drawn = [random.random(), float(np.random.rand()), float(torch.rand(()))]
-        return torch.tensor([float(index), *drawn], dtype=torch.float64)
+        super().__init__(length)
 
 
 class Broken(Drawing):

@@ -5,7 +5,6 @@ import select
 import threading
 import time
 import weakref
-from collections.abc import Sequence
 
 from stoker.feed.trainer.local_workers import LocalWorkers
 from stoker.feed.wire.codec import pack_value
@@ -16,18 +15,16 @@ MAX_SECONDS = 30.0
 
 
 class Uneven:
-    """Every fourth sample takes long; the credits are looked at once a second."""
-
-    def __getitem__(self, index: int) -> int:
+    def __getitem__(self, index):
         time.sleep(0.2 if index % 4 == 0 else 0.0)
         return index
 
 
-def one(samples: Sequence[int]) -> int:
+def one(samples):
     return samples[0]
 
 
-def workers_of(dataset: object, deaths: list[str]) -> LocalWorkers:
+def workers_of(dataset, deaths):
     spec = DatasetSpec(
         dataset=dataset,
         collate_fn=one,
@@ -49,25 +46,24 @@ def workers_of(dataset: object, deaths: list[str]) -> LocalWorkers:
     )
 
 
-def order(number: int) -> Make:
+def order(number):
     packed = pack_value([number], allow_pickle=True)
     return Make(session="s", epoch_id=0, number=number, index=packed, seed=(0, 0, 0, number))
 
 
-def made_by(local: LocalWorkers, count: int) -> list[tuple[object, ...]]:
-    """Returns the keys of the next `count` batches."""
-    made, until = [], time.monotonic() + MAX_SECONDS
+def made_by(local, count):
+    made, credits, until = [], set(), time.monotonic() + MAX_SECONDS
     while len(made) < count and time.monotonic() < until:
         ready, _, _ = select.select(list(local.sockets()), [], [], 1.0)
         made += [result.job.key for each in ready for result in local.handle(each)]
+        local.give_late_jobs_again()
         local.flush()
-    return made
+        credits.add(local.credits)
+    return made, credits
 
 
 class Whose:
-    """Says of each sample which process makes it."""
-
-    def __getitem__(self, index: int) -> int:
+    def __getitem__(self, index):
         return os.getpid()
 
 
@@ -83,7 +79,7 @@ def test_workers_outlive_the_thread_that_started_them():
         for first in (0, 2):
             for number in (first, first + 1):
                 assert local.ask(order(number)) == []
-            assert len(made_by(local, 2)) == 2
+            assert len(made_by(local, 2)[0]) == 2
         assert not deaths
     finally:
         local.close()
@@ -96,7 +92,7 @@ def test_a_dataset_goes_with_the_script_s_loader_while_its_workers_go_on():
         del dataset
         assert gone() is None
         assert local.ask(order(0)) == []
-        assert made_by(local, 1) == [(0, 0, 0)]
+        assert made_by(local, 1)[0] == [(0, 0, 0)]
     finally:
         local.close()
 
@@ -105,16 +101,9 @@ def test_credits_of_local_workers_stay_what_they_are_however_much_batches_vary()
     deaths: list[str] = []
     local = workers_of(Uneven(), deaths)
     try:
-        seen = set()
         for number in range(60):
             local.ask(order(number))
-        made, until = [], time.monotonic() + MAX_SECONDS
-        while len(made) < 60 and time.monotonic() < until:
-            ready, _, _ = select.select(list(local.sockets()), [], [], 1.0)
-            made += [result.job.key for each in ready for result in local.handle(each)]
-            local.give_late_jobs_again()
-            local.flush()
-            seen.add(local.credits)
+        made, seen = made_by(local, 60)
         assert sorted(made) == [(0, number, 0) for number in range(60)]
         assert seen == {4}
         assert not deaths

@@ -8,7 +8,6 @@ from io import StringIO
 import pytest
 
 from stoker.feed.wire.protocol import FeedWork, HostWork, Progress, WorkerWork
-from stoker.launch.coordinator import Coordinator
 from stoker.launch.prometheus import metrics_served
 from stoker.logs import Log, parse_line
 from stoker.records import FeedSettings
@@ -42,7 +41,7 @@ class Seen:
     expected_agents = frozenset({"data-1", 'data-"2"\\'})
 
     @property
-    def progress(self) -> dict[int, Progress]:
+    def progress(self):
         work = FeedWork(
             seconds=9.0,
             taken=12,
@@ -73,20 +72,20 @@ class Seen:
         }
 
 
-def free_port() -> int:
+def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
 
 
-def scrape(port: int) -> str:
+def scrape(port):
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         text: str = answer.read().decode()
         return text
 
 
-def quiet_log() -> Log:
+def quiet_log():
     return Log(run="run", host="gpu-1", stream=StringIO())
 
 
@@ -138,14 +137,12 @@ def test_the_port_is_on_loopback_and_free_again_after_the_run():
         probe.bind(("127.0.0.1", port))
 
 
-def not_served(port: int, coordinator: Coordinator | None) -> str:
-    """Returns the warning of a training that goes on without its metrics."""
+def not_served(port, coordinator):
     stream = StringIO()
     log = Log(run="run", host="gpu-1", stream=stream)
     with metrics_served(FeedSettings(metrics_port=port), coordinator, run_id="r", log=log):
         pass
     event = parse_line(stream.getvalue())
-    assert event is not None
     assert event.event == "metrics_serve_failed"
     return event.values["text"]
 

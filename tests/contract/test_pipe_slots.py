@@ -5,10 +5,7 @@ import multiprocessing
 import os
 import resource
 import select
-import socket
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -20,31 +17,27 @@ from stoker.errors import FeedLostError
 from stoker.feed.wire import codec
 from stoker.feed.wire.dataset import DatasetSpec, unpack_error
 from stoker.feed.workers.pipe import JobOrder
-from stoker.feed.workers.pool import ChildProcess, Result, WorkerJob, WorkerPool, WorkerRole
+from stoker.feed.workers.pool import WorkerJob, WorkerPool
 from stoker.feed.workers.worker import worker_main
 
 BATCH = 8
 
 
 class Squares(Dataset[dict[str, object]]):
-    """Gives as sample n images and a label that are all n."""
-
-    def __len__(self) -> int:
+    def __len__(self):
         return 1000
 
-    def __getitem__(self, index: int) -> dict[str, object]:
+    def __getitem__(self, index):
         side = 20 + index // 200
         return {"image": torch.full((3, side, side), index % 251, dtype=torch.uint8), "n": index}
 
 
 class Hoarder:
-    """Keeps the third batch that it collated, and sends it along with each later one."""
-
-    def __init__(self) -> None:
+    def __init__(self):
         self.calls = 0
         self.kept = torch.zeros(1)
 
-    def __call__(self, samples: list[dict[str, object]]) -> object:
+    def __call__(self, samples):
         batch = default_collate(samples)
         self.calls += 1
         if self.calls == 3:
@@ -52,26 +45,26 @@ class Hoarder:
         return {"now": batch["image"], "kept": self.kept}
 
 
-def halved(samples: list[dict[str, object]]) -> object:
+def halved(samples):
     batch = default_collate(samples)
     return {"half": batch["image"][: BATCH // 2], "odd": batch["image"][1:], "n": batch["n"]}
 
 
-def converted(samples: list[dict[str, object]]) -> object:
+def converted(samples):
     return default_collate(samples)["image"].float() / 2
 
 
-def shared(samples: list[dict[str, object]]) -> object:
+def shared(samples):
     batch = default_collate(samples)["image"]
     return [batch, batch, batch.numpy()[0], batch[2].clone()]
 
 
 @contextmanager
-def pool_of(collate: Callable[[list[dict[str, object]]], object]) -> Iterator[WorkerPool]:
+def pool_of(collate):
     context = multiprocessing.get_context("fork")
     spec = DatasetSpec(dataset=Squares(), collate_fn=collate)
 
-    def start(role: WorkerRole, sock: socket.socket) -> ChildProcess:
+    def start(role, sock):
         child = context.Process(
             target=worker_main,
             args=(sock, spec),
@@ -87,7 +80,7 @@ def pool_of(collate: Callable[[list[dict[str, object]]], object]) -> Iterator[Wo
         pool.close()
 
 
-def make(pool: WorkerPool, indices: list[int]) -> Result:
+def make(pool, indices):
     pool.assign(
         WorkerJob(
             (indices[0],), JobOrder(codec.pack_value(indices, allow_pickle=False), (0, 0, 0, 0))
@@ -101,7 +94,7 @@ def make(pool: WorkerPool, indices: list[int]) -> Result:
                 return result
 
 
-def value_of(result: Result) -> object:
+def value_of(result):
     assert result.tree is not None
     assert result.payload is not None
     return codec.decode(result.tree, np.array(result.payload), allow_pickle=True)
@@ -144,14 +137,13 @@ def test_a_batch_that_was_changed_does_not_travel_twice():
         sizes = []
         for first in range(0, 40, BATCH):
             result = make(pool, list(range(first, first + BATCH)))
-            assert result.payload is not None
             sizes.append(result.payload.nbytes)
             result.release()
             pool.flush()
         assert set(sizes) == {BATCH * 3 * 20 * 20 * 4}
 
 
-def num_slots() -> int:
+def num_slots():
     return Path("/proc/self/maps").read_text().count("/memfd:stoker-")
 
 
@@ -168,7 +160,7 @@ def test_the_memory_of_a_closed_pool_is_free_with_its_last_batch():
         assert num_slots() == before
 
 
-def _make_one_without_descriptors(told: "Connection[object, object]") -> None:
+def _make_one_without_descriptors(told):
     with pool_of(default_collate) as pool:
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, most))
@@ -192,5 +184,5 @@ def test_a_batch_that_no_descriptor_is_left_for_is_an_error_that_names_the_limit
         child.kill()
         child.join()
     assert isinstance(error, FeedLostError)
-    assert "no file descriptor is left, the limit of this process (ulimit -n) is 64" in error.what
+    assert "too many open files, the limit of this process (ulimit -n) is 64" in error.what
     assert "raise the limit of open files" in error.fix

@@ -10,14 +10,14 @@ import botocore.session
 import pytest
 from botocore.model import OperationModel
 
-from stoker.orchestrators.base import schedule_name
-from stoker.orchestrators.sagemaker.client import (
+from stoker.pipelines.base import schedule_name
+from stoker.pipelines.sagemaker.client import (
     MAX_AGE_SECONDS,
     RETRIES,
     SCHEDULE_GROUP,
     SageMakerClient,
 )
-from stoker.orchestrators.sagemaker.compile import compile_pipeline
+from stoker.pipelines.sagemaker.compile import compile_pipeline
 from stoker.platforms.aws import Aws
 from stoker.platforms.base import JobSpec
 from stoker.platforms.sagemaker import SageMakerPlatform

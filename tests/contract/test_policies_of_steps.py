@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from stoker.orchestrators.sagemaker.compile import compile_pipeline
+from stoker.pipelines.sagemaker.compile import compile_pipeline
 from stoker.records import Json
 from support import sagemaker_pipeline as sample
 from support.policies import ACCOUNT, REGION, ROOT, example, is_allowed, s3_arn

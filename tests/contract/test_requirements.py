@@ -27,17 +27,16 @@ WANTED = {
 }
 
 
-def normalised(name: str) -> str:
+def normalised(name):
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def pinned(text: str) -> dict[str, str]:
-    """Returns the version of each package."""
+def pinned(text):
     found = re.findall(r"(?m)^([A-Za-z0-9][\w.-]*)==([^\s;\\]+)", text)
     return {normalised(name): version for name, version in found}
 
 
-def locked(name: str) -> str:
+def locked(name):
     return (ROOT / "requirements" / f"{name}.txt").read_text()
 
 
@@ -78,10 +77,7 @@ def test_the_set_up_and_the_image_take_nothing_without_its_hash_but_torch():
     assert '"--require-hashes", "--no-deps", "-r", str(lock)' in wheels
 
 
-def cpu_build(
-    monkeypatch: pytest.MonkeyPatch, needs: list[str], *, machine: str, version: str
-) -> list[str]:
-    """Returns what wheels.py downloads for a data host's image, where pip's torch needs `needs`."""
+def cpu_build(monkeypatch, needs, *, machine, version):
     wheels = runpy.run_path(str(ROOT / "containers" / "build" / "wheels.py"))
     torch = {"metadata": {"version": version, "requires_dist": needs}}
     find = wheels["cpu_build"]
@@ -126,14 +122,11 @@ def test_an_image_for_data_hosts_takes_no_torch_that_stoker_does_not(version, mo
         cpu_build(monkeypatch, [], machine="x86_64", version=version)
 
 
-def asked_of_pip(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *words: str
-) -> list[tuple[str, ...]]:
-    """Returns what `wheels.py --out FOLDER WORDS` has pip do, as long as nothing is refused."""
+def asked_of_pip(monkeypatch, tmp_path, *words):
     main = runpy.run_path(str(ROOT / "containers" / "build" / "wheels.py"))["main"]
     calls: list[tuple[str, ...]] = []
 
-    def pip(*words: str) -> str:
+    def pip(*words):
         calls.append(words)
         return ""
 
@@ -182,7 +175,7 @@ def test_wheels_of_a_download_that_broke_off_are_not_taken_for_whole(monkeypatch
     calls: list[tuple[str, ...]] = []
     folder = tmp_path / "torch"
 
-    def pip(*words: str) -> str:
+    def pip(*words):
         calls.append(words)
         if "torch==2.12.0" in words:
             raise SystemExit("no such version")
@@ -190,7 +183,7 @@ def test_wheels_of_a_download_that_broke_off_are_not_taken_for_whole(monkeypatch
 
     monkeypatch.setitem(download.__globals__, "pip", pip)
 
-    def wheels(version: str) -> int:
+    def wheels(version):
         calls.clear()
         also = [f"torch=={version}"]
         download(folder, ["torch"], [], locked="image-torch", also=also)

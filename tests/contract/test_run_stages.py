@@ -19,7 +19,7 @@ KEYS = Keys.from_token(bytes.fromhex(new_token()))
 FEED = FeedSettings(lease_seconds=400.0, start_deadline_seconds=400.0)
 
 
-def join(host: str, *, life: str) -> Join:
+def join(host, *, life):
     return Join(
         protocol=PROTOCOL_VERSION,
         run_id="run",
@@ -54,7 +54,7 @@ def coordinator():
         found.close()
 
 
-def member(host: str, port: int) -> Membership:
+def member(host, port):
     found = Membership(
         join=join(host, life=secrets.token_hex(8)),
         keys=KEYS,

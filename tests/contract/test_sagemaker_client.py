@@ -14,15 +14,15 @@ import yaml
 
 from stoker.cli import pipelines
 from stoker.errors import PlatformError
-from stoker.orchestrators.base import RunState
-from stoker.orchestrators.sagemaker.client import POLL_SECONDS, STOP_SECONDS, SageMakerClient
-from stoker.orchestrators.sagemaker.compile import ONLY_RUN
-from stoker.orchestrators.sagemaker.overlap import under_way_before
+from stoker.pipelines.base import RunState
+from stoker.pipelines.sagemaker.client import POLL_SECONDS, STOP_SECONDS, SageMakerClient
+from stoker.pipelines.sagemaker.compile import ONLY_RUN
+from stoker.pipelines.sagemaker.overlap import active_before
 from stoker.platforms.aws import Aws
 from stoker.records import Json
 from support.command import stoker
 from support.moto import ACCOUNT, REGION
-from support.sagemaker_orchestrator import (
+from support.sagemaker_uploads import (
     BUCKET,
     EXECUTION,
     LAUNCHED,
@@ -503,7 +503,7 @@ def before(execution: str, *runs: dict[str, object], later: str = "") -> tuple[s
     if later:
         guard = [step("Profile", "Succeeded"), step("Guard", later, StepDisplayName=ONLY_RUN)]
         answers.add("list_pipeline_execution_steps", {"PipelineExecutionSteps": guard})
-    found = under_way_before("mnist", execution, aws=answers.aws())
+    found = active_before("mnist", execution, aws=answers.aws())
     answers.stubber.assert_no_pending_responses()
     return found
 

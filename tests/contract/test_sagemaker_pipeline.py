@@ -197,7 +197,7 @@ socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = refuse
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from support import sagemaker_pipeline as sample
-from stoker.orchestrators.sagemaker.compile import compile_pipeline
+from stoker.pipelines.sagemaker.compile import compile_pipeline
 before = dict(os.environ)
 made = compile_pipeline(sample.WORKLOAD)
 print(hashlib.sha256(made.definition.encode()).hexdigest())

@@ -11,7 +11,7 @@ from botocore.model import ServiceModel
 from botocore.validate import ParamValidator
 
 from stoker.errors import UsageError
-from stoker.orchestrators.sagemaker.compile import (
+from stoker.pipelines.sagemaker.compile import (
     MAX_ARGUMENT,
     MAX_DESCRIPTION,
     compile_pipeline,

@@ -115,6 +115,11 @@ def submit(platform: SageMakerPlatform, job: JobSpec) -> tuple[SageMakerRequest,
     return request, platform.submit(request)
 
 
+@pytest.fixture
+def run(platform, job):
+    return submit(platform, job)[1]
+
+
 def created(aws: Aws) -> list[str]:
     listed = aws.pages("sagemaker", "ListTrainingJobs", items="TrainingJobSummaries")
     return sorted(str(item["TrainingJobName"]) for item in listed)
@@ -434,7 +439,7 @@ def test_throttling_is_retried(platform, aws, job):
 # ---- following
 
 
-def test_states_and_lines_of_all_hosts_come_once_and_in_order(platform, aws, answers, clock, job):
+def test_states_and_lines_of_all_hosts_come_once_and_in_order(aws, answers, clock, job, run):
     has_status(
         answers,
         ("InProgress", "Starting"),
@@ -443,7 +448,6 @@ def test_states_and_lines_of_all_hosts_come_once_and_in_order(platform, aws, ans
         ("InProgress", "Training"),
         ("Completed", "Completed"),
     )
-    _, run = submit(platform, job)
     later: list[Callable[[], None]] = [
         lambda: None,
         lambda: put_lines(aws, "algo-1", (1, "cpu host says hello")),
@@ -476,10 +480,9 @@ def test_states_and_lines_of_all_hosts_come_once_and_in_order(platform, aws, ans
     assert list(run.lines()) == []
 
 
-def test_polling_backs_off_while_nothing_happens(platform, answers, clock, job):
+def test_polling_backs_off_while_nothing_happens(answers, clock, run):
     looks = [("InProgress", "Training")] * 20
     has_status(answers, *looks, ("Completed", "Completed"))
-    _, run = submit(platform, job)
     clock.slept.clear()
     for _ in run.lines():
         pass
@@ -489,8 +492,7 @@ def test_polling_backs_off_while_nothing_happens(platform, answers, clock, job):
     assert waits[-1] == MAX_INTERVAL_SECONDS
 
 
-def test_a_job_that_is_not_seen_at_once_is_waited_for(platform, answers, job):
-    _, run = submit(platform, job)
+def test_a_job_that_is_not_seen_at_once_is_waited_for(answers, run):
     answers.refuse(
         "sagemaker",
         "DescribeTrainingJob",
@@ -501,8 +503,7 @@ def test_a_job_that_is_not_seen_at_once_is_waited_for(platform, answers, job):
     assert run.wait().status == "succeeded"
 
 
-def test_a_job_that_is_never_seen_is_an_error_by_a_deadline(platform, answers, clock, job):
-    _, run = submit(platform, job)
+def test_a_job_that_is_never_seen_is_an_error_by_a_deadline(answers, clock, run):
     answers.always_refuse(
         "sagemaker", "DescribeTrainingJob", "ValidationException", "Requested resource not found."
     )
@@ -511,31 +512,26 @@ def test_a_job_that_is_never_seen_is_an_error_by_a_deadline(platform, answers, c
     assert EVENTUAL_SECONDS <= clock.now <= 2 * EVENTUAL_SECONDS
 
 
-def test_a_log_that_may_not_be_read_does_not_end_the_training(platform, answers, job):
+def test_a_log_that_may_not_be_read_does_not_end_the_training(answers, run):
     answers.always_refuse(
         "logs",
         "DescribeLogStreams",
         "AccessDeniedException",
         "User: x is not authorized to perform: logs:DescribeLogStreams on resource: y",
     )
-    _, run = submit(platform, job)
     said = words(list(run.lines()))
     assert sum("permission logs:DescribeLogStreams is missing" in line for line in said) == 1
     assert run.wait().status == "succeeded"
     assert answers.count("DescribeLogStreams") == 1
 
 
-def test_a_job_that_may_not_be_described_names_the_action(platform, answers, job):
-    _, run = submit(platform, job)
+def test_a_job_that_may_not_be_described_names_the_action(answers, run):
     answers.always_refuse("sagemaker", "DescribeTrainingJob", "AccessDeniedException", "no")
     with pytest.raises(ServiceError, match="permission sagemaker:DescribeTrainingJob is missing"):
         list(run.lines())
 
 
-def test_a_login_that_runs_out_is_renewed_from_what_the_machine_has_by_then(
-    platform, aws, answers, job
-):
-    _, run = submit(platform, job)
+def test_a_login_that_runs_out_is_renewed_from_what_the_machine_has_by_then(aws, answers, run):
     old = aws.client("sagemaker")
     # A client has read its keys once, and its refusals never end.
     answers.always_refuse("sagemaker", "DescribeTrainingJob", "ExpiredTokenException", "expired")
@@ -568,8 +564,7 @@ def test_a_service_that_stays_away_leaves_the_job_and_says_how_to_follow_it(
     assert aws.has_object(request.token_uri)
 
 
-def test_a_log_that_never_ends_is_left_after_the_drain_deadline(platform, aws, clock, job):
-    _, run = submit(platform, job)
+def test_a_log_that_never_ends_is_left_after_the_drain_deadline(aws, clock, run):
     count = iter(range(10**6))
     clock.on_sleep = lambda _: put_lines(aws, "algo-1", (next(count), "still here"))
     list(run.lines())
@@ -606,8 +601,7 @@ def test_a_profiles_deadline_counts_from_the_trainers_first_line(
 # ---- stopping
 
 
-def test_stop_does_not_wait_for_ever(platform, answers, clock, job, capsys):
-    _, run = submit(platform, job)
+def test_stop_does_not_wait_for_ever(answers, clock, capsys, run):
     has_status(answers, ("Stopping", "Stopping"))
     answers.answer("sagemaker", "StopTrainingJob", {})
     run.stop()
@@ -629,14 +623,13 @@ def test_stop_never_raises_says_what_hindered_it_and_deletes_the_token(
     assert not aws.has_object(request.token_uri)
 
 
-def test_stopping_a_job_that_has_ended_is_no_error(platform, aws, answers, job):
+def test_stopping_a_job_that_has_ended_is_no_error(aws, answers, run):
     answers.always_refuse(
         "sagemaker",
         "StopTrainingJob",
         "ValidationException",
         "The request was rejected because the training job is in status Completed.",
     )
-    _, run = submit(platform, job)
     run.wait()
     run.stop()
     assert answers.count("StopTrainingJob") == 0
@@ -644,8 +637,7 @@ def test_stopping_a_job_that_has_ended_is_no_error(platform, aws, answers, job):
     assert answers.count("StopTrainingJob") == 1
 
 
-def test_an_answer_that_is_older_than_the_end_does_not_bring_the_job_back(platform, answers, job):
-    _, run = submit(platform, job)
+def test_an_answer_that_is_older_than_the_end_does_not_bring_the_job_back(answers, run):
     answers.answer("sagemaker", "StopTrainingJob", {})
     asked: list[dict[str, object]] = []
 
@@ -676,13 +668,10 @@ def test_a_token_that_cannot_be_deleted_is_said(platform, answers, job, capsys):
 # ---- the end
 
 
-def test_the_leaders_records_are_unpacked_and_the_services_events_are_told(
-    platform, aws, answers, job
-):
+def test_the_leaders_records_are_unpacked_and_the_services_events_are_told(aws, answers, job, run):
     has_status(answers, ("InProgress", "Training"), ("Completed", "Completed"))
     files = {"stoker/training.json": record(job), "stoker/metrics.json": b"{}", "big.bin": b"x"}
     aws.write_object(f"s3://{BUCKET}/out/{NAME}/output/output.tar.gz", archive(**files))
-    _, run = submit(platform, job)
     end = run.wait()
     assert (end.status, end.exit_code, end.failure) == ("succeeded", 0, None)
     assert end.output_dir
@@ -750,7 +739,7 @@ def test_an_account_that_may_read_neither_image_nor_data_trains_all_the_same(
     assert sorted(end.what) == ["input_train", "job_arn"]
 
 
-def test_an_archive_that_means_harm_writes_nothing_outside(platform, aws, job, tmp_path):
+def test_an_archive_that_means_harm_writes_nothing_outside(aws, tmp_path, run):
     link = tarfile.TarInfo("stoker/link")
     link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
     through = tarfile.TarInfo("stoker/link/x")
@@ -763,7 +752,6 @@ def test_an_archive_that_means_harm_writes_nothing_outside(platform, aws, job, t
         (tarfile.TarInfo("./stoker/good"), b"x"),
     ]
     aws.write_object(f"s3://{BUCKET}/out/{NAME}/output/output.tar.gz", tar(*members))
-    _, run = submit(platform, job)
     end = run.wait()
     assert end.output_dir
     found = {str(p.relative_to(end.output_dir)) for p in end.output_dir.rglob("*") if p.is_file()}
@@ -777,43 +765,36 @@ def test_an_archive_that_means_harm_writes_nothing_outside(platform, aws, job, t
     [b"not an archive", archive(**{"stoker/a": b"x"})[:60], b""],
     ids=["other", "cut", "empty"],
 )
-def test_outputs_that_cannot_be_unpacked_do_not_hide_how_the_job_ended(
-    platform, aws, job, content, capsys
-):
+def test_outputs_that_cannot_be_unpacked_do_not_hide_how_the_job_ended(aws, content, capsys, run):
     aws.write_object(f"s3://{BUCKET}/out/{NAME}/output/output.tar.gz", content)
-    _, run = submit(platform, job)
     end = run.wait()
     assert (end.status, end.output_dir) == ("succeeded", None)
     assert "outputs_read_failed" in capsys.readouterr().err
 
 
-def test_a_file_too_large_for_a_record_is_not_taken(platform, aws, job, monkeypatch, capsys):
+def test_a_file_too_large_for_a_record_is_not_taken(aws, monkeypatch, capsys, run):
     monkeypatch.setattr("stoker.platforms.sagemaker.job.MAX_FILE_BYTES", 10)
     content = archive(**{"stoker/training.json": b"x" * 11})
     aws.write_object(f"s3://{BUCKET}/out/{NAME}/output/output.tar.gz", content)
-    _, run = submit(platform, job)
     assert run.wait().output_dir is None
     assert "stoker/training.json of 11 bytes is too much" in capsys.readouterr().err
 
 
-def test_a_failed_job_without_outputs_says_its_reason_as_a_status(platform, answers, job):
-    _, run = submit(platform, job)
+def test_a_failed_job_without_outputs_says_its_reason_as_a_status(answers, run):
     has_status(answers, ("Failed", "Failed", "AlgorithmError: , exit code: 7"))
     lines = words(list(run.lines()))
     assert "sagemaker/status Failed: AlgorithmError: , exit code: 7" in lines
     assert run.wait().output_dir is None
 
 
-def test_the_records_exit_code_counts_more_than_the_services(platform, aws, answers, job):
-    _, run = submit(platform, job)
+def test_the_records_exit_code_counts_more_than_the_services(aws, answers, job, run):
     has_status(answers, ("Failed", "Failed", "AlgorithmError: , exit code: 1"))
     files = {"stoker/training.json": record(job, status="failed", exit_code=3)}
     aws.write_object(f"s3://{BUCKET}/out/{NAME}/output/output.tar.gz", archive(**files))
     assert run.wait().exit_code == 3
 
 
-def test_a_job_that_ran_out_of_time_has_failed(platform, answers, job):
-    _, run = submit(platform, job)
+def test_a_job_that_ran_out_of_time_has_failed(answers, run):
     has_status(answers, ("Stopped", "MaxRuntimeExceeded"))
     end = run.wait()
     assert end.status == "failed"
@@ -851,6 +832,15 @@ def put_loads(aws: Aws, begin: datetime) -> None:
     put_points(aws, "algo-2", begin, CPUUtilization=(1600.0,), MemoryUtilization=(25.0,))
 
 
+def put_loads_of_a_job(aws: Aws, answers: Answers) -> None:
+    begin = datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(minutes=10)
+    put_loads(aws, begin)
+    times = {"TrainingStartTime": begin, "TrainingEndTime": begin + timedelta(minutes=9)}
+    answers.change("sagemaker", "DescribeTrainingJob", lambda parsed: parsed.update(times))
+    put_lines(aws, "algo-1", (1, ROLE_LINE.format("algo-1", "dnn")))
+    put_lines(aws, "algo-2", (2, ROLE_LINE.format("algo-2", "data")))
+
+
 SIZES = {"ml.g5.2xlarge": (8, 1), "c5.4xlarge": (16, 0)}
 
 
@@ -873,14 +863,8 @@ def test_utilisation_is_read_by_host_and_normalised(aws):
     ]
 
 
-def test_a_runs_groups_are_told_apart_by_the_roster_of_its_log(platform, aws, answers, job):
-    begin = datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(minutes=10)
-    put_loads(aws, begin)
-    times = {"TrainingStartTime": begin, "TrainingEndTime": begin + timedelta(minutes=9)}
-    answers.change("sagemaker", "DescribeTrainingJob", lambda parsed: parsed.update(times))
-    put_lines(aws, "algo-1", (1, ROLE_LINE.format("algo-1", "dnn")))
-    put_lines(aws, "algo-2", (2, ROLE_LINE.format("algo-2", "data")))
-    _, run = submit(platform, job)
+def test_a_runs_groups_are_told_apart_by_the_roster_of_its_log(aws, answers, run):
+    put_loads_of_a_job(aws, answers)
     assert run.utilisation(SIZES) == ()
     run.wait()
     assert [(load.group, load.hosts, load.cpu) for load in run.utilisation(SIZES)] == [
@@ -890,12 +874,7 @@ def test_a_runs_groups_are_told_apart_by_the_roster_of_its_log(platform, aws, an
 
 
 def test_a_training_record_says_how_busy_each_group_was(platform, aws, answers, job):
-    begin = datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(minutes=10)
-    put_loads(aws, begin)
-    times = {"TrainingStartTime": begin, "TrainingEndTime": begin + timedelta(minutes=9)}
-    answers.change("sagemaker", "DescribeTrainingJob", lambda parsed: parsed.update(times))
-    put_lines(aws, "algo-1", (1, ROLE_LINE.format("algo-1", "dnn")))
-    put_lines(aws, "algo-2", (2, ROLE_LINE.format("algo-2", "data")))
+    put_loads_of_a_job(aws, answers)
     said: list[LogLine] = []
     record = train(job, platform=platform, catalog=load_catalog("sagemaker"), on_line=said.append)
     loads = [line.text for line in said if line.host == "load"]

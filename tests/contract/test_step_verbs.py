@@ -179,7 +179,6 @@ def test_a_gate_without_a_folder_of_champions_promotes_nothing(folder, champion)
 
 
 def test_a_verb_takes_inputs_as_kubeflow_writes_them():
-    """Protobuf has one kind of number; what a caller left out is missing or null."""
     given: dict[str, Json] = {
         "workload": "{}",
         "run_id": "r-1",
@@ -211,7 +210,6 @@ def test_a_verb_takes_inputs_as_kubeflow_writes_them():
 
 @pytest.mark.parametrize("left_out", ["missing", "null"])
 def test_inputs_that_are_left_out_are_as_the_workload_says(folder, left_out):
-    """The verbs run as in a pipeline whose author gave the components what they require alone."""
     document = {
         "name": "mini",
         "command": [sys.executable, "-c", "print('stoker metric accuracy=1')"],

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from io import StringIO
 
 import pytest
@@ -71,7 +70,7 @@ def asked():
 
 @pytest.fixture
 def session(asked):
-    def start(host: str, arguments: Sequence[str]) -> str:
+    def start(host, arguments):
         asked.append((host, arguments))
         return "" if host == "algo-2" else "no such host"
 
@@ -81,7 +80,7 @@ def session(asked):
     assert not session.folder.exists()
 
 
-def ask(session: mpi.MpiSession, *words: str) -> "subprocess.CompletedProcess[str]":
+def ask(session, *words):
     command = [
         sys.executable,
         "-I",

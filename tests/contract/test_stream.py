@@ -5,7 +5,6 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -21,8 +20,6 @@ MAX_HEAD_BYTES = 1 << 20
 
 @dataclass
 class Pair:
-    """Holds a connection: the ends, their writer and reader."""
-
     source: socket.socket
     sink: socket.socket
     writer: BatchWriter
@@ -30,7 +27,7 @@ class Pair:
 
 
 @contextlib.contextmanager
-def connected(*, receive_timeout_seconds: float = 30.0) -> Iterator[Pair]:
+def connected(*, receive_timeout_seconds=30.0):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         sink = socket.create_connection(listener.getsockname())
         source, _ = listener.accept()
@@ -58,8 +55,7 @@ def pair():
 
 
 @contextlib.contextmanager
-def written(writer: BatchWriter, packed: bytes, payload: bytes | None) -> Iterator[None]:
-    """Writes meanwhile, in a thread, for a write blocks until it is read."""
+def written(writer, packed, payload):
     view = None if payload is None else memoryview(payload)
     thread = threading.Thread(target=writer.write, args=(packed, view), kwargs={"of": ("s", 0)})
     thread.start()
@@ -68,7 +64,7 @@ def written(writer: BatchWriter, packed: bytes, payload: bytes | None) -> Iterat
     assert not thread.is_alive()
 
 
-def read(reader: BatchReader) -> tuple[bytes, bytes]:
+def read(reader):
     packed, nbytes = reader.head()
     memory = bytearray(nbytes)
     reader.read(memoryview(memory))
@@ -107,15 +103,12 @@ def test_half_a_head_is_none(pair):
 
 
 def test_a_batch_may_take_longer_than_the_silence_that_ends_a_connection():
-    """A slow network delivers: bytes that come are life. 8 pieces, each after a third of it."""
     payload = os.urandom(200_000)
     sent: list[bytes] = []
 
     class Slow(socket.socket):
-        """Sends a little at a time."""
-
-        def sendall(self, data: object, *_: object) -> None:  # type: ignore[override]
-            sent.append(bytes(data))  # type: ignore[call-overload]
+        def sendall(self, data, *_):
+            sent.append(bytes(data))
 
     with connected(receive_timeout_seconds=0.5) as pair, Slow() as slow:
         BatchWriter(slow, Sealer(KEY), BufferPool()).write(
@@ -124,7 +117,7 @@ def test_a_batch_may_take_longer_than_the_silence_that_ends_a_connection():
         wire = b"".join(sent)
         began = time.monotonic()
 
-        def trickle() -> None:
+        def trickle():
             step = len(wire) // 8 + 1
             for at in range(0, len(wire), step):
                 time.sleep(0.15)
@@ -156,16 +149,15 @@ def test_silence_between_batches_does_not_unless_one_is_awaited():
 
 
 def test_few_calls_move_a_batch(pair):
-    """Each wants the interpreter's lock anew, for which a main thread in pure Python takes 5 ms."""
     calls: list[int] = []
     receive = pair.sink.recv_into
 
     class Counted:
-        def recv_into(self, *arguments: object) -> int:
+        def recv_into(self, *arguments):
             calls.append(1)
-            return receive(*arguments)  # type: ignore[arg-type]
+            return receive(*arguments)
 
-    pair.reader._socket = Counted()  # type: ignore[assignment]
+    pair.reader._socket = Counted()
     payload = bytes(2 * sealing.RECORD_BYTES)
     with written(pair.writer, b"packed", payload):
         assert read(pair.reader)[1] == payload

@@ -4,7 +4,6 @@ import os
 import select
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
@@ -23,18 +22,16 @@ class Stream:
     out: int
     tail: OutputTail
 
-    def write(self, data: bytes) -> None:
+    def write(self, data):
         assert os.write(self.into, data) == len(data)
 
-    def read(self, nbytes: int) -> bytes:
-        """Reads exactly so many bytes."""
+    def read(self, nbytes):
         data = b""
         while len(data) < nbytes:
             data += os.read(self.out, nbytes - len(data))
         return data
 
-    def is_silent(self, seconds: float = 0.1) -> bool:
-        """Says whether nothing comes for so long."""
+    def is_silent(self, seconds=0.1):
         os.set_blocking(self.out, False)
         try:
             time.sleep(seconds)
@@ -47,7 +44,7 @@ class Stream:
 
 
 @contextmanager
-def forwarded() -> Iterator[Stream]:
+def forwarded():
     source, into = os.pipe()
     out, target = os.pipe()
     tail = OutputTail()
@@ -65,7 +62,7 @@ def forwarded() -> Iterator[Stream]:
         assert not thread.is_alive()
 
 
-def end_of(stream: Stream) -> None:
+def end_of(stream):
     os.close(stream.into)
     stream.into = -1
 
@@ -99,7 +96,7 @@ def test_dots_come_while_more_of_them_do():
     with forwarded() as stream:
         is_over = threading.Event()
 
-        def write_dots() -> None:
+        def write_dots():
             while not is_over.wait(0.05):
                 stream.write(b".")
 

@@ -90,7 +90,6 @@ TRAIN = MEET + SAY
 
 
 def lay_out(folder: Path, train: str) -> Hosts:
-    """Lays out the job's hosts, with its code where the toolkit unpacks it."""
     hosts = Hosts(folder, GROUPS, hyperparameters=HYPERPARAMETERS, channels=CHANNELS)
     for host in hosts.names:
         code = hosts.ml(host) / "code"
@@ -102,7 +101,6 @@ def lay_out(folder: Path, train: str) -> Hosts:
 
 
 def start_toolkit(hosts: Hosts, train: Path, **environ: str) -> None:
-    """Starts all hosts as AWS's images do: the toolkit is each host's first process."""
     stoker = hosts.folder / "bin" / "stoker"
     stoker.parent.mkdir()
     stoker.write_text(STOKER)
@@ -135,7 +133,6 @@ class Ran:
 
 @pytest.fixture(scope="module")
 def scripted(tmp_path_factory):
-    """Runs the job in script mode: the toolkit is each host's first process."""
     train = toolkit()
     with lay_out(tmp_path_factory.mktemp("scripted"), TRAIN) as hosts:
         start_toolkit(hosts, train)
@@ -144,7 +141,6 @@ def scripted(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def brought(tmp_path_factory):
-    """Runs the job in an image of its own: the launcher is each host's first process."""
     with lay_out(tmp_path_factory.mktemp("brought"), f"met = {{}}\n{SAY}") as hosts:
         for host in hosts.names:
             hosts.start(

@@ -1,7 +1,7 @@
 """A test runs each of configs/*.yaml for real, or it is said why not; each is a request."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from stoker.cli.app import app_for
 from stoker.errors import UsageError
-from stoker.records import Json, write_json
+from stoker.records import write_json
 from stoker.settings import read_workload
 from support import sample_records
 from support.command import process, stoker
@@ -137,8 +137,7 @@ def test_the_option_says_which_loaders_the_job_replaces(
     )
 
 
-def found_in(value: Json, variable: str) -> Iterator[Json]:
-    """Yields the values of an environment variable, in the forms of both services."""
+def found_in(value, variable):
     match value:
         case {"name": name, "value": found} if name == variable:
             yield found

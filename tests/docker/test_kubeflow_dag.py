@@ -21,7 +21,7 @@ from kfp.dsl import ContainerSpec
 from stoker import kubeflow
 from stoker.kubeflow import PipelineRun, control_step
 from stoker.logs import parse_line
-from stoker.orchestrators.kubeflow.compile import compile_kubeflow, kubeflow_request
+from stoker.pipelines.kubeflow.compile import compile_kubeflow, kubeflow_request
 from stoker.platforms.kubernetes.rights import rules
 from stoker.records import (
     Decision,

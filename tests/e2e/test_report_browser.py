@@ -9,9 +9,6 @@ import shutil
 import signal
 import subprocess
 import time
-from pathlib import Path
-from types import TracebackType
-from typing import Any
 
 import pytest
 
@@ -57,7 +54,7 @@ CLASHES = """(() => {
 class Browser:
     """Runs a browser with one page, and keeps everything it says in `events`."""
 
-    def __init__(self, program: str, folder: Path) -> None:
+    def __init__(self, program, folder):
         # 3 and 4 are where the browser reads commands and writes answers.
         reader, self._to = _high_pipe()
         self._from, writer = _high_pipe()
@@ -73,7 +70,7 @@ class Browser:
         )
         os.close(reader)
         os.close(writer)
-        self.events: list[dict[str, Any]] = []
+        self.events = []
         self._buffer = b""
         self._number = 0
         self._session = ""
@@ -84,15 +81,10 @@ class Browser:
         for domain in ("Network", "Log", "Runtime", "Page"):
             self.call(f"{domain}.enable")
 
-    def __enter__(self) -> "Browser":
+    def __enter__(self):
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind, error, trace):
         # Asked to close, it ends its own children; closing its command pipe asks, too.
         os.write(self._to, b'{"id": 0, "method": "Browser.close"}\0')
         os.close(self._to)
@@ -103,8 +95,7 @@ class Browser:
             self._process.wait(timeout=DEADLINE_SECONDS)
         os.close(self._from)
 
-    def call(self, method: str, **params: object) -> dict[str, Any]:
-        """Sends a command and gives its result."""
+    def call(self, method, **params):
         self._number += 1
         command = {"id": self._number, "method": method, "params": params}
         if self._session:
@@ -118,8 +109,7 @@ class Browser:
                 return message["result"]
             self.events.append(message)
 
-    def open(self, path: Path, *, width: int = 1200, scheme: str = "light") -> None:
-        """Loads a file and waits until it and its parts are there."""
+    def open(self, path, *, width=1200, scheme="light"):
         self.call(
             "Emulation.setEmulatedMedia",
             features=[{"name": "prefers-color-scheme", "value": scheme}],
@@ -137,22 +127,19 @@ class Browser:
         while not self.named("Page.loadEventFired"):
             self.events.append(self._next(deadline))
 
-    def named(self, method: str) -> list[dict[str, Any]]:
-        """Returns the parameters of all events of that name since the page was opened."""
+    def named(self, method):
         return [event["params"] for event in self.events if event.get("method") == method]
 
-    def evaluate(self, expression: str) -> Any:
-        """Returns the value of a JavaScript expression in the page."""
+    def evaluate(self, expression):
         result = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in result, result
         return result["result"]["value"]
 
-    def screenshot(self, path: Path) -> None:
-        """Writes the whole page as a PNG."""
+    def screenshot(self, path):
         shot = self.call("Page.captureScreenshot", captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(shot["data"]))
 
-    def _next(self, deadline: float) -> dict[str, Any]:
+    def _next(self, deadline):
         while b"\0" not in self._buffer:
             left = deadline - time.monotonic()
             ready, _, _ = select.select([self._from], [], [], max(0.0, left))
@@ -164,8 +151,7 @@ class Browser:
         return json.loads(line)
 
 
-def _high_pipe() -> tuple[int, int]:
-    """Makes a pipe whose ends are out of the way of 3 and 4."""
+def _high_pipe():
     ends = os.pipe()
     high = tuple(fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in ends)
     for end in ends:

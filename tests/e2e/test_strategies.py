@@ -25,16 +25,7 @@ Replicas = tuple[list[dict[str, tuple[list[int], list[str]]]], str]
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 
-def run_job(
-    folder: Path,
-    *arguments: str,
-    dnn: int,
-    data: int,
-    ranks: int,
-    strategy: StrategySettings,
-    fails: bool = False,
-) -> LocalJob:
-    """Runs the script as a job, from start to end."""
+def run_job(folder, *arguments, dnn, data, ranks, strategy, fails=False):
     folder.mkdir()
     command = ("python", str(SCRIPT), str(folder), *arguments)
     job = LocalJob(folder, command, dnn=dnn, data=data, processes=ranks // dnn, feed=PATIENT)
@@ -45,18 +36,16 @@ def run_job(
     return job
 
 
-def losses(folder: Path) -> list[float]:
+def losses(folder):
     found: list[float] = json.loads((folder / "losses.json").read_text())
     return found
 
 
-def seen(folder: Path, *, ranks: int) -> list[object]:
-    """Returns what each rank saw."""
+def seen(folder, *, ranks):
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
 
 
-def homogeneous(folder: Path, *, ranks: int) -> Path:
-    """Runs all ranks on one host, without launcher or data group; returns the folder."""
+def homogeneous(folder, *, ranks):
     folder.mkdir()
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("STOKER_", "SM_"))}
     environ = clean | {"OMP_NUM_THREADS": "1"}
@@ -66,14 +55,12 @@ def homogeneous(folder: Path, *, ranks: int) -> Path:
     return folder
 
 
-def assert_same(folder: Path, whole: Path, *, ranks: int) -> None:
-    """The ranks saw the same batches, and have the same curve."""
+def assert_same(folder, whole, *, ranks):
     assert seen(folder, ranks=ranks) == seen(whole, ranks=ranks)
     assert losses(folder) == pytest.approx(losses(whole), rel=1e-6)
 
 
-def assert_spread(job: LocalJob, *, ranks: list[int | None], fed: set[str]) -> None:
-    """Ranks and data hosts are where they belong, and the data hosts fed."""
+def assert_spread(job, *, ranks, fed):
     record = job.training()
     assert record.strategy == "torchrun"
     assert [host.rank for host in record.hosts] == ranks
@@ -131,9 +118,7 @@ dist.Backend.register_backend("smddp", make, devices=["cpu", "cuda"])
 
 # How a backend to fall back to is chosen: tests/contract/test_strategy_programs.py.
 @pytest.mark.parametrize(
-    "has_library",
-    [True, pytest.param(False, marks=pytest.mark.soak)],
-    ids=["library", "fallback"],
+    "has_library", [True, pytest.param(False, marks=pytest.mark.soak)], ids=["library", "fallback"]
 )
 def test_the_script_gets_the_backend_of_smddp_or_the_one_to_fall_back_to(tmp_path, has_library):
     base = tmp_path / "ml"
@@ -217,7 +202,6 @@ dist.destroy_process_group()
 
 @pytest.fixture(scope="module")
 def replicas(tmp_path_factory):
-    """Runs two replicas of two ranks: first both ranks of each load, then the first of each."""
     folder = tmp_path_factory.mktemp("replicas")
     script = folder / "script.py"
     script.write_text(REPLICAS)

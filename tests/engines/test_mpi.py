@@ -84,7 +84,7 @@ dist.destroy_process_group()
 """
 
 
-def lacking() -> str:
+def lacking():
     if not shutil.which("mpirun") or not shutil.which(mpi.DAEMON):
         return "openmpi-bin is not installed"
     if not Path(PYTHON).exists():
@@ -116,14 +116,7 @@ print(f"rank {world.rank} sums {total}", flush=True)
 
 
 class MpiJob(LocalJob):
-    def __init__(
-        self,
-        tmp_path: Path,
-        mode: str,
-        *,
-        text: str = SCRIPT,
-        engine: EngineSettings | None = None,
-    ) -> None:
+    def __init__(self, tmp_path, mode, *, text=SCRIPT, engine=None):
         script = tmp_path / "script.py"
         script.write_text(text)
         command = (PYTHON, str(script), mode)
@@ -131,22 +124,21 @@ class MpiJob(LocalJob):
         engine = engine or EngineSettings()
         super().__init__(tmp_path, command, dnn=2, data=1, processes=2, feed=feed, engine=engine)
         self.spec = replace(
-            self.spec,
-            settings=replace(self.spec.settings, strategy=StrategySettings(name="mpi")),
+            self.spec, settings=replace(self.spec.settings, strategy=StrategySettings(name="mpi"))
         )
 
     @property
-    def follower(self) -> str:
+    def follower(self):
         return self.request.hosts[1].name
 
-    def wait_for_ranks(self) -> list[int]:
+    def wait_for_ranks(self):
         pids = [int(self.wait_for_file(f"pid-{rank}")) for rank in range(RANKS)]
         self.daemons = {pid for pid in self.pids if _name(pid) in (mpi.DAEMON, mpi.MPIRUN)}
         assert len(self.daemons) == 2
         return pids
 
 
-def _name(pid: int) -> str:
+def _name(pid):
     try:
         return psutil.Process(pid).name()
     except psutil.Error:
@@ -160,7 +152,7 @@ def open_mpi():
         pytest.skip(reason)
 
 
-def folders_of_sessions() -> set[str]:
+def folders_of_sessions():
     return {name for name in os.listdir("/tmp") if name.startswith(("stoker-mpi-", "ompi."))}
 
 
@@ -265,7 +257,6 @@ def machines(tmp_path):
         holder = subprocess.Popen(
             [*unshared, "sh", "-c", inside], stdout=subprocess.PIPE, start_new_session=True
         )
-        assert holder.stdout is not None
         holders.append(holder)
         assert holder.stdout.readline() == b"ready\n"
     pids = [psutil.Process(holder.pid).children()[0].pid for holder in holders]
@@ -282,7 +273,6 @@ def machines(tmp_path):
     for holder in holders:
         holder.kill()
         holder.wait()
-        assert holder.stdout is not None
         holder.stdout.close()
 
 

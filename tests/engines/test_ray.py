@@ -46,7 +46,6 @@ ray.get(works)
 
 @pytest.fixture
 def sockets(monkeypatch):
-    """Makes a folder for Ray's sockets, gone at the end; pytest's own has too long a path."""
     folder = Path(tempfile.mkdtemp(prefix="sr-", dir="/tmp"))
     monkeypatch.setenv("TMPDIR", str(folder))
     yield folder
@@ -62,7 +61,7 @@ def engine_run(tmp_path, sockets):
     return EngineRun(python, tmp_path)
 
 
-def write_workload(tmp_path: Path, script: str, *, strategy: str) -> None:
+def write_workload(tmp_path, script, *, strategy):
     (tmp_path / "rows.py").write_text(script)
     workload = {
         "name": "rows",
@@ -113,6 +112,5 @@ def test_the_example_learns_from_batches_of_the_cluster(engine_run):
     # A guess is right one time in ten.
     assert training.metrics["accuracy"] > 0.5
     # Two epochs, each with a dataset of its own.
-    assert training.measured is not None
     assert training.measured.steps == 2 * 1536 // 64
     assert training.measured.wait_seconds > 0

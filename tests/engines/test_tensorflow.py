@@ -61,7 +61,6 @@ def test_the_keras_example_learns_from_batches_of_the_service(engine_run, tmp_pa
     # A guess is right one time in ten.
     assert training.metrics["accuracy"] > 0.4
     # Two epochs of 1024 digits; each of the one worker's batches was asked for inside of the graph.
-    assert training.measured is not None
     assert training.measured.steps == 2 * 16
     assert 0 < training.measured.wait_seconds < training.measured.step_seconds
     (passive,) = tmp_path.glob("runs/*/hosts/*/output/data/stoker/passive-profile.json")

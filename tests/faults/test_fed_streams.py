@@ -307,4 +307,4 @@ def test_stream_that_kills_its_process_is_an_error(host):
     trainer = host.train(workers=0, script=SCRIPT, die_at=9)
     assert trainer.end() != 0
     assert "shard 1 of the iterable dataset cannot be made" in trainer.errors
-    assert "exited with code 7, 3 times at the same place" in trainer.errors
+    assert "exit code 7, 3 times at the same place" in trainer.errors

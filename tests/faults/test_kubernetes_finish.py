@@ -53,7 +53,6 @@ class Step(Verb):
         self.name = words[1].removeprefix("--") if words[1] == "--finish" else words[0]
 
     def record(self, name: str) -> Any:
-        """Returns one of the output artifacts."""
         return json.loads((self.folder / "out" / name).read_text())
 
     @property
@@ -134,8 +133,7 @@ def lines_of(folder: Path, run: str, name: str, record: Any) -> list[str]:
     write_json(output / name, record)
     leader = f"{run}-dnn-0-0"
     topology = Topology(
-        host=leader,
-        groups=(HostGroup(name="dnn", role="dnn", instance_type="", hosts=(leader,)),),
+        host=leader, groups=(HostGroup(name="dnn", role="dnn", instance_type="", hosts=(leader,)),)
     )
     with (folder / "lines").open("w+") as said:
         log = Log(run=run, host=leader, stream=said)
@@ -150,7 +148,6 @@ def leader_of(api: KubernetesApi, run: str = RUN) -> str:
 
 
 def follow(step: Step, api: KubernetesApi, run: str = RUN) -> None:
-    """The job's hosts run, and their log is read."""
     until(lambda: api.has("poddisruptionbudgets", f"w-{step.name}"), what="the job is made")
     api.run_pods(run)
     api.say(leader_of(api, run), "a line of the leader")
@@ -158,7 +155,6 @@ def follow(step: Step, api: KubernetesApi, run: str = RUN) -> None:
 
 
 def end(api: KubernetesApi, folder: Path, run: str = RUN, *, record: Any = None) -> None:
-    """The job ends, and its leader leaves its record."""
     name = FILE if run.endswith("-profile") else "training.json"
     left = record or (profile() if name == FILE else sample_records.training())
     leader = leader_of(api, run)

@@ -50,7 +50,6 @@ def pods_of(api: KubernetesApi) -> list[str]:
 
 
 def follow(train: Train, api: KubernetesApi) -> None:
-    """The job's hosts run, and their log is read."""
     until(lambda: api.has("configmaps", f"{NAME}-config"), what="the job is made")
     api.run_pods(NAME)
     api.say(leader_of(api), "a line of the leader")
@@ -103,8 +102,8 @@ def test_a_follower_whose_node_is_taken_leaves_the_job_and_the_next_attempt_foll
     uid, pods = api.get("jobsets", NAME)["metadata"]["uid"], pods_of(api)
     assert api.take_node("step-1", first.process, seconds=END_SECONDS) == 143, first.said
     last = first.said.splitlines()[-1]
-    assert last.startswith(f"stopped by SIGTERM; the job {NAME} goes on"), first.said
-    assert "the next attempt adopts it; without one it ends itself after 60 minutes" in last
+    assert last.startswith(f"stopped by SIGTERM; the job {NAME} keeps running"), first.said
+    assert "the next attempt adopts it; without one it ends after 60 minutes" in last
     assert (api.get("jobsets", NAME)["metadata"]["uid"], pods_of(api)) == (uid, pods)
     assert api.names("secrets") == [f"{NAME}-token"]
     second = start(**api.make_step("step-2", workflow=workflow))

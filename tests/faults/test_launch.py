@@ -76,9 +76,6 @@ print(f"rank {rank} of {world} hears of {hear()}", flush=True)
 """
 )
 
-# gloo's threads must be gone before Python ends, or a rank aborts now and then.
-GOOD_END = "dist.destroy_process_group()\n"
-
 # Takes epochs, without a pause, until the test says `begin`; then one that stops now and then.
 FEED = (
     TELL
@@ -131,7 +128,6 @@ def test_an_error_in_training_keeps_its_traceback_and_code(tmp_path):
         end = job.end()
         assert (end.status, end.exit_code) == ("failed", 1)
         failure = job.training().failure
-        assert failure is not None
         assert "ValueError: broken at 7" in failure
         assert "in step" in failure
         assert job.failure_file() == failure[:1024]
@@ -195,31 +191,14 @@ def test_under_the_default_lease_a_killed_leader_launcher_frees_the_data_host_wi
         assert "agent_ended" in job.log("algo-1")
 
 
-def test_what_the_command_leaves_behind_is_ended(tmp_path):
-    script = TELL + (
-        "if os.fork() == 0:\n"
-        "    os.setsid()\n"
-        "    if os.fork() == 0:\n"
-        "        signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "        tell('left', os.getpid()); time.sleep(300)\n"
-        "    os._exit(0)\n"
-        "wait_for('left')\n"
-    )
-    with LocalJob(tmp_path, script) as job:
-        assert job.end().status == "succeeded"
-        assert not is_running(int((tmp_path / "left").read_text()))
-
-
 @pytest.fixture(scope="module")
 def struck(tmp_path_factory):
-    """Starts a training fed by three data hosts; it is struck and told to go on, step by step."""
     with LocalJob(tmp_path_factory.mktemp("struck"), FEED, data=3) as job:
         job.wait_for_file("begun")
         yield job
 
 
-def goes_on(job: LocalJob, at: int) -> None:
-    """The training goes on from that stop, and comes to its next one or to its end."""
+def goes_on(job, at):
     (job.tmp_path / "begin").write_text("x")
     for stop in range(16, at + 1, 16):
         (job.tmp_path / f"go-{stop}").write_text("x")
@@ -272,30 +251,7 @@ def test_training_goes_on_when_a_whole_data_host_is_killed(struck):
     assert not [what for what in said if "lost" in what], said
 
 
-# They also meet in tests below, and leave no files there; come to a good end, in a collective, with
-# their ranks and strategy in the record, in tests/e2e/test_strategies.py.
-@pytest.mark.soak
-@pytest.mark.parametrize(("dnn", "processes"), [(1, 2), (2, 1)])
-def test_ranks_of_one_and_of_two_hosts_meet_in_a_collective_and_leave_no_files(
-    tmp_path, monkeypatch, dnn, processes
-):
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    with LocalJob(tmp_path, COLLECTIVE + GOOD_END, dnn=dnn, processes=processes) as job:
-        end = job.end()
-        assert end.status == "succeeded", end.failure
-        logs = "".join(job.log(host.name) for host in job.request.hosts)
-        assert "rank 0 of 2 sums 3" in logs
-        assert "rank 1 of 2 sums 3" in logs
-        assert job.training().strategy == "torchrun"
-        assert [host.rank for host in job.training().hosts] == list(range(dnn))
-    assert not list(tmp_path.rglob("torchelastic*"))
-
-
-# On one host: the test behind this one.
-@pytest.mark.parametrize(("dnn", "processes"), [pytest.param(1, 2, marks=pytest.mark.soak), (2, 1)])
-def test_the_rank_that_failed_first_gives_the_code_and_the_traceback(
-    tmp_path, monkeypatch, dnn, processes
-):
+def test_the_rank_that_failed_first_gives_the_code_and_the_traceback(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     script = CONNECTED + (
         "say('ready')\n"
@@ -310,7 +266,7 @@ def test_the_rank_that_failed_first_gives_the_code_and_the_traceback(
         "        os._exit(7)\n"
         "hear()\n"
     )
-    with LocalJob(tmp_path, script, dnn=dnn, processes=processes) as job:
+    with LocalJob(tmp_path, script, dnn=2, processes=1) as job:
         end = job.end()
         logs = "".join(job.log(host.name) for host in job.request.hosts)
         assert "rank 0 of 2 hears of rank 1" in logs
@@ -320,7 +276,7 @@ def test_the_rank_that_failed_first_gives_the_code_and_the_traceback(
         assert "LookupError: only rank one" in (end.failure or "")
         assert (end.failure or "").startswith("rank 1 on ")
         assert job.training().strategy == "torchrun"
-        assert [host.rank for host in job.training().hosts] == list(range(dnn))
+        assert [host.rank for host in job.training().hosts] == [0, 1]
     assert not list(tmp_path.rglob("torchelastic*"))
 
 
@@ -354,11 +310,9 @@ def test_a_killed_follower_launcher_fails_the_run_and_is_named(tmp_path):
         assert f"dnn host {follower} was lost" in (end.failure or "")
 
 
-# How the code of a follower's rank reaches the leader: a test above.
-@pytest.mark.parametrize(("dnn", "processes"), [(1, 2), pytest.param(2, 1, marks=pytest.mark.soak)])
-def test_a_killed_rank_fails_the_run_with_its_code(tmp_path, dnn, processes):
+def test_a_killed_rank_fails_the_run_with_its_code(tmp_path):
     script = TELL + "tell('ready-' + os.environ['RANK'], os.getpid()); time.sleep(300)\n"
-    with LocalJob(tmp_path, script, dnn=dnn, processes=processes) as job:
+    with LocalJob(tmp_path, script, processes=2) as job:
         job.wait_for_file("ready-0")
         job.kill(int(job.wait_for_file("ready-1")))
         end = job.end()
@@ -421,8 +375,7 @@ except KeyboardInterrupt:
 """
 
 
-def driver(tmp_path: Path) -> "subprocess.Popen[bytes]":
-    """Starts a process of its own that runs the script in `tmp_path` on the local platform."""
+def driver(tmp_path):
     root = str(Path(__file__).parents[1])
     (tmp_path / "script.py").write_text(STAY)
     code = DRIVER.format(root=root, tmp=str(tmp_path))

@@ -1,8 +1,6 @@
 """An engine's commands run next to the training, and end with it, in all the ways a run can end."""
 
 import re
-from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
@@ -72,19 +70,18 @@ http.server.HTTPServer((host, int(port)), Handler).serve_forever()
 
 
 def engine(
-    tmp_path: Path,
+    tmp_path,
     *,
-    server: str = SERVER,
-    leader: bool = True,
-    dnn: bool = False,
-    ready: ReadyProbe | None = None,
-    stop_seconds: float = 10.0,
-    needs_all: bool = False,
-) -> EngineSettings:
-    """Asks for a server on each data host, and on dnn hosts if `dnn` is true."""
+    server=SERVER,
+    leader=True,
+    dnn=False,
+    ready=None,
+    stop_seconds=10.0,
+    needs_all=False,
+):
     (tmp_path / "server.py").write_text(server)
 
-    def command(part: str) -> EngineCommand:
+    def command(part):
         words = ("python", str(tmp_path / "server.py"), f"{part}-{{host}}", f"{{address:{part}}}")
         return EngineCommand(command=words, ready=ready or ReadyProbe(port=part))
 
@@ -106,7 +103,7 @@ def engine(
     )
 
 
-def wait_for_servers(job: LocalJob, names: Sequence[str]) -> list[int]:
+def wait_for_servers(job, names):
     pids = [int(job.wait_for_file(f"{kind}-{n}")) for n in names for kind in ("server", "child")]
     job.pids |= set(pids)
     return pids

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,7 +40,7 @@ WAIT = (
 class Hosts:
     """Starts launchers of hosts as SageMaker would, with one loopback port each."""
 
-    def __init__(self, tmp_path: Path, groups: Mapping[str, list[str]]) -> None:
+    def __init__(self, tmp_path, groups):
         self.tmp_path = tmp_path
         self.groups = groups
         self.launcher: tuple[str, ...] = ("-m", "stoker.launch")
@@ -50,7 +50,7 @@ class Hosts:
         self._ports = {h: free_ports(taken) for hosts in groups.values() for h in hosts}
         (tmp_path / "secret").write_text(new_token())
 
-    def start(self, host: str, code: str, **environ: str) -> None:
+    def start(self, host, code, **environ):
         base = self.tmp_path / "hosts" / host
         (base / "input" / "config").mkdir(parents=True)
         config = base / "input" / "config"
@@ -78,28 +78,27 @@ class Hosts:
                 command, env=variables | environ, stdout=log, stderr=subprocess.STDOUT
             )
 
-    def code(self, host: str) -> int:
+    def code(self, host):
         return self.started[host].wait(60)
 
-    def log(self, host: str) -> str:
+    def log(self, host):
         return (self.tmp_path / f"{host}.log").read_text(errors="replace")
 
-    def wait_for(self, name: str) -> int:
+    def wait_for(self, name):
         path = self.tmp_path / name
         until(lambda: path.exists() and path.read_text() != "", what=f"{name} is written")
         self.pids |= marked_processes(self.tmp_path / "hosts")
         return int(path.read_text())
 
-    def wait_for_log(self, host: str, words: str) -> None:
+    def wait_for_log(self, host, words):
         until(lambda: words in self.log(host), what=f"{host} logs {words}")
 
-    def output(self, host: str) -> Path:
+    def output(self, host):
         return self.tmp_path / "hosts" / host / "output"
 
 
 @contextlib.contextmanager
-def ended(hosts: Hosts) -> Iterator[Hosts]:
-    """Ends the hosts, and checks that nothing of them is left."""
+def ended(hosts):
     try:
         yield hosts
     finally:
@@ -124,7 +123,6 @@ POD = {"STOKER_COMES_BACK": "1"}
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory):
-    """Yields hosts whose commands have ended well."""
     with ended(Hosts(tmp_path_factory.mktemp("played"), TWO_DATA_HOSTS)) as hosts:
         hosts.start("algo-4", SAY, **POD)
         for host in ("algo-2", "algo-1", "algo-3"):
@@ -265,7 +263,6 @@ def test_another_runs_host_is_refused(hosts):
 
 @pytest.fixture
 def small_memory():
-    """Makes a memory cgroup with a limit; its `cgroup.procs` takes processes in."""
     for root in (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")):
         group = root / f"stoker-test-{os.getpid()}"
         try:

@@ -5,8 +5,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,7 +28,7 @@ SAY = (
 class Pods:
     """Starts pods of a plan; loopback addresses stand for their names in the cluster's DNS."""
 
-    def __init__(self, tmp_path: Path, *, script: str = SAY) -> None:
+    def __init__(self, tmp_path, *, script=SAY):
         self.tmp_path = tmp_path
         self.request = KubernetesPlatform().plan(
             job(
@@ -42,7 +40,7 @@ class Pods:
         self.started: dict[str, subprocess.Popen[bytes]] = {}
         (tmp_path / "token").write_text(new_token())
 
-    def start(self, name: str, index: int) -> None:
+    def start(self, name, index):
         main: Any = self.request.main
         config: Any = self.request.config["data"]
         (pods,) = [
@@ -84,16 +82,15 @@ class Pods:
                 stderr=subprocess.STDOUT,
             )
 
-    def code(self, pod: str) -> int:
+    def code(self, pod):
         return self.started[pod].wait(60)
 
-    def log(self, pod: str) -> str:
+    def log(self, pod):
         return (self.tmp_path / f"{pod}.log").read_text(errors="replace")
 
 
 @contextlib.contextmanager
-def ended(pods: Pods) -> Iterator[Pods]:
-    """Ends the pods, and waits until nothing of them is left."""
+def ended(pods):
     try:
         yield pods
     finally:
@@ -119,7 +116,7 @@ def saving(tmp_path):
         yield pods
 
 
-def record_of(pods: Pods) -> Any:
+def record_of(pods):
     base = pods.tmp_path / "pods" / "dnn-0" / "output"
     return json.loads((base / "data" / "stoker" / "training.json").read_text())
 
@@ -142,14 +139,13 @@ def test_a_run_that_nobody_follows_any_more_is_ended_by_its_leader(saving):
     assert "saved" in saving.log("dnn-0")
     record = record_of(saving)
     assert record["status"] == "failed"
-    assert record["failure"].startswith("abandoned: nobody has followed this run for 0.01 minutes")
+    assert record["failure"].startswith("abandoned: this run was not followed for 0.01 minutes")
     (line,) = [x for x in saving.log("dnn-0").splitlines() if "run_abandoned" in x]
     assert "kubernetes.follower_lease_minutes" in line
 
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory):
-    """Yields pods of a plan that have ended."""
     with ended(Pods(tmp_path_factory.mktemp("played"))) as pods:
         for name, index in (("data", 0), ("data", 1), ("dnn", 0)):
             pods.start(name, index)

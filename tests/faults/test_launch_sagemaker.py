@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -26,13 +25,12 @@ CLI = (sys.executable, "-m", "stoker.cli", "launch")
 CODE_FILE = "/opt/ml/input/data/stoker_code/code.tar.gz"
 
 
-def start_all(hosts: Hosts, *command: str, **environ: str) -> None:
+def start_all(hosts, *command, **environ):
     for host in hosts.names:
         hosts.start(host, *command, **environ)
 
 
-def give_code(hosts: Hosts, files: Mapping[str, str]) -> None:
-    """Packs the files as the platform does, as a channel of all hosts."""
+def give_code(hosts, files):
     source = hosts.folder / "source"
     for name, text in files.items():
         (source / name).parent.mkdir(parents=True, exist_ok=True)
@@ -44,7 +42,7 @@ def give_code(hosts: Hosts, files: Mapping[str, str]) -> None:
         (channel / "code.tar.gz").write_bytes(package)
 
 
-def failure(hosts: Hosts, host: str) -> str | None:
+def failure(hosts, host):
     path = hosts.ml(host) / "output" / "failure"
     return path.read_text() if path.exists() else None
 
@@ -104,7 +102,6 @@ while not pathlib.Path('/opt/ml/go').exists():
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory):
-    """Yields hosts that run packed code, until the training is told to go on to its end."""
     with Hosts(tmp_path_factory.mktemp("packed"), SMALL) as hosts:
         give_code(
             hosts,
@@ -120,8 +117,7 @@ def packed(tmp_path_factory):
         yield hosts
 
 
-def adopted_orphans(hosts: Hosts, host: str, *, number: int) -> set[int]:
-    """Waits until the host's first process has got so many orphans, and returns them."""
+def adopted_orphans(hosts, host, *, number):
     folder = hosts.ml(host)
     until(lambda: len(list(folder.glob("orphan-*"))) == number, what=f"{host} adopts orphans")
     return {int(path.name.removeprefix("orphan-")) for path in folder.glob("orphan-*")}
@@ -169,7 +165,7 @@ def test_code_that_cannot_be_unpacked_is_the_failure_reason(tmp_path):
     with Hosts(tmp_path, SMALL) as hosts:
         start_all(hosts, *CLI, "--", "python", "train.py", STOKER_CODE_FILE=CODE_FILE)
         assert hosts.codes() == {"algo-1": 2, "algo-2": 2}
-        assert "the package of code cannot be unpacked" in (failure(hosts, "algo-2") or "")
+        assert "cannot unpack the package of code" in (failure(hosts, "algo-2") or "")
         assert failure(hosts, "algo-1") is None
 
 
@@ -303,17 +299,6 @@ def test_data_hosts_leave_nothing_in_the_folders_that_the_service_merges(tmp_pat
             assert not list((hosts.ml("algo-1") / folder).iterdir())
 
 
-def test_a_failure_on_a_host_with_a_long_traceback_is_cut_to_what_the_service_shows(tmp_path):
-    code = "raise ValueError('first words ' + 'x' * 5000 + ' last words')"
-    with Hosts(tmp_path, ALONE) as hosts:
-        start_all(hosts, *CLI, "--", "python", "-c", code)
-        assert hosts.codes() == {"algo-1": 1}
-        reason = failure(hosts, "algo-1") or ""
-        assert len(reason) == 1024
-        assert reason.startswith("rank 0 on algo-1: ValueError: first words")
-        assert reason.rstrip().endswith("last words")
-
-
 LOADING = """
 import sys, time
 import torch
@@ -335,24 +320,8 @@ PROFILE = {
 }
 
 
-def profile_of(hosts: Hosts) -> Profile:
+def profile_of(hosts):
     return read_json(hosts.ml("algo-1") / "checkpoints" / "profile.json", Profile)
-
-
-# In test_sagemaker_pipeline_runs a profile job ends, and its profile is decided on.
-@pytest.mark.soak
-def test_a_profile_job_leaves_its_profile_where_the_service_keeps_it(tmp_path):
-    with Hosts(tmp_path, ALONE) as hosts:
-        start_all(hosts, *CLI, "--", "python", "-c", LOADING, **PROFILE)
-        assert hosts.codes() == {"algo-1": 0}, hosts.log("algo-1")
-        found = profile_of(hosts)
-        assert (found.host.instance_type, found.host.count) == ("ml.c5.xlarge", 1)
-        assert found.workload_sha256 == "ab" * 32
-        assert found.step.loader_cpu_seconds is not None
-        steps = (hosts.ml("algo-1") / "checkpoints" / "baseline-timeline.csv").read_text()
-        assert steps.count("\n") > 3
-        assert "profile_written" in hosts.log("algo-1")
-        assert failure(hosts, "algo-1") is None
 
 
 def test_a_profile_job_that_is_stopped_leaves_the_verdict_so_far(tmp_path):
@@ -370,8 +339,6 @@ def test_a_profile_job_that_is_stopped_leaves_the_verdict_so_far(tmp_path):
     [
         ("raise ValueError('no data today')", 1, "ValueError: no data today"),
         ("print('done')", 2, "never imported torch"),
-        # Its words also come from a local profile: tests/e2e/test_profile.py.
-        pytest.param("import torch", 2, "never read from a DataLoader", marks=pytest.mark.soak),
     ],
 )
 def test_a_profile_job_without_a_profile_fails_with_the_words(tmp_path, code, exit_code, words):
@@ -392,24 +359,3 @@ def test_a_profile_job_that_reaches_no_batch_is_stopped_after_its_budget(tmp_pat
         start_all(hosts, sys.executable, "-c", quick, "python", "-c", code, **PROFILE)
         assert hosts.codes() == {"algo-1": 6}, hosts.log("algo-1")
         assert (failure(hosts, "algo-1") or "").startswith("profile timed out after")
-
-
-# All ranks' results, of two hosts, are in tests/e2e/test_timed_run.py.
-@pytest.mark.soak
-def test_a_profile_job_of_two_hosts_holds_the_results_of_all_ranks(tmp_path):
-    together = "import torch.distributed as dist\ndist.init_process_group('gloo')\n" + LOADING
-    together += "    dist.all_reduce(model.weight.grad)\n"
-    with Hosts(tmp_path, {"homogeneousCluster": ["algo-2", "algo-1"]}) as hosts:
-        start_all(hosts, *CLI, "--", "python", "-c", together, **PROFILE)
-        assert set(hosts.codes().values()) == {0}, hosts.log("algo-2") + hosts.log("algo-1")
-        kept = hosts.ml("algo-2") / "checkpoints"
-        found = read_json(kept / "profile.json", Profile)
-        assert (found.host.instance_type, found.host.count) == ("ml.c5.xlarge", 2)
-        assert found.workload_sha256 == "ab" * 32
-        assert found.step.loader_cpu_seconds is not None
-        assert (kept / "baseline-timeline.csv").read_text().count("\n") > 3
-        assert "profile_written" in hosts.log("algo-2")
-        assert failure(hosts, "algo-2") is None
-        assert found.step.global_batch_size == 8
-        assert found.step.num_workers == 1
-        assert not (hosts.ml("algo-1") / "checkpoints").exists()

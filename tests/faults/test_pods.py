@@ -51,17 +51,7 @@ MOVED: Line = {**GIVEN, "samples": 584}
 
 @dataclass(frozen=True, kw_only=True)
 class Moved:
-    """Holds a training that has ended, whose data pods were lost, cut off, preempted and all gone.
-
-    Attributes:
-        other: Came late, with the address of one that was lost.
-        again: Came back for that one, under a new address, and was cut off for 5 s.
-        after_preemption: Came back for `other`, which was preempted.
-        at_last: Made the batches of the end.
-        overdue: Batches that were late since `again` was cut off.
-        lost: How often `again` was given up since then.
-        waits: How often the training had gone on after it waited for data, before all were gone.
-    """
+    """An ended training whose data pods were lost, cut off, preempted and all gone."""
 
     pods: Pods
     trainer: Pod
@@ -177,12 +167,7 @@ def test_training_waits_while_all_data_pods_are_gone(moved):
 
 @dataclass(frozen=True, kw_only=True)
 class Joined:
-    """Holds a training with local workers that has ended, which two data pods joined late.
-
-    Attributes:
-        late: Made batches to the end.
-        cut_off: Was cut off for ever.
-    """
+    """Holds a training with local workers that has ended, which two data pods joined late."""
 
     pods: Pods
     trainer: Pod

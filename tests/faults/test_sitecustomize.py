@@ -14,9 +14,7 @@ from stoker.launch.strategies.start import STARTUP_DIR
 pytestmark = pytest.mark.fault
 
 
-def python(
-    code: str, tmp_path: Path, *, is_rank: bool = True, path: str = "", **environ: str
-) -> "subprocess.CompletedProcess[str]":
+def python(code, tmp_path, *, is_rank=True, path="", **environ):
     variables = {
         "PATH": os.environ["PATH"],
         "PYTHONPATH": f"{STARTUP_DIR}:{path}" if path else str(STARTUP_DIR),
@@ -34,7 +32,7 @@ def python(
     )
 
 
-def failure(tmp_path: Path, rank: int = 0) -> dict[str, object]:
+def failure(tmp_path, rank=0):
     found: dict[str, object] = json.loads((tmp_path / f"failure-rank{rank}.json").read_text())
     return found
 

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.fault, pytest.mark.timeout(120)]
 READ = "import sys; print('read', repr(sys.stdin.read()), flush=True)"
 
 
-def said(tmp_path: Path, *words: str, given: str | None) -> str:
+def said(tmp_path, *words, given):
     ended = subprocess.run(
         [Path(sys.executable).with_name("stoker"), *words, "--", sys.executable, "-c", READ],
         input=given,

@@ -1,9 +1,4 @@
-"""Workers begin by fork, spawn or forkserver, with a data group and without: the same batches.
-
-A worker that is spawned imports torch (1.4 CPU-seconds), a fork server as well: each kind of them
-is begun once. Local workers that wait for a data host begin by all methods, those of one machine
-also by spawn; the others do with `make soak`.
-"""
+"""Workers begin by fork, spawn or forkserver, with a data group and without: the same batches."""
 
 import functools
 import json
@@ -12,7 +7,7 @@ import os
 import pytest
 
 from stoker.launch.strategies.start import STARTUP_DIR
-from support.cluster import Cluster, Trainer, run_script
+from support.cluster import Cluster, run_script
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
@@ -28,7 +23,7 @@ REPLACED = {
 Found = dict[str, dict[str, str]]
 
 
-def found_by(trainer: Trainer) -> Found:
+def found_by(trainer):
     found: Found = {}
     for line in trainer.finish():
         start, dataset, digest = (str(line[key]) for key in ("start", "dataset", "digest"))
@@ -39,8 +34,7 @@ def found_by(trainer: Trainer) -> Found:
 
 
 @functools.cache
-def forked(*, epochs: int = 1, shards: int = 2) -> dict[str, str]:
-    """Returns what is wanted of all: what forked workers give, without a data group."""
+def forked(*, epochs=1, shards=2):
     given = {"starts": ["fork"], "epochs": epochs, "shards": shards}
     expected = found_by(run_script(given, script=SCRIPT))["fork"]
     assert list(expected) == ["Drawing", "Stream"]
@@ -63,7 +57,6 @@ def test_workers_of_one_machine_begin_by_any_start_method_where_torchs_class_is_
 
 @pytest.fixture(scope="module")
 def of_no_host_yet():
-    """Returns what is found where local workers make all batches, as no data host comes."""
     with Cluster(agents=1, late=True) as cluster:
         given = {"starts": STARTS, "as_option": True, "epochs": 2, "shards": 1}
         return found_by(cluster.train(script=SCRIPT, **given))

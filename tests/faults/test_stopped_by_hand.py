@@ -61,7 +61,6 @@ def test_a_stopped_training_keeps_a_record_and_says_how_to_go_on(tmp_path, numbe
     for file in (run_dir / "training.json", tmp_path / "t.json"):
         record = read_json(file, Training)
         assert (record.status, record.failure) == ("stopped", None)
-        assert record.measured is not None
         assert record.measured.steps >= 20
     assert f"kept:  runs/{run_dir.name}/training.json, t.json (status: stopped)" in said
     assert "The training was stopped" in (run_dir / "report.html").read_text()

@@ -42,7 +42,6 @@ def test_a_host_that_is_stopped_as_all_are_saves_undisturbed(happenings, monkeyp
     inbox: Inbox = queue.SimpleQueue()
     others = [child.pid for child in psutil.Process().children()]
     with subprocess.Popen([sys.executable, "-c", SAVING], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         threading.Thread(target=supervise._wait_for, args=(process, inbox)).start()
         for happening in happenings:

@@ -61,18 +61,15 @@ class Forked:
             os._exit(status)
 
     def poll(self) -> int | None:
-        """Returns its exit code, if it has ended."""
         if self._status is None and os.waitpid(self.pid, os.WNOHANG)[0]:
             self._status = 1
         return self._status
 
     def kill(self) -> None:
-        """Kills it with SIGKILL, if it has not ended."""
         if self.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
 
     def wait(self, timeout: float) -> int | None:
-        """Waits for its end, after `kill`."""
         if self._status is None:
             os.waitpid(self.pid, 0)
             self._status = 1
@@ -81,7 +78,6 @@ class Forked:
 
 @contextlib.contextmanager
 def forking() -> Iterator[None]:
-    """Forks the agent's fork server; without torch here it begins as everywhere."""
     if "torch" in sys.modules:
         subprocess.Popen = Forked
     yield

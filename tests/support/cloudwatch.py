@@ -9,14 +9,7 @@ from stoker.platforms.sagemaker.cloudwatch import LOG_GROUP, NAMESPACE
 
 
 def put_lines(aws: Aws, host: str, *lines: str | tuple[int, str], job: str) -> None:
-    """Puts lines into a host's stream, at a millisecond of this hour: older events are refused.
-
-    Args:
-        aws: The account.
-        host: Such as algo-1.
-        lines: With the millisecond where it counts; else one after the other.
-        job: Whose host it is.
-    """
+    """Puts lines into a host's stream, at a millisecond of this hour: older events are refused."""
     stream = f"{job}/{host}-1700000000"
     where = {"logGroupName": LOG_GROUP, "logStreamName": stream}
     hour = int(datetime.now(UTC).timestamp()) // 3600 * 3_600_000
@@ -29,9 +22,7 @@ def put_lines(aws: Aws, host: str, *lines: str | tuple[int, str], job: str) -> N
     aws.call("logs", "PutLogEvents", **where, logEvents=events)
 
 
-def put_points(
-    aws: Aws, host: str, begin: datetime, *, job: str, **metrics: tuple[float, ...]
-) -> None:
+def put_points(aws, host, begin, *, job, **metrics):
     """Puts points of a host's load, one per minute after `begin`."""
     for name, values in metrics.items():
         points = [

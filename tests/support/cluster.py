@@ -45,7 +45,6 @@ Line = dict[str, object]
 
 
 def free_port() -> int:
-    """Returns a port that is free now, with the next one free too."""
     while True:
         with socket.socket() as first, socket.socket() as second:
             first.bind(("127.0.0.1", 0))
@@ -56,7 +55,6 @@ def free_port() -> int:
 
 
 def wait_until(claim: Callable[[], bool], what: str, seconds: float = DEADLINE_SECONDS) -> None:
-    """Waits for a condition, with a deadline."""
     deadline = time.monotonic() + seconds
     while not claim():
         assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
@@ -71,9 +69,7 @@ class Trainer:
     """
 
     def __init__(
-        self,
-        process: "subprocess.Popen[str] | WarmProcess",
-        logs: Callable[[], str] = lambda: "",
+        self, process: "subprocess.Popen[str] | WarmProcess", logs: Callable[[], str] = lambda: ""
     ) -> None:
         self.process = process
         self._logs = logs
@@ -100,7 +96,6 @@ class Trainer:
             self.errors += line
 
     def until(self, key: str) -> Line:
-        """Reads on to the first line that has `key`."""
         while True:
             line = self._next()
             assert line is not None, f"ended before {key}:\n{self.errors}\n{self._logs()}"
@@ -108,19 +103,16 @@ class Trainer:
                 return line
 
     def go_on(self) -> None:
-        """Ends a pause."""
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
     def finish(self) -> list[Line]:
-        """Returns all its lines, after a good end."""
         code = self.end()
         assert code == 0, f"exit code {code}:\n{self.errors}\n{self._logs()}"
         return [line for line in self.lines if "pause" not in line]
 
     def end(self) -> int:
-        """Returns its exit code."""
         while self._next() is not None:
             pass
         code = self.process.wait(DEADLINE_SECONDS)
@@ -182,7 +174,6 @@ def run_script(
 
 
 def _may_be_forked(variables: Mapping[str, str]) -> bool:
-    """Says whether Python and torch start with these variables as the warm Python did."""
     names = {name for name in _FORKED_WITH | variables if name.startswith(_READ_AT_START)}
     names -= _SET_BY_TORCH
     return all(variables.get(name) == _FORKED_WITH.get(name) for name in names)
@@ -269,7 +260,6 @@ class Cluster:
         self.hosts[number : number + 1] = [process]
 
     def agent_port(self, number: int) -> int:
-        """Returns where that host's agent listens, once it does."""
         found: list[str] = []
 
         def is_listening() -> bool:
@@ -281,11 +271,9 @@ class Cluster:
 
     @property
     def leader_log(self) -> Path:
-        """Returns the log of the coordinator."""
         return self.folder / "leader.log"
 
     def log_of(self, number: int) -> Path:
-        """Returns the log of a data host."""
         return self.folder / f"algo-{number}.log"
 
     def train(
@@ -298,7 +286,6 @@ class Cluster:
         script: str = "feed_script.py",
         **given: object,
     ) -> Trainer:
-        """Starts a trainer."""
         variables = {
             "STOKER_RUN_ID": self.run,
             "STOKER_HOST": "algo-dnn",
@@ -321,7 +308,6 @@ class Cluster:
         return trainer
 
     def wait_for_agents(self, number: int | None = None) -> None:
-        """Waits until that many agents (all) have joined, and those that run can hold a dataset."""
         wanted = self.agents if number is None else number
         wait_until(
             lambda: sum("joined" in e.what for e in self.coordinator.events) >= wanted,
@@ -336,7 +322,6 @@ class Cluster:
             )
 
     def workers_of(self, number: int) -> list[psutil.Process]:
-        """Returns the data workers of a host."""
         return [
             worker
             for dataset_process in self.dataset_processes_of(number)
@@ -344,7 +329,6 @@ class Cluster:
         ]
 
     def dataset_processes_of(self, number: int) -> list[psutil.Process]:
-        """Returns the processes that hold a dataset on a host, without those that fork them."""
         return [
             dataset_process
             for one in self._templates_of(number)
@@ -356,11 +340,9 @@ class Cluster:
         return [template for fork_server in fork_servers for template in _children(fork_server)]
 
     def kill(self, number: int) -> None:
-        """Kills a whole host with SIGKILL."""
         os.killpg(self.hosts[number].pid, signal.SIGKILL)
 
     def kill_worker(self, number: int) -> int:
-        """Kills one data worker of a host with SIGKILL; returns its pid."""
         found: list[psutil.Process] = []
 
         def has_workers() -> bool:
@@ -373,11 +355,9 @@ class Cluster:
         return victim.pid
 
     def stop(self, number: int) -> None:
-        """Stops a whole host with SIGSTOP."""
         os.killpg(self.hosts[number].pid, signal.SIGSTOP)
 
     def cont(self, number: int) -> None:
-        """Lets it go on, with SIGCONT."""
         os.killpg(self.hosts[number].pid, signal.SIGCONT)
 
     def __exit__(self, *error: object) -> None:
@@ -435,7 +415,6 @@ def _children(process: psutil.Process) -> list[psutil.Process]:
 
 
 def _is_left(name: str) -> bool:
-    """Says whether shared memory of that name has outlived its process (others' runs go on)."""
     if name.startswith("torch_"):
         return not psutil.pid_exists(int(name.split("_")[1]))
     return name.startswith("stoker")

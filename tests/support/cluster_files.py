@@ -22,7 +22,6 @@ def objects(name: str, *, is_all: bool = False) -> list[dict[str, Any]]:
 
 
 def rbac(*, namespace: str, account: str, api: str = "jobset") -> list[dict[str, Any]]:
-    """Returns Role and RoleBinding, as kustomize makes them."""
     role, binding = objects("rbac.yaml", is_all=api == "trainer")
     if api == "trainer":
         role["rules"] = [r for r in role["rules"] if r["apiGroups"] != ["jobset.x-k8s.io"]]
@@ -32,6 +31,5 @@ def rbac(*, namespace: str, account: str, api: str = "jobset") -> list[dict[str,
 
 
 def follower_priority(namespace: str) -> list[Mapping[str, Any]]:
-    """Returns the priority of the pods that follow jobs from a namespace."""
     text = (FOLDER / "priority.yaml").read_text()
     return [*yaml.safe_load_all(text.replace("values: [kubeflow]", f"values: [{namespace}]"))]

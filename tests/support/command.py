@@ -1,4 +1,4 @@
-"""Runs the command line, as people do or in this process."""
+"""The command line, as a process or in this process."""
 
 import contextlib
 import io
@@ -13,20 +13,14 @@ from stoker.cli.main import run
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Says how a command ended."""
-
     returncode: int
     stdout: str
     stderr: str
 
 
 def process(
-    *words: str,
-    cwd: Path | None = None,
-    env: Mapping[str, str] | None = None,
-    timeout: float = 100,
+    *words: str, cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout: float = 100
 ) -> Done:
-    """Runs the command as people do: as a process of its own."""
     done = subprocess.run(
         [sys.executable, "-m", "stoker.cli", *words],
         cwd=cwd,
@@ -41,7 +35,7 @@ def process(
 
 
 def stoker(*words: str, cwd: Path | None = None) -> Done:
-    """Runs the same in this process, which spares its start."""
+    """Runs the command in this process, which is faster."""
     out, err = io.StringIO(), io.StringIO()
     with (
         contextlib.chdir(cwd or "."),

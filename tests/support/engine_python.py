@@ -19,7 +19,6 @@ LIMIT_SECONDS = 300
 
 
 def python_with(package: str, *, variable: str, venv: str) -> str:
-    """Returns the interpreter that `variable` names, else that in `venv`; else skips the test."""
     python = os.environ.get(variable) or str(REPO / venv / "bin" / "python")
     command = (
         python,
@@ -51,7 +50,6 @@ class EngineRun:
         settings: Sequence[str] = (),
         exit_code: int = 0,
     ) -> Training:
-        """Returns its record, once it has ended with that code."""
         self.run(workload, groups=groups, settings=settings, exit_code=exit_code)
         return read_json(self._tmp_path / "training.json", Training)
 
@@ -64,7 +62,6 @@ class EngineRun:
         exit_code: int,
         stop_at: str | None = None,
     ) -> None:
-        """Runs it from start to end; SIGTERM comes at a line with `stop_at`."""
         command = [self._python, "-P", "-m", "stoker.cli", "train", str(workload), "--yes"]
         command += ["--out", str(self._tmp_path / "training.json"), "--name", "run"]
         for group in groups:

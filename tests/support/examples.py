@@ -1,4 +1,4 @@
-"""Reads the example workloads, with the names that a reader of the guides puts in."""
+"""The example workloads, with names in place of their placeholders."""
 
 import json
 import os
@@ -20,7 +20,6 @@ NAMES = {
 
 
 def filled(name: str) -> str:
-    """Returns the text of a workload in configs/."""
     text = (ROOT / "configs" / name).read_text()
     for placeholder, own in NAMES.items():
         text = text.replace(placeholder, own)
@@ -28,12 +27,11 @@ def filled(name: str) -> str:
 
 
 def document(name: str) -> str:
-    """Returns a workload in configs/ as a JSON document."""
     return json.dumps(yaml.safe_load(filled(name)))
 
 
 def project(folder: Path) -> Path:
-    """Makes a project with all that workloads name; returns its folder."""
+    """Makes a project with the examples and workloads; returns its folder."""
     shutil.copytree(ROOT / "configs", folder / "configs")
     for file in (folder / "configs").glob("*.yaml"):
         file.write_text(filled(file.name))

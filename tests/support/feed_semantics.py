@@ -62,19 +62,6 @@ def check_sampler_error_comes_in_its_place() -> None:
     assert next(iterator, "end") == "end"
 
 
-def check_batches_outlive_their_loader() -> None:
-    loader = DataLoader(
-        Plain(), batch_size=10, collate_fn=lambda items: torch.full((99999,), items[3])
-    )
-    kept = [batch[5:9].numpy() for batch in loader]
-    del loader
-    gc.collect()
-    for _ in range(3):
-        for batch in DataLoader(Plain(7), batch_size=10, collate_fn=lambda i: torch.zeros(99999)):
-            batch.add_(1)
-    assert kept[0].tolist() == [3, 3, 3, 3]
-
-
 def in_inference_mode(batch: torch.Tensor) -> torch.Tensor:
     with torch.inference_mode():
         return batch[5:9]

@@ -1,8 +1,7 @@
-"""Types the shell blocks of a guide line by line; plays programs that this machine lacks.
+"""A shell for the blocks of a guide, line by line, with fakes of missing programs.
 
-`stoker` is the real one. tests/support/guide_programs.py plays `make`, `pip`, `docker`, `kubectl`
-and `aws`: it checks what they are given as far as that goes without registry, cluster or account.
-What needs no shell is done in this process, which spares the start of a Python for each line.
+`stoker` is the real one. tests/support/guide_programs.py fakes `make`, `pip`, `docker`, `kubectl`
+and `aws`, and checks their arguments. Lines that need no shell run in this process.
 """
 
 import contextlib
@@ -47,16 +46,12 @@ def why_left_out(line: str) -> str:
 
 
 class GuideShell:
-    """Holds a shell in which a guide is typed.
+    """A shell in which a guide is typed.
 
     Args:
         folder: Where it begins.
-        env: The environment.
-        plays: Whether programs are played; else each line is a shell's, with what it finds.
-        seconds: Longest time of a line that a shell runs.
-
-    Attributes:
-        told: What the played programs were asked to do.
+        plays: Whether programs are faked; else a real shell runs each line.
+        seconds: Longest time of a line in a real shell.
     """
 
     def __init__(
@@ -84,7 +79,7 @@ class GuideShell:
         return self._told.read_text().splitlines() if self._told.exists() else []
 
     def type(self, line: str) -> Done:
-        """Runs a line; what it sets, and the folder that it goes to, stay."""
+        """Runs a line; its variables and its folder stay."""
         words = shlex.split(line, comments=True)
         if words[:1] == ["export"]:
             done = self._bash(f"{line}; env -0")

@@ -1,6 +1,6 @@
-"""Plays a guide's program that this machine lacks: checks what it is told, and writes it down.
+"""Fakes of a guide's programs: check their arguments, and record them.
 
-A script: the program's name, and its arguments. What needs no shell, `play` does without a process.
+As a script: the program's name, and its arguments.
 """
 
 import base64
@@ -71,7 +71,6 @@ def docker(arguments: list[str]) -> None:
 
 
 def push(image: str) -> None:
-    """Puts the image into a repository."""
     import boto3
 
     repository, _, tag = image.partition("/")[2].partition(":")
@@ -87,7 +86,6 @@ def push(image: str) -> None:
 
 
 def deploy(client: Any, arguments: list[str]) -> None:
-    """Makes or changes a stack."""
     overrides = (
         arguments[arguments.index("--parameter-overrides") + 1 :]
         if ("--parameter-overrides" in arguments)
@@ -202,7 +200,6 @@ PLAYED = {"pip": pip, "make": make, "docker": docker, "kubectl": kubectl, "aws":
 
 
 def play(name: str, *arguments: str) -> int:
-    """Plays the program; returns its exit code."""
     with Path(os.environ["GUIDE_TOLD"]).open("a", encoding="utf-8") as told:
         told.write(" ".join([name, *arguments]).replace("\n", " ") + "\n")
     try:

@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 
-from stoker.orchestrators.kubeflow.compile import COMPONENTS, compile_kubeflow, component_files
-from stoker.orchestrators.sagemaker.compile import Compiled
+from stoker.pipelines.kubeflow.compile import COMPONENTS, compile_kubeflow, component_files
+from stoker.pipelines.sagemaker.compile import Compiled
 from stoker.records import Json
 from stoker.settings import workload_from
 

@@ -447,7 +447,7 @@ def _patch_problems(patched: Document, jobs: dict[str, ReplicatedJob], path: str
 
 
 def _server_problems(document: Document) -> Iterator[str]:
-    """Yields what the API server itself refuses of what users wrote, in any object with pods."""
+    """Yields what the API server refuses in any object with pods."""
     yield from _metadata_problems(mapping(document, "metadata"), "metadata")
     if document.get("kind") in ("ConfigMap", "Secret"):
         size = sum(len(k) + len(str(v)) for k, v in mapping(document, "data").items())
@@ -460,7 +460,6 @@ def _server_problems(document: Document) -> Iterator[str]:
 
 
 def _metadata_problems(metadata: Document, path: str) -> Iterator[str]:
-    """Yields what is wrong with labels, annotations, and an object's name where it has one."""
     if "name" in metadata and not _is_subdomain(text(metadata, "name")):
         yield f"{path}.name: {metadata['name']} is not a name for an object"
     for key, value in mapping(metadata, "labels").items():
@@ -475,22 +474,11 @@ def _metadata_problems(metadata: Document, path: str) -> Iterator[str]:
 
 
 def _pod_problems(pods: Document, path: str) -> Iterator[str]:
-    """Yields what is wrong with a pod's spec, one `path: what` each."""
     yield from _repeated(pods, "volumes", "name", path)
-    yield from _repeated(pods, "imagePullSecrets", "name", path)
     for key, value in mapping(pods, "nodeSelector").items():
         yield from _key_problems(key, f"{path}.nodeSelector")
         if not _LABEL_VALUE.match(str(value)):
             yield f"{path}.nodeSelector: {value!r} is not a label value"
-    for key in ("serviceAccountName", "priorityClassName"):
-        if key in pods and not _is_subdomain(text(pods, key)):
-            yield f"{path}.{key}: {pods[key]} is not a name for an object"
-    for secret in mappings(pods, "imagePullSecrets"):
-        if not _is_subdomain(text(secret, "name")):
-            yield f"{path}.imagePullSecrets: {secret.get('name')} is not a name for an object"
-    for index, toleration in enumerate(mappings(pods, "tolerations")):
-        yield from _toleration_problems(toleration, f"{path}.tolerations[{index}]")
-    yield from _affinity_problems(mapping(pods, "affinity", "nodeAffinity"), f"{path}.affinity")
     for index, container in enumerate(mappings(pods, "containers")):
         yield from _container_problems(container, f"{path}.containers[{index}]")
 
@@ -523,39 +511,6 @@ def _resource_problems(resources: Document, path: str) -> Iterator[str]:
         limit = limits.get(name)
         if not _WHOLE.match(str(limit)) or requests.get(name, limit) != limit:
             yield f"{path}: {name} needs a whole number, and its limit equals its request"
-
-
-def _toleration_problems(toleration: Document, path: str) -> Iterator[str]:
-    key, operator = text(toleration, "key"), text(toleration, "operator") or "Equal"
-    if key:
-        yield from _key_problems(key, path)
-    elif operator != "Exists":
-        yield f"{path}: without a key its operator is Exists"
-    if operator == "Exists" and toleration.get("value"):
-        yield f"{path}: Exists has no value"
-    if not _LABEL_VALUE.match(text(toleration, "value")):
-        yield f"{path}: {toleration.get('value')!r} is not a taint value"
-
-
-def _affinity_problems(affinity: Document, path: str) -> Iterator[str]:
-    terms = mappings(
-        affinity, "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms"
-    )
-    preferred = mappings(affinity, "preferredDuringSchedulingIgnoredDuringExecution")
-    terms += [mapping(term, "preference") for term in preferred]
-    for term in terms:
-        for rule in mappings(term, "matchExpressions"):
-            key, values = text(rule, "key"), texts(rule, "values")
-            yield from _key_problems(key, path)
-            match text(rule, "operator"):
-                case "In" | "NotIn" if not values:
-                    yield f"{path}: {key} names no values"
-                case "Exists" | "DoesNotExist" if values:
-                    yield f"{path}: {key} needs no values"
-                case "Gt" | "Lt" if len(values) != 1 or not _WHOLE.match(values[0]):
-                    yield f"{path}: {key} is compared with exactly one whole number"
-                case _:
-                    pass
 
 
 def _key_problems(key: str, path: str) -> Iterator[str]:

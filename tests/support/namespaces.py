@@ -27,15 +27,7 @@ _ENTER = (
 
 
 class Hosts:
-    """Runs the hosts of one job, and ends them when the context ends.
-
-    Args:
-        folder: For their files: `HOST/ml` is a host's /opt/ml, `HOST.log` its log.
-        groups: Group to hosts, in order; those called data... make batches.
-        hyperparameters: As the service writes them: JSON in text.
-        channels: Name to groups that get it, None: all; a channel is a folder with a file `origin`.
-        are_named: False: /etc/hosts knows no host yet, see `name_hosts`.
-    """
+    """Runs the hosts of one job, and ends them when the context ends."""
 
     def __init__(
         self,
@@ -87,17 +79,14 @@ class Hosts:
             process.wait()
 
     def ml(self, host: str) -> Path:
-        """Returns the folder that the host sees as /opt/ml."""
         return self.folder / host / "ml"
 
     def name_hosts(self) -> None:
-        """Makes the hosts' names resolve from now on, on all of them."""
         lines = [f"127.0.2.{number} {host}\n" for number, host in enumerate(self.names, start=1)]
         with self._hosts_file.open("a") as file:
             file.write("".join(lines))
 
     def start(self, host: str, *command: str, **environ: str) -> None:
-        """Starts the first process of a host."""
         variables = {
             "PATH": os.environ["PATH"],
             "TRAINING_JOB_NAME": "job-1",
@@ -122,19 +111,15 @@ class Hosts:
             )
 
     def code(self, host: str) -> int:
-        """Waits for the host's first process, and returns its exit code."""
         return self.started[host].wait(WAIT_SECONDS)
 
     def codes(self) -> dict[str, int]:
-        """Waits for all started hosts, and returns their exit codes."""
         return {host: self.code(host) for host in self.started}
 
     def first_process(self, host: str) -> psutil.Process:
-        """Returns the host's first process, as it is seen from outside."""
         return psutil.Process(self.started[host].pid).children()[0]
 
     def children(self, host: str) -> set[int]:
-        """Finds children of the host's first process, ended ones too, by the host's own numbers."""
         found = set()
         for child in self.first_process(host).children():
             with contextlib.suppress(psutil.Error, OSError):
@@ -144,9 +129,7 @@ class Hosts:
         return found
 
     def log(self, host: str) -> str:
-        """Returns what the host wrote to stdout and stderr."""
         return (self.folder / f"{host}.log").read_text(errors="replace")
 
     def wait_for_log(self, host: str, words: str) -> None:
-        """Waits until the host has written `words`."""
         until(lambda: words in self.log(host), what=f"{host} logs {words}")

@@ -21,12 +21,7 @@ _FAR, _NEAR = "10.9.0.1", "10.9.0.2"
 
 @dataclass(frozen=True)
 class Line:
-    """Holds what a process of the near host needs.
-
-    Attributes:
-        enter: Words before its command.
-        server: host:port of the far host's server.
-    """
+    """Holds what a process of the near host needs."""
 
     enter: list[str]
     server: str
@@ -34,7 +29,6 @@ class Line:
 
 @contextlib.contextmanager
 def narrow_network(*, mbit: int, answer_bytes: int) -> Iterator[Line]:
-    """Serves `answer_bytes` per answer, behind a token bucket of `mbit` Mbit/s; needs root."""
     if os.geteuid() or not shutil.which("tc") or not shutil.which("ip"):
         pytest.skip("namespaces and their queues are made by root, with ip and tc")
     with contextlib.ExitStack() as stack:
@@ -63,7 +57,6 @@ def _start(stack: contextlib.ExitStack, command: list[str]) -> "subprocess.Popen
 
 
 def _word(process: "subprocess.Popen[str]", first: str) -> str:
-    assert process.stdout is not None
     words = process.stdout.readline().split()
     if words[:1] != [first]:
         pytest.skip(f"no namespace, or nothing in it: {words}")

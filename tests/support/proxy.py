@@ -8,10 +8,6 @@ import threading
 class Proxy:
     """Passes bytes on, both ways, until it is told to do worse.
 
-    Args:
-        cut_after: Once it is armed, bytes to the trainer until it cuts that connection, once, in
-            the middle of what was about to be passed on. Later connections are left alone.
-
     Attributes:
         port: Where trainers dial.
         target: Port of the agent; 0: nobody answers.
@@ -86,9 +82,7 @@ class Proxy:
         for end in ends:
             end.close()
 
-    def _pass_on(
-        self, source: socket.socket, ends: dict[socket.socket, socket.socket], is_counted: bool
-    ) -> bool:
+    def _pass_on(self, source, ends, is_counted):
         try:
             data = source.recv(4096)
             if is_counted and self._cut_each_after:

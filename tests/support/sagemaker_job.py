@@ -60,7 +60,7 @@ def job(
         settings=RunEnvironment(workload_sha256=DIGEST),
     )
     for_platforms = PlatformSettings(sagemaker=sagemaker)
-    return dataclasses.replace(spec, platform_settings=for_platforms, **changes)  # type: ignore[arg-type]
+    return dataclasses.replace(spec, platform_settings=for_platforms, **changes)
 
 
 def full_job() -> JobSpec:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
-from stoker.orchestrators.sagemaker.compile import Compiled, compile_pipeline
+from stoker.pipelines.sagemaker.compile import Compiled, compile_pipeline
 from stoker.records import (
     Channel,
     Cluster,

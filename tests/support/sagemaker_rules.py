@@ -15,7 +15,6 @@ from botocore.validate import ParamValidator
 
 from stoker.errors import UsageError
 from stoker.platforms.sagemaker.checks import (
-    OWN_DISKS,
     Body,
     channels_of,
     groups_of,
@@ -28,6 +27,10 @@ from stoker.platforms.sagemaker.checks import (
 from stoker.records import Json
 from stoker.records.base import mapping, mappings
 
+# Types with NVMe disks.
+OWN_DISKS = re.compile(
+    r"^ml\.(g4dn|g5|g6e?|g7e?|p3dn|p4de?|p5(e|en)?|p6e?-\w+|trn1n?|trn2|[cmr]\d[a-z]*d)\."
+)
 MODEL = ServiceModel(Loader().load_service_model("sagemaker", "service-2"))
 SHAPE = MODEL.operation_model("CreateTrainingJob").input_shape
 

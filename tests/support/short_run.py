@@ -1,7 +1,4 @@
-"""Runs `stoker train` on a workload of configs/ with a shorter command.
-
-Returns its record, and checks that nothing of the run is left.
-"""
+"""`stoker train` on a workload of configs/ with a shorter command."""
 
 import json
 from collections.abc import Sequence
@@ -16,19 +13,11 @@ REPO = Path(__file__).resolve().parents[2]
 
 
 def short_run(
-    workload: str,
-    folder: Path,
-    *,
-    groups: Sequence[str],
-    batch_size: int = 64,
+    workload: str, folder: Path, *, groups: Sequence[str], batch_size: int = 64
 ) -> Training:
-    """Trains the MNIST example as the workload says, 16 steps an epoch; the run must succeed.
+    """Trains the MNIST example for 16 steps in an empty folder; returns the record.
 
-    Args:
-        workload: Name of a file in configs/.
-        folder: To run in; must be empty.
-        groups: As `--group`.
-        batch_size: Images a step, of all ranks together.
+    Checks that the run succeeds and leaves nothing.
     """
     script = REPO / "examples" / "mnist" / "train.py"
     data = few_digits(folder.with_name(f"{folder.name}-data"))

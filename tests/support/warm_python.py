@@ -1,16 +1,13 @@
-"""Runs a Python that has torch imported, and forks a process for each script that a test starts.
+"""A fork server with torch and the feed imported, for the scripts that tests start.
 
-To import torch costs more than most tests do; the feed, and what it needs of other packages, is
-there as well (0.2 CPU-seconds per data host, 0.1 per trainer). What it forks is a process of its
-own, with the arguments, variables, standard streams, folder and `__main__` that the script would
-have been started with, and with the profiler in torch's loader if a profile is asked for; only the
-imports are not done again. Nor are they undone: a script that came to its end leaves when its
-threads and exit handlers have ended. To take torch apart, as Python does then, copies most of the
-memory that is shared, 0.18 CPU-seconds per script; scripts that are launched do.
+Importing torch costs more than most tests do, and the feed 0.2 CPU-seconds per data host. A forked
+process has the script's arguments, variables, standard streams, folder and `__main__`, and the
+profiler in torch's loader if a profile is asked for. It ends when the script's threads and exit
+handlers have ended, without Python's clean-up of torch, which would copy most of the shared memory
+(0.18 CPU-seconds per script).
 
-The file is a script. Argument: the descriptor of a socket. A message is {"argv": ..., "env": ...,
-"folder": ...} with four descriptors: the standard streams, and where its pid, and then its exit
-code, go.
+As a script it takes the descriptor of a socket. A message is {"argv": ..., "env": ..., "folder":
+...} with four descriptors: the standard streams, and one for its pid and then its exit code.
 """
 
 import atexit
@@ -37,7 +34,7 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 MESSAGE_BYTES = 2**17
-# /proc shows variables where they were as the process began: this is room for others.
+# /proc shows variables where they were when the process began: this is room for others.
 ROOM = "STOKER_TEST_ROOM"
 ROOM_BYTES = 2**16
 _TESTS = Path(__file__).parents[1]
@@ -66,10 +63,10 @@ _HUGE_PAGE_BYTES = 2**21
 
 
 class WarmProcess:
-    """Stands in for subprocess.Popen, for a script that a Python with torch was forked for.
+    """A forked script, with the methods of subprocess.Popen.
 
     Args:
-        log: Takes its output and its errors; it then has no input, and a session of its own.
+        log: File for its output and errors; it then has no input, and a separate session.
     """
 
     def __init__(
@@ -107,7 +104,6 @@ class WarmProcess:
         return self._facts.read(16)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Waits for its exit code; below 0: of which signal it died."""
         if self.returncode is None:
             poll = select.poll()
             poll.register(self._facts, select.POLLIN)
@@ -118,28 +114,24 @@ class WarmProcess:
         return self.returncode
 
     def poll(self) -> int | None:
-        """Returns its exit code, if it has ended."""
         try:
             return self.wait(0)
         except subprocess.TimeoutExpired:
             return None
 
     def send_signal(self, number: int) -> None:
-        """Sends a signal, if it has not ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def terminate(self) -> None:
-        """Sends SIGTERM, if it has not ended."""
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Sends signal 9, if it has not ended."""
         self.send_signal(signal.SIGKILL)
 
 
 def run_code(code: str, **env: str) -> str:
-    """Runs code, which must end well, and returns what it prints; what it warns of is an error."""
+    """Runs code, which must succeed without warnings, and returns what it prints."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith("STOKER_")}
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "script.py"
@@ -155,7 +147,7 @@ def run_code(code: str, **env: str) -> str:
 
 
 def run_warm(argv: list[str], env: Mapping[str, str], *, timeout: float) -> tuple[int, str]:
-    """Runs a script to its end; its exit code, and what it wrote."""
+    """Runs a script to its end; returns its exit code and output."""
     with tempfile.TemporaryFile() as log:
         process = WarmProcess(argv, env, log=log)
         try:
@@ -168,8 +160,6 @@ def run_warm(argv: list[str], env: Mapping[str, str], *, timeout: float) -> tupl
 
 @dataclass(frozen=True)
 class _Forker:
-    """Holds the process that forks; it ends with this one."""
-
     process: "subprocess.Popen[bytes]"
     channel: socket.socket
 
@@ -196,12 +186,11 @@ def _forker() -> _Forker:
 
 
 def warm_up() -> None:
-    """Starts the process that forks, if it is not there."""
     _forker()
 
 
 def check_alive() -> None:
-    """Fails if the process that forks was ended; a new one takes its place then."""
+    """Fails if a test has ended the fork server; the next test gets a new one."""
     if _forker.cache_info().currsize and (code := _forker().process.poll()) is not None:
         _forker.cache_clear()
         raise AssertionError(
@@ -211,10 +200,7 @@ def check_alive() -> None:
 
 
 def _use_huge_pages() -> None:
-    """Puts what is there into huge pages: a fork then takes 3 ms, and not 12.
-
-    A page that a forked process writes to is copied as a small one.
-    """
+    """Moves memory into huge pages, so that a fork takes 3 ms instead of 12."""
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     for line in Path("/proc/self/maps").read_text().splitlines():
@@ -227,7 +213,7 @@ def _use_huge_pages() -> None:
 
 
 def _serve(channel: socket.socket) -> tuple[dict, list[int]]:
-    """Returns in each process that is to become a script, with its message and streams."""
+    """Returns in each forked process, with its message and streams."""
     while True:
         message, descriptors, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, 4)
         with contextlib.suppress(ChildProcessError):
@@ -264,7 +250,7 @@ def _tell(pid: int, streams: list[int], facts: int) -> None:
 
 
 def _set_environment(env: dict[str, str]) -> None:
-    """Sets the variables of this process, for its programs and for who looks in /proc, too."""
+    """Sets the variables of this process, also those that /proc shows."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     start, end = int(fields[47]), int(fields[48])
     os.environ.clear()
@@ -298,7 +284,6 @@ def _become_script(given: dict, streams: list[int]) -> types.CodeType:
 
 
 def _run(script: types.CodeType) -> NoReturn:
-    """Runs the script to its end; where it fails, all is left to Python."""
     status = 0
     try:
         exec(script, vars(sys.modules["__main__"]))

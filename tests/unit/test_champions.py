@@ -63,7 +63,6 @@ def test_step_that_is_tried_again_makes_no_second_champion(tmp_path, folder):
 
 
 def test_runs_that_end_at_once_become_champions_one_after_the_other(tmp_path, folder):
-    """Each is held against the one before it, and no number is there twice or left out."""
     files = [evaluated(tmp_path, 0.90 + n / 100, run=f"r{n}") for n in range(8)]
     barrier = threading.Barrier(len(files))
     behind: list[StokerError] = []

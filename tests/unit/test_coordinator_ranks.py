@@ -4,7 +4,7 @@ from stoker.feed.wire.protocol import Progress
 from stoker.launch.coordinator import MAX_PROCESSES, RANK_TIMEOUT_SECONDS, Attendance
 
 
-def report(steps: int, rank: int = 0) -> Progress:
+def report(steps, rank=0):
     return Progress(rank=rank, steps=steps, samples=steps, wait_seconds=0.0, compute_seconds=0.0)
 
 

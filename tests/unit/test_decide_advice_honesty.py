@@ -7,7 +7,6 @@ import math
 from dataclasses import replace
 from datetime import date
 from functools import partial
-from typing import Any
 
 import msgspec
 import pytest
@@ -35,9 +34,6 @@ from stoker.profile.rank_results import (
 from stoker.records import (
     Check,
     Constraints,
-    Decision,
-    Plan,
-    Predicted,
     Profile,
     ProfiledHost,
     ProfileSettings,
@@ -48,27 +44,15 @@ from stoker.records import (
 from support import builders
 
 
-def at(value: float) -> Quartiles:
+def at(value):
     return Quartiles(mean=value, median=value, low=value, high=value, samples=60)
 
 
-def ms(**milliseconds: float) -> dict[str, float]:
-    """Gives seconds of a step and its parts, and of a batch in its worker: CPU, and on the wall."""
+def ms(**milliseconds):
     return {name: round(value / 1000, 9) for name, value in milliseconds.items()}
 
 
-def rank_of(
-    took: dict[str, float],
-    *,
-    rates: dict[int, float],
-    workers: int,
-    vcpus: int,
-    others: float = 0.0,
-    read_bytes: float = 0.0,
-    threads: int | None = None,
-    looks: tuple[float, ...] = (),
-) -> RankResult:
-    """Makes a rank with these figures."""
+def rank_of(took, *, rates, workers, vcpus, others=0.0, read_bytes=0.0, threads=None, looks=()):
     return RankResult(
         rank=0,
         world_size=1,
@@ -117,8 +101,7 @@ def rank_of(
     )
 
 
-def profile_of(rank: RankResult) -> Profile:
-    """Makes the profile of one rank."""
+def profile_of(rank):
     return combine(
         [rank],
         group=TodaysGroup(instance_type=f"local.c{round(rank.vcpus)}"),
@@ -128,20 +111,22 @@ def profile_of(rank: RankResult) -> Profile:
     )
 
 
-def decided(profile: Profile, **constraints: object) -> Decision:
+def decided(profile, *, cores=4, fallback=(), asked=(), **constraints):
     return decide(
         profile,
-        catalog=load_catalog("local", cores=4),
+        catalog=load_catalog("local", cores=cores),
         constraints=Constraints(**constraints),
+        fallback=fallback,
+        extra_clusters=asked,
         today=date(2026, 11, 21),
     )
 
 
-def words(decision: Decision) -> str:
+def words(decision):
     return " ".join(explain(decision).split())
 
 
-def plans(decision: Decision, action: str) -> list[Plan]:
+def plans(decision, action):
     return [plan for plan in decision.plans if plan.action == action and plan.predicted]
 
 
@@ -160,7 +145,6 @@ DISK = profile_of(
 def test_more_workers_are_promised_no_more_than_the_profile_measured_of_them():
     # Of 345 ms two workers save 32, so that 65 are divided among workers and 280 are shared.
     for plan in decided(DISK, objective="time").plans:
-        assert plan.predicted is not None
         assert plan.predicted.speedup <= 345 / 280, plan.action
 
 
@@ -207,11 +191,9 @@ def test_taking_a_batch_from_a_busy_worker_is_part_of_what_workers_are_promised_
     profile = profile_of(msgspec.structs.replace(rank, drains=tuple(drains)))
     assert profile.timed_step.handover_seconds == 0.0025
     (tuned,) = plans(decided(profile, objective="time"), "tune")
-    assert tuned.predicted is not None
     assert tuned.predicted.step_seconds == pytest.approx(0.0229, abs=0.0001)
     assert tuned.predicted.step_seconds_low < 0.0237 < tuned.predicted.step_seconds_high
     # Today, nobody takes a batch from a worker: the parts explain the step without it.
-    assert profile.check is not None
     assert profile.check.predicted_step_seconds == pytest.approx(0.0524, abs=0.0001)
 
 
@@ -242,7 +224,6 @@ def test_a_gpu_works_while_a_batch_is_taken_from_a_worker():
 
 def test_a_cpu_whose_own_speed_changes_widens_the_bands_and_is_told():
     profile = profile_of(UNSTEADY)
-    assert profile.observed is not None
     assert profile.observed.cpu_speed_spread == pytest.approx(0.114, abs=0.002)
     assert "CPU's speed varied by 11% between seconds of the profile" in " ".join(
         explain_profile(profile).split()
@@ -252,8 +233,6 @@ def test_a_cpu_whose_own_speed_changes_widens_the_bands_and_is_told():
     steady = decided(profile_of(msgspec.structs.replace(UNSTEADY, evidence=None)), objective="time")
     assert "own speed" not in words(steady)
     for unsure, sure in zip(decision.plans, steady.plans, strict=True):
-        assert unsure.predicted is not None
-        assert sure.predicted is not None
         # Two standard deviations, as an independent doubt.
         width = (unsure.predicted.step_seconds_high / unsure.predicted.step_seconds) - 1
         known = (sure.predicted.step_seconds_high / sure.predicted.step_seconds) - 1
@@ -262,21 +241,11 @@ def test_a_cpu_whose_own_speed_changes_widens_the_bands_and_is_told():
 
 def test_cores_that_others_keep_busy_promise_nothing_of_hosts_on_them():
     # One core of a machine of two, whose other one is burning: the data host would be there.
-    rank = rank_of(
-        ms(step=66.1, wait=40, accelerator=22, trainer=21, loader=42, wall=42),
-        rates={1: 23.0},
-        workers=1,
-        vcpus=1,
-    )
+    rank = ONE_CORE
     evidence = Evidence(elsewhere_vcpus=1.0)
     busy = profile_of(msgspec.structs.replace(rank, evidence=evidence))
     decide_on_two = partial(
-        decide,
-        catalog=load_catalog("local", cores=2),
-        constraints=Constraints(
-            objective="time", max_data_hosts=1, allowed_instance_types=("local.c1",)
-        ),
-        today=date(2026, 11, 21),
+        decided, cores=2, objective="time", max_data_hosts=1, allowed_instance_types=("local.c1",)
     )
     assert decide_on_two(profile_of(rank)).action == "heterogeneous"
     decision = decide_on_two(busy)
@@ -297,22 +266,10 @@ def test_cores_that_others_keep_busy_promise_nothing_of_hosts_on_them():
 
 
 def test_a_cluster_to_fall_back_on_is_run_where_others_keep_the_machine_busy():
-    rank = rank_of(
-        ms(step=66.1, wait=40, accelerator=22, trainer=21, loader=42, wall=42),
-        rates={1: 23.0},
-        workers=1,
-        vcpus=1,
-    )
+    rank = ONE_CORE
     fallback = builders.clusters("local.c1", "local.c1")
 
-    def decided_on(profile: Profile, *, cores: int, **constraints: object) -> Decision:
-        return decide(
-            profile,
-            catalog=load_catalog("local", cores=cores),
-            constraints=Constraints(objective="time", **constraints),
-            fallback=fallback,
-            today=date(2026, 11, 23),
-        )
+    decided_on = partial(decided, objective="time", fallback=fallback)
 
     evidence = Evidence(elsewhere_vcpus=1.0)
     busy = profile_of(msgspec.structs.replace(rank, evidence=evidence))
@@ -340,10 +297,15 @@ def test_of_several_hosts_the_least_steady_one_counts():
         workload_sha256=None,
         what={},
     )
-    assert profile.observed is not None
     assert profile.observed.cpu_speed_spread == pytest.approx(0.114, abs=0.002)
 
 
+ONE_CORE = rank_of(
+    ms(step=66.1, wait=40, accelerator=22, trainer=21, loader=42, wall=42),
+    rates={1: 23.0},
+    workers=1,
+    vcpus=1,
+)
 # One vCPU, one worker; other programs took 0.6 of the vCPU.
 ONE_BUSY_CORE = profile_of(
     rank_of(
@@ -369,7 +331,6 @@ BUSY = pytest.mark.parametrize("profile", [ONE_BUSY_CORE, TWO_BUSY_CORES], ids=[
 
 @BUSY
 def test_the_parts_give_one_sum_in_profile_and_decision(profile):
-    assert profile.check is not None
     given = f"{profile.check.predicted_step_seconds * 1000:.3g} ms"
     (answer, *_) = decided(profile).path
     assert f"give {given}" in answer.because
@@ -413,10 +374,9 @@ def test_other_programs_widen_the_band_by_what_they_took():
     assert core.as_is is not None
     gone = msgspec.structs.replace(core.as_is, others_vcpus=0.0, step_seconds=at(0.0288))
 
-    def band(rank: RankResult) -> float:
+    def band(rank):
         decision = decided(profile_of(rank), objective="time", max_data_hosts=1)
         (plan, *_) = plans(decision, "heterogeneous")
-        assert plan.predicted is not None
         return plan.predicted.step_seconds_high / plan.predicted.step_seconds - 1
 
     # 0.2 of 1 vCPU: what is left may be a quarter more.
@@ -441,7 +401,6 @@ def test_money_buys_only_what_the_best_free_plan_does_not_give():
         SLEEPY, objective="time", max_data_hosts=1, allowed_instance_types=("local.c1",)
     )
     (free,) = plans(decision, "tune")
-    assert free.predicted is not None
     assert free.predicted.speedup == pytest.approx(4.0, rel=0.05)
     assert decision.action == "tune"
 
@@ -478,21 +437,12 @@ COLD = msgspec.structs.replace(
     ids=str,
 )
 def test_data_hosts_bring_storage_bandwidth_only_where_that_is_known(storage, speedup):
-    decision = decided(
-        COLD,
-        objective="time",
-        storage=storage,
-        max_data_hosts=1,
-        allowed_instance_types=("local.c2",),
-    )
+    decision, outcome = with_a_data_host(COLD, storage)
     assert decision.bottleneck == "storage"
-    (plan,) = plans(decision, "heterogeneous")
-    assert plan.predicted is not None
-    assert plan.predicted.speedup == pytest.approx(speedup, rel=0.05)
+    assert outcome.speedup == pytest.approx(speedup, rel=0.05)
 
 
-def with_a_data_host(profile: Profile, storage: str | None) -> tuple[Decision, Predicted]:
-    """Returns the decision with this storage, and what another host, a local.c2, would give."""
+def with_a_data_host(profile, storage):
     decision = decided(
         profile,
         objective="time",
@@ -517,7 +467,7 @@ def test_where_storage_is_not_known_the_hosts_gain_is_a_range(profile):
     assert unknown.own_storage_speedup == pytest.approx(own.speedup)
     assert (shared.own_storage_speedup, own.own_storage_speedup) == (None, None)
     told = f"{own.speedup:.2f}x"
-    assert f"{told} if each host has a storage of its own" in words(decision)
+    assert f"{told} if each host has separate storage" in words(decision)
     assert f"{shared.speedup:.2f}x as fast without, and {told} with one" in words(decision)
     assert "storage?" in explain(decision)
 
@@ -563,7 +513,7 @@ def test_a_storage_that_is_nearly_the_limit_bounds_what_hosts_are_promised():
 
 
 def test_hosts_of_another_type_may_have_a_volume_of_another_rate():
-    def width(kind: str) -> float:
+    def width(kind):
         decision = decided(
             COLD,
             objective="time",
@@ -572,7 +522,6 @@ def test_hosts_of_another_type_may_have_a_volume_of_another_rate():
             allowed_instance_types=(kind,),
         )
         (plan,) = [p for p in plans(decision, "heterogeneous") if p.groups[1].instance_type == kind]
-        assert plan.predicted is not None
         return plan.predicted.step_seconds_high / plan.predicted.step_seconds - 1
 
     assert width("local.c1") == pytest.approx(math.hypot(width("local.c2"), 0.2), abs=0.001)
@@ -586,7 +535,7 @@ def test_storage_that_workers_share_is_mended_by_hosts_that_have_their_own():
 
 
 def test_threads_of_torch_are_blamed_only_where_there_are_several_and_nobody_else():
-    def text(others: float, threads: int) -> str:
+    def text(others, threads):
         rank = rank_of(
             ms(step=157, wait=136, accelerator=21, trainer=21, loader=7, wall=7),
             rates={2: 280.0, 1: 140.0},
@@ -631,7 +580,6 @@ def test_the_self_check_and_the_model_sum_the_parts_alike_whatever_was_measured(
     )
     today = today_of(profile, load_catalog("local", cores=2).get("local.c2"))
     work = measure(profile, today=today, processes=1)
-    assert profile.check is not None
     # A thousandth of the step is the least that the model ever says.
     summed = max(profile.check.predicted_step_seconds, numbers["step"] / 1000)
     assert work.parts_seconds == pytest.approx(summed)
@@ -644,40 +592,21 @@ def test_the_self_check_and_the_model_sum_the_parts_alike_whatever_was_measured(
 
 def test_a_cluster_that_is_asked_for_is_shown_on_a_busy_profile_and_marked():
     asked = builders.clusters("local.c2", "local.c2")
-    decision = decide(
-        TWO_BUSY_CORES,
-        catalog=load_catalog("local", cores=4),
-        constraints=Constraints(),
-        extra_clusters=[asked],
-        today=date(2026, 11, 21),
-    )
+    decision = decided(TWO_BUSY_CORES, asked=[asked])
     assert [plan.action for plan in decision.plans] == ["keep", "heterogeneous"]
     assert any(line.startswith("?heterogeneous") for line in explain(decision).splitlines())
     assert "Rough guide only" in words(decision)
 
 
 def test_two_plans_that_need_too_many_cores_are_told_with_one_number():
-    profile = profile_of(
-        rank_of(
-            ms(step=66.1, wait=40, accelerator=22, trainer=21, loader=42, wall=42),
-            rates={1: 23.0},
-            workers=1,
-            vcpus=1,
-        )
-    )
-    decision = decide(
-        profile,
-        catalog=load_catalog("local", cores=1),
-        constraints=Constraints(),
-        extra_clusters=[builders.clusters("local.c1", "local.c4")],
-        today=date(2026, 11, 23),
-    )
+    profile = profile_of(ONE_CORE)
+    decision = decided(profile, cores=1, asked=[builders.clusters("local.c1", "local.c4")])
     (answer,) = [each for each in decision.path if "data group" in each.question]
     assert "needs 5 cores, this machine has 1" in answer.because
 
 
 # What a quiet machine of two cores measures of the nine scripts of benchmarks/honesty.py.
-NINE: dict[str, tuple[dict[str, float], dict[str, Any], tuple[str, str]]] = {
+NINE = {
     "compute": (
         ms(step=40.5, wait=0.2, accelerator=40.2, trainer=1, loader=4, wall=4),
         {"rates": {2: 480.0, 1: 245.0}, "workers": 1, "vcpus": 2},
@@ -730,19 +659,12 @@ NINE: dict[str, tuple[dict[str, float], dict[str, Any], tuple[str, str]]] = {
 def test_a_training_of_a_known_bottleneck_is_advised_rightly(name):
     took, how, advice = NINE[name]
     profile = profile_of(rank_of(took, **how))
-    assert profile.check is not None
     assert profile.check.explained
     # Waiting workers are too few of them.
     assert [state.id for state in profile.states] == [advice[0].replace("latency", "workers")]
-    decision = decide(
-        profile,
-        catalog=load_catalog("local", cores=2),
-        constraints=Constraints(
-            objective="time",
-            max_data_hosts=1,
-            allowed_instance_types=(profile.host.instance_type,),
-        ),
-        today=date(2026, 11, 21),
+    types = (profile.host.instance_type,)
+    decision = decided(
+        profile, cores=2, objective="time", max_data_hosts=1, allowed_instance_types=types
     )
     assert (decision.bottleneck, decision.action) == advice
 
@@ -780,7 +702,6 @@ def test_a_data_host_takes_away_half_of_what_loading_and_training_cost_each_othe
     assert decision.bottleneck == "cpu"
     assert decision.action == "heterogeneous"
     predicted = decision.plan.predicted
-    assert predicted is not None
     # Half of what the step used beyond both, and tried: 64 to 73 ms of CPU (benchmarks).
     assert predicted.step_seconds == pytest.approx((0.061 + 0.014) * 0.130 / 0.128, rel=0.01)
     assert predicted.step_seconds_low < 0.065 < 0.085 < predicted.step_seconds_high

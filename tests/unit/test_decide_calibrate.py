@@ -2,7 +2,6 @@
 
 from datetime import date
 from itertools import pairwise
-from typing import Any
 
 import msgspec
 import pytest
@@ -22,7 +21,6 @@ from stoker.records import (
     Group,
     Job,
     Measured,
-    Profile,
     ProfiledData,
     ProfiledHost,
     Training,
@@ -37,8 +35,8 @@ CONSTRAINTS = Constraints(objective="time", max_data_hosts=1, allowed_instance_t
 NOTHING = Calibration()
 
 
-def profile(**changes: float) -> Profile:
-    terms: dict[str, float] = {
+def profile(**changes):
+    terms = {
         "step_seconds": 0.062,
         "accelerator_step_seconds": 0.022,
         "loader_cpu_seconds": 0.040,
@@ -49,12 +47,10 @@ def profile(**changes: float) -> Profile:
     return builders.profile(is_explained=True, predicted=0.062, workload_sha256="a" * 64, **own)
 
 
-def run(slower: float = 1.0, *, measured_on: Profile | None = None, **training: Any) -> EarlierRun:
-    """Makes a run whose step took `slower` times the predicted seconds."""
+def run(slower=1.0, *, measured_on=None, **training):
     found = measured_on or profile()
     decision = decide(found, catalog=LOCAL, constraints=CONSTRAINTS, today=TODAY)
     assert decision.action == "heterogeneous"
-    assert decision.plan.predicted is not None
     step = decision.plan.predicted.step_seconds * slower
     record = Training(
         workload_sha256=found.workload_sha256,
@@ -73,21 +69,20 @@ def run(slower: float = 1.0, *, measured_on: Profile | None = None, **training: 
     return EarlierRun(profile=found, decision=decision, training=replace(record, **training))
 
 
-def learned(*runs: EarlierRun) -> Calibration:
+def learned(*runs):
     return calibrate(runs, like=profile(), catalog=LOCAL)
 
 
-def step_after(calibration: Calibration) -> float:
-    decision = decide(
-        profile(),
-        catalog=LOCAL,
-        constraints=CONSTRAINTS,
-        today=TODAY,
-        calibration=calibration,
+def decided(calibration=None):
+    return decide(
+        profile(), catalog=LOCAL, constraints=CONSTRAINTS, today=TODAY, calibration=calibration
     )
+
+
+def outcome_after(calibration):
+    decision = decided(calibration)
     plan = next(plan for plan in decision.plans if plan.action == "heterogeneous")
-    assert plan.predicted is not None
-    return plan.predicted.step_seconds
+    return plan.predicted
 
 
 def test_three_runs_that_came_slower_make_the_next_prediction_the_measured_step():
@@ -96,8 +91,7 @@ def test_three_runs_that_came_slower_make_the_next_prediction_the_measured_step(
     assert found.efficiency < 1
     assert found.receive == 1
     measured = run(1.1).training.measured
-    assert measured is not None
-    assert step_after(found) == pytest.approx(measured.step_seconds, rel=1e-3)
+    assert outcome_after(found).step_seconds == pytest.approx(measured.step_seconds, rel=1e-3)
 
 
 def test_runs_that_came_as_predicted_change_nothing():
@@ -118,17 +112,9 @@ def test_runs_that_disagree_widen_the_bands_of_data_groups():
     agreed, torn = learned(*[run(1.08)] * 3), learned(run(1.0), run(1.08), run(1.16))
     assert torn.spread > agreed.spread
 
-    def band(calibration: Calibration) -> float:
-        decision = decide(
-            profile(),
-            catalog=LOCAL,
-            constraints=CONSTRAINTS,
-            today=TODAY,
-            calibration=calibration,
-        )
-        plan = next(plan for plan in decision.plans if plan.action == "heterogeneous")
-        assert plan.predicted is not None
-        return plan.predicted.step_seconds_high / plan.predicted.step_seconds
+    def band(calibration):
+        outcome = outcome_after(calibration)
+        return outcome.step_seconds_high / outcome.step_seconds
 
     assert band(torn) > band(agreed)
 
@@ -153,10 +139,8 @@ def test_receiving_is_corrected_where_the_data_hosts_are_not_the_limit():
         found, catalog=aws, constraints=Constraints(), extra_clusters=[groups], today=TODAY
     )
     plan = next(plan for plan in decision.plans if plan.reason == "asked for")
-    assert plan.predicted is not None
     assert plan.predicted.limit == "receive"
     record = run().training
-    assert record.measured is not None
     measured = replace(record.measured, step_seconds=1.5 * plan.predicted.step_seconds)
     training = replace(
         record, groups=plan.groups, measured=measured, job=Job(platform="sagemaker", name="job")
@@ -188,7 +172,6 @@ def test_a_record_that_does_not_fit_says_nothing(changes):
 
 def test_a_short_run_says_nothing():
     one = run(1.1)
-    assert one.training.measured is not None
     short = replace(one.training, measured=replace(one.training.measured, steps=20))
     runs = [EarlierRun(profile=one.profile, decision=one.decision, training=short)] * 3
     assert learned(*runs) == NOTHING
@@ -254,7 +237,7 @@ def test_order_of_the_runs_changes_nothing_and_more_hosts_are_never_slower(
 # Profiles of trainings that had a data host already.
 
 
-def fed_profile() -> Profile:
+def fed_profile():
     data = (ProfiledData(instance_type="local.c1", count=1, workers_per_host=1),)
     return replace(profile(step_seconds=0.050), data=data, check=None)
 
@@ -278,9 +261,7 @@ def test_a_run_that_came_as_predicted_changes_nothing_where_its_profile_had_data
         today=TODAY,
     )
     plan = next(plan for plan in decision.plans if plan.reason == "asked for")
-    assert plan.predicted is not None
     one = run().training
-    assert one.measured is not None
     measured = replace(one.measured, step_seconds=plan.predicted.step_seconds)
     training = replace(one, groups=plan.groups, measured=measured)
     earlier = EarlierRun(profile=found, decision=replace(decision, plan=plan), training=training)
@@ -290,14 +271,8 @@ def test_a_run_that_came_as_predicted_changes_nothing_where_its_profile_had_data
 
 
 def test_the_text_says_on_how_many_runs_it_was_calibrated():
-    def text(calibration: Calibration | None) -> str:
-        decision = decide(
-            profile(),
-            catalog=LOCAL,
-            constraints=CONSTRAINTS,
-            today=TODAY,
-            calibration=calibration,
-        )
+    def text(calibration):
+        decision = decided(calibration)
         assert decision.calibration == calibration
         return explain(decision)
 

@@ -1,7 +1,5 @@
 """`stoker decide --calibrate DIR` reads what is whole and leaves the rest."""
 
-from pathlib import Path
-
 import pytest
 
 from stoker.catalog import load_catalog
@@ -26,7 +24,7 @@ def test_folders_without_whole_records_say_nothing(tmp_path):
     assert found == Calibration()
 
 
-def write_runs(tmp_path: Path) -> None:
+def write_runs(tmp_path):
     for name in ("one", "two", "three"):
         (tmp_path / name).mkdir(parents=True)
         for record, value in (

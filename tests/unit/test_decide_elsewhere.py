@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.catalog import Catalog, load_catalog
+from stoker.catalog import load_catalog
 from stoker.cli.main import run
 from stoker.decide import TakeAs, decide, explain
 from stoker.decide.choose import error_band
@@ -21,8 +21,6 @@ from stoker.records import (
     Constraints,
     Decision,
     Fix,
-    Predicted,
-    Profile,
     ProfiledData,
     ProfiledHost,
     ProfileState,
@@ -37,9 +35,8 @@ AWS = load_catalog("sagemaker")
 LOCAL = load_catalog("local", cores=3)
 
 
-def _workstation(*, cpu_model: str | None = None, **changes: object) -> Profile:
-    """Makes the profile of two cores without an accelerator, which load and train."""
-    terms: dict[str, object] = {
+def _workstation(*, cpu_model=None, **changes):
+    terms = {
         "step_seconds": 0.110,
         "accelerator_step_seconds": 0.050,
         "loader_cpu_seconds": 0.120,
@@ -55,16 +52,14 @@ def _workstation(*, cpu_model: str | None = None, **changes: object) -> Profile:
     return msgspec.structs.replace(made, host=host)
 
 
-def _decide(
-    profile: Profile, take_as: TakeAs | None, *, catalog: Catalog = AWS, allowed: str | None = None
-) -> Decision:
+def _decide(profile, take_as, *, catalog=AWS, allowed=None):
     constraints = Constraints(
         objective="time", allowed_instance_types=None if allowed is None else (allowed,)
     )
     return decide(profile, catalog=catalog, constraints=constraints, today=TODAY, take_as=take_as)
 
 
-def _keep(decision: Decision) -> Predicted:
+def _keep(decision):
     return next(p.predicted for p in decision.plans if p.action == "keep" and p.predicted)
 
 
@@ -88,18 +83,16 @@ def test_speed_comes_from_the_cpu_model_where_the_catalog_has_it():
     # The kernel's spelling of the CPU of m6a and c6a differs by a word from the catalog's.
     known = _decide(_workstation(cpu_model="AMD EPYC 7R32"), TakeAs(instance_type="ml.c7i.xlarge"))
     found = known.taken_elsewhere
-    assert found is not None
     assert found.cpu_speed_source == "cpu_model"
     assert 1.1 < found.cpu_speed < 1.5
 
 
 def test_unknown_cpu_is_taken_to_be_as_fast_and_is_less_sure():
-    def band(model: str) -> float:
+    def band(model):
         profile = _workstation(cpu_model=model)
         return error_band(_keep(_decide(profile, TakeAs(instance_type="ml.c7i.xlarge"))))
 
     unknown = _decide(_workstation(cpu_model="i486"), TakeAs(instance_type="ml.c7i.xlarge"))
-    assert unknown.taken_elsewhere is not None
     assert unknown.taken_elsewhere.cpu_speed_source == "assumed"
     assert unknown.taken_elsewhere.cpu_speed == 1.0
     assert band("i486") > band("AMD EPYC 7R32")
@@ -119,7 +112,6 @@ def test_accelerator_that_nobody_measured_forbids_spending_and_says_what_loading
 def test_accelerator_step_that_is_given_makes_it_a_decision():
     given_step = TakeAs(instance_type="ml.g5.2xlarge", accelerator_step_seconds=0.012)
     found = _decide(_workstation(), given_step)
-    assert found.taken_elsewhere is not None
     assert found.taken_elsewhere.accelerator_step_source == "given"
     assert found.bottleneck == "workers"
     assert found.action == "tune"
@@ -136,7 +128,6 @@ def test_accelerator_step_is_the_profiles_on_the_same_model_alone(model, expecte
     host = msgspec.structs.replace(profile.host, accelerators=1, accelerator_model=model)
     profile = msgspec.structs.replace(profile, host=host)
     found = _decide(profile, TakeAs(instance_type="ml.g5.2xlarge")).taken_elsewhere
-    assert found is not None
     assert found.accelerator_step_source == expected
 
 
@@ -194,7 +185,7 @@ PROFILES = st.builds(
 MANY = settings(max_examples=examples(40))
 
 
-def _measured(profile: Profile) -> Work:
+def _measured(profile):
     return measure(profile, today=today_of(profile, LOCAL.get("local.c2")), processes=1)
 
 
@@ -226,7 +217,6 @@ def test_the_same_type_at_the_same_speed_changes_nothing_but_the_band(profile):
     for plan in there.plans:
         if plan.groups in steps and plan.predicted is not None:
             before = steps[plan.groups]
-            assert before is not None
             assert plan.predicted.step_seconds == pytest.approx(before.step_seconds)
             assert error_band(plan.predicted) >= error_band(before) - 1e-9
 
@@ -255,7 +245,7 @@ def test_no_band_is_narrower_than_on_the_profiled_host(profile, name, speed, acc
 def test_a_faster_cpu_never_makes_a_step_longer(profile, speed, more):
     work = _measured(profile)
 
-    def step(cpu_speed: float) -> float:
+    def step(cpu_speed):
         asked = TakeAs(instance_type="ml.c5.xlarge", cpu_speed=cpu_speed)
         target = AWS.get(asked.instance_type)
         taken, _ = taken_as(
@@ -277,7 +267,6 @@ def test_error_for_a_workstations_profile_names_a_command_that_works_as_typed(
     assert run(command[1:]) == 0
     assert "Profile taken elsewhere" in capsys.readouterr().out
     decision = read_json(tmp_path / "decision.json", Decision)
-    assert decision.taken_elsewhere is not None
     assert decision.taken_elsewhere.profiled_on == "local.c2"
 
 

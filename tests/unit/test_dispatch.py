@@ -6,21 +6,21 @@ from hypothesis import strategies as st
 from stoker.feed.agent.dispatch import (
     MAX_CREDITS_PER_WORKER,
     AgentSession,
+    BatchRequest,
     CreditPool,
     Queue,
-    Request,
     credits_for,
 )
 from stoker.feed.wire.protocol import Make
 
 
-def session(name: str = "s", *, rank: int = 0) -> AgentSession:
+def session(name="s", *, rank=0):
     return AgentSession(name=name, identity=b"", rank=rank, spec="spec", seeding="batch")
 
 
-def request(number: int, *, spec: str = "spec", epoch: int = 0) -> Request:
+def request(number, *, spec="spec", epoch=0):
     make = Make(session="s", epoch_id=epoch, number=number, index=b"", seed=())
-    return Request(session(), spec, "batch", make)
+    return BatchRequest(session(), spec, "batch", make)
 
 
 @given(st.lists(st.integers(0, 50)))
@@ -130,14 +130,14 @@ def test_credits_rise_at_once_and_come_back_one_by_one():
     rises = [
         number
         for number in range(65)
-        if credits.measured(1.0 if number % 16 == 1 else 0.01, worker=0)
+        if credits.add_cost(1.0 if number % 16 == 1 else 0.01, worker=0)
     ]
     # The first is left out, and of the others the longest: there is only one in sixteen.
     assert rises == [24]
     assert credits.per_worker == 8
     assert not credits.adapt()
     for _ in range(64):
-        credits.measured(0.01, worker=0)
+        credits.add_cost(0.01, worker=0)
     seen = []
     for _ in range(40):
         credits.adapt()
@@ -149,6 +149,6 @@ def test_credits_rise_at_once_and_come_back_one_by_one():
 def test_the_first_batch_of_each_worker_tells_nothing_of_what_batches_cost():
     credits = CreditPool(workers=4, per_worker=2)
     for number in range(40):
-        credits.measured(3.0 if number < 4 else 0.01, worker=number % 4)
+        credits.add_cost(3.0 if number < 4 else 0.01, worker=number % 4)
     assert not credits.adapt()
     assert credits.per_worker == 2

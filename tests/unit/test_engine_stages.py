@@ -1,7 +1,7 @@
 """Hosts tell the leader how far an engine's commands are, and the leader tells all hosts."""
 
 from stoker.feed.wire.crypto import Keys, new_token
-from stoker.feed.wire.protocol import PROTOCOL_VERSION, Heartbeat, HostStage, Join, Leave
+from stoker.feed.wire.protocol import PROTOCOL_VERSION, Heartbeat, Join, Leave
 from stoker.launch.host_leases import HostLeases
 from stoker.records import FeedSettings
 
@@ -10,7 +10,7 @@ KEYS = Keys.from_token(bytes.fromhex(new_token()))
 FEED = FeedSettings(lease_seconds=400.0, start_deadline_seconds=400.0)
 
 
-def join(host: str, *, life: str = "a") -> Join:
+def join(host, *, life="a"):
     return Join(
         protocol=PROTOCOL_VERSION,
         run_id="run",
@@ -23,11 +23,11 @@ def join(host: str, *, life: str = "a") -> Join:
     )
 
 
-def beat(host: str, stage: HostStage, *, life: str = "a") -> Heartbeat:
+def beat(host, stage, *, life="a"):
     return Heartbeat(host=host, incarnation=life, stage=stage)
 
 
-def members() -> HostLeases:
+def members():
     group = HostLeases(
         run_id="run",
         agents=("d1",),

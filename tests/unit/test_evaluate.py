@@ -1,5 +1,4 @@
 import re
-from typing import Literal
 
 import msgspec
 import pytest
@@ -17,16 +16,13 @@ from stoker.records import (
     Channel,
     Constraints,
     Decision,
-    Evaluation,
     Gate,
     Group,
     Job,
     Measured,
-    Performance,
     Plan,
     Predicted,
     Prices,
-    Profile,
     TakenElsewhere,
     Training,
     Workload,
@@ -39,11 +35,11 @@ DNN = builders.group("dnn", workers_per_host=1)
 DATA = builders.group("data", workers_per_host=1)
 
 
-def _workload(*gates: Gate) -> Workload:
+def _workload(*gates):
     return Workload(name="job", command=("python", "train.py"), gate=gates)
 
 
-def _predicted(step: float, usd_per_hour: float) -> Predicted:
+def _predicted(step, usd_per_hour):
     return Predicted(
         step_seconds=step,
         step_seconds_low=step * 0.9,
@@ -59,7 +55,7 @@ def _predicted(step: float, usd_per_hour: float) -> Predicted:
     )
 
 
-def _decision(sha: str | None = None) -> Decision:
+def _decision(sha=None):
     keep = Plan(action="keep", groups=(DNN,), predicted=_predicted(0.06, 0.05))
     chosen = Plan(
         action="heterogeneous",
@@ -79,20 +75,13 @@ def _decision(sha: str | None = None) -> Decision:
     )
 
 
-def _profile(sha: str | None = None) -> Profile:
+def _profile(sha=None):
     return builders.profile(workload_sha256=sha, step_seconds=0.06, global_batch_size=64)
 
 
 def _training(
-    *,
-    status: Literal["succeeded", "failed", "stopped"] = "succeeded",
-    step: float = 0.033,
-    usd: float | None = None,
-    steps: int = 100,
-    groups: tuple[Group, ...] = (DNN, DATA),
-    sha: str | None = None,
-    **metrics: float,
-) -> Training:
+    *, status="succeeded", step=0.033, usd=None, steps=100, groups=(DNN, DATA), sha=None, **metrics
+):
     measured = Measured(
         step_seconds=step,
         wait_seconds=0.0,
@@ -111,16 +100,12 @@ def _training(
     )
 
 
-def _evaluate(training: Training, *gates: Gate) -> Evaluation:
-    return evaluate(
-        workload=_workload(*gates),
-        profile=_profile(),
-        decision=_decision(),
-        training=training,
-    )
+def _evaluate(training, *gates, **records):
+    known = {"workload": _workload(*gates), "profile": _profile(), "decision": _decision()}
+    return evaluate(**{**known, "training": training, **records})
 
 
-def _performance(training: Training) -> Performance:
+def _performance(training):
     found = _evaluate(training).performance
     assert found is not None
     return found
@@ -202,13 +187,7 @@ def test_a_models_metadata_names_job_image_inputs_and_decision_as_the_registry_t
 def test_gate_holds_a_model_against_the_one_in_use(champion, passed):
     known = None if champion is None else {"m": champion}
     gate = Gate(metric="m", min_champion=-0.005)
-    record = evaluate(
-        workload=_workload(gate),
-        profile=_profile(),
-        decision=_decision(),
-        training=_training(m=0.95),
-        champion=known,
-    )
+    record = _evaluate(_training(m=0.95), gate, champion=known)
     assert record.passed is passed
     assert record.gates[0].min == (None if champion is None else pytest.approx(champion - 0.005))
     told = evaluation_table(record)
@@ -218,12 +197,8 @@ def test_gate_holds_a_model_against_the_one_in_use(champion, passed):
 
 
 def test_model_in_use_that_did_not_report_a_gates_metric_fails_it():
-    record = evaluate(
-        workload=_workload(Gate(metric="m", min=0.5, min_champion=-0.005)),
-        profile=_profile(),
-        decision=_decision(),
-        training=_training(m=0.95),
-        champion={"loss": 0.1},
+    record = _evaluate(
+        _training(m=0.95), Gate(metric="m", min=0.5, min_champion=-0.005), champion={"loss": 0.1}
     )
     assert not record.passed
     assert record.reason == "gate failed: m is 0.95, and the model in use has not reported it"
@@ -281,7 +256,6 @@ def test_a_training_that_was_stopped_by_hand_is_refused_in_words():
 def test_promise_is_held_against_the_outcome():
     performance = _performance(_training(step=0.033))
     assert performance.baseline.step_seconds == 0.06
-    assert performance.predicted is not None
     assert performance.predicted.step_seconds == 0.03
     assert performance.prediction_error == pytest.approx(0.1)
     assert performance.speedup == pytest.approx(0.06 / 0.033)
@@ -297,24 +271,20 @@ def test_run_is_not_held_against_a_step_that_another_machine_took():
         accelerator_step_source="cpu",
     )
     decision = msgspec.structs.replace(_decision(), taken_elsewhere=taken)
-    performance = evaluate(
-        workload=_workload(),
+    performance = _evaluate(
+        _training(step=0.03),
         profile=builders.profile("local.c2", step_seconds=0.5),
         decision=decision,
-        training=_training(step=0.03),
     ).performance
-    assert performance is not None
     assert performance.baseline.step_seconds == 0.06
     assert performance.speedup == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize(
-    ("step", "is_inside", "words"),
-    [(0.033, True, "inside the"), (0.0331, False, "OUTSIDE the")],
+    ("step", "is_inside", "words"), [(0.033, True, "inside the"), (0.0331, False, "OUTSIDE the")]
 )
 def test_every_outcome_is_said_to_be_inside_or_outside_of_its_band(step, is_inside, words):
     evaluation = _evaluate(_training(step=step))
-    assert evaluation.performance is not None
     assert evaluation.performance.is_inside_band is is_inside
     assert f"{words} band of 27.0 ms to 33.0 ms" in evaluation_table(evaluation)
     assert f"{words} band" in evaluation_words(evaluation)
@@ -323,7 +293,6 @@ def test_every_outcome_is_said_to_be_inside_or_outside_of_its_band(step, is_insi
 def test_a_faster_step_on_the_same_hosts_is_no_gain():
     # Other programs that ran at the time of the profile have ended, say.
     evaluation = _evaluate(_training(step=0.03, groups=(DNN,)))
-    assert evaluation.performance is not None
     assert evaluation.performance.action == "keep"
     words = "2.00 times as fast as in the profile on the same hosts: the machine's load or speed"
     assert words in evaluation_table(evaluation)
@@ -352,7 +321,6 @@ def test_run_of_another_cluster_is_not_held_against_the_plan():
 
 def test_run_of_todays_cluster_is_held_against_keep():
     performance = _performance(_training(groups=(DNN,), step=0.066))
-    assert performance.predicted is not None
     assert performance.predicted.step_seconds == 0.06
     assert performance.prediction_error == pytest.approx(0.1)
 
@@ -424,9 +392,7 @@ def test_the_reason_names_each_gate_that_failed_with_value_and_bound():
         Gate(metric="accuracy", min=0.99), Gate(metric="loss", max=0.1), Gate(metric="f1", min=0.5)
     )
     training = msgspec.structs.replace(
-        sample_records.training(),
-        workload_sha256=None,
-        metrics={"accuracy": 0.95, "loss": 0.05},
+        sample_records.training(), workload_sha256=None, metrics={"accuracy": 0.95, "loss": 0.05}
     )
     judged = evaluate(
         workload=workload,
@@ -444,9 +410,8 @@ def test_where_nobody_is_billed_a_step_costs_cpu_seconds_and_no_dollars():
     decision = _decision()
     promised = {"local.c1": 1, "local.c2": 2}
 
-    def with_cores(plan: Plan) -> Plan:
+    def with_cores(plan):
         cores = sum(promised[group.instance_type] * group.count for group in plan.groups)
-        assert plan.predicted is not None
         return msgspec.structs.replace(
             plan,
             predicted=msgspec.structs.replace(
@@ -460,13 +425,7 @@ def test_where_nobody_is_billed_a_step_costs_cpu_seconds_and_no_dollars():
         plans=tuple(with_cores(plan) for plan in decision.plans),
         prices=Prices(source="nominal", purchase="nominal"),
     )
-    judged = evaluate(
-        workload=_workload(),
-        profile=_profile(),
-        decision=nominal,
-        training=_training(step=0.033, usd=0.002),
-    )
-    assert judged.performance is not None
+    judged = _evaluate(_training(step=0.033, usd=0.002), decision=nominal)
     assert judged.performance.measured.usd_per_1000_steps is None
     assert judged.performance.measured.cpu_seconds == pytest.approx(2 * 0.033)
     assert judged.performance.cost_change == pytest.approx(2 * 0.033 / 0.06 - 1)

@@ -1,7 +1,5 @@
 """The dnn leader looks whether anybody still follows its run."""
 
-from pathlib import Path
-
 import pytest
 
 from stoker.launch.follower_lease import POLL_SECONDS, FollowerLease
@@ -10,18 +8,17 @@ from stoker.launch.follower_lease import POLL_SECONDS, FollowerLease
 class Followed:
     """Holds a lease in a folder, and the time."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self._folder = folder
         self.now = 0.0
         self.lease = FollowerLease(folder, clock=lambda: self.now)
 
-    def write(self, renewed: str, *, minutes: str = "60") -> None:
+    def write(self, renewed, *, minutes="60"):
         self._folder.mkdir(exist_ok=True)
         (self._folder / "renewed").write_text(renewed)
         (self._folder / "minutes").write_text(minutes)
 
-    def after(self, minutes: float) -> bool:
-        """Says whether the run turns out to be abandoned within so many minutes."""
+    def after(self, minutes):
         end = self.now + minutes * 60
         while self.now < end:
             self.now += POLL_SECONDS
@@ -40,7 +37,7 @@ def test_a_run_whose_follower_is_gone_is_abandoned_after_the_lease(run):
     assert not run.after(59)
     assert run.after(2)
     assert run.lease.failure == (
-        "abandoned: nobody has followed this run for 60 minutes (kubernetes.follower_lease_minutes)"
+        "abandoned: this run was not followed for 60 minutes (kubernetes.follower_lease_minutes)"
     )
 
 

@@ -4,16 +4,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.feed.wire.protocol import PROTOCOL_VERSION, Heartbeat, Join, Leave, Refused, Welcome
-from stoker.launch.host_leases import CUT_OFF_SECONDS, MAX_BEAT_SECONDS, Change, HostLeases
+from stoker.launch.host_leases import CUT_OFF_SECONDS, MAX_BEAT_SECONDS, HostLeases
 from support.property_tests import examples
 
 LEASE = 12.0
 START = 1800.0
 
 
-def members(
-    *, agents: tuple[str, ...] = ("d1", "d2"), followers: tuple[str, ...] = ()
-) -> HostLeases:
+def members(*, agents=("d1", "d2"), followers=()):
     return HostLeases(
         run_id="run",
         agents=agents,
@@ -24,9 +22,7 @@ def members(
     )
 
 
-def join(
-    host: str = "d1", *, life: str = "a", address: str = "10.0.0.1", **changes: object
-) -> Join:
+def join(host="d1", *, life="a", address="10.0.0.1", **changes):
     facts: dict[str, object] = {
         "protocol": PROTOCOL_VERSION,
         "run_id": "run",
@@ -41,7 +37,7 @@ def join(
     return Join(**(facts | changes))  # type: ignore[arg-type]
 
 
-def whats(changes: list[Change]) -> list[tuple[str, str]]:
+def whats(changes):
     return [(change.host, change.what) for change in changes]
 
 
@@ -50,7 +46,6 @@ def test_a_launcher_that_joins_is_told_to_send_heartbeats_within_its_lease():
     assert isinstance(answer, Welcome)
     assert answer.lease_seconds == LEASE
     assert answer.beat_seconds * 3 < LEASE
-    assert change is not None
     assert change.what == "joined"
 
 
@@ -154,7 +149,6 @@ def test_a_data_host_that_does_not_come_fails_nothing_and_may_come_later():
     assert not change.fails_the_run
     answer, change_ = group.join(join(), START + 5)
     assert isinstance(answer, Welcome)
-    assert change_ is not None
     assert change_.what == "joined"
 
 
@@ -170,7 +164,6 @@ def test_a_lost_data_host_must_join_again_and_is_back():
     group.expire(LEASE + 1)
     assert not group.beat(Heartbeat(host="d1", incarnation="a"), LEASE + 2)
     _, change = group.join(join(), LEASE + 3)
-    assert change is not None
     assert change.what == "rejoined"
     assert [m.host for m in group.roster(LEASE + 3).agents] == ["d1"]
     assert group.roster(LEASE + 3).lost == ()
@@ -180,7 +173,6 @@ def test_a_data_host_comes_back_under_a_new_address_and_its_old_life_is_refused(
     group = members()
     group.join(join(life="a", address="10.0.0.1"), 0.0)
     _, change = group.join(join(life="b", address="10.0.0.9"), 1.0)
-    assert change is not None
     assert change.what == "rejoined"
     assert not change.fails_the_run
     assert [m.address for m in group.roster(1.0).agents] == ["10.0.0.9"]
@@ -202,7 +194,6 @@ def test_a_follower_that_started_again_fails_the_run():
     group = members(followers=("f1",))
     group.join(join("f1", life="a"), 0.0)
     _, change = group.join(join("f1", life="b"), 1.0)
-    assert change is not None
     assert change.fails_the_run
 
 
@@ -211,7 +202,6 @@ def test_a_follower_that_leaves_fails_the_run_unless_its_training_ended_well():
         group = members(followers=("f1",))
         group.join(join("f1"), 0.0)
         change = group.leave(Leave(host="f1", incarnation="a", exit_code=code, reason="why"))
-        assert change is not None
         assert change.fails_the_run is fails
         assert change.exit_code == code
         assert group.live_followers() == ()

@@ -165,7 +165,7 @@ HEAVY |= {"asyncio"}
 # launcher runs next to every training, also in small memory, where torch alone would be 200 MB; a
 # control image has no torch and no numpy; a script may be no torch script.
 LIGHT = [
-    *(name for name in MODULES if re.match(r"stoker\.(cli|orchestrators|platforms)\b", name)),
+    *(name for name in MODULES if re.match(r"stoker\.(cli|pipelines|platforms)\b", name)),
     "stoker.decide",
     "stoker.doctor.cluster",
     "stoker.evaluate",

@@ -4,7 +4,7 @@ import json
 
 import yaml
 
-from stoker.orchestrators.kubeflow.compile import inputs_of, spec_of_answer, spec_of_text
+from stoker.pipelines.kubeflow.compile import inputs_of, spec_of_answer, spec_of_text
 from stoker.records import Json
 
 PIPELINE: dict[str, Json] = {

@@ -41,7 +41,6 @@ def delete(api: KubernetesApi, path: str, *, policy: str) -> None:
 
 
 def deletions(api: KubernetesApi, *plurals: str) -> list[str]:
-    """Returns what was deleted, in order."""
     happened = []
     for plural in plurals:
         place = api.place("GET", {"jobsets": JOBSETS, "pods": "/api/v1/pods"}[plural])

@@ -29,14 +29,12 @@ def plan(spec: JobSpec) -> KubernetesRequest:
 
 
 def template(request: KubernetesRequest) -> Any:
-    """Returns the JobSet's spec, of the JobSet itself or of the runtime."""
     if request.runtime is None:
         return request.main["spec"]
-    return request.runtime["spec"]["template"]["spec"]  # type: ignore[call-overload, index]
+    return request.runtime["spec"]["template"]["spec"]
 
 
 def jobs(request: KubernetesRequest) -> dict[str, Any]:
-    """Returns the jobs' specs by role."""
     return {
         "data" if found["name"] == "data" else "dnn": found["template"]["spec"]
         for found in template(request)["replicatedJobs"]
@@ -52,14 +50,11 @@ def container(request: KubernetesRequest, role: str) -> Any:
 
 
 def environment(request: KubernetesRequest, role: str) -> dict[str, str]:
-    """Returns variables as the container sees them, without those that Kubernetes would put in."""
     found = container(request, role)["env"]
     return {v["name"]: expand(v["value"]) for v in found if "value" in v}
 
 
 def expand(text: str) -> str:
-    """Expands by Kubernetes' own rule: $$ is $, $(NAME) the variable, all else is left as it is."""
-
     def replace(match: re.Match[str]) -> str:
         return "$" if match.group() == "$$" else f"<{match.group()}>"
 
@@ -84,7 +79,7 @@ def test_the_data_groups_job_never_fails_and_the_dnn_groups_fails_at_once(api):
     assert found["dnn"]["template"]["spec"]["restartPolicy"] == "Never"
     # Trainer's own is the TrainJob's; a later one refuses a Job's in its template.
     limited = found["dnn"] if api == "jobset" else request.main["spec"]
-    assert limited["activeDeadlineSeconds"] == 60  # type: ignore[index, call-overload]
+    assert limited["activeDeadlineSeconds"] == 60
     assert ("activeDeadlineSeconds" in found["dnn"]) == (api == "jobset")
 
 
@@ -217,7 +212,7 @@ def test_a_plan_holds_no_token(api):
     own = re.findall(r"[0-9a-f]{64}", text)
     digests = {request.request_sha256, request.job.settings.workload_sha256}
     if request.runtime:
-        digests.add(request.runtime["metadata"]["annotations"]["stoker/request-sha256"])  # type: ignore[call-overload, index]
+        digests.add(request.runtime["metadata"]["annotations"]["stoker/request-sha256"])
     assert set(own) == digests
 
 
@@ -305,7 +300,6 @@ def test_the_dns_names_are_those_that_jobset_gives():
 
 
 def inputs(request: KubernetesRequest, role: str) -> dict[str, str]:
-    """Maps each channel to its claim and folder, as the group's pods mount them."""
     spec = pods(request)[role]
     claims = {
         v["name"]: v["persistentVolumeClaim"]["claimName"]
@@ -405,9 +399,9 @@ def test_a_changed_pool_is_another_request_with_trainer_too():
 
 def test_a_runtime_is_the_same_for_all_runs_of_a_plan():
     def spec(name: str, **how: object) -> object:
-        runtime = plan(job(name=name, settings={"api": "trainer"}, **how)).runtime  # type: ignore[arg-type]
+        runtime = plan(job(name=name, settings={"api": "trainer"}, **how)).runtime
         assert runtime is not None
-        return runtime["spec"], runtime["metadata"]["annotations"]  # type: ignore[call-overload, index]
+        return runtime["spec"], runtime["metadata"]["annotations"]
 
     first = spec("run-1")
     assert spec("run-2", hyperparameters={}) == first
@@ -423,11 +417,11 @@ def test_a_runtime_that_is_there_already_is_not_made_again():
     assert own.runtime is not None
     assert request.runtime is not None
     assert request.runtime["spec"] == own.runtime["spec"]
-    assert request.runtime["metadata"]["name"] == "stoker-mnist"  # type: ignore[call-overload, index]
+    assert request.runtime["metadata"]["name"] == "stoker-mnist"
 
 
 def run_patches(request: KubernetesRequest) -> dict[str, Any]:
-    (patch,) = request.main["spec"]["runtimePatches"]  # type: ignore[call-overload, index]
+    (patch,) = request.main["spec"]["runtimePatches"]
     spec = patch["trainingRuntimeSpec"]["template"]["spec"]
     return {
         "data" if found["name"] == "data" else "dnn": found["template"]["spec"]["template"]["spec"]
@@ -461,7 +455,6 @@ def test_runtime_and_train_job_make_the_pods_that_a_jobset_has():
 
 
 def test_a_train_jobs_patch_mounts_each_volume_once():
-    """Its list of mounts is keyed by the volume's name, unlike a pod's."""
     for patch in run_patches(plan(job(settings={"api": "trainer"}))).values():
         names = [mount["name"] for mount in patch["containers"][0]["volumeMounts"]]
         assert len(names) == len(set(names))
@@ -498,7 +491,6 @@ def test_data_pods_may_have_an_image_of_their_own():
 
 
 def patched(**specs: Any) -> dict[str, Any]:
-    """Returns settings with patches of the pods' specs, by role."""
     return {role: {"pod": {"spec": spec}} for role, spec in specs.items()}
 
 
@@ -520,6 +512,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"settings": patched(dnn=own(resources={"limits": {"memory": "1Gi"}}))},
         "the memory limit is below",
     ),
+    ({"settings": patched(dnn=own(resources={"limits": {"memory": "many"}}))}, "or no quantity"),
     ({"settings": {"output": "pvc://outputs/../other"}}, "pods mount claims"),
     ({"channels": {"train": {"uri": "s3://bucket/mnist"}}}, "hyperparameter"),
     (
@@ -572,6 +565,10 @@ RESERVED: list[tuple[dict[str, Any], str]] = [
     ({"securityContext": {"runAsUser": 0}}, "spec.securityContext.runAsUser"),
     ({"securityContext": None}, "spec.securityContext"),
     ({"containers": None}, "spec.containers"),
+    (
+        own(securityContext={"runAsNonRoot": False}),
+        "spec.containers[dnn].securityContext.runAsNonRoot",
+    ),
 ]
 
 

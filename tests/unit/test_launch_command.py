@@ -1,7 +1,6 @@
 """Checks which command `stoker launch train` runs."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -12,12 +11,12 @@ from stoker.platforms.sagemaker.submit import pack
 from stoker.settings import from_environment
 
 
-def order(tmp_path: Path, *words: str, **environ: str) -> LaunchedCommand:
+def order(tmp_path, *words, **environ):
     environ = {"STOKER_BASE_DIR": str(tmp_path), **environ}
     return order_of(words, settings=from_environment(environ), environ=environ)
 
 
-def give_hyperparameters(tmp_path: Path, **values: str) -> None:
+def give_hyperparameters(tmp_path, **values):
     folder = tmp_path / "input" / "config"
     folder.mkdir(parents=True)
     encoded = {f"sagemaker_{name}": json.dumps(value) for name, value in values.items()}
@@ -78,19 +77,19 @@ def test_train_alone_with_no_command_anywhere_says_how_to_name_one(tmp_path):
     with pytest.raises(UsageError, match="does not know what to train") as caught:
         order(tmp_path, "train")
     assert "STOKER_COMMAND" in caught.value.fix
-    assert "whole path" in caught.value.fix
+    assert "full path" in caught.value.fix
 
 
 def test_code_that_would_have_to_be_fetched_is_refused(tmp_path):
     give_hyperparameters(tmp_path, program="go.py", submit_directory="s3://bucket/source.tar.gz")
-    with pytest.raises(UsageError, match="does not fetch code: s3://bucket") as caught:
+    with pytest.raises(UsageError, match="does not download code: s3://bucket") as caught:
         order(tmp_path, "train")
     assert "sagemaker.source" in caught.value.fix
 
 
 def test_a_program_that_is_not_there_is_named_with_its_folder(tmp_path):
     give_hyperparameters(tmp_path, program="go.py")
-    with pytest.raises(UsageError, match=r"no program go\.py") as caught:
+    with pytest.raises(UsageError, match=r"program go\.py not found") as caught:
         order(tmp_path, "train")
     assert str(tmp_path / "code") in caught.value.where
 

@@ -10,15 +10,8 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import UsageError
-from stoker.feed.timeline import (
-    MeasuredStep,
-    main_loader,
-    read_timeline,
-    read_timelines,
-    steady,
-)
+from stoker.feed.timeline import MeasuredStep, main_loader, read_timeline, read_timelines, steady
 from stoker.feed.wire.protocol import Progress
-from stoker.host import machine
 from stoker.launch import sagemaker_variables
 from stoker.launch.finish import (
     FAILURE_CHARACTERS,
@@ -72,7 +65,7 @@ def base_dir(tmp_path):
     return tmp_path
 
 
-def variables(base_dir: Path) -> dict[str, str]:
+def variables(base_dir):
     return sagemaker_variables.environment(
         TOPOLOGY,
         base_dir,
@@ -84,14 +77,11 @@ def variables(base_dir: Path) -> dict[str, str]:
 
 
 def test_hyperparameters_become_arguments_as_the_toolkit_makes_them(base_dir):
+    assert sagemaker_variables.arguments({}) == []
     words = sagemaker_variables.arguments(sagemaker_variables.hyperparameters(base_dir))
     assert words == (
         ["--flag", "True", "--lr", "0.1", "--name", "a b", "--sizes", "[1, 2]", "-x", "3"]
     )
-
-
-def test_without_hyperparameters_there_are_no_arguments(tmp_path):
-    assert sagemaker_variables.arguments(sagemaker_variables.hyperparameters(tmp_path)) == []
 
 
 def test_the_toolkits_variables_are_exported(base_dir):
@@ -176,18 +166,27 @@ def test_ranks_of_a_pod_begin_threads_for_the_cpus_that_it_asks_for(
     assert found.get("OMP_NUM_THREADS") == threads
 
 
+def environ_of(environ, output, *, coordinator=None, folder=None):
+    settings = from_environment(environ)
+    return Trainer.of(settings, TOPOLOGY, environ).environ(
+        settings,
+        TOPOLOGY,
+        environ,
+        output=output,
+        coordinator=coordinator,
+        launcher_pid=42,
+        folder=folder,
+    )
+
+
 def test_what_is_set_already_is_not_set_otherwise(tmp_path):
-    """The user has set them, or in AWS's images the toolkit, which starts the launcher."""
     environ = {
         "STOKER_BASE_DIR": str(tmp_path),
         "SM_NUM_NEURONS": "32",
         "NCCL_SOCKET_IFNAME": "mine",
         "STOKER_HOST": "not-this-one",
     }
-    settings = from_environment(environ)
-    made = Trainer.of(settings, TOPOLOGY, environ).environ(
-        settings, TOPOLOGY, environ, output=tmp_path, coordinator=None, launcher_pid=42
-    )
+    made = environ_of(environ, tmp_path)
     assert (made["SM_NUM_NEURONS"], made["NCCL_SOCKET_IFNAME"]) == ("32", "mine")
     assert made["STOKER_HOST"] == "algo-3"
 
@@ -230,22 +229,9 @@ def test_torchrun_spans_the_dnn_group_only_and_the_leader_is_its_master(tmp_path
     assert command[-2:] == ("python", "t.py")
 
 
-def test_an_unknown_strategy_is_a_usage_error(tmp_path):
-    with pytest.raises(UsageError, match=r"(?s)horovod.*STOKER_STRATEGY"):
-        from_environment({"STOKER_BASE_DIR": str(tmp_path), "STOKER_STRATEGY": "horovod"})
-
-
 def test_ranks_learn_what_the_settings_table_says(tmp_path):
     environ = {"STOKER_BASE_DIR": str(tmp_path), "PYTHONPATH": "/theirs", "MINE": "kept"}
-    settings = from_environment(environ)
-    made = Trainer.of(settings, TOPOLOGY, environ).environ(
-        settings,
-        TOPOLOGY,
-        environ,
-        output=tmp_path / "out",
-        coordinator=("algo-3", 7600),
-        launcher_pid=42,
-    )
+    made = environ_of(environ, tmp_path / "out", coordinator=("algo-3", 7600))
     process = from_environment(made)
     assert (process.host, process.group, process.launcher_pid) == ("algo-3", "gpu", 42)
     assert process.has_data_group
@@ -258,16 +244,7 @@ def test_ranks_learn_what_the_settings_table_says(tmp_path):
 
 def test_modules_of_the_codes_folder_come_before_those_of_the_image(tmp_path):
     environ = {"STOKER_BASE_DIR": str(tmp_path), "PYTHONPATH": "/theirs"}
-    settings = from_environment(environ)
-    made = Trainer.of(settings, TOPOLOGY, environ).environ(
-        settings,
-        TOPOLOGY,
-        environ,
-        output=tmp_path,
-        coordinator=None,
-        launcher_pid=42,
-        folder=Path("/opt/ml/code"),
-    )
+    made = environ_of(environ, tmp_path, folder=Path("/opt/ml/code"))
     assert made["PYTHONPATH"] == f"{STARTUP_DIR}:/opt/ml/code:/theirs"
 
 
@@ -294,7 +271,7 @@ def test_a_bare_python_is_the_one_that_runs_stoker():
     assert resolve_program(["no-such-program"], path) is None
 
 
-def rows(*steps: tuple[int, int, float, float, int]) -> str:
+def rows(*steps):
     head = "loader,epoch,batch,start_seconds,wait_seconds,compute_seconds,samples\n"
     lines = (f"{lo},{ep},0,0.0,{wait},{comp},{n}\n" for lo, ep, wait, comp, n in steps)
     return head + "".join(lines)
@@ -305,7 +282,6 @@ def test_measures_are_medians_of_the_main_loader_without_its_first_steps(tmp_pat
     validation = [(1, 0, 9.0, 9.0, 4)] * 3
     (tmp_path / "timeline-rank0.csv").write_text(rows(*train, *validation))
     found = measure(read_timelines(tmp_path), {})
-    assert found is not None
     assert (found.wait_seconds, found.compute_seconds, found.step_seconds) == (2.0, 1.0, 3.0)
     assert found.steps == 10
     assert found.samples_per_second == pytest.approx(6 * 4 / 18.0)
@@ -318,7 +294,6 @@ def test_a_wait_that_ends_a_burst_is_not_missed(tmp_path):
     burst = [(0, 0, 0.06 if batch % 3 == 0 else 0.0, 0.02, 4) for batch in range(100)]
     (tmp_path / "timeline-rank0.csv").write_text(rows(*burst))
     found = measure(read_timelines(tmp_path), {})
-    assert found is not None
     assert found.step_seconds == pytest.approx(0.04, rel=0.05)
     assert found.wait_seconds == pytest.approx(0.02, rel=0.1)
     spread = found.spread["wait_seconds"]
@@ -331,7 +306,6 @@ def test_rates_of_all_ranks_add_up_wherever_they_run(tmp_path):
     far = Progress(rank=2, steps=4, samples=40, wait_seconds=1.0, compute_seconds=3.0)
     near = Progress(rank=1, steps=4, samples=999, wait_seconds=1.0, compute_seconds=3.0)
     found = measure(read_timelines(tmp_path), {2: far, 1: near})
-    assert found is not None
     assert found.samples_per_second == pytest.approx(8 + 8 + 10)
 
 
@@ -380,7 +354,7 @@ def test_progress_is_logged_for_the_main_loader_at_most_every_two_seconds(tmp_pa
     ]
 
 
-def end(rank: int, code: int, kind: str = "", message: str = "") -> RankEnd:
+def end(rank, code, kind="", message=""):
     failure = RankFailure(rank=rank, type=kind, message=message) if kind else None
     return RankEnd(rank=rank, exit_code=code, failure=failure)
 
@@ -423,7 +397,3 @@ def test_the_failure_file_keeps_the_first_line_and_the_end_of_a_long_text(tmp_pa
     assert len(text) == FAILURE_CHARACTERS
     assert text.startswith("ValueError: broken\n")
     assert text.endswith("the last line")
-
-
-def test_this_machine_has_vcpus_within_its_affinity():
-    assert 1 <= machine.usable_vcpus() <= len(os.sched_getaffinity(0))

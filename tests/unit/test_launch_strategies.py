@@ -11,7 +11,7 @@ from stoker.errors import UsageError
 from stoker.launch.strategies import mpi, mpi_programs
 from stoker.launch.strategies.start import Trainer
 from stoker.platforms.base import JobSpec, check_job, run_environment
-from stoker.records import FeedSettings, Group, StrategySettings
+from stoker.records import FeedSettings, StrategySettings
 from stoker.settings import RunEnvironment, from_environment, read_workload
 from support import builders
 
@@ -19,7 +19,7 @@ HOSTS = ("algo-3", "algo-2")
 TOPOLOGY = builders.topology("algo-3", kinds={"gpu": "ml.p4d.24xlarge"}, gpu=("dnn", HOSTS))
 
 
-def group(name: str = "dnn", **changes: object) -> Group:
+def group(name="dnn", **changes):
     return msgspec.structs.replace(builders.group("dnn", name=name), **changes)
 
 
@@ -49,10 +49,7 @@ def test_smddp_on_a_type_that_it_is_not_for_is_refused_at_load_unless_it_may_fal
 
 
 def test_replicas_are_said_once_and_no_rank_is_in_two():
-    for feed in (
-        {"replicas": [[0, 1]], "model_parallel_size": 2},
-        {"replicas": [[0, 1], [1, 2]]},
-    ):
+    for feed in ({"replicas": [[0, 1]], "model_parallel_size": 2}, {"replicas": [[0, 1], [1, 2]]}):
         with pytest.raises(UsageError, match="replica"):
             builders.workload(strategy="auto", feed=feed)
 
@@ -98,7 +95,7 @@ def test_a_launcher_learns_the_whole_strategy(tmp_path):
     assert told["STOKER_STRATEGY"].startswith("{")
 
 
-def trainer(strategy: StrategySettings, base_dir: Path) -> Trainer:
+def trainer(strategy, base_dir):
     environ = {
         "STOKER_BASE_DIR": str(base_dir),
         "STOKER_PROCESSES_PER_HOST": "2",
@@ -118,7 +115,7 @@ def test_restarts_over_hosts_have_a_store_for_each_attempt(tmp_path):
     assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE" not in plain.variables
 
 
-def open_mpi(folder: Path, *names: str) -> dict[str, str]:
+def open_mpi(folder, *names):
     folder.mkdir()
     for name in names:
         (folder / name).write_text("#!/bin/sh\n")
@@ -174,5 +171,4 @@ def test_the_example_of_several_hosts_restarts_torchrun():
     file = Path(__file__).resolve().parents[2] / "configs" / "mnist-ddp.yaml"
     found = read_workload(file)
     assert found.strategy_settings == StrategySettings(name="torchrun", max_restarts=2)
-    assert found.cluster is not None
     assert (found.cluster.dnn.count, found.cluster.dnn.processes_per_host) == (2, 2)

@@ -3,7 +3,6 @@
 import io
 import os
 import tarfile
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +13,7 @@ from stoker.platforms.sagemaker.submit import pack
 Entry = tuple[str, bytes, str]  # name, tarfile's type, content or where a link leads
 
 
-def package(tmp_path: Path, *entries: Entry) -> Path:
+def package(tmp_path, *entries):
     path = tmp_path / "code.tar.gz"
     with tarfile.open(path, "w:gz") as archive:
         for name, kind, content in entries:
@@ -29,11 +28,11 @@ def package(tmp_path: Path, *entries: Entry) -> Path:
     return path
 
 
-def file(name: str, content: str = "x") -> Entry:
+def file(name, content="x"):
     return (name, tarfile.REGTYPE, content)
 
 
-def link(name: str, to: str) -> Entry:
+def link(name, to):
     return (name, tarfile.SYMTYPE, to)
 
 
@@ -55,7 +54,6 @@ def test_what_was_packed_is_unpacked_as_it_was(tmp_path):
 
 
 def test_a_package_of_a_whole_folder_is_unpacked_without_that_folder(tmp_path):
-    """`tar -C FOLDER -czf code.tar.gz .` names the folder itself, too."""
     made = package(tmp_path, (".", tarfile.DIRTYPE, ""), file("./train.py", "1"))
     assert (code.unpack(made, tmp_path / "code") / "train.py").read_text() == "1"
 

@@ -3,7 +3,6 @@
 import errno
 import os
 import tempfile
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,8 +16,7 @@ USER = 1000
 
 
 @contextmanager
-def as_a_pods_user() -> Iterator[None]:
-    """Acts as user 1000, where tests run as root: root may write everywhere."""
+def as_a_pods_user():
     if os.geteuid():
         yield
         return
@@ -33,7 +31,6 @@ def as_a_pods_user() -> Iterator[None]:
 
 @pytest.fixture
 def base_dir():
-    """Makes a job folder with folders as the kubelet makes those of a claim."""
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         folder.chmod(0o755)
@@ -45,7 +42,7 @@ def base_dir():
             (folder / name).chmod(0o777)
 
 
-def environ(base_dir: Path) -> dict[str, str]:
+def environ(base_dir):
     group = RunGroup(name="dnn", instance_type="gpu", count=1, hosts="mini-dnn-0-{index}.mini")
     told = RunEnvironment(group="dnn", pod_groups=(group,)).to_environ()
     return {**told, "STOKER_BASE_DIR": str(base_dir), "JOB_COMPLETION_INDEX": "0"}
@@ -74,7 +71,7 @@ def test_folders_that_can_be_written_are_left_as_they_were(base_dir):
 
 
 def test_a_full_volume_is_found_as_well(base_dir, monkeypatch):
-    def full(**_: object) -> None:
+    def full(**_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(tempfile, "NamedTemporaryFile", full)
@@ -86,13 +83,13 @@ AGAIN = {"STOKER_RESTARTS": "4", "STOKER_MAX_FRESH_STARTS": "3"}
 
 
 def test_a_run_that_saves_nothing_does_not_begin_anew_for_ever(base_dir):
-    with pytest.raises(PlatformError, match="started again 4 times") as caught:
+    with pytest.raises(PlatformError, match="restarted 4 times") as caught:
         launch(["touch", str(base_dir / "began")], {**environ(base_dir), **AGAIN})
     assert "save checkpoints" in caught.value.fix
     assert "max_fresh_starts" in caught.value.fix
     assert not (base_dir / "began").exists()
     # For the pod's status, where whoever follows the job reads it.
-    assert "saved nothing" in (base_dir / "output" / "failure").read_text()
+    assert "without a checkpoint" in (base_dir / "output" / "failure").read_text()
 
 
 @pytest.mark.parametrize(

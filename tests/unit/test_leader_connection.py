@@ -7,7 +7,7 @@ from stoker.launch.leader_connection import ENDED_SECONDS, REFUSED_SECONDS, Sile
 LEASE = 60.0
 
 
-def heard(at: float = 0.0) -> Silence:
+def heard(at=0.0):
     silence = Silence(lease_seconds=LEASE, now=at)
     silence.hear(at)
     return silence

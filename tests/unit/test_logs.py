@@ -12,7 +12,6 @@ def test_what_is_logged_is_read_back(value, host):
     Log(run="r 1", host=host, stream=stream).event("agent_listening", port=7600, reason=value)
     (line,) = stream.getvalue().splitlines()
     event = parse_line("data/algo-1 " + line)
-    assert event is not None
     assert event.event == "agent_listening"
     assert event.run == "r 1"
     assert event.values["port"] == "7600"

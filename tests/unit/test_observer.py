@@ -42,6 +42,13 @@ def came(books: Observer, host: str | None, worker: int = 0, *, is_wanted: bool 
     )
 
 
+def state(**changes: object) -> SessionState:
+    """Returns the state of a session with a batch under way on data-1."""
+    given = {"taken": 0, "ready_at_takes": 0, "moved": NOTHING, "ready": 0, "window": 5}
+    given |= {"in_flight": {"data-1": 1}, "credits": {"data-1": 4}}
+    return SessionState(**{**given, **changes})
+
+
 def host_of(work: FeedWork, name: str) -> HostWork:
     return next(host for host in work.hosts if host.host == name)
 
@@ -103,12 +110,17 @@ def test_a_schedule_tells_who_has_what():
     assert seen.window > 0
 
 
-def test_batches_of_a_lost_host_count_as_moved_once():
+def asked_of_the_first(count: int) -> BatchScheduler:
     schedule = BatchScheduler(max_bytes=1 << 30)
     schedule.begin()
-    schedule.grant("data-1", 2)
-    schedule.supply(2)
+    schedule.grant("data-1", count)
+    schedule.supply(count)
     schedule.assign(0.0)
+    return schedule
+
+
+def test_batches_of_a_lost_host_count_as_moved_once():
+    schedule = asked_of_the_first(2)
     schedule.grant("data-2", 2)
     schedule.mark_lost("data-1")
     assert schedule.observe(0.0, own_host="gpu-1").moved == {"data-1": 2}
@@ -117,11 +129,7 @@ def test_batches_of_a_lost_host_count_as_moved_once():
 
 
 def test_batches_of_a_late_host_count_as_moved():
-    schedule = BatchScheduler(max_bytes=1 << 30)
-    schedule.begin()
-    schedule.grant("data-1", 1)
-    schedule.supply(1)
-    schedule.assign(0.0)
+    schedule = asked_of_the_first(1)
     schedule.grant("data-2", 1)
     assert schedule.overdue(1000.0) == [0]
     assert schedule.observe(1000.0, own_host="gpu-1").moved == {"data-1": 1}
@@ -129,24 +137,9 @@ def test_batches_of_a_late_host_count_as_moved():
 
 def test_several_sessions_make_one_report_and_counts_only_grow():
     books = observer()
-    first = SessionState(
-        taken=4,
-        ready_at_takes=8,
-        moved={"data-1": 1},
-        in_flight={"data-1": 2},
-        credits={"data-1": 4},
-        ready=3,
-        window=9,
-    )
-    second = SessionState(
-        taken=1,
-        ready_at_takes=0,
-        moved=NOTHING,
-        in_flight={"data-1": 1},
-        credits={"data-1": 4},
-        ready=0,
-        window=5,
-    )
+    moved, asked = {"data-1": 1}, {"data-1": 2}
+    first = state(taken=4, ready_at_takes=8, moved=moved, in_flight=asked, ready=3, window=9)
+    second = state(taken=1)
     work = books.tell([first, second])
     assert (work.taken, work.ready_at_takes, work.ready, work.window) == (5, 8, 3, 14)
     data = host_of(work, "data-1")
@@ -158,15 +151,7 @@ def test_several_sessions_make_one_report_and_counts_only_grow():
 
 def test_a_host_without_credits_is_gone_and_between_two_epochs_it_is_not():
     books = observer()
-    there = SessionState(
-        taken=0,
-        ready_at_takes=0,
-        moved=NOTHING,
-        in_flight={"data-1": 1},
-        credits={"data-1": 4},
-        ready=0,
-        window=5,
-    )
+    there = state()
     assert host_of(books.tell([there]), "data-1").credits == 4
     assert host_of(books.tell([]), "data-1").credits == 4, "no session asks, nothing is lost"
     lost = replace(there, credits=NOTHING, in_flight=NOTHING, moved={"data-1": 1})
@@ -184,10 +169,7 @@ def test_the_largest_report_stays_below_the_limit_of_a_message():
     work = books.tell([])
     assert sum(len(host.workers) for host in work.hosts) <= MAX_WORKERS_TOLD
     assert all(host.num_workers == 96 for host in work.hosts)
-    told = pack(
-        Progress(rank=0, steps=1, samples=1, wait_seconds=0.0, compute_seconds=0.0, feed=work)
-    )
+    report = Progress(rank=0, steps=1, samples=1, wait_seconds=0.0, compute_seconds=0.0, feed=work)
+    told = pack(report)
     assert len(told) < MAX_MESSAGE_BYTES
-    assert Unpacker(ToCoordinator)(told) == Progress(
-        rank=0, steps=1, samples=1, wait_seconds=0.0, compute_seconds=0.0, feed=work
-    )
+    assert Unpacker(ToCoordinator)(told) == report

@@ -7,17 +7,8 @@ from stoker.cli.evaluate import _gate
 from stoker.cli.outputs import told_of_evaluation
 from stoker.errors import GateError
 from stoker.evaluate import evaluate, judged_again
-from stoker.records import (
-    Decision,
-    Evaluation,
-    Event,
-    Gate,
-    Profile,
-    Training,
-    Workload,
-    write_json,
-)
-from stoker.records.outcome import OutcomeState, outcome_of, outcome_of_gates, training_exit_code
+from stoker.records import Event, Gate, write_json
+from stoker.records.outcome import outcome_of, outcome_of_gates, training_exit_code
 from stoker.report.verdict import collect, judge
 from stoker.text import time_unit
 from stoker.tracking import metrics_of, tags_of
@@ -28,13 +19,13 @@ GATE = Gate(metric="accuracy", min=0.9)
 UNFED = "the training took no batch from its data hosts: x.Loader makes batches in its own way"
 
 
-def _training(**changes: object) -> Training:
+def _training(**changes):
     record = msgspec.structs.replace(sample_records.training(), metrics={"accuracy": 0.95})
     return msgspec.structs.replace(record, workload_sha256=None, **changes)
 
 
 # State, exit code of a judgement, exit code of the training alone, its record, gates.
-CASES: dict[OutcomeState, tuple[int, int, Training, tuple[Gate, ...]]] = {
+CASES = {
     "passed": (0, 0, _training(), (GATE,)),
     "no gate": (0, 0, _training(), ()),
     "gate failed": (3, 0, _training(metrics={"accuracy": 0.5}), (GATE,)),
@@ -50,7 +41,7 @@ CASES: dict[OutcomeState, tuple[int, int, Training, tuple[Gate, ...]]] = {
 }
 
 
-def _records(state: OutcomeState) -> tuple[Workload, Profile, Decision, Training, Evaluation]:
+def _records(state):
     _, _, training, gates = CASES[state]
     workload = msgspec.structs.replace(sample_records.workload(), gate=gates)
     profile = msgspec.structs.replace(sample_records.profile(), workload_sha256=None)
@@ -149,7 +140,7 @@ def test_times_that_cannot_be_compared_are_said_to_be_so():
     assert training_words(shared).endswith("; not comparable: hosts share cores")
 
 
-def failed(failure: str, exit_code: int) -> Training:
+def failed(failure, exit_code):
     return msgspec.structs.replace(
         sample_records.training(), status="failed", failure=failure, exit_code=exit_code
     )

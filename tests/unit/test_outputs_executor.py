@@ -12,15 +12,13 @@ from stoker.cli.outputs import (
     write_executor_output,
 )
 from stoker.errors import UsageError
-from stoker.records import Json
 
 
-def document(folder: Path) -> dict[str, Json]:
-    """Returns what Kubeflow's launcher puts in place of `{{$}}`, as of 2.17."""
+def document(folder):
 
-    def artifact(name: str, kind: str) -> Json:
+    def artifact(name, kind):
         uri = f"minio://bucket/v2/artifacts/run/{name}"
-        described: dict[str, Json] = {
+        described = {
             "name": name,
             "type": {"schemaTitle": kind, "schemaVersion": "0.0.1"},
             "uri": uri,
@@ -42,9 +40,8 @@ def document(folder: Path) -> dict[str, Json]:
     }
 
 
-def written(folder: Path) -> dict[str, Json]:
-    found: dict[str, Json] = json.loads((folder / "deep" / "output_metadata.json").read_text())
-    return found
+def written(folder):
+    return json.loads((folder / "deep" / "output_metadata.json").read_text())
 
 
 def test_the_file_has_what_kubeflow_merges_into_parameters_and_artifacts(tmp_path):

@@ -8,7 +8,7 @@ from stoker.records import Event, Host, Training, read_json
 from support import sample_records
 
 
-def training(**changes: object) -> Training:
+def training(**changes):
     return msgspec.structs.replace(sample_records.training(), **changes)
 
 

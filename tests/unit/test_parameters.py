@@ -5,13 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import UsageError
-from stoker.parameters import (
-    defaults_of,
-    gate_text,
-    main_channel,
-    overrides_of,
-    parameters_of,
-)
+from stoker.parameters import defaults_of, gate_text, main_channel, overrides_of, parameters_of
 from stoker.records import Json, Workload
 from stoker.settings import workload_from
 
@@ -21,10 +15,7 @@ DOCUMENT: Mapping[str, Json] = {
     "platform": "sagemaker",
     "image": "registry/stoker:1",
     "cluster": {"dnn": {"instance_type": "ml.g5.xlarge", "count": 2}},
-    "channels": {
-        "lookup": {"uri": "s3://bucket/lookup"},
-        "train": {"uri": "s3://bucket/train"},
-    },
+    "channels": {"lookup": {"uri": "s3://bucket/lookup"}, "train": {"uri": "s3://bucket/train"}},
     "constraints": {"objective": "cost", "max_usd_per_hour": 12.5},
     "training": {"steps": 1000},
     "gate": [{"metric": "accuracy", "min": 0.94}, {"metric": "loss", "max": 0.2}],

@@ -1,7 +1,6 @@
 """A run that was not profiled says what its steps took: from usage and reports to the record."""
 
 import time
-from collections.abc import Mapping
 from datetime import date
 
 import msgspec
@@ -31,7 +30,7 @@ from stoker.records import (
 BATCH_BYTES = 4096
 
 
-def steps(count: int = 60, *, wait: float = 0.02, compute: float = 0.03) -> list[MeasuredStep]:
+def steps(count=60, *, wait=0.02, compute=0.03):
     return [
         MeasuredStep(loader=0, epoch=0, wait_seconds=wait, compute_seconds=compute, samples=64)
         for _ in range(count)
@@ -39,10 +38,9 @@ def steps(count: int = 60, *, wait: float = 0.02, compute: float = 0.03) -> list
 
 
 def used(
-    *, steps: int = 100, trainer: float = 0.01, children: float = 0.0, feed: float = 0.0,
-    inside: float = 0.0, workers: int = 0, read: int | None = 0,
-) -> RankUsage:  # fmt: skip
-    """CPU-seconds are of a step."""
+    *, steps = 100, trainer = 0.01, children = 0.0, feed = 0.0,
+    inside = 0.0, workers = 0, read = 0,
+):  # fmt: skip
     own = LoaderUsage(
         steps=steps,
         wall_seconds=0.05 * steps,
@@ -61,8 +59,7 @@ def used(
     return RankUsage(rank=0, loaders={0: own, 1: looked_at})
 
 
-def report(rank: int, **cpu_seconds: float) -> Progress:
-    """Reports what hosts made: a hundred batches each, at so many CPU-seconds per batch."""
+def report(rank, **cpu_seconds):
     hosts = tuple(
         HostWork(host=name.replace("_", "-"), batches=100, cpu_seconds=100 * seconds)
         for name, seconds in cpu_seconds.items()
@@ -73,7 +70,7 @@ def report(rank: int, **cpu_seconds: float) -> Progress:
     )  # fmt: skip
 
 
-def group(role: str, instance_type: str, *, count: int = 1, workers: int | None = None) -> Group:
+def group(role, instance_type, *, count=1, workers=None):
     return convert(
         {"name": role, "role": role, "instance_type": instance_type, "count": count}
         | ({} if workers is None else {"workers_per_host": workers}),
@@ -83,14 +80,8 @@ def group(role: str, instance_type: str, *, count: int = 1, workers: int | None 
 
 
 def passive(
-    *groups: Group,
-    usage: RankUsage | None = None,
-    progress: Mapping[int, Progress] | None = None,
-    count: int = 60,
-    platform: str = "sagemaker",
-    processes: int = 1,
-    host_types: Mapping[str, str] | None = None,
-) -> Profile | None:
+    *groups, usage=None, progress=None, count=60, platform="sagemaker", processes=1, host_types=None
+):
     timelines = {0: steps(count)}
     dnn, *data = groups or (group("dnn", "ml.g5.8xlarge"),)
     record = Training(
@@ -113,7 +104,6 @@ def passive(
 
 def test_loading_in_workers_is_what_the_children_used():
     found = passive(usage=used(children=0.08, workers=4, read=1_000_000), processes=2)
-    assert found is not None
     step = found.timed_step
     assert step.step_seconds == pytest.approx(0.05)
     assert step.wait_seconds == pytest.approx(0.02)
@@ -125,22 +115,19 @@ def test_loading_in_workers_is_what_the_children_used():
     assert step.read_bytes == pytest.approx(2_000_000)
     assert step.accelerator_step_seconds is None
     assert found.check is None
-    assert found.spread is not None
     assert found.spread["loader_cpu_seconds"].samples == 4
     assert "compute_seconds" not in found.spread
-    assert found.observed is not None
     assert found.observed.cpu_utilization == pytest.approx((0.01 + 0.08) / 0.05 / 32)
 
 
 def test_loading_in_the_trainer_is_what_it_used_while_it_asked_for_a_batch():
     found = passive(usage=used(trainer=0.03, inside=0.02))
-    assert found is not None
     assert found.timed_step.loader_cpu_seconds == pytest.approx(0.02)
     assert found.timed_step.trainer_cpu_seconds == pytest.approx(0.01)
     assert found.timed_step.num_workers == 0
 
 
-def elsewhere() -> Profile:
+def elsewhere():
     usage = used(trainer=0.03, inside=0.001, children=0.02, workers=2)
     usage.loaders[0].is_elsewhere = True
     found = passive(usage=usage)
@@ -159,12 +146,8 @@ def test_the_shards_of_a_stream_are_those_of_all_ranks(tmp_path, monkeypatch):
     main, facts = usage.loaders[0], written.loaders[0]
     main.class_name, main.reach, main.shards = facts.class_name, facts.reach, facts.shards
     found = passive(usage=usage, processes=2)
-    assert found is not None
     assert found.loader == ProfiledLoader(
-        class_name="torch.utils.data.dataloader.DataLoader",
-        reach="torch",
-        iterable=True,
-        shards=8,
+        class_name="torch.utils.data.dataloader.DataLoader", reach="torch", iterable=True, shards=8
     )
 
 
@@ -174,7 +157,6 @@ def test_of_batches_that_no_loader_makes_the_parts_are_not_guessed():
     assert (step.loader_cpu_seconds, step.trainer_cpu_seconds, step.num_workers) == (None,) * 3
     assert step.wait_seconds == pytest.approx(0.02)
     assert found.unmeasured == ("accelerator", "loader")
-    assert found.observed is not None
     # All of the script's CPU, its children's with it.
     assert found.observed.cpu_utilization == pytest.approx((0.03 + 0.02) / 0.05 / 32)
 
@@ -195,7 +177,6 @@ def test_no_spending_is_advised_on_what_was_not_measured():
 def test_nothing_read_from_storage_is_not_a_rate_of_zero():
     for read in (0, None):
         found = passive(usage=used(children=0.1, workers=1, read=read))
-        assert found is not None
         assert found.timed_step.read_bytes is None
 
 
@@ -211,7 +192,6 @@ def test_loading_on_data_hosts_is_counted_in_seconds_of_the_dnn_hosts_cpu():
         progress={0: report(0, algo_2=0.10, algo_3=0.14)},
         host_types={"algo-2": "ml.c7i.8xlarge", "algo-3": "ml.c7i.8xlarge"},
     )
-    assert found is not None
     speed = data.coremark_per_vcpu / dnn.coremark_per_vcpu
     assert found.timed_step.loader_cpu_seconds == pytest.approx(0.12 * speed)
     assert found.timed_step.receive_cpu_seconds == pytest.approx(0.002)
@@ -229,13 +209,12 @@ def test_too_few_steps_give_no_profile():
 
 def test_without_usage_the_step_and_its_wait_are_all():
     found = passive()
-    assert found is not None
     assert found.timed_step.loader_cpu_seconds is None
     assert found.timed_step.wait_seconds == pytest.approx(0.02)
     assert found.observed is None
 
 
-def heterogeneous() -> Profile:
+def heterogeneous():
     found = passive(
         group("dnn", "ml.g5.8xlarge"),
         group("data", "ml.c7i.8xlarge", count=2),
@@ -260,7 +239,6 @@ def test_a_decision_on_it_keeps_the_whole_cluster_at_its_measured_step_and_price
         ("dnn", "ml.g5.8xlarge", 1),
         ("data", "ml.c7i.8xlarge", 2),
     ]
-    assert keep.predicted is not None
     assert keep.predicted.step_seconds == pytest.approx(0.05)
     dnn, data = catalog.get("ml.g5.8xlarge"), catalog.get("ml.c7i.8xlarge")
     assert dnn.usd_per_hour
@@ -297,7 +275,7 @@ def test_the_same_step_with_fewer_data_hosts_is_never_predicted_to_be_faster():
     assert times == sorted(times, reverse=True)
 
 
-def burn(seconds: float) -> None:
+def burn(seconds):
     until = time.thread_time() + seconds
     while time.thread_time() < until:
         pass

@@ -26,7 +26,7 @@ def _out_of_reach(monkeypatch, tmp_path):
     def reached(*_: object, **__: object) -> None:
         raise ReachedError
 
-    monkeypatch.setattr("stoker.orchestrators.kubeflow.client.KubeflowClient.call", reached)
+    monkeypatch.setattr("stoker.pipelines.kubeflow.client.KubeflowClient.call", reached)
     monkeypatch.setattr("stoker.platforms.aws.Aws.call", reached)
     monkeypatch.chdir(tmp_path)
 

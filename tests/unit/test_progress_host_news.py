@@ -37,7 +37,7 @@ def test_a_killed_host_is_one_line_that_says_why_and_what_goes_on():
     told.hear("progress", steps="3", after=5)
     assert told.lines == [
         "data host algo-1 ended with signal 9 (SIGKILL), perhaps out of memory; "
-        "the other 1 of 2 data hosts goes on"
+        "1 of 2 data hosts left"
     ]
 
 
@@ -48,17 +48,13 @@ def test_a_host_that_only_fell_silent_is_said_a_moment_later():
     assert told.lines == []
     told.hear("progress", steps="4", after=1)
     assert told.lines == [
-        "data host algo-1 no longer answers: its connection was lost; "
-        "the other 1 of 2 data hosts goes on"
+        "data host algo-1 no longer answers: its connection was lost; 1 of 2 data hosts left"
     ]
 
 
 @pytest.mark.parametrize(
     ("event", "values"),
-    [
-        ("agent_ready", {"agent": "algo-1"}),
-        ("host_rejoined", {"about": "algo-1", "kind": "agent"}),
-    ],
+    [("agent_ready", {"agent": "algo-1"}), ("host_rejoined", {"about": "algo-1", "kind": "agent"})],
 )
 def test_a_host_that_is_back_is_said_once(event, values):
     told = Told()
@@ -80,7 +76,7 @@ def test_a_host_that_was_asked_to_stop_left():
     told = Told()
     told.hear("host_left", about="algo-2", kind="agent", reason="7 batches sent, asked to stop")
     assert told.lines == [
-        "data host algo-2 left: 7 batches sent, asked to stop; the other 1 of 2 data hosts goes on"
+        "data host algo-2 left: 7 batches sent, asked to stop; 1 of 2 data hosts left"
     ]
 
 
@@ -91,7 +87,7 @@ def test_the_last_host_and_what_happens_then_are_said_once_for_all_ranks():
     for _ in range(2):
         told.hear("no_data_host_left", text="local workers make all batches")
     assert told.lines[1:] == [
-        "data host algo-2 was lost: x; no other data host is left",
+        "data host algo-2 was lost: x; no other data host left",
         "no data host is left: local workers make all batches",
     ]
 

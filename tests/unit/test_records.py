@@ -3,8 +3,6 @@ import json
 import math
 import os
 import typing
-from collections.abc import Mapping
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -24,7 +22,6 @@ from stoker.records import (
     ProfiledHost,
     Record,
     StepTerms,
-    Workload,
     nearest,
     read_json,
     sha256_of,
@@ -45,12 +42,12 @@ _property = settings(
 # Strategies made from the records' own types, so that a new field is tested from its first day.
 
 
-def _values(hint: object) -> st.SearchStrategy[object]:
+def _values(hint):
     info = msgspec.inspect.type_info(hint)
     return _of(info)
 
 
-def _of(info: msgspec.inspect.Type) -> st.SearchStrategy[object]:
+def _of(info):
     inspect = msgspec.inspect
     if isinstance(info, inspect.Metadata):
         return _of(info.type)
@@ -75,25 +72,28 @@ def _of(info: msgspec.inspect.Type) -> st.SearchStrategy[object]:
         return st.lists(_of(info.item_type), max_size=3)
     if isinstance(info, inspect.DictType):
         return st.dictionaries(_of(info.key_type), _of(info.value_type), max_size=3)
+    if isinstance(info, inspect.CustomType | inspect.AnyType):
+        # A patch of a service's own request, as JSON has it.
+        return st.none() | st.booleans() | st.integers(0, 9) | st.text(max_size=3)
     assert isinstance(info, inspect.StructType), info
     return _records(info.cls)
 
 
-def _floats(info: msgspec.inspect.FloatType) -> st.SearchStrategy[object]:
+def _floats(info):
     low, is_open = (info.gt, True) if info.gt is not None else (info.ge, False)
     return st.floats(
         min_value=low, max_value=info.le, exclude_min=is_open, allow_nan=False, allow_infinity=False
     )
 
 
-def _texts(info: msgspec.inspect.StrType) -> st.SearchStrategy[object]:
+def _texts(info):
     if info.pattern:
         return st.from_regex(info.pattern, fullmatch=True)
     return st.text(min_size=info.min_length or 0, max_size=min(info.max_length or 12, 12))
 
 
 @functools.cache
-def _records(kind: type) -> st.SearchStrategy[object]:
+def _records(kind):
     hints = typing.get_type_hints(kind, include_extras=True)
     fields = {f.encode_name: _values(hints[f.name]) for f in msgspec.structs.fields(kind)}
     if kind is Profile:
@@ -102,13 +102,12 @@ def _records(kind: type) -> st.SearchStrategy[object]:
     return st.builds(kind, **fields)
 
 
-def _says_something(fields: Mapping[str, typing.Any]) -> bool:
+def _says_something(fields):
     observed = fields["observed"]
     return fields["step"] is not None or (observed is not None and observed.is_known)
 
 
-def _documents() -> Mapping[str, dict[str, object]]:
-    """Returns a small valid document of each record."""
+def _documents():
     group = {"name": "dnn", "role": "dnn", "instance_type": "local.c1", "count": 1}
     plan = {"action": "keep", "groups": [group]}
     return {
@@ -146,19 +145,19 @@ def _documents() -> Mapping[str, dict[str, object]]:
     }
 
 
-def _write(folder: Path, document: object) -> Path:
+def _write(folder, document):
     file = folder / "record.json"
     file.write_text(json.dumps(document), encoding="utf-8")
     return file
 
 
-def _refusal(folder: Path, name: str, document: object) -> UsageError:
+def _refusal(folder, name, document):
     with pytest.raises(UsageError) as caught:
         read_json(_write(folder, document), RECORDS[name])
     return caught.value
 
 
-def _numbers(document: object, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
+def _numbers(document, path=()):
     if isinstance(document, dict):
         return [p for key, item in document.items() for p in _numbers(item, (*path, key))]
     if isinstance(document, list):
@@ -167,7 +166,7 @@ def _numbers(document: object, path: tuple[str | int, ...] = ()) -> list[tuple[s
     return [path] if is_number else []
 
 
-def _with(document: object, path: tuple[str | int, ...], value: object) -> object:
+def _with(document, path, value):
     copy = json.loads(json.dumps(document))
     target = copy
     for step in path[:-1]:
@@ -176,7 +175,7 @@ def _with(document: object, path: tuple[str | int, ...], value: object) -> objec
     return copy
 
 
-def _dotted(path: tuple[str | int, ...]) -> str:
+def _dotted(path):
     text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
     return text.lstrip(".")
 
@@ -197,17 +196,6 @@ def test_record_survives_its_file(tmp_path_factory, name, data):
 def test_small_documents_are_valid(tmp_path, name):
     record = read_json(_write(tmp_path, _documents()[name]), RECORDS[name])
     assert to_document(record)["schema"] == f"stoker.{name}/v1"
-
-
-@pytest.mark.parametrize("name", list(RECORDS))
-def test_schema_accepts_what_is_written(name):
-    schema = json_schema(name)
-    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
-    definitions = schema["$defs"]
-    assert isinstance(definitions, Mapping)
-    top = definitions[RECORDS[name].__name__]
-    assert isinstance(top, Mapping)
-    assert top["additionalProperties"] is False
 
 
 def test_schema_of_an_unknown_record_is_an_error_that_names_the_nearest():
@@ -444,15 +432,3 @@ def test_wrong_workload_names_line_and_key(tmp_path, text, line, key):
         read_workload(file)
     assert f"{file}:{line}," in caught.value.where
     assert key in caught.value.where
-
-
-def test_digest_of_a_workload_ignores_what_a_profile_does_not_depend_on():
-    workload = Workload(name="a", command=("x",))
-    budget = Workload(name="a", command=("x",), constraints=Constraints(max_usd_per_hour=1.0))
-    other = Workload(name="a", command=("y",))
-    assert workload.digest() == budget.digest()
-    assert workload.digest() != other.digest()
-
-
-def test_nearest_lists_all_where_nothing_is_near():
-    assert nearest("zzz", ["count", "name"]) == "known are: count, name"

@@ -7,7 +7,7 @@ import pytest
 
 from stoker.cli.workloads import latest_run_dir
 from stoker.errors import UsageError
-from stoker.records import Json, TodaysGroup, Workload, write_json
+from stoker.records import Json, TodaysGroup, write_json
 from stoker.records.workload import own_keys, refuse_foreign
 from stoker.settings import workload_from
 
@@ -21,12 +21,11 @@ BARE = workload_from({"name": "train", "command": ["python", "train.py"]})
 BARE_KEYS = BARE.profile_keys(today=TodaysGroup(instance_type="local.c2"))
 
 
-def changed(**keys: Json) -> Workload:
+def changed(**keys):
     return workload_from({**DOCUMENT, **keys})
 
 
-def refused(workload: Workload, other: Workload) -> str:
-    """Returns why a profile of `workload` does not serve the other one; empty: it does."""
+def refused(workload, other):
     try:
         refuse_foreign(
             "profile", keys=workload.profile_keys(), digest=workload.digest(), workload=other
@@ -96,7 +95,7 @@ def test_a_host_that_writes_its_command_with_arguments_measured_the_same_workloa
     refuse_foreign("profile", keys=keys, digest=changed().digest(), workload=changed())
 
 
-def run_of(workload: Workload, *, at: int) -> Path:
+def run_of(workload, *, at):
     folder = Path("runs") / f"{workload.name}-{at}"
     folder.mkdir(parents=True)
     write_json(folder / "workload.json", workload)

@@ -3,14 +3,13 @@
 import re
 import xml.etree.ElementTree as ElementTree
 from itertools import combinations
-from pathlib import Path
 
 import msgspec
 import pytest
 
 from stoker.launch.telemetry import COLUMNS, FeedInterval, HostRate, RankRate, csv_text
 from stoker.report import write_report
-from stoker.report.feed_picture import FeedStory, draw_feed, read_feed
+from stoker.report.feed_picture import draw_feed, read_feed
 from stoker.report.page import does_loading_wait
 from support import sample_records
 from support.feed_rows import SECONDS, write_feed
@@ -18,13 +17,13 @@ from support.feed_rows import SECONDS, write_feed
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def story_of(folder: Path, *, hosts: int = 2, intervals: int = 60) -> FeedStory:
+def story_of(folder, *, hosts=2, intervals=60):
     story = read_feed(write_feed(folder, hosts=hosts, intervals=intervals))
     assert story is not None
     return story
 
 
-def page_of(folder: Path, feed: Path | None) -> str:
+def page_of(folder, feed):
     page = folder / "report.html"
     write_report(
         page,
@@ -43,8 +42,7 @@ def page_of(folder: Path, feed: Path | None) -> str:
     return text.replace("\N{NO-BREAK SPACE}", " ").replace("\N{NARROW NO-BREAK SPACE}", " ")
 
 
-def paths(svg: ElementTree.Element, css: str) -> list[list[tuple[float, float]]]:
-    """Returns the corners of each area of that class."""
+def paths(svg, css):
     found = []
     for path in svg.iter(f"{SVG}path"):
         if path.get("class") == css:
@@ -138,7 +136,6 @@ def test_hosts_have_names_for_people(tmp_path):
 @pytest.mark.parametrize(("wall", "is_storage_named"), [(0.0391, False), (0.39, True)])
 def test_faster_storage_is_no_advice_for_a_cpu_bound_job(tmp_path, wall, is_storage_named):
     profile = sample_records.profile()
-    assert profile.step is not None
     step = msgspec.structs.replace(profile.step, loader_wall_seconds=wall)
     interval = FeedInterval(
         start_seconds=0.0,
@@ -166,5 +163,4 @@ def test_faster_storage_is_no_advice_for_a_cpu_bound_job(tmp_path, wall, is_stor
     story = read_feed(
         feed, does_loading_wait=does_loading_wait(msgspec.structs.replace(profile, step=step))
     )
-    assert story is not None
     assert ("faster storage" in story.limit.advice) == is_storage_named

@@ -1,14 +1,6 @@
 """The report shows the parts of loading."""
 
-from pathlib import Path
-
-from stoker.records import (
-    Check,
-    Profile,
-    ProfileState,
-    TransformCost,
-    Workload,
-)
+from stoker.records import Check, ProfileState, TransformCost, Workload
 from stoker.report.page import write_report
 from stoker.report.verdict import transform_rows
 from support import builders
@@ -34,7 +26,7 @@ def test_parts_that_cost_nothing_have_no_row():
     assert [row.size for row in rows] == ["", "900 kB → 100 B", "2.05 kB"]
 
 
-def page(tmp_path: Path, profile: Profile) -> str:
+def page(tmp_path, profile):
     write_report(
         tmp_path / "report.html",
         run_id="r",
@@ -50,7 +42,7 @@ def page(tmp_path: Path, profile: Profile) -> str:
     return (tmp_path / "report.html").read_text()
 
 
-def profile_with(*costs: TransformCost, read_bytes: float | None = None) -> Profile:
+def profile_with(*costs, read_bytes=None):
     storage = {"read_bytes": read_bytes, "storage_bytes_per_second": 2e8}
     return builders.profile(step_seconds=0.1, transforms=costs, **storage)
 

@@ -195,5 +195,5 @@ def test_any_files_come_back_as_they_were(contents, tmp_path_factory):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
     with tarfile.open(fileobj=io.BytesIO(pack(folder)), mode="r:gz") as archive:
-        found = {entry.name: archive.extractfile(entry).read() for entry in archive}  # type: ignore[union-attr]
+        found = {entry.name: archive.extractfile(entry).read() for entry in archive}
     assert found == contents

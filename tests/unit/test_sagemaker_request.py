@@ -51,12 +51,12 @@ def body(spec: JobSpec) -> dict[str, Json]:
 
 
 def channels(spec: JobSpec) -> dict[str, Mapping[str, Json]]:
-    return {str(c["ChannelName"]): c for c in body(spec)["InputDataConfig"]}  # type: ignore[union-attr,index,call-overload]
+    return {str(c["ChannelName"]): c for c in body(spec)["InputDataConfig"]}
 
 
 def groups_of(spec: JobSpec) -> dict[str, Json]:
     return {
-        name: channel["DataSource"]["S3DataSource"].get("InstanceGroupNames")  # type: ignore[index,call-overload,union-attr]
+        name: channel["DataSource"]["S3DataSource"].get("InstanceGroupNames")
         for name, channel in channels(spec).items()
     }
 
@@ -159,13 +159,13 @@ def test_data_types_distributions_and_modes_are_handed_on():
     found = channels(full_job())
     labels, boxes = found["labels"], found["boxes"]
     assert (labels["InputMode"], boxes["InputMode"]) == ("FastFile", "Pipe")
-    source = labels["DataSource"]["S3DataSource"]  # type: ignore[index,call-overload]
-    assert source["S3DataType"] == "ManifestFile"  # type: ignore[index,call-overload]
-    assert source["S3DataDistributionType"] == "ShardedByS3Key"  # type: ignore[index,call-overload]
+    source = labels["DataSource"]["S3DataSource"]
+    assert source["S3DataType"] == "ManifestFile"
+    assert source["S3DataDistributionType"] == "ShardedByS3Key"
     # RecordIO says where one record ends: a pipe alone does not.
     assert boxes["RecordWrapperType"] == "RecordIO"
-    streamed = boxes["DataSource"]["S3DataSource"]  # type: ignore[index,call-overload]
-    assert streamed["AttributeNames"] == ["source-ref", "boxes"]  # type: ignore[index,call-overload]
+    streamed = boxes["DataSource"]["S3DataSource"]
+    assert streamed["AttributeNames"] == ["source-ref", "boxes"]
 
 
 def test_what_a_pipe_streams_can_be_left_unwrapped():
@@ -183,8 +183,8 @@ def test_the_token_is_an_object_of_its_own_and_not_in_the_request():
     platform = SageMakerPlatform()
     request = platform.plan(job())
     assert request.token_uri == "s3://bucket/out/mnist-1/stoker_token/token"
-    source = channels(job())["stoker_token"]["DataSource"]["S3DataSource"]  # type: ignore[index,call-overload]
-    assert source["S3Uri"] == "s3://bucket/out/mnist-1/stoker_token/"  # type: ignore[index,call-overload]
+    source = channels(job())["stoker_token"]["DataSource"]["S3DataSource"]
+    assert source["S3Uri"] == "s3://bucket/out/mnist-1/stoker_token/"
     told = from_environment(environment(job()))
     assert told.token_file == Path("/opt/ml/input/data/stoker_token/token")
 
@@ -200,8 +200,8 @@ def test_a_folder_of_code_is_packed_to_a_place_of_the_jobs_own():
 def test_packed_code_is_read_where_it_is():
     request = SageMakerPlatform().plan(full_job())
     assert (request.code_uri, request.code_folder) == (None, None)
-    source = channels(full_job())["stoker_code"]["DataSource"]["S3DataSource"]  # type: ignore[index,call-overload]
-    assert source["S3Uri"] == "s3://bucket/code/mnist-7.tar.gz"  # type: ignore[index,call-overload]
+    source = channels(full_job())["stoker_code"]["DataSource"]["S3DataSource"]
+    assert source["S3Uri"] == "s3://bucket/code/mnist-7.tar.gz"
     told = from_environment(environment(full_job()))
     assert told.code_file == Path("/opt/ml/input/data/stoker_code/mnist-7.tar.gz")
 
@@ -304,7 +304,7 @@ def test_what_stoker_sets_in_the_request_cannot_be_patched(patch, path):
         ({"RetryStrategy": {"MaximumRetryAttempts": "two"}}, "MaximumRetryAttempts"),
         ({"ResourceConfig": 3}, "ResourceConfig must be a mapping, found one value"),
         ({"Tags": [{"Value": "y"}]}, "an item has no Key"),
-        ({"InputDataConfig": [{"ChannelName": "trian"}]}, "there is no channel trian"),
+        ({"InputDataConfig": [{"ChannelName": "trian"}]}, "unknown channel trian"),
     ],
 )
 def test_a_patch_of_the_wrong_shape_is_refused(patch, words):
@@ -433,7 +433,7 @@ def test_the_lines_fields_are_those_of_the_progress_log(tmp_path):
 
 
 def tags(spec: JobSpec) -> dict[str, str]:
-    return {str(tag["Key"]): str(tag["Value"]) for tag in body(spec)["Tags"]}  # type: ignore[union-attr,index,call-overload]
+    return {str(tag["Key"]): str(tag["Value"]) for tag in body(spec)["Tags"]}
 
 
 def test_tags_tell_workload_and_request():
@@ -492,7 +492,7 @@ def test_what_is_printed_tells_what_nobody_can_check():
     platform = SageMakerPlatform()
     described = platform.describe(platform.plan(full_job()))
     assert described["platform"] == "sagemaker"
-    notes = " ".join(described["notes"])  # type: ignore[arg-type]
+    notes = " ".join(described["notes"])
     for word in ("security groups", "S3", "UDP port 500", "channel labels", "channel boxes"):
         assert word in notes
     assert platform.describe(platform.plan(job()))["notes"] == []

@@ -21,11 +21,12 @@ def test_each_property_says_what_it_means(name):
         if len(described["description"].split()) < 3 or not described["description"].endswith(".")
     ]
     assert silent == []
+    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     assert all("Attributes:" not in each["description"] for each in schema["$defs"].values())
 
 
 def test_the_schema_is_otherwise_that_of_the_types():
-    def bare(value: object) -> object:
+    def bare(value):
         if isinstance(value, dict):
             return {k: bare(v) for k, v in value.items() if not isinstance(v, str) or k == "$ref"}
         return [bare(each) for each in value] if isinstance(value, list) else value

@@ -2,7 +2,6 @@
 
 import hashlib
 import itertools
-from collections.abc import Iterator
 
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -12,43 +11,33 @@ from hypothesis import strategies as st
 from stoker.errors import ProtocolError
 from stoker.feed.wire import sealing
 from stoker.feed.wire.protocol import Ticket
-from stoker.feed.wire.sealing import (
-    FIRST_BYTES,
-    HEAD_BYTES,
-    TAG_BYTES,
-    Head,
-    Sealer,
-    Unsealer,
-    records,
-)
+from stoker.feed.wire.sealing import FIRST_BYTES, HEAD_BYTES, TAG_BYTES, Head, Sealer, Unsealer
 
 KEY = bytes(range(32))
 Sealed = list[bytearray]
 
 
-def seal(sealer: Sealer, packed: bytes, payload: bytes, *, epoch: int = 0) -> Sealed:
-    """Returns the head, then all records."""
+def seal(sealer, packed, payload, *, epoch=0):
     head = sealer.head(packed, payload_bytes=len(payload), of=("s", epoch))
     made = [bytearray(head)]
     for text in (packed[FIRST_BYTES:], payload):
-        for start, end in records(len(text)):
+        for start, end in sealing.records(len(text)):
             record = bytearray(end - start + TAG_BYTES)
             sealer.record(memoryview(text)[start:end], memoryview(record))
             made.append(record)
     return made
 
 
-def unseal(unsealer: Unsealer, sealed: Sealed) -> tuple[bytes, bytes]:
-    """Returns packed message and payload as a receiver takes them: by the lengths in the head."""
+def unseal(unsealer, sealed):
     left = iter(sealed)
     head = unsealer.head(memoryview(next(left)))
     rest = _text(unsealer, left, head.missing_bytes)
     return head.packed + rest, _text(unsealer, left, head.payload_bytes)
 
 
-def _text(unsealer: Unsealer, sealed: Iterator[bytearray], nbytes: int) -> bytes:
+def _text(unsealer, sealed, nbytes):
     text = bytearray()
-    for start, end in records(nbytes):
+    for start, end in sealing.records(nbytes):
         record = memoryview(bytearray(next(sealed)))
         assert record.nbytes == end - start + TAG_BYTES
         # In place, as the trainer does.
@@ -63,10 +52,6 @@ def small_records(monkeypatch):
 
 
 def test_records_are_the_pinned_ones():
-    """Checks test vectors: key 00 01 .. 1f; a batch of one epoch, then one of the next.
-
-    They were made with PyCryptodome, by the description on top of crypto.py.
-    """
     sealer = Sealer(KEY)
     first = seal(sealer, b"packed", b"hello")
     second = seal(sealer, b"next pass", b"world", epoch=1)
@@ -113,24 +98,19 @@ def test_any_bit_that_is_changed_is_found(data):
 
 
 def test_padding_is_not_looked_at():
-    """It is no part of the batch; what it holds changes nothing."""
     sealed = seal(Sealer(KEY), b"packed", b"payload")
     sealed[0][-1] ^= 1
     assert unseal(Unsealer(KEY), sealed) == (b"packed", b"payload")
 
 
-@pytest.mark.parametrize("claimed", [0, 1, 999, 1001, 1 << 40, (1 << 64) - 1])
-def test_a_length_that_was_changed_is_refused_before_there_is_memory_for_it(claimed):
+@pytest.mark.parametrize(
+    ("field", "claimed"),
+    [(slice(8, 16), claimed) for claimed in (0, 1, 999, 1001, 1 << 40, (1 << 64) - 1)]
+    + [(slice(4, 8), each) for each in (0, 5, 7, FIRST_BYTES, FIRST_BYTES + 1, (1 << 32) - 1)],
+)
+def test_a_length_that_was_changed_is_refused_before_there_is_memory_for_it(field, claimed):
     (head, _) = seal(Sealer(KEY), b"packed", bytes(1000))
-    head[8:16] = claimed.to_bytes(8, "big")
-    with pytest.raises(ProtocolError, match="head"):
-        Unsealer(KEY).head(memoryview(head))
-
-
-@pytest.mark.parametrize("claimed", [0, 5, 7, FIRST_BYTES, FIRST_BYTES + 1, (1 << 32) - 1])
-def test_so_is_the_length_of_the_message(claimed):
-    (head, _) = seal(Sealer(KEY), b"packed", bytes(1000))
-    head[4:8] = claimed.to_bytes(4, "big")
+    head[field] = claimed.to_bytes(field.stop - field.start, "big")
     with pytest.raises(ProtocolError, match="head"):
         Unsealer(KEY).head(memoryview(head))
 
@@ -153,7 +133,7 @@ def test_nothing_comes_twice_nor_out_of_order_nor_is_left_out():
         take(unsealer, kind, part)
 
 
-def take(unsealer: Unsealer, kind: str, part: bytearray) -> None:
+def take(unsealer, kind, part):
     if kind == "head":
         unsealer.head(memoryview(part.ljust(HEAD_BYTES, b"\0")))
     else:
@@ -180,29 +160,17 @@ def test_what_is_refused_moves_nothing():
     assert unseal(unsealer, sealed) == (b"packed", b"payload")
 
 
-def generation_of(sealed: Sealed) -> int:
-    return int.from_bytes(sealed[0][:4], "big")
-
-
-def test_each_pass_of_a_session_has_another_key():
-    sealer, unsealer = Sealer(KEY), Unsealer(KEY)
-    seen = []
-    for epoch in (0, 0, 1, 1, 2):
-        sealed = seal(sealer, b"packed", b"payload", epoch=epoch)
-        seen.append(generation_of(sealed))
-        assert unseal(unsealer, sealed) == (b"packed", b"payload")
-    assert seen == [0, 0, 1, 1, 2]
-
-
-def test_so_have_64_gb_of_one_epoch():
-    assert sealing.REKEY_BYTES == 64 * 10**9
+@pytest.mark.parametrize(
+    ("epochs", "generations"), [((0, 0, 1, 1, 2), [0, 0, 1, 1, 2]), ([0] * 6, [0, 0, 0, 1, 1, 1])]
+)
+def test_each_epoch_of_a_session_and_each_limit_of_bytes_has_another_key(epochs, generations):
     sealer, unsealer = Sealer(KEY, rekey_bytes=1000), Unsealer(KEY)
     seen = []
-    for _ in range(6):
-        sealed = seal(sealer, b"packed", bytes(400))
-        seen.append(generation_of(sealed))
-        assert unseal(unsealer, sealed)[1] == bytes(400)
-    assert seen == [0, 0, 0, 1, 1, 1]
+    for epoch in epochs:
+        sealed = seal(sealer, b"packed", bytes(400), epoch=epoch)
+        seen.append(int.from_bytes(sealed[0][:4], "big"))
+        assert unseal(unsealer, sealed) == (b"packed", bytes(400))
+    assert seen == generations
 
 
 def test_two_sessions_that_take_turns_do_not_rekey_each_batch():
@@ -215,17 +183,17 @@ def test_no_nonce_comes_twice_not_even_across_keys(monkeypatch):
     seen: list[tuple[bytes, bytes]] = []
 
     class Recorded:
-        def __init__(self, key: bytes) -> None:
+        def __init__(self, key):
             self._key = key
             self._cipher = AESGCM(key)
 
-        def encrypt(self, nonce: bytes, *more: object) -> bytes:
+        def encrypt(self, nonce, *more):
             seen.append((self._key, nonce))
-            return self._cipher.encrypt(nonce, *more)  # type: ignore[arg-type]
+            return self._cipher.encrypt(nonce, *more)
 
-        def encrypt_into(self, nonce: bytes, *more: object) -> int:
+        def encrypt_into(self, nonce, *more):
             seen.append((self._key, nonce))
-            return self._cipher.encrypt_into(nonce, *more)  # type: ignore[arg-type]
+            return self._cipher.encrypt_into(nonce, *more)
 
     monkeypatch.setattr(sealing, "AESGCM", Recorded)
     monkeypatch.setattr(sealing, "RECORD_BYTES", 100)
@@ -237,7 +205,6 @@ def test_no_nonce_comes_twice_not_even_across_keys(monkeypatch):
 
 
 def test_a_key_tells_nothing_of_the_one_before():
-    """Whoever has the key of an epoch cannot compute that of an earlier one: HKDF goes one way."""
     first, second = sealing._Key(KEY), sealing._Key(KEY).next()
     assert second._key != first._key
     assert second.next()._key not in (first._key, second._key)

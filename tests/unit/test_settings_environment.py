@@ -8,12 +8,7 @@ import pytest
 
 import stoker
 from stoker.errors import UsageError
-from stoker.records import (
-    EngineSettings,
-    FeedSettings,
-    ProfileSettings,
-    StrategySettings,
-)
+from stoker.records import EngineSettings, FeedSettings, ProfileSettings, StrategySettings
 from stoker.records.engine import EngineHost
 from stoker.settings import (
     ProcessSettings,

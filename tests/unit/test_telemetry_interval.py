@@ -26,8 +26,7 @@ from stoker.logs import Log, parse_line
 HEAD = ",".join(COLUMNS) + "\n"
 
 
-def host_work(name: str = "data-1", *, batches: int = 0, is_local: bool = False) -> HostWork:
-    """Plays a host of two workers, one three times as fast; a batch takes half a second of work."""
+def host_work(name="data-1", *, batches=0, is_local=False):
     return HostWork(
         host=name,
         is_local=is_local,
@@ -45,15 +44,7 @@ def host_work(name: str = "data-1", *, batches: int = 0, is_local: bool = False)
     )
 
 
-def report(
-    rank: int = 0,
-    *,
-    seconds: float,
-    batches: int = 0,
-    waited: float = 0.0,
-    computed: float = 0.0,
-    hosts: tuple[HostWork, ...] | None = None,
-) -> Progress:
+def report(rank=0, *, seconds, batches=0, waited=0.0, computed=0.0, hosts=None):
     return Progress(
         rank=rank,
         steps=batches,
@@ -71,7 +62,7 @@ def report(
     )
 
 
-def between(before: Progress | None, *after: Progress) -> FeedInterval:
+def between(before, *after):
     found = interval_between(
         {before.rank: before} if before else {},
         {each.rank: each for each in after},
@@ -82,7 +73,7 @@ def between(before: Progress | None, *after: Progress) -> FeedInterval:
     return found
 
 
-def host_rate(name: str = "data-1", **changes: object) -> HostRate:
+def host_rate(name="data-1", **changes):
     rate = HostRate(
         kind="host",
         name=name,
@@ -101,7 +92,7 @@ def host_rate(name: str = "data-1", **changes: object) -> HostRate:
     return dataclasses.replace(rate, **changes)  # type: ignore[arg-type]
 
 
-def interval(*hosts: HostRate, wait: float | None = 0.5, ready: float = 0.0) -> FeedInterval:
+def interval(*hosts, wait=0.5, ready=0.0):
     rank = RankRate(
         name="0", batches_per_second=10.0, wait_share=wait, queue_depth=ready, window=20
     )
@@ -164,7 +155,7 @@ def test_a_rank_that_ended_no_step_has_no_wait_share():
     assert (rank.wait_share, rank.queue_depth, rank.batches_per_second) == (None, None, 0.0)
 
 
-def rounded(value: float) -> float:
+def rounded(value):
     return float(f"{value:.6g}")
 
 
@@ -212,9 +203,7 @@ def test_an_interval_comes_back_from_its_rows(value):
 def test_an_interval_comes_back_from_its_log_line(value):
     stream = StringIO()
     Log(run="run", host="gpu-1", stream=stream).event("feed", rows=csv_text(value))
-    event = parse_line(stream.getvalue())
-    assert event is not None
-    assert interval_in(event) == value
+    assert interval_in(parse_line(stream.getvalue())) == value
 
 
 def test_cut_and_strange_rows_are_left_out():
@@ -239,7 +228,6 @@ def test_a_host_that_is_named_with_a_comma_does_not_shift_the_columns():
     event = parse_line(stream.getvalue())
     assert event is not None
     found = interval_in(event)
-    assert found is not None
     assert [(host.name, host.batches_per_second) for host in found.hosts] == [
         ("a,b", 10.0),
         ("c", 5.0),
@@ -266,13 +254,9 @@ def test_the_mean_of_intervals_is_weighted_with_their_length():
     ("value", "limit", "words"),
     [
         (interval(host_rate(), wait=None), "unknown", "not known: no step"),
-        (interval(host_rate(), wait=0.02, ready=5.0), "accelerator", "5.0 batches lie ready"),
+        (interval(host_rate(), wait=0.02, ready=5.0), "accelerator", "5.0 batches are ready"),
         (interval(host_rate(credits=0)), "workers", "none is there"),
-        (
-            interval(host_rate(busy_workers=3.9, busy_cpus=3.8)),
-            "cpu",
-            "at work 98% of the time",
-        ),
+        (interval(host_rate(busy_workers=3.9, busy_cpus=3.8)), "cpu", "at work 98% of the time"),
         (interval(host_rate(busy_workers=4.0, busy_cpus=0.4)), "workers", "have a CPU for 10%"),
         (
             interval(host_rate(), host_rate("data-2", batches_per_second=3.0), ready=6.0),
@@ -300,7 +284,7 @@ def test_the_bottleneck_is_named_with_what_was_seen(value, limit, words):
     assert found.advice
 
 
-def stream(*hosts: HostRate, shards: int, workers: int, ready: float = 0.0) -> FeedInterval:
+def stream(*hosts, shards, workers, ready=0.0):
     value = interval(*hosts, ready=ready)
     rank = dataclasses.replace(value.ranks[0], shards=shards, shard_workers=workers)
     return dataclasses.replace(value, ranks=(rank,))
@@ -354,22 +338,21 @@ def test_faster_storage_is_no_advice_for_a_loader_that_waits_for_none(
 
 
 class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
+    now = 0.0
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.now
+
+
+def feed_log(file, clock, reports, stream):
+    log = Log(run="run", host="gpu-1", stream=stream)
+    return FeedLog(file, log, progress=lambda: dict(reports), clock=clock)
 
 
 def test_the_leader_leaves_rows_and_lines_every_two_seconds(tmp_path):
     clock, stream, reports = Clock(), StringIO(), {0: report(seconds=0.5)}
     file = tmp_path / "feed.csv"
-    log = FeedLog(
-        file,
-        Log(run="run", host="gpu-1", stream=stream),
-        progress=lambda: dict(reports),
-        clock=clock,
-    )
+    log = feed_log(file, clock, reports, stream)
     for tick in range(1, 21):
         clock.now = tick * 0.5
         reports[0] = report(seconds=clock.now, batches=5 * tick)
@@ -383,33 +366,22 @@ def test_the_leader_leaves_rows_and_lines_every_two_seconds(tmp_path):
     assert [interval_in(event) for event in events if event] == found
 
 
-def test_a_long_run_leaves_fewer_rows(tmp_path):
+def ticked(file, *, seconds, stream):
     clock, reports = Clock(), {0: report(seconds=0.0)}
-    file = tmp_path / "feed.csv"
-    log = FeedLog(
-        file,
-        Log(run="run", host="gpu-1", stream=StringIO()),
-        progress=lambda: dict(reports),
-        clock=clock,
-    )
-    for second in range(24 * 3600):
+    log = feed_log(file, clock, reports, stream)
+    for second in range(seconds):
         clock.now = float(second)
         reports[0] = report(seconds=clock.now, batches=second)
         log.tick()
-    assert 1000 < len(read_csv(file.read_text())) < 3000
+
+
+def test_a_long_run_leaves_fewer_rows(tmp_path):
+    ticked(tmp_path / "feed.csv", seconds=24 * 3600, stream=StringIO())
+    assert 1000 < len(read_csv((tmp_path / "feed.csv").read_text())) < 3000
 
 
 def test_a_full_disk_ends_the_picture_and_nothing_else(tmp_path):
-    clock, stream, reports = Clock(), StringIO(), {0: report(seconds=0.0)}
-    log = FeedLog(
-        tmp_path / "missing" / "feed.csv",
-        Log(run="run", host="gpu-1", stream=stream),
-        progress=lambda: dict(reports),
-        clock=clock,
-    )
-    for second in range(10):
-        clock.now = float(second)
-        reports[0] = report(seconds=clock.now, batches=second)
-        log.tick()
+    stream = StringIO()
+    ticked(tmp_path / "missing" / "feed.csv", seconds=10, stream=stream)
     assert stream.getvalue().count("feed_write_failed") == 1
     assert stream.getvalue().count(" feed rows=") == 4

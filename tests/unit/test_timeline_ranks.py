@@ -1,7 +1,6 @@
 """Where ranks wait for different times, every place says what the rank that waits longest does."""
 
 from io import StringIO
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -23,7 +22,7 @@ from stoker.launch.passive_profile import measure, wait_shares
 from stoker.launch.telemetry import ProgressLog, interval_between
 from stoker.logs import Log, parse_line
 from stoker.platforms.base import LogLine
-from stoker.records import Group, Job, Measured, Training
+from stoker.records import Group, Job, Training
 from stoker.report.verdict import collect
 from stoker.text import wait_words
 from stoker.words import training_words
@@ -32,14 +31,14 @@ STEP = 0.05
 WAITS = {0: 0.04, 1: 0.8}
 
 
-def write(folder: Path, shares: dict[int, float], *, steps: int = 100, file: str = FILE) -> None:
+def write(folder, shares, *, steps=100, file=FILE):
     for rank, share in shares.items():
         wait = share * STEP
         rows = [f"0,0,{n},{n * STEP:.6f},{wait:.6f},{STEP - wait:.6f},8" for n in range(steps)]
         (folder / file.format(rank=rank)).write_text("\n".join([COLUMNS, *rows]) + "\n")
 
 
-def told(rank: int, share: float, *, steps: int = 100) -> Progress:
+def told(rank, share, *, steps=100):
     wait = share * STEP * steps
     compute = STEP * steps - wait
     return Progress(
@@ -56,7 +55,7 @@ def told(rank: int, share: float, *, steps: int = 100) -> Progress:
     )
 
 
-def record(measured: Measured | None) -> Training:
+def record(measured):
     return Training(
         status="succeeded",
         groups=(Group(name="dnn", role="dnn", instance_type="local.c1", count=1),),
@@ -65,7 +64,7 @@ def record(measured: Measured | None) -> Training:
     )
 
 
-def progress_of(folder: Path, progress: dict[int, Progress] | None = None) -> RunView:
+def progress_of(folder, progress=None):
     stream = StringIO()
     lines = ProgressLog(
         folder, Log(run="r", host="h", stream=stream), progress=lambda: progress or {}
@@ -83,7 +82,6 @@ def progress_of(folder: Path, progress: dict[int, Progress] | None = None) -> Ru
 def test_every_place_says_what_the_slowest_rank_waits(tmp_path):
     write(tmp_path, WAITS)
     measured = measure(read_timelines(tmp_path), {})
-    assert measured is not None
     assert (measured.rank, measured.timeline_file) == (1, "timeline-rank1.csv")
     assert measured.wait_share == pytest.approx(0.8)
     assert measured.least_wait_share == pytest.approx(0.04)
@@ -99,7 +97,6 @@ def test_every_place_says_what_the_slowest_rank_waits(tmp_path):
     interval = interval_between(
         {}, {r: told(r, s) for r, s in WAITS.items()}, start_seconds=0, seconds=5
     )
-    assert interval is not None
     assert interval.wait_share == pytest.approx((4 + 10) / (5 + 10))
 
 
@@ -108,7 +105,6 @@ def test_a_rank_on_another_host_waits_as_it_reported(tmp_path):
     # What the leader's own rank reports is no better than its timeline.
     far = {0: told(0, 0.5), 1: told(1, 0.8)}
     measured = measure(read_timelines(tmp_path), far)
-    assert measured is not None
     assert (measured.rank, measured.timeline_file) == (1, "timeline-rank0.csv")
     assert measured.step_seconds == pytest.approx(STEP)
     assert measured.wait_share == pytest.approx(0.8)
@@ -139,7 +135,6 @@ def test_a_rank_without_a_new_step_still_waits_as_it_did(tmp_path):
 def test_one_rank_has_one_figure(tmp_path):
     write(tmp_path, {0: 0.5})
     measured = measure(read_timelines(tmp_path), {})
-    assert measured is not None
     assert (measured.rank, measured.least_wait_share) == (0, None)
     assert training_words(record(measured)).endswith("50.0 ms, 50% of it waiting for data")
     assert "rank" not in progress_of(tmp_path).head()
@@ -170,7 +165,6 @@ def test_the_record_is_of_the_rank_that_waits_longest(here, far):
     }
     reports = {rank: told(rank, share) for rank, share in far.items()}
     found = measure(ranks, reports)
-    assert found is not None
     shares = wait_shares(ranks, reports)
     assert found.rank == waits_longest(shares)
     assert found.wait_share == pytest.approx(max([*here.values(), *far.values()]), abs=1e-9)
@@ -180,7 +174,7 @@ def test_the_record_is_of_the_rank_that_waits_longest(here, far):
 def test_a_profile_says_what_the_slowest_rank_waits(capsys):
     shown = FollowedProfile(bar=None, quiet=False, budget="180 s")
 
-    def log(event: str, **values: float) -> None:
+    def log(event, **values):
         stream = StringIO()
         Log(run="r", host="h", stream=stream).event(event, **values)
         shown.line(LogLine(group="dnn", host="h", text=stream.getvalue().strip()))

@@ -1,12 +1,11 @@
 """Each host of a run reads the topology from SageMaker's description."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from stoker.errors import UsageError
-from stoker.launch.topology import Topology, from_resourceconfig, platform_name
+from stoker.launch.topology import from_resourceconfig, platform_name
 
 # The shape of SageMaker's documentation: unsorted hosts, a leader that is not algo-1.
 HETEROGENEOUS = {
@@ -27,7 +26,7 @@ HETEROGENEOUS = {
 }
 
 
-def described(tmp_path: Path, config: object, **environ: str) -> Topology:
+def described(tmp_path, config, **environ):
     folder = tmp_path / "input" / "config"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "resourceconfig.json").write_text(
@@ -133,7 +132,7 @@ def test_roles_may_be_given_where_names_do_not_tell(tmp_path):
         ({}, {"STOKER_ROLES": '{"gpu": "trainer"}'}, "malformed"),
         ({"instance_groups": HETEROGENEOUS["instance_groups"] * 2}, {}, "exactly one group"),  # type: ignore[operator]
         ({"instance_groups": [{"instance_group_name": "gpu", "hosts": []}]}, {}, "exactly one"),
-        ({"instance_groups": "gpu"}, {}, "not a SageMaker resource configuration"),
+        ({"instance_groups": "gpu"}, {}, "malformed"),
         (
             {"instance_groups": [{"instance_group_name": "gpu", "hosts": ["algo-1", "algo-1"]}]},
             {},

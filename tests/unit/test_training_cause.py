@@ -74,7 +74,7 @@ def test_a_script_that_may_not_be_executed_is_told_from_one_that_is_missing(tmp_
 
 
 def test_sys_exit_in_a_data_worker_keeps_its_code():
-    assert describe_exit(3) == "exited with code 3"
+    assert describe_exit(3) == "ended with exit code 3"
     assert "sys.exit" in advice_on(f"data worker 0 {describe_exit(3)}")
     assert "memory" in advice_on(describe_exit(-9))
     assert "memory" not in advice_on(describe_exit(-11))

@@ -1,18 +1,12 @@
 """Checks which fact each field of a training's record is taken from."""
 
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 import pytest
 
 from stoker.records import Event, Group, Job, Training, read_json
-from stoker.records.training import (
-    TrainingFacts,
-    copied_to,
-    training_record,
-    write_training,
-)
+from stoker.records.training import TrainingFacts, copied_to, training_record, write_training
 from support.sample_records import training
 
 LEADER = training()
@@ -30,11 +24,11 @@ FACTS = TrainingFacts(
 NOTHING = replace(FACTS, leader=None, strategy="mpi", engine="ray", timeline_file=None)
 
 
-def told(**facts: Any) -> Training:
+def told(**facts):
     return training_record(replace(FACTS, **facts))
 
 
-def led(**fields: Any) -> Training:
+def led(**fields):
     return msgspec.structs.replace(LEADER, **fields)
 
 

@@ -31,6 +31,7 @@ def watch_of(folder: Path, *, rank: int = 0, world: int = 1) -> tuple[OptimizerW
 @pytest.fixture(autouse=True)
 def without_feed(monkeypatch):
     monkeypatch.setattr(unfed, "_FEED", "no.such.module")
+    monkeypatch.setattr("stoker.launch.trainer_host._POLL_SECONDS", 0.0)
 
 
 def test_a_loader_that_is_not_stokers_is_named_at_the_first_step(tmp_path):
@@ -40,8 +41,7 @@ def test_a_loader_that_is_not_stokers_is_named_at_the_first_step(tmp_path):
     assert "feed_unused" in said.getvalue()
     assert "torch.utils.data.dataloader.DataLoader is read without stoker" in said.getvalue()
     assert "--replace-dataloader" in said.getvalue()
-    for _ in range(ENOUGH_STEPS):
-        watch.step()
+    take_steps(watch)
     assert said.getvalue().count("feed_unused") == 1
 
 
@@ -54,8 +54,7 @@ def test_a_librarys_own_loader_is_named(tmp_path, monkeypatch):
 
 def test_steps_before_the_first_batch_are_not_judged(tmp_path):
     watch, said = watch_of(tmp_path)
-    for _ in range(ENOUGH_STEPS - 1):
-        watch.step()
+    take_steps(watch, ENOUGH_STEPS - 1)
     assert said.getvalue() == ""
     assert not (tmp_path / unfed_file(0)).exists()
     watch.step()
@@ -67,8 +66,7 @@ def test_a_training_with_a_loader_of_stokers_is_left_alone(tmp_path, monkeypatch
     monkeypatch.setattr(unfed, "_FEED", "stoker.feed.unfed")
     watch, said = watch_of(tmp_path)
     watch.seen = "torch.utils.data.dataloader.DataLoader"
-    for _ in range(ENOUGH_STEPS):
-        watch.step()
+    take_steps(watch)
     assert said.getvalue() == ""
     assert not (tmp_path / unfed_file(0)).exists()
 
@@ -76,8 +74,7 @@ def test_a_training_with_a_loader_of_stokers_is_left_alone(tmp_path, monkeypatch
 def test_steps_are_counted_without_a_data_group_too(tmp_path):
     watch, said = watch_of(tmp_path)
     watch.is_planned = False
-    for _ in range(ENOUGH_STEPS + 105):
-        watch.step()
+    take_steps(watch, ENOUGH_STEPS + 105)
     watch.write()
     (told,) = read_loadings(tmp_path)
     assert (told.optimizer_steps, said.getvalue()) == (ENOUGH_STEPS + 105, "")
@@ -142,18 +139,24 @@ class Released:
         self.reasons.append(reason)
 
 
-def test_data_hosts_are_given_back_when_all_ranks_say_the_same(tmp_path, monkeypatch):
-    monkeypatch.setattr("stoker.launch.trainer_host._POLL_SECONDS", 0.0)
-    (tmp_path / unfed_file(1)).write_bytes(msgspec.json.encode(Unfed(1, "of an attempt before")))
+def two_ranks(folder: Path) -> tuple[Released, Release, list[OptimizerWatch]]:
     coordinator = Released()
-    release = Release(tmp_path, coordinator, ranks=2, all_ranks=2)
-    ranks = [watch_of(tmp_path, rank=rank, world=2)[0] for rank in (0, 1)]
-    for _ in range(ENOUGH_STEPS):
-        ranks[0].step()
+    release = Release(folder, coordinator, ranks=2, all_ranks=2)
+    return coordinator, release, [watch_of(folder, rank=rank, world=2)[0] for rank in (0, 1)]
+
+
+def take_steps(watch: OptimizerWatch, count: int = ENOUGH_STEPS) -> None:
+    for _ in range(count):
+        watch.step()
+
+
+def test_data_hosts_are_given_back_when_all_ranks_say_the_same(tmp_path, monkeypatch):
+    (tmp_path / unfed_file(1)).write_bytes(msgspec.json.encode(Unfed(1, "of an attempt before")))
+    coordinator, release, ranks = two_ranks(tmp_path)
+    take_steps(ranks[0])
     release.tick()
     assert coordinator.reasons == []
-    for _ in range(ENOUGH_STEPS):
-        ranks[1].step()
+    take_steps(ranks[1])
     release.tick()
     release.tick()
     assert len(coordinator.reasons) == 1
@@ -163,14 +166,10 @@ def test_data_hosts_are_given_back_when_all_ranks_say_the_same(tmp_path, monkeyp
     assert is_released(ranks[0].process())
 
 
-def test_a_rank_that_asks_after_all_takes_its_word_back(tmp_path, monkeypatch):
-    monkeypatch.setattr("stoker.launch.trainer_host._POLL_SECONDS", 0.0)
-    coordinator = Released()
-    release = Release(tmp_path, coordinator, ranks=2, all_ranks=2)
-    ranks = [watch_of(tmp_path, rank=rank, world=2)[0] for rank in (0, 1)]
+def test_a_rank_that_asks_after_all_takes_its_word_back(tmp_path):
+    coordinator, release, ranks = two_ranks(tmp_path)
     for rank in ranks:
-        for _ in range(ENOUGH_STEPS):
-            rank.step()
+        take_steps(rank)
     assert not is_released(ranks[0].process())
     release.tick()
     assert coordinator.reasons == []
@@ -182,12 +181,10 @@ def test_a_rank_that_asks_after_all_takes_its_word_back(tmp_path, monkeypatch):
 def test_the_data_hosts_of_a_run_on_several_hosts_wait_for_the_word_of_all(
     tmp_path, monkeypatch, world
 ):
-    monkeypatch.setattr("stoker.launch.trainer_host._POLL_SECONDS", 0.0)
     coordinator = Released()
     release = Release(tmp_path, coordinator, ranks=1, all_ranks=2)
     rank = watch_of(tmp_path, rank=0, world=world)[0]
-    for _ in range(ENOUGH_STEPS):
-        rank.step()
+    take_steps(rank)
     release.tick()
     assert coordinator.reasons == []
     # Whatever this rank reads from now on is made here.

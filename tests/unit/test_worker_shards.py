@@ -2,7 +2,7 @@
 
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -22,18 +22,16 @@ FOUR = pack_value([None] * 4, allow_pickle=True)
 
 
 class Draws(IterableDataset):
-    """Gives random numbers, and errors at the places in `fails`."""
-
-    def __init__(self, *, length: int = 12, fails: tuple[int, ...] = (), salt: int = 0) -> None:
+    def __init__(self, *, length=12, fails=(), salt=0):
         self.length = length
         self.fails = fails
         self.salt = salt
 
-    def __iter__(self) -> "Draws":
+    def __iter__(self):
         self.places = iter(range(self.length))
         return self
 
-    def __next__(self) -> torch.Tensor:
+    def __next__(self):
         place = next(self.places)
         if place in self.fails:
             raise LookupError(f"place {place}")
@@ -41,9 +39,8 @@ class Draws(IterableDataset):
 
 
 class Info(IterableDataset):
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self):
         info = get_worker_info()
-        assert info is not None
         assert info.dataset is self
         yield from (info.id, info.num_workers, info.seed, random.getrandbits(30))
 
@@ -56,7 +53,7 @@ def _kept_state(monkeypatch):
 
 
 class Worker:
-    def __init__(self, dataset: object, *, shard: int = 0, drop_last: bool = False) -> None:
+    def __init__(self, dataset, *, shard=0, drop_last=False):
         self.ours, theirs = channel_pair()
         self.channel = Pipe(theirs, blocking=True)
         collate = list if isinstance(dataset, Info) else torch.stack
@@ -68,22 +65,9 @@ class Worker:
         stream = ShardStream(spec, shard=shard, num_shards=3, base_seed=5)
         self.source = ShardSource(stream, self.slots, host="here")
 
-    def make(
-        self,
-        position: int,
-        *,
-        epoch_id: int = 0,
-        made: int = 0,
-        digest: int = 0,
-        **given: object,
-    ) -> Batch | Error | End:
+    def make(self, position, *, epoch_id=0, made=0, digest=0, **given):
         stream = Stream(
-            shard=self.shard,
-            num_shards=3,
-            generation=1,
-            made=made,
-            digest=digest,
-            **given,  # type: ignore[arg-type]
+            shard=self.shard, num_shards=3, generation=1, made=made, digest=digest, **given
         )
         number = position * 3 + self.shard
         order = JobOrder(FOUR, epoch_id=epoch_id, number=number, stream=stream)
@@ -97,7 +81,7 @@ Start = Callable[..., Worker]
 def start():
     begun: list[Worker] = []
 
-    def begin(*args: object, **options: object) -> Worker:
+    def begin(*args, **options):
         begun.append(Worker(*args, **options))
         return begun[-1]
 
@@ -107,7 +91,7 @@ def start():
         worker.channel.close()
 
 
-def digests(worker: Worker, count: int) -> list[int]:
+def digests(worker, count):
     answers = [worker.make(position) for position in range(count)]
     assert not any(isinstance(answer, End) for answer in answers)
     return [answer.digest for answer in answers if not isinstance(answer, End)]
@@ -138,7 +122,7 @@ def test_any_other_batch_among_those_made_before_is_an_error(start):
     error = unpack_error(answer.error)
     assert isinstance(error, FeedError)
     assert "the iterable dataset Draws is not deterministic" in error.what
-    assert "its first 2 batches are others than before" in error.what
+    assert "its first 2 batches differ from before" in error.what
 
 
 def test_an_end_before_what_was_made_before_is_an_error(start):
@@ -146,7 +130,7 @@ def test_an_end_before_what_was_made_before_is_an_error(start):
     answer = start(Draws(length=4)).make(2, made=2, digest=first[1])
     assert isinstance(answer, Error)
     assert answer.is_final
-    assert "it ended after 1 batches; before, it gave 2" in answer.summary
+    assert "it ended after 1 batches, not 2 as before" in answer.summary
 
 
 def test_stream_ends_and_stays_ended(start):
@@ -166,19 +150,16 @@ def test_another_epoch_begins_the_stream_again(start):
 
 
 class Holding(Draws):
-    """Makes a generator of its own at its first use."""
-
     rng: np.random.Generator | None = None
 
-    def __next__(self) -> torch.Tensor:
+    def __next__(self):
         drawn = super().__next__()
         if self.rng is None:
             self.rng = np.random.default_rng(3)
         return drawn + int(self.rng.integers(1000)) + random.randrange(9) + np.random.randint(9)
 
 
-def epochs(worker: Worker, numbers: range, **given: object) -> list[Batch | End]:
-    """Returns the answers of whole epochs, of three batches each."""
+def epochs(worker, numbers, **given):
     answers = []
     for number, position in itertools.product(numbers, range(4)):
         answer = worker.make(position, epoch_id=number, persists=True, **given)
@@ -214,6 +195,6 @@ def test_states_are_told_once_an_epoch_and_by_streams_that_persist_only(start):
     assert not any(worker.make(position).state for position in range(4))
 
 
-def vars_of(answer: Batch | End | Error) -> tuple[object, ...]:
+def vars_of(answer):
     assert not isinstance(answer, Error)
     return type(answer), getattr(answer, "digest", None), answer.state

@@ -14,7 +14,6 @@ def test_runs_are_in_the_current_folder(tmp_path, monkeypatch):
 def test_a_step_that_may_not_write_there_keeps_its_runs_in_a_temporary_folder(
     tmp_path, monkeypatch
 ):
-    """The image's folder is root's, and the step is a pod's user 1000: tests may run as root."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path).resolve() != tmp_path)
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path / "tmp"))

@@ -17,8 +17,8 @@ def catalog_verb(
 ) -> None:
     """List the instance types and prices that decide uses.
 
-    A table of today's prices is written by tools/refresh_prices.py, one of a cluster's node pools
-    by tools/node_pools.py.
+    tools/refresh_prices.py writes a table of today's prices, tools/node_pools.py one of a cluster's
+    node pools.
 
     Examples:
         stoker catalog --platform sagemaker

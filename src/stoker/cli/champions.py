@@ -1,9 +1,9 @@
 """The model in use, the champion: an evaluation.json, a folder of them, or SageMaker's registry.
 
 A folder of champions holds the evaluation.json of each model that was in use, as 000001.json and so
-on; the highest number is in use now. A model that passed gets the next number by a hard link, which
-a file system gives to one of two runs only: the other one is compared with the first, and then
-tries the number after it. To go back to an earlier model, delete the files after its own.
+on; the highest number is in use now. A model that passed gets the next number by a hard link. Of
+two runs the file system lets one succeed; the other is compared with it and takes the number after
+it. To return to an earlier model, delete the files after its own.
 """
 
 import os
@@ -24,11 +24,10 @@ _NUMBERED = re.compile(r"[0-9]{6,}\.json")
 def champion_metrics(
     named: str, *, workload: Workload, region: str | None
 ) -> dict[str, float] | None:
-    """Returns the metrics of the model in use; None where no gate asks, or there is none yet.
+    """Returns the metrics of the model in use; None if no gate needs them, or there is none yet.
 
     Args:
         named: A file, a folder of champions, or registry:GROUP; empty: none is named.
-        workload: The one whose gates ask.
         region: Region of the registry.
 
     Raises:
@@ -51,17 +50,16 @@ def champion_metrics(
 
 
 def promote(evaluation_file: Path, *, named: str) -> str:
-    """Makes the model of an evaluation that passed the champion; returns a line that says so.
+    """Makes the model of an evaluation that passed the champion; returns a line on the result.
 
-    The model in use may be another one than when it was evaluated: it is judged again.
+    The model is judged again: another model may be in use since its evaluation.
 
     Args:
-        evaluation_file: Its evaluation.json.
-        named: The folder of champions. Of a file or a registry people choose the champion.
+        named: The folder of champions. In a file or a registry, people choose the champion.
 
     Raises:
-        GateError: If it falls behind the model that is in use by now.
-        UsageError: If the folder is not there, or cannot be written.
+        GateError: If it falls behind the model that is now in use.
+        UsageError: If the folder does not exist, or cannot be written.
     """
     folder = Path(named)
     if named.startswith(_REGISTRY) or folder.is_file():
@@ -69,7 +67,7 @@ def promote(evaluation_file: Path, *, named: str) -> str:
     record, content = read_json(evaluation_file, Evaluation), evaluation_file.read_bytes()
     while True:
         files = _champions(folder)
-        # A step that is tried again: its model may even have been followed by another one since.
+        # A retried step: its model may have been replaced since.
         before = next((file for file in files if file.read_bytes() == content), None)
         if before:
             return f"it is champion {int(before.stem)} already: {before}"
@@ -85,7 +83,6 @@ def promote(evaluation_file: Path, *, named: str) -> str:
 
 
 def _champions(folder: Path) -> list[Path]:
-    """Returns the files of a folder of champions, the one in use last."""
     try:
         found = [file for file in folder.iterdir() if _NUMBERED.fullmatch(file.name)]
     except OSError as err:
@@ -98,7 +95,7 @@ def _champions(folder: Path) -> list[Path]:
 
 
 def _link(content: bytes, made: Path) -> bool:
-    """Writes a file that is there whole or not at all; False if its name is taken."""
+    """Writes a file atomically; returns False if its name is taken."""
     written = made.with_name(f".{secrets.token_hex(8)}")
     try:
         try:

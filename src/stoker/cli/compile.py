@@ -20,7 +20,7 @@ from stoker.cli.progress import say, working
 from stoker.errors import StokerError, UsageError
 
 if TYPE_CHECKING:
-    from stoker.orchestrators.sagemaker.compile import Compiled
+    from stoker.pipelines.sagemaker.compile import Compiled
     from stoker.records import Workload
 
 _TARGETS = ("sagemaker", "kubeflow")
@@ -109,17 +109,17 @@ def compiled_for(target: str, workload: "Workload") -> "Compiled":
         UsageError: If the workload lacks what the pipeline needs.
     """
     if target == "kubeflow":
-        from stoker.orchestrators.kubeflow.compile import compile_kubeflow
+        from stoker.pipelines.kubeflow.compile import compile_kubeflow
 
         return compile_kubeflow(workload)
-    from stoker.orchestrators.sagemaker.compile import compile_pipeline
+    from stoker.pipelines.sagemaker.compile import compile_pipeline
 
     return compile_pipeline(workload)
 
 
 def has_parameter(target: str, workload: "Workload", name: str) -> bool:
     """Returns whether the pipeline, compiled from here, has a parameter of this name."""
-    from stoker.orchestrators.kubeflow.compile import inputs_of, spec_of_text
+    from stoker.pipelines.kubeflow.compile import inputs_of, spec_of_text
     from stoker.records.base import mappings
 
     with contextlib.suppress(StokerError):
@@ -132,7 +132,7 @@ def has_parameter(target: str, workload: "Workload", name: str) -> bool:
 
 
 def _write_components(folder: Path) -> list[Path]:
-    from stoker.orchestrators.kubeflow.compile import component_files
+    from stoker.pipelines.kubeflow.compile import component_files
     from stoker.records import write_text
 
     files = []

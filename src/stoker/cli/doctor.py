@@ -1,4 +1,4 @@
-"""`stoker doctor` prints one line for each finding."""
+"""`stoker doctor` prints one line for each check."""
 
 import json
 import os
@@ -30,7 +30,6 @@ def doctor_verb(
     peer: Annotated[
         str | None,
         typer.Option(
-            "--peer",
             metavar="HOST[:PORT]",
             help="Also connect to the feed's port on this host (default: connect to none).",
         ),
@@ -46,9 +45,9 @@ def doctor_verb(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> int:
-    """Checks what a host or a cluster lacks.
+    """Check what a host or a cluster lacks.
 
-    Nothing is made or changed. Exit code 4 means that something is missing.
+    Changes nothing. Exit code 4 means that something is missing.
 
     Examples:
         stoker doctor
@@ -66,7 +65,7 @@ def doctor_verb(
     is_healthy = all(check.state != "fail" for check in checks)
     if as_json:
         print(json.dumps({"healthy": is_healthy, "checks": [asdict(c) for c in checks]}, indent=2))
-    # A host that a run cannot use is the platform's fault, not the command line's.
+    # A host that a run cannot use is the platform's error, not one of the command line.
     return 0 if is_healthy else PlatformError.exit_code
 
 
@@ -82,9 +81,7 @@ def _findings(
         flag = "--cluster" if cluster else "--set"
         raise UsageError(f"{flag} needs a workload", fix="stoker doctor --cluster FILE")
     if file is not None and not cluster:
-        raise UsageError(
-            "a workload is checked against its cluster", fix=f"stoker doctor --cluster {file}"
-        )
+        raise UsageError("a workload needs --cluster", fix=f"stoker doctor --cluster {file}")
     if file is None:
         from stoker.doctor import examine
 

@@ -1,4 +1,4 @@
-"""`stoker init` makes a project folder, and a workload file from a training job that exists."""
+"""`stoker init` makes a project of a script, a training job or an example."""
 
 import json
 import os
@@ -13,11 +13,11 @@ from stoker.cli.options import PLATFORM_WORDS, platform_option
 from stoker.cli.progress import working
 from stoker.errors import UsageError
 
-# Names of what work leaves behind in a checkout.
+# Leftovers of tools in a checkout.
 _LEFT_BEHIND = ("__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache")
 _MAX_NAMED = 5
 _DEFAULT_EXAMPLE = "mnist"
-# What an example of a platform needs besides its workload and its script.
+# What an example of a platform needs, with its workload and its script.
 _OF_PLATFORM = {
     "sagemaker": ("pipelines/sagemaker.py", "configs/sagemaker", "tools/refresh_prices.py"),
     "kubernetes": ("pipelines/kubeflow.py", "configs/kubernetes", "tools/node_pools.py"),
@@ -25,7 +25,7 @@ _OF_PLATFORM = {
 # The pipeline service of a platform, and the file that is compiled for it.
 _TARGETS = {"sagemaker": ("sagemaker", "p.json"), "kubernetes": ("kubeflow", "p.yaml")}
 
-# What runs write; a model or a data set of a user's is theirs to name.
+# What runs write. A model or a data set is the user's to name.
 _GITIGNORE = """\
 runs/
 /profile.json
@@ -38,7 +38,7 @@ __pycache__/
 """
 _CI_FILE = Path(".github/workflows/stoker.yml")
 _CI = """\
-# Compiles the pipeline, so that a workload that is wrong fails here and not at night.
+# Compiles the pipeline, so that a wrong workload fails here and not when it runs.
 name: stoker
 on: [push, pull_request]
 jobs:
@@ -62,7 +62,7 @@ command: {command}
 # gate:
 # - {{metric: accuracy, min: 0.95}}
 """
-# What each platform needs in addition; words in capital letters are the user's to replace.
+# The keys of each platform; words in capital letters are the user's to replace.
 _PLATFORMS = {
     "local": """\
 # Where it trains today: local.cN is N cores of this machine.
@@ -118,8 +118,7 @@ def init_verb(
         Path | None,
         typer.Argument(
             metavar="[DIR]",
-            help="Folder of the project; it may exist. With --script it may be left out: this "
-            "folder.",
+            help="Folder of the project, new or existing (with --script, default: this folder).",
             show_default=False,
         ),
     ] = None,
@@ -127,7 +126,6 @@ def init_verb(
     script: Annotated[
         Path | None,
         typer.Option(
-            "--script",
             metavar="F",
             help="Make a workload for this training script, a .gitignore, and with --platform a CI "
             "job that compiles the pipeline (default: copy an example).",
@@ -136,7 +134,6 @@ def init_verb(
     example: Annotated[
         str,
         typer.Option(
-            "--example",
             metavar="NAME",
             help="Copy this workload of stoker's configs, and the files that it needs (default: "
             "mnist).",
@@ -149,21 +146,18 @@ def init_verb(
     from_training_job: Annotated[
         str | None,
         typer.Option(
-            "--from-training-job",
             metavar="NAME",
             help="Make a workload from this SageMaker training job (default: copy an example).",
         ),
     ] = None,
     region: Annotated[
         str | None,
-        typer.Option(
-            "--region", metavar="R", help="AWS region of that job (default: as boto3 finds it)."
-        ),
+        typer.Option(metavar="R", help="AWS region of that job (default: as boto3 finds it)."),
     ] = None,
 ) -> None:
-    """Makes a project of a script, a training job or an example.
+    """Make a project of a script, a training job or an example.
 
-    Files that exist are never overwritten.
+    Existing files are never overwritten.
 
     Examples:
         stoker init --script train.py
@@ -182,13 +176,13 @@ def init_verb(
             f"--platform {platform} is not known", fix=nearest(platform, list(_PLATFORMS))
         )
     if platform != "local" and not script:
-        raise UsageError("--platform is only for --script", fix="name the script, too")
+        raise UsageError("--platform is only for --script", fix="name the script with --script")
     if region and not from_training_job:
-        raise UsageError("--region is only for --from-training-job", fix="name the job, too")
+        raise UsageError("--region is only for --from-training-job", fix="name the job")
     if folder is None and not script:
         raise UsageError(
             "no folder and no script",
-            fix="stoker init DIR, or for a script of yours: stoker init --script train.py",
+            fix="stoker init DIR, or for your own script: stoker init --script train.py",
         )
     folder = folder or Path()
     if script:
@@ -215,11 +209,7 @@ _Made = tuple[dict[Path, Path | str], list[str]]
 
 
 def _of_script(script: Path, folder: Path, *, platform: str) -> _Made:
-    """Returns the files of a script's project, and the next commands.
-
-    Raises:
-        UsageError: If there is no such script, or a job in a cloud would not find it.
-    """
+    """Returns the files of a script's project, and the next commands."""
     from stoker.cli.workloads import workload_of
     from stoker.host.machine import usable_vcpus
 
@@ -243,13 +233,13 @@ def _of_script(script: Path, folder: Path, *, platform: str) -> _Made:
     )
     if platform == "local":
         return {file: text}, [
-            f"stoker profile {file}      what a step waits for; it runs the script",
-            f"stoker run {file}          profile, decide, train, evaluate and a report",
+            f"stoker profile {file}      measure what a step waits for; this runs the script",
+            f"stoker run {file}          profile, decide, train, evaluate and write a report",
         ]
     target, out = _TARGETS[platform]
     return {file: text, _CI_FILE: _CI.format(target=target, file=file, out=out)}, [
-        f"write your own names into {file} where it has words in capital letters",
-        f"stoker compile {target} {file} --out {out}      the pipeline",
+        f"put your names into {file} in place of the words in capital letters",
+        f"stoker compile {target} {file} --out {out}      compile the pipeline",
     ]
 
 
@@ -263,17 +253,13 @@ def _of_job(name: str, *, region: str | None) -> _Made:
     file = Path(f"{workload}.yaml")
     return {file: text}, [
         f"read {file}: the comment at its head says what stoker could not find out",
-        f"stoker train --dry-run {file}      prints the request, sends nothing",
+        f"stoker train --dry-run {file}      print the request, send nothing",
         f"stoker profile {file} --out profile.json",
     ]
 
 
 def _of_example(name: str) -> _Made:
-    """Returns an example's workload and what it needs, and the next commands.
-
-    Raises:
-        UsageError: If there is no such example, or this installation carries none.
-    """
+    """Returns an example's workload and what it needs, and the next commands."""
     from stoker.records import nearest
 
     root = project_source()
@@ -301,24 +287,20 @@ def _of_example(name: str) -> _Made:
             if path.is_file() and is_kept and (folder[:2] == "ex" or path.suffix != ".md"):
                 files[path.relative_to(root)] = path
     commands = [
-        f"pip install -r {path}      what the example needs"
+        f"pip install -r {path}      install what the example needs"
         for path in files
         if path.name == "requirements.txt"
     ]
     if platform and platform[1] in _TARGETS:
-        commands = [f"write your own names into {file} where it has words in capital letters"]
+        commands = [f"put your names into {file} in place of the words in capital letters"]
         target, out = _TARGETS[platform[1]]
-        return files, [*commands, f"stoker compile {target} {file} --out {out}      the pipeline"]
+        return files, [*commands, f"stoker compile {target} {file} --out {out}      compile it"]
     return files, [*commands, f"stoker run {file}"]
 
 
 def project_source() -> Path:
-    """Returns the folder with the examples: the checkout, else the wheel's data files.
-
-    Raises:
-        UsageError: If this installation has neither.
-    """
-    from stoker.orchestrators.base import CARRIED
+    """Returns the folder with the examples: the checkout, else the wheel's data files."""
+    from stoker.pipelines.base import CARRIED
 
     for root in CARRIED:
         if (root / "configs").is_dir() and (root / "examples").is_dir():
@@ -331,19 +313,16 @@ def project_source() -> Path:
 
 
 def write_project(folder: Path, files: dict[Path, Path | str]) -> None:
-    """Writes the files; skips those that exist with the same content.
+    """Writes the files, or none; skips those that exist with the same content.
 
     Args:
-        folder: Folder of the project; it is made if it does not exist.
         files: Path in the project to the file to copy, or to the text to write.
 
     Raises:
-        UsageError: If another file has the name of one (nothing is written then), or the folder
-            cannot be written.
+        UsageError: If another file has the name of one, or the folder cannot be written.
     """
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file", fix="name a folder")
-    # All are looked at before the first is written: it is all of them, or none.
     in_the_way = [name for name, content in files.items() if _differs(folder / name, content)]
     if in_the_way:
         named = ", ".join(map(str, in_the_way[:_MAX_NAMED]))
@@ -366,13 +345,13 @@ def write_project(folder: Path, files: dict[Path, Path | str]) -> None:
                 shutil.copy(content, target)
     except OSError as err:
         raise UsageError(
-            f"the project cannot be written: {err}", where=str(folder), fix="check its rights"
+            f"cannot write the project: {err}", where=str(folder), fix="check its permissions"
         ) from None
 
 
 def _differs(target: Path, content: Path | str) -> bool:
     if not target.exists():
-        # A file with the name of a folder that is needed also differs.
+        # A file with the name of a needed folder also differs.
         return any(parent.is_file() for parent in target.parents)
     if not target.is_file():
         return True

@@ -1,4 +1,4 @@
-"""Which runs a webhook is told of, and where its address is."""
+"""Which runs a webhook is notified of, and where its address is."""
 
 import os
 from collections.abc import Iterator
@@ -17,17 +17,14 @@ if TYPE_CHECKING:
 def telling(
     workload: "Workload", *, run: str, step: str, quiet: bool, is_told: bool = True
 ) -> "Iterator[RunEnding]":
-    """Tells the workload's webhook, if it has one, how the block ended.
+    """Notifies the workload's webhook, if it has one, how the block ended.
 
-    What goes wrong with that is a line, and changes nothing. Ctrl-C is not told, nor a no to
-    the question whether to start: the user who typed it knows.
+    An error of the webhook is only printed. Ctrl-C, or a no to the question whether to start, is
+    not sent: the user who typed it knows.
 
     Args:
-        workload: Its `notify` names the webhook.
-        run: Name of the run.
-        step: Step that the block does.
-        quiet: Whether to print nothing.
-        is_told: False: another process tells of this run.
+        step: What the block does.
+        is_told: False: another process notifies of this run.
     """
     from stoker.notify import RunEnding
 
@@ -38,7 +35,7 @@ def telling(
         is_told = False
         raise
     except Exception as err:
-        # That the run failed is the greater news, where it did.
+        # That the run failed is the greater news.
         if ending.status != "failed" and isinstance(err, StokerError):
             ending.failed(err.what, exit_code=err.exit_code)
         elif ending.status != "failed":
@@ -56,7 +53,7 @@ def telling(
 
 
 def _told(notify: "NotifySettings", workload: "Workload", ending: "RunEnding") -> str:
-    """Sends it, and returns why it could not be sent; empty: it was."""
+    """Sends the message; returns why it could not be sent, or an empty text."""
     from stoker.cli.workloads import region_of
     from stoker.notify import body_of, post
     from stoker.platforms.aws import Aws

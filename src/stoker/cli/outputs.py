@@ -131,7 +131,6 @@ class StepInputs:
 
     @property
     def words(self) -> list[str]:
-        """The workload, as the argument of a verb."""
         return [self.workload] if self.workload else []
 
 
@@ -297,10 +296,7 @@ def deliver(
         write_text(outputs.summary, f"# {name.capitalize()}\n\n```text\n{words}\n```\n")
     if outputs.executor:
         write_executor_output(
-            outputs.executor,
-            parameters=told.parameters,
-            metrics=told.metrics,
-            model_uri=model_uri,
+            outputs.executor, parameters=told.parameters, metrics=told.metrics, model_uri=model_uri
         )
     if as_json:
         # With its final newline, which `print` would double.

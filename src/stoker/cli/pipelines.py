@@ -32,9 +32,9 @@ from stoker.errors import (
 )
 
 if TYPE_CHECKING:
-    from stoker.orchestrators.base import RunState
-    from stoker.orchestrators.kubeflow.client import KubeflowClient
-    from stoker.orchestrators.sagemaker.client import SageMakerClient
+    from stoker.pipelines.base import RunState
+    from stoker.pipelines.kubeflow.client import KubeflowClient
+    from stoker.pipelines.sagemaker.client import SageMakerClient
     from stoker.records import Json, Workload
 
 WAIT_SECONDS = 10.0
@@ -232,7 +232,7 @@ def status_verb(
         typer.Option(
             "--besides",
             metavar="ID",
-            help="Only fails if a run of the pipeline RUN that began before this one is under way.",
+            help="Only fails if a run of the pipeline RUN that began before this one is active.",
             hidden=True,
         ),
     ] = None,
@@ -247,15 +247,15 @@ def status_verb(
     """
     client = client_of(target, None, reach, run=run)
     if besides is not None:
-        from stoker.orchestrators.sagemaker.overlap import under_way_before
+        from stoker.pipelines.sagemaker.overlap import active_before
 
-        if others := under_way_before(run, besides):
+        if others := active_before(run, besides):
             raise PlatformError(
-                f"another run of {run} is under way: {', '.join(others)}",
+                f"another run of {run} is active: {', '.join(others)}",
                 where="the workload says overlap: refuse",
                 fix=f"start again when it has ended, or: stoker stop {target} {others[0]}",
             )
-        print(f"no run of {run} that began earlier is under way")
+        print(f"no run of {run} that began earlier is active")
         return 0
     with working(f"reading {run}", quiet=as_json):
         state = client.status(run)
@@ -284,9 +284,9 @@ def client_of(
     target: str, of: "Workload | None", reach: Reach, *, run: str = ""
 ) -> "KubeflowClient | SageMakerClient":
     """Returns the client of a service; raises UsageError for another, or another's flag."""
-    from stoker.orchestrators.base import sagemaker_of
-    from stoker.orchestrators.kubeflow.client import KubeflowClient
-    from stoker.orchestrators.sagemaker.client import SageMakerClient
+    from stoker.pipelines.base import sagemaker_of
+    from stoker.pipelines.kubeflow.client import KubeflowClient
+    from stoker.pipelines.sagemaker.client import SageMakerClient
     from stoker.records import nearest
     from stoker.settings import read_workload
 

@@ -1,9 +1,8 @@
-"""The terminal shows a bar or a spinner while something runs; elsewhere a line comes now and then.
+"""Progress on stderr: a bar or a spinner on a terminal, an occasional line elsewhere.
 
 Several sources report the loss of a host: the trainer's connection ends at once, the platform or
-the host itself tells the reason a moment later, and the leader gives it up when its lease ends. The
-first report with a reason is shown; a lost connection alone is shown after SETTLE_SECONDS.
-`HostNews` is pure: it takes the time from the log.
+the host itself gives the reason a moment later, and the leader's lease for it expires. The first
+report with a reason is shown; a lost connection alone only after SETTLE_SECONDS.
 """
 
 import json
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
     from stoker.platforms.base import LogLine
 
-# From the end of a connection to the report that tells why.
+# From a lost connection to the report with the reason.
 SETTLE_SECONDS = 2.0
 # After one of these events of the leader, hosts leave because the training is over.
 _ENDS = (
@@ -41,17 +40,17 @@ _ENDS = (
     EventName.TRAINING_FAILED,
     EventName.TRAINING_ENDED,
 )
-# Without a terminal one line per 15 s: the log of a CI job stays short.
+# Without a terminal, one line in 15 s keeps the log of a CI job short.
 _QUIET_SECONDS = 15.0
 # A line of a step: its name, words, and its time at the right.
 _WIDTH = 87
 _INDENT = 11
 _TIME_WIDTH = 9
-# What a platform says of a job, in the place of a host's name.
+# What a platform reports of a job, in the place of a host's name.
 _OF_PLATFORM = ("status", "capacity", "load")
-# The first steps wait for workers to start: they say nothing of the others.
+# The first steps include the start of the workers, so they do not count for an estimate.
 _ESTIMATE_STEPS = 20
-# A spinner comes after so many seconds: most of what it is for is over by then.
+# A spinner appears after this time: most waits are shorter.
 _SPINNER_SECONDS = 1.5
 # Events whose text is shown as a warning.
 _WARNINGS = (
@@ -67,22 +66,22 @@ _WARNINGS = (
     EventName.MLFLOW_FAILED,
     EventName.RECORD_WRITE_FAILED,
 )
-# Events whose text is shown as a note: there is nothing to mend.
+# Events whose text is shown as a note: no action is needed.
 _NOTES = (EventName.BATCHES_SEEDED,)
 
 
 def _time_of(when: str) -> datetime | None:
-    """Returns an event's time, or None if it is not one: any program may write such a line."""
+    # None for another text: any program may write such a line.
     try:
         found = datetime.fromisoformat(when)
     except ValueError:
         return None
-    # Without a zone it cannot be compared with the others.
+    # A time without a zone cannot be compared with the others.
     return found if found.tzinfo else None
 
 
 class HostNews:
-    """Turns a run's events into lines for people."""
+    """Lines for people on the hosts of a run, from its events; the time is that of the log."""
 
     def __init__(self) -> None:
         self._hosts: set[str] = set()
@@ -104,13 +103,13 @@ class HostNews:
         host = values.get("about") or values.get("agent") or event.host
         is_agent = values.get("kind") == "agent"
         match event.event:
-            # First: after its end a run loses all hosts, which is no news.
+            # First: after its end a run loses all hosts, as expected.
             case _ if self._is_over:
                 return
             case EventName.ROSTER:
                 self._begin(event.host, values.get("groups", ""))
             case EventName.AGENT_CONNECTION_LOST if host in self._hosts - self._gone:
-                # The first trainer's report counts: others lose the same host a moment later.
+                # The first trainer's report counts; the others lose the same host a moment later.
                 self._unsure.setdefault(host, now)
             case EventName.HOST_ENDED if host in self._hosts:
                 yield from self._loses(host, f"ended with {values.get('how', '')}")
@@ -137,8 +136,8 @@ class HostNews:
                 for host in group["hosts"]
             }
         except (ValueError, KeyError, TypeError, AttributeError):
-            # The log of another version: without the hosts' names there is no news of them.
-            return
+            # The log of another version, without the hosts' names.
+            self._hosts = set()
 
     def _loses(self, host: str, fate: str) -> Iterator[str]:
         self._unsure.pop(host, None)
@@ -146,9 +145,10 @@ class HostNews:
             return
         self._gone.add(host)
         left = len(self._hosts - self._gone)
-        others = f"the other {left} of {len(self._hosts)} data hosts" if left else ""
-        goes_on = f"{others} go on" if left > 1 else f"{others} goes on" if left else ""
-        yield f"data host {host} {fate}; {goes_on or 'no other data host is left'}"
+        rest = (
+            f"{left} of {len(self._hosts)} data hosts left" if left else "no other data host left"
+        )
+        yield f"data host {host} {fate}; {rest}"
 
     def _regains(self, host: str) -> Iterator[str]:
         self._unsure.pop(host, None)
@@ -160,18 +160,14 @@ class HostNews:
 
 
 def say(text: str, *, quiet: bool) -> None:
-    """Prints one line for people, on stderr so that stdout stays the machine's."""
+    """Prints one line on stderr; stdout is for what other programs read."""
     if not quiet:
         print(text, file=sys.stderr, flush=True)
 
 
 def ask(question: str, *, assume_yes: bool, refused: UsageError) -> None:
-    """Asks whether to go on; without a terminal there is no question.
-
-    Raises:
-        UsageError: `refused`, if the person says no.
-    """
-    # In a pipeline nobody answers, and nothing would ever start.
+    """Asks for confirmation, only on a terminal; raises `refused` if the answer is no."""
+    # In a pipeline no one answers, and nothing would ever start.
     if assume_yes or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return
     print(f"{question}? [y/N] ", end="", file=sys.stderr, flush=True)
@@ -180,7 +176,7 @@ def ask(question: str, *, assume_yes: bool, refused: UsageError) -> None:
 
 
 def step_line(verb: str, text: str, seconds: float | None) -> str:
-    """Returns `verb  what came of it ...... 12.3 s`: the time at the right, long words wrapped."""
+    """Returns `verb  words ...... 12.3 s`: the time at the right, long words wrapped."""
     right = "" if seconds is None else f"{seconds:.1f} s"
     width = _line_width() - _TIME_WIDTH
     first, *rest = textwrap.wrap(text, width - _INDENT) or [""]
@@ -189,7 +185,6 @@ def step_line(verb: str, text: str, seconds: float | None) -> str:
 
 
 def _line_width() -> int:
-    """Returns the width of a line, which is less on a terminal that is narrower."""
     try:
         return max(48, min(_WIDTH, os.get_terminal_size(sys.stderr.fileno()).columns))
     except (OSError, ValueError):
@@ -198,12 +193,12 @@ def _line_width() -> int:
 
 
 def is_of_platform(line: "LogLine") -> bool:
-    """Returns whether the platform says it of the job; what else there is, hosts have written."""
+    """Returns whether the platform, and not a host, reports it."""
     return line.host in _OF_PLATFORM
 
 
 class Follow:
-    """Shows a run's log lines and its progress; `total_steps` are those of the whole training."""
+    """Shows log lines and progress of a run; `total_steps` are those of the whole training."""
 
     def __init__(
         self, *, bar: "Bar | None", quiet: bool, echo: bool, total_steps: int | None
@@ -218,12 +213,12 @@ class Follow:
         self._news = HostNews()
 
     def line(self, line: "LogLine") -> None:
-        """Shows a line of the user's script; of stoker's: warnings, progress, news of hosts."""
+        """Shows a line of the user's script; of stoker's: warnings, progress, lost hosts."""
         if is_of_platform(line) and not self._echo:
             self._show(step_line("", line.text, None))
             return
         written, event = parted(line.text)
-        # A bar that is wiped away leaves blanks; the mark of a rank may stand before an event.
+        # A bar that is erased leaves blanks; a rank's mark may stand before an event.
         has_words = bool(RANK_MARK.sub("", written).strip())
         if self._echo and (has_words or not (event or "\r" in line.text)):
             self._show(f"{line.group}/{line.host} {written}")
@@ -233,7 +228,7 @@ class Follow:
             self._progress(event)
         for text in self._news.take(event):
             self._show(text)
-        # Shown once, however many ranks log it.
+        # Once, however many ranks log it.
         text = event.values.get("text", "")
         if event.event in (*_WARNINGS, *_NOTES) and text not in self._warned:
             self._warned.add(text)
@@ -244,13 +239,12 @@ class Follow:
         if self._quiet:
             return
         if self._bar:
-            # As it is: a script's brackets are no markup, its numbers need no colour.
+            # As it is: a script's brackets are not markup, and its numbers get no colour.
             self._bar.console.print(text, markup=False, highlight=False)
         else:
             print(text, file=sys.stderr, flush=True)
 
     def _progress(self, event: LogEvent) -> None:
-        """Shows how far the run is."""
         # Imported here: verbs that only print a line start faster.
         from stoker.launch.telemetry import progress_in
 
@@ -259,7 +253,7 @@ class Follow:
             return
         total, left = self._total_steps, ""
         done = f"{progress.steps}/{total} steps" if total else f"{progress.steps} steps"
-        # A run that was started again repeats some; or a hyperparameter asks for more.
+        # A restarted run repeats some steps; or a hyperparameter asks for more.
         if total and progress.steps > total:
             done, total = f"{progress.steps} steps ({total} were planned)", None
         if total and progress.steps >= _ESTIMATE_STEPS:
@@ -276,7 +270,7 @@ class Follow:
 
 @contextmanager
 def following(*, quiet: bool, echo: bool, total_steps: int | None = None) -> Iterator[Follow]:
-    """Shows a bar while the block runs, where stderr is a terminal."""
+    """Shows a training while the block runs, with a bar where stderr is a terminal."""
     with terminal_bar(_training_columns, quiet=quiet) as bar:
         yield Follow(bar=bar, quiet=quiet, echo=echo, total_steps=total_steps)
 
@@ -285,12 +279,7 @@ def following(*, quiet: bool, echo: bool, total_steps: int | None = None) -> Ite
 def terminal_bar(
     columns: "Callable[[Console], Sequence[ProgressColumn]]", *, quiet: bool
 ) -> "Iterator[Bar | None]":
-    """Shows a line that is drawn again and again; None where stderr is no terminal for it.
-
-    Args:
-        columns: Returns the line's columns, which may depend on the console's width.
-        quiet: Whether to show nothing.
-    """
+    """Shows a line that is redrawn; yields None where stderr is no terminal for it."""
     console = _console(quiet=quiet)
     if console is None:
         yield None
@@ -298,13 +287,12 @@ def terminal_bar(
     # Imported here: verbs that only print a line start faster.
     from rich.progress import Progress as Bar
 
-    # Hosts of the local platform are cores of this machine: a bar must not take their time.
+    # Hosts of the local platform are cores of this machine, whose time a bar must not use.
     with Bar(*columns(console), console=console, transient=True, refresh_per_second=2) as bar:
         yield bar
 
 
 def _console(*, quiet: bool) -> "Console | None":
-    """Returns the console of stderr; None where it is no terminal, or one that draws nothing."""
     if quiet or not sys.stderr.isatty():
         return None
     from rich.console import Console
@@ -316,7 +304,7 @@ def _console(*, quiet: bool) -> "Console | None":
 def _training_columns(console: "Console") -> "Sequence[ProgressColumn]":
     from rich.progress import BarColumn, TimeElapsedColumn
 
-    # The bar takes what the words leave: on a terminal of 80 columns there is none.
+    # The bar gets what the words leave: nothing on a terminal of 80 columns.
     room = min(40, console.width - 85)
     bar = [BarColumn(bar_width=room)] if room >= 8 else []
     taken = _INDENT + 8 + (room + 1 if bar else 0)
@@ -324,19 +312,19 @@ def _training_columns(console: "Console") -> "Sequence[ProgressColumn]":
 
 
 def title_column(title: str) -> "ProgressColumn":
-    """Returns the column with the name of the step, as wide as in the lines of other steps."""
+    """Returns the column with the step's name, as wide as in the lines of other steps."""
     from rich.progress import TextColumn
 
     return TextColumn(f"{title:<{_INDENT - 1}}")
 
 
 def words_column(console: "Console", *, taken: int) -> "ProgressColumn":
-    """Returns the column of the field `words`, cut at what the other columns leave of a line."""
+    """Returns the column of the field `words`, cut to what the other columns leave."""
     from rich.progress import TextColumn
     from rich.table import Column
 
     most = max(1, console.width - taken)
-    # As they are: brackets are no markup.
+    # Without markup: brackets stay.
     return TextColumn(
         "{task.fields[words]}",
         markup=False,
@@ -346,7 +334,7 @@ def words_column(console: "Console", *, taken: int) -> "ProgressColumn":
 
 @contextmanager
 def working(words: str, *, quiet: bool = False) -> Iterator[None]:
-    """Shows a spinner on the terminal if the block takes long; the block must print nothing."""
+    """Shows a spinner on the terminal if the block takes long; the block must not print."""
     console = _console(quiet=quiet)
     if console is None:
         yield
@@ -364,14 +352,14 @@ def working(words: str, *, quiet: bool = False) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
-        # It may have just begun to show it.
+        # It may be about to start the spinner.
         timer.join()
         for each in shown:
             each.stop()
 
 
 def program() -> str:
-    """Returns the word, or the path, with which a person calls stoker from here."""
+    """Returns the word, or the path, by which stoker was called."""
     typed = Path(sys.argv[0])
     found = shutil.which("stoker")
     # `python -m stoker.cli` and tests have another name; `make run` calls .venv/bin/stoker.
@@ -381,7 +369,7 @@ def program() -> str:
 
 
 def relative(path: Path) -> str:
-    """Returns the path as a person would type it from here."""
+    """Returns the path as it is typed from here."""
     try:
         return str(path.resolve().relative_to(Path.cwd()))
     except ValueError:

@@ -26,8 +26,7 @@ def report_verb(
     ],
     *,
     scaling: Annotated[
-        bool,
-        typer.Option("--scaling", help="Same as the word scaling before the runs."),
+        bool, typer.Option("--scaling", help="Same as the word scaling before the runs.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -52,7 +51,6 @@ def report_verb(
 
 
 def report_scaling(runs: Sequence[Path], *, as_json: bool) -> None:
-    """Prints a table over all runs."""
     from stoker.records import Training, read_json
     from stoker.report import scaling_of_runs
 
@@ -131,7 +129,6 @@ def report_of_records(
     training_file: Path,
     profile_file: Path,
 ) -> None:
-    """Writes a report from records in any folders."""
     from stoker.report import write_report
 
     write_report(
@@ -152,7 +149,6 @@ def report_of_records(
 def report_of_decision(
     file: Path, *, workload: "Workload", profile: "Profile", decision: "Decision"
 ) -> None:
-    """Writes a report of a decision, before anything has run."""
     from stoker.report import write_report
 
     write_report(

@@ -1,4 +1,4 @@
-"""`stoker schema` prints what a record may hold, for editors and other languages."""
+"""`stoker schema` prints the JSON Schema of a record, for editors and other languages."""
 
 import inspect
 import json
@@ -24,7 +24,7 @@ def schema_verb(
         ),
     ] = "",
 ) -> None:
-    """Prints the JSON Schema of a record.
+    """Print the JSON Schema of a record.
 
     Examples:
         stoker schema
@@ -41,11 +41,7 @@ def schema_verb(
 
 
 def json_schema(name: str) -> "dict[str, Json]":
-    """Returns the JSON Schema (2020-12) of a record.
-
-    Raises:
-        UsageError: If there is no record of that name.
-    """
+    """Returns the JSON Schema (2020-12) of a record; raises UsageError for an unknown name."""
     from stoker.errors import UsageError
     from stoker.records import RECORDS, nearest
     from stoker.records.schema import schema_of

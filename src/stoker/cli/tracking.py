@@ -1,4 +1,4 @@
-"""Commands keep their runs in MLflow, and say in a line what came of it."""
+"""Runs of commands in MLflow, and the line on the result."""
 
 import os
 from collections.abc import Sequence
@@ -18,18 +18,18 @@ _STOPPED_SECONDS = 15.0
 
 
 def start_tracking(job: "JobSpec", *, platform: str, quiet: bool) -> "JobSpec":
-    """Starts the job's run in MLflow; returns the job whose script writes to the same run."""
+    """Starts the job's run in MLflow; returns the job with the variables by which it is found."""
     from stoker.records.platforms import info_of
     from stoker.tracking import handed, started
 
     info = info_of(platform)
-    # The platform makes the run of its own MLflow itself: the job says so.
+    # In its managed MLflow the platform makes the run itself.
     if not job.tracking.mlflow or (job.tracking.is_managed and info.has_mlflow):
         return job
     tracked = started(
         job.tracking, run=job.run_name, tags=_tags(job.settings.workload_sha256), environ=os.environ
     )
-    _say(tracked, without="the run goes on without it", quiet=quiet)
+    _say(tracked, without="the run continues without it", quiet=quiet)
     told = handed(job.tracking, tracked, is_this_machine=info.is_this_machine)
     return replace(job, environment={**told, **job.environment})
 
@@ -49,15 +49,8 @@ def keep_tracked(
     """Writes a run's records to MLflow, where the workload names one; returns its page's address.
 
     Args:
-        tracking: The workload's settings, with an experiment.
-        run: Name of the run.
-        training: Its record; None: it failed without one.
-        evaluation: Its evaluation, where there is one.
-        run_id: The run in MLflow, where no record has it.
-        files: Artifacts.
-        is_refused: No job began: without a record, the end that an earlier attempt has told stays.
-        is_stopped: Whether somebody waits for this process to end.
-        quiet: Whether to print nothing.
+        is_stopped: Whether this process was told to end, so that there is little time.
+        training, evaluation, run_id, files, is_refused: As for `stoker.tracking.kept`.
     """
     from stoker.tracking import kept
 

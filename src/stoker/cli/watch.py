@@ -1,4 +1,4 @@
-"""`stoker watch` shows how a run is doing until it ends: a table on a terminal, lines elsewhere.
+"""`stoker watch` shows a run until it ends: a table on a terminal, lines elsewhere.
 
 Its log is read from its folder, from a file or from standard input.
 """
@@ -40,7 +40,7 @@ _HOSTS_IN_A_LINE = 6
 _RANKS_SHOWN = 6
 _FILE_WIDTH = 500
 _EVENTS = 5
-# Events of hosts and workers, in words for people.
+# Events of hosts and workers, as they are shown.
 _HAPPENINGS: dict[str, str] = {
     EventName.HOST_JOINED: "joined",
     EventName.HOST_REJOINED: "joined again",
@@ -55,7 +55,7 @@ _HAPPENINGS: dict[str, str] = {
 }
 _COLUMNS = ("host", "batches/s", "MB/s", "workers", "worker/s", "busy", "asked", "moved")
 POLL_SECONDS = 0.25
-# After so long without a line the run or its log is gone: as long as hosts wait for each other.
+# Without a line for so long the run or its log is gone: as long as hosts wait for each other.
 SILENCE_SECONDS = 1800.0
 _CHUNK_BYTES = 1 << 16
 _LINES_LOOKED_AT = 100_000
@@ -71,14 +71,12 @@ def watch_verb(
         ),
     ],
     *,
-    once: Annotated[
-        bool, typer.Option("--once", help="Shows the current state once, and exits.")
-    ] = False,
+    once: Annotated[bool, typer.Option("--once", help="Show the current state once.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Shows the hosts, rates and waits of a run while it trains.
+    """Show the hosts, rates and waits of a run while it trains.
 
-    It also says what limits the run. It ends when the run ends.
+    Also shows what limits the run. Ends when the run ends.
 
     Examples:
         stoker watch runs/ID
@@ -89,7 +87,7 @@ def watch_verb(
 
 
 class RunView:
-    """Collects from log lines what `stoker watch` shows of a run.
+    """What `stoker watch` shows of a run, collected from log lines.
 
     Attributes:
         run: Run id; empty until the first line.
@@ -129,11 +127,6 @@ class RunView:
             return False
         return True
 
-    def end_quietly(self, *, is_over: bool) -> None:
-        """Notes that no line will follow, whether or not the log told how the run ended."""
-        if is_over and not self.status:
-            self.status = "ended"
-
     def document(self) -> dict[str, object]:
         """Returns the whole state, for JSON."""
         progress = self.progress or StepProgress(steps=0, step_seconds=0.0, wait_seconds=0.0)
@@ -148,33 +141,30 @@ class RunView:
         }
 
     def head(self) -> str:
-        """Says in one line where the training is."""
+        """Returns one line on the progress."""
         progress = self.progress
         return f"step {progress.steps}, {progress.words}" if progress else "no step yet"
 
 
 def shower(stack: ExitStack, *, as_json: bool, once: bool) -> Callable[[RunView], None]:
-    """Returns a function that shows a view: as JSON, in one line, or as a table.
-
-    A table is what a terminal shows, which redraws it, and whoever asks only once.
-    """
+    """Returns a function that shows a view: as JSON, as a table that is redrawn, or in one line."""
     if as_json:
         return lambda view: print(json.dumps(view.document()), flush=True)
     console = Console()
     if once:
         if not console.is_terminal:
-            # No line is broken that somebody may search for.
+            # Wide, so that `grep` finds whole lines.
             console = Console(width=_FILE_WIDTH)
         return lambda view: console.print(as_table(view, max_ranks=None))
     if console.is_terminal:
-        # Hosts of the local platform are cores of this machine: a view must not use their time.
+        # Hosts of the local platform are cores of this machine, whose time a view must not use.
         live = stack.enter_context(Live(console=console, auto_refresh=False))
         return lambda view: live.update(as_table(view, max_ranks=_RANKS_SHOWN), refresh=True)
     shown: list[str] = []
 
     def say(view: RunView) -> None:
         line = plain_line(view)
-        # The same state twice is no news in a log.
+        # An unchanged state is not repeated in a log.
         if line not in shown[-1:]:
             shown[:] = [line]
             print(line, flush=True)
@@ -183,7 +173,7 @@ def shower(stack: ExitStack, *, as_json: bool, once: bool) -> Callable[[RunView]
 
 
 def plain_line(view: RunView) -> str:
-    """Returns the view in one line, for a log: waits, rates of the hosts, what limits the run."""
+    """Returns the view in one line: waits, rates of the hosts, what limits the run."""
     parts = [view.head()]
     interval = view.interval
     if interval:
@@ -199,7 +189,7 @@ def plain_line(view: RunView) -> str:
 
 
 def as_table(view: RunView, *, max_ranks: int | None) -> Group:
-    """Returns the view as lines and a table of hosts; what is in bold is also in words."""
+    """Returns the view as lines and a table of hosts. Bold text never stands alone for a fact."""
     lines: list[Text | Table] = [
         Text(f"{view.run or 'run'}: {view.status or 'running'}", style="bold"),
         Text(view.head()),
@@ -210,7 +200,7 @@ def as_table(view: RunView, *, max_ranks: int | None) -> Group:
             Text(
                 f"rank {rank.name}: {rank.batches_per_second:.1f} batches/s, "
                 f"{_share(rank.wait_share)} waiting, {_figure(rank.queue_depth)} ready"
-                # 0 between two epochs.
+                # The window is 0 between two epochs.
                 + (f" of a window of {rank.window}" if rank.window else "")
             )
             for rank in interval.ranks[:max_ranks]
@@ -254,25 +244,21 @@ def _name(host: HostRate) -> str:
     return _clean(host.name)[:40] + (" (local)" if host.kind == "local" else "")
 
 
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0%}"
-
-
 def _figure(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}"
 
 
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"
+
+
 def _clean(text: str) -> str:
-    """Replaces control characters by blanks: anyone may write to a log, and this is a terminal."""
+    """Replaces control characters by blanks: any program may write to a log."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 class LogOfRun:
-    """Reads a log that may still grow, or those of all hosts in `RUN/logs`, later ones among them.
-
-    Args:
-        path: The log, or the run's folder.
-    """
+    """A log that may still grow, or those of all hosts in `RUN/logs`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -281,14 +267,14 @@ class LogOfRun:
     def read(self) -> Iterator[str]:
         """Yields the lines that are new, host by host."""
         is_folder = self._path.is_dir()
-        # At each look: hosts of a data group may join later.
+        # Each time: hosts of a data group may join later.
         for path in sorted(self._path.glob("logs/*.log")) if is_folder else [self._path]:
             self._tails.setdefault(path, FileTail(path))
         for tail in self._tails.values():
             yield from tail.read()
 
     def has_ended(self) -> bool:
-        """Returns whether the run's record is there: it is written last. A log alone has none."""
+        """Returns whether the run's record, which is written last, is there."""
         return (self._path / "training.json").is_file()
 
     def close(self) -> None:
@@ -299,14 +285,14 @@ class LogOfRun:
 
 
 class StandardInput:
-    """Reads a log that another command writes: `kubectl logs -f POD -c main | stoker watch -`."""
+    """The log that another command pipes in: `kubectl logs -f POD -c main | stoker watch -`."""
 
     def __init__(self) -> None:
         self._rest = b""
         self._is_over = False
 
     def read(self) -> Iterator[str]:
-        """Yields the lines that are there, after POLL_SECONDS at most."""
+        """Yields the lines that are there; blocks for POLL_SECONDS at most."""
         descriptor = sys.stdin.fileno()
         if self._is_over or not select.select([descriptor], [], [], POLL_SECONDS)[0]:
             return
@@ -321,22 +307,18 @@ class StandardInput:
             yield line.decode(errors="replace")
 
     def has_ended(self) -> bool:
-        """Returns whether the other command has ended."""
+        """Returns whether the other command has closed the pipe."""
         return self._is_over
 
     def close(self) -> None:
-        """Leaves standard input open."""
+        """Does nothing: standard input stays open."""
 
 
 LogSource = LogOfRun | StandardInput
 
 
 def source_of(run: str) -> LogSource:
-    """Returns the source that `run` names.
-
-    Raises:
-        UsageError: If there is no such run.
-    """
+    """Returns the source that `run` names; raises UsageError if it is no run."""
     if run == "-":
         return StandardInput()
     for path in (Path(run), RUNS / run):
@@ -352,17 +334,17 @@ def source_of(run: str) -> LogSource:
 
 
 def _why_not_watched(path: Path) -> str:
-    """Says why nothing would ever come of `path`; empty if it may be a run."""
+    """Returns why `path` cannot be a run; empty if it may be one."""
     if path.is_dir():
         names = {entry.name for entry in path.iterdir()}
-        # A run in an empty folder, or in a folder of runs, may have just begun.
+        # A run may have just begun in an empty folder, or in a folder of runs.
         has_begun = bool(names) and path.absolute().parent.name != RUNS.name
         is_run = names & {"logs", "hosts", "workload.json", "training.json"}
         return f"{path} is not a run: it has no logs" if has_begun and not is_run else ""
     with closing(FileTail(path)) as tail:
         is_empty = True
-        # The launcher writes the first line of its log, but other programs may write before it.
-        # Not the whole of it: any text file may be named here, of any size.
+        # Other programs may write before the launcher's first line. Not all of it is read: any
+        # text file may be named here, of any size.
         for line in itertools.islice(tail.read(is_last=True), _LINES_LOOKED_AT):
             is_empty = False
             if parse_line(line):
@@ -371,12 +353,11 @@ def _why_not_watched(path: Path) -> str:
 
 
 def follow(source: LogSource, show: Callable[[RunView], None], *, once: bool) -> None:
-    """Reads the run and shows it until it ends.
+    """Shows the run until it ends.
 
     Args:
-        source: Source of the log.
         show: Draws or prints the state of the run.
-        once: Whether to show only what the source has now; of standard input all that comes.
+        once: Whether to show only what the source has now; of standard input, all that comes.
 
     Raises:
         UsageError: If standard input holds no line of a run's log.
@@ -386,16 +367,16 @@ def follow(source: LogSource, show: Callable[[RunView], None], *, once: bool) ->
     is_stream = isinstance(source, StandardInput)
     began = heard_at = time.monotonic()
     while True:
-        # Asked before reading: what is written before the end is read in this round.
+        # Before reading, so that lines written before the end are read in this round.
         has_ended = source.has_ended()
-        # A stream is read to its end with `once`, too: what has come by now may be nothing.
+        # A stream is read to its end with `once`, too: at first it may be empty.
         is_enough = once and (not is_stream or time.monotonic() - began > SILENCE_SECONDS)
         is_new = False
         for line in source.read():
             heard_at = time.monotonic()
-            # The script's own lines are most of a log: they need no parser.
+            # The script's own lines are most of a log, and need no parser.
             event = parse_line(line) if "stoker " in line else None
-            # Every report of the feed is shown; between two of them, only the last state.
+            # Every report of the feed is shown; between two reports, only the last state.
             if event is not None and view.take(event) and not once:
                 if view.is_complete:
                     show(view)
@@ -407,12 +388,12 @@ def follow(source: LogSource, show: Callable[[RunView], None], *, once: bool) ->
                     where="stdin",
                     fix="kubectl logs -f POD -c main | stoker watch -",
                 )
-            view.end_quietly(is_over=has_ended)
+            view.status = view.status or ("ended" if has_ended else "")
             show(view)
             return
         if is_new:
             show(view)
-        # Not with `once`: a log may hold several runs, of which the last one counts.
+        # Not with `once`: of several runs in a log the last one counts.
         if view.status and not once:
             return
         if time.monotonic() - heard_at > SILENCE_SECONDS and not once:
@@ -421,6 +402,6 @@ def follow(source: LogSource, show: Callable[[RunView], None], *, once: bool) ->
                 where="its log",
                 fix="check whether it still runs: stoker status, or the tools of the platform",
             )
-        # Standard input has waited already, in `select`.
+        # Standard input has already waited, in `select`.
         if not is_stream:
             time.sleep(POLL_SECONDS)

@@ -1,4 +1,4 @@
-"""Verbs read WORKLOAD | -- CMD and `--group ROLE=[TYPE:]HOSTS[:WORKERS]` from the command line."""
+"""Workloads, groups and run folders that a command line names."""
 
 import os
 import re
@@ -41,11 +41,7 @@ _ROLES: tuple[Role, ...] = ("dnn", "data")
 def read_with_params(
     file: str, *, overrides: Sequence[str], params: Sequence[str] = ()
 ) -> Workload:
-    """Reads a workload file, and applies a run's parameters, then `overrides`.
-
-    Raises:
-        UsageError: If the file, a parameter or an override is wrong.
-    """
+    """Reads a workload file, and applies a run's parameters, then `overrides`."""
     if params:
         known = read_workload(file, overrides=overrides)
         overrides = [*overrides_of(params, workload=known), *overrides]
@@ -86,13 +82,13 @@ def resolve(
 
     Args:
         words: A workload file, or a command.
-        overrides: `key.path=value` each.
         params: Parameters of a pipeline's run.
         verb: The verb that runs it, for the corrected command line in errors.
-
-    Raises:
-        UsageError: If there is neither, or the command cannot be found.
     """
+
+    def typed(*words: str) -> str:
+        return shlex.join(["stoker", verb, *words])
+
     if not words:
         raise UsageError(
             "no workload and no command", fix="name a workload file, or a command after --"
@@ -101,15 +97,14 @@ def resolve(
     if len(words) == 1 and (is_document or words[0].endswith((".yaml", ".yml", ".json"))):
         workload = read_with_params(words[0], overrides=overrides, params=params)
         if workload.platform_info.is_this_machine:
-            # Elsewhere the program is in the image, which cannot be looked into here.
+            # Elsewhere the program is in the image.
             check_command(workload.command, where=f"{words[0]}, key command")
         return workload
     if words[0].endswith((".yaml", ".yml")):
         raise UsageError(
-            "a workload and a command were given",
+            "a workload cannot be used with a command",
             where=f"command line: {shlex.join(words)}",
-            fix="leave one out: "
-            + " or ".join((_typed(verb, words[0]), _typed(verb, "--", *words[1:]))),
+            fix=f"leave one out: {typed(words[0])} or {typed('--', *words[1:])}",
         )
     if params:
         raise UsageError("--param needs a workload file", fix="use --set key.path=value")
@@ -118,7 +113,7 @@ def resolve(
             f"{words[0]} is a script, not a workload or a program",
             where="command line",
             # `run` takes workloads only.
-            fix=_typed(verb, "--", "python", *words)
+            fix=typed("--", "python", *words)
             if verb
             else f"stoker init --script {shlex.quote(words[0])}     makes a workload of it",
         )
@@ -126,12 +121,8 @@ def resolve(
     return workload_of(words, overrides=overrides, keys=_ranks_here(overrides))
 
 
-def _typed(verb: str, *words: str) -> str:
-    return shlex.join(["stoker", verb, *words])
-
-
 def _ranks_here(overrides: Sequence[str]) -> dict[str, Json]:
-    """Returns today's cluster of a bare command whose number of ranks is set, else nothing."""
+    # Today's cluster of a bare command whose number of ranks is set.
     keys = [override.partition("=")[0].strip() for override in overrides]
     is_set = any(key.startswith("cluster.dnn.") for key in keys)
     is_elsewhere = any(each.startswith("platform=") for each in overrides)
@@ -143,15 +134,9 @@ def _ranks_here(overrides: Sequence[str]) -> dict[str, Json]:
 def workload_of(
     command: Sequence[str], *, overrides: Sequence[str], keys: Mapping[str, Json] | None = None
 ) -> Workload:
-    """Returns a workload for a bare command, named after its script.
-
-    Args:
-        command: Program and arguments.
-        overrides: `key.path=value` each.
-        keys: Other keys of the workload that are known.
-    """
+    """Returns a workload for a bare command, named after its script, with other `keys`."""
     script = next((word for word in command if word.endswith((".py", ".sh"))), command[0])
-    # Other hosts and the services take only these characters.
+    # Hosts and services allow only these characters.
     name = re.sub(r"[^a-z0-9]+", "-", Path(script).stem.lower())[:40].strip("-") or "command"
     document = {"name": name, "command": [*command], **(keys or {})}
     return workload_from(document, overrides=overrides)
@@ -169,13 +154,9 @@ def workload_of_records(
 
 
 def check_command(command: Sequence[str], *, where: str) -> None:
-    """Checks that the command's program, and the script of `python SCRIPT`, exist.
-
-    Raises:
-        UsageError: If one is missing; it names it.
-    """
+    """Raises UsageError unless the command's program, and the script of `python SCRIPT`, exist."""
     try:
-        # Records are UTF-8: a folder that is not would fail later, in the middle of a run.
+        # Records are UTF-8: another name of a folder would fail later, in the middle of a run.
         str(Path.cwd()).encode()
     except UnicodeEncodeError:
         raise UsageError(
@@ -184,7 +165,7 @@ def check_command(command: Sequence[str], *, where: str) -> None:
             fix="rename it: records and other hosts use its name",
         ) from None
     program = command[0]
-    # `python` is the Python that runs stoker, even where no such name is on the path.
+    # `python` is the Python that runs stoker, whether or not it is on the path.
     if shutil.which(program) is None and program not in ("python", "python3"):
         what, fix = why_not_found(program)
         raise UsageError(what, where=where, fix=fix)
@@ -199,32 +180,28 @@ def check_command(command: Sequence[str], *, where: str) -> None:
 
 
 def region_of(workload: Workload) -> str | None:
-    """Returns the cloud region that the workload names, if it does."""
+    """Returns the AWS region that the workload names, if any."""
     return workload.sagemaker.region if workload.sagemaker else None
 
 
 def todays_cluster(workload: Workload) -> Cluster:
-    """Returns today's cluster; this machine's one host of one core if the workload names none.
-
-    Raises:
-        UsageError: If a cloud workload names none.
-    """
+    """Returns today's cluster, by default one core of this machine; UsageError in a cloud."""
     if workload.cluster:
         return workload.cluster
     if workload.platform_info.is_this_machine:
         return Cluster(dnn=TodaysGroup(instance_type="local.c1", count=1))
     raise UsageError(
-        "the workload does not say on which cluster it trains today",
+        "the workload does not name the cluster on which it trains today",
         where=f"workload {workload.name}, key cluster",
         fix="add cluster: {dnn: {instance_type: ..., count: ...}}",
     )
 
 
 def reused_profile(workload: Workload, params: Sequence[str]) -> Profile | None:
-    """Returns the profile that the parameter reuse_profile holds: a text, or a file; else None.
+    """Returns the profile of the parameter reuse_profile, a text or a file, if it is set.
 
     Raises:
-        UsageError: If it is none, or of another workload.
+        UsageError: If it is not a profile of this workload.
     """
     given = parse(params, workload=workload).get("reuse_profile", "") if params else ""
     if not given:
@@ -242,20 +219,16 @@ def reused_profile(workload: Workload, params: Sequence[str]) -> Profile | None:
 
 
 def runs_folder() -> Path:
-    """Returns runs/, or a temporary folder's where this one cannot be written.
+    """Returns runs/, or one in a temporary folder where this folder cannot be written.
 
-    That is so in a pipeline's step that does not run as the image's user.
+    A pipeline's step may run as another user than the image's.
     """
     here = RUNS if RUNS.exists() else Path()
     return RUNS if os.access(here, os.W_OK) else Path(tempfile.gettempdir()) / RUNS
 
 
 def named_run_dir(name: str) -> Path:
-    """Makes runs/NAME, or takes the one of an earlier attempt.
-
-    Raises:
-        UsageError: If it cannot be made, or the name is not allowed.
-    """
+    """Makes runs/NAME, or uses the one of an earlier attempt."""
     from stoker.platforms.base import check_run_name
 
     check_run_name(name, most=63)
@@ -270,10 +243,10 @@ def named_run_dir(name: str) -> Path:
 
 
 def new_run_dir(name: str) -> Path:
-    """Makes runs/NAME-DATE-TIME, a folder that did not exist."""
+    """Makes the new folder runs/NAME-DATE-TIME."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     runs = runs_folder()
-    # `mkdir` decides: two runs that begin in the same second cannot take one folder.
+    # `mkdir` is atomic: two runs that begin in the same second get two folders.
     for suffix in ["", *(f"-{n}" for n in range(2, 100))]:
         folder = runs / f"{name}-{stamp}{suffix}"
         try:
@@ -285,19 +258,17 @@ def new_run_dir(name: str) -> Path:
                 f"cannot make a run folder: {err}", where=str(runs), fix="check its rights"
             ) from None
         return folder
-    raise UsageError(
-        "a hundred runs have begun in this second", where=str(runs), fix="wait a second"
-    )
+    raise UsageError("too many runs were started within one second", where=str(runs))
 
 
 def latest_run_dir(workload: Workload, *, needs: Sequence[str]) -> Path:
-    """Returns the newest run of the same workload that holds the files in `needs`.
+    """Returns the newest run of the same workload that has the files in `needs`.
 
     Raises:
-        UsageError: If there is none; it names what differs from the newest run of that name.
+        UsageError: If there is none, with what differs from the newest run of that name.
     """
     begin = f"{workload.name}-"
-    # A workload may have another name by now: one of this name goes first, then the newest.
+    # First those of this name, as a workload may have been renamed; then the newest.
     found = sorted(
         RUNS.glob("*/workload.json"),
         key=lambda file: (not file.parent.name.startswith(begin), -file.stat().st_mtime),
@@ -328,7 +299,7 @@ def latest_run_dir(workload: Workload, *, needs: Sequence[str]) -> Path:
 
 
 def _example(default_type: str | None) -> str:
-    """Returns groups as they are typed, of types that the platform in use has."""
+    # With types of the platform in use.
     if default_type is None or local_instance(default_type):
         return "for example --group dnn=local.c1:1 --group data=local.c1:1:1"
     return "for example --group dnn=1 --group data=ml.c7i.8xlarge:2:32"
@@ -340,9 +311,6 @@ def parse_groups(texts: Sequence[str], *, default_type: str | None) -> tuple[Gro
     Args:
         texts: `ROLE=[TYPE:]HOSTS[:WORKERS]` each; WORKERS are data workers of one host.
         default_type: Instance type of groups that name none.
-
-    Raises:
-        UsageError: If a text is wrong; it names the text and the error.
     """
     groups = [_parse(text, default_type=default_type) for text in texts]
     roles = [group.role for group in groups]
@@ -361,8 +329,8 @@ def groups_of(workload: Workload, texts: Sequence[str]) -> tuple[Group, ...]:
     today = todays_cluster(workload).dnn
     if texts:
         dnn, *data = parse_groups(texts, default_type=today.instance_type)
-        # Another type has other accelerators: as many processes as it has, unless it is said. Of
-        # this machine any number of cores is the same type.
+        # Another type has other accelerators, and by default a process for each. On this machine
+        # any number of cores is the same type.
         types = (dnn.instance_type, today.instance_type)
         if len(set(types)) == 1 or all(local_instance(name) for name in types):
             dnn = msgspec.structs.replace(dnn, processes_per_host=today.processes_per_host)
@@ -398,5 +366,5 @@ def _parse(text: str, *, default_type: str | None) -> Group:
 
 
 def _is_number(text: str) -> bool:
-    # int() takes digits of other scripts, signs and underscores, too.
+    # int() also takes digits of other scripts, signs and underscores.
     return text.isascii() and text.isdigit()

@@ -126,7 +126,6 @@ def _is_like(run: EarlierRun, like: Profile, catalog: Catalog) -> bool:
 
 
 def _replayed(run: EarlierRun, catalog: Catalog) -> tuple[Work, ClusterShape]:
-    """Returns the work of the run's profile, and the cluster it trained on."""
     groups = run.training.groups
     today = today_of(run.profile, catalog.get(run.profile.host.instance_type))
     processes = groups[0].processes_per_host or max(1, today.accelerators)

@@ -74,7 +74,6 @@ class Site:
 
 
 def keep(site: Site) -> Candidate:
-    """Returns today's cluster as it is."""
     work = site.work
     dnn = Hosts(instance=site.today, count=work.hosts, workers=work.num_workers)
     return _candidate(site, "keep", ClusterShape(dnn=dnn, data=work.data, processes=site.processes))

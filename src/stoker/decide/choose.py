@@ -36,7 +36,6 @@ _LIMITS: Mapping[Limit, str] = {
 
 
 def objective_value(outcome: Predicted, objective: str) -> float:
-    """Returns the value that the objective minimizes."""
     return outcome.usd_per_1000_steps if objective == "cost" else outcome.step_seconds
 
 
@@ -102,7 +101,6 @@ def choose(
 
 
 def is_free(plan: Plan, keep: Plan) -> bool:
-    """Whether the plan costs no more per hour than today's cluster."""
     outcome, today = plan.predicted, keep.predicted
     return (
         outcome is not None
@@ -112,7 +110,6 @@ def is_free(plan: Plan, keep: Plan) -> bool:
 
 
 def misses_deadline(today: Predicted, constraints: Constraints) -> bool:
-    """Whether the training misses the deadline on today's cluster."""
     deadline, hours = constraints.deadline_hours, today.total_hours
     return deadline is not None and hours is not None and hours > deadline
 
@@ -267,7 +264,7 @@ def pareto_front(plans: Sequence[Plan]) -> list[Plan]:
     ]
     front: list[Plan] = []
     cheapest = float("inf")
-    # Fastest first: a plan is on the front if it is cheaper than all that are faster.
+    # Fastest first: a plan is on the front if it is cheaper than all faster plans.
     for _, price, index in sorted(priced):
         if price < cheapest:
             front.append(plans[index])
@@ -281,7 +278,6 @@ def limit_name(limit: Limit) -> str:
 
 
 def cluster(plan: Plan) -> str:
-    """Returns the plan's hosts in a few words."""
     return " + ".join(f"{group.count} {group.instance_type}" for group in plan.groups)
 
 
@@ -298,7 +294,7 @@ def own_storage_words(outcome: Predicted) -> str:
     """Returns the plan's speed-up with a separate storage per host; empty: known or irrelevant."""
     if outcome.own_storage_speedup is None:
         return ""
-    return f"; {outcome.own_storage_speedup:.2f}x if each host has a storage of its own"
+    return f"; {outcome.own_storage_speedup:.2f}x if each host has separate storage"
 
 
 def pays(outcome: Predicted) -> str:
@@ -379,7 +375,6 @@ class Walk:
 
     @property
     def is_busy(self) -> bool:
-        """Whether other programs make the profile too noisy to choose a plan."""
         reason = self.work.unexplained
         return reason is not None and reason.kind == "other_programs"
 
@@ -402,7 +397,6 @@ def walk(found: Walk) -> tuple[Answer, ...]:
 
 
 def best_of(found: Walk, actions: Sequence[Action]) -> Plan | None:
-    """Returns the best feasible plan of these actions that has a prediction."""
     plans = [p for p in found.plans if p.action in actions and p.feasible and p.predicted]
     return ranked(plans, found.constraints.objective)[0] if plans else None
 

@@ -4,14 +4,7 @@ import math
 from collections.abc import Sequence
 
 from stoker.decide.calibrate import LEAST_RUNS
-from stoker.decide.choose import (
-    cluster,
-    cost_words,
-    error_band,
-    limits,
-    pareto_front,
-    pays,
-)
+from stoker.decide.choose import cluster, cost_words, error_band, limits, pareto_front, pays
 from stoker.decide.pricing import ASKED_FOR
 from stoker.records import Decision, Group, Plan, Predicted, Prices, TakenElsewhere, plan_in_words
 from stoker.records.parts import limit_words
@@ -158,7 +151,7 @@ def _table(decision: Decision) -> list[str]:
     if decision.bottleneck == "unexplained":
         lines.append("Rough guide only: the profile is not reliable enough for these figures.")
     if any(p.predicted and p.predicted.own_storage_speedup for p in rows):
-        lines.append("limit?: shorter if each host has a storage of its own: not known.")
+        lines.append("limit?: shorter if each host has separate storage: not known.")
     if is_billed:
         lines.append("$/1000: dollars for 1000 steps of today's global batch.")
     else:

@@ -152,12 +152,10 @@ class Work:
 
     @property
     def may_divide(self) -> bool:
-        """Whether the stream may be divided into more shards."""
         return self.divides is not False
 
     @property
     def has_own_storage(self) -> bool:
-        """Whether each host is known to have a separate storage rate."""
         return self.storage == "per_host"
 
     @property

@@ -98,7 +98,6 @@ def usd_per_hour(shape: ClusterShape) -> float | None:
 
 
 def capacity(shape: ClusterShape) -> float:
-    """Returns the usable vCPUs of all hosts."""
     return sum(hosts.count * hosts.instance.capacity for hosts in (shape.dnn, *shape.data))
 
 
@@ -231,7 +230,6 @@ def problem_of(candidate: Candidate, outcome: Predicted | None, rules: Rules) ->
 
 
 def is_usable(instance: Instance, rules: Rules) -> bool:
-    """Whether plans may use the type."""
     return not why_unusable(instance, rules)
 
 

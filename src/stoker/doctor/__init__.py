@@ -25,10 +25,10 @@ from stoker.host import machine
 from stoker.launch.topology import Topology, from_resourceconfig
 from stoker.settings import from_environment
 
-State = Literal["ok", "warn", "fail"]
+FindingState = Literal["ok", "warn", "fail"]
 
 _T = TypeVar("_T")
-# That of SageMaker's data-parallel library (strategy smddp), which has no release for a newer one.
+# Of SageMaker's data-parallel library (strategy smddp), which has no release for a newer version.
 MIN_TORCH = (2, 4)
 # Below this a training process and its libraries alone may not fit.
 MIN_MEMORY_BYTES = 2 << 30
@@ -52,27 +52,23 @@ class Finding:
     """
 
     name: str
-    state: State
+    state: FindingState
     text: str
     fix: str = ""
 
 
 def within(seconds: float, work: Callable[[], _T]) -> _T:
-    """Returns the result of `work`, or raises its error; does not wait longer than `seconds`.
-
-    Raises:
-        TimeoutError: If it takes longer.
-    """
+    """Returns the result of `work`, or raises its error; TimeoutError after `seconds`."""
     results: list[_T] = []
     errors: list[BaseException] = []
 
     def run() -> None:
         try:
             results.append(work())
-        except BaseException as err:  # the edge of a thread: raised again below
+        except BaseException as err:  # raised below, in the other thread
             errors.append(err)
 
-    # A daemon: a look-up that hangs must not hold up the end of the process.
+    # A daemon: a look-up that hangs must not keep the process alive.
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(seconds)
@@ -84,15 +80,11 @@ def within(seconds: float, work: Callable[[], _T]) -> _T:
 
 
 def torch_check(*, trains: bool) -> Finding:
-    """Reports PyTorch and its CUDA.
-
-    Args:
-        trains: The host has a part in a run, which needs it.
-    """
+    """Checks PyTorch and its CUDA, which a host needs that `trains`."""
     try:
         import torch
     except (ImportError, OSError) as err:
-        # OSError: PyTorch is there, and one of its libraries is not.
+        # OSError: a library of PyTorch is missing.
         missing = isinstance(err, ModuleNotFoundError)
         return Finding(
             "torch",
@@ -105,31 +97,30 @@ def torch_check(*, trains: bool) -> Finding:
     numbers = tuple(map(int, re.findall(r"\d+", str(torch.__version__))[:2]))
     wanted = f"PyTorch {'.'.join(map(str, MIN_TORCH))} or newer"
     if len(numbers) < 2:
-        return Finding("torch", "warn", text, f"see that it is {wanted}")
+        return Finding("torch", "warn", text, f"check that it is {wanted}")
     if numbers < MIN_TORCH:
-        state: State = "fail" if trains else "warn"
+        state: FindingState = "fail" if trains else "warn"
         return Finding("torch", state, text, f"use {wanted}")
     return Finding("torch", "ok", text)
 
 
 def vcpus_check() -> Finding:
-    """Reports the vCPUs that may be used, of those that are there."""
+    """Checks how many vCPUs this process may use."""
     usable, total = machine.usable_vcpus(), os.cpu_count() or 1
     text = f"{usable} usable"
     if usable < total:
         text += f" of {total} (quota, affinity or what the pod asks for)"
     if usable < 2:
-        return Finding(
-            "vcpus", "warn", text, "trainer and loader take turns on it: give the host two or more"
-        )
+        fix = "trainer and loader take turns on it: give the host two or more"
+        return Finding("vcpus", "warn", text, fix)
     return Finding("vcpus", "ok", text)
 
 
 def memory_check() -> Finding:
-    """Reports the memory that is free, within the container's limit."""
+    """Checks the free memory, within the container's limit."""
     found = psutil.virtual_memory()
     limit = machine.limit_bytes()
-    # psutil sees the whole machine, a container may use its limit only.
+    # psutil sees the whole machine, of which a container may use its limit.
     usable = min(found.available, limit or found.available)
     text = f"{_gib(found.available)} free of {_gib(found.total)}"
     if limit and limit < found.total:
@@ -140,29 +131,23 @@ def memory_check() -> Finding:
 
 
 def shared_memory_check(path: Path = Path("/dev/shm")) -> Finding:
-    """Reports the size of /dev/shm."""
+    """Checks the size of /dev/shm."""
     try:
         total = shutil.disk_usage(path).total
     except OSError as err:
-        return Finding(
-            "shm",
-            "warn",
-            f"{path}: {err.strerror}",
-            "mount a tmpfs there: PyTorch's own loader workers need it",
-        )
+        fix = "mount a tmpfs there: PyTorch's own loader workers need it"
+        return Finding("shm", "warn", f"{path}: {err.strerror}", fix)
     if total < MIN_SHARED_MEMORY_BYTES:
-        return Finding(
-            "shm",
-            "warn",
-            f"{path} has {_gib(total)}",
-            "docker run --shm-size, or an emptyDir of medium Memory: PyTorch's own loader "
-            "workers need it, stoker's do not",
+        fix = (
+            "docker run --shm-size, or an emptyDir of medium Memory: PyTorch's own loader workers "
         )
+        fix += "need it, stoker's do not"
+        return Finding("shm", "warn", f"{path} has {_gib(total)}", fix)
     return Finding("shm", "ok", f"{path} has {_gib(total)}")
 
 
 def accelerators_check(environ: Mapping[str, str]) -> Finding:
-    """Reports NVIDIA GPUs, and whether PyTorch can use them."""
+    """Checks whether PyTorch can use this host's NVIDIA GPUs."""
     num_devices = machine.num_accelerators(environ)
     if num_devices == 0:
         return Finding("gpus", "ok", "none")
@@ -171,12 +156,8 @@ def accelerators_check(environ: Mapping[str, str]) -> Finding:
     except (ImportError, OSError):
         return Finding("gpus", "warn", f"{num_devices}, and no PyTorch to use them")
     if not torch.cuda.is_available():
-        return Finding(
-            "gpus",
-            "fail",
-            f"{num_devices}, of which PyTorch can use none",
-            "an image whose PyTorch has CUDA, of a version that the host's driver knows",
-        )
+        fix = "use an image whose PyTorch has CUDA, of a version that the host's driver supports"
+        return Finding("gpus", "fail", f"{num_devices}, of which PyTorch can use none", fix)
     count = torch.cuda.device_count()
     text = f"{count} x {torch.cuda.get_device_name(0)}"
     if count < num_devices:
@@ -191,52 +172,43 @@ def _gib(num_bytes: float) -> str:
 
 
 def peer_check(peer: str, *, port: int, token_file: Path | None) -> Finding:
-    """Looks up `peer`, connects, and where a token is at hand, shakes hands as the feed does.
+    """Looks up `peer`, connects, and with a token makes the feed's handshake.
 
-    The handshake proves to both sides that they hold the same token; no message is sent, so that a
-    run under way does not notice. Blocks for 15 s at most.
+    The handshake proves to both sides that they have the same token. No message is sent, so a
+    running training does not notice. Blocks for 15 s at most.
 
     Args:
         peer: Name or address of a data host or of the dnn leader, with `:PORT` where it differs.
         port: Port of the feed.
-        token_file: Token of the run, if there is one.
     """
     host, port = _split(peer, port)
     place = f"{host}:{port}"
     try:
         address = _resolved(host)
     except OSError as err:
-        text = f"{host} is not known by name: {_words(err)}"
+        text = f"cannot resolve {host}: {_words(err)}"
         return Finding("peer", "fail", text, "check the name and the DNS")
     started = time.monotonic()
     try:
         socket.create_connection((address, port), CONNECT_SECONDS).close()
     except TimeoutError:
-        return Finding(
-            "peer",
-            "fail",
-            f"{place} ({address}) does not answer",
-            f"let TCP port {port} through between the hosts (security group, network policy)",
-        )
+        fix = f"allow TCP port {port} between the hosts (security group, network policy)"
+        return Finding("peer", "fail", f"{place} ({address}) does not answer", fix)
     except OSError as err:
-        return Finding(
-            "peer",
-            "fail",
-            f"{place} ({address}): {_words(err)}",
-            "only data hosts and the dnn leader listen, and only while a run is under way",
-        )
+        fix = "only data hosts and the dnn leader listen, and only while a run is under way"
+        return Finding("peer", "fail", f"{place} ({address}): {_words(err)}", fix)
     milliseconds = 1000 * (time.monotonic() - started)
     text = f"{place} ({address}) answers after {milliseconds:.1f} ms"
     if token_file is None:
-        return Finding("peer", "ok", f"{text}; no token at hand to ask who it is")
+        return Finding("peer", "ok", f"{text}; without a token its run is not checked")
     if not shakes_hands(address, port, token_file):
-        fix = "hand both hosts the same token, and the same image"
+        fix = "give both hosts the same token and the same image"
         return Finding("peer", "fail", f"{text}, but is not of this run", fix)
     return Finding("peer", "ok", f"{text}, and is of this run")
 
 
 def shakes_hands(address: str, port: int, token_file: Path | None) -> bool:
-    """Whether the listener holds the same token; False without a token here."""
+    """Returns whether the listener has the same token; False without a token here."""
     if token_file is None:
         return False
     try:
@@ -245,14 +217,14 @@ def shakes_hands(address: str, port: int, token_file: Path | None) -> bool:
         return False
     context: ZmqContext = zmq.Context()
     deadline = time.monotonic() + HANDSHAKE_SECONDS
-    # 64 KiB: nothing is to come but the handshake.
+    # 64 KiB: only the handshake is expected.
     connection = Connection(context, keys, now=time.monotonic(), max_message_bytes=1 << 16)
     try:
         connection.dial(
             f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}"
         )
         poller = zmq.Poller()
-        # The monitor alone: no message is sent, so none comes.
+        # Only the monitor: no messages are exchanged.
         for monitored in connection.filenos[1:]:
             poller.register(monitored, zmq.POLLIN)
         while connection.is_open and not connection.is_up and time.monotonic() < deadline:
@@ -266,7 +238,7 @@ def shakes_hands(address: str, port: int, token_file: Path | None) -> bool:
 
 def _split(peer: str, port: int) -> tuple[str, int]:
     host, colon, number = peer.rpartition(":")
-    # An IPv6 address has colons of its own: with a port it is in brackets.
+    # An IPv6 address has colons: with a port it is in brackets.
     if colon and number.isdigit() and (":" not in host or host.startswith("[")):
         return host.strip("[]"), int(number)
     return peer.strip("[]"), port
@@ -277,7 +249,7 @@ def _words(err: BaseException) -> str:
 
 
 def role_check(topology: Topology) -> Finding:
-    """Reports this host's role in the job."""
+    """Returns this host's role in the job."""
     group = topology.group
     place = group.hosts.index(topology.host) + 1
     text = f"{topology.host}: {group.role}, group {group.name}, host {place} of {len(group.hosts)}"
@@ -289,22 +261,19 @@ def role_check(topology: Topology) -> Finding:
 
 def folder_check(base_dir: Path) -> Finding:
     """Checks whether the job's folder can be written."""
-    # It may not be there yet: then it has to be made in the nearest folder that is.
+    # A missing folder will be made in the nearest one that exists.
     nearest = next(path for path in (base_dir, *base_dir.parents) if path.exists())
     if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
         return Finding("folder", "ok", f"{base_dir} can be written")
-    return Finding(
-        "folder",
-        "fail",
-        f"{base_dir} cannot be written by user {os.getuid()}",
-        "run as root, as SageMaker does, mount a folder of this user's, or set STOKER_BASE_DIR",
-    )
+    fix = "run as root, as SageMaker does, mount a folder of this user's, or set STOKER_BASE_DIR"
+    text = f"{base_dir} cannot be written by user {os.getuid()}"
+    return Finding("folder", "fail", text, fix)
 
 
 def port_check(port: int, token_file: Path | None) -> Finding:
-    """Checks whether the feed's port is free, or held by this run's own launcher."""
+    """Checks whether the feed's port is free, or used by this run's launcher."""
     with socket.socket() as probe:
-        # As the launcher binds it: connections that are still winding down do not count.
+        # As the launcher binds it: connections in TIME_WAIT do not count.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("", port))
@@ -313,40 +282,34 @@ def port_check(port: int, token_file: Path | None) -> Finding:
         else:
             return Finding("port", "ok", f"{port} is free")
     if shakes_hands("127.0.0.1", port, token_file):
-        return Finding("port", "ok", f"{port} is held by this run's launcher")
-    return Finding("port", "fail", taken, "end what holds it, or set feed.port in the workload")
+        return Finding("port", "ok", f"{port} is used by this run's launcher")
+    return Finding(
+        "port", "fail", taken, "end the process that uses it, or set feed.port in the workload"
+    )
 
 
 def names_check(topology: Topology) -> Finding:
-    """Checks whether the names of all hosts are known here."""
+    """Checks whether the names of all hosts can be resolved here."""
     others = [host for host in topology.hosts if host != topology.host]
     if not others:
         return Finding("names", "ok", "no other hosts")
-    # Side by side: each unknown name may take RESOLVE_SECONDS.
+    # In parallel: each unknown name may take RESOLVE_SECONDS.
     with ThreadPoolExecutor(len(others)) as pool:
         are_known = list(pool.map(_is_known, others))
     unknown = [host for host, known in zip(others, are_known, strict=True) if not known]
     if unknown:
-        return Finding(
-            "names",
-            "fail",
-            f"{len(unknown)} of {len(others)} unknown: {', '.join(unknown[:5])}",
-            "hosts that start later get their names later: again in a minute; else look at "
-            "the network's DNS",
-        )
+        text = f"{len(unknown)} of {len(others)} unknown: {', '.join(unknown[:5])}"
+        fix = "hosts that start later get their names later: retry in a minute; else check the DNS"
+        return Finding("names", "fail", text, fix)
     return Finding("names", "ok", f"{len(others)} other hosts are known by name")
 
 
 def token_check(topology: Topology, token_file: Path | None) -> Finding:
-    """Checks whether the run's token is there; its content is never shown."""
+    """Checks the run's token; its content is never shown."""
     if token_file is None:
         if topology.data_hosts:
-            return Finding(
-                "token",
-                "fail",
-                "none, and there is a data group",
-                "point STOKER_TOKEN_FILE to the file that the platform made",
-            )
+            fix = "point STOKER_TOKEN_FILE to the file that the platform made"
+            return Finding("token", "fail", "none, and there is a data group", fix)
         return Finding("token", "ok", "none, and none is needed")
     try:
         read_token(token_file)
@@ -356,11 +319,7 @@ def token_check(topology: Topology, token_file: Path | None) -> Finding:
 
 
 def _resolved(host: str) -> str:
-    """Returns the host's address.
-
-    Raises:
-        OSError: If the name is unknown; TimeoutError after RESOLVE_SECONDS.
-    """
+    # Raises OSError for an unknown name, TimeoutError after RESOLVE_SECONDS.
     found = within(RESOLVE_SECONDS, lambda: socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))
     return str(found[0][4][0])
 
@@ -373,19 +332,14 @@ def _is_known(host: str) -> bool:
 
 
 def examine(environ: Mapping[str, str], *, peer: str | None) -> Iterator[Finding]:
-    """Looks at this host; yields each finding as soon as it is made.
-
-    Args:
-        environ: Environment of this process.
-        peer: Another host to reach, as `HOST` or `HOST:PORT`.
-    """
+    """Checks this host, and the connection to `peer` (HOST[:PORT]); yields each finding at once."""
     text = f"{platform.python_version()} ({sys.executable}), stoker {stoker.__version__}"
     yield Finding("python", "ok", text)
     try:
         settings = from_environment(environ)
     except UsageError as err:
         yield Finding("settings", "fail", f"{err.what} ({err.where})", err.fix)
-        # With defaults: all other findings still help.
+        # With defaults, for the other checks.
         settings = from_environment({})
     topology: Topology | None
     role: Finding
@@ -401,7 +355,7 @@ def examine(environ: Mapping[str, str], *, peer: str | None) -> Iterator[Finding
     yield memory_check()
     yield shared_memory_check()
     yield accelerators_check(environ)
-    # What `topology` returns where no job is described, as on a laptop: this host alone.
+    # Without a job, as on a laptop, the topology is this host alone.
     in_job = not topology or len(topology.hosts) > 1 or bool(topology.group.instance_type)
     if in_job:
         yield role

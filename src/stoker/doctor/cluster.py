@@ -11,9 +11,9 @@ from pathlib import Path
 
 import yaml
 
-from stoker.doctor import Finding, State
+from stoker.doctor import Finding, FindingState
 from stoker.errors import ServiceError, StokerError
-from stoker.orchestrators.kubeflow.client import KubeflowClient
+from stoker.pipelines.kubeflow.client import KubeflowClient
 from stoker.platforms.kubernetes import KubernetesPlatform, api
 from stoker.platforms.kubernetes.api import ClusterApi, name_of, text, texts
 from stoker.platforms.kubernetes.objects import claim_of
@@ -23,15 +23,15 @@ from stoker.records.base import mapping, mappings
 from stoker.train import prepare
 
 KUBEFLOW_NAMESPACE = "kubeflow"
-# The first server that tells the last step of a run how the run ended (PipelineTaskFinalStatus).
+# The first server that passes PipelineTaskFinalStatus to the last step of a run.
 LEAST_SERVER = (2, 14)
-# What older ones do not do.
+# Limits of older versions.
 _LATER = {
     (2, 16): "steps run as the user of their image, whatever kubernetes.run_as says",
     (2, 17): "a schedule may start two runs at once",
 }
 ARGO_SETTINGS = "workflow-controller-configmap"
-# What becomes of a follower, by the policy that Argo merges into the retries of each step.
+# Fate of a lost follower, by the policy that Argo merges into the retries of each step.
 LOST_FOLLOWER = {
     "Always": "is tried again; so is each DAG around a step that failed, after a gate, too",
     "OnError": "is tried again if its pod vanishes, never after an exit code (143: evicted, 137: "
@@ -45,11 +45,7 @@ _NO_RUNTIME = "specified trainingRuntime must be created before the TrainJob is 
 
 
 def examine_cluster(workload: Workload) -> Iterator[Finding]:
-    """Checks what the workload needs of its cluster; yields each finding at once.
-
-    Args:
-        workload: Whatever platform it names.
-    """
+    """Checks what the workload needs of its cluster; yields each finding at once."""
     settings = workload.kubernetes or KubernetesSettings()
     connected = partial(ClusterApi, context=settings.context, strict_tls=settings.strict_tls)
     cluster = connected(namespace=settings.namespace)
@@ -57,7 +53,7 @@ def examine_cluster(workload: Workload) -> Iterator[Finding]:
         version = cluster.discover("/version") or {}
     except StokerError as err:
         if not (isinstance(err, ServiceError) and err.code == "403"):
-            # Any other question would fare the same.
+            # The other checks would fail alike.
             yield Finding("cluster", "fail", err.what, err.fix)
             return
         version = {}
@@ -78,7 +74,7 @@ def _check(name: str, check: Callable[[], Finding]) -> Finding:
     try:
         return check()
     except StokerError as err:
-        # Of a job it may be a quota, or an admission rule: that is the answer.
+        # For a job it may be a quota or an admission rule, which is a result.
         if isinstance(err, ServiceError) and err.code == "403" and (err.user or name != "job"):
             fix = "ask an administrator for the right; it may be fine"
             return Finding(name, "warn", f"cannot be checked: {err.what}", fix)
@@ -194,7 +190,7 @@ def claim_finding(cluster: ClusterApi, use: ClaimUse) -> Finding:
         is_today = use.num_hosts > 1
         who = f"{use.num_hosts} hosts" if is_today else "a dnn host and data hosts"
         fix = f"a claim of a class that has {' or '.join(sorted(many))} (EFS, Filestore, NFS...)"
-        state: State = "fail" if is_today else "warn"
+        state: FindingState = "fail" if is_today else "warn"
         return Finding("claim", state, f"{line}; {who} need to mount it", fix)
     if phase == "Bound":
         return Finding("claim", "ok", line)
@@ -211,7 +207,7 @@ def kubeflow_finding(workload: Workload) -> Finding:
         # A site without it trains all the same, unless the workload says that there is one.
         is_named = bool(workload.kubernetes and workload.kubernetes.kubeflow)
         is_unasked = isinstance(err, ServiceError) and err.kind == "denied"
-        state: State = "fail" if is_named and not is_unasked else "warn"
+        state: FindingState = "fail" if is_named and not is_unasked else "warn"
         fix = f"{err.fix or 'kubernetes.kubeflow says where it is'}; only pipelines need it"
         return Finding("kubeflow", state, f"Kubeflow Pipelines cannot be checked: {err.what}", fix)
     least = "pipelines need 2.14 or later"

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 _MAX_FORMER = 100
-# A dataset that a script has dropped is gone by then.
+# By then a dataset that the script dropped is garbage-collected.
 _GONE_SECONDS = 0.2
 # The attribute of a loader that holds its `Making`.
 _MADE = "_stoker_made"
@@ -123,7 +123,7 @@ class Rewind:
     def before(self, num_drawn: int) -> None:
         states = self._read()
         if _bytes_of(states) != self._last:
-            # Others drew: what was before them cannot be put back without undoing theirs.
+            # Something else drew, whose draws must not be undone.
             self._states.clear()
             self._states.append((num_drawn, states))
 
@@ -133,8 +133,7 @@ class Rewind:
         self._last = _bytes_of(states)
         self._thread = threading.get_ident()
         self._states.append((num_drawn, states))
-        # `restore` needs the state after taken + ahead draws, and what is taken only grows: those
-        # before are of no use.
+        # `restore` needs the state after taken + ahead draws, and `num_taken` only grows.
         while len(self._states) > 1 and self._states[0][0] < num_taken + self.num_ahead:
             self._states.popleft()
 
@@ -177,7 +176,7 @@ class Rewind:
 
 
 def _bytes_of(states: "list[torch.Tensor]") -> bytes:
-    # Half of the time of torch.equal, and nothing that a profiler would show.
+    # Half of the time of torch.equal, and invisible to a profiler.
     return b"".join([state.numpy().tobytes() for state in states])
 
 
@@ -223,7 +222,7 @@ class Position:
 
     def cancel_in_finalizer(self) -> None:
         """Does the same unless another thread may be drawing; then the next epoch does it."""
-        # A finalizer may run in any thread, while the one that draws is in the middle of a draw.
+        # A finalizer may run in any thread, also while another one draws.
         rewind = self.rewind
         if rewind is not None and rewind.is_of_this_thread():
             self.cancel()
@@ -321,7 +320,7 @@ class FormerLoader:
         made = making_of(loader)
         if made is None or self._made is None or made.lines != self._made.lines:
             return False
-        # Loaders that were both there before one was read are two: for training and validation.
+        # Two loaders that were made before either was read: for training and validation.
         return made.seconds >= self._opened
 
 
@@ -336,7 +335,7 @@ def _weak(thing: object) -> Callable[[], object]:
     try:
         return weakref.ref(thing)
     except TypeError:
-        # A list, say: its type and length have to do.
+        # A list, say: known by its type and length.
         return lambda: None
 
 
@@ -353,11 +352,11 @@ class TrainerProcess:
 
     settings: ProcessSettings
     timeline: Timeline
-    # The launcher was told that no loader of this process takes batches from the feed.
+    # The launcher knows that no loader of this process takes batches from the feed.
     said_unfed: bool = False
-    # The run was told that batches are seeded in another way than by torch.
+    # The log says that batches are not seeded as by torch.
     said_seeding: bool = False
-    # By id: a subclass may say of its loaders that they are equal, or have no hash.
+    # By id, because a subclass may define equality, or have no hash.
     _books: dict[int, LoaderBooks] = field(default_factory=dict)
     _sources: dict[str, LoaderBooks] = field(default_factory=dict)
     _former: list[FormerLoader] = field(default_factory=list)
@@ -382,7 +381,7 @@ class TrainerProcess:
             self._former.remove(former)
         number = self.timeline.new_loader() if former is None else former.number
         self._former.append(FormerLoader(loader, number=number))
-        # A script that makes another loader each time is not searched for ever.
+        # Bounded, for scripts that make another loader each time.
         del self._former[:-_MAX_FORMER]
         return number
 
@@ -432,7 +431,7 @@ def _process(pid: int) -> TrainerProcess:
     settings = from_environment()
     torch_data = sys.modules.get("torch.utils.data")
     if torch_data is not None and torch_data.get_worker_info() is not None:
-        # What a data worker iterates over is no step of the training.
+        # Iterations in a data worker are not steps of the training.
         settings = replace(settings, output=None)
     path = settings.output and settings.output / FILE.format(rank=settings.rank)
     file = settings.output and settings.output / f"usage-rank{settings.rank}.json"
@@ -440,7 +439,7 @@ def _process(pid: int) -> TrainerProcess:
     timeline = Timeline(path, usage=usage)
 
     def close() -> None:
-        # A forked child inherits the handler, and would write its parent's steps once more.
+        # A forked child inherits the handler, and would write its parent's steps again.
         if os.getpid() == pid:
             timeline.close()
 

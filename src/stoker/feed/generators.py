@@ -41,12 +41,12 @@ _SHORT = 64
 _MAX_ITEMS = 1024
 # Dictionaries that are looked at after each batch.
 _MAX_WATCHED = 256
-# A dictionary that grew so often without a generator in it is a cache.
+# A dictionary that grew this often without a generator in it is a cache.
 _MAX_CHANGES = 8
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, bytearray, range, slice)
 _DATA = (np.ndarray, np.generic, torch.Tensor, torch.dtype, torch.device, ModuleType)
 _BUILT_IN = (FunctionType, MethodType, functools.partial, list, tuple, deque, dict)
-# What a class of another language lets be seeded, it draws from.
+# A class of another language with such a method draws random numbers.
 _SEEDERS = ("seed", "manual_seed", "set_random_state", "set_seed", "reseed")
 _PYTHONS = (FunctionType, staticmethod, classmethod, property, MemberDescriptorType)
 # Methods of a class that have run in the trainer: a worker does not call them.
@@ -54,7 +54,7 @@ _IN_TRAINER = ("__init__", "__post_init__", "__getstate__", "__reduce__", "__red
 _MISSING = object()
 
 
-class Kind(NamedTuple):
+class GeneratorKind(NamedTuple):
     """How a kind of generator is read, written, and seeded from 32 bytes."""
 
     read: Callable[[object], object]
@@ -62,7 +62,7 @@ class Kind(NamedTuple):
     seed: Callable[[object, bytes], object]
 
 
-def kind_of(value: object) -> Kind | None:
+def kind_of(value: object) -> GeneratorKind | None:
     """Returns how to read and seed `value`; None if it is no generator whose state can be set."""
     kind = type(value)
     if kind not in _known:
@@ -73,7 +73,7 @@ def kind_of(value: object) -> Kind | None:
 
 def is_out_of_reach(value: object) -> bool:
     """Returns whether it is a generator whose state cannot be set, or an accelerator's."""
-    # By its type: to ask an object for its class may run code.
+    # By its type: `__class__` may run code.
     if issubclass(type(value), torch.Generator):
         return cast("torch.Generator", value).device.type != "cpu"
     return issubclass(type(value), random.SystemRandom)
@@ -112,7 +112,7 @@ def _seed_legacy(generator: np.random.RandomState, seed: bytes) -> None:
         generator.seed(np.frombuffer(seed, dtype="<u4"))
         return
     _seed_bits(bits, seed)
-    # The second of two normal draws may be kept there.
+    # It may hold the second of two normal draws.
     generator.set_state({**generator.get_state(legacy=False), "has_gauss": 0})
 
 
@@ -120,15 +120,15 @@ def _set_bits(bits: np.random.BitGenerator, state: object) -> None:
     bits.state = state  # type: ignore[assignment]
 
 
-def _kind(read: object, write: object, seed: object) -> Kind:
-    return Kind(
+def _kind(read: object, write: object, seed: object) -> GeneratorKind:
+    return GeneratorKind(
         cast("Callable[[object], object]", read),
         cast("Callable[[object, object], object]", write),
         cast("Callable[[object, bytes], object]", seed),
     )
 
 
-_KINDS: dict[type, Kind] = {
+_KINDS: dict[type, GeneratorKind] = {
     torch.Generator: _kind(torch.Generator.get_state, torch.Generator.set_state, _seed_torch),
     random.Random: _kind(random.Random.getstate, random.Random.setstate, _seed_python),
     np.random.Generator: _kind(
@@ -143,7 +143,7 @@ _KINDS: dict[type, Kind] = {
     ),
     np.random.BitGenerator: _kind(lambda bits: bits.state, _set_bits, _seed_bits),
 }
-_known: dict[type, Kind | None] = {}
+_known: dict[type, GeneratorKind | None] = {}
 
 
 _Sort = Literal[
@@ -168,7 +168,7 @@ class FoundGenerator(NamedTuple):
 
     path: str
     value: object
-    kind: Kind
+    kind: GeneratorKind
     name: "hashlib.blake2b"
 
 
@@ -229,7 +229,7 @@ class HeldGenerators:
         """Searches again; True if a new generator was found."""
         for grown in self._watched.grown():
             _, count = self._changes.get(id(grown), (grown, 0))
-            # Kept with its count, so that its address stays its own.
+            # Kept with its count, so that its address is not used again.
             self._changes[id(grown)] = (grown, count + 1)
         caches = {key for key, (_, count) in self._changes.items() if count >= _MAX_CHANGES}
         walk = _Walk(caches)
@@ -264,7 +264,7 @@ class _Walk:
 
     def __init__(self, caches: set[int]) -> None:
         self._caches = caches
-        # By address, so that it stays theirs.
+        # Kept, so that their addresses are not used again.
         self._seen: dict[int, object] = {id(each): each for each in global_generators()}
         self._waiting: deque[tuple[str, object]] = deque()
         self.found: list[FoundGenerator] = []
@@ -314,7 +314,7 @@ class _Walk:
         if type(value) not in _BUILT_IN:
             self._object(path, value)
 
-    def _find(self, path: str, value: object, kind: Kind) -> None:
+    def _find(self, path: str, value: object, kind: GeneratorKind) -> None:
         if len(self.found) >= MAX_GENERATORS:
             what = f"a {_name(type(value))}, the first of more than {MAX_GENERATORS}"
             self.out_of_reach.setdefault(path, what)
@@ -471,7 +471,7 @@ def _contents(cell: object) -> object:
 
 
 def _function_in(member: object) -> object:
-    # By its type: to ask an object for its class may run code.
+    # By its type: `__class__` may run code.
     if type(member) in (staticmethod, classmethod):
         return vars(member).get("__wrapped__")
     if type(member) is property:
@@ -550,7 +550,7 @@ def _globals_read(code: CodeType) -> tuple[tuple[str, ...], ...]:
 
 def _is_users(module: ModuleType) -> bool:
     """Returns whether it is a plain module of the user's own code."""
-    # One of another type may do anything when it is looked at.
+    # Another type may run code at an access.
     if type(module) is not ModuleType:
         return False
     name, path = vars(module).get("__name__"), vars(module).get("__file__")

@@ -85,7 +85,7 @@ class Epoch:
         self._next_batch += 1
         if self.order.occurrences is not None:
             if isinstance(index, Iterator):
-                # It is gone through here, and once more by the fetcher.
+                # It is iterated over here, and again by the fetcher.
                 index = list(index)
             words += self.order.occurrences.of(index)
         return Numbered(words, index)
@@ -104,8 +104,7 @@ class Epoch:
             self.steps.end()
             raise
         except BaseException:
-            # The error comes in the place of a batch: the size that was noted for it is not the
-            # next one's.
+            # In place of a batch, whose size is skipped.
             self._next_size()
             raise
         self.steps.got(self._next_size())
@@ -243,7 +242,7 @@ class SeedingInit:
             fetcher = create(*args)  # type: ignore[no-untyped-call]
             return SeededFetcher(fetcher, self.seeding, seeder)
 
-        # In the worker's own process; its loop asks for the fetcher right after this.
+        # In the worker's process, whose loop asks for the fetcher right after this.
         _DatasetKind.create_fetcher = staticmethod(create_seeded)  # type: ignore[method-assign]
 
 
@@ -304,7 +303,7 @@ class MultiProcessingIterator(CountedIterator, _MultiProcessingDataLoaderIter): 
         super().__init__(loader)
         weakref.finalize(self, epoch.end_in_finalizer)
 
-    # torch stores the loader's function here, and hands what is here to its workers.
+    # torch stores the loader's function here, and passes this attribute to its workers.
     @property
     def _worker_init_fn(self) -> WorkerInit | None:
         if self._epoch.seeding == "torch":

@@ -55,7 +55,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs)
             note_making(self)
-            # A process with a loader says at its end that it did no step, if it did none.
+            # So that a process with a loader and no steps leaves a timeline that says so.
             with contextlib.suppress(UsageError):
                 this_process()
             _connect_ahead()
@@ -97,12 +97,12 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
                 size, number of ranks or rank; names all differences. Later, from `iter` or the
                 first `next`, if the sampler does not give the same samples again.
         """
-        # Types are not checked in a script: without this its epoch would begin at its first batch.
+        # Scripts are not type-checked: without this the epoch would start from its first batch.
         if not isinstance(state_dict, Mapping):
             raise TypeError(f"load_state_dict takes what state_dict returned, not {state_dict!r}")
         if state_dict:
             loader_state.load(self, this_process(), dict(state_dict))
-            # Workers that persist are at another place of another epoch: new ones begin.
+            # Persistent workers are elsewhere in another epoch, and are replaced.
             self._iterator = None
 
 
@@ -110,12 +110,12 @@ def _connect_ahead() -> None:
     """Imports the feed (50 ms) and connects, before the first epoch under a data group."""
     if _FEED in sys.modules:
         return
-    # What is malformed is said by the first epoch.
+    # The first epoch reports malformed variables.
     with contextlib.suppress(UsageError):
         settings = from_environment()
         if settings.has_data_group and settings.coordinator:
             importlib.import_module(_FEED)
-            # A child (a worker, perhaps) is to ask for batches before it is taken for a trainer.
+            # A child, which may be a worker, counts as a trainer only when it asks for batches.
             if multiprocessing.parent_process() is None:
                 from stoker.feed.trainer.client import connect
 
@@ -159,8 +159,8 @@ def iterator_of(loader: AnyLoader) -> _BaseDataLoaderIter:
 def _decided_workers(loader: AnyLoader, process: TrainerProcess) -> int | None:
     """Returns how many of torch's workers make the batches; None: the script's `num_workers`."""
     if loader._dataset_kind == _DatasetKind.Iterable:
-        # A plan does not change into how many shards a stream is divided. With `feed.shards` the
-        # batches are the same ones as under a data group: torch's workers make a shard each.
+        # A plan does not change the number of shards. With `feed.shards` torch's workers make a
+        # shard each, so that the batches are the same as under a data group.
         shards = process.settings.feed.shards
         return None if shards == max(1, loader.num_workers) else shards
     decided = process.settings.workers.get("dnn")
@@ -204,7 +204,7 @@ def replaced_iterator_of(loader: AnyLoader) -> _BaseDataLoaderIter:
     process = this_process()
     settings = process.settings
     is_torchs = loader._dataset_kind == _DatasetKind.Iterable or settings.feed.seeding == "torch"
-    # Outside of a run there is no terminal of stoker's, and nothing to compare.
+    # Outside a run there is nothing to compare with.
     if not is_torchs and not process.said_seeding and not settings.rank and settings.output:
         process.said_seeding = True
         log = Log(run=settings.run_id, host=settings.host)

@@ -13,7 +13,7 @@ import msgspec
 from stoker.feed.timeline import MeasuredStep, has_no_step, read_timelines
 from stoker.feed.wire.protocol import Progress
 
-# By process: a rank's number is also the one of what started it, or helps it.
+# By process, because a rank's launcher and helpers have its number, too.
 _FILE = "loading-{pid}.json"
 
 _TORCHS = "train with --replace-dataloader true, or import DataLoader from stoker"
@@ -100,7 +100,7 @@ def why_unfed(output: Path, progress: Mapping[int, Progress]) -> str:
 
     See `counted_steps` for the arguments.
     """
-    # It tells of most runs: timelines of days are long to read.
+    # Enough for most runs, and quicker than reading the timelines of days.
     if any(report.steps for report in progress.values()):
         return ""
     loadings, timelines = read_loadings(output), read_timelines(output)
@@ -113,7 +113,7 @@ def why_unfed(output: Path, progress: Mapping[int, Progress]) -> str:
         # Nothing was missed: a training that was resumed after its last epoch.
         return ""
     else:
-        # The one that trained, or read something, knows best.
+        # From the process that trained, or read something.
         told = max(
             loadings,
             key=lambda each: (bool(each.seen), bool(each.own), each.optimizer_steps or 0),

@@ -9,8 +9,7 @@ from stoker.records import FeedSettings
 # Share of a host's memory for batches that wait, unless `feed.max_bytes` is set: the training,
 # its pinned copies and the page cache want the rest.
 DEFAULT_SHARE = 0.25
-# What a batch counts for before the first one is here: more than most have, so that the first ones
-# do not fill the memory.
+# Assumed size of a batch before the first one is here: larger than most, to not fill the memory.
 UNKNOWN_BATCH_BYTES = 64 << 20
 _MAX_DEPTH = 16
 

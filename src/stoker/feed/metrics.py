@@ -53,8 +53,7 @@ def _merge(path: Path, numbers: dict[str, float]) -> None:
         if not isinstance(found, dict):
             raise UsageError("the metrics file is not a JSON object", where=str(path))
         known = found
-    # Replaced at once, and on the disk before that: a training that is killed here keeps the
-    # metrics that it had.
+    # Synced, then replaced atomically: a training that is killed here keeps its earlier metrics.
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.{os.getpid()}")
     try:

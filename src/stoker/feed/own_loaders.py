@@ -27,7 +27,7 @@ def own_loaders() -> list[str]:
 
 def imports_stokers() -> bool:
     """Returns whether the script has asked for stoker's DataLoader, to mark what is fed."""
-    # The package keeps each name once it is asked for; stoker imports the class from its module.
+    # The package caches names that a script asked for; stoker's own code imports from the module.
     return "DataLoader" in vars(sys.modules["stoker"])
 
 

@@ -95,12 +95,12 @@ class Remote(DatasetFactory):
     def __iter__(self) -> Iterator[object]:
         return iter(cast("Iterator[object]", self.build()))
 
-    # torch asks by isinstance whether a dataset is one that is only iterated.
+    # torch uses isinstance to tell iterable datasets.
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         """`IterableDataset` (for isinstance) where the dataset itself is one."""
         if self._is_asking:
-            # Whoever pickles it to ask is no reason to ask.
+            # Asked by the pickling of the request itself.
             return Remote
         from torch.utils.data import IterableDataset
 
@@ -144,7 +144,7 @@ def _ask_facts(remote: Remote) -> Facts:
 
     spec = DatasetSpec(dataset=FactsOf(remote), collate_fn=_as_it_is, auto_collation=False)
     packed = pack_spec(spec, max_bytes=settings.feed.max_dataset_bytes)
-    # Of no loader, and so not among the timeline's; the session ends with them.
+    # Of no loader, so not in the timeline; the session ends with these books.
     books = LoaderBooks(-1)
     session = feed_of(process).session_for(books)
     try:
@@ -163,7 +163,7 @@ def _ask_facts(remote: Remote) -> Facts:
     match found:
         case (bool(is_iterable), int() | None as length):
             return Facts(is_iterable, length)
-    raise ProtocolError(f"expected the facts of {remote!r}, found a {type(found).__name__}")
+    raise ProtocolError(f"expected facts of {remote!r}, found a {type(found).__name__}")
 
 
 def _as_it_is(sample: object) -> object:

@@ -96,7 +96,7 @@ def _replace(cls: type["AnyLoader"], name: str, ours: object, *, is_auto: bool) 
     """Sets a method; where `is_auto`, a script that imports stoker's DataLoader keeps its own."""
     theirs = getattr(cls, name)
 
-    # Its module stays this one: `stoker.timed` tells by it what is timed already.
+    # Keeps this module's name, by which `stoker.timed` knows what is timed already.
     @functools.wraps(theirs, assigned=("__name__", "__doc__"))
     def method(self: "AnyLoader", *args: object, **kwargs: object) -> object:
         from stoker.feed.own_loaders import imports_stokers

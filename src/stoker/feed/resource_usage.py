@@ -21,11 +21,11 @@ from stoker.host.counters import bytes_read
 from stoker.host.machine import process_clock, thread_clock
 from stoker.host.processes import descendant_pids
 
-# Steps that are shorter have their CPU time read together.
+# CPU time of shorter steps is read together.
 _READ_SECONDS = 0.01
-# Children and threads are asked, and the file is written, so often at most.
+# Interval of looks at children and threads, and of writes.
 _SPAN_SECONDS = 1.0
-# Batches that are looked at for their size, of each loader.
+# Batches of each loader whose size is taken.
 _SIZED_BATCHES = 8
 _MAX_SPANS = 256
 
@@ -168,7 +168,7 @@ class Usage:
             own.trainer_cpu_seconds += time.process_time() - self._read[1]
 
     def _add_last_steps(self, loader: int) -> None:
-        # Later, something else than these steps is in the clocks.
+        # Later, the clocks include other things.
         if time.monotonic() - self._asked_at < _READ_SECONDS:
             self._add_steps(self._books.loaders[loader])
         self._unread_steps = 0
@@ -211,8 +211,7 @@ class _Span:
             pids = descendant_pids()
         ended = resource.getrusage(resource.RUSAGE_CHILDREN)
         self.num_children = len(pids)
-        # With those that have ended: a worker's CPU time is not lost when it ends between two
-        # looks.
+        # Including ended ones, whose CPU time would be lost between two looks.
         self.children_cpu = ended.ru_utime + ended.ru_stime
         self.children_cpu += sum(process_clock(pid) or 0.0 for pid in pids)
         self.feed_cpu = sum(thread_clock(tid) or 0.0 for tid in _feed_threads())

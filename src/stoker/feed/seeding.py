@@ -28,8 +28,8 @@ from torch.utils.data._utils import worker as torch_worker
 from stoker.errors import ShippingError
 from stoker.feed.generators import (
     MAX_SEED,
+    GeneratorKind,
     HeldGenerators,
-    Kind,
     global_generators,
     kind_of,
     put_back,
@@ -43,9 +43,9 @@ BATCH_WORDS = 4
 
 _MASK = (1 << 64) - 1
 
-# What is seeded before each batch: all random states, or a sample at a time, or as torch does.
+# Unit of seeding: a batch, a sample, or workers as torch does.
 Seeding = Literal["batch", "sample", "torch"]
-# A batch in which a generator was made that was not there before is made again, with it seeded.
+# How often a batch is made in which new generators appear, to seed them.
 _MAX_TIMES = 4
 _T = TypeVar("_T")
 
@@ -225,11 +225,9 @@ class Seeder:
                 continue
             if not (self._held.has_changed() and self._has_new()):
                 return made
-            # Before it is made again: a worker gives up a slot of which a view lives (see
-            # Slots.free).
+            # First, because a worker gives up a slot with a live view (see Slots.free).
             del made
-        # It makes a new generator each time: nothing that is found can be seeded before its first
-        # draw.
+        # It makes a new generator each time, which cannot be seeded before its first draw.
         self._seed_batch(words)
         return make()
 
@@ -325,7 +323,7 @@ def set_states(states: bytes, roots: Mapping[str, object]) -> set[str]:
     return given.keys() - here.keys()
 
 
-def _all(roots: Mapping[str, object]) -> Iterator[tuple[str, object, Kind]]:
+def _all(roots: Mapping[str, object]) -> Iterator[tuple[str, object, GeneratorKind]]:
     for name, value in zip(("torch", "python", "numpy"), global_generators(), strict=False):
         kind = kind_of(value)
         if kind is not None:

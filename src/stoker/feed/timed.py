@@ -76,7 +76,7 @@ class TimedBatches(Generic[_T]):
 
     def __getattr__(self, name: str) -> object:
         if name.startswith("_"):
-            # copy and pickle ask for such names before there is a `_batches`: it would ask itself.
+            # copy and pickle ask for such names before `_batches` exists: endless recursion.
             raise AttributeError(name)
         value: object = getattr(self._batches, name)
         return value
@@ -147,7 +147,7 @@ def _rows(batch: object, *, depth: int) -> int | None:
         try:
             return int(shape[0])
         except (TypeError, ValueError, IndexError):
-            # A scalar, or a ragged or symbolic tensor that does not know.
+            # A scalar, or a ragged or symbolic tensor.
             return None
     if depth >= _MAX_DEPTH or isinstance(batch, str | bytes | bytearray):
         return None
@@ -178,7 +178,7 @@ def _is_timed_already(batches: object, process: TrainerProcess) -> bool:
 
 def _is_through_stoker(kind: type) -> bool:
     method = getattr(kind, "_get_iterator", None)
-    # One that is wrapped is torch's own in a script that imports stoker's class: feed/replace.py.
+    # A wrapped one is torch's in a script that imports stoker's class, see feed/replace.py.
     return _home(method) and not (hasattr(method, "__wrapped__") and imports_stokers())
 
 

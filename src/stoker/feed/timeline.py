@@ -198,8 +198,7 @@ class LoaderSums:
             self.steady_compute_seconds += compute
 
 
-# Loader and epoch as they are written, batch; when it was asked for, came, and the step ended, on
-# the timeline's clock; samples.
+# Start of the line; batch; times of the request, its arrival and the end of the step; samples.
 _Row = tuple[str, int, float, float, float, int]
 
 
@@ -227,7 +226,7 @@ class Timeline:
         self._rows: list[_Row] = []
         self._zero: float | None = None
         self._flushed = 0.0
-        # Epochs that began with their first batch: not those that go on from a state.
+        # Epochs that began with their first batch, not resumed ones.
         self.begun = 0
         self._loaders = 0
         self._sums: dict[int, LoaderSums] = {}
@@ -263,8 +262,7 @@ class Timeline:
         self.compute_seconds += ended - got
         if self._path is not None:
             self._rows.append(row)
-            # A finalizer may run in the thread that holds the lock of `flush`, and would wait for
-            # ever.
+            # A finalizer may run in the thread that holds the lock of `flush`: a deadlock.
             if may_write and ended - self._flushed > _FLUSH_SECONDS:
                 self.flush()
 

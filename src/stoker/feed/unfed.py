@@ -28,7 +28,7 @@ _FEED = "stoker.feed.remote_iterators"
 ENOUGH_STEPS = 20
 _WRITE_SECONDS = 1.0
 
-AnyLoader = torch.utils.data.DataLoader[object]
+TorchLoader = torch.utils.data.DataLoader[object]
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class OptimizerWatch:
 
     def step(self) -> None:
         if torch.compiler.is_compiling():
-            # A program that is compiled may do no more than this here.
+            # A compiled program may do no more than this here.
             self.is_compiled = True
             return
         self.num_steps += 1
@@ -65,7 +65,7 @@ class OptimizerWatch:
             self._look()
         now = self.clock()
         if now >= self._write_at:
-            # A process that leaves by os._exit has said so, too.
+            # At once, for processes that leave by os._exit.
             self._write_at = now + _WRITE_SECONDS
             self.write()
 
@@ -118,7 +118,7 @@ def _has_optimizer(kind: type[Optimizer]) -> bool:
     return getattr(kind.step, "hooked", False) or any(map(_has_optimizer, kind.__subclasses__()))
 
 
-def install(dataloader_class: type[AnyLoader]) -> None:
+def install(dataloader_class: type[TorchLoader]) -> None:
     """Watches this process, if it may train."""
     if torch.utils.data.get_worker_info() is not None:
         return
@@ -143,17 +143,17 @@ def install(dataloader_class: type[AnyLoader]) -> None:
     atexit.register(at_exit)
 
 
-def _see_loaders(dataloader_class: type[AnyLoader], watch: OptimizerWatch) -> None:
+def _see_loaders(dataloader_class: type[TorchLoader], watch: OptimizerWatch) -> None:
     """Watches loaders that are read with torch's iterators; stoker's class has its own."""
-    original: Callable[[AnyLoader], _BaseDataLoaderIter] = dataloader_class._get_iterator
+    original: Callable[[TorchLoader], _BaseDataLoaderIter] = dataloader_class._get_iterator
 
-    def _get_iterator(self: AnyLoader) -> _BaseDataLoaderIter:
+    def _get_iterator(self: TorchLoader) -> _BaseDataLoaderIter:
         iterator = original(self)
         if not watch.seen and not type(iterator).__module__.startswith("stoker."):
             watch.seen = f"{type(self).__module__}.{type(self).__qualname__}"
         return iterator
 
-    # `stoker.timed` tells by its module whether a loader is timed already.
+    # By its module `stoker.timed` knows whether a loader is timed already.
     _get_iterator.__module__ = original.__module__
     dataloader_class._get_iterator = _get_iterator  # type: ignore[method-assign]
 
@@ -166,7 +166,7 @@ def is_released(process: TrainerProcess) -> bool:
     settings = process.settings
     if not process.said_unfed or settings.output is None:
         return False
-    # First the word is taken back, then the file is looked for. The launcher does the opposite: it
-    # writes the file, and then looks at the words again. So one of the two sees the other.
+    # Deletes its file, then looks for the launcher's. The launcher writes its file, then looks for
+    # the ranks' again. So one of the two sees the other.
     (settings.output / unfed_file(settings.rank)).unlink(missing_ok=True)
     return (settings.output / RELEASED_FILE).exists()

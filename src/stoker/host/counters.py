@@ -26,12 +26,7 @@ _MODE_ARGUMENT = 1
 
 @dataclass(frozen=True, slots=True)
 class BytesRead:
-    """Bytes that one process has read so far.
-
-    Attributes:
-        asked: By read calls, whether or not the page cache had them.
-        fetched: From storage.
-    """
+    """Bytes that a process has read: `asked` by read calls, `fetched` from storage."""
 
     asked: int
     fetched: int
@@ -100,7 +95,6 @@ class OwnSchedule:
             return 0.0
 
     def close(self) -> None:
-        """Closes the file; may be called twice."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -196,7 +190,6 @@ def queued_seconds() -> float:
 
 
 def threads_cpu_seconds(ids: set[int]) -> float:
-    """Returns CPU-seconds of these threads of this process."""
     return sum(thread_clock(tid) or 0.0 for tid in ids)
 
 

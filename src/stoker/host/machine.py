@@ -30,7 +30,6 @@ def process_clock(pid: int) -> float | None:
 
 
 def thread_clock(tid: int) -> float | None:
-    """Returns the same for a thread of this process, by its native id."""
     return _read(tid, _THREAD)
 
 
@@ -62,21 +61,13 @@ def requested_vcpus(environ: Mapping[str, str] = os.environ) -> float | None:
 
 
 def cpu_quota(*, root: Path = CGROUP, membership: Path = MEMBERSHIP) -> float | None:
-    """Returns the smallest quota from this process's group to the root, in vCPUs; None: none.
-
-    Args:
-        root: Where control groups are mounted.
-        membership: The kernel's list of this process's groups.
-    """
+    """Returns the smallest quota from this process's group to the root, in vCPUs; None: none."""
     quotas = [group_quota(group) for group in cpu_groups(root=root, membership=membership)]
     return min((quota for quota in quotas if quota is not None), default=None)
 
 
 def limiting_group(*, root: Path = CGROUP, membership: Path = MEMBERSHIP) -> Path | None:
-    """Returns the group that allows fewer vCPUs than this process's affinity; None: none does.
-
-    By its quota, or by the pod's request, which counts for the nearest group.
-    """
+    """Returns the group whose quota, or pod's request, is below this process's affinity."""
     groups = cpu_groups(root=root, membership=membership)
     limited = [
         (quota, index, group)
@@ -125,7 +116,6 @@ def group_cpu_seconds(folder: Path) -> float | None:
 
 
 def num_cpus() -> int:
-    """Returns the number of CPUs in this process's affinity."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1  # macOS

@@ -95,11 +95,7 @@ def _starter(pid: int) -> "SimpleQueue[_Start]":
 
 
 def ended_words(code: int) -> str:
-    """Returns how a process ended, for use after "ended with": exit code, or signal and its cause.
-
-    Args:
-        code: Negative for a signal.
-    """
+    """Returns how a process ended, for use after "ended with"; negative codes are signals."""
     if code >= 0:
         return f"exit code {code}"
     try:
@@ -111,11 +107,7 @@ def ended_words(code: int) -> str:
 
 
 def why_not_found(program: str, *, folder: Path | None = None) -> tuple[str, str]:
-    """Returns why a program cannot be started, and what to do about it.
-
-    Args:
-        folder: Base of relative paths; None: the working directory.
-    """
+    """Returns why a program cannot be started, and what to do about it."""
     path = Path(folder or "", program)
     if os.path.dirname(program) and path.is_dir():
         return f"{program} is a folder, not a program", "name the program in it"

@@ -18,9 +18,7 @@ def wrapped(
 ) -> tuple[str, ...]:
     """Returns `command` so that it ends with the calling process, which is to start it.
 
-    Args:
-        signal_number: What the kernel sends when the thread that starts it ends.
-        cores: Cores to pin it to; none: no pinning.
+    The kernel sends `signal_number` when the thread that starts it ends.
     """
     pinned = ",".join(str(core) for core in cores) or "-"
     # -I and -S save a few milliseconds, and keep the training's start-up code out of here.
@@ -36,10 +34,7 @@ def adopt_orphans() -> bool:
 def end_with_parent(signal_number: int, *, parent: int | None = None) -> None:
     """Asks the kernel for a signal when the thread that started this process ends (Linux only).
 
-    Exits at once, as if by that signal, if the parent has died already.
-
-    Args:
-        parent: Pid of the parent, if it may have died before this call.
+    Exits at once, as if by that signal, if `parent` has died already (None: the current parent).
     """
     parent = parent or os.getppid()
     _prctl(_PR_SET_PDEATHSIG, signal_number)

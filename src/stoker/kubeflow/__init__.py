@@ -56,7 +56,7 @@ from stoker.kubeflow.steps import (
     follower,
     pipeline,
 )
-from stoker.orchestrators.kubeflow.compile import KubeflowRequest
+from stoker.pipelines.kubeflow.compile import KubeflowRequest
 
 P = ParamSpec("P")
 

@@ -27,13 +27,13 @@ from kfp.dsl.structures import InputSpec
 from kfp.kubernetes import set_security_context
 
 from stoker.errors import UsageError
-from stoker.orchestrators.kubeflow.compile import (
+from stoker.parameters import HYPERPARAMETER_INPUT, Parameter
+from stoker.pipelines.kubeflow.compile import (
     CHAMPION,
     CHAMPIONS_FOLDER,
     KubeflowRequest,
     kubeflow_request,
 )
-from stoker.parameters import HYPERPARAMETER_INPUT, Parameter
 from stoker.platforms.kubernetes.follower import FOLLOWER_LABELS
 from stoker.platforms.kubernetes.objects import MAX_LABEL, STAY_ANNOTATIONS, STEP_LABEL
 from stoker.records import KubernetesSettings, Workload, nearest

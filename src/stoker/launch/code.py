@@ -32,7 +32,7 @@ def unpack(package: Path, folder: Path) -> Path:
         UsageError: If there is no package, it is broken or empty, or contains anything but files,
             folders and links inside of it.
     """
-    # Inside it: this user may be able to write nowhere else, and it may be a disk of its own.
+    # Inside of it: perhaps the only writable folder, and on another disk.
     fresh = folder / f".unpacked.{os.getpid()}"
     is_new = not folder.exists()
     try:
@@ -49,14 +49,14 @@ def unpack(package: Path, folder: Path) -> Path:
         raise UsageError(f"not a package of code: {err}", where=str(package), fix=_FIX) from None
     except OSError as err:
         raise UsageError(
-            f"the package of code cannot be unpacked: {err.strerror or err}",
+            f"cannot unpack the package of code: {err.strerror or err}",
             where=f"{package}, into {folder}",
             fix="check that the channel contains it, and that the folder is writable and has space",
         ) from None
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
         if is_new:
-            # It stays if anything is in it.
+            # Only if it is empty.
             with contextlib.suppress(OSError):
                 folder.rmdir()
     return folder
@@ -93,9 +93,9 @@ def check_words(words: Sequence[str]) -> None:
         raise UsageError("no command to launch", fix="stoker launch -- python train.py")
     if tuple(words) == _SERVE:
         raise UsageError(
-            "this image trains, it does not serve models",
+            "this image trains and does not serve models",
             where="stoker launch serve",
-            fix="register the model with an image that serves it: sagemaker.model.image",
+            fix="set sagemaker.model.image to an image that serves the model",
         )
 
 
@@ -119,15 +119,15 @@ def order_of(
         raise UsageError(
             "`stoker launch train` does not know what to train",
             where="variable STOKER_COMMAND, hyperparameter sagemaker_program",
-            fix=f"set {_EXAMPLE} in the image or the job, give the job the command as its "
-            "container arguments, or name a program called train by its whole path",
+            fix=f"set {_EXAMPLE} in the image or the job, pass the command as container "
+            "arguments, or use the full path of a program called train",
         )
     folder = folder or _submitted(settings.base_dir)
     if not (folder / program).is_file():
         raise UsageError(
-            f"there is no program {program}",
+            f"program {program} not found",
             where=f"folder {folder}, hyperparameter sagemaker_program",
-            fix=f"name a file of that folder, or set {_EXAMPLE}",
+            fix=f"use a file of that folder, or set {_EXAMPLE}",
         )
     command = ("python", program) if program.endswith(".py") else (f"./{program}",)
     return LaunchedCommand(command=command, folder=folder)
@@ -137,8 +137,8 @@ def _submitted(base_dir: Path) -> Path:
     named = sagemaker_variables.module_dir(base_dir)
     if "://" in named:
         raise UsageError(
-            f"the launcher does not fetch code: {named}",
+            f"the launcher does not download code: {named}",
             where="hyperparameter sagemaker_submit_directory",
-            fix="set sagemaker.source in the workload, which makes the code a channel of the job",
+            fix="set sagemaker.source in the workload, which makes the code a channel",
         )
     return Path(named)

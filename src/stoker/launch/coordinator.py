@@ -109,16 +109,13 @@ class Attendance:
         self._reports[message.rank] = (sender, now, message)
 
 
-Outcome = Literal["succeeded", "failed", "stopped"]
+RunOutcome = Literal["succeeded", "failed", "stopped"]
 
 
 class Coordinator:
     """Server for launchers and ranks of one run.
 
     Args:
-        run_id: Id of the run.
-        agents: Data hosts.
-        followers: dnn hosts besides the leader.
         address: Interface to listen on: `*`, or an address.
         on_failure: Called in the coordinator's thread if a follower failed, was lost or did not
             come.
@@ -256,7 +253,7 @@ class Coordinator:
         )
         self._thread.start()
 
-    def end(self, outcome: Outcome, *, exit_code: int | None, reason: str) -> None:
+    def end(self, outcome: RunOutcome, *, exit_code: int | None, reason: str) -> None:
         """Announces the outcome to every launcher; returns at once, only the first call counts."""
         # At most 16 kB in UTF-8: a message above MAX_MESSAGE_BYTES would close the connection.
         self._ending.put(State(outcome=outcome, exit_code=exit_code, reason=reason[:4000]))
@@ -296,10 +293,7 @@ class Coordinator:
         return members.live_followers() if live_only else members.awaited_followers()
 
     def close(self) -> None:
-        """Ends the thread: after `end`, when all have said goodbye or their time is over.
-
-        Blocks after `end` for at most GOODBYE_SECONDS or straggler_seconds, the longer of both.
-        """
+        """Ends the thread; after `end`, when all have said goodbye or their time is over."""
         if self._thread is None:
             return
         self._is_closing.set()

@@ -23,12 +23,7 @@ from stoker.feed.timeline import read_timelines
 from stoker.feed.wire.protocol import Progress
 from stoker.host import machine
 from stoker.launch import sagemaker_variables
-from stoker.launch.passive_profile import (
-    FILE,
-    is_elsewhere,
-    measure,
-    passive_profile,
-)
+from stoker.launch.passive_profile import FILE, is_elsewhere, measure, passive_profile
 from stoker.launch.topology import Topology
 from stoker.logs import EventName, Log
 from stoker.reasons import innermost, reason_of_failure, shortened, without_events
@@ -38,15 +33,15 @@ from stoker.settings import ProcessSettings
 
 # SageMaker shows the first 1024 characters of output/failure as the job's FailureReason.
 FAILURE_CHARACTERS = 1024
-# What a container writes there is shown in its pod's status.
+# Its text is shown in the pod's status.
 TERMINATION_LOG = Path("/dev/termination-log")
-# What gloo, NCCL, torch's store and a pipe say when a peer is gone.
+# Errors of gloo, NCCL, torch's store and a pipe when a peer is gone.
 _PEER_IS_GONE = re.compile(
     r"connection (was )?(closed|reset|refused|timed out)|broken pipe|socket closed|peer|"
     r"DistBackendError|DistNetworkError|DistStoreError|ncclRemoteError|remote process exited",
     re.IGNORECASE,
 )
-# SIGTERM to the ranks that are left, and SIGABRT of NCCL's watchdog.
+# SIGTERM to the remaining ranks, and SIGABRT of NCCL's watchdog.
 _ENDED_BY_OTHERS = (143, 134)
 _FILE = "failure-rank{rank}.json"
 # Written by strategies.torchrun: which rank failed first. Several hosts may share a folder.
@@ -78,21 +73,14 @@ def write_failure(base_dir: Path, failure: str) -> None:
 def leave_in_pod(
     *, base_dir: Path, output: Path, topology: Topology, exit_code: int, log: Log
 ) -> None:
-    """Writes a dnn host's outputs to the pod's log and termination message.
-
-    Args:
-        base_dir: Folder with output/failure.
-        output: This host's folder with its records.
-        exit_code: Exit code of the launcher.
-    """
+    """Writes a dnn host's outputs to the pod's log and termination message."""
     # Here: only hosts in a pod load the platform.
     from stoker.platforms.kubernetes.pod_outputs import log_files
 
     log_files(output, under="stoker" if topology.is_leader else f"stoker/{topology.host}", log=log)
-    # The kubelet mounts it; elsewhere no such file is to be made.
+    # Mounted by the kubelet; not created elsewhere.
     if exit_code and TERMINATION_LOG.exists():
         with contextlib.suppress(OSError):
-            # As an error: without this file, the pod's status has the last lines of its log.
             words = (base_dir / "output" / "failure").read_text(encoding="utf-8")
             TERMINATION_LOG.write_text(f"error: {words}", encoding="utf-8")
 
@@ -142,7 +130,7 @@ def record_end(
     try:
         usages = read_usage(output)
         if settings.profile is not None and not is_elsewhere(usages):
-            # A profile measures loaders itself; of what it cannot, this is all that is known.
+            # A profile measures loaders itself, except those it cannot.
             return
         found = passive_profile(
             record,
@@ -161,14 +149,14 @@ def record_end(
         if found is not None:
             write_json(output / FILE, found)
     except Exception as err:
-        # An extra: nothing in it may cost a run its end.
+        # An extra, which must not break the run's end.
         log.event(EventName.PASSIVE_PROFILE_WRITE_FAILED, reason=repr(err))
 
 
 def _groups(
     settings: ProcessSettings, topology: Topology, processes_per_host: int
 ) -> tuple[Group, ...]:
-    # Readers of the record take its first group for the one that trains.
+    # dnn first, as readers of the record expect.
     groups = sorted(topology.groups, key=lambda group: group.role != "dnn")
     return tuple(
         Group(
@@ -244,7 +232,7 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
     def text(self) -> str:
         """Returns one line, then the traceback."""
         raised = f"{self.type}: {self.message}"
-        # The words of a worker whose error kept its arguments are a note behind it.
+        # A worker's error that kept its arguments has its text in a note.
         _, head, note = self.traceback.rpartition(f"{raised}\nCaught ")
         told = innermost(raised) or (head and innermost(f"Caught {note}")) or raised
         return f"rank {self.rank} on {self.host}: {told}\n{self.traceback}"

@@ -16,14 +16,7 @@ POLL_SECONDS = 5.0
 
 
 class FollowerLease:
-    """The lease, read from its files.
-
-    Args:
-        folder: Mount of the ConfigMap; None: the run has no lease.
-
-    Attributes:
-        failure: Why the run is abandoned; empty while it is not.
-    """
+    """The lease, read from the ConfigMap's folder, and why the run is abandoned (`failure`)."""
 
     def __init__(self, folder: Path | None, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder = folder
@@ -43,14 +36,14 @@ class FollowerLease:
             renewed = (self._folder / LEASE_RENEWED_FILE).read_text(encoding="utf-8")
             minutes = float((self._folder / LEASE_MINUTES_FILE).read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            # Not there yet, taken away, or of another stoker.
+            # Not there yet, or deleted.
             self._renewed = None
             return False
         if renewed != self._renewed or minutes <= 0:
             self._renewed, self._since = renewed, now
         elif now >= self._since + minutes * 60:
             self.failure = (
-                f"abandoned: nobody has followed this run for {minutes:g} minutes "
+                f"abandoned: this run was not followed for {minutes:g} minutes "
                 "(kubernetes.follower_lease_minutes)"
             )
             return True

@@ -40,13 +40,7 @@ HostChange = Literal["joined", "rejoined", "left", "lost", "absent"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A change of a host's state.
-
-    Attributes:
-        kind: `agent` of a data host, `follower` of a dnn host.
-        reason: Empty if `what` is enough.
-        exit_code: Exit code of a follower's training command, if it left.
-    """
+    """A change of a host's state: of a data host's agent, or a dnn host's follower."""
 
     what: HostChange
     host: str
@@ -78,15 +72,8 @@ class _HostState:
 
 
 class HostLeases:
-    """Leases of the run's hosts, except the leader.
-
-    Args:
-        run_id: Id of the run; launchers of other runs are refused.
-        agents: Data hosts.
-        followers: dnn hosts besides the leader.
-        lease_seconds: A launcher that is silent for longer is lost.
-        start_deadline_seconds: A host that has not come by then is absent.
-        now: Monotonic seconds.
+    """Leases of the run's hosts, except the leader; `start_deadline_seconds` limits their first
+    join.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ from stoker.launch.trainer_host import follow, lead
 from stoker.logs import EventName, Log
 from stoker.settings import ProcessSettings, from_environment
 
-# The folders of a pod that may be a claim's (kubernetes.output).
+# Folders of a pod that may be on a claim (kubernetes.output).
 _KEPT = ("model", "checkpoints", "output")
 
 
@@ -37,7 +37,7 @@ def check_kept_folders(base_dir: Path) -> None:
         if not folder.is_dir():
             continue
         try:
-            # Other hosts of the run may be checking the same folder.
+            # A unique name: other hosts may check the same folder.
             with tempfile.NamedTemporaryFile(dir=folder, prefix=".stoker-") as probe:
                 probe.write(b"written")
                 probe.flush()
@@ -45,9 +45,9 @@ def check_kept_folders(base_dir: Path) -> None:
             raise UsageError(
                 f"user {os.geteuid()} cannot write to {folder}: {err.strerror or err}",
                 where="the volume of kubernetes.output, if the workload names one",
-                fix="EFS: an access point with this user and group. NFS, Azure Files, CephFS: let "
-                "the server or the storage class give the folder to it (csi-driver-nfs: "
-                "mountPermissions). Or kubernetes.run_as; docs/kubeflow.md, Storage",
+                fix="EFS: use an access point with this user and group. NFS, Azure Files, CephFS: "
+                "set the folder's owner on the server or in the storage class (csi-driver-nfs: "
+                "mountPermissions). Or set kubernetes.run_as; see docs/kubeflow.md, Storage",
             ) from None
 
 
@@ -59,7 +59,7 @@ def check_fresh_starts(settings: ProcessSettings) -> None:
     """
     most = settings.max_fresh_starts
     folders = [settings.base_dir / name for name in ("checkpoints", "model", "output/data")]
-    # What hosts of the run write to see that they may, what NFS leaves, and stoker's own records.
+    # Besides probes of check_kept_folders, NFS's leftovers, and stoker's own records.
     ours = settings.base_dir / "output" / "data" / "stoker"
     saved = (
         path
@@ -71,11 +71,10 @@ def check_fresh_starts(settings: ProcessSettings) -> None:
     if most is None or settings.restarts <= most or next(saved, None):
         return
     raise PlatformError(
-        f"all hosts were started again {settings.restarts} times, and the training has saved "
-        "nothing: each start begins anew",
+        f"restarted {settings.restarts} times without a checkpoint; giving up",
         where=", ".join(str(folder) for folder in folders),
-        fix="let the script save checkpoints there and go on from them, train on nodes that stay, "
-        "or raise kubernetes.max_fresh_starts if it saves elsewhere",
+        fix="let the script save checkpoints there and resume from them, use nodes that are not "
+        "preempted, or raise kubernetes.max_fresh_starts if it saves elsewhere",
     )
 
 
@@ -86,9 +85,6 @@ def launch(command: Sequence[str], environ: Mapping[str, str]) -> int:
     the dnn group decided, 5 if it never came. Also 0 if the data hosts were not used: only the
     record says that the run failed. Blocks for the whole run.
 
-    Args:
-        command: Program and arguments; `train` alone: see `stoker.launch.code`.
-
     Raises:
         UsageError: If the environment, the job folder or the code is malformed.
         PlatformError: If the coordinator or agent cannot listen.
@@ -97,9 +93,22 @@ def launch(command: Sequence[str], environ: Mapping[str, str]) -> int:
     settings = from_environment(environ)
     topology = from_resourceconfig(settings.base_dir, environ)
     log = Log(run=settings.run_id, host=topology.host)
-    _announce(topology, log)
+    group = topology.group
+    log.event(
+        EventName.HOST_ROLE,
+        group=group.name,
+        role=group.role,
+        type=group.instance_type,
+        leader=topology.leader,
+    )
+    if topology.is_leader:
+        groups = {
+            each.name: {"role": each.role, "type": each.instance_type, "hosts": each.hosts}
+            for each in topology.groups
+        }
+        log.event(EventName.ROSTER, groups=json.dumps(groups, separators=(",", ":")))
     inbox: Inbox = queue.SimpleQueue()
-    # Before the code is unpacked: a SIGTERM that comes meanwhile is kept, and heeded afterwards.
+    # Before the code is unpacked, so that a SIGTERM meanwhile is handled afterwards.
     with signals_to(inbox):
         try:
             if is_job_pod(environ):
@@ -131,8 +140,8 @@ def launch(command: Sequence[str], environ: Mapping[str, str]) -> int:
                 )
             return code
         except StokerError as err:
-            # Data hosts write none: the service shows one host's file as the reason, and that
-            # should be the training's.
+            # Not on data hosts: the service shows one host's file as the reason, which should be
+            # the training's.
             if topology.role == "dnn":
                 with contextlib.suppress(UsageError):
                     write_failure(settings.base_dir, str(err))
@@ -141,41 +150,19 @@ def launch(command: Sequence[str], environ: Mapping[str, str]) -> int:
 
 def output_folder(settings: ProcessSettings, topology: Topology) -> Path:
     """Returns the folder of this host's outputs, which the platform keeps."""
-    # The platform puts the folders of all hosts into one: names must differ.
+    # The platform merges all hosts' folders: names must differ.
     leaders = settings.base_dir / "output" / "data" / "stoker"
     return leaders if topology.is_leader else leaders / topology.host
-
-
-def _announce(topology: Topology, log: Log) -> None:
-    group = topology.group
-    log.event(
-        EventName.HOST_ROLE,
-        group=group.name,
-        role=group.role,
-        type=group.instance_type,
-        leader=topology.leader,
-    )
-    if topology.is_leader:
-        groups = {
-            group.name: {"role": group.role, "type": group.instance_type, "hosts": group.hosts}
-            for group in topology.groups
-        }
-        log.event(EventName.ROSTER, groups=json.dumps(groups, separators=(",", ":")))
 
 
 def _play(run: HostRun, command: Sequence[str]) -> int:
     if run.topology.role == "data":
         if run.settings.engine.name != "feed":
             return serve_command(run)
-        # Imported only here: it brings the worker side of the feed along.
+        # Imported here: it imports the worker side of the feed.
         from stoker.launch.feed_host import serve
 
         return serve(run)
-    _make_folders(run)
-    return lead(run, command) if run.topology.is_leader else follow(run, command)
-
-
-def _make_folders(run: HostRun) -> None:
     try:
         for folder in (run.output, run.settings.base_dir / "model"):
             folder.mkdir(parents=True, exist_ok=True)
@@ -183,5 +170,6 @@ def _make_folders(run: HostRun) -> None:
         raise UsageError(
             f"cannot write to the job folder: {err.strerror}",
             where=str(err.filename),
-            fix="set STOKER_BASE_DIR to a folder that this user may write to",
+            fix="set STOKER_BASE_DIR to a folder that this user can write to",
         ) from None
+    return lead(run, command) if run.topology.is_leader else follow(run, command)

@@ -66,12 +66,7 @@ _POLL_MS = 50
 
 
 class Silence:
-    """A leader's silence, and what it means.
-
-    Args:
-        lease_seconds: A leader that is silent for longer is lost.
-        now: Monotonic seconds.
-    """
+    """A leader's silence, and what it means. Times are monotonic seconds."""
 
     def __init__(self, *, lease_seconds: float, now: float) -> None:
         self._lease_seconds = lease_seconds
@@ -85,10 +80,8 @@ class Silence:
         self.heard_at, self._refused_since, self._ended_at = now, None, None
 
     def dial(self, now: float, *, is_refused: bool | None) -> None:
-        """Records how the leader's port answers.
-
-        Args:
-            is_refused: Whether connections are refused; None: no answer, which means nothing.
+        """Records whether the leader's port refuses connections; None: no answer, which means
+        nothing.
         """
         if is_refused is None:
             return
@@ -101,11 +94,7 @@ class Silence:
             self._ended_at = now
 
     def turn(self, now: float) -> float:
-        """Records a loop iteration; call it in every one.
-
-        Returns:
-            Seconds for which this process hung, which do not count as silence; else 0.
-        """
+        """Records a loop iteration; returns the seconds for which this process hung, else 0."""
         seconds, self._turned_at = now - self._turned_at, now
         if seconds <= STANDSTILL_SECONDS or self.heard_at is None:
             return 0.0
@@ -117,11 +106,7 @@ class Silence:
         return seconds
 
     def reason(self, now: float, *, trainers_heard_at: float) -> str:
-        """Returns why the leader is lost, as the end of a sentence about it; empty: it is not.
-
-        Args:
-            trainers_heard_at: Last sign of life of a trainer that this host serves.
-        """
+        """Returns why the leader is lost, as the end of a sentence about it; empty: it is not."""
         if self.heard_at is None:
             return ""
         silent = now - max(self.heard_at, trainers_heard_at)
@@ -139,14 +124,7 @@ class Silence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MembershipVerdict:
-    """Why this launcher must end.
-
-    Attributes:
-        kind: decided: by the leader; lost: the leader was silent for its lease, or its launcher
-            ended; never: it did not answer before the start deadline; refused: it does not accept
-            this host.
-        state: The leader's message, if it decided.
-    """
+    """Why this launcher must end: the leader decided, was lost, never answered, or refused it."""
 
     kind: Literal["decided", "lost", "never", "refused"]
     reason: str
@@ -157,12 +135,10 @@ class Membership:
     """A launcher's lease at the coordinator, kept in a thread.
 
     Args:
-        join: This host's first message; see `HostRun.join`.
         address: Name or address of the leader; a name is resolved at each reconnect.
-        port: Port of its coordinator.
         on_verdict: Called once, in the thread, when this launcher must end.
-        trainers_heard_at: Returns the last sign of life of a trainer, in monotonic seconds: while
-            this host serves one, a silent leader hangs and is not lost.
+        trainers_heard_at: Returns the last sign of life of a trainer: while this host serves one, a
+            silent leader hangs and is not lost.
     """
 
     def __init__(
@@ -456,7 +432,6 @@ class HostRun:
     Attributes:
         output: Folder for timelines, failures and the record; only dnn hosts have it.
         folder: Where the command runs, with modules that data hosts may need; None: here.
-        inbox: Source of signals and decisions.
         keys: Keys of the run; None with one host, or without a token.
     """
 

@@ -41,9 +41,9 @@ from stoker.records.profile import ProfiledData
 from stoker.text import wait_share
 
 FILE = "passive-profile.json"
-# What stays unknown where batches are none of a DataLoader: `Profile.unmeasured`.
+# Unknown if batches come from no DataLoader: `Profile.unmeasured`.
 UNMEASURED = ("accelerator", "loader")
-# Fewer steps say nothing that money may rest on.
+# Fewer steps are no basis for a decision.
 MIN_STEPS = 10
 
 
@@ -56,12 +56,7 @@ def measure(
     """Measures the steps of the rank that waits longest; None without a timeline.
 
     If that rank is on another host, its wait share is the reported one, and the step is from the
-    leader's ranks, as all ranks have the same.
-
-    Args:
-        ranks: The main loader's steps of this host's ranks.
-        progress: Last reports of all ranks.
-        replica_of: Returns a rank's replica, whose ranks share their samples.
+    leader's ranks, as all ranks have the same. Ranks of one replica share their samples.
     """
     if not ranks:
         return None
@@ -71,7 +66,7 @@ def measure(
     kept = steady(ranks[shown])
     rates = {replica_of(rank): _rate(steady(steps)) for rank, steps in ranks.items()}
     for rank, report in progress.items():
-        # Timelines of other hosts are on their disks: of their ranks only the last report is here.
+        # Timelines of other hosts are on their disks: only reports are here.
         rates.setdefault(replica_of(rank), 0.0)
         if rank not in ranks:
             rates[replica_of(rank)] = max(rates[replica_of(rank)], _reported_rate(report))
@@ -153,13 +148,9 @@ def passive_profile(
     """Returns the profile of a run that ended, or None if there is too little data.
 
     Args:
-        record: Record of the leader; its dnn group is the first.
-        timelines: The main loader's steps of the leader's ranks.
-        usages: CPU and I/O use of these ranks.
-        progress: Last report of each rank, with a data group.
+        timelines: The main loader's steps of the leader's ranks, as are `usages`.
         host_types: Type of each data host.
         vcpus: Usable vCPUs of this dnn host.
-        catalog: Catalog with the CPU speeds of types.
     """
     measured = record.measured
     if measured is None or measured.steps < MIN_STEPS or not measured.step_seconds:
@@ -185,7 +176,7 @@ def passive_profile(
     )
     step = msgspec.structs.replace(step, **terms)
     spread = {**measured.spread, **spread}
-    # Of what is no term, or not known, there is no spread.
+    # No spread without a known term.
     known = {name for name, value in msgspec.structs.asdict(step).items() if value is not None}
     return Profile(
         workload_sha256=record.workload_sha256,
@@ -217,18 +208,14 @@ def passive_profile(
 def _loading(
     usage: Sequence[LoaderUsage], *, made: list[float], dnn: Group
 ) -> tuple[dict[str, float | None], dict[str, Spread]]:
-    """Returns the cost of loading, which arises in the feed, in children, or in the trainer.
+    """Returns the known costs of loading, which arises in the feed, in children, or in the trainer.
 
     Args:
         usage: Usage of the main loader, rank by rank.
         made: CPU-seconds of a global step's batches from the feed, rank by rank.
-        dnn: The group of the ranks.
-
-    Returns:
-        Known terms of a global step, and their spreads.
     """
     if any(own.is_elsewhere for own in usage):
-        # The trainer's threads may make batches, and so may hosts that nobody here can see.
+        # The trainer's threads or unknown hosts may make batches.
         return {}, {}
     processes = dnn.processes_per_host or 1
     world = dnn.count * processes
@@ -248,7 +235,7 @@ def _loading(
         if trainer is not None:
             terms["trainer_cpu_seconds"] = max(0.0, trainer - receive) * world
     elif trainer is not None and all(own.num_workers == 0 for own in usage):
-        # Loaded by the trainer itself, while it asks for a batch.
+        # Loaded by the trainer, while it requests a batch.
         loads = [own.next_cpu_seconds / own.steps for own in usage]
         samples = {"loader_cpu_seconds": [each * world for each in loads]}
         terms["loader_cpu_seconds"] = fmean(loads) * world
@@ -274,7 +261,7 @@ def _batch_cpu_seconds(
     for host in report.feed.hosts if report.feed else ():
         kind = here if host.is_local else host_types.get(host.host, here)
         batches += host.batches
-        # Of a faster CPU a second is worth more: all are told in seconds of the dnn hosts' type.
+        # Converted to seconds of the dnn hosts' type: a faster CPU's are worth more.
         seconds += host.cpu_seconds * _speed(catalog, kind, over=here)
     return seconds / batches if batches else None
 

@@ -20,10 +20,9 @@ from stoker.launch.coordinator import Coordinator
 from stoker.logs import EventName, Log
 from stoker.records import FeedSettings
 
-# A scraper that sends or takes nothing for so long is cut off.
+# Timeout of a scraper's request.
 REQUEST_SECONDS = 10.0
 LOOPBACK = "127.0.0.1"
-# fmt: on
 _LABELS: dict[type[msgspec.Struct], tuple[str, ...]] = {
     Progress: ("run", "rank"),
     FeedWork: ("run", "rank"),
@@ -58,7 +57,7 @@ _METRICS = (
             "Seconds of these steps that the rank did not wait for data. rate() near 1: the "
             "trainer is the limit, more data hosts gain nothing."),
     _Metric(FeedWork, "ready", "gauge", "stoker_feed_queue_batches",
-            "Batches that lie ready for the rank, now. 0 while the rank waits: data is late. "
+            "Batches that are ready for the rank, now. 0 while the rank waits: data is late. "
             "Above 2 while it waits: one late batch holds up the others."),
     _Metric(FeedWork, "window", "gauge", "stoker_feed_window_batches",
             "How far ahead of the rank batches are made, ready ones among them. It grows with "
@@ -95,6 +94,7 @@ _METRICS = (
     _Metric(WorkerWork, "busy_seconds", "counter", "stoker_feed_worker_busy_seconds",
             "Seconds that one data worker was at work for the rank."),
 )
+# fmt: on
 
 
 class Metrics:
@@ -120,8 +120,8 @@ class Metrics:
             yield family
         up = GaugeMetricFamily(
             "stoker_data_host_up",
-            "1 while the data host's lease runs, else 0: not yet there, left or lost. The training "
-            "goes on with the hosts that are there.",
+            "1 while the data host's lease is valid, else 0: not yet there, left or lost. The "
+            "training continues with the other hosts.",
             labels=("run", "host"),
         )
         live = self._coordinator.live_agents
@@ -148,19 +148,14 @@ class Metrics:
 def metrics_served(
     feed: FeedSettings, coordinator: Coordinator | None, *, run_id: str, log: Log
 ) -> Iterator[None]:
-    """Serves /metrics during the block, if the settings ask for it.
-
-    Args:
-        coordinator: None in a run of one host, which has no feed.
-        log: Gets a warning if metrics cannot be served.
-    """
+    """Serves /metrics during the block, if the settings ask for it; a failure is logged."""
     if feed.metrics_port is None:
         yield
         return
     address, started = feed.metrics_address or LOOPBACK, None
     try:
         if coordinator is None:
-            raise UsageError("a run of one host has no feed to look into")
+            raise UsageError("a run of one host has no feed")
         started = _start(Metrics(coordinator, run_id=run_id), address, feed.metrics_port)
         log.event(EventName.METRICS_SERVED, address=address, port=feed.metrics_port)
     except UsageError as err:
@@ -185,7 +180,7 @@ def _start(metrics: Metrics, address: str, port: int) -> tuple[BaseServer, threa
             "prometheus-client is not installed in the leader's image",
             fix=install_command("metrics"),
         ) from None
-    # The library's default registry would add figures of this process (memory, garbage collection).
+    # The default registry would add metrics of this process (memory, garbage collection).
     registry = CollectorRegistry()
     registry.register(cast("Collector", metrics))
     try:
@@ -193,9 +188,9 @@ def _start(metrics: Metrics, address: str, port: int) -> tuple[BaseServer, threa
     except OSError as err:
         raise UsageError(
             f"{address}:{port}: {err.strerror or err}",
-            fix="use another feed.metrics_port, or stop the program that has this one",
+            fix="use another feed.metrics_port, or stop the program that uses it",
         ) from None
     handler = cast("type", server.RequestHandlerClass)
-    # start_http_server takes no time limit; the standard library's handler reads this attribute.
+    # start_http_server has no timeout; the standard library's handler reads this attribute.
     server.RequestHandlerClass = type("Handler", (handler,), {"timeout": REQUEST_SECONDS})
     return server, thread

@@ -12,10 +12,10 @@ from stoker.errors import UsageError
 from stoker.launch.topology import Topology
 from stoker.records import Json, read_text
 
-# The toolkit's own hyperparameters: these, and all names that begin with them.
+# The toolkit's own hyperparameters: this prefix, and two names.
 _RESERVED_PREFIX = "sagemaker_"
 _RESERVED = ("_tuning_objective_metric", "default_user_module_name")
-# Those of them that do not count as parameters of a framework.
+# Those that are not parameters of a framework.
 _OF_THE_TOOLKIT = (
     "sagemaker_program",
     "sagemaker_submit_directory",
@@ -26,7 +26,7 @@ _OF_THE_TOOLKIT = (
     "sagemaker_s3_output",
     *_RESERVED,
 )
-# Channels that stoker adds to a job: they are not data of the training.
+# Channels that stoker adds to a job.
 OWN_CHANNELS = "stoker_"
 # The toolkit's default: logging.INFO.
 _LOG_LEVEL = 20
@@ -73,12 +73,6 @@ def environment(
 ) -> dict[str, str]:
     """Returns the SM_* variables of the toolkit.
 
-    Args:
-        values: The hyperparameters.
-        num_cpus: vCPUs of this host.
-        num_accelerators: GPUs of this host.
-        environ: The launcher's, with the job's name and the image's variables.
-
     Raises:
         UsageError: If a file of the job folder is malformed.
     """
@@ -88,7 +82,7 @@ def environment(
         for name, described in _read(config / "inputdataconfig.json").items()
         if not name.startswith(OWN_CHANNELS)
     }
-    # A container that was started by hand has no inputdataconfig.json: its folders tell.
+    # A container started by hand has no inputdataconfig.json, only folders.
     channels = sorted(inputs) or _folders(base_dir / "input" / "data")
     folders: dict[str, Json] = {name: str(base_dir / "input" / "data" / name) for name in channels}
     facts: dict[str, Json] = {
@@ -115,7 +109,7 @@ def environment(
         "job_name": environ.get("TRAINING_JOB_NAME"),
         "topology": _read(config / "resourceconfig.json").get("topology", []),
     }
-    # The toolkit calls it so inside SM_TRAINING_ENV, but exports it as SM_FRAMEWORK_PARAMS.
+    # Its name in SM_TRAINING_ENV; the variable is SM_FRAMEWORK_PARAMS.
     training_env["additional_framework_parameters"] = training_env.pop("framework_params")
     facts |= {
         "channels": list(channels),
@@ -146,7 +140,7 @@ def _cluster(topology: Topology, config: Mapping[str, Json]) -> dict[str, Json]:
         "network_interface_name": topology.network_interface,
     }
     return {
-        # In the service's order, which need not go by groups.
+        # In the service's order, which may differ from the groups'.
         "hosts": config.get("hosts") or known["hosts"],
         "current_host": topology.host,
         "current_instance_type": topology.group.instance_type,
@@ -158,7 +152,7 @@ def _cluster(topology: Topology, config: Mapping[str, Json]) -> dict[str, Json]:
         ),
         "distribution_instance_groups": [topology.dnn.name],
         "is_hetero": len(topology.groups) > 1,
-        # As the toolkit, whose default is eth0.
+        # The toolkit's default.
         "network_interface_name": topology.network_interface or "eth0",
         "resource_config": config or known,
     }
@@ -220,8 +214,7 @@ def _decoded(value: Json) -> Json:
     if not isinstance(value, str):
         return value
     try:
-        # The service keeps texts only: SageMaker's SDK writes values into them as JSON, boto3's
-        # users plain words.
+        # The service stores text: JSON from SageMaker's SDK, plain words from boto3's users.
         decoded: Json = json.loads(value)
     except ValueError:
         return value

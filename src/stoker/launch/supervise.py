@@ -30,14 +30,14 @@ from stoker.logs import EventName, Log
 
 STDERR_TAIL_BYTES = 64 << 10
 _CHUNK_BYTES = 1 << 16
-# What a command writes without an end of line (a prompt, dots) is shown after this.
+# Incomplete lines (a prompt, dots) are shown after this.
 _PARTIAL_LINE_SECONDS = 0.5
-# SageMaker kills 120 s after its SIGTERM: what is left is for the end of the run, with hosts that
-# never came (15 s) and processes that do not go (8 s).
+# SageMaker kills 120 s after its SIGTERM; the rest is for the end of the run: absent hosts (15 s)
+# and processes that do not end (8 s).
 GRACE_SECONDS = 90.0
 # After a verdict (a lost host, an end decided elsewhere) nothing is left to save.
 VERDICT_GRACE_SECONDS = 5.0
-# For what the command left behind: until it is killed, and then until it is given up.
+# For leftover processes: until SIGKILL, and again until they are ignored.
 LEFTOVER_SECONDS = 2.0
 COMMAND_NOT_FOUND = 127
 _TICK_SECONDS = 0.5
@@ -73,18 +73,14 @@ def forward(source: int, target: int, tail: OutputTail | None) -> None:
 
     A carriage return ends a line, too, for progress bars. Incomplete lines are held back for half a
     second, or 64 KiB. Never blocks the command: if `target` is closed or its disk is full, output
-    is dropped.
-
-    Args:
-        source: Descriptor to read from; closing it ends the stream.
-        tail: Gets everything that was read.
+    is dropped. `tail` gets everything.
     """
     poll = select.poll()
     poll.register(source, select.POLLIN)
     held, due = b"", 0.0
     while True:
         left = due - time.monotonic()
-        # Before any reading: a command that writes on and on without an end of line is shown, too.
+        # Before reading, so that endless output without line ends is shown, too.
         is_due = bool(held) and (left <= 0 or not poll.poll(left * 1000))
         chunk = b"" if is_due else _read(source)
         if tail and chunk:
@@ -110,7 +106,7 @@ def _read(source: int) -> bytes:
 
 
 def _write(target: int, view: memoryview) -> None:
-    # The command must not end, or block, because its output cannot be kept.
+    # Lost output must neither end nor block the command.
     with contextlib.suppress(OSError):
         while view:
             view = view[os.write(target, view) :]
@@ -135,8 +131,8 @@ class Decided:
     reason: str
 
 
-Happening = SignalReceived | CommandEnded | Decided
-Inbox = queue.SimpleQueue[Happening]
+LaunchEvent = SignalReceived | CommandEnded | Decided
+Inbox = queue.SimpleQueue[LaunchEvent]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +144,7 @@ class Ending:
         signals: Signals that the launcher received.
         decided: Why the launcher ended it, if it did.
         stderr: End of its stderr.
-        killed_for_memory: What the kernel killed for memory, as text; empty: nothing.
+        killed_for_memory: What the kernel killed for memory, as text.
     """
 
     exit_code: int
@@ -195,21 +191,17 @@ def supervise(
     second SIGTERM would kill a script that saves.
 
     Args:
-        command: Program, with its path, and arguments.
-        environ: Its whole environment.
-        inbox: Source of signals and decisions.
         on_tick: Called about twice a second.
-        folder: Where it runs; None: here.
         others: Children of this process whose exit status their owners read.
         asks_children: A first signal goes to the command's children: to ranks of mpirun, which
             itself would kill them a second later.
         takes_input: It reads this process's standard input; else it has none.
     """
     spawn.adopt_orphans()
-    # The kernel counts for the whole control group: only the difference is this command's.
+    # The kernel's count is per cgroup: only the difference is this command's.
     kills_before = machine.num_memory_kills()
-    began, cpu_before = _now(), _cpu_seconds()
-    # Earlier children are none of the command's: they end when whoever started them says so.
+    began, cpu_before = time.monotonic(), _cpu_seconds()
+    # Earlier children do not belong to the command.
     spared = {*others, *(child.pid for child in psutil.Process().children())}
     process = subprocess.Popen(
         # The kernel kills the command if this launcher is killed.
@@ -219,8 +211,8 @@ def supervise(
         stdin=None if takes_input else subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        # A group of its own, so that Ctrl-C at a terminal comes through the launcher, once; the
-        # launcher's session, so that all of a host's processes can be told by it.
+        # A new group, so that Ctrl-C at a terminal comes once, through the launcher; the
+        # launcher's session, which identifies a host's processes.
         process_group=0,
     )
     log.event(EventName.COMMAND_STARTED, pid=process.pid)
@@ -236,7 +228,7 @@ def supervise(
         process, inbox, log, on_tick, others, spared=spared, asks_children=asks_children
     )
     waiter.join()
-    # Before the pumps are joined: what the command left behind holds the pipes open.
+    # Before the pumps are joined: leftover processes hold the pipes open.
     end_descendants(spared=spared)
     for pump in pumps:
         pump.join(LEFTOVER_SECONDS)
@@ -247,7 +239,7 @@ def supervise(
         EventName.COMMAND_ENDED,
         pid=process.pid,
         returncode=code,
-        wall_seconds=_now() - began,
+        wall_seconds=time.monotonic() - began,
         cpu_seconds=_cpu_seconds() - cpu_before,
         vcpus=vcpu_capacity(),
     )
@@ -278,12 +270,10 @@ def resolve_program(
 
 
 def end_descendants(*, spared: Collection[int] = ()) -> None:
-    """Ends all descendants of this process, adopted orphans too, by SIGTERM, then SIGKILL.
+    """Ends all descendants of this process, adopted orphans too, but not `spared` children and
+    theirs.
 
-    Blocks for at most two times LEFTOVER_SECONDS.
-
-    Args:
-        spared: Children that stay, with their descendants.
+    Sends SIGTERM, then SIGKILL; blocks for at most two times LEFTOVER_SECONDS.
     """
     for attempt in (signal.SIGTERM, signal.SIGKILL):
         children = descendants(spared=spared)
@@ -314,7 +304,7 @@ def _follow(
     kill_at = float("inf")
     while True:
         try:
-            happening: Happening | None = inbox.get(timeout=_TICK_SECONDS)
+            happening: LaunchEvent | None = inbox.get(timeout=_TICK_SECONDS)
         except queue.Empty:
             happening = None
         match happening:
@@ -323,8 +313,10 @@ def _follow(
             case SignalReceived():
                 signals.append(happening.number)
                 log.event(EventName.SIGNAL_RECEIVED, number=happening.number, count=len(signals))
-                kill_at = _now() + GRACE_SECONDS if len(signals) == 1 else _now()
-                # Where all hosts are stopped at once, another may have ended, and decided, before.
+                kill_at = (
+                    time.monotonic() + GRACE_SECONDS if len(signals) == 1 else time.monotonic()
+                )
+                # If all hosts are stopped at once, another may have decided before.
                 is_asked = len(signals) > 1 or bool(decided)
                 if not is_asked and not (
                     asks_children and _send_to_children(process, happening.number)
@@ -333,24 +325,23 @@ def _follow(
             case Decided() if not decided:
                 decided = happening.reason
                 log.event(EventName.COMMAND_STOPPING, reason=decided)
-                # After a signal the command may be saving: a second one would end it, and its time
-                # runs already.
+                # After a signal the command may be saving; a second one would end it.
                 if not signals:
-                    kill_at = _now() + VERDICT_GRACE_SECONDS
+                    kill_at = time.monotonic() + VERDICT_GRACE_SECONDS
                     _send(process, signal.SIGTERM)
             case _:
                 if on_tick:
                     on_tick()
                 reap_orphans(spared=(process.pid, *others))
-        if _now() >= kill_at:
+        if time.monotonic() >= kill_at:
             kill_at = float("inf")
             log.event(EventName.COMMAND_KILLED, pid=process.pid)
             _kill_tree(process, spared)
 
 
 def _send(process: "subprocess.Popen[bytes]", number: int) -> None:
-    # To the first process only, as a container runtime does: torchrun passes it on to its ranks,
-    # and a rank that got it twice would take the second one as "at once".
+    # Only to the first process, as a container runtime does: torchrun forwards it to its ranks,
+    # for which a second one means "at once".
     with contextlib.suppress(ProcessLookupError):
         process.send_signal(number)
 
@@ -379,8 +370,8 @@ def reap_orphans(*, spared: Collection[int]) -> None:
     """Reads the exit status of adopted orphans, which else stay zombies; never that of `spared`."""
     while True:
         try:
-            # WNOWAIT: it is looked at, not taken. The status of a child in `spared` is taken by its
-            # Popen; until then waitid gives that one again, and the next tick goes on.
+            # WNOWAIT: only a look. The Popen of a child in `spared` reads its status; until then
+            # waitid returns the same child, and the next tick continues.
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         # No children, or macOS before Python 3.13, which has no waitid.
         except (ChildProcessError, AttributeError):
@@ -409,10 +400,6 @@ def _thread(target: Callable[[], None]) -> threading.Thread:
     thread = threading.Thread(target=target, daemon=True)
     thread.start()
     return thread
-
-
-def _now() -> float:
-    return time.monotonic()
 
 
 def _cpu_seconds() -> float:

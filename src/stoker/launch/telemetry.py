@@ -2,7 +2,7 @@
 
 - Ranks count (`feed.trainer.observer`), and send counters to the leader once a second, as
 `Progress`. Prometheus serves these counters (`launch.prometheus`). - The leader computes a
-`FeedInterval` from two sets of counters, and writes it as rows of `feed.csv`, beside the timeline,
+`FeedInterval` from two sets of counters, and writes it as rows of `feed.csv`, with the timeline,
 and as one line of its log. - The report reads the file and `stoker watch` the line; `joined` merges
 intervals, and `bottleneck_of` names what limits the run.
 
@@ -34,26 +34,25 @@ from stoker.records import Limit
 from stoker.text import ms, wait_share, wait_words
 
 _Figure = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
-# The columns after start_seconds and seconds of the interval, kind (rank, host, or local: the local
-# workers of a host) and name (of the host, number of the rank); a cell that does not apply is
-# empty. With each, how the figure of several intervals is made of theirs. rate: weighted with their
-# lengths; known: the same over those where it is known; last, most, sum: as the words say.
+# Columns after start_seconds and seconds of the interval, kind (rank, host, or local: a host's
+# local workers) and name (host, or number of the rank); a cell that does not apply is empty. Each
+# with how intervals are joined. rate: weighted with their lengths; known: the same where known.
 _FIGURES: dict[str, Literal["rate", "known", "last", "most", "sum"]] = {
-    "batches_per_second": "rate",  # Taken by the rank; made by the host and used.
-    "bytes_per_second": "rate",  # That came from the host.
-    "wait_share": "known",  # Of the rank's time, waiting for data, 0..1.
-    "queue_depth": "known",  # Batches that lay ready when the rank took one, mean.
-    "window": "last",  # How far ahead of the rank batches are made.
-    "shards": "last",  # Of the streams that the rank reads; 0: it reads none.
-    "shard_workers": "last",  # That could make one of them each, as far as the rank has them.
-    "workers": "most",  # Of the host, that have made a batch so far.
-    "busy_workers": "rate",  # At work at a time, mean.
-    "busy_cpus": "rate",  # CPUs that they used, mean.
-    "slowest_worker": "known",  # Batches a second of the host's slowest worker.
-    "fastest_worker": "known",  # And of its fastest.
-    "in_flight": "last",  # Batches asked for.
-    "credits": "last",  # How many could be; 0: the host is gone.
-    "moved": "sum",  # Batches taken away from the host (lost, dropped or late), made elsewhere.
+    "batches_per_second": "rate",  # Used by the rank, or made by the host and used.
+    "bytes_per_second": "rate",  # Received from the host.
+    "wait_share": "known",  # Share of the rank's time waiting for data, 0..1.
+    "queue_depth": "known",  # Batches ready when the rank took one, mean.
+    "window": "last",  # Batches made ahead of the rank.
+    "shards": "last",  # Shards of the streams that the rank reads; 0: none.
+    "shard_workers": "last",  # The rank's workers that could make a shard each.
+    "workers": "most",  # Workers of the host that have made a batch.
+    "busy_workers": "rate",  # Workers at work, mean.
+    "busy_cpus": "rate",  # CPUs in use, mean.
+    "slowest_worker": "known",  # Batches per second of the slowest worker.
+    "fastest_worker": "known",  # Batches per second of the fastest worker.
+    "in_flight": "last",  # Batches requested.
+    "credits": "last",  # Batches that may be requested; 0: the host is gone.
+    "moved": "sum",  # Batches taken from the host (lost, dropped or late), made elsewhere.
     "duplicates": "sum",  # Batches that came after another host's.
 }
 COLUMNS = ("start_seconds", "seconds", "kind", "name", *_FIGURES)
@@ -62,19 +61,19 @@ _NO_WORK = FeedWork(seconds=0.0)
 _NOTHING = Progress(rank=0, steps=0, samples=0, wait_seconds=0.0, compute_seconds=0.0)
 # Ranks report once a second.
 INTERVAL_SECONDS = 2.0
-# Intervals grow with the run, 2 s up to a quarter of an hour, so that a day leaves some 2 000 of
-# them; the log is also for people who watch now, and gets a line at least every minute.
+# Intervals grow with the run, so that a day has some 2 000 of them, up to a minute for people who
+# watch the log.
 _SHARE_OF_RUN = 1 / 480
 _MAX_INTERVAL_SECONDS = 60.0
-# Less waiting than this is the feed's own overhead (1 to 3 % over the bound, benchmarks).
+# Less waiting is the feed's overhead (1 to 3 % in benchmarks).
 MIN_WAIT_SHARE = 0.05
-# Workers that are at work for longer than this are what all wait for.
+# Workers that are busier than this are the bottleneck.
 MIN_BUSY_SHARE = 0.8
-# Of the time at work; below, a worker waits for storage, or shares its CPU with another.
+# Of the time at work; below, a worker waits for storage, or shares its CPU.
 MIN_CPU_SHARE = 0.7
-# So many batches lie ready, and yet the trainer waits: for one that is not among them.
+# If the trainer waits with this many batches ready, it waits for another one.
 MIN_READY = 2.0
-# Of the batches that may be asked for: above, the way to the trainer holds them up.
+# Of the credits; above, the way to the trainer is the bottleneck.
 MIN_CREDIT_SHARE = 0.8
 REPORT_SECONDS = 2.0
 
@@ -181,7 +180,7 @@ def interval_in(event: LogEvent) -> FeedInterval | None:
     """Returns the interval in a `feed` line of the leader's log; None in another line."""
     if event.event != EventName.FEED:
         return None
-    # A log line has blanks where the rows end.
+    # In a log line, rows end with spaces.
     found = read_csv(_HEAD + "\n".join(event.values.get("rows", "").split()))
     return found[0] if found else None
 
@@ -260,7 +259,7 @@ def interval_between(
         was = then.feed or _NO_WORK
         if was.seconds > now.feed.seconds:
             then, was = _NOTHING, _NO_WORK
-        # By the rank's own clock: its reports come up to a second apart from the leader's looks.
+        # By the rank's clock, as its reports may be a second old.
         span = now.feed.seconds - was.seconds
         if span <= 0:
             continue
@@ -303,7 +302,7 @@ def _host_rate(name: str, shares: Sequence[_Share]) -> HostRate:
     for rank, seconds, was, now in shares:
         known = {each.worker: each.batches for each in was.workers}
         for each in now.workers:
-            # Local workers of two ranks are different processes under the same numbers.
+            # Local workers of two ranks have the same numbers.
             made = max(each.batches - known.get(each.worker, 0), 0)
             paces[rank if is_local else -1, each.worker] += made / seconds
 
@@ -315,7 +314,7 @@ def _host_rate(name: str, shares: Sequence[_Share]) -> HostRate:
         name=name,
         batches_per_second=rate(lambda work: work.batches),
         bytes_per_second=rate(lambda work: work.frame_bytes),
-        # The workers of a data host serve all ranks: each rank reports the same ones.
+        # A data host's workers serve all ranks, which report the same ones.
         workers=sum(workers) if is_local else max(workers),
         busy_workers=rate(lambda work: work.busy_seconds),
         busy_cpus=rate(lambda work: work.cpu_seconds),
@@ -329,12 +328,7 @@ def _host_rate(name: str, shares: Sequence[_Share]) -> HostRate:
 
 
 class FeedLog:
-    """Writes the feed's intervals to feed.csv and the log.
-
-    Args:
-        path: The CSV file; created with the first interval.
-        progress: Returns the last report of each rank.
-    """
+    """Writes the feed's intervals to feed.csv, created with the first one, and to the log."""
 
     def __init__(
         self,
@@ -382,22 +376,19 @@ class FeedLog:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(rows if file.tell() else _HEAD + rows)
         except OSError as err:
-            # A full disk ends the picture, not the training.
+            # A full disk must not end the training.
             self._is_broken = True
-            text = f"cannot write {self._path}: {err.strerror}; the training goes on"
+            text = f"cannot write {self._path}: {err.strerror}; the training continues"
             self._log.event(EventName.FEED_WRITE_FAILED, text=text)
 
 
 @dataclass(frozen=True, slots=True)
-class Bottleneck:
+class FeedBottleneck:
     """What limits the run.
 
     Attributes:
-        limit: As in a decision. accelerator: data arrives in time; cpu: data workers compute all
-            the time; latency: they wait for their reads; workers: they are too few, or slow for an
-            unknown reason; network: workers idle while all credits are used. For the feed only:
-            shards: a stream has fewer shards than workers; order: one late batch delays others;
-            hand-out: credits are not used.
+        limit: As in a decision, and for the feed only: shards: a stream has fewer shards than
+            workers; order: one late batch delays others; hand-out: credits are not used.
         words: What was measured.
         advice: What to do.
     """
@@ -412,32 +403,31 @@ def bottleneck_of(
     *,
     does_loading_wait: bool | None = None,
     names: Mapping[str, str] = MappingProxyType({}),
-) -> Bottleneck:
+) -> FeedBottleneck:
     """Returns the limit of an interval (of several: see `joined`).
 
     The words do not include the wait, which callers show with them.
 
     Args:
-        interval: Rates of ranks and hosts.
         does_loading_wait: Whether a single worker waits for its reads, from a profile; None: not
             known. Workers without a CPU may also be waiting for one.
         names: Display names of hosts.
     """
     wait, ready = interval.wait_share, interval.queue_depth
     if wait is None:
-        return Bottleneck(
+        return FeedBottleneck(
             "unknown", "not known: no step ended in this time", "look again after a few steps"
         )
     if wait < MIN_WAIT_SHARE:
-        queue = "" if ready is None else f": {ready:.1f} batches lie ready"
-        return Bottleneck(
+        queue = "" if ready is None else f": {ready:.1f} batches are ready"
+        return FeedBottleneck(
             "accelerator",
             f"the trainer, as data is there in time{queue}",
             "a faster trainer, or fewer data hosts",
         )
     hosts = [host for host in interval.hosts if host.credits]
     if not hosts:
-        return Bottleneck(
+        return FeedBottleneck(
             "workers",
             "the lack of data workers: none is there",
             "see the data hosts' logs, and stoker doctor --peer HOST",
@@ -449,62 +439,62 @@ def bottleneck_of(
     shards = sum(rank.shards for rank in interval.ranks)
     if shards and (ready or 0.0) < MIN_READY:
         spare = sum(rank.shard_workers for rank in interval.ranks) - shards
-        # With fewer workers than shards it is the workers that are short.
+        # With fewer workers than shards, workers are the bottleneck.
         if spare >= 0 or share < MIN_BUSY_SHARE:
             return _shards_limit(shards, spare=spare, share=share)
-    # In this order: busy workers also keep credits out and batches late, and are the cause then.
+    # First, as busy workers also use up credits and delay batches.
     if share >= MIN_BUSY_SHARE:
         seen = f"the data workers, which are at work {share:.0%} of the time"
-        # Of the time at work, as busy_share bounds it.
+        # Scaled to the time at work as busy_share caps it.
         cpus = sum(
             host.busy_cpus * min(1.0, host.workers / host.busy_workers)
             for host in hosts
             if host.busy_workers
         )
         if cpus >= MIN_CPU_SHARE * busy:
-            return Bottleneck("cpu", seen, "more data hosts, or a cheaper transform")
+            return FeedBottleneck("cpu", seen, "more data hosts, or a cheaper transform")
         seen += f" and have a CPU for {cpus / busy:.0%} of that"
         if does_loading_wait is None:
-            return Bottleneck(
+            return FeedBottleneck(
                 "workers",
                 seen,
                 "more data hosts, where workers share their cores with other processes; faster "
                 "storage or more workers, where they wait for what they read",
             )
         if does_loading_wait:
-            return Bottleneck(
+            return FeedBottleneck(
                 "latency",
                 f"{seen}, as they wait for what they read",
                 "faster storage, or more workers, which wait at the same time",
             )
-        return Bottleneck(
+        return FeedBottleneck(
             "cpu",
             f"{seen}, as they share their cores with other processes",
-            "more data hosts, on cores of their own",
+            "more data hosts, on separate cores",
         )
     if (ready or 0.0) >= MIN_READY:
         slowest = min(hosts, key=lambda host: host.batches_per_second / max(host.workers, 1))
-        return Bottleneck(
+        return FeedBottleneck(
             "order",
-            f"one late batch: {ready:.1f} others lie ready; slowest is "
+            f"one late batch: {ready:.1f} others are ready; slowest is "
             f"{names.get(slowest.name, slowest.name)}",
             "even out the cost of batches, or raise feed.credits and feed.max_bytes",
         )
     if asked >= MIN_CREDIT_SHARE * credits:
-        return Bottleneck(
+        return FeedBottleneck(
             "network",
             f"the way to the trainer: workers are at work {share:.0%} of the time, "
             f"{asked} of {credits} batches asked for",
             "smaller batches on the wire (uint8), a faster network, or feed.credits",
         )
-    return Bottleneck(
+    return FeedBottleneck(
         "hand-out",
         f"the hand-out: {asked} of {credits} batches asked for",
         "raise feed.max_bytes; look at what the sampler costs",
     )
 
 
-def _shards_limit(shards: int, *, spare: int, share: float) -> Bottleneck:
+def _shards_limit(shards: int, *, spare: int, share: float) -> FeedBottleneck:
     """Returns the limit of a stream with one worker per shard, for which credits mean nothing."""
     what = "only shard" if shards == 1 else f"{shards} shards"
     words = f"the stream's {what}: one worker makes a shard, at work {share:.0%} of the time"
@@ -512,11 +502,11 @@ def _shards_limit(shards: int, *, spare: int, share: float) -> Bottleneck:
     if spare > 0:
         words += f"; {spare} more could work"
     if share >= MIN_BUSY_SHARE:
-        return Bottleneck("shards", words, f"{more}; or a cheaper transform")
-    return Bottleneck(
+        return FeedBottleneck("shards", words, f"{more}; or a cheaper transform")
+    return FeedBottleneck(
         "shards",
         words,
-        f"{more}; persistent_workers=True where epochs are short: each starts its workers anew",
+        f"{more}; persistent_workers=True if epochs are short, as each restarts its workers",
     )
 
 
@@ -560,10 +550,7 @@ class ProgressLog:
     """Logs `progress steps=... step_seconds=... wait_seconds=...` of the main loader.
 
     With several ranks it is the one that waits longest, `rank=...`, with `least_wait_share=...`.
-
-    Args:
-        folder: Folder of this host's timelines, which may not exist yet.
-        progress: Returns the last reports of ranks on all hosts, for those without a timeline here.
+    `progress` returns the reports of ranks without a timeline here.
     """
 
     def __init__(
@@ -601,7 +588,7 @@ class ProgressLog:
         if not new:
             return
         told = self._progress()
-        # A rank without a new step still waits as it did: slow steps end a moment apart.
+        # A rank without a new step keeps its last figures: slow steps end a moment apart.
         self._latest |= new | self._elsewhere(told)
         self._told = told
         self._reported_at = self._clock()
@@ -632,8 +619,7 @@ class ProgressLog:
             new = [step for step in rows if step is not None]
             counts = self._counts[rank]
             counts.update(step.loader for step in new)
-            # The script may have other loaders, for validation: the one with most steps is the
-            # training's.
+            # The training's loader has most steps; others may be for validation.
             main = max(counts, key=counts.__getitem__, default=0)
             own = [step for step in new if step.loader == main]
             if own:

@@ -17,7 +17,7 @@ from stoker.errors import UsageError
 from stoker.records import PLATFORM_INFOS, Role, bare_type, read_text
 from stoker.settings import RunEnvironment
 
-# The service's own name for the one group of a job without instance groups.
+# The service's name for the group of a job without instance groups.
 HOMOGENEOUS = "homogeneousCluster"
 
 _T = TypeVar("_T")
@@ -35,13 +35,7 @@ class HostGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """All hosts of a run, as one of them sees it.
-
-    Attributes:
-        host: This host.
-        groups: All groups; exactly one has the role dnn.
-        network_interface: Interface between the hosts, if known.
-    """
+    """All hosts of a run, as one of them sees it; exactly one group has the role dnn."""
 
     host: str
     groups: tuple[HostGroup, ...]
@@ -111,11 +105,11 @@ def from_resourceconfig(base_dir: Path, environ: Mapping[str, str]) -> Topology:
     path = base_dir / "input" / "config" / "resourceconfig.json"
     # The service's own file; the local platform writes the like.
     if path.exists():
-        config, where = _decode(read_text(path), str(path)), str(path)
+        config, where = _decode(read_text(path), _ResourceConfig, str(path)), str(path)
     # Exported by the script mode of SageMaker's SDK, version 3.
     elif environ.get("SM_RESOURCE_CONFIG"):
         where = "variable SM_RESOURCE_CONFIG"
-        config = _decode(environ["SM_RESOURCE_CONFIG"], where)
+        config = _decode(environ["SM_RESOURCE_CONFIG"], _ResourceConfig, where)
     # Exported by sagemaker-training, the toolkit of AWS's framework images.
     elif environ.get("SM_CURRENT_HOST"):
         config, where = _from_toolkit(environ), "variables SM_*"
@@ -129,7 +123,7 @@ def from_resourceconfig(base_dir: Path, environ: Mapping[str, str]) -> Topology:
 
 def platform_name(topology: Topology, environ: Mapping[str, str]) -> str:
     """Returns the platform that started this run, as far as its traces show."""
-    # First, for a local run may be started inside a job or a pod.
+    # First, as a local run may be inside a job or a pod.
     if bare_type(topology.dnn.instance_type).startswith("local"):
         return "local"
     for name, info in PLATFORM_INFOS.items():
@@ -143,24 +137,21 @@ def is_job_pod(environ: Mapping[str, str]) -> bool:
     return bool(environ.get("STOKER_GROUPS"))
 
 
-def _decode(text: str, where: str) -> _ResourceConfig:
+def _decode(text: str, kind: type[_T], where: str) -> _T:
     try:
-        return msgspec.json.decode(text, type=_ResourceConfig)
+        return msgspec.json.decode(text, type=kind)
     except msgspec.DecodeError as err:
-        raise UsageError(
-            f"not a SageMaker resource configuration: {err}",
-            where=where,
-            fix="it names current_host, hosts and instance_groups",
-        ) from None
+        raise UsageError(f"malformed: {err}", where=where) from None
 
 
 def _from_toolkit(environ: Mapping[str, str]) -> _ResourceConfig:
     host = environ["SM_CURRENT_HOST"]
-    hosts = _json(environ, "SM_HOSTS", tuple[str, ...]) or (host,)
-    groups = _json(environ, "SM_INSTANCE_GROUPS_DICT", dict[str, _Group])
+    hosts = _decode(environ.get("SM_HOSTS") or "[]", tuple[str, ...], "variable SM_HOSTS")
+    name = "SM_INSTANCE_GROUPS_DICT"
+    groups = _decode(environ.get(name) or "{}", dict[str, _Group], f"variable {name}")
     return _ResourceConfig(
         current_host=host,
-        hosts=hosts,
+        hosts=hosts or (host,),
         current_instance_type=environ.get("SM_CURRENT_INSTANCE_TYPE"),
         instance_groups=tuple(groups.values()) if groups else None,
         network_interface_name=environ.get("SM_NETWORK_INTERFACE_NAME"),
@@ -178,7 +169,7 @@ def _from_pod(environ: Mapping[str, str]) -> _ResourceConfig:
             where="variable STOKER_GROUP",
             fix="use the pods that stoker train --platform kubernetes makes",
         )
-    # Kubernetes sets it in the pods of Indexed Jobs only.
+    # Set in pods of Indexed Jobs only.
     if not number.isdigit() or int(number) >= own.count:
         raise UsageError(
             f"expected this pod's number, 0 to {own.count - 1}, found {number!r}",
@@ -211,9 +202,8 @@ def _topology(config: _ResourceConfig, roles: Mapping[str, Role], where: str) ->
             name=group.instance_group_name,
             role=_role(group.instance_group_name, roles),
             instance_type=group.instance_type,
-            # Never sorted: names (algo-1) are given out at random and say nothing about groups or
-            # leaders; all hosts get the list in the same order, and the first one of the dnn group
-            # leads.
+            # Not sorted: names (algo-1) are random, but all hosts get the same order, and the
+            # first one of the dnn group leads.
             hosts=group.hosts,
         )
         for group in described
@@ -238,10 +228,10 @@ def _check(groups: tuple[HostGroup, ...], host: str, roles: Mapping[str, Role], 
         raise UsageError(
             f"exactly one group with hosts must train, found: {found}",
             where=where,
-            fix="name the other groups data..., or set STOKER_ROLES, for example "
+            fix="call the other groups data..., or set STOKER_ROLES, for example "
             + '{"cpu": "data", "gpu": "dnn"}',
         )
-    # A misspelt name would leave its group with the role that its name suggests, unnoticed.
+    # A misspelt name would silently leave its group's default role.
     unknown = sorted(set(roles) - set(names))
     if unknown:
         raise UsageError(
@@ -256,13 +246,3 @@ def _check(groups: tuple[HostGroup, ...], host: str, roles: Mapping[str, Role], 
         raise UsageError(
             f"this host, {host}, is in no group; the hosts are: " + ", ".join(hosts), where=where
         )
-
-
-def _json(environ: Mapping[str, str], name: str, kind: type[_T]) -> _T | None:
-    text = environ.get(name)
-    if not text:
-        return None
-    try:
-        return msgspec.json.decode(text, type=kind)
-    except msgspec.DecodeError as err:
-        raise UsageError(f"malformed: {err}", where=f"variable {name}") from None

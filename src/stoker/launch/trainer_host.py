@@ -15,7 +15,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -52,11 +52,11 @@ from stoker.records.training import STARTED
 from stoker.settings import PROFILE_ENDED_FILE, RELEASED_FILE, unfed_file
 
 _POLL_SECONDS = 1.0
-# A host is lost, or nobody follows the run: the platform's code, for the training has none.
+# A lost host, or an abandoned run: the platform's code, as the training has none.
 HOST_LOST = ABANDONED = PlatformError.exit_code
-# When the leader's ranks fail, the cause may be a follower's, which says so within a moment.
+# When the leader's ranks fail, a follower may report the cause a moment later.
 FOLLOWERS_CAUSE_SECONDS = 3.0
-# The other way round: a follower's failure may only say that the leader's rank is gone.
+# And a follower's failure may only say that the leader's rank is gone.
 OWN_CAUSE_SECONDS = 3.0
 
 
@@ -65,12 +65,6 @@ class Release:
 
     If all do, they will make their own batches until the end. A follower reports it to the leader,
     which releases the data hosts once all ranks of the run do.
-
-    Args:
-        output: STOKER_OUTPUT of the ranks.
-        run: The coordinator on the leader, the membership on another dnn host.
-        ranks: Ranks of this host.
-        all_ranks: Ranks of all dnn hosts, also if their commands are independent.
     """
 
     def __init__(
@@ -83,7 +77,7 @@ class Release:
         self._look_at = 0.0
         self._word: Unfed | None = None
         self._is_done = False
-        # Of an attempt before this one, in the same folder.
+        # Of an earlier attempt in the same folder.
         for file in (*output.glob(unfed_file("*")), output / RELEASED_FILE):
             file.unlink(missing_ok=True)
 
@@ -107,13 +101,13 @@ class Release:
         """Returns a rank's message, once all ranks have sent one and none can withdraw it."""
         if len(self._said()) < self._ranks:
             return None
-        # First the file, then a second look: a rank that asks after all takes its word back and
-        # looks for this file, so that one of the two sees the other.
+        # File first, then a second check: a rank that does request a batch withdraws its message
+        # and then checks this file, so one of both sees the other.
         released = self._output / RELEASED_FILE
         released.touch()
         said = self._said()
         if len(said) < self._ranks:
-            # One asks after all, and may not have seen the file.
+            # One withdrew its message, and may not have seen the file.
             released.unlink()
             return None
         return said[0]
@@ -134,14 +128,26 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
         causes.append(change)
         decided = partial(run.inbox.put, Decided(_words_of(change)))
         if change.what == "left" and finish.says_peer_is_gone(change.reason):
-            # Perhaps the leader's own ranks failed first: let them say so by themselves.
+            # Perhaps the leader's own ranks failed first: give them time to report it.
             timer = threading.Timer(OWN_CAUSE_SECONDS, decided)
             timer.daemon = True
             timer.start()
         else:
             decided()
 
-    coordinator = _coordinator(run, fail)
+    coordinator = None
+    if run.keys is not None:
+        coordinator = Coordinator(
+            keys=run.keys,
+            run_id=run.settings.run_id,
+            agents=run.topology.data_hosts,
+            followers=run.topology.dnn_hosts[1:],
+            feed=run.settings.feed,
+            log=run.log,
+            address=run.listen_address,
+            port=run.settings.port or run.coordinator_address[1],
+            on_failure=fail,
+        )
     lease = FollowerLease(run.settings.follower_lease)
     engine = EngineCommands(
         run,
@@ -165,12 +171,12 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
             ending = _await_followers(run, coordinator, ending, causes)
         outcome, code = _judge(run, _as_a_pod_ends(run, ending), causes)
         if outcome.status == "succeeded" and coordinator:
-            # Its code stays 0: platforms keep the model then, and do not train once more.
+            # The exit code stays 0: platforms then keep the model and do not retry.
             outcome = _fed(run, coordinator, outcome)
         if lease.failure:
             outcome = RunOutcome(status="failed", exit_code=None, failure=lease.failure)
             code = ABANDONED
-    # Also a KeyboardInterrupt: else the other hosts would wait until their leases end.
+    # Also KeyboardInterrupt: otherwise the other hosts wait until their leases expire.
     except BaseException as err:
         if coordinator:
             coordinator.end("failed", exit_code=None, reason=repr(err))
@@ -185,7 +191,7 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
     if outcome.failure:
         run.log.event(EventName.TRAINING_FAILED, reason=outcome.failure.partition("\n")[0])
         _write_failure(run, outcome.failure)
-    # Now, as this process may be ended while data hosts stop; once more below, with their release.
+    # Now, as this process may be killed while data hosts stop; again below, with their release.
     _record(run, outcome, trainer, events, coordinator)
     run.log.event(EventName.TRAINING_ENDED, status=outcome.status, exit_code=code)
     if coordinator:
@@ -218,12 +224,7 @@ def follow(run: HostRun, command: Sequence[str]) -> int:
             return HOST_LOST if verdict else 143
         trainer = Trainer.of(run.settings, run.topology, run.environ, log=run.log)
         ending = engine.follow(membership) or _train(
-            run,
-            command,
-            trainer,
-            engine,
-            leader_ip=membership.leader_ip,
-            membership=membership,
+            run, command, trainer, engine, leader_ip=membership.leader_ip, membership=membership
         )
         if not ending.exit_code:
             # Other hosts may still use this host's engine commands.
@@ -266,22 +267,6 @@ def _follower_code(ending: Ending, verdict: MembershipVerdict | None) -> int:
     if verdict.state.outcome == "succeeded":
         return ending.exit_code
     return verdict.state.exit_code or ending.exit_code
-
-
-def _coordinator(run: HostRun, on_failure: Callable[[Change], None]) -> Coordinator | None:
-    if run.keys is None:
-        return None
-    return Coordinator(
-        keys=run.keys,
-        run_id=run.settings.run_id,
-        agents=run.topology.data_hosts,
-        followers=run.topology.dnn_hosts[1:],
-        feed=run.settings.feed,
-        log=run.log,
-        address=run.listen_address,
-        port=run.settings.port or run.coordinator_address[1],
-        on_failure=on_failure,
-    )
 
 
 def _await_followers(
@@ -343,14 +328,18 @@ def _train(
         run.log.event(EventName.COMMAND_NOT_FOUND, program=command[0])
         return Ending(exit_code=COMMAND_NOT_FOUND, stderr=words)
     address = leader_ip or run.coordinator_address[0]
-    # Coordinator and agents have the port itself, agents the next one for batches: torchrun's store
-    # has the one after, so that one setting, feed.port, moves all of them.
+    # feed.port is for coordinator and agents, the next one for batches, the third for torchrun.
     master = (address, run.coordinator_address[1] + 2)
     progress = None
     if run.topology.is_leader:
         told = (lambda: coordinator.progress) if coordinator else dict
         progress = ProgressLog(run.output, run.log, progress=told)
-    feed = _feed_log(run, coordinator) if coordinator else None
+    feed = None
+    if coordinator:
+        file = run.output / "feed.csv"
+        # Of an earlier attempt in the same folder.
+        file.unlink(missing_ok=True)
+        feed = FeedLog(file, run.log, progress=lambda: coordinator.progress)
     release = None
     in_run = coordinator or membership
     if in_run:
@@ -368,7 +357,7 @@ def _train(
             release.tick()
         if lease and lease.tick():
             run.log.event(EventName.RUN_ABANDONED, reason=lease.failure)
-            # As a signal, which leaves the command the time to save.
+            # As a signal, so that the command can save.
             run.inbox.put(SignalReceived(signal.SIGTERM))
 
     with contextlib.ExitStack() as closed:
@@ -401,13 +390,13 @@ def _train(
             on_tick=tick,
             folder=run.folder,
             asks_children=mpi_host is not None,
-            # One process a run: ranks would take what is there from each other.
+            # Not for several ranks, which would compete for it.
             takes_input=trainer.strategy == "none" and membership is None,
             others=engine.pids,
         )
         if mpi_host:
             ending = mpi_host.judged(ending)
-    # A profile cuts off what the command would do after its training: that is no failure.
+    # A profile ends the command early, which is not a failure.
     return dataclasses.replace(ending, exit_code=0) if profile_ended.exists() else ending
 
 
@@ -418,42 +407,35 @@ def with_reachable_mlflow(environ: Mapping[str, str], log: Log) -> dict[str, str
     would wait for minutes and then end the training. Blocks for at most 10 s.
     """
     address = environ.get(MLFLOW_URI, "")
-    # Without a run, the script's author has named the server.
+    # Without a run, the address is the user's.
     if MLFLOW_RUN not in environ or not address.startswith("http"):
         return dict(environ)
-    # Without a name and password, which urllib takes for the host's name.
+    # urllib would take name and password for the host's name.
     parts = urllib.parse.urlsplit(address)
     server = parts.netloc.rpartition("@")[2]
     try:
         urllib.request.urlopen(parts._replace(netloc=server).geturl(), timeout=10).close()
-    # It refuses a request without a token, or has another certificate: it is there.
+    # It exists, but refuses a request without a token, or has another certificate.
     except (urllib.error.HTTPError, ssl.SSLError):
         return dict(environ)
     except (OSError, ValueError, http.client.HTTPException) as err:
         if isinstance(getattr(err, "reason", None), ssl.SSLError):
             return dict(environ)
-        text = f"mlflow: {server} cannot be reached from here; the script's calls do not go there"
+        text = f"mlflow: {server} cannot be reached from here; the script's calls are not sent"
         log.event(EventName.MLFLOW_FAILED, text=text)
         return {name: text for name, text in environ.items() if name not in MLFLOW_VARIABLES}
     return dict(environ)
 
 
-def _feed_log(run: HostRun, coordinator: Coordinator) -> FeedLog:
-    file = run.output / "feed.csv"
-    # Of an attempt before this one, in the same folder.
-    file.unlink(missing_ok=True)
-    return FeedLog(file, run.log, progress=lambda: coordinator.progress)
-
-
 def _judge(run: HostRun, ending: Ending, causes: Sequence[Change]) -> tuple[RunOutcome, int]:
     """Returns the run's outcome and the leader's exit code."""
-    # First: what ranks wrote while they were asked to end is no failure.
+    # First: failures of ranks that were asked to end do not count.
     if ending.signals:
         return RunOutcome(status="stopped", exit_code=ending.exit_code), ending.exit_code
     own = _failure_of(run, ending) if ending.exit_code else ""
     is_consequence = bool(ending.decided) or finish.says_peer_is_gone(own) or not own
     if run.settings.strategy.name == "mpi" and not finish.read_failures(run.output):
-        # mpirun's words about a rank elsewhere: that host has the rank's own.
+        # mpirun's message about a rank elsewhere, whose host has the rank's own.
         is_consequence = True
     if causes and is_consequence:
         change = causes[0]
@@ -494,7 +476,7 @@ def _write_failure(run: HostRun, failure: str) -> None:
     try:
         write_failure(run.settings.base_dir, failure)
     except UsageError as err:
-        # The end must be told to the other hosts, on a full disk, too.
+        # Other hosts must learn of the end even if this disk is full.
         run.log.event(EventName.FAILURE_WRITE_FAILED, reason=err.what)
 
 
@@ -504,7 +486,7 @@ def _words_of(change: Change) -> str:
         case "left":
             return f"{who} ended with exit code {change.exit_code}"
         case "rejoined":
-            return f"{who} came back as another process: {change.reason}"
+            return f"{who} restarted as another process: {change.reason}"
         case "absent":
             return f"{who} {change.reason}"
         case _:

@@ -1,10 +1,8 @@
-"""Calls to AWS through boto3: retried, bounded, with errors in words.
+"""Calls to AWS through boto3, with retries, timeouts and readable errors.
 
-    aws = Aws(region="eu-central-1")
-    aws.call("sagemaker", "DescribeTrainingJob", TrainingJobName="mnist")["TrainingJobStatus"]
-    aws.read_object("s3://bucket/folder/profile.json")
-
-In this order: errors, `Aws` with calls and S3, what its methods need.
+aws = Aws(region="eu-central-1")
+aws.call("sagemaker", "DescribeTrainingJob", TrainingJobName="mnist")["TrainingJobStatus"]
+aws.read_object("s3://bucket/folder/profile.json")
 """
 
 import contextlib
@@ -30,7 +28,7 @@ _MISSING = (
     "404",
     "NotFound",
 )
-# Some services say only in words that the object does not exist.
+# Some services name a missing object only in the message.
 _MISSING_WORDS = ("does not exist", "not found", "could not find")
 _THROTTLED = ("ThrottlingException", "Throttling", "TooManyRequestsException", "SlowDown")
 _DENIED = ("AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "403")
@@ -40,7 +38,7 @@ _STALE_LOGIN = (
     "InvalidClientTokenId",
     "RequestExpired",
     "UnrecognizedClientException",
-    # botocore's own, of logins that it renews on its own where it can.
+    # botocore's, if it cannot renew a login.
     "CredentialRetrievalError",
     "SSOError",
     "SSOTokenLoadError",
@@ -50,14 +48,14 @@ _STALE_LOGIN = (
 _LOG_IN = "log in again: aws sso login, or new keys"
 CONNECT_SECONDS = 10.0
 READ_SECONDS = 60.0
-# What was just created may not be seen for a while.
+# A new object may be invisible for a while.
 EVENTUAL_SECONDS = 30.0
-# How S3 (or a store with its protocol) answers a write that must create an object: it exists,
-# another write is in progress, such writes are not supported.
+# Answers of S3-like stores to a conditional write: the object exists, another write is in progress,
+# not supported.
 _EXISTS = ("PreconditionFailed", "412")
 _CONFLICT = ("ConditionalRequestConflict", "409")
 _UNCONDITIONAL = ("NotImplemented", "501", "MethodNotAllowed")
-# Attempts while another write of the same object goes on.
+# Attempts while another write of the same object is in progress.
 _CONFLICTS = 3
 
 
@@ -99,12 +97,12 @@ def refusal(error: Mapping[str, object], action: str, where: str) -> ServiceErro
 
 
 class Aws:
-    """Talks to AWS for one account and region.
+    """AWS, for one account and region.
 
     Args:
         region: Absent: AWS_REGION, else what boto3 finds.
-        clients: Clients by service, instead of boto3's own (for recorded answers).
-        sleep: Waits so many seconds.
+        clients: Clients by service, instead of boto3's (for recorded answers).
+        sleep: Waits for some seconds.
         clock: Monotonic seconds, for deadlines.
     """
 
@@ -116,7 +114,7 @@ class Aws:
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        # boto3 itself reads AWS_DEFAULT_REGION, and not AWS_REGION.
+        # boto3 does not read AWS_REGION.
         self._region = region or cloud_region()
         self._given = dict(clients or {})
         self._clients = dict(self._given)
@@ -124,7 +122,7 @@ class Aws:
         self.clock = clock
 
     def client(self, service: str) -> object:
-        """Returns the boto3 client of a service, made once.
+        """Returns the boto3 client of a service.
 
         Raises:
             UsageError: If boto3 is not installed, or no region is known.
@@ -134,7 +132,7 @@ class Aws:
         return self._clients[service]
 
     def renew_login(self) -> None:
-        """Reads the machine's keys anew with the next call: a client reads them only once."""
+        """Lets the next call read the machine's keys again, which a client reads only once."""
         import boto3
 
         boto3.setup_default_session()
@@ -142,20 +140,15 @@ class Aws:
 
     @property
     def region(self) -> str:
-        """Returns the region in use; UsageError where none is known."""
+        """The region in use; raises a UsageError if none is known."""
         return str(getattr(self.client("sagemaker"), "meta").region_name)  # noqa: B009
 
     def call(self, service: str, operation: str, **parameters: object) -> dict[str, Json]:
-        """Makes one call; returns the answer as JSON (times as ISO 8601 in UTC, no metadata).
-
-        Args:
-            service: Service as boto3 names it: `sagemaker`.
-            operation: Operation as in the API: `CreateTrainingJob`.
-            **parameters: Of the operation.
+        """Calls an operation of the API; returns the answer as JSON (times as ISO 8601 in UTC).
 
         Raises:
             ServiceError: If AWS refuses it, or cannot be reached.
-            UsageError: If a parameter is not as the API's model says.
+            UsageError: If a parameter does not fit the API's model.
         """
         action = f"{service}:{operation}"
         method = getattr(self.client(service), _snake(operation))
@@ -166,7 +159,7 @@ class Aws:
     def pages(
         self, service: str, operation: str, *, items: str, **parameters: object
     ) -> Iterator[Mapping[str, Json]]:
-        """Yields the objects of all pages of a listing; `items` is the key that holds them."""
+        """Yields the objects of all pages of a listing; `items` is their key."""
         for answer in self.answers(service, operation, **parameters):
             found = answer.get(items)
             if isinstance(found, list):
@@ -175,7 +168,7 @@ class Aws:
     def answers(
         self, service: str, operation: str, **parameters: object
     ) -> Iterator[dict[str, Json]]:
-        """Yields the answers of a listing, one for each page."""
+        """Yields the pages of a listing."""
         token: dict[str, object] = {}
         while True:
             answer = self.call(service, operation, **parameters, **token)
@@ -189,19 +182,18 @@ class Aws:
             token = dict(following)
 
     def read_object(self, uri: str) -> bytes:
-        """Returns the content of an s3:// address."""
         with self.open_object(uri) as content:
             return content.read()
 
     @contextlib.contextmanager
     def open_object(self, uri: str) -> Iterator[IO[bytes]]:
-        """Opens the content of an s3:// address, to be read in a stream while the block runs.
+        """Opens an object as a stream for the duration of the block.
 
         Raises:
-            ServiceError: If it cannot be opened, or breaks off.
+            ServiceError: If it cannot be opened, or the stream breaks off.
         """
         bucket, key = split_uri(uri)
-        # Around the `yield`: the stream may break off while the caller reads it.
+        # Around the `yield`, as the stream may break off.
         with explained("s3:GetObject", where=uri):
             body = self._s3("get_object", Bucket=bucket, Key=key)["Body"]
             content = cast("IO[bytes]", body)
@@ -213,16 +205,15 @@ class Aws:
     def write_object(
         self, uri: str, content: bytes | IO[bytes], *, kms_key: str | None = None
     ) -> None:
-        """Writes an object, encrypted with the key named, else with the bucket's own."""
+        """Writes an object, encrypted with the given key or the bucket's."""
         bucket, key = split_uri(uri)
         with explained("s3:PutObject", where=uri):
             self._s3("put_object", Bucket=bucket, Key=key, Body=content, **_encryption(kms_key))
 
     def create_object(self, uri: str, content: bytes, *, kms_key: str | None = None) -> bool:
-        """Writes an object unless there is one already; returns whether it did.
+        """Writes an object unless it exists; returns whether it was written.
 
-        If several callers try at once, one of them writes. A store without conditional writes is
-        asked first instead, so that two may write at the same moment.
+        Only one of several concurrent callers writes, unless the store has no conditional writes.
         """
         bucket, key = split_uri(uri)
         for attempt in range(_CONFLICTS):
@@ -252,22 +243,21 @@ class Aws:
         return True
 
     def copy_object(self, source: str, target: str) -> None:
-        """Copies an object of any size within S3, part by part where it is large."""
+        """Copies an object of any size within S3."""
         from_bucket, from_key = split_uri(source)
         bucket, key = split_uri(target)
         copy = getattr(self.client("s3"), "copy")  # noqa: B009
         with explained("s3:PutObject", where=f"{source} to {target}"):
-            # boto3's own copy: a single CopyObject takes 5 GB at most.
+            # Not CopyObject, which is limited to 5 GB.
             copy({"Bucket": from_bucket, "Key": from_key}, bucket, key)
 
     def delete_object(self, uri: str) -> None:
-        """Deletes an object; a missing one is not an error."""
+        """Deletes an object, which may be missing."""
         bucket, key = split_uri(uri)
         with explained("s3:DeleteObject", where=uri):
             self._s3("delete_object", Bucket=bucket, Key=key)
 
     def has_object(self, uri: str) -> bool:
-        """Returns whether there is an object at `uri`."""
         bucket, key = split_uri(uri)
         try:
             with explained("s3:GetObject", where=uri):
@@ -284,7 +274,6 @@ class Aws:
 
 
 def _encryption(kms_key: str | None) -> dict[str, object]:
-    # Without a key S3 uses that of the bucket, and encrypts in any case.
     if not kms_key:
         return {}
     return {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": kms_key}
@@ -308,8 +297,8 @@ def explained(action: str, *, where: str = "") -> Iterator[None]:
     """Turns botocore's errors into ours.
 
     Raises:
-        ServiceError: In place of a refusal, or of an unreachable service.
-        UsageError: In place of a parameter that the API's model refuses.
+        ServiceError: If AWS refuses or cannot be reached.
+        UsageError: If a parameter does not fit the API's model.
     """
     from botocore.exceptions import (
         BotoCoreError,

@@ -78,7 +78,7 @@ def check_patch(patch: Document, base: Document, *, key: str, reserved: Mapping[
         where = f"key {key}.{_shown(path)}"
         for pattern, fix in reserved.items():
             steps = pattern.split()
-            # Null removes all that is below the path, too.
+            # Null also removes what is below the path.
             is_whole = len(path) >= len(steps) or value is None
             if is_whole and all(map(fnmatchcase, path, steps)):
                 raise UsageError(

@@ -90,11 +90,7 @@ class Place:
     """
 
     def __init__(
-        self,
-        source: str,
-        lines: Mapping[str, int] | None = None,
-        *,
-        overridden: Sequence[str] = (),
+        self, source: str, lines: Mapping[str, int] | None = None, *, overridden: Sequence[str] = ()
     ) -> None:
         self.source = source
         self._lines = lines or {}

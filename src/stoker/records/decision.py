@@ -70,22 +70,20 @@ class Predicted(Record, frozen=True, kw_only=True):
         step_seconds: Step, in seconds of wall clock.
         step_seconds_low: Lower bound of the step's error band, in seconds.
         step_seconds_high: Upper bound, in seconds.
-        limit: The bottleneck. cpu: CPU time of loading and training; accelerator: the training
-            itself; latency: a worker's time for a batch; network: its rate; receive: CPU time of
-            receiving batches; storage: its rate.
+        limit: Bottleneck: CPU, accelerator, a worker's time for a batch (latency), network,
+            receiving batches, or storage.
         second_limit: The next bottleneck.
         second_limit_seconds: The step if only the second limit applied, in seconds.
         accelerator_utilization: Share of the step in which accelerators compute, 0 to 1.
         usd_per_hour: Price of all hosts, in dollars per hour.
         usd_per_1000_steps: Cost of 1000 steps, in dollars.
         speedup: Today's measured step over this one: 2 is twice as fast.
-        cost_change: Cost of a step over today's, minus 1: -0.2 is 20 % cheaper. With nominal
-            prices: of cpu_seconds.
+        cost_change: Cost of a step over today's, minus 1. With nominal prices: of cpu_seconds.
         total_hours: Hours of the whole training. None: its number of steps is not known.
         total_usd: Dollars of the whole training.
         break_even_speedup: Speedup at which a step costs as much as today.
-        own_storage_speedup: The speedup if each host has its own storage, when that is unknown and
-            matters; `speedup` then assumes a shared one.
+        own_storage_speedup: Speedup if each host has its own storage, when that is unknown and
+            matters.
         cpu_seconds: vCPUs of all hosts times this step.
         accelerator_seconds: Accelerators of all hosts times this step.
     """
@@ -113,9 +111,8 @@ class Plan(Record, frozen=True, kw_only=True):
     """A cluster that could run the workload.
 
     Attributes:
-        action: Change to today's cluster. keep: none; tune: other settings; scale_up: a larger
-            type; heterogeneous: data hosts; scale_out: more replicas; offload_gpu: less work for
-            CPUs.
+        action: Change to today's cluster: none, other settings, a larger type, data hosts
+            (heterogeneous), more replicas, or less work for CPUs.
         groups: Instance groups, dnn first.
         remote_share: Share of batches made on the data group, 0 to 1.
         predicted: None if the plan cannot be priced or predicted.
@@ -225,10 +222,10 @@ class TakenElsewhere(Record, frozen=True, kw_only=True):
         profiled_on: The type that was profiled.
         taken_as: The type that the decision assumes for today; nothing was measured on it.
         cpu_speed: Speed of a vCPU of `taken_as` over one of `profiled_on`.
-        cpu_speed_source: Source of `cpu_speed`. catalog: both types are in it; cpu_model: only the
-            profiled CPU's model is; given: by the user; assumed: 1, as it is not known.
-        accelerator_step_source: Source of a step without waiting. profile: same accelerator model;
-            cpu: scaled by CPU speed; given: by the user; unknown: none.
+        cpu_speed_source: catalog: of both types; cpu_model: of the profiled CPU's; given: by the
+            user; assumed: 1.
+        accelerator_step_source: Source of a step without waiting: same accelerator model, scaled by
+            CPU speed, given by the user, or none.
     """
 
     profiled_on: Name
@@ -245,10 +242,9 @@ class Decision(Record, frozen=True, kw_only=True):
         schema: Version of the file format.
         workload_sha256: As in the profile.
         workload_keys: As in the profile; without its hosts if it was scaled to another type.
-        bottleneck: What limits today's step. cpu: CPU time of loading and training; workers: too
-            few loader workers; latency: each worker waits for its reads; storage: workers share
-            what they wait for; network: receiving, or its rate; accelerator: the training itself;
-            none: loading costs nothing; unexplained: not known.
+        bottleneck: What limits today's step. workers: too few; latency: each worker waits for its
+            reads; storage: they share what they wait for; none: loading costs nothing; unexplained:
+            not known.
         action: Action of the chosen plan.
         plan: The chosen plan.
         plans: All plans, best first; infeasible ones last.
@@ -259,11 +255,9 @@ class Decision(Record, frozen=True, kw_only=True):
         objective: What ranked the plans: cost or time of a step.
         constraints: Limits that the plans had to respect.
         calibration: Correction of the cost model. None: not requested.
-        others_vcpus: vCPUs of the profiled hosts that other programs used; the bands are wider by
-            that.
+        others_vcpus: vCPUs of the profiled hosts that other programs used, which widens the bands.
         taken_elsewhere: How the profile was scaled to another instance type.
-        is_noisy: Whether other programs disturbed the profile too much to choose; the plan is then
-            today's cluster, or the requested one.
+        is_noisy: Whether other programs disturbed the profile too much to choose a plan.
     """
 
     schema: Literal["stoker.decision/v1"] = "stoker.decision/v1"

@@ -60,13 +60,11 @@ class StrategySettings(Record, frozen=True, kw_only=True):
     """How the training's processes start on the hosts of the dnn group.
 
     Attributes:
-        name: `auto`: torchrun if more than one process trains, else none; `torchrun`: one process
-            per rank; `smddp`: torchrun with SageMaker's data-parallel backend; `mpi`: mpirun on the
-            first dnn host; `none`: the command, one process per host.
-        max_restarts: torchrun and smddp: how often all ranks restart after one failed. A script
-            without checkpoints would start from the beginning.
-        fallback: smddp: backend if SageMaker's is missing: nccl for GPUs, gloo for CPUs. None: such
-            a run is refused.
+        name: `auto`: torchrun if more than one process trains, else none; `torchrun`: a process per
+            rank; `smddp`: the same with SageMaker's library; `mpi`: mpirun; `none`: a process per
+            host.
+        max_restarts: torchrun, smddp: how often all ranks restart after one failed.
+        fallback: smddp: backend if SageMaker's is missing. None: such a run is refused.
         mpi_arguments: mpi: more arguments of mpirun, such as `["-x", "NCCL_DEBUG=INFO"]`.
     """
 
@@ -111,10 +109,8 @@ class ReadyProbe(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         port: Name of the engine's port that must accept connections.
-        path: Path on that port that must answer an HTTP request with a code below 400. None: a
-            connection is enough.
-        seconds: Timeout from the start of the command. Importing TensorFlow or Ray takes some ten
-            seconds on a cold host.
+        path: Path on that port that must answer an HTTP request with a code below 400.
+        seconds: Timeout from the start of the command.
     """
 
     port: Name
@@ -128,12 +124,11 @@ class EngineCommand(Record, frozen=True, kw_only=True, omit_defaults=True):
     It runs in the foreground: if it ends before the training, it has failed.
 
     Attributes:
-        command: Program and arguments. Places such as `{address}`, `{leader}`, `{workers}` or a
-            port's name in braces are filled in on each host; docs/engines.md lists them.
+        command: Program and arguments, with places such as `{address}` or `{leader}`: see
+            docs/engines.md.
         ready: When it counts as ready. None: at once.
         environment: More variables for it, with the same places.
-        needs_workers: Whether it runs only on hosts with data workers (`feed.local_workers`, the
-            plan).
+        needs_workers: Whether it runs only on hosts with data workers.
         followers_only: Whether it does not run on the first dnn host.
     """
 
@@ -148,8 +143,8 @@ class EngineSettings(Record, frozen=True, kw_only=True, omit_defaults=True):
     """What makes data on the data group. Without a data group no engine runs.
 
     Attributes:
-        name: `feed`: stoker's own; `command`: the commands below; `tf.data.service`, `ray`: presets
-            whose commands can be replaced below.
+        name: `feed`: stoker's own; `command`: the commands below; `tf.data.service`, `ray`:
+            presets.
         leader: Command on the first dnn host only: a dispatcher, a head.
         dnn: Command on every dnn host.
         data: Command on every data host.
@@ -157,9 +152,8 @@ class EngineSettings(Record, frozen=True, kw_only=True, omit_defaults=True):
             ones.
         environment: More variables for the training command, with the places of the commands.
         stop_seconds: Seconds after the end of the training until the commands are killed.
-        needs_all: Whether losing a data host or its command fails the run, unless lost hosts
-            restart (Kubernetes). None: yes for tf.data.service and ray, whose trainings would hang,
-            else no.
+        needs_all: Whether losing a data host fails the run, unless lost hosts restart (Kubernetes).
+            None: yes for tf.data.service and ray, whose trainings would hang.
     """
 
     name: EngineName = "feed"

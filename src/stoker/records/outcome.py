@@ -22,10 +22,8 @@ class Outcome:
     """Result of a run.
 
     Attributes:
-        state: passed: the training succeeded and its gates held; no gate: it succeeded without
-            gates; did no step: it succeeded without a step, so its metrics are an earlier run's;
-            not fed: data hosts were planned, and no batch came through the feed; failed, stopped:
-            the training was.
+        state: did no step: it succeeded without a step, so its metrics are an earlier run's; not
+            fed: data hosts were planned, but no batch came through the feed.
         words: The result in one line, with the reason if the run did not pass.
         exit_code: Exit code of a command that judges the run.
     """

@@ -106,7 +106,7 @@ class SharedLoading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """Parts of a global step on the hosts that train, all ranks together.
+    """Parts of a global step on the hosts that train, all ranks and hosts together.
 
     Attributes:
         accelerator_seconds: Trainer's step with data at hand.
@@ -114,10 +114,8 @@ class Parts:
         loader_wall_seconds: Worker-seconds of loading with the fewest workers.
         trainer_cpu_seconds: CPU-seconds of the trainer processes, receiving included.
         turns_cpu_seconds: CPU-seconds of a step beyond loading and training alone; may be negative.
-        vcpus: vCPUs of all hosts.
         others_vcpus: vCPUs that other programs used.
-        workers: Loader workers of all hosts; 0: the trainer loads between its steps.
-        ranks: Trainer processes of all hosts.
+        workers: Loader workers; 0: the trainer loads between its steps.
         read_seconds: Storage time of a step's bytes; 0: fast enough, or not known.
     """
 
@@ -214,7 +212,7 @@ def parts_of(profile: Profile, *, ranks: int | None = None) -> Parts | None:
         loader_cpu_seconds=step.loader_cpu_seconds,
         loader_wall_seconds=step.loader_wall_seconds,
         trainer_cpu_seconds=step.trainer_cpu_seconds
-        # Measured with cached batches, which nobody hands over.
+        # Measured with cached batches, without handover.
         + ((local or 0.0) * ranks if step.num_workers else 0.0),
         turns_cpu_seconds=turns_cpu_seconds(step, ranks=ranks),
         vcpus=vcpus * hosts,

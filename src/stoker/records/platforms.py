@@ -213,7 +213,7 @@ class SageMakerSettings(Record, frozen=True, kw_only=True):
             s3:// address of such a package (.tar.gz). Absent: it is in the image.
         entrypoint: What the image runs; the command follows. The last word is `--`.
         max_run_seconds: Seconds after which the service stops the job. One day is the service's own
-            default; raise it for a longer training.
+            default; raise it for a longer training, to 28 days at most.
         checkpoint_uri: Prefix of checkpoints: /opt/ml/checkpoints of a run is synchronised with
             CHECKPOINT_URI/RUN, from which the run's further attempts continue. Absent: none are
             kept.
@@ -243,7 +243,7 @@ class SageMakerSettings(Record, frozen=True, kw_only=True):
     region: Name | None = None
     source: Name | None = None
     entrypoint: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = ("stoker", "launch", "--")
-    max_run_seconds: PositiveInt = 86400
+    max_run_seconds: Annotated[int, msgspec.Meta(ge=1, le=28 * 86400)] = 86400
     checkpoint_uri: Uri | None = None
     resume_from: Uri | None = None
     request: Patch = msgspec.field(default_factory=dict)
@@ -383,7 +383,7 @@ class ControlPodSettings(Record, frozen=True, kw_only=True):
         cpu_limit: Upper limit on a pod's CPUs, as `cpu`, where kubernetes.cpu_limit is true.
         memory_limit: Upper limit on a pod's memory, as `memory`. Raise it where steps end by
             OOMKilled.
-        max_run_seconds: Upper limit on such a step, in seconds; 0: none. An hour ends what hangs.
+        max_run_seconds: Upper limit on one step, in seconds; 0: none. An hour ends what hangs.
             The step that follows a job has no limit.
     """
 
@@ -511,7 +511,7 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
 
 
 def lacks_arm_image(settings: KubernetesSettings, name: str) -> bool:
-    """Returns whether data pods of a pool would run the dnn hosts' image on arm64 nodes.
+    """Whether data pods of a pool would run the dnn hosts' image on arm64 nodes.
 
     What is known of the nodes is in labels: their architecture, or a type of AWS's.
     """

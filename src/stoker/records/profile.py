@@ -29,8 +29,7 @@ class ProfiledHost(Record, frozen=True, kw_only=True):
     Attributes:
         instance_type: Type in the catalog.
         count: Number of hosts.
-        vcpus: Whole vCPUs of one host that the training may use, by affinity, cgroup quota and the
-            pod's request. None: the catalog's.
+        vcpus: Whole vCPUs of one host that the training may use. None: the catalog's.
         quota_vcpus: The same if it is not a whole number, such as 1.5.
         accelerators: Accelerators of one host. None: the catalog's.
         accelerator_model: Accelerator model, as the driver spells it.
@@ -75,14 +74,12 @@ class StepTerms(Record, frozen=True, kw_only=True):
         loader_cpu_seconds: CPU-seconds of loading, all ranks, with all vCPUs busy.
         receive_seconds: Seconds in which a rank's main thread receives a batch from the feed.
         local_receive_seconds: The same for a batch from today's local workers.
-        handover_seconds: The same for a batch that is ready, while its worker makes the next one;
-            not measured with CUDA, where the GPU works meanwhile.
+        handover_seconds: The same while its worker makes the next batch; not measured with CUDA.
         receive_cpu_seconds: CPU-seconds of receiving in other threads, per rank.
         loader_wall_seconds: Worker-seconds of loading, all ranks, with idle vCPUs.
         trainer_cpu_seconds: CPU-seconds of the trainer processes, all ranks.
         trainer_vcpus: vCPUs of one host that the trainer uses, if trainer_cpu_seconds is not known.
-        used_cpu_seconds: CPU-seconds of trainers and workers in the unchanged step, all ranks; more
-            than the sum of both where they compete for cores and caches.
+        used_cpu_seconds: CPU-seconds of trainers and workers in the unchanged step, all ranks.
         num_workers: Loader workers of one host, all ranks.
         global_batch_size: Samples of one step, all ranks.
         batch_bytes: Bytes of the batches of one step, all ranks.
@@ -138,10 +135,8 @@ class Observed(Record, frozen=True, kw_only=True):
         gpu_utilization: Busy share of all GPUs, 0 to 1.
         hosts: Number of hosts observed.
         others_vcpus: vCPUs of all hosts that other programs used during the unchanged steps.
-        elsewhere_vcpus: Busy vCPUs of the machine outside its only host, where other hosts of the
-            local platform would run.
-        cpu_speed_spread: Standard deviation of the CPU's speed between seconds, over its mean; the
-            largest of all hosts.
+        elsewhere_vcpus: Busy vCPUs of this machine outside its only host.
+        cpu_speed_spread: Standard deviation of the CPU's speed between seconds, over its mean.
     """
 
     cpu_utilization: Fraction | None = None
@@ -264,9 +259,8 @@ class ProfiledLoader(Record, frozen=True, kw_only=True):
 
     Attributes:
         class_name: Full name of its class.
-        reach: Whether data hosts can make its batches. stoker, torch (also subclasses): yes; left:
-            torch's class in a script that imports stoker's, only with `replace_dataloader: true`;
-            own: no, it makes batches in its own way.
+        reach: Whether data hosts can make its batches. stoker, torch: yes; left: torch's class in a
+            script that imports stoker's, with `replace_dataloader: true`; own: no.
         iterable: Whether its dataset is iterable-style.
         shards: Shards of an iterable dataset, all ranks; no more workers can be busy.
         divides: Whether the dataset uses `get_worker_info()`, so that it can have more shards.
@@ -285,11 +279,9 @@ class Profile(Record, frozen=True, kw_only=True):
     Attributes:
         schema: Version of the file format.
         workload_sha256: Digest of command, strategy and engine.
-        workload_keys: Keys that affect the measurement, with their values; `cluster.dnn.` are the
-            measured hosts. Workloads with other values are refused.
+        workload_keys: Keys that affect the measurement; workloads with other values are refused.
         host: The hosts that were measured.
-        data: Data hosts that made batches for this step, if any. The step is then the whole
-            cluster's, `loader_cpu_seconds` the dnn hosts'.
+        data: Data hosts that made batches for this step, which is then the whole cluster's.
         step: Parts of the step. None: only `observed` is known, and no plan can be priced.
         observed: Utilization of the hosts.
         spread: Spread of the fields of `step`, by name.
@@ -298,9 +290,8 @@ class Profile(Record, frozen=True, kw_only=True):
         fixes: Changes that help without another host.
         loader_rates: Throughput of the loader alone by number of workers; upper bounds for plans.
         transforms: Parts of loading a sample, most expensive first.
-        loader: The loader that made the batches. None: none was found.
-        unmeasured: Parts that cannot be measured without torch's DataLoader: `accelerator`,
-            `loader`. Plans are then not recommended.
+        loader: The loader that made the batches.
+        unmeasured: Parts that cannot be measured without torch's DataLoader.
         what: Facts about the profiled run, such as ranks and versions; not stable.
     """
 

@@ -29,9 +29,9 @@ from stoker.records.profile import Spread
 from stoker.records.workload import Gate
 from stoker.text import wait_share
 
-# The event with which the leader's record begins.
+# First event of the leader's record.
 STARTED = "training started"
-# How the event of a run begins whose times mean nothing for other runs.
+# Start of the event of a run whose times mean nothing for other runs.
 NOT_COMPARABLE = "not comparable"
 
 
@@ -52,9 +52,9 @@ class Host(Record, frozen=True, kw_only=True):
 class Measured(Record, frozen=True, kw_only=True):
     """Measured steps of the main loader (most batches), without the first steps of epochs.
 
-    Times are of the rank that waits longest, which the others wait for; samples are of all ranks.
-    They are medians over means of blocks of 20 steps: a median of single steps would miss the wait
-    that ends a burst of batches. A spread's samples are blocks.
+    Times are of the rank that waits longest. They are medians over means of blocks of 20 steps: a
+    median of single steps would miss the wait that ends a burst of batches. A spread's samples are
+    blocks.
 
     Attributes:
         step_seconds: Step, in seconds of wall clock.
@@ -66,10 +66,8 @@ class Measured(Record, frozen=True, kw_only=True):
             billed.
         spread: Spread of the fields above, by name.
         rank: The rank that waits longest.
-        least_wait_share: Share of a step that the rank with the shortest wait waits. None: one
-            rank.
-        timeline_file: CSV of that rank's steps, or of the leader's rank that waits longest if it is
-            on another host; relative to the record's folder.
+        least_wait_share: Share of a step that the rank with the shortest wait waits.
+        timeline_file: CSV of the steps of that rank, else of the leader's rank that waits longest.
     """
 
     step_seconds: NonNegativeFloat
@@ -124,9 +122,9 @@ class Training(Record, frozen=True, kw_only=True):
         schema: Version of the file format.
         workload_sha256: Digest of command, strategy and engine. None: the run had no workload.
         workload_keys: These keys with their values.
-        status: succeeded: exit code 0; failed: another one, or a host was lost; stopped: ended
-            before it was done.
-        exit_code: The training command's.
+        status: succeeded: exit code 0; failed: another one, or a host was lost; stopped: by a
+            signal.
+        exit_code: Exit code of the training command.
         decision_id: First digits of the digest of its decision.
         groups: Instance groups as requested.
         hosts: Hosts that took part.
@@ -143,12 +141,9 @@ class Training(Record, frozen=True, kw_only=True):
         failure: What failed, as its source reported it (a traceback, a lost host).
         mlflow_run_id: Run of MLflow.
         steps: Batches of the main loader, else the optimizer's steps. None: not counted.
-        what: Facts about the run: `git` (commit) and `git_dirty`, `image_digest`; on SageMaker
-            `job_arn`, and `input_NAME` and `input_NAME_version` of channels in S3. Not stable.
-        usd_total: Dollars of the whole run: billed time at the catalog's prices. Known on SageMaker
-            only.
-        is_unfed: The command succeeded, but no batch came through the feed although data hosts were
-            planned: the status is failed for that reason.
+        what: Facts such as `git` (commit), `image_digest` and `job_arn`; not stable.
+        usd_total: Dollars of the whole run: billed time at the catalog's prices. SageMaker only.
+        is_unfed: Whether the run failed only because no batch came through the feed.
     """
 
     schema: Literal["stoker.training/v1"] = "stoker.training/v1"
@@ -205,8 +200,7 @@ class GateResult(Gate, frozen=True, kw_only=True):
         max: Maximum, in the same way.
         min_champion: The gate's minimum relative to the champion.
         max_champion: The gate's maximum relative to the champion.
-        champion: The champion's value, if the gate needs it. None: there is no champion yet, or it
-            did not report the metric (then the gate fails).
+        champion: The champion's value, if the gate needs it and the champion reported it.
         passed: Whether the gate passed.
     """
 
@@ -315,11 +309,8 @@ class TrainingFacts:
     Attributes:
         leader: Record of the leader's launcher; None in that launcher, or if there is none.
         is_interrupted: Whether the user stopped the run here, so that nothing counts as failed.
-        exit_code: Of the training command, or of the host.
         last_words: Last lines of the dnn group's log.
         events: Only those that are not in the leader's record.
-        release_seconds: Seconds from the end of the training to the last data host's end.
-        usd_per_hour: Price of all hosts.
         billed_seconds: Time that the platform bills for each host.
         timeline_file: Name of the leader's timeline in the record's folder.
     """

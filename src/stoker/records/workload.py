@@ -39,8 +39,8 @@ class TodaysGroup(Record, frozen=True, kw_only=True):
     """The hosts that train today.
 
     Attributes:
-        instance_type: Type in the catalog, with or without `ml.`. On this machine `local.cN` is N
-            of its cores; on Kubernetes it may be a node pool.
+        instance_type: Type in the catalog. On this machine `local.cN` is N of its cores; on
+            Kubernetes it may be a node pool.
         count: Number of hosts.
         processes_per_host: Trainer processes per host. None: one per accelerator, at least one.
     """
@@ -64,15 +64,15 @@ class Channel(Record, frozen=True, kw_only=True):
     """An input of the job.
 
     Attributes:
-        uri: A folder (local), s3://..., efs://FILE_SYSTEM/FOLDER or fsx://FILE_SYSTEM/MOUNT/FOLDER
+        uri: A folder (local), s3://..., efs://FILE_SYSTEM/FOLDER, fsx://FILE_SYSTEM/MOUNT/FOLDER
             (SageMaker), or pvc://CLAIM/FOLDER (Kubernetes).
         groups: Instance groups that get it: `dnn`, `data`. None: all.
-        data_type: SageMaker: what the address means. S3Prefix: all objects below it; ManifestFile:
-            a list of objects; AugmentedManifestFile: a list of objects with labels.
-        distribution: SageMaker: what each host gets. FullyReplicated: all data, which a random
-            sampler needs; ShardedByS3Key: a share of the objects.
-        mode: SageMaker: `File` copies the data to each host's disk before the training starts,
-            `FastFile` reads a file from S3 when it is opened, `Pipe` streams.
+        data_type: SageMaker: S3Prefix: all objects below the address; ManifestFile: a list of
+            objects; AugmentedManifestFile: a list with labels.
+        distribution: SageMaker: FullyReplicated: all data on each host; ShardedByS3Key: a share
+            each.
+        mode: SageMaker: `File` copies the data before the training, `FastFile` reads files on
+            access, `Pipe` streams.
         attribute_names: Keys of an augmented manifest that are streamed, in this order.
         record_wrapper: How a pipe delimits records. None: RecordIO for augmented manifests only.
     """
@@ -97,20 +97,16 @@ class Constraints(Record, frozen=True, kw_only=True):
     """Limits that plans must respect, and what ranks them.
 
     Attributes:
-        objective: What ranks plans: the cost of a step, or its time. With cost, a faster step that
-            costs more is never chosen.
+        objective: What ranks plans: the cost or the time of a step.
         max_usd_per_hour: Maximum price of the whole cluster, in dollars per hour.
-        max_usd_per_run: Maximum cost of one training, in dollars: the hosts' price for the
-            platform's `max_run_seconds`. A training that could cost more is refused before it
-            starts.
+        max_usd_per_run: Maximum dollars of one training, if it ran for `max_run_seconds` of its
+            platform.
         deadline_hours: Maximum hours of the whole training; needs `training`.
-        max_data_hosts: Maximum number of data hosts; 0: no data group. Raise it if the plan with 8
-            is still limited by CPU.
+        max_data_hosts: Maximum number of data hosts; 0: no data group.
         allowed_instance_types: Types that hosts may have, besides today's. None: the whole catalog.
         regions: AWS regions whose prices may be used. None: any.
-        storage: Whether more hosts read faster. per_host: each adds its own rate (S3, local
-            copies); shared: all share one rate; unknown: planned as shared. None: by platform and
-            channels.
+        storage: Read rate of several hosts. per_host: adds up (S3, local copies); shared: one rate
+            for all; unknown: planned as shared. None: by platform and channels.
     """
 
     objective: Literal["cost", "time"] = "cost"
@@ -154,8 +150,8 @@ class Gate(Record, frozen=True, kw_only=True):
         metric: Name in `stoker.log_metrics(NAME=VALUE)`. A metric that was not reported fails.
         min: Minimum that passes.
         max: Maximum that passes.
-        min_champion: Minimum relative to the model in use (the champion): its value plus this, such
-            as -0.005. Without a champion yet, the gate passes.
+        min_champion: Minimum relative to the model in use (the champion), such as -0.005. The first
+            model has no champion, and passes.
         max_champion: Maximum relative to the champion.
     """
 
@@ -188,44 +184,37 @@ class FeedSettings(Record, frozen=True, kw_only=True):
 
     Attributes:
         local_workers: Data workers on a dnn host. auto: as the plan says, else the script's
-            `num_workers`. 0 if dnn hosts need their CPUs for other work.
-        credits: Batches requested ahead per worker. With 1 each batch waits for a round trip (+3 %
-            on a 20 ms step); above 2 nothing is gained. Adapts up to 8 if the cost of batches
-            varies.
-        max_bytes: Maximum bytes of waiting batches per host, all loaders and ranks. Each loader may
-            always hold one batch. None: a quarter of the host's (or its cgroup's) memory.
-        accept_pickles: Whether trainers unpickle batches that are more than tensors, arrays,
-            numbers, strings and containers of them. False: an attacker on a data host cannot run
-            code in trainers; such batches are errors, and exceptions arrive as text.
-        seeding: What seeds the random state for a batch. `batch`: base seed, replica, epoch and
-            batch number, so that any worker makes the same bytes; `sample`: base seed, epoch and
-            sample, independent of batch size and number of ranks; `torch`: by worker, as torch.
-        model_parallel_size: Ranks per replica of the model: ranks 0 to N - 1 are the first replica.
-            Ranks of a replica get the same batches if their samplers and generators are equal.
-        replicas: Ranks of each replica, if `model_parallel_size` cannot express them. A rank in no
-            list is a replica alone.
-        lease_seconds: Seconds without a message after which a launcher counts as lost. 60 survives
-            network interruptions of up to a minute. A process that died is noticed within about 11
-            s; a data host that serves a trainer waits longer for a silent leader.
-        start_deadline_seconds: Seconds that hosts wait for each other's first message, and on
-            Kubernetes for a data pod to return if all are gone. Autoscalers may start a job's hosts
-            minutes apart.
-        max_dataset_bytes: Maximum size of a pickled dataset, which every data host receives before
-            its first batch. For a larger one use `stoker.remote`.
-        unshippable: If a dataset or collate function cannot be pickled. error: the training fails;
-            local: the trainer's host makes the batches. None: local with `num_workers=0`, and for
-            PyTorch's own loaders with `replace_dataloader: auto`; else error.
-        replace_dataloader: Whether PyTorch's own loaders are fed without a change of the script.
-            auto: unless the script imports stoker's DataLoader; false: only stoker's loaders.
-        shards: Shards of an iterable dataset per rank, in place of the script's `num_workers`; at
-            most one worker makes each. Only for datasets that split themselves by
-            `get_worker_info()`; others repeat every sample in each shard.
-        port: TCP port of coordinator and agents on every host. Port + 1 carries batches, port + 2
-            is torchrun's store.
+            `num_workers`.
+        credits: Batches requested ahead per worker. 1 waits for a round trip per batch; above 2
+            nothing is gained. Adapts up to 8 if the cost of batches varies.
+        max_bytes: Maximum bytes of waiting batches per host. None: a quarter of its memory.
+        accept_pickles: Whether trainers unpickle batches of custom classes. False: an attacker on a
+            data host cannot run code in trainers; such batches are errors, and exceptions arrive as
+            text.
+        seeding: What seeds the random state of a batch. `batch`: epoch and batch number, so that
+            any worker makes the same bytes; `sample`: epoch and sample, also with another batch
+            size or number of ranks; `torch`: the worker.
+        model_parallel_size: Ranks per replica of the model, which get the same batches.
+        replicas: Ranks of each replica, if `model_parallel_size` cannot express them.
+        lease_seconds: Seconds without a message after which a launcher counts as lost. A process
+            that died is noticed within about 11 s; a data host that serves a trainer waits longer
+            for a silent leader.
+        start_deadline_seconds: Seconds that hosts wait for each other's first message; autoscalers
+            may start a job's hosts minutes apart.
+        max_dataset_bytes: Maximum size of a pickled dataset. For a larger one use `stoker.remote`.
+        unshippable: If a dataset cannot be pickled: error fails the training, local makes its
+            batches on the trainer's host. None: local with `num_workers=0` and for PyTorch's own
+            loaders with `replace_dataloader: auto`; else error.
+        replace_dataloader: Whether PyTorch's own loaders are fed. auto: unless the script imports
+            stoker's.
+        shards: Shards of an iterable dataset per rank, in place of `num_workers`. Only for datasets
+            that split themselves by `get_worker_info()`; others repeat every sample in each shard.
+        port: TCP port of coordinator and agents. Port + 1 carries batches, port + 2 is torchrun's
+            store.
         metrics_port: TCP port of Prometheus metrics on the first dnn host, at /metrics. Needs
             `stoker[metrics]` in the image.
-        metrics_address: IP address that `metrics_port` listens on. None: 127.0.0.1, this host only.
-            Metrics are not protected: use `0.0.0.0` in a closed network only.
+        metrics_address: IP address of `metrics_port`. None: 127.0.0.1. Metrics are not protected:
+            use `0.0.0.0` in a closed network only.
     """
 
     local_workers: Literal["auto"] | NonNegativeInt = "auto"
@@ -269,12 +258,11 @@ class ProfileSettings(Record, frozen=True, kw_only=True):
 
     Attributes:
         budget_seconds: Seconds from the first batch to the verdict. Raise it if steps take some
-            seconds, lower it for a first look.
-        max_unexplained: Maximum difference between measured step and sum of its parts, as a share
-            of the step, 0 to 1. Above it nothing is recommended. 0.15 is about the noise of a
-            shared machine.
+            seconds.
+        max_unexplained: Maximum difference between step and sum of its parts, as a share of the
+            step; above it nothing is recommended.
         instance_type: Type of the profiled hosts if `cluster` does not name it; `auto` asks the
-            cloud's metadata service. None: from the environment, on EC2 from the metadata service.
+            cloud's metadata service.
     """
 
     # A day at most: waits on a thread cannot be longer than some years.
@@ -287,16 +275,16 @@ class TrackingSettings(Record, frozen=True, kw_only=True):
     """Experiment tracking: MLflow and TensorBoard.
 
     Attributes:
-        mlflow: https://HOST of a tracking server, file:FOLDER or sqlite:FILE on this machine, or
-            the ARN of SageMaker's managed MLflow. No password in it: MLflow reads
-            MLFLOW_TRACKING_TOKEN, or _USERNAME and _PASSWORD. None: no tracking.
+        mlflow: https://HOST of a tracking server, file:FOLDER, sqlite:FILE, or the ARN of
+            SageMaker's managed MLflow. Without password, which MLflow reads from its environment
+            variables.
         experiment: Experiment of the runs. None: the workload's name.
-        secret: Kubernetes: Secret with MLFLOW_TRACKING_TOKEN, or _USERNAME and _PASSWORD, for the
-            steps of a pipeline.
+        secret: Kubernetes: Secret with MLFLOW_TRACKING_TOKEN, or _USERNAME and _PASSWORD, for
+            pipelines.
         timeout_seconds: Timeout of MLflow before and after a training; the run then continues
-            without it. Importing MLflow takes up to 15 s on a cold disk.
-        tensorboard: Whether the script gets a folder for TensorBoard in STOKER_TENSORBOARD. It is
-            kept as runs/ID/tensorboard, in `kubernetes.output`, or in S3.
+            without it.
+        tensorboard: Whether the script gets a folder for TensorBoard, in STOKER_TENSORBOARD, that
+            is kept.
     """
 
     mlflow: (
@@ -322,13 +310,11 @@ class NotifySettings(Record, frozen=True, kw_only=True):
 
     Attributes:
         on: failure: failed runs and models below their gate; always: all runs.
-        format: text: JSON with `text`, as Slack takes it, and `stoker` with the facts; teams: a
-            card for Microsoft Teams' workflows.
+        format: text: JSON with `text`, as Slack takes it, and the facts; teams: a card for
+            Microsoft Teams.
         variable: Environment variable with the webhook's address.
-        secret: Kubernetes: Secret whose key `url` is the address, for pipelines on Kubeflow. None:
-            these send nothing.
-        secret_arn: SageMaker: ARN of a Secrets Manager secret whose value is the address, for
-            pipelines. None: these send nothing.
+        secret: Kubernetes: Secret whose key `url` is the address, for pipelines on Kubeflow.
+        secret_arn: SageMaker: ARN of a Secrets Manager secret with the address, for pipelines.
         timeout_seconds: Timeout of the call; the run then ends without it.
     """
 
@@ -433,20 +419,16 @@ class Workload(PlatformSettings, frozen=True, kw_only=True):
 
     Attributes:
         schema: Version of the file format; optional.
-        name: Name in runs, jobs and pipelines: up to 40 lowercase letters, digits and hyphens.
+        name: Name in runs, jobs and pipelines.
         command: Program and arguments, run in the folder where stoker runs.
         image: Container image of all hosts; required on SageMaker and Kubernetes.
-        platform: Where jobs run: on this machine, as SageMaker training jobs, or on a Kubernetes
-            cluster. `--platform` overrides it for one run.
+        platform: Where jobs run. `--platform` overrides it for one run.
         cluster: Today's cluster. None: this machine; other platforms require it.
-        channels: Inputs by name. A script finds each in the folder that SM_CHANNEL_NAME names, on
-            every platform.
-        hyperparameters: Arguments appended to the command as `--name value`; also parameters of a
-            pipeline's run.
+        channels: Inputs by name. A script finds each in the folder that SM_CHANNEL_NAME names.
+        hyperparameters: Appended to the command as `--name value`; parameters of a pipeline's run.
         constraints: Limits that plans must respect, and what ranks them.
         training: Length of the training; needed for a plan's total time and cost.
-        gate: Bounds on reported metrics; all must hold. Without any, every successful training
-            passes.
+        gate: Bounds on reported metrics; all must hold.
         feed: How batches reach the trainer.
         strategy: How the processes of the dnn group start: a name, or settings with a name.
         engine: What makes data on the data group: a name, or settings with a name.

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from stoker.launch.telemetry import (
-    Bottleneck,
+    FeedBottleneck,
     FeedInterval,
     HostRate,
     bottleneck_of,
@@ -54,19 +54,17 @@ class FeedStory:
 
     intervals: tuple[FeedInterval, ...]
     whole: FeedInterval
-    limit: Bottleneck
-    present_limit: Bottleneck
+    limit: FeedBottleneck
+    present_limit: FeedBottleneck
     names: Mapping[str, str] = field(default_factory=dict)
     wait_share: float | None = None
 
     @property
     def columns(self) -> tuple[tuple[str, str], ...]:
-        """Head and style class of each column of the hosts' table after the host's name."""
         return _COLUMNS
 
     @property
     def rows(self) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
-        """Rows of the hosts' table: the host's name, and each cell with its style class."""
         styles = [style for _, style in _COLUMNS]
         return tuple(
             (_name(host, self.names), tuple(zip(_cells(host), styles, strict=True)))

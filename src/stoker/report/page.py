@@ -41,13 +41,7 @@ from stoker.report.step_times import (
     read_steps,
 )
 from stoker.report.svg import Drawing
-from stoker.report.verdict import (
-    collect,
-    group_arguments,
-    host_names,
-    judge,
-    transform_rows,
-)
+from stoker.report.verdict import collect, group_arguments, host_names, judge, transform_rows
 from stoker.text import (
     NBSP,
     NOT_KNOWN,
@@ -98,9 +92,7 @@ def collect_strips(
     if timeline is None and step and step.wait_seconds is not None:
         wait = min(step.wait_seconds, step.step_seconds)
         timeline = flat_steps(
-            wait_seconds=wait,
-            compute_seconds=step.step_seconds - wait,
-            steps=_FLAT_STEPS,
+            wait_seconds=wait, compute_seconds=step.step_seconds - wait, steps=_FLAT_STEPS
         )
     if timeline:
         recorded = None

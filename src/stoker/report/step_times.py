@@ -113,7 +113,6 @@ class Strip:
 
     @property
     def wait_share(self) -> float:
-        """The share of `step_seconds` that waits for data."""
         step, wait = self.recorded or typical_step(self.timeline.steps)
         return wait_share(step_seconds=step, wait_seconds=wait)
 
@@ -207,12 +206,7 @@ def _marks(
 
 
 def _callout(
-    drawing: Drawing,
-    steps: Sequence[MeasuredStep],
-    *,
-    scale: float,
-    base: float,
-    bar: float,
+    drawing: Drawing, steps: Sequence[MeasuredStep], *, scale: float, base: float, bar: float
 ) -> None:
     """Labels the two parts of the strip's first ordinary step."""
     # In the first third there is room for the words, at the right of their lines.

@@ -47,7 +47,6 @@ class Box:
     bottom: float
 
     def overlaps(self, other: "Box") -> bool:
-        """Whether the two share an area."""
         return (
             self.left < other.right
             and other.left < self.right
@@ -85,13 +84,11 @@ class Drawing:
         )
 
     def line(self, x1: float, y1: float, x2: float, y2: float, css: str) -> None:
-        """Draws a straight line."""
         self._body.append(
             f'<line class="{css}" x1="{_n(x1)}" y1="{_n(y1)}" x2="{_n(x2)}" y2="{_n(y2)}"/>'
         )
 
     def circle(self, x: float, y: float, radius: float, css: str) -> None:
-        """Draws a dot."""
         self._body.append(f'<circle class="{css}" cx="{_n(x)}" cy="{_n(y)}" r="{_n(radius)}"/>')
 
     def area(self, points: Sequence[tuple[float, float]], css: str = "", *, fill: str = "") -> None:
@@ -129,7 +126,6 @@ class Drawing:
         self._body.append(f"<g><title>{_escape(title)}</title>" if title else "<g>")
 
     def close_group(self) -> None:
-        """Ends the innermost group."""
         self._body.append("</g>")
 
     def hatch(self, css: str) -> str:
@@ -214,15 +210,12 @@ class Plane:
     most_y: float
 
     def x(self, value: float) -> float:
-        """Pixels from the left."""
         return self.left + value / self.most_x * (self.right - self.left)
 
     def y(self, value: float) -> float:
-        """Pixels from above."""
         return self.floor - value / self.most_y * (self.floor - self.top)
 
     def at(self, x: float, y: float) -> tuple[float, float]:
-        """Pixels of a point."""
         return self.x(x), self.y(y)
 
 

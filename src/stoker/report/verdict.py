@@ -7,15 +7,7 @@ from typing import Literal
 from unicodedata import category
 
 from stoker.reasons import cause_of
-from stoker.records import (
-    Band,
-    Decision,
-    Evaluation,
-    Plan,
-    Profile,
-    Training,
-    TransformCost,
-)
+from stoker.records import Band, Decision, Evaluation, Plan, Profile, Training, TransformCost
 from stoker.records.outcome import Outcome, OutcomeState, outcome_of
 from stoker.text import TimeUnit, count, digits, percent, size, usd, wait_share, wait_words
 from stoker.words import (
@@ -127,12 +119,10 @@ class Figures:
 
     @property
     def wait_share(self) -> float | None:
-        """The share of a baseline step that is waiting for data."""
         return _share(self.baseline, self.baseline_wait)
 
     @property
     def measured_wait_share(self) -> float | None:
-        """The share of a measured step that is waiting for data."""
         return _share(self.measured, self.measured_wait)
 
     def measured_wait_words(self, of: str) -> str:
@@ -147,7 +137,6 @@ class Figures:
 
     @property
     def band(self) -> Band | None:
-        """The predicted range of the step."""
         if self.predicted_low is None or self.predicted_high is None:
             return None
         return Band(low_seconds=self.predicted_low, high_seconds=self.predicted_high)
@@ -304,15 +293,9 @@ def judge(
     """Returns the verdict on a run, whole or not; is_planned: nothing was to be run afterwards."""
     gates = evaluation.gates if evaluation else ()
     outcome = outcome_of(training, gates) if training else None
-    lead = [
-        *_promise(figures, unit),
-        *_cost(figures, nominal),
-        *(
-            [f"Gate passed: {'; '.join(gate_words(gate, 'page') for gate in gates)}."]
-            if _has_passed(outcome)
-            else []
-        ),
-    ]
+    lead = [*_promise(figures, unit), *_cost(figures, nominal)]
+    if _has_passed(outcome):
+        lead.append(f"Gate passed: {'; '.join(gate_words(gate, 'page') for gate in gates)}.")
     if is_planned and decision:
         return _planned(decision, [*_wait(figures), *_promise(figures, unit)])
     # What makes the figures meaningless comes first: a broken run, then a failed gate.
@@ -332,9 +315,8 @@ def judge(
         headline = " ".join([kept_words(decision, "page"), *_wait(figures)])
         return Verdict("mixed", f"kept as it is{passed}", headline, " ".join(lead))
     if figures.speedup is None:
-        headline = " ".join(
-            ["The training ended, but its steps were not measured.", *_wait(figures)]
-        )
+        ended = "The training ended, but its steps were not measured."
+        headline = " ".join([ended, *_wait(figures)])
         return Verdict("mixed", f"not measured{passed}", headline, " ".join(lead))
     if decision and decision.is_noisy:
         headline = "The machine was busy with other programs: the figures do not count."

@@ -11,21 +11,19 @@
     Pipeline(name="mine", steps=[measured, decided]).upsert(role_arn=role)
     upload_inputs(run)
 
-Needs the extra `sagemaker`. A step is one of the SDK's: it has `properties`, waits for
-others by `depends_on`, and goes into lists of steps next to those of the SDK's own classes. What it
-leaves is in `outputs`: name to address.
-
-Each function returns a step of the run that it is given. `run.given(...)` is the same run with
-other values of parameters (an image, the address of data that an earlier step made);
-`run.branch(...)` is the same run for steps of another branch, whose names end differently.
+Needs the extra `sagemaker`. Steps are steps of the SDK, with `properties` and `depends_on`; their
+`outputs` map names to addresses. Functions take `name` (the run's branch is added), `depends_on`
+(steps to wait for) and, where a container runs, `image` (default: the run's, or that of control
+steps). `run.given(...)` is the run with other values of parameters, `run.branch(...)` the run for
+the steps of another branch.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from stoker.errors import UsageError
 from stoker.evaluate import metadata_names
-from stoker.orchestrators.sagemaker.compile import ONLY_RUN, PipelineRequest, no_profile
 from stoker.parameters import main_channel
+from stoker.pipelines.sagemaker.compile import ONLY_RUN, PipelineRequest, no_profile
 from stoker.platforms.sagemaker.request import PROFILE_FOLDER
 from stoker.records import Json
 from stoker.records.base import mapping, mappings
@@ -75,14 +73,7 @@ def profile_step(
     """Makes a training step on today's cluster that measures what a training step waits for.
 
     It is a training job, because processing jobs cannot have the large GPU types. The profile
-    leaves the job as checkpoints do: it is copied while the job runs, and is not packed. Its folder
-    is not the one of the script's checkpoints, which are neither kept nor found again.
-
-    Args:
-        run: Its parameters name cluster, image and input data.
-        image: Image of the hosts; absent: the run's.
-        depends_on: Steps to wait for.
-        name: Name of the step; the run's branch is added.
+    leaves the job as a checkpoint, in a folder that the script does not use.
 
     Returns:
         The step, with the output `profile`: the folder of profile.json.
@@ -135,18 +126,12 @@ def profile_or_reuse(
 ) -> list[Step]:
     """Makes the step of a profile, unless `reuse_profile` names one, and the steps after it.
 
-    Branches cannot meet again: a step cannot wait for a condition, and a step that waits for steps
-    of both branches waits for one that never runs. So `after` is called twice. In the second
-    branch, which makes no profile, the names of the steps end in `Again`.
-
-    With `sagemaker.overlap: refuse` a step comes first that fails while an earlier run is under
-    way (`only_run_step`).
+    Branches of a SageMaker pipeline cannot meet again, so `after` is called twice; in the second
+    branch, without a profile step, step names end in `Again`. With `sagemaker.overlap: refuse` the
+    first step is `only_run_step`.
 
     Args:
-        run: Run of the pipeline.
-        after: Function that makes the steps that follow. It gets the run, and the profile: a step,
-            or an address.
-        depends_on: Steps to wait for.
+        after: Makes the steps that follow, from the run and the profile: a step or an address.
     """
     guard = [only_run_step(run, depends_on=depends_on)] if run.settings.overlap == "refuse" else []
     reuse = run.reused_profile
@@ -165,15 +150,9 @@ def profile_or_reuse(
 def only_run_step(
     run: PipelineRun, *, depends_on: Waits = (), name: str = "OnlyRun"
 ) -> RequestStep:
-    """Makes a step that fails while an earlier run of the pipeline is under way.
+    """Makes a step that fails while an earlier run of the pipeline is active.
 
-    A later run counts as earlier if another run has handed over to it, or if it has passed this
-    step: the run that asks had failed then, and is tried again.
-
-    Args:
-        run: Run of the pipeline.
-        depends_on: Steps to wait for.
-        name: Name of the step; the run's branch is added.
+    A later run that has passed this step counts as well: the asking run is a retry then.
     """
     return control_step(
         run,
@@ -181,7 +160,7 @@ def only_run_step(
         command=["stoker", "status", "sagemaker", run.workload.name, "--besides", EXECUTION_ID],
         depends_on=depends_on,
         display_name=ONLY_RUN,
-        description="Fails while an earlier run of this pipeline is under way.",
+        description="Fails while an earlier run of this pipeline is active.",
     )
 
 
@@ -195,15 +174,10 @@ def decide_step(
 ) -> RequestStep:
     """Makes a step that ranks the clusters that could train, and writes decision.json of the run.
 
-    It is never taken from the cache: it is the cheapest step, prices grow old, and the run's own
-    folder is to hold its decision.
+    It is never cached: it is cheap, and prices get old.
 
     Args:
-        run: Its parameters name budget, objective and types.
         profile: The step that measures, or a folder with profile.json.
-        image: Image of the step; absent: that of the control steps.
-        depends_on: Further steps to wait for.
-        name: Name of the step; the run's branch is added.
 
     Returns:
         The step, with the output `decision`; `value_in(step, "action")` reads decision.json.
@@ -235,17 +209,12 @@ def train_step(
     depends_on: Waits = (),
     name: str = "Train",
 ) -> RequestStep:
-    """Makes a small step that starts the decision's training job, follows and adopts it.
+    """Makes a small step that starts the decision's training job, and follows or adopts it.
 
-    The job's groups are what decide wrote in this very run, its number of groups included, which
-    no training step of the service's own can take from an earlier one.
+    The service's own training step cannot take the number of groups from an earlier step.
 
     Args:
-        run: Its parameters name image and input data.
         decision: The step that decides.
-        image: Image of the hosts that train; absent: the run's.
-        depends_on: Further steps to wait for.
-        name: Name of the step; the run's branch is added.
 
     Returns:
         The step, with the outputs `training`, the folder of training.json, and `model`, the address
@@ -286,18 +255,12 @@ def evaluate_step(
 ) -> RequestStep:
     """Makes a step that judges the run, and writes evaluation.json and report.html.
 
-    It runs whatever became of the training, so that a failed one has its report, too. Its input is
-    the run's whole folder: what the training left may be missing, and the service refuses an input
-    that is not there; the decision always is. Only the small steps write to that folder, records of
-    some kilobytes.
+    It runs after any outcome of the training, so that a failed one has a report. Its input is the
+    run's whole folder, as the service refuses an input that does not exist.
 
     Args:
-        run: Its parameters name the gate.
         profile: The step that measured, or a folder with profile.json.
         training: A train step, of any outcome.
-        image: Image of the step; absent: that of the control steps.
-        depends_on: Further steps to wait for.
-        name: Name of the step; the run's branch is added.
 
     Returns:
         The step, with the outputs `evaluation` (a folder), `report` and `model_quality`;
@@ -342,16 +305,13 @@ def gate_step(
     passed: Sequence[Step] = (),
     name: str = "Gate",
 ) -> Step:
-    """Makes a condition: the steps of a model that passed, else the run fails in the gate's words.
+    """Makes a condition: the steps `passed` if the model passed, else a failed run.
 
-    `passed` of the evaluation is a JSON boolean and is compared with one, as the SDK's local mode
-    does it; the service's own documentation shows numbers and texts only.
+    It compares a JSON boolean, as the SDK's local mode does; AWS documents numbers and texts only.
 
     Args:
-        run: Run of the pipeline.
-        evaluation: A step whose first property file has `passed` and `reason`: stoker's or yours.
-        passed: Steps of a model that passed, such as its registration.
-        name: Name of the step; the run's branch is added.
+        evaluation: A step, stoker's or yours, whose first property file has `passed` and `reason`.
+        passed: Steps to run if the model passed, such as its registration.
     """
     report = evaluation.outputs.get("report")
     return ConditionStep(
@@ -387,11 +347,8 @@ def register_step(
     """Makes a step that registers the model in the group that the parameters name.
 
     Args:
-        run: Its parameters name group and approval.
         training: A train step, or one of yours with an output `model`, the address of an archive.
         evaluation: The step that judged; of stoker's the model has metrics and report, too.
-        depends_on: Steps to wait for.
-        name: Name of the step; the run's branch is added.
     """
     model, left = run.settings.model, evaluation.outputs
     judged = (
@@ -448,13 +405,11 @@ def register_step(
 
 
 def _profile_uri(run: PipelineRun, *, image: Text) -> Text:
-    """Returns the folder of profile.json: no other job's, and fresh in each run.
+    """Returns the folder of profile.json: of this run, or with caching of what is profiled.
 
-    With caching it is named by what is profiled instead of by the run: the folder is one of the
-    things that the service compares when it looks for an earlier run of the same request. All that
-    it compares and a run can change is in the name: a run with another batch size would else
-    overwrite the profile that the cache still has for this one. Not in the run's own folder: the
-    hosts, where the training's code runs, may write to it.
+    The service compares the folder when it looks in its cache. So its name has everything that a
+    run can change: a run with another batch size must not overwrite a cached profile. It is outside
+    the run's own folder, as the training's code may write to it.
 
     Raises:
         UsageError: If the name is too long with the workload's values.
@@ -497,10 +452,7 @@ def _waits_for(profile: RequestStep | Text) -> list[Step]:
 
 
 def _job_request(run: PipelineRun, request: Mapping[str, Json], *, image: Text | None) -> Request:
-    """Returns the request with the image by its parameter, and without what is one job's only.
-
-    That is its name, and the digests among its tags, by which a launched job is adopted.
-    """
+    """Returns the request with the image parameter, without the name and digests of one job."""
     tags = [
         tag for tag in mappings(request.get("Tags")) if not str(tag["Key"]).startswith("stoker:")
     ]
@@ -515,10 +467,7 @@ def _job_request(run: PipelineRun, request: Mapping[str, Json], *, image: Text |
 
 
 def _channels(run: PipelineRun, request: Mapping[str, Json]) -> list[Request]:
-    """Returns the channels: input data named by its parameter, without the token of a single job.
-
-    A file system stays as it is: it has no address that a parameter could replace.
-    """
+    """Returns the channels with the input data's parameter, without the token of a single job."""
     main, has_address = main_channel(run.workload), _has_address(run)
     return [
         _placed(channel, text(run.value("input_data")))
@@ -534,7 +483,7 @@ def _has_address(run: PipelineRun) -> bool:
 
 
 def _hyperparameters(run: PipelineRun, request: Mapping[str, Json]) -> Request:
-    """Returns the request's hyperparameters, those by their parameters that a run can change."""
+    """Returns the request's hyperparameters; those that a run can change by their parameters."""
     known = {p.hyperparameter: text("", run.value(p.name)) for p in run.request.hyperparameters}
     return {**mapping(request.get("HyperParameters") or {}), **known}
 

@@ -22,13 +22,13 @@ from types import SimpleNamespace
 from typing import Literal, Protocol
 
 from stoker.errors import MissingExtraError, UsageError
-from stoker.orchestrators.sagemaker.compile import (
+from stoker.parameters import Parameter, camel
+from stoker.pipelines.sagemaker.compile import (
     MAX_ARGUMENT,
     PipelineRequest,
     argument_of,
     pipeline_request,
 )
-from stoker.parameters import Parameter, camel
 from stoker.platforms.aws import Aws
 from stoker.records import SageMakerSettings, Workload, nearest
 
@@ -64,10 +64,7 @@ _SHAPES = {
 
 @contextlib.contextmanager
 def offline() -> Iterator[None]:
-    """Hides the account and the configuration from the SDK, which then asks nobody for them.
-
-    Afterwards the process is as before, so that an upload can follow.
-    """
+    """Hides account and configuration from the SDK, which would look for them on the network."""
     names = (*_OFFLINE, *_NOT_OFFLINE)
     before = {name: os.environ.pop(name) for name in names if name in os.environ}
     session = getattr(sys.modules.get("boto3"), "DEFAULT_SESSION", None)
@@ -156,13 +153,12 @@ class RequestStep(ConfigurableRetryStep):  # type: ignore[misc]
 
     Args:
         name: Unique in the pipeline: letters, digits and dashes.
-        kind: What the request is for; a job's request comes without the job's name.
-        request: Request as in the API; any value may be a pipeline variable.
-        outputs: Addresses of what it leaves, by name, for later steps.
+        request: As in the API, without a job's name; any value may be a pipeline variable.
+        outputs: Names to addresses, for later steps.
         depends_on: Steps, or `StepDependency` for another outcome than success.
         property_files: JSON outputs that conditions and other steps may read.
-        cache_days: A run of the same request within so many days is re-used; 0: never.
-        capacity_minutes: So long a job is tried again for which there are no hosts; 0: it is not.
+        cache_days: Days for which the service re-uses a run of the same request; 0: never.
+        capacity_minutes: How long a job without capacity is tried again.
     """
 
     def __init__(
@@ -195,12 +191,11 @@ class RequestStep(ConfigurableRetryStep):  # type: ignore[misc]
 
     @property
     def arguments(self) -> Request:
-        """The request."""
         return self._request
 
     @property
     def properties(self) -> Properties:
-        """What the Describe call will return of the job or model package, for later steps."""
+        """What the Describe call will return of the job or model package."""
         return self._properties
 
     def to_request(self) -> Request:
@@ -269,12 +264,7 @@ def text(*parts: Text | int | float) -> Text:
 
 
 def value_in(step: RequestStep, path: str, *, file: str = "") -> PipelineVariable:
-    """Returns a value of a property file, by JSON path.
-
-    Args:
-        step: Step that writes the file.
-        path: Path in the JSON.
-        file: Name of the property file; empty: the step's first one.
+    """Returns a value of a property file, by JSON path; by default of the step's first file.
 
     Raises:
         ValueError: If the step has no such property file.
@@ -292,9 +282,9 @@ class SageMakerPipelineRun:
 
     Attributes:
         request: What the pipeline is compiled from.
-        parameters: Values by name; a parameter that is not there has the workload's value.
-        execution_id: Id of the run whose folder the steps write to: letters and digits.
-        suffix: The end of each step's name, which tells branches apart.
+        parameters: Values by name; the others have the workload's.
+        execution_id: Id of the run whose folder the steps write to.
+        suffix: End of each step's name, for branches.
     """
 
     request: PipelineRequest
@@ -313,11 +303,9 @@ class SageMakerPipelineRun:
         """Returns a run for a pipeline of your own.
 
         Args:
-            workload: Workload with settings for SageMaker, an image and today's cluster, as of
-                `stoker.settings.read_workload`.
-            folder: Project folder, which has `sagemaker.source`; absent: the current one.
-            parameters: Parameters of your pipeline, in place of what the workload says:
-                image=image.
+            workload: Needs settings for SageMaker, an image and a cluster.
+            folder: Project folder with `sagemaker.source`; default: the current one.
+            parameters: Parameters of your pipeline in place of the workload's values: image=image.
 
         Raises:
             UsageError: If the workload lacks what the steps need, or has no such parameter.
@@ -346,33 +334,29 @@ class SageMakerPipelineRun:
 
     @property
     def settings(self) -> SageMakerSettings:
-        """The workload's settings for SageMaker."""
         assert self.workload.sagemaker
         return self.workload.sagemaker
 
     @property
     def output_uri(self) -> str:
-        """The prefix of all outputs, without a slash at its end."""
+        """Prefix of all outputs, without a trailing slash."""
         return self.settings.output_uri.rstrip("/")
 
     @property
     def job_name(self) -> Text:
-        """The name of the training job that the train step starts or adopts."""
+        """Name of the training job that the train step starts or adopts."""
         return text(f"{self.workload.name}-", self.execution_id)
 
     @property
     def reused_profile(self) -> Text:
-        """The folder of a profile.json that a run may be given."""
         return text(self.value("reuse_profile"))
 
     @property
     def image(self) -> Text:
-        """The image that trains."""
         return text(self.value("image"))
 
     @property
     def control_image(self) -> Text:
-        """The image of the small steps."""
         return self.settings.control.image or self.image
 
     def uri(self, path: str) -> Text:
@@ -381,7 +365,7 @@ class SageMakerPipelineRun:
         return text(head, self.execution_id, f"/{path}")
 
     def value(self, name: str) -> Text | int | float:
-        """Returns the value of a parameter: of the run, or what the workload says."""
+        """Returns the value of a parameter: the run's, else the workload's."""
         if name in self.parameters:
             return self.parameters[name]
         return self._known(name).default(self.workload)
@@ -429,25 +413,17 @@ def control_step(
     max_run_seconds: int = _SMALL_STEP_SECONDS,
     is_isolated: bool = False,
 ) -> RequestStep:
-    """Makes a processing step on a small host, as `sagemaker.control` says, that trains nothing.
+    """Makes a processing step on a small host, as `sagemaker.control` says.
 
     Args:
-        run: Run whose role, network, keys and tags it gets.
-        name: Name of the step; the run's branch is added.
-        command: Program and arguments; a value of 256 characters at most.
-        image: Image of the container; absent: that of the control steps.
+        command: Program and arguments, each of 256 characters at most.
         inputs: Name to address; an input lies in `INPUT/NAME`. The workload is always there.
-        outputs: Name to address; what is in `OUTPUT/NAME` goes there while it is written, so that
-            it survives a step that fails. `run.uri` is for records: evaluate fetches all of it.
+        outputs: Name to address; `OUTPUT/NAME` is uploaded while it is written, so it survives a
+            failed step. `run.uri` is for small records: evaluate fetches all of it.
         property_files: Name to OUTPUT/PATH of a JSON file that conditions may read (`value_in`).
-        environment: Variables of the container.
-        instance_type: Type of the host; absent: that of the control steps.
-        role: ARN of the step's role; absent: that of the control steps.
-        depends_on: Steps to wait for.
-        display_name: Name in the console; absent: the name without the branch.
-        description: Description in the console.
-        max_run_seconds: After it the service stops the step.
-        is_isolated: It needs no network, and has none where the workload's job has none.
+        instance_type, role: Default: those of `sagemaker.control`.
+        display_name: Name in the console; default: the name without the branch.
+        is_isolated: It has no network where the workload's job has none.
     """
     _check_command(command, name=name)
     settings = run.settings
@@ -518,16 +494,12 @@ def control_step(
 
 
 def _check_command(command: Sequence[Text], *, name: str) -> None:
-    """Refuses a command that the service would refuse when a run reaches the step.
-
-    Raises:
-        UsageError: If it has too many words, or one that is too long with the parameters' defaults.
-    """
+    """Refuses a command with too many or too long words, given the parameters' defaults."""
     if len(command) - 1 > _MAX_ARGUMENTS:
         raise UsageError(
             f"the command has {len(command)} words, at most {_MAX_ARGUMENTS + 1}",
             where=f"step {name}",
-            fix="hand over a file: an input of the step",
+            fix="pass a file: an input of the step",
         )
     for word in command:
         parts = word.values if isinstance(word, Join) else (word,)
@@ -539,7 +511,7 @@ def _check_command(command: Sequence[Text], *, name: str) -> None:
                 f"a word of the command has {length} characters, at most {MAX_ARGUMENT}: "
                 f"{''.join(map(str, told))[:40]}...",
                 where=f"step {name}",
-                fix="shorten it, or hand over a file: an input of the step",
+                fix="shorten it, or pass a file: an input of the step",
             )
 
 
@@ -553,10 +525,8 @@ def pipeline(
     """Returns the pipeline's definition: JSON with sorted keys, the same text for the same request.
 
     Args:
-        request: Request with its name and parameters.
-        body: Makes the steps. Its first argument is the run; further ones, with annotations (str,
-            int, float, bool) and defaults, are parameters of the pipeline, too: `least_accuracy`
-            is LeastAccuracy.
+        body: Makes the steps from the run. Further arguments, with annotations (str, int, float,
+            bool) and defaults, are parameters of the pipeline: `least_accuracy` is LeastAccuracy.
 
     Raises:
         UsageError: If a further argument has another type, or the name of another parameter.
@@ -597,14 +567,9 @@ def pipeline(
 
 
 def upload_inputs(run: SageMakerPipelineRun, *, aws: Aws | None = None) -> tuple[str, ...]:
-    """Sends to S3 what the steps read, the workload and its code, and returns what was missing.
+    """Uploads the workload and its code for the steps; returns the addresses that were missing.
 
-    For pipelines that `stoker upload` does not know. An address names its content: what the runs
-    of an earlier pipeline read stays as it is.
-
-    Args:
-        run: Run whose workload names the bucket.
-        aws: The account; absent: as boto3 finds it.
+    For pipelines that `stoker upload` does not know. Addresses contain a digest of the content.
 
     Raises:
         PlatformError: If S3 refuses.

@@ -107,10 +107,7 @@ class _Finder:
         self._is_looking = False
 
     def find_spec(
-        self,
-        name: str,
-        path: "Sequence[str] | None" = None,
-        target: "ModuleType | None" = None,
+        self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
     ) -> "ModuleSpec | None":
         if name not in self._missing or self._is_looking:
             return None

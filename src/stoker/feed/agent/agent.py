@@ -1,8 +1,8 @@
-"""The agent of a data host listens on its ports and serves the sessions of its trainers.
+"""The agent of a data host: its ports and the sessions of its trainers.
 
-It has one poll loop (`Agent`): zmq, the port for batches, the channels of workers and of dataset
-hosts, and a wake-up descriptor. A thread for each trainer sends that trainer's batches. `Service`
-does what the trainers ask for; `dispatch` has the batches of all sessions made.
+`Agent` runs one poll loop over zmq, the port for batches, the channels of workers and dataset
+processes, and a wake-up descriptor. Batches are sent by one thread per trainer. `Service` handles
+the trainers' messages; `dispatch` assigns the batches of all sessions to workers.
 """
 
 import contextlib
@@ -28,14 +28,13 @@ from stoker.host.machine import without_preempting
 from stoker.logs import EventName, Log
 from stoker.records import FeedSettings
 
-# A trainer whose connection is gone may come back within this.
+# A trainer whose connection is lost may come back within this.
 UNREACHABLE_SECONDS = 15.0
-# Silent sessions are spoken to this often: a trainer that is gone is noticed.
+# Idle sessions are probed this often, to notice that a trainer is gone.
 PROBE_SECONDS = 10.0
-# A trainer that was asked for a spec and does not ship it: the others are asked, too.
+# After that the other trainers are asked for a spec, too.
 SHIP_SECONDS = 120.0
-_HOST_FIX = "see that host's log; give it more memory, or fewer workers"
-# What is begun is finished within this, or dropped.
+# Batches that are not finished by then are discarded.
 DRAIN_SECONDS = 10.0
 TICK_SECONDS = 1.0
 _MAX_MESSAGES_A_TURN = 100
@@ -43,15 +42,7 @@ _LINGER_MILLISECONDS = 2000
 
 
 class Service:
-    """Serves batches to sessions.
-
-    Args:
-        workers: Batches made at a time.
-        host: This host's name, in errors and logs.
-
-    Attributes:
-        reached_at: When a trainer that asks for nothing was last reached; monotonic seconds.
-    """
+    """The trainers' sessions; `reached_at` is when an idle trainer was last reached (monotonic)."""
 
     def __init__(
         self,
@@ -64,14 +55,14 @@ class Service:
         host: str,
     ) -> None:
         self._specs = specs
-        self._outbox = Outbox(transport)
+        self.outbox = Outbox(transport)
         self._workers = workers
         self._feed = feed
         self._log = log
         self._host = host
         self._sessions: dict[str, AgentSession] = {}
-        self._dispatch = Dispatch(
-            specs, self._outbox, sessions=self._sessions, workers=workers, feed=feed, log=log
+        self.dispatch = Dispatch(
+            specs, self.outbox, sessions=self._sessions, workers=workers, feed=feed, log=log
         )
         self._is_draining = False
         self._warned: set[tuple[bytes, str]] = set()
@@ -79,38 +70,22 @@ class Service:
         self._probed_at = time.monotonic()
         self.reached_at = -math.inf
 
-    @property
-    def num_begun(self) -> int:
-        """Counts batches that workers have, to make now or next."""
-        return self._dispatch.num_begun
-
-    @property
-    def num_sent(self) -> int:
-        """Counts the batches sent so far, over all sessions."""
-        return self._outbox.num_sent
-
-    @property
-    def sent_bytes(self) -> int:
-        """Returns the bytes of batches that the transport still holds."""
-        return self._outbox.sent_bytes
-
     def work(self, ready: Iterable[int]) -> None:
-        """Handles input on those descriptors of workers and dataset processes; assigns jobs."""
+        """Handles input of workers and dataset processes on those descriptors; assigns jobs."""
         for spec in self._specs.handle(ready):
             self._announce(spec)
-        self._dispatch.work()
+        self.dispatch.work()
 
     def tick(self, now: float) -> None:
-        """Probes idle sessions and ends unreachable ones; called once a second."""
-        self._dispatch.tick()
+        """Probes idle sessions and closes unreachable ones; called once a second."""
+        self.dispatch.tick()
         if now - self._probed_at >= PROBE_SECONDS:
             self._probed_at = now
             for session in self._sessions.values():
                 if session.is_ready and not session.requests:
-                    # Credits that have not changed: they tell the trainer nothing new, but zmq says
-                    # whether it is still connected.
+                    # Unchanged credits: zmq reports whether the trainer is still connected.
                     message = protocol.Credits(session=session.name, credits=session.credits)
-                    self._outbox.send(session, message)
+                    self.outbox.send(session, message)
                     if session.unreachable_since is None:
                         self.reached_at = now
         for session in list(self._sessions.values()):
@@ -118,33 +93,30 @@ class Service:
             if since is not None and now - since > UNREACHABLE_SECONDS:
                 self._close_session(session.name, "unreachable")
         for hosted in self._specs.overdue(now - SHIP_SECONDS):
-            self._need(hosted)
+            self._request(hosted)
 
     def drain(self) -> None:
-        """Begins nothing any more, and says so."""
         self._is_draining = True
         self._log.event(
-            EventName.AGENT_DRAINING, begun=self.num_begun, queued=self._dispatch.num_queued
+            EventName.AGENT_DRAINING, begun=self.dispatch.num_begun, queued=self.dispatch.num_queued
         )
         for session in self._sessions.values():
-            self._outbox.send(session, protocol.Leaving())
-        self._dispatch.cancel_queued("the agent drains")
+            self.outbox.send(session, protocol.Leaving())
+        self.dispatch.cancel_queued("the agent drains")
 
     def warn(self, identity: bytes, event: EventName, reason: str) -> None:
-        """Logs what is wrong with a peer, once; not with every message."""
+        """Logs a problem with a peer, only once."""
         if (identity, event) not in self._warned and len(self._warned) < 1000:
             self._warned.add((identity, event))
             self._log.event(event, peer=identity.hex(), reason=reason[:200])
 
     def take(self, identity: bytes, message: protocol.Message, frame: memoryview) -> None:
-        """Handles one message of a trainer.
-
-        Raises:
-            ProtocolError: If it makes no sense.
-        """
+        """Handles one message of a trainer; ProtocolError if it makes no sense."""
         match message:
+            case protocol.Attach(host=host) if host != self._host:
+                self.outbox.answer(identity, protocol.WrongHost(host=self._host))
             case protocol.Attach():
-                self._attach(identity, message)
+                self.outbox.give_ticket(identity)
             case protocol.Open():
                 self._open_session(identity, message)
             case protocol.Ship():
@@ -156,20 +128,14 @@ class Service:
             case protocol.Close(session=name):
                 self._close_session(name, "closed")
 
-    def _attach(self, identity: bytes, message: protocol.Attach) -> None:
-        if message.host == self._host:
-            self._outbox.give_ticket(identity)
-        else:
-            self._outbox.answer(identity, protocol.WrongHost(host=self._host))
-
     def _open_session(self, identity: bytes, message: protocol.Open) -> None:
         if message.host not in ("", self._host):
-            # The trainer means another host, whose address this one has now. Opened here, the
-            # session would send its answers to this connection, and the right one would get none.
-            self._outbox.answer(identity, protocol.WrongHost(host=self._host))
+            # This host now has the address of another one. A session opened here would send its
+            # answers to this connection, not to the right one.
+            self.outbox.answer(identity, protocol.WrongHost(host=self._host))
             return
         if self._is_draining:
-            self._outbox.answer(identity, protocol.Leaving())
+            self.outbox.answer(identity, protocol.Leaving())
             return
         session = self._sessions.get(message.session)
         if session is None:
@@ -187,7 +153,7 @@ class Service:
         before, session.identity = session.identity, identity
         session.spec, session.seeding = message.spec, message.seeding
         session.base_seed = message.base_seed
-        # The trainer says next which epochs are over.
+        # The trainer sends next which epochs are over.
         session.before_epoch_id = 0
         session.is_ready, session.unreachable_since = False, None
         problem, warning = compare_versions(message, self._versions)
@@ -206,17 +172,17 @@ class Service:
         if hosted is None:
             now, nbytes = time.monotonic(), message.spec_bytes
             self._specs.expect(message.spec, nbytes=nbytes, shipper=identity, now=now)
-            self._outbox.send(session, protocol.Need(spec=message.spec))
+            self.outbox.send(session, protocol.Need(spec=message.spec))
         elif hosted.state == "ready":
             self._announce(hosted)
         elif hosted.state == "expected" and before != identity and before == hosted.shipper:
-            # The connection that it was to come over is lost.
-            self._need(hosted)
+            # It was to come over a connection that is lost.
+            self._request(hosted)
         self._specs.number_workers(
             message.spec, first=message.first_worker, step=message.worker_step
         )
         if left != message.spec:
-            self._is_left(left)
+            self._request_from_others(left)
         self._close_unused_specs()
 
     def _ship(self, identity: bytes, message: protocol.Ship, piece: memoryview) -> None:
@@ -224,7 +190,7 @@ class Service:
         if hosted is None or hosted.state != "expected":
             return
         try:
-            is_complete = hosted.arrives(
+            is_complete = hosted.take_piece(
                 piece, offset=message.offset, shipper=identity, now=time.monotonic()
             )
         except OSError as err:
@@ -234,9 +200,8 @@ class Service:
         if not is_complete:
             return
         self._log.event(EventName.SPEC_RECEIVED, spec=hosted.digest, bytes=hosted.nbytes)
-        # In this order all three happen at once: the dataset process unpickles, workers wait to be
-        # forked, and here the digest is taken (0.8 ms per MB). Who ships has the run's token: the
-        # digest finds a mistake, it keeps nobody out.
+        # The dataset process unpickles while the digest is computed here (0.8 ms per MB), which is
+        # against mistakes of an authenticated sender, not against attacks.
         self._specs.load(hosted)
         for session in self._sessions.values():
             if session.spec == hosted.digest and session.base_seed is not None:
@@ -244,9 +209,9 @@ class Service:
         try:
             self._specs.check(hosted)
         except ProtocolError:
-            # At once, but once: a mistake that is made again costs a transfer per SHIP_SECONDS.
+            # At once, but only once: a repeated mistake costs a transfer per SHIP_SECONDS.
             if not hosted.was_wrong:
-                self._need(hosted)
+                self._request(hosted)
             raise
 
     def _announce(self, hosted: HostedSpec) -> None:
@@ -254,7 +219,7 @@ class Service:
         for session in [s for s in self._sessions.values() if s.spec == hosted.digest]:
             if hosted.state == "ready" and not session.is_ready:
                 session.is_ready = True
-                session.credits = self._dispatch.share(session)
+                session.credits = self.dispatch.share(session)
                 ready = protocol.Ready(
                     session=session.name,
                     spec=hosted.digest,
@@ -262,47 +227,48 @@ class Service:
                     workers=self._workers,
                     versions=self._versions,
                 )
-                self._outbox.send(session, ready)
+                self.outbox.send(session, ready)
             elif hosted.state == "failed":
-                # Until it is opened again: on another connection, or for the next epoch.
+                # Until it is opened again, on another connection or for the next epoch.
                 session.is_ready = False
                 self._fail(session, hosted.reason, hosted.error, is_of_host=not hosted.error)
         if hosted.state == "failed":
             self._log.event(EventName.SPEC_FAILED, spec=hosted.digest, reason=hosted.reason)
-            # Forgotten: whoever opens it again has it shipped and tried anew; memory may be free
-            # then.
+            # The next session that opens it sends it again: there may be enough memory then.
             self._specs.close_spec(hosted)
-            self._dispatch.cancel_queued("the dataset failed on this host", spec=hosted.digest)
+            self.dispatch.cancel_queued("the dataset failed on this host", spec=hosted.digest)
 
     def _fail(
         self, session: AgentSession, reason: str, error: bytes = b"", *, is_of_host: bool = False
     ) -> None:
         if not error:
-            kind, fix = (FeedLostError, _HOST_FIX) if is_of_host else (FeedError, "")
+            fix = "see that host's log; give it more memory, or fewer workers" if is_of_host else ""
+            kind = FeedLostError if is_of_host else FeedError
             raised = kind(reason, where=f"host {self._host}", fix=fix)
             error = pack_error(raised, host=self._host, where="the agent")
         failed = protocol.Failed(
             session=session.name, spec=session.spec, reason=reason, is_of_host=is_of_host
         )
-        self._outbox.send(session, failed, error)
+        self.outbox.send(session, failed, error)
 
     def _make(self, identity: bytes, message: protocol.Make) -> None:
         session = self._sessions.get(message.session)
-        if session is None or self._is_draining or not session.is_ready:
-            reason = "the agent knows no such session" if session is None else "the agent drains"
-            if session is not None and not self._is_draining:
-                reason = "the session is not ready"
-            self._outbox.refuse(identity, message, reason)
-            return
-        session.identity, session.unreachable_since = identity, None
-        self._dispatch.ask(identity, session, message)
+        if session is None:
+            self.outbox.refuse(identity, message, "unknown session")
+        elif self._is_draining:
+            self.outbox.refuse(identity, message, "the agent drains")
+        elif not session.is_ready:
+            self.outbox.refuse(identity, message, "the session is not ready")
+        else:
+            session.identity, session.unreachable_since = identity, None
+            self.dispatch.ask(identity, session, message)
 
     def _cancel(self, name: str, before_epoch_id: int) -> None:
         session = self._sessions.get(name)
         if session is None:
             return
         session.before_epoch_id = max(session.before_epoch_id, before_epoch_id)
-        # A worker that has begun one of them finishes it: `Dispatch` throws the result away.
+        # A worker finishes a batch that it has begun: `Dispatch` discards the result.
         for key, request in list(session.requests.items()):
             if request.epoch_id < session.before_epoch_id:
                 request.is_cancelled = True
@@ -318,18 +284,18 @@ class Service:
         session.requests.clear()
         self._specs.stop_shards(name)
         self._log.event(EventName.SESSION_ENDED, session=name, rank=session.rank, reason=reason)
-        self._is_left(session.spec)
+        self._request_from_others(session.spec)
         self._close_unused_specs()
-        self._dispatch.share_credits()
+        self.dispatch.share_credits()
 
-    def _is_left(self, spec: str) -> None:
-        """Asks for a spec again that a session uses no more: its trainer may be the one asked."""
+    def _request_from_others(self, spec: str) -> None:
+        """Requests a spec that a session no longer uses from other trainers."""
         hosted = self._specs.find(spec)
         if hosted is not None and hosted.state == "expected":
-            self._need(hosted)
+            self._request(hosted)
 
-    def _need(self, hosted: HostedSpec) -> None:
-        """Asks for a spec again, if it is wanted: who was asked first is gone, or silent."""
+    def _request(self, hosted: HostedSpec) -> None:
+        """Requests a spec from all that still want it."""
         wanting = [s for s in self._sessions.values() if s.spec == hosted.digest]
         if not wanting:
             self._specs.close_spec(hosted)
@@ -337,11 +303,11 @@ class Service:
         now = time.monotonic()
         self._specs.expect(hosted.digest, nbytes=hosted.nbytes, shipper=b"", now=now)
         for session in wanting:
-            self._outbox.send(session, protocol.Need(spec=hosted.digest))
+            self.outbox.send(session, protocol.Need(spec=hosted.digest))
 
     def _close_unused_specs(self) -> None:
         used = {session.spec for session in self._sessions.values()}
-        # A session that has changed its spec may still wait for batches of the one before.
+        # A session that has changed its spec may still wait for batches of the previous one.
         used.update(r.spec for s in self._sessions.values() for r in s.requests.values())
         self._specs.close_unused(used)
 
@@ -350,18 +316,7 @@ _unpack = protocol.Unpacker(protocol.ToAgent)
 
 
 class Agent:
-    """Serves batches to the trainers of one run.
-
-    Args:
-        workers: Batches made at a time.
-        host: This host's name, in errors and logs.
-        port: None: any free one, and another free one for batches. Else these are sent from
-            `port` + 1.
-
-    Attributes:
-        port: The bound one, after `open`.
-        batch_port: Port for batches, chosen as `port` is.
-    """
+    """Serves batches to the trainers of one run; batches are sent from the port after `port`."""
 
     def __init__(
         self,
@@ -396,15 +351,14 @@ class Agent:
 
     @property
     def num_sent(self) -> int:
-        """Counts the batches sent so far."""
-        return self._service.num_sent if hasattr(self, "_service") else 0
+        return self._service.outbox.num_sent if hasattr(self, "_service") else 0
 
     @property
     def trainers_heard_at(self) -> float:
-        """Returns when a trainer last gave a sign of life, as far as is known; monotonic seconds.
+        """Monotonic seconds of a trainer's last sign of life, as far as is known.
 
-        It asked for something; or, while it asks for nothing (a long checkpoint), its connection
-        took a message, and the other end of that answered a heartbeat a little before.
+        That is a request; or, for an idle trainer (a long checkpoint), a message that its
+        connection took, whose other end answered a heartbeat shortly before.
         """
         reached_at = self._service.reached_at if hasattr(self, "_service") else -math.inf
         answered_at = reached_at - crypto.HEARTBEAT_TIMEOUT_SECONDS - crypto.HEARTBEAT_SECONDS
@@ -413,12 +367,9 @@ class Agent:
     def open(self) -> None:
         """Binds the ports and starts the fork server, which takes about 2 s to be ready.
 
-        The calling thread must live as long as the agent: its end would end the fork server.
-
-        Raises:
-            UsageError: If a port is taken.
+        The calling thread must live as long as the agent: the fork server ends with it.
         """
-        # First: no descriptor of zmq reaches it, nor does the limit that is raised below.
+        # First: it must not inherit zmq's descriptors, nor the limit that is raised below.
         fork_server = ForkServer(host=self._host)
         _allow_all_files()
         try:
@@ -439,13 +390,12 @@ class Agent:
             )
             self._context = zmq.Context()
             with without_preempting():
-                # libzmq starts them with the first socket.
+                # The first socket starts libzmq's threads.
                 self._allow = crypto.AllowList(self._context, self._keys)
             self._router = self._context.socket(zmq.ROUTER)
-            # Else zmq drops without a word what is for a peer that is gone; so `send` returns
-            # False.
+            # Else zmq silently drops messages for a peer that is gone; with it, `send` fails.
             self._router.router_mandatory = True
-            # Bounded by credits, not by dropping.
+            # Unlimited here: credits bound the queue.
             self._router.sndhwm = 0
             crypto.secure_server(self._router, self._keys)
             wanted = self.port
@@ -476,11 +426,7 @@ class Agent:
         self._log.event(EventName.AGENT_LISTENING, port=self.port, workers=self._workers)
 
     def run(self) -> None:
-        """Serves until `stop`, or until a drain is done; then closes everything.
-
-        Raises:
-            FeedLostError: If the fork server died.
-        """
+        """Serves until `stop`, or the end of a drain; FeedLostError if the fork server died."""
         try:
             with without_preempting():
                 while self._state == "serving" or self._is_still_draining():
@@ -489,18 +435,18 @@ class Agent:
             self.close()
 
     def stop(self) -> None:
-        """Ends `run` at once. Any thread and any signal handler may call it, also twice."""
+        """Ends `run` at once. Any thread or signal handler may call it, also twice."""
         self._state = "stopping" if self._state != "closed" else "closed"
         self.wake()
 
     def drain(self) -> None:
-        """Ends `run` when what is begun is sent, within 10 s; nothing new is begun. As `stop`."""
+        """Ends `run` when begun batches are sent, within 10 s; begins no new ones. As `stop`."""
         if self._state == "serving":
             self._state = "draining"
         self.wake()
 
     def send(self, identity: bytes, frames: Sequence[bytes | memoryview]) -> bool:
-        """Sends to a peer, without blocking; False if it is not connected."""
+        """Sends to a peer, without blocking; returns False if it is not connected."""
         try:
             self._router.send_multipart([identity, *frames], zmq.NOBLOCK)
         except zmq.ZMQError:
@@ -508,25 +454,23 @@ class Agent:
         return True
 
     def ticket_for(self, identity: bytes) -> protocol.Ticket:
-        """Returns a ticket for a peer's connection for batches."""
         return self._batches.ticket_for(identity, time.monotonic())
 
     def send_batch(self, identity: bytes, batch: OutgoingBatch) -> bool:
-        """Queues a batch for a peer; False if it has no connection for batches, nor a ticket."""
         return self._batches.send(identity, batch)
 
     def wake(self) -> None:
-        """Wakes the loop for one more turn. Any thread and any signal handler may call it."""
+        """Wakes the loop for one more turn. Any thread or signal handler may call it."""
         # Re-entrant: a signal handler may come in between.
         with self._wake_lock:
             if self._wake_fd >= 0:
                 os.eventfd_write(self._wake_fd, 1)
 
     def close(self) -> None:
-        """Ends workers, fork server and sockets; may be called twice. 10 s at most."""
+        """Stops workers and fork server, closes sockets; may be called twice. 10 s at most."""
         if self._state == "closed":
             return
-        # After a drain the last answers are still to be sent; else nobody waits for them.
+        # After a drain the last answers are still to be sent.
         linger = _LINGER_MILLISECONDS if self._state == "draining" else 0
         self._state = "closed"
         if hasattr(self, "_specs"):
@@ -538,8 +482,7 @@ class Agent:
         if self._context is not None:
             self._context.destroy(linger=linger)
         with self._wake_lock:
-            # A thread that still sends calls `wake` with its last batch: by then the number may be
-            # another file's.
+            # A thread that still sends may call `wake` when the number is another file's.
             wake_fd, self._wake_fd = self._wake_fd, -1
             os.close(wake_fd)
         self._log.event(EventName.AGENT_ENDED, batches=self.num_sent)
@@ -557,11 +500,10 @@ class Agent:
         return int(endpoint.rpartition(":")[2])
 
     def _turn(self) -> None:
-        """Waits for something to do, a second at most, and does it."""
         self._watch()
         ready = dict(self._poller.poll(round(TICK_SECONDS * 1000)))
         if self._wake_fd in ready:
-            # Before anything is looked at: a call that comes from here on ends the next poll.
+            # First: a later call of `wake` ends the next poll.
             os.eventfd_read(self._wake_fd)
         self._guard.handle(ready, time.monotonic())
         if self._router in ready:
@@ -588,18 +530,18 @@ class Agent:
         self._registered = {fileno: self._registered[fileno] for fileno in wanted}
 
     def _receive(self) -> None:
-        # So many, then workers and batches have their turn; what is left is there at the next poll.
+        # A limit, so that workers and batches have their turn.
         for _ in range(_MAX_MESSAGES_A_TURN):
             try:
                 frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            # Whoever gets through here has the run's token.
+            # Every peer here is authenticated.
             self._heard_at = time.monotonic()
             identity = frames[0].bytes
             try:
                 if len(frames) not in (2, 3):
-                    raise ProtocolError(f"a message of {len(frames)} frames")
+                    raise ProtocolError(f"message of {len(frames)} frames")
                 self._guard.proved(frames[1])
                 frame = frames[2].buffer if len(frames) == 3 else memoryview(b"")
                 message = _unpack(frames[1].buffer)
@@ -609,8 +551,7 @@ class Agent:
                         continue
                     message, frame = _unpack(whole), memoryview(b"")
                 self._service.take(identity, message, frame)
-            # One message is refused, and its peer may go on: it has the token, so this is a mistake
-            # of ours (tests/faults/test_agent.py).
+            # Only this message is refused: its peer has the token, so this is a bug, not an attack.
             except ProtocolError as err:
                 self._service.warn(identity, EventName.MALFORMED_PEER, str(err))
 
@@ -629,12 +570,12 @@ class Agent:
         if self._drain_until is None:
             self._drain_until = now + DRAIN_SECONDS
             self._service.drain()
-        is_busy = self._service.num_begun > 0 or self._service.sent_bytes > 0
+        is_busy = self._service.dispatch.num_begun > 0 or self._service.outbox.sent_bytes > 0
         return is_busy and now < self._drain_until and self._specs.is_alive
 
 
 def _allow_all_files() -> None:
-    """Lets this process open what the host allows: each stranger's connection takes one."""
+    """Raises the soft limit of open files: each unauthenticated connection takes one."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

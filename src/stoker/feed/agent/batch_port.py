@@ -1,13 +1,12 @@
-"""An agent sends answers over CURVE, and batches over plain TCP, to whoever shows a ticket first.
+"""The agent's port for batches: plain TCP, opened by tickets.
 
-A trainer asks for a ticket over CURVE, connects here, and sends it as the first bytes; from then on
+A trainer requests a ticket over CURVE, connects here, and sends it as the first bytes; from then on
 the data host only sends. Bytes from an unauthenticated connection are compared with the tickets
 given out and never parsed; at most 32 of them are read, within 10 s.
 
-The agent's loop accepts and compares. Who has shown its ticket gets a thread of its own, which
-seals and sends that trainer's batches one after the other.
-
-A batch is sealed from the worker's shared memory as it is sent; its slot is free after that.
+The agent's loop accepts and compares. An authenticated connection gets a thread, which seals and
+sends that trainer's batches one after the other. A batch is sealed from the worker's shared memory
+as it is sent; its slot is reusable after that.
 """
 
 import contextlib
@@ -28,23 +27,17 @@ from stoker.feed.wire.sealing import Sealer, SessionEpoch, new_key
 from stoker.feed.wire.stream import BatchWriter, BufferPool, tune
 from stoker.logs import Log
 
-# A ticket that is not used by then is void; trainers connect at once, and ask again.
+# Trainers connect at once, and request another ticket if that failed.
 _TICKET_SECONDS = 60.0
 _MAX_ACCEPTED_A_TURN = 100
 _NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-# Threads that still send when the agent ends.
+# For threads that still send when the agent ends.
 _JOIN_SECONDS = 2.0
 
 
 @dataclass(slots=True)
 class OutgoingBatch:
-    """A batch waits in the outbox, with what frees its memory once it is sent.
-
-    Attributes:
-        packed: The message that describes it.
-        of: Session and epoch.
-        done: Called once, from any thread, when the payload is needed no more.
-    """
+    """A batch to be sent; `done` is called once, from any thread, when its payload may go."""
 
     packed: bytes
     payload: Bytes1D | None
@@ -53,19 +46,7 @@ class OutgoingBatch:
 
 
 class BatchPort:
-    """Listens, lets in who has a ticket, and sends; used by the agent's thread.
-
-    Args:
-        bind: Interface: `*`, or an address.
-        port: None: any free one.
-        wake: Wakes the agent's loop for one more turn; called from any thread.
-
-    Attributes:
-        port: The bound one.
-
-    Raises:
-        UsageError: If the port is taken.
-    """
+    """The listening port and its connections; used by the agent's thread, which `wake` wakes."""
 
     def __init__(
         self,
@@ -83,8 +64,7 @@ class BatchPort:
             raise UsageError(
                 f"port {port} cannot be bound: {err.strerror}",
                 where=f"host {host}, run {run_id}",
-                fix="set feed.port to a free port of every host; the next one carries batches and "
-                "has to be free, too",
+                fix="set feed.port to a port that is free on every host, as is the next one",
             ) from None
         self.port = int(self._listener.getsockname()[1])
         self._log = log
@@ -94,12 +74,11 @@ class BatchPort:
         # The oldest first.
         self._waiting: dict[int, _UnauthenticatedConnection] = {}
         self._lines: dict[bytes, _SendLine] = {}
-        # Closed, but for their threads.
+        # Closed lines, whose threads may still run.
         self._ending: list[_SendLine] = []
         self._is_full = False
 
     def filenos(self) -> list[int]:
-        """Returns the descriptors to poll for reading."""
         attached = [
             line.connection.fileno() for line in self._lines.values() if line.connection is not None
         ]
@@ -107,7 +86,7 @@ class BatchPort:
         return [*listener, *self._waiting, *attached]
 
     def ticket_for(self, identity: bytes, now: float) -> Ticket:
-        """Returns a ticket for the trainer at that control connection; voids an earlier one."""
+        """Returns a ticket for a trainer; voids an earlier one."""
         self._close_line(identity)
         line = _SendLine(
             ticket=secrets.token_bytes(TICKET_BYTES),
@@ -119,18 +98,16 @@ class BatchPort:
         return Ticket(ticket=line.ticket, key=line.key)
 
     def send(self, identity: bytes, batch: OutgoingBatch) -> bool:
-        """Queues a batch for a trainer; False if it has no connection, nor a ticket for one."""
+        """Queues a batch for a trainer; returns False if it has neither connection nor ticket."""
         line = self._lines.get(identity)
         return line is not None and line.put(batch)
 
     def handle(self, ready: Container[int], now: float) -> None:
-        """Handles the descriptors that are ready."""
         for identity, line in list(self._lines.items()):
             connection = line.connection
-            # A closed line is one whose thread has ended on its own, and has woken the loop for
-            # this.
+            # A trainer must not send: readable means closed by it, or a violation. A thread that
+            # ends closes its line and wakes the loop.
             if line.is_closed or (connection is not None and connection.fileno() in ready):
-                # It has hung up, or speaks, which nobody asked it to.
                 self._close_line(identity)
         self._ending = [line for line in self._ending if not line.has_ended()]
         for fileno in [fileno for fileno in self._waiting if fileno in ready]:
@@ -139,7 +116,7 @@ class BatchPort:
             self._accept(now)
 
     def tick(self, now: float) -> None:
-        """Cuts strangers and lines that are too late; called once a second."""
+        """Closes unauthenticated connections and unused tickets after their time; once a second."""
         self._is_full = False
         for fileno, peer in list(self._waiting.items()):
             if now - peer.since > HANDSHAKE_SECONDS:
@@ -150,8 +127,7 @@ class BatchPort:
         self._rejections.tick(now)
 
     def close(self) -> None:
-        """Closes all connections; what the kernel has taken is still delivered. May be called
-        twice; 2 s at most."""
+        """Closes all connections, within 2 s; the kernel still delivers what it has taken."""
         self._listener.close()
         for peer in self._waiting.values():
             peer.connection.close()
@@ -172,7 +148,7 @@ class BatchPort:
                 if err.errno in _NO_FILES and self._waiting:
                     self._reject(next(iter(self._waiting)), "no more open files")
                 elif err.errno in _NO_FILES:
-                    # Until the next tick: it would be ready again at once.
+                    # Not polled until the next tick: it would be ready again at once.
                     self._is_full = True
                     return
                 continue
@@ -181,8 +157,7 @@ class BatchPort:
                 connection, str(address[0]), now
             )
             if len(self._waiting) > MAX_WAITING:
-                # The oldest: a trainer sends its ticket at once, so who has waited longest is no
-                # trainer.
+                # Trainers send their ticket at once, so the oldest is none.
                 self._reject(next(iter(self._waiting)), f"more than {MAX_WAITING} at a time")
 
     def _read(self, fileno: int) -> None:
@@ -200,16 +175,14 @@ class BatchPort:
             line = self._line_of(bytes(peer.sent))
             if line is None:
                 self._reject(fileno, "no ticket of this run")
-                return
-            del self._waiting[fileno]
-            # It is authenticated: from here on bytes that it sends end the connection, see
-            # `handle`.
-            line.attach(peer.connection, self._pool)
+            else:
+                del self._waiting[fileno]
+                line.attach(peer.connection, self._pool)
 
     def _line_of(self, ticket: bytes) -> "_SendLine | None":
-        """Returns the line that the ticket opens; None: there is none, or it has a connection."""
+        """Returns the line that the ticket opens; None if none does, or it has a connection."""
         found = None
-        # All of them, each in constant time: how long it takes tells nothing.
+        # All tickets, each in constant time: the duration reveals nothing.
         for line in self._lines.values():
             if hmac.compare_digest(line.ticket, ticket) and line.connection is None:
                 found = line
@@ -229,7 +202,7 @@ class BatchPort:
 
 @dataclass(slots=True)
 class _UnauthenticatedConnection:
-    """A peer has connected, but its ticket has not come yet."""
+    """A connection whose ticket has not come yet."""
 
     connection: socket.socket
     address: str
@@ -238,12 +211,7 @@ class _UnauthenticatedConnection:
 
 
 class _SendLine:
-    """Sends one trainer's batches: they wait for its connection, then a thread sends them.
-
-    Attributes:
-        connection: None: the ticket was not shown yet.
-        is_closed: Nothing is sent any more.
-    """
+    """One trainer's queue of batches, and the thread that sends them once it has connected."""
 
     def __init__(
         self, *, ticket: bytes, key: bytes, made_at: float, wake: Callable[[], None]
@@ -259,20 +227,18 @@ class _SendLine:
         self._thread: threading.Thread | None = None
 
     def put(self, batch: OutgoingBatch) -> bool:
-        """Queues a batch; False if the line is closed."""
         with self._lock:
-            # With the lock, for the thread closes it at its end and then drops what waits: a batch
-            # that was queued after that would never be let go of.
+            # The thread closes the line at its end and then discards the queue: a batch that was
+            # queued later would keep its memory.
             if not self.is_closed:
                 self._batches.put(batch)
             return not self.is_closed
 
     def attach(self, connection: socket.socket, pool: BufferPool) -> None:
-        """Connects the line: its thread sends what waits, and what comes."""
         tune(connection)
         self.connection = connection
         writer = BatchWriter(connection, Sealer(self.key), pool)
-        # Made by the agent's loop, and so with its priority.
+        # Started by the agent's loop, it has the same scheduling policy.
         self._thread = threading.Thread(
             target=self._send, args=(writer,), name="batch-sender", daemon=True
         )
@@ -286,7 +252,7 @@ class _SendLine:
         if self.connection is None:
             self._discard_queued()
         else:
-            # Also ends a call that waits for a trainer that does not read.
+            # Also ends a blocking call, where the trainer does not read.
             with contextlib.suppress(OSError):
                 self.connection.shutdown(socket.SHUT_RDWR)
 
@@ -297,27 +263,26 @@ class _SendLine:
         self._thread.join(within_seconds)
         if self._thread.is_alive():
             return False
-        # Not by the thread: its number could be another's while the loop still polls it.
+        # Not by the thread: the number could be reused while the loop still polls it.
         if self.connection is not None:
             self.connection.close()
         return True
 
     def _send(self, writer: BatchWriter) -> None:
         try:
-            # Says that the ticket was taken, and who took it: nobody else has the key.
+            # Confirms the ticket, and proves that this is the agent: only it has the key.
             writer.write(b"", None, of=("", 0))
             while (batch := self._batches.get()) is not None:
                 try:
                     payload = None if batch.payload is None else batch.payload.data
                     writer.write(batch.packed, payload, of=batch.of)
                 finally:
-                    # All views of the slot go before it is said to be free.
+                    # No view of the slot may remain when it is reused.
                     payload = batch.payload = None
                     batch.done()
-                    # Else this name would keep it until the next batch comes.
                     del batch
         except OSError:
-            # The trainer has hung up, or its host is gone; it dials again.
+            # The trainer has closed it, or its host is gone; it connects again.
             pass
         finally:
             with self._lock:
@@ -326,7 +291,6 @@ class _SendLine:
             self._wake()
 
     def _discard_queued(self) -> None:
-        """Lets go of what is not sent."""
         with contextlib.suppress(queue.Empty):
             while True:
                 batch = self._batches.get_nowait()
@@ -336,16 +300,12 @@ class _SendLine:
 
 
 def _listen(bind: str, port: int) -> socket.socket:
-    if bind == "*":
-        is_dual = socket.has_dualstack_ipv6()
-        family = socket.AF_INET6 if is_dual else socket.AF_INET
-        listener = socket.create_server(
-            ("", port), family=family, dualstack_ipv6=is_dual, backlog=MAX_WAITING
-        )
-    else:
-        family = socket.AF_INET6 if ":" in bind else socket.AF_INET
-        listener = socket.create_server(
-            (bind.strip("[]"), port), family=family, backlog=MAX_WAITING
-        )
+    is_dual = bind == "*" and socket.has_dualstack_ipv6()
+    listener = socket.create_server(
+        ("" if bind == "*" else bind.strip("[]"), port),
+        family=socket.AF_INET6 if is_dual or ":" in bind else socket.AF_INET,
+        dualstack_ipv6=is_dual,
+        backlog=MAX_WAITING,
+    )
     listener.setblocking(False)
     return listener

@@ -1,4 +1,4 @@
-"""A data host keeps each of its specs in a clean process, the dataset process.
+"""Dataset processes of a data host, one for each of its specs.
 
 A dataset process unpickles the spec once and forks that spec's workers, which share its memory. The
 agent has a channel to the fork server and to each dataset process; all of them die with the agent.
@@ -29,18 +29,16 @@ MAX_UNUSED_SPECS = 2
 
 
 class StartDataset(msgspec.Struct, frozen=True, tag=True):
-    """The agent asks for a dataset process to be forked; spec and channel come as descriptors."""
+    """Order to fork a dataset process; spec and channel are passed as file descriptors."""
 
     spec: str
     host: str
 
 
 class Fork(msgspec.Struct, frozen=True, tag=True):
-    """The agent asks a dataset process to fork a worker, whose channel comes as descriptor.
+    """Order to a dataset process to fork a worker, whose channel is passed as a file descriptor.
 
-    Attributes:
-        worker_id: For the worker of a shard: the shard.
-        num_workers: For the worker of a shard: the number of shards.
+    Of a shard's worker, `worker_id` is the shard and `num_workers` the number of shards.
     """
 
     token: int
@@ -51,20 +49,20 @@ class Fork(msgspec.Struct, frozen=True, tag=True):
 
 
 class Kill(msgspec.Struct, frozen=True, tag=True):
-    """The agent asks a dataset process to kill that worker."""
+    """Order to a dataset process to kill that worker."""
 
     token: int
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
-    """A dataset process reports that the spec is loaded, or the error, for `unpack_error`."""
+    """Report of a dataset process that the spec is loaded, or the error, for `unpack_error`."""
 
     error: bytes = b""
     summary: str = ""
 
 
 class Exited(msgspec.Struct, frozen=True, tag=True):
-    """A dataset process tells the agent that a worker ended; negative: by that signal."""
+    """Report of a dataset process that a worker ended; negative: by that signal."""
 
     token: int
     status: int
@@ -76,7 +74,7 @@ from_dataset_process = msgspec.msgpack.Decoder(Loaded | Exited)
 
 
 class WorkerProcess:
-    """Lets a pool of the agent watch and kill a worker, whose parent is a dataset process."""
+    """A worker, whose parent is a dataset process, as a pool of the agent sees it."""
 
     def __init__(self, dataset_process: "DatasetProcess", token: int) -> None:
         self._dataset_process = dataset_process
@@ -84,29 +82,23 @@ class WorkerProcess:
         self.exitcode: int | None = None
 
     def kill(self) -> None:
-        """Kills it, if it still runs."""
         if self.exitcode is None:
             self._dataset_process.channel.send(pack(Kill(self._token)))
 
     def join(self, timeout: float | None = None) -> None:
-        """Waits until its end is known, or the dataset process's."""
+        """Waits until its end is known, or the dataset process has ended."""
         deadline = time.monotonic() + (STOP_SECONDS if timeout is None else timeout)
         while self.exitcode is None and not self._dataset_process.channel.is_closed:
             left = deadline - time.monotonic()
             if left <= 0:
                 return
-            # Blocks the agent's loop: rarely, and until the dataset process has reaped the worker.
+            # Blocks the agent's loop, rarely, until the dataset process has reaped the worker.
             _wait(self._dataset_process.channel, select.POLLIN, left)
             self._dataset_process.handle()
 
 
 class DatasetProcess:
-    """A dataset process is a process that holds one spec and forks workers, which make its batches.
-
-    Attributes:
-        channel: Socket to poll for reading; then `handle`.
-        loaded: Whether the spec could be unpickled; None: not known yet.
-    """
+    """A process that unpickles one spec and forks its workers; `loaded` once it has done so."""
 
     def __init__(self, channel: Pipe) -> None:
         self.channel = channel
@@ -117,16 +109,11 @@ class DatasetProcess:
     def fork(
         self, sock: socket.socket, *, worker_id: int, num_workers: int, base_seed: int, seeding: str
     ) -> WorkerProcess:
-        """Forks a worker.
-
-        Raises:
-            FeedLostError: If the dataset process is gone.
-        """
         if self.channel.is_closed:
-            raise FeedLostError("the process that holds the dataset is gone")
+            raise FeedLostError("the dataset process is gone")
         token, self._next = self._next, self._next + 1
-        # A duplicate: the message may not have left when the caller closes its own. It is kept
-        # until the worker's end then, for nothing says when the message has left.
+        # A duplicate: the message may not be sent yet when the caller closes its own. If so, it is
+        # kept until the worker's end.
         descriptor = os.dup(sock.fileno())
         order = Fork(token, worker_id, num_workers, base_seed, seeding)
         self.channel.send(pack(order), [descriptor])
@@ -138,7 +125,7 @@ class DatasetProcess:
         return process
 
     def handle(self) -> None:
-        """Takes what the dataset process says, without blocking."""
+        """Handles reports, without blocking."""
         self.channel.flush()
         for data, descriptors in self.channel.receive():
             for descriptor in descriptors:
@@ -153,7 +140,6 @@ class DatasetProcess:
                         os.close(descriptor)
 
     def close(self) -> None:
-        """Ends the dataset process with all its workers; may be called twice."""
         self.channel.close()
         for _, descriptor in self._workers.values():
             if descriptor >= 0:
@@ -162,11 +148,7 @@ class DatasetProcess:
 
 
 class ForkServer:
-    """Runs the fork server process; start it from a thread that lives as long as it shall.
-
-    Args:
-        host: Named in errors.
-    """
+    """The fork server; it ends with the thread that starts it."""
 
     def __init__(self, *, host: str) -> None:
         self._host = host
@@ -176,31 +158,27 @@ class ForkServer:
                 [sys.executable, "-m", "stoker.feed.agent.forkserver", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                # Ctrl-C and SIGTERM to the agent's group: the agent alone decides what they mean.
+                # The agent alone handles Ctrl-C and SIGTERM to its group.
                 process_group=0,
             )
         self.channel = Pipe(ours, blocking=False)
 
     @property
     def is_alive(self) -> bool:
-        """Returns whether the process runs."""
         return self._process.poll() is None and not self.channel.is_closed
 
     def start_dataset(self, spec: str, memory: int) -> DatasetProcess:
-        """Starts a dataset process that unpickles a spec; `loaded` says later whether it could.
-
-        Args:
-            memory: Descriptor of the memory that the spec is in; the caller's.
-
-        Raises:
-            FeedLostError: If the fork server is gone.
-        """
+        """Starts a dataset process for the spec in `memory`, which the caller closes."""
         ours, theirs = channel_pair()
         try:
-            # Until it has left: its descriptors are closed afterwards, here and by the caller.
             self.channel.send(pack(StartDataset(spec, self._host)), [memory, theirs.fileno()])
-            if not self._until(lambda: not self.channel.wants_write):
-                raise FeedLostError("the fork server takes no orders", where=f"host {self._host}")
+            # It has to be sent before its descriptors are closed, here and by the caller.
+            deadline = time.monotonic() + STOP_SECONDS
+            while self.channel.wants_write and (left := deadline - time.monotonic()) > 0:
+                _wait(self.channel, select.POLLOUT, left)
+                self.channel.flush()
+            if self.channel.wants_write or self.channel.is_closed:
+                raise FeedLostError("the fork server does not respond", where=f"host {self._host}")
         except BaseException:
             ours.close()
             raise
@@ -212,51 +190,32 @@ class ForkServer:
         """Ends it and all it forked; may be called twice, never raises; 5 s at most."""
         self.channel.close()
         self._process.kill()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            return
-
-    def _until(self, is_done: Callable[[], bool]) -> bool:
-        deadline = time.monotonic() + STOP_SECONDS
-        while not self.channel.is_closed and not is_done():
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return False
-            _wait(self.channel, select.POLLOUT, left)
-            self.channel.flush()
-        return not self.channel.is_closed
 
 
 def _wait(channel: Pipe, events: int, seconds: float) -> None:
-    # Not select: under a flood of connections, descriptors have numbers above its limit of 1024.
+    # Not select: under a flood of connections, descriptors exceed its limit of 1024.
     poller = select.poll()
     poller.register(channel, events)
     poller.poll(seconds * 1000)
 
 
-# Workers for any job are for one seeding, and serve all sessions; those of shards are for one
+# Workers for any job are for one kind of seeding and all sessions; those of shards are for one
 # session of an iterable dataset.
 PoolKey = tuple[Literal["seeding", "session"], str]
 
 
 @dataclass(eq=False)
 class HostedSpec:
-    """Follows a spec from its order on: expected, loading, ready or failed.
+    """A spec on this host, with its processes.
 
     Attributes:
         state: expected (a trainer was asked for it), loading (its dataset process unpickles it),
             ready, failed.
-        since: Monotonic seconds of the last change, or of the last piece of it that came.
-        nbytes: Size of its pickle.
-        shipper: Routing id of the trainer that was asked for it, or has begun to ship it; empty:
-            several were asked.
-        reason: Why it failed.
-        error: What the spec itself raised, for `unpack_error`; empty: this host cannot use
-            it, which says nothing of others.
-        first_worker: Id of its first data worker.
-        worker_step: Distance from one id to the next.
-        was_wrong: Something else has arrived under its name before.
+        since: Monotonic seconds of the last change, or of the last piece that arrived.
+        shipper: Routing id of the trainer that sends it; empty: several were asked.
+        error: What the spec itself raised, for `unpack_error`; empty: only this host cannot use it.
     """
 
     digest: str
@@ -273,21 +232,15 @@ class HostedSpec:
     dataset_process: DatasetProcess | None = None
     pools: dict[PoolKey, WorkerPool] = field(default_factory=dict)
 
-    def arrives(self, piece: memoryview, *, offset: int, shipper: bytes, now: float) -> bool:
-        """Takes a piece of it while it is expected; True if it is complete, and to be loaded.
-
-        Raises:
-            ProtocolError: If it is not the next piece.
-            OSError: If there is no memory for it.
-        """
-        # From its beginning: the first piece of all, or the same trainer once more, which has been
-        # asked a second time. One trainer at a time: pieces of two would not make one spec.
+    def take_piece(self, piece: memoryview, *, offset: int, shipper: bytes, now: float) -> bool:
+        """Takes a piece of it while it is expected; returns True if it is complete."""
+        # A first piece, or the same trainer starts again because it was asked twice. One trainer at
+        # a time: pieces of two trainers are not one spec.
         if offset == 0 and (self.arrival is None or self.shipper == shipper):
             if self.arrival is not None:
                 self.arrival.close()
             self.arrival, self.shipper = Arrival(self.digest, nbytes=self.nbytes), shipper
         if self.arrival is None or self.shipper != shipper:
-            # Another one's, who was asked, too, or was asked before.
             return False
         self.since = now
         try:
@@ -307,15 +260,15 @@ class HostedSpec:
         return wanted
 
     def handle(self, ready: set[int]) -> list[Result]:
-        """Takes what came over those descriptors; returns what its workers made."""
+        """Handles input on those descriptors; returns the workers' results."""
         dataset_process = self.dataset_process
         if dataset_process is None:
             return []
         if dataset_process.channel.fileno() in ready:
             dataset_process.handle()
         if self.state == "loading" and _has_failed(dataset_process):
-            # Channels of workers that wait to be forked have ended with it. Read as deaths, they
-            # would start others, in a dataset process that is gone.
+            # The channels of workers that are not forked yet have ended with it. Seen as deaths,
+            # they would start others, in a dataset process that is gone.
             return []
         results: list[Result] = []
         for pool in self.pools.values():
@@ -323,8 +276,8 @@ class HostedSpec:
                 results.extend(pool.handle(fileno))
         return results
 
-    def judge(self) -> bool:
-        """Notes whether it has become ready or failed; returns True if it has changed so."""
+    def update_state(self) -> bool:
+        """Updates its state; returns True if it has become ready or failed."""
         dataset_process = self.dataset_process
         if dataset_process is None:
             return False
@@ -334,9 +287,9 @@ class HostedSpec:
             self.since = time.monotonic()
             return True
         if self.state in ("loading", "ready") and dataset_process.channel.is_closed:
-            self.fail("the process that holds the dataset died, perhaps out of memory")
+            self.fail("the dataset process died, perhaps out of memory")
             return True
-        # A pool of shards is never dead: its workers come with their jobs.
+        # A pool of shards is never dead: jobs start its workers.
         dead = next((pool for pool in self.pools.values() if pool.is_dead), None)
         if self.state == "ready" and dead is not None:
             self.fail(f"its data workers die: {dead.last_death}")
@@ -344,7 +297,6 @@ class HostedSpec:
         return False
 
     def fail(self, reason: str) -> None:
-        """Notes that it cannot be used on this host; on others it may be."""
         self.state, self.reason = "failed", reason
 
 
@@ -355,13 +307,7 @@ def _has_failed(dataset_process: DatasetProcess) -> bool:
 
 
 class Specs:
-    """Holds all specs of a data host; owns the fork server.
-
-    Args:
-        workers: How many each pool has.
-        wake: Wakes the event loop, from whatever thread.
-        on_death: Called with how a worker ended.
-    """
+    """All dataset specs on a data host, and the fork server."""
 
     def __init__(
         self,
@@ -383,15 +329,13 @@ class Specs:
 
     @property
     def is_alive(self) -> bool:
-        """Returns whether the fork server runs."""
         return self._fork_server.is_alive
 
     def find(self, digest: str) -> HostedSpec | None:
-        """Returns the spec of that name."""
         return self._specs.get(digest)
 
     def expect(self, digest: str, *, nbytes: int, shipper: bytes, now: float) -> None:
-        """Notes that a trainer was asked for it; what came of it so far is dropped."""
+        """Records that a trainer was asked for it; discards what has arrived so far."""
         known = self._specs.get(digest)
         if known is not None and known.arrival is not None:
             known.arrival.close()
@@ -402,54 +346,40 @@ class Specs:
         self._specs[digest] = hosted
 
     def number_workers(self, digest: str, *, first: int, step: int) -> None:
-        """Sets the ids of its data workers, `first`, `first + step` ..., as every trainer says."""
+        """Sets the ids of its data workers, `first`, `first + step` ..., as every trainer does."""
         hosted = self._specs.get(digest)
         if hosted is not None:
             hosted.first_worker, hosted.worker_step = first, step
 
     def overdue(self, before: float) -> list[HostedSpec]:
-        """Returns those that were asked for before `before` and have not come."""
+        """Returns the specs that were requested before `before` and have not come."""
         return [s for s in self._specs.values() if s.state == "expected" and s.since < before]
 
     def load(self, spec: HostedSpec) -> None:
-        """Makes a dataset process unpickle what has arrived; `handle` says later whether it could.
-
-        Raises:
-            FeedLostError: If the fork server is gone.
-        """
+        """Makes a dataset process unpickle what has arrived; `handle` returns the spec later."""
         assert spec.arrival is not None
         spec.dataset_process = self._fork_server.start_dataset(spec.digest, spec.arrival.descriptor)
         spec.state = "loading"
 
     def check(self, spec: HostedSpec) -> None:
-        """Discards what arrived if its digest is wrong; meanwhile its dataset process unpickles it.
-
-        Raises:
-            ProtocolError: If it is not.
-        """
+        """Discards what arrived if its digest is wrong, with a ProtocolError."""
         arrival, spec.arrival = spec.arrival, None
         assert arrival is not None
         with contextlib.closing(arrival):
             if not arrival.is_right():
                 self.close_spec(spec)
-                # Still wanted, and expected of anybody.
-                self._specs[spec.digest] = HostedSpec(
-                    spec.digest,
-                    "expected",
-                    time.monotonic(),
-                    nbytes=spec.nbytes,
-                    first_worker=spec.first_worker,
-                    worker_step=spec.worker_step,
-                    was_wrong=True,
-                )
-                raise ProtocolError("a shipped spec that is not the one named")
+                # Still wanted, from any trainer.
+                self._specs[spec.digest] = spec
+                self.expect(spec.digest, nbytes=spec.nbytes, shipper=b"", now=time.monotonic())
+                self._specs[spec.digest].was_wrong = True
+                raise ProtocolError("wrong digest of a spec")
 
     def begin(self, spec: HostedSpec, *, seeding: str, base_seed: int) -> None:
         """Starts workers before there is a job: they are forked once the spec is unpickled."""
         self._pool(spec, ("seeding", seeding), base_seed=base_seed)
 
     def close_unused(self, used: set[str]) -> None:
-        """Keeps those that are used and the last two others."""
+        """Closes specs that are not in use, but for the last two."""
         for digest in self._specs:
             if digest in used and digest in self._unused:
                 self._unused.remove(digest)
@@ -461,10 +391,10 @@ class Specs:
                 self.close_spec(spec)
 
     def close_spec(self, spec: HostedSpec) -> None:
-        """Ends its workers and its dataset process; what they were making is lost."""
+        """Ends its workers and its dataset process; their jobs are lost."""
         self._specs.pop(spec.digest, None)
         for pool in spec.pools.values():
-            # Their jobs are answered as lost, so that the trainers ask other hosts.
+            # Their jobs are reported as lost, so that trainers ask other hosts.
             self._results.extend(pool.cancel_jobs())
             pool.close()
         if spec.dataset_process is not None:
@@ -473,58 +403,48 @@ class Specs:
             spec.arrival.close()
 
     def sockets(self) -> dict[int, bool]:
-        """Returns the descriptors to poll; True: for writing, too."""
         wanted: dict[int, bool] = {}
         for spec in self._specs.values():
             wanted.update(spec.sockets())
         return wanted
 
     def handle(self, ready: Iterable[int]) -> list[HostedSpec]:
-        """Takes what came over those descriptors; returns the specs that changed."""
+        """Handles input on those descriptors; returns the specs that changed."""
         filenos = set(ready)
         changed: list[HostedSpec] = []
         for spec in list(self._specs.values()):
             self._results.extend(spec.handle(filenos))
-            if spec.judge():
+            if spec.update_state():
                 changed.append(spec)
         return changed
 
     def results(self) -> Iterator[Result]:
-        """Returns what the workers have made since the last call."""
         results, self._results = self._results, []
         return iter(results)
 
     def ready(self) -> set[str]:
-        """Returns the digests of the specs that batches can be made of here."""
         return {spec.digest for spec in self._specs.values() if spec.state == "ready"}
 
     def can_take(self, digest: str, key: PoolKey, *, may_begin: bool) -> bool:
-        """Returns whether a job can be given out: to an idle worker if `may_begin`, else ahead."""
+        """Returns whether a job can be assigned; without `may_begin`, only behind another job."""
         pool = self._specs[digest].pools.get(key)
         if pool is None:
             return may_begin
-        # Ahead only where none is idle: a job behind another one waits, while an idle worker would
-        # begin it at once.
+        # Behind another job only if no worker is idle, which would begin it at once.
         return pool.room > 0 and (may_begin or pool.idle_count == 0)
 
     def num_busy(self) -> int:
-        """Returns the number of workers of the host that make something; without those of shards,
-        each of which makes one batch after the other.
-        """
+        """Returns the number of busy workers of the host, without those of shards."""
         return sum(pool.busy_count for spec in self._specs.values() for pool in spec.pools.values())
 
     def assign(self, digest: str, key: PoolKey, job: WorkerJob) -> None:
-        """Assigns a job to a worker of a pool; its first job starts the pool.
-
-        Args:
-            key: Names a pool that `can_take` the job, unless it is pinned.
-        """
+        """Assigns a job to a worker of a pool that `can_take` it; the first job starts the pool."""
         spec = self._specs[digest]
         pool = self._pool(spec, key, base_seed=next(iter(job.order.seed), 0))
         self._results.extend(pool.assign(job))
 
     def stop_shards(self, session: str, *, before_epoch_id: int | None = None) -> None:
-        """Ends the workers of a session's shards: of earlier epochs, or all."""
+        """Stops the workers of a session's shards: of earlier epochs, or all."""
         for spec in self._specs.values():
             pool = spec.pools.get(("session", session))
             if pool is not None and before_epoch_id is not None:
@@ -540,17 +460,15 @@ class Specs:
         return [job for pool in pools for job in pool.give_late_jobs_again()]
 
     def flush(self) -> None:
-        """Returns freed slots to their workers."""
         for spec in self._specs.values():
             for pool in spec.pools.values():
                 pool.flush()
 
     def close(self) -> None:
-        """Ends everything; may be called twice."""
         specs, self._specs = list(self._specs.values()), {}
         for spec in specs:
             if spec.dataset_process is not None:
-                # First: its workers end with it, so that the pools need not wait for theirs.
+                # First: its workers end with it, so the pools need not wait for them.
                 spec.dataset_process.close()
             for pool in spec.pools.values():
                 pool.close()
@@ -559,7 +477,6 @@ class Specs:
         self._fork_server.close()
 
     def _pool(self, spec: HostedSpec, key: PoolKey, *, base_seed: int) -> WorkerPool:
-        """Returns the pool of that key, begun now if there is none."""
         known = spec.pools.get(key)
         if known is not None:
             return known
@@ -579,7 +496,7 @@ class Specs:
             return dataset_process.fork(
                 sock,
                 worker_id=spec.first_worker + spec.worker_step * role.number,
-                # At least: of other hosts it is not known here.
+                # A lower bound: the numbers of other hosts are unknown here.
                 num_workers=spec.first_worker + spec.worker_step * self._workers,
                 base_seed=base_seed,
                 seeding=name,

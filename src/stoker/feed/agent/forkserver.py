@@ -1,11 +1,11 @@
-"""The fork server that forks the agent's dataset processes: `python -m ...forkserver FD`.
+"""The fork server of an agent: `python -m stoker.feed.agent.forkserver FD`.
 
-It is a clean process that has imported torch once (1.25 CPU-seconds, 223 MB) and has no threads,
-sockets of zmq or locks of others: what it forks is safe. It forks a *template*, which imports the
+A clean process that has imported torch once (1.25 CPU-seconds, 223 MB) and has no other threads,
+zmq sockets or locks, so that its children are safe. It forks a *template*, which imports the
 modules that specs name, once for all of them, and forks a dataset process for each spec, in advance
-where there is time; a dataset process unpickles the dataset and forks that spec's workers, copy on
-write. When one of these dies, so do all after it, at once: agent → fork server → template →
-dataset processes → workers (PR_SET_PDEATHSIG, and the end of their channels).
+where there is time. A dataset process unpickles the dataset and forks that spec's workers, copy on
+write. If one of these dies, so do all after it: agent → fork server → template → dataset processes
+→ workers (PR_SET_PDEATHSIG, and the end of their channels).
 """
 
 import contextlib
@@ -38,11 +38,11 @@ from stoker.feed.wire.dataset import DatasetSpec, pack_error, read_place, read_s
 from stoker.feed.workers.pipe import Pipe, Received, channel_pair, pack
 from stoker.host.spawn import end_with_parent
 
-# From the kill of its children to the end of a process of the fork server.
+# To wait for killed children.
 END_SECONDS = 2.0
-# After the last order; then the next dataset process is forked (10 ms). The workers of the last one
-# have made their first batch by then, and would have had to share a core with the fork. The
-# script's next loader may follow within a third of a second.
+# From an order to the fork of the next dataset process (10 ms). By then the workers of the last one
+# have made their first batch, and need not share a core with the fork. The script's next loader may
+# follow within a third of a second.
 SPARE_SECONDS = 0.15
 
 _INSTALLED = re.compile(
@@ -50,15 +50,15 @@ _INSTALLED = re.compile(
 )
 
 
-# Modules that this process had before a dataset named any.
+# Modules that no dataset has named.
 _known: set[str] = set()
-# What a template answers to an order: it was given to a dataset process; so it was, and it was the
-# last one; it was not: a new template has to take it.
+# Answers of a template to an order: a dataset process has it; likewise, and a new template gets the
+# next order; a new template gets this one.
 _TAKEN, _LAST, _REFUSED = b"taken", b"last", b"refused"
 
 
 def main() -> None:
-    """Runs the fork server: a dataset process for every order, until the agent is gone."""
+    """Forks a dataset process for every order, until the agent is gone."""
     end_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=int(sys.argv[1]))
@@ -66,7 +66,7 @@ def main() -> None:
         # The agent died before `end_with_parent`: no signal comes.
         return
     channel = Pipe(sock, blocking=False)
-    # Here and not above: it imports torch, and an agent that dies meanwhile must be noticed.
+    # Only now: it imports torch, and the agent may die meanwhile.
     _import_ahead()
     _known.update(sys.modules)
     children = _Children()
@@ -83,18 +83,17 @@ def main() -> None:
 
 
 def _is_hung_up(sock: socket.socket) -> bool:
-    """Returns whether the other end is closed; reads nothing."""
     poll = select.poll()
     poll.register(sock, 0)
     return bool(poll.poll(0))
 
 
 def _serve_as_template(sock: socket.socket) -> None:
-    """Runs a template: imports what specs name, and forks a dataset process for each."""
+    """Imports what specs name, and forks a dataset process for each."""
     orders = Pipe(sock, blocking=False)
     children = _Children()
     modules = _Modules()
-    # The first one at once: most scripts have one dataset, and its first batch waits for this.
+    # The first one at once: its first batch waits for this.
     spare = _ForkedAhead(children, orders, _serve_next_dataset)
     while not orders.is_closed:
         seconds = None if spare.is_there else SPARE_SECONDS
@@ -106,10 +105,10 @@ def _serve_as_template(sock: socket.socket) -> None:
         for data, (memory, theirs) in orders.receive():
             found = modules.prepare(memory)
             if found != "ready" or modules.are_news:
-                # It was forked before these modules were imported, and would import them itself.
+                # It was forked before these modules were imported.
                 spare.close()
             if found == "started" and modules.is_first:
-                # A fork would lose what was started: this process is the dataset process.
+                # A fork would lose what was started: this process becomes the dataset process.
                 orders.send(_LAST)
                 orders.close()
                 _serve_dataset(to_fork_server.decode(data), memory, theirs)
@@ -139,12 +138,7 @@ def _serve_next_dataset(sock: socket.socket) -> None:
 
 
 class _Modules:
-    """Knows the modules that a template imports for its dataset processes.
-
-    Attributes:
-        is_first: No dataset process was forked yet.
-        are_news: The last spec named modules that were not there before.
-    """
+    """Modules that a template has imported for its dataset processes."""
 
     def __init__(self) -> None:
         self.is_first = True
@@ -153,13 +147,16 @@ class _Modules:
         self._changes: tuple[tuple[str, str | None], ...] | None = None
 
     def prepare(self, memory: int) -> Literal["ready", "stale", "started"]:
-        """Imports what the spec in `memory` names, before it is unpickled.
+        """Imports the modules of the spec in `memory`, before it is unpickled.
 
         Returns:
-            stale: A file of what was imported has changed since, or the part of the script's
-            environment that travels. started: What was imported has started threads of Python's,
-            or an accelerator: a forked process would not have them. (Native thread pools start with
-            their first work, or again in a child, as OpenBLAS's do.)
+            stale: A file of an imported module has changed, or the part of the script's environment
+                that is
+            sent. started: A module has started Python threads, or uses an accelerator: a forked
+                process
+            would not have them. (Native thread pools start with their first work, or again in a
+                child, as
+            OpenBLAS's do.)
         """
         self.are_news = False
         if any(_version_of(file) != version for file, version in self._files.items()):
@@ -169,11 +166,11 @@ class _Modules:
             with open(memory, "rb", closefd=False) as file:
                 place = read_place(file)
         except Exception:
-            # The dataset process meets the same, and says it.
+            # The dataset process meets the same error, and reports it.
             return "ready"
         changes = place.environment.changes
         if self._changes not in (None, changes):
-            # A module may have asked for the environment when it was imported.
+            # Modules may have read the environment when they were imported.
             return "stale"
         self._changes = changes
         missing = [name for name in place.modules if name not in sys.modules]
@@ -181,11 +178,10 @@ class _Modules:
             return "ready"
         self.are_news = True
         num_threads = len(sys._current_frames())
-        # The modules may be next to the script, and may read the environment when they are
-        # imported.
+        # Modules may be in the script's folder, and may read the environment when imported.
         place.enter()
         for name in missing:
-            # What cannot be imported is said where it is unpickled.
+            # Unpickling raises the error again.
             with contextlib.suppress(Exception, SystemExit):
                 importlib.import_module(name)
         news = sys.modules.keys() - _known
@@ -200,7 +196,7 @@ class _Modules:
 
 
 def _own_files(modules: Iterable[str]) -> dict[str, tuple[int, int]]:
-    """Returns files of those modules that are not installed, but may be edited in a run."""
+    """Returns the files of modules that are not installed, but may be edited in a run."""
     found = {}
     for name in modules:
         file = getattr(sys.modules.get(name), "__file__", None)
@@ -218,34 +214,29 @@ def _version_of(file: str) -> tuple[int, int]:
 
 
 def _import_ahead() -> None:
-    """Imports what nearly every dataset's module imports, before anybody waits for a batch."""
-    # Imports make next to no garbage: to look for it took 0.1 of 1.3 CPU-seconds.
+    """Imports what nearly every dataset's module imports, before a batch is waited for."""
+    # Imports make little garbage: collections took 0.1 of 1.3 CPU-seconds.
     gc.disable()
     for name in ("stoker.feed.workers.worker", "stoker.feed.loader"):
         importlib.import_module(name)
-    for name in (
-        "numpy.random",
-        "PIL.Image",
-        "PIL.ImageEnhance",
-        "PIL.ImageFilter",
-        "PIL.ImageOps",
-    ):
+    pillow = (f"PIL.Image{part}" for part in ("", "Enhance", "Filter", "Ops"))
+    for name in ("numpy.random", *pillow):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    # What is there now is never garbage: looking at it would copy its pages, in each worker.
+    # A collection would copy the pages of these objects, in each worker.
     gc.freeze()
     gc.enable()
 
 
 class _Children:
-    """Notices the end of forked processes; readable when there may be one."""
+    """Forked processes; readable when one may have ended."""
 
     def __init__(self) -> None:
         self._readable, self._writable = socket.socketpair()
         self._readable.setblocking(False)
         self._writable.setblocking(False)
         self.pids: set[int] = set()
-        # It does nothing, but with SIG_DFL Python would write no byte to the wake-up descriptor.
+        # With SIG_DFL Python would not write to the wake-up descriptor.
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
         signal.set_wakeup_fd(self._writable.fileno(), warn_on_full_buffer=False)
 
@@ -261,7 +252,7 @@ class _Children:
             try:
                 done, status = os.waitpid(pid, os.WNOHANG)
             except ChildProcessError:
-                # Reaped by the dataset's own code: how it ended is lost.
+                # Reaped by the dataset's code: its status is unknown.
                 done, status = pid, 0
             if done:
                 self.pids.discard(pid)
@@ -279,13 +270,12 @@ class _Children:
             self.take_ended()
 
     def wait(self) -> None:
-        """Waits until all of them have ended by themselves."""
         while self.pids:
             select.select([self], [], [])
             self.take_ended()
 
     def close(self) -> None:
-        """Lets go, in a child that was just forked, of its parent's descriptors and signals."""
+        """Closes the parent's descriptors and resets its signal handlers; called in a new child."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._readable.close()
@@ -293,11 +283,7 @@ class _Children:
 
 
 class _ForkedAhead:
-    """A process is forked ahead, before there is an order for it, so that the order finds it ready.
-
-    Args:
-        run: Its life, with its end of the channel.
-    """
+    """A process forked in advance, so that the next order need not wait for a fork."""
 
     def __init__(
         self, children: _Children, channel: Pipe, run: Callable[[socket.socket], None]
@@ -306,7 +292,7 @@ class _ForkedAhead:
         self._channel = channel
         self._run = run
         self._orders: Pipe | None = None
-        # The order that it has and has not answered.
+        # The unanswered order.
         self._given: Received | None = None
         self.pid = -1
         self.fork()
@@ -319,11 +305,6 @@ class _ForkedAhead:
         return [self._orders.fileno()] if self._orders is not None else []
 
     def fork(self, waiting: Iterable[Received] = ()) -> None:
-        """Forks it.
-
-        Args:
-            waiting: Orders that are not its own.
-        """
         ours, theirs = channel_pair()
 
         def run() -> None:
@@ -335,7 +316,7 @@ class _ForkedAhead:
         self._orders = Pipe(ours, blocking=False)
 
     def give(self, order: Received) -> bool:
-        """Sends it an order; False if it is not there, or does not take it."""
+        """Sends it an order; returns False if it does not run, or does not take it."""
         if self._orders is None:
             return False
         data, descriptors = order
@@ -343,7 +324,7 @@ class _ForkedAhead:
         return not (self._orders.wants_write or self._orders.is_closed)
 
     def work_on(self, waiting: deque[Received]) -> None:
-        """Sends it the next order, unless one is still without an answer."""
+        """Sends it the next order, unless the last one is unanswered."""
         while waiting and self._given is None:
             if not (self.is_there and self.give(waiting[0])):
                 self.close()
@@ -352,11 +333,9 @@ class _ForkedAhead:
             self._given = waiting.popleft()
 
     def take_reply(self) -> None:
-        """Takes what it answers to its order."""
         for reply, _ in self._orders.receive() if self._orders is not None else ():
             if reply == _REFUSED and self._given is not None:
-                # The next template takes it. Taken out first: `close` closes the descriptors of an
-                # order that was not answered.
+                # For the next template. `close` would close its descriptors.
                 refused, self._given = self._given, None
                 self.close()
                 self.fork((refused,))
@@ -375,7 +354,7 @@ class _ForkedAhead:
             os.close(descriptor)
 
     def close(self) -> None:
-        """Closes its channels; an order that it has not answered is lost with it."""
+        """Closes its channels; an unanswered order is lost."""
         self._done()
         if self._orders is not None:
             self._orders.close()
@@ -385,9 +364,8 @@ class _ForkedAhead:
 def _fork(
     children: _Children, channel: Pipe, waiting: Iterable[Received], run: Callable[[], None]
 ) -> int:
-    """Forks a child that runs `run` and holds nothing of its parent's, nor of a sibling to come:
-    whoever holds the end of a worker's channel keeps its death from being seen."""
-    # Else the child would print once more what is still in the buffers.
+    """Forks a child, which closes what it inherits: it would hide the death of workers to come."""
+    # Else the child would print the buffers' content again.
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
@@ -416,7 +394,7 @@ def _run_child(
         run()
         status = 0
     except SystemExit as end:
-        # A dataset that calls sys.exit(3): the report of this worker's end says 3, too.
+        # The dataset may call sys.exit(3): so does the worker.
         traceback.print_exc()
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
@@ -425,12 +403,15 @@ def _run_child(
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
-        # Without exit handlers and finalizers: these are the parent's, inherited by the fork.
+        # Without exit handlers and finalizers, which are the parent's.
         os._exit(status & 0xFF)
 
 
 def _serve_dataset(order: StartDataset, memory: int, theirs: int) -> None:
-    """Runs a dataset process: takes the spec, forks workers until the agent closes the channel."""
+    """Runs a dataset process: unpickles the spec, forks workers until the channel is closed."""
+    # Only now: it imports torch.
+    from stoker.feed.workers.worker import worker_main
+
     channel = Pipe(socket.socket(fileno=theirs), blocking=False)
     spec = _unpack(order, memory, channel)
     children = _Children()
@@ -439,27 +420,34 @@ def _serve_dataset(order: StartDataset, memory: int, theirs: int) -> None:
         writable = [channel.fileno()] if channel.wants_write else []
         select.select([channel.fileno(), children.fileno()], writable, [])
         channel.flush()
-        # A queue, for what waits in it holds descriptors of other workers: a child closes them.
+        # A child closes the descriptors of orders that still wait, for other workers.
         waiting = deque(channel.receive())
         while waiting:
             data, descriptors = waiting.popleft()
             match to_dataset_process.decode(data):
                 case Fork() as fork:
                     sock = socket.socket(fileno=descriptors[0])
-                    run = _worker(sock, spec, fork, order.host)
+                    run = functools.partial(
+                        worker_main,
+                        sock,
+                        spec,
+                        worker_id=fork.worker_id,
+                        num_workers=fork.num_workers,
+                        base_seed=fork.base_seed,
+                        seeding=fork.seeding,
+                        host=order.host,
+                    )
                     tokens[_fork(children, channel, waiting, run)] = fork.token
                     sock.close()
                 case Kill(token):
                     for pid, known in tokens.items():
-                        # A pid that was reaped may be another process's by now.
+                        # A reaped pid may be another process's by now.
                         if known == token and pid in children.pids:
                             os.kill(pid, signal.SIGKILL)
         for pid, status in children.take_ended().items():
             channel.send(pack(Exited(tokens.pop(pid), status)))
     if channel.failure:
-        print(
-            f"stoker: the process that holds the dataset ends: {channel.failure}", file=sys.stderr
-        )
+        print(f"stoker: the dataset process ends: {channel.failure}", file=sys.stderr)
     children.stop()
 
 
@@ -470,39 +458,18 @@ def _unpack(order: StartDataset, memory: int, channel: Pipe) -> DatasetSpec | No
         with open(memory, "rb", closefd=False) as file:
             spec = read_spec(file)
     except Exception as err:
-        packed = pack_error(err, host=order.host, where="the process that holds the dataset")
+        packed = pack_error(err, host=order.host, where="the dataset process")
         channel.send(pack(Loaded(packed, f"{type(err).__name__}: {err}")))
-        _drain(channel)
+        while channel.wants_write:
+            select.select([], [channel], [])
+            channel.flush()
         return None
     finally:
         os.close(memory)
-    # Before workers are forked: a collection in each of them would copy the dataset's pages.
+    # A collection in a worker would copy the dataset's pages.
     gc.freeze()
     channel.send(pack(Loaded()))
     return spec
-
-
-def _drain(channel: Pipe) -> None:
-    while channel.wants_write:
-        select.select([], [channel], [])
-        channel.flush()
-
-
-def _worker(sock: socket.socket, spec: DatasetSpec, fork: Fork, host: str) -> Callable[[], None]:
-    def run() -> None:
-        from stoker.feed.workers.worker import worker_main
-
-        worker_main(
-            sock,
-            spec,
-            worker_id=fork.worker_id,
-            num_workers=fork.num_workers,
-            base_seed=fork.base_seed,
-            seeding=fork.seeding,
-            host=host,
-        )
-
-    return run
 
 
 if __name__ == "__main__":

@@ -54,9 +54,9 @@ class LayoutCache:
         if plan is not None:
             return plan(payload)
         value = decode(tree, payload, allow_pickle=allow_pickle)
-        # From the second in a row on: a tree that holds numbers of its batch never comes again.
+        # From the second in a row on: a tree with numbers of its batch never comes again.
         if key == self._last:
-            # It fits a payload of this size, or `decode` had refused it.
+            # `decode` has checked that it fits a payload of this size.
             plan = _plan(_decoder.decode(tree))
             if plan is not None:
                 while len(self._known) >= MAX_PLANS:
@@ -155,7 +155,7 @@ class BatchBuffers:
         if pins_on is None:
             return self._pool.take(nbytes)
         if self._pins_on != pins_on:
-            # The device is the thread's; without this, every rank would open device 0.
+            # The device is set per thread; without this, every rank would open device 0.
             set_device(pins_on)
             self._pins_on = pins_on
         # The base of the array is a tensor: see `_tensor_plan`.

@@ -20,10 +20,10 @@ ZmqContext = zmq.Context[ZmqSocket]
 
 # A first packet and its repetition after 1 s; an abandoned address does not answer.
 CONNECT_SECONDS = 2.0
-# Pauses between attempts: doubled from the first to the second.
+# Back-off between attempts, doubled each time.
 FIRST_PAUSE_SECONDS = 0.1
 MAX_PAUSE_SECONDS = 2.0
-# At the end of the process: what is still to be sent (a goodbye) may take so long.
+# At the end of the process: time to send a goodbye.
 GOODBYE_SECONDS = 0.2
 
 # As plain numbers: zmq's own are enumerations, which are slow to combine.
@@ -119,7 +119,7 @@ class Connection:
     def _has_messages(self) -> bool:
         if self._socket is None or self.is_drained:
             return False
-        # An exception would cost more than the question.
+        # An exception would cost more than this check.
         self.is_drained = not int(self._socket.get(_EVENTS)) & _IN
         return not self.is_drained
 
@@ -167,8 +167,8 @@ class Connection:
         """Queues a message; does nothing without a connection, whose loss `watch` reports."""
         if self._socket is None:
             return
-        # The descriptor tells of a message only once, and to send takes note of it as well: what
-        # came meanwhile would wait for the next message (tests/contract/test_connections.py).
+        # The descriptor signals a message only once, and sending consumes the signal: what came
+        # meanwhile would wait for the next message (tests/contract/test_connections.py).
         self.is_drained = False
         packed = pack(message)
         # Not contextlib's `suppress`, which takes longer than the rest.

@@ -17,8 +17,8 @@ from stoker.feed.workers.pool import ChildProcess, Result, WorkerJob, WorkerPool
 from stoker.feed.workers.worker import worker_main
 from stoker.host.processes import start_to_last
 
-# Where vCPUs are scarce the trainer comes first: all wait for its step, and batches that local
-# workers have no time for are asked of data hosts.
+# Where vCPUs are scarce the trainer comes first: every rank waits for its step, and data hosts make
+# the batches that local workers have no time for.
 NICENESS = 10
 _HURRY_SECONDS = 1.0
 
@@ -74,8 +74,8 @@ class LocalWorkers:
         on_death: Callable[[str], None],
     ) -> None:
         chosen = context or torch.multiprocessing.get_context()
-        # Forked when a shard is pinned here, in the middle of an epoch, a child would have the
-        # dataset as the script has changed it by then.
+        # A child that is forked in mid-epoch, when a shard is pinned here, would see the script's
+        # later changes to the dataset.
         self._can_share = chosen.get_start_method() == "fork" and not spec.is_iterable
         self.share(spec)
 
@@ -94,8 +94,8 @@ class LocalWorkers:
                 daemon=True,
                 name=f"stoker-{'shard' if role.num_shards else 'worker'}-{role.number}",
             )
-            # A worker that died is started again by the I/O thread, and a child ends with the
-            # thread that started it: see `start_to_last`.
+            # The I/O thread restarts workers, and a child ends with the thread that started it: see
+            # `start_to_last`.
             start_to_last(child.start)
             return cast("ChildProcess", child)
 
@@ -128,7 +128,7 @@ class LocalWorkers:
         bind later batches to a worker that may be slow for want of a core.
         """
         if self._is_iterable:
-            # Its processes come with their shards: none is alive before the first one is asked for.
+            # Its processes start with their shards: none is alive before the first request.
             return self._max_credits
         return self._credits_each * self._pool.num_alive
 

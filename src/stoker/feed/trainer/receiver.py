@@ -78,7 +78,7 @@ class BatchReceiver:
         self.is_closed = True
         connection = self._socket
         if connection is not None:
-            # Ends a call that waits; the thread closes.
+            # Ends a call that blocks; the thread closes the socket.
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 
@@ -110,7 +110,7 @@ class BatchReceiver:
     def _receive(self) -> None:
         with socket.create_connection(self._peer, self._connect_seconds) as connection:
             self._socket = connection
-            # Still with the timeout of the dialling; from `tune` on the kernel's limits hold.
+            # Still with the connect timeout; from `tune` on the kernel's limits apply.
             connection.sendall(self._ticket.ticket)
             tune(connection)
             unsealer = Unsealer(self._ticket.key)
@@ -130,7 +130,7 @@ class BatchReceiver:
                 max_head_bytes=self._max_head_bytes,
                 receive_timeout_seconds=self._receive_timeout_seconds,
             )
-            # `close` finds no socket to shut down while this thread dials: then it ends here.
+            # While this thread dials, `close` finds no socket to shut down: it ends here.
             while not self.is_closed:
                 packed, nbytes = self.reader.head()
                 self._take(self, packed, nbytes)

@@ -99,7 +99,7 @@ class PeerState:
         bisect.insort(ordered, latency)
         count = len(ordered)
         p95 = self.p95_seconds = ordered[math.ceil(0.95 * count) - 1]
-        # Without the longest: one batch that had to wait for a cold cache is no habit.
+        # Without the longest: one batch that waited for a cold cache is an exception.
         long = ordered[-2] if count > 1 else latency
         self.reach_seconds = p95 + _SPREADS * max(0.0, long - ordered[count // 2])
         # It made `queued` batches in that time, this one last.
@@ -313,7 +313,7 @@ class BatchScheduler(Scheduler):
 
     def begin(self) -> None:
         super().begin()
-        # Until enough is taken, the pace is that of the epoch before.
+        # The pace of the epoch before, until enough is taken.
         self._interval()
         self._takes.clear()
         self._gaps.clear()
@@ -375,7 +375,7 @@ class BatchScheduler(Scheduler):
             makers.discard(peer)
             if not makers:
                 del self._makers[number]
-        # Taken or here already, by another peer; or never asked for, by mistake of a peer.
+        # Taken or here already, from another peer; or never asked for.
         if number < self.head or number in self._arrived or number >= self._next_new:
             return False
         self._arrived[number] = frame_bytes
@@ -480,7 +480,7 @@ class BatchScheduler(Scheduler):
         The late peer stays; its answer is taken if it comes first.
         """
         makers = self._makers.get(self.head)
-        # The cheap bound first: this is asked at every turn, and nearly always nothing is late.
+        # The cheap bound first: this runs at every turn, and nearly always nothing is late.
         if not makers or self.head in self._queued_again or now < self._overdue_at_least(makers):
             return []
         due = max(self._due(peer, self.head) for peer in makers)

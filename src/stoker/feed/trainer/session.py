@@ -99,8 +99,6 @@ class FeedSession:
         self.alone_since = time.monotonic()
         self.is_busy = True
 
-    # The thread that iterates.
-
     def begin(
         self,
         *,
@@ -277,8 +275,6 @@ class FeedSession:
         if has_work:
             self._wake()
 
-    # The I/O thread, under the lock.
-
     def order_of(self, number: int) -> Make:
         asked = self._asked_each or self._asked[number]
         return Make(
@@ -348,8 +344,8 @@ class SharedState:
 
     def wake(self) -> None:
         """Ends the I/O thread's wait, or its next one; safe in a finalizer, and after the end."""
-        # First noted, then looked at, as in `sleeps`: whichever of the two is later sees the other.
-        # Without a lock, for a finalizer may come while this very thread holds it.
+        # Set, then checked, as in `sleeps`, so that the later of the two sees the other. Without a
+        # lock, because a finalizer may run while this very thread holds it.
         self._is_called = True
         if not self._is_asleep:
             # It is awake, and looks for work before it sleeps.
@@ -362,7 +358,7 @@ class SharedState:
 
     def sleeps(self) -> bool:
         """Records that the I/O thread is about to poll; False if it must not wait."""
-        # In this order: who calls between the two finds it asleep, and writes.
+        # In this order: a `wake` between the two finds it asleep, and writes.
         self._is_asleep = True
         return not self._is_called
 

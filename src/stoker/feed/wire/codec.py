@@ -58,16 +58,13 @@ TENSOR_DTYPES = frozenset(
     | {f"float8_{kind}" for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")}
 )
 _LENGTH = struct.Struct("<Q")
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder()
 
 
 @dataclass(slots=True)
 class Arena:
-    """Memory that a batch is built in: parts that are there already are not copied.
-
-    Attributes:
-        memory: Tensors of the batch are views of it; its base is no array.
-        end: Bytes given out so far.
-    """
+    """Memory that a batch is built in, and the bytes given out: parts in it are not copied."""
 
     memory: Bytes1D
     end: int = 0
@@ -104,30 +101,38 @@ class Tag(IntEnum):
     PICKLE = 10
 
 
-class Encoder:
-    """Description of values; their bytes are copied later, by `leaves`.
+class Encoded:
+    """An encoded value: its tree, and functions that copy the payload, but for bytes `in_place`."""
 
-    Attributes:
-        end: Bytes of the payload so far.
-        leaves: Offset, size and copy function of each part of the payload that has to be copied.
-        in_place: Bytes of the parts that are in the arena already.
-    """
-
-    def __init__(self, *, allow_pickle: bool, arena: Arena | None = None) -> None:
+    def __init__(self, value: object, *, allow_pickle: bool, arena: Arena | None = None) -> None:
         self.allow_pickle = allow_pickle
         self.arena = arena
         self.has_pickle = False
         self.in_place = 0
-        self.end = arena.end if arena else 0
-        self.leaves: list[tuple[int, int, Callable[[Bytes1D], None]]] = []
+        self.nbytes = arena.end if arena else 0
+        self._leaves: list[tuple[int, int, Callable[[Bytes1D], None]]] = []
         self._nodes: dict[int, tuple[object, list[object]]] = {}
+        self.tree = _encoder.encode(self.node(value, "batch", 0))
+        # Needed no more; a view of the arena would keep its slot from being reused.
+        self.arena = None
+        self._nodes.clear()
+
+    def write_into(self, target: memoryview) -> None:
+        """Copies what is not in `target` yet: `nbytes` bytes, or the arena's memory."""
+        flat: Bytes1D = np.frombuffer(target, dtype=np.uint8)
+        for offset, nbytes, copy in self._leaves:
+            copy(flat[offset : offset + nbytes])
+
+    def checksum(self, target: memoryview, start: int) -> int:
+        """Returns CRC-32 over tree and payload in `target`, continued from `start`; 0.2 s/GB."""
+        digest = zlib.crc32(self.tree, start)
+        # Without the gaps between the parts: a reused slot has bytes of older batches there.
+        for offset, nbytes, _ in self._leaves:
+            digest = zlib.crc32(target[offset : offset + nbytes], digest)
+        return digest
 
     def node(self, value: object, path: str, depth: int) -> object:
-        """Returns the node of `value`, which is the part `path` of the batch.
-
-        Raises:
-            ShippingError: If it cannot be sent.
-        """
+        """Returns the node of `value`; `path` names it in a ShippingError."""
         # By the exact type: an IntEnum or a numpy.float64 would come back as int or float.
         # isinstance() is for the type checker.
         kind = type(value)
@@ -175,9 +180,9 @@ class Encoder:
         """Reserves `nbytes` bytes of the payload, which `copy` writes; returns their offset."""
         if not nbytes:
             return 0
-        offset = -(-self.end // ALIGNMENT) * ALIGNMENT
-        self.leaves.append((offset, nbytes, copy))
-        self.end = offset + nbytes
+        offset = -(-self.nbytes // ALIGNMENT) * ALIGNMENT
+        self._leaves.append((offset, nbytes, copy))
+        self.nbytes = offset + nbytes
         return offset
 
     def _array(self, value: object) -> list[object] | None:
@@ -231,7 +236,7 @@ class Encoder:
         return [Tag.PICKLE, self._bytes(buffer.getbuffer()), leaves]
 
 
-def _tensor(encoder: Encoder, value: object) -> list[object] | None:
+def _tensor(encoder: Encoded, value: object) -> list[object] | None:
     import torch
 
     if type(value) is not torch.Tensor or value.layout is not torch.strided or value.is_nested:
@@ -267,7 +272,6 @@ def _tensor(encoder: Encoder, value: object) -> list[object] | None:
 
 
 def _order(strides: Sequence[int]) -> list[int]:
-    """Returns the axes, from the longest stride to the shortest."""
     return sorted(range(len(strides)), key=lambda axis: -strides[axis])
 
 
@@ -291,13 +295,12 @@ def _copy_array(
 class _LeafPickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickler that leaves out tensors and arrays."""
 
-    def __init__(self, file: io.BytesIO, encoder: Encoder, leaves: list[object]) -> None:
+    def __init__(self, file: io.BytesIO, encoder: Encoded, leaves: list[object]) -> None:
         super().__init__(file, protocol=5)
         self._encoder = encoder
         self._leaves = leaves
 
     def persistent_id(self, obj: object) -> int | None:
-        """Returns the number of the leaf; None: pickle it as usual."""
         if not isinstance(obj, np.ndarray) and not type(obj).__module__.startswith("torch"):
             return None
         node = self._encoder.leaf(obj)
@@ -382,7 +385,6 @@ class _LeafUnpickler(pickle.Unpickler):
         self._leaves = leaves
 
     def persistent_load(self, pid: object) -> object:
-        """Returns the leaf of that number."""
         if not isinstance(pid, int) or not 0 <= pid < len(self._leaves):
             raise ProtocolError(f"leaf {pid!r} of a pickle with {len(self._leaves)} leaves")
         return self._leaves[pid]
@@ -416,12 +418,7 @@ class Decoder:
         self._copies_left = payload.nbytes
 
     def value(self, node: object, depth: int) -> object:
-        """Returns the value of a node at that depth.
-
-        Raises:
-            ProtocolError: If the node is malformed or does not fit the payload.
-            ShippingError: If a pickled part cannot be rebuilt here.
-        """
+        """Returns the value of a node; ProtocolError if malformed, ShippingError from pickles."""
         if not isinstance(node, list):
             if isinstance(node, dict | msgspec.msgpack.Ext):
                 raise ProtocolError(f"invalid node: {type(node).__name__}")
@@ -557,74 +554,20 @@ class Decoder:
         return value
 
 
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder()
-_LIST = int(Tag.LIST)
-
-
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """An encoded value, whose payload is yet to be copied.
-
-    Attributes:
-        tree: The description, for `decode`.
-        nbytes: Size of the payload.
-        has_pickle: Whether the receiver must allow pickles.
-        in_place: Bytes of the payload that are in the arena already.
-    """
-
-    tree: bytes
-    nbytes: int
-    has_pickle: bool
-    in_place: int
-    _leaves: Sequence[tuple[int, int, Callable[[Bytes1D], None]]]
-
-    def write_into(self, target: memoryview) -> None:
-        """Copies into `target` what is not there yet.
-
-        Args:
-            target: At least `nbytes` writable bytes; with an arena, the arena's memory.
-        """
-        flat: Bytes1D = np.frombuffer(target, dtype=np.uint8)
-        for offset, nbytes, copy in self._leaves:
-            copy(flat[offset : offset + nbytes])
-
-    def checksum(self, target: memoryview, start: int) -> int:
-        """Returns CRC-32 over tree and payload, continued from `start`; 0.2 s/GB.
-
-        Args:
-            target: Where `write_into` wrote it.
-        """
-        digest = zlib.crc32(self.tree, start)
-        # Without the gaps between the parts: a reused slot has bytes of older batches there.
-        for offset, nbytes, _ in self._leaves:
-            digest = zlib.crc32(target[offset : offset + nbytes], digest)
-        return digest
-
-
 def encode(value: object, *, allow_pickle: bool, arena: Arena | None = None) -> Encoded:
     """Describes `value`; its tensors and arrays are copied by `Encoded.write_into` only.
 
-    Args:
-        arena: Memory for the payload; parts that are not in it yet are placed after those that are.
-
-    Raises:
-        ShippingError: If a part must not or cannot be pickled; names the part.
+    Parts that are not in the arena yet are placed after those that are. Raises ShippingError if a
+    part must not or cannot be pickled.
     """
-    encoder = Encoder(allow_pickle=allow_pickle, arena=arena)
-    tree = _encoder.encode(encoder.node(value, "batch", 0))
-    return Encoded(tree, encoder.end, encoder.has_pickle, encoder.in_place, encoder.leaves)
+    return Encoded(value, allow_pickle=allow_pickle, arena=arena)
 
 
 def decode(tree: bytes | memoryview, payload: Bytes1D | None, *, allow_pickle: bool) -> object:
     """Returns the value; its tensors and arrays are writable views of `payload`.
 
-    Args:
-        payload: 1-D uint8 array that owns the memory (its base is no array); None: no bytes.
-
-    Raises:
-        ProtocolError: If the description is malformed or does not fit the payload.
-        ShippingError: If a pickled part cannot be rebuilt here.
+    `payload` owns its memory (its base is no array). Raises ProtocolError if the description is
+    malformed, ShippingError if a pickled part cannot be rebuilt here.
     """
     flat: Bytes1D = np.empty(0, dtype=np.uint8) if payload is None else payload
     try:
@@ -635,11 +578,7 @@ def decode(tree: bytes | memoryview, payload: Bytes1D | None, *, allow_pickle: b
 
 
 def pack_value(value: object, *, allow_pickle: bool) -> bytes:
-    """Returns `value` as one frame: length of the tree, tree, payload.
-
-    Raises:
-        ShippingError: As `encode`.
-    """
+    """Returns `value` as one frame: length of the tree, tree, payload."""
     flat = _flat(value)
     if flat is not None:
         return flat
@@ -656,7 +595,7 @@ def _flat(value: object) -> bytes | None:
     if type(value) is not list or set(map(type, value)) != {int}:
         return None
     try:
-        tree = _encoder.encode([_LIST, *value])
+        tree = _encoder.encode([int(Tag.LIST), *value])
     # More than 64 bits: `encode` sends the digits.
     except OverflowError:
         return None
@@ -664,12 +603,7 @@ def _flat(value: object) -> bytes | None:
 
 
 def unpack_value(data: bytes | memoryview, *, allow_pickle: bool) -> object:
-    """Returns the value of a frame of `pack_value`.
-
-    Raises:
-        ProtocolError: If the frame is malformed.
-        ShippingError: As `decode`.
-    """
+    """Returns the value of a frame of `pack_value`; raises as `decode`."""
     view = memoryview(data)
     if len(view) < _LENGTH.size:
         raise ProtocolError(f"value of {len(view)} bytes, expected at least {_LENGTH.size}")

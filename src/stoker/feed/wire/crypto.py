@@ -58,11 +58,7 @@ class Keys:
 
     @classmethod
     def from_token(cls, token: bytes) -> "Keys":
-        """Derives the keys: HKDF-SHA256 with one info string each.
-
-        Raises:
-            ValueError: If the token is shorter than 32 bytes.
-        """
+        """Derives the keys: HKDF-SHA256 with one info string each."""
         if len(token) < TOKEN_BYTES:
             raise ValueError(f"a token has at least {TOKEN_BYTES} bytes, this one {len(token)}")
         server = z85.encode(derive(token, info=b"stoker feed v1 server"))
@@ -77,12 +73,9 @@ class Keys:
 
 
 def read_event(monitor: "zmq.Socket[bytes]") -> tuple[int, int]:
-    """Returns the next event of a socket's monitor, and its value.
+    """Returns the next event of a socket's monitor and its value; zmq.Again if there is none.
 
     zmq.utils.monitor would import asyncio: 25 ms, a seventh of the start of each launcher.
-
-    Raises:
-        zmq.Again: If there is none.
     """
     packed, _ = monitor.recv_multipart(zmq.NOBLOCK)
     event, value = struct.unpack("=hi", packed)
@@ -90,16 +83,11 @@ def read_event(monitor: "zmq.Socket[bytes]") -> tuple[int, int]:
 
 
 def new_token() -> str:
-    """Returns a new token: 64 hexadecimal digits."""
     return secrets.token_hex(TOKEN_BYTES)
 
 
 def read_token(path: Path | str) -> bytes:
-    """Returns the token in a file of 64 hexadecimal digits.
-
-    Raises:
-        UsageError: If the file cannot be read, or is malformed; does not show its content.
-    """
+    """Returns the token in a file of 64 hexadecimal digits; errors never show its content."""
     try:
         text = Path(path).read_text("ascii").strip()
     except (OSError, UnicodeDecodeError) as err:
@@ -132,8 +120,7 @@ def secure_server(
 ) -> None:
     """Makes `socket` a CURVE server; call it before `bind`, with an AllowList in its context.
 
-    Args:
-        silence_seconds: A peer that answers no heartbeat for that long is disconnected.
+    A peer that answers no heartbeat for `silence_seconds` is disconnected.
     """
     _limit(socket, max_message_bytes)
     socket.heartbeat_timeout = round(silence_seconds * 1000)
@@ -144,11 +131,9 @@ def secure_server(
 
 
 def secure_client(socket: "zmq.Socket[bytes]", keys: Keys, *, max_message_bytes: int = -1) -> None:
-    """Makes `socket` a CURVE client that talks to the run's servers only; call it before `connect`.
+    """Makes `socket` a CURVE client of the run's servers; call it before `connect`.
 
-    Args:
-        max_message_bytes: A larger message closes the connection before memory is allocated; -1: no
-            limit.
+    A message of more than `max_message_bytes` closes the connection before memory is allocated.
     """
     _limit(socket, max_message_bytes)
     socket.curve_serverkey = keys.server_public
@@ -180,7 +165,6 @@ class AllowList:
             self.socket.send_multipart(self._answer(frames))
 
     def close(self) -> None:
-        """Closes the socket; may be called twice."""
         self.socket.close()
 
     def _answer(self, frames: list[bytes]) -> list[bytes]:
@@ -235,7 +219,6 @@ class RejectionLog:
         self._last = (address, reason)
 
     def tick(self, now: float) -> None:
-        """Writes the line, if it is due."""
         if self._count and now >= self._silent_until:
             address, reason = self._last
             self._log.event(
@@ -253,10 +236,7 @@ class HandshakeGuard:
 
     libzmq bounds a handshake's time and frames, but not the number of handshakes. Its monitor
     reports connections by their descriptors, and each message has the descriptor that it came over.
-
-    Args:
-        server: A ROUTER that is bound to `port`; call `close` before it is closed.
-        allow_list: The one of its context.
+    To be closed before its server.
     """
 
     def __init__(
@@ -271,20 +251,14 @@ class HandshakeGuard:
         self._log = log
         self._allow_list = allow_list
         self._port = port
-        # By descriptor; the oldest first.
-        self._waiting: dict[int, _Accepted] = {}
+        # Time and address, by descriptor; the oldest first.
+        self._waiting: dict[int, tuple[float, str]] = {}
         self.monitor: zmq.Socket[bytes] = server.get_monitor_socket(
             zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
         )
 
     def handle(self, ready: Collection[object], now: float) -> None:
-        """Answers handshakes and monitor events, and rejects the oldest beyond MAX_WAITING.
-
-        Does not block; to be called before messages are received.
-
-        Args:
-            ready: What polled readable.
-        """
+        """Answers handshakes, rejects the oldest beyond MAX_WAITING; call it before receiving."""
         is_asked = self._allow_list.socket in ready
         # First: libzmq suspends a handshake until the key is allowed or not.
         if is_asked:
@@ -299,13 +273,13 @@ class HandshakeGuard:
             except zmq.Again:
                 break
             if event == _ACCEPTED:
-                self._waiting[descriptor] = _Accepted(now, self._address_of(descriptor))
+                self._waiting[descriptor] = (now, self._address_of(descriptor))
             elif descriptor in self._waiting:
-                address = self._waiting.pop(descriptor).address
+                _, address = self._waiting.pop(descriptor)
                 self._log.add(address, "no handshake of this run")
         while len(self._waiting) > MAX_WAITING:
             oldest = next(iter(self._waiting))
-            address = self._waiting.pop(oldest).address
+            _, address = self._waiting.pop(oldest)
             if self._address_of(oldest, is_to_end=True):
                 self._log.add(address, f"more than {MAX_WAITING} handshakes at a time")
 
@@ -316,24 +290,19 @@ class HandshakeGuard:
 
     def tick(self, now: float) -> None:
         """Removes connections that libzmq has closed by now; called once a second."""
-        for descriptor, accepted in list(self._waiting.items()):
+        for descriptor, (since, _) in list(self._waiting.items()):
             # After libzmq's own limit a connection has passed its handshake, but sent nothing yet.
-            if now - accepted.since > HANDSHAKE_SECONDS + 2:
+            if now - since > HANDSHAKE_SECONDS + 2:
                 del self._waiting[descriptor]
         self._log.tick(now)
 
     def close(self) -> None:
-        """Stops watching; may be called twice."""
         with contextlib.suppress(zmq.ZMQError):
             self._server.disable_monitor()
         self.monitor.close(linger=0)
 
     def _address_of(self, descriptor: int, *, is_to_end: bool = False) -> str:
-        """Returns the peer's address; empty if it is no connection to this port any more.
-
-        Args:
-            is_to_end: Shuts it down; libzmq, which owns it, sees its end and closes it.
-        """
+        """Returns the peer's address; empty if it is no connection to this port any more."""
         try:
             # libzmq's thread may close its descriptors at any time: the number may be unused by now
             # (dup fails), or another file's (its port differs).
@@ -342,13 +311,8 @@ class HandshakeGuard:
                     return ""
                 address = str(connection.getpeername()[0])
                 if is_to_end:
+                    # libzmq, which owns the connection, then closes it.
                     connection.shutdown(socket.SHUT_RDWR)
                 return address
         except (OSError, IndexError):
             return ""
-
-
-@dataclass(frozen=True, slots=True)
-class _Accepted:
-    since: float
-    address: str

@@ -69,12 +69,7 @@ _MAX_ERROR_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ScriptEnvironment:
-    """Environment variables that the script changed, and its arguments.
-
-    Attributes:
-        changes: Names and values; None: the script deleted the variable.
-        arguments: `sys.argv`.
-    """
+    """Environment variables that the script changed (None: deleted), and its arguments."""
 
     changes: tuple[tuple[str, str | None], ...] = ()
     arguments: tuple[str, ...] = ()
@@ -101,7 +96,6 @@ class ScriptEnvironment:
         return (packed if len(packed) <= ARGUMENT_BYTES else b"[]").ljust(ARGUMENT_BYTES)
 
     def set(self) -> None:
-        """Applies it to this process."""
         for name, value in self.changes:
             if value is None:
                 os.environ.pop(name, None)
@@ -164,12 +158,7 @@ def arguments_of(arguments: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Globals:
-    """Settings of torch in the script's process, which a forked worker would inherit.
-
-    Attributes:
-        default_dtype: None: torch's own.
-        collate_types: Functions of default_collate by type, other than torch's own.
-    """
+    """Settings of torch in the script's process other than its defaults: a fork would have them."""
 
     default_dtype: object = None
     collate_types: tuple[tuple[object, object], ...] = ()
@@ -186,7 +175,6 @@ class Globals:
         return cls(None if dtype == torch.float32 else dtype, theirs)
 
     def set(self) -> None:
-        """Applies them to this process."""
         import torch
         from torch.utils.data._utils import collate
 
@@ -200,13 +188,10 @@ class DatasetSpec:
     """The parts of a loader that a data worker needs.
 
     Attributes:
-        dataset: Map-style or iterable dataset, or a `DatasetFactory`.
         auto_collation: False with `batch_size=None`: an index is one sample.
-        num_workers: The script's, at least 1: the value in `get_worker_info()` while a batch is
-            made.
+        num_workers: The script's, at least 1, for `get_worker_info()` while a batch is made.
         num_threads: torch's threads in a worker; torch's own loader has 1.
-        is_iterable: The dataset is only iterated: a worker has one stream.
-        drop_last: For a stream; a map-style loader's sampler drops.
+        drop_last: For iterable datasets.
     """
 
     dataset: object
@@ -224,11 +209,8 @@ class DatasetSpec:
 class DatasetPlace:
     """Where a spec comes from; sent in front of the spec, and read without unpickling it.
 
-    Attributes:
-        directory: The trainer's working directory, base of relative paths; empty if it was removed.
-        paths: The trainer's `sys.path`: all hosts run one image, so the script's folder exists
-            there.
-        modules: Modules that the spec refers to by name.
+    `paths` are the trainer's `sys.path`: all hosts run one image, so the script's folder exists
+    there.
     """
 
     directory: str
@@ -265,13 +247,7 @@ class DatasetPlace:
 
 @dataclass(frozen=True, slots=True)
 class PackedSpec:
-    """A pickled spec, ready to be sent.
-
-    Attributes:
-        digest: Name of the spec, see `digest`.
-        warnings: Sentences for the user.
-        num_workers: The spec's.
-    """
+    """A pickled spec, named by its digest, with warnings for the user."""
 
     data: bytes
     digest: str
@@ -282,9 +258,8 @@ class PackedSpec:
 def pack_spec(spec: DatasetSpec, *, max_bytes: int) -> PackedSpec:
     """Pickles a spec, with the place where this process finds its modules.
 
-    Raises:
-        ShippingError: If a part cannot be pickled (names the attribute) or lies on an accelerator,
-            or the pickle is larger than `max_bytes`.
+    Raises ShippingError if a part cannot be pickled (names the attribute) or lies on an
+    accelerator, or the pickle is larger than `max_bytes`.
     """
     buffer = io.BytesIO()
     pickler = SpecPickler(buffer)
@@ -320,11 +295,9 @@ def pack_spec(spec: DatasetSpec, *, max_bytes: int) -> PackedSpec:
 
 
 def why_unshippable(spec: DatasetSpec, *, max_bytes: int, max_seconds: float) -> str:
-    """Returns why `pack_spec` would fail; empty if it would not, as far as was checked.
+    """Returns why `pack_spec` would fail; empty if it would not.
 
-    Args:
-        max_bytes: Checks that much of the pickle.
-        max_seconds: Stops checking after that.
+    Checks no more than `max_bytes` of the pickle, for no longer than `max_seconds`.
     """
     try:
         SpecPickler(_BoundedFile(max_bytes, max_seconds)).dump(spec)
@@ -362,11 +335,7 @@ class _BoundedFile(io.BytesIO):
 
 
 def unpack_spec(data: bytes | memoryview) -> DatasetSpec:
-    """Returns the spec, with the dataset of a `DatasetFactory` built.
-
-    Raises:
-        ShippingError: If it cannot be rebuilt on this host.
-    """
+    """Returns the spec, with its dataset built; ShippingError if it cannot be rebuilt here."""
     return read_spec(io.BytesIO(data))
 
 
@@ -394,11 +363,7 @@ def read_place(file: BinaryIO) -> DatasetPlace:
 
 
 def built(spec: DatasetSpec) -> DatasetSpec:
-    """Returns the spec with the dataset in place of its factory; also builds factories within it.
-
-    Raises:
-        UsageError: If a factory cannot be found.
-    """
+    """Returns the spec with the dataset in place of its factory; builds factories within it."""
     if isinstance(spec.dataset, DatasetFactory):
         return replace(spec, dataset=spec.dataset.build())
     for factory in factories_in(spec.dataset):
@@ -413,18 +378,7 @@ def digest(data: bytes | memoryview) -> str:
 
 
 class Arrival:
-    """A spec that arrives in pieces, in memory that other processes can map.
-
-    Args:
-        name: Its `digest`.
-        nbytes: Its size.
-
-    Attributes:
-        descriptor: Descriptor of the memory; closed by `close`.
-
-    Raises:
-        OSError: If there is no memory.
-    """
+    """A spec that arrives in pieces, in memory that other processes can map."""
 
     def __init__(self, name: str, *, nbytes: int) -> None:
         self._name = name
@@ -433,12 +387,7 @@ class Arrival:
         self.descriptor = os.memfd_create(f"stoker-spec-{name}", os.MFD_CLOEXEC)
 
     def take(self, piece: bytes | memoryview, *, offset: int) -> bool:
-        """Writes the next piece; returns True if it was the last one.
-
-        Raises:
-            ProtocolError: If it is not the next one.
-            OSError: If there is no memory.
-        """
+        """Writes the next piece; returns True if it was the last, ProtocolError if out of order."""
         end = offset + len(piece)
         # A peer could send empty pieces without end.
         if offset != self._taken or end > self._nbytes or not len(piece):
@@ -472,8 +421,7 @@ class _PackedError:
 def pack_error(err: BaseException, *, host: str, where: str) -> bytes:
     """Pickles a worker's exception, with its traceback as text.
 
-    Args:
-        where: Worker and sample, as `data worker 1, index 41`.
+    `where` names worker and sample, as `data worker 1, index 41`.
     """
     text = "".join(traceback.format_exception(err))
     if len(text) > _MAX_ERROR_TEXT:
@@ -487,11 +435,7 @@ def pack_error(err: BaseException, *, host: str, where: str) -> bytes:
 
 
 def unpack_error(data: bytes | memoryview) -> Exception:
-    """Returns the exception to be raised in the trainer, of its original type if possible.
-
-    Raises:
-        ShippingError: If the bytes are no packed error.
-    """
+    """Returns the exception to be raised in the trainer, of its original type if possible."""
     try:
         packed = pickle.loads(data)
     except Exception as err:
@@ -510,7 +454,7 @@ def unpack_error(data: bytes | memoryview) -> Exception:
     if isinstance(kind, type) and issubclass(kind, Exception):
         try:
             if getattr(kind, "message", None):
-                # As torch does: such a class takes its message by name.
+                # As torch does: this class takes its message by name.
                 words = {"message": packed.message}
                 made = kind(**words)
             else:

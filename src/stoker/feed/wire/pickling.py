@@ -67,13 +67,17 @@ def factories_in(dataset: object, depth: int = 8) -> Iterator[DatasetFactory]:
 def reduced(obj: object) -> tuple[object, ...] | None:
     """Returns the reduction of an object that cloudpickle cannot pickle; None for other objects.
 
-    Cached functions and properties, weak dictionaries (`singledispatch` has them). A cached
-    function gets an empty cache.
+    Cached functions (with an empty cache) and properties, weak dictionaries (`singledispatch` has
+    them).
     """
     kind = type(obj)
     if kind is CachedFunction:
         # Others are pickled by name.
-        return None if is_importable(obj) else _reduced_cached(obj)
+        if is_importable(obj):
+            return None
+        function = cast("functools._lru_cache_wrapper[object]", obj)
+        known = function.cache_parameters()
+        return (_cached, (function.__wrapped__, known["maxsize"], known["typed"]))
     if kind is functools.cached_property:
         # It has a lock until Python 3.12.
         state = {name: value for name, value in vars(obj).items() if name not in ("func", "lock")}
@@ -83,12 +87,6 @@ def reduced(obj: object) -> tuple[object, ...] | None:
         items = list(cast("WeakKeyDictionary[object, object]", obj).items())
         return (kind, (), None, None, iter(items))
     return None
-
-
-def _reduced_cached(found: object) -> tuple[object, ...]:
-    function = cast("functools._lru_cache_wrapper[object]", found)
-    known = function.cache_parameters()
-    return (_cached, (function.__wrapped__, known["maxsize"], known["typed"]))
 
 
 def _cached(function: Callable[[object], object], maxsize: int | None, typed: bool) -> object:
@@ -128,7 +126,6 @@ def place_of(found: type) -> tuple[str, str] | None:
 
 
 def class_at(module: str, path: str) -> object:
-    """Returns the class at a place that `place_of` returned."""
     return attrgetter(path)(importlib.import_module(module))
 
 
@@ -148,7 +145,6 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._sets: dict[int, tuple[int, object]] = {}
 
     def persistent_id(self, obj: object) -> object:
-        """Inspects each object; replaces sets, see SpecUnpickler."""
         kind = type(obj)
         if kind.__module__.startswith("torch"):
             _refuse_accelerator(obj)
@@ -157,7 +153,6 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
         return None
 
     def reducer_override(self, obj: object) -> object:
-        """Reduces as cloudpickle does, after naming the script's classes."""
         kind = type(obj)
         if issubclass(kind, DatasetFactory):
             # Not by cloudpickle, which inspects its attributes.
@@ -216,7 +211,6 @@ class SpecUnpickler(pickle.Unpickler):
 
 
 def is_proxy(obj: object) -> bool:
-    """Returns whether it is a proxy of a `multiprocessing.Manager`."""
     managers = sys.modules.get("multiprocessing.managers")
     return managers is not None and isinstance(obj, managers.BaseProxy)
 
@@ -333,11 +327,7 @@ def _refuse_accelerator(obj: object) -> None:
 
 
 def culprit(parts: Mapping[str, object]) -> str:
-    """Returns the part that cannot be pickled, as `dataset.lock (_thread.lock)`.
-
-    Args:
-        parts: Parts by name.
-    """
+    """Returns the part that cannot be pickled, as `dataset.lock (_thread.lock)`."""
     for name, part in parts.items():
         if part is None or _pickles(part):
             continue

@@ -75,8 +75,6 @@ class Join(Message, frozen=True, kw_only=True):
     Attributes:
         address: Address at which trainers reach this host.
         port: Port of its agent; 0 for a follower.
-        batch_port: Port that an agent sends batches from.
-        workers: Data workers of the host.
         incarnation: Random; a host that comes back has another one.
     """
 
@@ -109,7 +107,6 @@ class Heartbeat(Message, frozen=True, kw_only=True):
     """Renews the lease of a launcher.
 
     Attributes:
-        stage: Progress of the engine's commands on this host.
         has_start: The follower has received its Start.
         unfed_ranks: Ranks of this host that do not use the feed, and will not.
     """
@@ -122,11 +119,7 @@ class Heartbeat(Message, frozen=True, kw_only=True):
 
 
 class Start(Message, frozen=True, kw_only=True):
-    """Tells a follower to start the daemon of mpirun; repeated until acknowledged.
-
-    Attributes:
-        arguments: Arguments of the daemon; the follower knows the program.
-    """
+    """Tells a follower to start the daemon of mpirun; repeated until acknowledged."""
 
     arguments: Annotated[tuple[Argument, ...], msgspec.Meta(max_length=MAX_START_ARGUMENTS)]
 
@@ -137,9 +130,7 @@ class State(Message, frozen=True, kw_only=True):
     Attributes:
         outcome: None while the run lasts. To data hosts only, released: the training continues
             without their batches.
-        reason: Why it failed.
         unknown: The sender is not a member, or no longer: join again.
-        stage: Progress of the engine's commands.
     """
 
     outcome: Literal["succeeded", "failed", "stopped", "released"] | None = None
@@ -168,11 +159,7 @@ class Attend(Message, frozen=True, kw_only=True):
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An agent that trainers may connect to.
-
-    Attributes:
-        place: Index of its host in the data group: the same for every rank.
-    """
+    """An agent that trainers may connect to; `place` is its index, the same for every rank."""
 
     host: Identifier
     place: Count = 0
@@ -186,12 +173,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Roster(Message, frozen=True, kw_only=True):
-    """The agents of the data group, which has `expected` hosts.
-
-    Attributes:
-        lost: Silent for longer than their lease.
-        awaited: Hosts that have never joined.
-    """
+    """The agents, those `lost` (silent beyond their lease), and hosts that have never joined."""
 
     agents: tuple[Member, ...]
     expected: Count
@@ -211,17 +193,12 @@ class HostWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Work of one host's data workers for a rank so far.
 
     Attributes:
-        is_local: They are children of the rank.
         batches: Batches that the rank used.
         frame_bytes: Bytes received, duplicates included.
         duplicates: Batches that came after another host's.
         moved: Batches reassigned because the host was lost, declined them, or was late.
-        in_flight: Batches requested now.
-        credits: Limit of `in_flight`, now; 0: the host is gone.
-        busy_seconds: Busy seconds of all its workers, wall clock.
-        cpu_seconds: CPU time of all its workers.
-        num_workers: Number of workers that have made a batch.
-        workers: The first ones, if there are many.
+        credits: Limit of `in_flight`; 0: the host is gone.
+        num_workers: Workers that have made a batch; `workers` are the first ones.
     """
 
     host: Identifier
@@ -239,13 +216,11 @@ class HostWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class FeedWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Work of the feed as a rank sees it.
+    """Work of the feed as a rank sees it; rates are taken over `seconds`, since the feed began.
 
     Attributes:
-        seconds: Seconds since the rank's feed began; rates are taken over them.
-        taken: Batches that the trainer took so far.
+        taken: Batches that the trainer took.
         ready_at_takes: Batches that were ready after the one taken, summed over `taken`.
-        ready: Batches that are ready now.
         window: How far ahead of the trainer batches are made, now.
         shards: Shards of iterable datasets that are being read.
         shard_workers: Workers of all hosts that could make a shard each.
@@ -262,12 +237,7 @@ class FeedWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Progress(Message, frozen=True, kw_only=True):
-    """Progress of a rank with its main loader, about once a second.
-
-    Attributes:
-        steady_steps: Steps without the first ones of each epoch, as in a run's record; likewise the
-            seconds of these.
-    """
+    """Progress of a rank with its main loader; `steady_`: without the first steps of epochs."""
 
     rank: Count
     steps: Count
@@ -281,22 +251,13 @@ class Progress(Message, frozen=True, kw_only=True):
 
 
 class Attach(Message, frozen=True, kw_only=True):
-    """Requests a ticket for a connection for batches; voids an earlier one.
-
-    Attributes:
-        host: The data host that it is for.
-    """
+    """Requests a ticket for a connection for batches; voids an earlier one."""
 
     host: Identifier
 
 
 class Ticket(Message, frozen=True, kw_only=True):
-    """Opens one connection for batches, once; never shown.
-
-    Attributes:
-        ticket: First bytes of the connection.
-        key: First key of its records, see sealing.
-    """
+    """Opens one connection for batches, once: its first bytes, and the first key; never shown."""
 
     ticket: Annotated[bytes, msgspec.Meta(min_length=TICKET_BYTES, max_length=TICKET_BYTES)]
     key: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
@@ -312,16 +273,13 @@ class Piece(Message, frozen=True, kw_only=True):
 
 
 class Open(Message, frozen=True, kw_only=True):
-    """Opens a session, or changes its spec at the next iter().
+    """Opens a session, or changes its spec (a digest) at the next iter().
 
     Attributes:
-        spec: Digest of the pickled spec.
-        spec_bytes: Its size.
-        seeding: How a worker seeds each batch.
         base_seed: Seed of the epoch that begins: workers start while the spec is being sent. None:
             they start with the first request.
-        first_worker: Id of the host's first data worker, for worker_init_fn.
-        worker_step: Distance of the ids: those of other hosts are in between.
+        first_worker: Id of the host's first data worker, for worker_init_fn; the next ones are
+            `worker_step` apart.
         host: The data host that it is for; empty: any.
     """
 
@@ -362,11 +320,7 @@ class Ready(Message, frozen=True, kw_only=True):
 
 
 class Failed(Message, frozen=True, kw_only=True):
-    """The spec cannot be used on this host; the frame is the pickled error.
-
-    Attributes:
-        is_of_host: Its processes died, or it is out of memory: other hosts may be able to use it.
-    """
+    """The spec cannot be used; the frame is the error. Others may be able to if `is_of_host`."""
 
     session: Identifier
     spec: Identifier
@@ -386,12 +340,10 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     Attributes:
         shard: Worker id of torch's loader.
-        num_shards: Fixed by the script.
         generation: Number of starts of the shard; a higher one ends the process before.
         made: Batches of this epoch that have arrived: a new process makes them again and discards
             them.
         digest: Checksum of these.
-        shared_seed: Torch's, for data pipes.
         persists: The process continues with the next epoch.
         state: Random states that a process of the shard has sent, for a new one.
         earlier: Batches of each epoch since `state` that a new process makes again first.
@@ -412,13 +364,10 @@ class Make(Message, frozen=True, kw_only=True):
     """Requests batch `number`; always answered, unless Cancel or Close revokes it.
 
     Attributes:
-        index: Encoded (see codec.pack_value).
-        epoch_id: Only grows within the session: an epoch that is iterated again, as after
-            load_state_dict, has another one.
+        epoch_id: Only grows within the session, also if an epoch is iterated again.
         seed: Seed words (base seed, replica, epoch, number); for `sample` seeding, after them how
             often each index of the batch has occurred in the epoch before, if any has. Of a stream:
             the base seed.
-        stream: Shard of the batch, for an iterable dataset.
     """
 
     session: Identifier
@@ -432,10 +381,8 @@ class Make(Message, frozen=True, kw_only=True):
 class Made(Message, frozen=True, kw_only=True):
     """A batch, on a connection for batches only; `tree` describes its payload (see codec).
 
-    Attributes:
-        generation: Generation of its stream.
-        digest: Checksum of all batches of its stream in this epoch.
-        state: Random states with which its stream began the epoch.
+    `digest` is of all batches of its stream in this epoch, `state` the random states at its
+    beginning.
     """
 
     session: Identifier
@@ -451,11 +398,7 @@ class Made(Message, frozen=True, kw_only=True):
 
 
 class Ended(Message, frozen=True, kw_only=True):
-    """The stream ends before that number.
-
-    Attributes:
-        state: Random states with which the next epoch begins.
-    """
+    """The stream ends before that number; `state` is for the next epoch."""
 
     session: Identifier
     epoch_id: Count
@@ -467,11 +410,7 @@ class Ended(Message, frozen=True, kw_only=True):
 class Raised(Message, frozen=True, kw_only=True):
     """The dataset or collate function raised; the frame is the pickled error.
 
-    Attributes:
-        generation: Generation of its stream.
-        digest: Checksum of all batches of its stream in this epoch.
-        is_final: The stream cannot continue: it differs from before it was lost.
-        state: As for a batch.
+    If `is_final`, the stream cannot continue: it differs from before it was lost.
     """
 
     session: Identifier
@@ -485,12 +424,7 @@ class Raised(Message, frozen=True, kw_only=True):
 
 
 class Declined(Message, frozen=True, kw_only=True):
-    """The agent cannot make that batch now (its worker died twice, or it drains).
-
-    Attributes:
-        is_lost: The workers died that tried it; else the session has to be opened again.
-        generation: Generation of its stream.
-    """
+    """The agent cannot make that batch: its workers died (`is_lost`), or reopen the session."""
 
     session: Identifier
     epoch_id: Count
@@ -518,11 +452,7 @@ class Leaving(Message, frozen=True, kw_only=True):
 
 
 class WrongHost(Message, frozen=True, kw_only=True):
-    """The address now belongs to another host; resolve the name again.
-
-    Attributes:
-        host: The one that answers.
-    """
+    """The address now belongs to `host`, which answers; resolve the name again."""
 
     host: str
 
@@ -543,21 +473,13 @@ def pack(message: Message) -> bytes:
 
 
 class Unpacker:
-    """Decoder of the messages of one direction.
-
-    Args:
-        kinds: One of the unions above.
-    """
+    """Decoder of the messages of one direction, one of the unions above."""
 
     def __init__(self, kinds: object) -> None:
         self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(kinds)
 
     def __call__(self, data: bytes | bytearray | memoryview) -> Message:
-        """Decodes a message.
-
-        Raises:
-            ProtocolError: If it is malformed.
-        """
+        """Decodes a message; ProtocolError if it is malformed."""
         try:
             return self._decoder.decode(data)
         # RecursionError: a peer's nested lists, a byte each, may exceed the stack.
@@ -601,22 +523,14 @@ def compare_versions(message: Open, own: Mapping[str, str]) -> tuple[str, str]:
 
 
 class Assembly:
-    """Pieces of long messages of several peers.
-
-    Args:
-        max_bytes: Limit of one message.
-    """
+    """Pieces of long messages of several peers."""
 
     def __init__(self, *, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._parts: dict[bytes, bytearray] = {}
 
     def take(self, peer: bytes, piece: bytes | memoryview, *, is_last: bool) -> bytearray | None:
-        """Adds a piece; returns the message, if it was the last one.
-
-        Raises:
-            ProtocolError: If the message is too long; it is discarded.
-        """
+        """Adds a piece; returns the message, if it was the last; ProtocolError if too long."""
         # Moved to the end of the dict with each piece: the first peer is silent for longest.
         whole = self._parts.pop(peer, None) or bytearray()
         whole += piece

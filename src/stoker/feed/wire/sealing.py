@@ -52,7 +52,6 @@ SessionEpoch = tuple[str, int]
 
 
 def new_key() -> bytes:
-    """Returns a random first key of a connection."""
     return secrets.token_bytes(KEY_BYTES)
 
 
@@ -83,9 +82,7 @@ class _Key:
 class Sealer:
     """Encryption of what is sent over one connection; used by one thread.
 
-    Args:
-        key: First key, which the receiver got with its ticket.
-        rekey_bytes: Plain text under one key, about.
+    `key` is the one in its ticket; keys change after about `rekey_bytes` of plain text.
     """
 
     def __init__(self, key: bytes, *, rekey_bytes: int = REKEY_BYTES) -> None:
@@ -95,12 +92,7 @@ class Sealer:
         self._epochs: dict[str, int] = {}
 
     def head(self, packed: bytes, *, payload_bytes: int, of: SessionEpoch) -> bytes:
-        """Returns the head of a batch: prefix, first record, padding. `record` seals the rest.
-
-        Args:
-            packed: The message that describes the batch.
-            of: Its session and epoch.
-        """
+        """Returns the head of a batch: prefix, first record, padding. `record` seals the rest."""
         session, epoch = of
         # A new key for each epoch, so that a leaked key opens no earlier epoch.
         is_new = self._epochs.setdefault(session, epoch) != epoch
@@ -127,9 +119,7 @@ class Head:
     """An authenticated head.
 
     Attributes:
-        packed: The message, or its first part.
-        missing_bytes: Size of the rest of the message.
-        payload_bytes: Size of the payload.
+        packed: The message, or its first part, without `missing_bytes`.
     """
 
     packed: bytes
@@ -138,17 +128,12 @@ class Head:
 
 
 class Unsealer:
-    """Decryption of what is received over one connection; used by one thread."""
+    """Decryption of what is received over one connection; ProtocolError if authentication fails."""
 
     def __init__(self, key: bytes) -> None:
         self._now = _Key(key)
 
     def head(self, head: memoryview) -> Head:
-        """Decrypts HEAD_BYTES.
-
-        Raises:
-            ProtocolError: If authentication failed.
-        """
         generation, packed_bytes, payload_bytes = _PREFIX.unpack_from(head)
         # One step at most: a forged generation costs one derivation, then decryption fails.
         now = self._now.next() if generation == self._now.generation + 1 else self._now
@@ -164,11 +149,7 @@ class Unsealer:
         return Head(packed, packed_bytes - first_bytes, payload_bytes)
 
     def record(self, sealed: memoryview, into: memoryview) -> None:
-        """Decrypts the next record into `into`.
-
-        Raises:
-            ProtocolError: If authentication failed; `into` is invalid then.
-        """
+        """Decrypts the next record into `into`, which is invalid if authentication fails."""
         now = self._now
         try:
             now.cipher.decrypt_into(now.nonce(), sealed, None, into)

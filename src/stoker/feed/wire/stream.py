@@ -54,11 +54,7 @@ class _Lent(weakref.ref["Bytes"]):
 
 
 class BufferPool:
-    """Pool of writable byte arrays; thread-safe.
-
-    Args:
-        max_idle_bytes: Bound of the unused blocks that are kept.
-    """
+    """Pool of writable byte arrays, with up to `max_idle_bytes` of unused blocks; thread-safe."""
 
     def __init__(self, *, max_idle_bytes: int = 256 << 20) -> None:
         self._max_idle_bytes = max_idle_bytes
@@ -87,7 +83,6 @@ class BufferPool:
         return array
 
     def idle_bytes(self) -> int:
-        """Returns the size of the unused blocks."""
         return sum(size * len(free) for size, free in list(self._free.items()))
 
     def _give_back(self, lent: "_Lent") -> None:
@@ -114,11 +109,7 @@ def tune(connection: socket.socket) -> None:
 
 
 class BatchWriter:
-    """The data host's end of a connection for sealed batches; used by one thread.
-
-    Args:
-        pool: Pool for the sealed records, one at a time.
-    """
+    """The data host's end of a connection for sealed batches; used by one thread."""
 
     def __init__(self, connection: socket.socket, sealer: Sealer, pool: BufferPool) -> None:
         self._socket = connection
@@ -126,15 +117,7 @@ class BatchWriter:
         self._pool = pool
 
     def write(self, packed: bytes, payload: memoryview | None, *, of: SessionEpoch) -> None:
-        """Seals a batch and sends it; blocks until the kernel has taken all of it.
-
-        Args:
-            packed: The message that describes the batch.
-            of: Its session and epoch.
-
-        Raises:
-            OSError: If the connection is lost.
-        """
+        """Seals a batch and sends it; blocks until the kernel has taken it, or OSError."""
         payload_bytes = 0 if payload is None else payload.nbytes
         head = self._sealer.head(packed, payload_bytes=payload_bytes, of=of)
         longest = min(max(payload_bytes, len(packed) - FIRST_BYTES, 0), RECORD_BYTES)
@@ -162,10 +145,8 @@ def _plain_records(packed: bytes, payload: memoryview | None) -> Iterator[memory
 class BatchReader:
     """The trainer's end of a connection for sealed batches; used by one thread.
 
-    Args:
-        pool: Pool for the sealed records, one at a time.
-        max_head_bytes: A longer message is refused before memory is allocated for it.
-        receive_timeout_seconds: See RECEIVE_TIMEOUT_SECONDS.
+    A message of more than `max_head_bytes` is refused before memory is allocated for it. Methods
+    block; they raise OSError if the connection is lost, and ProtocolError if authentication fails.
     """
 
     def __init__(
@@ -190,14 +171,9 @@ class BatchReader:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
 
     def head(self, *, is_awaited: bool = False) -> tuple[bytes, int]:
-        """Returns the packed message of the next batch and the size of its payload; blocks.
+        """Returns the packed message of the next batch and the size of its payload.
 
-        Args:
-            is_awaited: It must begin within `receive_timeout_seconds`; else there is no limit.
-
-        Raises:
-            OSError: If the connection is lost.
-            ProtocolError: If authentication failed, or it is too large.
+        It must begin within `receive_timeout_seconds` if `is_awaited`; else there is no limit.
         """
         self._fill(self._head, may_wait=not is_awaited)
         head = self._unsealer.head(self._head)
@@ -210,12 +186,7 @@ class BatchReader:
         return head.packed + rest, head.payload_bytes
 
     def read(self, memory: memoryview) -> None:
-        """Receives and decrypts as many bytes as `memory` has; blocks.
-
-        Raises:
-            OSError: If the connection is lost.
-            ProtocolError: If authentication failed.
-        """
+        """Receives and decrypts as many bytes as `memory` has."""
         # Recently used memory is still in the processor's cache.
         room = self._pool.take(min(memory.nbytes, RECORD_BYTES) + TAG_BYTES).data
         for start, end in records(memory.nbytes):

@@ -1,1 +1,1 @@
-"""Data workers are processes that make batches, in pools, on data hosts and next to trainers."""
+"""Data workers and their pools, on data hosts and in trainers."""

@@ -1,4 +1,4 @@
-"""A worker and its pool exchange messages with file descriptors.
+"""Messages between a worker and its pool, with file descriptors.
 
 A message is a head (length, number of descriptors) and its bytes. The event loop's side never
 blocks; the worker's side does. The payload of a batch is in shared memory (`slots`).
@@ -18,28 +18,25 @@ import msgspec
 from stoker.errors import ProtocolError
 from stoker.feed.wire.protocol import Stream
 
-# An index of a million samples is 10 MB; nothing else is near that.
+# An index of a million samples has 10 MB; nothing else is that long.
 MAX_MESSAGE_BYTES = 256 << 20
-# Two are sent at most: the memory of a spec and a channel.
+# Two are sent at most: memory of a spec and a channel.
 _MAX_DESCRIPTORS = 4
 _HEAD = struct.Struct("<IB")
 _READ_BYTES = 1 << 16
-# Room for one message's: descriptors are a barrier in the byte stream (unix(7)), so one read never
-# returns those of two messages.
+# For one message: a read never returns the descriptors of two (unix(7)).
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
 
 Received = tuple[bytes, tuple[int, ...]]
 
 
 class JobOrder(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
-    """The reader asks the worker to make this batch.
+    """Order to a worker to make a batch.
 
     Attributes:
-        index: What the sampler gave; of a shard, what it gives for every batch.
-        seed: Seed words; a shard has its base seed alone, with which its worker begins.
+        seed: Seed words; of a shard, only the base seed that its worker begins with.
         epoch_id: Another one begins a shard again.
-        number: In a shard, the position in it is number // num_shards.
-        stream: The shard that the batch is of, and how a new process goes on with it.
+        number: In a shard, the position is number // num_shards.
     """
 
     index: bytes
@@ -50,26 +47,26 @@ class JobOrder(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 
 
 class Reuse(msgspec.Struct, frozen=True, tag=True):
-    """The reader tells the worker that the slot may be written again."""
+    """The slot may be written again."""
 
     slot: int
 
 
 class Slot(msgspec.Struct, frozen=True, tag=True):
-    """The worker tells the reader of a new slot; its descriptor comes with the message."""
+    """A new slot of the worker; its descriptor comes with the message."""
 
     slot: int
     nbytes: int
 
 
 class SlotClosed(msgspec.Struct, frozen=True, tag=True):
-    """The worker tells the reader that the slot is no longer used."""
+    """The slot is no longer used."""
 
     slot: int
 
 
 class Batch(msgspec.Struct, frozen=True, tag=True):
-    """The worker tells the reader that the batch is in that slot (-1: it has no payload)."""
+    """A batch, in that slot (-1: it has no payload)."""
 
     slot: int
     tree: bytes
@@ -82,22 +79,13 @@ class Batch(msgspec.Struct, frozen=True, tag=True):
 
 
 class End(msgspec.Struct, frozen=True, tag=True):
-    """The worker tells the reader that the stream has no batch at that position, and none after it.
-
-    Attributes:
-        state: Random states with which the next epoch begins.
-    """
+    """The stream ends before that position; `state` is for the next epoch."""
 
     state: bytes = b""
 
 
 class Error(msgspec.Struct, frozen=True, tag=True):
-    """The worker tells the reader that the job raised; `error` is for `unpack_error`.
-
-    Attributes:
-        is_final: The stream cannot go on.
-        state: As for a batch: random states at the beginning of the epoch.
-    """
+    """The job raised; `error` is for `unpack_error`. If `is_final`, the stream cannot continue."""
 
     error: bytes
     summary: str
@@ -112,16 +100,16 @@ pack = msgspec.msgpack.Encoder().encode
 
 
 def channel_pair() -> tuple[socket.socket, socket.socket]:
-    """Returns the two ends of a channel; neither is inherited by a program that is executed."""
+    """Returns the two ends of a channel; executed programs do not inherit them."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
 
 
-def keep_from_children(end: socket.socket) -> None:
-    """Makes forked children close it: siblings would not see its owner's death."""
-    _not_for_children.add(end)
-
-
 _not_for_children: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
+
+
+def keep_from_children(end: socket.socket) -> None:
+    """Makes forked children close it: they would hide its owner's death from siblings."""
+    _not_for_children.add(end)
 
 
 def _close_what_is_not_for_children() -> None:
@@ -129,25 +117,21 @@ def _close_what_is_not_for_children() -> None:
         end.close()
 
 
-# For every fork of this process, multiprocessing's and the script's own among them.
+# For every fork of this process, also by multiprocessing and the script.
 os.register_at_fork(after_in_child=_close_what_is_not_for_children)
 
 
 def no_descriptor_left() -> str:
-    """Says that this process has as many files open as it may, and names the limit."""
+    """Returns an error text that names the limit of open files."""
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return f"no file descriptor is left, the limit of this process (ulimit -n) is {most}"
+    return f"too many open files, the limit of this process (ulimit -n) is {most}"
 
 
 class Pipe:
-    """Sends and receives messages with descriptors at one end of a channel; owns the socket.
-
-    Args:
-        blocking: True: `send` and `receive` wait (the other end's death ends the wait).
+    """One end of a channel; owns the socket.
 
     Attributes:
-        is_closed: The other end is gone, or this one has given up.
-        failure: Why this end has given up; empty: it has not.
+        is_closed: The other end is gone, or this one has given up because of `failure`.
     """
 
     def __init__(self, sock: socket.socket, *, blocking: bool) -> None:
@@ -161,28 +145,26 @@ class Pipe:
         self.failure = ""
 
     def fileno(self) -> int:
-        """Returns the socket's descriptor; -1 when closed."""
         return self._socket.fileno()
 
     @property
     def wants_write(self) -> bool:
-        """Returns whether `flush` should be called when the socket is writable."""
         return bool(self._outgoing) and not self.is_closed
 
     def send(self, data: bytes, descriptors: Sequence[int] = ()) -> None:
-        """Sends, or keeps what cannot be sent now; silent when the other end is gone.
+        """Sends, or queues what cannot be sent now; ignores that the other end is gone.
 
-        The caller keeps its descriptors; they are open at least until the message has left, which
-        for a non-blocking channel is sure only while `wants_write` is False.
+        The caller keeps its descriptors open until the message is sent, that is, until
+        `wants_write` is False.
         """
         if len(data) > MAX_MESSAGE_BYTES:
-            raise ProtocolError(f"a message of {len(data)} bytes, more than {MAX_MESSAGE_BYTES}")
+            raise ProtocolError(f"message of {len(data)} bytes, more than {MAX_MESSAGE_BYTES}")
         head = _HEAD.pack(len(data), len(descriptors))
         self._outgoing.append((memoryview(head + data), tuple(descriptors)))
         self.flush()
 
     def flush(self) -> None:
-        """Sends what waits, as far as the kernel takes it."""
+        """Sends queued messages, as far as the kernel takes them."""
         while self._outgoing and not self.is_closed:
             view, descriptors = self._outgoing[0]
             try:
@@ -198,19 +180,16 @@ class Pipe:
             if sent == len(view):
                 self._outgoing.popleft()
             else:
-                # The descriptors left with the first byte: sent again, the reader would get them
-                # twice.
+                # The descriptors were sent with the first byte.
                 self._outgoing[0] = (view[sent:], ())
 
     def receive(self) -> list[Received]:
         """Returns the messages that are there; the caller then owns the descriptors of each.
 
         A blocking channel waits for at least one; an empty list means that the channel is closed.
-
-        Raises:
-            ProtocolError: If a message is longer than the bound.
+        Raises ProtocolError if a message is too long.
         """
-        # What an earlier read brought may be complete already: a blocking read would wait for more.
+        # An earlier read may have brought more than one message.
         messages = list(self._parse())
         while not self.is_closed and not (self._blocking and messages):
             if not self._read():
@@ -219,7 +198,7 @@ class Pipe:
         return messages
 
     def close(self) -> None:
-        """Closes the socket and what came over it unclaimed; may be called twice."""
+        """Closes the socket and descriptors that were not claimed; may be called twice."""
         self.is_closed = True
         self._outgoing.clear()
         while self._descriptors:
@@ -227,7 +206,7 @@ class Pipe:
         self._socket.close()
 
     def _read(self) -> bool:
-        """Reads once; False if there is nothing now."""
+        """Reads once; returns False if there is nothing now."""
         try:
             data, ancillary, flags, _ = self._socket.recvmsg(
                 _READ_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
@@ -239,12 +218,12 @@ class Pipe:
         for level, kind, content in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 numbers = array.array("i")
-                # Descriptors that were cut off (EMFILE) may end in the middle of a number.
+                # Truncated descriptors (EMFILE) may end in the middle of a number.
                 numbers.frombytes(content[: len(content) - len(content) % numbers.itemsize])
                 self._descriptors.extend(numbers)
         if flags & socket.MSG_CTRUNC:
-            # The kernel has dropped descriptors that this process has no room for (unix(7)): they
-            # never come, and neither would anything behind their message.
+            # The kernel has dropped descriptors beyond this process's limit (unix(7)): their
+            # message would never be complete.
             self.failure = no_descriptor_left()
         if not data or self.failure:
             self.is_closed = True
@@ -256,7 +235,7 @@ class Pipe:
             length, count = _HEAD.unpack_from(self._incoming)
             if length > MAX_MESSAGE_BYTES or count > _MAX_DESCRIPTORS:
                 self.is_closed = True
-                raise ProtocolError(f"a message of {length} bytes, more than {MAX_MESSAGE_BYTES}")
+                raise ProtocolError(f"message of {length} bytes, more than {MAX_MESSAGE_BYTES}")
             end = _HEAD.size + length
             if len(self._incoming) < end or len(self._descriptors) < count:
                 return

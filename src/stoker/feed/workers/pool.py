@@ -1,20 +1,20 @@
-"""Pools of data workers give out jobs, take batches, and end what they started.
+"""Pools of data workers: they assign jobs, receive batches, and end the processes they started.
 
-The agent uses them for the workers of a data host, and the trainer for its own local ones. Nothing
-here blocks but the end of a worker and its reaping, each with a deadline.
+The agent uses them for the workers of a data host, the trainer for its local ones. Only the end of
+a worker blocks, with a deadline.
 
-Most workers take any job, and are started again when they die. The jobs of a shard of an iterable
-dataset are pinned to a worker of the shard's own, which has the three global random states, the
-dataset and `get_worker_info()` to itself, as one of torch's workers has. It begins with the shard's
-first job, and is not started again here when it dies: the trainer, which knows what has arrived,
-decides where, and pins the shard anew, with a higher generation.
+Most workers take any job, and are started again when they die. Jobs of a shard of an iterable
+dataset are pinned to the shard's worker, which has global random states, dataset and
+`get_worker_info()` to itself, as one of torch's workers has. It starts with the shard's first job.
+When it dies, it is not started again here: the trainer, which knows the batches that have arrived,
+assigns the shard again, with a higher generation.
 """
 
+import contextlib
 import errno
 import math
 import mmap
 import os
-import signal
 import socket
 import time
 from collections import deque
@@ -28,123 +28,92 @@ import numpy as np
 from stoker.errors import FeedLostError, ProtocolError
 from stoker.feed.wire.codec import Bytes1D
 from stoker.feed.wire.dataset import pack_error
-from stoker.feed.wire.protocol import Make
+from stoker.feed.wire.protocol import Make, Stream
 from stoker.feed.workers import pipe
 from stoker.feed.workers.pipe import JobOrder, Pipe, channel_pair, keep_from_children
+from stoker.host.processes import ended_words
 
-# From the end of a worker's connection to its exit status; from kill to end. Both take
-# milliseconds; a process in the kernel's disk sleep takes longer, and the event loop waits
-# meanwhile.
+# From the end of a worker's connection to its exit status; from kill to end. Both block the event
+# loop, for milliseconds, or longer if a process is in the kernel's disk sleep.
 REAP_SECONDS = 2.0
 KILL_SECONDS = 5.0
-# A job that takes longer than max(this, 4 x p95), and all that waits after it, is given to another
-# worker too, whoever is first counts: a stopped or hung worker is not judged. Each time again after
-# four times as long, for a batch that is slow everywhere must not keep all workers.
+# A job that takes longer than max(this, 4 x p95), and the jobs behind it, are assigned to another
+# worker too; the first result counts. Again after four times as long each time: a batch that is
+# slow everywhere must not occupy all workers.
 OVERDUE_SECONDS = 2.0
 # Before any batch: files are opened, caches are cold.
 FIRST_OVERDUE_SECONDS = 10.0
 _OVERDUE_FACTOR = 4.0
 _AGAIN_FACTOR = 4.0
-# The last batches, of all workers together: enough for a p95, and soon forgotten when costs change.
+# Last batches of all workers: enough for a p95, and few enough to follow changing costs.
 _MEMORY = 32
-# Jobs of a worker at a time: the one it makes, and the next, so that it does not wait for the event
-# loop between two (0.4 ms per batch, benchmarks/feed_overhead.py).
+# Jobs of a worker: the one it makes, and the next, so that it does not wait for the event loop
+# (0.4 ms per batch, benchmarks/feed_overhead.py).
 DEPTH = 2
-# A worker that dies this often in a row without one batch is not started again.
+# A worker that dies that often in a row without a batch is not started again.
 MAX_DEATHS_IN_A_ROW = 3
-# A job is tried again once: what kills two workers is in the job.
+# A job that kills two workers is at fault.
 MAX_TRIES = 2
 
 
 class ChildProcess(Protocol):
-    """A pool needs this of a worker's process; `multiprocessing.Process` has it."""
+    """The part of multiprocessing.Process that a pool uses."""
 
     @property
-    def exitcode(self) -> int | None:
-        """Returns the exit status, negative for a signal; None while it runs or is not known."""
-        ...
-
-    def kill(self) -> None:
-        """Kills it."""
-        ...
-
-    def join(self, timeout: float | None = None) -> None:
-        """Waits for its end."""
-        ...
+    def exitcode(self) -> int | None: ...
+    def kill(self) -> None: ...
+    def join(self, timeout: float | None = None) -> None: ...
 
 
 def wait_for_exit(process: ChildProcess) -> int | None:
-    """Returns the exit status of a process whose connection has ended; kills it if it goes on."""
-    _join(process, REAP_SECONDS)
+    """Returns the exit status of a process whose connection has ended; kills it if need be."""
+    with contextlib.suppress(Exception):
+        process.join(REAP_SECONDS)
     if process.exitcode is None:
-        # It closed its connection and yet goes on, or its status is not known.
-        _quietly(process.kill)
-        _join(process, KILL_SECONDS)
+        # It has closed its connection and still runs, or its status is unknown.
+        stop_all([process])
     return process.exitcode
 
 
 def stop_all(processes: Iterable[ChildProcess]) -> None:
     """Kills them and waits for their end, 5 s at most; never raises."""
     killed = list(processes)
+    # Exceptions: the process is gone already, or was never started.
     for process in killed:
-        _quietly(process.kill)
+        with contextlib.suppress(Exception):
+            process.kill()
     deadline = time.monotonic() + KILL_SECONDS
     for process in killed:
-        _join(process, max(0.0, deadline - time.monotonic()))
+        with contextlib.suppress(Exception):
+            process.join(max(0.0, deadline - time.monotonic()))
 
 
 def describe_exit(status: int | None) -> str:
-    """Says how a process ended, as `was killed by SIGKILL (-9), perhaps out of memory`."""
-    if status is None:
-        return "ended in an unknown way"
-    if status >= 0:
-        return f"exited with code {status}"
-    try:
-        name = signal.Signals(-status).name
-    except ValueError:
-        name = "a signal"
-    hint = ", perhaps out of memory" if -status == signal.SIGKILL else ""
-    return f"was killed by {name} ({status}){hint}"
+    """Returns how a process ended, as `ended with signal 9 (SIGKILL), perhaps out of memory`."""
+    return "ended" if status is None else f"ended with {ended_words(status)}"
 
 
 def advice_on(how: str) -> str:
-    """Says what to try after a process ended as `describe_exit` says; `how` may say more."""
+    """Returns what to try after a process ended as in the text `how`, see `describe_exit`."""
     if "ulimit -n" in how:
         return "raise the limit of open files (ulimit -n 65536), or use fewer workers"
-    if "exited with code" in how:
+    if "ended with exit code" in how:
         return "see the host's log: the dataset ended its own process (sys.exit, os._exit)"
-    if "was killed by" in how and "SIGKILL" not in how:
+    if "ended with signal" in how and "SIGKILL" not in how:
         return "see the host's log: native code of the dataset crashed, perhaps at one sample"
     return "see the host's log; give it more memory, or fewer workers"
 
 
-def _join(process: ChildProcess, seconds: float) -> None:
-    _quietly(lambda: process.join(seconds))
-
-
-def _quietly(action: Callable[[], None]) -> None:
-    try:
-        action()
-    except Exception:
-        # The process is gone already, or was never started: nothing is left to do.
-        return
-
-
 @dataclass(frozen=True, slots=True)
 class WorkerJob:
-    """A job tells a worker to make one batch.
-
-    Attributes:
-        key: The caller's name for it.
-        order: What is sent to the worker; with a stream, the job is pinned to its shard's worker.
-    """
+    """Order for one batch; with a stream, it is pinned to its shard's worker."""
 
     key: tuple[object, ...]
     order: JobOrder
 
 
 def job_of(make: Make, key: tuple[object, ...]) -> WorkerJob:
-    """Returns the job that a trainer's order is for a worker."""
+    """Returns the worker's job for a trainer's request."""
     order = JobOrder(
         index=make.index,
         seed=make.seed,
@@ -157,13 +126,7 @@ def job_of(make: Make, key: tuple[object, ...]) -> WorkerJob:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRole:
-    """Says what a process is for: one of the workers for any job, or the only one for a shard.
-
-    Attributes:
-        number: Number of the worker, from 0; or of the shard.
-        num_shards: 0: it is for any job.
-        base_seed: The base seed of the shard.
-    """
+    """Purpose of a process: worker `number` for any job, or the only one for shard `number`."""
 
     number: int
     num_shards: int = 0
@@ -172,19 +135,18 @@ class WorkerRole:
 
 @dataclass(eq=False)
 class Result:
-    """A job ends with a result: a batch, an error, or nothing.
+    """End of a job: a batch, an error, or nothing.
 
     Attributes:
         tree: Describes the batch (see codec); None for an error.
-        payload: uint8 view of the worker's shared memory, to be given back by `release`; its base
-            is no array. None for an error, and for a batch without payload.
-        error: Read by `unpack_error`; also set where the job is lost.
-        summary: One line of it.
+        payload: uint8 view of the worker's shared memory, returned by `release`; its base is no
+            array.
+        error: Read by `unpack_error`; also set if the job is lost.
         is_lost: The workers died that tried it.
-        digest: For a shard: checksum of all that its worker made in this epoch.
-        state: For a shard that persists: random states, see pipe.
-        is_end: Whether the shard has no batch there.
-        is_final: Whether the shard raised and cannot go on.
+        digest: Of a shard: checksum of all batches of its worker in this epoch.
+        state: Of a shard that persists: random states, see pipe.
+        is_end: The shard has no batch there.
+        is_final: The shard raised and cannot continue.
     """
 
     job: WorkerJob
@@ -204,7 +166,7 @@ class Result:
     _release: Callable[[], None] | None = None
 
     def release(self) -> None:
-        """Returns the memory; any thread may call it, also twice. No view may be used after."""
+        """Returns the memory to the worker, from any thread, also twice; no view may be left."""
         release, self._release = self._release, None
         if release is not None:
             release()
@@ -212,16 +174,13 @@ class Result:
 
 @dataclass(eq=False)
 class WorkerEnd:
-    """Holds what a pool knows of a worker: its process, its jobs and its memory.
+    """The pool's side of a worker: process, unanswered jobs and shared memory.
 
     Attributes:
-        jobs: What it was given and has not answered; the first is being made.
         deaths_in_a_row: Deaths of the worker of that number, since its last batch.
-        slots: Its shared memory, by number.
-        first: The order that it was started for, of the worker of a shard; None: it takes any job.
-        begun_at: When it came to its first job; monotonic seconds.
-        patience: How often that job was given out for being late.
-        is_late: It is late with it.
+        stream: Of a shard's worker, the stream that it was started for; None: it takes any job.
+        begun_at: Monotonic seconds at which it began its first job.
+        patience: How often that job was assigned to others for being late.
     """
 
     number: int
@@ -230,13 +189,17 @@ class WorkerEnd:
     jobs: deque[WorkerJob] = field(default_factory=deque)
     deaths_in_a_row: int = 0
     slots: dict[int, mmap.mmap] = field(default_factory=dict)
-    first: JobOrder | None = None
+    stream: Stream | None = None
+    epoch_id: int = 0
     begun_at: float = 0.0
     patience: int = 0
     is_late: bool = False
 
+    @property
+    def generation(self) -> int:
+        return self.stream.generation if self.stream is not None else -1
+
     def begin(self, now: float, patience: int) -> None:
-        """Begins its next job, if it has one: one that was given out so often before."""
         self.begun_at, self.patience, self.is_late = now, patience, False
 
     def take(
@@ -246,15 +209,9 @@ class WorkerEnd:
         *,
         return_slot: "Callable[[WorkerEnd, int], None]",
     ) -> Result | None:
-        """Takes a message, closes its descriptors; returns what it says of the first job, if it
-        does.
+        """Handles a message and closes its descriptors; returns the first job's result, if any.
 
-        Args:
-            return_slot: Returns a slot to its worker, from whatever thread.
-
-        Raises:
-            ProtocolError: If it makes no sense.
-            msgspec.DecodeError: If it is no message.
+        `return_slot` returns a slot to its worker, from any thread.
         """
         try:
             message = pipe.from_worker.decode(data)
@@ -266,11 +223,11 @@ class WorkerEnd:
                     self.slots.pop(slot, None)
                 case pipe.Batch() as batch:
                     return self._batch(batch, return_slot)
-                case pipe.Error(error, summary):
+                case pipe.Error():
                     result = self._finish()
-                    result.error, result.summary = error, summary
-                    result.digest, result.is_final = message.digest, message.is_final
-                    result.state = message.state
+                    result.error, result.summary = message.error, message.summary
+                    result.digest, result.state = message.digest, message.state
+                    result.is_final = message.is_final
                     return result
                 case pipe.End(state):
                     result = self._finish()
@@ -289,7 +246,7 @@ class WorkerEnd:
         result.tree, result.digest, result.state = batch.tree, batch.digest, batch.state
         result.has_pickle = batch.has_pickle
         result.cpu_seconds, result.wall_seconds = batch.cpu_seconds, batch.wall_seconds
-        # Only a batch resets it: a worker that answers errors and dies is given up, too.
+        # Errors do not reset it: a worker that answers errors and dies is given up, too.
         self.deaths_in_a_row = 0
         if memory is not None:
             result.payload = np.frombuffer(memory, dtype=np.uint8, count=batch.nbytes)
@@ -297,45 +254,38 @@ class WorkerEnd:
         return result
 
     def _finish(self) -> Result:
-        # A worker answers in order, each job once: what it says is of the first.
+        # A worker answers in order, each job once.
         if not self.jobs:
-            raise ProtocolError("a result that nobody asked for")
+            raise ProtocolError("unexpected result from a worker")
         return Result(self.jobs.popleft(), self.number)
 
 
 class Lateness:
-    """Remembers how long the jobs of one pool took."""
+    """Durations of the last jobs of one pool."""
 
     def __init__(self) -> None:
         self._seconds: deque[float] = deque(maxlen=_MEMORY)
 
     def took(self, seconds: float) -> None:
-        """Notes the seconds of a job that ended."""
         self._seconds.append(seconds)
 
     def due_seconds(self, *, patience: int) -> float:
-        """Returns the seconds after which a job is late that was given out so often for that."""
-        return self._due_seconds() * _AGAIN_FACTOR**patience
-
-    def _due_seconds(self) -> float:
-        if not self._seconds:
-            return FIRST_OVERDUE_SECONDS
-        ordered = sorted(self._seconds)
-        p95 = ordered[math.ceil(0.95 * len(ordered)) - 1]
-        return max(OVERDUE_SECONDS, _OVERDUE_FACTOR * p95)
+        """Returns the seconds after which a job is late that was late `patience` times before."""
+        due = FIRST_OVERDUE_SECONDS
+        if self._seconds:
+            ordered = sorted(self._seconds)
+            p95 = ordered[math.ceil(0.95 * len(ordered)) - 1]
+            due = max(OVERDUE_SECONDS, _OVERDUE_FACTOR * p95)
+        return due * _AGAIN_FACTOR**patience
 
 
 class WorkerPool:
-    """Runs workers for any job, and one for each shard that jobs are pinned to.
+    """Workers for any job, and one for each shard that jobs are pinned to.
 
     Args:
-        start: Starts a worker with its end of the channel (which the pool closes afterwards in this
-            process) and returns its process.
-        num_workers: Number of workers for any job; those of shards come with their jobs.
-        host: Named in errors.
-        wake: Called by `Result.release` from whatever thread: have the event loop call `flush`.
-        on_death: Called in the event loop with how a worker ended.
-        clock: Monotonic seconds.
+        start: Starts a worker with its end of the channel, which the pool closes afterwards.
+        num_workers: Workers for any job.
+        wake: Called by `Result.release` from any thread: the event loop then has to call `flush`.
     """
 
     def __init__(
@@ -355,12 +305,12 @@ class WorkerPool:
         self._wake = wake
         # By descriptor: those for any job.
         self._workers: dict[int, WorkerEnd] = {}
-        # By shard, and the last generation of each shard that has ended here.
+        # Workers of shards, and the last generation of each shard that has ended here.
         self._of_shard: dict[int, WorkerEnd] = {}
         self._ended: dict[int, int] = {}
         self._tries: dict[tuple[object, ...], int] = {}
         self._retries: deque[WorkerJob] = deque()
-        # Jobs without a result, and how often each was given out for being late.
+        # Jobs without a result, and how often each was late.
         self._open: dict[tuple[object, ...], int] = {}
         self._lateness = Lateness()
         self._returned: deque[tuple[WorkerEnd, int]] = deque()
@@ -376,51 +326,41 @@ class WorkerPool:
 
     @property
     def num_alive(self) -> int:
-        """Returns how many workers for any job run."""
         return len(self._workers)
 
     @property
     def is_dead(self) -> bool:
-        """Returns whether no worker for any job is left of those that it began with."""
+        """True if no worker for any job is left of those that it began with."""
         return self._has_begun and not self._workers
 
     @property
     def idle_count(self) -> int:
-        """Returns how many workers wait for any job."""
+        """Idle workers for any job."""
         return max(0, sum(not w.jobs for w in self._in_time()) - len(self._retries))
 
     @property
     def busy_count(self) -> int:
-        """Returns how many workers for any job make something, or will at once."""
+        """Workers for any job that are busy, or will be at once."""
         return sum(bool(w.jobs) for w in self._in_time()) + len(self._retries)
 
     @property
     def room(self) -> int:
-        """Returns how many jobs can be assigned: to idle workers, and one ahead to each busy one.
-
-        A worker whose job is late gets none. For the worker of a shard there is always room.
-        """
+        """Jobs that can be assigned: to idle workers, and one ahead to busy ones in time."""
         free = sum(DEPTH - len(worker.jobs) for worker in self._in_time())
         return max(0, free - len(self._retries))
 
     def sockets(self) -> dict[int, bool]:
-        """Returns the descriptors to poll for reading; True: for writing too.
-
-        They change when a worker dies, and when a shard begins.
-        """
+        """Returns the descriptors to poll for reading; True: for writing too."""
         wanted = {fileno: worker.channel.wants_write for fileno, worker in self._workers.items()}
         for worker in self._of_shard.values():
             wanted[worker.channel.fileno()] = worker.channel.wants_write
         return wanted
 
     def assign(self, job: WorkerJob) -> list[Result]:
-        """Assigns `job` to the worker with the fewest, or to the one that it is pinned to.
+        """Assigns `job` to the worker with the fewest, or to its shard's.
 
-        Returns:
-            The job, as a lost one, if its shard's worker has ended, or cannot be started.
-
-        Raises:
-            FeedLostError: If there is no room for a job that is not pinned.
+        Returns the job, as a lost one, if its shard's worker has ended or cannot be started. Raises
+        FeedLostError if there is no room for another job.
         """
         if job.order.stream is not None:
             return self._assign_pinned(job)
@@ -431,8 +371,11 @@ class WorkerPool:
         return []
 
     def handle(self, fileno: int) -> list[Result]:
-        """Takes what came over that descriptor, which polled readable or writable."""
-        worker = self._workers.get(fileno) or self._shard_worker_at(fileno)
+        """Handles that descriptor, which polled readable or writable."""
+        shard_workers = self._of_shard.values()
+        worker = self._workers.get(fileno) or next(
+            (worker for worker in shard_workers if worker.channel.fileno() == fileno), None
+        )
         if worker is None:
             return []
         worker.channel.flush()
@@ -447,10 +390,10 @@ class WorkerPool:
                 if self._is_first(result):
                     results.append(result)
         except (ProtocolError, msgspec.DecodeError, ValueError, OSError) as err:
-            failure = f"data worker {worker.number} sent what cannot be read: {err}"
+            failure = f"data worker {worker.number} sent a malformed message: {err}"
             if isinstance(err, OSError) and err.errno == errno.EMFILE:
                 failure = pipe.no_descriptor_left()
-            # Killed below: after one message that makes no sense no other can be trusted.
+            # Killed below: no later message can be trusted.
             worker.channel.is_closed = True
         if worker.channel.is_closed:
             results.extend(self._mark_dead(fileno, worker, failure or worker.channel.failure))
@@ -458,22 +401,19 @@ class WorkerPool:
         return results
 
     def flush(self) -> None:
-        """Tells the workers which slots are free, and gives out again what dead ones left."""
+        """Returns slots to their workers, and assigns jobs that dead ones left."""
         while self._returned:
             worker, slot = self._returned.popleft()
             if not worker.channel.is_closed:
                 worker.channel.send(pipe.pack(pipe.Reuse(slot)))
         while self._retries and any(len(w.jobs) < DEPTH for w in self._in_time()):
             job = self._retries.popleft()
-            # A late worker may have answered it meanwhile, or another one been given it.
+            # A late worker may have answered it meanwhile, or another one may have it.
             if self._is_open(job) and not self._is_in_hand(job):
                 self.assign(job)
 
     def give_late_jobs_again(self) -> list[WorkerJob]:
-        """Assigns late jobs to other workers, too, as far as there are any; returns these jobs.
-
-        To be called about once a second. The worker of a shard is waited for.
-        """
+        """Assigns late jobs to other workers, too; returns them. For once a second."""
         now = self._clock()
         for worker in self._workers.values():
             due = self._lateness.due_seconds(patience=worker.patience)
@@ -491,18 +431,13 @@ class WorkerPool:
         return given
 
     def stop_shards(self, *, before_epoch_id: int) -> None:
-        """Ends the workers of shards of earlier epochs that do not persist; their jobs are gone.
+        """Stops the workers of shards of earlier epochs that do not persist, cancels their jobs.
 
-        They are gone when it returns: what a dataset holds alone is free for its next worker.
+        They have ended when it returns: the shard's next worker may need what a dataset holds
+        alone.
         """
-        ended: list[WorkerEnd] = []
-        for worker in self._of_shard.values():
-            first = worker.first
-            assert first is not None
-            assert first.stream is not None
-            if first.epoch_id < before_epoch_id and not first.stream.persists:
-                ended.append(worker)
-        self._stop_shard_workers(*ended)
+        over = [worker for worker in self._of_shard.values() if worker.epoch_id < before_epoch_id]
+        self._stop_shard_workers(*(w for w in over if w.stream and not w.stream.persists))
 
     def cancel_jobs(self) -> list[Result]:
         """Returns the jobs under way, as lost ones: for a pool that is closed next."""
@@ -512,10 +447,7 @@ class WorkerPool:
         return [self._lost(job, number) for job, number in jobs if self._is_open(job)]
 
     def close(self) -> None:
-        """Kills the workers and waits for their end; may be called twice, never raises.
-
-        Blocks for 5 s at most. Batches that are held stay readable, and free their memory.
-        """
+        """Kills the workers, within 5 s; batches in use stay readable. Never raises."""
         self._is_closed = True
         workers = list(self._all())
         self._workers, self._of_shard = {}, {}
@@ -535,7 +467,7 @@ class WorkerPool:
 
     def _started(self, role: WorkerRole) -> WorkerEnd:
         ours, theirs = channel_pair()
-        # Before the fork: the worker would hold its own other end open, and not see our death.
+        # Before the fork: the worker would keep our end open, and not notice our death.
         keep_from_children(ours)
         try:
             with theirs:
@@ -546,11 +478,11 @@ class WorkerPool:
         return WorkerEnd(role.number, Pipe(ours, blocking=False), process)
 
     def _assign_pinned(self, job: WorkerJob) -> list[Result]:
-        """Assigns the job to its shard's worker of that generation, which begins with its first."""
+        """Assigns the job to its shard's worker of that generation; the first one starts it."""
         stream = job.order.stream
         assert stream is not None
         worker = self._of_shard.get(stream.shard)
-        generation = _generation(worker) if worker else self._ended.get(stream.shard, -1)
+        generation = worker.generation if worker else self._ended.get(stream.shard, -1)
         if generation < stream.generation:
             if worker is not None:
                 self._stop_shard_workers(worker)
@@ -559,13 +491,12 @@ class WorkerPool:
                 worker = self._of_shard[stream.shard] = self._started(role)
             except (OSError, FeedLostError) as err:
                 self.last_death = f"its process cannot be started: {err}"
-                # Else the next order would try again here, before the trainer has decided where.
+                # Else the next order would try again before the trainer has decided where.
                 self._ended[stream.shard] = stream.generation
                 return [self._lost(job, -1)]
-            worker.first = job.order
+            worker.stream, worker.epoch_id = stream, job.order.epoch_id
         elif worker is None or generation > stream.generation:
-            # Of this generation it has died, or the trainer has begun a later one since: said to be
-            # lost, and the trainer, which alone knows what has arrived, raises the generation.
+            # That generation has died, or the trainer has started a later one.
             return [self._lost(job, -1)]
         self._give(job, worker)
         return []
@@ -577,22 +508,18 @@ class WorkerPool:
         worker.jobs.append(job)
         worker.channel.send(pipe.pack(job.order))
 
-    def _shard_worker_at(self, fileno: int) -> WorkerEnd | None:
-        workers = self._of_shard.values()
-        return next((worker for worker in workers if worker.channel.fileno() == fileno), None)
-
     def _begins_next(self, worker: WorkerEnd) -> None:
-        """Notes that a worker has ended a job, and begins its next one."""
+        """Records that a worker has ended a job, and begins its next one."""
         now = self._clock()
         self._lateness.took(now - worker.begun_at)
         worker.begin(now, self._open.get(worker.jobs[0].key, 0) if worker.jobs else 0)
 
     def _is_first(self, result: Result) -> bool:
-        """Returns whether it is the first result of its job; a later one is dropped here."""
+        """Returns whether it is the first result of its job; else discards it."""
         self._tries.pop(result.job.key, None)
         if self._open.pop(result.job.key, None) is not None:
             return True
-        # The view first: it must not see the next batch in that slot.
+        # No view may see the next batch in that slot.
         result.payload = None
         result.release()
         return False
@@ -601,7 +528,6 @@ class WorkerPool:
         return [worker for worker in self._workers.values() if not worker.is_late]
 
     def _is_open(self, job: WorkerJob) -> bool:
-        """Returns whether nobody has made it yet."""
         return job.key in self._open
 
     def _is_in_hand(self, job: WorkerJob) -> bool:
@@ -609,48 +535,43 @@ class WorkerPool:
         return any(other.key == job.key for w in self._in_time() for other in w.jobs)
 
     def _return_slot(self, worker: WorkerEnd, slot: int) -> None:
-        # Called by whatever thread drops the last view, without a lock: first added, then looked
-        # at, so of this and `close` whoever is later empties it.
+        # Called by any thread, without a lock: added first, so of this and `close` the later one
+        # clears it.
         self._returned.append((worker, slot))
         if self._is_closed:
-            # Nobody takes them any more: they would hold memory for as long as the pool is held.
+            # They would hold memory as long as the pool exists.
             self._returned.clear()
         if self._wake is not None:
             self._wake()
 
     def _stop_shard_workers(self, *workers: WorkerEnd) -> None:
-        """Ends workers of shards, whose jobs nobody waits for any more."""
         for worker in workers:
             del self._of_shard[worker.number]
-            self._ended[worker.number] = _generation(worker)
+            self._ended[worker.number] = worker.generation
             for job in worker.jobs:
                 self._open.pop(job.key, None)
             worker.channel.close()
         stop_all(worker.process for worker in workers)
 
     def _mark_dead(self, fileno: int, worker: WorkerEnd, failure: str) -> list[Result]:
-        """Ends a dead worker; for any job another one is started, and its jobs are handed on.
-
-        Args:
-            failure: Why it is ended, if it has not died on its own.
-        """
+        """Reaps a dead worker; for any job, starts another one, which gets its jobs."""
         worker.channel.close()
         status = wait_for_exit(worker.process)
         self.last_death = failure or f"data worker {worker.number} {describe_exit(status)}"
         lost: list[WorkerJob]
-        if worker.first is None:
+        if worker.stream is None:
             del self._workers[fileno]
             lost = self._replace(worker)
         else:
             del self._of_shard[worker.number]
-            self._ended[worker.number] = _generation(worker)
+            self._ended[worker.number] = worker.generation
             lost = list(worker.jobs)
         if self._on_death is not None and not self._is_closed:
             self._on_death(self.last_death)
         return [self._lost(job, worker.number) for job in lost if self._is_open(job)]
 
     def _replace(self, worker: WorkerEnd) -> list[WorkerJob]:
-        """Starts another worker, and hands the jobs of the dead one on; returns what is lost."""
+        """Starts another worker, which gets the jobs of the dead one; returns lost jobs."""
         deaths = worker.deaths_in_a_row + 1
         if not self._is_closed and deaths < MAX_DEATHS_IN_A_ROW:
             try:
@@ -660,11 +581,10 @@ class WorkerPool:
         lost: list[WorkerJob] = []
         if worker.jobs:
             job = worker.jobs.popleft()
-            # What it had not begun is not to blame: it goes back in front, and this was no try of
-            # it.
+            # Jobs that it had not begun are not at fault: they are first, without a try counted.
             self._retries.extendleft(reversed(worker.jobs))
             tries = self._tries.pop(job.key, 0) + 1
-            # Else it was late, and another one has answered it, or has it.
+            # Else it was late, and another worker has answered it, or has it.
             if self._is_open(job) and not self._is_in_hand(job):
                 if tries < MAX_TRIES:
                     self._tries[job.key] = tries
@@ -687,10 +607,3 @@ class WorkerPool:
         )
         packed = pack_error(error, host=self._host, where=f"data worker {number}")
         return Result(job, number, error=packed, summary=what, is_lost=True)
-
-
-def _generation(worker: WorkerEnd) -> int:
-    """Returns at which start of its shard the worker was begun."""
-    assert worker.first is not None
-    assert worker.first.stream is not None
-    return worker.first.stream.generation

@@ -1,18 +1,14 @@
-"""A data worker is one process that makes batches of a dataset, or of one shard of it.
+"""A data worker: one process that makes batches of a dataset, or of one shard of it.
 
-It gets orders over a channel and answers each with a batch in shared memory (a slot), an error, or
-the end of its shard. The loop is one for all datasets (`serve`); how an order becomes a batch is a
-matter of its source: `IndexedSource` fetches what the sampler gave, `ShardSource` draws on from the
-dataset's iterator.
+It receives orders over a channel and answers each with a batch in shared memory (a slot), an error,
+or the end of its shard. `IndexedSource` fetches what the sampler gave, `ShardSource` continues the
+dataset's iterator. Both do what torch's worker loop does, in the same order: seed once, set
+`get_worker_info()`, call worker_init_fn, make a fetcher. Batches that another process of a shard
+has made before are made again and discarded, and the checksum is compared.
 
-Both do what torch's worker loop does with such a dataset, in the same order: seed once, tell
-`get_worker_info()` who they are, call worker_init_fn, make a fetcher. What another process of a
-shard has made before, its source makes again and throws away, and compares the checksum.
-
-Batches are written into slots of shared memory (`Slots`), which the pool reads without a copy. A
-*slot* is a memfd, made as needed, whose descriptor is sent once; it has no name that could outlive
-its processes. The reader frees a slot when the last view of its batch is gone. A worker never waits
-for a slot: how much is held is the reader's to bound, by what it asks for.
+A *slot* is a memfd, made as needed, whose descriptor is sent once; it has no name that could
+outlive its processes. The pool reads it without a copy, and returns it when the last view of its
+batch is gone. A worker never waits for a slot: the pool bounds memory by what it requests.
 """
 
 import contextlib
@@ -56,32 +52,12 @@ from stoker.host.spawn import end_with_parent
 
 # Free slots that a worker keeps, warm for its next batches.
 _SPARE_SLOTS = 3
-# Bytes that may be sent for nothing, where a batch was built in its slot and changed after that.
+# Useless bytes that may be sent where a batch was changed after it was built in its slot.
 _UNUSED_BYTES = 64 << 10
 
 
 class _Fetcher(Protocol):
     def fetch(self, index: object) -> object: ...
-
-
-class BatchSource(Protocol):
-    """Makes the batches of a worker."""
-
-    def make(self, order: JobOrder) -> object:
-        """Returns the batch, or what is to be answered in its place: an Error, an End.
-
-        Raises:
-            Exception: What the dataset or the collate function raised: `failed` says the answer.
-        """
-        ...
-
-    def made(self, encoded: Encoded, slot: int) -> tuple[int, bytes]:
-        """Notes that the batch is in that slot; returns what is sent with it: digest and state."""
-        ...
-
-    def failed(self, err: Exception) -> Error:
-        """Notes that there is an error in the batch's place; returns the answer."""
-        ...
 
 
 def worker_main(
@@ -98,24 +74,21 @@ def worker_main(
     """Makes batches until the other end of `sock` is closed; for a forked or spawned child.
 
     Args:
-        worker_id: Told to worker_init_fn: no other process has it, of this run, spec and rank. Of
-            an iterable dataset the shard, for the seed, too.
+        worker_id: For worker_init_fn, unique in the run, spec and rank; or the shard.
         num_workers: Of `get_worker_info()` in worker_init_fn, and with `torch` seeding: more than
             the id. While a batch is made it is the script's; see Seeder.
-        base_seed: The same; with `torch` seeding until a job says another.
+        base_seed: Of worker_init_fn; with `torch` seeding until a job has another.
         seeding: `batch`, `sample` or `torch`; an iterable dataset is seeded as by torch.
-        host: Named in errors.
-        niceness: Added to the process's own; a trainer on the same host comes first.
+        niceness: Added to the process's; a trainer on the same host comes first.
     """
     become_worker()
     os.nice(niceness)
     channel = Pipe(sock, blocking=True)
     slots = Slots(channel)
     torch.set_num_threads(spec.num_threads)
-    # Torch's own stacks into shared memory of its own.
     torch_collate.default_collate_fn_map[torch.Tensor] = slots.collate
     spec.globals.set()
-    source: BatchSource
+    source: IndexedSource | ShardSource
     if spec.is_iterable:
         stream = ShardStream(spec, shard=worker_id, num_shards=num_workers, base_seed=base_seed)
         source = ShardSource(stream, slots, host=host)
@@ -133,20 +106,19 @@ def worker_main(
 
 
 def become_worker() -> None:
-    """Sets up a process that has just been forked or spawned."""
     end_with_parent(signal.SIGKILL)
-    # Ctrl-C reaches the whole process group; the trainer decides what it means.
+    # Ctrl-C reaches the whole process group; the trainer handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # A handler of the training script's, inherited by fork, is not for a worker.
+    # Not the training script's handler, inherited by fork.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
-    # Where memory runs out, a worker is the cheapest process to lose.
+    # Out of memory, a worker is the cheapest process to lose.
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("500")
 
 
 class Slots:
-    """A worker writes its batches to shared memory, or builds them in it, slot by slot."""
+    """Shared memory of a worker, which batches are written to, or built in."""
 
     def __init__(self, channel: Pipe) -> None:
         self._channel = channel
@@ -159,21 +131,20 @@ class Slots:
         self._last_nbytes = 0
 
     def reuse(self, slot: int) -> None:
-        """Frees a slot that the reader is done with."""
+        """Handles a slot that the reader has returned."""
         memory = self._held.pop(slot, None)
         if memory is None:
             return
         self._free[slot] = memory
-        # A dataset may keep a batch that it made (a cache, a running mean): written again, that
-        # memory would change in its hands (tests/contract/test_pipe_slots.py).
+        # A dataset may keep a batch (a cache, a running mean): its memory must not be overwritten.
         if self._is_kept(slot):
             self._close_slot(slot)
-        # The smallest goes: a larger one takes smaller batches, too.
+        # The smallest: a larger one is good for smaller batches, too.
         while len(self._free) > _SPARE_SLOTS:
             self._close_slot(min(self._free, key=lambda number: len(self._free[number])))
 
     def begin(self) -> None:
-        """Begins a batch, perhaps anew: it may be built in a slot of the last one's size."""
+        """Begins a batch, which may be built in a slot of the last one's size."""
         self.close_batch()
         if self._last_nbytes:
             slot, memory = self._take(self._last_nbytes)
@@ -186,30 +157,25 @@ class Slots:
     ) -> torch.Tensor:
         """Stacks tensors as torch's default_collate does, but into the slot.
 
-        Torch's own stacks into shared memory of its own, which would be copied once more, and for
-        which a small /dev/shm (64 MiB in a container) is a limit.
+        Torch's stacks into other shared memory, which would be copied once more, and which a small
+        /dev/shm (64 MiB in a container) limits.
         """
         first = batch[0]
         if type(first) is not torch.Tensor or first.layout is not torch.strided or first.is_nested:
             stacked: torch.Tensor = torch_collate.collate_tensor_fn(batch)
             return stacked
-        # torch.stack refuses `out` where a gradient is asked for.
+        # torch.stack refuses `out` with gradients.
         out = None if any(tensor.requires_grad for tensor in batch) else self._room(batch)
         return torch.stack(list(batch), 0, out=out)
 
     def end(self, value: object) -> tuple[codec.Encoded, int]:
-        """Describes the batch and sees that its payload is in a slot: -1 without a payload.
-
-        Raises:
-            ShippingError: If it cannot travel.
-        """
+        """Describes the batch and puts its payload into a slot: -1 without a payload."""
         arena, slot = self._arena, self._built
         if arena is not None and slot is not None and arena.end:
             encoded = codec.encode(value, allow_pickle=True, arena=arena)
             is_fit = encoded.nbytes <= arena.memory.nbytes
-            # What was stacked and is no part of the batch (collate_fn changed it afterwards) would
-            # travel all the same, for the payload is one range. Beyond 64 KiB the batch is copied
-            # to another slot.
+            # The payload is one range: what was stacked but is not part of the batch (collate_fn
+            # changed it afterwards) would be sent, too. Beyond 64 KiB the batch is copied instead.
             if is_fit and arena.end - encoded.in_place <= _UNUSED_BYTES:
                 self._last_nbytes = encoded.nbytes
                 encoded.write_into(arena.memory.data)
@@ -224,11 +190,10 @@ class Slots:
         return encoded, slot
 
     def memory(self, slot: int) -> memoryview:
-        """Returns the memory of a slot that `end` named."""
         return memoryview(self._held[slot] if slot >= 0 else b"")
 
     def close_batch(self) -> None:
-        """Ends a batch that is made, or was given up: a slot that it did not use is free again."""
+        """Ends a batch that is made, or failed: a slot that it did not use is free."""
         slot, self._built, self._arena = self._built, None, None
         if slot is not None:
             self.reuse(slot)
@@ -246,27 +211,26 @@ class Slots:
         return flat.view(len(batch), *first.shape)
 
     def _take(self, nbytes: int) -> tuple[int, mmap.mmap]:
-        """Returns a free slot of so many bytes; a new one, if none is large enough."""
+        """Returns a free slot of that size; a new one, if none is large enough."""
         fitting = [n for n, memory in self._free.items() if len(memory) >= nbytes]
         if fitting:
             slot = min(fitting, key=lambda number: len(self._free[number]))
             memory = self._free.pop(slot)
         else:
             if self._free:
-                # One goes for the one that comes: batches have grown, and memory is not to grow
-                # with each.
+                # Batches have grown: one slot replaces another, so that memory does not grow.
                 self._close_slot(min(self._free, key=lambda number: len(self._free[number])))
             slot, memory = self._make(nbytes)
         self._held[slot] = memory
         return slot, memory
 
     def _is_kept(self, slot: int) -> bool:
-        """Returns whether the dataset still holds a view of what was built there."""
+        """Returns whether the dataset still has a view of what was built there."""
         view = self._views.pop(slot, None)
         return view is not None and view() is not None
 
     def _make(self, nbytes: int) -> tuple[int, mmap.mmap]:
-        # A little more: batches of samples of different sizes then share slots.
+        # A little more, so that batches of slightly different sizes share slots.
         size = -(-(nbytes + nbytes // 8) // mmap.PAGESIZE) * mmap.PAGESIZE
         slot, self._next = self._next, self._next + 1
         descriptor = os.memfd_create(f"stoker-{os.getpid()}-{slot}", os.MFD_CLOEXEC)
@@ -283,7 +247,7 @@ class Slots:
         self._channel.send(pack(SlotClosed(slot)))
 
 
-def serve(channel: Pipe, slots: Slots, source: BatchSource) -> None:
+def serve(channel: Pipe, slots: Slots, source: "IndexedSource | ShardSource") -> None:
     """Answers orders until the other end of the channel is closed."""
     while messages := channel.receive():
         for data, _ in messages:
@@ -294,8 +258,9 @@ def serve(channel: Pipe, slots: Slots, source: BatchSource) -> None:
                     channel.send(pack(answer(order, slots, source)))
 
 
-def answer(order: JobOrder, slots: Slots, source: BatchSource) -> Batch | Error | End:
-    """Makes a batch; returns what to say of it."""
+def answer(
+    order: JobOrder, slots: Slots, source: "IndexedSource | ShardSource"
+) -> Batch | Error | End:
     wall, cpu = time.monotonic(), time.process_time()
     try:
         value = source.make(order)
@@ -306,7 +271,7 @@ def answer(order: JobOrder, slots: Slots, source: BatchSource) -> Batch | Error 
         return source.failed(err)
     finally:
         slots.close_batch()
-    # Outside of `try`: an error here is ours, and no answer of the dataset.
+    # Outside of `try`: an error here is not the dataset's.
     digest, state = source.made(encoded, slot)
     return Batch(
         slot,
@@ -321,7 +286,7 @@ def answer(order: JobOrder, slots: Slots, source: BatchSource) -> Batch | Error 
 
 
 class IndexedSource:
-    """Makes batches of a map-style dataset: any, in any order."""
+    """Batches of a map-style dataset, in any order."""
 
     def __init__(
         self,
@@ -368,32 +333,31 @@ class IndexedSource:
         return _fetcher_of(self._spec, dataset, _DatasetKind.Map, drop_last=False)
 
     def make(self, order: JobOrder) -> object:
-        """Returns the batch of those indices, seeded."""
+        """Returns the batch of the order's indices, seeded, or the error of worker_init_fn."""
         if self._init_error is not None:
             return self._init_error
         self._at = None
         index = codec.unpack_value(order.index, allow_pickle=True)
         if self._seeder is not None:
             return self._seeder.make(order.seed, lambda: self._fetch(order, index))
-        # `torch` seeding: once an epoch, as torch's workers begin each epoch anew. What they draw
-        # then depends on which batches this worker gets, see docs/feed.md.
+        # `torch` seeding: once an epoch, as torch's workers. Random numbers then depend on which
+        # batches this worker gets, see docs/feed.md.
         if order.seed[:3] != self._seeded_for:
             self._seeded_for = order.seed[:3]
             self._seed_as_torch(order.seed[0] if order.seed else self._base_seed)
         return self._fetch(order, index)
 
     def made(self, encoded: Encoded, slot: int) -> tuple[int, bytes]:
-        """Returns no digest and no states: only shards have them."""
+        """Returns digest and state: none, only shards have them."""
         return 0, b""
 
     def failed(self, err: Exception) -> Error:
-        """Returns the error, with the index at which it was raised, if that is known."""
+        """Returns the error, with the index at which it was raised, if known."""
         where = "" if self._at is None else f"index {self._at!r} of "
         return Error(self._pack(err, where), f"{type(err).__name__} at {where}{self._name}")
 
     def _fetch(self, order: JobOrder, index: object) -> object:
-        # Called twice for a batch that the Seeder makes a second time: the first one's room is
-        # free.
+        # Called again if the Seeder makes a batch twice.
         self._slots.begin()
         per_sample = self._seeder if self._seeding == "sample" else None
         if not self._spec.auto_collation:
@@ -411,28 +375,27 @@ class IndexedSource:
         return self._fetcher.fetch(self._watched(indices))
 
     def _watched(self, indices: Iterable[object]) -> Iterator[object]:
-        """Yields the indices as the fetcher goes through them: it is known which one raised."""
+        """Yields the indices as the fetcher uses them, to know which one raised."""
         for index in indices:
             self._at = index
             yield index
-        # All samples are made: what raises now is collate_fn, and no index is to blame.
+        # All samples are made: collate_fn may raise now, and no index is at fault.
         self._at = None
 
     def _seed_as_torch(self, base_seed: int) -> None:
-        """Seeds this process, and sets what get_worker_info() says; a batch has its own, see
-        Seeder.
-        """
+        """Seeds this process and sets get_worker_info(); Seeder seeds batches."""
         seed = seeding.seed_as_torch(base_seed, self._id)
-        _tell(self._spec.dataset, worker_id=self._id, num_workers=self._num_workers, seed=seed)
+        _set_worker_info(
+            self._spec.dataset, worker_id=self._id, num_workers=self._num_workers, seed=seed
+        )
 
     def _pack(self, err: Exception, where: str) -> bytes:
-        # Of a batch that cannot travel no index is to blame.
+        # If the batch cannot be sent, no index is at fault.
         place = self._name if isinstance(err, ShippingError) else f"{where}{self._name}"
         return pack_error(err, host=self._host, where=place)
 
 
-def _tell(dataset: object, *, worker_id: int, num_workers: int, seed: int) -> None:
-    """Sets what get_worker_info() says."""
+def _set_worker_info(dataset: object, *, worker_id: int, num_workers: int, seed: int) -> None:
     torch_worker._worker_info = torch_worker.WorkerInfo(
         id=worker_id,
         num_workers=num_workers,
@@ -449,14 +412,7 @@ def _fetcher_of(spec: DatasetSpec, dataset: object, kind: int, *, drop_last: boo
 
 
 class ShardStream:
-    """Wraps the dataset's iterator; a place that failed counts as a batch.
-
-    Attributes:
-        name: Name in errors.
-        position: Batches that were asked of it in this epoch.
-        is_exhausted: There is no batch at `position`.
-        state: Random states with which the epoch began, where it is to tell them.
-    """
+    """The dataset's iterator; a position that failed counts as a batch."""
 
     def __init__(self, spec: DatasetSpec, *, shard: int, num_shards: int, base_seed: int) -> None:
         self.spec = spec
@@ -472,49 +428,43 @@ class ShardStream:
         self.is_exhausted = False
         self.state = b""
 
-    def begin(self, epoch_id: int, goes_on: Stream, index: object) -> None:
-        """Begins that epoch, unless the stream is in it.
-
-        Args:
-            goes_on: What a new process goes on from.
-            index: What the sampler gives.
-        """
+    def begin(self, epoch_id: int, resumed: Stream, index: object) -> None:
+        """Begins that epoch, unless the stream is in it; a new process continues from `resumed`."""
         if epoch_id == self._epoch_id:
             return
         is_new = self._epoch_id is None
         self._epoch_id, self.position, self.is_exhausted = epoch_id, 0, False
         self._init_error = None
-        # worker_init_fn before the iterator, as in torch's worker: what it has drawn, __iter__ does
-        # not draw again. Data pipes are seeded by a generator of their own.
+        # worker_init_fn before the iterator, as in torch's worker: both may draw random numbers.
         try:
             if is_new:
-                self._start()
-            # Each epoch, for a process that persists too: torch shuffles data pipes anew then.
-            self._share(goes_on.shared_seed)
+                self.spec = built(self.spec)
+                self._dataset = self.spec.dataset
+            # Each epoch, also for a process that persists: torch shuffles data pipes again then.
+            self._share(resumed.shared_seed)
             if is_new:
                 self._initialise()
-                self._take_up(goes_on, index)
-            self.state = self.states() if goes_on.persists else b""
+                self._resume(resumed, index)
+            self.state = self.states() if resumed.persists else b""
             self._fetcher = self._iterate()
         except Exception as err:
             self._init_error = err
 
     def states(self) -> bytes:
-        """Returns the random states, as they are now."""
         return states_here(self._roots())
 
-    def _take_up(self, goes_on: Stream, index: object) -> None:
-        """Goes on with the random states of another process of the shard."""
-        if goes_on.state and set_states(goes_on.state, self._roots()):
-            # Some generators are not there yet: the dataset makes them at their first use. One
-            # batch makes them, and then all states are set once more.
+    def _resume(self, resumed: Stream, index: object) -> None:
+        """Continues with the random states of another process of the shard."""
+        if resumed.state and set_states(resumed.state, self._roots()):
+            # The dataset makes some generators at their first use: one batch makes them, then all
+            # states are set again.
             self._make_again(1, index)
-            set_states(goes_on.state, self._roots())
-        for count in goes_on.earlier:
+            set_states(resumed.state, self._roots())
+        for count in resumed.earlier:
             self._make_again(count, index)
 
     def _make_again(self, count: int, index: object) -> None:
-        """Makes the first batches of an earlier epoch, for what they draw."""
+        """Makes the first batches of an earlier epoch, for the random numbers they draw."""
         fetcher = self._iterate()
         for _ in range(count):
             try:
@@ -522,7 +472,7 @@ class ShardStream:
             except StopIteration:
                 return
             except Exception:
-                # It was the script's to see, in that epoch.
+                # It was raised in that epoch already.
                 continue
 
     def _iterate(self) -> _Fetcher:
@@ -533,34 +483,21 @@ class ShardStream:
         return {"dataset": self._dataset, "collate_fn": self.spec.collate_fn}
 
     def make(self, index: object) -> object:
-        """Returns the next batch, or its exception.
-
-        Raises:
-            StopIteration: If there is none; `is_exhausted` says so from then on.
-        """
+        """Returns the next batch, or raises its exception; StopIteration if there is none."""
         self.position += 1
         if self._init_error is not None:
-            # As torch: once in the place of a batch, and then the shard has none.
+            # As torch: raised once in place of a batch, then the shard is exhausted.
             error, self._init_error = self._init_error, None
             self._fetcher = None
             raise error
-        if self._fetcher is None or self.is_exhausted:
-            self._mark_exhausted()
-        assert self._fetcher is not None
         try:
+            if self._fetcher is None or self.is_exhausted:
+                raise StopIteration
             return self._fetcher.fetch(index)
         except StopIteration:
-            self._mark_exhausted()
+            self.position -= 1
+            self.is_exhausted = True
             raise
-
-    def _mark_exhausted(self) -> None:
-        self.position -= 1
-        self.is_exhausted = True
-        raise StopIteration
-
-    def _start(self) -> None:
-        self.spec = built(self.spec)
-        self._dataset = self.spec.dataset
 
     def _share(self, shared_seed: int | None) -> None:
         if isinstance(self._dataset, IterDataPipe) and shared_seed is not None:
@@ -570,17 +507,15 @@ class ShardStream:
 
     def _initialise(self) -> None:
         seed = seeding.seed_as_torch(self._base_seed, self._shard)
-        _tell(self._dataset, worker_id=self._shard, num_workers=self._num_shards, seed=seed)
+        _set_worker_info(
+            self._dataset, worker_id=self._shard, num_workers=self._num_shards, seed=seed
+        )
         if self.spec.worker_init_fn is not None:
             self.spec.worker_init_fn(self._shard)
 
 
 class ShardSource:
-    """Makes the batches of a stream: one after the other, from the first that has not arrived.
-
-    Attributes:
-        digest: Checksum of all that the stream gave in this epoch, errors among it.
-    """
+    """Batches of a stream in order; `digest` is of all in this epoch, errors included."""
 
     def __init__(self, stream: ShardStream, slots: Slots, *, host: str) -> None:
         self._stream = stream
@@ -591,13 +526,9 @@ class ShardSource:
         self.digest = 0
 
     def make(self, order: JobOrder) -> object:
-        """Returns the batch at the position of the order; before, makes what is missing up to it.
-
-        Raises:
-            ProtocolError: If the order is for no stream.
-        """
+        """Returns the batch at the order's position; first makes again what is missing up to it."""
         if order.stream is None:
-            raise ProtocolError("an order without its stream")
+            raise ProtocolError("order without its stream")
         index = codec.unpack_value(order.index, allow_pickle=True)
         self._stream.begin(order.epoch_id, order.stream, index)
         if self._stream.position == 0:
@@ -608,7 +539,7 @@ class ShardSource:
         try:
             self._catch_up(position, order.stream, index)
         except FeedError as err:
-            # No use in trying on another host: the script's dataset itself differs from run to run.
+            # Another host would not help: the dataset itself is not deterministic.
             return Error(self._pack(err), str(err.what), is_final=True)
         try:
             return self._stream.make(index)
@@ -621,25 +552,21 @@ class ShardSource:
         return self.digest, self._state
 
     def failed(self, err: Exception) -> Error:
-        """Returns the error; it counts as a batch."""
+        """Returns the error, which counts as a batch."""
         self._note_error(err)
         words = f"{type(err).__name__} in {self._stream.name}"
         return Error(self._pack(err), words, self.digest, state=self._state)
 
-    def _catch_up(self, position: int, goes_on: Stream, index: object) -> None:
-        """Makes again what another process has made.
-
-        Raises:
-            FeedError: If it is something else.
-        """
+    def _catch_up(self, position: int, resumed: Stream, index: object) -> None:
+        """Makes again what another process has made; FeedError if it differs."""
         while self._stream.position < position and not self._stream.is_exhausted:
             self._discard_next(index)
-            # Only there: the digest of shorter beginnings nobody has kept.
-            if self._stream.position == goes_on.made and self.digest != goes_on.digest:
-                raise self._changed(f"its first {goes_on.made} batches are others than before")
-        if self._stream.position < goes_on.made:
+            # Only there: digests of fewer batches are unknown.
+            if self._stream.position == resumed.made and self.digest != resumed.digest:
+                raise self._changed(f"its first {resumed.made} batches differ from before")
+        if self._stream.position < resumed.made:
             raise self._changed(
-                f"it ended after {self._stream.position} batches; before, it gave {goes_on.made}"
+                f"it ended after {self._stream.position} batches, not {resumed.made} as before"
             )
 
     def _discard_next(self, index: object) -> None:
@@ -655,7 +582,7 @@ class ShardSource:
             self._note_error(err)
 
     def _note_error(self, err: Exception) -> None:
-        # Its type only: a text may hold an address, a time or a pid, other in each process.
+        # Only its type: a text may contain an address, a time or a pid.
         self.digest = zlib.crc32(type(err).__qualname__.encode(), self.digest)
 
     def _changed(self, how: str) -> FeedError:

@@ -1,4 +1,4 @@
-"""Commands of an engine on dnn hosts, beside the training."""
+"""Commands of an engine on dnn hosts, which run during the training."""
 
 import queue
 import threading

@@ -28,7 +28,7 @@ from stoker.host.machine import host_bytes
 from stoker.records.engine import places_in
 from stoker.settings import from_environment
 
-# The path of a UNIX socket has 107 bytes; Ray appends this many to its folder's.
+# The path of a UNIX socket has at most 107 bytes; Ray appends this to its folder's.
 MAX_FOLDER_BYTES = 107 - len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
 # Ray's own minimum.
 MIN_STORE_BYTES = 75 << 20
@@ -40,12 +40,12 @@ _SHM = Path("/dev/shm")
 # Written by `ray start` once the cluster knows the node.
 _JOINED_FILE = "ray_current_cluster"
 _PREFIX = "ray-of-stoker-"
-# A part of the 10 s that an engine has by default; what still runs then is killed.
+# Part of the 10 s that an engine has by default.
 _END_SECONDS = 5.0
 _POLL_SECONDS = 0.05
 _DEFAULTS = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    # The training has ended: there is nothing to wait for, where Ray's default are 30 s.
+    # Ray's default is 30 s, but the training has ended.
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
 }
 
@@ -107,7 +107,7 @@ def node_command(options: argparse.Namespace, *, folder: Path, store: int) -> tu
     if options.role == "head":
         port = options.gcs.rpartition(":")[2]
         place: tuple[str, ...] = ("--head", f"--port={port}", "--include-dashboard=false")
-        # Ray refuses the port where it has no server for it.
+        # Without grpc, Ray refuses the port.
         if importlib.util.find_spec("grpc"):
             place += (f"--ray-client-server-port={client}",)
     else:
@@ -133,13 +133,13 @@ def session_folder() -> Iterator[Path]:
     place = next(found, None)
     if place is None:
         raise UsageError(
-            f"no folder for Ray's sockets: a path of {MAX_FOLDER_BYTES} bytes at most is needed",
+            f"no folder for Ray's sockets with a path of at most {MAX_FOLDER_BYTES} bytes",
             where=str(places[0]),
             fix="set TMPDIR to a folder with a shorter path",
         )
     _remove_forsaken(place)
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
-    # Held for as long as this process lives, however it ends.
+    # Held until this process ends, however it ends.
     lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -179,11 +179,11 @@ def _share_of(variables: Mapping[str, str]) -> float:
 
 
 def _resolved(address: str) -> str:
-    # Ray takes names for the head only.
+    # Ray accepts names for the head only.
     try:
         return str(socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError as err:
-        raise UsageError(f"this host's name cannot be resolved: {err}", where=address) from None
+        raise UsageError(f"cannot resolve this host's name: {err}", where=address) from None
 
 
 def _run(command: Sequence[str], variables: Mapping[str, str], *, folder: Path, joined: int) -> int:
@@ -209,7 +209,7 @@ def _run(command: Sequence[str], variables: Mapping[str, str], *, folder: Path, 
         if listener:
             listener.close()
         _end_all(node)
-        # What a joining node prints is a page of advice.
+        # After a normal end it is a page of advice.
         if listener is None or not is_asked.is_set():
             print(said.read_text(errors="replace"), flush=True)
     if is_asked.is_set():

@@ -37,14 +37,14 @@ from stoker.records import EngineCommand, EngineSettings
 from stoker.records.engine import TF_CONFIG, TF_TASKS, EnginePlace, completed, fill
 
 _NAME = "engine-secret"
-# Lines of its output that are kept for the message of a failure.
+# Lines of output kept for a failure's message.
 LAST_LINES = 20
-# A longer line is passed on in pieces.
+# Longer lines are printed in pieces.
 MAX_LINE_BYTES = 64 << 10
 PROBE_EVERY_SECONDS = 0.1
-# Time of one attempt to connect or to get an answer.
+# Timeout of one probe.
 PROBE_SECONDS = 2.0
-# The first process may end the others itself; those that it did not are asked after this long.
+# Time for the first process to end the others, before they get SIGTERM, too.
 OWN_END_SECONDS = 1.0
 _POLL_SECONDS = 0.02
 
@@ -62,7 +62,7 @@ def secret_file(run: HostRun) -> Path:
     path = _path(run)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Made anew, and never through a link: one that is there may be readable to others.
+        # Never an existing file or link, which others may be able to read.
         path.unlink(missing_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w", encoding="ascii") as file:
@@ -71,7 +71,7 @@ def secret_file(run: HostRun) -> Path:
         raise UsageError(
             f"cannot write the engine's secret: {err.strerror}",
             where=str(path),
-            fix="set STOKER_BASE_DIR to a folder that this user may write to",
+            fix="set STOKER_BASE_DIR to a folder that this user can write to",
         ) from None
     return path
 
@@ -99,12 +99,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOrder:
-    """A command that this host runs for an engine.
-
-    Attributes:
-        environ: Its whole environment.
-        probe: None: it is ready at once.
-    """
+    """A command that this host runs for an engine; without a probe it is ready at once."""
 
     part: Part
     command: tuple[str, ...]
@@ -114,14 +109,7 @@ class ServerOrder:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOrder:
-    """What this host runs for the run's engine.
-
-    Attributes:
-        servers: Servers in the order of their start.
-        environment: More variables for the training command.
-        stop_seconds: Seconds after the end of the training until servers are killed.
-        needs_all: Whether the training cannot continue without one of the data hosts.
-    """
+    """What this host runs for the run's engine; without `needs_all` it can lose data hosts."""
 
     name: str
     servers: tuple[ServerOrder, ...]
@@ -143,7 +131,7 @@ def order_of(run: HostRun) -> EngineOrder | None:
         chosen = [("leader", engine.leader)] if topology.is_leader else []
         chosen.append(("dnn", engine.dnn))
     environment = {name: known.fill(text) for name, text in engine.environment.items()}
-    # No host of this run has an agent of the feed: loaders only have their own workers.
+    # Hosts of this run have no agents of the feed.
     environment |= replace(run.settings, has_data_group=False).to_environ("has_data_group")
     base = _environ(run)
     return EngineOrder(
@@ -157,7 +145,7 @@ def order_of(run: HostRun) -> EngineOrder | None:
         ),
         environment=environment,
         stop_seconds=engine.stop_seconds,
-        # Those that are started again are waited for.
+        # Hosts that restart are waited for.
         needs_all=bool(engine.needs_all) and not run.settings.comes_back,
     )
 
@@ -246,9 +234,7 @@ class _KnownProcess:
         topology = self._run.topology
         hosts = dict(
             zip(
-                TF_TASKS,
-                ((topology.leader,), topology.dnn_hosts, topology.data_hosts),
-                strict=True,
+                TF_TASKS, ((topology.leader,), topology.dnn_hosts, topology.data_hosts), strict=True
             )
         )
         cluster = {
@@ -269,7 +255,7 @@ def _num_workers(run: HostRun) -> int:
     if role == "data":
         return machine.usable_vcpus()
     local = run.settings.feed.local_workers
-    # `auto` is what the script says to a loader; it says nothing to an engine.
+    # `auto` is the script's num_workers, which an engine does not know.
     return 0 if local == "auto" else local
 
 
@@ -296,11 +282,11 @@ def _environ(run: HostRun) -> dict[str, str]:
         has_data_group=False,
         output=run.output,
     )
-    # Without stoker's sitecustomize, which is for the processes of the training.
+    # Without stoker's sitecustomize, which is for the training's processes.
     places = filter(None, (str(run.folder or ""), run.environ.get("PYTHONPATH", "")))
     ours = {
         "PYTHONPATH": ":".join(places),
-        # Its output comes through a pipe: lines must not wait in its buffer.
+        # Output goes through a pipe: lines must not wait in a buffer.
         "PYTHONUNBUFFERED": "1",
         **told.to_environ("run_id", "base_dir", "host", "group", "has_data_group", "output"),
     }
@@ -360,11 +346,11 @@ class Server:
             self._fail(f"command not found: {order.command[0]} (PATH {path})")
             self._has_ended.set()
             return
-        # This process must be able to end what outlives its first process.
+        # So that this process can end what outlives the first process.
         spawn.adopt_orphans()
         self.earlier_children = frozenset(child.pid for child in psutil.Process().children())
         self._process = subprocess.Popen(
-            # PR_SET_PDEATHSIG counts from the end of the starting thread, not of its process.
+            # PR_SET_PDEATHSIG acts at the end of the starting thread, hence the main thread.
             spawn.wrapped(command, signal_number=signal.SIGKILL),
             env=dict(order.environ),
             cwd=self._folder,
@@ -405,12 +391,12 @@ class Server:
         for thread in self._threads:
             thread.join(PROBE_SECONDS)
         if self._process and any(thread.is_alive() for thread in self._threads):
-            # Where orphans are not adopted: those that stayed in its group hold its output open.
+            # Without adopted orphans: processes left in its group hold its output open.
             with contextlib.suppress(OSError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             for thread in self._threads:
                 thread.join(PROBE_SECONDS)
-        # A reader that still waits holds the pipe, and would hold whoever closes it.
+        # Closing the pipe would block while a reader waits.
         has_read = not any(thread.is_alive() for thread in self._threads)
         if has_read and self._process and self._process.stdout:
             self._process.stdout.close()
@@ -425,7 +411,7 @@ class Server:
         process = self._process
         assert process is not None
         code = process.wait()
-        # What it said last is on its way; a process that it left may hold the pipe open.
+        # For its last lines; a leftover process may hold the pipe open.
         pump.join(OWN_END_SECONDS)
         self._has_ended.set()
         self._log.event(
@@ -449,7 +435,7 @@ class Server:
                 return
 
     def _fail(self, what: str) -> None:
-        # Never released: of several threads that find a failure the first one tells it.
+        # Never released: only the first thread that finds a failure reports it.
         if not self._has_failed.acquire(blocking=False):
             return
         said, last = said_in(self._lines), "\n".join(self._lines)
@@ -474,17 +460,12 @@ class Server:
                 try:
                     os.write(sys.stdout.fileno(), head + line.rstrip(b"\n") + b"\n")
                 except OSError:
-                    # Whoever read our output is gone; the server must not block on that.
+                    # The reader of our output is gone; the server must not block on that.
                     is_open = False
 
 
 def stop_servers(servers: Sequence[Server], *, seconds: float, inbox: Inbox) -> None:
-    """Ends servers with all their processes: SIGTERM, then SIGKILL.
-
-    Args:
-        seconds: Time until SIGKILL.
-        inbox: A signal in it means SIGKILL at once.
-    """
+    """Ends servers with all their processes: SIGTERM, then SIGKILL after `seconds` or a signal."""
     began = time.monotonic()
     others = [process for server in servers for process in server.ask()]
     is_asked = False

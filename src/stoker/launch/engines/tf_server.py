@@ -17,7 +17,7 @@ from types import ModuleType
 from stoker.errors import StokerError, UsageError
 from stoker.host import machine
 
-# TensorFlow's own 30 s and 200 s leave a training with a dead worker waiting for minutes.
+# With TensorFlow's 30 s and 200 s, a training waits for minutes for a dead worker.
 HEARTBEAT_MS = 1_000
 WORKER_TIMEOUT_MS = 15_000
 # The launcher starts workers once the dispatcher listens.
@@ -63,7 +63,7 @@ def _serve_task() -> None:
         task_index=resolver.task_id,
         protocol=resolver.rpc_layer or "grpc",
         config=tensorflow.compat.v1.ConfigProto(
-            # On a host of few cores, steps that wait for each other would take all threads.
+            # On a host with few cores, steps that wait for each other would use all threads.
             inter_op_parallelism_threads=max(machine.usable_vcpus(), num_tasks + 1)
         ),
         start=True,
@@ -106,7 +106,7 @@ def _keep_to(cores: int) -> None:
     """Restricts this process to `cores` cores: TensorFlow starts one thread per core."""
     if cores and hasattr(os, "sched_setaffinity"):
         allowed = sorted(os.sched_getaffinity(0))
-        # The last ones: what trains next to it tends to begin with the first.
+        # The last ones: a training on this host tends to use the first.
         os.sched_setaffinity(0, allowed[-cores:])
 
 
@@ -116,7 +116,7 @@ def _tensorflow() -> ModuleType:
     Raises:
         UsageError: If it is not installed.
     """
-    # Its servers hand out data and parameters: they must not take memory of the accelerators.
+    # Its servers must not take memory of the accelerators.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     try:

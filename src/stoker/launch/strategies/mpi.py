@@ -48,15 +48,11 @@ def command_of(
     environ: Mapping[str, str],
     start_deadline_seconds: float,
 ) -> tuple[str, ...]:
-    """Returns mpirun over the hosts of the dnn group, as the leader starts it.
+    """Returns mpirun over the hosts of the dnn group, the leader first.
 
     Args:
-        command: Command of a rank, with its program's path.
-        hosts: The leader first.
-        processes_per_host: Ranks per host, numbered host by host.
         agent_socket: Socket of MpiSession.
         more: The user's arguments, after ours.
-        environ: Environment of the command.
         start_deadline_seconds: Timeout of mpirun for a host's daemon.
 
     Raises:
@@ -207,13 +203,7 @@ class _Handler(socketserver.StreamRequestHandler):
 
 
 class MpiHost:
-    """A dnn host's part in mpirun.
-
-    Args:
-        environ: Environment of the training command.
-        coordinator: On the leader, if there are other hosts.
-        membership: On a follower.
-        master: Address and port of rank 0's store.
+    """A dnn host's part in mpirun; the leader has the coordinator, a follower its membership.
 
     Raises:
         UsageError: If there are several hosts and no token.
@@ -250,10 +240,6 @@ class MpiHost:
         self, command: Sequence[str], *, processes_per_host: int, more: Sequence[str]
     ) -> tuple[str, ...] | Ending:
         """Returns the command of this host; a follower waits for it, and may end before.
-
-        Args:
-            command: Command of the training, with its program's path.
-            more: The user's arguments for mpirun.
 
         Raises:
             UsageError: If there is no Open MPI.

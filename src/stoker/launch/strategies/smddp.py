@@ -29,11 +29,6 @@ def backend_of(
 
     Blocks while the library is tried.
 
-    Args:
-        instance_type: Instance type of the dnn group; empty if not known.
-        host: This host's name, for errors.
-        environ: Environment of the training command.
-
     Raises:
         UsageError: If the library cannot be used, and there is no fallback.
     """

@@ -28,10 +28,7 @@ class Trainer:
     """How each dnn host starts its training.
 
     Attributes:
-        strategy: none: the command itself; torchrun: one process per rank; smddp: the same with
-            SageMaker's library; mpi: mpirun on the leader.
-        settings: Settings of the strategy.
-        processes_per_host: Ranks per host.
+        strategy: torchrun in place of smddp's fallback.
         arguments: Appended to the command: the job's hyperparameters.
         variables: Those of SageMaker's toolkit, and the network interface for NCCL and gloo.
     """
@@ -51,12 +48,8 @@ class Trainer:
         *,
         log: Log | None = None,
     ) -> "Trainer":
-        """Returns the trainer of this host.
-
-        Blocks while torch is imported to try SageMaker's library.
-
-        Args:
-            log: Gets a line if another backend is used.
+        """Returns the trainer of this host; blocks while torch is imported to try SageMaker's
+        library.
 
         Raises:
             UsageError: If the strategy cannot use this host, or a file of the job folder is
@@ -120,15 +113,7 @@ class Trainer:
         launcher_pid: int,
         folder: Path | None = None,
     ) -> dict[str, str]:
-        """Returns the command's whole environment.
-
-        Args:
-            environ: Environment of this launcher.
-            output: STOKER_OUTPUT.
-            coordinator: Its name and port, if there is one.
-            launcher_pid: This process.
-            folder: Folder with the training's code, from which all its processes can import.
-        """
+        """Returns the command's whole environment; `folder` has the training's code."""
         told = replace(
             settings,
             host=topology.host,
@@ -161,7 +146,6 @@ class Trainer:
         """Returns the command as started on this host; see MpiHost for mpi.
 
         Args:
-            command: Program, with its path, and arguments.
             master: Address and port of torchrun's store on the leader.
             feed: Its start deadline also limits torchrun's rendezvous.
         """

@@ -1,4 +1,4 @@
-"""Calls to a cluster go through one connection, with retries, and with refusals in words."""
+"""Calls to a cluster: one connection, retries, refusals as errors."""
 
 import contextlib
 import json
@@ -10,13 +10,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from stoker.errors import MissingExtraError, PlatformError, ServiceError, ServiceErrorKind
 from stoker.records import Json
 from stoker.records.base import Document, mapping, mappings
 
-# As an API server says that a role lacks something; quotas and admission say Forbidden, too.
+if TYPE_CHECKING:
+    from urllib3 import BaseHTTPResponse
+
+# A missing right; quotas and admission rules answer 403, too.
 _DENIED = re.compile(r'User "(?P<user>[^"]*)" cannot (?P<verb>\S+) resource')
 _PASSING = frozenset((408, 429, 500, 502, 503, 504))
 OLDER = {
@@ -28,45 +31,41 @@ INSTALL = {
     "jobset.x-k8s.io": "install JobSet: https://jobset.sigs.k8s.io/docs/installation",
     "trainer.kubeflow.org": "install Kubeflow Trainer, or set kubernetes.api to jobset",
 }
-# Next to a pod's token.
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _CERTIFICATE = "check the cluster's certificate in the kube config"
-# What OpenSSL says of certificates that only its strict verification refuses.
+# OpenSSL's messages for certificates that only its strict verification refuses.
 _STRICT_RULES = ("key usage extension", "Key Identifier", "Basic Constraints of CA cert not marked")
 _NOT_STRICT = (
-    "the cluster's certificate lacks what RFC 5280 asks for, and kubernetes.strict_tls insists on "
-    "it: leave that out, or let an administrator renew the cluster's authority with that extension"
+    "the cluster's certificate lacks an extension of RFC 5280 that kubernetes.strict_tls requires: "
+    "unset it, or let an administrator renew the cluster's authority"
 )
 CONNECT_SECONDS = 10.0
 READ_SECONDS = 60.0
-# Attempts of one call: 0.5 + 1 + 2 + 4 s between them.
+# Pauses of 0.5, 1, 2 and 4 s between them.
 MAX_ATTEMPTS = 5
 RETRY_SECONDS = 0.5
-# One page of a list.
+# Objects per page of a list.
 PAGE = 500
 _METHODS = {"get": "GET", "list": "GET", "create": "POST", "patch": "PATCH", "delete": "DELETE"}
 
 
 def text(document: Document, key: str) -> str:
-    """Returns a text, or the empty one."""
+    """Returns a text of a document, by default an empty one."""
     value = document.get(key)
     return value if isinstance(value, str) else ""
 
 
 def texts(document: Document, key: str) -> list[str]:
-    """Returns a list of texts."""
     value = document.get(key)
     return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
 
 
 def number(document: Document, key: str, default: int = 0) -> int:
-    """Returns a whole number."""
     value = document.get(key)
     return value if isinstance(value, int) else default
 
 
 def name_of(document: Document) -> str:
-    """Returns the name of an object."""
     return text(mapping(document, "metadata"), "name")
 
 
@@ -76,9 +75,9 @@ class Action:
 
     Attributes:
         verb: get, list, watch, create, patch or delete.
-        group: Group of the API; empty for the core.
-        resource: Resource, in the plural; `pods/log` for what belongs to an object.
-        name: Name of the object, where it is about one.
+        group: API group; empty for the core.
+        resource: Plural; `pods/log` for a subresource.
+        name: Name of the object, if the call is about one.
     """
 
     verb: str
@@ -89,12 +88,11 @@ class Action:
 
     @property
     def right(self) -> str:
-        """Returns the right that RBAC has to allow: `create jobsets.jobset.x-k8s.io`."""
+        """The right that RBAC has to grant: `create jobsets.jobset.x-k8s.io`."""
         resource, slash, part = self.resource.partition("/")
         return f"{self.verb} {resource}{'.' + self.group if self.group else ''}{slash}{part}"
 
     def __str__(self) -> str:
-        """Returns the right with the object and its namespace."""
         named = f" {self.name}" if self.name else ""
         return f"{self.right}{named} in namespace {self.namespace}"
 
@@ -104,10 +102,11 @@ def refusal(code: int, body: str, action: Action) -> ServiceError:
 
     Args:
         code: HTTP status.
-        body: A Status object as JSON, or what a proxy answered.
-        action: Call that failed.
+        body: A Status object as JSON, or a proxy's answer.
     """
-    status = _status(body)
+    status: Document = {}
+    with contextlib.suppress(ValueError):
+        status = mapping(json.loads(body))
     message = " ".join(str(status.get("message") or body[:300]).split())
     denied = _DENIED.search(message) if code == 403 else None
     what, fix = f"the cluster refused it: {message or f'HTTP status {code}'}", ""
@@ -127,7 +126,7 @@ def refusal(code: int, body: str, action: Action) -> ServiceError:
         what = f"the namespace's pod security forbids it: {message}"
     elif code == 404:
         kind = "missing"
-        # Without an object's name nothing but the namespace or the API itself can be missing.
+        # Without an object's name the namespace or the API itself is missing.
         if not action.name:
             what, fix = _nothing_there(message, action)
     elif code == 409 and status.get("reason") == "AlreadyExists":
@@ -140,9 +139,7 @@ def refusal(code: int, body: str, action: Action) -> ServiceError:
         what = f"the cluster cannot answer now: {message or f'HTTP status {code}'}"
         fix = "try again in a minute"
     elif code in (400, 422):
-        fix = (
-            "check the versions of the cluster's JobSet and Trainer: stoker's rules are for others"
-        )
+        fix = "check the versions of the cluster's JobSet and Trainer: stoker expects others"
     user = denied.group("user") if denied else ""
     return failed(what, action, code=str(code), kind=kind, user=user, fix=fix)
 
@@ -156,7 +153,6 @@ def failed(
     user: str = "",
     fix: str = "",
 ) -> ServiceError:
-    """Returns an error with the facts of the call."""
     where = str(action)
     return ServiceError(
         what, where=where, fix=fix, code=code, action=action.right, kind=kind, user=user
@@ -166,7 +162,7 @@ def failed(
 def _nothing_there(message: str, action: Action) -> tuple[str, str]:
     if message.startswith("namespaces "):
         return (
-            f"there is no namespace {action.namespace}",
+            f"namespace {action.namespace} does not exist",
             f"kubectl create namespace {action.namespace}, or set kubernetes.namespace",
         )
     return (
@@ -175,37 +171,10 @@ def _nothing_there(message: str, action: Action) -> tuple[str, str]:
     )
 
 
-def _status(body: str) -> Mapping[str, Json]:
-    try:
-        document = json.loads(body)
-    except ValueError:
-        return {}
-    return mapping(document)
-
-
-class Response(Protocol):
-    """Describes what is used of urllib3's answers here."""
-
-    status: int
-    data: bytes
-
-    def stream(self, amt: int | None) -> Iterator[bytes]:
-        """Yields the body's bytes as they come."""
-        ...
-
-    def close(self) -> None:
-        """Ends the answer."""
-        ...
-
-    def release_conn(self) -> None:
-        """Returns the connection to its pool."""
-        ...
-
-
 class ByteStream:
-    """Reads an answer that comes in parts: a watch, or a log. Any thread may close it."""
+    """An answer that is read in parts: a watch or a log. Any thread may close it."""
 
-    def __init__(self, response: Response, action: Action) -> None:
+    def __init__(self, response: "BaseHTTPResponse", action: Action) -> None:
         self._response = response
         self._action = action
         self._is_closed = False
@@ -222,22 +191,21 @@ class ByteStream:
                 *lines, rest = (rest + chunk).split(b"\n")
                 for line in lines:
                     yield line.decode(errors="replace"), True
-        # Half a line that our own closing cut off is nothing to show.
         if rest and not self._is_closed:
             yield rest.decode(errors="replace"), False
 
     def close(self) -> None:
-        """Ends the reading, whichever thread reads; may be called twice, never raises."""
+        """Ends the reading, in whatever thread; may be called twice, never raises."""
         self._is_closed = True
         connection = getattr(self._response, "connection", None)
         open_socket = getattr(connection, "sock", None)
         if isinstance(open_socket, socket.socket):
-            # Only this wakes up a reader that waits for more.
+            # Only this wakes up a blocked reader.
             with contextlib.suppress(OSError, ValueError):
                 open_socket.shutdown(socket.SHUT_RDWR)
 
     def release(self) -> None:
-        """Releases the connection; called by the thread that read."""
+        """Releases the connection; called by the thread that reads."""
         with contextlib.suppress(Exception):
             self._response.close()
         with contextlib.suppress(Exception):
@@ -245,11 +213,11 @@ class ByteStream:
 
 
 def connect(context: str | None, *, strict_tls: bool = False) -> tuple[object, str]:
-    """Returns the client, and the namespace that its configuration names.
+    """Returns the client, and the namespace of its configuration.
 
     Args:
-        context: Context of the kube config; None: its current one, or the pod's own account.
-        strict_tls: Whether certificates must obey RFC 5280 in all, as `kubernetes.strict_tls` says.
+        context: Context of the kube config; None: the current one, or the pod's service account.
+        strict_tls: See `kubernetes.strict_tls`.
     """
     try:
         from kubernetes import client, config  # type: ignore[import-untyped]
@@ -257,17 +225,19 @@ def connect(context: str | None, *, strict_tls: bool = False) -> tuple[object, s
     except ImportError as err:
         raise MissingExtraError.of(err, extra="kubernetes") from None
     settings = client.Configuration()
-    # Our own retries know which calls may be sent twice.
+    # `_call` retries.
     settings.retries = False
-    # Each watch and each log that is followed keeps a connection.
+    # Each watch and each followed log keeps a connection.
     settings.connection_pool_maxsize = 64
     try:
-        # In a pod, unless somebody gave it a kube config.
-        if context is None and not _has_kube_config(config.kube_config):
+        # In a pod without a kube config.
+        files = str(config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION).split(os.pathsep)
+        has_file = any(os.path.exists(os.path.expanduser(file)) for file in files)
+        if context is None and not has_file:
             config.load_incluster_config(client_configuration=settings)
-            namespace = _own_namespace()
+            namespace = NAMESPACE_FILE.read_text(encoding="ascii").strip()
         else:
-            # Not persisted: a token that was renewed is not written into the user's own file.
+            # Not persisted: a renewed token must not be written to the user's file.
             config.load_kube_config(
                 client_configuration=settings, context=context, persist_config=False
             )
@@ -281,8 +251,8 @@ def connect(context: str | None, *, strict_tls: bool = False) -> tuple[object, s
     made = client.ApiClient(settings)
     options = made.rest_client.pool_manager.connection_pool_kw
     verified = ssl_.create_urllib3_context(cert_reqs=options["cert_reqs"])
-    # Python 3.13 sets it; a cluster's own authority is often older than the rule, and kubectl has
-    # no such rule. Chain, name and time are verified with and without it.
+    # Python 3.13 sets it, kubectl does not: cluster authorities are often older than the rule.
+    # Chain, name and time are verified in any case.
     verified.verify_flags &= ~ssl.VERIFY_X509_STRICT
     if strict_tls:
         verified.verify_flags |= ssl.VERIFY_X509_STRICT
@@ -290,28 +260,18 @@ def connect(context: str | None, *, strict_tls: bool = False) -> tuple[object, s
     return made, namespace
 
 
-def _has_kube_config(kube_config: object) -> bool:
-    # Resolved by the client from KUBECONFIG, a list of files.
-    named = str(getattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", ""))
-    return any(os.path.exists(os.path.expanduser(path)) for path in named.split(os.pathsep))
-
-
-def _own_namespace() -> str:
-    return NAMESPACE_FILE.read_text(encoding="ascii").strip()
-
-
 def _not_configured(err: Exception, context: str | None) -> PlatformError:
-    words = " ".join(str(err).split()) or type(err).__name__
+    words = _words(err) or type(err).__name__
     if context:
         return PlatformError(
-            f"the kube config cannot be used: {words}",
+            f"cannot use the kube config: {words}",
             where=f"key kubernetes.context, {context}",
-            fix="kubectl config get-contexts lists what there is",
+            fix="kubectl config get-contexts lists the contexts",
         )
     return PlatformError(
         f"no cluster is configured: {words}",
         where="kube config (variable KUBECONFIG, else ~/.kube/config), or a pod's service account",
-        fix="kubectl config view shows what there is; set KUBECONFIG, or kubernetes.context",
+        fix="see kubectl config view; set KUBECONFIG, or kubernetes.context",
     )
 
 
@@ -320,7 +280,7 @@ def explained(action: Action) -> Iterator[None]:
     """Turns the client's errors into ours.
 
     Raises:
-        ServiceError: In place of a refusal, or of a cluster that does not answer.
+        ServiceError: If the cluster refuses or does not answer.
     """
     import urllib3
     from kubernetes.client.exceptions import ApiException  # type: ignore[import-untyped]
@@ -332,7 +292,7 @@ def explained(action: Action) -> Iterator[None]:
         if err.status:
             body = err.body.decode(errors="replace") if isinstance(err.body, bytes) else err.body
             raise refusal(int(err.status), body or "", action) from err
-        # The client makes an exception without a status of a failed TLS handshake.
+        # Without a status: a failed TLS handshake.
         raise _unsafe(err.reason, action) from err
     except exceptions.SSLError as err:
         raise _unsafe(err, action) from err
@@ -370,7 +330,6 @@ class Resource:
 
     @property
     def api(self) -> str:
-        """Returns the path of its API."""
         prefix = f"apis/{self.group}" if self.group else "api"
         return f"/{prefix}/{self.version}"
 
@@ -384,7 +343,7 @@ PODS = Resource("", "v1", "pods")
 EVENTS = Resource("", "v1", "events")
 BUDGETS = Resource("policy", "v1", "poddisruptionbudgets")
 CLAIMS = Resource("", "v1", "persistentvolumeclaims")
-# Argo's, which run the pipelines of Kubeflow.
+# Argo's, which run Kubeflow's pipelines.
 WORKFLOWS = Resource("argoproj.io", "v1alpha1", "workflows")
 ACCESS_REVIEWS = Resource("authorization.k8s.io", "v1", "selfsubjectaccessreviews")
 
@@ -399,14 +358,13 @@ OF_KIND: Mapping[str, Resource] = {
 
 
 class ClusterApi:
-    """Talks to a cluster for one namespace.
+    """A cluster, for one namespace.
 
     Args:
-        context: Context of the kube config; absent: its current one, or the pod's own service
-            account.
-        namespace: Absent: the context's, or the pod's own.
-        strict_tls: As `connect`.
-        sleep: Waits so many seconds.
+        context: Context of the kube config; absent: the current one, or the pod's service account.
+        namespace: Absent: the context's, or the pod's.
+        strict_tls: See `kubernetes.strict_tls`.
+        sleep: Waits for some seconds.
         clock: Monotonic seconds, for deadlines.
     """
 
@@ -428,7 +386,7 @@ class ClusterApi:
 
     @property
     def namespace(self) -> str:
-        """Returns the namespace in use.
+        """The namespace in use.
 
         Raises:
             PlatformError: If no cluster is configured.
@@ -440,7 +398,7 @@ class ClusterApi:
         return self._namespace
 
     def in_namespace(self, namespace: str) -> "ClusterApi":
-        """Returns the same cluster for another namespace, over a connection of its own."""
+        """Returns the same cluster for another namespace, with a new connection."""
         return ClusterApi(
             context=self._context,
             namespace=namespace,
@@ -453,12 +411,14 @@ class ClusterApi:
         """Returns an object.
 
         Raises:
-            ServiceError: Here as below, if the cluster refuses, or does not answer in MAX_ATTEMPTS.
+                ServiceError: As the other calls: if the cluster refuses, or does not answer
+                MAX_ATTEMPTS
+                times.
         """
         return self._call("get", resource, name)
 
     def find(self, resource: Resource, name: str) -> Document | None:
-        """Returns an object, or None if there is no object of that name."""
+        """Returns an object, or None if it does not exist."""
         try:
             return self.get(resource, name)
         except ServiceError as err:
@@ -469,7 +429,7 @@ class ClusterApi:
     def list(
         self, resource: Resource, *, query: Mapping[str, str] | None = None
     ) -> tuple[list[Document], str]:
-        """Returns all objects that `query` selects, and the version from which to watch them."""
+        """Returns all objects that `query` selects, and the version to watch them from."""
         found: list[Document] = []
         following = ""
         while True:
@@ -481,27 +441,24 @@ class ClusterApi:
             described = mapping(page, "metadata")
             following = text(described, "continue")
             if not following:
-                # All pages of one listing have the same version.
                 return found, text(described, "resourceVersion")
 
     def create(self, resource: Resource, body: Document, *, is_dry_run: bool = False) -> Document:
-        """Makes an object; where an answer was lost, a second attempt says AlreadyExists.
+        """Creates an object; a retry after a lost answer raises the kind `taken`.
 
-        A field that the cluster does not know is refused: else it is dropped without a word.
+        Unknown fields are refused, which the cluster would drop silently otherwise.
 
         Args:
-            resource: Its kind.
-            body: The object.
-            is_dry_run: The cluster checks it, webhooks and quotas included, and makes nothing.
+            is_dry_run: The cluster only checks the object, webhooks and quotas included.
         """
         query = {"fieldValidation": "Strict", **({"dryRun": "All"} if is_dry_run else {})}
         return self._call("create", resource, query=query, body=body)
 
     def discover(self, path: str) -> Document | None:
-        """Returns what the server tells everybody who is logged in, or None if there is no such.
+        """Returns what the server publishes at a path, or None if it does not exist.
 
         Args:
-            path: `/version`, or of an API, `/apis/jobset.x-k8s.io/v1alpha2` for one.
+            path: `/version`, or an API's: `/apis/jobset.x-k8s.io/v1alpha2`.
         """
         action = Action(verb="get", group="", resource=path, namespace=self.namespace, name=path)
         try:
@@ -517,21 +474,19 @@ class ClusterApi:
         return mapping(document)
 
     def patch(self, resource: Resource, name: str, body: Document) -> Document:
-        """Changes the fields that `body` has (a merge patch)."""
+        """Changes the fields in `body` (a merge patch)."""
         return self._call("patch", resource, name, body=body)
 
     def delete(self, resource: Resource, name: str, *, uid: str | None = None) -> None:
-        """Deletes an object after all that it owns; a missing one is not an error.
+        """Deletes an object after everything that it owns; it may be missing.
 
         Args:
-            resource: Its kind.
-            name: Its name.
-            uid: Only the object with this uid is deleted, not a newer one of its name.
+            uid: Only the object with this uid is deleted, not a newer one of the same name.
         """
         options: dict[str, Json] = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
-            # The object stays until its pods are gone: a new job of the name does not meet them.
+            # The object stays until its pods are gone.
             "propagationPolicy": "Foreground",
         }
         if uid:
@@ -539,7 +494,7 @@ class ClusterApi:
         try:
             self._call("delete", resource, name, body=options)
         except ServiceError as err:
-            # The precondition failed: the object that was meant is gone, a newer one has its name.
+            # The uid differs: the object is gone, and a newer one has its name.
             is_another = err.code == "409" and uid is not None
             if err.kind != "missing" and not is_another:
                 raise
@@ -553,14 +508,11 @@ class ClusterApi:
         query: Mapping[str, str],
         read_seconds: float,
     ) -> ByteStream:
-        """Opens a watch of objects, or a part of one (`log`), to be read as it comes; asks once.
+        """Opens a watch, or a subresource such as `log`, as a stream; without retries.
 
         Args:
-            resource: Its kind.
-            name: Name of one object; empty: of all that `query` selects.
-            part: Part of the object.
-            query: The call's parameters.
-            read_seconds: The connection may be silent for so long.
+            name: Name of one object; empty: all that `query` selects.
+            read_seconds: How long the connection may be silent.
         """
         verb = "get" if name else "watch"
         action = self._action(verb, resource, name=name, part=part)
@@ -608,9 +560,9 @@ class ClusterApi:
         body: Document | None,
         read_seconds: float,
         is_stream: bool = False,
-    ) -> Response:
+    ) -> "BaseHTTPResponse":
         client = self._connected()
-        # Strategic merges, kubectl's default, are not there for custom resources.
+        # Custom resources have no strategic merges, kubectl's default.
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
         with explained(action):
             answered = client.call_api(  # type: ignore[attr-defined]
@@ -619,16 +571,16 @@ class ClusterApi:
                 query_params=list(query.items()),
                 header_params={"Accept": "application/json, */*", "Content-Type": kind},
                 body=body,
-                # Without it call_api sends no token: the generated methods pass it, too.
+                # Without it call_api sends no token.
                 auth_settings=["BearerToken"],
                 _return_http_data_only=True,
-                # Else the client would read to the end before it returns, and a watch has none.
+                # Otherwise the client reads to the end, which a watch does not have.
                 _preload_content=False,
                 _request_timeout=(CONNECT_SECONDS, read_seconds),
             )
-            response = cast("Response", answered)
+            response = cast("BaseHTTPResponse", answered)
             if not is_stream:
-                response.data  # noqa: B018  read while errors of it are explained
+                response.data  # noqa: B018  read here, so that errors are explained
             return response
 
     def _path(self, resource: Resource, name: str = "", part: str = "") -> str:

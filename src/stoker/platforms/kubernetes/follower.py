@@ -1,16 +1,16 @@
-"""A job outlives whoever follows it: who that is, and how the job learns that nobody does any more.
+"""The follower of a job, and the lease by which the job knows that it has one.
 
-In a pipeline a small pod follows the job. It may be drained, evicted or preempted at any time, and
-its object be deleted, so that it must not own the job: what it owned would be collected with it.
-The Workflow that controls the pod owns the job: it lasts as long as the run of the pipeline, and
-its deletion still cleans up. A pod that no Workflow controls gives the job no owner.
+In a pipeline a small pod follows the job. It may be drained, evicted or preempted at any time, so
+it must not own the job, which would be collected with it. The Workflow that controls the pod owns
+the job: it lasts as long as the pipeline's run, and its deletion still cleans up. A pod without a
+Workflow gives the job no owner.
 
-A SIGTERM to such a pod says nothing of the run. So the cluster is asked whether the run is being
-cancelled; if it is not, the job goes on, and the next attempt adopts it.
+After a SIGTERM the cluster is asked whether the run is being cancelled; if not, the job continues,
+and the next attempt adopts it.
 
-What covers the rest is a lease. The follower writes the time into a ConfigMap of the job once a
-minute; the dnn leader reads it from a volume, with no right on the cluster, and ends the run when
-the text has not changed for too long (`stoker.launch.follower_lease`).
+The follower writes the time into a ConfigMap of the job once a minute; the dnn leader reads it from
+a volume, with no right on the cluster, and ends the run when it has not changed for too long
+(`stoker.launch.follower_lease`).
 """
 
 import queue
@@ -20,20 +20,16 @@ from dataclasses import dataclass, field
 from stoker.errors import ServiceError, StokerError
 from stoker.logs import EventName, Log, now_utc
 from stoker.platforms.kubernetes.api import CONFIG_MAPS, PODS, WORKFLOWS, ClusterApi, text
-from stoker.platforms.kubernetes.objects import (
-    ROLE_LABEL,
-    STEP_LABEL,
-    lease_map,
-)
+from stoker.platforms.kubernetes.objects import ROLE_LABEL, STEP_LABEL, lease_map
 from stoker.records import KubernetesSettings
 from stoker.records.base import Document, mapping, mappings
 from stoker.settings import LEASE_MINUTES_FILE, LEASE_RENEWED_FILE, OwnPod
 
-# Of a pod's grace, which is 30 s by default: the record has to be written, too.
+# A part of the pod's grace of 30 s, in which the record is written, too.
 CANCELLED_SECONDS = 2.0
 # Kubelets bring a changed ConfigMap into pods within about two minutes.
 RENEW_SECONDS = 60.0
-# In a pod. A person who closes a laptop has not abandoned the training.
+# For followers in pods. Closing a laptop does not abandon a training.
 LEASE_MINUTES = 60
 FOLLOWER_LABELS = {ROLE_LABEL: "follower"}
 _WORKFLOW = (WORKFLOWS.group, "Workflow")
@@ -41,13 +37,13 @@ _WORKFLOW = (WORKFLOWS.group, "Workflow")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Follower:
-    """Names the process that follows a job.
+    """The process that follows a job.
 
     Attributes:
-        pod: The pod it runs in; None: somebody's terminal.
-        workflow: The Workflow that controls the pod, as an owner; None where there is none.
-        home: The pod's own namespace, where the Workflow is; None: the job's.
-        labels: Labels of the pod, by which it is told apart from other pods of the Workflow.
+        pod: The pod it runs in; None: a terminal.
+        workflow: The Workflow that controls the pod, as an owner.
+        home: The pod's namespace, which has the Workflow; None: the job's.
+        labels: Labels that distinguish the pod from others of the Workflow.
     """
 
     pod: OwnPod | None = None
@@ -57,28 +53,25 @@ class Follower:
 
     @property
     def owner(self) -> Document | None:
-        """Returns the Workflow as an owner; None where it is not in the job's namespace."""
+        """The Workflow as an owner; None if it is in another namespace than the job."""
         return None if self.home else self.workflow
 
     def lease_minutes(self, settings: KubernetesSettings) -> int:
-        """Returns after how many minutes without a follower the run is abandoned; 0: never."""
+        """Returns the minutes without a follower after which the run ends; 0: never."""
         if settings.follower_lease_minutes is not None:
             return settings.follower_lease_minutes
         return LEASE_MINUTES if self.pod else 0
 
     def is_cancelled(self, cluster: ClusterApi) -> bool:
-        """Returns whether the run of the pipeline is known to be cancelled.
+        """Whether the pipeline's run is known to be cancelled; blocks for CANCELLED_SECONDS.
 
-        Blocks for CANCELLED_SECONDS at most. Who cannot be asked is not cancelled: a job that runs
-        in vain costs its time, and one that is deleted in vain costs the training.
+        Without an answer it is not: a job that runs in vain costs its time, and one that is deleted
+        in vain costs the training.
         """
         return self.cancellation(cluster) is True
 
     def cancellation(self, cluster: ClusterApi) -> bool | None:
-        """Returns whether the run of the pipeline is being cancelled; None where nobody says.
-
-        Blocks for CANCELLED_SECONDS at most.
-        """
+        """Returns whether the pipeline's run is being cancelled; None without an answer in time."""
         if self.workflow is None:
             return None
         workflow, answers = self.workflow, queue.SimpleQueue[bool | None]()
@@ -91,7 +84,7 @@ class Follower:
             except StokerError:
                 answers.put(None)
 
-        # In a thread: neither a name service nor a server that is silent keeps the process here.
+        # In a thread, so that a silent name service or server does not block the process.
         threading.Thread(target=ask, name="asks for the workflow", daemon=True).start()
         try:
             return answers.get(timeout=CANCELLED_SECONDS)
@@ -100,13 +93,7 @@ class Follower:
 
 
 def follower_of(cluster: ClusterApi, pod: OwnPod | None, *, log: Log) -> Follower:
-    """Returns this process as a follower of jobs in the cluster's namespace.
-
-    Args:
-        cluster: Asked for the pod, which names its controller.
-        pod: Pod that this process runs in.
-        log: Told where the pod cannot be read.
-    """
+    """Returns this process as a follower of jobs in the cluster's namespace."""
     if pod is None:
         return Follower()
     home = None
@@ -131,9 +118,9 @@ def follower_of(cluster: ClusterApi, pod: OwnPod | None, *, log: Log) -> Followe
 
 
 def _is_ending(workflow: Document, *, uid: str) -> bool:
-    """Returns whether somebody has cancelled, stopped or deleted the run.
+    """Whether the run was cancelled, stopped or deleted.
 
-    Kubeflow cancels a run by a deadline of 0 s; Argo's own commands set `shutdown`.
+    Kubeflow cancels a run by a deadline of 0 s; Argo's commands set `shutdown`.
     """
     described, spec = mapping(workflow, "metadata"), mapping(workflow, "spec")
     return (
@@ -145,13 +132,10 @@ def _is_ending(workflow: Document, *, uid: str) -> bool:
 
 
 class LeaseKeeper(threading.Thread):
-    """Renews the lease of a job, from a thread of its own.
+    """A thread that renews the lease of a job.
 
     Args:
-        cluster: Cluster that has the job.
-        job: Name of the job.
-        minutes: After so many without a renewal the run is abandoned; 0: never.
-        log: Told when the lease cannot be renewed, and when it can again.
+        minutes: Minutes without a renewal after which the run ends; 0: never.
     """
 
     def __init__(self, cluster: ClusterApi, *, job: str, minutes: int, log: Log) -> None:
@@ -164,7 +148,7 @@ class LeaseKeeper(threading.Thread):
         self._why = ""
 
     def renew(self) -> bool:
-        """Renews the lease once; returns False where there is none, or it may not be changed."""
+        """Renews the lease once; returns False if there is none, or no right to change it."""
         data = {LEASE_RENEWED_FILE: now_utc(), LEASE_MINUTES_FILE: str(self.minutes)}
         try:
             self._cluster.patch(CONFIG_MAPS, lease_map(self._job), {"data": dict(data)})

@@ -1,11 +1,10 @@
-"""A job on a cluster is followed from here: its states, its pods and their logs, to its end."""
+"""A job on a cluster, followed to its end: its states, its pods and their logs."""
 
 import contextlib
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Literal
 
 from stoker.errors import (
@@ -50,40 +49,37 @@ from stoker.platforms.kubernetes.request import KubernetesRequest
 from stoker.platforms.kubernetes.rights import explained_denial
 from stoker.platforms.kubernetes.state import ObjectState, delete_and_wait, job_state
 from stoker.platforms.kubernetes.streams import (
-    Changed,
-    Disturbed,
     Following,
-    Gone,
-    Listed,
     LogLost,
     LogText,
-    Lost,
+    ObjectNews,
+    WatchError,
 )
 from stoker.platforms.kubernetes.submit import StartedObjects
 from stoker.reasons import reason_of_failure
 from stoker.records import Event, Training
-from stoker.records.base import Document, mapping
+from stoker.records.base import mapping
 
 # Reason of a container that its node killed because of its memory.
 _OUT_OF_MEMORY = "OOMKilled"
 # The kubelet's MaxContainerTerminationMessageLogLength: in a longer log the first line is cut.
 _LOG_BYTES = 2048
-# Of a TrainJob; and of a JobSet, where one rule alone has the action FailJobSet, `out_of_time`.
+# Reasons of a TrainJob and of a JobSet, where only the rule `out_of_time` fails the JobSet.
 _OUT_OF_TIME = ("DeadlineExceeded", "FailJobSetFailurePolicyAction")
 # Host name of lines that no host wrote.
 SERVICE = "kubernetes"
-# Between questions of a pipeline's last step whether somebody has ended the run meanwhile.
+# How often a pipeline's last step asks whether the run was cancelled.
 ASK_SECONDS = 5.0
-# Seconds between looks at troubles and at the end.
+# Between looks at troubles and at the end.
 TICK_SECONDS = 0.25
-# The same trouble is told again after it.
+# The same trouble is reported again after this time.
 REPEAT_SECONDS = 600.0
-# After the job's end, until the dnn hosts' logs have been read, and then the data hosts'.
+# Time after the job's end to read the dnn hosts' logs, and then the data hosts'.
 DRAIN_SECONDS = 60.0
 DATA_DRAIN_SECONDS = 15.0
-# Beyond the pods' grace, until a deleted job is gone.
+# Beyond the pods' grace period, until a deleted job is gone.
 STOP_SECONDS = 60.0
-# After that, for the last lines of its hosts.
+# Time after that for the last lines of its hosts.
 LAST_LINES_SECONDS = 10.0
 
 
@@ -100,18 +96,21 @@ def conclude(
     """Returns the end of a job.
 
     Args:
-        state: Its last one; None where the job was gone before it was seen to end.
-        is_stopped: Whether the caller stopped it.
-        layout: Layout of the run.
+        state: Its last state; None if the job was gone before its end was seen.
         pods: Pods as they were last seen, including deleted ones.
-        output: What the dnn hosts left in their logs.
+        output: Files from the dnn hosts' logs.
         events: Events that only the cluster saw.
-        log: Log for what is worth telling.
     """
     latest = _latest(pods)
     leader = latest.get((layout.dnn.group.name, 0))
     release = _release_seconds(latest.values(), leader)
-    output_dir = _write(output, layout.job.run_dir / "output", log)
+    output_dir = layout.job.run_dir / "output" if output.files else None
+    if output_dir:
+        try:
+            output.write(output_dir)
+        except OSError as err:
+            log.event(EventName.OUTPUT_WRITE_FAILED, folder=str(output_dir), reason=err.strerror)
+            output_dir = None
     training = leader_record(output_dir)
     exit_code = training.exit_code if training else None
     if exit_code is None and leader and leader.ended:
@@ -135,7 +134,7 @@ def _verdict(
 ) -> tuple[Literal["succeeded", "failed", "stopped"], str | None]:
     if state is not None:
         return ("succeeded", None) if state.phase == "succeeded" else ("failed", state.message)
-    # Kept for no time at all, a job may be gone before its end was seen: its record knows it.
+    # With a TTL of 0 a job may be gone before its end is seen.
     if training and not is_stopped:
         return training.status, training.failure
     return "stopped", None
@@ -149,26 +148,14 @@ def _latest(pods: Iterable[PodState]) -> dict[tuple[str, int], PodState]:
     return found
 
 
-def _write(output: OutputParts, folder: Path, log: Log) -> Path | None:
-    if not output.files:
-        return None
-    try:
-        output.write(folder)
-    except OSError as err:
-        log.event(EventName.OUTPUT_WRITE_FAILED, folder=str(folder), reason=err.strerror)
-        return None
-    return folder
-
-
 def _release_seconds(pods: Iterable[PodState], leader: PodState | None) -> float | None:
-    """Returns seconds from the leader's end to the last data host's; None if one is not known."""
+    """Returns seconds from the leader's end to the last data host's, if both are known."""
     data = [pod for pod in pods if pod.role == "data"]
     if not data or leader is None or leader.ended is None:
         return None
     ends = []
     for pod in data:
         if pod.ended is None:
-            # One that never started held nothing; of one that vanished the end is not known.
             if pod.is_started:
                 return None
             continue
@@ -185,18 +172,18 @@ def _failure(
     layout: Layout,
     training: Training | None,
 ) -> str:
-    """Says why it failed: a dnn host's pod is asked before its controllers."""
+    """Returns why the job failed; dnn pods know it better than their controllers."""
     dnn = [pod for (group, _), pod in sorted(latest.items()) if group == layout.dnn.group.name]
-    # First: what pods say that were killed for it is a consequence.
-    if _ran_too_long(state):
+    # First: the failures of pods that were killed for it are consequences.
+    if state.reason in _OUT_OF_TIME:
         return _too_long(layout)
     if training and training.failure:
         return training.failure
     for pod in dnn:
         if pod.lost:
             return (
-                f"dnn host {pod.host} was taken away ({pod.lost}); all hosts are started again then"
-                " where kubernetes.output keeps checkpoints, else kubernetes.max_restarts times"
+                f"dnn host {pod.host} was lost ({pod.lost}); then all hosts are restarted where"
+                " kubernetes.output keeps checkpoints, else kubernetes.max_restarts times"
             )
         if pod.ended and pod.ended.reason == _OUT_OF_MEMORY:
             limit_of = layout.dnn.limits["memory"]
@@ -210,7 +197,7 @@ def _failure(
 
 def _reason(pod: PodState, end: PodEnd, out_of_memory: str = "") -> str:
     lines = end.message.splitlines()
-    # The launcher's own words are an error; else the kubelet took the end of the log.
+    # Without the launcher's `error:` the message is the end of the log, its first line cut.
     if len(end.message.encode()) >= _LOG_BYTES and not end.message.startswith("error:"):
         lines = lines[1:]
     if not end.message and end.reason != "Error":
@@ -220,35 +207,29 @@ def _reason(pod: PodState, end: PodEnd, out_of_memory: str = "") -> str:
     )
 
 
-def _ran_too_long(state: ObjectState) -> bool:
-    return state.reason in _OUT_OF_TIME
-
-
 def _too_long(layout: Layout) -> str:
     return f"it ran longer than kubernetes.max_run_seconds, {layout.settings.max_run_seconds} s"
 
 
 def _model_uri(layout: Layout) -> str | None:
-    """Returns the place of the dnn group's model; None without output: it goes with its pods."""
     if not layout.settings.output:
         return None
     return f"{layout.settings.output.rstrip('/')}/{layout.run_name}/model"
 
 
 class RunPicture:
-    """Collects what the cluster tells of a run, object by object.
+    """State of a run, collected from the cluster's news.
 
     Args:
-        layout: Layout of the run.
         main: JobSets or TrainJobs.
         uid: Uid of the run's JobSet or TrainJob.
-        since: When it was made, ISO 8601.
+        since: Its creation time, ISO 8601.
         namespace: Namespace of its pods.
 
     Attributes:
-        state: State of the job; None until it is told.
+        state: State of the job; None until it is known.
         is_gone: Whether the job does not exist any more.
-        events: What happened, for the record.
+        events: Events for the record.
     """
 
     def __init__(
@@ -271,44 +252,43 @@ class RunPicture:
 
     @property
     def has_ended(self) -> bool:
-        """Returns whether the job has ended, or is gone."""
         return self.is_gone or (self.state is not None and self.state.has_ended)
 
     @property
     def is_over(self) -> bool:
-        """Returns whether no dnn host runs any more, as far as is known."""
+        """Whether no dnn host runs any more, as far as is known."""
         return self.is_gone or all(
             pod.is_final or not pod.is_started for pod in self._pods.values() if pod.role == "dnn"
         )
 
     @property
     def all_pods(self) -> tuple[PodState, ...]:
-        """Returns all pods as they were last seen, including deleted ones."""
+        """All pods as they were last seen, including deleted ones."""
         return (*self._gone_pods.values(), *self._pods.values())
 
     @property
     def had_dnn_hosts(self) -> bool:
-        """Returns whether each dnn host has, or had, a process: the training could begin."""
+        """Whether each dnn host has, or had, a process, so that training could begin."""
         dnn = self._layout.dnn.group
         started = {pod.index for pod in self.all_pods if pod.is_started and pod.group == dnn.name}
         return len(started) >= dnn.count
 
     def quota_refusals(self) -> dict[str, str]:
-        """Returns the groups whose pods a quota refuses, with the job controller's words."""
+        """Returns the groups whose pods a quota refuses, with the controller's message."""
         refused = self._refused.items()
         return {self._groups[job].group.name: said for job, said in refused if is_of_quota(said)}
 
     def uids_of(self, role: str) -> frozenset[str]:
-        """Returns the uids of the pods of a role that there are, or were."""
+        """Returns the uids of a role's pods, including deleted ones."""
         return frozenset(pod.uid for pod in self.all_pods if pod.role == role)
 
     def changed_pods(self) -> list[PodState]:
-        """Returns the pods that were told of since the last call."""
+        """Returns the pods with news since the last call."""
         changed, self._changed = self._changed, []
         return changed
 
     def troubles(self) -> list[Trouble]:
-        """Returns why hosts do not run at this moment."""
+        """Returns why hosts do not run now."""
         layout = self._layout
         pods = [*self._pods.values()]
         found = [*troubles_of(pods, layout, namespace=self._namespace, utc=now_utc())]
@@ -319,67 +299,49 @@ class RunPicture:
                 found.append(refused_pods(group, message))
         return found
 
-    def take(self, item: Listed | Changed | Gone) -> Iterator[str]:
-        """Takes a piece of news; yields what to tell the user."""
-        if item.resource == EVENTS:
-            yield from self._take_events(item)
-        elif item.resource == PODS:
-            yield from self._take_pods(item)
+    def take(self, news: ObjectNews) -> Iterator[str]:
+        """Takes news; yields messages for the user."""
+        if news.resource == EVENTS:
+            yield from self._take_events(news)
+        elif news.resource == PODS:
+            yield from self._take_pods(news)
         else:
-            yield from self._take_job(item)
+            yield from self._take_job(news)
 
-    def _take_events(self, item: Listed | Changed | Gone) -> Iterator[str]:
-        if isinstance(item, Gone):
-            return
-        for event in item.items if isinstance(item, Listed) else (item.item,):
+    def _take_events(self, news: ObjectNews) -> Iterator[str]:
+        for event in news.items if news.what != "deleted" else ():
             for happening in self._happenings.take(event):
-                if happening.job:
-                    # Of a job that a queue has suspended since, it is over.
-                    if not self._is_suspended:
-                        self._refused[happening.job] = happening.message
-                else:
+                if not happening.job:
                     yield happening.text
+                # Outdated if a queue has suspended the job since.
+                elif not self._is_suspended:
+                    self._refused[happening.job] = happening.message
 
-    def _take_job(self, item: Listed | Changed | Gone) -> Iterator[str]:
-        if isinstance(item, Listed):
-            found = next((one for one in item.items if self._is_it(one)), None)
-            if found is None:
-                yield from self._lose_job()
-                return
-            document = found
-        elif not self._is_it(item.item):
-            return
-        else:
-            document = item.item
-        before, self.state = self.state, job_state(document)
-        if self._is_suspended:
-            self._refused.clear()
-        yield from self._words_of_job(before, self.state)
-        if isinstance(item, Gone):
-            yield from self._lose_job()
+    def _take_job(self, news: ObjectNews) -> Iterator[str]:
+        # By its uid: once this job is gone, another may have its name.
+        is_it = (one for one in news.items if text(mapping(one, "metadata"), "uid") == self._uid)
+        found = next(is_it, None)
+        if found is not None:
+            before, self.state = self.state, job_state(found)
+            if self._is_suspended:
+                self._refused.clear()
+            yield from self._words_of_job(before, self.state)
+        if news.what == ("all" if found is None else "deleted") and not self.is_gone:
+            self.is_gone = True
+            if self.state is None or not self.state.has_ended:
+                yield self._note("the job was deleted")
 
     @property
     def _is_suspended(self) -> bool:
         return self.state is not None and self.state.phase == "suspended"
 
-    def _is_it(self, document: Document) -> bool:
-        # Not by its name: once this one is gone, another may have that.
-        return text(mapping(document, "metadata"), "uid") == self._uid
-
-    def _lose_job(self) -> Iterator[str]:
-        if self.is_gone:
-            return
-        self.is_gone = True
-        if self.state is None or not self.state.has_ended:
-            yield self._note("the job was deleted")
-
     def _words_of_job(self, before: ObjectState | None, now: ObjectState) -> Iterator[str]:
         if before is None or before.phase != now.phase:
             queue = self._layout.queue
             words = {
-                "suspended": "the job waits to be admitted"
+                "suspended": "the job waits for admission"
                 + (f" by queue {queue}" if queue else ""),
-                "running": "the job is admitted" if before else "the job is there",
+                "running": "the job is admitted" if before else "the job exists",
                 "succeeded": "the job has succeeded",
                 "failed": f"the job has failed: {self._why(now)}",
             }[now.phase]
@@ -389,33 +351,29 @@ class RunPicture:
             yield self._note("the job is being deleted")
 
     def _see_restarts(self, restarts: int) -> Iterator[str]:
-        """Tells a restart once: a JobSet counts them, and of a TrainJob its pods alone do."""
+        """Reports a restart once: JobSets count them, TrainJobs only in their pods."""
         if restarts > self._restarts:
             self._restarts = restarts
-            yield self._note(f"all hosts are started again, for the {restarts}. time")
+            yield self._note(f"all hosts are restarted (restart {restarts})")
 
     def _why(self, state: ObjectState) -> str:
-        return _too_long(self._layout) if _ran_too_long(state) else state.message or state.reason
+        return (
+            _too_long(self._layout)
+            if state.reason in _OUT_OF_TIME
+            else state.message or state.reason
+        )
 
-    def _take_pods(self, item: Listed | Changed | Gone) -> Iterator[str]:
-        if isinstance(item, Listed):
-            listed = list(self._states(item.items))
-            there = {pod.uid for pod in listed}
+    def _take_pods(self, news: ObjectNews) -> Iterator[str]:
+        states = (pod_state(one, self._groups, run=self._layout.name) for one in news.items)
+        pods = [pod for pod in states if pod is not None]
+        if news.what == "all":
+            there = {pod.uid for pod in pods}
             for pod in [pod for uid, pod in self._pods.items() if uid not in there]:
                 yield from self._lose_pod(pod)
-            for pod in listed:
-                yield from self._see_pod(pod)
-            return
-        for pod in self._states((item.item,)):
+        for pod in pods:
             yield from self._see_pod(pod)
-            if isinstance(item, Gone):
+            if news.what == "deleted":
                 yield from self._lose_pod(pod)
-
-    def _states(self, documents: Iterable[Document]) -> Iterator[PodState]:
-        for document in documents:
-            state = pod_state(document, self._groups, run=self._layout.name)
-            if state is not None:
-                yield state
 
     def _see_pod(self, pod: PodState) -> Iterator[str]:
         yield from self._see_restarts(pod.attempt)
@@ -427,18 +385,18 @@ class RunPicture:
         if pod.is_running and not (before and before.is_running):
             again = ""
             if before and before.is_started:
-                again = ", started again"
+                again = ", restarted"
             elif others:
-                again = ", in place of the one before"
-            yield self._note(f"it runs on node {pod.node}{again}", pod.host)
+                again = ", replacing an earlier pod"
+            yield self._note(f"runs on node {pod.node}{again}", pod.host)
         if pod.lost and not (before and before.lost):
-            yield self._note(f"it is taken away: {pod.lost}", pod.host)
+            yield self._note(f"lost: {pod.lost}", pod.host)
         if pod.ended and not (before and before.ended):
             reason = "" if pod.ended.reason in ("Error", "Completed") else f", {pod.ended.reason}"
-            yield self._note(f"it has ended with exit code {pod.ended.exit_code}{reason}", pod.host)
+            yield self._note(f"ended with exit code {pod.ended.exit_code}{reason}", pod.host)
 
     def _forget_refusals(self) -> None:
-        """Drops refusals of groups that have all their pods: later ones are other troubles."""
+        """Drops refusals of groups that have all their pods."""
         there = Counter(pod.group for pod in self._pods.values())
         for job in [*self._refused]:
             group = self._groups[job].group
@@ -450,7 +408,7 @@ class RunPicture:
         self._gone_pods[pod.uid] = pod
         is_known = pod.is_final or pod.lost or pod.ended
         if not is_known and not self.has_ended:
-            yield self._note("its pod is gone", pod.host)
+            yield self._note("its pod was deleted", pod.host)
 
     def _note(self, what: str, host: str | None = None) -> str:
         self.events.append(Event(when=now_utc(), what=what, host=host))
@@ -458,14 +416,12 @@ class RunPicture:
 
 
 class KubernetesRun(FollowedRun):
-    """Follows a submitted job by watching the cluster.
+    """A submitted job, followed by watching the cluster.
 
     Args:
-        cluster: Cluster that runs it.
-        request: What was submitted.
-        started: What came of it.
+        started: Result of the submission.
         follower: This process.
-        is_last: Whether it is a pipeline's last step: nobody tells it that the run is ended.
+        is_last: Whether it is a pipeline's last step, which is not signalled when the run is ended.
     """
 
     def __init__(
@@ -490,7 +446,7 @@ class KubernetesRun(FollowedRun):
         self._uid = started.uid
         self._follower = follower
         self._lease = started.lease
-        # When to ask next whether the run is being ended; None: a signal tells.
+        # When to ask next whether the run was cancelled; None: a signal tells.
         self._asks_at = cluster.clock() + ASK_SECONDS if is_last else None
         self._resource = OF_KIND[text(request.main, "kind")]
         self._output = OutputParts()
@@ -509,12 +465,12 @@ class KubernetesRun(FollowedRun):
             containers={group.group.name: group.job for group in layout.groups},
         )
         self._disturbed: set[str] = set()
-        # Why the job was deleted before it ended: its record is that of a failed run.
+        # Why the job was deleted before its end, which is recorded as a failure.
         self._given_up = ""
-        # Why the job is still there after `stop`.
+        # Why `stop` could not delete the job.
         self._remains = ""
         self._is_stopped = threading.Event()
-        # Set when nothing more comes than what has been read.
+        # Set by `stop`: no further news comes.
         self._is_let_go = threading.Event()
         self._looked_at = float("-inf")
         self._ended_at: float | None = None
@@ -522,23 +478,21 @@ class KubernetesRun(FollowedRun):
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """Returns what happened so far that only the cluster sees."""
+        """Events so far that only the cluster sees."""
         return tuple(self._picture.events)
 
     def stop(self) -> None:
         """Deletes the job unless it has ended, and blocks until its pods are gone.
 
-        That takes at most STOP_SECONDS beyond their grace. May be called twice, and by another
-        thread than the one that reads the lines; never raises: errors are logged.
+        That takes at most STOP_SECONDS beyond their grace period. May be called by any thread.
         """
         state = self._picture.state
         is_over = self._is_stopped.is_set() or self._picture.is_gone
         if is_over or self._is_left or (state and state.has_ended):
-            # Of a job that was left nothing more is read.
             self._is_drained = self._is_drained or self._is_left
             self._close()
             return
-        # Before the deletion: hosts that end now are no trouble.
+        # Before the deletion: hosts that end from now on are not a trouble.
         self._is_stopped.set()
         seconds = self._layout.grace_seconds + STOP_SECONDS
         try:
@@ -554,7 +508,7 @@ class KubernetesRun(FollowedRun):
             self._log.event(EventName.JOB_DELETE_FAILED, job=self.name, why=err.what)
             self._remains = err.what
         self._following.await_logs(LAST_LINES_SECONDS)
-        # For `lines` in the other thread: the watches are closed before they could tell it.
+        # For `lines` in another thread: the watches are closed before they could report it.
         self._picture.is_gone = True
         self._is_let_go.set()
         self._close()
@@ -562,29 +516,26 @@ class KubernetesRun(FollowedRun):
     def leave(self) -> str:
         """Leaves the job to the next attempt, unless its run is being cancelled.
 
-        For a process that is told to end, which says nothing of the job where it is a pod: then
-        the node may be drained. Blocks for CANCELLED_SECONDS at most.
-
-        Returns:
-            What becomes of the job, in a line; empty where it is to be stopped.
+        A SIGTERM to a pod does not mean that: its node may be drained. Blocks for CANCELLED_SECONDS
+        at
+        most.
         """
         state = self._picture.state
         if self._follower.pod is None or self._is_stopped.is_set():
             return ""
-        # Before the question: a second signal may end it, and must not end the job.
+        # First: a second signal may interrupt the question, and must not end the job.
         self._is_left = True
         if self._picture.is_gone or (state and state.has_ended):
-            return f"the job {self.name} has ended, and is left as it is"
+            return f"the job {self.name} has ended and is kept"
         if self._follower.is_cancelled(self._cluster):
             self._is_left = False
             return ""
         self._log.event(EventName.JOB_DETACHED, job=self.name, namespace=self._cluster.namespace)
         minutes = self._lease.minutes if self._lease else 0
-        abandoned = f"; without one it ends itself after {minutes} minutes" if minutes else ""
-        return f"the job {self.name} goes on, and the next attempt adopts it{abandoned}"
+        abandoned = f"; without one it ends after {minutes} minutes" if minutes else ""
+        return f"the job {self.name} keeps running and the next attempt adopts it{abandoned}"
 
     def remaining(self) -> PlatformError | None:
-        """Returns the error for a job that `stop` could not delete; None where it is gone."""
         if not self._remains:
             return None
         namespace = self._cluster.namespace
@@ -596,10 +547,9 @@ class KubernetesRun(FollowedRun):
         )
 
     def clean_up(self) -> None:
-        """Deletes a TrainJob that has ended, with its runtime, configuration and token.
+        """Deletes a finished TrainJob with what it owns; a JobSet has a TTL.
 
-        A JobSet goes by its TTL. A TrainJob has none, and nobody else deletes it but the last step
-        of a pipeline, whose retries find it until then. Never raises: errors are logged.
+        In a pipeline the last step deletes a TrainJob, which retries need until then.
         """
         state = self._picture.state
         is_kept = self._resource != TRAINJOBS or self._follower.workflow is not None
@@ -636,14 +586,14 @@ class KubernetesRun(FollowedRun):
         if self._given_up:
             return replace(end, status="failed", failure=self._given_up)
         if state and state.phase == "failed":
-            if _ran_too_long(state):
+            if state.reason in _OUT_OF_TIME:
                 self._refuse_to_wait_for_the_deadline()
             else:
                 self._refuse_to_train_without_data_hosts(end.failure or "")
         return end
 
     def _without_hosts(self, role: str) -> dict[str, str]:
-        """Returns the groups of a role that lacked nodes or quota, with the cluster's words."""
+        """Returns the groups of a role that lacked nodes or quota, with the reasons."""
         found = self._picture.quota_refusals()
         for pod in self._picture.all_pods:
             if pod.unschedulable and not lacks_claim(pod.unschedulable):
@@ -652,7 +602,7 @@ class KubernetesRun(FollowedRun):
         return {name: found[name] for name in names if name in found}
 
     def _lacked(self, without: dict[str, str], *, what: str, fix: str = "") -> NoCapacityError:
-        """Returns the error for groups without hosts: another plan has its turn at once."""
+        """Returns the error for groups without hosts; the next plan is tried at once."""
         job = self._layout.job
         advice = (fix, f"the next best plan: {job.next_best}" if job.next_best else "")
         error = NoCapacityError(
@@ -665,7 +615,7 @@ class KubernetesRun(FollowedRun):
         return error
 
     def _refuse_to_wait_for_the_deadline(self) -> None:
-        """Raises NoCapacityError where the job's deadline came before hosts of the dnn group."""
+        """Raises NoCapacityError if the job's deadline came before its dnn hosts."""
         without = self._without_hosts("dnn")
         pods = self._picture.all_pods
         if not without or any(pod.is_started for pod in pods if pod.role == "dnn"):
@@ -675,12 +625,11 @@ class KubernetesRun(FollowedRun):
         raise self._lacked(
             without,
             what=f"no dnn host began within kubernetes.max_run_seconds, {limit} s",
-            fix=f"let max_run_seconds be more than the wait for nodes, {60 * minutes} s "
-            "(on_no_capacity.wait_minutes)",
+            fix=f"raise max_run_seconds above on_no_capacity.wait_minutes, {60 * minutes} s",
         )
 
     def _refuse_to_train_without_data_hosts(self, failure: str) -> None:
-        """Raises NoCapacityError where the trainers waited for data hosts that got no nodes."""
+        """Raises NoCapacityError if trainers waited for data hosts that got no nodes."""
         job = self._layout.job
         without = self._without_hosts("data")
         pods = self._picture.all_pods
@@ -689,7 +638,7 @@ class KubernetesRun(FollowedRun):
             return
         ends = [pod.ended for pod in pods if pod.role == "dnn" and pod.ended]
         limit = job.settings.feed.start_deadline_seconds
-        # Another failure is the script's own, which may end with that code, too.
+        # The script may end with that code, too.
         if not any(
             end.exit_code == FeedError.exit_code
             and (
@@ -699,49 +648,45 @@ class KubernetesRun(FollowedRun):
             for end in ends
         ):
             return
-        # It has waited for feed.start_deadline_seconds, on hosts that are billed.
         raise self._lacked(
             without,
-            what="the training failed without data hosts, and no node was there for one of them",
+            what="the training failed without data hosts, which got no nodes",
         )
 
     def _look(self) -> None:
-        """Takes one piece of news, or waits for it a while."""
+        """Takes one piece of news, or waits for it."""
         item = self._following.next(0.0 if self._is_let_go.is_set() else TICK_SECONDS)
         match item:
             case LogText(pod, line):
                 if not self._output.take(line):
                     self._emit(LogLine(group=pod.group, host=pod.host, text=line))
-                # Troubles and the end are not looked for with each of a thousand lines.
+                # Not a look at troubles and the end with each of a thousand lines.
                 if self._cluster.clock() < self._looked_at + TICK_SECONDS:
                     return
             case LogLost(pod, error):
-                # A training is worth more than its log: it goes on, and the user is told.
+                # The training continues without its log.
                 self._say(f"the log of {pod.host} cannot be read: {error.what}")
-            case Lost(resource, error):
-                # Without events a run can be followed: pods tell most of it.
-                if resource != EVENTS:
-                    # Of a cluster that is away nothing can be deleted either. A step is tried
-                    # again, and adopts the job when the cluster is back.
-                    if error.kind in ("away", "stale") or self._follower.pod:
-                        self._is_left = True
-                        self._log.event(EventName.JOB_DETACHED, job=self.name)
-                    if error.kind in ("away", "stale"):
-                        raise job_left(error, run=self._layout.job.run_name)
-                    raise explained_denial(
-                        error, self._layout.settings, namespace=self._cluster.namespace
-                    )
-                self._say(f"events cannot be read: {error.what}")
-            case Disturbed(resource, error):
+            case WatchError(resource, error, is_final=False):
                 if resource.plural not in self._disturbed:
                     self._disturbed.add(resource.plural)
-                    self._say(f"{error.what}; asking again")
-            case Listed() | Changed() | Gone():
+                    self._say(f"{error.what}; retrying")
+            case WatchError(resource, error) if resource == EVENTS:
+                # A run can be followed without events: pods tell most of it.
+                self._say(f"events cannot be read: {error.what}")
+            case WatchError(_, error):
+                # While the cluster is away the job cannot be deleted either. A pipeline's step is
+                # retried, and adopts the job.
+                is_away = error.kind in ("away", "stale")
+                if is_away or self._follower.pod:
+                    self._is_left = True
+                    self._log.event(EventName.JOB_DETACHED, job=self.name)
+                if is_away:
+                    raise job_left(error, run=self._layout.job.run_name)
+                settings = self._layout.settings
+                raise explained_denial(error, settings, namespace=self._cluster.namespace)
+            case ObjectNews():
                 self._disturbed.discard(item.resource.plural)
-                for words in self._picture.take(item):
-                    self._say(words)
-                for pod in self._picture.changed_pods():
-                    self._following.follow(pod)
+                self._take(item)
         self._looked_at = self._cluster.clock()
         if self._asks_at is not None and self._looked_at >= self._asks_at:
             self._asks_at = self._looked_at + ASK_SECONDS
@@ -761,7 +706,7 @@ class KubernetesRun(FollowedRun):
         if over is None:
             return
         if over.is_dead_node:
-            # What the hosts have said so far is kept: the run is recorded as a failed one.
+            # The run is recorded as failed, with the output so far.
             self._given_up = f"{over.what}; {over.fix}"
             self.stop()
             return
@@ -771,7 +716,7 @@ class KubernetesRun(FollowedRun):
         raise self._no_capacity(over, where=where)
 
     def _no_capacity(self, trouble: Trouble, *, where: str) -> NoCapacityError:
-        """Returns the error for hosts that did not come; only a quota is to be asked again."""
+        """Returns the error for missing hosts; only a quota is worth a retry."""
         job = self._layout.job
         fix, types = trouble.fix, frozenset[str]()
         waited = trouble.what
@@ -788,7 +733,7 @@ class KubernetesRun(FollowedRun):
         return error
 
     def _look_for_end(self) -> None:
-        """Notes the end once the job has ended, and its hosts' logs have been read."""
+        """Ends the reading once the job has ended and its hosts' logs were read."""
         if not self._picture.has_ended:
             return
         now = self._cluster.clock()
@@ -807,9 +752,12 @@ class KubernetesRun(FollowedRun):
             self._close()
 
     def _look_at_pods(self) -> None:
-        """Lists the pods again: a job's end may be told before its pods, or before their ends."""
+        """Lists the pods: a job's end may be reported before its pods' ends."""
         with contextlib.suppress(ServiceError):
-            for words in self._picture.take(self._following.pods_now()):
-                self._say(words)
+            self._take(self._following.pods_now())
+
+    def _take(self, news: ObjectNews) -> None:
+        for words in self._picture.take(news):
+            self._say(words)
         for pod in self._picture.changed_pods():
             self._following.follow(pod)

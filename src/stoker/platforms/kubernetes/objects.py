@@ -323,7 +323,9 @@ def _pod_group(group: Group, *, name: str, settings: KubernetesSettings) -> PodG
         )
     pods = settings.dnn if is_dnn else settings.data
     pool_name, pool = settings.pool_of(group.instance_type)
-    gpus = _gpus(group, pool, pods) if is_dnn else 0
+    gpus = (pool.gpus if pods.gpus is None else pods.gpus) if is_dnn else 0
+    if gpus is None:
+        raise _unknown(group, "how many GPUs a pod gets (0: it trains on CPUs)")
     if not is_dnn and pool.gpus:
         raise UsageError(
             f"{group.instance_type} has GPUs, which pods of the data group do not use: they do not "
@@ -420,6 +422,7 @@ def _reserved(job: str, *, role: str, gpu: str) -> dict[str, str]:
         **{f"spec {key}": "" for key in ("restartPolicy", "subdomain", "hostname")},
         "spec activeDeadlineSeconds": "use kubernetes.max_run_seconds",
         "spec securityContext runAs*": _BY_RUN_AS,
+        f"{own} securityContext runAs*": _BY_RUN_AS,
         "spec securityContext fsGroup": _BY_RUN_AS,
         **{f"spec volumes {name}": "choose another name" for name in _VOLUMES},
         f"{own} image": "use the workload's key image, or kubernetes.data.image",
@@ -433,13 +436,6 @@ def _reserved(job: str, *, role: str, gpu: str) -> dict[str, str]:
         f"{own} resources * {gpu}": gpus,
         **{f"{own} volumeMounts {path}": "choose another mountPath" for path in mounts},
     }
-
-
-def _gpus(group: Group, pool: NodePool, pods: PodSettings) -> int:
-    gpus = pool.gpus if pods.gpus is None else pods.gpus
-    if gpus is None:
-        raise _unknown(group, "how many GPUs a pod gets (0: it trains on CPUs)")
-    return gpus
 
 
 def _resources(
@@ -459,9 +455,13 @@ def _resources(
 
 def _check_memory(group: Group, resources: Document) -> None:
     limit, request = (mapping(resources, kind).get("memory") for kind in ("limits", "requests"))
-    if limit is not None and amount(str(limit)) < amount(str(request)):
+    try:
+        is_enough = limit is None or amount(str(limit)) >= amount(str(request))
+    except ArithmeticError:
+        is_enough = False
+    if not is_enough:
         raise UsageError(
-            f"the memory limit is below the request: {limit} < {request}",
+            f"the memory limit is below the request, or no quantity: {limit} < {request}",
             where=f"key kubernetes.{group.role}.pod.spec.containers",
             fix="raise resources.limits.memory, or leave it out",
         )
@@ -485,23 +485,25 @@ class Mounted:
     mounts: tuple[dict[str, Json], ...]
 
 
+def _mounted(name: str, source: Document, *mounts: Document) -> Mounted:
+    return Mounted(
+        volume={"name": name, **source}, mounts=tuple({"name": name, **mount} for mount in mounts)
+    )
+
+
 def volumes_of_group(layout: Layout, group: PodGroup) -> list[Mounted]:
     """Returns volumes that are the same for every run of the workload.
 
     Raises:
         UsageError: If pods cannot mount a channel.
     """
-    settings = layout.settings
     # Containers have 64 MB of it by default, too little for batches in shared memory.
     shm: dict[str, Json] = {"medium": "Memory"}
-    if settings.shm is not None:
-        shm["sizeLimit"] = written(settings.shm)
+    if layout.settings.shm is not None:
+        shm["sizeLimit"] = written(layout.settings.shm)
     return [
         _job_folder(layout, group),
-        Mounted(
-            volume={"name": "shm", "emptyDir": shm},
-            mounts=({"name": "shm", "mountPath": "/dev/shm"},),
-        ),
+        _mounted("shm", {"emptyDir": shm}, {"mountPath": "/dev/shm"}),
         *_channels(layout, group),
     ]
 
@@ -517,36 +519,23 @@ def volumes_of_run(layout: Layout, group: PodGroup) -> list[Mounted]:
         {"key": HYPERPARAMETERS_KEY, "path": "hyperparameters.json"},
         {"key": inputs_key(group), "path": "inputdataconfig.json"},
     ]
-    lease = Mounted(
-        volume={
-            "name": "follower",
-            # Made after the pods, or never. Mounted whole: a kubelet updates no subPath.
-            "configMap": {"name": lease_map(layout.name), "optional": True},
-        },
-        mounts=({"name": "follower", "mountPath": LEASE_FOLDER, "readOnly": True},),
-    )
+    # Made after the pods, or never. Mounted whole: a kubelet updates no subPath.
+    lease: Document = {"configMap": {"name": lease_map(layout.name), "optional": True}}
+    token: Document = {
+        "secretName": token_secret(layout.name),
+        "defaultMode": _TOKEN_MODE,
+        "items": [{"key": TOKEN_KEY, "path": TOKEN_KEY}],
+    }
+    config: Document = {"name": config_map(layout.name), "items": items}
+    found = [
+        ("follower", lease, LEASE_FOLDER),
+        ("token", {"secret": token}, TOKEN_FOLDER),
+        ("config", {"configMap": config}, f"{JOB_FOLDER}/input/config"),
+    ]
     return [
-        *([lease] if has_lease(layout, group) else []),
-        Mounted(
-            volume={
-                "name": "token",
-                "secret": {
-                    "secretName": token_secret(layout.name),
-                    "defaultMode": _TOKEN_MODE,
-                    "items": [{"key": TOKEN_KEY, "path": TOKEN_KEY}],
-                },
-            },
-            mounts=({"name": "token", "mountPath": TOKEN_FOLDER, "readOnly": True},),
-        ),
-        Mounted(
-            volume={
-                "name": "config",
-                "configMap": {"name": config_map(layout.name), "items": items},
-            },
-            mounts=(
-                {"name": "config", "mountPath": f"{JOB_FOLDER}/input/config", "readOnly": True},
-            ),
-        ),
+        _mounted(name, source, {"mountPath": path, "readOnly": True})
+        for name, source, path in found
+        if name != "follower" or has_lease(layout, group)
     ]
 
 
@@ -603,38 +592,28 @@ def _job_folder(layout: Layout, group: PodGroup) -> Mounted:
         # Every host has its own output folder; model and checkpoints are the run's.
         paths = {name: f"{parent}/{name}" for name in _WRITTEN}
         paths["output"] += "/$(JOB_COMPLETION_INDEX)"
-        return Mounted(
-            volume={"name": "job", "persistentVolumeClaim": {"claimName": claim}},
-            mounts=tuple(
-                {"name": "job", "mountPath": f"{JOB_FOLDER}/{name}", "subPathExpr": paths[name]}
-                for name in _WRITTEN
-            ),
-        )
+        mounts = [
+            {"mountPath": f"{JOB_FOLDER}/{name}", "subPathExpr": path}
+            for name, path in paths.items()
+        ]
+        return _mounted("job", {"persistentVolumeClaim": {"claimName": claim}}, *mounts)
     scratch = layout.settings.scratch
-    size: dict[str, Json] = {"sizeLimit": written(scratch)} if scratch is not None else {}
-    return Mounted(
-        volume={"name": "job", "emptyDir": size},
-        mounts=tuple(
-            {"name": "job", "mountPath": f"{JOB_FOLDER}/{name}", "subPath": name}
-            for name in _WRITTEN
-        ),
-    )
+    size: Document = {"sizeLimit": written(scratch)} if scratch is not None else {}
+    mounts = [{"mountPath": f"{JOB_FOLDER}/{name}", "subPath": name} for name in _WRITTEN]
+    return _mounted("job", {"emptyDir": size}, *mounts)
 
 
 def _channels(layout: Layout, group: PodGroup) -> Iterator[Mounted]:
     for index, (name, channel) in enumerate(channels_of(layout, group).items()):
         _check_channel(name, channel)
         claim, folder = claim_of(channel.uri, where=f"key channels.{name}.uri")
-        volume = f"channel-{index}"
-        mount: dict[str, Json] = {
-            "name": volume,
+        mount: Document = {
             "mountPath": f"{JOB_FOLDER}/input/data/{name}",
             "readOnly": True,
+            **({"subPath": folder} if folder else {}),
         }
-        if folder:
-            mount["subPath"] = folder
-        source: Json = {"claimName": claim, "readOnly": True}
-        yield Mounted(volume={"name": volume, "persistentVolumeClaim": source}, mounts=(mount,))
+        source: Document = {"claimName": claim, "readOnly": True}
+        yield _mounted(f"channel-{index}", {"persistentVolumeClaim": source}, mount)
 
 
 def _share_claims(spec: dict[str, Json]) -> None:
@@ -756,11 +735,10 @@ def verbatim(text: str) -> str:
     return text.replace("$", "$$")
 
 
-def pod_template(layout: Layout, group: PodGroup, *, of_run: bool) -> dict[str, Json]:
+def pod_template(layout: Layout, group: PodGroup) -> dict[str, Json]:
     """Returns the template of a group's pods.
 
-    Args:
-        of_run: Whether to include what only this run has: token, configuration, variables, zone.
+    With Trainer it is the same for all runs: without token, configuration, variables and zone.
 
     Raises:
         UsageError: If pods cannot have a volume.
@@ -811,24 +789,27 @@ def pod_template(layout: Layout, group: PodGroup, *, of_run: bool) -> dict[str, 
         template = mapping_of(template, patch)
     own: Document = {"nodeSelector": group.node_selector, "tolerations": [*group.tolerations]}
     spec = {**mapping(template, "spec"), **own}
-    if of_run:
-        # After the patches, which a TrainingRuntime has, too.
-        of_this = volumes_of_run(layout, group)
-        added: dict[str, Json] = {
-            "containers": [
-                {
-                    "name": group.job,
-                    "env": environment_of_run(layout, group),
-                    "volumeMounts": mounts_of(of_this),
-                }
-            ],
-            "volumes": [one.volume for one in of_this],
-        }
-        if affinity := zone_affinity(layout):
-            added["affinity"] = affinity
-        spec = mapping_of(spec, added)
+    if layout.settings.api == "jobset":
+        # After the patches, as a TrainJob does it.
+        spec = mapping_of(spec, spec_of_run(layout, group))
     _share_claims(spec)
     return {**template, "spec": spec}
+
+
+def spec_of_run(layout: Layout, group: PodGroup) -> dict[str, Json]:
+    """Returns the part of a pod's spec that only this run has."""
+    mounted = volumes_of_run(layout, group)
+    container: dict[str, Json] = {
+        "name": group.job,
+        "volumeMounts": mounts_of(mounted),
+        "env": environment_of_run(layout, group),
+    }
+    affinity = zone_affinity(layout)
+    return {
+        "containers": [container],
+        "volumes": [one.volume for one in mounted],
+        **({"affinity": affinity} if affinity else {}),
+    }
 
 
 def mounts_of(mounted: Sequence[Mounted]) -> list[Json]:

@@ -1,8 +1,7 @@
-"""A pod's log carries the small files that the run's records are made of.
+"""The small files behind a run's records, transported in a pod's log.
 
-A pod's disk is gone with the pod; its log is what whoever follows the run has read by then. So the
-launcher puts these files into the log: compressed, in lines short enough for every log in between,
-bounded, and named where something was left out. Whoever follows the run puts them together again.
+A pod's disk is gone with the pod, but its follower has read its log. So the launcher writes these
+files to the log, compressed, in short lines and bounded; the follower reassembles them.
 """
 
 import base64
@@ -16,27 +15,25 @@ from pathlib import Path
 
 from stoker.logs import EventName, Log, parse_line
 
-# Characters of coded text in one line; container runtimes cut lines at 16 KiB.
+# Encoded characters per line; container runtimes cut lines at 16 KiB.
 PART_CHARACTERS = 6000
-# Limit of a compressed file, by its suffix: a timeline may be cut, records are needed whole.
+# Limit of a compressed file by suffix; timelines may be truncated, records may not.
 MAX_BYTES = {".csv": 180_000, ".json": 1_500_000}
-# Limit of a file as it is read back: a line of a log must not fill the memory.
+# Limit of a decompressed file: a line of a log must not fill the memory.
 MAX_READ_BYTES = 64 << 20
 
-# Files that are not whole yet: no launcher writes more at once.
+# Incomplete files; a launcher writes fewer at once.
 _MAX_OPEN = 64
 _NAME = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*){0,3}$")
-# Parts of one file, base64 being a third longer.
+# Parts of one file; base64 adds a third.
 _MAX_PARTS = max(MAX_BYTES.values()) * 3 // 2 // PART_CHARACTERS
 
 
 def log_files(folder: Path, *, under: str, log: Log) -> None:
-    """Logs the JSON and CSV files of `folder`; of a long CSV file the first lines.
+    """Logs the JSON and CSV files of `folder`, not of subfolders; truncates long CSV files.
 
     Args:
-        folder: Folders inside it are left out.
-        under: What their names begin with where they are read back.
-        log: Log of the host.
+        under: Prefix of their names where they are read back.
     """
     try:
         paths = sorted(path for path in folder.iterdir() if path.suffix in MAX_BYTES)
@@ -80,10 +77,10 @@ def _log_file(name: str, content: bytes, log: Log) -> None:
 
 @dataclass
 class OutputParts:
-    """Reassembles files from their parts in a log.
+    """Files that are reassembled from their parts in a log.
 
     Attributes:
-        files: Whole ones, by name; of several with one name the last.
+        files: Complete files by name; a later one replaces an earlier one.
     """
 
     files: dict[str, bytes] = field(default_factory=dict)
@@ -98,10 +95,10 @@ class OutputParts:
         return True
 
     def write(self, folder: Path) -> None:
-        """Writes the whole files to `folder`.
+        """Writes the complete files to `folder`.
 
         Raises:
-            OSError: If that is not possible.
+            OSError: If that fails.
         """
         for name, content in self.files.items():
             path = folder / name
@@ -114,7 +111,7 @@ class OutputParts:
             number, count = int(values.get("part", "")), int(values.get("parts", ""))
         except ValueError:
             return
-        # A script's own lines may look like these: names become paths, and counts take memory.
+        # Untrusted, as a script may print such lines: names become paths, and counts take memory.
         if not _NAME.match(name) or not 1 <= number <= count <= _MAX_PARTS:
             return
         if len(self._parts) > _MAX_OPEN:
@@ -138,5 +135,5 @@ def _unpacked(text: str, digest: str) -> bytes | None:
         content = unpacking.decompress(packed, MAX_READ_BYTES)
     except (binascii.Error, zlib.error):
         return None
-    # Cut at MAX_READ_BYTES, or broken off: half a record is none.
+    # Not one that exceeds MAX_READ_BYTES or is incomplete.
     return content if unpacking.eof else None

@@ -1,4 +1,4 @@
-"""Pods of a run have a state and events, which say why they do not run."""
+"""State of a run's pods, and the events and troubles that explain why they do not run."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,31 +17,30 @@ from stoker.records import bare_type
 from stoker.records.base import Document, mapping, mappings
 from stoker.text import usd
 
-# Newer JobSets count their attempts in this label.
+# Label of newer JobSets.
 _ATTEMPT = "jobset.sigs.k8s.io/restart-attempt"
 # The taint by which Kubernetes ends the pods of a node that is known to be down.
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
-# A registry may be away for a moment, and a secret be made a moment late.
+# A registry may be away for a moment, and a secret may come late.
 IMAGE_SECONDS = 120.0
 CONTAINER_SECONDS = 120.0
-# Another run may end and free its quota; this is not waited for long.
+# Another run may end and free its quota.
 QUOTA_SECONDS = 120.0
 # Provisioners of file servers take some minutes until a claim is bound.
 CLAIM_SECONDS = 600.0
-# After a pod's deletionTimestamp, which has its grace in it: a kubelet that answers needs seconds.
+# After a pod's deletionTimestamp, which includes its grace period.
 DEAD_SECONDS = 60.0
-# Until the next best plan is named to those who wait for nodes.
+# Wait for nodes after which the next best plan is shown.
 CAPACITY_SECONDS = 600.0
 _TWICE = re.compile(r"\b([a-z][a-z ]+[a-z])(?:[.;,] \1\b)+")
 _SHORT = re.compile(r"Insufficient ([A-Za-z0-9./_-]+[A-Za-z0-9])")
 _IMAGE = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable")
-# No waiting helps: the name is none, or the node may not pull what it does not have.
+# Waiting does not help.
 _IMAGE_FOR_EVER = ("InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
 _CONTAINER = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
-_FOR_EVER = 0.0
-# Between two lines about one trouble of more and more hosts, as their pods come one by one.
+# Between two reports of one trouble whose number of hosts changes.
 CHANGE_SECONDS = 60.0
-# Events that are not warnings but tell why a run waits, or has lost a host.
+# Normal events that explain why a run waits or lost a host.
 _TELLING = frozenset(
     (
         "Admitted",
@@ -53,23 +52,20 @@ _TELLING = frozenset(
         "Nominated",
     )
 )
-# Pods' own states tell these better, or they are part of every start or end.
+# Known from the pods' states, or part of every start or end.
 _TOLD_BY_PODS = frozenset(
     ("FailedScheduling", "BackOff", "Failed", "ErrImageNeverPull", "InspectFailed", "Unhealthy")
 )
-# Every start goes through it: pods are there before the objects that the job owns.
+# Part of every start: pods exist before the objects that the job owns.
 _TOLD_LATE = frozenset(("FailedMount", "FailedAttachVolume"))
 LATE_SECONDS = 60.0
-# A JobSet's end, which its own state tells.
+# A JobSet's end, known from its state.
 _TOLD_BY_JOB = frozenset(("FailJobSetFailurePolicyAction", "FailedJobs", "ReachedMaxRestarts"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodEnd:
-    """Tells how a container ended, and when it had begun.
-
-    Both times are ISO 8601, and empty where they are not known.
-    """
+    """How a container ended. Times are ISO 8601, and empty if unknown."""
 
     exit_code: int
     reason: str
@@ -80,25 +76,24 @@ class PodEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodState:
-    """Says of a pod of the run whether it runs, and if it does not, why.
+    """State of a pod of the run.
 
     Attributes:
-        name: Name of the pod; a pod that takes its place has another.
+        name: Name of the pod; its replacement has another.
         group: Group of the plan.
-        host: The same for all pods that have this place in the group.
+        host: Stable name of this place in the group.
         index: Number of the host in its group.
         is_started: Whether its container has, or had, a process.
-        is_running: Whether it has one now.
-        restarts: How often the container was started again.
+        restarts: Restarts of the container.
         attempt: Attempt of the whole job.
-        ended: How its container ended, if it has; a container that is started again has not.
-        waits_for: Why its container does not run, in one word: ImagePullBackOff.
-        waits_because: The same in words.
-        unschedulable: Why no node can run it; empty where one does.
-        unschedulable_since: When that began, ISO 8601; empty where it is not known.
-        lost: Why it was taken away: evicted, preempted, its node lost.
+        ended: How its container ended; None if it is restarted.
+        waits_for: Why its container does not run, as Kubernetes' reason: ImagePullBackOff.
+        waits_because: Kubernetes' message for that.
+        unschedulable: Why no node can run it; empty if one does.
+        unschedulable_since: ISO 8601, or empty.
+        lost: Why it was lost: evicted, preempted, its node lost.
         is_final: Whether nothing of it runs any more.
-        deleted_at: When it was to be gone at the latest, ISO 8601; empty unless it is deleted.
+        deleted_at: When it should be gone, ISO 8601; empty unless it is deleted.
     """
 
     name: str
@@ -124,15 +119,13 @@ class PodState:
 
     @property
     def is_deleted(self) -> bool:
-        """Returns whether it is about to go."""
         return bool(self.deleted_at)
 
 
 def pod_state(document: Document, groups: Mapping[str, PodGroup], *, run: str) -> PodState | None:
-    """Returns the state of a pod; None where it is none of the run's groups.
+    """Returns the state of a pod; None if it is in none of the groups.
 
     Args:
-        document: The pod.
         groups: Groups of the run, by the name of their replicated job.
         run: Name of the JobSet.
     """
@@ -159,7 +152,7 @@ def pod_state(document: Document, groups: Mapping[str, PodGroup], *, run: str) -
         index=index,
         node=text(mapping(document, "spec"), "nodeName"),
         created_at=text(described, "creationTimestamp"),
-        # `last`: it ran before, and is about to be started again.
+        # `last`: it is about to be restarted.
         is_started=bool(mapping(state, "running") or mapping(state, "terminated") or last),
         is_running=bool(mapping(state, "running")),
         restarts=number(container, "restartCount"),
@@ -176,7 +169,7 @@ def pod_state(document: Document, groups: Mapping[str, PodGroup], *, run: str) -
 
 
 def seconds_between(begin: str, end: str) -> float | None:
-    """Returns seconds from one time of Kubernetes' to another; None where one is not known."""
+    """Returns seconds between two of Kubernetes' times; None if one is unknown."""
     try:
         difference = datetime.fromisoformat(end) - datetime.fromisoformat(begin)
     except (ValueError, TypeError):
@@ -203,7 +196,7 @@ def _ended(state: Document) -> PodEnd | None:
 
 
 def _unschedulable(status: Document) -> tuple[str, str]:
-    """Returns why no node can run the pod, and since when; empty where one does."""
+    """Returns why no node can run the pod, and since when; empty if one does."""
     for condition in mappings(status, "conditions"):
         if (
             text(condition, "type") == "PodScheduled"
@@ -217,7 +210,7 @@ def _unschedulable(status: Document) -> tuple[str, str]:
 
 def _lost(status: Document) -> str:
     for condition in mappings(status, "conditions"):
-        # Kubernetes says it here since 1.26; before, and for some causes still, in the reason.
+        # Since Kubernetes 1.26; for some causes still in the reason.
         if text(condition, "type") == "DisruptionTarget" and condition.get("status") == "True":
             words = (text(condition, "reason"), text(condition, "message"))
             return ": ".join(word for word in words if word)
@@ -228,19 +221,17 @@ def _lost(status: Document) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """A trouble says why hosts of a group do not run, what to do, and how long to wait.
+    """Why hosts of a group do not run, what to do, and how long to wait.
 
     Attributes:
-        key: The same while the trouble is the same.
-        group: Group of the plan.
-        what: Says in words what happened.
-        hosts: How many wait; 0 where that is not known.
-        fix: What to do; empty where there is nothing but to wait.
-        fix_after: Seconds after which that is worth telling.
-        fatal_after: Seconds after which waiting is over; None: never.
+        key: Identity of the trouble over time.
+        hosts: Number of waiting hosts; 0 if unknown.
+        fix: What to do; may be empty.
+        fix_after: Seconds after which `fix` is worth showing.
+        fatal_after: Seconds after which waiting ends; None: never.
         since: When it began, ISO 8601; empty: when it is first seen.
-        is_capacity: Other types, or another time, may help (on_no_capacity).
-        is_dead_node: A node that does not answer keeps a pod from ending.
+        is_capacity: Whether other types or a later retry may help (on_no_capacity).
+        is_dead_node: Whether a node that does not answer keeps a pod from ending.
     """
 
     key: str
@@ -258,14 +249,7 @@ class Trouble:
 def troubles_of(
     pods: Sequence[PodState], layout: Layout, *, namespace: str, utc: str
 ) -> Iterator[Trouble]:
-    """Yields what is wrong with the pods now: for each group at most one trouble of a kind.
-
-    Args:
-        pods: Those that there are.
-        layout: Layout of the run.
-        namespace: Namespace of the pods.
-        utc: The time now, ISO 8601.
-    """
+    """Yields what is wrong with the pods at the time `utc`: one trouble of a kind per group."""
     by_group: dict[str, list[PodState]] = {}
     for pod in pods:
         if not pod.is_final and not pod.is_deleted:
@@ -273,18 +257,12 @@ def troubles_of(
     for group in layout.groups:
         waiting = by_group.get(group.group.name, [])
         yield from _unschedulable_troubles(waiting, group, layout.job)
-        yield from _not_pulled(waiting, group, layout.image)
-        yield from _not_made(waiting, group)
+        yield from _container_troubles(waiting, group, layout.image)
     yield from _dead_nodes(pods, layout, namespace=namespace, utc=utc)
 
 
 def refused_pods(group: PodGroup, message: str) -> Trouble:
-    """Returns the trouble of a job whose pods are all refused: quotas, pod security, webhooks.
-
-    Args:
-        group: Group of the pods.
-        message: The job controller's.
-    """
+    """Returns the trouble of a group whose pods are refused, with the job controller's message."""
     what, fix = f"pods of {group.group.name} are refused: {message}", "ask who runs the cluster"
     if is_of_quota(message):
         fix = (
@@ -303,26 +281,25 @@ def refused_pods(group: PodGroup, message: str) -> Trouble:
         group=group.group.name,
         what=what,
         fix=fix,
-        # A training goes on without data hosts: only trouble of the dnn group ends the waiting.
+        # A training can run without data hosts, so only dnn troubles end the wait.
         fatal_after=QUOTA_SECONDS if group.is_dnn else None,
         is_capacity=is_of_quota(message),
     )
 
 
 def is_of_quota(message: str) -> bool:
-    """Returns whether a quota refuses pods: it may be free later, or other hosts be in it."""
     return "exceeded quota" in message
 
 
 def lacks_claim(unschedulable: str) -> bool:
-    """Returns whether a pod waits for a claim of volumes: no other node would help."""
+    """Returns whether a pod waits for a volume claim, so that another node would not help."""
     # The scheduler's words: `pod has unbound immediate PersistentVolumeClaims`,
     # `persistentvolumeclaim "datasets" not found`.
     return not short_of(unschedulable) and "persistentvolumeclaim" in unschedulable.lower()
 
 
 def short_of(message: str) -> list[str]:
-    """Returns the resources that the scheduler says are missing: `nvidia.com/gpu`."""
+    """Returns the resources that the scheduler reports as missing: `nvidia.com/gpu`."""
     return list(dict.fromkeys(_SHORT.findall(message)))
 
 
@@ -333,18 +310,21 @@ def _unschedulable_troubles(
     without = [pod for pod in pods if pod.unschedulable]
     if not without:
         return
-    # The scheduler's second half says why no other pod could make room, node by node.
+    # The second half explains why preemption does not help, node by node.
     said = " ".join(without[0].unschedulable.split(" preemption:")[0].split())
-    # `persistentvolumeclaim "a" not found. not found`: several plugins say the same.
+    # Several plugins report the same: `persistentvolumeclaim "a" not found. not found`.
     said = _TWICE.sub(r"\1", said).rstrip(".; ")
     if lacks_claim(said):
-        yield _unbound(without, group, said)
+        fix = "make the claim that channels, volumes or kubernetes.output name, or see why it is "
+        fix += "not bound: kubectl describe pvc"
+        what = f"a claim of volumes: {said}"
+        yield _waiting("claim", without, group, what, fix=fix, seconds=CLAIM_SECONDS)
         return
     missing = short_of(said)
     pool = bare_type(group.group.instance_type)
     words = f"{_hosts(without, group)} for a node of {pool}"
     words += f", short of {', '.join(missing)}" if missing else ""
-    # A training goes on without data hosts: they may come later.
+    # A training can run without data hosts, which may come later.
     fix = f"it waits {wait_minutes} min in all (on_no_capacity)" if group.is_dnn else ""
     fix_after = CAPACITY_SECONDS
     if job.next_best:
@@ -362,61 +342,44 @@ def _unschedulable_troubles(
         fix=fix,
         fix_after=fix_after,
         fatal_after=60.0 * wait_minutes if group.is_dnn else None,
-        # The first pod's: an attempt that adopts the job does not wait anew.
+        # The first pod's: an attempt that adopts the job does not start the wait again.
         since=min(pod.unschedulable_since for pod in without),
         is_capacity=True,
     )
 
 
-def _unbound(pods: Sequence[PodState], group: PodGroup, said: str) -> Trouble:
+def _container_troubles(pods: Sequence[PodState], group: PodGroup, image: str) -> Iterator[Trouble]:
+    image_seconds = dict.fromkeys(_IMAGE, IMAGE_SECONDS) | dict.fromkeys(_IMAGE_FOR_EVER, 0.0)
+    image_fix = "push it, check its name, and set imagePullSecrets in kubernetes.*.pod.spec"
+    fix = f"check kubernetes.{group.group.role}.pod (envFrom, volumes) and the entry point"
+    for kind, what, seconds, advice in (
+        ("image", f"the image {group.settings.image or image}", image_seconds, image_fix),
+        ("container", "their containers", dict.fromkeys(_CONTAINER, CONTAINER_SECONDS), fix),
+    ):
+        found = [pod for pod in pods if pod.waits_for in seconds]
+        if found:
+            why = f"({found[0].waits_for}): {found[0].waits_because or 'no reason is given'}"
+            wait = seconds[found[0].waits_for]
+            yield _waiting(kind, found, group, f"{what} {why}", fix=advice, seconds=wait)
+
+
+def _waiting(
+    kind: str, pods: Sequence[PodState], group: PodGroup, what: str, *, fix: str, seconds: float
+) -> Trouble:
     return Trouble(
-        key=f"claim {group.group.name}",
+        key=f"{kind} {group.group.name}",
         group=group.group.name,
-        what=f"{_hosts(pods, group)} for a claim of volumes: {said}",
+        what=f"{_hosts(pods, group)} for {what}",
         hosts=len(pods),
-        fix="make the claim that channels, volumes or kubernetes.output name, or see why it is not "
-        "bound: kubectl describe pvc",
-        fatal_after=CLAIM_SECONDS if group.is_dnn else None,
-    )
-
-
-def _not_pulled(pods: Sequence[PodState], group: PodGroup, image: str) -> Iterator[Trouble]:
-    found = [p for p in pods if p.waits_for in (*_IMAGE, *_IMAGE_FOR_EVER)]
-    if not found:
-        return
-    first, image = found[0], group.settings.image or image
-    seconds = _FOR_EVER if first.waits_for in _IMAGE_FOR_EVER else IMAGE_SECONDS
-    yield Trouble(
-        key=f"image {group.group.name}",
-        group=group.group.name,
-        what=f"{_hosts(found, group)} for the image {image} "
-        f"({first.waits_for}): {first.waits_because or 'no reason is given'}",
-        hosts=len(found),
-        fix="push it, check its name, and set imagePullSecrets in kubernetes.*.pod.spec",
+        fix=fix,
         fatal_after=seconds if group.is_dnn else None,
-    )
-
-
-def _not_made(pods: Sequence[PodState], group: PodGroup) -> Iterator[Trouble]:
-    found = [pod for pod in pods if pod.waits_for in _CONTAINER]
-    if not found:
-        return
-    first = found[0]
-    yield Trouble(
-        key=f"container {group.group.name}",
-        group=group.group.name,
-        what=f"{_hosts(found, group)} for their containers "
-        f"({first.waits_for}): {first.waits_because or 'no reason is given'}",
-        hosts=len(found),
-        fix=f"check kubernetes.{group.group.role}.pod (envFrom, volumes) and the entry point",
-        fatal_after=CONTAINER_SECONDS if group.is_dnn else None,
     )
 
 
 def _dead_nodes(
     pods: Sequence[PodState], layout: Layout, *, namespace: str, utc: str
 ) -> Iterator[Trouble]:
-    """Yields the pods that cannot end: until their kubelet answers they stay as they are."""
+    """Yields the pods that cannot end until their kubelet answers."""
     by_name = {group.group.name: group for group in layout.groups}
     alive = [pod for pod in pods if not pod.is_final and not pod.is_deleted]
     replaced = {pod.host for pod in alive}
@@ -430,7 +393,7 @@ def _dead_nodes(
         what = f"{pod.host}: pod {pod.name} should have ended by {pod.deleted_at}, and its node "
         what += f"{pod.node} does not say that it has"
         fatal_after = None
-        # The place of a data host is taken by another pod without waiting for that.
+        # A data host's pod is replaced without waiting for that.
         if by_name[pod.group].is_dnn and pod.host not in replaced:
             what += f"; until then no other pod takes its place{_bill(alive, layout, by_name)}"
             is_waiting = layout.settings.dead_node == "wait"
@@ -450,7 +413,7 @@ def _dead_nodes(
 
 
 def _bill(alive: Sequence[PodState], layout: Layout, groups: Mapping[str, PodGroup]) -> str:
-    """Says what the hosts that have a node cost meanwhile; empty where there is none."""
+    """Returns the cost of the hosts that have a node meanwhile; empty if there are none."""
     billed = [groups[pod.group].group.instance_type for pod in alive if pod.node]
     if not billed:
         return ""
@@ -473,11 +436,10 @@ class _SeenEvent:
 
 
 class TroubleLog:
-    """Tells a trouble once, and again while it lasts: seldom, or soon when other hosts wait.
+    """Reports troubles once, and again at growing intervals while they last.
 
     Args:
-        repeat_seconds: Between two times that the same is said; CHANGE_SECONDS if the number of
-            hosts has changed.
+        repeat_seconds: Between two reports; CHANGE_SECONDS if the number of hosts has changed.
     """
 
     def __init__(self, *, repeat_seconds: float) -> None:
@@ -487,12 +449,11 @@ class TroubleLog:
     def news(
         self, troubles: Iterable[Trouble], *, now: float, utc: str = ""
     ) -> Iterator[tuple[Trouble, str]]:
-        """Yields the troubles to tell now, in words; what is not among them is over.
+        """Yields the troubles to report now, with their messages; missing troubles are over.
 
         Args:
-            troubles: All there are.
             now: Monotonic seconds.
-            utc: The same moment, ISO 8601, for those that began before they were seen.
+            utc: The same moment, ISO 8601, for troubles that began before they were seen.
         """
         current = {trouble.key: trouble for trouble in troubles}
         for key in [key for key in self._seen if key not in current]:
@@ -504,8 +465,7 @@ class TroubleLog:
             seen = self._seen[key]
             waited = now - seen.since
             has_fix = bool(trouble.fix) and waited >= trouble.fix_after
-            # "1 of 16 hosts wait" is soon untrue where nodes are short; the reasons that a cluster
-            # gives for the same hosts come and go.
+            # By the number of hosts: the reasons for the same hosts come and go.
             is_same = seen.said_hosts == trouble.hosts
             rest = self._repeat_seconds if is_same else CHANGE_SECONDS
             is_due = seen.said_at is None or now >= seen.said_at + rest
@@ -515,7 +475,7 @@ class TroubleLog:
                 yield trouble, words + (f"; {trouble.fix}" if has_fix else "")
 
     def over(self, troubles: Iterable[Trouble], *, now: float) -> Trouble | None:
-        """Returns a trouble for which waiting is over."""
+        """Returns a trouble for which waiting has ended, or None."""
         for trouble in troubles:
             seen = self._seen.get(trouble.key)
             limit = trouble.fatal_after
@@ -531,11 +491,11 @@ def by_job(groups: Sequence[PodGroup]) -> Mapping[str, PodGroup]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Happening:
-    """The cluster reports what happens to its objects as events.
+    """A Kubernetes event of one of the run's objects.
 
     Attributes:
         about: Kind and name of its object.
-        job: Replicated job whose pods could not be made; empty in other events.
+        job: Replicated job whose pods could not be created; empty in other events.
     """
 
     about: str
@@ -545,17 +505,15 @@ class Happening:
 
     @property
     def text(self) -> str:
-        """Returns the event in one line."""
         return f"{self.about}: {self.reason}: {self.message}"
 
 
 class Happenings:
-    """Picks the events that users should see, each once.
+    """Filter of the events that users should see, each once.
 
     Args:
         run: Name of its objects.
-        groups: Groups of the run.
-        since: When the job was made, ISO 8601: earlier events are of another job of that name.
+        since: Creation time of the job, ISO 8601: earlier events are of another job of that name.
     """
 
     def __init__(self, *, run: str, groups: Sequence[PodGroup], since: str) -> None:
@@ -565,11 +523,11 @@ class Happenings:
         # Names of Kueue's objects.
         self._workloads = (f"jobset-{run}-", f"trainjob-{run}-")
         self._told: set[tuple[str, str, str, str]] = set()
-        # When an object's first event of that reason was, whatever its words.
+        # Time of an object's first event of that reason.
         self._began: dict[tuple[str, str], str] = {}
 
     def take(self, event: Document) -> Iterator[Happening]:
-        """Yields what an event tells; nothing if it is not of this run, known, or unimportant."""
+        """Yields an event of this run if it is new and important."""
         about = mapping(event, "involvedObject")
         kind, name = text(about, "kind"), text(about, "name")
         reason = text(event, "reason")
@@ -586,9 +544,9 @@ class Happenings:
             if lasted is not None and lasted < LATE_SECONDS:
                 return
         message = " ".join(text(event, "message").split())
-        # The job controller says so where quota, pod security or a webhook refuses its pods.
+        # Quota, pod security or a webhook refuses the pods.
         is_refusal = kind == "Job" and reason == "FailedCreate" and "forbidden" in message
-        # Of refusals each counts: one that was over may begin again.
+        # Each refusal counts, as one may begin again.
         key = (name, reason, message, _time_of(event) if is_refusal else "")
         if key in self._told:
             return
@@ -618,6 +576,6 @@ class Happenings:
 
 
 def _time_of(event: Document, *, is_first: bool = False) -> str:
-    # Which of them is set depends on who wrote the event.
+    # It depends on the event's writer which of them are set.
     times = [text(event, key) for key in ("lastTimestamp", "eventTime", "firstTimestamp")]
     return next((time for time in (reversed(times) if is_first else times) if time), "")

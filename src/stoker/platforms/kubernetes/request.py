@@ -26,7 +26,6 @@ from stoker.platforms.kubernetes.objects import (
     RUN_ANNOTATION,
     STEP_LABEL,
     TOKEN_KEY,
-    TRAINER_JOB,
     WORKFLOW_LABEL,
     WORKLOAD_ANNOTATION,
     Layout,
@@ -37,13 +36,11 @@ from stoker.platforms.kubernetes.objects import (
     inputs_key,
     is_dns_label,
     lay_out,
-    mounts_of,
     pod_template,
     records_map,
+    spec_of_run,
     token_secret,
     verbatim,
-    volumes_of_run,
-    zone_affinity,
 )
 from stoker.platforms.patch import check_patch, mapping_of
 from stoker.records import Json
@@ -74,27 +71,20 @@ _RESERVED = {
 
 
 def jobset(layout: Layout) -> dict[str, Json]:
-    """Returns the JobSet that runs `layout`.
-
-    Raises:
-        UsageError: If Kubernetes cannot run the groups' pods.
-    """
+    """Returns the JobSet that runs `layout`."""
     return {
         "apiVersion": JOBSET_API,
         "kind": "JobSet",
         "metadata": _metadata_of_job(layout),
-        "spec": jobset_spec(layout, of_run=True),
+        "spec": jobset_spec(layout),
     }
 
 
-def jobset_spec(
-    layout: Layout, *, of_run: bool, job_labels: Mapping[str, Mapping[str, str]] | None = None
-) -> dict[str, Json]:
-    """Returns the spec that a JobSet and the template of a TrainingRuntime have in common.
+def jobset_spec(layout: Layout) -> dict[str, Json]:
+    """Returns the spec of a JobSet, or of a TrainingRuntime's, which is the same for all runs.
 
-    Args:
-        of_run: Whether to include what only this run has.
-        job_labels: Labels of jobs, by the replicated job's name.
+    Raises:
+        UsageError: If Kubernetes cannot run the groups' pods, or the patch is not allowed.
     """
     settings = layout.settings
     spec: dict[str, Json] = {
@@ -104,15 +94,12 @@ def jobset_spec(
         "network": {
             "enableDNSHostnames": True,
             # JobSet's default; written, as `host_pattern` relies on it.
-            **({"subdomain": layout.name} if of_run else {}),
+            **({"subdomain": layout.name} if settings.api == "jobset" else {}),
             # The feed waits for no host: pods find each other before they are ready.
             "publishNotReadyAddresses": True,
         },
         "ttlSecondsAfterFinished": KEEP_SECONDS,
-        "replicatedJobs": [
-            _replicated_job(layout, group, of_run=of_run, labels=(job_labels or {}).get(group.job))
-            for group in layout.groups
-        ],
+        "replicatedJobs": [_replicated_job(layout, group) for group in layout.groups],
     }
     reserved = _RESERVED
     if settings.api == "trainer":
@@ -177,9 +164,7 @@ def _deadline_of_job(layout: Layout) -> int | None:
     return layout.settings.max_run_seconds if layout.settings.api == "jobset" else None
 
 
-def _replicated_job(
-    layout: Layout, group: PodGroup, *, of_run: bool, labels: Mapping[str, str] | None
-) -> dict[str, Json]:
+def _replicated_job(layout: Layout, group: PodGroup) -> dict[str, Json]:
     count = group.group.count
     job: dict[str, Json] = {
         "parallelism": count,
@@ -201,24 +186,12 @@ def _replicated_job(
         job["podFailurePolicy"] = {
             "rules": [{"action": "FailJob", "onPodConditions": [disrupted]}],
         }
-    job["template"] = pod_template(layout, group, of_run=of_run)
-    template: dict[str, Json] = {"metadata": {"labels": dict(labels)}} if labels else {}
-    return {"name": group.job, "replicas": 1, "template": {**template, "spec": job}}
-
-
-def disruption_budget(layout: Layout) -> Document:
-    """Returns the budget by which a drain waits for the dnn group to end."""
-    described = metadata(layout)
-    return {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": described,
-        "spec": {
-            # Not maxUnavailable: budgets do not know how many pods a Job should have.
-            "minAvailable": layout.dnn.group.count,
-            "selector": {"matchLabels": {JOBSET_LABEL: layout.name, ROLE_LABEL: "dnn"}},
-        },
-    }
+    job["template"] = pod_template(layout, group)
+    template: dict[str, Json] = {"spec": job}
+    if layout.settings.api == "trainer" and group.is_dnn:
+        # The label by which Trainer finds the job that a TrainJob's settings go to.
+        template = {"metadata": {"labels": {ANCESTOR_LABEL: "trainer"}}, **template}
+    return {"name": group.job, "replicas": 1, "template": template}
 
 
 def follower_budget(layout: Layout, workflow: Document, labels: Document) -> Document:
@@ -234,31 +207,28 @@ def follower_budget(layout: Layout, workflow: Document, labels: Document) -> Doc
     name = text(workflow, "name")
     described = metadata(layout, name=f"{name}-{text(labels, STEP_LABEL) or 'followers'}")
     del described["annotations"]
+    described["ownerReferences"] = [dict(workflow)]
+    return _budget(described, 1, {WORKFLOW_LABEL: name, **labels})
+
+
+def _budget(described: dict[str, Json], count: int, labels: Document) -> Document:
+    # Not maxUnavailable: a Workflow has no scale, and of a Job a budget does not know its pods.
+    spec: Document = {"minAvailable": count, "selector": {"matchLabels": labels}}
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": {**described, "ownerReferences": [dict(workflow)]},
-        "spec": {
-            # Not maxUnavailable: a Workflow has no scale.
-            "minAvailable": 1,
-            "selector": {"matchLabels": {WORKFLOW_LABEL: name, **labels}},
-        },
+        "metadata": described,
+        "spec": spec,
     }
 
 
 def training_runtime(layout: Layout, *, name: str) -> dict[str, Json]:
-    """Returns the TrainingRuntime of `layout`, without what only a run has.
-
-    Raises:
-        UsageError: If Kubernetes cannot run the groups' pods.
-    """
-    # The label by which Trainer finds the job that a TrainJob's settings go to.
-    ancestors = {TRAINER_JOB: {ANCESTOR_LABEL: "trainer"}}
+    """Returns the TrainingRuntime of `layout`, without what only a run has."""
     spec: dict[str, Json] = {
         # Without torch's policy: stoker's launcher starts torchrun itself.
         "mlPolicy": {"numNodes": layout.dnn.group.count},
         # Both groups whole: a TrainJob sets count, image and resources of the trainer's job only.
-        "template": {"spec": jobset_spec(layout, of_run=False, job_labels=ancestors)},
+        "template": {"spec": jobset_spec(layout)},
     }
     described = metadata(layout, name=name)
     described["labels"] = {**layout.labels, FRAMEWORK_LABEL: "torch"}
@@ -326,18 +296,12 @@ def _is_of_mlflow(item: Json) -> bool:
 
 
 def _patch(layout: Layout, group: PodGroup) -> dict[str, Json]:
-    mounted = volumes_of_run(layout, group)
-    container: dict[str, Json] = {"name": group.job, "volumeMounts": mounts_of(mounted)}
-    if not group.is_dnn:
-        # Trainer takes the variables of its own container from the TrainJob's trainer only.
-        container["env"] = environment_of_run(layout, group)
-    spec: dict[str, Json] = {
-        "containers": [container],
-        "volumes": [one.volume for one in mounted],
-    }
-    affinity = zone_affinity(layout)
-    if affinity:
-        spec["affinity"] = affinity
+    spec = spec_of_run(layout, group)
+    if group.is_dnn:
+        # Trainer takes the variables of its container from the TrainJob's trainer only.
+        (container,) = mappings(spec, "containers")
+        rest: Json = {key: value for key, value in container.items() if key != "env"}
+        spec["containers"] = [rest]
     return {"name": group.job, "template": {"spec": {"template": {"spec": spec}}}}
 
 
@@ -527,8 +491,13 @@ def plan_request(job: JobSpec) -> KubernetesRequest:
         runtime_is_ours=runtime is not None and layout.settings.runtime is None,
         config=config,
         secret=_secret(layout),
-        budget=disruption_budget(layout),
-        records=_records(layout) if job.records else None,
+        # A drain waits for the dnn group to end.
+        budget=_budget(
+            metadata(layout),
+            layout.dnn.group.count,
+            {JOBSET_LABEL: layout.name, ROLE_LABEL: "dnn"},
+        ),
+        records=_config_map(layout, records_map(layout.name), job.records) if job.records else None,
     )
     is_there = runtime is not None and not request.runtime_is_ours
     check_objects([*([runtime] if runtime and is_there else []), *request.objects])
@@ -561,23 +530,17 @@ def _config(layout: Layout) -> Document:
                 for name in channels
             }
         )
+    return _config_map(layout, config_map(layout.name), data)
+
+
+def _config_map(layout: Layout, name: str, data: Document) -> Document:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": metadata(layout, name=config_map(layout.name)),
+        "metadata": metadata(layout, name=name),
         # A run's settings do not change, and kubelets need not watch the object.
         "immutable": True,
-        "data": data,
-    }
-
-
-def _records(layout: Layout) -> Document:
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": metadata(layout, name=records_map(layout.name)),
-        "immutable": True,
-        "data": dict(layout.job.records),
+        "data": dict(data),
     }
 
 

@@ -20,9 +20,9 @@ from stoker.platforms.kubernetes.manifest import manifest
 from stoker.records import Json, KubernetesSettings
 from stoker.records.base import Document, mapping, mappings
 
-# A run goes on without them: pods tell most of what events would; a new attempt's Workflow does not
-# become an owner of its predecessor's job; there is no lease and no disruption budget; no cancelled
-# run is told apart; a retried step knows no record of a job that is gone.
+# A run works without them, but: fewer reasons in the log (events); a new attempt's Workflow does
+# not own its predecessor's job; no lease, no disruption budget; a cancelled run's job continues; a
+# retried step finds no record of a deleted job.
 _USEFUL = (
     "events",
     "poddisruptionbudgets",
@@ -35,14 +35,14 @@ _USEFUL = (
 
 
 def rules(settings: KubernetesSettings) -> list[Json]:
-    """Returns the Role's rules; deleting a job deletes what it owns, without another right."""
-    # Patched: an attempt that adopts a job adds its own Workflow to the owners.
+    """Returns the Role's rules; deleting a job deletes what it owns without a further right."""
+    # Patched: an attempt that adopts a job adds its Workflow to the owners.
     job = ("create", "get", "list", "watch", "patch", "delete")
     found = [_rule("jobset.x-k8s.io", ["jobsets"], job)]
     if settings.api == "trainer":
         found = [
             _rule("trainer.kubeflow.org", ["trainjobs"], job),
-            # Patched: it is there before the TrainJob that comes to own it. Or only read.
+            # Patched: it exists before the TrainJob that owns it. Or only read.
             _rule(
                 "trainer.kubeflow.org",
                 ["trainingruntimes"],
@@ -53,16 +53,16 @@ def rules(settings: KubernetesSettings) -> list[Json]:
         *found,
         # Made after the job, which owns them: a token is never read back.
         _rule("", ["secrets"], ("create",)),
-        # Patched: the lease of whoever follows the job. Read: what a pipeline's last step needs to
-        # follow a job, and the records by which a retried step need not train again.
+        # Patched: the follower's lease. Read: records, by which a pipeline's last step follows a
+        # job, and a retried step need not train again.
         _rule("", ["configmaps"], ("create", "get", "patch")),
         # A drain waits for the dnn group.
         _rule(BUDGETS.group, [BUDGETS.plural], ("create",)),
-        # One is read alone: the follower's own, whose Workflow owns the job.
+        # get: the follower's, whose Workflow owns the job.
         _rule("", ["pods"], ("get", "list", "watch")),
         _rule("", ["events"], ("list", "watch")),
         _rule("", ["pods/log"], ("get",)),
-        # Whether the run is being cancelled: else a follower that is told to end leaves its job.
+        # Whether the run is being cancelled: else a follower that gets a SIGTERM leaves its job.
         _rule(WORKFLOWS.group, [WORKFLOWS.plural], ("get",)),
     ]
 
@@ -74,19 +74,13 @@ def _rule(group: str, resources: Sequence[str], verbs: Sequence[str]) -> dict[st
 def check_rights(
     cluster: ClusterApi, settings: KubernetesSettings, *, is_pod: bool, log: Log
 ) -> None:
-    """Checks that the caller has the rights that a run takes.
+    """Checks that the caller has the rights that a run takes, if the cluster answers that.
 
     Args:
-        cluster: Cluster that is to run it.
-        settings: Settings of the workload.
         is_pod: Whether the caller is a pod, which a run of a pipeline may have.
-        log: Told of rights that a run can do without.
-
-    A cluster that does not answer such questions need not refuse the calls themselves: then the
-    first call that it refuses tells.
 
     Raises:
-        PlatformError: With all rights that are missing, and the Role that has them.
+        PlatformError: With all missing rights, and the Role that has them.
     """
     try:
         missing = [
@@ -95,7 +89,7 @@ def check_rights(
             if (is_pod or action.resource != WORKFLOWS.plural) and not is_allowed(cluster, action)
         ]
     except ServiceError as err:
-        # Not reached, or not known: the calls themselves would fare the same.
+        # Not reached, or not logged in: the calls themselves would fail, too.
         if err.code in ("", "401"):
             raise
         return
@@ -109,7 +103,7 @@ def check_rights(
 def explained_denial(
     err: ServiceError, settings: KubernetesSettings, *, namespace: str
 ) -> PlatformError:
-    """Returns the error itself, or, where a right was missing, with the Role that has it."""
+    """Returns the error, with the Role that has the right where one is missing."""
     if err.kind != "denied":
         return err
     return denied([err.action], settings, namespace=namespace, user=err.user)
@@ -118,7 +112,7 @@ def explained_denial(
 def denied(
     rights: Sequence[str], settings: KubernetesSettings, *, namespace: str, user: str = ""
 ) -> PlatformError:
-    """Returns the error for missing rights: all of them by name, and what to apply."""
+    """Returns the error for missing rights, with the Role to apply."""
     named = ", ".join(rights)
     role: dict[str, Json] = {
         "apiVersion": "rbac.authorization.k8s.io/v1",
@@ -135,7 +129,7 @@ def denied(
 
 
 def needed_rights(settings: KubernetesSettings, namespace: str) -> Iterator[Action]:
-    """Yields the rights of the Role: what is asked is what an administrator applies."""
+    """Yields the rights of the Role."""
     for rule in mappings({"rules": rules(settings)}, "rules"):
         for group in texts(rule, "apiGroups"):
             for resource in texts(rule, "resources"):
@@ -144,7 +138,7 @@ def needed_rights(settings: KubernetesSettings, namespace: str) -> Iterator[Acti
 
 
 def is_allowed(cluster: ClusterApi, action: Action) -> bool:
-    """Returns whether the caller may do it, as the cluster says."""
+    """Asks the cluster whether the caller may do it."""
     resource, _, part = action.resource.partition("/")
     asked = {
         "namespace": action.namespace,
@@ -162,5 +156,5 @@ def is_allowed(cluster: ClusterApi, action: Action) -> bool:
 
 
 def is_useful(action: Action) -> bool:
-    """Returns whether a run does without the right, and loses something."""
+    """Whether a run works without the right, with less."""
     return action.resource in _USEFUL or f"{action.verb} {action.resource}" in _USEFUL

@@ -50,15 +50,14 @@ def resource_of(document: Document) -> Resource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectState:
-    """Tells how its cluster sees a job.
+    """State of a job in its cluster.
 
     Attributes:
         phase: running also while its pods wait for nodes.
-        reason: Kubernetes' own word for the phase, such as FailedJobs; empty where there is none.
-        message: The same in words.
+        reason: Kubernetes' word for the phase, such as FailedJobs; empty without one.
         since: When the phase began, ISO 8601 in UTC; empty where it is not known.
-        restarts: How often all pods were started again.
-        is_deleted: Whether it is about to go.
+        restarts: How often all pods were restarted.
+        is_deleted: Whether its deletion has begun.
     """
 
     uid: str
@@ -71,7 +70,7 @@ class ObjectState:
 
     @property
     def has_ended(self) -> bool:
-        """Returns whether nothing of it will run again."""
+        """Whether nothing of it will run again."""
         return self.phase in ("succeeded", "failed")
 
 
@@ -117,9 +116,8 @@ def object_reference(document: Document, *, is_waited_for: bool) -> Document:
     """Returns an object as an owner.
 
     Args:
-        document: The object as the cluster gives it.
-        is_waited_for: Whether the owner is gone only after what it owns: a new owner of its name
-            then finds nothing of the old one.
+        is_waited_for: Whether the owner goes only after what it owns: a new owner of its name then
+            finds nothing of the old one.
     """
     reference = {
         "apiVersion": text(document, "apiVersion"),
@@ -145,7 +143,7 @@ def owned(document: Document, owners: Sequence[Document]) -> Document:
 def delete_and_wait(
     cluster: ClusterApi, resource: Resource, name: str, *, uid: str, seconds: float
 ) -> bool:
-    """Deletes an object after all that it owns; returns whether it was gone in `seconds`."""
+    """Deletes an object after what it owns; returns whether it was gone in `seconds`."""
     deadline = cluster.clock() + seconds
     cluster.delete(resource, name, uid=uid)
     while (found := cluster.find(resource, name)) is not None:
@@ -160,14 +158,12 @@ def delete_and_wait(
 def jobs_of_run(
     cluster: ClusterApi, resource: Resource, run: str, *, run_id: str = "", workload: str = ""
 ) -> Iterator[Document]:
-    """Yields the jobs of a workload's run that are still there.
+    """Yields the existing jobs of a workload's run, one for each attempt.
 
     Args:
-        cluster: That has them.
-        resource: JobSets or TrainJobs.
-        run: Its name: one job for each of its tries.
+        run: Name of the run.
         run_id: Of the pipeline's run, whose profile may be a job, too.
-        workload: Its name: the pipeline's run may train others as well.
+        workload: Name of the workload: the pipeline's run may train others as well.
     """
     try:
         found, _ = cluster.list(resource, query=_OURS)
@@ -183,13 +179,13 @@ def jobs_of_run(
 
 
 def delete_jobs_of(cluster: ClusterApi, run_id: str) -> list[str]:
-    """Deletes the jobs of a pipeline's run that have not ended; returns what it deleted, in words.
-
-    Does not wait for their pods.
+    """Deletes the jobs of a pipeline's run that have not ended; does not wait for their pods.
 
     Args:
-        cluster: That runs them.
-        run_id: The pipeline's own: the names of its trainings end with its first characters.
+        run_id: The pipeline's: the names of its trainings end with its first characters.
+
+    Returns:
+        Kind and name of each.
 
     Raises:
         ServiceError: If the cluster refuses, or does not answer.
@@ -224,33 +220,26 @@ def _annotation(job: Document, key: str) -> str:
 
 
 def uids_of_run(cluster: ClusterApi, request: KubernetesRequest) -> list[str]:
-    """Returns the uids of the jobs that a request's run has."""
+    """Returns the uids of the jobs of a request's run."""
     jobs = jobs_of_run(cluster, resource_of(request.main), request.job.run_name)
     return [job_state(job).uid for job in jobs]
 
 
 def records_of(cluster: ClusterApi, job: str) -> dict[str, str]:
-    """Returns the records that were kept with a job, by name; {} if there are none."""
+    """Returns the records that were kept with a job, by name."""
     data = mapping(cluster.find(CONFIG_MAPS, records_map(job)), "data")
     return {name: text(data, name) for name in data}
 
 
 def finished_record(cluster: ClusterApi, workload: str, run: str, *, request_sha256: str) -> str:
-    """Returns the record of a run that has ended; empty where it is not known, or of another job.
-
-    Args:
-        cluster: Cluster that ran it.
-        workload: Name of the workload.
-        run: Name of the run.
-        request_sha256: Digest of the run's request.
-    """
+    """Returns the record of a finished run; empty where it is not known, or another request's."""
     kept = mapping(cluster.find(CONFIG_MAPS, finished_map(workload)), "data")
     entry = _entry(text(kept, run))
     return text(entry, "record") if entry.get("request_sha256") == request_sha256 else ""
 
 
 def told_jobs(cluster: ClusterApi, workload: str) -> frozenset[str]:
-    """Returns the uids of a workload's jobs whose steps have told how they ended."""
+    """Returns the uids of a workload's jobs whose end is recorded."""
     kept = mapping(cluster.find(CONFIG_MAPS, finished_map(workload)), "data")
     return frozenset(uid for run in kept for uid in texts(_entry(text(kept, run)), "jobs"))
 
@@ -264,13 +253,9 @@ def keep_finished(
     jobs: Sequence[str],
     record: str,
 ) -> None:
-    """Keeps the record of a run that has ended, also after its job; the oldest ones go.
+    """Keeps the record of a finished run beyond its job; deletes the oldest ones.
 
     Args:
-        cluster: Cluster that ran it.
-        workload: Name of the workload.
-        run: Name of the run.
-        request_sha256: Digest of the run's request.
         jobs: Uids of the run's jobs.
         record: The record, as JSON; empty: it left none.
 
@@ -296,12 +281,10 @@ def keep_finished(
             # In a merge patch null takes a key away.
             data[key] = None
     if found is None:
-        labels: dict[str, Json] = {MANAGED_BY_LABEL: "stoker"}
-        described: dict[str, Json] = {"name": name, "labels": labels}
         document: Document = {
             "apiVersion": "v1",
             "kind": "ConfigMap",
-            "metadata": described,
+            "metadata": {"name": name, "labels": {MANAGED_BY_LABEL: "stoker"}},
             "data": data,
         }
         try:

@@ -1,14 +1,12 @@
-"""Objects are watched, and logs of pods followed, for as long as it takes.
+"""Watches of a run's objects, and logs of its pods, read by threads until the run ends.
 
-A log is asked for from a time on, in whole seconds, and lines of several writers come a little out
-of the order of their times: so the lines of the last seconds are kept, and left out when they come
-again.
+A log is requested from a whole second on, and its lines may be slightly out of order: so the lines
+of the last seconds are kept, and skipped when they come again.
 
-A watch breaks off all the time: servers end it after minutes, proxies sooner, and a version that is
-too old (410 Gone) means to list anew. Callers hear only of what has changed.
+A watch breaks off often: servers end it after minutes, proxies sooner, and if its version is too
+old (410 Gone) the objects are listed again. Callers see only what changed.
 """
 
-import contextlib
 import queue
 import re
 import threading
@@ -17,17 +15,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from json import JSONDecodeError, loads
+from typing import Literal
 
 from stoker.errors import ServiceError
 from stoker.platforms.follow import UNREACHABLE_SECONDS
 from stoker.platforms.kubernetes.api import (
     EVENTS,
     PODS,
-    Action,
     ByteStream,
     ClusterApi,
     Resource,
-    failed,
     text,
 )
 from stoker.platforms.kubernetes.objects import JOBSET_LABEL
@@ -36,35 +33,35 @@ from stoker.platforms.kubernetes.pods import (
 )
 from stoker.records.base import Document, mapping
 
-# A line may be that much older than one that came before it.
+# How much older a line may be than the one before it.
 OVERLAP_SECONDS = 2
 
 _TIME = re.compile(
     r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d) ?", re.ASCII
 )
-# After it the server ends a watch, and a dead connection is noticed.
+# The server ends a watch after this; a longer silence means a dead connection.
 WATCH_SECONDS = 60
 WATCH_READ_SECONDS = WATCH_SECONDS + 15.0
-# Between attempts, doubling, back to the first with the first thing that comes.
+# Between attempts; doubled each time, and reset by any data.
 MIN_DELAY_SECONDS = 0.2
 MAX_DELAY_SECONDS = 15.0
 _TOO_OLD = "410"
-# A training may be silent for long; a dead connection is noticed after this.
+# A silent training is normal; this long a silence may be a dead connection.
 LOG_READ_SECONDS = 300.0
 LOG_MAX_DELAY_SECONDS = 10.0
-# How long the log of a pod that has ended is asked for while the cluster does not answer.
+# How long to retry the log of an ended pod while the cluster does not answer.
 LAST_WORDS_SECONDS = 60.0
-# Beyond it threads that read logs wait, and so does the cluster.
+# Above it, threads that read logs wait.
 MAX_WAITING = 10_000
 _PUT_SECONDS = 0.5
-# A closed reader ends at once, unless it waits for its cluster.
+# A closed reader ends at once unless it waits for the cluster.
 _JOIN_SECONDS = 2.0
 
 
 class LogPosition:
-    """Remembers how much of a log has been read.
+    """How much of a log has been read.
 
-    The lines are those that Kubernetes gives with `timestamps=true`: a time, a blank, the text.
+    Lines have the form of `timestamps=true`: a time, a blank, the text.
     """
 
     def __init__(self) -> None:
@@ -73,7 +70,7 @@ class LogPosition:
         self._again: Counter[str] = Counter()
 
     def query(self) -> dict[str, str]:
-        """Returns the query of the next request; called before each reading."""
+        """Returns the query of the next request; call it before each."""
         self._again = Counter(line for _, line in self._recent)
         if self._latest is None:
             return {}
@@ -81,7 +78,7 @@ class LogPosition:
         return {"sinceTime": since.strftime("%Y-%m-%dT%H:%M:%SZ")}
 
     def take(self, line: str) -> str | None:
-        """Returns the text of a line; None if it has been read before."""
+        """Returns the text of a line, or None if it was read before."""
         when, text = split_time(line)
         if self._again[line] > 0:
             self._again[line] -= 1
@@ -98,7 +95,7 @@ class LogPosition:
 
 
 def split_time(line: str) -> tuple[datetime | None, str]:
-    """Returns time (to the second, in UTC) and text of a line; no time where it has none."""
+    """Returns a line's time (UTC, whole seconds; None if it has none) and text."""
     found = _TIME.match(line)
     if not found:
         return None, line
@@ -110,88 +107,61 @@ def split_time(line: str) -> tuple[datetime | None, str]:
     return when, line[found.end() :]
 
 
-class StreamSlot:
-    """Holds the stream that is read now, if any."""
+@dataclass(frozen=True, slots=True)
+class ObjectNews:
+    """Objects of one kind: all that exist, those that changed, or those that were deleted."""
 
-    def __init__(self) -> None:
+    resource: Resource
+    what: Literal["all", "changed", "deleted"]
+    items: tuple[Document, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WatchError:
+    """A failed watch; it is retried unless `is_final`."""
+
+    resource: Resource
+    error: ServiceError
+    is_final: bool
+
+
+class StreamReader(threading.Thread):
+    """A thread that reads streams of a cluster, one after the other, until it is closed."""
+
+    def __init__(self, cluster: ClusterApi, *, name: str) -> None:
+        super().__init__(name=name, daemon=True)
+        self._cluster = cluster
+        self._is_closed = threading.Event()
         self._stream: ByteStream | None = None
         self._lock = threading.Lock()
-        self._is_closed = False
 
     def close(self) -> None:
-        """Closes what is read now and what would be read later; may be called twice."""
+        """Ends the reading; may be called twice, by any thread."""
+        self._is_closed.set()
         with self._lock:
-            self._is_closed = True
             if self._stream:
                 self._stream.close()
 
-    @contextlib.contextmanager
-    def reading(self, stream: ByteStream) -> Iterator[ByteStream]:
-        """Holds `stream` while the context lasts, then releases it."""
+    def _lines(self, stream: ByteStream) -> Iterator[tuple[str, bool]]:
         with self._lock:
             self._stream = stream
-            # It was closed while the stream was being opened.
-            if self._is_closed:
+            # Closed while the stream was being opened.
+            if self._is_closed.is_set():
                 stream.close()
         try:
-            yield stream
+            yield from stream.lines()
         finally:
             with self._lock:
                 self._stream = None
             stream.release()
 
 
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """Holds all objects that there are now; what was there and is not among them is gone."""
-
-    resource: Resource
-    items: tuple[Document, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Changed:
-    """An object is new, or is not what it was."""
-
-    resource: Resource
-    item: Document
-
-
-@dataclass(frozen=True, slots=True)
-class Gone:
-    """An object was deleted; `item` is what it was last."""
-
-    resource: Resource
-    item: Document
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """Nothing more can be learned of these objects."""
-
-    resource: Resource
-    error: ServiceError
-
-
-@dataclass(frozen=True, slots=True)
-class Disturbed:
-    """The cluster does not answer; it is asked again."""
-
-    resource: Resource
-    error: ServiceError
-
-
-News = Listed | Changed | Gone | Lost | Disturbed
-
-
-class ObjectWatch(threading.Thread):
-    """Tells changes of the objects that `query` selects, from a thread of its own.
+class ObjectWatch(StreamReader):
+    """A thread that reports changes of objects.
 
     Args:
-        cluster: Cluster that has them.
-        resource: Their kind.
-        query: Selectors.
-        tell: Called with each piece of news; may block.
+        query: Selectors of the objects.
+        tell: Called with each change; may block.
     """
 
     def __init__(
@@ -200,21 +170,13 @@ class ObjectWatch(threading.Thread):
         resource: Resource,
         *,
         query: Mapping[str, str],
-        tell: Callable[[News], None],
+        tell: Callable[[ObjectNews | WatchError], None],
     ) -> None:
-        super().__init__(name=f"watch {resource.plural}", daemon=True)
-        self._cluster = cluster
+        super().__init__(cluster, name=f"watch {resource.plural}")
         self._resource = resource
         self._query = dict(query)
         self._tell = tell
-        self._is_closed = threading.Event()
-        self._slot = StreamSlot()
         self._has_news = False
-
-    def close(self) -> None:
-        """Ends the watch; may be called twice, by any thread."""
-        self._is_closed.set()
-        self._slot.close()
 
     def run(self) -> None:
         """Watches until it is closed, or the cluster refuses."""
@@ -226,50 +188,45 @@ class ObjectWatch(threading.Thread):
             try:
                 if not version:
                     items, version = self._cluster.list(self._resource, query=self._query)
-                    self._tell(Listed(self._resource, tuple(items)))
+                    self._tell(ObjectNews(self._resource, "all", tuple(items)))
                 version = self._watch(version)
                 reached_at = self._cluster.clock()
             except ServiceError as err:
                 if err.code == _TOO_OLD:
                     version = ""
-                elif err.kind not in ("away", "stale") or self._is_lost(reached_at):
-                    if not self._is_closed.is_set():
-                        self._tell(Lost(self._resource, err))
-                    return
                 elif not self._is_closed.is_set():
-                    self._tell(Disturbed(self._resource, err))
+                    is_late = self._cluster.clock() >= reached_at + UNREACHABLE_SECONDS
+                    is_final = is_late or err.kind not in ("away", "stale")
+                    self._tell(WatchError(self._resource, err, is_final))
+                    if is_final:
+                        return
             delay = MIN_DELAY_SECONDS if self._has_news else min(delay * 2, MAX_DELAY_SECONDS)
             self._is_closed.wait(delay)
 
-    def _is_lost(self, reached_at: float) -> bool:
-        return self._cluster.clock() >= reached_at + UNREACHABLE_SECONDS
-
     def _watch(self, version: str) -> str:
-        """Watches until the server ends it; returns the version to go on from."""
+        """Watches until the server ends it; returns the version to continue from."""
         query = {
             **self._query,
             "watch": "true",
-            # They renew the version where nothing changes; else it would soon be too old (410).
+            # They renew the version where nothing changes; otherwise it is soon too old (410).
             "allowWatchBookmarks": "true",
             "resourceVersion": version,
             "timeoutSeconds": str(WATCH_SECONDS),
         }
         stream = self._cluster.open(self._resource, query=query, read_seconds=WATCH_READ_SECONDS)
         try:
-            with self._slot.reading(stream):
-                for line, is_whole in stream.lines():
-                    if not is_whole or not line:
-                        continue
+            for line, is_whole in self._lines(stream):
+                if is_whole and line:
                     self._has_news = True
                     version = self._take(line) or version
         except ServiceError as err:
-            # Broken off: what came so far counts, and the next watch continues from there.
+            # Broken off: the next watch continues from here.
             if err.kind != "away":
                 raise
         return version
 
     def _take(self, line: str) -> str:
-        """Tells what a line of the watch says; returns its version."""
+        """Reports an event of the watch; returns its version."""
         try:
             event = loads(line)
         except JSONDecodeError:
@@ -277,25 +234,18 @@ class ObjectWatch(threading.Thread):
         item = mapping(event, "object")
         match event.get("type"):
             case "ADDED" | "MODIFIED":
-                self._tell(Changed(self._resource, item))
+                self._tell(ObjectNews(self._resource, "changed", (item,)))
             case "DELETED":
-                self._tell(Gone(self._resource, item))
+                self._tell(ObjectNews(self._resource, "deleted", (item,)))
             case "ERROR":
-                raise _error(item, self._resource, self._cluster.namespace)
+                # Whatever the reason is, the objects are listed again.
+                raise ServiceError(text(item, "message"), code=_TOO_OLD)
         return text(mapping(item, "metadata"), "resourceVersion")
-
-
-def _error(status: Document, resource: Resource, namespace: str) -> ServiceError:
-    action = Action(
-        verb="watch", group=resource.group, resource=resource.plural, namespace=namespace
-    )
-    # Whatever the reason is: a watch that cannot continue starts again.
-    return failed(text(status, "message"), action, code=_TOO_OLD, kind="refused")
 
 
 @dataclass(frozen=True, slots=True)
 class LogText:
-    """A pod wrote this line to its log."""
+    """A line of a pod's log."""
 
     pod: PodState
     text: str
@@ -303,19 +253,17 @@ class LogText:
 
 @dataclass(frozen=True, slots=True)
 class LogLost:
-    """A pod's log cannot be read to its end."""
+    """The error because of which the rest of a pod's log is missing."""
 
     pod: PodState
     error: ServiceError
 
 
-class PodLog(threading.Thread):
-    """Tells the lines of a pod's container, from a thread of its own.
+class PodLog(StreamReader):
+    """A thread that reads the log of a pod's container.
 
     Args:
-        cluster: Cluster that runs it.
-        pod: The one whose container has started.
-        container: Its name.
+        pod: A pod whose container has started.
         tell: Called with each line; may block.
     """
 
@@ -327,27 +275,23 @@ class PodLog(threading.Thread):
         container: str,
         tell: Callable[[LogText | LogLost], None],
     ) -> None:
-        super().__init__(name=f"log {pod.name}", daemon=True)
-        self._cluster = cluster
+        super().__init__(cluster, name=f"log {pod.name}")
         self._pod = pod
         self._container = container
         self._tell = tell
-        self._is_closed = threading.Event()
         self._is_changed = threading.Event()
         self._position = LogPosition()
-        self._slot = StreamSlot()
         self._told = False
 
     def update(self, pod: PodState) -> None:
-        """Takes the pod's state; a log is at its end when it was read after its pod's end."""
+        """Takes the pod's new state: a log is complete when it was read after the pod's end."""
         self._pod = pod
         self._is_changed.set()
 
     def close(self) -> None:
         """Ends the reading; may be called twice, by any thread."""
-        self._is_closed.set()
+        super().close()
         self._is_changed.set()
-        self._slot.close()
 
     def run(self) -> None:
         """Reads until the pod's end."""
@@ -359,7 +303,7 @@ class PodLog(threading.Thread):
             self._is_changed.clear()
             self._told = False
             try:
-                # A new container has a new log: the rest of the old one comes first.
+                # A new container has a new log: first the rest of the old one.
                 if pod.restarts > restarts:
                     restarts = pod.restarts
                     self._read_previous()
@@ -368,43 +312,39 @@ class PodLog(threading.Thread):
                 if is_complete and pod.is_final:
                     return
             except ServiceError as err:
-                # With a pod its log is gone, too.
+                # A log is deleted with its pod.
                 if err.kind == "missing" or self._is_closed.is_set():
-                    return
-                # 400: the container that is started again has not started yet.
-                if err.kind not in ("away", "stale") and err.code != "400":
-                    self._tell(LogLost(pod, err))
                     return
                 now = self._cluster.clock()
                 failing_since = now if failing_since is None else failing_since
-                if pod.is_final and now >= failing_since + LAST_WORDS_SECONDS:
+                is_late = pod.is_final and now >= failing_since + LAST_WORDS_SECONDS
+                # 400: the restarted container has not started yet.
+                if is_late or (err.kind not in ("away", "stale") and err.code != "400"):
                     self._tell(LogLost(pod, err))
                     return
             delay = MIN_DELAY_SECONDS if self._told else min(delay * 2, LOG_MAX_DELAY_SECONDS)
             self._is_changed.wait(delay)
 
     def _read_previous(self) -> None:
-        """Reads the rest of the previous container's log, if there is one."""
         try:
             self._read(is_final=True, previous=True)
         except ServiceError as err:
-            # Nodes keep at most one container that has ended.
+            # 400: nodes keep at most one ended container.
             if err.code != "400":
                 raise
 
     def _read(self, *, is_final: bool, previous: bool = False) -> bool:
-        """Reads the log so far and what follows; returns whether it came to its end."""
+        """Reads and follows the log; returns whether it came to its end."""
         query = {"container": self._container, "timestamps": "true", **self._position.query()}
         query |= {"previous": "true"} if previous else {"follow": "true"}
         stream = self._cluster.open(
             PODS, self._pod.name, part="log", query=query, read_seconds=LOG_READ_SECONDS
         )
         try:
-            with self._slot.reading(stream):
-                for line, is_whole in stream.lines():
-                    # Half a line of a log that continues comes again as a whole one.
-                    if is_whole or is_final:
-                        self._take(line)
+            for line, is_whole in self._lines(stream):
+                # A partial line of a log that continues comes again as a whole one.
+                if is_whole or is_final:
+                    self._take(line)
         except ServiceError as err:
             if err.kind != "away":
                 raise
@@ -418,14 +358,13 @@ class PodLog(threading.Thread):
             self._tell(LogText(self._pod, text.rstrip("\r")))
 
 
-Item = News | LogText | LogLost
+Item = ObjectNews | WatchError | LogText | LogLost
 
 
 class Following:
-    """Watches a run with threads of its own until it is closed.
+    """The threads that watch a run, and the queue of their news.
 
     Args:
-        cluster: Cluster that runs it.
         resource: JobSets or TrainJobs.
         name: Name of the run's objects.
         containers: Group to the name of its pods' container.
@@ -446,8 +385,7 @@ class Following:
             for kind, query in (
                 (resource, {"fieldSelector": f"metadata.name={name}"}),
                 (PODS, self._of_pods),
-                # Of the whole namespace: one selector cannot name the job, its pods to come and
-                # Kueue's workload.
+                # The whole namespace: no selector covers the job, its pods and Kueue's workload.
                 (EVENTS, {}),
             )
         ]
@@ -461,7 +399,7 @@ class Following:
                 watch.start()
 
     def next(self, seconds: float) -> Item | None:
-        """Returns the next piece of news; None if there is none within `seconds`."""
+        """Returns the next news, or None if there is none within `seconds`."""
         try:
             return self._items.get(timeout=seconds)
         except queue.Empty:
@@ -469,46 +407,45 @@ class Following:
 
     @property
     def is_empty(self) -> bool:
-        """Returns whether there is no news at this moment."""
         return self._items.empty()
 
-    def pods_now(self) -> Listed:
-        """Returns the run's pods, asked for now.
+    def pods_now(self) -> ObjectNews:
+        """Returns the run's pods, listed now.
 
         Raises:
             ServiceError: If the cluster refuses, or does not answer.
         """
         items, _ = self._cluster.list(PODS, query=self._of_pods)
-        return Listed(PODS, tuple(items))
+        return ObjectNews(PODS, "all", tuple(items))
 
     def follow(self, pod: PodState) -> None:
-        """Follows the log of a pod whose container has started, or updates its reader."""
+        """Follows the log of a pod once its container has started, or updates its reader."""
         if pod.uid in self._logs:
             self._logs[pod.uid].update(pod)
         elif pod.is_started:
             container = self._containers[pod.group]
             log = PodLog(self._cluster, pod, container=container, tell=self._put)
-            # A thread that closes finds it started, or it never starts.
+            # It is started before `close` collects the threads, or never.
             with self._starting:
                 if not self._is_closed.is_set():
                     log.start()
                     self._logs[pod.uid] = log
 
     def is_read(self, uids: frozenset[str]) -> bool:
-        """Returns whether the logs of these pods have been read to their end."""
+        """Returns whether the logs of these pods were read to their end."""
         return not any(uid in uids and log.is_alive() for uid, log in tuple(self._logs.items()))
 
     def await_logs(self, seconds: float) -> None:
-        """Blocks until all logs have been read to their end, `seconds` at most."""
+        """Blocks until all logs were read to their end, `seconds` at most."""
         deadline = self._cluster.clock() + seconds
         for log in tuple(self._logs.values()):
             log.join(max(0.0, deadline - self._cluster.clock()))
 
     def close(self) -> None:
-        """Ends all threads; news that they have put can still be read. May be called twice."""
+        """Ends all threads; queued news can still be read. May be called twice."""
         with self._starting:
             self._is_closed.set()
-            threads: list[ObjectWatch | PodLog] = [*self._watches, *self._logs.values()]
+            threads: list[StreamReader] = [*self._watches, *self._logs.values()]
         for thread in threads:
             thread.close()
         for thread in threads:

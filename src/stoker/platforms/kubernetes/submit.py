@@ -62,16 +62,13 @@ LEFTOVER_SECONDS = 30.0
 def provide_runtime(
     cluster: ClusterApi, request: KubernetesRequest, owners: Sequence[Document], *, log: Log
 ) -> bool:
-    """Makes the runtime unless it is there; returns whether it was made now.
+    """Makes the runtime unless it exists; returns whether it was made now.
 
     Args:
-        cluster: Cluster that is to have it.
-        request: Request with the runtime.
-        owners: Owners of a runtime that is made, until the TrainJob owns it.
-        log: Gets what happens.
+        owners: Owners of a new runtime, until the TrainJob owns it.
 
     Raises:
-        PlatformError: If there is another one of that name, or none where one should be.
+        PlatformError: If another one has the name, or `kubernetes.runtime` does not exist.
     """
     wanted = request.runtime
     assert wanted is not None
@@ -79,7 +76,7 @@ def provide_runtime(
     if not request.runtime_is_ours:
         found = cluster.find(RUNTIMES, name)
         if found is None or _digest(found) != digest:
-            what = "is of another plan or workload" if found else "is not there"
+            what = "is for another plan or workload" if found else "does not exist"
             raise PlatformError(
                 f"TrainingRuntime {name} {what}",
                 where=f"namespace {cluster.namespace}, key kubernetes.runtime",
@@ -101,7 +98,7 @@ def provide_runtime(
         if not job_state(found).is_deleted:
             if _digest(found) == digest:
                 return False
-            # Without a TrainJob it is left over from an attempt that got no further.
+            # Without a TrainJob it is left over from an earlier attempt.
             if any(text(owner, "kind") == "TrainJob" for owner in owners_of(found)):
                 _refuse_runtime(name, cluster.namespace)
             log.event(EventName.RUNTIME_REPLACED, runtime=name)
@@ -114,15 +111,13 @@ def provide_runtime(
 def keep_runtime(
     cluster: ClusterApi, name: str, owners: Sequence[Document], *, job_uid: str
 ) -> None:
-    """Takes a runtime from a TrainJob that is about to go: the next TrainJob is to use it.
+    """Takes a runtime from a TrainJob that will be deleted: the next TrainJob uses it.
 
-    Another attempt may have made that one already: then it stays its.
+    If another attempt has made that one already, it stays the owner.
 
     Args:
-        cluster: Cluster that has both.
-        name: Name of the runtime.
         owners: Owners of the runtime until the next TrainJob owns it.
-        job_uid: Of the TrainJob that goes.
+        job_uid: Of the TrainJob that is deleted.
     """
     while (found := cluster.find(RUNTIMES, name)) is not None:
         known = owners_of(found)
@@ -139,14 +134,14 @@ def keep_runtime(
             cluster.patch(RUNTIMES, name, {"metadata": described})
             return
         except ServiceError as err:
-            # Changed or gone since it was read: looked at again.
+            # Changed or gone since it was read.
             if err.code not in ("404", "409"):
                 raise
 
 
 def _refuse_runtime(name: str, namespace: str) -> None:
     raise PlatformError(
-        f"there is another TrainingRuntime {name}, and a TrainJob that uses it",
+        f"another TrainingRuntime has the name {name}, and a TrainJob uses it",
         where=f"namespace {namespace}",
         fix="choose another --name",
     )
@@ -158,11 +153,7 @@ def _digest(document: Document) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartedObjects:
-    """The cluster has this job: it runs, or has run.
-
-    Attributes:
-        lease: Lease by which its leader knows that it is followed; None: it has none.
-    """
+    """A job that the cluster has; `lease` tells its leader that it is followed."""
 
     uid: str
     created_at: str
@@ -172,7 +163,7 @@ class StartedObjects:
 
 @dataclass(slots=True, kw_only=True)
 class _Attempt:
-    """An attempt to start a job notes what has been done so far, to undo it if it fails."""
+    """What an attempt has done so far, to undo it if it fails."""
 
     has_asked: bool = False
     runtime_is_made: bool = False
@@ -182,13 +173,7 @@ class _Attempt:
 def adopt(
     cluster: ClusterApi, request: KubernetesRequest, *, follower: Follower, log: Log
 ) -> StartedObjects:
-    """Adopts the job of an earlier attempt, whatever became of it; makes no other.
-
-    Args:
-        cluster: Cluster that has the job.
-        request: The request that the job was made for.
-        follower: This process.
-        log: Log for what is worth telling.
+    """Adopts the job of an earlier attempt, in any state.
 
     Raises:
         PlatformError: If there is no job of this request.
@@ -213,13 +198,9 @@ def adopt(
 def start(
     cluster: ClusterApi, request: KubernetesRequest, *, follower: Follower, log: Log
 ) -> StartedObjects:
-    """Creates the job and what belongs to it, or adopts what an earlier attempt created.
+    """Creates the job and its parts, or adopts an earlier attempt's.
 
-    Args:
-        cluster: Cluster that is to run it.
-        request: What to make.
-        follower: This process; its Workflow, if it has one, owns the job.
-        log: Log for what is worth telling.
+    The follower's Workflow, if it has one, owns the job.
 
     Raises:
         PlatformError: If the cluster refuses, or another job has the name.
@@ -234,7 +215,7 @@ def start(
         _provide_parts(cluster, request, job, is_adopted=attempt.is_adopted, log=log)
         _guard_follower(cluster, request, follower, log=log)
     except BaseException as err:
-        # An adopted job goes on when this attempt fails, unless the user asked to stop.
+        # An adopted job continues when this attempt fails, unless the user asked to stop.
         is_over = not isinstance(err, StokerError)
         if isinstance(err, TerminatedError) and follower.pod:
             is_over = follower.is_cancelled(cluster)
@@ -259,7 +240,7 @@ def _lease(
     is_adopted: bool,
     log: Log,
 ) -> LeaseKeeper | None:
-    """Returns the lease, renewed once; None where the run goes on for as long as it takes."""
+    """Returns the lease, renewed once; None for a run without one."""
     minutes = follower.lease_minutes(request.layout.settings)
     if job_state(job).has_ended or not (minutes or is_adopted):
         return None
@@ -268,7 +249,7 @@ def _lease(
         return keeper if minutes else None
     if not minutes:
         return None
-    # Made as one that lasts for ever: who may not renew it must not have it end the run.
+    # Unlimited at first: without the right to renew it, it must not end the run.
     document: Document = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -286,7 +267,7 @@ def _lease(
 def is_going_on(
     cluster: ClusterApi, request: KubernetesRequest, *, or_failed: bool = False
 ) -> bool:
-    """Returns whether a job of this request runs, waits or has succeeded, `or_failed`."""
+    """Whether a job of this request runs, waits, or has succeeded (or failed, if `or_failed`)."""
     found = cluster.find(resource_of(request.main), request.name)
     annotations = mapping(found, "metadata", "annotations")
     if found is None or annotations.get(REQUEST_ANNOTATION) != request.request_sha256:
@@ -316,10 +297,8 @@ def _create_or_adopt(
         except ServiceError as err:
             if err.kind != "taken":
                 raise
-        # Its state decides: it may have failed, be about to go, or be an earlier attempt's.
         found = cluster.find(resource, request.name)
-        # It was deleted between the two calls: made again.
-        if found is None:
+        if found is None:  # deleted between the two calls
             continue
         state = job_state(found)
         _check_is_ours(found, request, namespace=cluster.namespace)
@@ -338,14 +317,14 @@ def _create_or_adopt(
         if request.runtime is not None:
             provide_runtime(cluster, request, owners, log=log)
     raise PlatformError(
-        f"an earlier {request.main['kind']} of that name is not gone after {2 * seconds:g} s",
+        f"the previous {request.main['kind']} was not deleted within {2 * seconds:g} s",
         where=_place(request, cluster.namespace),
         fix="check what keeps it: kubectl get pods; or choose another --name",
     )
 
 
 def _of_pipeline(request: KubernetesRequest, run_id: str) -> Document:
-    """Returns the job with the run of the pipeline that a step makes it for, and its workload."""
+    """Returns the job, annotated with the pipeline's run and the workload."""
     if not run_id:
         return request.main
     described = mapping(request.main, "metadata")
@@ -362,7 +341,7 @@ def _check_is_ours(found: Document, request: KubernetesRequest, *, namespace: st
     run = text(annotations, RUN_ANNOTATION)
     whose = f"of run {run}, with other settings or another plan" if run else "not stoker's"
     raise PlatformError(
-        f"there is another {request.main['kind']} of that name: it is {whose}",
+        f"another {request.main['kind']} has this name: it is {whose}",
         where=_place(request, namespace),
         fix="choose another --name, or delete it: kubectl delete "
         f"{resource_of(request.main).plural} {request.name} -n {namespace}",
@@ -378,7 +357,7 @@ def _adopt(
     new = [o for o in owners if o["uid"] not in {text(known_one, "uid") for known_one in known}]
     if not new or state.has_ended:
         return
-    # Next to the owner that an earlier attempt had: the job goes with the last of them.
+    # With an earlier attempt's owner: the job goes with the last of them.
     references: Document = {"metadata": {"ownerReferences": [*known, *new]}}
     try:
         cluster.patch(resource_of(found), name, references)
@@ -394,7 +373,7 @@ def _provide_parts(
     is_adopted: bool,
     log: Log,
 ) -> None:
-    """Makes Secret, configuration and disruption budget, which the job owns."""
+    """Makes the objects that the job owns."""
     if is_adopted and job_state(job).has_ended:
         return
     token = {TOKEN_KEY: secrets.token_bytes(TOKEN_BYTES).hex()}
@@ -408,7 +387,7 @@ def _provide_parts(
     with _unless_denied(request.name, log):
         _create_part(cluster, BUDGETS, request.budget, job, is_adopted=is_adopted)
     if request.runtime is not None and request.runtime_is_ours and not is_adopted:
-        # Not waited for: a runtime goes only when no TrainJob uses it any more.
+        # Not waited for: a runtime goes only when no TrainJob uses it.
         reference = object_reference(job, is_waited_for=False)
         name = name_of(request.runtime)
         cluster.patch(RUNTIMES, name, {"metadata": {"ownerReferences": [dict(reference)]}})
@@ -416,7 +395,7 @@ def _provide_parts(
 
 @contextlib.contextmanager
 def _unless_denied(job: str, log: Log) -> Iterator[None]:
-    """Lets a job be without a disruption budget: then no drain waits for it."""
+    """Logs a refusal: without a disruption budget no drain waits for the job."""
     try:
         yield
     except ServiceError as err:
@@ -428,7 +407,7 @@ def _unless_denied(job: str, log: Log) -> Iterator[None]:
 def _guard_follower(
     cluster: ClusterApi, request: KubernetesRequest, follower: Follower, *, log: Log
 ) -> None:
-    """Makes a drain wait for a step's pod that follows the job, until it has ended."""
+    """Makes a drain wait for the end of a step's pod that follows the job."""
     if not (follower.owner and follower.labels):
         return
     budget = follower_budget(request.layout, follower.owner, follower.labels)
@@ -453,17 +432,17 @@ def _create_part(
             return
         except ServiceError as err:
             if is_waited_for and "blockOwnerDeletion" in err.what:
-                # Some clusters let only those wait who may change the owner's finalizers.
+                # Some clusters allow it only with the right to change the owner's finalizers.
                 is_waited_for = False
                 continue
             if err.kind != "taken":
                 raise
-            # If the first attempt was sent and not answered, the object is this run's.
+            # A call that was sent and not answered made the object.
             if is_adopted or err.is_repeated:
                 return
             if cluster.clock() >= deadline:
                 raise PlatformError(
-                    f"there is a {document['kind']} {name_of(document)} that is not this run's",
+                    f"the {document['kind']} {name_of(document)} exists and is not this run's",
                     where=f"namespace {cluster.namespace}",
                     fix=f"kubectl delete {resource.plural} {name_of(document)} -n "
                     f"{cluster.namespace}, or choose another --name",
@@ -472,7 +451,7 @@ def _create_part(
 
 
 def _abandon(cluster: ClusterApi, request: KubernetesRequest, attempt: _Attempt, log: Log) -> None:
-    """Deletes what this attempt made of a job that nobody will follow."""
+    """Deletes what this attempt made: the job will have no follower."""
     try:
         if attempt.has_asked:
             resource = resource_of(request.main)

@@ -6,7 +6,7 @@ minutes later, or after a pipeline's first steps.
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from stoker.errors import MissingExtraError, UsageError
@@ -22,18 +22,12 @@ TOKEN_CHANNEL = "stoker_token"
 CODE_CHANNEL = "stoker_code"
 _FILE_SYSTEM = re.compile(r"(efs|fsx)://(fs-[0-9a-f]{8,17})(/.*)")
 _FILE_SYSTEM_TYPES = {"efs": "EFS", "fsx": "FSxLustre"}
-# In CreateTrainingJob's documentation of MaxRuntimeInSeconds, not in the model.
-MAX_RUN_SECONDS = 28 * 86400
-# Types with NVMe disks, which the hardware encrypts.
-OWN_DISKS = re.compile(
-    r"^ml\.(g4dn|g5|g6e?|g7e?|p3dn|p4de?|p5(e|en)?|p6e?-\w+|trn1n?|trn2|[cmr]\d[a-z]*d)\."
-)
 _GROUPS_FIX = "plan fewer groups: stoker decide proposes one data group"
 
 
 def groups_of(body: Body) -> list[Body]:
     """Returns the instance groups; none of a homogeneous job."""
-    return mappings(mapping(body.get("ResourceConfig")).get("InstanceGroups"))
+    return mappings(body, "ResourceConfig", "InstanceGroups")
 
 
 def instance_types(body: Body) -> list[tuple[str, str]]:
@@ -55,7 +49,7 @@ def channels_of(body: Body) -> list[tuple[str, Body]]:
 
 def s3_source(channel: Body) -> Body:
     """Returns the S3 source of a channel."""
-    return mapping(mapping(channel.get("DataSource")).get("S3DataSource"))
+    return mapping(channel, "DataSource", "S3DataSource")
 
 
 def mode_of(body: Body, channel: Body) -> str:
@@ -65,14 +59,8 @@ def mode_of(body: Body, channel: Body) -> str:
 
 
 def text(value: Body, key: str) -> str:
-    """Returns the value under the key as text; empty where there is none."""
+    """Returns the value under the key as text; empty by default."""
     return str(value.get(key) or "")
-
-
-def number(value: Body, key: str) -> int | None:
-    """Returns the whole number under the key."""
-    found = value.get(key)
-    return found if isinstance(found, int) else None
 
 
 def without_none(values: Mapping[str, Json]) -> dict[str, Json]:
@@ -103,7 +91,13 @@ def settings_of(job: JobSpec) -> SageMakerSettings:
                 where="key sagemaker.request.VpcConfig",
                 fix="name Subnets and SecurityGroupIds that reach it (NFS: port 2049; Lustre: 988)",
             )
-    _check_source(settings.source)
+    source = settings.source or ""
+    if "://" in source and not (source.startswith("s3://") and source.endswith(".tar.gz")):
+        raise UsageError(
+            f"code comes from a folder or from a .tar.gz in S3, not from {source}",
+            where="key sagemaker.source",
+            fix="name a folder: stoker packs and uploads it",
+        )
     return settings
 
 
@@ -139,17 +133,6 @@ def file_system(uri: str) -> dict[str, Json] | None:
         "FileSystemType": _FILE_SYSTEM_TYPES[found.group(1)],
         "DirectoryPath": found.group(3),
     }
-
-
-def _check_source(source: str | None) -> None:
-    if source is None or "://" not in source:
-        return
-    if not (source.startswith("s3://") and source.endswith(".tar.gz")):
-        raise UsageError(
-            f"code comes from a folder or from a .tar.gz in S3, not from {source}",
-            where="key sagemaker.source",
-            fix="name a folder: stoker packs and uploads it",
-        )
 
 
 def _channel_rules(body: Body) -> Iterator[UsageError]:
@@ -199,36 +182,26 @@ def _model() -> "ServiceModel":
 
 
 def check_body(body: Body) -> None:
-    """Checks what users wrote into a CreateTrainingJob request.
-
-    Raises:
-        UsageError: For the first rule that it breaks, with the reason.
-    """
+    """Raises the first of `problems`."""
     for problem in problems(body):
         raise problem
 
 
 def problems(body: Body) -> Iterator[UsageError]:
     """Yields each rule that the request breaks; if types are wrong, only those."""
-    wrong = _type_errors(body)
-    if wrong:
+    model = _model()
+    from botocore.validate import ParamValidator
+
+    shape = model.operation_model("CreateTrainingJob").input_shape
+    if wrong := ParamValidator().validate(body, shape).generate_report():
         yield UsageError(
-            f"CreateTrainingJob does not take this: {wrong}",
+            "CreateTrainingJob does not take this: " + wrong.replace("\n", "; "),
             where="key sagemaker.request",
             fix="correct it by the API reference of CreateTrainingJob",
         )
         return
     for rule in _RULES:
         yield from rule(body)
-
-
-def _type_errors(body: Body) -> str:
-    """Returns what is wrong by the API's model: unknown members, types, missing members."""
-    model = _model()
-    from botocore.validate import ParamValidator
-
-    shape = model.operation_model("CreateTrainingJob").input_shape
-    return str(ParamValidator().validate(body, shape).generate_report()).replace("\n", "; ")
 
 
 def notes(body: Body) -> list[str]:
@@ -303,60 +276,4 @@ def _type_rules(body: Body) -> Iterator[UsageError]:
         )
 
 
-def _time_rules(body: Body) -> Iterator[UsageError]:
-    stopping = mapping(body.get("StoppingCondition"))
-    run, wait = number(stopping, "MaxRuntimeInSeconds"), number(stopping, "MaxWaitTimeInSeconds")
-    is_spot = bool(body.get("EnableManagedSpotTraining"))
-    if run and run > MAX_RUN_SECONDS:
-        yield UsageError(
-            f"a job may run for {MAX_RUN_SECONDS} s (28 days), not for {run} s",
-            where="StoppingCondition.MaxRuntimeInSeconds",
-            fix="lower sagemaker.max_run_seconds, and continue from a checkpoint",
-        )
-    if not is_spot and wait is not None:
-        yield UsageError(
-            "MaxWaitTimeInSeconds is for managed spot only",
-            where="StoppingCondition",
-            fix="remove it from sagemaker.request, or set EnableManagedSpotTraining there",
-        )
-    if is_spot and (wait is None or wait < (run or 1)):
-        yield UsageError(
-            f"managed spot needs a wait of at least the run: waits {wait} s, runs {run} s",
-            where="StoppingCondition.MaxWaitTimeInSeconds",
-            fix="set it in sagemaker.request to max_run_seconds plus a wait for capacity",
-        )
-    resources = mapping(body.get("ResourceConfig"))
-    if is_spot and resources.get("KeepAlivePeriodInSeconds"):
-        yield UsageError(
-            "spot hosts are not kept in a warm pool",
-            where="ResourceConfig.KeepAlivePeriodInSeconds",
-            fix="remove it, or EnableManagedSpotTraining, from sagemaker.request",
-        )
-
-
-def _volume_rules(body: Body) -> Iterator[UsageError]:
-    resources = mapping(body.get("ResourceConfig"))
-    for where, name in instance_types(body):
-        has_own = bool(OWN_DISKS.match(name))
-        if has_own and resources.get("VolumeKmsKeyId"):
-            yield UsageError(
-                f"{name} has NVMe disks, which its hardware encrypts: no key can be set",
-                where=where,
-                fix="remove ResourceConfig.VolumeKmsKeyId from sagemaker.request",
-            )
-
-
-def _tag_rules(body: Body) -> Iterator[UsageError]:
-    for key in (text(tag, "Key") for tag in mappings(body.get("Tags"))):
-        if key.lower().startswith("aws:"):
-            yield UsageError(f"tag {key}: aws: is AWS's own", where="Tags", fix="rename it")
-
-
-_RULES: tuple[Callable[[Body], Iterator[UsageError]], ...] = (
-    _group_rules,
-    _type_rules,
-    _channel_rules,
-    _time_rules,
-    _volume_rules,
-    _tag_rules,
-)
+_RULES = (_group_rules, _type_rules, _channel_rules)

@@ -1,13 +1,11 @@
-"""CloudWatch has the log of a training job, and how busy each of its hosts was.
+"""CloudWatch's log of a training job, and the load of each of its hosts.
 
-The log has one stream a host (JOB/algo-1-1234567890) and says nothing of groups, and which host is
-in which group is new in every job. So the groups are learnt from the lines that the launcher writes
-at each host's start; lines that a host wrote before them wait until its group is known.
+The log has one stream per host (JOB/algo-1-1234567890) and does not name groups. They are read from
+the lines that the launcher writes at each host's start; earlier lines wait until then.
 
-Any training job can be read, whoever started it. CloudWatch sums CPU over cores and GPU over GPUs,
-and its console averages over all hosts, which says nothing of a cluster with groups. Here each is a
-fraction of what the host has. Which host is in which group is in the log where stoker's launcher
-ran; else GPUs tell it where one group alone has some; else nothing does.
+Any training job can be read. CloudWatch sums CPU over cores and GPU over GPUs; here the load is a
+fraction of what the host has. Hosts without lines of stoker's launcher are assigned to groups by
+their GPUs, if only one group has some.
 """
 
 import json
@@ -26,16 +24,16 @@ from stoker.records import Json, bare_type
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 
-# A host's launcher names its group with its first line. One that does not within this time is not
-# started by our launcher: its lines are shown without a group.
+# A launcher names its group in its first line. After this time a host counts as not started by
+# stoker, and its lines are shown without a group.
 HOLD_SECONDS = 30.0
 UNKNOWN = "unknown"
-# Once there is a stream for each host, new ones (a restarted host) are looked for this often.
+# How often to look for streams of restarted hosts.
 FIND_SECONDS = 60.0
-# A page has up to 1 MB: after so many of one stream, the job and other hosts get their turn.
+# Pages of up to 1 MB per stream, before the job and other hosts are polled again.
 MAX_PAGES = 10
 NAMESPACE = "/aws/sagemaker/TrainingJobs"
-# CloudWatch keeps one point a minute; longer jobs are read more coarsely.
+# CloudWatch's finest resolution.
 MIN_PERIOD_SECONDS = 60
 MAX_POINTS = 720
 _DAY, _HOUR = 86400, 3600
@@ -43,13 +41,13 @@ _DAY, _HOUR = 86400, 3600
 _KEPT = ((15 * _DAY - _HOUR, MIN_PERIOD_SECONDS), (63 * _DAY - _HOUR, 300))
 KEPT_DAYS = 455
 _METRICS = ("CPUUtilization", "GPUUtilization", "MemoryUtilization")
-# The roster is among a log's first lines: after so many reads it is not there.
+# The roster is among a log's first lines.
 MAX_LOG_READS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogEntry:
-    """A host wrote this line to its log at that time, in milliseconds."""
+    """A line of a host's log, with its time in milliseconds."""
 
     millis: int
     host: str
@@ -57,13 +55,12 @@ class LogEntry:
 
 
 class JobLogs:
-    """Reads what was added to the log of a job: each line once, none left out.
+    """Reader of a job's log: each line once, none left out.
 
     Args:
-        aws: The account.
-        job_name: Name as in the names of the streams.
-        num_hosts: Absent: not known.
-        log_group: Log group of training jobs; other jobs have one of their own.
+        job_name: Name in the names of the streams.
+        num_hosts: Absent: unknown.
+        log_group: Log group; other kinds of jobs have others.
     """
 
     def __init__(
@@ -83,14 +80,14 @@ class JobLogs:
 
     @property
     def is_behind(self) -> bool:
-        """Returns whether there is more to read at once."""
+        """Whether more lines are available now."""
         return any(stream.is_behind for stream in self._streams.values())
 
     def read(self) -> list[LogEntry]:
-        """Returns the new lines of all hosts, the earliest first; none while there is no log yet.
+        """Returns the new lines of all hosts, the earliest first; none while there is no log.
 
         Raises:
-            ServiceError: If the log may not be read.
+            ServiceError: If the log cannot be read.
         """
         self._find_streams()
         new = [entry for stream in self._streams.values() for entry in stream.read()]
@@ -114,14 +111,14 @@ class JobLogs:
                 if isinstance(name, str) and name not in self._streams:
                     self._streams[name] = _Stream(self._aws, name, self._log_group)
         except ServiceError as err:
-            # The first job of an account makes the log group, and its first line the stream.
+            # An account's first job creates the log group, its first line the stream.
             if err.kind != "missing":
                 raise
         self._found_at = now
 
 
 class _Stream:
-    """Reads one log stream, from its beginning on."""
+    """Reader of one log stream."""
 
     def __init__(self, aws: Aws, name: str, log_group: str) -> None:
         found = re.fullmatch(r".*/(algo-\d+)(?:-\d+)?", name)
@@ -131,7 +128,7 @@ class _Stream:
         self._name = name
         self._log_group = log_group
         self._token: str | None = None
-        # Of the last event: its time, and how many had it. For a token that is no longer valid.
+        # Time of the last event, and the number of events with it, in case the token expires.
         self._last_millis = 0
         self._num_at_last = 0
 
@@ -141,7 +138,7 @@ class _Stream:
             events, token = self._page()
             for event in events:
                 yield from self._entries(event)
-            # At the end of a stream GetLogEvents answers with the token that it was asked with.
+            # At the end of a stream GetLogEvents returns the request's token.
             if token is None or token == self._token:
                 return
             self._token = token
@@ -157,9 +154,9 @@ class _Stream:
                 return [], None
             if not self._token or not err.code.startswith("InvalidParameter"):
                 raise
-            # Tokens are valid for a day; a host may be silent for longer.
+            # Tokens expire after a day.
             self._token, known = None, self._num_at_last
-            # The start is inclusive: events of that millisecond come again, and are skipped below.
+            # The start is inclusive: events of that millisecond are skipped below.
             answer = self._get(startTime=self._last_millis)
         listed = answer.get("events")
         items = listed if isinstance(listed, list) else []
@@ -173,7 +170,7 @@ class _Stream:
             "GetLogEvents",
             logGroupName=self._log_group,
             logStreamName=self._name,
-            # A forward token needs it, too; without either the newest page would come first.
+            # Otherwise the newest page comes first; a forward token needs it, too.
             startFromHead=True,
             **asked,
         )
@@ -189,10 +186,10 @@ class _Stream:
 
 
 class Labels:
-    """Puts the group in front of lines; holds back those of a host whose group is not known yet.
+    """Adds the group to lines; holds lines back until their host's group is known.
 
     Args:
-        groups: Names of the job's groups; where there is one only, all hosts are in it.
+        groups: Names of the job's groups; a single one has all hosts.
     """
 
     def __init__(self, groups: Sequence[str]) -> None:
@@ -202,14 +199,13 @@ class Labels:
 
     @property
     def roster(self) -> Mapping[str, str]:
-        """Maps host to group, as far as it is known."""
+        """Host to group, as far as known."""
         return dict(self._groups)
 
     def label(self, entries: Iterable[LogEntry], *, now: float) -> Iterator[LogLine]:
-        """Yields lines of a known group, in order for each host, and those that waited too long.
+        """Yields lines of known groups, in order for each host, and lines that waited too long.
 
         Args:
-            entries: New ones.
             now: Monotonic seconds.
         """
         for entry in entries:
@@ -222,7 +218,7 @@ class Labels:
         yield from self._release()
 
     def flush(self) -> Iterator[LogLine]:
-        """Returns all that is held: nothing more will come."""
+        """Yields everything that is held back."""
         for host, held in self._held.items():
             while held:
                 yield _line(self._groups.get(host, UNKNOWN), held.popleft()[1])
@@ -244,10 +240,9 @@ class Labels:
         if event.event == EventName.HOST_ROLE and event.host == entry.host:
             self._groups[entry.host] = event.values.get("group") or UNKNOWN
         elif event.event == EventName.ROSTER:
-            for group, hosts, _ in _groups_in(event.values.get("groups", "")):
-                for host in hosts:
-                    if self._groups.get(host, UNKNOWN) == UNKNOWN:
-                        self._groups[host] = group
+            for host, group in members_in([entry.text]).groups.items():
+                if self._groups.get(host, UNKNOWN) == UNKNOWN:
+                    self._groups[host] = group
 
 
 def _line(group: str, entry: LogEntry) -> LogLine:
@@ -256,10 +251,10 @@ def _line(group: str, entry: LogEntry) -> LogLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostLoad:
-    """A host used, on average over the training, these fractions of all its vCPUs, GPUs and memory.
+    """Average load of a host over the training, as fractions of all its vCPUs, GPUs and memory.
 
     Attributes:
-        gpu: Absent on hosts without GPUs; all are absent where they are not known.
+        gpu: None on hosts without GPUs; all are None if unknown.
     """
 
     host: str
@@ -271,7 +266,7 @@ class HostLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupLoad:
-    """A group's hosts used, on average, these fractions of their vCPUs, GPUs and memory."""
+    """Average load of a group's hosts, as fractions of their vCPUs, GPUs and memory."""
 
     group: str
     instance_type: str
@@ -292,26 +287,23 @@ def read_utilisation(
     end: datetime,
     now: datetime | None = None,
 ) -> tuple[HostLoad, ...]:
-    """Returns the load of each host between two moments; a host without points has no figures.
+    """Returns the load of each host between two moments; None without data points.
 
     Args:
-        aws: The account.
-        job_name: Name of the training job.
         roster: Host (algo-1) to group.
         types: Group to instance type.
         sizes: Instance type to its vCPUs and GPUs, with or without `ml.`.
-        begin: Beginning of the training.
-        end: End of the training; the last minute may not be there yet.
-        now: Points are kept more coarsely with age; absent: the training ended just now.
+        end: End of the training; its last minute may be missing.
+        now: Old points are kept at a coarser resolution; absent: `end`.
 
     Raises:
-        ServiceError: If CloudWatch may not be read.
+        ServiceError: If CloudWatch cannot be read.
     """
     hosts = tuple(roster)
     age = ((now or end) - begin).total_seconds()
     period = point_seconds((end - begin).total_seconds(), age_seconds=age)
     results: list[Mapping[str, Json]] = []
-    # 500 queries are what one call may hold.
+    # At most 500 queries per call.
     for first in range(0, len(hosts), 500 // len(_METRICS)):
         some = hosts[first : first + 500 // len(_METRICS)]
         results += aws.pages(
@@ -320,7 +312,7 @@ def read_utilisation(
             items="MetricDataResults",
             MetricDataQueries=metric_queries(job_name, some, period_seconds=period),
             StartTime=begin,
-            # A training that is shorter than one point has that one.
+            # A training may be shorter than one point.
             EndTime=max(end, begin + timedelta(seconds=period)),
         )
     return loads_in(results, roster=roster, types=types, sizes=sizes)
@@ -329,11 +321,11 @@ def read_utilisation(
 def metric_queries(
     job_name: str, hosts: Sequence[str], *, period_seconds: int
 ) -> list[dict[str, Json]]:
-    """Returns the queries of GetMetricData; a query's label tells metric and host."""
+    """Returns the queries of GetMetricData, labelled with metric and host."""
     return [
         {
             "Id": f"{metric.lower()}_{index}",
-            # An id takes no dashes, as in algo-1: the label says which host it is.
+            # An id allows no dashes, as in algo-1.
             "Label": f"{metric} {host}",
             "MetricStat": {
                 "Metric": {
@@ -357,10 +349,10 @@ def loads_in(
     types: Mapping[str, str],
     sizes: Mapping[str, tuple[int, int]],
 ) -> tuple[HostLoad, ...]:
-    """Returns the load of each host in an answer of GetMetricData; a pure function.
+    """Returns the load of each host in an answer of GetMetricData.
 
     Args:
-        results: MetricDataResults of all pages; the same label may come more than once.
+        results: MetricDataResults of all pages; a label may occur more than once.
         roster: Host to group, in the order of the result.
         types: Group to instance type.
         sizes: Instance type to its vCPUs and GPUs.
@@ -406,7 +398,7 @@ def group_loads(loads: Sequence[HostLoad], *, types: Mapping[str, str]) -> tuple
 
 
 def utilisation_words(groups: Sequence[GroupLoad]) -> str:
-    """Returns a line a group: `dnn   2 x ml.p3.2xlarge   CPU  93 %   GPU  38 %   memory  20 %`."""
+    """Returns lines such as `dnn  2 x ml.p3.2xlarge  CPU  93 %   GPU  38 %   memory  20 %`."""
     return "\n".join(
         f"{load.group:<10} {f'{load.hosts} x {load.instance_type}':<24} "
         f"CPU {_percent(load.cpu)}   GPU {_percent(load.gpu)}   memory {_percent(load.memory)}"
@@ -415,12 +407,11 @@ def utilisation_words(groups: Sequence[GroupLoad]) -> str:
 
 
 def point_seconds(seconds: float, *, age_seconds: float = 0.0) -> int:
-    """Returns the seconds of a point: the fewest with which a job has MAX_POINTS at most.
+    """Returns the shortest period with which a job has MAX_POINTS at most.
 
     Args:
         seconds: Length of the training.
-        age_seconds: Since it began: points of a minute are kept for 15 days, then those of five
-            minutes for 63 days, then those of an hour.
+        age_seconds: Since its beginning; older points are kept at a coarser resolution.
     """
     kept = next((size for age, size in _KEPT if age_seconds <= age), _HOUR)
     points = -(-seconds // (MAX_POINTS * kept))
@@ -433,7 +424,7 @@ def _size(kind: str, sizes: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
 
 
 def _fraction(values: Sequence[float] | None, *, parts: int) -> float | None:
-    """Returns the mean, as a fraction, of percentages that add up to 100 x parts."""
+    """Returns the mean of percentages that add up to 100 x parts, as a fraction."""
     if not values or parts < 1:
         return None
     # A sample may be a little above the maximum.
@@ -451,7 +442,7 @@ def _percent(value: float | None) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupMembers:
-    """Maps host to group, and group to role, as far as it is known."""
+    """Host to group, and group to role, as far as known."""
 
     groups: Mapping[str, str]
     roles: Mapping[str, str]
@@ -459,16 +450,15 @@ class GroupMembers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedJob:
-    """Holds a training job and the load of its hosts.
+    """A training job and the load of its hosts.
 
     Attributes:
-        groups: Name to type and count; a job without groups has one of no name.
+        groups: Name to type and count; a job without groups has one with an empty name.
         dnn: Name of the group that trains.
-        loads: Loads of each host.
         began_at: Beginning of the training: UTC, ISO 8601.
         minutes: Minutes of training, until its end or until now.
-        point_seconds: Seconds that a point of CloudWatch is the mean of.
-        notes: How the groups were told apart, where the log does not tell it.
+        point_seconds: Period of CloudWatch's data points.
+        notes: How hosts were assigned to groups, if not by the log.
     """
 
     name: str
@@ -483,7 +473,7 @@ class ObservedJob:
 
     @property
     def types(self) -> Mapping[str, str]:
-        """Maps group to instance type."""
+        """Group to instance type."""
         return {name: kind for name, (kind, _) in self.groups.items()}
 
 
@@ -491,12 +481,12 @@ def describe_job(aws: Aws, name: str) -> TrainingJobState:
     """Returns the state of a job that has begun to train.
 
     Raises:
-        PlatformError: If there is no such job, it has not begun, or AWS refuses.
+        PlatformError: If the job does not exist or has not begun, or AWS refuses.
     """
     answer = find_job(aws, name)
     if answer is None:
         raise PlatformError(
-            f"there is no training job {name}",
+            f"training job {name} does not exist",
             where=f"region {aws.region}, sagemaker:DescribeTrainingJob",
             fix="check its name, and name its region with --region",
         )
@@ -519,17 +509,15 @@ def observe_job(
     log: Sequence[str] | None,
     now: datetime,
 ) -> ObservedJob:
-    """Reads how busy the hosts of a job were.
+    """Reads the load of a job's hosts.
 
     Args:
-        aws: The account.
-        state: State of the job.
         sizes: Instance type to its vCPUs and GPUs, of all types of the job.
-        log: Its lines; None: read from CloudWatch if groups must be told apart.
-        now: The end of a job that runs.
+        log: Its lines; None: read from CloudWatch if needed.
+        now: End of a running job.
 
     Raises:
-        PlatformError: If CloudWatch has no points of it, hosts cannot be told apart, or AWS
+            PlatformError: If CloudWatch has no data points, the hosts' groups are unknown, or AWS
             refuses.
     """
     assert state.began_at is not None
@@ -570,7 +558,7 @@ def observe_job(
 
 
 def members_in(lines: Iterable[str]) -> GroupMembers:
-    """Reads groups and roles from the lines that stoker's launcher writes at each host's start."""
+    """Returns groups and roles from the lines of stoker's launcher."""
     groups: dict[str, str] = {}
     roles: dict[str, str] = {}
     for line in lines:
@@ -598,17 +586,15 @@ def _groups_in(text: str) -> list[tuple[str, list[str], str]]:
     for name, group in document.items() if isinstance(document, Mapping) else ():
         hosts = group.get("hosts") if isinstance(group, Mapping) else None
         role = group.get("role") if isinstance(group, Mapping) else None
-        listed = (
-            [host for host in hosts if isinstance(host, str)] if isinstance(hosts, list) else []
-        )
-        found.append((name, listed, str(role or "")))
+        listed = hosts if isinstance(hosts, list) else []
+        found.append((name, [h for h in listed if isinstance(h, str)], str(role or "")))
     return found
 
 
 def _members(
     aws: Aws, state: TrainingJobState, hosts: Sequence[str], log: Sequence[str] | None
 ) -> tuple[GroupMembers | None, list[str]]:
-    """Finds the group of each host by a log, if there are several; None if unknown; and notes."""
+    """Returns each host's group by the log (None if unknown), and notes."""
     if len(state.groups) == 1:
         (only,) = state.groups
         return GroupMembers(groups=dict.fromkeys(hosts, only), roles={}), []
@@ -632,8 +618,7 @@ def _members_of_cloud(aws: Aws, state: TrainingJobState, hosts: Sequence[str]) -
     lines: list[str] = []
     for _ in range(MAX_LOG_READS):
         lines += [entry.text for entry in logs.read() if entry.text.startswith("stoker ")]
-        found = members_in(lines)
-        if set(hosts) <= found.groups.keys() or not logs.is_behind:
+        if set(hosts) <= members_in(lines).groups.keys() or not logs.is_behind:
             break
     return members_in(lines)
 
@@ -648,11 +633,11 @@ def _by_gpus(
     end: datetime,
     now: datetime,
 ) -> tuple[GroupMembers, str]:
-    """Finds the group of each host by its GPUs, if one of two groups has some; and a note."""
+    """Returns each host's group by its GPUs, if one of two groups has some, and a note."""
     with_gpus = [name for name, (kind, _) in state.groups.items() if sizes[kind][1]]
     others = [name for name in state.groups if name not in with_gpus]
     if len(with_gpus) == 1 and len(others) == 1:
-        # Any size will do: only whether a host has points counts.
+        # Sizes do not matter: only whether a host has points counts.
         loads = read_utilisation(
             aws,
             job_name=state.name,
@@ -663,7 +648,7 @@ def _by_gpus(
             end=end,
             now=now,
         )
-        # A host without any points may have GPUs all the same.
+        # A host without any points may have GPUs, too.
         is_seen = all(load.cpu is not None for load in loads)
         gpu_hosts = {load.host for load in loads if load.gpu is not None}
         if is_seen and len(gpu_hosts) == state.groups[with_gpus[0]][1]:
@@ -681,7 +666,7 @@ def _by_gpus(
 def _dnn_group(
     state: TrainingJobState, members: GroupMembers, sizes: Mapping[str, tuple[int, int]]
 ) -> str:
-    """Returns the group that trains: by its role, by its GPUs, by its name."""
+    """Returns the group that trains, by its role, its GPUs or its name."""
     by_role = [name for name in state.groups if members.roles.get(name) == "dnn"]
     by_gpus = [name for name, (kind, _) in state.groups.items() if sizes[kind][1]]
     by_name = [name for name in state.groups if name == "dnn"]

@@ -1,4 +1,4 @@
-"""A training job on SageMaker is followed from here: its states, its log, its outputs, its end."""
+"""A training job on SageMaker, followed to its end: its states, log and outputs."""
 
 import contextlib
 import io
@@ -37,18 +37,18 @@ from stoker.platforms.sagemaker.submit import (
 from stoker.records import Event
 
 FOLDER = "stoker"
-# The archive may also hold outputs of the user, which are skipped: a limit for all of it.
+# Limit of the archive with the user's outputs, which are skipped.
 MAX_ARCHIVE_BYTES = 16 << 30
 # Records, timelines and failures: 64 MiB a file, for a day of steps in a timeline.
 MAX_FILE_BYTES = 64 << 20
 MAX_TOTAL_BYTES = 512 << 20
 MAX_FILES = 1000
-# Between looks: soon after something happened, then ever more rarely.
+# Between polls: short after news, then growing.
 MIN_INTERVAL_SECONDS = 2.0
 MAX_INTERVAL_SECONDS = 15.0
 INTERVAL_GROWTH = 1.4
-# Lines reach CloudWatch some seconds after a host wrote them: after the end the log is read until
-# nothing came for a while, and no longer than that.
+# Lines reach CloudWatch with a delay of seconds: after the end the log is read until it is quiet,
+# and no longer than DRAIN_SECONDS.
 QUIET_SECONDS = 6.0
 DRAIN_SECONDS = 60.0
 # SIGTERM, 120 s of grace, and the service's own time for it.
@@ -60,7 +60,7 @@ SERVICE = "sagemaker"
 def fetch_outputs(aws: Aws, uri: str, *, folder: Path) -> Path | None:
     """Unpacks stoker/ of an output.tar.gz to `folder`; returns `folder`, or None without outputs.
 
-    Only regular files below stoker/ are written, whatever else the archive holds.
+    Only regular files below stoker/ are written.
 
     Raises:
         ServiceError: If the archive cannot be read.
@@ -79,7 +79,7 @@ def fetch_outputs(aws: Aws, uri: str, *, folder: Path) -> Path | None:
 def _unpack(content: IO[bytes], folder: Path, *, where: str) -> int:
     num_files = total = 0
     try:
-        # `r|gz` reads it as it comes: with the user's own outputs it may be too large to store.
+        # `r|gz` is a stream: the archive may be too large to store.
         with tarfile.open(fileobj=_Bounded(content, where=where), mode="r|gz") as archive:
             for member in archive:
                 target = _target(member, folder)
@@ -88,7 +88,8 @@ def _unpack(content: IO[bytes], folder: Path, *, where: str) -> int:
                 num_files += 1
                 total += member.size
                 if member.size > MAX_FILE_BYTES or total > MAX_TOTAL_BYTES or num_files > MAX_FILES:
-                    raise _too_large(where, f"{member.name} of {member.size} bytes is too much")
+                    what = f"{member.name} of {member.size} bytes is too much"
+                    raise PlatformError(f"the job's outputs are too large: {what}", where=where)
                 source = archive.extractfile(member)
                 assert source is not None
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -99,7 +100,7 @@ def _unpack(content: IO[bytes], folder: Path, *, where: str) -> int:
 
 
 def _target(member: tarfile.TarInfo, folder: Path) -> Path | None:
-    """Returns the path to unpack a member to; None unless it is a regular file below stoker/."""
+    """Returns the path of a member, or None unless it is a regular file below stoker/."""
     path = PurePosixPath(member.name)
     if not member.isreg() or path.is_absolute() or ".." in path.parts:
         return None
@@ -108,12 +109,8 @@ def _target(member: tarfile.TarInfo, folder: Path) -> Path | None:
     return folder / path
 
 
-def _too_large(where: str, what: str) -> PlatformError:
-    return PlatformError(f"the job's outputs are too large: {what}", where=where)
-
-
 class _Bounded(io.RawIOBase):
-    """Limits a stream to MAX_ARCHIVE_BYTES; more is an error."""
+    """A stream with at most MAX_ARCHIVE_BYTES; more is an error."""
 
     def __init__(self, content: IO[bytes], *, where: str) -> None:
         self._content = content
@@ -121,15 +118,14 @@ class _Bounded(io.RawIOBase):
         self._left = MAX_ARCHIVE_BYTES
 
     def readable(self) -> bool:
-        """Returns True: the stream can be read."""
         return True
 
     def read(self, size: int = -1) -> bytes:
-        """Returns the next bytes."""
         chunk = self._content.read(size)
         self._left -= len(chunk)
         if self._left < 0:
-            raise _too_large(self._where, f"more than {MAX_ARCHIVE_BYTES} bytes")
+            what = f"the job's outputs are too large: more than {MAX_ARCHIVE_BYTES} bytes"
+            raise PlatformError(what, where=self._where)
         return chunk
 
 
@@ -154,9 +150,9 @@ def _model_uri(aws: Aws, state: TrainingJobState) -> str | None:
 
 
 def _copy_model(aws: Aws, uri: str, state: TrainingJobState, asked_name: str, log: Log) -> None:
-    """Copies the model to where a job called `asked_name` would have left it.
+    """Copies the model to where a job called `asked_name` would have written it.
 
-    A pipeline registers the model under the name that it knew beforehand.
+    A pipeline registers it under that name.
     """
     known = f"{state.output_prefix}/model.tar.gz".replace(f"/{state.name}/", f"/{asked_name}/")
     try:
@@ -174,7 +170,7 @@ def _verdict(
         return "succeeded", None
     if state.status == "Stopped":
         if state.secondary.startswith("Max"):
-            # MaxRuntimeExceeded, MaxWaitTimeExceeded: nobody asked, and the training is not done.
+            # MaxRuntimeExceeded, MaxWaitTimeExceeded.
             return "failed", (
                 f"the service stopped the job: {state.secondary}; "
                 "raise sagemaker.max_run_seconds (with spot: MaxWaitTimeInSeconds in "
@@ -185,12 +181,11 @@ def _verdict(
 
 
 class SageMakerRun(FollowedRun):
-    """Follows a submitted job by asking the service.
+    """A submitted job, followed by polling the service.
 
     Args:
-        aws: The account.
         request: Request of the job, as it was created.
-        asked_name: The name that was asked for; the job has another one where that was taken.
+        asked_name: Requested name; the job has another if that was in use.
     """
 
     def __init__(self, aws: Aws, *, request: SageMakerRequest, asked_name: str) -> None:
@@ -208,29 +203,27 @@ class SageMakerRun(FollowedRun):
         self._told: dict[tuple[str, str], Transition] = {}
         self._interval = 0.0
         self._reached_at = aws.clock()
-        self._drain: _Drain | None = None
+        # After the job's end: when to stop reading its log at the latest, and if it is quiet.
+        self._drain_until = self._quiet_at = 0.0
 
     @property
     def roster(self) -> Mapping[str, str]:
-        """Maps host to group, as far as the log told it."""
+        """Host to group, as far as the log shows it."""
         return self._labels.roster
 
     @property
     def state(self) -> TrainingJobState | None:
-        """Returns the state that the service told last."""
+        """The last known state."""
         return self._state
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """Returns the states that the job went through, with their reasons."""
+        """States that the job went through, with their reasons."""
         return tuple(transition.event for transition in self._told.values())
 
     def stop(self) -> None:
-        """Stops the job unless it has ended, and blocks until it has, STOP_SECONDS at most.
-
-        May be called twice, and never raises: errors are logged.
-        """
-        # With its token, which the next one to follow it needs.
+        """Stops the job unless it has ended; blocks until its end, STOP_SECONDS at most."""
+        # With its token, which the next follower needs.
         if self._is_left:
             self._close_files()
             return
@@ -248,13 +241,13 @@ class SageMakerRun(FollowedRun):
         self._close_files()
 
     def utilisation(self, sizes: Mapping[str, tuple[int, int]]) -> tuple[GroupLoad, ...]:
-        """Returns how busy each group's hosts were in the training so far; () before it began.
+        """Returns the average load of each group's hosts so far; () before the training began.
 
         Args:
             sizes: Instance type to its vCPUs and GPUs, with or without `ml.`.
 
         Raises:
-            ServiceError: If CloudWatch may not be read.
+            ServiceError: If CloudWatch cannot be read.
         """
         state = self._state
         if state is None or state.began_at is None or not self.roster:
@@ -273,7 +266,6 @@ class SageMakerRun(FollowedRun):
         return group_loads(loads, types=types)
 
     def load_words(self, sizes: Mapping[str, tuple[int, int]]) -> Sequence[str]:
-        """Says how busy CPUs and GPUs were, one line a group, or why that cannot be read."""
         try:
             return utilisation_words(self.utilisation(sizes)).splitlines()
         except StokerError as err:
@@ -283,7 +275,7 @@ class SageMakerRun(FollowedRun):
         assert self._state is not None
         self._delete_token()
         state, job = self._state, self._job
-        # The service looks for hosts after it has created a job, which fails where there are none.
+        # The service looks for hosts only after it has created the job.
         if state.status == "Failed" and lacks_capacity(state.reason):
             raise no_capacity(
                 state.reason, job.groups, job_name=state.name, next_best=job.next_best
@@ -323,7 +315,7 @@ class SageMakerRun(FollowedRun):
             self._aws.sleep(MIN_INTERVAL_SECONDS)
 
     def _look(self) -> None:
-        """Asks once for the job's state and its new lines, some time after the last look."""
+        """Polls the job's state and its new log lines, after a pause."""
         if self._interval:
             self._aws.sleep(self._interval)
         has_news = self._look_at_state()
@@ -331,8 +323,10 @@ class SageMakerRun(FollowedRun):
         is_behind = self._logs is not None and self._logs.is_behind
         if self._state is not None and self._state.is_final:
             now = self._aws.clock()
-            self._drain = self._drain or _Drain(now)
-            if self._drain.is_over(now, has_new=has_new_lines or is_behind):
+            self._drain_until = self._drain_until or now + DRAIN_SECONDS
+            if has_new_lines or is_behind or not self._quiet_at:
+                self._quiet_at = now + QUIET_SECONDS
+            if now >= min(self._drain_until, self._quiet_at):
                 self._emit_all(self._labels.flush())
                 self._is_drained = True
                 self._close_files()
@@ -341,7 +335,7 @@ class SageMakerRun(FollowedRun):
             self._interval = MIN_INTERVAL_SECONDS
         else:
             self._interval = min(self._interval * INTERVAL_GROWTH, MAX_INTERVAL_SECONDS)
-        # A page was full, and more of the log is there already.
+        # A page was full: more of the log is available.
         if is_behind:
             self._interval = 0.0
 
@@ -358,20 +352,20 @@ class SageMakerRun(FollowedRun):
                 raise job_left(err, run=self._job.run_name) from err
             if err.kind == "stale":
                 self._aws.renew_login()
-                self._say(f"{err.what}; the job goes on; {err.fix}")
+                self._say(f"{err.what}; the job continues; {err.fix}")
             else:
-                self._say(f"{err.what}; asking again")
+                self._say(f"{err.what}; retrying")
             return False
         self._reached_at = self._aws.clock()
         return self._take(job_state(answer))
 
     def _take(self, state: TrainingJobState) -> bool:
-        """Takes on a new state; returns whether there was something to tell."""
+        """Takes a new state; returns whether it has something to report."""
         if self._state is not None and self._state.is_final:
-            # Asked before the job ended, and answered after: another thread may stop the run.
+            # Another thread may have stopped the run since the request.
             return False
         self._state = state
-        # A step's message may change while it lasts: it is told again.
+        # A step's message may change: then it is reported again.
         told = [item for item in state.transitions if self._told.get(_key(item)) != item]
         for transition in told:
             self._told[_key(transition)] = transition
@@ -389,7 +383,7 @@ class SageMakerRun(FollowedRun):
             entries = self._logs.read()
         except ServiceError as err:
             if err.kind not in ("away", "stale"):
-                # A training is worth more than its log: it goes on, and the user is told.
+                # The training continues without its log.
                 self._logs = None
                 self._log.event(EventName.LOGS_READ_FAILED, why=err.what)
                 self._say(f"the log cannot be read: {err.what}")
@@ -405,19 +399,6 @@ class SageMakerRun(FollowedRun):
         if self._token_uri:
             uri, self._token_uri = self._token_uri, None
             delete_token(self._aws, uri, log=self._log)
-
-
-class _Drain:
-    """Decides when the reading that goes on after a job's end is over."""
-
-    def __init__(self, now: float) -> None:
-        self._until = now + DRAIN_SECONDS
-        self._quiet_at = now + QUIET_SECONDS
-
-    def is_over(self, now: float, *, has_new: bool) -> bool:
-        if has_new:
-            self._quiet_at = now + QUIET_SECONDS
-        return now >= min(self._until, self._quiet_at)
 
 
 def _key(transition: Transition) -> tuple[str, str]:

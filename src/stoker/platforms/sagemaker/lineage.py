@@ -1,7 +1,7 @@
-"""What a training job was made of, kept in its tags: the image's digest and the inputs' versions.
+"""Lineage of a training job, kept in its tags: the image's digest and the inputs' versions.
 
-They are read once, before the job is created. Whoever follows the job later reads the tags: by then
-the image's tag may name another image, and the data may have changed.
+They are read once, before the job is created: later the image's tag may name another image, and
+the data may have changed.
 """
 
 import hashlib
@@ -24,9 +24,9 @@ MAX_PAGES = 10
 
 
 def made_of(aws: Aws, job: JobSpec) -> dict[str, str]:
-    """Returns facts by name: `image_digest`, and for each channel in S3 its address and version.
+    """Returns facts by name: `image_digest`, and address and version of each channel in S3.
 
-    What this account may not read is left out: a training is worth more than its lineage.
+    What this account may not read is left out.
     """
     facts = {"image_digest": _image_digest(aws, job.image or "")}
     for name, channel in sorted(job.channels.items()):
@@ -37,14 +37,14 @@ def made_of(aws: Aws, job: JobSpec) -> dict[str, str]:
 
 
 def tags_of(facts: Mapping[str, str]) -> list[Json]:
-    """Returns the tags of a job that keep these facts."""
+    """Returns a job's tags with these facts."""
     return [
         {"Key": _PREFIX + name, "Value": aws_value(value)} for name, value in sorted(facts.items())
     ]
 
 
 def kept_facts(aws: Aws, arn: str) -> dict[str, str]:
-    """Returns the facts in a job's tags; {} where they cannot be read."""
+    """Returns the facts in a job's tags; {} if they cannot be read."""
     try:
         tags = list(aws.pages("sagemaker", "ListTags", items="Tags", ResourceArn=arn))
     except StokerError:
@@ -73,7 +73,7 @@ def _image_digest(aws: Aws, image: str) -> str:
 
 
 def _version(aws: Aws, uri: str) -> str:
-    """Returns a digest of names and entity tags of all objects that the address means."""
+    """Returns a digest of names and entity tags of all objects under the address."""
     bucket, prefix = split_uri(uri)
     digest, count, last = hashlib.sha256(), 0, ""
     try:

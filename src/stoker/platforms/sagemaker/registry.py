@@ -1,4 +1,4 @@
-"""SageMaker's model registry: the last approved model of a group is the one in use."""
+"""SageMaker's model registry: a group's last approved model is the champion."""
 
 import json
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from stoker.records.base import mapping, mappings
 
 
 def champion_quality(aws: Aws, group: str) -> dict[str, float] | None:
-    """Returns the metrics of a group's last approved model; None where there is none.
+    """Returns the metrics of a group's last approved model; None if there is none.
 
     Raises:
         PlatformError: If the service refuses, or the approved model has no metrics.
@@ -46,7 +46,7 @@ def champion_quality(aws: Aws, group: str) -> dict[str, float] | None:
 
 
 def tag_group(aws: Aws, group: str, tags: Mapping[str, str]) -> None:
-    """Tags a group of models, which a model takes its tags from; makes the group if needed."""
+    """Tags a group of models, which is created if needed; its models inherit the tags."""
     listed = [{"Key": key, "Value": value} for key, value in sorted(tags.items())]
     try:
         found = aws.call("sagemaker", "DescribeModelPackageGroup", ModelPackageGroupName=group)

@@ -248,7 +248,7 @@ def _check_channels(body: Mapping[str, Json], job: JobSpec) -> None:
         name = str(channel["ChannelName"])
         if "DataSource" not in channel:
             raise UsageError(
-                f"there is no channel {name}",
+                f"unknown channel {name}",
                 where=f"key sagemaker.request.InputDataConfig[{name}]",
                 fix=nearest(name, list(job.channels)),
             )

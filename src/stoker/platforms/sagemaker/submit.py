@@ -1,15 +1,14 @@
-"""A training job is started exactly once, however often it is tried; its state is read back.
+"""Submission of a training job, exactly once, and its state.
 
-A job's name is unique in its account and region, so that an attempt that finds its own job there
-continues with it. One that ended badly, or is somebody else's, is left alone: NAME-2, NAME-3 ...
-are tried next, with outputs and a token of their own.
+A job's name is unique in its account and region: an attempt that finds its own job there continues
+with it. One that ended badly, or is another one, is left alone: NAME-2, NAME-3 ... are tried, each
+with its own outputs and token.
 
-A folder of code is packed to the same bytes whenever and wherever that is done: an attempt knows
-its own job by them, too.
+A folder of code is packed to the same bytes whenever and wherever that is done: an attempt
+recognises its job by them, too.
 
 The token is written before the job is created, and deleted at its end; neither the request nor a
-log holds it. Only jobs that do not exist get a token written; a token that is there already stays
-as it is, for hosts may have read it. docs/threat-model.md says whom it keeps out.
+log holds it. An existing token stays as it is, for hosts may have read it (docs/threat-model.md).
 """
 
 import gzip
@@ -78,12 +77,12 @@ _TELLING = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transition:
-    """SageMaker reports each transition of a job, from Starting on.
+    """A transition of a job, as SageMaker reports it.
 
     Attributes:
         status: Such as Starting, Downloading, Training, Uploading.
         since: UTC, ISO 8601.
-        message: Why, or what goes on; may change while the step lasts.
+        message: May change while the status lasts.
     """
 
     status: str
@@ -92,25 +91,25 @@ class Transition:
 
     @property
     def words(self) -> str:
-        """Returns the transition in one line."""
+        """The transition in one line."""
         return f"{self.status}: {self.message}" if self.message else self.status
 
     @property
     def event(self) -> Event:
-        """Returns the transition as an event of a record."""
+        """The transition as an event of a record."""
         return Event(when=self.since, what=self.words)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJobState:
-    """Holds what DescribeTrainingJob tells of a training job.
+    """A training job, as DescribeTrainingJob describes it.
 
     Attributes:
         status: InProgress, Completed, Failed, Stopping or Stopped.
         secondary: What it is doing, or why it stopped.
-        reason: FailureReason, or nothing.
+        reason: FailureReason; empty without one.
         groups: Instance groups by name: their type and count.
-        began_at: Beginning of the training itself, where it began: UTC, ISO 8601.
+        began_at: Beginning of the training itself: UTC, ISO 8601.
     """
 
     name: str
@@ -129,17 +128,17 @@ class TrainingJobState:
 
     @property
     def is_final(self) -> bool:
-        """Returns whether the job has ended."""
+        """Whether the job has ended."""
         return self.status in FINAL
 
     @property
     def is_ending(self) -> bool:
-        """Returns whether the job has ended, or is about to."""
+        """Whether the job has ended, or is about to."""
         return self.is_final or self.status == "Stopping"
 
     @property
     def exit_code(self) -> int | None:
-        """Returns the training command's exit code, where the reason tells it."""
+        """The training command's exit code, where the reason contains it."""
         if self.status == "Completed":
             return 0
         found = _EXIT_CODE.search(self.reason)
@@ -147,7 +146,7 @@ class TrainingJobState:
 
     @property
     def url(self) -> str:
-        """Returns the address of the console's page of the job."""
+        """The console's page of the job."""
         return console_url(self.arn)
 
 
@@ -191,7 +190,7 @@ def job_state(answer: Mapping[str, Json]) -> TrainingJobState:
 
 
 def console_url(arn: str) -> str:
-    """Returns the address of the console's page of a training job."""
+    """Returns the address of a training job's page in the console."""
     parts = arn.split(":")
     if len(parts) < 6:
         return ""
@@ -204,14 +203,14 @@ def console_url(arn: str) -> str:
 
 
 def lacks_capacity(reason: str) -> bool:
-    """Returns whether a job failed because the service does not have the hosts."""
+    """Whether a job failed because the service has no hosts for it."""
     return bool(_NO_CAPACITY.search(reason))
 
 
 def no_capacity(
     reason: str, groups: Sequence[Group], *, job_name: str, next_best: str
 ) -> NoCapacityError:
-    """Returns the error for a job that got no hosts: type, group, limit, what to take instead."""
+    """Returns the error for a job that got no hosts."""
     error = NoCapacityError(
         f"SageMaker has no capacity for {_asked(reason, groups)}: {reason}",
         where=f"job {job_name}: the limit is what the region has free now, not a quota",
@@ -224,7 +223,7 @@ def no_capacity(
 def no_quota(
     message: str, groups: Sequence[Group], *, where: str, next_best: str
 ) -> NoCapacityError:
-    """Returns the error for a job above the account's quota: type, group, limit, another plan."""
+    """Returns the error for a job above the account's quota."""
     found = _QUOTA.search(message)
     limit = f"the quota '{found['quota']}' is {found['limit']}" if found else "a quota is too small"
     error = NoCapacityError(
@@ -238,7 +237,7 @@ def no_quota(
 
 
 def _asked(message: str, groups: Sequence[Group]) -> str:
-    """Returns the groups that a message is about: those of the type that it names, else all."""
+    """Returns the groups of the types that a message names; all where it names none."""
     named = {bare_type(kind) for kind in _TYPE.findall(message)}
     meant = [g for g in groups if bare_type(g.instance_type) in named] or groups
     return ", ".join(f"{g.count} x {g.instance_type} (group {g.name})" for g in meant)
@@ -257,24 +256,23 @@ def _count(value: Json) -> int:
 
 
 def pack(folder: Path, *, max_bytes: int = MAX_CODE_BYTES) -> bytes:
-    """Returns the files of `folder` as a .tar.gz that depends on their names and contents only.
+    """Returns the files of `folder` as a .tar.gz that depends only on their names and contents.
 
-    Left out are .git, virtual environments, caches, *.pyc, runs/ at the top, and empty folders.
+    Without .git, virtual environments, caches, *.pyc, runs/ at the top, and empty folders.
 
     Args:
-        folder: Folder with the code.
         max_bytes: Limit of all files together, before compression.
 
     Raises:
-        UsageError: If the folder is not there or empty, holds a link that leaves it or something
-            that is not a file, or is too large.
+        UsageError: If the folder is missing, empty or too large, or has a link that leaves it or
+            something that is not a file.
     """
     if not folder.is_dir():
         raise UsageError(f"no such folder: {folder}", fix="check sagemaker.source")
     # os.walk gives the order of the file system, which differs from machine to machine.
     found = sorted(_members(folder), key=lambda path: path.as_posix())
     if not found:
-        raise UsageError("there is nothing to pack", where=str(folder), fix="name another folder")
+        raise UsageError("nothing to pack", where=str(folder), fix="name another folder")
     _check_size(folder, found, max_bytes)
     packed = io.BytesIO()
     with (
@@ -289,21 +287,17 @@ def pack(folder: Path, *, max_bytes: int = MAX_CODE_BYTES) -> bytes:
 
 def _members(folder: Path) -> Iterator[Path]:
     """Yields the paths of files and links, relative to `folder`."""
-    # By default os.walk leaves out what it cannot read, without a word.
+    # By default os.walk silently skips what it cannot read.
     for root, folders, files in os.walk(folder, onerror=_refuse):
         here = Path(root).relative_to(folder)
-        is_top = here == Path()
-        kept = [name for name in folders if not _is_left_out(name, is_top=is_top)]
+        left_out = _NOWHERE | _NOT_AT_THE_TOP if here == Path() else _NOWHERE
+        kept = [name for name in folders if name not in left_out]
         # os.walk counts a link to a folder among the folders, and does not enter it.
         links = [name for name in kept if (Path(root) / name).is_symlink()]
         folders[:] = [name for name in kept if name not in links]
         for name in (*files, *links):
-            if not _is_left_out(name, is_top=is_top) and not name.endswith(".pyc"):
+            if name not in left_out and not name.endswith(".pyc"):
                 yield here / name
-
-
-def _is_left_out(name: str, *, is_top: bool) -> bool:
-    return name in _NOWHERE or (is_top and name in _NOT_AT_THE_TOP)
 
 
 def _refuse(err: OSError) -> None:
@@ -349,20 +343,20 @@ def _add_file(archive: tarfile.TarFile, folder: Path, name: Path) -> None:
         raise UsageError(
             f"cannot read {name.as_posix()}: {err.strerror}", where=str(folder)
         ) from err
-    # Two modes only: other bits come from the umask of whoever checked the code out.
+    # Two modes only: other bits come from the umask of the checkout.
     entry.mode = 0o755 if mode & stat.S_IXUSR else 0o644
     entry.size = len(content)
     archive.addfile(entry, io.BytesIO(content))
 
 
 def _link(folder: Path, path: Path) -> str:
-    """Returns a link's target, relative to the link's folder; refuses one outside `folder`."""
+    """Returns a link's target relative to the link; refuses one outside `folder`."""
     said, inside = Path(os.readlink(path)), folder.resolve()
     try:
         target = path.resolve()
     except RuntimeError:
         target = path
-    # What is resolved is a link only where it leads to itself: Python 3.13 raises nothing for that.
+    # Still a link only where it leads to itself, for which Python 3.13 raises nothing.
     if target.is_symlink() or not target.is_relative_to(inside):
         raise UsageError(
             f"the link {path.relative_to(folder).as_posix()} leaves the folder: {said}",
@@ -376,20 +370,13 @@ def _link(folder: Path, path: Path) -> str:
 
 
 def put_token(aws: Aws, uri: str, *, kms_key: str | None) -> None:
-    """Makes the token unless there is one.
-
-    An existing one is from an earlier attempt, or from another one at this very moment: hosts of
-    its job may have read it, so it must stay as it is.
-
-    Raises:
-        ServiceError: If it cannot be written.
-    """
+    """Writes the token unless there is one, which hosts of another attempt's job may have read."""
     content = secrets.token_bytes(TOKEN_BYTES).hex().encode("ascii")
     aws.create_object(uri, content, kms_key=kms_key)
 
 
 def delete_token(aws: Aws, uri: str, *, log: Log) -> None:
-    """Deletes the token; errors are logged, because the job has ended by then."""
+    """Deletes the token; logs errors, as the job has ended by then."""
     try:
         aws.delete_object(uri)
     except StokerError as err:
@@ -398,7 +385,7 @@ def delete_token(aws: Aws, uri: str, *, log: Log) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartedTrainingJob:
-    """SageMaker has this job, which runs or has run; `request` is the one that created it."""
+    """A job that exists, with the request that created it."""
 
     request: SageMakerRequest
     is_adopted: bool
@@ -414,15 +401,12 @@ def start(
     """Creates the job, or adopts the one that an earlier attempt created.
 
     Args:
-        aws: The account.
-        request: What to create.
-        rename: The same request under another name.
-        log: Log for what is worth telling.
+        rename: Returns the same request under another name.
 
     Raises:
         PlatformError: If the service refuses, or all names are taken.
     """
-    # Before anything is asked or written: a folder that cannot be packed leaves nothing behind.
+    # First: a folder that cannot be packed leaves nothing behind.
     packed = pack(request.code_folder) if request.code_folder else None
     num_taken = 0
     for candidate in _named(request, rename):
@@ -444,7 +428,7 @@ def start(
         if num_taken == MAX_NAMES:
             break
     raise PlatformError(
-        f"jobs called {request.job.name} to {name} exist already, and none can be continued",
+        f"the jobs {request.job.name} to {name} exist already, and none can be continued",
         where="sagemaker:CreateTrainingJob",
         fix="check why they ended, then choose another --name",
     )
@@ -453,7 +437,7 @@ def start(
 def find_own(
     aws: Aws, request: SageMakerRequest, *, rename: Callable[[str], SageMakerRequest]
 ) -> str | None:
-    """Returns the name of a job of this request that runs or has completed, or None.
+    """Returns the name of this request's job that runs or has completed, or None.
 
     Raises:
         ServiceError: If the service refuses.
@@ -472,20 +456,20 @@ def find_own(
 def _named(
     request: SageMakerRequest, rename: Callable[[str], SageMakerRequest]
 ) -> Iterator[SageMakerRequest]:
-    """Yields the request under its name, then NAME-2 and so on."""
+    """Yields the request as NAME, NAME-2 and so on."""
     yield request
     for number in range(2, MAX_TRIES + 1):
         yield rename(numbered(request.job.name, number))
 
 
 def numbered(name: str, number: int) -> str:
-    """Returns NAME-2 and so on, cut to what the service allows."""
+    """Returns NAME-2 and so on, within the service's limit."""
     end = f"-{number}"
     return name[: MAX_NAME_LENGTH - len(end)].rstrip("-") + end
 
 
 def find_job(aws: Aws, name: str) -> Mapping[str, Json] | None:
-    """Returns DescribeTrainingJob's answer, or None where there is no such job."""
+    """Returns DescribeTrainingJob's answer, or None if the job does not exist."""
     try:
         return aws.call("sagemaker", "DescribeTrainingJob", TrainingJobName=name)
     except ServiceError as err:
@@ -495,10 +479,10 @@ def find_job(aws: Aws, name: str) -> Mapping[str, Json] | None:
 
 
 def await_found(aws: Aws, name: str) -> Mapping[str, Json]:
-    """Returns that answer for a job that exists; the service may take EVENTUAL_SECONDS to show it.
+    """Returns DescribeTrainingJob's answer for a new job; blocks for EVENTUAL_SECONDS at most.
 
     Raises:
-        PlatformError: If it does not show it in time.
+        PlatformError: If the service does not show it in time.
     """
     deadline = aws.clock() + EVENTUAL_SECONDS
     while (found := find_job(aws, name)) is None:
@@ -525,21 +509,21 @@ def stop_job(aws: Aws, name: str) -> None:
     except ServiceError as err:
         if err.kind in ("denied", "stale", "away"):
             raise
-        # Often the refusal only means that it has ended meanwhile.
+        # It may have ended meanwhile.
         found = find_job(aws, name)
         if found is not None and not job_state(found).is_ending:
             raise
 
 
 def _create(aws: Aws, request: SageMakerRequest, *, packed: bytes | None, log: Log) -> bool:
-    """Writes token and code and creates the job; False where the name was taken meanwhile."""
+    """Writes token and code and creates the job; returns False if the name is taken."""
     settings = request.job.platform_settings.sagemaker
     kms_key = settings.output_kms_key if settings else None
     # A profile makes no model.
     facts = [] if request.job.settings.profile else tags_of(made_of(aws, request.job))
     is_sent = False
     try:
-        # Token and code before the job: its hosts download them as channels when they start.
+        # Before the job: its hosts download them as channels when they start.
         put_token(aws, request.token_uri, kms_key=kms_key)
         if packed is not None and request.code_uri:
             aws.write_object(request.code_uri, packed, kms_key=kms_key)
@@ -547,7 +531,7 @@ def _create(aws: Aws, request: SageMakerRequest, *, packed: bytes | None, log: L
         tags = [*mappings(request.body.get("Tags")), *facts][:MAX_TAGS]
         answer = aws.call("sagemaker", "CreateTrainingJob", **{**request.body, "Tags": tags})
     except ServiceError as err:
-        # The token stays: the job that has the name may be another attempt's, which reads it.
+        # The token stays: another attempt's job may have the name, and read it.
         if err.code in _IN_USE:
             return False
         # Refused, there is no job; not answered, there may be one.
@@ -557,7 +541,7 @@ def _create(aws: Aws, request: SageMakerRequest, *, packed: bytes | None, log: L
             raise refusal from err
         raise
     except BaseException:
-        # Interrupted: the service may have got the request though its answer did not come back.
+        # Interrupted: the service may have got the request.
         _abandon(aws, request, is_sent=is_sent, log=log)
         raise
     url = console_url(str(answer.get("TrainingJobArn")))
@@ -566,7 +550,7 @@ def _create(aws: Aws, request: SageMakerRequest, *, packed: bytes | None, log: L
 
 
 def _abandon(aws: Aws, request: SageMakerRequest, *, is_sent: bool, log: Log) -> None:
-    """Stops a job that nobody will follow, and deletes its token."""
+    """Stops a job that will have no follower, and deletes its token."""
     name = request.job.name
     try:
         if is_sent:
@@ -581,7 +565,7 @@ def _abandon(aws: Aws, request: SageMakerRequest, *, is_sent: bool, log: Log) ->
 def _forget_token(
     aws: Aws, found: Mapping[str, Json], request: SageMakerRequest, *, log: Log
 ) -> None:
-    """Deletes the token if the existing job of that name does not read it."""
+    """Deletes the token unless the existing job of the name reads it."""
     state = job_state(found)
     folder = request.token_uri.rpartition("/")[0]
     if state.is_final or folder not in json.dumps(found.get("InputDataConfig")):
@@ -602,7 +586,7 @@ def _quota_or_capacity(err: ServiceError, request: SageMakerRequest) -> NoCapaci
 def _is_ours(
     aws: Aws, found: Mapping[str, Json], request: SageMakerRequest, *, packed: bytes | None
 ) -> bool:
-    """Returns whether a job was created with this request and this code."""
+    """Whether a job was created with this request and this code."""
     wanted = _tag(request.body.get("Tags"))
     tagged = _tag_of(aws, str(found.get("TrainingJobArn"))) if wanted else None
     if wanted and tagged:
@@ -616,7 +600,7 @@ def _tag_of(aws: Aws, arn: str) -> str | None:
     try:
         return _tag(list(aws.pages("sagemaker", "ListTags", items="Tags", ResourceArn=arn)))
     except ServiceError:
-        # Not everybody may read tags: the job itself is compared then.
+        # Without the right to read tags the job itself is compared.
         return None
 
 
@@ -631,14 +615,14 @@ def _has_code(aws: Aws, request: SageMakerRequest, packed: bytes) -> bool:
     try:
         return request.code_uri is None or aws.read_object(request.code_uri) == packed
     except ServiceError as err:
-        # Deleted afterwards: its hosts have read it long ago.
+        # Deleted afterwards: its hosts have read it.
         if err.kind == "missing":
             return True
         raise
 
 
 def is_within(ours: Json, theirs: Json) -> bool:
-    """Returns whether `theirs` contains all of `ours`; the service adds its own defaults."""
+    """Whether `theirs` contains all of `ours`; the service adds its defaults."""
     if isinstance(ours, Mapping):
         return (not ours or isinstance(theirs, Mapping)) and all(
             is_within(value, theirs.get(key) if isinstance(theirs, Mapping) else None)

@@ -1,32 +1,29 @@
-"""Which runs a run has to give way to, under `overlap: refuse`; a step of the pipeline asks it."""
+"""The runs that a run has to give way to, with `overlap: refuse`."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
-from stoker.orchestrators.sagemaker.compile import ONLY_RUN
+from stoker.pipelines.sagemaker.compile import ONLY_RUN
 from stoker.platforms.aws import Aws
 from stoker.records import Json
 
-UNDER_WAY = ("Starting", "Executing", "InProgress", "Stopping")
+ACTIVE = ("Starting", "Executing", "InProgress", "Stopping")
 # The service's own bound of a training job; a run waits for hosts, too.
 _LONGEST_RUN = timedelta(days=30)
 
 
-def under_way_before(
+def active_before(
     pipeline: str, execution: str, *, aws: Aws | None = None, now: datetime | None = None
 ) -> tuple[str, ...]:
-    """Returns the runs under way that one of a pipeline's runs has to give way to.
+    """Returns the active runs of a pipeline that one of its runs has to give way to.
 
-    Of two runs that are under way only the later one learns of the other, whichever asks first. A
-    later run counts as well if it has passed its own check: the run that asks had failed then, and
-    is tried again now.
+    These are the earlier ones, and later ones that have passed their own check: then the asking run
+    is a retry.
 
     Args:
-        pipeline: Name of the pipeline.
         execution: Id of the run that asks; one that is not listed yet counts as the latest.
     """
     aws = aws or Aws()
-    # Next to a run that trains for a day, an hourly schedule leaves a page of refused ones.
     listed = aws.pages(
         "sagemaker",
         "ListPipelineExecutions",
@@ -40,7 +37,7 @@ def under_way_before(
     began = {
         str(item.get("PipelineExecutionArn")): str(item.get("StartTime") or "")
         for item in listed
-        if item.get("PipelineExecutionStatus") in UNDER_WAY
+        if item.get("PipelineExecutionStatus") in ACTIVE
     }
     mine = next((arn for arn in began if arn.endswith(f"/{execution}")), None)
 
@@ -59,7 +56,6 @@ def under_way_before(
 
 
 def steps_of(aws: Aws, arn: str) -> list[Mapping[str, Json]]:
-    """Returns the steps of a run that have begun, in their order."""
     asked = {"PipelineExecutionArn": arn, "SortOrder": "Ascending"}
     key = "PipelineExecutionSteps"
     return list(aws.pages("sagemaker", "ListPipelineExecutionSteps", items=key, **asked))

@@ -1,4 +1,4 @@
-"""A workload's pipeline on Kubeflow is compiled, and read back for comparison."""
+"""Compiles a workload's pipeline for Kubeflow, and reads compiled ones for comparison."""
 
 import contextlib
 import dataclasses
@@ -12,9 +12,8 @@ import yaml
 
 from stoker.catalog import with_pools
 from stoker.errors import UsageError
-from stoker.orchestrators.base import CARRIED, check_complete, fixed, project_pipeline
-from stoker.orchestrators.sagemaker.compile import Compiled
 from stoker.parameters import Parameter, parameters_of
+from stoker.pipelines.base import CARRIED, Compiled, check_complete, fixed, project_pipeline
 from stoker.platforms.base import JobSpec
 from stoker.platforms.kubernetes.objects import claim_of, lay_out
 from stoker.records import (
@@ -55,12 +54,11 @@ COMPONENTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubeflowRequest:
-    """Holds all that pipelines/kubeflow.py builds a pipeline from.
+    """What pipelines/kubeflow.py builds a pipeline from.
 
     Attributes:
         workload: Workload as the steps read it.
         parameters: Parameters of the pipeline; the first is the workload itself.
-        settings: Settings for Kubernetes.
     """
 
     workload: Workload
@@ -69,13 +67,12 @@ class KubeflowRequest:
 
     @property
     def image(self) -> str:
-        """Returns the image of all steps, unless a run names another."""
         assert self.workload.image
         return self.workload.image
 
     @property
     def champions(self) -> tuple[str, str] | None:
-        """Returns claim and folder of the champions; None: there is no such folder."""
+        """Claim and folder of the champions, if they are in a claim."""
         named = self.settings.champion
         if not named or not named.startswith("pvc://"):
             return None
@@ -83,17 +80,13 @@ class KubeflowRequest:
 
 
 def compile_kubeflow(workload: Workload, *, folder: Path | None = None) -> Compiled:
-    """Compiles the workload's pipeline: the same text whenever and wherever, with no network.
-
-    The project's own `pipelines/kubeflow.py` makes it of `stoker.kubeflow`, with kfp's compiler.
+    """Compiles the workload's pipeline by pipelines/kubeflow.py: reproducible, without network.
 
     Args:
-        workload: Workload with an image, today's cluster and its pool.
-        folder: Project folder; absent: the current one.
+        folder: Project folder; default: the current one.
 
     Raises:
-        UsageError: If the workload lacks what the pipeline needs, the cluster would refuse a pod
-            of it, or the project's files or kfp cannot be used.
+        UsageError: If the workload lacks something, or the project's files or kfp cannot be used.
     """
     request = kubeflow_request(workload)
     with project_pipeline("kubeflow", folder=folder or Path.cwd()) as module:
@@ -108,11 +101,7 @@ def compile_kubeflow(workload: Workload, *, folder: Path | None = None) -> Compi
 
 
 def component_files() -> dict[str, str]:
-    """Returns one shareable YAML document for each component, by its name.
-
-    Raises:
-        UsageError: If this installation has no components.
-    """
+    """Returns the YAML document of each component, by name."""
     for root in CARRIED:
         if all((root / "components" / file).is_file() for file in COMPONENTS.values()):
             return {
@@ -127,11 +116,7 @@ def component_files() -> dict[str, str]:
 
 
 def kubeflow_request(workload: Workload) -> KubeflowRequest:
-    """Returns all that the pipeline of `workload` is built from.
-
-    Raises:
-        UsageError: If the workload lacks what the pipeline needs.
-    """
+    """Returns what the pipeline is built from; UsageError if the workload lacks something."""
     check_complete(workload, image="REGISTRY/stoker:TAG", instance_type="g5.xlarge")
     settings = workload.kubernetes or KubernetesSettings()
     # The compiling user's own connections are none of a pod's.
@@ -165,7 +150,6 @@ def kubeflow_request(workload: Workload) -> KubeflowRequest:
 
 
 def kubeflow_parameters(workload: Workload, *, cache_days: int) -> tuple[Parameter, ...]:
-    """Returns the pipeline's parameters."""
     known = [
         dataclasses.replace(p, text=_REUSE) if p.name == "reuse_profile" else p
         for p in parameters_of(workload)
@@ -185,18 +169,16 @@ def kubeflow_parameters(workload: Workload, *, cache_days: int) -> tuple[Paramet
 
 
 def _champion(workload: Workload) -> str:
-    """Returns what the steps know the model in use by: where its claim is mounted, or its name."""
+    """Returns where the champion's claim is mounted, or its name."""
     named = workload.kubernetes.champion if workload.kubernetes else None
     return CHAMPIONS_FOLDER if named and named.startswith("pvc://") else named or ""
 
 
 def workload_text(workload: Workload) -> str:
-    """Returns the workload's document as the pipeline carries it."""
     return json.dumps(to_document(workload), sort_keys=True, separators=(",", ":"))
 
 
 def description_of(workload: Workload) -> str:
-    """Returns the pipeline's description, in a sentence."""
     return f"stoker: profile, decide, train, evaluate {workload.name}."
 
 
@@ -228,8 +210,7 @@ def inputs_of(spec: Json) -> Mapping[str, Json]:
 
 
 def readable(pipeline: Mapping[str, Json], platforms: Mapping[str, Json]) -> Json:
-    """Returns both documents in one: the same, whichever kfp compiled them."""
-    # Another version of kfp alone makes no other pipeline.
+    """Returns both documents in one, without kfp's version."""
     told = {key: value for key, value in pipeline.items() if key != "sdkVersion"}
     return _plain({"pipeline": told, "platforms": platforms})
 

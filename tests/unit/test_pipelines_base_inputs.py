@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from stoker.errors import UsageError
-from stoker.orchestrators.base import Inputs, pack_inputs
+from stoker.pipelines.base import Inputs, pack_inputs
 from stoker.records import SageMakerSettings, Workload
 
 ROLE = "arn:aws:iam::123456789012:role/stoker"

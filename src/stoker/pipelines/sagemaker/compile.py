@@ -7,13 +7,14 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.orchestrators.base import (
+from stoker.parameters import Parameter, main_channel, parameters_of
+from stoker.pipelines.base import (
+    Compiled,
     check_complete,
     pack_inputs,
     project_pipeline,
     sagemaker_of,
 )
-from stoker.parameters import Parameter, main_channel, parameters_of
 from stoker.platforms.base import JobSpec
 from stoker.platforms.sagemaker import SageMakerPlatform
 from stoker.platforms.sagemaker.checks import file_system
@@ -24,7 +25,7 @@ from stoker.records import Group, Json, Workload
 MAX_DESCRIPTION = 3072
 MAX_ARGUMENT = 256
 
-# Display name of the step that fails a run next to another one.
+# Display name of the step that fails a run while another one is active.
 ONLY_RUN = "Only run"
 
 # The pipeline reads these itself; the others go to every step.
@@ -33,15 +34,14 @@ _OF_THE_PIPELINE = ("model_group", "approval", "reuse_profile")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineRequest:
-    """What a file in pipelines/ builds a definition from.
+    """What pipelines/sagemaker.py builds a definition from.
 
     Attributes:
         workload: Workload as the steps read it.
         inputs_uri: Folder with workload.json.
-        parameters: Parameters of the pipeline.
-        passed: Names of those that every step passes to stoker as `--param`.
-        hyperparameters: Those that set a hyperparameter: of profile and training alone.
-        profile: CreateTrainingJob of the profile on today's cluster, with the workload's defaults.
+        passed: Names of the parameters that every step passes to stoker as `--param`.
+        hyperparameters: Parameters that set a hyperparameter, of profile and training alone.
+        profile: CreateTrainingJob of the profile on today's cluster.
         uploads: Address to content of what the steps read.
     """
 
@@ -54,39 +54,18 @@ class PipelineRequest:
     uploads: Mapping[str, bytes] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compiled:
-    """A compiled pipeline, with what an upload needs.
-
-    Attributes:
-        name: Name of the workload.
-        description: One line, with a sentence on each parameter: the service has no other place.
-        definition: JSON.
-        parameters: Parameters of the pipeline.
-        uploads: Address to content of what the steps read.
-    """
-
-    name: str
-    description: str
-    definition: str
-    parameters: tuple[Parameter, ...]
-    uploads: Mapping[str, bytes]
-
-
 def compile_pipeline(workload: Workload, *, folder: Path | None = None) -> Compiled:
-    """Compiles the workload's pipeline: the same text whenever and wherever, with no network.
+    """Compiles the workload's pipeline by pipelines/sagemaker.py: reproducible, without network.
 
     Args:
-        workload: Workload with settings for SageMaker, an image, and today's cluster.
-        folder: Project folder, which also has `sagemaker.source`; absent: the current one.
+        folder: Project folder, also of `sagemaker.source`; default: the current one.
 
     Raises:
-        UsageError: If the workload lacks what the pipeline needs, the service would refuse a
-            request of it, or the project's files cannot be used.
+        UsageError: If the workload lacks something, or the project's files cannot be used.
     """
     here = folder or Path.cwd()
     request = pipeline_request(workload, folder=here)
-    # The SDK is imported by the module that hides the account from it, before the project does it.
+    # It hides the account from the SDK, so it imports the SDK before the project does.
     with project_pipeline("sagemaker", folder=here, library="stoker.sagemaker") as module:
         definition = str(module.build(request))
     return Compiled(
@@ -99,12 +78,7 @@ def compile_pipeline(workload: Workload, *, folder: Path | None = None) -> Compi
 
 
 def pipeline_request(workload: Workload, *, folder: Path | None) -> PipelineRequest:
-    """Returns all that a pipeline of `workload` is built from; arguments as of `compile_pipeline`.
-
-    Raises:
-        UsageError: If the workload lacks what the pipeline needs, or the service would refuse a
-            request of it.
-    """
+    """Returns what a pipeline of `workload` is built from; arguments as of `compile_pipeline`."""
     sagemaker_of(workload)
     check_complete(
         workload,

@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 import boto3
 from botocore.stub import Stubber
 
-from stoker.orchestrators.base import pack_inputs
-from stoker.orchestrators.sagemaker.compile import Compiled
 from stoker.parameters import defaults_of, parameters_of
+from stoker.pipelines.base import pack_inputs
+from stoker.pipelines.sagemaker.compile import Compiled
 from stoker.platforms.aws import Aws
 from stoker.records import Json, Workload
 from stoker.settings import workload_from

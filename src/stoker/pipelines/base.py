@@ -5,21 +5,20 @@ import hashlib
 import importlib
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
 import msgspec
 
-from stoker.errors import MissingExtraError, UsageError, install_command
+from stoker.errors import MissingExtraError, PlatformError, UsageError, install_command
 from stoker.parameters import Kind, Parameter, camel, parameters_of, parse
 from stoker.platforms.sagemaker.submit import pack
 from stoker.records import SageMakerSettings, Workload, nearest, to_document, to_json
 
 CODE = "code.tar.gz"
 WORKLOAD = "workload.json"
-# A project folder has pipelines/, which its users edit: they are loaded by path.
 _PACKAGE = Path(__file__).resolve().parents[1]
 # An installed wheel carries the project's files; an editable installation has its checkout.
 CARRIED = (_PACKAGE / "project", _PACKAGE.parents[1])
@@ -28,7 +27,7 @@ _EXTRAS = {"kfp": "kubeflow", "sagemaker": "sagemaker"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStep:
-    """A step of a run; status and reason in the service's own words."""
+    """A step of a run; status and reason are the service's."""
 
     name: str
     status: str
@@ -37,13 +36,12 @@ class RunStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """A run of a pipeline, or a job, in its service's own words.
+    """A run of a pipeline, or a job; status and reason are the service's.
 
     Attributes:
         run: What `stoker status` and `stoker stop` take.
         exit_code: 0, 3 if a gate failed, 4 for any other end; only if it has ended.
-        url: Its page; empty if the address is not known.
-        note: A line for users.
+        url: Its page; empty if unknown.
     """
 
     run: str
@@ -56,8 +54,25 @@ class RunState:
     note: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiled:
+    """A compiled pipeline.
+
+    Attributes:
+        description: One line, on SageMaker with a sentence on each parameter.
+        definition: JSON or YAML.
+        uploads: Address to content of what the steps read.
+    """
+
+    name: str
+    description: str
+    definition: str
+    parameters: tuple[Parameter, ...]
+    uploads: Mapping[str, bytes]
+
+
 def schedule_name(workload: Workload, name: str | None) -> str:
-    """Returns the full name of a schedule, from what the user calls it; absent: the only one."""
+    """Returns the full name of a schedule, from --name or None."""
     # Schedules of all pipelines are in one list: the name tells whose this one is.
     base = f"stoker-{workload.name}"
     if name is None or name in (base, workload.name):
@@ -65,8 +80,38 @@ def schedule_name(workload: Workload, name: str | None) -> str:
     return name if name.startswith(f"{base}-") else f"{base}-{name}"
 
 
+def wait_until_stopped(
+    name: str,
+    look: Callable[[], tuple[RunState, str]],
+    *,
+    target: str,
+    seconds: float,
+    clock: Callable[[], float],
+    pause: Callable[[], None],
+) -> RunState:
+    """Waits for a run that was asked to stop.
+
+    Args:
+        look: Returns the run's state, and what has not ended yet; empty: all of it has.
+
+    Raises:
+        PlatformError: If it has not ended after `seconds`.
+    """
+    deadline = clock() + seconds
+    while True:
+        state, left = look()
+        if not left:
+            return state
+        if clock() >= deadline:
+            raise PlatformError(
+                f"{name} is {state.status} after {seconds:.0f} s",
+                where=left,
+                fix=f"it was asked to stop; see stoker status {target} {name}",
+            )
+        pause()
+
+
 def fixed(name: str, kind: Kind, text: str, default: str | int) -> Parameter:
-    """Returns a parameter of a pipeline that is not a key of the workload."""
     return Parameter(
         name=name,
         kind=kind,
@@ -79,14 +124,11 @@ def fixed(name: str, kind: Kind, text: str, default: str | int) -> Parameter:
 def told_parameters(
     texts: Sequence[str], *, workload: Workload, there: Sequence[str], is_camel: bool
 ) -> Iterator[tuple[str, str, Parameter | None]]:
-    """Yields name, checked value, and the workload's own parameter, of NAME=VALUE texts.
+    """Yields name, checked value and the workload's parameter, if it is one, of NAME=VALUE texts.
 
     Args:
         there: Names of the uploaded pipeline's parameters.
         is_camel: Whether they are in camel case.
-
-    Raises:
-        UsageError: If the pipeline has no such parameter, or its value cannot be.
     """
     known = {name: p for p in parameters_of(workload) for name in (p.name, p.camel_name)}
     for text in texts:
@@ -100,14 +142,10 @@ def told_parameters(
 
 
 def check_complete(workload: Workload, *, image: str, instance_type: str) -> None:
-    """Refuses a workload without an image or a cluster, or with figures that would be lost.
+    """Refuses a workload without image or cluster, or whose MLflow is a local folder.
 
     Args:
-        image: An example, for the error.
-        instance_type: An example, for the error.
-
-    Raises:
-        UsageError: Naming the key that is missing, or wrong.
+        image, instance_type: Examples, for the error.
     """
     if workload.tracking.is_local:
         raise UsageError(
@@ -129,12 +167,12 @@ def check_complete(workload: Workload, *, image: str, instance_type: str) -> Non
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """Holds the files that an upload puts where the steps look for them.
+    """The files that an upload puts where the steps read them.
 
     Attributes:
-        uri: The folder; its name is a digest of what is in it.
+        uri: The folder, named by a digest of its content.
         files: Name to content.
-        workload: Workload as the steps read it: with an address of the code in place of a folder.
+        workload: The workload with the code's address in place of its folder.
     """
 
     uri: str
@@ -143,11 +181,10 @@ class Inputs:
 
 
 def pack_inputs(workload: Workload, *, folder: Path | None = None) -> Inputs:
-    """Packs the workload and its code under an address made of a digest of their content.
+    """Packs the workload and its code, under an address made of a digest of their content.
 
     Args:
-        workload: Workload with settings for SageMaker.
-        folder: Folder with a relative `sagemaker.source`; absent: the current one.
+        folder: Folder of a relative `sagemaker.source`; default: the current one.
 
     Raises:
         UsageError: If there are no settings for SageMaker, or the code cannot be packed.
@@ -169,11 +206,7 @@ def pack_inputs(workload: Workload, *, folder: Path | None = None) -> Inputs:
 
 
 def sagemaker_of(workload: Workload) -> SageMakerSettings:
-    """Returns the workload's settings for SageMaker.
-
-    Raises:
-        UsageError: If it has none.
-    """
+    """Returns the workload's settings for SageMaker; raises UsageError if it has none."""
     if workload.sagemaker is None:
         raise UsageError(
             "the workload has no settings for SageMaker",
@@ -196,55 +229,47 @@ def _with_source(workload: Workload, settings: SageMakerSettings, source: str) -
 
 @contextlib.contextmanager
 def project_pipeline(
-    name: str, *, folder: Path, library: str = "", carried: Sequence[Path] = CARRIED
+    target: str, *, folder: Path, library: str = "", carried: Sequence[Path] = CARRIED
 ) -> Iterator[ModuleType]:
-    """Loads pipelines/NAME.py, and while it is in use the modules next to it, as `pipelines.OTHER`.
+    """Imports pipelines/TARGET.py of the project folder, or of the installation if it has none.
 
-    Afterwards they are not imported any more: the next folder may have other files.
+    Afterwards its modules are not imported any more: the next folder may have other files.
 
     Args:
-        name: kubeflow or sagemaker.
-        folder: Project folder. Without pipelines for the target it is the installation's.
-        library: A module to import before.
-        carried: The installation's own project folders.
+        library: A module to import first.
 
     Raises:
-        UsageError: If there is no such pipeline, a file is not Python, the orchestrator's library
-            is not installed.
+        UsageError: If there is no such file, it is not Python, or a library is not installed.
     """
-    target = name.partition("_")[0]
-    # Not by the name: the installation's own file would be a pipeline without the project's steps.
-    roots = [root for root in (folder, *carried) if (root / "pipelines" / f"{target}.py").is_file()]
-    file = roots[0] / "pipelines" / f"{name}.py" if roots else None
-    if file is None or not file.is_file():
+    path = f"pipelines/{target}.py"
+    root = next((root for root in (folder, *carried) if (root / path).is_file()), None)
+    if root is None:
         raise UsageError(
-            f"there is no pipelines/{name}.py",
-            where=f"folder {roots[0] if roots else folder}",
+            f"there is no {path}",
+            where=f"folder {folder}",
             fix=f"stoker init DIR --example mnist-{target} makes one; run stoker in that folder",
         )
-    before = _forget()
+    before = _unloaded()
+    sys.path.insert(0, str(root.resolve()))
     try:
-        package = ModuleType("pipelines")
-        package.__path__ = [str(file.parent.resolve())]
-        sys.modules["pipelines"] = package
-        # Finders remember what a folder held, and files may have been written a moment ago.
+        # Finders cache folders, and files may have been written a moment ago.
         importlib.invalidate_caches()
         if library:
-            _imported(library, file=file)
-        yield _imported(f"pipelines.{name}", file=file)
+            _imported(library, file=root / path)
+        yield _imported(f"pipelines.{target}", file=root / path)
     finally:
-        _forget()
-        # The caller may have modules of these names, too.
+        sys.path.remove(str(root.resolve()))
+        _unloaded()
         sys.modules.update(before)
 
 
 def _imported(name: str, *, file: Path) -> ModuleType:
     try:
         return importlib.import_module(name)
+    except MissingExtraError:
+        raise
     except ImportError as err:
         missing = (err.name or "").partition(".")[0]
-        if isinstance(err, MissingExtraError):
-            raise
         if missing in _EXTRAS:
             raise UsageError(
                 f"the library {missing} is not installed, or too old: {err}",
@@ -263,7 +288,7 @@ def _imported(name: str, *, file: Path) -> ModuleType:
         ) from err
 
 
-def _forget() -> dict[str, ModuleType]:
-    """Takes the project's modules out of those that are imported, and returns them."""
+def _unloaded() -> dict[str, ModuleType]:
+    """Removes the project's modules from those that are imported, and returns them."""
     names = [name for name in sys.modules if name.partition(".")[0] == "pipelines"]
     return {name: sys.modules.pop(name) for name in names}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import UsageError, install_command
-from stoker.orchestrators.base import project_pipeline
+from stoker.pipelines.base import project_pipeline
 
 PIPELINE = "from pipelines.steps import said\n\ndef build():\n    return said\n"
 
@@ -57,19 +57,6 @@ def test_what_a_folder_lacks_comes_from_the_installation(tmp_path):
 def test_the_folders_own_files_come_first(tmp_path):
     carried = project(tmp_path / "carried", say="carried")
     assert built(project(tmp_path / "mine", say="mine"), carried=carried) == "mine"
-
-
-def test_a_project_without_the_file_of_a_train_step_does_not_get_the_installations(tmp_path):
-    """The installation's file would be a pipeline without the project's own steps."""
-    carried = project(tmp_path / "carried", say="carried")
-    project(carried, name="sagemaker_native", say="carried")
-    assert built(tmp_path, name="sagemaker_native", carried=carried) == "carried"
-    mine = project(tmp_path / "mine", say="mine")
-    with pytest.raises(UsageError, match=r"no pipelines/sagemaker_native\.py") as caught:
-        built(mine, name="sagemaker_native", carried=carried)
-    assert str(mine) in caught.value.where
-    project(mine, name="sagemaker_native", say="mine")
-    assert built(mine, name="sagemaker_native", carried=carried) == "mine"
 
 
 def test_without_any_pipeline_the_way_to_one_is_named(tmp_path):

@@ -18,20 +18,25 @@ from types import SimpleNamespace
 
 from stoker.errors import (
     MissingExtraError,
-    PlatformError,
     ServiceError,
     ServiceErrorKind,
     StokerError,
     UsageError,
 )
-from stoker.orchestrators.base import RunState, RunStep, schedule_name, told_parameters
-from stoker.orchestrators.kubeflow.compile import (
+from stoker.parameters import truth_value
+from stoker.pipelines.base import (
+    Compiled,
+    RunState,
+    RunStep,
+    schedule_name,
+    told_parameters,
+    wait_until_stopped,
+)
+from stoker.pipelines.kubeflow.compile import (
     inputs_of,
     spec_of_answer,
     spec_of_text,
 )
-from stoker.orchestrators.sagemaker.compile import Compiled
-from stoker.parameters import truth_value
 from stoker.platforms.kubernetes.api import ClusterApi
 from stoker.platforms.kubernetes.state import delete_jobs_of
 from stoker.records import Json, KubeflowSettings, KubernetesSettings, Workload
@@ -77,10 +82,7 @@ _ERROR_KINDS: dict[int, ServiceErrorKind] = {
 class KubeflowClient:
     """The verbs of pipelines on one installation of Kubeflow Pipelines.
 
-    Args:
-        workload: Its settings count less than the other arguments, and more than the environment.
-        host: Address of the API; None: what kfp finds.
-        token_file: Read before each call.
+    Arguments override the workload's settings, these the environment, this what kfp finds.
     """
 
     def __init__(
@@ -213,11 +215,7 @@ class KubeflowClient:
         )
 
     def stop(self, run: str) -> RunState:
-        """Terminates a run, deletes the jobs that its steps follow, and waits until it has ended.
-
-        Raises:
-            PlatformError: If it has not ended after `STOP_SECONDS`.
-        """
+        """Terminates a run, deletes the jobs of its steps, and waits until it has ended."""
         state = self.status(run)
         if not state.has_ended:
             try:
@@ -228,16 +226,20 @@ class KubeflowClient:
                     raise
         # Also if it had ended: its last step may have been unable to delete them.
         note = self._delete_jobs(state.run)
-        deadline = self._clock() + STOP_SECONDS
-        while not (state := self.status(state.run)).has_ended:
-            if self._clock() >= deadline:
-                raise PlatformError(
-                    f"run {state.run} is {state.status} after {STOP_SECONDS:.0f} s",
-                    where=self._place,
-                    fix=f"it was asked to stop; see stoker status kubeflow {state.run}",
-                )
-            self._sleep(POLL_SECONDS)
-        return dataclasses.replace(state, note=note)
+
+        def look() -> tuple[RunState, str]:
+            found = self.status(state.run)
+            return found, "" if found.has_ended else self._place
+
+        ended = wait_until_stopped(
+            state.run,
+            look,
+            target="kubeflow",
+            seconds=STOP_SECONDS,
+            clock=self._clock,
+            pause=lambda: self._sleep(POLL_SECONDS),
+        )
+        return dataclasses.replace(ended, note=note)
 
     def _delete_jobs(self, run_id: str) -> str:
         # Kubeflow ends a run's own pods, and no job.

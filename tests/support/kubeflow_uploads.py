@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from stoker.orchestrators.kubeflow.client import KubeflowClient
-from stoker.orchestrators.kubeflow.compile import compile_kubeflow
-from stoker.orchestrators.sagemaker.compile import Compiled
+from stoker.pipelines.kubeflow.client import KubeflowClient
+from stoker.pipelines.kubeflow.compile import compile_kubeflow
+from stoker.pipelines.sagemaker.compile import Compiled
 from stoker.records import Json, Workload
 from stoker.settings import workload_from
 from support.kfp_server import KfpServer

@@ -6,16 +6,18 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 
-from stoker.errors import PlatformError, ServiceError, UsageError
-from stoker.orchestrators.base import (
+from stoker.errors import ServiceError, UsageError
+from stoker.pipelines.base import (
+    Compiled,
     RunState,
     RunStep,
     sagemaker_of,
     schedule_name,
     told_parameters,
+    wait_until_stopped,
 )
-from stoker.orchestrators.sagemaker.compile import MAX_ARGUMENT, Compiled, argument_of
-from stoker.orchestrators.sagemaker.overlap import UNDER_WAY, steps_of
+from stoker.pipelines.sagemaker.compile import MAX_ARGUMENT, argument_of
+from stoker.pipelines.sagemaker.overlap import ACTIVE, steps_of
 from stoker.platforms.aws import Aws
 from stoker.platforms.sagemaker.registry import tag_group
 from stoker.platforms.sagemaker.submit import find_job, stop_job
@@ -191,7 +193,7 @@ class SageMakerClient:
                 return RunState(
                     run=name,
                     status=status,
-                    has_ended=status not in UNDER_WAY,
+                    has_ended=status not in ACTIVE,
                     exit_code=0 if status == "Completed" else 4,
                     reason=str(job.get("FailureReason") or ""),
                 )
@@ -239,7 +241,7 @@ class SageMakerClient:
         return RunState(
             run=f"{name}/{id}",
             status=state,
-            has_ended=state not in UNDER_WAY,
+            has_ended=state not in ACTIVE,
             exit_code=0 if state == "Succeeded" else 3 if has_gate else 4,
             reason=str(answer.get("FailureReason") or ""),
             steps=tuple(shown),
@@ -247,11 +249,7 @@ class SageMakerClient:
         )
 
     def stop(self, run: str) -> RunState:
-        """Stops a run and the jobs that its steps started, or a job; waits until they have ended.
-
-        Raises:
-            PlatformError: If they have not ended after `STOP_SECONDS`.
-        """
+        """Stops a run and the jobs of its steps, or a job; waits until they have ended."""
         state = self.status(run)
         name, slash, id = state.run.partition("/")
         if not state.has_ended and not slash:
@@ -264,23 +262,24 @@ class SageMakerClient:
                 PipelineExecutionArn=arn,
                 ClientRequestToken=secrets.token_hex(16),
             )
-        deadline = self._aws.clock() + STOP_SECONDS
-        while True:
-            state = self.status(state.run)
-            left = [s for s in state.steps if s.name.startswith(_JOB) and s.status in UNDER_WAY]
-            if state.has_ended and not left:
-                return state
-            # Only now: a step that is stopped stops its job, unless it is killed.
-            for step in left:
-                if state.has_ended and step.status != "Stopping":
+
+        def look() -> tuple[RunState, str]:
+            found = self.status(state.run)
+            left = [s for s in found.steps if s.name.startswith(_JOB) and s.status in ACTIVE]
+            # Only after the run: a step that is stopped stops its job, unless it is killed.
+            for step in left if found.has_ended else ():
+                if step.status != "Stopping":
                     stop_job(self._aws, step.name.removeprefix(_JOB))
-            if self._aws.clock() >= deadline:
-                raise PlatformError(
-                    f"{state.run} is {state.status} after {STOP_SECONDS:.0f} s",
-                    where=", ".join(step.name for step in left),
-                    fix=f"it was asked to stop; see stoker status sagemaker {state.run}",
-                )
-            self._aws.sleep(POLL_SECONDS)
+            return found, ", ".join([*([] if found.has_ended else [name]), *(s.name for s in left)])
+
+        return wait_until_stopped(
+            state.run,
+            look,
+            target="sagemaker",
+            seconds=STOP_SECONDS,
+            clock=self._aws.clock,
+            pause=lambda: self._aws.sleep(POLL_SECONDS),
+        )
 
     def _checked(
         self, workload: Workload, texts: Sequence[str]
