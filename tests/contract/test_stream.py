@@ -5,7 +5,6 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -28,7 +27,7 @@ class Pair:
 
 
 @contextlib.contextmanager
-def connected(*, receive_timeout_seconds: float = 30.0) -> Iterator[Pair]:
+def connected(*, receive_timeout_seconds=30.0):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         sink = socket.create_connection(listener.getsockname())
         source, _ = listener.accept()
@@ -56,7 +55,7 @@ def pair():
 
 
 @contextlib.contextmanager
-def written(writer: BatchWriter, packed: bytes, payload: bytes | None) -> Iterator[None]:
+def written(writer, packed, payload):
     view = None if payload is None else memoryview(payload)
     thread = threading.Thread(target=writer.write, args=(packed, view), kwargs={"of": ("s", 0)})
     thread.start()
@@ -65,7 +64,7 @@ def written(writer: BatchWriter, packed: bytes, payload: bytes | None) -> Iterat
     assert not thread.is_alive()
 
 
-def read(reader: BatchReader) -> tuple[bytes, bytes]:
+def read(reader):
     packed, nbytes = reader.head()
     memory = bytearray(nbytes)
     reader.read(memoryview(memory))
@@ -108,7 +107,7 @@ def test_a_batch_may_take_longer_than_the_silence_that_ends_a_connection():
     sent: list[bytes] = []
 
     class Slow(socket.socket):
-        def sendall(self, data: object, *_: object) -> None:
+        def sendall(self, data, *_):
             sent.append(bytes(data))
 
     with connected(receive_timeout_seconds=0.5) as pair, Slow() as slow:
@@ -118,7 +117,7 @@ def test_a_batch_may_take_longer_than_the_silence_that_ends_a_connection():
         wire = b"".join(sent)
         began = time.monotonic()
 
-        def trickle() -> None:
+        def trickle():
             step = len(wire) // 8 + 1
             for at in range(0, len(wire), step):
                 time.sleep(0.15)
@@ -154,7 +153,7 @@ def test_few_calls_move_a_batch(pair):
     receive = pair.sink.recv_into
 
     class Counted:
-        def recv_into(self, *arguments: object) -> int:
+        def recv_into(self, *arguments):
             calls.append(1)
             return receive(*arguments)
 

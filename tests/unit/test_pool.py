@@ -13,8 +13,6 @@ from stoker.feed.wire.protocol import Stream
 from stoker.feed.workers.pipe import Error, JobOrder, Pipe, pack, to_worker
 from stoker.feed.workers.pool import (
     FIRST_OVERDUE_SECONDS,
-    ChildProcess,
-    Result,
     WorkerJob,
     WorkerPool,
     WorkerRole,
@@ -22,41 +20,41 @@ from stoker.feed.workers.pool import (
 
 
 class Child:
-    def __init__(self, role: WorkerRole, sock: socket.socket) -> None:
+    def __init__(self, role, sock):
         self.role = role
         self.exitcode: int | None = None
         self.channel = Pipe(socket.socket(fileno=os.dup(sock.fileno())), blocking=True)
 
-    def kill(self) -> None:
+    def kill(self):
         self.exitcode = -9
         self.channel.close()
 
-    def join(self, timeout: float | None = None) -> None:
+    def join(self, timeout=None):
         """It ends when it is killed."""
 
-    def numbers(self, count: int) -> list[int]:
+    def numbers(self, count):
         orders: list[int] = []
         while len(orders) < count:
             orders += [to_worker.decode(data).number for data, _ in self.channel.receive()]
         return orders
 
-    def answer(self) -> None:
+    def answer(self):
         self.channel.send(pack(Error(b"", "made")))
 
 
 class Children:
-    def __init__(self) -> None:
+    def __init__(self):
         self.all: list[Child] = []
         self.error: OSError | None = None
 
-    def start(self, role: WorkerRole, sock: socket.socket) -> ChildProcess:
+    def start(self, role, sock):
         if self.error is not None:
             raise self.error
         self.all.append(Child(role, sock))
         return self.all[-1]
 
     @property
-    def last(self) -> Child:
+    def last(self):
         return self.all[-1]
 
 
@@ -73,9 +71,7 @@ def pool(children):
     assert all(child.exitcode is not None for child in children.all)
 
 
-def job(
-    number: int, *, shard: int | None = None, generation: int = 1, epoch: int = 0, **more: bool
-) -> WorkerJob:
+def job(number, *, shard=None, generation=1, epoch=0, **more):
     stream = None
     if shard is not None:
         stream = Stream(shard=shard, num_shards=4, generation=generation, **more)
@@ -83,12 +79,12 @@ def job(
     return WorkerJob((number, generation), order)
 
 
-def results_of(pool: WorkerPool) -> list[Result]:
+def results_of(pool):
     ready, _, _ = select.select(list(pool.sockets()), [], [], 10.0)
     return [result for fileno in ready for result in pool.handle(fileno)]
 
 
-def numbers_of(results: list[Result]) -> list[object]:
+def numbers_of(results):
     return [result.job.key[0] for result in results]
 
 
@@ -182,7 +178,7 @@ def test_workers_of_an_epochs_shards_are_all_killed_before_one_is_waited_for(
     pool.assign(job(1, shard=1, epoch=3))
     seen: list[list[int | None]] = []
 
-    def join(self: Child, timeout: float | None = None) -> None:
+    def join(self, timeout=None):
         seen.append([child.exitcode for child in children.all[1:]])
 
     monkeypatch.setattr(Child, "join", join)

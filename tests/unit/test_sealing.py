@@ -2,7 +2,6 @@
 
 import hashlib
 import itertools
-from collections.abc import Iterator
 
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -18,7 +17,7 @@ KEY = bytes(range(32))
 Sealed = list[bytearray]
 
 
-def seal(sealer: Sealer, packed: bytes, payload: bytes, *, epoch: int = 0) -> Sealed:
+def seal(sealer, packed, payload, *, epoch=0):
     head = sealer.head(packed, payload_bytes=len(payload), of=("s", epoch))
     made = [bytearray(head)]
     for text in (packed[FIRST_BYTES:], payload):
@@ -29,14 +28,14 @@ def seal(sealer: Sealer, packed: bytes, payload: bytes, *, epoch: int = 0) -> Se
     return made
 
 
-def unseal(unsealer: Unsealer, sealed: Sealed) -> tuple[bytes, bytes]:
+def unseal(unsealer, sealed):
     left = iter(sealed)
     head = unsealer.head(memoryview(next(left)))
     rest = _text(unsealer, left, head.missing_bytes)
     return head.packed + rest, _text(unsealer, left, head.payload_bytes)
 
 
-def _text(unsealer: Unsealer, sealed: Iterator[bytearray], nbytes: int) -> bytes:
+def _text(unsealer, sealed, nbytes):
     text = bytearray()
     for start, end in sealing.records(nbytes):
         record = memoryview(bytearray(next(sealed)))
@@ -134,7 +133,7 @@ def test_nothing_comes_twice_nor_out_of_order_nor_is_left_out():
         take(unsealer, kind, part)
 
 
-def take(unsealer: Unsealer, kind: str, part: bytearray) -> None:
+def take(unsealer, kind, part):
     if kind == "head":
         unsealer.head(memoryview(part.ljust(HEAD_BYTES, b"\0")))
     else:
@@ -184,15 +183,15 @@ def test_no_nonce_comes_twice_not_even_across_keys(monkeypatch):
     seen: list[tuple[bytes, bytes]] = []
 
     class Recorded:
-        def __init__(self, key: bytes) -> None:
+        def __init__(self, key):
             self._key = key
             self._cipher = AESGCM(key)
 
-        def encrypt(self, nonce: bytes, *more: object) -> bytes:
+        def encrypt(self, nonce, *more):
             seen.append((self._key, nonce))
             return self._cipher.encrypt(nonce, *more)
 
-        def encrypt_into(self, nonce: bytes, *more: object) -> int:
+        def encrypt_into(self, nonce, *more):
             seen.append((self._key, nonce))
             return self._cipher.encrypt_into(nonce, *more)
 
