@@ -233,7 +233,10 @@ def test_training_that_did_no_step_is_no_new_model():
 
 @pytest.mark.parametrize(
     ("status", "reason"),
-    [("failed", "the training failed"), ("stopped", "the training was stopped after 100 steps")],
+    [
+        ("failed", "the training failed: no reason was left"),
+        ("stopped", "the training was stopped after 100 steps"),
+    ],
 )
 def test_training_that_did_not_succeed_has_not_passed(status, reason):
     evaluation = _evaluate(_training(status=status, m=1.0), _gate(min=0.9))
