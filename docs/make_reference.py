@@ -63,18 +63,6 @@ def main() -> None:
 # Records.
 
 Schema = Mapping[str, typing.Any]
-_UNITS = {
-    "_seconds": "seconds",
-    "_minutes": "minutes",
-    "_hours": "hours",
-    "_days": "days",
-    "_gb": "GB",
-    "_bytes": "bytes",
-    "_usd_per_hour": "dollars per hour",
-    "seconds": "seconds",
-    "_vcpus": "vCPUs",
-}
-# Patterns that are better said than shown.
 _PATTERNS = {
     "^s3://[^/]+(/.*)?$": "an s3:// address",
     "^arn:aws[a-z-]*:iam::[0-9]{12}:role/?[^ ]+$": "the ARN of a role",
@@ -123,7 +111,7 @@ def workload_page() -> str:
         "```",
         "",
         "`stoker schema workload > workload.schema.json` writes the schema of the version that is "
-        "installed; projects of `stoker init` have it next to their workloads.",
+        "installed; projects of `stoker init` have it beside their workloads.",
         "",
         "Keys without another note are read on all platforms.",
         "",
@@ -147,10 +135,10 @@ def _section(schema: Schema, part: "Section") -> Iterator[str]:
     others = part.paths[1:]
     yield from ("", f"## {_title(part.paths[0], others)}", "")
     # The key that holds the section is described here, and not once more among its neighbours.
-    for path, described, is_required in part.keys:
-        name = f"`{path}`: " if len(part.keys) > 1 else ""
-        yield from (name + _facts(schema, path, described, is_required=is_required), "")
-        yield from (_linked(described["description"]), "")
+    for path, described, _ in part.keys:
+        if described["description"] != part.kind["description"]:
+            name = f"`{path}`: " if len(part.keys) > 1 else ""
+            yield from (name + _linked(described["description"]), "")
     yield from part.kind["description"].splitlines()
     if part.paths[0] in _SECTION_OF_PLATFORM:
         yield from ("", _SECTION_OF_PLATFORM[part.paths[0]])
@@ -160,18 +148,16 @@ def _section(schema: Schema, part: "Section") -> Iterator[str]:
             continue
         whole = f"{part.paths[0]}.{key}" if part.paths[0] else key
         yield from ("", f"### {whole}", "")
-        yield _facts(schema, key, described, is_required=key in required)
+        yield _facts(schema, described, is_required=key in required)
         yield from ("", _linked(described["description"]))
         if others:
             yield from ("", "Also " + ", ".join(f"`{other}.{key}`" for other in others) + ".")
 
 
-def _facts(schema: Schema, key: str, described: Schema, *, is_required: bool) -> str:
-    unit = _unit(key, described)
+def _facts(schema: Schema, described: Schema, *, is_required: bool) -> str:
     kind = f"*{_type_words(schema, described)}*"
-    return " · ".join(
-        each for each in (kind, unit, _default_words(described, is_required=is_required)) if each
-    )
+    default = _default_words(described, is_required=is_required)
+    return f"{kind} · {default}" if default else kind
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -270,11 +256,6 @@ def _text_bounds(described: Schema) -> str:
     return "" if pattern is None else f": {_PATTERNS[pattern]}"
 
 
-def _unit(key: str, described: Schema) -> str:
-    found = [unit for suffix, unit in _UNITS.items() if key.endswith(suffix)]
-    return found[0] if found and "boolean" not in str(described.get("type")) else ""
-
-
 def _default_words(described: Schema, *, is_required: bool) -> str:
     if is_required:
         return "required"
@@ -304,7 +285,7 @@ def records_page() -> str:
         "same words. A field is never given another meaning within a version; fields may be "
         "added, so readers ignore those that they do not know.",
         "",
-        "The workload, which you write, has [a page of its own](workload.md).",
+        "The workload, which you write, is [on another page](workload.md).",
     ]
     seen: set[str] = set()
     for name, kind in RECORDS.items():
@@ -355,8 +336,8 @@ def _record_table(schema: Schema, name: str, *, of: str) -> Iterator[str]:
         ]
         if links:
             shown = shown.replace("a mapping", links[0]).replace("mappings", links[0])
-        optional = "" if key in required or key == "schema" else ", optional"
-        yield f"| `{key}` | {_cell(shown)}{optional} | {_cell(described['description'])} |"
+        is_required = ", required" if key in required else ""
+        yield f"| `{key}` | {_cell(shown)}{is_required} | {_cell(described['description'])} |"
 
 
 # The command line.
@@ -580,15 +561,16 @@ def _module(module: str) -> Iterator[str]:
         for name in names.split(", ")
     }
     told: set[str] = set()
+    of_libraries = []
     for name in public(module):
-        yield from ("", f"### {_heading(module, name)}", "")
         node, home = _definition(module, name)
+        if node is None and f"{module}.{name}" not in CONSTANTS:
+            of_libraries.append(f"`{name}` (`{home}`)")
+            continue
+        yield from ("", f"### {_heading(module, name)}", "")
         if f"{module}.{name}" in CONSTANTS:
             yield CONSTANTS[f"{module}.{name}"]
-        elif node is None:
-            library = "kfp" if home.startswith("kfp.") else "SageMaker's SDK"
-            yield f"A class of {library}, `{home}`, for pipelines of your own."
-        else:
+        elif node is not None:
             if not (isinstance(node, ast.ClassDef) and "Protocol" in map(ast.unparse, node.bases)):
                 yield from ("```text", *_signature(name, node), "```", "")
             text = _docstring(ast.get_docstring(node) or "", outputs=_outputs(node))
@@ -600,6 +582,8 @@ def _module(module: str) -> Iterator[str]:
             yield from ("", "```python", *code.splitlines(), "```")
         elif first:
             yield from ("", f"Example: [{module}.{first}](#{_slug(f'{module}.{first}')}).")
+    if of_libraries:
+        yield from ("", f"Also there, for pipelines of your own: {', '.join(of_libraries)}.")
 
 
 def _without_told(lines: Iterable[str], told: set[str]) -> Iterator[str]:
@@ -848,7 +832,7 @@ RUN_FILES = MappingProxyType(
         "they were.",
         "hosts/": "On this machine: /opt/ml of each host, with `model` and `checkpoints`.",
         "output/": "On SageMaker and Kubernetes: what the job left, unpacked.",
-        "token": "On this machine, while the run goes on: its token. A secret.",
+        "token": "On this machine, during the run: its token, a secret.",
     }
 )
 
@@ -869,8 +853,6 @@ def files_page() -> str:
     lines = [
         "# Files, ports, exit codes",
         "",
-        "Environment variables have [a page of their own](environment.md).",
-        "",
         "## Files of a run",
         "",
         "`stoker run` and `stoker train` write to `runs/ID/` in the folder that they are started "
@@ -881,10 +863,10 @@ def files_page() -> str:
         "| --- | --- |",
         *(f"| `{name}` | {_cell(text)} |" for name, text in RUN_FILES.items()),
         "",
-        "A command that is told where to write (`--out`, `--report`, `--summary`) writes there, "
-        "too. The verbs of one step without `--out` write `profile.json`, `decision.json` or "
-        "`evaluation.json` to the current folder. Files are written whole, under another name, and "
-        "renamed: a reader never sees half a record.",
+        "Options for files (`--out`, `--report`, `--summary`) name further places. The verbs of "
+        "one step without `--out` write `profile.json`, `decision.json` or `evaluation.json` to "
+        "the current folder. Files are written under another name and renamed: no reader sees a "
+        "part of one.",
         "",
         "## Ports",
         "",
@@ -919,7 +901,7 @@ def files_page() -> str:
         "| 0 | Done. | |",
         *_exit_codes(),
         f"| {errors.EXIT_INTERRUPTED} | Ctrl-C. | |",
-        f"| {errors.EXIT_TERMINATED} | SIGTERM: somebody asked it to end. | |",
+        f"| {errors.EXIT_TERMINATED} | SIGTERM. | |",
         "",
         "`stoker launch`, the entry point of the image, ends with the training command's own code. "
         "Otherwise that code is `exit_code` in `training.json`.",
@@ -935,7 +917,7 @@ _CODES = {
     1: "A bug of stoker; `--debug` shows where.",
     2: "Wrong usage, settings or records.",
     3: "The model missed its gate, or the training did no step.",
-    4: "The platform refused, or lost a host, or has none; nobody followed the run any more.",
+    4: "The platform refused, or lost a host, or has none; the run lost its follower.",
     5: "The feed was lost: no data worker is left, or none came in time. Or a dataset cannot "
     "travel to the data hosts ([what to do](../how-to/what-cannot-travel.md)).",
     6: "Your training failed, or took no batch from its data hosts.",

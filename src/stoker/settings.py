@@ -436,20 +436,7 @@ def read_workload(path: Path | str, *, overrides: Sequence[str] = ()) -> Workloa
     is_inline = isinstance(path, str) and path.lstrip().startswith("{")
     text = path if isinstance(path, str) and is_inline else read_text(path)
     path = "the workload's document" if is_inline else path
-    try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        # On nodes: no alias is expanded in them yet.
-        _check_size(node, str(path))
-        document: Json = yaml.safe_load(text)
-    except RecursionError:
-        raise UsageError("nested too deeply", where=str(path), fix="check the brackets") from None
-    except yaml.YAMLError as err:
-        mark = getattr(err, "problem_mark", None)
-        where = f"{path}:{mark.line + 1}" if mark else str(path)
-        problem = getattr(err, "problem", None) or str(err)
-        raise UsageError(
-            f"not YAML: {problem}", where=where, fix="check indentation and quotes"
-        ) from None
+    node, document = _parsed(text, str(path))
     lines: dict[str, int] = {}
     if node is not None:
         _lines_of(node, "", lines, str(path))
@@ -501,22 +488,21 @@ def _refuse_placeholders(document: Mapping[str, Json], place: Place) -> None:
     if not found:
         return
     left = [(word, found[word]) for word in PLACEHOLDERS if word in found]
-    of_file = [word for word, key in left if not place.is_overridden(key)]
-    of_option = [word for word, key in left if place.is_overridden(key)]
+
+    def meant(*, is_overridden: bool) -> str:
+        words = [word for word, key in left if place.is_overridden(key) == is_overridden]
+        return ", ".join(f"{PLACEHOLDERS[word]} instead of {word}" for word in words)
+
     fixes = []
-    if of_file:
-        fixes.append(f"in the whole file, write {_meant(of_file)}, or use --set KEY=VALUE for each")
-    if of_option:
-        fixes.append(f"in --set, write {_meant(of_option)}")
+    if of_file := meant(is_overridden=False):
+        fixes.append(f"in the whole file, write {of_file}, or use --set KEY=VALUE for each")
+    if of_option := meant(is_overridden=True):
+        fixes.append(f"in --set, write {of_option}")
     raise UsageError(
         f"replace the placeholder: {', '.join(f'{word} in {key}' for word, key in left)}",
         where=place.at(left[0][1]),
         fix="; ".join(fixes),
     )
-
-
-def _meant(words: Sequence[str]) -> str:
-    return ", ".join(f"{PLACEHOLDERS[word]} instead of {word}" for word in words)
 
 
 def _place_in(address: str) -> str:
@@ -643,13 +629,7 @@ def _override(document: dict[str, Json], override: str) -> None:
         raise UsageError(
             f"--set {override} is not key.path=value", fix="write it like --set feed.credits=4"
         )
-    try:
-        _check_size(yaml.compose(text, Loader=yaml.SafeLoader), f"--set {key}=...")
-        value: Json = yaml.safe_load(text)
-    except RecursionError:
-        raise UsageError(f"--set {key}=...: nested too deeply", fix="check the brackets") from None
-    except yaml.YAMLError:
-        raise UsageError(f"--set {override}: the value is not YAML", fix="quote it") from None
+    _, value = _parsed(text, f"--set {key}=...")
     target = document
     for step in steps[:-1]:
         child = target.get(step)
@@ -658,6 +638,24 @@ def _override(document: dict[str, Json], override: str) -> None:
         target[step] = copied
         target = copied
     target[steps[-1]] = value
+
+
+def _parsed(text: str, source: str) -> tuple[yaml.Node | None, Json]:
+    """Returns YAML as nodes, which know their lines, and as a document."""
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        # On nodes: no alias is expanded in them yet.
+        _check_size(node, source)
+        return node, yaml.safe_load(text)
+    except RecursionError:
+        raise UsageError("nested too deeply", where=source, fix="check the brackets") from None
+    except yaml.YAMLError as err:
+        mark = getattr(err, "problem_mark", None)
+        where = f"{source}:{mark.line + 1}" if mark else source
+        problem = getattr(err, "problem", None) or str(err)
+        raise UsageError(
+            f"not YAML: {problem}", where=where, fix="check indentation and quotes"
+        ) from None
 
 
 def _check_size(node: yaml.Node | None, source: str) -> None:

@@ -51,7 +51,7 @@ MOVED: Line = {**GIVEN, "samples": 584}
 
 @dataclass(frozen=True, kw_only=True)
 class Moved:
-    """Holds a training that has ended, whose data pods were lost, cut off, preempted and all gone."""
+    """An ended training whose data pods were lost, cut off, preempted and all gone."""
 
     pods: Pods
     trainer: Pod

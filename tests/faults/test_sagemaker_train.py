@@ -60,7 +60,7 @@ def test_a_signal_while_following_stops_the_job_and_deletes_the_token(
     start, service, aws, number, code
 ):
     train = start()
-    until(lambda: "Training: runs" in train.said, what="the job is followed")
+    until(lambda: "Training: it runs" in train.said, what="the job is followed")
     assert aws.has_object(TOKEN)
     train.process.send_signal(number)
     assert train.ended_with() == code, train.said
@@ -82,7 +82,7 @@ def test_sigterm_while_the_job_is_created_leaves_no_job_and_no_token(start, serv
 
 def test_an_attempt_after_kill_9_goes_on_with_the_same_job_and_token(start, service, aws, tmp_path):
     first = start()
-    until(lambda: "Training: runs" in first.said, what="the job is followed")
+    until(lambda: "Training: it runs" in first.said, what="the job is followed")
     token = aws.read_object(TOKEN)
     first.process.kill()
     first.process.wait(END_SECONDS)

@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 import yaml
@@ -39,90 +39,6 @@ _LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
 _INDEX = "batch.kubernetes.io/job-completion-index"
 
 
-class Plane(Protocol):
-    """Declares what a test does with a control plane.
-
-    Attributes:
-        namespace: Of the test's own.
-        platform: Submits there.
-    """
-
-    namespace: str
-    platform: KubernetesPlatform
-
-    def has_trainer(self) -> bool:
-        """Says whether Kubeflow Trainer is there."""
-        ...
-
-    def names(self, plural: str) -> list[str]:
-        """Returns the names of the namespace's objects of a kind that are not being deleted."""
-        ...
-
-    def get(self, plural: str, name: str) -> Mapping[str, Any]:
-        """Returns an object as the cluster has it."""
-        ...
-
-    def run_pods(self, run: str, *, count: int | None = None) -> None:
-        """Waits until all pods of the job's present attempt run; or as many of them."""
-        ...
-
-    def pods(self, run: str, group: str) -> list[str]:
-        """Returns pods of a group that run or wait, by their index: of "dnn" also a TrainJob's."""
-        ...
-
-    def end(self, run: str, code: int) -> None:
-        """Ends the dnn group's container, and the controllers judge that."""
-        ...
-
-    def evict(self, pod: str) -> bool:
-        """Asks for the pod as a drain does; says whether a disruption budget lets it go."""
-        ...
-
-    def take_away(self, pod: str) -> None:
-        """Takes its node away, whatever a budget says, and the controllers judge that."""
-        ...
-
-    def make_workflow(self, name: str) -> None:
-        """Makes a run of a pipeline."""
-        ...
-
-    def make_step(self, name: str, *, workflow: str) -> Mapping[str, str]:
-        """Makes the pod of a step of it; returns what its container finds in its environment."""
-        ...
-
-    def terminate(self, workflow: str) -> None:
-        """Presses Terminate, as somebody in the console does."""
-        ...
-
-    def delete(self, plural: str, name: str) -> None:
-        """Deletes an object, as somebody does by hand."""
-        ...
-
-    def pass_deadline(self, run: str) -> None:
-        """Lets the job's own deadline be over."""
-        ...
-
-    def pass_seconds_after_end(self, seconds: float) -> None:
-        """Lets so much time pass after its end."""
-        ...
-
-    def allow_no_jobs(self) -> None:
-        """Uses up the namespace's quota."""
-        ...
-
-    def allow_pods(self, count: int) -> None:
-        """Gives the namespace's quota room for so many pods."""
-        ...
-
-    def restart(self) -> None:
-        """Starts the API server again, so that it forgets old versions of objects."""
-        ...
-
-    def as_account(self, objects: Sequence[Mapping[str, Any]]) -> KubernetesPlatform:
-        """Returns a platform whose caller has the rights of a rendered Role and no others."""
-        ...
-
-
 class DoublePlane:
     """Drives the double of the tests."""
 
@@ -130,24 +46,24 @@ class DoublePlane:
 
     def __init__(self, api: KubernetesApi, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._api = api
-        self._done: dict[str, int] = {}
         use_kube_config(monkeypatch, kube_config(folder, api.url))
         self._cluster = ClusterApi(sleep=lambda seconds: time.sleep(min(seconds, 0.05)))
         self.platform = KubernetesPlatform(cluster=self._cluster)
+        self.names, self.get, self.delete = api.names, api.get, api.remove
+        self.make_workflow, self.make_step = api.make_workflow, api.make_step
+        self.terminate, self.take_away = api.terminate_workflow, api.disrupt_pod
+        self.pass_deadline = api.pass_deadline
+        self.pass_seconds_after_end = api.pass_seconds_after_end
 
     def has_trainer(self) -> bool:
         return True
 
-    def names(self, plural: str) -> list[str]:
-        return self._api.names(plural)
-
-    def get(self, plural: str, name: str) -> Mapping[str, Any]:
-        return self._api.get(plural, name)
-
     def run_pods(self, run: str, *, count: int | None = None) -> None:
+        """Waits until all pods of the job's present attempt run, or `count` of them."""
         self._api.run_pods(run)
 
     def pods(self, run: str, group: str) -> list[str]:
+        """Returns running or waiting pods of a group, by index."""
         is_trained = group == "dnn" and self._api.has("trainjobs", run)
         return self._api.pods(run, "node" if is_trained else group)
 
@@ -160,6 +76,7 @@ class DoublePlane:
             self._api.end_job(run)
 
     def evict(self, pod: str) -> bool:
+        """Evicts as a drain does; returns whether a disruption budget allowed it."""
         if not self._api.may_evict(pod):
             return False
         is_of_job = _LABEL in self._api.get("pods", pod)["metadata"]["labels"]
@@ -169,27 +86,6 @@ class DoublePlane:
         else:
             self._api.remove("pods", pod)
         return True
-
-    def take_away(self, pod: str) -> None:
-        self._api.disrupt_pod(pod)
-
-    def make_workflow(self, name: str) -> None:
-        self._api.make_workflow(name)
-
-    def make_step(self, name: str, *, workflow: str) -> Mapping[str, str]:
-        return self._api.make_step(name, workflow=workflow)
-
-    def terminate(self, workflow: str) -> None:
-        self._api.terminate_workflow(workflow)
-
-    def delete(self, plural: str, name: str) -> None:
-        self._api.remove(plural, name)
-
-    def pass_deadline(self, run: str) -> None:
-        self._api.pass_deadline(run)
-
-    def pass_seconds_after_end(self, seconds: float) -> None:
-        self._api.pass_seconds_after_end(seconds)
 
     def allow_no_jobs(self) -> None:
         words = 'jobsets "x" is forbidden: exceeded quota: none, requested: count/jobsets=1'
@@ -307,6 +203,7 @@ class RealPlane:
         return True
 
     def take_away(self, pod: str) -> None:
+        """Takes the pod's node away, whatever a budget says."""
         condition = {
             "type": "DisruptionTarget",
             "status": "True",
@@ -322,15 +219,9 @@ class RealPlane:
     def make_step(self, name: str, *, workflow: str) -> Mapping[str, str]:
         owner = self._call("GET", self._path("workflows", workflow))
         pod = _object("Pod", name)
-        pod["metadata"]["ownerReferences"] = [
-            {
-                "apiVersion": owner["apiVersion"],
-                "kind": "Workflow",
-                "name": workflow,
-                "uid": owner["metadata"]["uid"],
-                "controller": True,
-            }
-        ]
+        reference = {"apiVersion": owner["apiVersion"], "kind": "Workflow", "name": workflow}
+        reference |= {"uid": owner["metadata"]["uid"], "controller": True}
+        pod["metadata"]["ownerReferences"] = [reference]
         pod["spec"] = _restricted_spec()
         uid = self._call("POST", self._path("pods"), pod)["metadata"]["uid"]
         return {"POD_NAME": name, "POD_UID": uid, "POD_NAMESPACE": self.namespace}
@@ -397,11 +288,8 @@ class RealPlane:
             body = {**each, "metadata": {**each["metadata"], "namespace": self.namespace}}
             self._call("POST", self._path(_plural(each["kind"])), body)
         path = f"{self._path('serviceaccounts', 'runner')}/token"
-        token = self._call(
-            "POST",
-            path,
-            {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}},
-        )
+        asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+        token = self._call("POST", path, asked)
         config = yaml.safe_load(Path(os.environ["KUBECONFIG"]).read_text())
         config["users"] = [{"name": "me", "user": {"token": token["status"]["token"]}}]
         for context in config["contexts"]:
@@ -440,32 +328,16 @@ class RealPlane:
         phase = "Failed" if code else "Succeeded"
         self._say(name, phase, {"terminated": ended}, conditions=conditions)
 
-    def _say(
-        self,
-        name: str,
-        phase: str,
-        state: Mapping[str, Any],
-        *,
-        conditions: Sequence[Mapping[str, str]] = (),
-    ) -> None:
+    def _say(self, name, phase, state, *, conditions=()):
         pod = self._call("GET", self._path("pods", name))
         containers = [
-            {
-                "name": each["name"],
-                "image": each["image"],
-                "imageID": "",
-                "ready": phase == "Running",
-                "restartCount": 0,
-                "state": state,
-            }
+            {"name": each["name"], "image": each["image"], "imageID": "", "restartCount": 0}
+            | {"ready": phase == "Running", "state": state}
             for each in pod["spec"]["containers"]
         ]
         ready = {"type": "Ready", "status": "True" if phase == "Running" else "False"}
-        status = {
-            "phase": phase,
-            "containerStatuses": containers,
-            "conditions": [ready, *conditions],
-        }
+        status = {"phase": phase, "containerStatuses": containers}
+        status["conditions"] = [ready, *conditions]
         self._patch(f"{self._path('pods', name)}/status", {"status": status})
 
     # --- calls
@@ -477,8 +349,7 @@ class RealPlane:
 
     def _pods(self, run: str) -> list[dict[str, Any]]:
         selector = f"?labelSelector=jobset.sigs.k8s.io/jobset-name={run}"
-        found: list[dict[str, Any]] = self._call("GET", self._path("pods") + selector)["items"]
-        return found
+        return self._call("GET", self._path("pods") + selector)["items"]
 
     def _path(self, plural: str, name: str = "") -> str:
         place = f"{GROUPS.get(plural, 'api/v1')}/namespaces/{self.namespace}/{plural}"
@@ -487,15 +358,11 @@ class RealPlane:
     def _patch(self, path: str, body: Mapping[str, Any]) -> None:
         self._call("PATCH", path, body, kind="application/merge-patch+json")
 
-    def _call(
-        self, method: str, path: str, body: object = None, *, kind: str = "application/json"
-    ) -> dict[str, Any]:
+    def _call(self, method, path, body=None, *, kind="application/json"):
         return api_call(self._client, method, path, body, kind=kind)
 
 
-def api_call(
-    client: Any, method: str, path: str, body: object = None, *, kind: str = "application/json"
-) -> dict[str, Any]:
+def api_call(client, method, path, body=None, *, kind="application/json"):
     """Sends a request with the kube config's credentials; returns the answer's JSON."""
     answer = client.call_api(
         f"/{path}",
@@ -506,8 +373,7 @@ def api_call(
         _preload_content=False,
         _return_http_data_only=True,
     )
-    found: dict[str, Any] = json.loads(answer.data)
-    return found
+    return json.loads(answer.data)
 
 
 def _object(kind: str, name: str, labels: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -525,10 +391,7 @@ def _restricted_spec() -> dict[str, Any]:
     container = {
         "name": "main",
         "image": "none",
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-        },
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
     }
     context = {
         "runAsNonRoot": True,
@@ -552,6 +415,7 @@ def argo_crd() -> Iterator[None]:
     api = client.ApiextensionsV1Api()
     name = "workflows.argoproj.io"
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    version = {"name": "v1alpha1", "served": True, "storage": True}
     definition = {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -560,14 +424,7 @@ def argo_crd() -> Iterator[None]:
             "group": "argoproj.io",
             "scope": "Namespaced",
             "names": {"kind": "Workflow", "plural": "workflows", "singular": "workflow"},
-            "versions": [
-                {
-                    "name": "v1alpha1",
-                    "served": True,
-                    "storage": True,
-                    "schema": {"openAPIV3Schema": schema},
-                }
-            ],
+            "versions": [{**version, "schema": {"openAPIV3Schema": schema}}],
         },
     }
     try:
@@ -591,3 +448,6 @@ def argo_crd() -> Iterator[None]:
         yield
     finally:
         api.delete_custom_resource_definition(name)
+
+
+Plane = DoublePlane | RealPlane

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from stoker.feed.agent.dispatch import (
     MAX_CREDITS_PER_WORKER,
     AgentSession,
+    BatchRequest,
     CreditPool,
     Queue,
-    Request,
     credits_for,
 )
 from stoker.feed.wire.protocol import Make
@@ -20,7 +20,7 @@ def session(name="s", *, rank=0):
 
 def request(number, *, spec="spec", epoch=0):
     make = Make(session="s", epoch_id=epoch, number=number, index=b"", seed=())
-    return Request(session(), spec, "batch", make)
+    return BatchRequest(session(), spec, "batch", make)
 
 
 @given(st.lists(st.integers(0, 50)))

@@ -38,7 +38,7 @@ def confirm(
 
 
 def say_unused_types(workload: Workload, groups: Sequence[Group], *, quiet: bool) -> None:
-    """Notes that the local platform does not start the instance type that is named.
+    """Prints a note where the local platform does not start the instance type that is named.
 
     A job of one host may name any type: on a machine of that type its record then names what it
     ran on. Elsewhere the user may expect that type. For more hosts the platform refuses it.

@@ -3,7 +3,7 @@
 import contextlib
 import math
 import shlex
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -189,7 +189,8 @@ def decide_verb(
             fix=f"profile again: stoker profile {workload}",
         )
     with told_by_flag(flags):
-        judged = named or _workload_of(as_type or record.host.instance_type, record, overrides=sets)
+        today = as_type or record.host.instance_type
+        judged = named or _workload_of(today, record, overrides=sets)
     catalog = catalog_of(judged, prices)
     if take_as is None and profile is not None:
         _refuse_unknown_host(
@@ -208,22 +209,14 @@ def decide_verb(
         constraints=judged.known_constraints,
         training=judged.training,
         feed=judged.feed,
-        extra_clusters=(
-            [parse_groups(groups, default_type=as_type or record.host.instance_type)]
-            if groups
-            else []
-        ),
+        extra_clusters=[parse_groups(groups, default_type=today)] if groups else [],
         today=date.today(),
         processes_per_host=judged.cluster.dnn.processes_per_host if judged.cluster else None,
         calibration=calibration,
         take_as=take_as,
     )
-    hint = (
-        _elsewhere(profile, record)
-        if take_as is None and judged.platform_info.is_this_machine
-        else ""
-    )
-    if hint:
+    is_here = take_as is None and judged.platform_info.is_this_machine
+    if is_here and (hint := _elsewhere(profile, record)):
         say(hint, quiet=as_json or bool(files.executor_input))
     deliver(
         decision,
@@ -386,13 +379,11 @@ def _profile_of(
 
 def _given(guess: Guess) -> dict[str, str | float]:
     """Returns the given values, by flag; raises UsageError for a number that is not positive."""
-    flags: dict[str, str | float | None] = {
-        "--instance-type": guess.instance_type,
-        "--step-seconds": guess.step_seconds,
-        "--accelerator-step-seconds": guess.accelerator_step_seconds,
-        "--vcpus-needed": guess.vcpus_needed,
+    given: dict[str, str | float] = {
+        f"--{name.replace('_', '-')}": value
+        for name, value in asdict(guess).items()
+        if value is not None
     }
-    given = {flag: value for flag, value in flags.items() if value is not None}
     for flag, value in given.items():
         if isinstance(value, float) and not 0 < value < math.inf:
             raise UsageError(f"{value:g} is not a number above 0", where=flag)

@@ -141,8 +141,7 @@ def init_verb(
         ),
     ] = "",
     platform: Annotated[
-        str,
-        platform_option(f"With --script: where it runs, {PLATFORM_WORDS} (default: local)."),
+        str, platform_option(f"With --script: where it runs, {PLATFORM_WORDS} (default: local).")
     ] = "local",
     from_training_job: Annotated[
         str | None,

@@ -81,8 +81,8 @@ def run_verb(
     from stoker.cli.billing import say_unused_types
     from stoker.cli.champions import champion_metrics
     from stoker.cli.notify import telling
-    from stoker.cli.workloads import groups_of, latest_run_dir, resolve, todays_cluster
-    from stoker.records import Group, nearest, to_json
+    from stoker.cli.workloads import groups_of, latest_run_dir, new_run_dir, resolve, todays_cluster
+    from stoker.records import Group, nearest, to_json, write_json
 
     sets = [*(overrides or ())]
     sets += [f"feed.replace_dataloader={replace_dataloader}"] if replace_dataloader else []
@@ -96,7 +96,10 @@ def run_verb(
     first = STEPS.index(from_step) if from_step else 0
     fallback = groups_of(record, groups) if groups else ()
     needs = [f"{_RECORD_OF[step]}.json" for step in STEPS[:first]]
-    run_dir = latest_run_dir(record, needs=needs) if first else fresh_run_dir(record)
+    run_dir = latest_run_dir(record, needs=needs) if first else new_run_dir(record.name)
+    if not first:
+        # By it `--from` finds the run.
+        write_json(run_dir / "workload.json", record)
     chain = Chain(
         workload=record,
         source=workload,
@@ -367,16 +370,6 @@ def found_in(file: Path, kind: "type[RecordT]") -> "RecordT | None":
     from stoker.records import read_json
 
     return read_json(file, kind) if file.is_file() else None
-
-
-def fresh_run_dir(workload: "Workload") -> Path:
-    """Makes the folder of a new run, with its workload, by which `--from` finds it."""
-    from stoker.cli.workloads import new_run_dir
-    from stoker.records import write_json
-
-    run_dir = new_run_dir(workload.name)
-    write_json(run_dir / "workload.json", workload)
-    return run_dir
 
 
 def forget_later(run_dir: Path, first: int) -> None:

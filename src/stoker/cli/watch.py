@@ -307,7 +307,7 @@ class StandardInput:
             yield line.decode(errors="replace")
 
     def has_ended(self) -> bool:
-        """Returns whether the other command has ended."""
+        """Returns whether the other command has closed the pipe."""
         return self._is_over
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ from stoker.host import machine
 from stoker.launch.topology import Topology, from_resourceconfig
 from stoker.settings import from_environment
 
-State = Literal["ok", "warn", "fail"]
+FindingState = Literal["ok", "warn", "fail"]
 
 _T = TypeVar("_T")
 # Of SageMaker's data-parallel library (strategy smddp), which has no release for a newer version.
@@ -52,7 +52,7 @@ class Finding:
     """
 
     name: str
-    state: State
+    state: FindingState
     text: str
     fix: str = ""
 
@@ -99,7 +99,7 @@ def torch_check(*, trains: bool) -> Finding:
     if len(numbers) < 2:
         return Finding("torch", "warn", text, f"check that it is {wanted}")
     if numbers < MIN_TORCH:
-        state: State = "fail" if trains else "warn"
+        state: FindingState = "fail" if trains else "warn"
         return Finding("torch", state, text, f"use {wanted}")
     return Finding("torch", "ok", text)
 
@@ -208,7 +208,7 @@ def peer_check(peer: str, *, port: int, token_file: Path | None) -> Finding:
 
 
 def shakes_hands(address: str, port: int, token_file: Path | None) -> bool:
-    """Whether the listener holds the same token; False without a token here."""
+    """Returns whether the listener has the same token; False without a token here."""
     if token_file is None:
         return False
     try:

@@ -131,8 +131,8 @@ class Decided:
     reason: str
 
 
-Happening = SignalReceived | CommandEnded | Decided
-Inbox = queue.SimpleQueue[Happening]
+LaunchEvent = SignalReceived | CommandEnded | Decided
+Inbox = queue.SimpleQueue[LaunchEvent]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +200,7 @@ def supervise(
     spawn.adopt_orphans()
     # The kernel's count is per cgroup: only the difference is this command's.
     kills_before = machine.num_memory_kills()
-    began, cpu_before = _now(), _cpu_seconds()
+    began, cpu_before = time.monotonic(), _cpu_seconds()
     # Earlier children do not belong to the command.
     spared = {*others, *(child.pid for child in psutil.Process().children())}
     process = subprocess.Popen(
@@ -239,7 +239,7 @@ def supervise(
         EventName.COMMAND_ENDED,
         pid=process.pid,
         returncode=code,
-        wall_seconds=_now() - began,
+        wall_seconds=time.monotonic() - began,
         cpu_seconds=_cpu_seconds() - cpu_before,
         vcpus=vcpu_capacity(),
     )
@@ -304,7 +304,7 @@ def _follow(
     kill_at = float("inf")
     while True:
         try:
-            happening: Happening | None = inbox.get(timeout=_TICK_SECONDS)
+            happening: LaunchEvent | None = inbox.get(timeout=_TICK_SECONDS)
         except queue.Empty:
             happening = None
         match happening:
@@ -313,7 +313,9 @@ def _follow(
             case SignalReceived():
                 signals.append(happening.number)
                 log.event(EventName.SIGNAL_RECEIVED, number=happening.number, count=len(signals))
-                kill_at = _now() + GRACE_SECONDS if len(signals) == 1 else _now()
+                kill_at = (
+                    time.monotonic() + GRACE_SECONDS if len(signals) == 1 else time.monotonic()
+                )
                 # If all hosts are stopped at once, another may have decided before.
                 is_asked = len(signals) > 1 or bool(decided)
                 if not is_asked and not (
@@ -325,13 +327,13 @@ def _follow(
                 log.event(EventName.COMMAND_STOPPING, reason=decided)
                 # After a signal the command may be saving; a second one would end it.
                 if not signals:
-                    kill_at = _now() + VERDICT_GRACE_SECONDS
+                    kill_at = time.monotonic() + VERDICT_GRACE_SECONDS
                     _send(process, signal.SIGTERM)
             case _:
                 if on_tick:
                     on_tick()
                 reap_orphans(spared=(process.pid, *others))
-        if _now() >= kill_at:
+        if time.monotonic() >= kill_at:
             kill_at = float("inf")
             log.event(EventName.COMMAND_KILLED, pid=process.pid)
             _kill_tree(process, spared)
@@ -398,10 +400,6 @@ def _thread(target: Callable[[], None]) -> threading.Thread:
     thread = threading.Thread(target=target, daemon=True)
     thread.start()
     return thread
-
-
-def _now() -> float:
-    return time.monotonic()
 
 
 def _cpu_seconds() -> float:

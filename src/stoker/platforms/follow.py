@@ -69,11 +69,7 @@ class FollowedRun(ABC):
             self._look()
 
     def wait(self) -> JobEnd:
-        """Blocks until the job has ended; writes its records to the run's folder.
-
-        Raises:
-            PlatformError: As `lines`.
-        """
+        """Blocks until the job has ended; writes its records to the run's folder."""
         for _ in self.lines():
             pass
         if self._end is None:

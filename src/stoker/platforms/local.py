@@ -382,7 +382,6 @@ class LocalRun:
         return {started.host.name: started.process.pid for started in self._hosts}
 
     def lines(self) -> Iterator[LogLine]:
-        """Yields log lines of all hosts as they come; ends when the job has ended."""
         tails = [(host, FileTail(self._request.log_file(host))) for host in self._request.hosts]
         try:
             is_last = is_full = False
@@ -404,7 +403,6 @@ class LocalRun:
                 tail.close()
 
     def wait(self) -> JobEnd:
-        """Blocks until all hosts have ended."""
         self._has_ended.wait()
         self._monitor.join()
         if self._error is not None:
@@ -605,11 +603,6 @@ class LocalPlatform:
         self._environ = dict(os.environ if environ is None else environ)
 
     def plan(self, job: JobSpec) -> LocalRequest:
-        """Plans the hosts of `job` with their cores.
-
-        Raises:
-            UsageError: If this platform cannot run one of the groups or channels.
-        """
         check_job(job)
         for name, channel in job.channels.items():
             channel_folder(name, channel.uri)
@@ -672,12 +665,7 @@ class LocalPlatform:
         }
 
     def submit(self, request: LocalRequest) -> LocalRun:
-        """Starts all hosts. They end with the calling thread, which must outlive the run.
-
-        Raises:
-            UsageError: If a channel's folder does not exist.
-            PlatformError: If hosts of this run still run, or a host cannot be started.
-        """
+        """Starts all hosts; they end with the calling thread, which must outlive the run."""
         return LocalRun(request, environ=self._environ)
 
     def _num_cores(self, group: Group, job: JobSpec) -> int:

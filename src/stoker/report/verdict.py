@@ -293,15 +293,9 @@ def judge(
     """Returns the verdict on a run, whole or not; is_planned: nothing was to be run afterwards."""
     gates = evaluation.gates if evaluation else ()
     outcome = outcome_of(training, gates) if training else None
-    lead = [
-        *_promise(figures, unit),
-        *_cost(figures, nominal),
-        *(
-            [f"Gate passed: {'; '.join(gate_words(gate, 'page') for gate in gates)}."]
-            if _has_passed(outcome)
-            else []
-        ),
-    ]
+    lead = [*_promise(figures, unit), *_cost(figures, nominal)]
+    if _has_passed(outcome):
+        lead.append(f"Gate passed: {'; '.join(gate_words(gate, 'page') for gate in gates)}.")
     if is_planned and decision:
         return _planned(decision, [*_wait(figures), *_promise(figures, unit)])
     # What makes the figures meaningless comes first: a broken run, then a failed gate.
@@ -321,9 +315,8 @@ def judge(
         headline = " ".join([kept_words(decision, "page"), *_wait(figures)])
         return Verdict("mixed", f"kept as it is{passed}", headline, " ".join(lead))
     if figures.speedup is None:
-        headline = " ".join(
-            ["The training ended, but its steps were not measured.", *_wait(figures)]
-        )
+        ended = "The training ended, but its steps were not measured."
+        headline = " ".join([ended, *_wait(figures)])
         return Verdict("mixed", f"not measured{passed}", headline, " ".join(lead))
     if decision and decision.is_noisy:
         headline = "The machine was busy with other programs: the figures do not count."

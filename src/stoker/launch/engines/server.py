@@ -465,7 +465,7 @@ class Server:
 
 
 def stop_servers(servers: Sequence[Server], *, seconds: float, inbox: Inbox) -> None:
-    """Ends servers with all their processes: SIGTERM, then SIGKILL after `seconds`, or on a signal."""
+    """Ends servers with all their processes: SIGTERM, then SIGKILL after `seconds` or a signal."""
     began = time.monotonic()
     others = [process for server in servers for process in server.ask()]
     is_asked = False

@@ -65,13 +65,7 @@ class KubernetesPlatform:
         self._adopts_only = adopts_only
 
     def plan(self, job: JobSpec) -> KubernetesRequest:
-        """Returns the objects of `job`, checked against the rules of schemas, webhooks and pods.
-
-        Needs no cluster and reads no file.
-
-        Raises:
-            UsageError: If the cluster would refuse them, with the rule, the reason and a fix.
-        """
+        """Returns the objects of `job`; needs no cluster and reads no file."""
         return plan_request(job)
 
     def describe(self, request: KubernetesRequest) -> dict[str, Json]:
@@ -86,11 +80,8 @@ class KubernetesPlatform:
         """Creates the objects, or adopts an earlier attempt's job; a failed job is replaced.
 
         In a pod that its environment names (POD_NAME, POD_UID) the job is owned by the Workflow
-        that controls the pod.
-
-        Raises:
-            PlatformError: If the cluster refuses (a missing right or a quota, for example), another
-                job has the name, or no cluster is configured.
+        that
+        controls the pod.
         """
         settings = request.layout.settings
         log = Log(run=request.job.name, host=SERVICE)
@@ -111,11 +102,6 @@ class KubernetesPlatform:
         )
 
     def resumed(self, requests: Sequence[KubernetesRequest]) -> int:
-        """Returns the index of the request for which an earlier attempt got hosts; else 0.
-
-        Raises:
-            PlatformError: If the cluster cannot be asked.
-        """
         settings = requests[0].layout.settings
         cluster = self._cluster_of(settings)
         with _explained(cluster, settings):
@@ -125,18 +111,13 @@ class KubernetesPlatform:
         return 0
 
     def adopting(self) -> "KubernetesPlatform":
-        """Returns the platform for a last follower, which only adopts jobs, failed ones too.
+        """Returns the platform for a last follower.
 
         It polls for a cancelled run: Argo does not signal the pods of an exit handler.
         """
         return KubernetesPlatform(cluster=self._cluster, adopts_only=True)
 
     def kept(self, request: KubernetesRequest) -> str:
-        """Returns the record with which an earlier attempt ended, or an empty text.
-
-        Raises:
-            PlatformError: If the cluster does not answer.
-        """
         settings, run = request.layout.settings, request.job.name
         workload = name_of_workload(request.job.platform_settings)
         try:
@@ -150,7 +131,6 @@ class KubernetesPlatform:
             return ""
 
     def keep(self, request: KubernetesRequest, record: str) -> None:
-        """Keeps the record of an ended job for a retry of its step; never raises."""
         cluster, run = self._cluster_of(request.layout.settings), request.job.name
         try:
             keep_finished(
@@ -165,11 +145,6 @@ class KubernetesPlatform:
             Log(run=run, host=SERVICE).event(EventName.RECORD_SAVE_FAILED, why=err.what)
 
     def is_cancelled(self, settings: PlatformSettings) -> bool:
-        """Returns whether the pipeline's run is cancelled or being cancelled.
-
-        Raises:
-            PlatformError: If the cluster refuses, or does not answer.
-        """
         known = settings.kubernetes or KubernetesSettings()
         cluster = self._cluster_of(known)
         log = Log(run=name_of_workload(settings), host=SERVICE)
@@ -182,11 +157,7 @@ class KubernetesPlatform:
     def lost(
         self, name: str, settings: PlatformSettings, *, run_id: str
     ) -> Sequence[Mapping[str, str]]:
-        """Returns the records of the run's jobs without a recorded end, the profile's first.
-
-        Raises:
-            PlatformError: If the cluster refuses, or does not answer.
-        """
+        """Returns the records of the run's jobs without a recorded end, the profile's first."""
         known = settings.kubernetes or KubernetesSettings()
         cluster = self._cluster_of(known)
         resource = TRAINJOBS if known.api == "trainer" else JOBSETS

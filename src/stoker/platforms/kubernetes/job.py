@@ -484,9 +484,7 @@ class KubernetesRun(FollowedRun):
     def stop(self) -> None:
         """Deletes the job unless it has ended, and blocks until its pods are gone.
 
-        That takes at most STOP_SECONDS beyond their grace period. May be called twice and by any
-        thread;
-        never raises: errors are logged.
+        That takes at most STOP_SECONDS beyond their grace period. May be called by any thread.
         """
         state = self._picture.state
         is_over = self._is_stopped.is_set() or self._picture.is_gone
@@ -521,9 +519,6 @@ class KubernetesRun(FollowedRun):
         A SIGTERM to a pod does not mean that: its node may be drained. Blocks for CANCELLED_SECONDS
         at
         most.
-
-        Returns:
-            What happens to the job, in one line; empty where it is to be stopped.
         """
         state = self._picture.state
         if self._follower.pod is None or self._is_stopped.is_set():
@@ -541,7 +536,6 @@ class KubernetesRun(FollowedRun):
         return f"the job {self.name} keeps running and the next attempt adopts it{abandoned}"
 
     def remaining(self) -> PlatformError | None:
-        """Returns the error for a job that `stop` could not delete, or None."""
         if not self._remains:
             return None
         namespace = self._cluster.namespace
@@ -553,10 +547,9 @@ class KubernetesRun(FollowedRun):
         )
 
     def clean_up(self) -> None:
-        """Deletes a finished TrainJob with what it owns; never raises: errors are logged.
+        """Deletes a finished TrainJob with what it owns; a JobSet has a TTL.
 
-        A JobSet has a TTL. In a pipeline the last step deletes a TrainJob, which retries need until
-        then.
+        In a pipeline the last step deletes a TrainJob, which retries need until then.
         """
         state = self._picture.state
         is_kept = self._resource != TRAINJOBS or self._follower.workflow is not None

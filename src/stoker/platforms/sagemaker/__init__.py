@@ -29,17 +29,10 @@ class SageMakerPlatform:
         self._aws = aws or Aws(region=region)
 
     def plan(self, job: JobSpec) -> SageMakerRequest:
-        """Returns the CreateTrainingJob request of `job`, checked against the service's rules.
-
-        Needs no region, credentials or network, and reads no folder.
-
-        Raises:
-            UsageError: If the service would refuse it, with the rule, the reason and a fix.
-        """
+        """Returns the CreateTrainingJob request of `job`; needs no network and reads no folder."""
         return plan_request(job)
 
     def describe(self, request: SageMakerRequest) -> dict[str, Json]:
-        """Returns the request as `--dry-run` prints it, without secrets."""
         folder = request.code_folder
         return {
             "platform": self.name,
@@ -54,21 +47,12 @@ class SageMakerPlatform:
         """Uploads token and code and starts the job, or adopts an earlier attempt's job.
 
         If the name belongs to a failed or different job, the run is called NAME-2 and so on.
-
-        Raises:
-            PlatformError: If the service refuses: for lack of quota or permission, for example.
-            UsageError: If the code cannot be packed.
         """
         log = Log(run=request.job.name, host="sagemaker")
         started = start(self._aws, request, rename=self._renamed(request), log=log)
         return SageMakerRun(self._aws, request=started.request, asked_name=request.job.run_name)
 
     def resumed(self, requests: Sequence[SageMakerRequest]) -> int:
-        """Returns the index of the request for which an earlier attempt got hosts; else 0.
-
-        Raises:
-            PlatformError: If the service cannot be asked.
-        """
         if find_job(self._aws, requests[0].job.name) is None:
             return 0
         for index, request in reversed([*enumerate(requests)][1:]):

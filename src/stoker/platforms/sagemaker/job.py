@@ -222,10 +222,7 @@ class SageMakerRun(FollowedRun):
         return tuple(transition.event for transition in self._told.values())
 
     def stop(self) -> None:
-        """Stops the job unless it has ended, and blocks until its end, STOP_SECONDS at most.
-
-        May be called twice; never raises: errors are logged.
-        """
+        """Stops the job unless it has ended; blocks until its end, STOP_SECONDS at most."""
         # With its token, which the next follower needs.
         if self._is_left:
             self._close_files()
@@ -269,7 +266,6 @@ class SageMakerRun(FollowedRun):
         return group_loads(loads, types=types)
 
     def load_words(self, sizes: Mapping[str, tuple[int, int]]) -> Sequence[str]:
-        """Returns the load of CPUs and GPUs, one line per group, or why it is unknown."""
         try:
             return utilisation_words(self.utilisation(sizes)).splitlines()
         except StokerError as err:
