@@ -305,7 +305,7 @@ def test_who_uploads_starts_and_schedules_the_pipeline_may_make_each_call(aws_se
         client.compared(pipeline)
         client.upload(pipeline, is_changed=True)
     client.start(example(), ["Epochs=3"])
-    when = {"expression": "cron(0 3 ? * MON *)", "time_zone": "UTC", "name": None}
+    when = {"cron": "cron(0 3 ? * MON *)", "time_zone": "UTC", "name": "stoker-mnist"}
     for _ in range(2):
         client.schedule(example(), ["Epochs=3"], **when)
     assert {"s3:PutObject", "sagemaker:UpdatePipeline", "scheduler:UpdateSchedule"} <= {

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from stoker.pipelines.sagemaker.compile import Compiled
     from stoker.records import Workload
 
-_TARGETS = ("sagemaker", "kubeflow")
-
 
 def compile_verb(
     target: TargetName,
@@ -57,11 +55,9 @@ def compile_verb(
         stoker compile kubeflow configs/mnist-kubeflow.yaml --out pipeline.yaml
         stoker compile sagemaker configs/mnist-sagemaker.yaml --out pipeline.json
     """
-    from stoker.records import nearest, write_text
+    from stoker.records import write_text
     from stoker.settings import read_workload
 
-    if target not in _TARGETS:
-        raise UsageError(f"there is no target {target}", fix=nearest(target, _TARGETS))
     is_kubeflow = target == "kubeflow"
     record = read_workload(workload, overrides=overrides or ())
     if components and not is_kubeflow:

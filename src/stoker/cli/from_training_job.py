@@ -1,9 +1,6 @@
-"""A workload made from a SageMaker training job: `stoker init DIR --from-training-job NAME`.
+"""A workload made from a SageMaker training job, in script mode or with an entry point."""
 
-It knows script mode of the SageMaker SDK (the program is a hyperparameter), and images with an
-entry point.
-"""
-
+import contextlib
 import json
 import re
 import textwrap
@@ -19,8 +16,6 @@ from stoker.platforms.sagemaker.request import RESERVED
 from stoker.records import Json
 from stoker.records.base import mapping, mappings
 
-# Of a line, without the mark of a comment.
-_WIDTH = 96
 # The times that the SDK appends to the names of jobs.
 _STAMP = re.compile(r"-(\d{14}|\d{4}-\d{2}-\d{2}-\d{2}-\d{2}-\d{2}-\d{3})$")
 _ACCELERATED = ("ml.p", "ml.g", "ml.trn")
@@ -43,16 +38,15 @@ _RESERVED = {**RESERVED, **dict.fromkeys(_NOT_FOR_GROUPS, "")}
 
 
 def from_training_job(name: str, *, aws: Aws) -> tuple[str, str]:
-    """Returns the name and the YAML text of the workload that a training job becomes.
+    """Returns the name and the YAML text of a training job's workload.
 
     Raises:
-        PlatformError: If there is no such job, or it may not be read.
         UsageError: If no workload can describe it.
     """
     try:
         job = aws.call("sagemaker", "DescribeTrainingJob", TrainingJobName=name)
     except ServiceError as err:
-        # DescribeTrainingJob answers so for a job that does not exist.
+        # ValidationException: DescribeTrainingJob's answer for a missing job.
         if err.kind == "missing" or err.code == "ValidationException":
             raise ServiceError(
                 f"there is no training job {name} in {aws.region}",
@@ -82,10 +76,10 @@ def from_training_job(name: str, *, aws: Aws) -> tuple[str, str]:
         "checkpoint_uri": _at(job, "CheckpointConfig.S3Uri"),
         "request": _request(job, aws, list(channels), notes),
     }
-    workload = re.sub(r"[^a-z0-9-]+", "-", _STAMP.sub("", name).lower())[:40].strip("-")
+    short = re.sub(r"[^a-z0-9-]+", "-", _STAMP.sub("", name).lower())[:40].strip("-") or "training"
     document: dict[str, Json] = {
         "schema": "stoker.workload/v1",
-        "name": workload or "training",
+        "name": short,
         "command": command,
         "image": image,
         "platform": "sagemaker",
@@ -98,21 +92,19 @@ def from_training_job(name: str, *, aws: Aws) -> tuple[str, str]:
         },
         "sagemaker": {key: value for key, value in settings.items() if value},
     }
-    ended = ", ".join(
-        f"{text(metric, 'MetricName')} {metric.get('Value')}"
-        for metric in mappings(job, "FinalMetricDataList")
-    )
-    notes += [
+    metrics = mappings(job, "FinalMetricDataList")
+    ended = ", ".join(f"{text(each, 'MetricName')} {each.get('Value')}" for each in metrics)
+    notes.append(
         "The job does not tell how good the model must be, nor how long it trains. Add gate: "
         "[{metric: accuracy, min: 0.94}] for what the script reports with stoker.log_metrics, and "
         "training: {epochs: 10, samples_per_epoch: 50000, global_batch_size: 256}."
-        + (f" The job's metrics ended at {ended}." if ended else ""),
-    ]
-    lines = [textwrap.wrap(note, _WIDTH, break_on_hyphens=False) for note in notes]
-    head = "\n".join(f"# {line}" for note in lines for line in note)
+        + (f" The job's metrics ended at {ended}." if ended else "")
+    )
+    lines = (line for note in notes for line in textwrap.wrap(note, 96, break_on_hyphens=False))
+    head = "\n".join(f"# {line}" for line in lines)
     body = {key: value for key, value in document.items() if value}
-    dumped = yaml.safe_dump(body, sort_keys=False, allow_unicode=True, width=_WIDTH)
-    return workload or "training", f"{head}\n{dumped}"
+    dumped = yaml.safe_dump(body, sort_keys=False, allow_unicode=True, width=96)
+    return short, f"{head}\n{dumped}"
 
 
 def _at(document: Json, path: str) -> Json:
@@ -123,10 +115,9 @@ def _at(document: Json, path: str) -> Json:
 def _start(job: Mapping[str, Json], notes: list[str]) -> tuple[list[str], str | None, int | None]:
     """Returns the command, the package of its code, and its processes on each host."""
     uris = {text(c, "ChannelName"): _uri(c) for c in mappings(job, "InputDataConfig")}
-    words: list[str] = []
-    for key in ("ContainerEntrypoint", "ContainerArguments"):
-        found = _at(job, f"AlgorithmSpecification.{key}")
-        words += map(str, found if isinstance(found, list) else [])
+    algorithm = mapping(job, "AlgorithmSpecification")
+    parts = (algorithm.get("ContainerEntrypoint"), algorithm.get("ContainerArguments"))
+    words = [str(word) for part in parts if isinstance(part, list) for word in part]
     if words[:2] == ["stoker", "launch"]:
         raise UsageError(
             f"training job {text(job, 'TrainingJobName')} was started by stoker",
@@ -138,12 +129,12 @@ def _start(job: Mapping[str, Json], notes: list[str]) -> tuple[list[str], str | 
     )
     given = {k: _decoded(str(v)) for k, v in mapping(job, "HyperParameters").items()}
     program = str(given.get("sagemaker_program", ""))
+    if not program and not words:
+        notes.append(
+            "command: the job names no program. SageMaker ran the image's own entry point with "
+            "the argument `train`: write its words here (docker inspect shows them)."
+        )
     if not program:
-        if not words:
-            notes.append(
-                "command: the job names no program. SageMaker ran the image's own entry point with "
-                "the argument `train`: write its words here (docker inspect shows them)."
-            )
         return words or ["train"], None, 1
     packages = (str(given.get("sagemaker_submit_directory", "")), uris.get("code"))
     source = next((uri for uri in packages if uri and re.match(r"s3://.*\.tar\.gz$", uri)), None)
@@ -157,16 +148,16 @@ def _start(job: Mapping[str, Json], notes: list[str]) -> tuple[list[str], str | 
     run = {".py": ["python"], ".sh": ["bash"]}.get(program[-3:], ["python", "-m"])
     # Of `distribution`: MPI names its processes; torchrun starts one for each GPU, as stoker does.
     count = given.get("sagemaker_mpi_num_of_processes_per_host")
-    if isinstance(count, int) and count > 0:
-        return [*run, program], source, count
-    is_distributed = any(k.endswith("_enabled") and v is True for k, v in given.items())
-    return [*run, program], source, None if is_distributed else 1
+    if not (isinstance(count, int) and count > 0):
+        is_distributed = any(k.endswith("_enabled") and v is True for k, v in given.items())
+        count = None if is_distributed else 1
+    return [*run, program], source, count
 
 
 def _hosts(job: Mapping[str, Json], notes: list[str]) -> tuple[dict[str, Json], dict[str, str]]:
     """Returns `cluster.dnn`, and each instance group's role."""
     resources = dict(mapping(job, "ResourceConfig"))
-    # A job may name several types (InstancePreferences): the one that it got.
+    # Of several types (InstancePreferences), the one that the job got.
     for key in ("InstanceType", "InstanceCount"):
         resources[key] = resources.get(f"Selected{key}") or resources.get(key)
     groups = mappings(resources, "InstanceGroups")
@@ -175,7 +166,7 @@ def _hosts(job: Mapping[str, Json], notes: list[str]) -> tuple[dict[str, Json], 
             f"training job {text(job, 'TrainingJobName')} runs serverless, or has no hosts yet",
             fix="name a job that ran on instances",
         )
-    # The first one with accelerators, and not one that is called data.
+    # Not called data, and with accelerators.
     hosts = min(
         groups or [resources],
         key=lambda group: (
@@ -194,15 +185,13 @@ def _hosts(job: Mapping[str, Json], notes: list[str]) -> tuple[dict[str, Json], 
             f"another one trains. The rest, {others}, is left out: stoker decide says which hosts "
             "feed it."
         )
-    count = hosts.get("InstanceCount")
-    dnn: dict[str, Json] = {"instance_type": hosts.get("InstanceType"), "count": count or 1}
+    dnn = {"instance_type": hosts.get("InstanceType"), "count": hosts.get("InstanceCount") or 1}
     return dnn, {text(g, "InstanceGroupName"): "dnn" if g is hosts else "data" for g in groups}
 
 
 def _uri(channel: Mapping[str, Json]) -> str:
     """Returns the address of a channel's data as workloads write it; empty for another source."""
-    disk = mapping(channel, "DataSource", "FileSystemDataSource")
-    if disk:
+    if disk := mapping(channel, "DataSource", "FileSystemDataSource"):
         scheme = "efs" if disk.get("FileSystemType") == "EFS" else "fsx"
         folder = text(disk, "DirectoryPath").lstrip("/")
         return f"{scheme}://{text(disk, 'FileSystemId')}/{folder}"
@@ -242,9 +231,17 @@ def _request(
     others = [
         channel
         for channel in mappings(request, "InputDataConfig")
-        if text(channel, "ChannelName") in channels and set(channel) - {"ChannelName"}
+        if text(channel, "ChannelName") in channels and len(channel) > 1
     ]
-    request |= {"InputDataConfig": others, "Tags": _tags(job, aws, notes)}
+    try:
+        arn = text(job, "TrainingJobArn")
+        listed = aws.pages("sagemaker", "ListTags", items="Tags", ResourceArn=arn)
+        # Only AWS may set its own.
+        tags = [dict(tag) for tag in listed if not text(tag, "Key").startswith("aws:")]
+    except ServiceError as err:
+        why, tags = err.code or err.what, []
+        notes.append(f"sagemaker.request.Tags: the job's tags could not be read ({why}).")
+    request |= {"InputDataConfig": others, "Tags": tags}
     left = [path.replace(" ", ".") for path in _NOT_FOR_GROUPS if _at(job, path.replace(" ", "."))]
     if left:
         notes.append(
@@ -256,36 +253,16 @@ def _request(
     return {key: value for key, value in request.items() if value}
 
 
-def _tags(job: Mapping[str, Json], aws: Aws, notes: list[str]) -> list[Json]:
-    try:
-        listed = aws.pages(
-            "sagemaker", "ListTags", items="Tags", ResourceArn=text(job, "TrainingJobArn")
-        )
-        # Only AWS may set its own.
-        return [dict(tag) for tag in listed if not text(tag, "Key").startswith("aws:")]
-    except ServiceError as err:
-        why = err.code or err.what
-        notes.append(f"sagemaker.request.Tags: the job's tags could not be read ({why}).")
-        return []
-
-
 def _decoded(word: str) -> str | int | float | bool:
-    """Returns the value that a hyperparameter's text means.
-
-    A text that a run would write differently stays as it is: `1e-3`, `01`, `"true"`.
-    """
+    """Returns a hyperparameter's value; `1e-3`, `01`, `"true"`, which JSON changes, stay texts."""
     value = _json(word)
     if isinstance(value, str):
         return value if value and _json(value) == value else word
-    if isinstance(value, bool | int | float) and json.dumps(value) == word:
-        return value
-    return word
+    return value if isinstance(value, int | float) and json.dumps(value) == word else word
 
 
 def _json(word: str) -> Json:
-    """Returns the JSON value; the text itself if it is none."""
-    try:
-        value: Json = json.loads(word, parse_constant=str)
-    except ValueError:
-        return word
+    value: Json = word
+    with contextlib.suppress(ValueError):
+        value = json.loads(word, parse_constant=str)
     return value

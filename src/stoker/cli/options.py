@@ -19,6 +19,8 @@ from typer.models import OptionInfo
 from stoker.errors import UsageError
 from stoker.platforms import PLATFORMS
 
+_TARGETS = ("sagemaker", "kubeflow")
+
 # How help shows the argument of verbs that take a command.
 WORKLOAD_OR_COMMAND = "WORKLOAD | -- CMD"
 GROUP_METAVAR = "ROLE=[TYPE:]HOSTS[:WORKERS]"
@@ -148,13 +150,25 @@ Words = Annotated[
 WorkloadFile = Annotated[
     str, typer.Argument(metavar="WORKLOAD", help="The workload file (.yaml).", show_default=False)
 ]
+
+
+def known_target(target: str) -> str:
+    """Returns a target as typed; raises UsageError if there is none of that name."""
+    from stoker.records import nearest
+
+    if target not in _TARGETS:
+        raise UsageError(f"there is no target {target}", fix=nearest(target, _TARGETS))
+    return target
+
+
 TargetName = Annotated[
     str,
     typer.Argument(
         metavar="TARGET",
+        callback=known_target,
         help="The service that runs the pipeline: sagemaker or kubeflow.",
         show_default=False,
-        autocompletion=offered("sagemaker", "kubeflow"),
+        autocompletion=offered(*_TARGETS),
     ),
 ]
 Overrides = Annotated[

@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from stoker.pipelines.sagemaker.client import SageMakerClient
     from stoker.records import Json, Workload
 
-# A longer line of a definition, such as an embedded file, is cut.
-_MAX_LINE = 160
-
 
 def upload_verb(
     target: TargetName,
@@ -56,10 +53,9 @@ def upload_verb(
         compiled = compiled_for(target, of)
         deployed, wanted = client.compared(compiled)
         changes = _diff(deployed, wanted)
-    if deployed is None:
-        say(f"pipeline {of.name} does not exist yet", quiet=as_json)
-    elif not changes:
-        say(f"pipeline {of.name}: no change", quiet=as_json)
+    if deployed is None or not changes:
+        words = "no change" if deployed else "does not exist yet"
+        say(f"pipeline {of.name}: {words}", quiet=as_json)
     else:
         say("\n".join([f"pipeline {of.name} changes:", *changes]), quiet=as_json)
         refused = UsageError("not updated: you said no", fix="use --yes to update without asking")
@@ -164,15 +160,17 @@ def schedule_verb(
         stoker schedule sagemaker configs/mnist-sagemaker.yaml --cron 'rate(1 day)'
     """
     from stoker.cli.workloads import with_params
+    from stoker.pipelines.base import schedule_name
 
     of = workload_of(workload, overrides=overrides or ())
     # Before the service is reached: a wrong value is reported without credentials.
     with_params(of, params or (), target=target)
+    full_name = schedule_name(of, name)
     client = client_of(target, of, reach)
     with working(f"scheduling {of.name}", quiet=as_json):
-        made = client.schedule(of, params or (), expression=cron, time_zone=time_zone, name=name)
-    told = {"name": made, "expression": cron}
-    print(json.dumps(told) if as_json else f"scheduled: {made}  {cron}")
+        client.schedule(of, params or (), cron=cron, time_zone=time_zone, name=full_name)
+    told = {"name": full_name, "expression": cron}
+    print(json.dumps(told) if as_json else f"scheduled: {full_name}  {cron}")
 
 
 def status_verb(
@@ -229,20 +227,16 @@ def stop_verb(
 def client_of(
     target: str, of: "Workload | None", reach: Reach, *, run: str = ""
 ) -> "KubeflowClient | SageMakerClient":
-    """Returns the client of a service; raises UsageError if there is none, or for a wrong flag."""
+    """Returns the client of a service; raises UsageError for another one's flag."""
     from stoker.pipelines.base import sagemaker_of
     from stoker.pipelines.kubeflow.client import KubeflowClient
     from stoker.pipelines.sagemaker.client import SageMakerClient
-    from stoker.records import nearest
     from stoker.settings import read_workload
 
     given = {key: value for key, value in asdict(reach).items() if value}
     if target == "kubeflow":
         file = given.pop("workload", None)
         return KubeflowClient(read_workload(file) if file else of, **given)
-    if target != "sagemaker":
-        fix = nearest(target, ("kubeflow", "sagemaker"))
-        raise UsageError(f"there is no target {target}", fix=fix)
     if given:
         raise UsageError(f"{reach.words(None)[1:]} is only for kubeflow", fix="leave it out")
     return SageMakerClient(sagemaker_of(of) if of else None, run=run)
@@ -261,7 +255,8 @@ def _diff(old: "Json", new: "Json") -> list[str]:
     """Returns a unified diff of two documents as sorted JSON, without a header."""
     was, now = (json.dumps(each, indent=1, sort_keys=True).splitlines() for each in (old, new))
     lines = [*difflib.unified_diff(was, now, lineterm="", n=2)][2:]
-    return [line if len(line) <= _MAX_LINE else f"{line[:_MAX_LINE]}…" for line in lines]
+    # A line may be an embedded file.
+    return [line if len(line) <= 160 else f"{line[:160]}…" for line in lines]
 
 
 def _show(run: "RunState", *, as_json: bool) -> None:

@@ -131,6 +131,10 @@ class PipelineClient(ABC):
                     return state
             self.sleep(WAIT_SECONDS)
 
+    def _not_uploaded(self, workload: Workload, *, where: str) -> UsageError:
+        fix = f"stoker upload {self.target} WORKLOAD"
+        return UsageError(f"pipeline {workload.name} is not uploaded", where=where, fix=fix)
+
     def _wait_until_stopped(self, look: Callable[[], RunState]) -> RunState:
         deadline = self.clock() + self.stop_seconds
         while not (state := look()).has_ended:

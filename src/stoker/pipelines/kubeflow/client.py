@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import importlib
-import io
 import json
 import re
 import secrets
@@ -26,19 +25,12 @@ from stoker.errors import (
     UsageError,
 )
 from stoker.parameters import truth_value
-from stoker.pipelines.base import (
-    Compiled,
-    PipelineClient,
-    RunState,
-    RunStep,
-    schedule_name,
-    told_parameters,
-)
+from stoker.pipelines.base import Compiled, PipelineClient, RunState, RunStep, told_parameters
 from stoker.pipelines.kubeflow.compile import inputs_of, spec_of_answer, spec_of_text
 from stoker.platforms.kubernetes.api import ClusterApi
 from stoker.platforms.kubernetes.state import delete_jobs_of
 from stoker.records import Json, KubeflowSettings, KubernetesSettings, Workload
-from stoker.records.base import mapping, mappings
+from stoker.records.base import Document, mapping, mappings
 from stoker.settings import kubeflow_environment
 
 # Of a connection, and of a read.
@@ -69,11 +61,7 @@ _REACH = (
 
 
 class KubeflowClient(PipelineClient):
-    """Kubeflow Pipelines, found by `reach`, else by the workload, environment, or kfp.
-
-    Args:
-        reach: host, namespace, token_file and ca_file, as in the workload's settings.
-    """
+    """Kubeflow Pipelines; `reach` overrides kubernetes.kubeflow of the workload."""
 
     target = "kubeflow"
     # A pod has its grace period, and the exit handler runs after it.
@@ -85,17 +73,15 @@ class KubeflowClient(PipelineClient):
         settings = kubernetes.kubeflow or KubeflowSettings()
         self._settings = msgspec.structs.replace(settings, **given)
         self._context, self._environment = kubernetes.context, kubeflow_environment()
-        self._namespace = (
-            self._settings.namespace or kubernetes.namespace or self._environment.namespace
-        )
+        named = self._settings.namespace or kubernetes.namespace
+        self._namespace = named or self._environment.namespace
 
     @cached_property
     def namespace(self) -> str | None:
         """The user's namespace; None if the installation has a single user."""
-        if not self._health.get("multi_user"):
-            return None
-        if self._namespace:
-            return self._namespace
+        is_multi_user = self._health.get("multi_user")
+        if self._namespace or not is_multi_user:
+            return self._namespace if is_multi_user else None
         raise UsageError(
             "this Kubeflow has many users, each with a namespace",
             where=self._place,
@@ -116,30 +102,24 @@ class KubeflowClient(PipelineClient):
 
     def upload(self, compiled: Compiled, *, is_changed: bool) -> dict[str, Json]:
         """Adds a version to the pipeline, which is created if necessary."""
-        name, description = compiled.name, compiled.description[:_MAX_DESCRIPTION]
+        name, about = compiled.name, {"description": compiled.description[:_MAX_DESCRIPTION]}
         found = self._find(name)
         action = "updated" if found else "created"
         if found is None:
-            wanted = {"name": name, "display_name": name, "namespace": self.namespace}
-            wanted["description"] = description
+            wanted = {"name": name, "display_name": name, "namespace": self.namespace, **about}
             made = self.call("pipelines", "create_pipeline", pipeline=wanted)
             found = str(made.get("pipeline_id")), {}
         id, version = found
         if version and not is_changed:
             action = "unchanged"
         else:
+            # The service takes a version's name once.
+            now = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
             with tempfile.TemporaryDirectory(prefix="stoker-") as folder:
                 file = Path(folder, "pipeline.yaml")
                 file.write_text(compiled.definition, encoding="utf-8")
-                version = self.call(
-                    "upload",
-                    "upload_pipeline_version",
-                    uploadfile=str(file),
-                    pipelineid=id,
-                    description=description,
-                    # The service takes a version's name once.
-                    name=f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}",
-                )
+                made = {"uploadfile": str(file), "pipelineid": id, "name": f"{name}-{now}", **about}
+                version = self.call("upload", "upload_pipeline_version", **made)
         page = self._page(f"pipelines/details/{id}/version/{version.get('pipeline_version_id')}")
         version_name = version.get("name") or version.get("display_name")
         return {"action": action, "id": id, "version": version_name, "url": page}
@@ -151,28 +131,21 @@ class KubeflowClient(PipelineClient):
         return self._run(self.call("run", "create_run", run=run))
 
     def schedule(
-        self,
-        workload: Workload,
-        parameters: Sequence[str],
-        *,
-        expression: str,
-        name: str | None,
-        time_zone: str,
-    ) -> str:
+        self, workload: Workload, parameters: Sequence[str], *, cron: str, name: str, time_zone: str
+    ) -> None:
         """Makes the recurring run that starts the latest version; replaces one of its name."""
-        if time_zone != "UTC" or not _EXPRESSION.fullmatch(expression):
+        if time_zone != "UTC" or not _EXPRESSION.fullmatch(cron):
             raise UsageError(
-                f"--cron '{expression}' --time-zone {time_zone} is not for Kubeflow's scheduler",
+                f"--cron '{cron}' --time-zone {time_zone} is not for Kubeflow's scheduler",
                 fix="six fields, seconds first, such as '0 30 6 * * 1-5', in UTC; or '@every 12h'",
             )
-        name = schedule_name(workload, name)
         pipeline_id, wanted = self._request(workload, parameters)
         wanted |= {
             "display_name": name,
             "description": f"Starts the pipeline {workload.name}; made by stoker",
             # Without a version the service takes the latest; kfp's client insists on one.
             "pipeline_version_reference": {"pipeline_id": pipeline_id},
-            "trigger": {"cron_schedule": {"cron": expression}},
+            "trigger": {"cron_schedule": {"cron": cron}},
             "mode": "ENABLE",
             "max_concurrency": "1",
             "no_catchup": True,
@@ -184,7 +157,6 @@ class KubeflowClient(PipelineClient):
             if _pipeline_of(item) == pipeline_id and item.get("display_name") == name:
                 id = item.get("recurring_run_id")
                 self.call("recurring_run", "delete_recurring_run", recurring_run_id=id)
-        return name
 
     def status(self, run: str) -> RunState:
         """Returns the run of an id, of its page's address, or the newest of a pipeline."""
@@ -226,11 +198,8 @@ class KubeflowClient(PipelineClient):
         """Returns the pipeline's id, and what runs and recurring runs have in common."""
         id, version = self._find(workload.name) or ("", {})
         if not version:
-            raise UsageError(
-                f"pipeline {workload.name} is not uploaded",
-                where=self._place + (f", namespace {self.namespace}" if self.namespace else ""),
-                fix="stoker upload kubeflow WORKLOAD",
-            )
+            namespace = f", namespace {self.namespace}" if self.namespace else ""
+            raise self._not_uploaded(workload, where=self._place + namespace)
         values = _values(inputs_of(spec_of_answer(version["pipeline_spec"])), workload, texts)
         name = self._settings.experiment or workload.name
         experiment = self._named("experiment", "list_experiments", "experiments", name)
@@ -254,12 +223,12 @@ class KubeflowClient(PipelineClient):
         answer = self.call("pipelines", "list_pipeline_versions", pipeline_id=id, **asked)
         return id, next(iter(mappings(answer, "pipeline_versions")), {})
 
-    def _named(self, api: str, operation: str, items: str, name: str) -> Mapping[str, Json] | None:
+    def _named(self, api: str, operation: str, items: str, name: str) -> Document | None:
         predicate = {"operation": "EQUALS", "key": "display_name", "string_value": name}
         found = self._all(api, operation, items, filter=json.dumps({"predicates": [predicate]}))
         return next((each for each in found if each.get("display_name") == name), None)
 
-    def _run(self, document: Mapping[str, Json]) -> RunState:
+    def _run(self, document: Document) -> RunState:
         id, state = str(document.get("run_id")), str(document.get("state") or "PENDING")
         details = mappings(document, "run_details", "task_details")
         steps = tuple(
@@ -287,9 +256,7 @@ class KubeflowClient(PipelineClient):
         home = str(getattr(self._kfp, "_uihost", None) or "").rstrip("/")
         return f"{home}/#/{path}" if home else ""
 
-    def _all(
-        self, api: str, operation: str, items: str, **asked: object
-    ) -> Iterator[Mapping[str, Json]]:
+    def _all(self, api: str, operation: str, items: str, **asked: object) -> Iterator[Document]:
         asked |= {"namespace": self.namespace, "page_size": 100}
         while answer := self.call(api, operation, **asked):
             yield from mappings(answer, items)
@@ -344,8 +311,7 @@ class KubeflowClient(PipelineClient):
     def _kfp(self) -> object:
         # At its start kfp's client would ask for health for 25 s, and write a namespace to a file.
         quiet = {"get_kfp_healthz": lambda client: SimpleNamespace(multi_user=False)}
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"), contextlib.redirect_stdout(None):
             try:
                 kfp = importlib.import_module("kfp")
             except ModuleNotFoundError as err:
@@ -381,16 +347,15 @@ def _without_none(value: object) -> object:
     return {k: v for k, v in value.items() if v is not None} if isinstance(value, dict) else value
 
 
-def _pipeline_of(document: Mapping[str, Json]) -> Json:
+def _pipeline_of(document: Document) -> Json:
     return mapping(document, "pipeline_version_reference").get("pipeline_id")
 
 
 def _values(there: Mapping[str, Json], workload: Workload, texts: Sequence[str]) -> dict[str, Json]:
     """Converts NAME=VALUE texts to the types of the uploaded version's parameters."""
     values: dict[str, Json] = {}
-    for name, value, _ in told_parameters(
-        texts, workload=workload, there=list(there), is_camel=False
-    ):
+    told = told_parameters(texts, workload=workload, there=list(there), is_camel=False)
+    for name, value, _ in told:
         is_file = name == "reuse_profile" and Path(value).is_file()
         text = Path(value).read_text() if is_file else value.strip()
         kind = str(mapping(there[name]).get("parameterType"))

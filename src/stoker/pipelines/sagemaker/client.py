@@ -8,15 +8,7 @@ import time
 from collections.abc import Sequence
 
 from stoker.errors import ServiceError, UsageError
-from stoker.pipelines.base import (
-    Compiled,
-    PipelineClient,
-    RunState,
-    RunStep,
-    sagemaker_of,
-    schedule_name,
-    told_parameters,
-)
+from stoker.pipelines.base import Compiled, PipelineClient, RunState, RunStep, told_parameters
 from stoker.pipelines.sagemaker.compile import MAX_ARGUMENT, argument_of
 from stoker.pipelines.sagemaker.overlap import ACTIVE, steps_of
 from stoker.platforms.aws import Aws
@@ -100,8 +92,7 @@ class SageMakerClient(PipelineClient):
         }
 
     def start(self, workload: Workload, parameters: Sequence[str]) -> RunState:
-        _, values = self._checked(workload, parameters)
-        name = workload.name
+        name, (_, values) = workload.name, self._checked(workload, parameters)
         answer = self._aws.call(
             "sagemaker",
             "StartPipelineExecution",
@@ -114,18 +105,13 @@ class SageMakerClient(PipelineClient):
         return RunState(run=run, status="Starting", has_ended=False, exit_code=4)
 
     def schedule(
-        self,
-        workload: Workload,
-        parameters: Sequence[str],
-        *,
-        expression: str,
-        name: str | None,
-        time_zone: str,
-    ) -> str:
-        settings, full_name = sagemaker_of(workload), schedule_name(workload, name)
-        if not _EXPRESSION.fullmatch(expression):
+        self, workload: Workload, parameters: Sequence[str], *, cron: str, name: str, time_zone: str
+    ) -> None:
+        settings, place = self._settings, {"Name": name, "GroupName": SCHEDULE_GROUP}
+        assert settings
+        if not _EXPRESSION.fullmatch(cron):
             raise UsageError(
-                f"--cron '{expression}' is not an expression of EventBridge Scheduler",
+                f"--cron '{cron}' is not an expression of EventBridge Scheduler",
                 fix="'cron(0 6 ? * MON-FRI *)': minute hour day month weekday year; 'rate(1 day)'",
             )
         if settings.schedule_role is None:
@@ -135,11 +121,10 @@ class SageMakerClient(PipelineClient):
                 fix="name one; configs/sagemaker/stoker.yaml makes it",
             )
         arn, values = self._checked(workload, parameters)
-        place = {"Name": full_name, "GroupName": SCHEDULE_GROUP}
         there = mapping(self._found("scheduler", "GetSchedule", **place), "Target")
         if there.get("Arn", arn) != arn:
             raise UsageError(
-                f"schedule {full_name} exists and starts something else",
+                f"schedule {name} exists and starts something else",
                 where=str(there["Arn"]),
                 fix="choose another --name",
             )
@@ -149,7 +134,7 @@ class SageMakerClient(PipelineClient):
             "UpdateSchedule" if there else "CreateSchedule",
             **place,
             Description=f"Starts the pipeline {workload.name}; made by stoker",
-            ScheduleExpression=expression,
+            ScheduleExpression=cron,
             ScheduleExpressionTimezone=time_zone,
             State="ENABLED",
             FlexibleTimeWindow={"Mode": "OFF"},
@@ -162,7 +147,6 @@ class SageMakerClient(PipelineClient):
             },
             ClientToken=secrets.token_hex(16),
         )
-        return full_name
 
     def status(self, run: str) -> RunState:
         """Returns a run by its ARN or PIPELINE/ID, the newest of a pipeline, or a training job."""
@@ -185,13 +169,9 @@ class SageMakerClient(PipelineClient):
                 fix="RUN is PIPELINE/EXECUTION_ID, a pipeline, a training job, or an ARN of these",
             )
         if id is None:
+            asked = {"SortBy": "CreationTime", "SortOrder": "Descending", "MaxResults": 1}
             listed = self._aws.call(
-                "sagemaker",
-                "ListPipelineExecutions",
-                PipelineName=name,
-                SortBy="CreationTime",
-                SortOrder="Descending",
-                MaxResults=1,
+                "sagemaker", "ListPipelineExecutions", PipelineName=name, **asked
             )
             if not (newest := mappings(listed, "PipelineExecutionSummaries")):
                 raise UsageError(f"pipeline {name} has not run", fix="stoker start sagemaker ...")
@@ -210,13 +190,8 @@ class SageMakerClient(PipelineClient):
         jobs = self._aws.pages(
             "sagemaker", "ListTrainingJobs", items="TrainingJobSummaries", NameContains=id
         )
-        shown = [
-            *steps,
-            *(
-                {"StepName": f"{_JOB}{j['TrainingJobName']}", "StepStatus": j["TrainingJobStatus"]}
-                for j in jobs
-            ),
-        ]
+        shown = [(s.get("StepName"), s.get("StepStatus"), s.get("FailureReason")) for s in steps]
+        shown += [(f"{_JOB}{j['TrainingJobName']}", j.get("TrainingJobStatus"), "") for j in jobs]
         return RunState(
             run=f"{name}/{id}",
             status=state,
@@ -224,12 +199,8 @@ class SageMakerClient(PipelineClient):
             exit_code=0 if state == "Succeeded" else 3 if has_gate else 4,
             reason=str(answer.get("FailureReason") or ""),
             steps=tuple(
-                RunStep(
-                    name=str(step.get("StepName")),
-                    status=str(step.get("StepStatus")),
-                    reason=str(step.get("FailureReason") or ""),
-                )
-                for step in shown
+                RunStep(name=str(step), status=str(status), reason=str(reason or ""))
+                for step, status, reason in shown
             ),
             note="page: SageMaker Studio, Pipelines",
         )
@@ -260,32 +231,23 @@ class SageMakerClient(PipelineClient):
 
         return self._wait_until_stopped(look)
 
-    def _checked(
-        self, workload: Workload, texts: Sequence[str]
-    ) -> tuple[str, list[dict[str, str]]]:
+    def _checked(self, workload: Workload, texts: Sequence[str]) -> tuple[str, Json]:
         """Returns the pipeline's ARN, and parameters as the service takes them."""
         found = self._find(workload.name)
         if found is None:
-            raise UsageError(
-                f"pipeline {workload.name} is not uploaded",
-                where=f"region {self._aws.region}",
-                fix="stoker upload sagemaker WORKLOAD",
-            )
+            raise self._not_uploaded(workload, where=f"region {self._aws.region}")
         definition: Json = json.loads(str(found.get("PipelineDefinition")))
         there = [str(item.get("Name")) for item in mappings(definition, "Parameters")]
-        values = []
-        for name, value, own in told_parameters(
-            texts, workload=workload, there=there, is_camel=True
-        ):
+        values: list[Json] = []
+        told = told_parameters(texts, workload=workload, there=there, is_camel=True)
+        for name, value, own in told:
             # The steps read FOLDER/profile.json.
             text = value.rstrip("/") if name == "ReuseProfile" else value
             values.append({"Name": name, "Value": text})
-            if own and len(word := argument_of(own, value)) > MAX_ARGUMENT:
-                at_most = MAX_ARGUMENT - len(word) + len(value)
-                raise UsageError(
-                    f"--param {name}: its value has {len(value)} characters, at most {at_most}",
-                    fix="set a longer value in the workload and upload that",
-                )
+            if own and (excess := len(argument_of(own, value)) - MAX_ARGUMENT) > 0:
+                words = f"{len(value)} characters, at most {len(value) - excess}"
+                fix = "set a longer value in the workload and upload that"
+                raise UsageError(f"--param {name}: its value has {words}", fix=fix)
         return str(found["PipelineArn"]), values
 
     def _find(self, name: str) -> dict[str, Json] | None:
