@@ -4,7 +4,6 @@ import contextlib
 import json
 import re
 import textwrap
-from collections.abc import Mapping
 
 import yaml
 
@@ -14,11 +13,10 @@ from stoker.platforms.patch import mapping_of, unreserved
 from stoker.platforms.sagemaker.checks import text
 from stoker.platforms.sagemaker.request import RESERVED
 from stoker.records import Json
-from stoker.records.base import mapping, mappings
+from stoker.records.base import Document, mapping, mappings
 
 # The times that the SDK appends to the names of jobs.
 _STAMP = re.compile(r"-(\d{14}|\d{4}-\d{2}-\d{2}-\d{2}-\d{2}-\d{2}-\d{3})$")
-_ACCELERATED = ("ml.p", "ml.g", "ml.trn")
 # Keys of a channel, and what they are called in DescribeTrainingJob.
 _CHANNEL = {
     "data_type": "DataSource.S3DataSource.S3DataType",
@@ -38,11 +36,7 @@ _RESERVED = {**RESERVED, **dict.fromkeys(_NOT_FOR_GROUPS, "")}
 
 
 def from_training_job(name: str, *, aws: Aws) -> tuple[str, str]:
-    """Returns the name and the YAML text of a training job's workload.
-
-    Raises:
-        UsageError: If no workload can describe it.
-    """
+    """Returns a training job's workload, name and YAML text; UsageError if there can be none."""
     try:
         job = aws.call("sagemaker", "DescribeTrainingJob", TrainingJobName=name)
     except ServiceError as err:
@@ -54,8 +48,7 @@ def from_training_job(name: str, *, aws: Aws) -> tuple[str, str]:
                 fix="correct its name, or its region: --region R",
             ) from err
         raise
-    image = _at(job, "AlgorithmSpecification.TrainingImage")
-    if not image:
+    if not (image := _at(job, "AlgorithmSpecification.TrainingImage")):
         raise UsageError(
             f"training job {name} names an algorithm, not an image that stoker could run in",
             fix="name a job with an image, such as AWS's framework images",
@@ -64,7 +57,9 @@ def from_training_job(name: str, *, aws: Aws) -> tuple[str, str]:
         f"Made from SageMaker's training job {name} ({text(job, 'TrainingJobStatus')}, created "
         f"{text(job, 'CreationTime')[:10]}, {aws.region}). All keys: stoker schema workload."
     ]
-    command, source, processes = _start(job, notes)
+    words = mapping(job, "HyperParameters")
+    hyperparameters = {key: _decoded(str(word)) for key, word in sorted(words.items())}
+    command, source, processes = _start(job, hyperparameters, notes)
     dnn, roles = _hosts(job, notes)
     channels = _channels(job, roles, source, notes)
     settings: dict[str, Json] = {
@@ -85,11 +80,7 @@ def from_training_job(name: str, *, aws: Aws) -> tuple[str, str]:
         "platform": "sagemaker",
         "cluster": {"dnn": dnn | ({"processes_per_host": processes} if processes else {})},
         "channels": channels,
-        "hyperparameters": {
-            key: _decoded(str(value))
-            for key, value in sorted(mapping(job, "HyperParameters").items())
-            if not key.startswith("sagemaker_")
-        },
+        "hyperparameters": {k: v for k, v in hyperparameters.items() if k[:10] != "sagemaker_"},
         "sagemaker": {key: value for key, value in settings.items() if value},
     }
     metrics = mappings(job, "FinalMetricDataList")
@@ -108,11 +99,11 @@ def from_training_job(name: str, *, aws: Aws) -> tuple[str, str]:
 
 
 def _at(document: Json, path: str) -> Json:
-    *parents, last = path.split(".")
+    *parents, last = re.split("[ .]", path)
     return mapping(document, *parents).get(last)
 
 
-def _start(job: Mapping[str, Json], notes: list[str]) -> tuple[list[str], str | None, int | None]:
+def _start(job: Document, given: Document, notes: list[str]) -> tuple[list[str], str | None, Json]:
     """Returns the command, the package of its code, and its processes on each host."""
     uris = {text(c, "ChannelName"): _uri(c) for c in mappings(job, "InputDataConfig")}
     algorithm = mapping(job, "AlgorithmSpecification")
@@ -123,24 +114,20 @@ def _start(job: Mapping[str, Json], notes: list[str]) -> tuple[list[str], str | 
             f"training job {text(job, 'TrainingJobName')} was started by stoker",
             fix="use the workload that it was started with",
         )
-    notes.append(
-        "image: stoker must be in it. Build one on top of it (make image BASE_IMAGE=..., "
-        "containers/launcher), and put its address here."
-    )
-    given = {k: _decoded(str(v)) for k, v in mapping(job, "HyperParameters").items()}
+    addition = "Build an image on top of it (containers/launcher), and put its address here."
+    notes.append(f"image: stoker must be in it. {addition}")
     program = str(given.get("sagemaker_program", ""))
     if not program and not words:
         notes.append(
-            "command: the job names no program. SageMaker ran the image's own entry point with "
-            "the argument `train`: write its words here (docker inspect shows them)."
+            "command: the job names no program. SageMaker ran the image's entry point (docker "
+            "inspect shows it) with the argument `train`: write it here."
         )
     if not program:
         return words or ["train"], None, 1
     packages = (str(given.get("sagemaker_submit_directory", "")), uris.get("code"))
     source = next((uri for uri in packages if uri and re.match(r"s3://.*\.tar\.gz$", uri)), None)
     notes.append(
-        "sagemaker.source: stoker installs nothing when the job starts; what requirements.txt "
-        "names belongs in the image."
+        "sagemaker.source: stoker installs no requirements.txt: its packages belong in the image."
         if source
         else "sagemaker.source: the job does not say where its code came from. Name a folder or a "
         "package (.tar.gz) in S3, unless the code is in the image."
@@ -154,7 +141,7 @@ def _start(job: Mapping[str, Json], notes: list[str]) -> tuple[list[str], str | 
     return [*run, program], source, count
 
 
-def _hosts(job: Mapping[str, Json], notes: list[str]) -> tuple[dict[str, Json], dict[str, str]]:
+def _hosts(job: Document, notes: list[str]) -> tuple[dict[str, Json], dict[str, str]]:
     """Returns `cluster.dnn`, and each instance group's role."""
     resources = dict(mapping(job, "ResourceConfig"))
     # Of several types (InstancePreferences), the one that the job got.
@@ -166,51 +153,40 @@ def _hosts(job: Mapping[str, Json], notes: list[str]) -> tuple[dict[str, Json], 
             f"training job {text(job, 'TrainingJobName')} runs serverless, or has no hosts yet",
             fix="name a job that ran on instances",
         )
-    # Not called data, and with accelerators.
-    hosts = min(
-        groups or [resources],
-        key=lambda group: (
-            text(group, "InstanceGroupName").lower().startswith("data"),
-            not text(group, "InstanceType").startswith(_ACCELERATED),
-        ),
-    )
+    trainers = [g for g in groups if not text(g, "InstanceGroupName").lower().startswith("data")]
+    gpus = [g for g in trainers or groups if re.match(r"ml\.(p|g|trn)", text(g, "InstanceType"))]
+    hosts = next(iter(gpus or trainers or groups), resources)
     if len(groups) > 1:
+        rest = [(text(g, "InstanceGroupName"), g) for g in groups if g is not hosts]
         others = ", ".join(
-            f"{text(g, 'InstanceGroupName')} ({g.get('InstanceCount')} x {g.get('InstanceType')})"
-            for g in groups
-            if g is not hosts
+            f"{name} ({g.get('InstanceCount')} x {g.get('InstanceType')})" for name, g in rest
         )
         notes.append(
             f"cluster.dnn: the job's group {text(hosts, 'InstanceGroupName')}; correct it if "
-            f"another one trains. The rest, {others}, is left out: stoker decide says which hosts "
-            "feed it."
+            f"another one trains. The rest, {others}, is left out: stoker decide picks data hosts."
         )
     dnn = {"instance_type": hosts.get("InstanceType"), "count": hosts.get("InstanceCount") or 1}
     return dnn, {text(g, "InstanceGroupName"): "dnn" if g is hosts else "data" for g in groups}
 
 
-def _uri(channel: Mapping[str, Json]) -> str:
+def _uri(channel: Document) -> str:
     """Returns the address of a channel's data as workloads write it; empty for another source."""
     if disk := mapping(channel, "DataSource", "FileSystemDataSource"):
         scheme = "efs" if disk.get("FileSystemType") == "EFS" else "fsx"
-        folder = text(disk, "DirectoryPath").lstrip("/")
-        return f"{scheme}://{text(disk, 'FileSystemId')}/{folder}"
+        return f"{scheme}://{text(disk, 'FileSystemId')}/{text(disk, 'DirectoryPath').lstrip('/')}"
     return text(mapping(channel, "DataSource", "S3DataSource"), "S3Uri")
 
 
-def _channels(
-    job: Mapping[str, Json], roles: Mapping[str, str], source: str | None, notes: list[str]
-) -> dict[str, Json]:
+def _channels(job: Document, roles: dict[str, str], source: Json, notes: list[str]) -> Document:
     found: dict[str, Json] = {}
     default = _at(job, "AlgorithmSpecification.TrainingInputMode")
     for channel in mappings(job, "InputDataConfig"):
         name, uri = text(channel, "ChannelName"), _uri(channel)
-        if uri == source:
-            continue
         if not uri:
             notes.append(f"channels.{name} is left out: it is not read from S3 or a file system.")
+        if not uri or uri == source:
             continue
-        groups = _at(channel, "DataSource.S3DataSource.InstanceGroupNames")
+        groups = mapping(channel, "DataSource", "S3DataSource").get("InstanceGroupNames")
         named = {roles[g] for g in groups if g in roles} if isinstance(groups, list) else set()
         values: dict[str, Json] = {key: _at(channel, path) for key, path in _CHANNEL.items()}
         values["mode"] = None if uri[:3] in ("efs", "fsx") else values["mode"] or default
@@ -220,19 +196,14 @@ def _channels(
     return found
 
 
-def _request(
-    job: Mapping[str, Json], aws: Aws, channels: list[str], notes: list[str]
-) -> dict[str, Json]:
+def _request(job: Document, aws: Aws, channels: list[str], notes: list[str]) -> dict[str, Json]:
     """Returns the rest of the request, as it is."""
     model = getattr(aws.client("sagemaker"), "meta").service_model  # noqa: B009
     settable = model.operation_model("CreateTrainingJob").input_shape.members
     asked = {key: value for key, value in job.items() if key in settable}
     request = mapping_of({}, mapping(unreserved(asked, _RESERVED)))
-    others = [
-        channel
-        for channel in mappings(request, "InputDataConfig")
-        if text(channel, "ChannelName") in channels and len(channel) > 1
-    ]
+    configs = mappings(request, "InputDataConfig")
+    others = [c for c in configs if text(c, "ChannelName") in channels and len(c) > 1]
     try:
         arn = text(job, "TrainingJobArn")
         listed = aws.pages("sagemaker", "ListTags", items="Tags", ResourceArn=arn)
@@ -242,8 +213,7 @@ def _request(
         why, tags = err.code or err.what, []
         notes.append(f"sagemaker.request.Tags: the job's tags could not be read ({why}).")
     request |= {"InputDataConfig": others, "Tags": tags}
-    left = [path.replace(" ", ".") for path in _NOT_FOR_GROUPS if _at(job, path.replace(" ", "."))]
-    if left:
+    if left := [path.replace(" ", ".") for path in _NOT_FOR_GROUPS if _at(job, path)]:
         notes.append(
             f"Not taken, as jobs with data hosts cannot have it: {', '.join(left)}. Add it under "
             "sagemaker.request for a job without them."
