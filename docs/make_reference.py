@@ -561,15 +561,16 @@ def _module(module: str) -> Iterator[str]:
         for name in names.split(", ")
     }
     told: set[str] = set()
+    of_libraries = []
     for name in public(module):
-        yield from ("", f"### {_heading(module, name)}", "")
         node, home = _definition(module, name)
+        if node is None and f"{module}.{name}" not in CONSTANTS:
+            of_libraries.append(f"`{name}` (`{home}`)")
+            continue
+        yield from ("", f"### {_heading(module, name)}", "")
         if f"{module}.{name}" in CONSTANTS:
             yield CONSTANTS[f"{module}.{name}"]
-        elif node is None:
-            library = "kfp" if home.startswith("kfp.") else "SageMaker's SDK"
-            yield f"A class of {library}, `{home}`, for pipelines of your own."
-        else:
+        elif node is not None:
             if not (isinstance(node, ast.ClassDef) and "Protocol" in map(ast.unparse, node.bases)):
                 yield from ("```text", *_signature(name, node), "```", "")
             text = _docstring(ast.get_docstring(node) or "", outputs=_outputs(node))
@@ -581,6 +582,8 @@ def _module(module: str) -> Iterator[str]:
             yield from ("", "```python", *code.splitlines(), "```")
         elif first:
             yield from ("", f"Example: [{module}.{first}](#{_slug(f'{module}.{first}')}).")
+    if of_libraries:
+        yield from ("", f"Also there, for pipelines of your own: {', '.join(of_libraries)}.")
 
 
 def _without_told(lines: Iterable[str], told: set[str]) -> Iterator[str]:

@@ -65,27 +65,18 @@ def pool_of(collate):
     spec = DatasetSpec(dataset=Squares(), collate_fn=collate)
 
     def start(role, sock):
-        child = context.Process(
-            target=worker_main,
-            args=(sock, spec),
-            kwargs={"worker_id": role.number, "num_workers": 1, "base_seed": 0, "seeding": "batch"},
-        )
+        given = {"worker_id": role.number, "num_workers": 1, "base_seed": 0, "seeding": "batch"}
+        child = context.Process(target=worker_main, args=(sock, spec), kwargs=given)
         child.start()
         return child
 
-    pool = WorkerPool(start, num_workers=1)
-    try:
+    with contextlib.closing(WorkerPool(start, num_workers=1)) as pool:
         yield pool
-    finally:
-        pool.close()
 
 
-def make(pool, indices):
-    pool.assign(
-        WorkerJob(
-            (indices[0],), JobOrder(codec.pack_value(indices, allow_pickle=False), (0, 0, 0, 0))
-        )
-    )
+def make(pool, first):
+    index = codec.pack_value(list(range(first, first + BATCH)), allow_pickle=False)
+    pool.assign(WorkerJob((first,), JobOrder(index, (0, 0, 0, 0))))
     while True:
         ready, _, _ = select.select(list(pool.sockets()), [], [], 30)
         assert ready, "the worker is silent"
@@ -94,53 +85,45 @@ def make(pool, indices):
                 return result
 
 
+def samples_of(first):
+    return [Squares()[index] for index in range(first, first + BATCH)]
+
+
+def made_by(pool, firsts):
+    for first in firsts:
+        result = make(pool, first)
+        yield first, result
+        result.release()
+        pool.flush()
+
+
 def value_of(result):
-    assert result.tree is not None
-    assert result.payload is not None
     return codec.decode(result.tree, np.array(result.payload), allow_pickle=True)
 
 
 @pytest.mark.parametrize("collate", [default_collate, halved, converted, shared])
 def test_a_worker_sends_what_its_collate_function_returned(collate):
-    dataset = Squares()
     with pool_of(collate) as pool:
         # Sizes change at 200, 400, ...: smaller, larger and equal batches than the one before.
-        for first in (0, 8, 16, 400, 408, 96, 200, 208, 992):
-            indices = list(range(first, first + BATCH))
-            result = make(pool, indices)
-            expected = collate([dataset[index] for index in indices])
+        for first, result in made_by(pool, (0, 8, 16, 400, 408, 96, 200, 208, 992)):
+            expected = collate(samples_of(first))
             torch.testing.assert_close(value_of(result), expected, rtol=0, atol=0)
-            result.release()
-            pool.flush()
 
 
 def test_a_batch_that_the_dataset_keeps_is_never_written_over():
-    dataset = Squares()
     with pool_of(Hoarder()) as pool:
-        for first in range(0, 80, BATCH):
-            indices = list(range(first, first + BATCH))
-            result = make(pool, indices)
-            value = value_of(result)
-            assert isinstance(value, dict)
-            torch.testing.assert_close(
-                value["now"], default_collate([dataset[i] for i in indices])["image"]
-            )
+        for first, result in made_by(pool, range(0, 80, BATCH)):
+            value, images = value_of(result), default_collate(samples_of(first))["image"]
+            torch.testing.assert_close(value["now"], images)
             if first > 3 * BATCH:
-                third = [dataset[i] for i in range(2 * BATCH, 3 * BATCH)]
-                torch.testing.assert_close(value["kept"], default_collate(third)["image"])
-            result.release()
-            pool.flush()
+                third = default_collate(samples_of(2 * BATCH))["image"]
+                torch.testing.assert_close(value["kept"], third)
 
 
 def test_a_batch_that_was_changed_does_not_travel_twice():
     with pool_of(converted) as pool:
-        sizes = []
-        for first in range(0, 40, BATCH):
-            result = make(pool, list(range(first, first + BATCH)))
-            sizes.append(result.payload.nbytes)
-            result.release()
-            pool.flush()
-        assert set(sizes) == {BATCH * 3 * 20 * 20 * 4}
+        sizes = {result.payload.nbytes for _, result in made_by(pool, range(0, 40, BATCH))}
+        assert sizes == {BATCH * 3 * 20 * 20 * 4}
 
 
 def num_slots():
@@ -150,7 +133,7 @@ def num_slots():
 def test_the_memory_of_a_closed_pool_is_free_with_its_last_batch():
     before = num_slots()
     with pool_of(default_collate) as pool:
-        results = [make(pool, list(range(first, first + BATCH))) for first in (0, 8)]
+        results = [make(pool, first) for first in (0, 8)]
         assert num_slots() > before
         results.pop(0).release()
         pool.close()
@@ -167,7 +150,7 @@ def _make_one_without_descriptors(told):
         with contextlib.suppress(OSError):
             while True:
                 os.open(os.devnull, os.O_RDONLY)
-        told.send(make(pool, list(range(BATCH))).error)
+        told.send(make(pool, 0).error)
 
 
 def test_a_batch_that_no_descriptor_is_left_for_is_an_error_that_names_the_limit():

@@ -56,13 +56,9 @@ def test_a_spec_takes_its_host_to_the_scripts_folder_if_that_is_there(tmp_path, 
     (tmp_path / "gone").rmdir()
     specs["removed"] = packed().data
     monkeypatch.chdir(tmp_path)
-    for name, folder in {
-        "gone": tmp_path,
-        "removed": tmp_path,
-        "script": tmp_path / "script",
-    }.items():
+    for name, folder in (("gone", ""), ("removed", ""), ("script", "script")):
         unpack_spec(specs[name])
-        assert Path.cwd() == folder
+        assert Path.cwd() == tmp_path / folder
 
 
 LOCK = threading.Lock()

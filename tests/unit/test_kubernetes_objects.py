@@ -512,7 +512,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"settings": patched(dnn=own(resources={"limits": {"memory": "1Gi"}}))},
         "the memory limit is below",
     ),
-    ({"settings": patched(dnn=own(resources={"limits": {"memory": "many"}}))}, "or no quantity"),
+    ({"settings": patched(dnn=own(resources={"limits": {"memory": "many"}}))}, "or not a quantity"),
     ({"settings": {"output": "pvc://outputs/../other"}}, "pods mount claims"),
     ({"channels": {"train": {"uri": "s3://bucket/mnist"}}}, "hyperparameter"),
     (

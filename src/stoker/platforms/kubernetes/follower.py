@@ -1,9 +1,8 @@
 """The follower of a job, and the lease by which the job knows that it has one.
 
 In a pipeline a small pod follows the job. It may be drained, evicted or preempted at any time, so
-it must not own the job, which would be collected with it. The Workflow that controls the pod owns
-the job: it lasts as long as the pipeline's run, and its deletion still cleans up. A pod without a
-Workflow gives the job no owner.
+it must not own the job, which would be deleted with it. The Workflow that controls the pod owns the
+job: it lasts as long as the pipeline's run, and its deletion still cleans up.
 
 After a SIGTERM the cluster is asked whether the run is being cancelled; if not, the job continues,
 and the next attempt adopts it.
@@ -40,9 +39,9 @@ class Follower:
     """The process that follows a job.
 
     Attributes:
-        pod: The pod it runs in; None: a terminal.
-        workflow: The Workflow that controls the pod, as an owner.
-        home: The pod's namespace, which has the Workflow; None: the job's.
+        pod: Pod of the process; None: a terminal.
+        workflow: Workflow that controls the pod, as an owner.
+        home: Namespace of pod and Workflow; None: the job's.
         labels: Labels that distinguish the pod from others of the Workflow.
     """
 
@@ -65,8 +64,7 @@ class Follower:
     def is_cancelled(self, cluster: ClusterApi) -> bool:
         """Whether the pipeline's run is known to be cancelled; blocks for CANCELLED_SECONDS.
 
-        Without an answer it is not: a job that runs in vain costs its time, and one that is deleted
-        in vain costs the training.
+        Without an answer it is not: a job deleted by mistake costs the training.
         """
         return self.cancellation(cluster) is True
 
@@ -132,11 +130,7 @@ def _is_ending(workflow: Document, *, uid: str) -> bool:
 
 
 class LeaseKeeper(threading.Thread):
-    """A thread that renews the lease of a job.
-
-    Args:
-        minutes: Minutes without a renewal after which the run ends; 0: never.
-    """
+    """A thread that renews the lease of a job: the run ends `minutes` after the last renewal."""
 
     def __init__(self, cluster: ClusterApi, *, job: str, minutes: int, log: Log) -> None:
         super().__init__(name="follower's lease", daemon=True)
@@ -165,7 +159,6 @@ class LeaseKeeper(threading.Thread):
         return True
 
     def run(self) -> None:
-        """Renews the lease until it is closed."""
         while not self._is_over.wait(RENEW_SECONDS):
             self.renew()
 

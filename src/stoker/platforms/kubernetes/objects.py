@@ -1,12 +1,9 @@
-"""What a run's objects consist of, in this order: names, groups, volumes, environment, pods.
-
-`request` makes the JobSet or TrainJob of them.
-"""
+"""Parts of a run's objects: names, groups, volumes, environment, pods; see `request`."""
 
 import hashlib
 import posixpath
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,21 +18,20 @@ from stoker.platforms.base import (
     groups_of_channel,
     run_environment,
 )
-from stoker.platforms.kubernetes.api import number
+from stoker.platforms.kubernetes.api import number, text
 from stoker.platforms.patch import check_patch, mapping_of
 from stoker.records import (
     Channel,
     Group,
     Json,
     KubernetesSettings,
-    NodePool,
     PlatformSettings,
     PodSettings,
     Workload,
     bare_type,
 )
 from stoker.records.base import Document, mapping, mappings
-from stoker.records.platforms import ObjectPatch, amount, lacks_arm_image, written
+from stoker.records.platforms import ObjectPatch, amount, lacks_arm_image
 from stoker.settings import RunEnvironment, RunGroup
 
 # Pods are called NAME-JOB-0-INDEX-xxxxx, 63 characters at most: what is left with a job's name of 9
@@ -84,8 +80,6 @@ _WRITTEN = ("model", "checkpoints", "output")
 _TOKEN_MODE = 0o400
 # With the dnn group's other results; in the claim for outputs, where there is one.
 PROFILE_FILE = f"{JOB_FOLDER}/output/profile/profile.json"
-# The greatest weight of a preference.
-_ZONE_WEIGHT = 100
 GRACE_SECONDS = 120
 # The outline of a pod: where a patch must have maps and lists.
 _OUTLINE: Document = {
@@ -103,7 +97,7 @@ _CONTAINER_OUTLINE: Document = {
 _BY_RUN_AS = "use kubernetes.run_as"
 _NO_GPUS = "the data group has no GPUs: it makes batches for the dnn group"
 _VOLUMES = ("job", "shm", "token", "config", "follower", "channel-*")
-# Paths of any object of a run that a patch cannot set, and what to do instead.
+# Paths that no patch can set, and what to do instead.
 RESERVED_METADATA = {
     "metadata name": "use --name",
     "metadata namespace": "use kubernetes.namespace",
@@ -124,15 +118,11 @@ STAY_ANNOTATIONS = {
 
 
 def name_of_workload(settings: PlatformSettings) -> str:
-    """Returns the name of the workload that has the settings; empty for settings alone."""
     return settings.name if isinstance(settings, Workload) else ""
 
 
 def object_name(run: str) -> str:
-    """Returns the name of a run's objects: the run's, where Kubernetes allows it.
-
-    Another one (capitals, a digit first, too long) is changed, and ends with its digest.
-    """
+    """Returns the run's name; where Kubernetes forbids it, another that ends with a digest."""
     plain = re.sub(r"[^a-z0-9-]+", "-", run.lower()).strip("-")
     if not plain or not plain[0].isalpha():
         plain = f"run-{plain}".rstrip("-")
@@ -143,35 +133,27 @@ def object_name(run: str) -> str:
 
 
 def token_secret(name: str) -> str:
-    """Returns the Secret with the run's token."""
     return f"{name}-token"
 
 
 def config_map(name: str) -> str:
-    """Returns the ConfigMap with hyperparameters and channels, which launchers read."""
     return f"{name}-config"
 
 
 def lease_map(name: str) -> str:
-    """Returns the ConfigMap with the follower's lease, which the leader reads."""
     return f"{name}-follower"
 
 
 def records_map(name: str) -> str:
-    """Returns the ConfigMap with the records that a later follower needs."""
     return f"{name}-records"
 
 
 def finished_map(workload: str) -> str:
-    """Returns the ConfigMap with the records of a workload's last runs."""
     return f"stoker-{object_name(workload)}-finished"
 
 
 def host_pattern(name: str, job: str) -> str:
-    """Returns the pattern of a job's host names in the cluster's DNS, with `{index}`.
-
-    JobSet names pods JOBSET-JOB-JOBINDEX-PODINDEX, under a subdomain of the JobSet's name.
-    """
+    """Returns the pattern of a job's host names: JOBSET-JOB-JOBINDEX-PODINDEX.SUBDOMAIN."""
     return f"{name}-{job}-0-{{index}}.{name}"
 
 
@@ -185,11 +167,10 @@ class PodGroup:
     """An instance group as a replicated job, whose pods are alike.
 
     Attributes:
-        job: Name of its replicated job, and of its pods' container.
-        hosts: Its hosts' names in the cluster's DNS, with `{index}` for their number.
-        patches: Of its pods, the pool's first.
-        node_selector: Patched, as tolerations, requests and limits are.
-        requests: What one pod requests.
+        job: Name of the replicated job, and of its pods' container.
+        hosts: Host names in the cluster's DNS, with `{index}` for the number.
+        patches: Patches of the pods, the pool's first; the fields below include them.
+        requests: Requests of one pod.
         gpus: GPUs of one pod.
         grace_seconds: Seconds from SIGTERM to SIGKILL.
     """
@@ -208,18 +189,17 @@ class PodGroup:
 
     @property
     def is_dnn(self) -> bool:
-        """Whether it trains."""
         return self.group.role == "dnn"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """A job on pods, whether a JobSet or a TrainJob makes them.
+    """A job on pods, made by a JobSet or a TrainJob.
 
     Attributes:
         name: Name of all objects.
         groups: The dnn group first.
-        image: Image of all pods whose role names none.
+        image: Image of pods whose role has none.
     """
 
     job: JobSpec
@@ -235,40 +215,30 @@ class Layout:
 
     @property
     def dnn(self) -> PodGroup:
-        """The group that trains."""
         return self.groups[0]
 
     @property
     def data(self) -> tuple[PodGroup, ...]:
-        """The groups that make batches."""
         return self.groups[1:]
 
     @property
     def queue(self) -> str:
-        """Kueue's queue of the job; empty: none."""
-        return str(
-            mapping(self.settings.jobset.document, "metadata", "labels").get(QUEUE_LABEL, "")
-        )
+        """Name of the job's Kueue queue; empty: none."""
+        return text(mapping(self.settings.jobset.document, "metadata", "labels"), QUEUE_LABEL)
 
     @property
     def labels(self) -> Document:
-        """Labels of all objects of the run."""
         labels = mapping(self.settings.jobset.document, "metadata", "labels")
         own = {key: value for key, value in labels.items() if key != QUEUE_LABEL}
         return {**own, MANAGED_BY_LABEL: "stoker"}
 
     @property
     def grace_seconds(self) -> int:
-        """Longest time from SIGTERM to SIGKILL that the pods have."""
         return max(group.grace_seconds for group in self.groups)
 
 
 def lay_out(job: JobSpec) -> Layout:
-    """Plans the pods of `job`, group by group.
-
-    Raises:
-        UsageError: If the workload does not say what Kubernetes needs, naming the key and a fix.
-    """
+    """Plans the pods of `job`; raises UsageError if the workload lacks what Kubernetes needs."""
     settings = settings_of(job)
     name = object_name(job.name)
     groups = tuple(_pod_group(group, name=name, settings=settings) for group in job.groups)
@@ -280,16 +250,12 @@ def lay_out(job: JobSpec) -> Layout:
 
 
 def settings_of(job: JobSpec) -> KubernetesSettings:
-    """Returns the job's settings for Kubernetes, after checks of what pods are made of.
-
-    Raises:
-        UsageError: Naming the key of the workload and the reason.
-    """
+    """Returns the job's settings for Kubernetes; raises UsageError if they make no pods."""
     settings = job.platform_settings.kubernetes or KubernetesSettings()
     check_container(job, settings.entrypoint, platform="Kubernetes", key="kubernetes")
     if settings.runtime and settings.api != "trainer":
         raise UsageError(
-            "a TrainingRuntime is Kubeflow Trainer's",
+            "only Kubeflow Trainer has TrainingRuntimes",
             where="key kubernetes.runtime",
             fix="set kubernetes.api to trainer, or leave runtime out",
         )
@@ -325,7 +291,7 @@ def _pod_group(group: Group, *, name: str, settings: KubernetesSettings) -> PodG
     pool_name, pool = settings.pool_of(group.instance_type)
     gpus = (pool.gpus if pods.gpus is None else pods.gpus) if is_dnn else 0
     if gpus is None:
-        raise _unknown(group, "how many GPUs a pod gets (0: it trains on CPUs)")
+        raise _unknown(group, "how many GPUs a pod gets (0: training on CPUs)")
     if not is_dnn and pool.gpus:
         raise UsageError(
             f"{group.instance_type} has GPUs, which pods of the data group do not use: they do not "
@@ -346,7 +312,14 @@ def _pod_group(group: Group, *, name: str, settings: KubernetesSettings) -> PodG
         f"kubernetes.{group.role}.pod": pods.pod,
     }
     patches = [_checked(patch, key, group, job, settings) for key, patch in given.items()]
-    requests, limits = _resources(group, pool, pods, has_cpu_limit=settings.cpu_limit)
+    cpu, memory = pods.cpu or pool.cpu, pods.memory or pool.memory
+    if cpu is None or memory is None:
+        raise _unknown(group, "what a pod requests of its node, which daemons use as well,")
+    requests: dict[str, Json] = {"cpu": str(cpu), "memory": str(memory)}
+    limits: dict[str, Json] = {"memory": str(memory)}
+    if settings.cpu_limit:
+        # A CPU-bound training on a node was stopped in 97 % of the kernel's periods by it.
+        limits["cpu"] = str(cpu)
     if gpus:
         limits[settings.gpu_resource] = str(gpus)
     spec: dict[str, Json] = {
@@ -385,11 +358,7 @@ def _pod_group(group: Group, *, name: str, settings: KubernetesSettings) -> PodG
 def _checked(
     patch: ObjectPatch, key: str, group: Group, job: str, settings: KubernetesSettings
 ) -> Document:
-    """Returns a patch of a group's pods, with the name that the group's container has.
-
-    Raises:
-        UsageError: If it changes what stoker sets, or has another shape than a pod.
-    """
+    """Returns a patch of a group's pods, checked, with the name of the group's container."""
     document = patch.document
     listed = mapping(document, "spec").get("containers")
     if isinstance(listed, list | tuple):
@@ -410,7 +379,7 @@ def _checked(
 
 
 def _reserved(job: str, *, role: str, gpu: str) -> dict[str, str]:
-    """Returns the paths of a pod that a patch cannot set, and what to do instead."""
+    """Returns the paths of a pod that a patch cannot set, with what to do instead."""
     own = f"spec containers {job}"
     gpus = f"use kubernetes.{role}.gpus" if role == "dnn" else _NO_GPUS
     mounts = (
@@ -438,21 +407,6 @@ def _reserved(job: str, *, role: str, gpu: str) -> dict[str, str]:
     }
 
 
-def _resources(
-    group: Group, pool: NodePool, pods: PodSettings, *, has_cpu_limit: bool
-) -> tuple[dict[str, Json], dict[str, Json]]:
-    """Returns requests and limits of one pod, without its GPUs."""
-    cpu, memory = pods.cpu or pool.cpu, pods.memory or pool.memory
-    if cpu is None or memory is None:
-        raise _unknown(group, "what a pod requests of its node, which daemons use as well,")
-    requests: dict[str, Json] = {"cpu": written(cpu), "memory": written(memory)}
-    limits: dict[str, Json] = {"memory": written(memory)}
-    if has_cpu_limit:
-        # A CPU-bound training on a node was stopped in 97 % of the kernel's periods by it.
-        limits["cpu"] = written(cpu)
-    return requests, limits
-
-
 def _check_memory(group: Group, resources: Document) -> None:
     limit, request = (mapping(resources, kind).get("memory") for kind in ("limits", "requests"))
     try:
@@ -461,7 +415,7 @@ def _check_memory(group: Group, resources: Document) -> None:
         is_enough = False
     if not is_enough:
         raise UsageError(
-            f"the memory limit is below the request, or no quantity: {limit} < {request}",
+            f"the memory limit is below the request, or not a quantity: {limit} < {request}",
             where=f"key kubernetes.{group.role}.pod.spec.containers",
             fix="raise resources.limits.memory, or leave it out",
         )
@@ -477,30 +431,18 @@ def _unknown(group: Group, what: str) -> UsageError:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mounted:
-    """A volume of a pod, with its mounts."""
-
-    volume: dict[str, Json]
-    mounts: tuple[dict[str, Json], ...]
+# A volume of a pod, and its mounts.
+Mounted = tuple[Document, list[Document]]
 
 
 def _mounted(name: str, source: Document, *mounts: Document) -> Mounted:
-    return Mounted(
-        volume={"name": name, **source}, mounts=tuple({"name": name, **mount} for mount in mounts)
-    )
+    return {"name": name, **source}, [{"name": name, **mount} for mount in mounts]
 
 
-def volumes_of_group(layout: Layout, group: PodGroup) -> list[Mounted]:
-    """Returns volumes that are the same for every run of the workload.
-
-    Raises:
-        UsageError: If pods cannot mount a channel.
-    """
+def _volumes_of_group(layout: Layout, group: PodGroup) -> list[Mounted]:
+    """Returns volumes that are the same for every run of the workload."""
     # Containers have 64 MB of it by default, too little for batches in shared memory.
-    shm: dict[str, Json] = {"medium": "Memory"}
-    if layout.settings.shm is not None:
-        shm["sizeLimit"] = written(layout.settings.shm)
+    shm: Document = {"medium": "Memory", **_size_limit(layout.settings.shm)}
     return [
         _job_folder(layout, group),
         _mounted("shm", {"emptyDir": shm}, {"mountPath": "/dev/shm"}),
@@ -508,12 +450,16 @@ def volumes_of_group(layout: Layout, group: PodGroup) -> list[Mounted]:
     ]
 
 
+def _size_limit(size: str | int | float | None) -> Document:
+    return {} if size is None else {"sizeLimit": str(size)}
+
+
 def has_lease(layout: Layout, group: PodGroup) -> bool:
     """Whether a group's hosts check that the run has a follower."""
     return group.is_dnn and layout.settings.follower_lease_minutes != 0
 
 
-def volumes_of_run(layout: Layout, group: PodGroup) -> list[Mounted]:
+def _volumes_of_run(layout: Layout, group: PodGroup) -> list[Mounted]:
     """Returns volumes of this run only: its token, and what its launchers read."""
     items: list[Json] = [
         {"key": HYPERPARAMETERS_KEY, "path": "hyperparameters.json"},
@@ -540,16 +486,10 @@ def volumes_of_run(layout: Layout, group: PodGroup) -> list[Mounted]:
 
 
 def inputs_key(group: PodGroup) -> str:
-    """Returns the ConfigMap's key of the group's inputdataconfig.json."""
     return f"inputdataconfig.{group.job}.json"
 
 
 def channels_of(layout: Layout, group: PodGroup) -> dict[str, Channel]:
-    """Returns the channels that a group gets, by name.
-
-    Raises:
-        UsageError: If a channel names a group that the job does not have.
-    """
     found = {}
     for name, channel in sorted(layout.job.channels.items()):
         groups = groups_of_channel(name, channel, layout.job.groups)
@@ -559,11 +499,7 @@ def channels_of(layout: Layout, group: PodGroup) -> dict[str, Channel]:
 
 
 def claim_of(uri: str, *, where: str) -> tuple[str, str]:
-    """Returns claim and folder of a pvc:// address; an empty folder means the whole claim.
-
-    Raises:
-        UsageError: If it is not one.
-    """
+    """Returns claim and folder of a pvc:// address; an empty folder means the whole claim."""
     claim, _, path = uri.removeprefix("pvc://").partition("/")
     folder = posixpath.normpath(path).strip("/") if path.strip("/") else ""
     if not uri.startswith("pvc://") or not claim or ".." in folder.split("/"):
@@ -593,27 +529,29 @@ def _job_folder(layout: Layout, group: PodGroup) -> Mounted:
         paths = {name: f"{parent}/{name}" for name in _WRITTEN}
         paths["output"] += "/$(JOB_COMPLETION_INDEX)"
         mounts = [
-            {"mountPath": f"{JOB_FOLDER}/{name}", "subPathExpr": path}
-            for name, path in paths.items()
+            {"mountPath": f"{JOB_FOLDER}/{name}", "subPathExpr": paths[name]} for name in _WRITTEN
         ]
         return _mounted("job", {"persistentVolumeClaim": {"claimName": claim}}, *mounts)
-    scratch = layout.settings.scratch
-    size: Document = {"sizeLimit": written(scratch)} if scratch is not None else {}
     mounts = [{"mountPath": f"{JOB_FOLDER}/{name}", "subPath": name} for name in _WRITTEN]
-    return _mounted("job", {"emptyDir": size}, *mounts)
+    return _mounted("job", {"emptyDir": _size_limit(layout.settings.scratch)}, *mounts)
 
 
 def _channels(layout: Layout, group: PodGroup) -> Iterator[Mounted]:
     for index, (name, channel) in enumerate(channels_of(layout, group).items()):
-        _check_channel(name, channel)
+        if channel.data_type != "S3Prefix" or channel.distribution != "FullyReplicated":
+            raise UsageError(
+                "manifests and sharding by key exist on SageMaker only",
+                where=f"key channels.{name}",
+                fix="leave data_type and distribution out: every host sees the whole folder",
+            )
+        if channel.mode == "Pipe":
+            what, where = "mode Pipe exists on SageMaker only", f"key channels.{name}.mode"
+            raise UsageError(what, where=where, fix="use File")
         claim, folder = claim_of(channel.uri, where=f"key channels.{name}.uri")
-        mount: Document = {
-            "mountPath": f"{JOB_FOLDER}/input/data/{name}",
-            "readOnly": True,
-            **({"subPath": folder} if folder else {}),
-        }
-        source: Document = {"claimName": claim, "readOnly": True}
-        yield _mounted(f"channel-{index}", {"persistentVolumeClaim": source}, mount)
+        mount: Document = {"mountPath": f"{JOB_FOLDER}/input/data/{name}", "readOnly": True}
+        part: Document = {"subPath": folder} if folder else {}
+        source: Document = {"persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
+        yield _mounted(f"channel-{index}", source, {**mount, **part})
 
 
 def _share_claims(spec: dict[str, Json]) -> None:
@@ -625,45 +563,29 @@ def _share_claims(spec: dict[str, Json]) -> None:
         key = f"claim {claim.get('claimName')}" if claim else f"volume {name}"
         first = kept.setdefault(key, volume)
         names[name] = str(first["name"])
-        read_only = claim.get("readOnly") and mapping(first, "persistentVolumeClaim").get(
-            "readOnly"
-        )
-        if first is not volume and not read_only:
-            claimed: Json = {"claimName": claim["claimName"]}
-            kept[key] = {**first, "persistentVolumeClaim": claimed}
+        both = (claim, mapping(first, "persistentVolumeClaim"))
+        if first is not volume and not all(one.get("readOnly") for one in both):
+            kept[key] = {**first, "persistentVolumeClaim": {"claimName": claim["claimName"]}}
     spec["volumes"] = list(kept.values())
     for key in ("initContainers", "containers"):
         if key in spec:
-            spec[key] = [_remounted(container, names) for container in mappings(spec, key)]
+            spec[key] = [
+                {
+                    **container,
+                    "volumeMounts": [
+                        {**mount, "name": names.get(str(mount.get("name")), mount.get("name"))}
+                        for mount in mappings(container, "volumeMounts")
+                    ],
+                }
+                if "volumeMounts" in container
+                else container
+                for container in mappings(spec, key)
+            ]
 
 
-def _remounted(container: Document, names: Mapping[str, str]) -> Document:
-    if "volumeMounts" not in container:
-        return container
-    mounts: list[Json] = [
-        {**mount, "name": names.get(str(mount.get("name")), mount.get("name"))}
-        for mount in mappings(container, "volumeMounts")
-    ]
-    return {**container, "volumeMounts": mounts}
-
-
-def _check_channel(name: str, channel: Channel) -> None:
-    if channel.data_type != "S3Prefix" or channel.distribution != "FullyReplicated":
-        raise UsageError(
-            "manifests and sharding by key exist on SageMaker only",
-            where=f"key channels.{name}",
-            fix="leave data_type and distribution out: every host sees the whole folder",
-        )
-    if channel.mode == "Pipe":
-        raise UsageError(
-            "mode Pipe exists on SageMaker only", where=f"key channels.{name}.mode", fix="use File"
-        )
-
-
-def environment_of_group(layout: Layout, group: PodGroup) -> list[Json]:
+def _environment_of_group(layout: Layout, group: PodGroup) -> list[Json]:
     """Returns variables that are the same for every run of the workload."""
-    asked = layout.job.environment
-    theirs = {name: text for name, text in asked.items() if name not in MLFLOW_VARIABLES}
+    theirs = {k: v for k, v in layout.job.environment.items() if k not in MLFLOW_VARIABLES}
     ours = {"HOME": "/tmp", "USER": "stoker"}  # of a user that the image may not know
     if layout.data:
         # A data host that fails is restarted: it must not succeed before the run ends, and trainers
@@ -684,7 +606,7 @@ def environment_of_group(layout: Layout, group: PodGroup) -> list[Json]:
         {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
         for name, path in of_pod.items()
     ]
-    # Without a limit nothing else in the pod tells which of the node's CPUs it requested.
+    # Without a limit nothing else in the pod shows how many CPUs it requested.
     of_cpu: dict[str, Json] = {"resource": "requests.cpu", "divisor": "1m"}
     found.append({"name": CPU_REQUEST, "valueFrom": {"resourceFieldRef": of_cpu}})
     return [*found, *variables({**theirs, **ours})]
@@ -692,41 +614,34 @@ def environment_of_group(layout: Layout, group: PodGroup) -> list[Json]:
 
 def environment_of_run(layout: Layout, group: PodGroup) -> list[Json]:
     """Returns variables of this run only."""
-    told = run_environment(layout.job)
+    known = run_environment(layout.job)
     ours = replace(
-        told,
+        known,
         token_file=Path(TOKEN_FOLDER, TOKEN_KEY),
         group=group.group.name,
         pod_groups=tuple(
-            RunGroup(
-                name=other.group.name,
-                instance_type=other.group.instance_type,
-                count=other.group.count,
-                hosts=other.hosts,
-            )
+            RunGroup(name=g.name, instance_type=g.instance_type, count=g.count, hosts=other.hosts)
             for other in layout.groups
+            for g in (other.group,)
         ),
-        profile_file=Path(PROFILE_FILE) if told.profile else None,
+        profile_file=Path(PROFILE_FILE) if known.profile else None,
         follower_lease=Path(LEASE_FOLDER) if has_lease(layout, group) else None,
         tensorboard=Path(JOB_FOLDER, TENSORBOARD) if layout.job.tracking.tensorboard else None,
     )
     # MLflow's run is this run's; what the user says of MLflow is the same for all runs.
     patched = {
-        str(variable.get("name"))
+        text(variable, "name")
         for patch in group.patches
         for container in mappings(patch, "spec", "containers")
         for variable in mappings(container, "env")
     }
-    mlflow = {
-        name: text
-        for name, text in layout.job.environment.items()
-        if name in MLFLOW_VARIABLES and name not in patched
-    }
-    return variables({**(mlflow if group.is_dnn else {}), **ours.to_environ()})
+    names = MLFLOW_VARIABLES - patched if group.is_dnn else ()
+    mlflow = {k: v for k, v in layout.job.environment.items() if k in names}
+    return variables({**mlflow, **ours.to_environ()})
 
 
 def variables(values: Mapping[str, str]) -> list[Json]:
-    """Returns variables as a container holds them, by name; their values are not expanded."""
+    """Returns variables for a container, by name; their values are not expanded."""
     return [{"name": name, "value": verbatim(value)} for name, value in sorted(values.items())]
 
 
@@ -739,26 +654,20 @@ def pod_template(layout: Layout, group: PodGroup) -> dict[str, Json]:
     """Returns the template of a group's pods.
 
     With Trainer it is the same for all runs: without token, configuration, variables and zone.
-
-    Raises:
-        UsageError: If pods cannot have a volume.
     """
     run_as = layout.settings.run_as
-    mounted = volumes_of_group(layout, group)
+    mounted = _volumes_of_group(layout, group)
     container: dict[str, Json] = {
         "name": group.job,
         "image": group.settings.image or layout.image,
         "command": [verbatim(word) for word in layout.settings.entrypoint],
         "args": [verbatim(word) for word in layout.job.command],
-        "env": environment_of_group(layout, group),
+        "env": _environment_of_group(layout, group),
         "resources": {"requests": group.requests, "limits": group.limits},
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-        },
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         # The last words of a host that failed are in its pod's status.
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": mounts_of(mounted),
+        "volumeMounts": [mount for _, mounts in mounted for mount in mounts],
     }
     spec: dict[str, Json] = {
         # A data host is restarted on its node, under its address. What the end of a dnn host means
@@ -782,13 +691,22 @@ def pod_template(layout: Layout, group: PodGroup) -> dict[str, Json]:
         "nodeSelector": group.node_selector,
         "tolerations": [*group.tolerations],
         "containers": [container],
-        "volumes": [one.volume for one in mounted],
+        "volumes": [volume for volume, _ in mounted],
     }
-    template: dict[str, Json] = {"metadata": _metadata(layout, group), "spec": spec}
+    # A mesh's sidecar does not end when the training does, and all traffic passes through it.
+    no_mesh = {ISTIO_INJECT: "false"}
+    described: dict[str, Json] = {
+        "labels": {**layout.labels, ROLE_LABEL: group.group.role, **no_mesh},
+        "annotations": {**no_mesh, **(STAY_ANNOTATIONS if group.is_dnn else {})},
+    }
+    template: dict[str, Json] = {"metadata": described, "spec": spec}
     for patch in group.patches:
         template = mapping_of(template, patch)
-    own: Document = {"nodeSelector": group.node_selector, "tolerations": [*group.tolerations]}
-    spec = {**mapping(template, "spec"), **own}
+    spec = {
+        **mapping(template, "spec"),
+        "nodeSelector": group.node_selector,
+        "tolerations": [*group.tolerations],
+    }
     if layout.settings.api == "jobset":
         # After the patches, as a TrainJob does it.
         spec = mapping_of(spec, spec_of_run(layout, group))
@@ -798,43 +716,28 @@ def pod_template(layout: Layout, group: PodGroup) -> dict[str, Json]:
 
 def spec_of_run(layout: Layout, group: PodGroup) -> dict[str, Json]:
     """Returns the part of a pod's spec that only this run has."""
-    mounted = volumes_of_run(layout, group)
+    mounted = _volumes_of_run(layout, group)
     container: dict[str, Json] = {
         "name": group.job,
-        "volumeMounts": mounts_of(mounted),
+        "volumeMounts": [mount for _, mounts in mounted for mount in mounts],
         "env": environment_of_run(layout, group),
     }
-    affinity = zone_affinity(layout)
-    return {
+    spec: dict[str, Json] = {
         "containers": [container],
-        "volumes": [one.volume for one in mounted],
-        **({"affinity": affinity} if affinity else {}),
+        "volumes": [volume for volume, _ in mounted],
     }
-
-
-def mounts_of(mounted: Sequence[Mounted]) -> list[Json]:
-    """Returns the mounts of a container."""
-    return [mount for one in mounted for mount in one.mounts]
-
-
-def zone_affinity(layout: Layout) -> dict[str, Json]:
-    """Returns an affinity for one zone, if the workload asks for it; {} for one pod."""
-    if layout.settings.zone == "any" or sum(g.group.count for g in layout.groups) == 1:
-        return {}
-    term: dict[str, Json] = {
-        "labelSelector": {"matchLabels": {JOBSET_LABEL: layout.name}},
-        "topologyKey": ZONE_LABEL,
-    }
-    if layout.settings.zone == "require":
-        return {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
-    weighed: Json = {"weight": _ZONE_WEIGHT, "podAffinityTerm": term}
-    return {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [weighed]}}
-
-
-def _metadata(layout: Layout, group: PodGroup) -> dict[str, Json]:
-    # A mesh's sidecar does not end when the training does, and all traffic passes through it.
-    no_mesh = {ISTIO_INJECT: "false"}
-    return {
-        "labels": {**layout.labels, ROLE_LABEL: group.group.role, **no_mesh},
-        "annotations": {**no_mesh, **(STAY_ANNOTATIONS if group.is_dnn else {})},
-    }
+    zone = layout.settings.zone
+    if zone != "any" and sum(g.group.count for g in layout.groups) > 1:
+        term: Document = {
+            "labelSelector": {"matchLabels": {JOBSET_LABEL: layout.name}},
+            "topologyKey": ZONE_LABEL,
+        }
+        # The greatest weight of a preference.
+        weighed: Json = {"weight": 100, "podAffinityTerm": term}
+        affinity: Document = (
+            {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
+            if zone == "require"
+            else {"preferredDuringSchedulingIgnoredDuringExecution": [weighed]}
+        )
+        spec["affinity"] = {"podAffinity": affinity}
+    return spec

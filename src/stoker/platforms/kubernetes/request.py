@@ -1,12 +1,9 @@
-"""All objects of a run, made and checked before anything is sent: a pure value.
+"""All objects of a run, made of what `objects` has, and checked before any is sent.
 
-They are made of what `objects` has. Nothing here needs an alpha feature of JobSet. A
-TrainingRuntime is the same for all runs of a workload on one plan, and may exist already, applied
-by an administrator; what is only a run's is patched in by its TrainJob.
+Nothing here needs an alpha feature of JobSet. A TrainingRuntime is the same for all runs of a
+workload on one plan, and an administrator may have applied it; its TrainJob patches in the rest.
 
-The server checks what users write. Checked here is only what it accepts and then cannot run. The
-tests hold what stoker writes against the schemas of JobSet and Kubeflow Trainer and the restricted
-profile.
+The server checks what users write. Checked here is only what it accepts and then cannot run.
 """
 
 import hashlib
@@ -58,7 +55,7 @@ MANAGER = "stoker/run"
 # In place of the token where the Secret is shown; a launcher refuses it as a token.
 NO_TOKEN = "made-when-the-job-is-submitted"
 KEEP_SECONDS = 86400
-# Paths of a JobSet that `kubernetes.jobset` cannot set, and what to do instead.
+# Paths that `kubernetes.jobset` cannot set, and what to do instead.
 _RESERVED = {
     **RESERVED_METADATA,
     "spec replicatedJobs": "use kubernetes.dnn.pod and kubernetes.data.pod",
@@ -70,22 +67,12 @@ _RESERVED = {
 }
 
 
-def jobset(layout: Layout) -> dict[str, Json]:
-    """Returns the JobSet that runs `layout`."""
-    return {
-        "apiVersion": JOBSET_API,
-        "kind": "JobSet",
-        "metadata": _metadata_of_job(layout),
-        "spec": jobset_spec(layout),
-    }
+def _object(version: str, kind: str, metadata: Document, **parts: Json) -> dict[str, Json]:
+    return {"apiVersion": version, "kind": kind, "metadata": metadata, **parts}
 
 
-def jobset_spec(layout: Layout) -> dict[str, Json]:
-    """Returns the spec of a JobSet, or of a TrainingRuntime's, which is the same for all runs.
-
-    Raises:
-        UsageError: If Kubernetes cannot run the groups' pods, or the patch is not allowed.
-    """
+def _jobset_spec(layout: Layout) -> dict[str, Json]:
+    """Returns the spec of a JobSet, or of a TrainingRuntime's, which is the same for all runs."""
     settings = layout.settings
     spec: dict[str, Json] = {
         # The dnn group's end ends the JobSet, and its controller deletes the data group's pods.
@@ -122,65 +109,46 @@ def metadata(layout: Layout, *, name: str | None = None) -> dict[str, Json]:
     return described
 
 
-def _metadata_of_job(layout: Layout) -> dict[str, Json]:
-    """Returns the metadata of the object that Kueue admits."""
-    return mapping_of(metadata(layout), patch_document(layout.settings.jobset.metadata))
-
-
 def _failure_policy(layout: Layout) -> dict[str, Json]:
-    settings = layout.settings
-    policy: dict[str, Json] = {"maxRestarts": settings.max_restarts}
+    policy: dict[str, Json] = {"maxRestarts": layout.settings.max_restarts}
     rules: list[Json] = []
-    if _deadline_of_job(layout):
-        rules.append(
-            {
-                "name": "out_of_time",
-                # By default JobSet would restart all hosts, for as long again; and its state says
-                # by which action it failed, not why.
-                "action": "FailJobSet",
-                "onJobFailureReasons": ["DeadlineExceeded"],
-            }
-        )
+    if layout.settings.max_run_seconds and layout.settings.api == "jobset":
+        # By default JobSet would restart all hosts, for as long again; and its state says by which
+        # action it failed, not why.
+        reasons: Document = {"onJobFailureReasons": ["DeadlineExceeded"]}
+        rules.append({"name": "out_of_time", "action": "FailJobSet", **reasons})
     if layout.settings.output:
-        # The one failure that is a pod failure policy's.
         rules.append(
             {
                 "name": "disrupted",
                 "action": "RestartJobSetAndIgnoreMaxRestarts",
+                # The only pod failure policy is the one for disruptions.
                 "onJobFailureReasons": ["PodFailurePolicy"],
                 "targetReplicatedJobs": [layout.dnn.job],
             }
         )
-    if rules or settings.max_restarts:
+    if rules or layout.settings.max_restarts:
         # A new leader must not be mistaken for the old one, which has the same name.
         policy["restartStrategy"] = "BlockingRecreate"
-    if rules:
-        policy["rules"] = rules
-    return policy
-
-
-def _deadline_of_job(layout: Layout) -> int | None:
-    """Returns the limit of the dnn group's Job; a TrainJob has its own."""
-    return layout.settings.max_run_seconds if layout.settings.api == "jobset" else None
+    return {**policy, "rules": rules} if rules else policy
 
 
 def _replicated_job(layout: Layout, group: PodGroup) -> dict[str, Json]:
-    count = group.group.count
     job: dict[str, Json] = {
-        "parallelism": count,
-        "completions": count,
+        "parallelism": group.group.count,
+        "completions": group.group.count,
         # Gives each pod its number, and with it a stable name in the DNS.
         "completionMode": "Indexed",
         # JobSet checks failed jobs before success: the data group's job must never fail, not even
-        # as the training ends. A failed dnn pod is JobSet's case (maxRestarts): all hosts restart.
+        # as the training ends. After a failed dnn pod JobSet restarts all hosts (maxRestarts).
         "backoffLimit": 0 if group.is_dnn else WITHOUT_END,
     }
     if not group.is_dnn:
         # Not after its end, which a disconnected node never reports.
         job["podReplacementPolicy"] = "TerminatingOrFailed"
-    deadline = _deadline_of_job(layout)
-    if group.is_dnn and deadline:
-        job["activeDeadlineSeconds"] = deadline
+    elif layout.settings.max_run_seconds and layout.settings.api == "jobset":
+        # A TrainJob has the limit itself.
+        job["activeDeadlineSeconds"] = layout.settings.max_run_seconds
     if group.is_dnn and layout.settings.output:
         disrupted: Json = {"type": "DisruptionTarget", "status": "True"}
         job["podFailurePolicy"] = {
@@ -214,35 +182,25 @@ def follower_budget(layout: Layout, workflow: Document, labels: Document) -> Doc
 def _budget(described: dict[str, Json], count: int, labels: Document) -> Document:
     # Not maxUnavailable: a Workflow has no scale, and of a Job a budget does not know its pods.
     spec: Document = {"minAvailable": count, "selector": {"matchLabels": labels}}
-    return {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": described,
-        "spec": spec,
-    }
+    return _object("policy/v1", "PodDisruptionBudget", described, spec=spec)
 
 
-def training_runtime(layout: Layout, *, name: str) -> dict[str, Json]:
+def _training_runtime(layout: Layout, *, name: str) -> dict[str, Json]:
     """Returns the TrainingRuntime of `layout`, without what only a run has."""
     spec: dict[str, Json] = {
         # Without torch's policy: stoker's launcher starts torchrun itself.
         "mlPolicy": {"numNodes": layout.dnn.group.count},
         # Both groups whole: a TrainJob sets count, image and resources of the trainer's job only.
-        "template": {"spec": jobset_spec(layout)},
+        "template": {"spec": _jobset_spec(layout)},
     }
     described = metadata(layout, name=name)
     described["labels"] = {**layout.labels, FRAMEWORK_LABEL: "torch"}
     described["annotations"] = {REQUEST_ANNOTATION: digest(spec)}
-    return {
-        "apiVersion": TRAINER_API,
-        "kind": "TrainingRuntime",
-        "metadata": described,
-        "spec": spec,
-    }
+    return _object(TRAINER_API, "TrainingRuntime", described, spec=spec)
 
 
-def train_job(layout: Layout, *, runtime: str) -> dict[str, Json]:
-    """Returns the TrainJob that runs `layout` on the TrainingRuntime called `runtime`."""
+def _train_job_spec(layout: Layout, *, runtime: str) -> dict[str, Json]:
+    """Returns the spec of the TrainJob that runs `layout` on the TrainingRuntime `runtime`."""
     dnn = layout.dnn
     trainer: dict[str, Json] = {
         "image": layout.image,
@@ -253,33 +211,24 @@ def train_job(layout: Layout, *, runtime: str) -> dict[str, Json]:
         "env": environment_of_run(layout, dnn),
     }
     patches: list[Json] = [_patch(layout, group) for group in layout.groups]
+    patch: Document = {"template": {"spec": {"replicatedJobs": patches}}}
     limit = layout.settings.max_run_seconds
     return {
-        "apiVersion": TRAINER_API,
-        "kind": "TrainJob",
-        "metadata": _metadata_of_job(layout),
-        "spec": {
-            "runtimeRef": {
-                "apiGroup": TRAINER_API.partition("/")[0],
-                "kind": "TrainingRuntime",
-                "name": runtime,
-            },
-            **({"activeDeadlineSeconds": limit} if limit else {}),
-            "trainer": trainer,
-            "runtimePatches": [
-                {
-                    "manager": MANAGER,
-                    "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": patches}}},
-                }
-            ],
+        "runtimeRef": {
+            "apiGroup": TRAINER_API.partition("/")[0],
+            "kind": "TrainingRuntime",
+            "name": runtime,
         },
+        **({"activeDeadlineSeconds": limit} if limit else {}),
+        "trainer": trainer,
+        "runtimePatches": [{"manager": MANAGER, "trainingRuntimeSpec": patch}],
     }
 
 
 def digest(spec: Json) -> str:
     """Returns the digest by which specs of objects are compared: 64 hexadecimal digits."""
-    text = json.dumps(_without_mlflow(spec), sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
+    content = json.dumps(_without_mlflow(spec), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 def _without_mlflow(spec: Json) -> Json:
@@ -287,12 +236,12 @@ def _without_mlflow(spec: Json) -> Json:
     if isinstance(spec, Mapping):
         return {key: _without_mlflow(value) for key, value in spec.items()}
     if isinstance(spec, Sequence) and not isinstance(spec, str):
-        return [_without_mlflow(each) for each in spec if not _is_of_mlflow(each)]
+        return [
+            _without_mlflow(each)
+            for each in spec
+            if mapping(each).get("name") not in MLFLOW_VARIABLES
+        ]
     return spec
-
-
-def _is_of_mlflow(item: Json) -> bool:
-    return isinstance(item, Mapping) and str(item.get("name")) in MLFLOW_VARIABLES
 
 
 def _patch(layout: Layout, group: PodGroup) -> dict[str, Json]:
@@ -300,8 +249,7 @@ def _patch(layout: Layout, group: PodGroup) -> dict[str, Json]:
     if group.is_dnn:
         # Trainer takes the variables of its container from the TrainJob's trainer only.
         (container,) = mappings(spec, "containers")
-        rest: Json = {key: value for key, value in container.items() if key != "env"}
-        spec["containers"] = [rest]
+        spec["containers"] = [{key: value for key, value in container.items() if key != "env"}]
     return {"name": group.job, "template": {"spec": {"template": {"spec": spec}}}}
 
 
@@ -310,11 +258,10 @@ class ReplicatedJob:
     """A replicated job of a JobSet, or of a runtime's template.
 
     Attributes:
-        path: Its place in the object.
-        document: The whole.
+        path: Place in the object.
         spec: Spec of the job.
         template: Template of the pods.
-        pods: The pods' spec.
+        pods: Spec of the pods.
     """
 
     name: str
@@ -326,7 +273,6 @@ class ReplicatedJob:
 
     @property
     def labels(self) -> Document:
-        """Labels of the job."""
         return mapping(self.document, "template", "metadata", "labels")
 
 
@@ -341,7 +287,6 @@ def jobset_of(document: Document) -> tuple[str, Document]:
 
 
 def replicated_jobs(document: Document) -> Iterator[ReplicatedJob]:
-    """Yields the replicated jobs of a JobSet or TrainingRuntime."""
     path, spec = jobset_of(document)
     for index, job in enumerate(mappings(spec, "replicatedJobs")):
         described = mapping(job, "template", "spec")
@@ -357,11 +302,7 @@ def replicated_jobs(document: Document) -> Iterator[ReplicatedJob]:
 
 
 def check_objects(objects: Sequence[Document]) -> None:
-    """Checks what users wrote into the objects that are about to be sent.
-
-    Raises:
-        UsageError: With every rule that the first wrong object breaks.
-    """
+    """Raises UsageError with the rules that the first wrong object breaks."""
     # The server accepts a JobSet whose pods' names are too long: only events of its jobs say so,
     # while the other group is paid for.
     for document in objects:
@@ -378,7 +319,7 @@ def problems_of(document: Document, *, among: Sequence[Document] = ()) -> Iterat
     """Yields what the server accepts in an object, although its pods could never run.
 
     Args:
-        among: All objects of the run: a TrainJob's names are those of its runtime's jobs.
+        among: All objects of the run: a TrainJob takes the names of its runtime's jobs.
     """
     name = name_of(document)
     match document.get("kind"):
@@ -405,7 +346,7 @@ def problems_of(document: Document, *, among: Sequence[Document] = ()) -> Iterat
 
 
 def _name_problems(job: ReplicatedJob, name: str) -> Iterator[str]:
-    """Checks names of jobs and pods as controllers will make them, with their suffix of five."""
+    """Checks the names that controllers will give jobs and pods, with their suffix of five."""
     replicas, completions = number(job.document, "replicas", 1), number(job.spec, "completions", 1)
     names = [f"{name}-{job.name}-{replicas - 1}"]
     if text(job.spec, "completionMode") == "Indexed":
@@ -426,13 +367,13 @@ class KubernetesRequest:
     and the job's to its Workflow.
 
     Attributes:
-        main: The JobSet, or the TrainJob.
-        runtime: The TrainingRuntime that the TrainJob needs; None with a JobSet.
+        main: JobSet or TrainJob.
+        runtime: TrainingRuntime of the TrainJob; None with a JobSet.
         runtime_is_ours: Whether submit() makes the runtime; else it must exist, equal to this one.
-        config: The ConfigMap with what launchers read.
-        secret: The Secret, with NO_TOKEN in place of the token.
-        budget: The PodDisruptionBudget of the dnn group.
-        records: The ConfigMap with what a later follower needs; None outside of pipelines.
+        config: ConfigMap that launchers read.
+        secret: Secret, with NO_TOKEN in place of the token.
+        budget: PodDisruptionBudget of the dnn group.
+        records: ConfigMap for a later follower; None outside of pipelines.
     """
 
     job: JobSpec
@@ -447,19 +388,18 @@ class KubernetesRequest:
 
     @property
     def name(self) -> str:
-        """Name of the job's objects."""
         return self.layout.name
 
     @property
     def objects(self) -> tuple[Document, ...]:
-        """What submit() makes, in the order in which one needs the other."""
+        """What submit() makes, in the order of need."""
         runtime = (self.runtime,) if self.runtime and self.runtime_is_ours else ()
         records = (self.records,) if self.records else ()
         return (self.secret, self.config, *records, self.budget, *runtime, self.main)
 
     @property
     def request_sha256(self) -> str:
-        """Digest of the job's spec and configuration: the same in each attempt."""
+        """Digest of the job's spec and configuration: equal in all attempts."""
         return str(mapping(self.main, "metadata", "annotations")[REQUEST_ANNOTATION])
 
 
@@ -478,11 +418,15 @@ def plan_request(job: JobSpec) -> KubernetesRequest:
         )
     config = _config(layout)
     runtime: Document | None = None
+    # Kueue admits the main object: it gets the patch's labels.
+    described = mapping_of(metadata(layout), patch_document(layout.settings.jobset.metadata))
     if layout.settings.api == "jobset":
-        main = jobset(layout)
+        main = _object(JOBSET_API, "JobSet", described, spec=_jobset_spec(layout))
     else:
-        runtime = training_runtime(layout, name=layout.settings.runtime or layout.name)
-        main = train_job(layout, runtime=layout.settings.runtime or layout.name)
+        name = layout.settings.runtime or layout.name
+        runtime = _training_runtime(layout, name=name)
+        spec = _train_job_spec(layout, runtime=name)
+        main = _object(TRAINER_API, "TrainJob", described, spec=spec)
     request = KubernetesRequest(
         job=job,
         layout=layout,
@@ -490,70 +434,52 @@ def plan_request(job: JobSpec) -> KubernetesRequest:
         runtime=runtime,
         runtime_is_ours=runtime is not None and layout.settings.runtime is None,
         config=config,
-        secret=_secret(layout),
+        secret=_object(
+            "v1",
+            "Secret",
+            metadata(layout, name=token_secret(layout.name)),
+            type="Opaque",
+            immutable=True,
+            stringData={TOKEN_KEY: NO_TOKEN},
+        ),
         # A drain waits for the dnn group to end.
         budget=_budget(
-            metadata(layout),
-            layout.dnn.group.count,
-            {JOBSET_LABEL: layout.name, ROLE_LABEL: "dnn"},
+            metadata(layout), layout.dnn.group.count, {JOBSET_LABEL: layout.name, ROLE_LABEL: "dnn"}
         ),
         records=_config_map(layout, records_map(layout.name), job.records) if job.records else None,
     )
-    is_there = runtime is not None and not request.runtime_is_ours
-    check_objects([*([runtime] if runtime and is_there else []), *request.objects])
+    existing = [runtime] if runtime and not request.runtime_is_ours else []
+    check_objects([*existing, *request.objects])
     return request
 
 
 def _signed(main: dict[str, Json], layout: Layout, *, parts: list[Json]) -> Document:
     """Returns the job with a digest of it and `parts`, by which an attempt finds its job."""
     described = mapping(main, "metadata")
-    annotations = {**mapping(described, "annotations")}
-    annotations[REQUEST_ANNOTATION] = digest([main["spec"], *parts])
+    own: Document = {REQUEST_ANNOTATION: digest([main["spec"], *parts])}
+    annotations = {**mapping(described, "annotations"), **own}
     if layout.job.settings.workload_sha256:
         annotations[WORKLOAD_ANNOTATION] = layout.job.settings.workload_sha256
     return {**main, "metadata": {**described, "annotations": annotations}}
 
 
 def _config(layout: Layout) -> Document:
-    data: dict[str, Json] = {
-        HYPERPARAMETERS_KEY: _json(hyperparameters(layout.job.hyperparameters)),
+    channel: Document = {
+        "TrainingInputMode": "File",
+        "S3DistributionType": "FullyReplicated",
+        "RecordWrapperType": "None",
     }
+    documents: dict[str, Json] = {HYPERPARAMETERS_KEY: hyperparameters(layout.job.hyperparameters)}
     for group in layout.groups:
-        channels = channels_of(layout, group)
-        data[inputs_key(group)] = _json(
-            {
-                name: {
-                    "TrainingInputMode": "File",
-                    "S3DistributionType": "FullyReplicated",
-                    "RecordWrapperType": "None",
-                }
-                for name in channels
-            }
-        )
+        documents[inputs_key(group)] = dict.fromkeys(channels_of(layout, group), channel)
+    data = {
+        key: json.dumps(document, indent=2, sort_keys=True) + "\n"
+        for key, document in documents.items()
+    }
     return _config_map(layout, config_map(layout.name), data)
 
 
 def _config_map(layout: Layout, name: str, data: Document) -> Document:
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": metadata(layout, name=name),
-        # A run's settings do not change, and kubelets need not watch the object.
-        "immutable": True,
-        "data": dict(data),
-    }
-
-
-def _secret(layout: Layout) -> Document:
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": metadata(layout, name=token_secret(layout.name)),
-        "type": "Opaque",
-        "immutable": True,
-        "stringData": {TOKEN_KEY: NO_TOKEN},
-    }
-
-
-def _json(document: Json) -> str:
-    return json.dumps(document, indent=2, sort_keys=True) + "\n"
+    # Immutable: a run's settings do not change, and kubelets need not watch the object.
+    described = metadata(layout, name=name)
+    return _object("v1", "ConfigMap", described, immutable=True, data=dict(data))

@@ -1,9 +1,9 @@
 """Rights that a run takes: the rules of its Role, and whether the caller has them.
 
-Neither Kubeflow's `pipeline-runner` nor a profile's `default-editor` has them
-(configs/kubernetes/rbac.yaml).
+Kubeflow's `pipeline-runner` and `default-editor` lack them (configs/kubernetes/rbac.yaml).
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 from stoker.errors import PlatformError, ServiceError
@@ -12,7 +12,7 @@ from stoker.platforms.kubernetes.api import (
     ACCESS_REVIEWS,
     BUDGETS,
     WORKFLOWS,
-    Action,
+    ApiAction,
     ClusterApi,
     texts,
 )
@@ -24,13 +24,8 @@ from stoker.records.base import Document, mapping, mappings
 # not own its predecessor's job; no lease, no disruption budget; a cancelled run's job continues; a
 # retried step finds no record of a deleted job.
 _USEFUL = (
-    "events",
-    "poddisruptionbudgets",
-    "workflows",
-    "patch jobsets",
-    "patch trainjobs",
-    "get configmaps",
-    "patch configmaps",
+    *("events", "poddisruptionbudgets", "workflows"),
+    *("patch jobsets", "patch trainjobs", "get configmaps", "patch configmaps"),
 )
 
 
@@ -62,7 +57,7 @@ def rules(settings: KubernetesSettings) -> list[Json]:
         _rule("", ["pods"], ("get", "list", "watch")),
         _rule("", ["events"], ("list", "watch")),
         _rule("", ["pods/log"], ("get",)),
-        # Whether the run is being cancelled: else a follower that gets a SIGTERM leaves its job.
+        # Whether the run is being cancelled: without it a job outlives its follower's SIGTERM.
         _rule(WORKFLOWS.group, [WORKFLOWS.plural], ("get",)),
     ]
 
@@ -74,13 +69,10 @@ def _rule(group: str, resources: Sequence[str], verbs: Sequence[str]) -> dict[st
 def check_rights(
     cluster: ClusterApi, settings: KubernetesSettings, *, is_pod: bool, log: Log
 ) -> None:
-    """Checks that the caller has the rights that a run takes, if the cluster answers that.
+    """Raises PlatformError with all missing rights, and the Role that has them.
 
     Args:
-        is_pod: Whether the caller is a pod, which a run of a pipeline may have.
-
-    Raises:
-        PlatformError: With all missing rights, and the Role that has them.
+        is_pod: Whether the caller is a pod, perhaps in a pipeline's run.
     """
     try:
         missing = [
@@ -113,7 +105,6 @@ def denied(
     rights: Sequence[str], settings: KubernetesSettings, *, namespace: str, user: str = ""
 ) -> PlatformError:
     """Returns the error for missing rights, with the Role to apply."""
-    named = ", ".join(rights)
     role: dict[str, Json] = {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "Role",
@@ -121,24 +112,23 @@ def denied(
         "rules": rules(settings),
     }
     return PlatformError(
-        f"rights are missing in namespace {namespace}: {named}",
+        f"rights are missing in namespace {namespace}: {', '.join(rights)}",
         where=f"role of {user or 'the caller'}",
         fix="let an administrator add the account to configs/kubernetes/kustomization.yaml "
         f"(kubectl apply -k configs/kubernetes). This is its Role:\n{manifest([role])}".rstrip(),
     )
 
 
-def needed_rights(settings: KubernetesSettings, namespace: str) -> Iterator[Action]:
-    """Yields the rights of the Role."""
+def needed_rights(settings: KubernetesSettings, namespace: str) -> Iterator[ApiAction]:
     for rule in mappings({"rules": rules(settings)}, "rules"):
-        for group in texts(rule, "apiGroups"):
-            for resource in texts(rule, "resources"):
-                for verb in texts(rule, "verbs"):
-                    yield Action(verb=verb, group=group, resource=resource, namespace=namespace)
+        for group, resource, verb in itertools.product(
+            texts(rule, "apiGroups"), texts(rule, "resources"), texts(rule, "verbs")
+        ):
+            yield ApiAction(verb=verb, group=group, resource=resource, namespace=namespace)
 
 
-def is_allowed(cluster: ClusterApi, action: Action) -> bool:
-    """Asks the cluster whether the caller may do it."""
+def is_allowed(cluster: ClusterApi, action: ApiAction) -> bool:
+    """Whether the caller may do it, by the cluster's answer."""
     resource, _, part = action.resource.partition("/")
     asked = {
         "namespace": action.namespace,
@@ -155,6 +145,6 @@ def is_allowed(cluster: ClusterApi, action: Action) -> bool:
     return mapping(cluster.create(ACCESS_REVIEWS, review), "status").get("allowed") is True
 
 
-def is_useful(action: Action) -> bool:
-    """Whether a run works without the right, with less."""
+def is_useful(action: ApiAction) -> bool:
+    """Whether the run works without the right."""
     return action.resource in _USEFUL or f"{action.verb} {action.resource}" in _USEFUL

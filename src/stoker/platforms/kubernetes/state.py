@@ -1,4 +1,4 @@
-"""What the cluster has of a run: its jobs and their state, and the records kept of them."""
+"""A run in the cluster: its jobs, their state, and the records kept of them."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -34,17 +34,13 @@ Phase = Literal["suspended", "running", "succeeded", "failed"]
 
 # The jobs of all runs.
 _OURS = {"labelSelector": f"{MANAGED_BY_LABEL}=stoker"}
-# Of a JobSet, and of a TrainJob.
-_SUCCEEDED = ("Completed", "Complete")
 POLL_SECONDS = 1.0
-# Runs whose records are kept, the last ones of a workload; and bytes, of the 1 MiB that a ConfigMap
-# may have.
+# Runs of a workload whose records are kept; and bytes, of the 1 MiB that a ConfigMap may have.
 KEPT_RUNS = 10
 _KEPT_BYTES = 900 << 10
 
 
 def resource_of(document: Document) -> Resource:
-    """Returns the API resource of a JobSet or TrainJob."""
     return OF_KIND[text(document, "kind")]
 
 
@@ -53,10 +49,10 @@ class ObjectState:
     """State of a job in its cluster.
 
     Attributes:
-        phase: running also while its pods wait for nodes.
+        phase: running also while pods wait for nodes.
         reason: Kubernetes' word for the phase, such as FailedJobs; empty without one.
-        since: When the phase began, ISO 8601 in UTC; empty where it is not known.
-        restarts: How often all pods were restarted.
+        since: Beginning of the phase, ISO 8601 in UTC; empty if unknown.
+        restarts: Number of restarts of all pods.
         is_deleted: Whether its deletion has begun.
     """
 
@@ -70,12 +66,10 @@ class ObjectState:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing of it will run again."""
         return self.phase in ("succeeded", "failed")
 
 
 def job_state(document: Document) -> ObjectState:
-    """Returns the state of a JobSet or TrainJob."""
     described, status = mapping(document, "metadata"), mapping(document, "status")
     restarts = status.get("restarts")
     phase, condition = _phase(document)
@@ -97,16 +91,13 @@ def _phase(document: Document) -> tuple[Phase, Document]:
         for condition in mappings(status, "conditions")
         if condition.get("status") == "True"
     }
-    for kind in _SUCCEEDED:
+    terminal = text(status, "terminalState")
+    # Completed is a JobSet's, Complete a TrainJob's.
+    for kind in ("Completed", "Complete", "Failed"):
         if kind in held:
-            return "succeeded", held[kind]
-    if "Failed" in held:
-        return "failed", held["Failed"]
-    match text(status, "terminalState"):
-        case "Completed":
-            return "succeeded", {}
-        case "Failed":
-            return "failed", {}
+            return "failed" if kind == "Failed" else "succeeded", held[kind]
+    if terminal in ("Completed", "Failed"):
+        return "failed" if terminal == "Failed" else "succeeded", {}
     if "Suspended" in held or mapping(document, "spec").get("suspend") is True:
         return "suspended", held.get("Suspended", {})
     return "running", {}
@@ -116,25 +107,20 @@ def object_reference(document: Document, *, is_waited_for: bool) -> Document:
     """Returns an object as an owner.
 
     Args:
-        is_waited_for: Whether the owner goes only after what it owns: a new owner of its name then
-            finds nothing of the old one.
+        is_waited_for: Whether the owner is deleted only after what it owns: a new owner of its name
+            then finds nothing of the old one.
     """
-    reference = {
-        "apiVersion": text(document, "apiVersion"),
-        "kind": text(document, "kind"),
-        "name": name_of(document),
-        "uid": text(mapping(document, "metadata"), "uid"),
-    }
+    metadata = mapping(document, "metadata")
+    reference = {key: text(document, key) for key in ("apiVersion", "kind")}
+    reference |= {key: text(metadata, key) for key in ("name", "uid")}
     return {**reference, "blockOwnerDeletion": True} if is_waited_for else reference
 
 
 def owners_of(document: Document) -> list[Document]:
-    """Returns the owners of an object."""
     return mappings(document, "metadata", "ownerReferences")
 
 
 def owned(document: Document, owners: Sequence[Document]) -> Document:
-    """Returns the object with these owners."""
     references: list[Json] = [dict(owner) for owner in owners]
     metadata = {**mapping(document, "metadata"), "ownerReferences": references}
     return {**document, "metadata": metadata}
@@ -161,14 +147,13 @@ def jobs_of_run(
     """Yields the existing jobs of a workload's run, one for each attempt.
 
     Args:
-        run: Name of the run.
         run_id: Of the pipeline's run, whose profile may be a job, too.
         workload: Name of the workload: the pipeline's run may train others as well.
     """
     try:
         found, _ = cluster.list(resource, query=_OURS)
     except ServiceError as err:
-        # A cluster that does not know the kind has no job of it.
+        # The cluster does not know the kind.
         if err.kind != "missing":
             raise
         return
@@ -179,16 +164,13 @@ def jobs_of_run(
 
 
 def delete_jobs_of(cluster: ClusterApi, run_id: str) -> list[str]:
-    """Deletes the jobs of a pipeline's run that have not ended; does not wait for their pods.
+    """Deletes the jobs of a pipeline's run that have not ended, without a wait for their pods.
 
     Args:
         run_id: The pipeline's: the names of its trainings end with its first characters.
 
     Returns:
         Kind and name of each.
-
-    Raises:
-        ServiceError: If the cluster refuses, or does not answer.
     """
     deleted, refusals = [], []
     for resource in (JOBSETS, TRAINJOBS):
@@ -220,7 +202,6 @@ def _annotation(job: Document, key: str) -> str:
 
 
 def uids_of_run(cluster: ClusterApi, request: KubernetesRequest) -> list[str]:
-    """Returns the uids of the jobs of a request's run."""
     jobs = jobs_of_run(cluster, resource_of(request.main), request.job.run_name)
     return [job_state(job).uid for job in jobs]
 
@@ -232,16 +213,20 @@ def records_of(cluster: ClusterApi, job: str) -> dict[str, str]:
 
 
 def finished_record(cluster: ClusterApi, workload: str, run: str, *, request_sha256: str) -> str:
-    """Returns the record of a finished run; empty where it is not known, or another request's."""
-    kept = mapping(cluster.find(CONFIG_MAPS, finished_map(workload)), "data")
-    entry = _entry(text(kept, run))
+    """Returns the record of a finished run; empty if unknown, or another request's."""
+    entry = _entries(cluster, workload).get(run, {})
     return text(entry, "record") if entry.get("request_sha256") == request_sha256 else ""
 
 
 def told_jobs(cluster: ClusterApi, workload: str) -> frozenset[str]:
     """Returns the uids of a workload's jobs whose end is recorded."""
+    entries = _entries(cluster, workload).values()
+    return frozenset(uid for entry in entries for uid in texts(entry, "jobs"))
+
+
+def _entries(cluster: ClusterApi, workload: str) -> dict[str, Document]:
     kept = mapping(cluster.find(CONFIG_MAPS, finished_map(workload)), "data")
-    return frozenset(uid for run in kept for uid in texts(_entry(text(kept, run)), "jobs"))
+    return {run: _entry(text(kept, run)) for run in kept}
 
 
 def keep_finished(
@@ -257,18 +242,10 @@ def keep_finished(
 
     Args:
         jobs: Uids of the run's jobs.
-        record: The record, as JSON; empty: it left none.
-
-    Raises:
-        ServiceError: If the cluster refuses, or does not answer.
+        record: JSON; empty: the run left none.
     """
-    entry: Document = {
-        "request_sha256": request_sha256,
-        "jobs": list(jobs),
-        "when": now_utc(),
-        "record": record,
-    }
-    made = json.dumps(entry, sort_keys=True)
+    facts = {"request_sha256": request_sha256, "when": now_utc(), "record": record}
+    made = json.dumps({**facts, "jobs": list(jobs)}, sort_keys=True)
     name = finished_map(workload)
     found = cluster.find(CONFIG_MAPS, name)
     others = {key: str(value) for key, value in mapping(found, "data").items() if key != run}

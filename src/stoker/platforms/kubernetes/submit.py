@@ -1,12 +1,12 @@
-"""Submission of a job: exactly once, by a caller with the rights for it.
+"""Submission of a job, exactly once.
 
-The job comes first and owns the rest: whatever ends this process in between, all objects go with
-the job. Its pods wait for their token until the Secret exists, a moment later. A process that was
-killed in that moment leaves a job that waits, and the next attempt makes the rest. So the token is
-never read back, and no account needs the right to.
+The job comes first and owns the other objects, so that they are deleted with it whenever this
+process ends. Its pods wait for their token until the Secret exists. If the process is killed in
+between, the next attempt makes the rest. So the token is never read back, and no account needs the
+right to.
 
-An attempt that finds its job continues with it. A failed one is deleted and made again under the
-same name; another job of that name is left alone.
+An attempt that finds its job continues with it. A failed job is replaced under the same name;
+another job of that name is left alone.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ from stoker.records import Json
 from stoker.records.base import Document, mapping
 from stoker.settings import LEASE_MINUTES_FILE, LEASE_RENEWED_FILE
 
-# A runtime goes when the last TrainJob that uses it has gone.
+# A runtime is deleted when the last TrainJob that uses it has gone.
 GONE_SECONDS = 120.0
 # As many as the feed needs; the Secret has them as hexadecimal digits.
 TOKEN_BYTES = 32
@@ -66,16 +66,13 @@ def provide_runtime(
 
     Args:
         owners: Owners of a new runtime, until the TrainJob owns it.
-
-    Raises:
-        PlatformError: If another one has the name, or `kubernetes.runtime` does not exist.
     """
     wanted = request.runtime
     assert wanted is not None
     name, digest = name_of(wanted), _digest(wanted)
     if not request.runtime_is_ours:
         found = cluster.find(RUNTIMES, name)
-        if found is None or _digest(found) != digest:
+        if _digest(found) != digest:
             what = "is for another plan or workload" if found else "does not exist"
             raise PlatformError(
                 f"TrainingRuntime {name} {what}",
@@ -98,7 +95,7 @@ def provide_runtime(
         if not job_state(found).is_deleted:
             if _digest(found) == digest:
                 return False
-            # Without a TrainJob it is left over from an earlier attempt.
+            # Without a TrainJob it is an earlier attempt's.
             if any(text(owner, "kind") == "TrainJob" for owner in owners_of(found)):
                 _refuse_runtime(name, cluster.namespace)
             log.event(EventName.RUNTIME_REPLACED, runtime=name)
@@ -111,12 +108,10 @@ def provide_runtime(
 def keep_runtime(
     cluster: ClusterApi, name: str, owners: Sequence[Document], *, job_uid: str
 ) -> None:
-    """Takes a runtime from a TrainJob that will be deleted: the next TrainJob uses it.
-
-    If another attempt has made that one already, it stays the owner.
+    """Takes a runtime from a TrainJob that will be deleted, for the next TrainJob.
 
     Args:
-        owners: Owners of the runtime until the next TrainJob owns it.
+        owners: Owners of the runtime until the next TrainJob owns it; it may exist already.
         job_uid: Of the TrainJob that is deleted.
     """
     while (found := cluster.find(RUNTIMES, name)) is not None:
@@ -147,13 +142,13 @@ def _refuse_runtime(name: str, namespace: str) -> None:
     )
 
 
-def _digest(document: Document) -> str:
+def _digest(document: Document | None) -> str:
     return text(mapping(document, "metadata", "annotations"), REQUEST_ANNOTATION)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartedObjects:
-    """A job that the cluster has; `lease` tells its leader that it is followed."""
+    """A job in the cluster, with the lease by which its leader knows of the follower."""
 
     uid: str
     created_at: str
@@ -163,7 +158,7 @@ class StartedObjects:
 
 @dataclass(slots=True, kw_only=True)
 class _Attempt:
-    """What an attempt has done so far, to undo it if it fails."""
+    """Steps of an attempt so far, to be undone if it fails."""
 
     has_asked: bool = False
     runtime_is_made: bool = False
@@ -173,11 +168,7 @@ class _Attempt:
 def adopt(
     cluster: ClusterApi, request: KubernetesRequest, *, follower: Follower, log: Log
 ) -> StartedObjects:
-    """Adopts the job of an earlier attempt, in any state.
-
-    Raises:
-        PlatformError: If there is no job of this request.
-    """
+    """Adopts the job of an earlier attempt, in any state; raises PlatformError if it is gone."""
     found = cluster.find(resource_of(request.main), request.name)
     if found is None:
         raise PlatformError(
@@ -186,25 +177,13 @@ def adopt(
     _check_is_ours(found, request, namespace=cluster.namespace)
     log.event(EventName.JOB_RESUMED, job=request.name, namespace=cluster.namespace)
     _guard_follower(cluster, request, follower, log=log)
-    described = mapping(found, "metadata")
-    return StartedObjects(
-        uid=text(described, "uid"),
-        created_at=text(described, "creationTimestamp"),
-        is_adopted=True,
-        lease=_lease(cluster, request, found, follower, is_adopted=True, log=log),
-    )
+    return _started(cluster, request, found, follower, is_adopted=True, log=log)
 
 
 def start(
     cluster: ClusterApi, request: KubernetesRequest, *, follower: Follower, log: Log
 ) -> StartedObjects:
-    """Creates the job and its parts, or adopts an earlier attempt's.
-
-    The follower's Workflow, if it has one, owns the job.
-
-    Raises:
-        PlatformError: If the cluster refuses, or another job has the name.
-    """
+    """Creates the job, owned by the follower's Workflow, and its parts; or adopts one."""
     attempt = _Attempt()
     owners = [follower.owner] if follower.owner else []
     try:
@@ -212,7 +191,8 @@ def start(
             attempt.runtime_is_made = provide_runtime(cluster, request, owners, log=log)
         run_id = follower.pod.run_id if follower.pod else ""
         job = _create_or_adopt(cluster, request, owners, attempt, log, run_id=run_id)
-        _provide_parts(cluster, request, job, is_adopted=attempt.is_adopted, log=log)
+        if not (attempt.is_adopted and job_state(job).has_ended):
+            _provide_parts(cluster, request, job, is_adopted=attempt.is_adopted, log=log)
         _guard_follower(cluster, request, follower, log=log)
     except BaseException as err:
         # An adopted job continues when this attempt fails, unless the user asked to stop.
@@ -222,16 +202,10 @@ def start(
         if is_over or not attempt.is_adopted:
             _abandon(cluster, request, attempt, log)
         raise
-    described = mapping(job, "metadata")
-    return StartedObjects(
-        uid=text(described, "uid"),
-        created_at=text(described, "creationTimestamp"),
-        is_adopted=attempt.is_adopted,
-        lease=_lease(cluster, request, job, follower, is_adopted=attempt.is_adopted, log=log),
-    )
+    return _started(cluster, request, job, follower, is_adopted=attempt.is_adopted, log=log)
 
 
-def _lease(
+def _started(
     cluster: ClusterApi,
     request: KubernetesRequest,
     job: Document,
@@ -239,11 +213,30 @@ def _lease(
     *,
     is_adopted: bool,
     log: Log,
-) -> LeaseKeeper | None:
-    """Returns the lease, renewed once; None for a run without one."""
+) -> StartedObjects:
+    described = mapping(job, "metadata")
     minutes = follower.lease_minutes(request.layout.settings)
-    if job_state(job).has_ended or not (minutes or is_adopted):
-        return None
+    lease = None
+    if not job_state(job).has_ended and (minutes or is_adopted):
+        lease = _lease(cluster, request, job, minutes=minutes, is_adopted=is_adopted, log=log)
+    return StartedObjects(
+        uid=text(described, "uid"),
+        created_at=text(described, "creationTimestamp"),
+        is_adopted=is_adopted,
+        lease=lease,
+    )
+
+
+def _lease(
+    cluster: ClusterApi,
+    request: KubernetesRequest,
+    job: Document,
+    *,
+    minutes: int,
+    is_adopted: bool,
+    log: Log,
+) -> LeaseKeeper | None:
+    """Returns the lease, renewed once; None without minutes, or without the rights for it."""
     keeper = LeaseKeeper(cluster, job=request.name, minutes=minutes, log=log)
     if is_adopted and keeper.renew():
         return keeper if minutes else None
@@ -269,8 +262,7 @@ def is_going_on(
 ) -> bool:
     """Whether a job of this request runs, waits, or has succeeded (or failed, if `or_failed`)."""
     found = cluster.find(resource_of(request.main), request.name)
-    annotations = mapping(found, "metadata", "annotations")
-    if found is None or annotations.get(REQUEST_ANNOTATION) != request.request_sha256:
+    if found is None or _digest(found) != request.request_sha256:
         return False
     state = job_state(found)
     return (or_failed or state.phase != "failed") and not state.is_deleted
@@ -291,7 +283,7 @@ def _create_or_adopt(
     while cluster.clock() < deadline:
         try:
             attempt.has_asked = True
-            job = cluster.create(resource, owned(_of_pipeline(request, run_id), owners))
+            job = cluster.create(resource, owned(_annotated(request, run_id), owners))
             log.event(EventName.JOB_CREATED, job=request.name, namespace=cluster.namespace)
             return job
         except ServiceError as err:
@@ -323,8 +315,8 @@ def _create_or_adopt(
     )
 
 
-def _of_pipeline(request: KubernetesRequest, run_id: str) -> Document:
-    """Returns the job, annotated with the pipeline's run and the workload."""
+def _annotated(request: KubernetesRequest, run_id: str) -> Document:
+    """Returns the job with the pipeline's run and the workload, which a lost record needs."""
     if not run_id:
         return request.main
     described = mapping(request.main, "metadata")
@@ -335,10 +327,9 @@ def _of_pipeline(request: KubernetesRequest, run_id: str) -> Document:
 
 
 def _check_is_ours(found: Document, request: KubernetesRequest, *, namespace: str) -> None:
-    annotations = mapping(found, "metadata", "annotations")
-    if annotations.get(REQUEST_ANNOTATION) == request.request_sha256:
+    if _digest(found) == request.request_sha256:
         return
-    run = text(annotations, RUN_ANNOTATION)
+    run = text(mapping(found, "metadata", "annotations"), RUN_ANNOTATION)
     whose = f"of run {run}, with other settings or another plan" if run else "not stoker's"
     raise PlatformError(
         f"another {request.main['kind']} has this name: it is {whose}",
@@ -354,7 +345,8 @@ def _adopt(
     name = name_of(found)
     log.event(EventName.JOB_RESUMED, job=name, namespace=cluster.namespace, phase=state.phase)
     known = owners_of(found)
-    new = [o for o in owners if o["uid"] not in {text(known_one, "uid") for known_one in known}]
+    uids = {text(owner, "uid") for owner in known}
+    new = [owner for owner in owners if owner["uid"] not in uids]
     if not new or state.has_ended:
         return
     # With an earlier attempt's owner: the job goes with the last of them.
@@ -366,16 +358,8 @@ def _adopt(
 
 
 def _provide_parts(
-    cluster: ClusterApi,
-    request: KubernetesRequest,
-    job: Document,
-    *,
-    is_adopted: bool,
-    log: Log,
+    cluster: ClusterApi, request: KubernetesRequest, job: Document, *, is_adopted: bool, log: Log
 ) -> None:
-    """Makes the objects that the job owns."""
-    if is_adopted and job_state(job).has_ended:
-        return
     token = {TOKEN_KEY: secrets.token_bytes(TOKEN_BYTES).hex()}
     # The token first: without it a data host does not even start.
     for resource, document in (
@@ -387,10 +371,10 @@ def _provide_parts(
     with _unless_denied(request.name, log):
         _create_part(cluster, BUDGETS, request.budget, job, is_adopted=is_adopted)
     if request.runtime is not None and request.runtime_is_ours and not is_adopted:
-        # Not waited for: a runtime goes only when no TrainJob uses it.
-        reference = object_reference(job, is_waited_for=False)
-        name = name_of(request.runtime)
-        cluster.patch(RUNTIMES, name, {"metadata": {"ownerReferences": [dict(reference)]}})
+        # Not waited for: a runtime is deleted only when no TrainJob uses it.
+        reference: Json = dict(object_reference(job, is_waited_for=False))
+        patch: Document = {"metadata": {"ownerReferences": [reference]}}
+        cluster.patch(RUNTIMES, name_of(request.runtime), patch)
 
 
 @contextlib.contextmanager
@@ -407,7 +391,7 @@ def _unless_denied(job: str, log: Log) -> Iterator[None]:
 def _guard_follower(
     cluster: ClusterApi, request: KubernetesRequest, follower: Follower, *, log: Log
 ) -> None:
-    """Makes a drain wait for the end of a step's pod that follows the job."""
+    """Makes a drain wait for the pod that follows the job."""
     if not (follower.owner and follower.labels):
         return
     budget = follower_budget(request.layout, follower.owner, follower.labels)
@@ -456,12 +440,10 @@ def _abandon(cluster: ClusterApi, request: KubernetesRequest, attempt: _Attempt,
         if attempt.has_asked:
             resource = resource_of(request.main)
             found = cluster.find(resource, request.name)
-            annotations = mapping(found, "metadata", "annotations")
-            if found and annotations.get(REQUEST_ANNOTATION) == request.request_sha256:
-                state = job_state(found)
-                if not state.has_ended:
-                    cluster.delete(resource, request.name, uid=state.uid)
-                    log.event(EventName.JOB_DELETED, job=request.name)
+            is_ours = _digest(found) == request.request_sha256
+            if found and is_ours and not (state := job_state(found)).has_ended:
+                cluster.delete(resource, request.name, uid=state.uid)
+                log.event(EventName.JOB_DELETED, job=request.name)
         if attempt.runtime_is_made and request.runtime:
             cluster.delete(RUNTIMES, name_of(request.runtime))
     except StokerError as err:
