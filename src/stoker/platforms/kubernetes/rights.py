@@ -1,6 +1,6 @@
 """Rights that a run takes: the rules of its Role, and whether the caller has them.
 
-Kubeflow's `pipeline-runner` and a profile's `default-editor` lack them (configs/kubernetes/rbac.yaml).
+Kubeflow's own accounts lack them (configs/kubernetes/rbac.yaml).
 """
 
 import itertools
