@@ -19,7 +19,7 @@ BENCHMARKS := benchmarks/feed.py benchmarks/prediction.py benchmarks/honesty.py 
 RUN := .venv/.installed-run
 DEV := .venv/.installed-dev
 
-# Environments that agree with nobody's: as the examples lock them.
+# Separate environments with other versions, as the examples lock them.
 TF := .venv-tf/.installed
 RAY := .venv-ray/.installed
 # Not in .venv: Lightning asks mpi4py how many ranks there are, and dies where it finds no libmpi.
@@ -69,7 +69,7 @@ test-cluster: $(DEV)  ## what a cluster does to jobs, on the one that KUBECONFIG
 test-docker: $(DEV)  ## the images, built and run on a Docker engine of their own; as root on Debian
 	@$(BIN)/pytest -q tests/docker -m docker
 
-# Side by side; all is told, also after one has failed, and each tool's words together where make can do that.
+# In parallel; all run, also after one has failed, with each tool's output together where make can do that.
 check: $(DEV)  ## format, lint, types, import layers
 	@$(MAKE) -k -j$(words $(CHECKS)) $(if $(filter output-sync,$(.FEATURES)),--output-sync) $(CHECKS)
 
@@ -97,7 +97,7 @@ docs: $(RUN) $(DOCS)  ## the reference from the code, and the site in .cache/sit
 faults: $(DEV)  ## only the tests that kill, stop and cut real processes
 	@$(BIN)/pytest -q tests -m 'fault and not soak'
 
-bench: $(DEV)  ## next to the alternatives, an hour; a short look: make bench BENCH=--quick
+bench: $(DEV)  ## compared with the alternatives, an hour; a short look: make bench BENCH=--quick
 	@for file in $(BENCHMARKS); do \
 	  echo "== $$file"; $(BIN)/python "$$file" $(BENCH) || exit 1; done
 
@@ -120,7 +120,7 @@ wheel: $(RUN)  ## dist/: wheel and sdist, tried in an empty environment; with th
 	@$(BIN)/hatchling build
 	@PYTHON=$(PYTHON) requirements/try-wheel
 
-lock:  ## writes requirements/ anew after a change of pyproject.toml or constraints.txt
+lock:  ## writes requirements/ after a change of pyproject.toml or constraints.txt
 	@PYTHON=$(PYTHON) requirements/lock
 
 clean:  ## removes .venv, runs and caches

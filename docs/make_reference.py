@@ -111,7 +111,7 @@ def workload_page() -> str:
         "```",
         "",
         "`stoker schema workload > workload.schema.json` writes the schema of the version that is "
-        "installed; projects of `stoker init` have it next to their workloads.",
+        "installed; projects of `stoker init` have it beside their workloads.",
         "",
         "Keys without another note are read on all platforms.",
         "",
@@ -285,7 +285,7 @@ def records_page() -> str:
         "same words. A field is never given another meaning within a version; fields may be "
         "added, so readers ignore those that they do not know.",
         "",
-        "The workload, which you write, has [a page of its own](workload.md).",
+        "The workload, which you write, is [on another page](workload.md).",
     ]
     seen: set[str] = set()
     for name, kind in RECORDS.items():
@@ -561,15 +561,16 @@ def _module(module: str) -> Iterator[str]:
         for name in names.split(", ")
     }
     told: set[str] = set()
+    of_libraries = []
     for name in public(module):
-        yield from ("", f"### {_heading(module, name)}", "")
         node, home = _definition(module, name)
+        if node is None and f"{module}.{name}" not in CONSTANTS:
+            of_libraries.append(f"`{name}` (`{home}`)")
+            continue
+        yield from ("", f"### {_heading(module, name)}", "")
         if f"{module}.{name}" in CONSTANTS:
             yield CONSTANTS[f"{module}.{name}"]
-        elif node is None:
-            library = "kfp" if home.startswith("kfp.") else "SageMaker's SDK"
-            yield f"A class of {library}, `{home}`, for pipelines of your own."
-        else:
+        elif node is not None:
             if not (isinstance(node, ast.ClassDef) and "Protocol" in map(ast.unparse, node.bases)):
                 yield from ("```text", *_signature(name, node), "```", "")
             text = _docstring(ast.get_docstring(node) or "", outputs=_outputs(node))
@@ -581,6 +582,8 @@ def _module(module: str) -> Iterator[str]:
             yield from ("", "```python", *code.splitlines(), "```")
         elif first:
             yield from ("", f"Example: [{module}.{first}](#{_slug(f'{module}.{first}')}).")
+    if of_libraries:
+        yield from ("", f"Also there, for pipelines of your own: {', '.join(of_libraries)}.")
 
 
 def _without_told(lines: Iterable[str], told: set[str]) -> Iterator[str]:
@@ -829,7 +832,7 @@ RUN_FILES = MappingProxyType(
         "they were.",
         "hosts/": "On this machine: /opt/ml of each host, with `model` and `checkpoints`.",
         "output/": "On SageMaker and Kubernetes: what the job left, unpacked.",
-        "token": "On this machine, while the run goes on: its token. A secret.",
+        "token": "On this machine, during the run: its token, a secret.",
     }
 )
 
@@ -850,8 +853,6 @@ def files_page() -> str:
     lines = [
         "# Files, ports, exit codes",
         "",
-        "Environment variables have [a page of their own](environment.md).",
-        "",
         "## Files of a run",
         "",
         "`stoker run` and `stoker train` write to `runs/ID/` in the folder that they are started "
@@ -862,10 +863,10 @@ def files_page() -> str:
         "| --- | --- |",
         *(f"| `{name}` | {_cell(text)} |" for name, text in RUN_FILES.items()),
         "",
-        "A command that is told where to write (`--out`, `--report`, `--summary`) writes there, "
-        "too. The verbs of one step without `--out` write `profile.json`, `decision.json` or "
-        "`evaluation.json` to the current folder. Files are written whole, under another name, and "
-        "renamed: a reader never sees half a record.",
+        "Options for files (`--out`, `--report`, `--summary`) name further places. The verbs of "
+        "one step without `--out` write `profile.json`, `decision.json` or `evaluation.json` to "
+        "the current folder. Files are written under another name and renamed: no reader sees a "
+        "part of one.",
         "",
         "## Ports",
         "",
@@ -900,7 +901,7 @@ def files_page() -> str:
         "| 0 | Done. | |",
         *_exit_codes(),
         f"| {errors.EXIT_INTERRUPTED} | Ctrl-C. | |",
-        f"| {errors.EXIT_TERMINATED} | SIGTERM: somebody asked it to end. | |",
+        f"| {errors.EXIT_TERMINATED} | SIGTERM. | |",
         "",
         "`stoker launch`, the entry point of the image, ends with the training command's own code. "
         "Otherwise that code is `exit_code` in `training.json`.",
@@ -916,7 +917,7 @@ _CODES = {
     1: "A bug of stoker; `--debug` shows where.",
     2: "Wrong usage, settings or records.",
     3: "The model missed its gate, or the training did no step.",
-    4: "The platform refused, or lost a host, or has none; nobody followed the run any more.",
+    4: "The platform refused, or lost a host, or has none; the run lost its follower.",
     5: "The feed was lost: no data worker is left, or none came in time. Or a dataset cannot "
     "travel to the data hosts ([what to do](../how-to/what-cannot-travel.md)).",
     6: "Your training failed, or took no batch from its data hosts.",

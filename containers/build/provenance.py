@@ -1,7 +1,7 @@
 """Writes how an image was built: a statement of in-toto with SLSA's provenance, version 1.
 
 `containers/build/image` calls it after the build. The statement is not signed: it says what was
-built of what, and whoever signs it (cosign attest) says that it is so.
+built of what, and its signer (cosign attest) confirms it.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 _BUILD_TYPE = "urn:stoker:containers/build/image:1"
-# Whose contents decide what is built, next to the commit.
+# Whose contents decide what is built, besides the commit.
 _FILES = (
     "constraints.txt",
     "requirements/image-control.txt",

@@ -254,7 +254,7 @@ def main(arguments: Sequence[str] | None = None) -> float:
         losses = checkpoint["losses"]
         accuracy = checkpoint["accuracy"]
         first_epoch = checkpoint["epoch"]
-        # Last: it sets the random states, too. The epoch goes on behind the last step.
+        # Last: it sets the random states, too. The epoch continues after the last step.
         batches.load_state_dict(checkpoint["batches"][rank])
 
     def keep(epoch: int) -> None:

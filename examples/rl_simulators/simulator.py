@@ -1,7 +1,7 @@
 """Steps simulated environments with the policy it is handed, for a learner on another host.
 
 As a server: `python simulator.py --listen ADDRESS:PORT --secret-file FILE`. Each connection gets a
-process with environments of its own. Who connects must know the secret; the rest is in plain text.
+process with its own environments. Who connects must know the secret; the rest is in plain text.
 """
 
 import argparse
@@ -116,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             try:
                 connection = listener.accept()
             except (OSError, EOFError, multiprocessing.AuthenticationError):
-                # Somebody only looked whether we are there, or does not know the secret.
+                # A port check, or a peer without the secret.
                 continue
             process = multiprocessing.Process(
                 target=serve, args=(connection, options.processes), daemon=True

@@ -65,7 +65,7 @@ def channel(name: str, uri: str, *, groups: Sequence[str]) -> Channel:
 
 
 def environment(decision: Mapping[str, object], command: Sequence[str]) -> dict[str, str]:
-    """Returns what the launcher is told; the image is started with the one argument `train`."""
+    """Returns the launcher's variables; the image is started with the one argument `train`."""
     groups = decision["plan"]["groups"]
     workers = {
         group["role"]: group["workers_per_host"]

@@ -44,7 +44,7 @@ class SpokenDigits(Dataset):
 
     Args:
         recordings: Samples at 8 kHz, -1 to 1, and the digit that they say.
-        copies: How often each recording comes in an epoch, each time augmented anew.
+        copies: How often each recording comes in an epoch, each time augmented again.
         is_augmented: False: the recording as it is.
     """
 

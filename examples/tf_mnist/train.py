@@ -21,7 +21,7 @@ try:
     import tensorflow as tf
 except ModuleNotFoundError:
     raise SystemExit(
-        "this example needs TensorFlow, in an environment of its own: "
+        "this example needs TensorFlow, in a separate environment: "
         "pip install --no-deps -r examples/tf_mnist/requirements.txt "
         "(docs/engines.md of stoker's checkout)"
     ) from None

@@ -109,6 +109,21 @@ def nothing_is_left(plane: Plane, parts: Sequence[str] = PARTS) -> bool:
     return not any(name.startswith(NAME) for name in found)
 
 
+def wait_until(condition, *, what):
+    until(condition, what=what, seconds=SECONDS)
+
+
+@pytest.fixture
+def start(plane, tmp_path, follow):
+    return lambda **settings: follow(submit(plane, described(plane, tmp_path, **settings)))
+
+
+def succeed(plane, followed):
+    plane.run_pods(NAME)
+    plane.end(NAME, 0)
+    assert followed.ended().status == "succeeded"
+
+
 def test_the_workflow_owns_the_job_and_the_pod_of_its_step_does_not(plane, tmp_path, monkeypatch):
     plane.make_workflow("w")
     be_step(monkeypatch, plane.make_step("step-1", workflow="w"))
@@ -117,7 +132,7 @@ def test_the_workflow_owns_the_job_and_the_pod_of_its_step_does_not(plane, tmp_p
     run.stop()
     # Its disruption budget holds off evictions alone.
     plane.delete("pods", "step-1")
-    until(lambda: "step-1" not in plane.names("pods"), what="it is gone", seconds=SECONDS)
+    wait_until(lambda: "step-1" not in plane.names("pods"), what="it is gone")
     time.sleep(SETTLED_SECONDS)
     assert plane.names("jobsets") == [NAME]
     be_step(monkeypatch, plane.make_step("step-2", workflow="w"))
@@ -126,7 +141,7 @@ def test_the_workflow_owns_the_job_and_the_pod_of_its_step_does_not(plane, tmp_p
     assert "keeps running" in adopted.leave()
     adopted.stop()
     plane.delete("workflows", "w")
-    until(lambda: nothing_is_left(plane), what="all is collected", seconds=SECONDS)
+    wait_until(lambda: nothing_is_left(plane), what="all is collected")
 
 
 @pytest.mark.cluster
@@ -140,10 +155,9 @@ def test_the_pod_that_follows_a_job_gets_the_rendered_priority(plane):
             return spec
 
         # A policy is in force a moment after it was made.
-        until(
+        wait_until(
             lambda: admitted(FOLLOWER_LABELS).get("priorityClassName") == "stoker-follower",
             what="the policy gives the class",
-            seconds=SECONDS,
         )
         found = admitted(FOLLOWER_LABELS)
         assert (found["priority"], found["preemptionPolicy"]) == (1_000_000, "Never")
@@ -159,29 +173,23 @@ def test_a_terminated_run_s_step_deletes_the_job_with_all_it_owns(plane, tmp_pat
     plane.terminate("w")
     assert run.leave() == ""
     run.stop()
-    until(lambda: nothing_is_left(plane), what="all is gone", seconds=SECONDS)
+    wait_until(lambda: nothing_is_left(plane), what="all is gone")
     assert not plane.pods(NAME, "dnn")
     assert not plane.pods(NAME, "data")
 
 
-def test_a_job_that_has_ended_goes_by_its_ttl(plane, tmp_path, follow):
-    followed = follow(
-        submit(plane, described(plane, tmp_path, jobset={"spec": {"ttlSecondsAfterFinished": 3}}))
-    )
-    plane.run_pods(NAME)
-    plane.end(NAME, 0)
-    assert followed.ended().status == "succeeded"
+def test_a_job_that_has_ended_goes_by_its_ttl(plane, start):
+    followed = start(jobset={"spec": {"ttlSecondsAfterFinished": 3}})
+    succeed(plane, followed)
     assert plane.names("jobsets") == [NAME]
     plane.pass_seconds_after_end(3)
-    until(lambda: nothing_is_left(plane), what="all is gone", seconds=SECONDS)
+    wait_until(lambda: nothing_is_left(plane), what="all is gone")
 
 
-def test_the_rendered_role_is_enough(plane, tmp_path, follow):
+def test_the_rendered_role_is_enough(plane, tmp_path, start):
     plane.platform = plane.as_account(rbac(namespace=plane.namespace, account="runner"))
-    followed = follow(submit(plane, described(plane, tmp_path)))
-    plane.run_pods(NAME)
-    plane.end(NAME, 0)
-    assert followed.ended().status == "succeeded"
+    followed = start()
+    succeed(plane, followed)
     followed.run.stop()
     again = submit(plane, described(plane, tmp_path))
     assert again.is_adopted
@@ -203,56 +211,49 @@ def test_a_quota_that_is_used_up_is_named_and_nothing_is_left(plane, tmp_path):
     plane.allow_no_jobs()
     with pytest.raises(PlatformError, match="quota does not allow it"):
         submit(plane, described(plane, tmp_path))
-    until(lambda: nothing_is_left(plane), what="nothing is left", seconds=SECONDS)
+    wait_until(lambda: nothing_is_left(plane), what="nothing is left")
 
 
-def test_a_follower_outlasts_an_api_server_that_is_started_again(plane, tmp_path, follow):
-    followed = follow(submit(plane, described(plane, tmp_path)))
+def test_a_follower_outlasts_an_api_server_that_is_started_again(plane, start):
+    followed = start()
     plane.run_pods(NAME)
-    until(lambda: f"{NAME}-dnn-0-0: runs" in followed.status, what="it runs", seconds=SECONDS)
+    wait_until(lambda: f"{NAME}-dnn-0-0: runs" in followed.status, what="it runs")
     plane.restart()
     plane.end(NAME, 0)
     assert followed.ended().status == "succeeded"
 
 
-def test_a_data_pod_that_is_evicted_is_replaced_and_the_job_goes_on(plane, tmp_path, follow):
-    followed = follow(submit(plane, described(plane, tmp_path)))
+def test_a_data_pod_that_is_evicted_is_replaced_and_the_job_goes_on(plane, start):
+    followed = start()
     plane.run_pods(NAME)
     first, second = plane.pods(NAME, "data")
     assert plane.evict(first)
-    until(
+    wait_until(
         lambda: len(plane.pods(NAME, "data")) == 2 and first not in plane.pods(NAME, "data"),
         what="another one is there",
-        seconds=SECONDS,
     )
     assert second in plane.pods(NAME, "data")
-    plane.run_pods(NAME)
-    plane.end(NAME, 0)
-    assert followed.ended().status == "succeeded"
+    succeed(plane, followed)
 
 
-def test_a_drain_waits_for_a_dnn_pod_and_a_lost_node_restarts_the_job(plane, tmp_path, follow):
-    followed = follow(submit(plane, described(plane, tmp_path, output="pvc://runs/stoker")))
+def test_a_drain_waits_for_a_dnn_pod_and_a_lost_node_restarts_the_job(plane, start):
+    followed = start(output="pvc://runs/stoker")
     plane.run_pods(NAME)
     (leader,) = plane.pods(NAME, "dnn")
     assert not plane.evict(leader)
     plane.take_away(leader)
-    until(
-        lambda: plane.pods(NAME, "dnn") not in ([], [leader]),
-        what="the job is started again",
-        seconds=SECONDS,
+    wait_until(
+        lambda: plane.pods(NAME, "dnn") not in ([], [leader]), what="the job is started again"
     )
-    plane.run_pods(NAME)
-    plane.end(NAME, 0)
-    assert followed.ended().status == "succeeded"
+    succeed(plane, followed)
 
 
 @BOTH
-def test_a_dnn_pod_that_fails_ends_the_run_with_its_code(plane, tmp_path, follow, api_name):
+def test_a_dnn_pod_that_fails_ends_the_run_with_its_code(plane, api_name, start):
     need(plane, api_name)
-    followed = follow(submit(plane, described(plane, tmp_path, api=api_name)))
+    followed = start(api=api_name)
     plane.run_pods(NAME)
-    until(lambda: "-0-0: runs" in followed.status, what="it runs", seconds=SECONDS)
+    wait_until(lambda: "-0-0: runs" in followed.status, what="it runs")
     plane.end(NAME, EXIT_CODE)
     end = followed.ended()
     assert (end.status, end.exit_code) == ("failed", EXIT_CODE)
@@ -271,20 +272,17 @@ def test_the_next_attempt_replaces_a_job_that_has_failed(plane, tmp_path, follow
     again = submit(plane, spec)
     assert not again.is_adopted
     followed = follow(again)
-    plane.run_pods(NAME)
-    plane.end(NAME, 0)
-    assert followed.ended().status == "succeeded"
+    succeed(plane, followed)
 
 
-def test_all_hosts_are_started_again_as_often_as_is_allowed(plane, tmp_path, follow):
-    followed = follow(submit(plane, described(plane, tmp_path, max_restarts=1)))
+def test_all_hosts_are_started_again_as_often_as_is_allowed(plane, start):
+    followed = start(max_restarts=1)
     plane.run_pods(NAME)
     first = plane.pods(NAME, "dnn") + plane.pods(NAME, "data")
     plane.end(NAME, EXIT_CODE)
-    until(
+    wait_until(
         lambda: len(plane.pods(NAME, "dnn")) == 1 and plane.pods(NAME, "dnn")[0] not in first,
         what="the job is started again",
-        seconds=SECONDS,
     )
     plane.run_pods(NAME)
     assert not {*first} & {*plane.pods(NAME, "data")}
@@ -294,8 +292,8 @@ def test_all_hosts_are_started_again_as_often_as_is_allowed(plane, tmp_path, fol
     assert "all hosts are restarted (restart 1)" in followed.status
 
 
-def test_a_dnn_pod_that_is_lost_ends_a_run_that_keeps_no_checkpoints(plane, tmp_path, follow):
-    followed = follow(submit(plane, described(plane, tmp_path)))
+def test_a_dnn_pod_that_is_lost_ends_a_run_that_keeps_no_checkpoints(plane, start):
+    followed = start()
     plane.run_pods(NAME)
     plane.take_away(*plane.pods(NAME, "dnn"))
     end = followed.ended()
@@ -303,17 +301,15 @@ def test_a_dnn_pod_that_is_lost_ends_a_run_that_keeps_no_checkpoints(plane, tmp_
     assert "was lost" in str(end.failure)
 
 
-def test_pods_that_a_quota_refuses_are_told_and_come_when_it_is_raised(plane, tmp_path, follow):
+def test_pods_that_a_quota_refuses_are_told_and_come_when_it_is_raised(plane, start):
     plane.allow_pods(1)
-    followed = follow(submit(plane, described(plane, tmp_path)))
+    followed = start()
     plane.run_pods(NAME, count=1)
     words = "are refused: Error creating: pods"
-    until(lambda: words in followed.status, what="it is said", seconds=SECONDS)
+    wait_until(lambda: words in followed.status, what="it is said")
     assert "free some of the namespace's quota" in followed.status
     plane.allow_pods(3)
-    plane.run_pods(NAME)
-    plane.end(NAME, 0)
-    assert followed.ended().status == "succeeded"
+    succeed(plane, followed)
 
 
 @BOTH
@@ -327,7 +323,7 @@ def test_a_job_that_runs_too_long_is_ended_and_that_is_said(plane, tmp_path, fol
     end = followed.ended()
     assert end.status == "failed"
     assert f"longer than kubernetes.max_run_seconds, {seconds} s" in str(end.failure)
-    until(lambda: not plane.pods(NAME, "data"), what="no host is left", seconds=SECONDS)
+    wait_until(lambda: not plane.pods(NAME, "data"), what="no host is left")
 
 
 def test_a_train_job_s_jobset_has_no_ttl_and_the_last_step_deletes_it_all(plane, tmp_path, follow):
@@ -336,12 +332,10 @@ def test_a_train_job_s_jobset_has_no_ttl_and_the_last_step_deletes_it_all(plane,
     plane.platform = plane.as_account(role)
     spec = described(plane, tmp_path, api="trainer")
     followed = follow(submit(plane, spec))
-    until(lambda: plane.names("jobsets") == [NAME], what="its JobSet is there", seconds=SECONDS)
+    wait_until(lambda: plane.names("jobsets") == [NAME], what="its JobSet is there")
     assert "ttlSecondsAfterFinished" not in plane.get("jobsets", NAME)["spec"]
-    plane.run_pods(NAME)
-    plane.end(NAME, 0)
-    assert followed.ended().status == "succeeded"
+    succeed(plane, followed)
     plane.pass_seconds_after_end(SETTLED_SECONDS)
     assert plane.names("jobsets") == plane.names("trainjobs") == [NAME]
     assert "had ended: deleted" in plane.platform.clean_up(NAME, spec.platform_settings)
-    until(lambda: nothing_is_left(plane, PARTS_OF_TRAINER), what="all is gone", seconds=SECONDS)
+    wait_until(lambda: nothing_is_left(plane, PARTS_OF_TRAINER), what="all is gone")

@@ -8,8 +8,6 @@ from stoker.profile.inventory import (
 
 
 class Driver:
-    """Plays NVML of two accelerators."""
-
     is_broken = False
 
     def nvmlInit(self) -> None:

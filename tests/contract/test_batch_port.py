@@ -36,15 +36,15 @@ def port(log):
     made.close()
 
 
-def turn(port: BatchPort, now: float = NOW) -> None:
+def turn(port, now=NOW):
     port.handle(port.filenos(), now)
 
 
-def connect(port: BatchPort) -> socket.socket:
+def connect(port):
     return socket.create_connection(("127.0.0.1", port.port), DEADLINE_SECONDS)
 
 
-def is_cut(connection: socket.socket) -> bool:
+def is_cut(connection):
     connection.settimeout(0.2)
     try:
         return connection.recv(1) == b""
@@ -145,16 +145,16 @@ def test_what_is_queued_for_who_hangs_up_is_let_go_of(port):
 
 def test_no_more_open_files_cuts_the_oldest_stranger_and_spins_not(port, monkeypatch):
     class Full:
-        def __init__(self, listener: socket.socket) -> None:
+        def __init__(self, listener):
             self._listener = listener
 
-        def accept(self) -> None:
+        def accept(self):
             raise OSError(24, "Too many open files")
 
-        def fileno(self) -> int:
+        def fileno(self):
             return self._listener.fileno()
 
-        def close(self) -> None:
+        def close(self):
             self._listener.close()
 
     listener = port._listener

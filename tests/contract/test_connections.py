@@ -27,7 +27,7 @@ def port():
     number = router.bind_to_random_port("tcp://127.0.0.1")
     is_over = threading.Event()
 
-    def answer() -> None:
+    def answer():
         count = 0
         poller = zmq.Poller()
         poller.register(allow.socket, zmq.POLLIN)
@@ -61,7 +61,7 @@ def connection(port):
     context.term()
 
 
-def ready_of(connection: Connection) -> set[int]:
+def ready_of(connection):
     poll = select.poll()
     for fileno in connection.filenos:
         poll.register(fileno, select.POLLIN)
@@ -70,13 +70,13 @@ def ready_of(connection: Connection) -> set[int]:
     return {fileno for fileno, _ in found}
 
 
-def come_up(connection: Connection) -> None:
+def come_up(connection):
     while not connection.is_up:
         if connection.has_events(ready_of(connection)):
             connection.watch(time.monotonic())
 
 
-def num_answers(first: int, last: int) -> int:
+def num_answers(first, last):
     return sum(1 + number % 3 for number in range(first, last + 1))
 
 
@@ -108,9 +108,7 @@ def test_a_send_that_reads_the_wake_up_of_a_message_hides_it_from_no_wait(connec
         connection.send(protocol.Leaving())
         while len(came) < num_answers(1, number + 1):
             connection.receive(
-                lambda frames: came.extend(map(len, frames)),
-                at_most=16,
-                ready=ready_of(connection),
+                lambda frames: came.extend(map(len, frames)), at_most=16, ready=ready_of(connection)
             )
     assert came == [ANSWER_BYTES] * num_answers(1, 2 * HIDDEN)
 

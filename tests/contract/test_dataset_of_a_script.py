@@ -12,7 +12,7 @@ from stoker.errors import ShippingError
 from stoker.feed.wire.dataset import DatasetSpec, environment_at_start, pack_spec, unpack_spec
 
 
-def run(code: str, **environ: str) -> str:
+def run(code, **environ):
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={"PATH": os.environ["PATH"], **environ},
@@ -74,10 +74,10 @@ def test_a_process_that_such_a_rank_forks_knows_it_as_well(method):
 
 
 class Numbers:
-    def __init__(self, **attributes: object) -> None:
+    def __init__(self, **attributes):
         self.__dict__.update(attributes)
 
-    def __getitem__(self, index: int) -> int:
+    def __getitem__(self, index):
         return index
 
 

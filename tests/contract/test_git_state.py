@@ -6,7 +6,7 @@ from pathlib import Path
 from stoker.host.git import git_state
 
 
-def git(folder: Path, *arguments: str) -> str:
+def git(folder, *arguments):
     names = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
     command = ["git", "-C", str(folder), *names, *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

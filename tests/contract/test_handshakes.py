@@ -13,7 +13,7 @@ FOREIGN = Keys.from_token(b"\x02" * 32)
 
 
 class Server:
-    def __init__(self) -> None:
+    def __init__(self):
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.allow = AllowList(self.context, OURS)
         self.socket = self.context.socket(zmq.ROUTER)
@@ -24,7 +24,7 @@ class Server:
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
-    def _run(self) -> None:
+    def _run(self):
         poller = zmq.Poller()
         poller.register(self.allow.socket, zmq.POLLIN)
         poller.register(self.socket, zmq.POLLIN)
@@ -37,7 +37,7 @@ class Server:
                     self.got.append(message)
                     self.socket.send_multipart([identity, message])
 
-    def close(self) -> None:
+    def close(self):
         self._end.set()
         self._thread.join()
         self.allow.close()
@@ -66,7 +66,7 @@ def test_a_client_of_the_run_is_let_in(server, client):
     assert server.allow.refused == 0
 
 
-def mixed() -> Keys:
+def mixed():
     return Keys(
         server_public=OURS.server_public,
         server_secret=FOREIGN.server_secret,
@@ -113,10 +113,10 @@ def test_a_message_above_the_bound_cuts_the_connection(server, client):
 
 
 class Cuts(RejectionLog):
-    def __init__(self) -> None:
+    def __init__(self):
         self.reasons: list[str] = []
 
-    def add(self, address: str, reason: str) -> None:
+    def add(self, address, reason):
         self.reasons.append(reason)
 
 

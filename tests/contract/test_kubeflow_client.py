@@ -189,7 +189,7 @@ def test_a_run_whose_gate_failed_is_told_by_its_tasks_and_ends_with_3(
 ):
     """The strict double makes the nodes as Kubeflow's compiler and Argo do."""
     upload(server)
-    monkeypatch.setattr("stoker.cli.pipelines.WAIT_SECONDS", 0.0)
+    monkeypatch.setattr("stoker.pipelines.base.WAIT_SECONDS", 0.0)
 
     def execute(step: Step) -> int:
         outputs = step.executor_input["outputs"]

@@ -18,7 +18,7 @@ from stoker.launch.finish import leave_in_pod
 from stoker.launch.topology import HostGroup, Topology
 from stoker.logs import Log
 from stoker.platforms.base import JobSpec, leader_record
-from stoker.platforms.kubernetes import KubernetesPlatform, KubernetesRequest
+from stoker.platforms.kubernetes import KubernetesPlatform
 from stoker.platforms.kubernetes import api as connection
 from stoker.platforms.kubernetes.api import ClusterApi, Resource
 from stoker.platforms.kubernetes.job import ASK_SECONDS, REPEAT_SECONDS, KubernetesRun
@@ -69,17 +69,17 @@ EXIT_CODE = 7
 NEXT_BEST = "1 x g5.2xlarge + 2 x c6i.4xlarge (80.0 ms per step, $2.00 per hour)"
 LEADER, FIRST, SECOND = (f"{NAME}-{place}" for place in ("dnn-0-0", "data-0-0", "data-0-1"))
 BOTH = pytest.mark.parametrize("api_name", ["jobset", "trainer"])
+BOTH_OR_ENDED = pytest.mark.parametrize(
+    ("api_name", "has_ended"), [("jobset", False), ("trainer", False), ("trainer", True)]
+)
 PLURAL = {"jobset": "jobsets", "trainer": "trainjobs"}
 TRAINS = {"jobset": "dnn", "trainer": "node"}
 
 
 class Clock:
-    """Counts monotonic seconds that tests may let jump."""
+    ahead = 0.0
 
-    def __init__(self) -> None:
-        self.ahead = 0.0
-
-    def __call__(self) -> float:
+    def __call__(self):
         return time.monotonic() + self.ahead
 
 
@@ -121,22 +121,18 @@ def with_settings(job: JobSpec, **settings: Any) -> JobSpec:
     )
 
 
-def plan(platform: KubernetesPlatform, job: JobSpec) -> KubernetesRequest:
-    return platform.plan(job)
+@pytest.fixture
+def step(api, monkeypatch):
+    """Makes this process the pod of a Workflow's step from here on."""
 
+    def become(name="step-1", *, workflow="w", run_id="", prefix=""):
+        if workflow and not api.has("workflows", workflow):
+            api.make_workflow(workflow)
+        for key, value in api.make_step(name, workflow=workflow, run_id=run_id).items():
+            if not (prefix and key == "POD_NAMESPACE"):
+                monkeypatch.setenv(f"{prefix}{key}", value)
 
-def be_step(
-    monkeypatch: pytest.MonkeyPatch,
-    api: KubernetesApi,
-    name: str,
-    *,
-    workflow: str | None = "w",
-    prefix: str = "",
-) -> None:
-    """This process is the pod of a step from here on."""
-    for key, value in api.make_step(name, workflow=workflow).items():
-        if not (prefix and key == "POD_NAMESPACE"):
-            monkeypatch.setenv(f"{prefix}{key}", value)
+    return become
 
 
 @pytest.fixture
@@ -145,8 +141,18 @@ def follow():
 
 
 @pytest.fixture
-def run(platform, job):
-    return platform.submit(plan(platform, job))
+def submit(platform, job):
+    return lambda **settings: platform.submit(platform.plan(with_settings(job, **settings)))
+
+
+@pytest.fixture
+def start(follow, submit):
+    return lambda **settings: follow(submit(**settings))
+
+
+@pytest.fixture
+def run(submit):
+    return submit()
 
 
 @pytest.fixture
@@ -157,6 +163,7 @@ def followed(follow, run):
 @pytest.fixture
 def running(api, followed):
     api.run_pods(NAME)
+    until(lambda: f"{LEADER}: runs" in followed.status, what="it runs")
     return followed
 
 
@@ -193,9 +200,20 @@ def only_pod(api: KubernetesApi, host: str) -> str:
     return found
 
 
-def trained(
-    api: KubernetesApi, followed: Followed, *, api_name: str = "jobset", lines: list[str]
-) -> None:
+def complete(api, followed):
+    """Ends the leader and the job well; returns the run's end."""
+    api.end_pod(only_pod(api, LEADER))
+    api.end_job(NAME)
+    end = followed.ended()
+    assert end.status == "succeeded"
+    return end
+
+
+def are_gone(api, *plurals):
+    return not [name for plural in plurals for name in api.names(plural)]
+
+
+def trained(api, followed, *, api_name="jobset", lines):
     """All hosts run, speak and end."""
     api.run_pods(NAME)
     leader = only_pod(api, f"{NAME}-{TRAINS[api_name]}-0-0")
@@ -211,8 +229,8 @@ def trained(
 
 
 @BOTH
-def test_submit_makes_the_job_and_what_it_owns(api, platform, job, api_name):
-    run = platform.submit(plan(platform, with_settings(job, api=api_name)))
+def test_submit_makes_the_job_and_what_it_owns(api, api_name, submit):
+    run = submit(api=api_name)
     uid = api.get(PLURAL[api_name], NAME)["metadata"]["uid"]
     parts = [("secrets", f"{NAME}-token"), ("configmaps", f"{NAME}-config")]
     parts += [("poddisruptionbudgets", NAME)]
@@ -226,8 +244,8 @@ def test_submit_makes_the_job_and_what_it_owns(api, platform, job, api_name):
     run.stop()
 
 
-def test_pods_wait_for_their_token_only_until_the_next_calls(api, platform, job):
-    platform.submit(plan(platform, job)).stop()
+def test_pods_wait_for_their_token_only_until_the_next_calls(api, submit):
+    submit().stop()
     writes = [
         call.split("?")[0] for call in api.calls if call.startswith("POST") and NAMESPACE in call
     ]
@@ -236,91 +254,82 @@ def test_pods_wait_for_their_token_only_until_the_next_calls(api, platform, job)
 
 
 @BOTH
-def test_the_workflow_that_controls_the_step_s_pod_owns_the_job(
-    api, platform, job, monkeypatch, api_name
-):
-    uid = api.make_workflow("w")
-    be_step(monkeypatch, api, "step-1")
-    platform.submit(plan(platform, with_settings(job, api=api_name)))
+def test_the_workflow_that_controls_the_step_s_pod_owns_the_job(api, api_name, submit, step):
+    step()
+    uid = api.get("workflows", "w")["metadata"]["uid"]
+    submit(api=api_name)
     owners = api.get(PLURAL[api_name], NAME)["metadata"]["ownerReferences"]
     of_workflow = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "w"}
     assert owners == [{**of_workflow, "uid": uid}]
     api.remove("pods", "step-1")
     assert api.names(PLURAL[api_name]) == [NAME]
     api.remove("workflows", "w")
-    for plural in (PLURAL[api_name], "secrets", "configmaps", "trainingruntimes"):
-        assert api.names(plural) == []
+    assert are_gone(api, PLURAL[api_name], "secrets", "configmaps", "trainingruntimes")
 
 
 @pytest.mark.parametrize("is_denied", [False, True])
-def test_a_pod_whose_controller_is_no_workflow_or_cannot_be_read_owns_nothing(
-    api, platform, job, monkeypatch, is_denied, capfd
-):
-    api.make_workflow("w")
-    be_step(monkeypatch, api, "step-1", workflow="w" if is_denied else None)
+def test_a_pod_without_a_readable_workflow_owns_nothing(api, is_denied, capfd, submit, step):
+    step(workflow="w" if is_denied else None)
     api.denied |= {("get", "pods")} if is_denied else set()
     api.reviews_work = False
-    platform.submit(plan(platform, job))
+    submit()
     assert api.get("jobsets", NAME)["metadata"]["ownerReferences"] == []
     assert ("owner_unknown" in capfd.readouterr().err) == is_denied
 
 
-def test_a_pod_of_another_namespace_owns_nothing(api, platform, job, monkeypatch):
+def test_a_pod_of_another_namespace_owns_nothing(api, monkeypatch, submit):
     monkeypatch.setenv("POD_NAME", "step-1")
     monkeypatch.setenv("POD_UID", "uid-1")
     monkeypatch.setenv("POD_NAMESPACE", "kubeflow")
-    platform.submit(plan(platform, job))
+    submit()
     assert api.get("jobsets", NAME)["metadata"]["ownerReferences"] == []
 
 
-def test_a_secret_that_cannot_be_made_leaves_no_job(api, platform, job):
+def test_a_secret_that_cannot_be_made_leaves_no_job(api, submit):
     api.faults.append(
         Fault("POST", "secrets", code=403, reason="Forbidden", message="exceeded quota: secrets=0")
     )
     with pytest.raises(PlatformError, match="quota"):
-        platform.submit(plan(platform, job))
+        submit()
     assert api.names("jobsets") == []
 
 
 @BOTH
-def test_an_interrupt_while_the_job_is_made_leaves_nothing(
-    api, platform, job, api_name, monkeypatch
-):
+def test_an_interrupt_while_the_job_is_made_leaves_nothing(api, api_name, monkeypatch, submit):
     def interrupted(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("stoker.platforms.kubernetes.submit._provide_parts", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        platform.submit(plan(platform, with_settings(job, api=api_name)))
-    assert api.names(PLURAL[api_name]) == []
-    assert api.names("trainingruntimes") == []
+        submit(api=api_name)
+    assert are_gone(api, PLURAL[api_name], "trainingruntimes")
 
 
 @pytest.mark.parametrize("plural", ["jobsets", "secrets", "configmaps"])
-def test_an_answer_that_is_lost_makes_nothing_twice(api, platform, job, plural):
+def test_an_answer_that_is_lost_makes_nothing_twice(api, plural, submit):
     api.faults.append(Fault("POST", plural, is_answer_lost=True))
-    run = platform.submit(plan(platform, job))
+    run = submit()
     assert api.names("jobsets") == [NAME]
     assert api.names("secrets") == [f"{NAME}-token"]
     run.stop()
 
 
-def test_a_server_that_cannot_answer_now_is_asked_by_a_retry(api, platform, job):
+def test_a_server_that_cannot_answer_now_is_asked_by_a_retry(api, submit):
     api.faults.append(Fault("POST", "jobsets", code=503, times=2, reason="ServiceUnavailable"))
-    platform.submit(plan(platform, job)).stop()
+    submit().stop()
     assert api.count(f"POST /apis/jobset.x-k8s.io/v1alpha2/namespaces/{NAMESPACE}/jobsets") == 3
 
 
-def test_a_job_that_the_cluster_finds_invalid_is_refused_in_its_words(api, platform, job):
-    request = plan(platform, job)
-    spec: Any = {**request.main["spec"], "replica": 1}  # type: ignore[dict-item]
+def test_a_job_that_the_cluster_finds_invalid_is_refused_in_its_words(platform, job):
+    request = platform.plan(job)
+    spec = {**request.main["spec"], "replica": 1}
     with pytest.raises(PlatformError, match=r'unknown field "spec\.replica"') as caught:
         platform.submit(dataclasses.replace(request, main={**request.main, "spec": spec}))
     assert "update JobSet" in caught.value.fix
 
 
 def test_a_runtime_that_others_applied_must_be_that_of_the_plan(api, platform, job):
-    request = plan(platform, with_settings(job, api="trainer", runtime="shared"))
+    request = platform.plan(with_settings(job, api="trainer", runtime="shared"))
     assert request.runtime is not None
     with pytest.raises(PlatformError, match="TrainingRuntime shared does not exist"):
         platform.submit(request)
@@ -337,7 +346,7 @@ def test_a_runtime_that_others_applied_must_be_that_of_the_plan(api, platform, j
 
 
 def test_a_second_attempt_makes_up_for_what_the_first_did_not_come_to(api, platform, job):
-    request = plan(platform, job)
+    request = platform.plan(job)
     platform.submit(request)
     api.remove("secrets", f"{NAME}-token")
     api.remove("configmaps", f"{NAME}-config")
@@ -346,12 +355,12 @@ def test_a_second_attempt_makes_up_for_what_the_first_did_not_come_to(api, platf
     assert api.names("configmaps") == [f"{NAME}-config"]
 
 
-def test_the_workflow_of_a_second_attempt_comes_to_own_the_job_too(api, platform, job, monkeypatch):
+def test_the_workflow_of_a_second_attempt_comes_to_own_the_job_too(api, submit, step):
     uids = []
     for number in ("1", "2"):
         uids.append(api.make_workflow(f"w{number}"))
-        be_step(monkeypatch, api, f"step-{number}", workflow=f"w{number}", prefix="KFP_")
-        platform.submit(plan(platform, job))
+        step(f"step-{number}", workflow=f"w{number}", prefix="KFP_")
+        submit()
     owners = api.get("jobsets", NAME)["metadata"]["ownerReferences"]
     assert [owner["uid"] for owner in owners] == uids
     api.remove("workflows", "w1")
@@ -360,7 +369,7 @@ def test_the_workflow_of_a_second_attempt_comes_to_own_the_job_too(api, platform
 
 @BOTH
 def test_a_job_that_has_failed_is_made_anew_under_its_name(api, platform, job, api_name):
-    request = plan(platform, with_settings(job, api=api_name))
+    request = platform.plan(with_settings(job, api=api_name))
     platform.submit(request)
     uid, token = api.get(PLURAL[api_name], NAME)["metadata"]["uid"], api.token(NAME)
     api.end_job(NAME, "Failed", message="jobset failed")
@@ -372,7 +381,7 @@ def test_a_job_that_has_failed_is_made_anew_under_its_name(api, platform, job, a
 
 @BOTH
 def test_a_job_that_is_being_deleted_is_waited_for(api, platform, job, api_name):
-    request, plural = plan(platform, with_settings(job, api=api_name)), PLURAL[api_name]
+    request, plural = platform.plan(with_settings(job, api=api_name)), PLURAL[api_name]
 
     def num_tries() -> int:
         return sum(call.startswith("POST") and f"/{plural}" in call for call in list(api.calls))
@@ -384,7 +393,7 @@ def test_a_job_that_is_being_deleted_is_waited_for(api, platform, job, api_name)
     stopping.start()
     until(lambda: "deletionTimestamp" in api.get(plural, NAME)["metadata"], what="it is marked")
     creations = num_tries()
-    made: list[KubernetesRun] = []
+    made = []
     second = threading.Thread(target=lambda: made.append(platform.submit(request)))
     second.start()
     until(lambda: num_tries() > creations + 1, what="it is tried again")
@@ -395,12 +404,12 @@ def test_a_job_that_is_being_deleted_is_waited_for(api, platform, job, api_name)
     assert api.get(plural, NAME)["metadata"]["uid"] != uid
 
 
-def test_a_runtime_is_not_taken_from_the_next_train_job(api, platform, cluster, job, monkeypatch):
+def test_a_runtime_is_not_taken_from_the_next_train_job(api, cluster, monkeypatch, submit):
     def owners() -> list[str]:
         owned_by = api.get("trainingruntimes", NAME)["metadata"].get("ownerReferences", [])
         return [owner["uid"] for owner in owned_by]
 
-    platform.submit(plan(platform, with_settings(job, api="trainer")))
+    submit(api="trainer")
     uid = api.get("trainjobs", NAME)["metadata"]["uid"]
     assert owners() == [uid]
     # Another attempt has made the next TrainJob in the meantime, whose runtime it is now.
@@ -424,21 +433,21 @@ def test_a_runtime_is_not_taken_from_the_next_train_job(api, platform, cluster, 
     assert api.get("trainingruntimes", NAME)["metadata"]["ownerReferences"] == []
 
 
-def test_another_job_of_that_name_is_left_alone(api, platform, job):
-    platform.submit(plan(platform, job))
+def test_another_job_of_that_name_is_left_alone(api, platform, job, submit):
+    submit()
     uid = api.get("jobsets", NAME)["metadata"]["uid"]
     other = dataclasses.replace(job, hyperparameters={"epochs": 4})
     with pytest.raises(PlatformError, match="another JobSet has this name") as caught:
-        platform.submit(plan(platform, other))
+        platform.submit(platform.plan(other))
     assert "--name" in caught.value.fix
     assert api.get("jobsets", NAME)["metadata"]["uid"] == uid
 
 
-def test_a_secret_of_somebody_else_ends_the_attempt(api, platform, job, monkeypatch):
+def test_a_secret_of_somebody_else_ends_the_attempt(api, monkeypatch, submit):
     monkeypatch.setattr("stoker.platforms.kubernetes.submit.LEFTOVER_SECONDS", 0.0)
     api.put("secrets", {"metadata": {"name": f"{NAME}-token"}, "stringData": {"token": "x"}})
     with pytest.raises(PlatformError, match="not this run's"):
-        platform.submit(plan(platform, job))
+        submit()
     assert api.names("jobsets") == []
     assert api.names("secrets") == [f"{NAME}-token"]
 
@@ -447,12 +456,10 @@ def test_a_secret_of_somebody_else_ends_the_attempt(api, platform, job, monkeypa
 
 
 @BOTH
-def test_a_run_is_followed_to_its_end_with_its_records(
-    api, platform, job, follow, tmp_path, api_name
-):
+def test_a_run_is_followed_to_its_end_with_its_records(api, job, tmp_path, api_name, start):
     record = training()
     timeline = "loader,epoch\n" + "0,1\n" * 100
-    followed = follow(platform.submit(plan(platform, with_settings(job, api=api_name))))
+    followed = start(api=api_name)
     trained(api, followed, api_name=api_name, lines=record_lines(tmp_path, record, timeline))
     end = followed.ended()
     assert end.status == "succeeded"
@@ -492,7 +499,7 @@ def test_a_profile_s_results_come_back_in_the_leader_s_log(
     output.mkdir()
     (output / "profile-rank0.json").write_bytes(msgspec.json.encode(result))
     (output / "baseline-timeline-rank0.csv").write_text(STEPS_AS_IS)
-    combined: list[RankResult] = []
+    combined = []
 
     def combine(ranks: list[RankResult], **_: object) -> Profile:
         combined.extend(ranks)
@@ -507,7 +514,7 @@ def test_a_profile_s_results_come_back_in_the_leader_s_log(
         cluster=TodaysCluster(dnn=TodaysGroup(instance_type="g5.2xlarge")),
         kubernetes=job.platform_settings.kubernetes,
     )
-    found: list[Profile] = []
+    found = []
     run_dir = tmp_path / NAME
     thread = threading.Thread(
         target=lambda: found.append(profile(workload, platform=platform, run_dir=run_dir))
@@ -541,10 +548,7 @@ def test_a_data_pod_that_is_evicted_is_replaced_and_its_host_s_log_goes_on(api, 
     api.start_pod(new, node="node-2")
     api.say(new, "new pod")
     until(lambda: running.texts(FIRST) == ["old pod", "new pod"], what="the second pod's log")
-    api.end_pod(only_pod(api, LEADER))
-    api.end_job(NAME)
-    end = running.ended()
-    assert end.status == "succeeded"
+    complete(api, running)
     assert f"{FIRST}: lost: TerminationByKubelet" in running.status
     assert f"{FIRST}: runs on node node-2, replacing an earlier pod" in running.status
     assert (job.run_dir / "logs" / f"data-{FIRST}.log").read_text() == "old pod\nnew pod\n"
@@ -576,7 +580,6 @@ def test_a_host_that_took_too_much_memory_says_so(api, reason, words, running):
 
 def test_a_dnn_host_that_was_taken_away_says_so(api, running):
     leader = only_pod(api, LEADER)
-    until(lambda: f"{LEADER}: runs" in running.status, what="it runs")
     api.evict_pod(leader, message="preempted by high", is_replaced=False)
     api.end_job(NAME, "Failed", message="jobset failed")
     failure = str(running.ended().failure)
@@ -589,7 +592,7 @@ def test_a_dnn_pod_on_a_node_that_is_cut_off_is_told_and_bounded(
     api, platform, job, follow, clock, settings
 ):
     priced = dataclasses.replace(with_settings(job, **settings), prices={"c7i.4xlarge": 0.5})
-    submitted = platform.submit(plan(platform, priced))
+    submitted = platform.submit(platform.plan(priced))
     api.run_pods(NAME)
     leader = only_pod(api, LEADER)
     assert api.cut_off_node(leader, overdue_seconds=61) == ""
@@ -612,9 +615,20 @@ def test_a_dnn_pod_on_a_node_that_is_cut_off_is_told_and_bounded(
     assert f"kubectl delete node {'node-1'}" in str(end.failure)
 
 
-def test_a_dnn_pod_that_is_freed_in_time_ends_no_run(api, platform, job, follow, clock):
+def test_a_data_pod_on_a_node_that_is_cut_off_is_replaced_and_told(api, clock, running):
+    first = only_pod(api, FIRST)
+    until(lambda: f"{FIRST}: runs" in running.status, what="it runs")
+    api.start_pod(api.cut_off_node(first, overdue_seconds=61), node="node-2")
+    until(lambda: f"kubectl delete pod {first} -n" in running.status, what="it is told")
+    again = f"{FIRST}: runs on node node-2, replacing an earlier pod"
+    until(lambda: again in running.status, what="its place is taken")
+    clock.ahead += 3600
+    complete(api, running)
+
+
+def test_a_dnn_pod_that_is_freed_in_time_ends_no_run(api, clock, start):
     settings = {"output": "pvc://outputs"}
-    followed = follow(platform.submit(plan(platform, with_settings(job, **settings))))
+    followed = start(**settings)
     api.run_pods(NAME)
     leader = only_pod(api, LEADER)
     until(lambda: f"{LEADER}: runs" in followed.status, what="it runs")
@@ -625,13 +639,11 @@ def test_a_dnn_pod_that_is_freed_in_time_ends_no_run(api, platform, job, follow,
     again = f"{LEADER}: runs on node node-1, replacing an earlier pod"
     until(lambda: again in followed.status, what="its place is taken")
     clock.ahead += 3600
-    api.end_pod(only_pod(api, LEADER))
-    api.end_job(NAME)
-    assert followed.ended().status == "succeeded"
+    complete(api, followed)
 
 
-def test_all_hosts_that_are_started_again_are_followed_again(api, platform, job, follow):
-    followed = follow(platform.submit(plan(platform, with_settings(job, max_restarts=1))))
+def test_all_hosts_that_are_started_again_are_followed_again(api, start):
+    followed = start(max_restarts=1)
     api.run_pods(NAME)
     leader = only_pod(api, LEADER)
     api.say(leader, "first try")
@@ -658,27 +670,25 @@ def test_watches_and_logs_that_reconnect_lose_and_repeat_nothing(api, how, runni
         lines = [f"line {number}.{i}" for i in range(20)]
         said += lines
         api.say(leader, *lines)
-        until(lambda n=number: f"line {n}.0" in running.texts(LEADER), what="they arrive")  # type: ignore[misc]
+        until(lambda n=number: f"line {n}.0" in running.texts(LEADER), what="they arrive")
         until(lambda: getattr(api, how)() > 0, what="there is a stream to break")
-    api.end_pod(leader)
-    api.end_job(NAME)
-    assert running.ended().status == "succeeded"
+    complete(api, running)
     assert running.texts(LEADER) == said
 
 
 @pytest.mark.parametrize("how", ["cut", "end"])
-def test_a_log_that_ends_early_is_read_on_in_the_midst_of_a_line(api, platform, job, follow, how):
+def test_a_log_that_ends_early_is_read_on_in_the_midst_of_a_line(api, how, start):
     api_lines = [
         f"line {i} with some length so that half of it is something else" for i in range(9)
     ]
-    followed = follow(platform.submit(plan(platform, job)))
+    followed = start()
     for name in api.make_pods(NAME):
         api.break_log(name, after=3, how=how)
         api.break_log(name, after=2, how=how)
         api.say(name, *api_lines)
         api.start_pod(name)
     for host in (LEADER, FIRST):
-        until(lambda h=host: len(followed.texts(h)) >= 9, what="all lines")  # type: ignore[misc]
+        until(lambda h=host: len(followed.texts(h)) >= 9, what="all lines")
         assert followed.texts(host) == api_lines
 
 
@@ -697,7 +707,6 @@ def test_lines_of_one_moment_are_all_told_once(api, running):
 
 def test_a_version_that_is_too_old_is_no_end(api, running):
     leader = only_pod(api, LEADER)
-    until(lambda: f"{LEADER}: runs" in running.status, what="it runs")
     lists = api.count(f"GET /apis/jobset.x-k8s.io/v1alpha2/namespaces/{NAMESPACE}/jobsets?")
     api.faults.append(Fault("WATCH", "jobsets", times=2, code=503))
     api.drop_streams()
@@ -713,13 +722,10 @@ def test_a_version_that_is_too_old_is_no_end(api, running):
 
 
 def test_a_cluster_that_is_away_for_a_while_is_retried_and_that_is_said_once(api, running):
-    until(lambda: f"{LEADER}: runs" in running.status, what="it runs")
     for plural in ("jobsets", "pods", "events"):
         api.faults.append(Fault("WATCH", plural, times=2, code=503, message="apiserver not ready"))
     api.drop_streams()
-    api.end_pod(only_pod(api, LEADER))
-    api.end_job(NAME)
-    assert running.ended().status == "succeeded"
+    complete(api, running)
     assert running.status.count("apiserver not ready") <= 3
     assert "retrying" in running.status
 
@@ -727,7 +733,7 @@ def test_a_cluster_that_is_away_for_a_while_is_retried_and_that_is_said_once(api
 @pytest.mark.parametrize(
     ("code", "words"), [(503, "cannot answer now"), (401, "does not accept these credentials")]
 )
-def test_a_cluster_that_stays_away_leaves_the_job_and_says_how_to_follow_it(
+def test_a_cluster_that_stays_away_leaves_the_job_with_its_way_back(
     api, clock, code, words, followed
 ):
     until(lambda: "the job exists" in followed.status, what="it is followed")
@@ -752,7 +758,7 @@ NO_GPU = (
 )
 
 
-def test_pods_without_a_node_are_told_once_with_what_is_short_and_later_the_next_best_plan(
+def test_pods_without_a_node_are_told_with_what_is_short_then_the_next_best_plan(
     api, clock, waiting
 ):
     leader = only_pod(api, LEADER)
@@ -772,15 +778,11 @@ def test_pods_without_a_node_are_told_once_with_what_is_short_and_later_the_next
     assert waiting.error is None
     for name in api.names("pods"):
         api.start_pod(name)
-    api.end_pod(leader)
-    api.end_job(NAME)
-    assert waiting.ended().status == "succeeded"
+    complete(api, waiting)
 
 
-def test_pods_that_get_no_node_in_the_time_that_the_workload_gives_end_the_job(
-    api, platform, job, follow, clock
-):
-    submitted = platform.submit(plan(platform, job))
+def test_pods_without_a_node_for_wait_minutes_end_the_job(api, follow, clock, submit):
+    submitted = submit()
     api.make_pods(NAME)
     for name in api.pods(NAME, "data"):
         api.pod_finds_no_node(name, NO_GPU)
@@ -811,16 +813,16 @@ def test_pods_that_get_no_node_in_the_time_that_the_workload_gives_end_the_job(
     assert run.remaining() is None
 
 
-def test_an_attempt_that_adopts_a_job_does_not_wait_anew_for_its_nodes(api, platform, job, follow):
-    platform.submit(plan(platform, job))
+def test_an_attempt_that_adopts_a_job_does_not_wait_anew_for_its_nodes(api, submit, start):
+    submit()
     api.make_pods(NAME)
     leader = only_pod(api, LEADER)
     api.pod_finds_no_node(leader, NO_GPU)
     (condition,) = api.get("pods", leader)["status"]["conditions"]
     earlier = datetime.now(UTC) - timedelta(minutes=119, seconds=59)
     api.set_status("pods", leader, conditions=[{**condition, "lastTransitionTime": f"{earlier}"}])
-    followed = follow(platform.submit(plan(platform, job)))
-    assert followed.run.is_adopted  # type: ignore[attr-defined]
+    followed = start()
+    assert followed.run.is_adopted
     assert isinstance(followed.failed(), NoCapacityError)
 
 
@@ -864,12 +866,12 @@ QUOTA = (
         (EXIT_CODE, LOST, 1800, False, False),
     ],
 )
-def test_trainers_that_load_nothing_and_got_no_data_hosts_lacked_nodes(
+def test_trainers_that_load_nothing_without_data_hosts_lacked_nodes(
     api, platform, job, follow, code, words, ran_seconds, is_refused, is_shortage
 ):
     alone = msgspec.structs.replace(job.groups[0], workers_per_host=0)
     fed = dataclasses.replace(job, groups=(alone, *job.groups[1:]))
-    followed = follow(platform.submit(plan(platform, fed)))
+    followed = follow(platform.submit(platform.plan(fed)))
     if is_refused:
         leader = api.make_pod(NAME, "dnn", 0)
         api.tell("Job", f"{NAME}-data-0", "FailedCreate", QUOTA)
@@ -892,8 +894,8 @@ def test_trainers_that_load_nothing_and_got_no_data_hosts_lacked_nodes(
     assert (error.types, error.may_pass) == (frozenset(("c7i.4xlarge",)), False)
 
 
-def test_a_job_whose_deadline_came_before_its_nodes_lacked_them(api, platform, job, follow):
-    followed = follow(platform.submit(plan(platform, with_settings(job, max_run_seconds=7200))))
+def test_a_job_whose_deadline_came_before_its_nodes_lacked_them(api, start):
+    followed = start(max_run_seconds=7200)
     api.make_pods(NAME)
     api.pod_finds_no_node(only_pod(api, LEADER), NO_GPU)
     until(lambda: "1 of 1 dnn hosts wait" in followed.status, what="it is said")
@@ -911,7 +913,6 @@ ALL_POOLS = {**POOLS, "c6i.4xlarge": {"cpu": 15, "memory": "28Gi", "gpus": 0}}
 
 
 def two_plans(job: JobSpec) -> Decision:
-    """Returns a decision with the job's plan, and one of other types."""
     plans = [
         Plan(action="heterogeneous", groups=job.groups),
         Plan(action="scale_out", groups=(CPU_ONLY,)),
@@ -919,14 +920,13 @@ def two_plans(job: JobSpec) -> Decision:
     return msgspec.structs.replace(sample_decision(), plan=plans[0], plans=tuple(plans))
 
 
-def test_after_the_wait_for_nodes_the_decision_s_next_plan_is_taken_also_by_a_later_attempt(
-    api, platform, job, clock, monkeypatch
+def test_the_next_plan_is_taken_after_the_wait_also_by_a_later_attempt(
+    api, platform, job, clock, step
 ):
-    api.make_workflow("w")
-    be_step(monkeypatch, api, "step-1")
+    step()
     kept = with_settings(job, output="pvc://runs", pools=ALL_POOLS)
-    said: list[str] = []
-    records: list[Training] = []
+    said = []
+    records = []
 
     def run_training() -> None:
         record = train(
@@ -1006,6 +1006,14 @@ def test_an_image_that_does_not_come_is_an_error_after_its_deadline(api, clock, 
     assert "imagePullSecrets" in error.fix
 
 
+def test_data_hosts_without_an_image_do_not_end_the_training(api, clock, waiting):
+    api.pod_waits(only_pod(api, FIRST), "InvalidImageName", "no such name")
+    until(lambda: "no such name" in waiting.status, what="it is said")
+    clock.ahead += IMAGE_SECONDS + 1
+    api.start_pod(only_pod(api, LEADER))
+    complete(api, waiting)
+
+
 def test_pods_that_a_quota_forbids_are_an_error_after_a_while(api, clock, followed):
     api.tell("Job", f"{NAME}-dnn-0", "FailedCreate", QUOTA)
     until(lambda: "exceeded quota: gpus" in followed.status, what="it is said")
@@ -1019,10 +1027,8 @@ def test_pods_that_a_quota_forbids_are_an_error_after_a_while(api, clock, follow
     assert api.names("jobsets") == []
 
 
-def test_a_quota_that_refused_the_first_pods_does_not_end_a_job_that_a_queue_holds_later(
-    api, platform, job, follow, clock
-):
-    followed = follow(platform.submit(plan(platform, with_settings(job, jobset=QUEUED))))
+def test_a_quota_s_refusal_does_not_end_a_job_that_a_queue_holds_later(api, clock, start):
+    followed = start(jobset=QUEUED)
     api.tell("Job", f"{NAME}-dnn-0", "FailedCreate", QUOTA)
     until(lambda: "exceeded quota: gpus" in followed.status, what="it is said")
     api.run_pods(NAME)
@@ -1051,8 +1057,8 @@ def test_a_quota_that_refused_the_first_pods_does_not_end_a_job_that_a_queue_hol
     assert error.had_hosts
 
 
-def test_a_queue_that_holds_the_job_is_named(api, platform, job, follow):
-    run = platform.submit(plan(platform, with_settings(job, jobset=QUEUED)))
+def test_a_queue_that_holds_the_job_is_named(api, follow, submit):
+    run = submit(jobset=QUEUED)
     condition = {"type": "Suspended", "status": "True", "reason": "SuspendedJobs"}
     api.set_status("jobsets", NAME, conditions=[condition])
     followed = follow(run)
@@ -1080,9 +1086,9 @@ def test_events_of_others_and_of_every_day_are_not_told(api, followed):
 # --- stopping
 
 
-def test_what_hosts_say_while_they_are_stopped_is_read(api, platform, job, follow, tmp_path):
+def test_what_hosts_say_while_they_are_stopped_is_read(api, tmp_path, start):
     api.is_deletion_held = True
-    followed = follow(platform.submit(plan(platform, job)))
+    followed = start()
     api.run_pods(NAME)
     leader = only_pod(api, LEADER)
     api.say(leader, "training")
@@ -1125,15 +1131,13 @@ def test_stop_without_the_right_to_says_so_and_does_not_raise(api, capfd, run):
 
 
 @BOTH
-def test_a_dnn_host_that_is_drained_restarts_the_job_without_counting_as_a_failure(
-    api, platform, job, follow, api_name
-):
+def test_a_drained_dnn_host_restarts_the_job_and_is_no_failure(api, api_name, start):
     settings = {"api": api_name, "output": "pvc://runs"}
-    followed = follow(platform.submit(plan(platform, with_settings(job, **settings))))
+    followed = start(**settings)
     api.run_pods(NAME)
     host = f"{NAME}-{TRAINS[api_name]}-0-0"
     for attempt in (1, 2):
-        until(lambda n=attempt: followed.status.count(f"{host}: runs") == n, what="it runs")  # type: ignore[misc]
+        until(lambda n=attempt: followed.status.count(f"{host}: runs") == n, what="it runs")
         leader = only_pod(api, host)
         assert not api.may_evict(leader)
         # Its node is taken away all the same, as spot nodes are.
@@ -1148,10 +1152,8 @@ def test_a_dnn_host_that_is_drained_restarts_the_job_without_counting_as_a_failu
     assert followed.ended().status == "succeeded"
 
 
-def test_a_dnn_host_that_fails_is_a_failure_where_one_that_is_drained_is_none(
-    api, platform, job, follow
-):
-    followed = follow(platform.submit(plan(platform, with_settings(job, output="pvc://runs"))))
+def test_a_dnn_host_that_fails_is_a_failure_where_one_that_is_drained_is_none(api, start):
+    followed = start(output="pvc://runs")
     api.run_pods(NAME)
     until(lambda: f"{LEADER}: runs" in followed.status, what="it runs")
     api.fail_pod(only_pod(api, LEADER), EXIT_CODE)
@@ -1160,7 +1162,6 @@ def test_a_dnn_host_that_fails_is_a_failure_where_one_that_is_drained_is_none(
 
 
 def test_without_checkpoints_a_drained_dnn_host_ends_the_run_and_says_what_would_help(api, running):
-    until(lambda: f"{LEADER}: runs" in running.status, what="it runs")
     api.disrupt_pod(only_pod(api, LEADER))
     failure = str(running.ended().failure)
     assert "was lost" in failure
@@ -1175,22 +1176,19 @@ def test_data_pods_may_be_evicted_and_dnn_pods_make_a_drain_wait(api, run):
     assert api.names("poddisruptionbudgets") == []
 
 
-def test_a_drain_waits_for_the_pods_that_follow_a_workflow_s_jobs_until_it_is_over(
-    api, platform, job, monkeypatch
-):
-    api.make_workflow("w")
-    be_step(monkeypatch, api, "profile")
+def test_a_drain_waits_for_the_followers_of_a_workflow_s_jobs(api, platform, job, submit, step):
+    step("profile")
     profile = dataclasses.replace(described_job(name=f"{NAME}-profile"), run_dir=job.run_dir)
-    platform.submit(plan(platform, profile)).leave()
+    platform.submit(platform.plan(profile)).leave()
     assert not api.may_evict("profile")
     api.end_pod("profile")
     # The profile's job is there for as long as its logs are kept; the next step has one, too, and
     # another training of the same Workflow runs at the same time.
-    be_step(monkeypatch, api, "other")
+    step("other")
     other = dataclasses.replace(described_job(name=f"{NAME}-other"), run_dir=job.run_dir)
-    platform.submit(plan(platform, other)).leave()
-    be_step(monkeypatch, api, "train")
-    platform.submit(plan(platform, job)).leave()
+    platform.submit(platform.plan(other)).leave()
+    step("train")
+    submit().leave()
     assert [api.may_evict(step) for step in ("profile", "other", "train")] == [True, False, False]
     budgets = [name for name in api.names("poddisruptionbudgets") if name.startswith("w-")]
     assert sorted(budgets) == ["w-other", "w-profile", "w-train"]
@@ -1198,11 +1196,9 @@ def test_a_drain_waits_for_the_pods_that_follow_a_workflow_s_jobs_until_it_is_ov
     assert api.names("poddisruptionbudgets") == []
 
 
-def test_without_the_right_to_a_disruption_budget_the_job_runs_all_the_same(
-    api, platform, job, capfd
-):
+def test_without_the_right_to_a_disruption_budget_the_job_runs_all_the_same(api, capfd, submit):
     api.denied.add(("create", "poddisruptionbudgets"))
-    platform.submit(plan(platform, job)).stop()
+    submit().stop()
     assert "disruption_budget_create_failed" in capfd.readouterr().err
 
 
@@ -1210,93 +1206,73 @@ def test_without_the_right_to_a_disruption_budget_the_job_runs_all_the_same(
 
 
 @pytest.mark.parametrize("kind", ["Completed", "Failed"])
-def test_a_train_job_that_has_ended_is_never_trained_again(api, platform, job, kind):
-    platform.submit(plan(platform, with_settings(job, api="trainer")))
+def test_an_ended_train_job_is_never_trained_again_and_deleted_by_its_follower(api, start, kind):
+    followed = start(api="trainer")
     api.run_pods(NAME)
     api.end_job(NAME, kind)
     api.pass_seconds_after_end(10**9)
     assert api.trained_again == []
-
-
-@pytest.mark.parametrize("kind", ["Completed", "Failed"])
-def test_whoever_followed_a_train_job_to_its_end_deletes_it_with_its_token(
-    api, platform, job, follow, kind
-):
-    followed = follow(platform.submit(plan(platform, with_settings(job, api="trainer"))))
-    api.run_pods(NAME)
-    api.end_job(NAME, kind)
     followed.ended()
     followed.run.stop()
     assert api.names("trainjobs") == [NAME]
-    followed.run.clean_up()  # type: ignore[attr-defined]
-    for plural in ("trainjobs", "trainingruntimes", "configmaps", "secrets", "pods"):
-        assert api.names(plural) == []
+    followed.run.clean_up()
+    assert are_gone(api, "trainjobs", "trainingruntimes", "configmaps", "secrets", "pods")
 
 
-def test_a_jobset_that_has_ended_stays_with_its_logs_until_its_ttl(api, platform, job, follow):
-    followed = follow(platform.submit(plan(platform, with_settings(job, jobset=TTL))))
+def test_a_jobset_that_has_ended_stays_with_its_logs_until_its_ttl(api, start):
+    followed = start(jobset=TTL)
     trained(api, followed, lines=[])
     followed.ended()
-    followed.run.clean_up()  # type: ignore[attr-defined]
+    followed.run.clean_up()
     api.pass_seconds_after_end(3599)
     assert api.names("jobsets") == [NAME]
     api.pass_seconds_after_end(3600)
-    for plural in ("jobsets", "secrets", "configmaps", "poddisruptionbudgets"):
-        assert api.names(plural) == []
+    assert are_gone(api, "jobsets", "secrets", "configmaps", "poddisruptionbudgets")
 
 
-def test_a_pipelines_train_job_stays_for_its_retries_until_the_last_step(
-    api, platform, job, follow, monkeypatch
-):
-    api.make_workflow("w")
-    be_step(monkeypatch, api, "step-1")
+def test_a_pipeline_s_train_job_stays_until_the_last_step(api, platform, job, follow, step):
+    step()
     settings = with_settings(job, api="trainer")
-    followed = follow(platform.submit(plan(platform, settings)))
+    followed = follow(platform.submit(platform.plan(settings)))
     api.run_pods(NAME)
     api.end_job(NAME)
     followed.ended()
-    followed.run.clean_up()  # type: ignore[attr-defined]
-    assert platform.submit(plan(platform, settings)).is_adopted
+    followed.run.clean_up()
+    assert platform.submit(platform.plan(settings)).is_adopted
     words = platform.clean_up(NAME, settings.platform_settings)
     assert words == f"TrainJob {NAME} in namespace {NAMESPACE} had ended: deleted"
-    for plural in ("trainjobs", "trainingruntimes", "configmaps", "secrets"):
-        assert api.names(plural) == []
+    assert are_gone(api, "trainjobs", "trainingruntimes", "configmaps", "secrets")
 
 
-def test_a_trainer_that_does_not_know_a_field_is_too_old_and_that_is_said(api, platform, job):
+def test_a_trainer_that_does_not_know_a_field_is_too_old_and_that_is_said(api, submit):
     api.unknown_fields = {"spec.activeDeadlineSeconds", "spec.runtimePatches"}
     with pytest.raises(PlatformError, match="runtimePatches") as caught:
-        platform.submit(plan(platform, with_settings(job, api="trainer")))
+        submit(api="trainer")
     assert "update Kubeflow Trainer to 2.2 or newer" in caught.value.fix
-    assert api.names("trainjobs") == []
-    assert api.names("trainingruntimes") == []
+    assert are_gone(api, "trainjobs", "trainingruntimes")
 
 
 # --- cleaning up
 
 
-def test_clean_up_deletes_what_runs_and_nothing_else(api, platform, job):
+def test_clean_up_deletes_what_runs_and_nothing_else(api, platform, job, submit):
     assert platform.clean_up(NAME, job.platform_settings) == ""
-    platform.submit(plan(platform, job))
+    submit()
     ended = platform.clean_up(NAME, job.platform_settings)
     assert f"JobSet {NAME} in namespace {NAMESPACE}" in ended
     assert api.names("jobsets") == []
-    platform.submit(plan(platform, job))
+    submit()
     api.end_job(NAME)
     assert platform.clean_up(NAME, job.platform_settings) == ""
     assert api.names("jobsets") == [NAME]
 
 
-@pytest.mark.parametrize(
-    ("api_name", "has_ended"), [("jobset", False), ("trainer", False), ("trainer", True)]
-)
-def test_the_last_step_deletes_a_profile_of_its_run_whose_name_does_not_tell_it(
-    api, platform, job, monkeypatch, api_name, has_ended
+@BOTH_OR_ENDED
+def test_the_last_step_deletes_a_profile_of_its_run(
+    api, platform, job, api_name, has_ended, submit, step
 ):
-    api.make_workflow("w")
-    be_step(monkeypatch, api, "step-1")
-    monkeypatch.setenv("POD_RUN_ID", "5b1f6c3e-0000-4000-8000-00000000abcd")
-    platform.submit(plan(platform, with_settings(job, api=api_name)))
+    step(run_id="5b1f6c3e-0000-4000-8000-00000000abcd")
+    submit(api=api_name)
     if has_ended:
         api.end_job(NAME)
     settings = with_settings(job, api=api_name).platform_settings
@@ -1306,16 +1282,12 @@ def test_the_last_step_deletes_a_profile_of_its_run_whose_name_does_not_tell_it(
     assert api.names(PLURAL[api_name]) == []
 
 
-@pytest.mark.parametrize(
-    ("api_name", "has_ended"), [("jobset", False), ("trainer", False), ("trainer", True)]
-)
-def test_the_last_step_of_a_workload_leaves_another_workload_s_job_of_the_same_pipeline(
-    api, platform, monkeypatch, api_name, has_ended
+@BOTH_OR_ENDED
+def test_the_last_step_leaves_another_workload_s_job(
+    api, platform, api_name, has_ended, submit, step
 ):
     run_id = "5b1f6c3e-0000-4000-8000-00000000abcd"
-    api.make_workflow("w")
-    be_step(monkeypatch, api, "step-1")
-    monkeypatch.setenv("POD_RUN_ID", run_id)
+    step(run_id=run_id)
     on = {"api": api_name}
     # Two trainings, each with its profile; the second's name begins as the first's.
     small = described_job(name="mnist-5b1f6c3e", settings=on)
@@ -1343,12 +1315,10 @@ def test_the_last_step_of_a_workload_leaves_another_workload_s_job_of_the_same_p
 
 
 @pytest.mark.parametrize("is_pod", [True, False])
-def test_a_step_that_loses_its_cluster_leaves_the_job_to_the_next_attempt(
-    api, platform, job, follow, monkeypatch, is_pod
-):
+def test_a_step_that_loses_its_cluster_leaves_the_job_to_the_next_attempt(api, is_pod, start, step):
     if is_pod:
-        be_step(monkeypatch, api, "step-1", workflow=None)
-    followed = follow(platform.submit(plan(platform, job)))
+        step(workflow=None)
+    followed = start()
     until(lambda: "the job exists" in followed.status, what="it is followed")
     api.denied = {("watch", "pods")}
     api.drop_streams()
@@ -1368,12 +1338,9 @@ def test_a_step_that_loses_its_cluster_leaves_the_job_to_the_next_attempt(
     ],
     ids=["terminated", "shut down", "being deleted", "gone"],
 )
-def test_a_follower_of_a_run_that_is_being_cancelled_does_not_leave_its_job(
-    api, platform, job, monkeypatch, end
-):
-    api.make_workflow("w")
-    be_step(monkeypatch, api, "step-1")
-    run = platform.submit(plan(platform, job))
+def test_a_follower_of_a_run_that_is_being_cancelled_does_not_leave_its_job(api, end, submit, step):
+    step()
+    run = submit()
     if end is None:
         # Its jobs have been collected by then: nothing is left to be stopped but this process.
         api.remove("workflows", "w")
@@ -1385,12 +1352,9 @@ def test_a_follower_of_a_run_that_is_being_cancelled_does_not_leave_its_job(
 
 
 @pytest.mark.parametrize("why", ["runs", "denied", "away", "silent"])
-def test_a_follower_leaves_its_job_where_nobody_says_that_the_run_is_cancelled(
-    api, platform, job, monkeypatch, why
-):
-    api.make_workflow("w")
-    be_step(monkeypatch, api, "step-1")
-    run = platform.submit(plan(platform, job))
+def test_a_follower_leaves_its_job_unless_its_run_is_known_to_be_cancelled(api, why, submit, step):
+    step()
+    run = submit()
     if why != "runs":
         api.terminate_workflow("w")
     if why == "denied":
@@ -1414,13 +1378,12 @@ def test_a_terminal_s_follower_does_not_leave_its_job(api, run):
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
-def test_sigterm_while_a_job_is_adopted_ends_it_only_with_its_run(
-    api, platform, job, monkeypatch, is_cancelled
+def test_sigterm_while_adopting_ends_a_job_only_with_its_run(
+    api, monkeypatch, is_cancelled, submit, step
 ):
-    api.make_workflow("w")
-    be_step(monkeypatch, api, "step-1")
-    platform.submit(plan(platform, job))
-    be_step(monkeypatch, api, "step-2")
+    step()
+    submit()
+    step("step-2")
     if is_cancelled:
         api.terminate_workflow("w")
 
@@ -1429,7 +1392,7 @@ def test_sigterm_while_a_job_is_adopted_ends_it_only_with_its_run(
 
     monkeypatch.setattr("stoker.platforms.kubernetes.submit._provide_parts", terminated)
     with pytest.raises(TerminatedError):
-        platform.submit(plan(platform, job))
+        submit()
     assert api.names("jobsets") == ([] if is_cancelled else [NAME])
 
 
@@ -1438,25 +1401,15 @@ def test_sigterm_while_a_job_is_adopted_ends_it_only_with_its_run(
 
 RUN_ID = "5b1f6c3e-0000"
 RECORDS = {"step": "train", "workload.json": "{}"}
+NOW_UTC = "stoker.platforms.kubernetes.state.now_utc"
 
 
-def step_of_run(
-    monkeypatch: pytest.MonkeyPatch, api: KubernetesApi, name: str, *, workflow: str = "w"
-) -> None:
-    """This process is a step's pod of the run from here on."""
-    for key, value in api.make_step(name, workflow=workflow, run_id=RUN_ID).items():
-        monkeypatch.setenv(key, value)
-
-
-def test_a_step_keeps_with_its_job_what_the_last_step_needs_to_follow_it(
-    api, platform, job, monkeypatch
-):
-    api.make_workflow("w")
-    step_of_run(monkeypatch, api, "train")
-    request = plan(platform, dataclasses.replace(job, records=RECORDS))
-    assert request.request_sha256 == plan(platform, job).request_sha256
+def test_a_step_keeps_with_its_job_what_the_last_step_needs_to_follow_it(api, platform, job, step):
+    step("train", run_id=RUN_ID)
+    request = platform.plan(dataclasses.replace(job, records=RECORDS))
+    assert request.request_sha256 == platform.plan(job).request_sha256
     platform.submit(request).leave()
-    step_of_run(monkeypatch, api, "finish")
+    step("finish", run_id=RUN_ID)
     assert platform.lost(NAME, job.platform_settings, run_id=RUN_ID) == [RECORDS]
     assert platform.lost("mnist-2", job.platform_settings, run_id="") == []
     platform.keep(request, "")
@@ -1471,15 +1424,14 @@ def test_a_step_keeps_with_its_job_what_the_last_step_needs_to_follow_it(
 
 
 @pytest.mark.parametrize("is_allowed", [True, False])
-def test_a_workflow_of_another_namespace_is_asked_there_whether_somebody_has_ended_it(
-    api, platform, job, monkeypatch, is_allowed
+def test_a_workflow_of_another_namespace_is_asked_there(
+    api, platform, job, monkeypatch, is_allowed, step
 ):
-    api.make_workflow("w")
-    step_of_run(monkeypatch, api, "train")
+    step("train", run_id=RUN_ID)
     # The double has one set of objects for all namespaces.
     api.namespaces.add("kubeflow")
     monkeypatch.setenv("POD_NAMESPACE", "kubeflow")
-    run = platform.submit(plan(platform, dataclasses.replace(job, records=RECORDS)))
+    run = platform.submit(platform.plan(dataclasses.replace(job, records=RECORDS)))
     assert api.get("jobsets", NAME)["metadata"]["ownerReferences"] == []
     assert api.count("GET /apis/argoproj.io") == 0
     api.terminate_workflow("w")
@@ -1492,12 +1444,9 @@ def test_a_workflow_of_another_namespace_is_asked_there_whether_somebody_has_end
 
 @BOTH
 @pytest.mark.parametrize("kind", ["Completed", "Failed"])
-def test_the_last_follower_reads_a_job_that_has_ended_and_makes_none(
-    api, platform, job, follow, monkeypatch, api_name, kind
-):
-    api.make_workflow("w")
-    step_of_run(monkeypatch, api, "train")
-    request = plan(platform, with_settings(job, api=api_name))
+def test_the_last_follower_reads_an_ended_job(api, platform, job, follow, api_name, kind, step):
+    step("train", run_id=RUN_ID)
+    request = platform.plan(with_settings(job, api=api_name))
     first = platform.submit(request)
     api.run_pods(NAME)
     leader = only_pod(api, f"{NAME}-{TRAINS[api_name]}-0-0")
@@ -1506,7 +1455,7 @@ def test_the_last_follower_reads_a_job_that_has_ended_and_makes_none(
     api.end_job(NAME, kind)
     first.leave()
     uid = api.get("jobsets", NAME)["metadata"]["uid"]
-    step_of_run(monkeypatch, api, "finish")
+    step("finish", run_id=RUN_ID)
     followed = follow(platform.adopting().submit(request))
     assert followed.ended().status == ("succeeded" if kind == "Completed" else "failed")
     assert "the last line" in followed.texts(leader.rpartition("-")[0])
@@ -1517,15 +1466,12 @@ def test_the_last_follower_reads_a_job_that_has_ended_and_makes_none(
     assert api.names("jobsets") == []
 
 
-def test_the_last_follower_ends_the_job_of_a_run_that_is_ended_meanwhile(
-    api, platform, job, clock, monkeypatch
-):
-    api.make_workflow("w")
-    step_of_run(monkeypatch, api, "train")
-    platform.submit(plan(platform, job)).leave()
+def test_the_last_follower_ends_the_job_of_an_ended_run(api, platform, job, clock, submit, step):
+    step("train", run_id=RUN_ID)
+    submit().leave()
     api.run_pods(NAME)
-    step_of_run(monkeypatch, api, "finish")
-    run = platform.adopting().submit(plan(platform, job))
+    step("finish", run_id=RUN_ID)
+    run = platform.adopting().submit(platform.plan(job))
     lines = run.lines()
     next(lines)
     api.terminate_workflow("w")
@@ -1540,15 +1486,11 @@ def test_the_last_follower_ends_the_job_of_a_run_that_is_ended_meanwhile(
     assert api.names("jobsets") == []
 
 
-def test_the_record_of_a_run_is_kept_for_the_same_request_and_for_the_last_ten_runs(
-    api, platform, job, monkeypatch
-):
-    monkeypatch.setattr(
-        "stoker.platforms.kubernetes.state.now_utc", iter(map(str, range(100, 200))).__next__
-    )
+def test_records_are_kept_by_request_for_the_last_ten_runs(api, platform, job, monkeypatch):
+    monkeypatch.setattr(NOW_UTC, iter(map(str, range(100, 200))).__next__)
     for number in range(12):
-        platform.keep(plan(platform, dataclasses.replace(job, name=f"mnist-{number}")), f"{number}")
-    last = plan(platform, dataclasses.replace(job, name="mnist-11"))
+        platform.keep(platform.plan(dataclasses.replace(job, name=f"mnist-{number}")), f"{number}")
+    last = platform.plan(dataclasses.replace(job, name="mnist-11"))
     assert platform.kept(last) == "11"
     platform.keep(last, "again")
     assert platform.kept(last) == "again"
@@ -1558,22 +1500,20 @@ def test_the_record_of_a_run_is_kept_for_the_same_request_and_for_the_last_ten_r
         f"mnist-{number}" for number in range(2, 12)
     )
     changed = with_settings(job, max_restarts=5)
-    assert platform.kept(plan(platform, dataclasses.replace(changed, name="mnist-11"))) == ""
+    assert platform.kept(platform.plan(dataclasses.replace(changed, name="mnist-11"))) == ""
 
 
 def test_records_beyond_what_a_configmap_holds_push_the_oldest_out(api, platform, job, monkeypatch):
-    monkeypatch.setattr(
-        "stoker.platforms.kubernetes.state.now_utc", iter(map(str, range(100, 200))).__next__
-    )
+    monkeypatch.setattr(NOW_UTC, iter(map(str, range(100, 200))).__next__)
     for number in range(4):
-        request = plan(platform, dataclasses.replace(job, name=f"mnist-{number}"))
+        request = platform.plan(dataclasses.replace(job, name=f"mnist-{number}"))
         platform.keep(request, "x" * (300 << 10))
     assert sorted(api.get("configmaps", "stoker-mnist-finished")["data"]) == ["mnist-2", "mnist-3"]
 
 
 def test_without_the_right_to_read_records_a_run_goes_its_way(api, platform, job, capfd):
     api.denied |= {("get", "configmaps")}
-    request = plan(platform, job)
+    request = platform.plan(job)
     platform.keep(request, "{}")
     assert platform.kept(request) == ""
     assert platform.lost(NAME, job.platform_settings, run_id=RUN_ID) == ()
@@ -1588,69 +1528,65 @@ def test_without_the_right_to_read_records_a_run_goes_its_way(api, platform, job
 LEASE = f"{NAME}-follower"
 
 
-def lease(api: KubernetesApi) -> dict[str, str]:
-    data: dict[str, str] = api.get("configmaps", LEASE)["data"]
-    return data
+def lease(api):
+    return api.get("configmaps", LEASE)["data"]
 
 
 @BOTH
-def test_a_follower_in_a_pod_keeps_a_lease_that_the_job_owns_and_the_next_one_renews(
-    api, platform, job, follow, monkeypatch, api_name
+def test_a_pod_s_follower_keeps_a_lease_that_the_next_renews(
+    api, platform, job, follow, monkeypatch, api_name, step
 ):
     monkeypatch.setattr("stoker.platforms.kubernetes.follower.RENEW_SECONDS", 0.05)
     times = (str(number) for number in range(10**6))
     monkeypatch.setattr("stoker.platforms.kubernetes.follower.now_utc", lambda: next(times))
-    api.make_workflow("w")
-    be_step(monkeypatch, api, "step-1")
-    request = plan(platform, with_settings(job, api=api_name))
+    step()
+    request = platform.plan(with_settings(job, api=api_name))
     first = follow(platform.submit(request))
     assert lease(api)["minutes"] == "60"
     owners = api.get("configmaps", LEASE)["metadata"]["ownerReferences"]
     assert [owner["name"] for owner in owners] == [NAME]
     before = lease(api)["renewed"]
     until(lambda: lease(api)["renewed"] != before, what="it is renewed")
-    assert first.run.leave()  # type: ignore[attr-defined]
+    assert first.run.leave()
     first.run.stop()
     renewed = lease(api)["renewed"]
-    be_step(monkeypatch, api, "step-2")
+    step("step-2")
     second = follow(platform.submit(request))
-    assert second.run.is_adopted  # type: ignore[attr-defined]
+    assert second.run.is_adopted
     assert lease(api)["renewed"] != renewed
     second.run.stop()
     assert api.names("configmaps") == []
 
 
-def test_a_terminal_s_follower_keeps_no_lease_unless_it_is_asked_to_and_turns_one_off(
-    api, platform, job, monkeypatch
+def test_a_terminal_s_follower_keeps_no_lease_unless_asked(
+    api, platform, job, monkeypatch, submit, step
 ):
-    platform.submit(plan(platform, job)).stop()
+    submit().stop()
     assert api.count(f"POST /api/v1/namespaces/{NAMESPACE}/configmaps") == 1
     asked = with_settings(job, follower_lease_minutes=30)
-    run = platform.submit(plan(platform, asked))
+    run = platform.submit(platform.plan(asked))
     assert lease(api)["minutes"] == "30"
     run.stop()
-    be_step(monkeypatch, api, "step-1", workflow=None)
-    platform.submit(plan(platform, job))
+    step(workflow=None)
+    submit()
     assert lease(api)["minutes"] == "60"
     monkeypatch.delenv("POD_NAME")
-    assert platform.submit(plan(platform, job)).is_adopted
+    assert submit().is_adopted
     assert lease(api)["minutes"] == "0"
 
 
-def test_a_follower_that_may_not_renew_its_lease_leaves_it_without_an_end(
-    api, platform, job, monkeypatch, capfd
-):
-    be_step(monkeypatch, api, "step-1", workflow=None)
+def test_a_follower_that_may_not_renew_its_lease_leaves_it_without_an_end(api, capfd, submit, step):
+    step(workflow=None)
     api.denied.add(("patch", "configmaps"))
-    run = platform.submit(plan(platform, job))
+    run = submit()
     assert lease(api) == {"renewed": "", "minutes": "0"}
     assert "permission_missing" in capfd.readouterr().err
     run.stop()
 
 
-def test_a_lease_is_off_where_the_workload_says_so(api, platform, job, monkeypatch):
-    be_step(monkeypatch, api, "step-1", workflow=None)
-    request = plan(platform, with_settings(job, follower_lease_minutes=0))
+def test_a_lease_is_off_where_the_workload_says_so(api, platform, job, step):
+    step(workflow=None)
+    request = platform.plan(with_settings(job, follower_lease_minutes=0))
     platform.submit(request)
     assert api.names("configmaps") == [f"{NAME}-config"]
     assert "follower" not in str(request.main)
@@ -1660,21 +1596,21 @@ def test_a_lease_is_off_where_the_workload_says_so(api, platform, job, monkeypat
 
 
 @BOTH
-def test_the_role_that_is_rendered_has_the_rights_that_a_run_takes_and_no_other(
-    api, platform, job, follow, monkeypatch, api_name
+def test_the_rendered_role_has_exactly_the_rights_that_a_run_takes(
+    api, platform, job, follow, api_name, step
 ):
     settings = with_settings(job, api=api_name)
     assert settings.platform_settings.kubernetes
-    role: Any = rules(settings.platform_settings.kubernetes)
+    role = rules(settings.platform_settings.kubernetes)
     api.role = role
-    request = plan(platform, settings)
+    request = platform.plan(settings)
     for number in ("1", "2"):
         api.make_workflow(f"w{number}")
-        be_step(monkeypatch, api, f"step-{number}", workflow=f"w{number}")
+        step(f"step-{number}", workflow=f"w{number}")
         followed = follow(platform.submit(request))
         until(lambda: api.num_streams >= 3, what="it is followed")
         if number == "1":
-            assert followed.run.leave()  # type: ignore[attr-defined]
+            assert followed.run.leave()
             followed.run.stop()
             until(lambda: api.num_streams == 0, what="it is left")
     trained(api, followed, api_name=api_name, lines=[])
@@ -1702,13 +1638,11 @@ def test_the_role_that_is_rendered_has_the_rights_that_a_run_takes_and_no_other(
 
 
 @pytest.mark.parametrize("reviews_work", [True, False])
-def test_missing_rights_are_named_with_the_role_before_anything_is_made(
-    api, platform, job, reviews_work
-):
+def test_missing_rights_are_named_with_the_role_before_anything_is_made(api, reviews_work, submit):
     api.denied = {("create", "jobsets"), ("get", "pods/log")}
     api.reviews_work = reviews_work
     with pytest.raises(PlatformError) as caught:
-        platform.submit(plan(platform, job))
+        submit()
     error = caught.value
     assert f"namespace {NAMESPACE}" in error.what
     assert "create jobsets.jobset.x-k8s.io" in error.what
@@ -1728,41 +1662,51 @@ def test_a_right_that_is_lost_while_the_job_runs_ends_the_following_with_the_rol
     assert "kind: Role\n" in error.fix
 
 
-def test_without_the_right_to_events_a_run_is_followed(api, platform, job, follow):
+def test_without_the_right_to_events_a_run_is_followed(api, start):
     api.denied = {("list", "events"), ("watch", "events"), ("get", "events")}
-    followed = follow(platform.submit(plan(platform, job)))
+    followed = start()
     trained(api, followed, lines=[])
     assert followed.ended().status == "succeeded"
     assert "events cannot be read" in followed.status
 
 
-def test_a_cluster_without_jobset_says_what_to_install(api, platform, job):
+def test_a_cluster_without_jobset_says_what_to_install(api, submit):
     api.installed.clear()
     with pytest.raises(PlatformError, match=r"has no API for jobsets\.jobset\.x-k8s\.io") as caught:
-        platform.submit(plan(platform, job))
+        submit()
     assert "install JobSet" in caught.value.fix
 
 
-def test_a_namespace_that_is_not_there_is_named(api, job, cluster):
-    settings = with_settings(job, namespace="team-b")
-    platform = KubernetesPlatform()
-    with pytest.raises(PlatformError, match="namespace team-b does not exist"):
-        platform.submit(plan(platform, settings))
+@pytest.mark.parametrize("settings", [{"namespace": "team-b"}, {"context": "prod"}])
+def test_a_namespace_or_context_that_is_not_there_is_named(api, job, cluster, settings):
+    platform, (name,) = KubernetesPlatform(), settings.values()
+    with pytest.raises(PlatformError) as caught:
+        platform.submit(platform.plan(with_settings(job, **settings)))
+    if name == "team-b":
+        assert "namespace team-b does not exist" in str(caught.value)
+    else:
+        assert "prod" in caught.value.where
+
+
+def refused(job, platform, error=PlatformError):
+    with pytest.raises(error) as caught:
+        platform.submit(platform.plan(job))
+    return caught.value
 
 
 def test_a_login_that_is_not_accepted_says_so(api, job, tmp_path, monkeypatch):
     use_kube_config(monkeypatch, kube_config(tmp_path, api.url, token="old"))
-    with pytest.raises(PlatformError, match="does not accept these credentials") as caught:
-        KubernetesPlatform().submit(plan(KubernetesPlatform(), job))
-    assert "log in again" in caught.value.fix
+    error = refused(job, KubernetesPlatform())
+    assert "does not accept these credentials" in str(error)
+    assert "log in again" in error.fix
 
 
 def test_no_kube_config_says_where_one_would_be(job, tmp_path, monkeypatch):
     use_kube_config(monkeypatch, tmp_path / "none")
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    with pytest.raises(PlatformError, match="no cluster is configured") as caught:
-        KubernetesPlatform().submit(plan(KubernetesPlatform(), job))
-    assert "KUBECONFIG" in caught.value.where
+    error = refused(job, KubernetesPlatform())
+    assert "no cluster is configured" in str(error)
+    assert "KUBECONFIG" in error.where
 
 
 def test_in_a_pod_its_own_account_and_namespace_are_used(tmp_path, monkeypatch):
@@ -1786,33 +1730,23 @@ def test_in_a_pod_its_own_account_and_namespace_are_used(tmp_path, monkeypatch):
     assert configuration.api_key["authorization"] == "bearer of-the-pod"
 
 
-def test_a_context_that_is_not_there_is_named(api, job, cluster):
-    platform = KubernetesPlatform()
-    with pytest.raises(PlatformError) as caught:
-        platform.submit(plan(platform, with_settings(job, context="prod")))
-    assert "prod" in caught.value.where
-
-
 def test_nobody_who_answers_is_said_within_seconds(job, tmp_path, monkeypatch):
     use_kube_config(monkeypatch, kube_config(tmp_path, "http://127.0.0.1:1"))
-    waited: list[float] = []
-    platform = KubernetesPlatform(cluster=ClusterApi(sleep=waited.append))
-    with pytest.raises(PlatformError, match="does not answer") as caught:
-        platform.submit(plan(platform, job))
-    assert "kubectl" in caught.value.fix
+    waited = []
+    error = refused(job, KubernetesPlatform(cluster=ClusterApi(sleep=waited.append)))
+    assert "does not answer" in str(error)
+    assert "kubectl" in error.fix
     assert 0 < sum(waited) < 30
 
 
-def test_a_connection_that_is_not_safe_has_no_retry(api, job, tmp_path, monkeypatch):
+def test_a_connection_that_is_not_safe_has_no_retry(job, api, tmp_path, monkeypatch):
     use_kube_config(monkeypatch, kube_config(tmp_path, api.url.replace("http:", "https:")))
-    waited: list[float] = []
-    platform = KubernetesPlatform(cluster=ClusterApi(sleep=waited.append))
-    with pytest.raises(PlatformError, match="no safe connection"):
-        platform.submit(plan(platform, job))
+    waited = []
+    error = refused(job, KubernetesPlatform(cluster=ClusterApi(sleep=waited.append)))
+    assert "no safe connection" in str(error)
     assert waited == []
 
 
 def test_without_the_client_the_package_is_named(job, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "kubernetes", None)
-    with pytest.raises(UsageError, match="not installed"):
-        KubernetesPlatform().submit(plan(KubernetesPlatform(), job))
+    assert "not installed" in str(refused(job, KubernetesPlatform(), UsageError))

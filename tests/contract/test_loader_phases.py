@@ -17,8 +17,6 @@ FILES = 24
 
 
 class _HoldsTheLock(torch.utils.data.Dataset[torch.Tensor]):
-    """Runs Python code that does not give the interpreter lock up by itself, for 10 ms."""
-
     def __len__(self) -> int:
         return 10_000
 
@@ -40,8 +38,6 @@ def test_handovers_are_timed_where_batches_are_ready_and_their_workers_busy():
         iterate=DataLoader.__iter__,
     )
     drained = summarize([read], workers=1)
-    assert drained is not None
-    assert drained.handover_seconds is not None
     # Less than the worker needs for a batch, which is what a reader that is faster waits for.
     assert 0 < drained.handover_seconds.median < 0.01
     assert drained.handover_seconds.samples >= 3
@@ -68,8 +64,6 @@ class Numbers(Dataset[torch.Tensor]):
 
 
 class Once(IterableDataset[torch.Tensor]):
-    """Its second iterator is empty."""
-
     def __init__(self) -> None:
         self.items = iter([torch.zeros(10)] * 8)
 
@@ -102,7 +96,6 @@ def test_files_of_a_loader_are_read_from_storage_again(files):
     loader = DataLoader(Files(files), batch_size=4, shuffle=True)
     reads, notes = measure_reads(loader, seconds=1.0, iterate=DataLoader.__iter__)
     assert notes == []
-    assert reads is not None
     assert reads.batch_bytes.mean == pytest.approx(4 * FILE_BYTES, rel=0.25)
     assert reads.workers == 1
 

@@ -116,10 +116,7 @@ def test_what_the_plan_accepts_is_the_folder_that_the_job_gets(uri, tmp_path, mo
         (job(group("dnn"), group("dnn", name="more")), "exactly one dnn group"),
         (job(group("dnn"), group("data", name="dnn")), "duplicate group name"),
         (job(channels={"train": Channel(uri="s3://bucket/x")}), "reads folders, not s3://"),
-        (
-            job(channels={"train": Channel(uri="x", groups=("gpu",))}),
-            "unknown instance group gpu",
-        ),
+        (job(channels={"train": Channel(uri="x", groups=("gpu",))}), "unknown instance group gpu"),
         (job(command=()), "no command"),
     ],
 )

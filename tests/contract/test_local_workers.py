@@ -5,7 +5,6 @@ import select
 import threading
 import time
 import weakref
-from collections.abc import Sequence
 
 from stoker.feed.trainer.local_workers import LocalWorkers
 from stoker.feed.wire.codec import pack_value
@@ -16,16 +15,16 @@ MAX_SECONDS = 30.0
 
 
 class Uneven:
-    def __getitem__(self, index: int) -> int:
+    def __getitem__(self, index):
         time.sleep(0.2 if index % 4 == 0 else 0.0)
         return index
 
 
-def one(samples: Sequence[int]) -> int:
+def one(samples):
     return samples[0]
 
 
-def workers_of(dataset: object, deaths: list[str]) -> LocalWorkers:
+def workers_of(dataset, deaths):
     spec = DatasetSpec(
         dataset=dataset,
         collate_fn=one,
@@ -47,12 +46,12 @@ def workers_of(dataset: object, deaths: list[str]) -> LocalWorkers:
     )
 
 
-def order(number: int) -> Make:
+def order(number):
     packed = pack_value([number], allow_pickle=True)
     return Make(session="s", epoch_id=0, number=number, index=packed, seed=(0, 0, 0, number))
 
 
-def made_by(local: LocalWorkers, count: int) -> tuple[list[tuple[object, ...]], set[int]]:
+def made_by(local, count):
     made, credits, until = [], set(), time.monotonic() + MAX_SECONDS
     while len(made) < count and time.monotonic() < until:
         ready, _, _ = select.select(list(local.sockets()), [], [], 1.0)
@@ -64,7 +63,7 @@ def made_by(local: LocalWorkers, count: int) -> tuple[list[tuple[object, ...]], 
 
 
 class Whose:
-    def __getitem__(self, index: int) -> int:
+    def __getitem__(self, index):
         return os.getpid()
 
 

@@ -6,9 +6,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from typing import cast
 
-import pytest
 import torch
 from cloudpickle import cloudpickle
 
@@ -95,77 +93,63 @@ SCRIPT = """
         return lambda items: (words, len(items))
 
     specs = {
-        "class": DatasetSpec(dataset=Images(), collate_fn=len),
-        "nested": DatasetSpec(dataset=Outer.Inner(), collate_fn=Outer.of),
-        "dataclass": DatasetSpec(dataset=[Options(), Kind.CAT], collate_fn=len),
-        "function": DatasetSpec(dataset=[1], collate_fn=collate),
-        "lambda": DatasetSpec(dataset=[1], collate_fn=lambda items: (second, third, first)),
-        "closure": DatasetSpec(dataset=[1], collate_fn=closure()),
-        "transforms": DatasetSpec(dataset=Transforms(), collate_fn=len),
-        "tensors": DatasetSpec(dataset=Tensors(), collate_fn=len),
-        "locals": DatasetSpec(
-            dataset=[make(), make()], collate_fn=len, worker_init_fn=lambda _: Sample
-        ),
+        "class": (Images(), len),
+        "nested": (Outer.Inner(), Outer.of),
+        "dataclass": ([Options(), Kind.CAT], len),
+        "function": ([1], collate),
+        "lambda": ([1], lambda items: (second, third, first)),
+        "closure": ([1], closure()),
+        "transforms": (Transforms(), len),
+        "tensors": (Tensors(), len),
+        "locals": ([make(), make()], lambda _: Sample),
     }
-    packed = {name: pack_spec(spec, max_bytes=1 << 20) for name, spec in specs.items()}
-    if len(sys.argv) > 1:
-        with open(sys.argv[1], "wb") as file:
-            file.write(packed[sys.argv[2]].data)
+    packed = {
+        name: pack_spec(DatasetSpec(dataset=dataset, collate_fn=collate), max_bytes=1 << 20)
+        for name, (dataset, collate) in specs.items()
+    }
+    with open(sys.argv[1], "wb") as file:
+        file.write(packed["locals"].data)
     print(json.dumps({name: each.digest for name, each in packed.items()}))
 """
 
 
-@pytest.fixture(scope="module")
-def spec(tmp_path_factory):
-    return tmp_path_factory.mktemp("pickling") / "spec"
-
-
-@pytest.fixture(scope="module")
-def said(spec):
-    script = spec.with_name("script.py")
+def test_all_processes_of_a_script_give_a_spec_one_name_and_classes_of_one_name_stay_two(tmp_path):
+    script, spec = tmp_path / "script.py", tmp_path / "spec"
     script.write_text(textwrap.dedent(SCRIPT))
     ranks = [
         subprocess.Popen(
-            [sys.executable, script, *arguments],
+            [sys.executable, script, spec],
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | {"PYTHONHASHSEED": str(seed)},
+            env=os.environ | {"PYTHONHASHSEED": seed},
         )
-        for seed, arguments in enumerate([[str(spec), "locals"], []], start=1)
+        for seed in "12"
     ]
-    return [json.loads(rank.communicate(timeout=60)[0]) for rank in ranks]
-
-
-def test_all_processes_of_a_script_give_a_spec_one_name(said):
+    said = [json.loads(rank.communicate(timeout=60)[0]) for rank in ranks]
     assert said[0] == said[1]
     assert len(set(said[0].values())) == len(said[0])
-
-
-@pytest.mark.usefixtures("said")
-def test_classes_of_one_name_stay_two(spec):
-    kinds = cast("list[type]", unpack_spec(spec.read_bytes()).dataset)
-    first, second = kinds
+    first, second = unpack_spec(spec.read_bytes()).dataset
     assert first is not second
     assert first.__name__ == second.__name__ == "Local"
 
 
-def local(value: int) -> type:
+def local(value):
     class Local:
         held = value
 
-        def get(self) -> int:
+        def get(self):
             return self.held
 
     return Local
 
 
-def again(dataset: list[object]) -> list[object]:
+def again(dataset):
     packed = pack_spec(DatasetSpec(dataset=dataset, collate_fn=len), max_bytes=1 << 20)
-    return cast("list[object]", unpack_spec(packed.data).dataset)
+    return unpack_spec(packed.data).dataset
 
 
 def test_a_class_comes_back_as_itself_where_it_was_made():
-    kinds: list[object] = [local(1), local(2), local(1)]
+    kinds = [local(1), local(2), local(1)]
     # Its batches were pickled by a worker that knows it by what the spec called it.
     assert again(kinds) == kinds
     assert cloudpickle.loads(cloudpickle.dumps(kinds)) == kinds
@@ -178,17 +162,8 @@ def test_a_class_comes_back_as_itself_where_it_was_made():
 
 def test_sets_come_back():
     shared = {"a", "b", None, ("c", 1)}
-    numbers = {3, 1, 2}
     mixed = {"a", Path("b")}
-    given: list[object] = [
-        shared,
-        shared,
-        frozenset({"x", b"y"}),
-        set(),
-        numbers,
-        mixed,
-        {1.0, None},
-    ]
+    given = [shared, shared, frozenset({"x", b"y"}), set(), {3, 1, 2}, mixed, {1.0, None}]
     back = again(given)
     assert back == given
     assert [type(each) for each in back] == [type(each) for each in given]
@@ -208,14 +183,10 @@ def test_tensors_come_back_and_share_what_they_shared():
         torch.tensor([1 + 2j]),
         torch.tensor([True, False]).to_sparse(),
     ]
-    back = cast("list[torch.Tensor]", again(list(given)))
+    back = again(list(given))
     for mine, theirs in zip(given, back, strict=True):
-        assert type(mine) is type(theirs)
-        assert (mine.dtype, mine.shape, mine.requires_grad) == (
-            theirs.dtype,
-            theirs.shape,
-            theirs.requires_grad,
-        )
+        for fact in (type, lambda t: t.dtype, lambda t: t.shape, lambda t: t.requires_grad):
+            assert fact(mine) == fact(theirs)
         if mine.device.type != "meta":
             assert torch.equal(mine.to_dense(), theirs.to_dense())
     back[0][4] = -1

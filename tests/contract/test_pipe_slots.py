@@ -5,10 +5,7 @@ import multiprocessing
 import os
 import resource
 import select
-import socket
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -20,27 +17,27 @@ from stoker.errors import FeedLostError
 from stoker.feed.wire import codec
 from stoker.feed.wire.dataset import DatasetSpec, unpack_error
 from stoker.feed.workers.pipe import JobOrder
-from stoker.feed.workers.pool import ChildProcess, Result, WorkerJob, WorkerPool, WorkerRole
+from stoker.feed.workers.pool import WorkerJob, WorkerPool
 from stoker.feed.workers.worker import worker_main
 
 BATCH = 8
 
 
 class Squares(Dataset[dict[str, object]]):
-    def __len__(self) -> int:
+    def __len__(self):
         return 1000
 
-    def __getitem__(self, index: int) -> dict[str, object]:
+    def __getitem__(self, index):
         side = 20 + index // 200
         return {"image": torch.full((3, side, side), index % 251, dtype=torch.uint8), "n": index}
 
 
 class Hoarder:
-    def __init__(self) -> None:
+    def __init__(self):
         self.calls = 0
         self.kept = torch.zeros(1)
 
-    def __call__(self, samples: list[dict[str, object]]) -> object:
+    def __call__(self, samples):
         batch = default_collate(samples)
         self.calls += 1
         if self.calls == 3:
@@ -48,47 +45,38 @@ class Hoarder:
         return {"now": batch["image"], "kept": self.kept}
 
 
-def halved(samples: list[dict[str, object]]) -> object:
+def halved(samples):
     batch = default_collate(samples)
     return {"half": batch["image"][: BATCH // 2], "odd": batch["image"][1:], "n": batch["n"]}
 
 
-def converted(samples: list[dict[str, object]]) -> object:
+def converted(samples):
     return default_collate(samples)["image"].float() / 2
 
 
-def shared(samples: list[dict[str, object]]) -> object:
+def shared(samples):
     batch = default_collate(samples)["image"]
     return [batch, batch, batch.numpy()[0], batch[2].clone()]
 
 
 @contextmanager
-def pool_of(collate: Callable[[list[dict[str, object]]], object]) -> Iterator[WorkerPool]:
+def pool_of(collate):
     context = multiprocessing.get_context("fork")
     spec = DatasetSpec(dataset=Squares(), collate_fn=collate)
 
-    def start(role: WorkerRole, sock: socket.socket) -> ChildProcess:
-        child = context.Process(
-            target=worker_main,
-            args=(sock, spec),
-            kwargs={"worker_id": role.number, "num_workers": 1, "base_seed": 0, "seeding": "batch"},
-        )
+    def start(role, sock):
+        given = {"worker_id": role.number, "num_workers": 1, "base_seed": 0, "seeding": "batch"}
+        child = context.Process(target=worker_main, args=(sock, spec), kwargs=given)
         child.start()
         return child
 
-    pool = WorkerPool(start, num_workers=1)
-    try:
+    with contextlib.closing(WorkerPool(start, num_workers=1)) as pool:
         yield pool
-    finally:
-        pool.close()
 
 
-def make(pool: WorkerPool, indices: list[int]) -> Result:
-    pool.assign(
-        WorkerJob(
-            (indices[0],), JobOrder(codec.pack_value(indices, allow_pickle=False), (0, 0, 0, 0))
-        )
-    )
+def make(pool, first):
+    index = codec.pack_value(list(range(first, first + BATCH)), allow_pickle=False)
+    pool.assign(WorkerJob((first,), JobOrder(index, (0, 0, 0, 0))))
     while True:
         ready, _, _ = select.select(list(pool.sockets()), [], [], 30)
         assert ready, "the worker is silent"
@@ -97,63 +85,55 @@ def make(pool: WorkerPool, indices: list[int]) -> Result:
                 return result
 
 
-def value_of(result: Result) -> object:
-    assert result.tree is not None
-    assert result.payload is not None
+def samples_of(first):
+    return [Squares()[index] for index in range(first, first + BATCH)]
+
+
+def made_by(pool, firsts):
+    for first in firsts:
+        result = make(pool, first)
+        yield first, result
+        result.release()
+        pool.flush()
+
+
+def value_of(result):
     return codec.decode(result.tree, np.array(result.payload), allow_pickle=True)
 
 
 @pytest.mark.parametrize("collate", [default_collate, halved, converted, shared])
 def test_a_worker_sends_what_its_collate_function_returned(collate):
-    dataset = Squares()
     with pool_of(collate) as pool:
         # Sizes change at 200, 400, ...: smaller, larger and equal batches than the one before.
-        for first in (0, 8, 16, 400, 408, 96, 200, 208, 992):
-            indices = list(range(first, first + BATCH))
-            result = make(pool, indices)
-            expected = collate([dataset[index] for index in indices])
+        for first, result in made_by(pool, (0, 8, 16, 400, 408, 96, 200, 208, 992)):
+            expected = collate(samples_of(first))
             torch.testing.assert_close(value_of(result), expected, rtol=0, atol=0)
-            result.release()
-            pool.flush()
 
 
 def test_a_batch_that_the_dataset_keeps_is_never_written_over():
-    dataset = Squares()
     with pool_of(Hoarder()) as pool:
-        for first in range(0, 80, BATCH):
-            indices = list(range(first, first + BATCH))
-            result = make(pool, indices)
-            value = value_of(result)
-            assert isinstance(value, dict)
-            torch.testing.assert_close(
-                value["now"], default_collate([dataset[i] for i in indices])["image"]
-            )
+        for first, result in made_by(pool, range(0, 80, BATCH)):
+            value, images = value_of(result), default_collate(samples_of(first))["image"]
+            torch.testing.assert_close(value["now"], images)
             if first > 3 * BATCH:
-                third = [dataset[i] for i in range(2 * BATCH, 3 * BATCH)]
-                torch.testing.assert_close(value["kept"], default_collate(third)["image"])
-            result.release()
-            pool.flush()
+                third = default_collate(samples_of(2 * BATCH))["image"]
+                torch.testing.assert_close(value["kept"], third)
 
 
 def test_a_batch_that_was_changed_does_not_travel_twice():
     with pool_of(converted) as pool:
-        sizes = []
-        for first in range(0, 40, BATCH):
-            result = make(pool, list(range(first, first + BATCH)))
-            sizes.append(result.payload.nbytes)
-            result.release()
-            pool.flush()
-        assert set(sizes) == {BATCH * 3 * 20 * 20 * 4}
+        sizes = {result.payload.nbytes for _, result in made_by(pool, range(0, 40, BATCH))}
+        assert sizes == {BATCH * 3 * 20 * 20 * 4}
 
 
-def num_slots() -> int:
+def num_slots():
     return Path("/proc/self/maps").read_text().count("/memfd:stoker-")
 
 
 def test_the_memory_of_a_closed_pool_is_free_with_its_last_batch():
     before = num_slots()
     with pool_of(default_collate) as pool:
-        results = [make(pool, list(range(first, first + BATCH))) for first in (0, 8)]
+        results = [make(pool, first) for first in (0, 8)]
         assert num_slots() > before
         results.pop(0).release()
         pool.close()
@@ -163,14 +143,14 @@ def test_the_memory_of_a_closed_pool_is_free_with_its_last_batch():
         assert num_slots() == before
 
 
-def _make_one_without_descriptors(told: "Connection[object, object]") -> None:
+def _make_one_without_descriptors(told):
     with pool_of(default_collate) as pool:
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, most))
         with contextlib.suppress(OSError):
             while True:
                 os.open(os.devnull, os.O_RDONLY)
-        told.send(make(pool, list(range(BATCH))).error)
+        told.send(make(pool, 0).error)
 
 
 def test_a_batch_that_no_descriptor_is_left_for_is_an_error_that_names_the_limit():

@@ -8,14 +8,14 @@ import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 import pytest
 
 from stoker.errors import PlatformError, UsageError
 from stoker.platforms import PLATFORMS, platform_named
-from stoker.platforms.base import JobSpec, Run, groups_of_channel
+from stoker.platforms.base import Run, groups_of_channel
 from stoker.records import PLATFORM_INFOS, Channel, StrategySettings
 from stoker.settings import RunEnvironment
 from support.builders import group
@@ -27,15 +27,12 @@ from support.platform_jobs import (
     REASON,
     SERVICE_JOBS,
     Followed,
-    PlatformJob,
     follower,
     platform_job,
 )
 
 ADOPT = pytest.mark.parametrize("job", SERVICE_JOBS, indirect=True)
 LOCAL = pytest.mark.parametrize("job", LOCAL_JOBS, indirect=True)
-
-Follow = Callable[[Run], Followed]
 
 
 @pytest.fixture(params=(*LOCAL_JOBS, *SERVICE_JOBS))
@@ -49,12 +46,11 @@ def follow():
     yield from follower()
 
 
-def submit(job: PlatformJob) -> Run:
-    return job.platform.submit(job.platform.plan(job.spec))  # type: ignore[no-any-return]
+def submit(job):
+    return job.platform.submit(job.platform.plan(job.spec))
 
 
-def begin(job: PlatformJob, follow: Follow) -> Followed:
-    """Starts a run, follows it, and has all of its hosts run."""
+def begin(job, follow):
     followed = follow(submit(job))
     job.run_hosts(followed.run)
     return followed
@@ -83,13 +79,13 @@ def test_a_plan_is_described_as_json_with_name_command_and_types(job):
         assert each.instance_type in described
 
 
-def with_channel(job: PlatformJob, **changes: object) -> JobSpec:
+def with_channel(job, **changes):
     channel = next(iter(job.spec.channels.values()), Channel(uri="data"))
     changed = msgspec.structs.replace(channel, **{"groups": None, **changes})
     return dataclasses.replace(job.spec, channels={"train": changed})
 
 
-def with_dnn(job: PlatformJob, **changes: object) -> JobSpec:
+def with_dnn(job, **changes):
     dnn, *data = job.spec.groups
     return dataclasses.replace(job.spec, groups=(msgspec.structs.replace(dnn, **changes), *data))
 
@@ -123,7 +119,7 @@ def test_what_cannot_run_is_refused_with_what_where_and_what_to_do(job, change, 
     assert list(job.calls()) == []
 
 
-def twice_the_dnn_group(job: PlatformJob) -> JobSpec:
+def twice_the_dnn_group(job):
     dnn = job.spec.groups[0]
     return dataclasses.replace(job.spec, groups=(dnn, msgspec.structs.replace(dnn, name="more")))
 
@@ -143,16 +139,16 @@ def test_a_job_without_a_command_or_its_one_dnn_group_first_is_refused(job, chan
     assert caught.value.where
 
 
-def with_name(job: PlatformJob, name: str) -> JobSpec:
+def with_name(job, name):
     return dataclasses.replace(job.spec, name=name)
 
 
-def with_group(job: PlatformJob, name: str) -> JobSpec:
+def with_group(job, name):
     dnn, data = job.spec.groups
     return dataclasses.replace(job.spec, groups=(dnn, msgspec.structs.replace(data, name=name)))
 
 
-def with_channel_named(job: PlatformJob, name: str) -> JobSpec:
+def with_channel_named(job, name):
     (channel,) = with_channel(job).channels.values()
     return dataclasses.replace(job.spec, channels={name: channel})
 
@@ -201,7 +197,7 @@ def test_each_run_has_a_token_of_its_own_that_is_told_nobody(job, follow, capfd)
         job.run_hosts(followed.run)
         tokens.append(job.token(followed.run))
         job.say("step 1")
-        until(lambda f=followed: all(map(f.texts, job.hosts)), what="its hosts are followed")  # type: ignore[misc]
+        until(lambda f=followed: all(map(f.texts, job.hosts)), what="its hosts are followed")
         said = [*job.kept(), json.dumps(job.platform.describe(request))]
         followed.run.stop()
         followed.ended()
@@ -264,7 +260,7 @@ def test_a_local_run_whose_process_was_killed_is_refused_until_its_hosts_have_en
     spec = tmp_path / "spec"
     spec.write_bytes(pickle.dumps(job.spec))
     submitter = subprocess.Popen([sys.executable, "-c", SUBMIT, spec])
-    job.run_hosts(submitter)  # type: ignore[arg-type]
+    job.run_hosts(submitter)
     with stopped_processes(job.started()):
         submitter.kill()
         submitter.wait()
@@ -303,7 +299,6 @@ run.wait()
 
 @contextlib.contextmanager
 def stopped_processes(pids: Iterable[str]) -> Iterator[None]:
-    """Stops processes as they are, so that they cannot end meanwhile."""
     for pid in pids:
         os.kill(int(pid), signal.SIGSTOP)
     try:
@@ -411,4 +406,4 @@ def test_a_job_that_is_not_there_any_more_ends_the_following_and_may_be_stopped(
 )
 def test_a_channel_of_the_data_group_goes_to_whoever_loads(named, groups, expected):
     channel = Channel(uri="x", groups=named)
-    assert groups_of_channel("train", channel, [group(role) for role in groups]) == expected  # type: ignore[arg-type]
+    assert groups_of_channel("train", channel, [group(role) for role in groups]) == expected

@@ -12,8 +12,7 @@ from botocore.model import OperationModel
 
 from stoker.pipelines.base import schedule_name
 from stoker.pipelines.sagemaker.client import (
-    MAX_AGE_SECONDS,
-    RETRIES,
+    RETRY_POLICY,
     SCHEDULE_GROUP,
     SageMakerClient,
 )
@@ -203,7 +202,7 @@ def calls_of_the_sources() -> dict[str, str]:
             if node.func.attr in OBJECT_ACTIONS:
                 found[OBJECT_ACTIONS[node.func.attr]] = where
             words = [arg.value for arg in node.args if isinstance(arg, ast.Constant)]
-            is_call = node.func.attr in ("call", "pages", "answers") and len(node.args) >= 2
+            is_call = node.func.attr in ("call", "pages", "_found") and len(node.args) >= 2
             if is_call and isinstance(words[0] if words else None, str):
                 operations = _texts(node.args[1])
                 assert operations, f"{where}: the operation is not to be read from the source"
@@ -366,10 +365,7 @@ def test_the_stack_has_a_schedule_and_mail_where_they_are_asked_for():
     assert (schedule["Name"], schedule["Target"]["Arn"]) == ("stoker-mnist", pipeline)
     # As stoker schedule makes it.
     assert schedule["Name"] == schedule_name(example(), None)
-    assert schedule["Target"]["RetryPolicy"] == {
-        "MaximumRetryAttempts": RETRIES,
-        "MaximumEventAgeInSeconds": MAX_AGE_SECONDS,
-    }
+    assert schedule["Target"]["RetryPolicy"] == RETRY_POLICY
     assert schedule["Target"]["DeadLetterConfig"] == {"Arn": EVERYTHING["DeadLetterQueue"]}
     # A start that is given up is no run, of which the rule could tell.
     alarm: Any = made["ScheduleAlarm"]["Properties"]

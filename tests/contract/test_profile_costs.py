@@ -33,8 +33,6 @@ class Blur:
 
 
 class Slotted:
-    """Its class cannot be exchanged for one with more attributes."""
-
     __slots__ = ()
 
     def __call__(self, sample: Sample) -> Sample:
@@ -72,8 +70,6 @@ class Pictures(Dataset[Sample]):
 
 
 class Listed(Dataset[Sample]):
-    """Calls its transforms itself, on samples of its own or of another dataset."""
-
     def __init__(
         self,
         transforms: Sequence[Callable[[Sample], Sample]],

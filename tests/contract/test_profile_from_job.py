@@ -116,7 +116,6 @@ def test_a_job_of_one_group_is_read_host_by_host_without_its_log(aws, answers, b
     put(aws, "algo-1", begin, CPUUtilization=(800.0, 760.0), GPUUtilization=(40.0, 50.0))
     put(aws, "algo-2", begin, CPUUtilization=(720.0,), GPUUtilization=(35.0,))
     found = profiled(aws)
-    assert found.observed is not None
     assert found.observed.cpu_utilization == pytest.approx((0.975 + 0.9) / 2)
     assert found.observed.gpu_utilization == pytest.approx((0.45 + 0.35) / 2)
     assert found.observed.hosts == 2
@@ -133,9 +132,8 @@ def test_a_running_job_is_read_so_far(aws, answers, begin):
     put(aws, "algo-1", begin, CPUUtilization=(400.0,), GPUUtilization=(90.0,))
     found = profiled(aws)
     assert found.what["is_running"] is True
-    assert found.observed is not None
     assert found.observed.hosts == 1
-    notes = " ".join(map(str, found.what["notes"]))  # type: ignore[arg-type]
+    notes = " ".join(map(str, found.what["notes"]))
     assert "still running" in notes
     assert "no figures of algo-2" in notes
 
@@ -159,7 +157,6 @@ def test_groups_are_told_apart_by_the_lines_of_the_launcher(aws, answers, begin)
     }
     made = profiled(aws)
     assert made.what["group_cpu"] == {"loaders": 0.75, "trainers": 0.375}
-    assert made.observed is not None
     assert (made.observed.cpu_utilization, made.observed.gpu_utilization) == (0.375, 0.8)
 
 
@@ -309,7 +306,6 @@ def test_the_verb_writes_a_profile_that_decide_takes(tmp_path, capsys):
     assert "probably CPU-bound" in said
     record = read_json(out, Profile)
     assert record.step is None
-    assert record.observed is not None
     assert record.observed.cpu_utilization == pytest.approx(0.985)
     done = CliRunner().invoke(
         app_for("decide"), ["decide", str(out), "--out", str(tmp_path / "d.json")]
@@ -328,7 +324,6 @@ def test_a_log_file_adds_the_step_to_the_record(tmp_path):
     out = tmp_path / "profile.json"
     observe(NAME, logs=log, region=REGION, outputs=Outputs(out=out), as_json=True)
     record = read_json(out, Profile)
-    assert record.step is not None
     assert record.step.step_seconds == 0.25
     assert record.step.global_batch_size is None
     done = CliRunner().invoke(

@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from stoker.cli import pipelines
 from stoker.errors import PlatformError
-from stoker.pipelines.base import RunState
-from stoker.pipelines.sagemaker.client import POLL_SECONDS, STOP_SECONDS, SageMakerClient
+from stoker.pipelines.base import PATIENCE_SECONDS, STOP_POLL_SECONDS, RunState
+from stoker.pipelines.sagemaker.client import SageMakerClient
 from stoker.pipelines.sagemaker.compile import ONLY_RUN
 from stoker.pipelines.sagemaker.overlap import active_before
 from stoker.platforms.aws import Aws
@@ -191,8 +190,8 @@ def test_a_pipeline_that_is_not_uploaded_is_said_to_be_so(server, project):
 WAITING = """
 import time
 from stoker.cli import main
-from stoker.cli import pipelines
-pipelines.wait_for = lambda *asked, **more: time.sleep(60)
+from stoker.pipelines.base import PipelineClient
+PipelineClient.wait = lambda *asked, **more: time.sleep(60)
 main()
 """
 
@@ -220,7 +219,7 @@ def test_a_signal_ends_the_waiting_and_not_the_run(server, project, number, code
         waiting.kill()
         waiting.wait()
     assert waiting.returncode == code, said
-    assert "stopped waiting; the run goes on" in said
+    assert "stopped waiting; the run continues" in said
     assert "stop:    stoker stop sagemaker mnist/" in said
     assert "stopping all processes" not in said
 
@@ -406,9 +405,8 @@ def test_a_missing_permission_is_not_taken_for_a_missing_run():
 
 
 def wait(answers: Recorded) -> tuple[RunState, list[str]]:
-    aws, lines = answers.aws(), list[str]()
-    client = SageMakerClient(None, aws=aws)
-    run = pipelines.wait_for(client, RUN, show=lines.append, sleep=aws.sleep, clock=aws.clock)
+    lines = list[str]()
+    run = SageMakerClient(None, aws=answers.aws()).wait(RUN, show=lines.append)
     return run, [" ".join(line.split()) for line in lines]
 
 
@@ -432,7 +430,7 @@ def test_waiting_ends_if_the_service_stays_away_or_refuses():
         answers.refuse("describe_pipeline", "ThrottlingException", "Rate exceeded")
     with pytest.raises(PlatformError, match="throttled"):
         wait(answers)
-    assert 0 <= answers.seconds - pipelines.PATIENCE_SECONDS < 60
+    assert 0 <= answers.seconds - PATIENCE_SECONDS < 60
     answers = recorded()
     answers.refuse("describe_pipeline", "AccessDeniedException", "not authorized")
     with pytest.raises(PlatformError, match="permission"):
@@ -473,12 +471,12 @@ def test_a_stop_that_takes_too_long_says_where_to_look():
     answers.add_state("Executing")
     answers.add("describe_pipeline", {"PipelineArn": PIPELINE}, PipelineName="mnist")
     answers.add("stop_pipeline_execution", {"PipelineExecutionArn": EXECUTION})
-    for _ in range(int((STOP_SECONDS + 60) / POLL_SECONDS)):
+    for _ in range(int((SageMakerClient.stop_seconds + 60) / STOP_POLL_SECONDS)):
         answers.add_state("Stopping")
     with pytest.raises(PlatformError) as refused:
         SageMakerClient(None, aws=answers.aws()).stop(EXECUTION)
     assert f"stoker status sagemaker {RUN}" in refused.value.fix
-    assert STOP_SECONDS <= answers.seconds < STOP_SECONDS + 60
+    assert SageMakerClient.stop_seconds <= answers.seconds < SageMakerClient.stop_seconds + 60
 
 
 # A step of the pipeline asks for runs to give way to.

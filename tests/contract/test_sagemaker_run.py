@@ -8,7 +8,7 @@ import io
 import json
 import tarfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -59,6 +59,11 @@ QUOTA = (
 )
 put_lines = partial(cloudwatch.put_lines, job=NAME)
 put_points = partial(cloudwatch.put_points, job=NAME)
+NOT_FOUND = (
+    *("sagemaker", "DescribeTrainingJob"),
+    *("ValidationException", "Requested resource not found."),
+)
+OUTPUTS = f"s3://{BUCKET}/out/{NAME}/output/output.tar.gz"
 ROLE_LINE = "stoker T run=mnist-1 host={0} host_role group={1} role={1} type=x leader=algo-2"
 
 
@@ -127,7 +132,7 @@ def created(aws: Aws) -> list[str]:
 
 def has_status(answers: Answers, *states: tuple[str, str] | tuple[str, str, str]) -> list[str]:
     """The job goes through (status, secondary[, reason]), one a look; the last one stays."""
-    looked: list[str] = []
+    looked = []
 
     def change(parsed: dict[str, object]) -> None:
         status, secondary, *reason = states[min(len(looked), len(states) - 1)]
@@ -135,10 +140,7 @@ def has_status(answers: Answers, *states: tuple[str, str] | tuple[str, str, str]
         seen = list(dict.fromkeys(looked))
         parsed["TrainingJobStatus"], parsed["SecondaryStatus"] = status, secondary
         parsed["SecondaryStatusTransitions"] = transitions(
-            *(
-                (name, NOW + timedelta(seconds=index), f"{name} it")
-                for index, name in enumerate(seen)
-            )
+            *((name, NOW + timedelta(seconds=at), f"{name} it") for at, name in enumerate(seen))
         )
         if reason:
             parsed["FailureReason"] = reason[0]
@@ -198,12 +200,8 @@ def test_submit_sends_the_plan_with_code_and_token(platform, aws, job):
 
 def test_the_token_is_encrypted_with_the_outputs_key(platform, aws, job):
     key = "arn:aws:kms:eu-central-1:123456789012:key/1234abcd-12ab-34cd-56ef-1234567890ab"
-    submit(
-        platform,
-        dataclasses.replace(
-            job, platform_settings=settings(request={"OutputDataConfig": {"KmsKeyId": key}})
-        ),
-    )
+    encrypted = settings(request={"OutputDataConfig": {"KmsKeyId": key}})
+    submit(platform, dataclasses.replace(job, platform_settings=encrypted))
     head = aws.call("s3", "HeadObject", Bucket=BUCKET, Key=f"out/{NAME}/stoker_token/token")
     assert (head["ServerSideEncryption"], head["SSEKMSKeyId"]) == ("aws:kms", key)
 
@@ -223,13 +221,9 @@ def test_a_job_that_appears_between_look_and_creation_is_adopted(platform, aws, 
     request, _ = submit(platform, job)
     token = aws.read_object(request.token_uri)
     # The other attempt's job is not seen yet, at first, and for a moment after it is in the way.
-    answers.refuse(
-        "sagemaker", "DescribeTrainingJob", "ValidationException", "Requested resource not found."
-    )
+    answers.refuse(*NOT_FOUND)
     answers.refuse("sagemaker", "CreateTrainingJob", "ResourceInUse", "already exists")
-    answers.refuse(
-        "sagemaker", "DescribeTrainingJob", "ValidationException", "Requested resource not found."
-    )
+    answers.refuse(*NOT_FOUND)
     _, again = submit(platform, job)
     assert again.name == NAME
     assert aws.read_object(request.token_uri) == token
@@ -273,8 +267,7 @@ def test_the_model_of_a_job_that_had_to_take_another_name_is_found_under_the_one
     answers.change("sagemaker", "DescribeTrainingJob", change)
     _, again = submit(platform, job)
     aws.write_object(f"s3://{BUCKET}/out/{NAME}-2/output/model.tar.gz", b"the second model")
-    for _ in again.lines():
-        pass
+    list(again.lines())
     assert again.wait().model_uri == f"s3://{BUCKET}/out/{NAME}-2/output/model.tar.gz"
     assert aws.read_object(f"s3://{BUCKET}/out/{NAME}/output/model.tar.gz") == b"the second model"
 
@@ -429,7 +422,7 @@ def test_throttling_is_retried(platform, aws, job):
         sent.append(1)
         return AWSResponse("", 400, {}, Raw()) if len(sent) < 3 else None
 
-    events = aws.client("sagemaker").meta.events  # type: ignore[attr-defined]
+    events = aws.client("sagemaker").meta.events
     events.register("before-send.sagemaker.CreateTrainingJob", throttle)
     submit(platform, job)
     assert len(sent) == 3
@@ -440,15 +433,9 @@ def test_throttling_is_retried(platform, aws, job):
 
 
 def test_states_and_lines_of_all_hosts_come_once_and_in_order(aws, answers, clock, job, run):
-    has_status(
-        answers,
-        ("InProgress", "Starting"),
-        ("InProgress", "Downloading"),
-        ("InProgress", "Training"),
-        ("InProgress", "Training"),
-        ("Completed", "Completed"),
-    )
-    later: list[Callable[[], None]] = [
+    begun = [("InProgress", each) for each in ("Starting", "Downloading", "Training", "Training")]
+    has_status(answers, *begun, ("Completed", "Completed"))
+    later = [
         lambda: None,
         lambda: put_lines(aws, "algo-1", (1, "cpu host says hello")),
         lambda: put_lines(aws, "algo-2", (2, ROLE_LINE.format("algo-2", "dnn")), (4, "step 1")),
@@ -468,10 +455,8 @@ def test_states_and_lines_of_all_hosts_come_once_and_in_order(aws, answers, cloc
         "data/algo-1 bye",
         "dnn/algo-2 said before, seen after the end",
     ]
-    assert [parse_line(x.text).host for x in lines if "host_role" in x.text] == [  # type: ignore[union-attr]
-        "algo-2",
-        "algo-1",
-    ]
+    roles = [parse_line(line.text).host for line in lines if "host_role" in line.text]
+    assert roles == ["algo-2", "algo-1"]
     assert run.roster == {"algo-2": "dnn", "algo-1": "data"}
     assert run.events[0].what == "Starting: Starting it"
     kept = {path.name: path.read_text() for path in (job.run_dir / "logs").iterdir()}
@@ -484,8 +469,7 @@ def test_polling_backs_off_while_nothing_happens(answers, clock, run):
     looks = [("InProgress", "Training")] * 20
     has_status(answers, *looks, ("Completed", "Completed"))
     clock.slept.clear()
-    for _ in run.lines():
-        pass
+    list(run.lines())
     waits = clock.slept[:19]
     assert waits[0] == MIN_INTERVAL_SECONDS
     assert waits == sorted(waits)
@@ -493,20 +477,12 @@ def test_polling_backs_off_while_nothing_happens(answers, clock, run):
 
 
 def test_a_job_that_is_not_seen_at_once_is_waited_for(answers, run):
-    answers.refuse(
-        "sagemaker",
-        "DescribeTrainingJob",
-        "ValidationException",
-        "Requested resource not found.",
-        times=3,
-    )
+    answers.refuse(*NOT_FOUND, times=3)
     assert run.wait().status == "succeeded"
 
 
 def test_a_job_that_is_never_seen_is_an_error_by_a_deadline(answers, clock, run):
-    answers.always_refuse(
-        "sagemaker", "DescribeTrainingJob", "ValidationException", "Requested resource not found."
-    )
+    answers.always_refuse(*NOT_FOUND)
     with pytest.raises(PlatformError, match="did not show it for 30 s"):
         run.wait()
     assert EVENTUAL_SECONDS <= clock.now <= 2 * EVENTUAL_SECONDS
@@ -575,7 +551,7 @@ def test_a_log_that_never_ends_is_left_after_the_drain_deadline(aws, clock, run)
 def test_a_profiles_deadline_counts_from_the_trainers_first_line(
     platform, aws, answers, job, monkeypatch, has_lines
 ):
-    started: list[float] = []
+    started = []
 
     class Timer(threading.Timer):
         def start(self) -> None:
@@ -639,7 +615,7 @@ def test_stopping_a_job_that_has_ended_is_no_error(aws, answers, run):
 
 def test_an_answer_that_is_older_than_the_end_does_not_bring_the_job_back(answers, run):
     answers.answer("sagemaker", "StopTrainingJob", {})
-    asked: list[dict[str, object]] = []
+    asked = []
 
     def stopped_meanwhile(answer: dict[str, object]) -> None:
         asked.append(answer)
@@ -671,20 +647,15 @@ def test_a_token_that_cannot_be_deleted_is_said(platform, answers, job, capsys):
 def test_the_leaders_records_are_unpacked_and_the_services_events_are_told(aws, answers, job, run):
     has_status(answers, ("InProgress", "Training"), ("Completed", "Completed"))
     files = {"stoker/training.json": record(job), "stoker/metrics.json": b"{}", "big.bin": b"x"}
-    aws.write_object(f"s3://{BUCKET}/out/{NAME}/output/output.tar.gz", archive(**files))
+    aws.write_object(OUTPUTS, archive(**files))
     end = run.wait()
     assert (end.status, end.exit_code, end.failure) == ("succeeded", 0, None)
     assert end.output_dir
-    assert sorted(path.name for path in end.output_dir.rglob("*")) == [
-        "metrics.json",
-        "stoker",
-        "training.json",
-    ]
+    names = sorted(path.name for path in end.output_dir.rglob("*"))
+    assert names == ["metrics.json", "stoker", "training.json"]
     assert leader_record(end.output_dir)
-    assert [event.what for event in end.events] == [
-        "Training: Training it",
-        "Completed: Completed it",
-    ]
+    told = ["Training: Training it", "Completed: Completed it"]
+    assert [event.what for event in end.events] == told
     assert end.model_uri == f"s3://{BUCKET}/out/{NAME}/output/model.tar.gz"
     assert end.job_url == (
         "https://eu-central-1.console.aws.amazon.com/sagemaker/home"
@@ -703,7 +674,7 @@ def test_a_jobs_tags_keep_the_image_and_the_inputs_that_it_began_with(platform, 
         pushed = aws.call(
             "ecr", "PutImage", repositoryName="stoker", imageManifest=manifest, imageTag="1"
         )
-        return str(pushed["image"]["imageId"]["imageDigest"])  # type: ignore[index,call-overload]
+        return str(pushed["image"]["imageId"]["imageDigest"])
 
     aws.call("ecr", "CreateRepository", repositoryName="stoker")
     for number in range(1001):
@@ -751,7 +722,7 @@ def test_an_archive_that_means_harm_writes_nothing_outside(aws, tmp_path, run):
         (through, b"x"),
         (tarfile.TarInfo("./stoker/good"), b"x"),
     ]
-    aws.write_object(f"s3://{BUCKET}/out/{NAME}/output/output.tar.gz", tar(*members))
+    aws.write_object(OUTPUTS, tar(*members))
     end = run.wait()
     assert end.output_dir
     found = {str(p.relative_to(end.output_dir)) for p in end.output_dir.rglob("*") if p.is_file()}
@@ -766,7 +737,7 @@ def test_an_archive_that_means_harm_writes_nothing_outside(aws, tmp_path, run):
     ids=["other", "cut", "empty"],
 )
 def test_outputs_that_cannot_be_unpacked_do_not_hide_how_the_job_ended(aws, content, capsys, run):
-    aws.write_object(f"s3://{BUCKET}/out/{NAME}/output/output.tar.gz", content)
+    aws.write_object(OUTPUTS, content)
     end = run.wait()
     assert (end.status, end.output_dir) == ("succeeded", None)
     assert "outputs_read_failed" in capsys.readouterr().err
@@ -775,7 +746,7 @@ def test_outputs_that_cannot_be_unpacked_do_not_hide_how_the_job_ended(aws, cont
 def test_a_file_too_large_for_a_record_is_not_taken(aws, monkeypatch, capsys, run):
     monkeypatch.setattr("stoker.platforms.sagemaker.job.MAX_FILE_BYTES", 10)
     content = archive(**{"stoker/training.json": b"x" * 11})
-    aws.write_object(f"s3://{BUCKET}/out/{NAME}/output/output.tar.gz", content)
+    aws.write_object(OUTPUTS, content)
     assert run.wait().output_dir is None
     assert "stoker/training.json of 11 bytes is too much" in capsys.readouterr().err
 
@@ -790,7 +761,7 @@ def test_a_failed_job_without_outputs_says_its_reason_as_a_status(answers, run):
 def test_the_records_exit_code_counts_more_than_the_services(aws, answers, job, run):
     has_status(answers, ("Failed", "Failed", "AlgorithmError: , exit code: 1"))
     files = {"stoker/training.json": record(job, status="failed", exit_code=3)}
-    aws.write_object(f"s3://{BUCKET}/out/{NAME}/output/output.tar.gz", archive(**files))
+    aws.write_object(OUTPUTS, archive(**files))
     assert run.wait().exit_code == 3
 
 
@@ -875,7 +846,7 @@ def test_a_runs_groups_are_told_apart_by_the_roster_of_its_log(aws, answers, run
 
 def test_a_training_record_says_how_busy_each_group_was(platform, aws, answers, job):
     put_loads_of_a_job(aws, answers)
-    said: list[LogLine] = []
+    said = []
     record = train(job, platform=platform, catalog=load_catalog("sagemaker"), on_line=said.append)
     loads = [line.text for line in said if line.host == "load"]
     assert [text.split()[0] for text in loads] == ["dnn", "data"]

@@ -5,8 +5,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,33 +18,23 @@ KEY = bytes(range(32))
 MAX_HEAD_BYTES = 1 << 20
 
 
-@dataclass
-class Pair:
-    source: socket.socket
-    sink: socket.socket
-    writer: BatchWriter
-    reader: BatchReader
-
-
 @contextlib.contextmanager
-def connected(*, receive_timeout_seconds: float = 30.0) -> Iterator[Pair]:
+def connected(*, receive_timeout_seconds=30.0):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         sink = socket.create_connection(listener.getsockname())
         source, _ = listener.accept()
     with source, sink:
         tune(source)
         tune(sink)
-        yield Pair(
-            source,
-            sink,
-            BatchWriter(source, Sealer(KEY), BufferPool()),
-            BatchReader(
-                sink,
-                Unsealer(KEY),
-                BufferPool(),
-                max_head_bytes=MAX_HEAD_BYTES,
-                receive_timeout_seconds=receive_timeout_seconds,
-            ),
+        limits = {
+            "max_head_bytes": MAX_HEAD_BYTES,
+            "receive_timeout_seconds": receive_timeout_seconds,
+        }
+        yield SimpleNamespace(
+            source=source,
+            sink=sink,
+            writer=BatchWriter(source, Sealer(KEY), BufferPool()),
+            reader=BatchReader(sink, Unsealer(KEY), BufferPool(), **limits),
         )
 
 
@@ -55,9 +44,13 @@ def pair():
         yield made
 
 
+def head_of(packed, *, payload_bytes):
+    return Sealer(KEY).head(packed, payload_bytes=payload_bytes, of=("s", 0))
+
+
 @contextlib.contextmanager
-def written(writer: BatchWriter, packed: bytes, payload: bytes | None) -> Iterator[None]:
-    view = None if payload is None else memoryview(payload)
+def written(writer, packed, payload):
+    view = memoryview(payload) if payload else None
     thread = threading.Thread(target=writer.write, args=(packed, view), kwargs={"of": ("s", 0)})
     thread.start()
     yield
@@ -65,7 +58,7 @@ def written(writer: BatchWriter, packed: bytes, payload: bytes | None) -> Iterat
     assert not thread.is_alive()
 
 
-def read(reader: BatchReader) -> tuple[bytes, bytes]:
+def read(reader):
     packed, nbytes = reader.head()
     memory = bytearray(nbytes)
     reader.read(memoryview(memory))
@@ -77,19 +70,18 @@ def read(reader: BatchReader) -> tuple[bytes, bytes]:
 def test_what_is_written_is_read(pair, packed_bytes, payload_bytes):
     for _ in range(2):
         packed, payload = os.urandom(packed_bytes), os.urandom(payload_bytes)
-        with written(pair.writer, packed, payload or None):
+        with written(pair.writer, packed, payload):
             assert read(pair.reader) == (packed, payload)
 
 
 def test_a_description_that_is_too_long_is_refused_before_there_is_memory_for_it(pair):
-    head = Sealer(KEY).head(bytes(2 * MAX_HEAD_BYTES), payload_bytes=0, of=("s", 0))
-    pair.source.sendall(head)
+    pair.source.sendall(head_of(bytes(2 * MAX_HEAD_BYTES), payload_bytes=0))
     with pytest.raises(ProtocolError, match="description"):
         pair.reader.head()
 
 
 def test_an_end_in_the_middle_of_a_batch_is_an_error(pair):
-    pair.source.sendall(Sealer(KEY).head(b"packed", payload_bytes=1000, of=("s", 0)))
+    pair.source.sendall(head_of(b"packed", payload_bytes=1000))
     pair.source.close()
     assert pair.reader.head() == (b"packed", 1000)
     with pytest.raises(ConnectionResetError):
@@ -104,21 +96,18 @@ def test_half_a_head_is_none(pair):
 
 
 def test_a_batch_may_take_longer_than_the_silence_that_ends_a_connection():
-    payload = os.urandom(200_000)
-    sent: list[bytes] = []
+    payload, wire = os.urandom(200_000), bytearray()
 
     class Slow(socket.socket):
-        def sendall(self, data: object, *_: object) -> None:
-            sent.append(bytes(data))
+        def sendall(self, data, *_):
+            wire.extend(data)
 
     with connected(receive_timeout_seconds=0.5) as pair, Slow() as slow:
-        BatchWriter(slow, Sealer(KEY), BufferPool()).write(
-            b"packed", memoryview(payload), of=("s", 0)
-        )
-        wire = b"".join(sent)
+        writer = BatchWriter(slow, Sealer(KEY), BufferPool())
+        writer.write(b"packed", memoryview(payload), of=("s", 0))
         began = time.monotonic()
 
-        def trickle() -> None:
+        def trickle():
             step = len(wire) // 8 + 1
             for at in range(0, len(wire), step):
                 time.sleep(0.15)
@@ -133,7 +122,7 @@ def test_a_batch_may_take_longer_than_the_silence_that_ends_a_connection():
 
 def test_silence_in_the_middle_of_a_batch_ends_the_connection_in_words():
     with connected(receive_timeout_seconds=0.2) as pair:
-        pair.source.sendall(Sealer(KEY).head(b"packed", payload_bytes=1000, of=("s", 0)) + b"x")
+        pair.source.sendall(head_of(b"packed", payload_bytes=1000) + b"x")
         pair.reader.head()
         with pytest.raises(TimeoutError, match=r"no byte for 0\.2 s"):
             pair.reader.read(memoryview(bytearray(1000)))
@@ -154,7 +143,7 @@ def test_few_calls_move_a_batch(pair):
     receive = pair.sink.recv_into
 
     class Counted:
-        def recv_into(self, *arguments: object) -> int:
+        def recv_into(self, *arguments):
             calls.append(1)
             return receive(*arguments)
 

@@ -31,14 +31,14 @@ UNIONS = {
 }
 
 
-def bare(schema: object) -> object:
+def bare(schema):
     if isinstance(schema, dict):
         words = ("description", "title")
         return {key: bare(part) for key, part in schema.items() if key not in words}
     return [bare(part) for part in schema] if isinstance(schema, list) else schema
 
 
-def values() -> dict[str, object]:
+def values():
     image = torch.arange(120, dtype=torch.uint8).reshape(2, 3, 4, 5)
     return {
         "list": [None, True, 1, -1.5, "text"],
@@ -60,18 +60,18 @@ def values() -> dict[str, object]:
     }
 
 
-def trees() -> dict[str, object]:
+def trees():
     return {
         name: msgspec.msgpack.decode(codec.encode(value, allow_pickle=True).tree)
         for name, value in values().items()
     }
 
 
-def digest(value: object) -> str:
+def digest(value):
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def name_of(kind: type) -> str:
+def name_of(kind):
     return f"{kind.__module__}.{kind.__qualname__}"
 
 

@@ -169,5 +169,5 @@ def test_doctor_in_a_running_job_knows_the_run_and_its_peers(cluster):
             f"data, group data, host 1 of 2, ml.c5.xlarge, led by {LEADER}" in said["role"]["text"]
         )
         assert said["names"]["text"] == "3 other hosts are known by name"
-        assert said["port"]["text"] == "7600 is held by this run's launcher"
+        assert said["port"]["text"] == "7600 is used by this run's launcher"
         assert said["peer"]["state"] == ("fail" if peer == FOLLOWER else "ok")

@@ -85,8 +85,6 @@ def start(tmp_path):
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """Holds a job under way, and says where it leaves its results."""
-
     ranks: list[WarmProcess]
     folder: Path
 
@@ -171,8 +169,6 @@ def test_burnt_costs_are_found(two_ranks, start, tmp_path, workers):
     assert child.returncode == 0, output
     found = rank_0(tmp_path)
     assert found.missing == ""
-    assert found.accelerator is not None
-    assert found.as_is is not None
     cpu = found.drains[0].cpu_seconds.mean
     assert cpu == pytest.approx(0.040, rel=0.25)
     assert found.accelerator.trainer_cpu_seconds.mean == pytest.approx(0.021, rel=0.25)
@@ -181,9 +177,7 @@ def test_burnt_costs_are_found(two_ranks, start, tmp_path, workers):
     if workers:
         assert found.as_is.children_cpu_seconds == pytest.approx(0.040, rel=0.35)
     assert found.vcpus == 1
-    assert found.batch is not None
     assert found.batch.samples == 8
-    assert found.receive is not None
     assert found.receive.cpu_seconds.median > 0
     # Ended at once and whole: no exit handler, no process.
     assert "exit handlers ran" not in output
@@ -206,7 +200,6 @@ def test_a_workload_is_profiled_on_the_local_platform(tmp_path):
     assert found.check is not None
     (file,) = tmp_path.glob("**/profile-rank0.json")
     (rank,) = read_ranks(file.parent)
-    assert rank.as_is is not None
     assert rank.as_is.children_cpu_seconds == pytest.approx(0.040, rel=0.35)
     assert rank.as_is.trainer_cpu_seconds == pytest.approx(0.024, rel=0.25)
     # Every sample burns; nothing is read; nothing is said of a storage.
@@ -240,8 +233,6 @@ def test_two_ranks_change_phase_together_and_both_end_with_0(two_ranks):
 
 
 class Forked:
-    """Runs a script for which torch need not be imported."""
-
     def __init__(self, folder: Path, command: list[str], *, budget: float) -> None:
         environ = profiled(folder, budget=budget)
         self._log = folder / "log"
@@ -389,7 +380,6 @@ def test_loaders_of_all_kinds_are_drained(loader, monkeypatch):
     monkeypatch.setattr("stoker.profile.loader_phases._START_SECONDS", 100.0)
     before = len(psutil.Process().children(recursive=True))
     found = drained(loader, workers=1 if loader.multiprocessing_context else 2)
-    assert found is not None
     assert found.cpu_seconds.mean > 0
     # Spawning leaves multiprocessing's tracker, which ends with this process.
     assert len(psutil.Process().children(recursive=True)) <= before + 1

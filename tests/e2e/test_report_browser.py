@@ -1,6 +1,5 @@
 """Checks the report in a real browser, over the DevTools protocol on a pipe: no port, no driver."""
 
-import base64
 import fcntl
 import json
 import os
@@ -12,7 +11,6 @@ import time
 
 import pytest
 
-from stoker.report import write_report
 from support import sample_records
 from support.feed_rows import write_feed
 
@@ -75,9 +73,8 @@ class Browser:
         self._number = 0
         self._session = ""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
-            "sessionId"
-        ]
+        attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
+        self._session = attached["sessionId"]
         for domain in ("Network", "Log", "Runtime", "Page"):
             self.call(f"{domain}.enable")
 
@@ -110,17 +107,10 @@ class Browser:
             self.events.append(message)
 
     def open(self, path, *, width=1200, scheme="light"):
-        self.call(
-            "Emulation.setEmulatedMedia",
-            features=[{"name": "prefers-color-scheme", "value": scheme}],
-        )
-        self.call(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=900,
-            deviceScaleFactor=1,
-            mobile=width < 600,
-        )
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self.call("Emulation.setEmulatedMedia", features=features)
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.call("Emulation.setDeviceMetricsOverride", **size)
         self.events.clear()
         self.call("Page.navigate", url=path.as_uri())
         deadline = time.monotonic() + DEADLINE_SECONDS
@@ -130,14 +120,14 @@ class Browser:
     def named(self, method):
         return [event["params"] for event in self.events if event.get("method") == method]
 
+    def requested(self):
+        sent = self.named("Network.requestWillBeSent")
+        return [request["request"]["url"] for request in sent]
+
     def evaluate(self, expression):
         result = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in result, result
         return result["result"]["value"]
-
-    def screenshot(self, path):
-        shot = self.call("Page.captureScreenshot", captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(shot["data"]))
 
     def _next(self, deadline):
         while b"\0" not in self._buffer:
@@ -153,10 +143,10 @@ class Browser:
 
 def _high_pipe():
     ends = os.pipe()
-    high = tuple(fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in ends)
+    high = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in ends]
     for end in ends:
         os.close(end)
-    return high[0], high[1]
+    return high
 
 
 @pytest.fixture(scope="module")
@@ -172,23 +162,17 @@ def browser(tmp_path_factory):
 def reports(tmp_path_factory):
     folder = tmp_path_factory.mktemp("reports")
     before, after = sample_records.write_timelines(folder)
-    known = {"workload": sample_records.workload(), "profile": sample_records.profile()}
-    whole = known | {
-        "decision": sample_records.decision(),
-        "training": sample_records.training(),
-        "evaluation": sample_records.evaluation(),
-        "before_timeline": before,
-        "after_timeline": after,
-        "environment": sample_records.environment(),
+    timelines = {"before_timeline": before, "after_timeline": after}
+    none = dict.fromkeys(("decision", "training", "evaluation"))
+    pages = {
+        "whole": {**timelines, "log_files": [folder / "logs" / "dnn-algo-1.log"]},
+        "broken": {**none, "environment": {}, "failure": "error: the catalog has no type local.c9"},
+        "fed": {**timelines, "feed_file": write_feed(folder, hosts=3)},
     }
-    broken = dict.fromkeys(whole) | known | {"environment": {}}
-    failure = "error: the catalog has no type local.c9"
-    log = folder / "logs" / "dnn-algo-1.log"
-    fed = write_feed(folder, hosts=3)
-    write_report(folder / "whole.html", run_id="mnist-1", **whole, log_files=[log])
-    write_report(folder / "broken.html", run_id="mnist-2", **broken, failure=failure)
-    write_report(folder / "fed.html", run_id="mnist-3", **whole, feed_file=fed)
-    return {name: folder / f"{name}.html" for name in ("whole", "broken", "fed")}
+    for name, records in pages.items():
+        (folder / name).mkdir()
+        sample_records.write_page(folder / name, **records)
+    return {name: folder / name / "report.html" for name in pages}
 
 
 pytestmark = pytest.mark.browser
@@ -198,11 +182,10 @@ pytestmark = pytest.mark.browser
 @pytest.mark.parametrize("name", ["whole", "broken", "fed"])
 def test_report_opens_with_no_console_message_and_fetches_nothing(browser, reports, name, scheme):
     browser.open(reports[name], scheme=scheme)
-    asked = [request["request"]["url"] for request in browser.named("Network.requestWillBeSent")]
-    assert [url for url in asked if not url.startswith("data:")] == [reports[name].as_uri()]
-    assert browser.named("Runtime.consoleAPICalled") == []
-    assert browser.named("Runtime.exceptionThrown") == []
-    assert browser.named("Log.entryAdded") == []
+    asked = [url for url in browser.requested() if not url.startswith("data:")]
+    assert asked == [reports[name].as_uri()]
+    for event in ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded"):
+        assert browser.named(event) == []
     assert browser.evaluate("document.scripts.length") == 0
 
 
@@ -210,8 +193,7 @@ def test_the_check_for_fetches_sees_one(browser, tmp_path):
     page = tmp_path / "page.html"
     page.write_text('<!doctype html><title>x</title><img alt="" src="missing.png">')
     browser.open(page)
-    asked = [request["request"]["url"] for request in browser.named("Network.requestWillBeSent")]
-    assert (tmp_path / "missing.png").as_uri() in asked
+    assert (tmp_path / "missing.png").as_uri() in browser.requested()
 
 
 @pytest.mark.parametrize("width", [1200, 760, 420])
@@ -230,13 +212,12 @@ def test_one_drawing_of_each_pair_is_shown(browser, reports):
         assert browser.evaluate(shown) == browser.evaluate(figures) == 2
 
 
-def test_dark_page_is_dark_and_light_page_is_light(browser, reports):
-    colour = "getComputedStyle(document.body).backgroundColor"
-    grounds = {}
-    for scheme in ("light", "dark"):
-        browser.open(reports["whole"], scheme=scheme)
-        grounds[scheme] = browser.evaluate(colour)
-    assert grounds == {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 24, 29)"}
+@pytest.mark.parametrize(
+    ("scheme", "ground"), [("light", "rgb(255, 255, 255)"), ("dark", "rgb(20, 24, 29)")]
+)
+def test_page_has_the_ground_of_its_scheme(browser, reports, scheme, ground):
+    browser.open(reports["whole"], scheme=scheme)
+    assert browser.evaluate("getComputedStyle(document.body).backgroundColor") == ground
 
 
 def test_pictures_are_named_and_described_for_screen_readers(browser, reports):

@@ -49,7 +49,6 @@ def test_the_rank_that_waits_longest_is_the_run(tmp_path):
         assert end.status == "succeeded", end.failure or job.log(job.leader)
         measured = job.training().measured
         log = job.log(job.leader)
-    assert measured is not None
     assert measured.rank == 1
     assert measured.least_wait_share is not None
     # 20 ms of each step: rank 0 sits in all-reduce for them.

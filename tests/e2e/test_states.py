@@ -31,8 +31,6 @@ BUDGET_SECONDS = 5.0
 
 @dataclass
 class Job:
-    """Holds the ranks of a script in a known state, which is profiled."""
-
     folder: Path
     ranks: "list[WarmProcess | subprocess.Popen[bytes]]"
     profile: Profile | None = None
@@ -70,15 +68,12 @@ def unless_disturbed(job: Job, *, others: float = 0.6) -> Iterator[dict[str, Pro
         yield found
     except AssertionError as err:
         first = read_ranks(job.folder)[0]
-        assert first.as_is is not None
         if first.as_is.others_vcpus <= others * first.vcpus:
             raise
         pytest.skip(f"others kept {first.as_is.others_vcpus:.1f} vCPUs busy: {err}")
 
 
 class Jobs:
-    """Starts jobs, and ends them with the context."""
-
     def __init__(self, folder: Path, stack: contextlib.ExitStack) -> None:
         self._folder = folder
         self._stack = stack
@@ -208,7 +203,6 @@ def test_a_narrow_network_is_what_a_loader_waits_for(idle):
         step = job.result().timed_step.step_seconds
         assert step == pytest.approx(BATCH * SAMPLE_BYTES * 8 / 8e6, rel=0.3)
         check = job.result().check
-        assert check is not None
         # What workers share is one of the parts.
         assert check.explained
 

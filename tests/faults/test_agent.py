@@ -12,8 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -42,6 +40,7 @@ from stoker.feed.wire.sealing import Unsealer
 from stoker.feed.wire.stream import BatchReader, BufferPool, tune
 from stoker.logs import Log
 from stoker.records import FeedSettings
+from support.cluster import wait_until
 from support.local_job import WITHOUT_TORCH
 from support.warm_python import WarmProcess
 
@@ -49,17 +48,16 @@ pytestmark = pytest.mark.fault
 TOKEN = "ab" * 32
 KEYS = crypto.Keys.from_token(bytes.fromhex(TOKEN))
 DEADLINE_SECONDS = 30.0
-MAX_HEAD_BYTES = 1 << 20
 # Of each agent that runs, its port for batches.
 BATCH_PORTS: dict[int, int] = {}
 
 
 class Images:
-    def __init__(self, folder: str = "", *, size: int = 64) -> None:
+    def __init__(self, folder="", *, size=64):
         self.folder = folder
         self.size = size
 
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int, float]:
+    def __getitem__(self, index):
         if index == 500:
             raise FileNotFoundError("no image 500")
         if index >= 1000 and self.folder:
@@ -70,7 +68,7 @@ class Images:
             random.random(),
         )
 
-    def _special(self, index: int) -> None:
+    def _special(self, index):
         first = Path(self.folder) / f"{index}"
         if index == 1001 or not first.exists():
             first.write_text(str(os.getpid()))
@@ -80,42 +78,26 @@ class Images:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-def wait_for(claim: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not claim():
-        assert time.monotonic() < deadline, f"not within {DEADLINE_SECONDS} s: {what}"
-        time.sleep(0.01)
-
-
-def own_children() -> set[psutil.Process]:
-    running = set()
-    for child in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if child.status() != psutil.STATUS_ZOMBIE:
-                running.add(child)
-    return running
-
-
-def spec_of(dataset: object, **kwargs: object) -> PackedSpec:
+def spec_of(dataset, **kwargs):
     collate = default_collate if kwargs.get("auto_collation", True) else default_convert
     spec = DatasetSpec(dataset=dataset, collate_fn=collate, **kwargs)
     return pack_spec(spec, max_bytes=1 << 30)
 
 
-class Endless(torch.utils.data.IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return itertools.count()
+def make_of(session, number, *, index=b"", epoch_id=0, seed=(), **more):
+    return protocol.Make(
+        session=session, number=number, index=index, epoch_id=epoch_id, seed=seed, **more
+    )
 
 
 class Client:
-    def __init__(self, port: int, spec: PackedSpec, *, keys: crypto.Keys = KEYS, **kwargs: object):
+    def __init__(self, port, spec, **kwargs):
         self.port = port
         self.context = zmq.Context()
         self.socket = self.context.socket(zmq.DEALER)
-        crypto.secure_client(self.socket, keys)
+        crypto.secure_client(self.socket, KEYS)
         self.socket.connect(f"tcp://127.0.0.1:{port}")
-        self.batches: socket.socket | None = None
-        self.reader: BatchReader | None = None
+        self.batches = self.reader = None
         self.spec = spec
         self.name = f"s{random.SystemRandom().randrange(1 << 30)}"
         self.answers = protocol.Unpacker(protocol.FromAgent)
@@ -128,44 +110,53 @@ class Client:
             **kwargs,
         )
 
-    def send(self, message: protocol.Message, *frames: bytes) -> None:
+    def send(self, message, *frames):
         self.socket.send_multipart([protocol.pack(message), *frames])
 
-    def receive(self, seconds: float = DEADLINE_SECONDS) -> tuple[protocol.Message, bytes]:
-        if not self.socket.poll(round(seconds * 1000)):
-            raise TimeoutError("the agent says nothing")
+    def receive(self):
+        assert self.socket.poll(round(DEADLINE_SECONDS * 1000)), "the agent says nothing"
         frames = self.socket.recv_multipart()
         return self.answers(frames[0]), frames[1] if len(frames) > 1 else b""
 
-    def expect(self, kind: type[protocol.Message]) -> tuple[protocol.Message, bytes]:
+    def expect(self, kind):
         while True:
             message, frame = self.receive()
             if isinstance(message, kind):
                 return message, frame
             assert isinstance(message, protocol.Credits | protocol.Need), message
 
-    def ticket(self) -> protocol.Ticket:
+    def ticket(self):
         self.send(protocol.Attach(host="data-1"))
         ticket, _ = self.expect(protocol.Ticket)
         return ticket
 
-    def attach(self) -> None:
+    def attach(self):
         ticket = self.ticket()
         if self.batches is not None:
             self.batches.close()
         self.batches = socket.create_connection(("127.0.0.1", BATCH_PORTS[self.port]), 10)
         self.batches.sendall(ticket.ticket)
         tune(self.batches)
+        self.read_from(self.batches, ticket, max_head_bytes=1 << 20)
+
+    def send_opening(self):
+        self.send(self.opening)
+        self.expect(protocol.Need)
+
+    def ship(self, piece, *, offset=0):
+        self.send(protocol.Ship(spec=self.spec.digest, offset=offset), piece)
+
+    def read_from(self, connection, ticket, *, max_head_bytes):
         self.reader = BatchReader(
-            self.batches,
+            connection,
             Unsealer(ticket.key),
             BufferPool(),
-            max_head_bytes=MAX_HEAD_BYTES,
+            max_head_bytes=max_head_bytes,
             receive_timeout_seconds=DEADLINE_SECONDS,
         )
         assert self.reader.head(is_awaited=True) == (b"", 0)
 
-    def open(self) -> protocol.Ready:
+    def open(self):
         if self.reader is None:
             self.attach()
         self.send(self.opening)
@@ -176,33 +167,36 @@ class Client:
         if isinstance(message, protocol.Failed):
             raise unpack_error(frame)
         assert isinstance(message, protocol.Ready)
-        return message
+        self.ready = message
+        return self
 
-    def ask(self, number: int, index: object, *, epoch_id: int = 0) -> None:
+    def ask(self, number, index, *, epoch_id=0, seed=None, **more):
         if self.reader is None:
             self.attach()
-        make = protocol.Make(
-            session=self.name,
-            epoch_id=epoch_id,
-            number=number,
-            index=codec.pack_value(index, allow_pickle=True),
-            seed=(7, 0, epoch_id, number),
-        )
-        self.send(make)
+        index = codec.pack_value(index, allow_pickle=True)
+        seed = seed or (7, 0, epoch_id, number)
+        self.send(make_of(self.name, number, index=index, epoch_id=epoch_id, seed=seed, **more))
 
-    def made(self) -> tuple[protocol.Made, bytearray]:
+    def knock(self):
+        self.send(make_of("nobody", 0))
+        return self.expect(protocol.Declined)
+
+    def made(self):
         packed, nbytes = self.reader.head(is_awaited=True)
         memory = bytearray(nbytes)
         self.reader.read(memoryview(memory))
-        message = protocol.Unpacker(protocol.Made)(packed)
-        return message, memory[:nbytes]
+        return protocol.Unpacker(protocol.Made)(packed), np.frombuffer(memory, dtype=np.uint8)
 
-    def batch(self) -> tuple[int, object]:
-        message, memory = self.made()
-        payload = np.frombuffer(memory, dtype=np.uint8)
+    def batch(self):
+        message, payload = self.made()
         return message.number, codec.decode(message.tree, payload, allow_pickle=True)
 
-    def close(self) -> None:
+    def makes(self, *, size=64):
+        self.ask(0, [1])
+        number, batch = self.batch()
+        return number == 0 and same(batch, expected(0, [1], size=size))
+
+    def close(self):
         if self.batches is not None:
             self.batches.close()
         with contextlib.suppress(zmq.Again):
@@ -210,44 +204,39 @@ class Client:
         self.context.destroy(linger=200)
 
 
-def make_agent(**kwargs: object) -> Agent:
-    options: dict[str, object] = {"workers": 2, "feed": FeedSettings()} | kwargs
+def make_agent(*, port=None):
     return Agent(
         keys=KEYS,
+        workers=2,
+        feed=FeedSettings(),
         log=Log(run="test", host="data-1"),
         host="data-1",
         run_id="test",
         bind="127.0.0.1",
-        port=None,
-        **options,
+        port=port,
     )
 
 
-@contextlib.contextmanager
-def running(agent: Agent) -> Iterator[Agent]:
-    before = set(psutil.Process().children())
+@pytest.fixture(scope="module")
+def agent(others):
+    before, agent = set(psutil.Process().children()), make_agent()
     agent.open()
     BATCH_PORTS[agent.port] = agent.batch_port
     # Another agent's may fork meanwhile.
     (fork_server,) = set(psutil.Process().children()) - before
     thread = threading.Thread(target=agent.run)
     thread.start()
-    try:
-        yield agent
-    finally:
-        family = [fork_server]
-        with contextlib.suppress(psutil.NoSuchProcess):
-            # Whoever drained has ended it.
-            family += fork_server.children(recursive=True)
-        agent.stop()
-        thread.join(DEADLINE_SECONDS)
-        assert not thread.is_alive()
-        agent.close()
-        wait_for(lambda: not any(map(is_running, family)), "its processes have ended")
+    yield agent
+    family = [fork_server, *fork_server.children(recursive=True)]
+    agent.stop()
+    thread.join(DEADLINE_SECONDS)
+    assert not thread.is_alive()
+    agent.close()
+    wait_until(lambda: not any(map(is_running, family)), "its processes have ended")
 
 
 @contextlib.contextmanager
-def client_of(port: int, spec: PackedSpec, **kwargs: object) -> Iterator[Client]:
+def client_of(port, spec, **kwargs):
     client = Client(port, spec, **kwargs)
     try:
         yield client
@@ -255,7 +244,7 @@ def client_of(port: int, spec: PackedSpec, **kwargs: object) -> Iterator[Client]
         client.close()
 
 
-def batch_threads() -> set[int]:
+def batch_threads():
     found = set()
     for task in map(int, os.listdir("/proc/self/task")):
         with contextlib.suppress(ProcessLookupError):
@@ -269,129 +258,105 @@ def others():
     return batch_threads()
 
 
-@pytest.fixture(scope="module")
-def agent(others):
-    with running(make_agent()) as running_agent:
-        yield running_agent
+@pytest.fixture
+def connect(agent):
+    with contextlib.ExitStack() as stack:
+        yield lambda spec, **kwargs: stack.enter_context(client_of(agent.port, spec, **kwargs))
 
 
 @pytest.fixture
-def client(agent):
-    with client_of(agent.port, spec_of(Images())) as client:
-        client.open()
-        yield client
+def client(connect):
+    return connect(spec_of(Images())).open()
 
 
 @pytest.fixture
-def watched(agent, tmp_path):
-    with client_of(agent.port, spec_of(Images(str(tmp_path)))) as client:
-        client.open()
-        yield client
+def watched(connect, tmp_path):
+    return connect(spec_of(Images(str(tmp_path)))).open()
 
 
-def expected(number: int, indices: list[int], *, size: int = 64) -> object:
+def expected(number, indices, *, size=64):
     seed_batch((7, 0, 0, number))
     return default_collate([Images(size=size)[index] for index in indices])
 
 
-def same(a: object, b: object) -> bool:
+def same(a, b):
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-def test_batches_are_what_the_trainer_itself_would_make(agent):
-    with client_of(agent.port, spec_of(Images())) as client:
-        ready = client.open()
-        assert (ready.workers, ready.credits) == (2, 4)
-        for number in range(20):
-            client.ask(number, [number, 2 * number])
-        batches = dict(client.batch() for _ in range(20))
+def test_batches_are_what_the_trainer_itself_would_make(client):
+    assert (client.ready.workers, client.ready.credits) == (2, 4)
+    for number in range(20):
+        client.ask(number, [number, 2 * number])
+    batches = dict(client.batch() for _ in range(20))
     assert sorted(batches) == list(range(20))
     for number, batch in batches.items():
         assert same(batch, expected(number, [number, 2 * number]))
 
 
-def test_a_dataset_is_shipped_once_a_host(agent):
+def test_a_dataset_is_shipped_once_a_host(connect):
     spec = spec_of(Images(size=32))
-    with client_of(agent.port, spec) as first, client_of(agent.port, spec) as second:
-        first.open()
-        second.send(second.opening)
-        assert isinstance(second.receive()[0], protocol.Ready)
+    connect(spec).open()
+    second = connect(spec)
+    second.send(second.opening)
+    assert isinstance(second.receive()[0], protocol.Ready)
 
 
-def ship(client: Client, piece: bytes, *, offset: int = 0) -> None:
-    client.send(protocol.Ship(spec=client.spec.digest, offset=offset), piece)
-
-
-def test_a_dataset_comes_in_pieces_of_one_trainer(agent):
+def test_a_dataset_comes_in_pieces_of_one_trainer(connect):
     spec = spec_of(Images(size=33))
     middle = len(spec.data) // 2
-    with client_of(agent.port, spec) as first, client_of(agent.port, spec) as second:
-        first.send(first.opening)
-        first.expect(protocol.Need)
-        ship(first, spec.data[:middle])
-        # Nobody asked the second one; what it sends is not mixed in.
-        second.send(second.opening)
-        ship(second, bytes(len(spec.data)))
-        ship(second, spec.data[middle:], offset=middle)
-        second.send(protocol.Make(session="nobody", epoch_id=0, number=0, index=b"", seed=()))
-        second.expect(protocol.Declined)
-        ship(first, spec.data[middle:], offset=middle)
-        for client in (first, second):
-            client.expect(protocol.Ready)
-        second.ask(0, [1])
-        assert same(second.batch()[1], expected(0, [1], size=33))
-
-
-def test_another_dataset_than_the_one_named_is_not_used_and_the_right_one_asked_for_again(agent):
-    spec = spec_of(Images(size=39))
-    with client_of(agent.port, spec) as client:
-        client.send(client.opening)
-        client.expect(protocol.Need)
-        other = spec_of(Images(size=40)).data
-        assert len(other) == len(spec.data)
-        ship(client, other)
-        assert isinstance(client.receive()[0], protocol.Need)
-        ship(client, spec.data)
+    first, second = connect(spec), connect(spec)
+    first.send_opening()
+    first.ship(spec.data[:middle])
+    # Nobody asked the second one; what it sends is not mixed in.
+    second.send(second.opening)
+    second.ship(bytes(len(spec.data)))
+    second.ship(spec.data[middle:], offset=middle)
+    second.knock()
+    first.ship(spec.data[middle:], offset=middle)
+    for client in (first, second):
         client.expect(protocol.Ready)
-        client.ask(0, [1])
-        assert same(client.batch()[1], expected(0, [1], size=39))
+    assert second.makes(size=33)
+
+
+def test_another_dataset_than_the_one_named_is_not_used_and_the_right_one_asked_for_again(connect):
+    spec, other = spec_of(Images(size=39)).data, spec_of(Images(size=40)).data
+    assert len(other) == len(spec)
+    client = connect(spec_of(Images(size=39)))
+    client.send_opening()
+    client.ship(other)
+    assert isinstance(client.receive()[0], protocol.Need)
+    client.ship(spec)
+    client.expect(protocol.Ready)
+    assert client.makes(size=39)
 
 
 def test_a_trainer_that_reconnects_is_asked_for_the_dataset_again(agent):
     spec = spec_of(Images(size=34))
-    middle = len(spec.data) // 2
     with client_of(agent.port, spec) as lost:
-        lost.send(lost.opening)
-        lost.expect(protocol.Need)
-        ship(lost, spec.data[:middle])
+        lost.send_opening()
+        lost.ship(spec.data[: len(spec.data) // 2])
         # So that the piece has arrived.
-        lost.send(protocol.Make(session="nobody", epoch_id=0, number=0, index=b"", seed=()))
-        lost.expect(protocol.Declined)
+        lost.knock()
         # It goes without a word of its session.
         lost.name = "nobody"
     with client_of(agent.port, spec) as again:
         again.name, again.opening = lost.opening.session, lost.opening
-        again.open()
-        again.ask(0, [1])
-        assert same(again.batch()[1], expected(0, [1], size=34))
+        assert again.open().makes(size=34)
 
 
-def test_a_dataset_that_a_trainer_left_before_it_shipped_is_asked_for_again(agent):
+def test_a_dataset_that_a_trainer_left_before_it_shipped_is_asked_for_again(connect):
     spec, other = spec_of(Images(size=37)), spec_of(Images(size=38))
-    with client_of(agent.port, spec) as mover, client_of(agent.port, spec) as stayer:
-        mover.send(mover.opening)
-        mover.expect(protocol.Need)
-        stayer.send(stayer.opening)
-        # It has another dataset by the time it is asked, and ships nothing.
-        mover.send(msgspec.structs.replace(mover.opening, spec=other.digest))
-        need, _ = mover.expect(protocol.Need)
-        assert need == protocol.Need(spec=other.digest)
-        stayer.expect(protocol.Need)
-        stayer.send(protocol.Close(session=stayer.name))
-        # Nobody has the first one any more, until it comes back.
-        mover.open()
-        mover.ask(0, [1])
-        assert same(mover.batch()[1], expected(0, [1], size=37))
+    mover, stayer = connect(spec), connect(spec)
+    mover.send_opening()
+    stayer.send(stayer.opening)
+    # It has another dataset by the time it is asked, and ships nothing.
+    mover.send(msgspec.structs.replace(mover.opening, spec=other.digest))
+    need, _ = mover.expect(protocol.Need)
+    assert need == protocol.Need(spec=other.digest)
+    stayer.expect(protocol.Need)
+    stayer.send(protocol.Close(session=stayer.name))
+    # Nobody has the first one any more, until it comes back.
+    assert mover.open().makes(size=37)
 
 
 def test_it_interrupts_no_worker_of_its_own(client, others):
@@ -400,51 +365,39 @@ def test_it_interrupts_no_worker_of_its_own(client, others):
     # Its loop and libzmq's two I/O threads, which send: all of them, and nobody else.
     assert len(batch_threads() - others) >= 3
     assert os.getpid() not in batch_threads()
-    for process in own_children():
+    for process in filter(is_running, psutil.Process().children(recursive=True)):
         assert os.sched_getscheduler(process.pid) == os.SCHED_OTHER
 
 
-def test_workers_start_with_the_dataset_where_the_base_seed_is_known(agent, tmp_path):
-    def begin(worker_id: int) -> None:
+def test_workers_start_with_the_dataset_where_the_base_seed_is_known(connect, tmp_path):
+    def begin(worker_id):
         info = get_worker_info()
         (tmp_path / f"{worker_id} {info.seed}").touch()
 
-    with client_of(agent.port, spec_of(Images(), worker_init_fn=begin)) as client:
-        client.opening = msgspec.structs.replace(
-            client.opening, base_seed=100, first_worker=3, worker_step=2
-        )
-        client.open()
-        # Nothing was asked for yet.
-        wait_for(lambda: len(list(tmp_path.iterdir())) == 2, "both workers have begun")
-        assert {path.name for path in tmp_path.iterdir()} == {"3 103", "5 105"}
-        client.ask(0, [1])
-        assert client.batch()[0] == 0
+    seeds = {"base_seed": 100, "first_worker": 3, "worker_step": 2}
+    client = connect(spec_of(Images(), worker_init_fn=begin), **seeds).open()
+    # Nothing was asked for yet.
+    wait_until(lambda: len(list(tmp_path.iterdir())) == 2, "both workers have begun")
+    assert {path.name for path in tmp_path.iterdir()} == {"3 103", "5 105"}
+    assert client.makes()
 
 
-def broken_spec(name: str = "Thing") -> PackedSpec:
+def test_a_dataset_that_fails_costs_no_workers(connect, capfd):
     whole = io.BytesIO(spec_of(Images()).data)
     read_place(whole)
-    data = whole.getvalue()[: whole.tell()] + f"cno_such_module\n{name}\n.".encode()
-    return PackedSpec(data, digest(data))
-
-
-def test_a_dataset_that_fails_costs_no_workers(agent, capfd):
     # What ends first, the workers' channels or the dataset process's, is another each time.
     for number in range(8):
-        with client_of(agent.port, broken_spec(f"Costly{number}"), base_seed=1) as client:
-            with pytest.raises(ShippingError, match="no_such_module"):
-                client.open()
+        data = whole.getvalue()[: whole.tell()] + f"cno_such_module\nCostly{number}\n.".encode()
+        with pytest.raises(ShippingError, match="no_such_module"):
+            connect(PackedSpec(data, digest(data)), base_seed=1).open()
     # By the time that the next one is served, whoever died has been noticed.
-    with client_of(agent.port, spec_of(Images())) as client:
-        client.open()
-        client.ask(0, [1])
-        assert client.batch()[0] == 0
+    assert connect(spec_of(Images())).open().makes()
     assert "data_worker_died" not in capfd.readouterr().err
 
 
 def test_a_dataset_process_that_was_forked_in_advance_may_die(agent):
     class Whose:
-        def __getitem__(self, index: int) -> int:
+        def __getitem__(self, index):
             return os.getppid()
 
     before = {child.pid for child in psutil.Process().children(recursive=True)}
@@ -452,88 +405,74 @@ def test_a_dataset_process_that_was_forked_in_advance_may_die(agent):
         client.open()
         client.ask(0, 1)
         dataset_process = psutil.Process(int(client.batch()[1]))
-    template = dataset_process.parent()
-    assert template is not None
+    template, known = dataset_process.parent(), before | {dataset_process.pid}
 
-    def spares() -> list[psutil.Process]:
-        known = before | {dataset_process.pid}
+    def spares():
         return [child for child in template.children() if child.pid not in known]
 
-    wait_for(lambda: len(spares()) == 1, "a dataset process is forked ahead")
+    wait_until(lambda: len(spares()) == 1, "a dataset process is forked ahead")
     (spare,) = spares()
     spare.kill()
-    wait_for(lambda: spare not in template.children(), "its end is seen")
+    wait_until(lambda: spare not in template.children(), "its end is seen")
     with client_of(agent.port, spec_of(Images(size=31))) as client:
-        client.open()
-        client.ask(0, [1])
-        assert same(client.batch()[1], expected(0, [1], size=31))
+        assert client.open().makes(size=31)
 
 
-def test_an_error_of_a_sample_comes_back_with_its_type_index_and_host(agent):
-    with client_of(agent.port, spec_of(Images())) as client:
-        client.open()
-        client.ask(0, [1, 500])
-        _, frame = client.expect(protocol.Raised)
-        client.ask(1, [2])
-        assert client.batch()[0] == 1
+def test_an_error_of_a_sample_comes_back_with_its_type_index_and_host(client):
+    client.ask(0, [1, 500])
+    _, frame = client.expect(protocol.Raised)
+    client.ask(1, [2])
+    assert client.batch()[0] == 1
     error = unpack_error(frame)
     assert type(error) is FileNotFoundError
     for words in ("index 500", "host data-1", "no image 500", "in __getitem__"):
         assert words in str(error)
 
 
-def test_an_error_of_worker_init_fn_comes_back(agent):
-    def broken(worker_id: int) -> None:
+def test_an_error_of_worker_init_fn_comes_back(connect):
+    def broken(worker_id):
         raise LookupError(f"no GPU for worker {worker_id}")
 
-    with client_of(agent.port, spec_of(Images(), worker_init_fn=broken)) as client:
-        client.open()
-        client.ask(0, [1])
-        _, frame = client.expect(protocol.Raised)
+    client = connect(spec_of(Images(), worker_init_fn=broken)).open()
+    client.ask(0, [1])
+    _, frame = client.expect(protocol.Raised)
     assert type(unpack_error(frame)) is LookupError
 
 
-def test_get_worker_info_is_right_in_a_worker(agent):
+def test_get_worker_info_is_right_in_a_worker(connect):
     class Info:
-        def __getitem__(self, index: int) -> tuple[int, int, bool, int]:
+        def __getitem__(self, index):
             info = get_worker_info()
             return info.id, info.num_workers, info.dataset is self, torch.get_num_threads()
 
-    with client_of(agent.port, spec_of(Info(), auto_collation=False, num_workers=3)) as client:
-        client.open()
-        client.ask(4, 5)
-        _, value = client.batch()
+    client = connect(spec_of(Info(), auto_collation=False, num_workers=3)).open()
+    client.ask(4, 5)
+    _, value = client.batch()
     # Of the script's three workers the one whose turn it would be.
     assert [int(part) for part in value] == [1, 3, 1, 1]
 
 
-def test_a_remote_dataset_is_built_on_the_data_host(agent):
-    with client_of(agent.port, spec_of(remote("builtins:range"))) as client:
-        with pytest.raises(TypeError, match="range expected at least 1 argument"):
-            client.open()
-    with client_of(
-        agent.port, spec_of(remote("builtins:dict", a=3), auto_collation=False)
-    ) as client:
+def test_a_remote_dataset_is_built_on_the_data_host(connect):
+    client = connect(spec_of(remote("builtins:range")))
+    with pytest.raises(TypeError, match="range expected at least 1 argument"):
         client.open()
-        client.ask(0, "a")
-        assert client.batch() == (0, 3)
+    client = connect(spec_of(remote("builtins:dict", a=3), auto_collation=False)).open()
+    client.ask(0, "a")
+    assert client.batch() == (0, 3)
 
 
-class Mixed:
-    def __getitem__(self, index: int) -> object:
-        return {index} if index else torch.arange(100_000)
+def test_batches_come_pickles_too(connect):
+    class Mixed:
+        def __getitem__(self, index):
+            return {index} if index else torch.arange(100_000)
 
-
-def test_batches_come_pickles_too(agent):
-    spec = spec_of(Mixed(), auto_collation=False)
-    with client_of(agent.port, spec) as client:
-        client.open()
-        client.ask(0, 0)
-        number, tensor = client.batch()
-        assert number == 0
-        assert torch.equal(tensor, torch.arange(100_000))
-        client.ask(1, 1)
-        assert client.batch() == (1, {1})
+    client = connect(spec_of(Mixed(), auto_collation=False)).open()
+    client.ask(0, 0)
+    number, tensor = client.batch()
+    assert number == 0
+    assert torch.equal(tensor, torch.arange(100_000))
+    client.ask(1, 1)
+    assert client.batch() == (1, {1})
 
 
 def test_what_is_made_before_the_connection_for_batches_is_there_waits_for_it(client, agent):
@@ -545,18 +484,11 @@ def test_what_is_made_before_the_connection_for_batches_is_there_waits_for_it(cl
     client.expect(protocol.Raised)
     with socket.create_connection(("127.0.0.1", agent.batch_port), 10) as connection:
         connection.sendall(ticket.ticket)
-        client.reader = BatchReader(
-            connection,
-            Unsealer(ticket.key),
-            BufferPool(),
-            max_head_bytes=0,
-            receive_timeout_seconds=30.0,
-        )
-        assert client.reader.head() == (b"", 0)
+        client.read_from(connection, ticket, max_head_bytes=0)
         assert same(client.batch()[1], expected(0, [1]))
 
 
-def hangs_up(connection: socket.socket) -> bool:
+def hangs_up(connection):
     connection.settimeout(DEADLINE_SECONDS)
     try:
         return connection.recv(1) == b""
@@ -564,54 +496,41 @@ def hangs_up(connection: socket.socket) -> bool:
         return True
 
 
-def test_a_ticket_is_good_once(client, agent):
-    ticket = client.ticket()
-    address = ("127.0.0.1", agent.batch_port)
-    with (
-        socket.create_connection(address, 10) as first,
-        socket.create_connection(address, 10) as second,
-    ):
-        first.sendall(ticket.ticket)
+def test_an_earlier_ticket_is_void_and_each_is_good_once(client, agent):
+    tickets = [client.ticket() for _ in range(2)]
+    assert tickets[0].ticket != tickets[1].ticket
+    assert tickets[0].key != tickets[1].key
+    earlier, first, second = (
+        socket.create_connection(("127.0.0.1", agent.batch_port), 10) for _ in range(3)
+    )
+    with earlier, first, second:
+        earlier.sendall(tickets[0].ticket)
+        assert hangs_up(earlier)
+        first.sendall(tickets[1].ticket)
         assert len(first.recv(1)) == 1
-        second.sendall(ticket.ticket)
+        second.sendall(tickets[1].ticket)
         assert hangs_up(second)
-
-
-def test_an_earlier_ticket_is_void(agent):
-    with client_of(agent.port, spec_of(Images())) as client:
-        tickets = [client.ticket() for _ in range(2)]
-        assert tickets[0].ticket != tickets[1].ticket
-        assert tickets[0].key != tickets[1].key
-        with socket.create_connection(("127.0.0.1", agent.batch_port), 10) as connection:
-            connection.sendall(tickets[0].ticket)
-            assert hangs_up(connection)
 
 
 def test_who_speaks_after_its_ticket_is_cut_and_may_reconnect(client):
     client.batches.sendall(b"one word more")
     assert hangs_up(client.batches)
     client.attach()
-    client.ask(0, [1])
-    assert same(client.batch()[1], expected(0, [1]))
+    assert client.makes()
 
 
-def test_a_request_that_is_too_long_for_a_frame_goes_in_pieces(agent):
-    with client_of(agent.port, spec_of(Images(size=1))) as client:
-        client.open()
-        indices = [200_000 + number for number in range(100_000)]
-        packed = codec.pack_value(indices, allow_pickle=True)
-        assert len(packed) > crypto.MAX_CONTROL_BYTES
-        whole = protocol.pack(
-            protocol.Make(
-                session=client.name, epoch_id=0, number=0, index=packed, seed=(7, 0, 0, 0)
-            )
-        )
-        pieces = [whole[at : at + PIECE_BYTES] for at in range(0, len(whole), PIECE_BYTES)]
-        for piece in pieces:
-            client.send(protocol.Piece(is_last=piece is pieces[-1]), piece)
-        number, batch = client.batch()
-        assert number == 0
-        assert batch[1].tolist() == indices
+def test_a_request_that_is_too_long_for_a_frame_goes_in_pieces(connect):
+    client = connect(spec_of(Images(size=1))).open()
+    indices = [200_000 + number for number in range(100_000)]
+    packed = codec.pack_value(indices, allow_pickle=True)
+    assert len(packed) > crypto.MAX_CONTROL_BYTES
+    whole = protocol.pack(make_of(client.name, 0, index=packed, seed=(7, 0, 0, 0)))
+    pieces = [whole[at : at + PIECE_BYTES] for at in range(0, len(whole), PIECE_BYTES)]
+    for piece in pieces:
+        client.send(protocol.Piece(is_last=piece is pieces[-1]), piece)
+    number, batch = client.batch()
+    assert number == 0
+    assert batch[1].tolist() == indices
 
 
 def test_a_frame_that_is_too_long_costs_the_connection(client):
@@ -622,39 +541,34 @@ def test_a_frame_that_is_too_long_costs_the_connection(client):
     events.close()
 
 
-def test_a_killed_worker_loses_no_batch(agent, tmp_path):
-    with client_of(agent.port, spec_of(Images(str(tmp_path)))) as client:
-        client.open()
-        client.ask(0, [1002])
-        wait_for(lambda: (tmp_path / "1002").exists(), "a worker begins the batch")
-        wait_for(lambda: bool((tmp_path / "1002").read_text()), "the worker says who it is")
-        os.kill(int((tmp_path / "1002").read_text()), signal.SIGKILL)
-        number, batch = client.batch()
+def test_a_killed_worker_loses_no_batch(watched, tmp_path):
+    watched.ask(0, [1002])
+    begun = tmp_path / "1002"
+    wait_until(lambda: begun.exists() and begun.read_text(), "a worker begins the batch")
+    os.kill(int(begun.read_text()), signal.SIGKILL)
+    number, batch = watched.batch()
     assert number == 0
     assert same(batch, expected(0, [1002]))
 
 
-def test_a_batch_that_kills_its_workers_is_dropped_and_the_rest_comes(watched, tmp_path):
+def test_a_batch_that_kills_its_workers_is_dropped_and_the_rest_comes(watched):
     watched.ask(0, [1001])
     dropped, _ = watched.expect(protocol.Declined)
     assert "SIGKILL" in dropped.reason
-    watched.ask(1, [1])
-    assert watched.batch()[0] == 1
+    assert watched.makes()
 
 
-def test_forgotten_batches_are_not_made(agent, tmp_path):
-    with client_of(agent.port, spec_of(Images(str(tmp_path)))) as client:
-        client.open()
-        # Two workers, each with one batch ahead; the fifth waits in the agent's queue.
-        for number, index in enumerate([1002, 1003, 1004, 1005, 1006]):
-            client.ask(number, [index])
-        wait_for(lambda: len(list(tmp_path.iterdir())) == 2, "both workers are busy")
-        client.send(protocol.Cancel(session=client.name, before_epoch_id=1))
-        client.ask(0, [5], epoch_id=1)
-        # The first message to come is of epoch 1, when a worker is free again.
-        (tmp_path / "go").touch()
-        message, _ = client.made()
-        assert message.epoch_id == 1
+def test_forgotten_batches_are_not_made(watched, tmp_path):
+    # Two workers, each with one batch ahead; the fifth waits in the agent's queue.
+    for number, index in enumerate([1002, 1003, 1004, 1005, 1006]):
+        watched.ask(number, [index])
+    wait_until(lambda: len(list(tmp_path.iterdir())) == 2, "both workers are busy")
+    watched.send(protocol.Cancel(session=watched.name, before_epoch_id=1))
+    watched.ask(0, [5], epoch_id=1)
+    # The first message to come is of epoch 1, when a worker is free again.
+    (tmp_path / "go").touch()
+    message, _ = watched.made()
+    assert message.epoch_id == 1
     assert not (tmp_path / "1006").exists()
 
 
@@ -670,29 +584,25 @@ def test_a_batch_of_an_epoch_that_is_over_is_answered(client):
     assert client.batch()[0] == 7
 
 
-def test_a_batch_of_a_shard_that_was_begun_again_is_answered(agent):
-    with client_of(agent.port, spec_of(Endless(), is_iterable=True)) as client:
-        client.open()
+def test_a_batch_of_a_shard_that_was_begun_again_is_answered(connect):
+    class Endless(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return itertools.count()
 
-        def ask(generation: int, *, epoch_id: int) -> None:
-            make = protocol.Make(
-                session=client.name,
-                epoch_id=epoch_id,
-                number=0,
-                index=codec.pack_value([None], allow_pickle=True),
-                seed=(7,),
-                stream=protocol.Stream(shard=0, num_shards=1, generation=generation),
-            )
-            client.send(make)
+    client = connect(spec_of(Endless(), is_iterable=True)).open()
 
-        client.send(protocol.Cancel(session=client.name, before_epoch_id=1))
-        ask(1, epoch_id=0)
-        assert isinstance(client.expect(protocol.Declined)[0], protocol.Declined)
-        ask(3, epoch_id=1)
-        ask(2, epoch_id=1)
-        dropped, _ = client.expect(protocol.Declined)
-        assert dropped.generation == 2
-        assert client.batch()[0] == 0
+    def ask(generation, *, epoch_id):
+        stream = protocol.Stream(shard=0, num_shards=1, generation=generation)
+        client.ask(0, [None], epoch_id=epoch_id, seed=(7,), stream=stream)
+
+    client.send(protocol.Cancel(session=client.name, before_epoch_id=1))
+    ask(1, epoch_id=0)
+    client.expect(protocol.Declined)
+    ask(3, epoch_id=1)
+    ask(2, epoch_id=1)
+    dropped, _ = client.expect(protocol.Declined)
+    assert dropped.generation == 2
+    assert client.batch()[0] == 0
 
 
 def test_garbage_does_not_disturb_the_others(client):
@@ -704,112 +614,81 @@ def test_garbage_does_not_disturb_the_others(client):
     client.socket.send_multipart([ship])
     client.send(protocol.Ship(spec="x" * 32), b"not that")
     client.send(protocol.Cancel(session="nobody", before_epoch_id=3))
-    client.ask(0, [1])
-    assert client.batch()[0] == 0
+    assert client.makes()
 
 
 def test_garbage_as_index_is_an_error_of_that_batch_only(client):
-    index = b"\xff" * 40
-    client.send(protocol.Make(session=client.name, epoch_id=0, number=0, index=index, seed=(1,)))
+    client.send(make_of(client.name, 1, index=b"\xff" * 40, seed=(1,)))
     client.expect(protocol.Raised)
-    client.ask(1, [1])
-    assert client.batch()[0] == 1
+    assert client.makes()
 
 
-def test_a_request_of_an_unknown_session_is_dropped(agent):
-    with client_of(agent.port, spec_of(Images())) as client:
-        client.ask(0, [1])
-        dropped, _ = client.expect(protocol.Declined)
-        assert "unknown session" in dropped.reason
+def test_a_request_of_an_unknown_session_is_dropped(client):
+    assert "unknown session" in client.knock()[0].reason
 
 
-def test_another_protocol_is_refused_in_words(agent):
-    with client_of(agent.port, spec_of(Images())) as client:
-        client.opening = msgspec.structs.replace(client.opening, protocol=999)
-        with pytest.raises(Exception, match="protocol 999"):
-            client.open()
-
-
-def test_credits_are_shared_by_the_active_sessions(agent, tmp_path):
-    spec = spec_of(Images(str(tmp_path)))
-    with client_of(agent.port, spec) as first, client_of(agent.port, spec) as second:
-        most = first.open().credits
-        first.ask(0, [1002])
-        wait_for(lambda: (tmp_path / "1002").exists(), "a worker begins the batch")
-        assert second.open().credits < most
-        second.ask(0, [1])
-        credits = most
-        while credits >= most:
-            # They may grow meanwhile: earlier tests had batches of very different costs.
-            changed, _ = first.expect(protocol.Credits)
-            credits = changed.credits
-        (tmp_path / "go").touch()
-        assert first.batch()[0] == 0
-
-
-def test_memory_in_flight_is_given_back(agent):
-    with client_of(agent.port, spec_of(Images(size=256))) as client:
+def test_another_protocol_is_refused_in_words(connect):
+    client = connect(spec_of(Images()))
+    client.opening = msgspec.structs.replace(client.opening, protocol=999)
+    with pytest.raises(Exception, match="protocol 999"):
         client.open()
-        for number in range(30):
-            client.ask(number, [1, 2, 3, 4])
-            client.batch()
-        wait_for(lambda: agent._service.outbox.sent_bytes == 0, "zmq lets go of the batches")
-        names = [
-            os.readlink(entry)
-            for entry in Path("/proc/self/fd").iterdir()
-            if entry.is_symlink() and os.path.lexists(entry)
-        ]
+
+
+def test_credits_are_shared_by_the_active_sessions(connect, tmp_path):
+    first, second = (connect(spec_of(Images(str(tmp_path)))) for _ in range(2))
+    most = first.open().ready.credits
+    first.ask(0, [1002])
+    wait_until((tmp_path / "1002").exists, "a worker begins the batch")
+    assert second.open().ready.credits < most
+    second.ask(0, [1])
+    credits = most
+    while credits >= most:
+        # They may grow meanwhile: earlier tests had batches of very different costs.
+        changed, _ = first.expect(protocol.Credits)
+        credits = changed.credits
+    (tmp_path / "go").touch()
+    assert first.batch()[0] == 0
+
+
+def test_memory_in_flight_is_given_back(agent, connect):
+    client = connect(spec_of(Images(size=256))).open()
+    for number in range(30):
+        client.ask(number, [1, 2, 3, 4])
+        client.batch()
+    wait_until(lambda: agent._service.outbox.sent_bytes == 0, "zmq lets go of the batches")
+    names = [
+        os.readlink(entry)
+        for entry in Path("/proc/self/fd").iterdir()
+        if entry.is_symlink() and os.path.lexists(entry)
+    ]
     assert sum("memfd:stoker" in name for name in names) <= 12
 
 
-@dataclass
-class Drained:
-    dropped: protocol.Message
-    to_late: protocol.Message
-    made: list[int]
-
-
-@pytest.fixture(scope="module")
-def drained(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("drained")
-    spec = spec_of(Images(str(folder)))
-    agent = agent_process(folder, workers=1, is_warm=True)
+def test_drain_finishes_what_is_begun_and_opens_no_session(tmp_path):
+    spec = spec_of(Images(str(tmp_path)))
+    agent = agent_process(tmp_path, workers=1, is_warm=True)
     with agent as (process, port), client_of(port, spec) as client:
         client.open()
-        client.ask(0, [1002])
-        client.ask(1, [1])
-        client.ask(2, [2])
-        wait_for(lambda: (folder / "1002").exists(), "the worker begins the batch")
+        for number, index in enumerate([1002, 1, 2]):
+            client.ask(number, [index])
+        wait_until((tmp_path / "1002").exists, "the worker begins the batch")
         process.terminate()
         client.expect(protocol.Leaving)
         dropped, _ = client.expect(protocol.Declined)
+        assert dropped.number == 2
         with client_of(port, spec) as late:
             late.send(late.opening)
-            to_late, _ = late.receive()
-        (folder / "go").touch()
-        return Drained(dropped, to_late, [client.batch()[0], client.batch()[0]])
+            assert late.receive()[0] == protocol.Leaving()
+        (tmp_path / "go").touch()
+        assert [client.batch()[0], client.batch()[0]] == [0, 1]
 
 
-def test_drain_finishes_what_is_begun(drained):
-    assert isinstance(drained.dropped, protocol.Declined)
-    assert drained.dropped.number == 2
-    assert drained.made == [0, 1]
-
-
-def test_a_session_opened_while_the_agent_drains_is_told_so(drained):
-    assert drained.to_late == protocol.Leaving()
-
-
-def test_a_trainer_that_looks_for_another_host_is_told_so(agent):
+def test_a_trainer_that_looks_for_another_host_is_told_so(connect):
     spec = spec_of(Images())
-    with client_of(agent.port, spec, host="data-1") as client:
-        client.open()
-        with client_of(agent.port, spec, host="data-2") as other:
-            other.opening = msgspec.structs.replace(client.opening, host="data-2")
-            other.send(other.opening)
-            assert other.receive()[0] == protocol.WrongHost(host="data-1")
-        client.ask(0, [1])
-        assert client.batch()[0] == 0
+    client, other = connect(spec, host="data-1").open(), connect(spec)
+    other.send(msgspec.structs.replace(client.opening, host="data-2"))
+    assert other.receive()[0] == protocol.WrongHost(host="data-1")
+    assert client.makes()
 
 
 def test_a_taken_port_is_named():
@@ -817,10 +696,8 @@ def test_a_taken_port_is_named():
     before = {child.pid for child in psutil.Process().children()}
     with zmq.Context() as context, context.socket(zmq.ROUTER) as other:
         port = other.bind_to_random_port("tcp://127.0.0.1")
-        agent = make_agent()
-        agent.port = port
         with pytest.raises(UsageError, match=f"port {port} cannot be bound"):
-            agent.open()
+            make_agent(port=port).open()
     assert {child.pid for child in psutil.Process().children()} <= before
 
 
@@ -844,27 +721,23 @@ agent.run()
 
 
 @contextlib.contextmanager
-def agent_process(
-    folder: Path, *, workers: int = 2, is_warm: bool = False, env: Mapping[str, str] | None = None
-) -> Iterator[tuple[subprocess.Popen[bytes] | WarmProcess, int]]:
+def agent_process(folder, *, workers=2, is_warm=False, env=None):
     script, log = folder / "agent.py", folder / "agent.log"
     script.write_text(AGENT)
     argv = [str(script), TOKEN, str(Path(__file__).parents[1]), str(workers)]
-    process: subprocess.Popen[bytes] | WarmProcess
     with log.open("wb") as stream:
         if is_warm:
             process = WarmProcess(argv, os.environ, log=stream)
         else:
-            variables = os.environ | dict(env or {})
-            argv = [sys.executable, *argv]
-            process = subprocess.Popen(argv, stdout=stream, stderr=stream, env=variables)
+            cold, variables = [sys.executable, *argv], os.environ | (env or {})
+            process = subprocess.Popen(cold, stdout=stream, stderr=stream, env=variables)
 
-    def ports() -> list[int]:
+    def ports():
         found = re.search(r"^ports (\d+) (\d+)\n", log.read_text(), re.MULTILINE)
         return [int(port) for port in found.groups()] if found else []
 
     try:
-        wait_for(lambda: bool(ports()), "it listens")
+        wait_until(lambda: bool(ports()), "it listens")
         port, batch_port = ports()
         BATCH_PORTS[port] = batch_port
         yield process, port
@@ -873,26 +746,23 @@ def agent_process(
         process.wait()
 
 
-def is_running(process: psutil.Process) -> bool:
+def is_running(process):
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 
 
-# One as users have it, begun anew.
-@pytest.mark.parametrize(
-    ("number", "is_warm"), [(signal.SIGKILL, False), (signal.SIGTERM, True)], ids=["KILL", "TERM"]
-)
+# A cold one, as users have it, and a warm one.
+@pytest.mark.parametrize(("number", "is_warm"), [(signal.SIGKILL, False), (signal.SIGTERM, True)])
 def test_a_signal_to_the_agent_leaves_no_process(number, is_warm, tmp_path):
     with agent_process(tmp_path, is_warm=is_warm) as (process, port):
         with client_of(port, spec_of(Images(str(tmp_path)))) as client:
             client.open()
-            client.ask(0, [1])
-            client.batch()
+            assert client.makes()
             # One worker is busy, one idle.
             client.ask(1, [1002])
-            wait_for(lambda: (tmp_path / "1002").exists(), "a worker begins the batch")
+            wait_until(lambda: (tmp_path / "1002").exists(), "a worker begins the batch")
             family = psutil.Process(process.pid).children(recursive=True)
             # Fork server, dataset process and two workers; the template, where it is not the host
             # itself, and the next host, if it was forked already.
@@ -901,7 +771,7 @@ def test_a_signal_to_the_agent_leaves_no_process(number, is_warm, tmp_path):
                 (tmp_path / "go").touch()
             process.send_signal(number)
             assert process.wait(DEADLINE_SECONDS) == (0 if number == signal.SIGTERM else -9)
-            wait_for(lambda: not any(map(is_running, family)), "all processes end")
+            wait_until(lambda: not any(map(is_running, family)), "all processes end")
 
 
 def test_an_agent_that_is_killed_at_its_start_leaves_no_process(tmp_path):
@@ -911,7 +781,7 @@ def test_an_agent_that_is_killed_at_its_start_leaves_no_process(tmp_path):
         assert len(family) == 1
         process.kill()
         process.wait(DEADLINE_SECONDS)
-        wait_for(lambda: not any(map(is_running, family)), "the fork server ends")
+        wait_until(lambda: not any(map(is_running, family)), "the fork server ends")
 
 
 def test_the_death_of_the_fork_server_ends_the_agent_with_words(tmp_path):
@@ -922,4 +792,4 @@ def test_the_death_of_the_fork_server_ends_the_agent_with_words(tmp_path):
             family = psutil.Process(process.pid).children(recursive=True)
             fork_server.kill()
             assert process.wait(DEADLINE_SECONDS) == 1
-            wait_for(lambda: not any(map(is_running, family)), "all processes end")
+            wait_until(lambda: not any(map(is_running, family)), "all processes end")

@@ -5,8 +5,6 @@ import os
 import select
 import sys
 import time
-from pathlib import Path
-from types import ModuleType
 
 import psutil
 import pytest
@@ -43,18 +41,18 @@ class Items:
 
 
 class Host:
-    def __init__(self, folder: Path, name: str, fork_server: ForkServer) -> None:
+    def __init__(self, folder, name, fork_server):
         self.folder = folder
         self.name = name
         self.fork_server = fork_server
         self.held: list[DatasetProcess] = []
 
-    def write(self, *, value: int = 1, more: str = "") -> ModuleType:
+    def write(self, *, value=1, more=""):
         given = {"marker": str(self.folder / "imported"), "held": str(self.folder / "held")}
         (self.folder / f"{self.name}.py").write_text(MODULE.format(value=value, **given) + more)
         return importlib.import_module(self.name)
 
-    def hold(self, module: ModuleType, salt: str) -> DatasetProcess:
+    def hold(self, module, salt):
         spec = DatasetSpec(dataset=module.Items(salt), collate_fn=default_collate)
         data = pack_spec(spec, max_bytes=1 << 30).data
         memory = os.memfd_create("spec")
@@ -69,11 +67,11 @@ class Host:
             dataset_process.handle()
         return dataset_process
 
-    def imported(self) -> list[int]:
+    def imported(self):
         lines = (self.folder / "imported").read_text().split()
         return [int(line) for line in lines if int(line) != os.getpid()]
 
-    def told(self) -> list[list[str]]:
+    def told(self):
         return [line.split() for line in (self.folder / "held").read_text().splitlines()]
 
 
@@ -142,7 +140,7 @@ def test_a_module_that_ends_the_process_ends_only_that_dataset(host):
     assert not dataset_process.loaded.error
 
 
-def is_fork_server(process: psutil.Process) -> bool:
+def is_fork_server(process):
     try:
         return "stoker.feed.agent.forkserver" in process.cmdline()
     except psutil.NoSuchProcess:

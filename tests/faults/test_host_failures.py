@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from stoker.feed.trainer.links import Failure
-from support.cluster import Cluster, Line, Trainer, run_script, wait_until
+from support.cluster import Cluster, run_script, wait_until
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
 
@@ -19,11 +19,11 @@ REASON = "the dataset process died"
 
 
 @functools.cache
-def _reference(given: str) -> tuple[str, ...]:
+def _reference(given):
     return tuple(json.dumps(line) for line in run_script(json.loads(given)).finish())
 
 
-def reference(**given: object) -> list[Line]:
+def reference(**given):
     quick = {**given, "sample_seconds": 0.0}
     return [json.loads(line) for line in _reference(json.dumps(quick, sort_keys=True))]
 
@@ -46,19 +46,19 @@ def pair():
         yield cluster
 
 
-def workers_of(cluster: Cluster, trainer: Trainer, number: int) -> list[psutil.Process]:
+def workers_of(cluster, trainer, number):
     begin = psutil.Process(trainer.process.pid).create_time()
     return [worker for worker in cluster.workers_of(number) if worker.create_time() > begin]
 
 
-def kill_dataset_process(cluster: Cluster, trainer: Trainer, number: int) -> None:
+def kill_dataset_process(cluster, trainer, number):
     wait_until(lambda: f"agent_ready agent=algo-{number}" in trainer.errors, "the host is ready")
     wait_until(lambda: bool(workers_of(cluster, trainer, number)), "a data worker")
     dataset_process = workers_of(cluster, trainer, number)[0].parent()
     dataset_process.kill()
 
 
-def makes_nothing(trainer: Trainer, host: str) -> int:
+def makes_nothing(trainer, host):
     return trainer.errors.count(f"host_excluded agent={host}")
 
 
@@ -84,7 +84,7 @@ def test_workers_that_die_one_after_the_other_cost_that_host_only(pair):
     wait_until(lambda: "agent_ready agent=algo-0" in trainer.errors, "the host makes batches")
     trainer.go_on()
 
-    def is_left_out() -> bool:
+    def is_left_out():
         for worker in workers_of(pair, trainer, 0):
             with contextlib.suppress(psutil.NoSuchProcess):
                 worker.kill()
@@ -139,7 +139,7 @@ def test_it_keeps_nothing_of_that_dataset(short):
     trainer.until("pause")
     agent = Path(f"/proc/{short.hosts[0].pid}")
 
-    def slots() -> int:
+    def slots():
         return (agent / "maps").read_text().count("/memfd:stoker-")
 
     wait_until(lambda: slots() > 0, "it has made batches")
@@ -164,7 +164,7 @@ def test_a_host_that_cannot_and_one_that_is_gone_are_both_named(short):
 
 
 def test_it_is_retried_twice():
-    def failed(times: int) -> Failure:
+    def failed(times):
         return Failure(epoch_id=4, times=times, reason="", error=ValueError())
 
     assert [failed(1).may_try_again(number) for number in (3, 4, 5, 9)] == [

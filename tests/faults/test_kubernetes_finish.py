@@ -53,7 +53,6 @@ class Step(Verb):
         self.name = words[1].removeprefix("--") if words[1] == "--finish" else words[0]
 
     def record(self, name: str) -> Any:
-        """Returns one of the output artifacts."""
         return json.loads((self.folder / "out" / name).read_text())
 
     @property
@@ -79,12 +78,10 @@ def step(tmp_path, api):
         (folder / "out").mkdir(parents=True)
         names = ("record", "evaluation", "report", "model", "summary", "profile")
         kinds = {"metrics": "system.Metrics", "model": "system.Model"}
-        artifacts = {
-            name: {
-                "artifacts": [{"type": {"schemaTitle": kinds.get(name, "")}, "uri": f"s3://{name}"}]
-            }
-            for name in (*names, "metrics")
-        }
+        artifacts = {}
+        for name in (*names, "metrics"):
+            artifact = {"type": {"schemaTitle": kinds.get(name, "")}, "uri": f"s3://{name}"}
+            artifacts[name] = {"artifacts": [artifact]}
         values = {"workload": json.dumps(WORKLOAD), "image": "stoker:1", **inputs}
         document = {
             "inputs": {"parameterValues": values},
@@ -134,8 +131,7 @@ def lines_of(folder: Path, run: str, name: str, record: Any) -> list[str]:
     write_json(output / name, record)
     leader = f"{run}-dnn-0-0"
     topology = Topology(
-        host=leader,
-        groups=(HostGroup(name="dnn", role="dnn", instance_type="", hosts=(leader,)),),
+        host=leader, groups=(HostGroup(name="dnn", role="dnn", instance_type="", hosts=(leader,)),)
     )
     with (folder / "lines").open("w+") as said:
         log = Log(run=run, host=leader, stream=said)
@@ -150,7 +146,6 @@ def leader_of(api: KubernetesApi, run: str = RUN) -> str:
 
 
 def follow(step: Step, api: KubernetesApi, run: str = RUN) -> None:
-    """The job's hosts run, and their log is read."""
     until(lambda: api.has("poddisruptionbudgets", f"w-{step.name}"), what="the job is made")
     api.run_pods(run)
     api.say(leader_of(api, run), "a line of the leader")
@@ -158,7 +153,6 @@ def follow(step: Step, api: KubernetesApi, run: str = RUN) -> None:
 
 
 def end(api: KubernetesApi, folder: Path, run: str = RUN, *, record: Any = None) -> None:
-    """The job ends, and its leader leaves its record."""
     name = FILE if run.endswith("-profile") else "training.json"
     left = record or (profile() if name == FILE else sample_records.training())
     leader = leader_of(api, run)
@@ -176,6 +170,14 @@ def lose(api: KubernetesApi, pod: str, step: Step, how: str) -> None:
     step.process.kill()
     assert step.ended_with() == -signal.SIGKILL
     api.end_pod(pod, 137, reason="OOMKilled")
+
+
+@pytest.fixture
+def lost_train(step, api):
+    """A Train step that followed its job and was killed."""
+    train = step("train", "train-1")
+    follow(train, api)
+    lose(api, "train-1", train, "OOM")
 
 
 @pytest.mark.parametrize(
@@ -222,11 +224,8 @@ def test_a_training_whose_follower_was_lost_is_finished_and_its_retry_trains_no_
 
 
 def test_a_training_that_ended_while_nobody_followed_it_is_read_by_the_last_step(
-    step, api, tmp_path
+    step, api, tmp_path, lost_train
 ):
-    train = step("train", "train-1")
-    follow(train, api)
-    lose(api, "train-1", train, "OOM")
     failed = msgspec.structs.replace(
         sample_records.training(), status="failed", exit_code=1, failure="ValueError: bad"
     )
@@ -244,11 +243,8 @@ def test_a_training_that_ended_while_nobody_followed_it_is_read_by_the_last_step
 
 
 def test_a_retry_without_the_last_step_adopts_the_job_and_one_after_it_has_its_record(
-    step, api, tmp_path
+    step, api, tmp_path, lost_train
 ):
-    first = step("train", "train-1")
-    follow(first, api)
-    lose(api, "train-1", first, "OOM")
     second = step("train", "train-2")
     until(lambda: "job_resumed" in second.said, what="the job is adopted")
     end(api, tmp_path)
@@ -262,10 +258,9 @@ def test_a_retry_without_the_last_step_adopts_the_job_and_one_after_it_has_its_r
 
 
 @pytest.mark.parametrize("when", ["before", "while it follows"])
-def test_the_job_of_a_run_that_somebody_ends_is_deleted_by_the_last_step(step, api, when):
-    train = step("train", "train-1")
-    follow(train, api)
-    lose(api, "train-1", train, "OOM")
+def test_the_job_of_a_run_that_somebody_ends_is_deleted_by_the_last_step(
+    step, api, when, lost_train
+):
     if when == "before":
         api.terminate_workflow("w")
     finish = step("finish", "finish")
@@ -278,10 +273,7 @@ def test_the_job_of_a_run_that_somebody_ends_is_deleted_by_the_last_step(step, a
     assert not (finish.folder / "out" / "record").exists()
 
 
-def test_a_last_step_that_is_lost_leaves_the_job_to_a_retry(step, api, tmp_path):
-    train = step("train", "train-1")
-    follow(train, api)
-    lose(api, "train-1", train, "OOM")
+def test_a_last_step_that_is_lost_leaves_the_job_to_a_retry(step, api, tmp_path, lost_train):
     finish = step("finish", "finish")
     until(lambda: "a line of the leader" in finish.said, what="the last step follows the job")
     assert api.take_node("finish", finish.process, seconds=END_SECONDS) == 143, finish.said

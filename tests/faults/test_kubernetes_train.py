@@ -50,7 +50,6 @@ def pods_of(api: KubernetesApi) -> list[str]:
 
 
 def follow(train: Train, api: KubernetesApi) -> None:
-    """The job's hosts run, and their log is read."""
     until(lambda: api.has("configmaps", f"{NAME}-config"), what="the job is made")
     api.run_pods(NAME)
     api.say(leader_of(api), "a line of the leader")

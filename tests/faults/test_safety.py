@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import dataclasses
 import json
 import re
 import resource
@@ -11,9 +12,7 @@ import socket
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -29,7 +28,7 @@ from stoker.feed.wire.crypto import (
     read_token,
     secure_client,
 )
-from support.cluster import Cluster, Line, run_script, wait_until
+from support.cluster import Cluster, run_script, wait_until
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
 
@@ -44,20 +43,13 @@ FLOOD = 120
 MAX_GROWTH_BYTES = 64 << 20
 DEADLINE_MS = 10_000
 
-Flood = Callable[[int, Keys], "contextlib.ExitStack"]
 
-
-def reference_of(given: Mapping[str, object]) -> list[Line]:
+def reference_of(given):
     return run_script({**given, "pause_at": None, "sample_seconds": 0.0}).finish()
 
 
-@pytest.fixture(scope="module")
-def reference():
-    return reference_of(GIVEN)
-
-
 class Struck:
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster):
         self.cluster = cluster
         port = cluster.agent_port(0)
         self.ports = {"control": port, "batches": port + 1, "coordinator": cluster.port}
@@ -66,13 +58,13 @@ class Struck:
         self._expected = reference_of(MANY)
         self.at_first = rss_bytes(cluster)
 
-    def go_on(self) -> None:
+    def go_on(self):
         self._trainer.go_on()
         self._trainer.until("pause")
         found = [line for line in self._trainer.lines if "pause" not in line]
         assert found == self._expected[: len(found)]
 
-    def finish(self) -> None:
+    def finish(self):
         for _ in PAUSES[sum("pause" in line for line in self._trainer.lines) - 1 :]:
             self._trainer.go_on()
         assert self._trainer.finish() == self._expected
@@ -86,12 +78,12 @@ def struck():
         made.finish()
 
 
-def greeting(*, version: bytes = b"\x03\x01", mechanism: bytes = b"CURVE") -> bytes:
+def greeting(*, version=b"\x03\x01", mechanism=b"CURVE"):
     return b"\xff" + bytes(8) + b"\x7f" + version + mechanism.ljust(20, b"\0") + bytes(32)
 
 
-def raw(sends: Callable[[int], bytes]) -> Flood:
-    def flood(port: int, keys: Keys) -> contextlib.ExitStack:
+def raw(sends):
+    def flood(port, keys):
         stack = contextlib.ExitStack()
         for number in range(FLOOD):
             sock = stack.enter_context(socket.create_connection(("127.0.0.1", port), 10))
@@ -102,16 +94,23 @@ def raw(sends: Callable[[int], bytes]) -> Flood:
     return flood
 
 
-def dealers(send: Callable[[int], list[bytes]], *, make_keys: Callable[[Keys], Keys]) -> Flood:
-    def flood(port: int, keys: Keys) -> contextlib.ExitStack:
+CONTEXT = zmq.Context()
+
+
+@contextlib.contextmanager
+def dealer(port, keys):
+    client = CONTEXT.socket(zmq.DEALER)
+    secure_client(client, keys)
+    client.connect(f"tcp://127.0.0.1:{port}")
+    yield client
+    client.close(linger=0)
+
+
+def dealers(send, *, make_keys):
+    def flood(port, keys):
         stack = contextlib.ExitStack()
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        stack.callback(context.destroy, linger=0)
-        clients = [context.socket(zmq.DEALER) for _ in range(FLOOD // 2)]
-        stack.callback(lambda: [client.close(linger=0) for client in clients])
-        for number, client in enumerate(clients):
-            secure_client(client, make_keys(keys))
-            client.connect(f"tcp://127.0.0.1:{port}")
+        for number in range(FLOOD // 2):
+            client = stack.enter_context(dealer(port, make_keys(keys)))
             with contextlib.suppress(zmq.Again):
                 client.send_multipart(send(number), zmq.NOBLOCK)
         return stack
@@ -119,31 +118,24 @@ def dealers(send: Callable[[int], list[bytes]], *, make_keys: Callable[[Keys], K
     return flood
 
 
-def foreign(keys: Keys) -> Keys:
+def foreign(keys):
     return Keys.from_token(b"\x07" * 32)
 
 
-def stranger(keys: Keys) -> Keys:
-    other = foreign(keys)
-    return Keys(
-        server_public=keys.server_public,
-        server_secret=other.server_secret,
-        client_public=other.client_public,
-        client_secret=other.client_secret,
-        mac_key=b"",
-    )
+def stranger(keys):
+    return dataclasses.replace(foreign(keys), server_public=keys.server_public)
 
 
-def hello(_: int) -> list[bytes]:
+def hello(_):
     return [protocol.pack(protocol.Cancel(session="nobody", before_epoch_id=1))]
 
 
-def long_frame(_: int) -> bytes:
+def long_frame(_):
     # A command frame of 2**62 bytes, in place of CURVE's HELLO.
     return greeting() + b"\x06" + struct.pack(">Q", 1 << 62) + b"x" * 1000
 
 
-FLOODS: dict[str, Flood] = {
+FLOODS = {
     "half-open": raw(lambda _: b""),
     "half a greeting": raw(lambda _: greeting()[:11]),
     "greeting and silence": raw(lambda _: greeting()),
@@ -157,16 +149,16 @@ FLOODS: dict[str, Flood] = {
 }
 
 
-def keys_of(cluster: Cluster) -> Keys:
+def keys_of(cluster):
     return Keys.from_token(read_token(cluster.folder / "token"))
 
 
-def rss_bytes(cluster: Cluster) -> dict[str, int]:
+def rss_bytes(cluster):
     agent = psutil.Process(cluster.hosts[0].pid)
     return {"agent": agent.memory_info().rss, "here": psutil.Process().memory_info().rss}
 
 
-def multipart(_: int) -> bytes:
+def multipart(_):
     ready = b"\x04\x26\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
     return greeting(mechanism=b"NULL") + ready + (b"\x01\xff" + bytes(255)) * 1000
 
@@ -174,7 +166,7 @@ def multipart(_: int) -> bytes:
 # What a stranger sends and sends, at most this much each.
 HOSE_BYTES = 16 << 20
 HOSES = 12
-HOSED: dict[str, Callable[[int], bytes]] = {
+HOSED = {
     "multipart": multipart,
     "a first command of a gigabyte": lambda _: greeting() + b"\x06" + struct.pack(">Q", 1 << 30),
     "a first command as long as may be": lambda _: (
@@ -184,48 +176,41 @@ HOSED: dict[str, Callable[[int], bytes]] = {
 }
 
 
-def hose(address: tuple[str, int], first: bytes) -> tuple[int, bool]:
-    zeros = bytes(1 << 16)
-    sent = 0
+def is_cut_off(address, first):
+    zeros, sent = bytes(1 << 16), 0
     with socket.create_connection(address, 10) as stranger:
         stranger.settimeout(HANDSHAKE_SECONDS + 5)
-        with contextlib.suppress(TimeoutError):
-            try:
-                stranger.sendall(first)
-                while sent < HOSE_BYTES:
-                    sent += stranger.send(zeros)
-                # All of it has gone somewhere: is it cut at last?
-                while stranger.recv(1 << 16):
-                    pass
-            except ConnectionError:
-                return sent, True
-            return sent, True
-    return sent, False
+        try:
+            stranger.sendall(first)
+            while sent < HOSE_BYTES:
+                sent += stranger.send(zeros)
+            # All of it has gone somewhere: is it cut at last?
+            while stranger.recv(1 << 16):
+                pass
+        except TimeoutError:
+            return False
+        except ConnectionError:
+            return True
+    return True
 
 
 LISTENERS = ["control", "batches", "coordinator"]
 
 
-@dataclass
-class Hosed:
-    growth: int
-    were_cut: list[bool]
-
-
-def hose_all(struck: Struck, name: str, listener: str) -> Hosed:
+def hose_all(struck, name, listener):
     address = ("127.0.0.1", struck.ports[listener])
     who = "here" if listener == "coordinator" else "agent"
     peak = [0]
     with ThreadPoolExecutor(HOSES) as pool:
-        hoses = [pool.submit(hose, address, HOSED[name](0)) for _ in range(HOSES)]
+        hoses = [pool.submit(is_cut_off, address, HOSED[name](0)) for _ in range(HOSES)]
         while not all(each.done() for each in hoses):
             peak.append(rss_bytes(struck.cluster)[who])
             wait(hoses, timeout=0.1)
     struck.go_on()
-    return Hosed(max(peak) - struck.at_first[who], [each.result()[1] for each in hoses])
+    return max(peak) - struck.at_first[who], [each.result() for each in hoses]
 
 
-def told_of(struck: Struck, listener: str) -> list[int]:
+def told_of(struck, listener):
     log = struck.cluster.leader_log if listener == "coordinator" else struck.cluster.log_of(0)
     line = rf"connections_rejected port={struck.ports[listener]} connections=(\d+)"
     return [int(number) for number in re.findall(line, log.read_text())]
@@ -248,9 +233,9 @@ def hosed(struck):
 @pytest.mark.parametrize("listener", LISTENERS)
 @pytest.mark.parametrize("name", HOSED)
 def test_strangers_that_send_and_send_grow_no_listener_and_are_cut(name, listener, struck, hosed):
-    found = hosed[name, listener]
-    assert found.growth < HOSES << 20, "more than 1 MiB a stranger"
-    assert all(found.were_cut)
+    growth, were_cut = hosed[name, listener]
+    assert growth < HOSES << 20, "more than 1 MiB a stranger"
+    assert all(were_cut)
     # A line for many, not a line for each.
     assert len(told_of(struck, listener)) < 4
 
@@ -258,12 +243,10 @@ def test_strangers_that_send_and_send_grow_no_listener_and_are_cut(name, listene
 @pytest.mark.parametrize("name", FLOODS)
 def test_flood_is_refused_in_bounded_memory_while_the_others_are_served(name, struck):
     cluster = struck.cluster
-    keys = keys_of(cluster)
-    flood = FLOODS[name]
     logged_before = cluster.log_of(0).read_text()
     with contextlib.ExitStack() as floods:
         for port in struck.ports.values():
-            floods.enter_context(flood(port, keys))
+            floods.enter_context(FLOODS[name](port, keys_of(cluster)))
         struck.go_on()
         after = rss_bytes(cluster)
     struck.go_on()
@@ -279,24 +262,17 @@ def test_flood_is_refused_in_bounded_memory_while_the_others_are_served(name, st
 def test_hello_that_was_recorded_and_is_replayed_opens_nothing(struck):
     port = struck.ports["control"]
     with Recorder(port) as recorder:
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        client = context.socket(zmq.DEALER)
-        secure_client(client, keys_of(struck.cluster))
-        client.connect(f"tcp://127.0.0.1:{recorder.port}")
-        # Whoever is let in is answered: that session is not known.
-        make = protocol.pack(
-            protocol.Make(session="nobody", epoch_id=0, number=0, index=b"", seed=())
-        )
-        client.send(make)
-        assert client.poll(DEADLINE_MS)
-        client.recv_multipart()
-        context.destroy(linger=0)
+        with dealer(recorder.port, keys_of(struck.cluster)) as client:
+            # Whoever is let in is answered: that session is not known.
+            make = protocol.Make(session="nobody", epoch_id=0, number=0, index=b"", seed=())
+            client.send(protocol.pack(make))
+            assert client.poll(DEADLINE_MS)
+            client.recv_multipart()
         wait_until(lambda: len(recorder.sent) > 300, "the whole hello is recorded")
         for _ in range(3):
-            with socket.create_connection(("127.0.0.1", port), 10) as replay:
-                replay.settimeout(20)
+            answer = b""
+            with socket.create_connection(("127.0.0.1", port), 20) as replay:
                 replay.sendall(bytes(recorder.sent))
-                answer = b""
                 with contextlib.suppress(ConnectionError):
                     while chunk := replay.recv(4096):
                         answer += chunk
@@ -307,22 +283,22 @@ def test_hello_that_was_recorded_and_is_replayed_opens_nothing(struck):
 
 
 class Recorder:
-    def __init__(self, target: int) -> None:
+    def __init__(self, target):
         self._target = target
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
         self.sent = bytearray()
         self._thread = threading.Thread(target=self._serve, daemon=True)
 
-    def __enter__(self) -> "Recorder":
+    def __enter__(self):
         self._thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         self._listener.close()
         self._thread.join(10)
 
-    def _serve(self) -> None:
+    def _serve(self):
         with self._listener.accept()[0] as client:
             with socket.create_connection(("127.0.0.1", self._target), 10) as server:
                 ends = {client: server, server: client}
@@ -338,14 +314,11 @@ class Recorder:
 
 def test_a_member_with_another_protocol_is_refused_in_words_by_the_coordinator(struck):
     cluster = struck.cluster
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    client = context.socket(zmq.DEALER)
-    secure_client(client, keys_of(cluster))
-    client.connect(f"tcp://127.0.0.1:{cluster.port}")
-    client.send(protocol.pack(protocol.Attend(protocol=999, run_id=cluster.run, rank=0, host="x")))
-    assert client.poll(DEADLINE_MS)
-    refused = protocol.Unpacker(protocol.FromCoordinator)(client.recv())
-    context.destroy(linger=0)
+    attend = protocol.Attend(protocol=999, run_id=cluster.run, rank=0, host="x")
+    with dealer(cluster.port, keys_of(cluster)) as client:
+        client.send(protocol.pack(attend))
+        assert client.poll(DEADLINE_MS)
+        refused = protocol.Unpacker(protocol.FromCoordinator)(client.recv())
     assert isinstance(refused, protocol.Refused)
     assert f"version {protocol.PROTOCOL_VERSION}" in refused.reason
     struck.go_on()
@@ -353,39 +326,34 @@ def test_a_member_with_another_protocol_is_refused_in_words_by_the_coordinator(s
 
 def test_rubbish_of_a_member_leaves_coordinator_and_agent_serving(struck):
     cluster = struck.cluster
-    logs = [cluster.log_of(0), cluster.leader_log]
-    before = rss_bytes(cluster)
-    lines_before = sum(len(log.read_text().splitlines()) for log in logs)
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    clients = [context.socket(zmq.DEALER) for _ in range(2)]
-    for client, port in zip(clients, (struck.ports["control"], cluster.port), strict=True):
-        secure_client(client, keys_of(cluster))
-        client.connect(f"tcp://127.0.0.1:{port}")
-        for number in range(2000):
-            client.send(secrets.token_bytes(number % 60))
-        # Longer than the coordinator takes; the agent takes datasets.
-        client.send(bytes(1 << 20))
-    struck.go_on()
-    after = rss_bytes(cluster)
-    struck.go_on()
-    context.destroy(linger=0)
-    lines = sum(len(log.read_text().splitlines()) for log in logs)
+
+    def num_lines():
+        logs = cluster.log_of(0), cluster.leader_log
+        return sum(len(log.read_text().splitlines()) for log in logs)
+
+    before, lines_before = rss_bytes(cluster), num_lines()
+    with contextlib.ExitStack() as clients:
+        for port in (struck.ports["control"], cluster.port):
+            client = clients.enter_context(dealer(port, keys_of(cluster)))
+            for number in range(2000):
+                client.send(secrets.token_bytes(number % 60))
+            # Longer than the coordinator takes; the agent takes datasets.
+            client.send(bytes(1 << 20))
+        struck.go_on()
+        after = rss_bytes(cluster)
+        struck.go_on()
     assert max(after[who] - before[who] for who in before) < MAX_GROWTH_BYTES
     # A line a peer, not a line a message.
-    assert lines - lines_before < 60
+    assert num_lines() - lines_before < 60
 
 
-def secrets_of(cluster: Cluster) -> list[bytes]:
+def secrets_of(cluster):
     token = read_token(cluster.folder / "token")
     keys = Keys.from_token(token)
-    raw_values = [token, keys.mac_key]
-    texts = [keys.server_secret, keys.client_secret, keys.server_public, keys.client_public]
-    return [
-        *texts,
-        *raw_values,
-        *(value.hex().encode() for value in raw_values),
-        *(base64.b64encode(value).rstrip(b"=") for value in raw_values),
-    ]
+    found = [keys.server_secret, keys.client_secret, keys.server_public, keys.client_public]
+    for value in (token, keys.mac_key):
+        found += [value, value.hex().encode(), base64.b64encode(value).rstrip(b"=")]
+    return found
 
 
 def test_nothing_secret_is_in_logs_arguments_or_environments():
@@ -420,12 +388,12 @@ def test_nothing_secret_is_in_logs_arguments_or_environments():
 
 
 @contextlib.contextmanager
-def flood(address: tuple[str, int], *, connections: int) -> Iterator[None]:
+def flood(address, *, connections):
     opened: deque[socket.socket] = deque()
     stop = threading.Event()
     is_full = threading.Event()
 
-    def keep() -> None:
+    def keep():
         while not stop.wait(0.01):
             for _ in range(50):
                 opened.append(socket.create_connection(address, 30))
@@ -463,7 +431,7 @@ def crowded():
 
 @pytest.mark.parametrize("offset", [0, 1], ids=["control", "batches"])
 def test_trainer_comes_in_and_a_worker_is_replaced_amid_a_thousand_half_open_connections(
-    offset, crowded, reference
+    offset, crowded
 ):
     address = ("127.0.0.1", crowded.agent_port(0) + offset)
     agent = psutil.Process(crowded.hosts[0].pid)
@@ -478,4 +446,4 @@ def test_trainer_comes_in_and_a_worker_is_replaced_amid_a_thousand_half_open_con
         trainer.go_on()
         trainer.until("pause")
         trainer.go_on()
-        assert trainer.finish() == reference
+        assert trainer.finish() == reference_of(GIVEN)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import psutil
 import pytest
 
-from support.cluster import SHORT_LEASE, Cluster, Line, Trainer, run_script
+from support.cluster import SHORT_LEASE, Cluster, Trainer, run_script
 from support.proxy import Proxy
 
 SECONDS = float(os.environ.get("STOKER_SOAK_SECONDS", "180"))
@@ -36,7 +36,7 @@ class Killer:
     counts: dict[str, int] = field(default_factory=dict)
     _healing: dict[int, tuple[float, Callable[[], None]]] = field(default_factory=dict)
 
-    def go_on_for(self, seconds: float) -> None:
+    def go_on_for(self, seconds):
         end = time.monotonic() + seconds
         strike_at = time.monotonic()
         while time.monotonic() < end:
@@ -50,20 +50,20 @@ class Killer:
             time.sleep(0.05)
         self._heal(end + 1000)
 
-    def start(self, host: int) -> None:
+    def start(self, host):
         control, batches = self.proxies[host]
         self.cluster.start_agent(
             host, advertised_port=control.port, advertised_batch_port=batches.port
         )
         control.target = batches.target = 0
 
-    def find(self) -> None:
+    def find(self):
         for number, (control, batches) in enumerate(self.proxies):
             if not control.target and number not in self._healing:
                 control.target = self.cluster.agent_port(number)
                 batches.target = control.target + 1
 
-    def _heal(self, now: float) -> None:
+    def _heal(self, now):
         for host, (due, heal) in list(self._healing.items()):
             if now >= due:
                 del self._healing[host]
@@ -74,7 +74,7 @@ class Killer:
                 self._kill_host(host, 0.0)
         self.find()
 
-    def _strike(self) -> None:
+    def _strike(self):
         host = self.draw.randrange(HOSTS)
         strikes = (
             self._kill_worker,
@@ -95,20 +95,20 @@ class Killer:
         with contextlib.suppress(psutil.Error, ProcessLookupError):
             strike(host, seconds)
 
-    def _workers(self, host: int) -> list[psutil.Process]:
+    def _workers(self, host):
         return self.cluster.workers_of(host)
 
-    def _kill_worker(self, host: int, seconds: float) -> None:
+    def _kill_worker(self, host, seconds):
         if workers := self._workers(host):
             self.draw.choice(workers).kill()
 
-    def _stop_worker(self, host: int, seconds: float) -> None:
+    def _stop_worker(self, host, seconds):
         if workers := self._workers(host):
             victim = self.draw.choice(workers)
             victim.suspend()
             self._healing[host] = (time.monotonic() + seconds, lambda: _wake(victim))
 
-    def _kill_host(self, host: int, seconds: float) -> None:
+    def _kill_host(self, host, seconds):
         with contextlib.suppress(ProcessLookupError):
             self.cluster.kill(host)
         self.cluster.hosts[host].wait(10)
@@ -116,22 +116,22 @@ class Killer:
             proxy.target = 0
         self._healing[host] = (time.monotonic() + seconds, lambda: self.start(host))
 
-    def _stop_host(self, host: int, seconds: float) -> None:
+    def _stop_host(self, host, seconds):
         self.cluster.stop(host)
         self._healing[host] = (time.monotonic() + seconds, lambda: self.cluster.cont(host))
 
-    def _cut(self, host: int, seconds: float) -> None:
+    def _cut(self, host, seconds):
         # Far more goes over the one for batches.
         proxy, share = self.draw.choice(tuple(zip(self.proxies[host], (0.02, 1.0), strict=True)))
         proxy.arm(cut_after=round(seconds * share * 10_000))
 
-    def _kill_local(self, host: int, seconds: float) -> None:
+    def _kill_local(self, host, seconds):
         trainer = self.draw.choice(self.trainers)
         if children := psutil.Process(trainer.process.pid).children():
             self.draw.choice(children).kill()
 
 
-def _wake(process: psutil.Process) -> None:
+def _wake(process):
     with contextlib.suppress(psutil.Error):
         process.resume()
 
@@ -165,6 +165,6 @@ def test_every_batch_is_exact_while_workers_hosts_and_connections_are_struck_at_
             assert found == _alone(script, {**given, "rank": rank, "epochs": epochs})
 
 
-def _alone(script: str, given: dict[str, object]) -> list[Line]:
+def _alone(script, given):
     torchs = {"torch": True} if script == "stream_script.py" else {}
     return run_script({**given, **torchs}, env={"RANK": str(given["rank"])}, script=script).finish()

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from stoker.launch.strategies.start import STARTUP_DIR
-from support.cluster import Cluster, Trainer, run_script
+from support.cluster import Cluster, run_script
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
@@ -23,7 +23,7 @@ REPLACED = {
 Found = dict[str, dict[str, str]]
 
 
-def found_by(trainer: Trainer) -> Found:
+def found_by(trainer):
     found: Found = {}
     for line in trainer.finish():
         start, dataset, digest = (str(line[key]) for key in ("start", "dataset", "digest"))
@@ -34,7 +34,7 @@ def found_by(trainer: Trainer) -> Found:
 
 
 @functools.cache
-def forked(*, epochs: int = 1, shards: int = 2) -> dict[str, str]:
+def forked(*, epochs=1, shards=2):
     given = {"starts": ["fork"], "epochs": epochs, "shards": shards}
     expected = found_by(run_script(given, script=SCRIPT))["fork"]
     assert list(expected) == ["Drawing", "Stream"]

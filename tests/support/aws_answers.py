@@ -54,9 +54,7 @@ class Answers:
         """Counts the calls, and lets them pass."""
         self._listen(service, operation)
 
-    def refuse(
-        self, service: str, operation: str, code: str, message: str = "no", *, times: int = 1
-    ) -> None:
+    def refuse(self, service, operation, code, message="no", *, times=1):
         """Refuses the next calls."""
         error = {"Error": {"Code": code, "Message": message}}
         self._listen(service, operation)
@@ -72,16 +70,7 @@ class Answers:
         self._listen(service, operation)
         self._queued.setdefault(operation, []).extend(answers)
 
-    def always_answer(
-        self, service: str, operation: str, make: Callable[[], Answer | BaseException]
-    ) -> None:
-        """Gives what `make` gives to all calls from now on; raises it if it is an exception."""
-        self._listen(service, operation)
-        self._always[operation] = make
-
-    def change(
-        self, service: str, operation: str, change: Callable[[dict[str, object]], None]
-    ) -> None:
+    def change(self, service, operation, change):
         """Changes the server's own answers."""
 
         def after(parsed: dict[str, object], **_: object) -> None:

@@ -91,3 +91,18 @@ def topology(
             for name, (role, hosts) in groups.items()
         ),
     )
+
+
+def starved(kind: str = "ml.g5.8xlarge", *, count: int = 1, **changes: object) -> Profile:
+    """Makes a profile whose loading is two and a half times as long as the accelerator's step."""
+    terms: dict[str, object] = {
+        "step_seconds": 0.2,
+        "accelerator_step_seconds": 0.08,
+        "loader_cpu_seconds": 6.1,
+        "trainer_cpu_seconds": 0.3,
+        "num_workers": 32,
+        "batch_bytes": 20e6,
+        "receive_cpu_seconds": 0.01,
+        "global_batch_size": 256,
+    }
+    return profile(kind, count=count, is_explained=True, **(terms | changes))  # type: ignore[arg-type]

@@ -22,9 +22,7 @@ def put_lines(aws: Aws, host: str, *lines: str | tuple[int, str], job: str) -> N
     aws.call("logs", "PutLogEvents", **where, logEvents=events)
 
 
-def put_points(
-    aws: Aws, host: str, begin: datetime, *, job: str, **metrics: tuple[float, ...]
-) -> None:
+def put_points(aws, host, begin, *, job, **metrics):
     """Puts points of a host's load, one per minute after `begin`."""
     for name, values in metrics.items():
         points = [

@@ -46,19 +46,17 @@ class DoublePlane:
 
     def __init__(self, api: KubernetesApi, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._api = api
-        self._done: dict[str, int] = {}
         use_kube_config(monkeypatch, kube_config(folder, api.url))
         self._cluster = ClusterApi(sleep=lambda seconds: time.sleep(min(seconds, 0.05)))
         self.platform = KubernetesPlatform(cluster=self._cluster)
+        self.names, self.get, self.delete = api.names, api.get, api.remove
+        self.make_workflow, self.make_step = api.make_workflow, api.make_step
+        self.terminate, self.take_away = api.terminate_workflow, api.disrupt_pod
+        self.pass_deadline = api.pass_deadline
+        self.pass_seconds_after_end = api.pass_seconds_after_end
 
     def has_trainer(self) -> bool:
         return True
-
-    def names(self, plural: str) -> list[str]:
-        return self._api.names(plural)
-
-    def get(self, plural: str, name: str) -> Mapping[str, Any]:
-        return self._api.get(plural, name)
 
     def run_pods(self, run: str, *, count: int | None = None) -> None:
         """Waits until all pods of the job's present attempt run, or `count` of them."""
@@ -88,28 +86,6 @@ class DoublePlane:
         else:
             self._api.remove("pods", pod)
         return True
-
-    def take_away(self, pod: str) -> None:
-        """Takes the pod's node away, whatever a budget says."""
-        self._api.disrupt_pod(pod)
-
-    def make_workflow(self, name: str) -> None:
-        self._api.make_workflow(name)
-
-    def make_step(self, name: str, *, workflow: str) -> Mapping[str, str]:
-        return self._api.make_step(name, workflow=workflow)
-
-    def terminate(self, workflow: str) -> None:
-        self._api.terminate_workflow(workflow)
-
-    def delete(self, plural: str, name: str) -> None:
-        self._api.remove(plural, name)
-
-    def pass_deadline(self, run: str) -> None:
-        self._api.pass_deadline(run)
-
-    def pass_seconds_after_end(self, seconds: float) -> None:
-        self._api.pass_seconds_after_end(seconds)
 
     def allow_no_jobs(self) -> None:
         words = 'jobsets "x" is forbidden: exceeded quota: none, requested: count/jobsets=1'
@@ -227,6 +203,7 @@ class RealPlane:
         return True
 
     def take_away(self, pod: str) -> None:
+        """Takes the pod's node away, whatever a budget says."""
         condition = {
             "type": "DisruptionTarget",
             "status": "True",
@@ -242,15 +219,9 @@ class RealPlane:
     def make_step(self, name: str, *, workflow: str) -> Mapping[str, str]:
         owner = self._call("GET", self._path("workflows", workflow))
         pod = _object("Pod", name)
-        pod["metadata"]["ownerReferences"] = [
-            {
-                "apiVersion": owner["apiVersion"],
-                "kind": "Workflow",
-                "name": workflow,
-                "uid": owner["metadata"]["uid"],
-                "controller": True,
-            }
-        ]
+        reference = {"apiVersion": owner["apiVersion"], "kind": "Workflow", "name": workflow}
+        reference |= {"uid": owner["metadata"]["uid"], "controller": True}
+        pod["metadata"]["ownerReferences"] = [reference]
         pod["spec"] = _restricted_spec()
         uid = self._call("POST", self._path("pods"), pod)["metadata"]["uid"]
         return {"POD_NAME": name, "POD_UID": uid, "POD_NAMESPACE": self.namespace}
@@ -317,11 +288,8 @@ class RealPlane:
             body = {**each, "metadata": {**each["metadata"], "namespace": self.namespace}}
             self._call("POST", self._path(_plural(each["kind"])), body)
         path = f"{self._path('serviceaccounts', 'runner')}/token"
-        token = self._call(
-            "POST",
-            path,
-            {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}},
-        )
+        asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+        token = self._call("POST", path, asked)
         config = yaml.safe_load(Path(os.environ["KUBECONFIG"]).read_text())
         config["users"] = [{"name": "me", "user": {"token": token["status"]["token"]}}]
         for context in config["contexts"]:
@@ -360,32 +328,16 @@ class RealPlane:
         phase = "Failed" if code else "Succeeded"
         self._say(name, phase, {"terminated": ended}, conditions=conditions)
 
-    def _say(
-        self,
-        name: str,
-        phase: str,
-        state: Mapping[str, Any],
-        *,
-        conditions: Sequence[Mapping[str, str]] = (),
-    ) -> None:
+    def _say(self, name, phase, state, *, conditions=()):
         pod = self._call("GET", self._path("pods", name))
         containers = [
-            {
-                "name": each["name"],
-                "image": each["image"],
-                "imageID": "",
-                "ready": phase == "Running",
-                "restartCount": 0,
-                "state": state,
-            }
+            {"name": each["name"], "image": each["image"], "imageID": "", "restartCount": 0}
+            | {"ready": phase == "Running", "state": state}
             for each in pod["spec"]["containers"]
         ]
         ready = {"type": "Ready", "status": "True" if phase == "Running" else "False"}
-        status = {
-            "phase": phase,
-            "containerStatuses": containers,
-            "conditions": [ready, *conditions],
-        }
+        status = {"phase": phase, "containerStatuses": containers}
+        status["conditions"] = [ready, *conditions]
         self._patch(f"{self._path('pods', name)}/status", {"status": status})
 
     # --- calls
@@ -397,8 +349,7 @@ class RealPlane:
 
     def _pods(self, run: str) -> list[dict[str, Any]]:
         selector = f"?labelSelector=jobset.sigs.k8s.io/jobset-name={run}"
-        found: list[dict[str, Any]] = self._call("GET", self._path("pods") + selector)["items"]
-        return found
+        return self._call("GET", self._path("pods") + selector)["items"]
 
     def _path(self, plural: str, name: str = "") -> str:
         place = f"{GROUPS.get(plural, 'api/v1')}/namespaces/{self.namespace}/{plural}"
@@ -407,15 +358,11 @@ class RealPlane:
     def _patch(self, path: str, body: Mapping[str, Any]) -> None:
         self._call("PATCH", path, body, kind="application/merge-patch+json")
 
-    def _call(
-        self, method: str, path: str, body: object = None, *, kind: str = "application/json"
-    ) -> dict[str, Any]:
+    def _call(self, method, path, body=None, *, kind="application/json"):
         return api_call(self._client, method, path, body, kind=kind)
 
 
-def api_call(
-    client: Any, method: str, path: str, body: object = None, *, kind: str = "application/json"
-) -> dict[str, Any]:
+def api_call(client, method, path, body=None, *, kind="application/json"):
     """Sends a request with the kube config's credentials; returns the answer's JSON."""
     answer = client.call_api(
         f"/{path}",
@@ -426,8 +373,7 @@ def api_call(
         _preload_content=False,
         _return_http_data_only=True,
     )
-    found: dict[str, Any] = json.loads(answer.data)
-    return found
+    return json.loads(answer.data)
 
 
 def _object(kind: str, name: str, labels: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -445,10 +391,7 @@ def _restricted_spec() -> dict[str, Any]:
     container = {
         "name": "main",
         "image": "none",
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-        },
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
     }
     context = {
         "runAsNonRoot": True,
@@ -472,6 +415,7 @@ def argo_crd() -> Iterator[None]:
     api = client.ApiextensionsV1Api()
     name = "workflows.argoproj.io"
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    version = {"name": "v1alpha1", "served": True, "storage": True}
     definition = {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -480,14 +424,7 @@ def argo_crd() -> Iterator[None]:
             "group": "argoproj.io",
             "scope": "Namespaced",
             "names": {"kind": "Workflow", "plural": "workflows", "singular": "workflow"},
-            "versions": [
-                {
-                    "name": "v1alpha1",
-                    "served": True,
-                    "storage": True,
-                    "schema": {"openAPIV3Schema": schema},
-                }
-            ],
+            "versions": [{**version, "schema": {"openAPIV3Schema": schema}}],
         },
     }
     try:

@@ -51,15 +51,12 @@ def client_at(
     server: KfpServer, *overrides: str, namespace: str | None = None, token_file: Path | None = None
 ) -> KubeflowClient:
     """Returns the client, for which time passes at once."""
-    clock = Clock()
-    return KubeflowClient(
-        workload(*overrides),
-        host=server.url,
-        namespace=namespace,
-        token_file=token_file,
-        clock=clock,
-        sleep=clock.sleep,
+    client = KubeflowClient(
+        workload(*overrides), host=server.url, namespace=namespace, token_file=token_file
     )
+    client.clock = clock = Clock()
+    client.sleep = clock.sleep
+    return client
 
 
 def upload(server: KfpServer, *overrides: str, namespace: str | None = None) -> dict[str, Json]:

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -147,11 +147,9 @@ class Kubelet:
         return "runs on node" in self.log(pod)
 
     def log(self, pod: str) -> str:
-        """Returns what a pod wrote so far."""
         return "\n".join(self.logs.get(pod, []))
 
     def all_logs(self) -> str:
-        """Returns the end of what each pod wrote."""
         return "\n".join(f"== {pod}\n{self.log(pod)[-3000:]}" for pod in self.logs)
 
     def _check(self) -> None:
@@ -204,18 +202,9 @@ class Kubelet:
         template = self.api.job_template(run, job)
         spec = template["spec"]
         index = labels[_INDEX]
-        document = {
-            "metadata": {
-                **pod["metadata"],
-                "annotations": {
-                    **template["metadata"].get("annotations", {}),
-                    "jobset.sigs.k8s.io/restart-attempt": labels[
-                        "jobset.sigs.k8s.io/restart-attempt"
-                    ],
-                },
-            },
-            "spec": spec,
-        }
+        attempt = "jobset.sigs.k8s.io/restart-attempt"
+        annotations = {**template["metadata"].get("annotations", {}), attempt: labels[attempt]}
+        document = {"metadata": {**pod["metadata"], "annotations": annotations}}
         (container,) = spec["containers"]
         own = {"name": "JOB_COMPLETION_INDEX", "value": index}
         container = {**container, "env": [*container["env"], own]}
@@ -242,14 +231,7 @@ class Kubelet:
 
     # Containers.
 
-    def _start(
-        self,
-        pod: Document,
-        container: Document,
-        mounts: Sequence[str],
-        *,
-        names: Sequence[str],
-    ) -> _Container:
+    def _start(self, pod, container, mounts, *, names):
         metadata, spec = pod["metadata"], pod["spec"]
         secured = {**spec.get("securityContext", {}), **container.get("securityContext", {})}
         user, group = secured.get("runAsUser"), secured.get("runAsGroup")
@@ -411,7 +393,6 @@ class Kubelet:
         return self._folder / "volumes" / pod / volume
 
     def _read(self, pod: str) -> None:
-        """Hands on a container's lines as they come."""
         words = [DOCKER, "logs", "--follow", pod]
         with subprocess.Popen(
             words,
@@ -428,7 +409,6 @@ class Kubelet:
                     self.api.say(pod, text)
 
     def _code(self, container: _Container) -> int | None:
-        """Returns the exit code of a container that has ended."""
         done = self._engine.attempt(
             "inspect", "--format", "{{.State.Running}} {{.State.ExitCode}}", container.name
         )
@@ -460,7 +440,6 @@ def _make_sub_path(folder: Path, *, group: int | None) -> None:
 
 
 def field_of(pod: Document, path: str) -> str:
-    """Returns a field of a pod, as the downward API does."""
     metadata = pod["metadata"]
     if found := re.fullmatch(r"metadata\.(labels|annotations)\['(.+)'\]", path):
         return str(metadata.get(found[1], {}).get(found[2], ""))
@@ -470,7 +449,6 @@ def field_of(pod: Document, path: str) -> str:
 
 
 def _milli(cores: str) -> int:
-    """Returns thousandths of a CPU."""
     return int(cores[:-1]) if cores.endswith("m") else int(float(cores) * 1000)
 
 

@@ -11,6 +11,7 @@ controllers use, and have those of Job and JobSet judge (`fail_pod`, `disrupt_po
 
 import contextlib
 import copy
+import functools
 import json
 import re
 import select
@@ -25,7 +26,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 from support.kubernetes_rules import rule_problems, unknown_fields
@@ -63,8 +63,6 @@ Object = dict[str, Any]
 
 @dataclass
 class Fault:
-    """Says what goes wrong with calls to come."""
-
     method: str
     plural: str
     code: int = 500
@@ -77,8 +75,6 @@ class Fault:
 
 @dataclass
 class PodLogFile:
-    """Holds what a container wrote."""
-
     lines: list[tuple[str, str]] = field(default_factory=list)
     is_closed: bool = False
     previous: list[tuple[str, str]] = field(default_factory=list)
@@ -87,36 +83,24 @@ class PodLogFile:
 
 
 class Refusal(Exception):
-    """Stands for an answer that is no success."""
-
     def __init__(self, code: int, reason: str, message: str) -> None:
         super().__init__(message)
         self.code = code
-        self.status = {
-            "kind": "Status",
-            "apiVersion": "v1",
-            "metadata": {},
-            "status": "Failure",
-            "message": message,
-            "reason": reason,
-            "code": code,
-        }
+        self.status = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}
+        self.status |= {"message": message, "reason": reason, "code": code}
 
 
 class KubernetesApi:
     """Holds the server's objects, and does with them what tests want.
 
     Attributes:
-        url: Where it listens.
         calls: Method and path of each call, with the query of GETs.
         denied: Verb and resource of what the caller must not do: ("create", "jobsets").
         role: Rules of the caller's Role, as RBAC holds them; None: all is allowed.
         used: Verb, group and resource of each call that was allowed.
-        installed: APIs that are there.
         other_versions: Of APIs that this cluster has in another version than stoker speaks.
         unknown_fields: Fields that the CRDs of this cluster do not have yet: "spec.new".
         trained_again: TrainJobs whose JobSet was made anew after its TTL.
-        namespaces: That are there.
         max_pods: What the namespace's quota allows; None: it has none.
         is_deletion_held: What is deleted is marked, and stays.
         cut_off: Names of pods whose node does not answer: what deletes them only marks them.
@@ -166,11 +150,9 @@ class KubernetesApi:
             return copy.deepcopy(self._objects[plural, name])
 
     def has(self, plural: str, name: str) -> bool:
-        with self.changed:
-            return (plural, name) in self._objects
+        return name in self.names(plural)
 
     def count(self, call: str) -> int:
-        """Counts the calls that begin so."""
         return sum(found.startswith(call) for found in list(self.calls))
 
     def token(self, name: str) -> str:
@@ -187,7 +169,7 @@ class KubernetesApi:
         """Makes the pods of a JobSet that are not there yet, starts none; returns their names."""
         with self.changed:
             made = []
-            for job in self._replicated_jobs(run):
+            for job in self._jobset_spec(run)["replicatedJobs"]:
                 name, count = job["name"], job["template"]["spec"]["completions"]
                 there = [self._objects["pods", pod] for pod in self.pods(run, name)]
                 indexes = {int(pod["metadata"]["labels"][_INDEX]) for pod in there}
@@ -205,10 +187,8 @@ class KubernetesApi:
         self.tell("Job", job, "FailedCreate", words)
 
     def job_template(self, run: str, job: str) -> Object:
-        """Returns what the pods of a job are made of."""
         with self.changed:
-            template: Object = self._job(run, job)["template"]["spec"]["template"]
-            return copy.deepcopy(template)
+            return copy.deepcopy(self._job(run, job)["template"]["spec"]["template"])
 
     def make_pod(self, run: str, job: str, index: int, *, attempt: int = 0) -> str:
         name = f"{run}-{job}-0-{index}-{uuid.uuid4().hex[:5]}"
@@ -247,7 +227,6 @@ class KubernetesApi:
         return [name for _, name in sorted(found)]
 
     def run_pods(self, run: str, *, attempt: int = 0) -> None:
-        """Lets all pods of a job run."""
         for name in self.make_pods(run, attempt=attempt):
             self.start_pod(name)
 
@@ -274,13 +253,11 @@ class KubernetesApi:
             self.changed.notify_all()
 
     def say_at(self, name: str, stamp: str, text: str) -> None:
-        """Writes a line with a time of its own."""
         with self.changed:
             self._logs[name].lines.append((stamp, text))
             self.changed.notify_all()
 
     def end_pod(self, name: str, code: int = 0, *, reason: str = "", message: str = "") -> None:
-        """Ends its container, and the pod with it."""
         with self.changed:
             pod = self._objects["pods", name]
             container = self._container(pod)
@@ -299,7 +276,6 @@ class KubernetesApi:
             self._changed("pods", name)
 
     def restart_container(self, name: str, code: int) -> None:
-        """Ends its container, and starts it again in the same pod."""
         with self.changed:
             container = self._container(self._objects["pods", name])
             ended = {"exitCode": code, "reason": "Error", "finishedAt": self._now()}
@@ -312,13 +288,7 @@ class KubernetesApi:
             self._changed("pods", name)
         self.start_pod(name)
 
-    def evict_pod(
-        self,
-        name: str,
-        *,
-        message: str = "The node was low on resource: memory.",
-        is_replaced: bool = True,
-    ) -> str:
+    def evict_pod(self, name, *, message="The node was low on resource: memory.", is_replaced=True):
         """Takes it away, puts another one in its place, and returns the name of that one."""
         with self.changed:
             pod = self._objects["pods", name]
@@ -326,14 +296,7 @@ class KubernetesApi:
                 phase="Failed",
                 reason="Evicted",
                 message=message,
-                conditions=[
-                    {
-                        "type": "DisruptionTarget",
-                        "status": "True",
-                        "reason": "TerminationByKubelet",
-                        "message": message,
-                    }
-                ],
+                conditions=[_condition("DisruptionTarget", "TerminationByKubelet", message)],
             )
             self._logs[name].is_closed = True
             self._changed("pods", name)
@@ -346,9 +309,7 @@ class KubernetesApi:
         self._drop("pods", name)
         return self.make_pod(labels[_JOBSET], labels[_REPLICATED], int(labels[_INDEX]))
 
-    def fail_pod(
-        self, name: str, code: int, *, message: str = "", ran_seconds: float = 0.0
-    ) -> None:
+    def fail_pod(self, name, code, *, message="", ran_seconds=0.0):
         """Fails its container, and the controllers of Job and JobSet judge that."""
         with self.changed:
             running = self._container(self._objects["pods", name])["state"].get("running")
@@ -380,12 +341,7 @@ class KubernetesApi:
             pod["metadata"]["deletionTimestamp"] = self._now(-overdue_seconds)
             pod["status"]["conditions"] = [
                 {"type": "Ready", "status": "False"},
-                {
-                    "type": "DisruptionTarget",
-                    "status": "True",
-                    "reason": "DeletionByTaintManager",
-                    "message": message,
-                },
+                _condition("DisruptionTarget", "DeletionByTaintManager", message),
             ]
             self._logs[name].is_closed = True
             self._changed("pods", name)
@@ -491,7 +447,7 @@ class KubernetesApi:
                 for name in [pod for pod in self.names("pods") if pod.startswith(f"{run}-")]:
                     self._end_and_drop(name)
                 self._drop("jobsets", run)
-            for job in [] if train_job else self._replicated_jobs(run):
+            for job in [] if train_job else self._jobset_spec(run)["replicatedJobs"]:
                 if "activeDeadlineSeconds" in job["template"]["spec"]:
                     for name in self.pods(run, job["name"]):
                         self._end_and_drop(name)
@@ -548,19 +504,12 @@ class KubernetesApi:
         self._put("jobsets", jobset)
 
     def _fail_train_job(self, name: str, reason: str, message: str) -> None:
-        condition = {
-            "type": "Failed",
-            "status": "True",
-            "reason": reason,
-            "message": message,
-            "lastTransitionTime": self._now(),
-        }
+        condition = _condition("Failed", reason, message, lastTransitionTime=self._now())
         self.set_status("trainjobs", name, conditions=[condition])
 
     # --- who follows a job: a pod of a step, which Argo made for a run of a pipeline
 
     def make_workflow(self, name: str = "mnist-w1") -> str:
-        """Makes a run of a pipeline; returns its uid."""
         workflow = {
             "apiVersion": "argoproj.io/v1alpha1",
             "kind": "Workflow",
@@ -571,9 +520,7 @@ class KubernetesApi:
             self._put("workflows", workflow)
             return str(workflow["metadata"]["uid"])  # type: ignore[index]
 
-    def make_step(
-        self, name: str, *, workflow: str | None = "mnist-w1", run_id: str = ""
-    ) -> dict[str, str]:
+    def make_step(self, name, *, workflow="mnist-w1", run_id=""):
         """Makes the pod of a step; returns what its container finds in its environment."""
         described: Object = {"name": name, "namespace": NAMESPACE, "labels": {}}
         with self.changed:
@@ -617,7 +564,6 @@ class KubernetesApi:
         return code
 
     def pod_waits(self, name: str, reason: str, message: str = "") -> None:
-        """Lets it wait, as its container cannot be started."""
         with self.changed:
             pod = self._objects["pods", name]
             self._container(pod)["state"] = {"waiting": {"reason": reason, "message": message}}
@@ -628,27 +574,12 @@ class KubernetesApi:
         with self.changed:
             status = self._objects["pods", name]["status"]
             before = [c for c in status.get("conditions", []) if c["status"] == "False"]
-            condition = {
-                "type": "PodScheduled",
-                "status": "False",
-                "reason": "Unschedulable",
-                "message": message,
-                "lastTransitionTime": before[0]["lastTransitionTime"] if before else self._now(),
-            }
-            status["conditions"] = [condition]
+            since = before[0]["lastTransitionTime"] if before else self._now()
+            unscheduled = _condition("PodScheduled", "Unschedulable", message, status="False")
+            status["conditions"] = [{**unscheduled, "lastTransitionTime": since}]
             self._changed("pods", name)
 
-    def tell(
-        self,
-        kind: str,
-        name: str,
-        reason: str,
-        message: str,
-        *,
-        type: str = "Warning",
-        seconds_later: float = 0.0,
-    ) -> None:
-        """Adds an event of an object."""
+    def tell(self, kind, name, reason, message, *, type="Warning", seconds_later=0.0):
         event = {
             "metadata": {"name": f"{name}.{uuid.uuid4().hex[:8]}"},
             "involvedObject": {"kind": kind, "name": name},
@@ -660,31 +591,17 @@ class KubernetesApi:
         with self.changed:
             self._put("events", event)
 
-    def end_job(
-        self,
-        run: str,
-        kind: str = "Completed",
-        *,
-        reason: str = "",
-        message: str = "",
-        **status: Any,
-    ) -> None:
+    def end_job(self, run, kind="Completed", *, reason="", message="", **status):
         """Ends the job, and takes away what of it still runs."""
         with self.changed:
             default = "AllJobsCompleted" if kind == "Completed" else "FailedJobs"
-            condition = {
-                "type": kind,
-                "status": "True",
-                "reason": reason or default,
-                "message": message or "jobset completed successfully",
-                "lastTransitionTime": self._now(),
-            }
+            words = message or "jobset completed successfully"
+            condition = _condition(kind, reason or default, words, lastTransitionTime=self._now())
             self.set_status("jobsets", run, conditions=[condition], terminalState=kind, **status)
             for name in [name for name in self.names("pods") if name.startswith(f"{run}-")]:
                 self._end_and_drop(name)
 
     def _end_and_drop(self, name: str) -> None:
-        """Deletes a pod, unless it has ended."""
         phase = self._objects["pods", name]["status"]["phase"]
         # One that never started has no container that could end.
         if phase == "Running":
@@ -698,18 +615,15 @@ class KubernetesApi:
             self._changed(plural, name)
 
     def change(self, plural: str, name: str, change: Mapping[str, Any]) -> None:
-        """Patches an object, as somebody else would."""
         with self.changed:
             _merge(self._objects[plural, name], change)
             self._changed(plural, name)
 
     def remove(self, plural: str, name: str) -> None:
-        """Removes an object and what it owns, whoever did it."""
         with self.changed:
             self._drop(plural, name)
 
     def finish_deletions(self) -> None:
-        """Removes what was marked."""
         with self.changed:
             self.is_deletion_held = False
             for plural, name in list(self._objects):
@@ -718,7 +632,6 @@ class KubernetesApi:
                     self._drop(plural, name)
 
     def put(self, plural: str, document: Mapping[str, Any]) -> None:
-        """Adds an object that somebody else made."""
         with self.changed:
             self._put(plural, copy.deepcopy(dict(document)))
 
@@ -752,7 +665,6 @@ class KubernetesApi:
     # --- what the server does
 
     def answer(self, method: str, path: str, query: dict[str, str], body: Object | None) -> Object:
-        """Answers a call that is no stream."""
         if path == "/version" or (path.count("/") < 4 and path.startswith("/apis/")):
             return self._discovered(path)
         place = self.place(method, path)
@@ -815,13 +727,12 @@ class KubernetesApi:
         if self._is_allowed(verb, place.group, resource):
             self.used.add((verb, place.group, resource))
             return
-        whole = f"{place.plural}.{place.group}" if place.group else place.plural
         named = f' "{place.name}"' if place.name else ""
         raise Refusal(
             403,
             "Forbidden",
-            f'{whole}{named} is forbidden: User "{USER}" cannot {verb} resource "{resource}" in '
-            f'API group "{place.group}" in the namespace "{place.namespace}"',
+            f'{place.whole}{named} is forbidden: User "{USER}" cannot {verb} resource "{resource}" '
+            f'in API group "{place.group}" in the namespace "{place.namespace}"',
         )
 
     def _is_allowed(self, verb: str, group: str, resource: str) -> bool:
@@ -832,9 +743,7 @@ class KubernetesApi:
             return False
         return (verb, resource) not in self.denied
 
-    def watched(
-        self, place: "Place", query: dict[str, str], since: int
-    ) -> list[tuple[str, Object]]:
+    def watched(self, place, query, since):
         """Returns what happened after version `since`; 410 if that is too old to tell."""
         with self.changed:
             if since < self._oldest:
@@ -875,8 +784,7 @@ class KubernetesApi:
         if verb == "create":
             return self._create(place, body or {}, query)
         if key not in self._objects:
-            whole = f"{place.plural}.{place.group}" if place.group else place.plural
-            raise Refusal(404, "NotFound", f'{whole} "{place.name}" not found')
+            raise Refusal(404, "NotFound", f'{place.whole} "{place.name}" not found')
         if verb == "patch":
             asked = (body or {}).get("metadata", {}).get("resourceVersion")
             if asked not in (None, self._objects[key]["metadata"]["resourceVersion"]):
@@ -909,8 +817,7 @@ class KubernetesApi:
         if body["metadata"].get("namespace", place.namespace) != place.namespace:
             raise Refusal(400, "BadRequest", "the namespace of the object does not match")
         if (place.plural, name) in self._objects:
-            whole = f"{place.plural}.{place.group}" if place.group else place.plural
-            raise Refusal(409, "AlreadyExists", f'{whole} "{name}" already exists')
+            raise Refusal(409, "AlreadyExists", f'{place.whole} "{name}" already exists')
         body = copy.deepcopy(body)
         self._prune(body, is_strict=query.get("fieldValidation") == "Strict")
         self._validate(body)
@@ -962,16 +869,10 @@ class KubernetesApi:
         owners = bare["metadata"].pop("ownerReferences", [])
         wrong = list(rule_problems(bare, among=[o for (_, _), o in self._objects.items()]))
         for owner in owners:
-            missing = {"apiVersion", "kind", "name", "uid"} - set(owner)
+            needed = {"apiVersion", "kind", "name", "uid"}
+            missing = needed - set(owner)
             wrong += [f"metadata.ownerReferences: no {key}" for key in sorted(missing)]
-            unknown = set(owner) - {
-                "apiVersion",
-                "kind",
-                "name",
-                "uid",
-                "controller",
-                "blockOwnerDeletion",
-            }
+            unknown = set(owner) - needed - {"controller", "blockOwnerDeletion"}
             wrong += [f"metadata.ownerReferences: unknown {key}" for key in sorted(unknown)]
         if wrong:
             raise Refusal(422, "Invalid", f"{body['kind']} is invalid: " + "; ".join(wrong))
@@ -1057,16 +958,12 @@ class KubernetesApi:
         if plural in ("jobsets", "trainjobs"):
             self._run_trainer()
 
-    def _jobset_spec(self, run: str) -> Object:
-        spec: Object = self._objects["jobsets", run]["spec"]
-        return spec
+    def _jobset_spec(self, run: str) -> Any:
+        return self._objects["jobsets", run]["spec"]
 
-    def _replicated_jobs(self, run: str) -> list[Object]:
-        found: list[Object] = self._jobset_spec(run)["replicatedJobs"]
-        return found
-
-    def _job(self, run: str, name: str) -> Object:
-        return next(job for job in self._replicated_jobs(run) if job["name"] == name)
+    def _job(self, run: str, name: str) -> Any:
+        jobs = self._jobset_spec(run)["replicatedJobs"]
+        return next(job for job in jobs if job["name"] == name)
 
     def _reference(self, plural: str, name: str) -> Object:
         """Refers to an object as the controller of another one."""
@@ -1082,8 +979,7 @@ class KubernetesApi:
 
     def _container(self, pod: Object) -> Object:
         name = pod["spec"]["containers"][0]["name"]
-        made: Object = pod["status"].setdefault("containerStatuses", [{"name": name}])[0]
-        return made
+        return pod["status"].setdefault("containerStatuses", [{"name": name}])[0]
 
     def _review(self, body: Object) -> Object:
         if not self.reviews_work:
@@ -1103,7 +999,6 @@ class KubernetesApi:
         return None
 
     def take_fault(self, method: str, plural: str) -> None:
-        """Raises the fault that a stream is to have."""
         with self.changed:
             fault = self._fault(method, plural)
         if fault:
@@ -1126,8 +1021,6 @@ class KubernetesApi:
 
 @dataclass(frozen=True)
 class Place:
-    """Says what a path names."""
-
     group: str
     plural: str
     name: str
@@ -1135,17 +1028,18 @@ class Place:
     version: str
     part: str = ""
 
+    @property
+    def whole(self) -> str:
+        return f"{self.plural}.{self.group}" if self.group else self.plural
+
 
 class Stream:
-    """Sends an answer in chunks."""
-
     def __init__(self, handler: BaseHTTPRequestHandler) -> None:
         self._handler = handler
         self.how = ""
 
     @property
     def is_over(self) -> bool:
-        """Says whether it was ended, or its reader is gone."""
         if self.how:
             return True
         connection = self._handler.connection
@@ -1190,8 +1084,11 @@ def _waits_for(owner: Object, reference: Mapping[str, Any]) -> bool:
     return is_waiting and bool(reference.get("blockOwnerDeletion"))
 
 
+def _condition(kind: str, reason: str, message: str, **more: str) -> Object:
+    return {"type": kind, "status": "True", "reason": reason, "message": message, **more}
+
+
 def _held(status: Mapping[str, Any]) -> dict[str, Object]:
-    """Returns the conditions that hold, by their type."""
     found = status.get("conditions", [])
     return {condition["type"]: condition for condition in found if condition["status"] == "True"}
 
@@ -1229,18 +1126,6 @@ def _handler(api: KubernetesApi) -> type[BaseHTTPRequestHandler]:
         def log_message(self, format: str, *args: object) -> None:
             return
 
-        def do_GET(self) -> None:
-            self.serve("GET")
-
-        def do_POST(self) -> None:
-            self.serve("POST")
-
-        def do_PATCH(self) -> None:
-            self.serve("PATCH")
-
-        def do_DELETE(self) -> None:
-            self.serve("DELETE")
-
         def serve(self, method: str) -> None:
             split = urllib.parse.urlsplit(self.path)
             query = dict(urllib.parse.parse_qsl(split.query))
@@ -1265,6 +1150,11 @@ def _handler(api: KubernetesApi) -> type[BaseHTTPRequestHandler]:
                 self.close_connection = True
                 with contextlib.suppress(OSError):
                     self.connection.shutdown(socket.SHUT_RDWR)
+
+        do_GET = functools.partialmethod(serve, "GET")
+        do_POST = functools.partialmethod(serve, "POST")
+        do_PATCH = functools.partialmethod(serve, "PATCH")
+        do_DELETE = functools.partialmethod(serve, "DELETE")
 
         def reply(self, code: int, answer: Object) -> None:
             content = json.dumps(answer).encode()
@@ -1355,10 +1245,7 @@ def _handler(api: KubernetesApi) -> type[BaseHTTPRequestHandler]:
 
 
 @contextlib.contextmanager
-def kubernetes_api(
-    *, host: str = "127.0.0.1", tls: tuple[Path, Path] | None = None
-) -> Iterator[KubernetesApi]:
-    """Yields the server, while the block runs."""
+def kubernetes_api(*, host="127.0.0.1", tls=None):
     api = KubernetesApi()
 
     class Server(ThreadingHTTPServer):
@@ -1384,35 +1271,17 @@ def kubernetes_api(
             thread.join()
 
 
-def kube_config(
-    folder: Path,
-    url: str,
-    *,
-    token: str = TOKEN,
-    namespace: str = NAMESPACE,
-    authority: Path | None = None,
-) -> Path:
+def kube_config(folder, url, *, token=TOKEN, namespace=NAMESPACE, authority=None):
     """Returns a kube config for the server, whose certificate that authority has signed."""
     path = folder / "kubeconfig"
+    context = {"cluster": "here", "user": "me", "namespace": namespace}
+    server = {"server": url, **({"certificate-authority": str(authority)} if authority else {})}
     document = {
         "apiVersion": "v1",
         "kind": "Config",
         "current-context": "here",
-        "contexts": [
-            {
-                "name": "here",
-                "context": {"cluster": "here", "user": "me", "namespace": namespace},
-            }
-        ],
-        "clusters": [
-            {
-                "name": "here",
-                "cluster": {
-                    "server": url,
-                    **({"certificate-authority": str(authority)} if authority else {}),
-                },
-            }
-        ],
+        "contexts": [{"name": "here", "context": context}],
+        "clusters": [{"name": "here", "cluster": server}],
         "users": [{"name": "me", "user": {"token": token}}],
     }
     path.write_text(json.dumps(document))

@@ -86,11 +86,7 @@ EVERYTHING: Mapping[str, Json] = {
                             "nodeSelectorTerms": [
                                 {
                                     "matchExpressions": [
-                                        {
-                                            "key": "cpu-generation",
-                                            "operator": "Gt",
-                                            "values": ["3"],
-                                        }
+                                        {"key": "cpu-generation", "operator": "Gt", "values": ["3"]}
                                     ]
                                 }
                             ]
@@ -140,13 +136,8 @@ def everything(api: str) -> dict[str, Json]:
 
 
 def job(
-    *groups: Group,
-    settings: Mapping[str, Json] | None = None,
-    profile: bool = False,
-    name: str = "mnist-20261120-110000",
-    workload: str = "mnist",
-    **keys: Any,
-) -> JobSpec:
+    *groups, settings=None, profile=False, name="mnist-20261120-110000", workload="mnist", **keys
+):
     """Makes a job on Kubernetes, heterogeneous unless groups are named."""
     described: dict[str, Any] = {
         "name": workload,

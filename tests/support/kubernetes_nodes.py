@@ -1,24 +1,23 @@
 """Builds nodes of a cluster, as the API gives them."""
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 Document = dict[str, Any]
 
 
 def node(
-    name: str,
+    name,
     *,
-    labels: Mapping[str, str] | None = None,
-    kind: str | None = None,
-    cpu: str = "15890m",
-    memory: str = "29317Mi",
-    gpus: int = 0,
-    taints: Sequence[str] = (),
-    zone: str = "us-east-1a",
-    ready: bool = True,
-    cordoned: bool = False,
-) -> Document:
+    labels=None,
+    kind=None,
+    cpu="15890m",
+    memory="29317Mi",
+    gpus=0,
+    taints=(),
+    zone="us-east-1a",
+    ready=True,
+    cordoned=False,
+):
     """Builds a node; taints are KEY=VALUE:EFFECT."""
     allocatable = {"cpu": cpu, "memory": memory, "pods": "110"}
     if gpus:

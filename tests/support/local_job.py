@@ -21,12 +21,10 @@ from stoker.records import (
     FeedSettings,
     Group,
     Job,
-    StrategyName,
     StrategySettings,
     Training,
 )
 from stoker.records.training import training_record
-from stoker.records.workload import ReplaceDataLoader
 from stoker.settings import RunEnvironment
 from stoker.train import facts_of
 
@@ -107,21 +105,21 @@ class LocalJob:
 
     def __init__(
         self,
-        tmp_path: Path,
-        script: str | Sequence[str],
+        tmp_path,
+        script,
         *,
-        dnn: int = 1,
-        data: int = 0,
-        processes: int | None = None,
-        arguments: Sequence[str] = (),
-        channels: Mapping[str, str] | None = None,
-        channel_groups: Mapping[str, tuple[str, ...]] | None = None,
-        feed: FeedSettings = QUICK,
-        replace_dataloader: ReplaceDataLoader = False,
-        engine: EngineSettings | None = None,
-        strategy: StrategyName = "auto",
-        has_torch: bool = True,
-    ) -> None:
+        dnn=1,
+        data=0,
+        processes=None,
+        arguments=(),
+        channels=None,
+        channel_groups=None,
+        feed=QUICK,
+        replace_dataloader=False,
+        engine=None,
+        strategy="auto",
+        has_torch=True,
+    ):
         self.tmp_path = tmp_path
         if isinstance(script, str):
             (tmp_path / "script.py").write_text(script)
@@ -156,10 +154,7 @@ class LocalJob:
                 name: Channel(uri=uri, groups=(channel_groups or {}).get(name))
                 for name, uri in (channels or {}).items()
             },
-            environment={
-                "STOKER_TEST_DIR": str(tmp_path),
-                **({} if has_torch else WITHOUT_TORCH),
-            },
+            environment={"STOKER_TEST_DIR": str(tmp_path), **({} if has_torch else WITHOUT_TORCH)},
             settings=RunEnvironment(
                 feed=feed,
                 replace_dataloader=replace_dataloader,
@@ -240,11 +235,7 @@ def resource_config(host: str, groups: Mapping[str, Sequence[str]]) -> str:
             "current_group_name": next(g for g, hosts in groups.items() if host in hosts),
             "hosts": sorted(h for hosts in groups.values() for h in hosts),
             "instance_groups": [
-                {
-                    "instance_group_name": name,
-                    "instance_type": "ml.c5.xlarge",
-                    "hosts": list(hosts),
-                }
+                {"instance_group_name": name, "instance_type": "ml.c5.xlarge", "hosts": list(hosts)}
                 for name, hosts in groups.items()
             ],
             "network_interface_name": "lo",

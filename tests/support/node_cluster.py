@@ -127,7 +127,6 @@ class TypedCommand:
 
     @property
     def text(self) -> str:
-        """Returns all that it has printed."""
         return self._file.read_text()
 
     def ended(self, seconds: float = 20 * MINUTES) -> int:
@@ -178,9 +177,7 @@ class NodeCluster:
 
     # --- objects
 
-    def call(
-        self, method: str, path: str, body: object = None, *, kind: str = "application/json"
-    ) -> dict[str, Any]:
+    def call(self, method, path, body=None, *, kind="application/json"):
         return api_call(self._api, method, path, body, kind=kind)
 
     def path(self, plural: str, name: str = "") -> str:
@@ -226,7 +223,6 @@ class NodeCluster:
     # --- pods and nodes
 
     def pods_of(self, run: str, group: str) -> list[str]:
-        """Returns a group's pods that run, or wait."""
         selector = f"jobset.sigs.k8s.io/jobset-name={run},stoker/role={group}"
         return self.running(selector, phases=("Pending", "Running"))
 
@@ -322,13 +318,9 @@ class NodeCluster:
             return {"pod": {"spec": {"nodeSelector": dict([label])}}}
 
         train = {**least, **selected(given.train), "gpus": given.gpus}
-        kubernetes = {
-            "namespace": self.namespace,
-            "pools": {
-                given.train[1]: train,
-                given.feed[1]: {**least, **selected(given.feed), "gpus": 0},
-            },
-        }
+        feed = {**least, **selected(given.feed), "gpus": 0}
+        pools = {given.train[1]: train, given.feed[1]: feed}
+        kubernetes = {"namespace": self.namespace, "pools": pools}
         workload = {
             "schema": "stoker.workload/v1",
             "name": name,
@@ -350,7 +342,6 @@ class NodeCluster:
         return flags + (["--group", f"data={self.given.feed[1]}:{data}"] if data else [])
 
     def type(self, *words: str) -> TypedCommand:
-        """Starts a `stoker` command."""
         self._commands.append(TypedCommand(words, folder=self.folder))
         return self._commands[-1]
 
@@ -366,8 +357,7 @@ class NodeCluster:
         return self.type("train", str(file), "--yes", *named, *flags)
 
     def record(self, run: str = "t") -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.folder / f"{run}.json").read_text())
-        return found
+        return json.loads((self.folder / f"{run}.json").read_text())
 
     def trains(self, run: str = "t") -> str:
         """Waits until a training is in its epochs; returns the pod of its leader."""
@@ -409,14 +399,12 @@ class PipelinesServer:
         if token := os.environ.get("STOKER_KUBEFLOW_TOKEN"):
             request.add_header("Authorization", f"Bearer {token}")
         with urllib.request.urlopen(request, timeout=60) as answer:
-            found: dict[str, Any] = json.loads(answer.read() or "{}")
-        return found
+            return json.loads(answer.read() or "{}")
 
     def state(self, run: str) -> str:
         return str(self.call("GET", f"runs/{run}").get("state", ""))
 
     def delete_schedules(self, name: str) -> None:
-        """Deletes the recurring runs of a name."""
         for each in self.call("GET", "recurringruns?page_size=100").get("recurringRuns", []):
             if each["display_name"] == name:
                 self.call("DELETE", f"recurringruns/{each['recurring_run_id']}")

@@ -2,6 +2,13 @@
 
 What decides over a job is as real as it can be here: processes on the local platform, SageMaker's
 protocol with S3 and logs of moto, an API server of Kubernetes.
+
+Each job has a platform and a `spec` that it can plan, and `hosts`: name to group, the leader first,
+known once they run. `kept` is what anybody may read of a job while it runs, `started` an identity
+of each job that was started, `left` what must be gone after a stop, `wrong_uri` a channel's that
+the platform cannot read, and `gone` the end of a job that vanished, with words of it ("error" where
+it cannot be followed). `fail` ends the trainer with EXIT_CODE, for REASON; `deny` makes starting
+impossible, and returns words of the reason.
 """
 
 import contextlib
@@ -9,16 +16,16 @@ import dataclasses
 import json
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 import pytest
 
 from stoker.errors import PlatformError
 from stoker.platforms.aws import Aws
-from stoker.platforms.base import JobEnd, JobSpec, LogLine, Platform, Run
+from stoker.platforms.base import JobEnd, JobSpec, LogLine, Run
 from stoker.platforms.kubernetes import KubernetesPlatform
 from stoker.platforms.kubernetes.api import ClusterApi
 from stoker.platforms.local import LocalPlatform
@@ -96,58 +103,6 @@ def follower() -> Iterator[Any]:
         followed.run.stop()
         with contextlib.suppress(Exception):
             followed.ended()
-
-
-class PlatformJob(Protocol):
-    """Stands for a job of one dnn host and some data hosts, and for who decides over it.
-
-    Attributes:
-        spec: That the platform can plan.
-        hosts: Name to group, the leader first; known once the hosts run.
-        wrong_uri: Of a channel that this platform cannot read.
-        gone: The end of a job that is not there any more: its status, or "error" where the run
-            cannot be followed; and words of it.
-    """
-
-    platform: Platform[Any]
-    spec: JobSpec
-    hosts: Mapping[str, str]
-    wrong_uri: str
-    gone: tuple[str, str]
-
-    def calls(self) -> Sequence[str]:
-        """Returns what the platform was asked for so far."""
-
-    def kept(self) -> Sequence[str]:
-        """Returns what anybody may read of the job while it runs."""
-
-    def started(self) -> Sequence[str]:
-        """Returns an identity of each job that was started, also if it took another's name."""
-
-    def stops(self) -> int:
-        """Counts how often the job was asked to stop."""
-
-    def left(self) -> Sequence[str]:
-        """Returns what is still there and must be gone after a stop."""
-
-    def token(self, run: Run) -> str: ...
-
-    def run_hosts(self, run: Run) -> None:
-        """All hosts begin."""
-
-    def say(self, *texts: str) -> None:
-        """The leader says lines, all others one at least."""
-
-    def succeed(self) -> None: ...
-
-    def fail(self) -> None:
-        """The trainer ends with EXIT_CODE, for REASON."""
-
-    def vanish(self) -> None:
-        """The job is not there any more, and nobody says why."""
-
-    def deny(self) -> str:
-        """Starting becomes impossible; words of the reason."""
 
 
 # The leader's script does what the test's file says; a data host runs no script.
@@ -415,9 +370,7 @@ def use_kube_config(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
 
 
 @contextlib.contextmanager
-def platform_job(
-    name: str, folder: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[PlatformJob]:
+def platform_job(name, folder, request, monkeypatch):
     """Yields the job of that name, one of LOCAL_JOBS or SERVICE_JOBS."""
     if name == "local":
         yield LocalPlatformJob(folder)

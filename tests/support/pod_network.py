@@ -34,8 +34,6 @@ _NEEDED = (
 
 @dataclass
 class _Records:
-    """Holds the answers of one name, of which the newest that is in force counts."""
-
     answers: list[tuple[float, tuple[str, ...]]] = field(default_factory=list)
 
     def at(self, now: float) -> tuple[str, ...]:
@@ -68,11 +66,9 @@ class Names:
         self._records.setdefault(name, _Records()).answers.append((since, addresses))
 
     def count(self, name: str, *addresses: str) -> int:
-        """Counts how often that answer was given."""
         return self.given.get(name, []).count(addresses)
 
     def close(self) -> None:
-        """Ends the server."""
         self._is_closing = True
         self._thread.join(10)
 
@@ -127,9 +123,7 @@ class Sandbox:
         enter: Words before a command that is to run in there.
     """
 
-    def __init__(
-        self, network: "PodNetwork", *, hostname: str, number: int, address: str | None
-    ) -> None:
+    def __init__(self, network, *, hostname, number, address):
         self.address = address or f"10.244.{number // 250}.{number % 250 + 2}"
         self._network = network
         self._port = f"pod{number}"

@@ -136,17 +136,7 @@ class Pod:
 class Pods:
     """Runs the pods of one run of the feed's test script; all end when the context ends."""
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        dnn: int = 1,
-        data: int = 2,
-        local: int = 0,
-        feed: Mapping[str, object],
-        given: Mapping[str, object] | None = None,
-        code: str = "",
-    ) -> None:
+    def __init__(self, folder, *, dnn=1, data=2, local=0, feed, given=None, code=""):
         self.folder = folder
         self.gates = folder / "gates"
         self.gates.mkdir()
@@ -157,15 +147,9 @@ class Pods:
             Group(name="dnn", role="dnn", instance_type=GPU, count=dnn, workers_per_host=local),
             Group(name="data", role="data", instance_type=CPU, count=data, workers_per_host=1),
         ]
+        nothing: dict[str, Any] = {"channels": {}, "hyperparameters": {}}
         self._request = KubernetesPlatform().plan(
-            job(
-                *groups,
-                name=RUN,
-                command=["python", *words],
-                channels={},
-                hyperparameters={},
-                feed=dict(feed),
-            )
+            job(*groups, name=RUN, command=["python", *words], feed=dict(feed), **nothing)
         )
         self._token = new_token()
         self._network = PodNetwork(domain=NAMESPACE)
@@ -186,15 +170,7 @@ class Pods:
             for pod in self.pods:
                 print(f"--- {pod.folder.name}\n{pod.log[-4000:]}")
 
-    def start(
-        self,
-        group: str,
-        index: int,
-        *,
-        named_after_seconds: float | None = 0.0,
-        address: str | None = None,
-    ) -> Pod:
-        """Starts a new pod."""
+    def start(self, group, index, *, named_after_seconds=0.0, address=None):
         hostname = f"{RUN}-{group}-0-{index}"
         sandbox = self._network.sandbox(hostname, address=address)
         folder = self.folder / f"{group}-{index}.{len(self.pods)}"
@@ -229,7 +205,6 @@ class Pods:
         (self.gates / str(number)).touch()
 
     def record(self, leader: Pod) -> Training:
-        """Reads the run's training record."""
         return read_json(self.output(leader) / "training.json", Training)
 
     def figures(self, leader: Pod) -> str:
@@ -247,7 +222,6 @@ class Pods:
         return "; ".join(said)
 
     def output(self, dnn: Pod) -> Path:
-        """Returns the folder where a dnn pod leaves its results."""
         return dnn.folder / "ml" / "output" / "data" / "stoker"
 
     def _left(self) -> list[int]:
@@ -266,8 +240,7 @@ class Pods:
             for replicated in main["spec"]["replicatedJobs"]
             if replicated["name"] == group
         ]
-        container: dict[str, Any] = found[0]
-        return container
+        return found[0]
 
     def _environ(self, container: Mapping[str, Any], group: str, index: int) -> dict[str, str]:
         variables = {

@@ -82,9 +82,7 @@ class Proxy:
         for end in ends:
             end.close()
 
-    def _pass_on(
-        self, source: socket.socket, ends: dict[socket.socket, socket.socket], is_counted: bool
-    ) -> bool:
+    def _pass_on(self, source, ends, is_counted):
         try:
             data = source.recv(4096)
             if is_counted and self._cut_each_after:

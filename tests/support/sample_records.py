@@ -37,6 +37,7 @@ from stoker.records import (
     TrainingSize,
     Workload,
 )
+from stoker.report import write_report
 
 BASELINE_SECONDS = 0.062
 WAIT_SECONDS = 0.040
@@ -207,6 +208,24 @@ def environment() -> dict[str, str]:
         "cores": "2; dnn host on core 0, data host on core 1",
         "seed": "7",
     }
+
+
+def write_page(folder: Path, **changes: object) -> str:
+    """Writes the report of the whole run, or of one with changed records; returns its text."""
+    records: dict[str, object] = {
+        "run_id": "mnist-1",
+        "workload": workload(),
+        "profile": profile(),
+        "decision": decision(),
+        "training": training(),
+        "evaluation": evaluation(),
+        "before_timeline": None,
+        "after_timeline": None,
+        "environment": environment(),
+    }
+    path = folder / "report.html"
+    write_report(path, **(records | changes))  # type: ignore[arg-type]
+    return path.read_text(encoding="utf-8")
 
 
 def write_timeline(

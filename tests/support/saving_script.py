@@ -24,7 +24,7 @@ if not is_alone:
 saves = is_alone or dist.get_rank() == 0
 for _ in range(1000):
     seen: list[int] = []
-    batches: DataLoader[int] = DataLoader(range(10 * STEPS), 4, shuffle=True)  # type: ignore[arg-type]
+    batches: DataLoader[int] = DataLoader(range(10 * STEPS), 4, shuffle=True)
     for step, batch in enumerate(itertools.islice(batches, STEPS)):
         (weight * batch.float().mean()).sum().backward()
         if not is_alone:

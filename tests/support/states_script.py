@@ -36,8 +36,6 @@ def hog() -> None:
 
 
 class Slow(Dataset[torch.Tensor]):
-    """Gives samples that take their time, in one of several ways."""
-
     def __init__(self, asked: dict[str, str], *, rank: int) -> None:
         self.asked = asked
         self.is_late = int(asked["late_rank"]) == rank

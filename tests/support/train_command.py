@@ -3,7 +3,7 @@
 import contextlib
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 END_SECONDS = 60.0
@@ -35,23 +35,14 @@ class Verb:
 class Train(Verb):
     """`stoker train` on a workload, with one dnn host and two data hosts."""
 
-    def __init__(
-        self, folder: Path, workload: str, *, name: str, data: str, environ: Mapping[str, str]
-    ) -> None:
+    def __init__(self, folder, workload, *, name, data, environ):
         (folder / "workload.yaml").write_text(workload)
         words = ["train", "workload.yaml", "--name", name, "--yes"]
         super().__init__(folder, [*words, "--group", "dnn=1", "--group", f"data={data}:2"], environ)
 
 
 @contextlib.contextmanager
-def trainings(
-    folder: Path,
-    workload: str,
-    *,
-    name: str,
-    data: str,
-    environ: Mapping[str, str],
-) -> Iterator[Callable[..., Train]]:
+def trainings(folder, workload, *, name, data, environ):
     """Starts the command as often as asked, with more variables; kills what runs at the end."""
     begun: list[Train] = []
 

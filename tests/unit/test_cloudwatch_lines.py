@@ -131,22 +131,10 @@ def streams(stub: Stubber, *names: str, token: str | None = None, sent: str | No
 
 
 def asked_of(stream: str, **more: object) -> dict[str, object]:
-    return {
-        "logGroupName": LOG_GROUP,
-        "logStreamName": stream,
-        "startFromHead": True,
-        **more,
-    }
+    return {"logGroupName": LOG_GROUP, "logStreamName": stream, "startFromHead": True, **more}
 
 
-def page(
-    stub: Stubber,
-    stream: str,
-    *events: tuple[int, str],
-    sent: str | None = None,
-    gives: str,
-    **more: object,
-) -> None:
+def page(stub, stream, *events, sent=None, gives, **more):
     asked = asked_of(stream, **({"nextToken": sent} if sent else {}), **more)
     listed = [{"timestamp": at, "message": text, "ingestionTime": at} for at, text in events]
     stub.add_response("get_log_events", {"events": listed, "nextForwardToken": gives}, asked)

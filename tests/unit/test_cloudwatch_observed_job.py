@@ -49,7 +49,7 @@ def job(**changes: object) -> ObservedJob:
         "point_seconds": 60,
         "is_running": False,
     }
-    return ObservedJob(**{**fields, **changes})  # type: ignore[arg-type]
+    return ObservedJob(**{**fields, **changes})
 
 
 def profile(cpu: float | None, gpu: float | None, kind: str = "ml.p4d.24xlarge") -> Profile:
@@ -159,13 +159,13 @@ def test_the_words_name_groups_hosts_and_what_is_not_known():
         "algo-1",
     ]
     assert "n/a" in text
-    assert "the group data next to dnn" in text.replace("\n  ", " ")
+    assert "the job also has the group data" in text.replace("\n  ", " ")
     assert max(map(len, text.splitlines())) <= 88
 
 
 def test_short_old_and_running_jobs_are_said_to_be_so():
     made = observed_profile(job(minutes=4.0, is_running=True, point_seconds=300), sizes=SIZES)
-    notes = " ".join(map(str, made.what["notes"]))  # type: ignore[arg-type]
+    notes = " ".join(map(str, made.what["notes"]))
     assert "still running" in notes
     assert "4 minutes only" in notes
     assert "5 minutes" in notes
@@ -174,7 +174,6 @@ def test_short_old_and_running_jobs_are_said_to_be_so():
 def test_a_log_adds_the_step_with_its_spread():
     made = observed_profile(job(), sizes=SIZES, steps=steps_in(progress(*[0.25] * MIN_SAMPLES)))
     assert made.step == StepTerms(step_seconds=0.25)
-    assert made.spread is not None
     assert made.spread["step_seconds"].samples == MIN_SAMPLES
     text = explain(made)
     assert "250 ms" in text
@@ -228,11 +227,11 @@ def test_a_load_suggests(cpu, gpu, suspect):
     assert Observed(cpu_utilization=cpu, gpu_utilization=gpu).suspect == suspect
 
 
-def decision_of(made: Profile, *clusters: tuple[Group, ...], **constraints: object):  # type: ignore[no-untyped-def]
+def decision_of(made: Profile, *clusters: tuple[Group, ...], **constraints: object):
     return decide(
         made,
         catalog=load_catalog("sagemaker"),
-        constraints=Constraints(**constraints),  # type: ignore[arg-type]
+        constraints=Constraints(**constraints),
         extra_clusters=clusters,
         today=TODAY,
     )

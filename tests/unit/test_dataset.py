@@ -25,58 +25,48 @@ from stoker.feed.wire.pickling import factories_in
 
 
 class Numbers:
-    def __init__(self, **attributes: object) -> None:
+    def __init__(self, **attributes):
         self.__dict__.update(attributes)
 
-    def __getitem__(self, index: int) -> int:
+    def __getitem__(self, index):
         return index
 
 
-def spec(dataset: object = None, **kwargs: object) -> DatasetSpec:
-    options = {"dataset": dataset or Numbers(), "collate_fn": default_collate} | kwargs
-    return DatasetSpec(**options)
+def spec(dataset=None, *, collate_fn=default_collate):
+    return DatasetSpec(dataset=dataset or Numbers(), collate_fn=collate_fn)
+
+
+def packed(*args, max_bytes=1 << 20, **kwargs):
+    return pack_spec(spec(*args, **kwargs), max_bytes=max_bytes)
 
 
 def test_a_spec_comes_back_and_equal_ones_have_one_name():
-    packed = pack_spec(spec(Numbers(a=3)), max_bytes=1 << 20)
-    assert unpack_spec(packed.data).dataset.a == 3
-    assert pack_spec(spec(Numbers(a=3)), max_bytes=1 << 20).digest == packed.digest
-    assert pack_spec(spec(Numbers(a=4)), max_bytes=1 << 20).digest != packed.digest
+    first = packed(Numbers(a=3))
+    assert unpack_spec(first.data).dataset.a == 3
+    assert packed(Numbers(a=3)).digest == first.digest
+    assert packed(Numbers(a=4)).digest != first.digest
 
 
 def test_a_spec_takes_its_host_to_the_scripts_folder_if_that_is_there(tmp_path, monkeypatch):
-    for name in ("script", "host", "gone"):
+    specs = {}
+    for name in ("script", "gone"):
         (tmp_path / name).mkdir()
-    monkeypatch.chdir(tmp_path / "script")
-    packed = pack_spec(spec(), max_bytes=1 << 20)
-    monkeypatch.chdir(tmp_path / "gone")
-    lost = pack_spec(spec(), max_bytes=1 << 20)
-    monkeypatch.chdir(tmp_path / "host")
+        monkeypatch.chdir(tmp_path / name)
+        specs[name] = packed().data
     (tmp_path / "gone").rmdir()
-    unpack_spec(lost.data)
-    assert Path.cwd() == tmp_path / "host"
-    unpack_spec(packed.data)
-    assert Path.cwd() == tmp_path / "script"
-
-
-def test_a_spec_travels_from_a_folder_that_was_removed(tmp_path, monkeypatch):
-    (tmp_path / "gone").mkdir()
-    monkeypatch.chdir(tmp_path / "gone")
-    (tmp_path / "gone").rmdir()
-    packed = pack_spec(spec(Numbers(a=3)), max_bytes=1 << 20)
+    specs["removed"] = packed().data
     monkeypatch.chdir(tmp_path)
-    assert unpack_spec(packed.data).dataset.a == 3
-    assert Path.cwd() == tmp_path
+    for name, folder in (("gone", ""), ("removed", ""), ("script", "script")):
+        unpack_spec(specs[name])
+        assert Path.cwd() == tmp_path / folder
 
 
 LOCK = threading.Lock()
 
 
-def unshippable() -> dict[str, DatasetSpec]:
-    lock = threading.Lock()
-
+def unshippable():
     class WithGlobal:
-        def __getitem__(self, index: int) -> int:
+        def __getitem__(self, index):
             with LOCK:
                 return index
 
@@ -85,26 +75,29 @@ def unshippable() -> dict[str, DatasetSpec]:
 
     class Cached:
         @functools.cached_property
-        def value(self) -> int:
+        def value(self):
             return 1
 
     return {
-        "dataset.lock (_thread.lock)": spec(Numbers(lock=lock)),
-        "dataset.inner.files['a'][0] (_thread.lock)": spec(
-            Numbers(ok=1, inner=Numbers(files={"a": [lock]}))
-        ),
-        "collate_fn variable lock (_thread.lock)": spec(collate_fn=lambda batch: (lock, batch)),
-        "dataset.lock (_thread.lock) cannot": spec(Numbers(cached=Cached(), lock=lock)),
-        "dataset.__getitem__ global LOCK (_thread.lock)": spec(WithGlobal()),
-        "dataset.lock (_thread.lock) cannot travel": spec(WithShared()),
-        "dataset.g (builtins.generator)": spec(Numbers(g=(i for i in ()))),
+        "dataset.lock (_thread.lock)": Numbers(lock=LOCK),
+        "dataset.inner.files['a'][0] (_thread.lock)": Numbers(inner=Numbers(files={"a": [LOCK]})),
+        "dataset.lock (_thread.lock) cannot": Numbers(cached=Cached(), lock=LOCK),
+        "dataset.__getitem__ global LOCK (_thread.lock)": WithGlobal(),
+        "dataset.lock (_thread.lock) cannot travel": WithShared(),
+        "dataset.g (builtins.generator)": Numbers(g=(i for i in ())),
     }
 
 
 @pytest.mark.parametrize("name", unshippable())
 def test_what_cannot_travel_is_named(name):
     with pytest.raises(ShippingError, match=re.escape(name)):
-        pack_spec(unshippable()[name], max_bytes=1 << 20)
+        packed(unshippable()[name])
+
+
+def test_what_cannot_travel_of_a_collate_function_is_named():
+    lock = LOCK
+    with pytest.raises(ShippingError, match=r"collate_fn variable lock \(_thread\.lock\)"):
+        packed(collate_fn=lambda batch: (lock, batch))
 
 
 def test_a_lost_feed_is_what_torch_calls_a_lost_worker():
@@ -114,78 +107,68 @@ def test_a_lost_feed_is_what_torch_calls_a_lost_worker():
 def test_a_tensor_on_an_accelerator_is_named(monkeypatch):
     class Elsewhere(torch.Tensor):
         @property
-        def device(self) -> torch.device:
+        def device(self):
             return torch.device("cuda", 0)
 
     Elsewhere.__module__ = "torch"
     tensor = torch.ones(2, 3).as_subclass(Elsewhere)
     with pytest.raises(ShippingError, match=r"tensor on cuda:0 \(shape \(2, 3\), torch.float32\)"):
-        pack_spec(spec(Numbers(a=[tensor])), max_bytes=1 << 20)
+        packed(Numbers(a=[tensor]))
 
 
-def test_a_dataset_above_the_bound_is_refused_with_its_largest_part():
+def test_a_dataset_above_the_bound_is_refused_with_its_largest_part_and_a_large_one_reported(
+    monkeypatch,
+):
     big = Numbers(small=1, images=b"x" * (3 << 20))
     with pytest.raises(ShippingError, match=r"dataset\.images with 3 MiB"):
-        pack_spec(spec(big), max_bytes=1 << 20)
-
-
-def test_a_large_dataset_is_reported(monkeypatch):
+        packed(big)
     monkeypatch.setattr(shipping, "LARGE_SPEC_BYTES", 1 << 20)
-    packed = pack_spec(spec(Numbers(images=b"x" * (3 << 20))), max_bytes=1 << 30)
-    assert len(packed.warnings) == 1
-    assert "dataset.images with 3 MiB" in packed.warnings[0]
-    assert pack_spec(spec(), max_bytes=1 << 30).warnings == ()
+    (warning,) = packed(big, max_bytes=1 << 30).warnings
+    assert "dataset.images with 3 MiB" in warning
+    assert packed(max_bytes=1 << 30).warnings == ()
 
 
 def test_a_remote_dataset_is_built_when_it_is_asked_for():
     dataset = remote("builtins:dict", a=1, b=2)
-    assert len(pack_spec(spec(dataset), max_bytes=1 << 20).data) < 15_000
+    assert len(packed(dataset).data) < 15_000
     assert dataset["a"] == 1
     assert len(dataset) == 2
     assert built(spec(dataset)).dataset == {"a": 1, "b": 2}
-    assert unpack_spec(pack_spec(spec(dataset), max_bytes=1 << 20).data).dataset == {"a": 1, "b": 2}
+    assert unpack_spec(packed(dataset).data).dataset == {"a": 1, "b": 2}
 
 
 def test_a_remote_dataset_within_others_is_built_with_the_spec():
     numbers = remote("builtins:list")
-    parts = Numbers(datasets=[Subset(numbers, []), Numbers(datasets={"a": numbers})])
-    packed = pack_spec(spec(parts), max_bytes=1 << 20)
+    sent = packed(Numbers(datasets=[Subset(numbers, []), Numbers(datasets={"a": numbers})]))
     assert not numbers._is_built
-    here = list(factories_in(unpack_spec(packed.data).dataset))
+    here = list(factories_in(unpack_spec(sent.data).dataset))
     assert [each._is_built for each in here] == [True, True]
     assert not list(factories_in(Subset([1], [0])))
 
 
-@pytest.mark.parametrize("name", ["nonsense", "a:", ":b", "a:b.c", ""])
-def test_a_factory_of_another_form_is_refused(name):
-    with pytest.raises(UsageError, match=r"package\.module:function"):
-        remote(name)
-
-
-def test_a_missing_factory_is_named():
+def test_a_factory_of_another_form_is_refused_and_a_missing_one_is_named():
+    for name in ("nonsense", "a:", ":b", "a:b.c", ""):
+        with pytest.raises(UsageError, match=r"package\.module:function"):
+            remote(name)
     with pytest.raises(UsageError, match="no_such_thing"):
         len(remote("builtins:no_such_thing"))
 
 
 class OddError(Exception):
-    def __init__(self, code: int, *, reason: str) -> None:
+    def __init__(self, code, *, reason):
         super().__init__(code, reason)
         self.code = code
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return (_odd, (self.code,))
-
-
-def _odd(code: int) -> OddError:
-    return OddError(code, reason="again")
+    def __reduce__(self):
+        return (functools.partial(OddError, reason="again"), (self.code,))
 
 
 class HopelessError(Exception):
-    def __init__(self, a: int, b: int) -> None:
+    def __init__(self, a, b):
         super().__init__("hopeless")
 
 
-def raised(err: Exception) -> Exception:
+def raised(err):
     try:
         raise err
     except Exception as caught:
@@ -215,11 +198,11 @@ def test_an_error_whose_class_is_unknown_here_becomes_a_runtime_error():
     class LocalError(Exception):
         pass
 
-    packed = pack_error(LocalError("x"), host="h", where="w")
-    broken = pickle.loads(packed)
+    sent = pack_error(LocalError("x"), host="h", where="w")
+    broken = pickle.loads(sent)
     data = pickle.dumps(type(broken)(b"cno_such_module\nX\n.", "LocalError", broken.message, None))
     assert type(unpack_error(data)) is RuntimeError
-    assert type(unpack_error(packed)).__name__ == "LocalError"
+    assert type(unpack_error(sent)).__name__ == "LocalError"
 
 
 def test_an_error_of_stoker_keeps_its_three_facts():
@@ -235,9 +218,9 @@ def test_bytes_that_are_no_error_are_refused():
 
 
 def test_an_error_that_holds_much_travels_without_it():
-    packed = pack_error(ValueError("too dark", bytes(5 << 20)), host="h", where="worker 0")
-    assert len(packed) < 2 << 20
-    back = unpack_error(packed)
+    sent = pack_error(ValueError("too dark", bytes(5 << 20)), host="h", where="worker 0")
+    assert len(sent) < 2 << 20
+    back = unpack_error(sent)
     assert isinstance(back, ValueError)
     assert "too dark" in str(back)
 

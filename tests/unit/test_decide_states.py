@@ -7,33 +7,20 @@ import pytest
 
 from stoker.catalog import load_catalog
 from stoker.decide import decide
-from stoker.records import Check, Constraints, Fix, Profile, ProfiledHost, ProfileState, StepTerms
+from stoker.records import Constraints, Fix, ProfileState
+from support import builders
 
-AWS = load_catalog("sagemaker")
 # CPU-bound: a data group saves much more than its band.
-STARVED = Profile(
-    host=ProfiledHost(instance_type="ml.g5.8xlarge"),
-    step=StepTerms(
-        step_seconds=0.20,
-        accelerator_step_seconds=0.08,
-        loader_cpu_seconds=6.1,
-        trainer_cpu_seconds=0.3,
-        num_workers=32,
-        batch_bytes=20e6,
-        receive_cpu_seconds=0.01,
-        global_batch_size=256,
-    ),
-    check=Check(predicted_step_seconds=0.20, error=0.0, explained=True),
-)
+STARVED = builders.starved()
 
 
-def decided(*states, fixes=()):
+def decided(*states, found=STARVED, fixes=()):
     named = tuple(
         ProfileState(id=name, text=f"{name}: figures", share=share) for name, share in states
     )
     return decide(
-        msgspec.structs.replace(STARVED, states=named, fixes=fixes),
-        catalog=AWS,
+        msgspec.structs.replace(found, states=named, fixes=fixes),
+        catalog=load_catalog("sagemaker"),
         constraints=Constraints(),
         today=date(2026, 11, 1),
     )
@@ -81,23 +68,14 @@ def test_waiting_workers_are_bought_nothing_while_more_of_them_are_free(
     name, wall, is_free, action
 ):
     fix = Fix(id="num_workers", text="num_workers=64 instead of 32", saves_seconds=0.1)
-    waiting = msgspec.structs.replace(
-        STARVED,
-        step=msgspec.structs.replace(STARVED.step, loader_wall_seconds=wall),
-        states=(ProfileState(id=name, text="figures", share=0.5),),
-        fixes=(fix,) if is_free else (),
-    )
-    decision = decide(waiting, catalog=AWS, constraints=Constraints(), today=date(2026, 11, 1))
+    waiting = builders.starved(loader_wall_seconds=wall)
+    decision = decided((name, 0.5), found=waiting, fixes=(fix,) if is_free else ())
     assert decision.action == action
 
 
 def test_a_storage_of_known_rate_is_a_term_of_the_model():
-    step = msgspec.structs.replace(STARVED.step, read_bytes=1e6, storage_bytes_per_second=2e9)
-    known = msgspec.structs.replace(
-        STARVED, step=step, states=(ProfileState(id="storage", text="figures", share=0.5),)
-    )
-    decision = decide(known, catalog=AWS, constraints=Constraints(), today=date(2026, 11, 1))
-    assert decision.action == "heterogeneous"
+    known = builders.starved(read_bytes=1e6, storage_bytes_per_second=2e9)
+    assert decided(("storage", 0.5), found=known).action == "heterogeneous"
 
 
 def test_what_a_plan_does_not_answer_is_advised_next_to_it():

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from datetime import date
+from functools import partial
 from itertools import permutations
 
 import msgspec
@@ -16,7 +17,7 @@ from stoker.decide.choose import Walk, choose, limits, pays, walk
 from stoker.decide.pricing import START_UP_SECONDS, break_even_steps, break_even_words
 from stoker.decide.work import measure
 from stoker.errors import UsageError
-from stoker.records import Check, Constraints, Fix, Group, Plan, Predicted, TrainingSize
+from stoker.records import Check, Constraints, Fix, Plan, Predicted, TrainingSize
 from stoker.text import cost_change_words
 from support import builders
 from support.property_tests import examples
@@ -26,37 +27,19 @@ AWS = load_catalog("sagemaker")
 TODAY = date(2026, 11, 1)
 
 
-def profile(instance_type="ml.g5.8xlarge", count=1, **terms):
-    known = {
-        "step_seconds": 0.2,
-        "accelerator_step_seconds": 0.08,
-        "loader_cpu_seconds": 6.1,
-        "trainer_cpu_seconds": 0.3,
-        "receive_cpu_seconds": 0.01,
-        "batch_bytes": 20e6,
-    }
-    own = {"global_batch_size": 256, "num_workers": 32, **known, **terms}
-    return builders.profile(instance_type, count=count, is_explained=True, predicted=0.2, **own)
+profile = builders.starved
 
 
-def accelerator_bound(instance_type="ml.g5.8xlarge", count=1):
-    return profile(
-        instance_type, count, accelerator_step_seconds=0.2, loader_cpu_seconds=1.0 * count
-    )
+def accelerator_bound(count=1, **terms):
+    bound = {"accelerator_step_seconds": 0.2, "loader_cpu_seconds": 1.0 * count}
+    return profile(count=count, **bound, **terms)
 
 
-def decided(
-    found,
-    constraints=Constraints(),  # noqa: B008
-    *,
-    catalog=AWS,
-    steps=None,
-    extra=(),
-):
+def decided(found, *, catalog=AWS, steps=None, extra=(), **constraints):
     return decide(
         found,
         catalog=catalog,
-        constraints=constraints,
+        constraints=Constraints(**constraints),
         training=TrainingSize(steps=steps),
         extra_clusters=extra,
         today=TODAY,
@@ -72,6 +55,10 @@ def priced(decision):
     return [plan for plan in decision.plans if plan.predicted]
 
 
+def keep_of(decision):
+    return next(plan for plan in decision.plans if plan.action == "keep").predicted
+
+
 def unwrapped(text):
     return " ".join(text.split())
 
@@ -85,26 +72,22 @@ def test_every_plan_tells_the_time_of_its_next_limit():
         assert outcome.second_limit_seconds <= outcome.step_seconds * (1 + 1e-9)
 
 
-def test_next_limit_is_the_accelerators_own_step():
-    decision = decided(profile(), Constraints(max_data_hosts=1))
-    plan = next(p for p in priced(decision) if p.predicted.second_limit == "accelerator")
-    assert plan.predicted.second_limit_seconds == pytest.approx(0.08)
-    assert limits(plan.predicted) == "CPU; next: accelerator (80.0 ms)"
-
-
-def test_a_limit_that_is_nowhere_near_is_not_named():
-    outcome = replace((starved().plan).predicted, limit="accelerator", second_limit_seconds=0.0)
-    assert limits(outcome) == "accelerator, and no other is near"
+def test_next_limit_is_the_accelerators_own_step_and_named_where_it_is_near():
+    outcomes = [plan.predicted for plan in priced(decided(profile(), max_data_hosts=1))]
+    outcome = next(each for each in outcomes if each.second_limit == "accelerator")
+    assert outcome.second_limit_seconds == pytest.approx(0.08)
+    assert limits(outcome) == "CPU; next: accelerator (80.0 ms)"
+    alone = replace(outcome, limit="accelerator", second_limit_seconds=0.0)
+    assert limits(alone) == "accelerator, and no other is near"
 
 
 # Break-even.
 
 
 def test_break_even_is_the_ratio_of_the_prices():
-    decision = starved()
-    keep = next(plan for plan in decision.plans if plan.action == "keep").predicted
+    keep = keep_of(starved())
     assert keep.break_even_speedup == 1
-    for plan in priced(decision):
+    for plan in priced(starved()):
         ratio = plan.predicted.usd_per_hour / keep.usd_per_hour
         assert plan.predicted.break_even_speedup == pytest.approx(ratio)
         assert (plan.predicted.cost_change < 0) == (plan.predicted.speedup > ratio)
@@ -127,20 +110,16 @@ def test_break_even_of_two_c5_beside_a_p4d_is_the_published_one_of_todays_prices
     ],
 )
 def test_break_even_in_words(ratio, speedup, words):
-    outcome = (starved().plan).predicted
+    outcome = starved().plan.predicted
     assert pays(replace(outcome, break_even_speedup=ratio, speedup=speedup)) == words
 
 
 def test_start_is_paid_back_where_both_clusters_have_cost_the_same():
-    decision = starved()
-    keep = next(plan for plan in decision.plans if plan.action == "keep").predicted
-    promise = decision.plan.predicted
+    keep, promise = keep_of(starved()), starved().plan.predicted
     steps = break_even_steps(promise, keep)
-    assert steps is not None
-    start, here = (p.usd_per_hour * START_UP_SECONDS / 3600 for p in (promise, keep))
     both = [
-        start + steps * promise.usd_per_1000_steps / 1000,
-        here + steps * keep.usd_per_1000_steps / 1000,
+        p.usd_per_hour * START_UP_SECONDS / 3600 + steps * p.usd_per_1000_steps / 1000
+        for p in (promise, keep)
     ]
     assert both[0] == pytest.approx(both[1])
     assert f"paid back after {steps:,.0f} steps" in break_even_words(promise, keep)
@@ -151,12 +130,10 @@ def test_start_is_paid_back_where_both_clusters_have_cost_the_same():
 
 @pytest.mark.parametrize("batch", [256, 1])
 def test_global_batch_grows_with_the_replicas_and_the_advice_says_so(batch):
-    found = accelerator_bound()
-    found = replace(found, step=replace(found.step, global_batch_size=batch))
-    decision = decided(found, Constraints(objective="time"))
+    decision = decided(accelerator_bound(global_batch_size=batch), objective="time")
     assert decision.action == "scale_out"
-    accelerators = AWS.get(decision.plan.groups[0].instance_type).accelerators
-    replicas = accelerators * decision.plan.groups[0].count
+    (group,) = decision.plan.groups
+    replicas = AWS.get(group.instance_type).accelerators * group.count
     assert decision.plan.global_batch_size == batch * replicas
     text = next(advice.text for advice in decision.advice if advice.id == "global-batch")
     assert f"{batch * replicas} samples instead of {batch}" in text
@@ -164,14 +141,11 @@ def test_global_batch_grows_with_the_replicas_and_the_advice_says_so(batch):
 
 
 def test_plans_with_todays_replicas_have_todays_global_batch():
-    decision = starved()
-    assert {plan.global_batch_size for plan in decision.plans} == {None}
+    assert {plan.global_batch_size for plan in starved().plans} == {None}
 
 
 def test_unknown_global_batch_is_not_made_up():
-    found = accelerator_bound()
-    unknown = replace(found, step=replace(found.step, global_batch_size=None))
-    decision = decided(unknown, Constraints(objective="time"))
+    decision = decided(accelerator_bound(global_batch_size=None), objective="time")
     assert decision.action == "scale_out"
     assert decision.plan.global_batch_size is None
     assert any(advice.id == "global-batch" for advice in decision.advice)
@@ -180,73 +154,59 @@ def test_unknown_global_batch_is_not_made_up():
 # What may be advised.
 
 
-def test_unexplained_profile_gets_no_advice_to_buy_accelerators():
-    found = accelerator_bound()
-    explained = decided(found)
+def test_unexplained_profile_gets_a_rough_table_and_no_advice_to_buy_accelerators():
+    explained = decided(accelerator_bound())
     assert any(advice.id == "more-accelerators" for advice in explained.advice)
     check = Check(predicted_step_seconds=0.1, error=-0.5, explained=False)
-    advice = decided(replace(found, check=check)).advice
-    assert [each.id for each in advice] == ["profile-again"]
-
-
-def test_unexplained_profile_has_its_table_for_orientation_only():
-    check = Check(predicted_step_seconds=0.1, error=-0.5, explained=False)
-    text = explain(decided(replace(profile(), check=check)))
-    assert "Rough guide only" in text
-    assert "Rough guide only" not in explain(starved())
+    unexplained = decided(replace(accelerator_bound(), check=check))
+    assert [each.id for each in unexplained.advice] == ["profile-again"]
+    assert "Rough guide only" in explain(unexplained)
+    assert "Rough guide only" not in explain(explained)
 
 
 def test_deadline_asks_for_more_accelerators_where_the_cpu_is_the_limit():
-    hurried = decided(profile(), Constraints(deadline_hours=1.5), steps=100_000)
+    hurried = decided(profile(), deadline_hours=1.5, steps=100_000)
     assert hurried.bottleneck == "cpu"
     assert any(plan.action == "scale_out" for plan in hurried.plans)
-    assert (hurried.plan.predicted.total_hours or 0) <= 1.5
-    relaxed = decided(profile(), Constraints(deadline_hours=50), steps=100_000)
+    assert hurried.plan.predicted.total_hours <= 1.5
+    relaxed = decided(profile(), deadline_hours=50, steps=100_000)
     assert not any(plan.action == "scale_out" for plan in relaxed.plans)
 
 
+def offered(decision):
+    return {
+        (plan.groups[0].instance_type, plan.groups[0].count): plan.predicted.step_seconds
+        for plan in decision.plans
+        if plan.action == "scale_out"
+    }
+
+
 def test_larger_instance_comes_before_more_instances():
-    decision = decided(accelerator_bound(), Constraints(objective="time"))
+    decision = decided(accelerator_bound(), objective="time")
     (group,) = decision.plan.groups
     assert group.count == 1
-    offered = [plan for plan in decision.plans if plan.action == "scale_out"]
-    four = {p.groups[0].instance_type: p.predicted for p in offered if p.groups[0].count in (1, 4)}
-    assert four["ml.g5.12xlarge"].step_seconds < four["ml.g5.8xlarge"].step_seconds
-
-
-def test_several_small_hosts_have_larger_ones_offered_too():
-    decision = decided(accelerator_bound(count=2), Constraints(objective="time"))
-    offered = {
-        (p.groups[0].instance_type, p.groups[0].count)
-        for p in decision.plans
-        if p.action == "scale_out"
-    }
+    steps = offered(decision)
+    assert steps["ml.g5.12xlarge", 1] < steps["ml.g5.8xlarge", 4]
     # Two accelerators today: four in one g5.12xlarge.
-    assert ("ml.g5.12xlarge", 1) in offered
-    assert ("ml.g5.8xlarge", 4) in offered
+    of_two = offered(decided(accelerator_bound(count=2), objective="time"))
+    assert {("ml.g5.12xlarge", 1), ("ml.g5.8xlarge", 4)} <= set(of_two)
 
 
 def test_scaling_up_names_its_heterogeneous_rival_with_both_costs():
-    decision = starved()
-    because = next(a.because for a in decision.path if "larger type" in a.question)
+    because = next(a.because for a in starved().path if "larger type" in a.question)
     assert "1 ml.g5.16xlarge" in because
     assert "a data group is cheaper than that: 1 ml.g5.8xlarge + " in because
     assert "per 1000 steps" in because
 
 
 def test_six_instance_groups_are_too_many_for_a_sagemaker_job():
-    data = tuple(
-        Group(name=f"data-{n}", role="data", instance_type="ml.c7i.xlarge", count=1)
-        for n in range(5)
-    )
-    dnn = Group(name="dnn", role="dnn", instance_type="ml.g5.8xlarge", count=1)
-    plans = decided(profile(), extra=((dnn, *data),)).plans
+    data = [builders.group("data", "ml.c7i.xlarge", name=f"data-{n}") for n in range(5)]
+    groups = (builders.group("dnn", "ml.g5.8xlarge"), *data)
+    plans = decided(profile(), extra=(groups,)).plans
     plan = next(plan for plan in plans if len(plan.groups) == 6)
     assert not plan.feasible
-    assert (
-        plan.reason
-        == "asked for, but a SageMaker training job has at most 5 instance groups, not 6"
-    )
+    reason = "asked for, but a SageMaker training job has at most 5 instance groups, not 6"
+    assert plan.reason == reason
 
 
 def test_a_cluster_that_was_asked_for_and_may_not_run_says_why_in_the_text():
@@ -255,10 +215,29 @@ def test_a_cluster_that_was_asked_for_and_may_not_run_says_why_in_the_text():
     assert "? 1 ml.c5.9xlarge: asked for, but the accelerators differ (A10G today, none" in text
 
 
-def test_more_data_hosts_than_are_searched_are_an_error_and_no_wait():
-    with pytest.raises(UsageError, match="256 at most") as caught:
-        decided(profile(), Constraints(max_data_hosts=1_000_000))
-    assert caught.value.where == "key constraints.max_data_hosts"
+@pytest.mark.parametrize(
+    ("more", "what", "where", "fix"),
+    [
+        ({"max_data_hosts": 1_000_000}, "256 at most", "key constraints.max_data_hosts", ""),
+        (
+            {"regions": ("eu-west-1",)},
+            "for region us-east-1, but only eu-west-1",
+            "key constraints.regions",
+            "",
+        ),
+        (
+            {"catalog": Catalog(platform="sagemaker", instances=(), source="nothing")},
+            "has no instance type",
+            "",
+            "--prices FILE",
+        ),
+    ],
+)
+def test_what_cannot_be_searched_is_an_error_and_no_wait(more, what, where, fix):
+    with pytest.raises(UsageError, match=what) as caught:
+        decided(profile(), **more)
+    assert not where or caught.value.where == where
+    assert fix in caught.value.fix
 
 
 def test_a_price_of_tomorrow_is_said_to_be_of_no_known_age(tmp_path):
@@ -271,46 +250,30 @@ def test_a_price_of_tomorrow_is_said_to_be_of_no_known_age(tmp_path):
 
 def test_profiles_fix_that_costs_nothing_is_the_charts_free_fix():
     fix = Fix(id="persistent_workers", text="keep the workers", saves_seconds=0.02)
-    made = replace(profile(), fixes=(fix,))
-    (turn,) = [each for each in decided(made).path if each.question == "Is there a free fix?"]
+    path = decided(replace(profile(), fixes=(fix,))).path
+    (turn,) = [each for each in path if each.question == "Is there a free fix?"]
     assert (turn.answer, turn.because) == ("yes", "keep the workers")
-    step = replace(profile().timed_step, num_workers=None)
-    unknown = decided(replace(profile(), step=step)).path[2]
+    unknown = decided(profile(num_workers=None)).path[2]
     assert (unknown.question, unknown.answer) == ("Is there a free fix?", "unknown")
 
 
 def test_deadline_and_budget_that_contradict_each_other_are_named_with_what_is_needed():
-    constraints = Constraints(deadline_hours=2.5, max_usd_per_hour=3.1)
-    decision = decided(profile(), constraints, steps=100_000)
+    decision = decided(profile(), deadline_hours=2.5, max_usd_per_hour=3.1, steps=100_000)
     assert decision.action == "keep"
     assert "within the budget of $3.10 per hour: the two contradict" in decision.plan.reason
     needed = float(decision.plan.reason.split(" needs $")[1].split(" ")[0])
-    in_time = [
-        plan.predicted.usd_per_hour
-        for plan in priced(decision)
-        if (plan.predicted.total_hours or 0) <= constraints.deadline_hours
-    ]
+    outcomes = [plan.predicted for plan in priced(decision)]
+    in_time = [each.usd_per_hour for each in outcomes if each.total_hours <= 2.5]
     assert needed == pytest.approx(min(in_time), abs=0.005)
 
 
-def test_empty_catalog_is_an_error_that_says_what_is_missing():
-    empty = Catalog(platform="sagemaker", instances=(), source="nothing")
-    with pytest.raises(UsageError, match="has no instance type") as caught:
-        decided(profile(), catalog=empty)
-    assert "--prices FILE" in caught.value.fix
-
-
-def test_prices_of_another_region_than_allowed_are_not_used():
-    with pytest.raises(UsageError, match="for region us-east-1, but only eu-west-1") as at:
-        decided(profile(), Constraints(regions=("eu-west-1",)))
-    assert at.value.where == "key constraints.regions"
-    allowed = decided(profile(), Constraints(regions=("eu-west-1", "us-east-1")))
+def test_prices_of_an_allowed_region_are_used():
+    allowed = decided(profile(), regions=("eu-west-1", "us-east-1"))
     assert allowed.action == "heterogeneous"
 
 
 def test_allowed_type_that_no_plan_can_have_is_named_with_the_reason():
-    constraints = Constraints(allowed_instance_types=("c5.12xlarge", "c5.18xlarge"))
-    warnings = decided(profile(), constraints).warnings
+    warnings = decided(profile(), allowed_instance_types=("c5.12xlarge", "c5.18xlarge")).warnings
     assert (
         "ml.c5.12xlarge is allowed, but it is in no plan: "
         "a SageMaker training job cannot use ml.c5.12xlarge"
@@ -350,64 +313,60 @@ def _made_up(action, *, step, usd_per_hour, band, hours=None):
     return Plan(action=action, groups=groups, predicted=outcome)
 
 
-def _path(others, constraints, *, hours=None):
+def _path(others, *, hours=None, **constraints):
     keep = _made_up("keep", step=0.1, usd_per_hour=1.0, band=0.1, hours=hours)
+    limits = Constraints(**constraints)
+    profile = builders.profile(step_seconds=0.1, loader_cpu_seconds=0.1)
     today = load_catalog("local", cores=2).get("local.c1")
-    work = measure(
-        builders.profile(step_seconds=0.1, loader_cpu_seconds=0.1), today=today, processes=1
-    )
-    chosen = choose(keep, others, constraints, unexplained=None)
     return Walk(
-        work=work,
+        work=measure(profile, today=today, processes=1),
         bottleneck="cpu",
         keep=keep,
-        chosen=chosen,
+        chosen=choose(keep, others, limits, unexplained=None),
         plans=(keep, *others),
-        constraints=constraints,
+        constraints=limits,
     )
 
 
-def _said_of_a_data_group(found):
+TUNE = _made_up("tune", step=0.091, usd_per_hour=1.0, band=0.10)
+GROUP = partial(_made_up, "heterogeneous", usd_per_hour=2.0, band=0.25)
+
+
+@pytest.mark.parametrize(
+    ("others", "constraints", "action", "said"),
+    [
+        # What is free saves less than its own band: it is no rival of a plan that saves more.
+        ([TUNE, GROUP(step=0.072)], {"objective": "time"}, "heterogeneous", "yes"),
+        # It alone makes the deadline.
+        ([GROUP(step=0.095, hours=9.5)], {"deadline_hours": 9.8}, "heterogeneous", "yes"),
+        # It saves less than its band.
+        ([GROUP(step=0.095)], {"objective": "time"}, "keep", "no"),
+    ],
+)
+def test_a_data_group_is_said_to_help_where_one_is_chosen(others, constraints, action, said):
+    found = _path(others, hours=10.0 if "deadline_hours" in constraints else None, **constraints)
+    assert found.chosen.action == action
     answer = next(each for each in walk(found) if each.question.startswith("Would a data group"))
-    assert not (answer.answer == "yes" and "only" in answer.because)
-    if answer.answer == "yes" and "buys time" in answer.because:
-        assert "cheaper" not in answer.question
-    return answer.answer
+    assert answer.answer == said
+    if said == "yes":
+        assert "only" not in answer.because
+        assert "buys time" not in answer.because or "cheaper" not in answer.question
 
 
-def test_a_data_group_is_said_to_be_faster_where_one_is_chosen():
-    # What is free saves less than its own band: it is no rival of a plan that saves more.
-    tune = _made_up("tune", step=0.091, usd_per_hour=1.0, band=0.10)
-    group = _made_up("heterogeneous", step=0.072, usd_per_hour=2.0, band=0.25)
-    found = _path([tune, group], Constraints(objective="time"))
-    assert found.chosen.action == "heterogeneous"
-    assert _said_of_a_data_group(found) == "yes"
-
-
-def test_a_data_group_is_said_to_help_where_it_alone_makes_the_deadline():
-    group = _made_up("heterogeneous", step=0.095, usd_per_hour=2.0, band=0.25, hours=9.5)
-    found = _path([group], Constraints(objective="cost", deadline_hours=9.8), hours=10.0)
-    assert found.chosen.action == "heterogeneous"
-    assert _said_of_a_data_group(found) == "yes"
-
-
-def test_a_data_group_that_saves_less_than_its_band_is_said_not_to_help():
-    group = _made_up("heterogeneous", step=0.095, usd_per_hour=2.0, band=0.25)
-    found = _path([group], Constraints(objective="time"))
-    assert found.chosen.action == "keep"
-    assert _said_of_a_data_group(found) == "no"
-
-
-def test_what_a_data_group_loses_is_not_said_to_be_saved():
-    tune = _made_up("tune", step=0.08, usd_per_hour=1.0, band=0.1)
-    group = _made_up("heterogeneous", step=0.107, usd_per_hour=2.0, band=0.25)
-    for others, words in (
-        ([group], "a step takes 7% longer, its error band is 25%"),
-        ([tune, group], "a step takes 34% longer, both bands together are"),
-    ):
-        found = _path(others, Constraints(objective="time"))
-        (because,) = (each.because for each in walk(found) if "be faster" in each.question)
-        assert words in because
+@pytest.mark.parametrize(
+    ("free", "words"),
+    [
+        ([], "a step takes 7% longer, its error band is 25%"),
+        (
+            [_made_up("tune", step=0.08, usd_per_hour=1.0, band=0.1)],
+            "a step takes 34% longer, both bands together are",
+        ),
+    ],
+)
+def test_what_a_data_group_loses_is_not_said_to_be_saved(free, words):
+    found = _path([*free, GROUP(step=0.107)], objective="time")
+    (because,) = (each.because for each in walk(found) if "be faster" in each.question)
+    assert words in because
 
 
 # The front.
@@ -421,14 +380,10 @@ _outcomes = st.lists(
 
 def _plans(outcomes):
     plan = starved().plan
-    return [
-        replace(
-            plan,
-            predicted=replace(plan.predicted, step_seconds=step, usd_per_1000_steps=usd),
-            reason=str(index),
-        )
-        for index, (step, usd) in enumerate(outcomes)
+    made = [
+        replace(plan.predicted, step_seconds=step, usd_per_1000_steps=usd) for step, usd in outcomes
     ]
+    return [replace(plan, predicted=each, reason=str(n)) for n, each in enumerate(made)]
 
 
 @settings(max_examples=examples(40), derandomize=True)
@@ -452,28 +407,23 @@ def test_plans_that_may_not_run_are_not_on_the_front():
 
 
 def test_text_shows_both_ends_of_the_front():
-    decision = decided(profile(), Constraints(max_data_hosts=60))
+    decision = decided(profile(), max_data_hosts=60)
     front = pareto_front(decision.plans)
     text = explain(decision)
     for plan in (front[0], front[-1]):
         assert [group.role for group in plan.groups] == ["dnn", "data"]
-        words = f"today + {plan.groups[1].count} {plan.groups[1].instance_type[3:]} "
-        assert words in text
-    marked = [line for line in text.splitlines() if line.startswith((".", "*"))]
-    assert len(marked) >= 2
-    assert len([line for line in text.splitlines() if "heterogeneous" in line]) < 20
+        assert f"today + {plan.groups[1].count} {plan.groups[1].instance_type[3:]} " in text
+    lines = text.splitlines()
+    assert len([line for line in lines if line.startswith((".", "*"))]) >= 2
+    assert len([line for line in lines if "heterogeneous" in line]) < 20
 
 
-def test_text_tells_limits_break_even_and_utilization_of_the_chosen_plan():
-    decision = starved()
-    text = unwrapped(explain(decision))
-    assert f"bottleneck: {limits(decision.plan.predicted)}" in text
-    assert f"Break-even: {pays(decision.plan.predicted)}; accelerators are busy" in text
-
-
-def test_table_comes_before_the_working():
+def test_text_tells_limits_and_break_even_of_the_chosen_plan_and_the_table_before_the_working():
     text = explain(starved())
     assert text.index("\naction ") < text.index("How it was decided")
+    outcome = starved().plan.predicted
+    assert f"bottleneck: {limits(outcome)}" in unwrapped(text)
+    assert f"Break-even: {pays(outcome)}; accelerators are busy" in unwrapped(text)
 
 
 @settings(max_examples=examples(12), derandomize=True)
@@ -486,19 +436,18 @@ def test_a_cheaper_data_type_stays_the_chosen_one_among_all_its_numbers_of_hosts
     loading, accelerator, factor
 ):
     found = profile(loader_cpu_seconds=loading, accelerator_step_seconds=accelerator)
-    constraints = Constraints(max_data_hosts=4)
-    chosen = decided(found, constraints).plan
+    chosen = decided(found, max_data_hosts=4).plan
     if chosen.action != "heterogeneous":
         return
     data_type = chosen.groups[1].instance_type
     cheaper = [
-        dataclasses.replace(i, usd_per_hour=i.usd_per_hour * factor)
-        if i.type == data_type and i.usd_per_hour
-        else i
-        for i in AWS.instances
+        dataclasses.replace(each, usd_per_hour=each.usd_per_hour * factor)
+        if each.type == data_type
+        else each
+        for each in AWS.instances
     ]
     catalog = Catalog(platform="sagemaker", instances=cheaper, source="cheaper", region=AWS.region)
-    again = decided(found, constraints, catalog=catalog).plan
+    again = decided(found, max_data_hosts=4, catalog=catalog).plan
     assert again.groups[1].instance_type == data_type
     assert again.predicted.usd_per_1000_steps <= chosen.predicted.usd_per_1000_steps * (1 + 1e-9)
 

@@ -6,21 +6,21 @@ from hypothesis import strategies as st
 from stoker.feed.agent.dispatch import (
     MAX_CREDITS_PER_WORKER,
     AgentSession,
+    BatchRequest,
     CreditPool,
     Queue,
-    Request,
     credits_for,
 )
 from stoker.feed.wire.protocol import Make
 
 
-def session(name: str = "s", *, rank: int = 0) -> AgentSession:
+def session(name="s", *, rank=0):
     return AgentSession(name=name, identity=b"", rank=rank, spec="spec", seeding="batch")
 
 
-def request(number: int, *, spec: str = "spec", epoch: int = 0) -> Request:
+def request(number, *, spec="spec", epoch=0):
     make = Make(session="s", epoch_id=epoch, number=number, index=b"", seed=())
-    return Request(session(), spec, "batch", make)
+    return BatchRequest(session(), spec, "batch", make)
 
 
 @given(st.lists(st.integers(0, 50)))

@@ -4,16 +4,21 @@ import ast
 import functools
 import gc
 import graphlib
+import gzip
+import json
 import re
 import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+import botocore.session
 import pytest
 
 import stoker
+from stoker.records import RECORDS
+from stoker.records.schema import schema_of
 
 ROOT = Path(stoker.__file__).parent
 MODULES = {
@@ -56,6 +61,28 @@ def test_no_class_name_occurs_twice():
     places = defaultdict(list)
     for module, found in nodes():
         for node in found:
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(module)
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def aliases(tree: ast.Module) -> Iterator[str]:
+    """Yields names in CamelCase that a module assigns, but for type variables."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            is_variable = ast.unparse(node.value).startswith("TypeVar")
+            if isinstance(target, ast.Name) and not is_variable:
+                yield from re.findall(r"^_?[A-Z]\w*[a-z]\w*$", target.id)
+
+
+def test_no_alias_has_the_name_of_a_class_or_of_another_alias():
+    places = defaultdict(list)
+    for module, tree in trees():
+        # The types of options are called as what they hold.
+        for name in aliases(tree) if module != "stoker.cli.options" else ():
+            places[name].append(module)
+        for node in tree.body:
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(module)
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
@@ -156,6 +183,106 @@ def test_modules_that_are_named_in_texts_exist():
         if home not in MODULES or last not in MODULES[home].read_text():
             missing.append(f"{module}: {name}")
     assert missing == []
+
+
+# Lines of code of each room: no blank lines, comments or docstrings. It is raised only in a commit
+# of its own, which says what users get for it.
+BUDGET = {
+    "stoker": 2_480,
+    "catalog": 540,
+    "cli": 4_910,
+    "decide": 2_860,
+    "doctor": 460,
+    "feed": 10_410,
+    "host": 530,
+    "kubeflow": 420,
+    "launch": 5_010,
+    "pipelines": 1_130,
+    "platforms": 6_890,
+    "profile": 5_190,
+    "records": 2_010,
+    "report": 1_510,
+    "sagemaker": 870,
+    "startup": 170,
+}
+
+
+def code_lines(path: Path, tree: ast.Module) -> int:
+    """Counts the lines of a module that are neither blank, nor a comment, nor a docstring."""
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    docstrings: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, documented) and ast.get_docstring(node) is not None:
+            docstrings |= set(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+    return sum(
+        bool(line.strip()) and not line.lstrip().startswith("#") and number not in docstrings
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+    )
+
+
+def test_each_room_keeps_to_its_budget_of_lines():
+    found: Counter[str] = Counter()
+    for name, tree in trees():
+        parts = MODULES[name].relative_to(ROOT).parts
+        found[parts[0] if len(parts) > 1 else "stoker"] += code_lines(MODULES[name], tree)
+    assert found.keys() == BUDGET.keys()
+    assert {room: lines for room, lines in found.items() if lines > BUDGET[room]} == {}
+
+
+# Keys of the workload that have the name of a service's key, and mean stoker's own: an image of a
+# role, Kubeflow's address, a processing step's type. Anything else of a service is a patch.
+OWN_KEYS = {
+    "SageMakerSettings": {"environment", "instance_type"},
+    "KubernetesSettings": {
+        *("host", "image", "max_restarts", "metadata", "namespace", "service_account", "spec"),
+    },
+}
+
+
+def snake(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+
+
+def keys_below(schema: dict, name: str, seen: frozenset = frozenset()) -> Iterator[str]:
+    """Yields the keys of a mapping of the workload, and of those in it."""
+    for key, described in schema["$defs"][name]["properties"].items():
+        yield key
+        for below in re.findall(r'"#/\$defs/(\w+)"', json.dumps(described)):
+            if below not in seen:
+                yield from keys_below(schema, below, seen | {name, below})
+
+
+def members(shape: object) -> Iterator[str]:
+    """Yields the names of a request's members, at any depth."""
+    for name, below in getattr(shape, "members", {}).items():
+        yield snake(name)
+        yield from members(below)
+    if hasattr(shape, "member"):
+        yield from members(shape.member)
+
+
+def fields(schema: object) -> Iterator[str]:
+    """Yields the names of an object's fields, at any depth."""
+    if isinstance(schema, dict):
+        yield from map(snake, schema.get("properties", {}))
+        for below in schema.values():
+            yield from fields(below)
+    elif isinstance(schema, list):
+        for below in schema:
+            yield from fields(below)
+
+
+def test_no_key_of_the_workload_repeats_a_key_of_its_service():
+    model = botocore.session.get_session().get_service_model("sagemaker")
+    with gzip.open(TESTS / "data" / "crds" / "jobset.x-k8s.io_jobsets.json.gz") as file:
+        crd = json.load(file)
+    services = {
+        "SageMakerSettings": {*members(model.operation_model("CreateTrainingJob").input_shape)},
+        "KubernetesSettings": {*fields(crd["spec"])},
+    }
+    schema = schema_of(RECORDS["workload"])
+    found = {name: set(keys_below(schema, name)) & there for name, there in services.items()}
+    assert found == OWN_KEYS
 
 
 # Libraries that take long to import, or much memory, or are not in every image.

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from stoker.logs import Log
-from stoker.platforms.base import JobEnd, leader_record
+from stoker.platforms.base import leader_record
 from stoker.platforms.kubernetes.job import conclude
-from stoker.platforms.kubernetes.objects import Layout, lay_out
+from stoker.platforms.kubernetes.objects import lay_out
 from stoker.platforms.kubernetes.pod_outputs import OutputParts
 from stoker.platforms.kubernetes.pods import (
     CAPACITY_SECONDS,
@@ -23,8 +23,8 @@ from stoker.platforms.kubernetes.pods import (
     short_of,
     troubles_of,
 )
-from stoker.platforms.kubernetes.state import ObjectState, Phase
-from stoker.records import Event, Training, to_json
+from stoker.platforms.kubernetes.state import ObjectState
+from stoker.records import Event, to_json
 from support.kubernetes_jobs import CPU, GPU, job
 from support.sample_records import training
 
@@ -290,15 +290,15 @@ def test_a_pod_that_has_ended_or_never_had_a_node_holds_nothing(changes):
 
 
 def end(
-    phase: Phase | None,
-    *pods: PodState,
-    record: Training | None = None,
-    is_stopped: bool = False,
-    reason: str = "FailedJobs",
-    message: str = "jobset failed",
-    layout: Layout = LAYOUT,
-    run_dir: Path = Path("nowhere"),
-) -> JobEnd:
+    phase,
+    *pods,
+    record=None,
+    is_stopped=False,
+    reason="FailedJobs",
+    message="jobset failed",
+    layout=LAYOUT,
+    run_dir=Path("nowhere"),
+):
     layout = dataclasses.replace(layout, job=dataclasses.replace(layout.job, run_dir=run_dir))
     files = {"stoker/training.json": to_json(record).encode()} if record else {}
     return conclude(

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from stoker.platforms.kubernetes.api import Action, refusal
+from stoker.platforms.kubernetes.api import ApiAction, refusal
 from stoker.platforms.kubernetes.objects import lay_out
 from stoker.platforms.kubernetes.pods import (
     Happenings,
@@ -20,7 +20,7 @@ from support.kubernetes_jobs import job
 
 RUN = "mnist-1"
 LAYOUT = lay_out(job(name=RUN))
-CREATE = Action(verb="create", group="jobset.x-k8s.io", resource="jobsets", namespace="team-a")
+CREATE = ApiAction(verb="create", group="jobset.x-k8s.io", resource="jobsets", namespace="team-a")
 
 
 def condition(kind: str, status: str = "True", **more: str) -> dict[str, str]:
@@ -278,8 +278,8 @@ def test_an_answer_of_something_in_between_is_shown_in_part():
 
 
 def test_a_right_is_named_as_in_a_role():
-    log = Action(verb="get", group="", resource="pods/log", namespace="n")
-    patch = Action(verb="patch", group="g.io", resource="things", namespace="n", name="x")
+    log = ApiAction(verb="get", group="", resource="pods/log", namespace="n")
+    patch = ApiAction(verb="patch", group="g.io", resource="things", namespace="n", name="x")
     assert log.right == "get pods/log"
     assert str(patch) == "patch things.g.io x in namespace n"
 

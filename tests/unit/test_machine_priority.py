@@ -27,7 +27,7 @@ def test_threads_that_are_started_meanwhile_keep_it():
     seen: list[int] = []
     is_over = threading.Event()
 
-    def look() -> None:
+    def look():
         is_over.wait()
         seen.append(os.sched_getscheduler(0))
 
@@ -50,7 +50,7 @@ def test_a_policy_that_somebody_chose_stays(flag):
 
 @pytest.mark.parametrize("forbidden", ["sched_getscheduler", "sched_setscheduler"])
 def test_where_it_is_forbidden_all_goes_on(forbidden, monkeypatch):
-    def forbid(*_: object) -> int:
+    def forbid(*_):
         raise PermissionError
 
     with monkeypatch.context() as patched:

@@ -157,13 +157,11 @@ def test_the_limit_stays_the_profiles_where_the_measured_step_is_shorter_than_it
         )
     )
     parts = parts_of(profile)
-    assert parts is not None
     assert parts.terms["accelerator"] > 0.229
     assert parts.limit == "storage"
     decision = decided(profile)
     assert decision.bottleneck == "storage"
     (keep,) = [plan for plan in decision.plans if plan.action == "keep"]
-    assert keep.predicted is not None
     assert keep.predicted.limit == "storage"
 
 
@@ -194,12 +192,10 @@ def test_ranks_that_the_command_starts_are_ranks_to_decide_as_well():
         workload_sha256=None,
         what={},
     )
-    assert profile.check is not None
     given = f"they give {ms(profile.check.predicted_step_seconds)}, measured 55.0 ms"
     decision = decided(profile)
     assert given in decision.path[0].because
     parts = parts_of(profile)
-    assert parts is not None
     assert decision.bottleneck == parts.bottleneck
 
 
@@ -251,7 +247,6 @@ def ranks(draw: st.DrawFn) -> RankResult:
 def test_a_verdict_on_the_storage_shows_workers_that_wait(rank):
     profile = profile_of(rank)
     parts = parts_of(profile)
-    assert parts is not None
     has_waited = rank.reads is not None or any(drain.idle_seconds > 0 for drain in rank.drains)
     if parts.bottleneck == "storage":
         assert has_waited
@@ -272,14 +267,12 @@ def test_a_verdict_on_the_storage_shows_workers_that_wait(rank):
 def test_profile_and_decide_name_the_same_limit(rank):
     profile = profile_of(rank)
     parts = parts_of(profile)
-    assert parts is not None
     decision = decided(profile)
     if decision.bottleneck == "unexplained":
         assert "the limit is the storage" not in words(explain(profile))
         return
     assert decision.bottleneck == parts.bottleneck
     (keep,) = [plan for plan in decision.plans if plan.action == "keep"][:1]
-    assert keep.predicted is not None
     named = bottleneck_of(
         keep.predicted.limit,
         waits=decision.bottleneck == "latency",

@@ -13,8 +13,6 @@ from stoker.feed.wire.protocol import Stream
 from stoker.feed.workers.pipe import Error, JobOrder, Pipe, pack, to_worker
 from stoker.feed.workers.pool import (
     FIRST_OVERDUE_SECONDS,
-    ChildProcess,
-    Result,
     WorkerJob,
     WorkerPool,
     WorkerRole,
@@ -22,42 +20,36 @@ from stoker.feed.workers.pool import (
 
 
 class Child:
-    def __init__(self, role: WorkerRole, sock: socket.socket) -> None:
+    def __init__(self, role, sock):
         self.role = role
         self.exitcode: int | None = None
         self.channel = Pipe(socket.socket(fileno=os.dup(sock.fileno())), blocking=True)
 
-    def kill(self) -> None:
+    def kill(self):
         self.exitcode = -9
         self.channel.close()
 
-    def join(self, timeout: float | None = None) -> None:
+    def join(self, timeout=None):
         """It ends when it is killed."""
 
-    def numbers(self, count: int) -> list[int]:
+    def numbers(self, count):
         orders: list[int] = []
         while len(orders) < count:
             orders += [to_worker.decode(data).number for data, _ in self.channel.receive()]
         return orders
 
-    def answer(self) -> None:
+    def answer(self):
         self.channel.send(pack(Error(b"", "made")))
 
 
-class Children:
-    def __init__(self) -> None:
-        self.all: list[Child] = []
-        self.error: OSError | None = None
+class Children(list):
+    error = None
 
-    def start(self, role: WorkerRole, sock: socket.socket) -> ChildProcess:
+    def start(self, role, sock):
         if self.error is not None:
             raise self.error
-        self.all.append(Child(role, sock))
-        return self.all[-1]
-
-    @property
-    def last(self) -> Child:
-        return self.all[-1]
+        self.append(Child(role, sock))
+        return self[-1]
 
 
 @pytest.fixture
@@ -70,12 +62,10 @@ def pool(children):
     made = WorkerPool(children.start, num_workers=1)
     yield made
     made.close()
-    assert all(child.exitcode is not None for child in children.all)
+    assert all(child.exitcode is not None for child in children)
 
 
-def job(
-    number: int, *, shard: int | None = None, generation: int = 1, epoch: int = 0, **more: bool
-) -> WorkerJob:
+def job(number, *, shard=None, generation=1, epoch=0, **more):
     stream = None
     if shard is not None:
         stream = Stream(shard=shard, num_shards=4, generation=generation, **more)
@@ -83,19 +73,19 @@ def job(
     return WorkerJob((number, generation), order)
 
 
-def results_of(pool: WorkerPool) -> list[Result]:
+def results_of(pool):
     ready, _, _ = select.select(list(pool.sockets()), [], [], 10.0)
     return [result for fileno in ready for result in pool.handle(fileno)]
 
 
-def numbers_of(results: list[Result]) -> list[object]:
+def numbers_of(results):
     return [result.job.key[0] for result in results]
 
 
 def test_a_shard_has_a_worker_of_its_own_that_takes_any_number_of_its_jobs(pool, children):
     for number in (2, 6, 10, 14):
         assert pool.assign(job(number, shard=2)) == []
-    (any_worker, of_shard) = children.all
+    (any_worker, of_shard) = children
     assert of_shard.role == WorkerRole(number=2, num_shards=4, base_seed=7)
     assert of_shard.numbers(4) == [2, 6, 10, 14]
     assert (pool.num_alive, pool.idle_count, pool.busy_count, pool.room) == (1, 1, 0, 2)
@@ -109,26 +99,26 @@ def test_a_shard_has_a_worker_of_its_own_that_takes_any_number_of_its_jobs(pool,
 def test_a_dead_worker_of_a_shard_is_not_started_again_and_its_jobs_are_lost(pool, children):
     pool.assign(job(1, shard=1))
     pool.assign(job(5, shard=1))
-    children.last.kill()
+    children[-1].kill()
     results = results_of(pool)
     assert numbers_of(results) == [1, 5]
     assert all(result.is_lost for result in results)
     assert "data worker 1 ended with signal 9 (SIGKILL)" in results[0].summary
     assert numbers_of(pool.assign(job(9, shard=1))) == [9]
-    assert len(children.all) == 2
+    assert len(children) == 2
 
 
 def test_a_shard_that_is_pinned_anew_begins_with_a_new_worker_and_an_old_start_is_refused(
     pool, children
 ):
     pool.assign(job(1, shard=1))
-    before = children.last
     assert pool.assign(job(1, shard=1, generation=2)) == []
+    _, before, after = children
     assert before.exitcode is not None
-    assert children.last.numbers(1) == [1]
+    assert after.numbers(1) == [1]
     (lost,) = pool.assign(job(5, shard=1, generation=1))
     assert lost.is_lost
-    assert children.last.exitcode is None
+    assert after.exitcode is None
 
 
 def test_jobs_of_a_shard_whose_worker_cannot_be_started_are_lost_until_it_is_pinned_anew(
@@ -154,7 +144,7 @@ def test_a_job_that_was_late_and_is_answered_is_held_no_longer_when_its_worker_d
         pool.assign(WorkerJob((asked,), job(0).order))
         now = FIRST_OVERDUE_SECONDS
         assert len(pool.give_late_jobs_again()) == 1
-        late, other = children.all
+        late, other = children
         assert (late.numbers(1), other.numbers(1)) == ([0], [0])
         other.answer()
         assert [result.job.key for result in results_of(pool)] == [(asked,)]
@@ -166,25 +156,19 @@ def test_a_job_that_was_late_and_is_answered_is_held_no_longer_when_its_worker_d
         assert held() is None
 
 
-def test_workers_of_shards_end_with_their_epoch_unless_they_persist(pool, children):
-    pool.assign(job(0, shard=0, epoch=3))
-    pool.assign(job(1, shard=1, epoch=3, persists=True))
-    pool.assign(job(2, shard=2, epoch=4))
-    pool.stop_shards(before_epoch_id=4)
-    assert [child.exitcode is None for child in children.all] == [True, False, True, True]
-    assert len(pool.sockets()) == 3
-
-
-def test_workers_of_an_epochs_shards_are_all_killed_before_one_is_waited_for(
+def test_workers_of_shards_end_with_their_epoch_all_killed_before_one_is_waited_for(
     pool, children, monkeypatch
 ):
-    pool.assign(job(0, shard=0, epoch=3))
-    pool.assign(job(1, shard=1, epoch=3))
-    seen: list[list[int | None]] = []
+    seen = []
 
-    def join(self: Child, timeout: float | None = None) -> None:
-        seen.append([child.exitcode for child in children.all[1:]])
+    def join(self, timeout=None):
+        seen.append([child.exitcode for child in children])
 
     monkeypatch.setattr(Child, "join", join)
+    pool.assign(job(0, shard=0, epoch=3))
+    pool.assign(job(1, shard=1, epoch=3, persists=True))
+    pool.assign(job(2, shard=2, epoch=3))
+    pool.assign(job(3, shard=3, epoch=4))
     pool.stop_shards(before_epoch_id=4)
-    assert seen == [[-9, -9], [-9, -9]]
+    assert seen == [[None, -9, None, -9, None]] * 2
+    assert len(pool.sockets()) == 3

@@ -27,7 +27,6 @@ def workload(**kubernetes: Json) -> Workload:
 
 
 def pools(made: Workload) -> Mapping[str, NodePool]:
-    assert made.kubernetes is not None
     return made.kubernetes.pools
 
 
@@ -121,7 +120,7 @@ def test_pods_get_what_their_pools_row_says():
     )
     assert found["cpu"].memory == "26.5Gi"
     spot = {"key": "spot", "operator": "Exists", "effect": "NoExecute"}
-    assert found["cpu"].pod.spec["tolerations"][0] == spot  # type: ignore[index]
+    assert found["cpu"].pod.spec["tolerations"][0] == spot
     # Its name is a type: the plan selects nodes by it.
     assert found["c7i.2xlarge"] == NodePool(cpu=7, memory="12Gi", gpus=0)
 

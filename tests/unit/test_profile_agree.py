@@ -72,8 +72,6 @@ def test_proposing_twice_changes_nothing(tmp_path, count):
 
 
 class Gone(Board):
-    """Plays the store of a rank that has left."""
-
     def read(self, name: str) -> str | None:
         raise RuntimeError("connection closed")
 

@@ -65,7 +65,6 @@ def test_costs_are_of_one_worker_from_batch_to_batch_and_the_rate_of_all():
         return [(pid, 5 + n * 0.03, start + n * 0.05, n * 0.01) for n in range(21)]
 
     drained = summarize([Round([worker(1, 0.0), worker(2, 0.025)])], workers=2)
-    assert drained is not None
     assert drained.cpu_seconds.mean == pytest.approx(0.03)
     assert drained.wall_seconds.median == pytest.approx(0.04)
     assert drained.batches_per_second == pytest.approx(40.0, rel=0.05)
@@ -81,11 +80,9 @@ def test_a_rate_is_over_all_rounds_and_a_round_that_lacks_a_worker_gives_none():
         return Round([[(1, 0.01 * n, gap * n, 0.0) for n in range(5)]])
 
     drained = summarize([round_of(0.1), round_of(0.3)], workers=1)
-    assert drained is not None
     assert drained.batches_per_second == pytest.approx(8 / 1.6)
     assert drained.cpu_seconds.samples == 8
     lacking = summarize([round_of(0.1), round_of(0.3)], workers=2)
-    assert lacking is not None
     assert lacking.batches_per_second == 0.0
 
 

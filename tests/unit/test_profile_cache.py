@@ -10,7 +10,7 @@ Loader = DataLoader[torch.Tensor]
 
 
 def loader(length: int = 12) -> Loader:
-    return DataLoader(torch.arange(float(length)), batch_size=4)  # type: ignore[arg-type]
+    return DataLoader(torch.arange(float(length)), batch_size=4)
 
 
 class Stream(IterableDataset[torch.Tensor]):

@@ -60,7 +60,7 @@ def test_a_new_loader_for_each_epoch_goes_on_where_the_last_one_ended():
 
 
 def made_again(data: object, *, number: int) -> list[stoker.DataLoader[object]]:
-    return [stoker.DataLoader(data, batch_size=2) for _ in range(number)]  # type: ignore[arg-type]
+    return [stoker.DataLoader(data, batch_size=2) for _ in range(number)]
 
 
 def test_a_loader_made_again_goes_on_though_something_holds_the_former_one():

@@ -132,8 +132,6 @@ def test_the_group_that_limits_is_the_tightest_one_below_the_affinity(
 
 
 class Metadata(BaseHTTPRequestHandler):
-    """Answers like EC2's metadata service, version 2: nothing without a token of its own."""
-
     delay_seconds = 0.0
     answer = "g5.8xlarge"
 

@@ -19,10 +19,8 @@ def test_the_storage_rate_is_that_of_all_workers_in_the_time_that_cold_batches_w
     warm = batch(wall=0.010, wait=0.002, asked=1_000_000)
     reads, notes = summarize_reads([cold_and_warm(cold, warm)] * 2, workers=2)
     assert notes == []
-    assert reads is not None
     assert reads.batch_bytes.mean == 1_000_000
     assert reads.batch_bytes.samples == 8
-    assert reads.bytes_per_second is not None
     assert reads.bytes_per_second.mean == pytest.approx(2 * 1_000_000 / 0.020)
     assert reads.cold_seconds.median == 0.030
     assert reads.warm_seconds.median == 0.010
@@ -31,7 +29,6 @@ def test_the_storage_rate_is_that_of_all_workers_in_the_time_that_cold_batches_w
 def test_where_cold_batches_wait_no_longer_only_the_bytes_are_known():
     cold = batch(wall=0.010, wait=0.0001, asked=1_000_000, fetched=1_000_000)
     reads, notes = summarize_reads([cold_and_warm(cold, batch(asked=1_000_000))], workers=1)
-    assert reads is not None
     assert reads.batch_bytes.mean == 1_000_000
     assert reads.bytes_per_second is None
     assert notes == []
@@ -54,9 +51,7 @@ def test_storage_that_is_in_no_book_of_the_kernel_counts_by_what_was_asked_of_it
     cold = batch(wall=0.030, wait=0.022, asked=1_000_000)
     warm = batch(wall=0.010, wait=0.002, asked=1_000_000)
     reads, _ = summarize_reads([cold_and_warm(cold, warm)], workers=1)
-    assert reads is not None
     assert reads.batch_bytes.mean == 1_000_000
-    assert reads.bytes_per_second is not None
     assert reads.bytes_per_second.mean == pytest.approx(50_000_000)
 
 

@@ -103,9 +103,7 @@ def test_what_was_observed_is_said_and_is_a_record():
     assert "it ran 10.0 s and used 5.0 CPU-seconds: 25% of 2 vCPUs" in error.where
     assert "num_workers=3" in error.where
     assert "or lower profile.budget_seconds (--budget)" in error.fix
-    assert error.observed is not None
     assert error.observed.step is None
-    assert error.observed.observed is not None
     assert error.observed.observed.cpu_utilization == 0.25
     assert error.observed.what["when"] == "now"
 
@@ -154,10 +152,9 @@ def test_a_loader_of_a_library_that_the_feed_cannot_reach_is_in_the_profile():
     report = ProcessReport(packages=("torch", "fastai"), loaders=(loader,))
     error = reason(seen=(report,))
     assert f"{loader} makes batches in its own way, so that data hosts cannot help it" in str(error)
-    assert error.observed is not None
     assert error.observed.loader == ProfiledLoader(class_name=loader, reach="own")
     # A library that is only imported is not what the script reads.
-    assert reason(rank(), seen=(report,)).observed.loader is None  # type: ignore[union-attr]
+    assert reason(rank(), seen=(report,)).observed.loader is None
 
 
 @pytest.mark.parametrize("packages", [("tensorflow",), ("torch", "ray")])
@@ -186,7 +183,6 @@ def test_a_script_that_ended_after_a_few_timed_batches_is_told_so(tmp_path):
         what={},
         timed=words,
     )
-    assert error is not None
     assert "after 4 batches of stoker.timed" in error.what
     assert "longer" in error.fix
     assert too_few(left(tmp_path, steps=MIN_STEPS)) == ""
@@ -204,7 +200,6 @@ def passive(*, unmeasured: tuple[str, ...]) -> Profile:
 def test_the_timed_steps_are_the_profile_where_no_loader_was_measured(tmp_path):
     write_json(tmp_path / FILE, passive(unmeasured=UNMEASURED))
     found = timed_profile(tmp_path, [rank()], what={"when": "now"})
-    assert found is not None
     assert found.what == {"steps": 40, "when": "now", "notes": [NOTE, _CPU_NOTE]}
     verdict = explain(found)
     assert verdict.startswith("50% of a step is waiting for data; what making it costs")

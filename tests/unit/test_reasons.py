@@ -163,8 +163,6 @@ def test_the_reason_is_the_error_wherever_there_is_one(before, after, error, cod
 
 
 class TwoArguments(Exception):
-    """An error that cannot be made again from a message."""
-
     def __init__(self, file: str, line: int) -> None:
         super().__init__(f"{file}, line {line}")
 
@@ -219,10 +217,7 @@ def failure_of(err: Exception) -> str:
             by_the_feed(raised(RuntimeError("corrupt JPEG: x.jpg"))),
             "RuntimeError: corrupt JPEG: x.jpg (sample 37, data worker 0 on host algo-2)",
         ),
-        (
-            by_torch(raised(KeyError("label"))),
-            "KeyError: 'label' (DataLoader worker process 0)",
-        ),
+        (by_torch(raised(KeyError("label"))), "KeyError: 'label' (DataLoader worker process 0)"),
         (
             by_the_feed(by_torch(raised(OSError("a.tar")))),
             "OSError: a.tar (sample 37, data worker 0 on host algo-2)",
@@ -232,10 +227,7 @@ def failure_of(err: Exception) -> str:
             "UnicodeDecodeError: 'utf-8' codec can't decode byte 0xff in position 0: invalid start "
             "byte (sample 37, data worker 0 on host algo-2)",
         ),
-        (
-            by_the_feed(raised(ValueError())),
-            "ValueError (sample 37, data worker 0 on host algo-2)",
-        ),
+        (by_the_feed(raised(ValueError())), "ValueError (sample 37, data worker 0 on host algo-2)"),
         (
             by_the_feed(raised(ValueError("bad sizes:\n  3 and 4\nValueError: not this"))),
             "ValueError: bad sizes: 3 and 4 (sample 37, data worker 0 on host algo-2)",
@@ -253,8 +245,7 @@ _ERRORS = st.sampled_from(
     [RuntimeError, ValueError, KeyError, OSError, lambda text: TwoArguments(text, 3), StokerError]
 )
 _WRAPPERS = st.lists(
-    st.sampled_from([by_torch, by_the_feed, by_the_pool, raised, raised_while_handling]),
-    max_size=5,
+    st.sampled_from([by_torch, by_the_feed, by_the_pool, raised, raised_while_handling]), max_size=5
 )
 
 

@@ -8,11 +8,10 @@ import msgspec
 import pytest
 
 from stoker.launch.telemetry import COLUMNS, FeedInterval, HostRate, RankRate, csv_text
-from stoker.report import write_report
 from stoker.report.feed_picture import draw_feed, read_feed
 from stoker.report.page import does_loading_wait
 from support import sample_records
-from support.feed_rows import SECONDS, write_feed
+from support.feed_rows import write_feed
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -24,32 +23,15 @@ def story_of(folder, *, hosts=2, intervals=60):
 
 
 def page_of(folder, feed):
-    page = folder / "report.html"
-    write_report(
-        page,
-        run_id="mnist-1",
-        workload=sample_records.workload(),
-        profile=None,
-        decision=None,
-        training=sample_records.training(),
-        evaluation=None,
-        before_timeline=None,
-        after_timeline=None,
-        environment={},
-        feed_file=feed,
-    )
-    text = page.read_text(encoding="utf-8")
+    none = dict.fromkeys(("profile", "decision", "evaluation"))
+    text = sample_records.write_page(folder, **none, feed_file=feed)
     return text.replace("\N{NO-BREAK SPACE}", " ").replace("\N{NARROW NO-BREAK SPACE}", " ")
 
 
 def paths(svg, css):
-    found = []
-    for path in svg.iter(f"{SVG}path"):
-        if path.get("class") == css:
-            words = re.findall(r"[-\d.]+ [-\d.]+", path.get("d", ""))
-            corners = [tuple(map(float, word.split())) for word in words]
-            found.append([(x, y) for x, y in corners])
-    return found
+    drawn = [path.get("d", "") for path in svg.iter(f"{SVG}path") if path.get("class") == css]
+    corner = re.compile(r"([-\d.]+) ([-\d.]+)")
+    return [[(float(x), float(y)) for x, y in corner.findall(path)] for path in drawn]
 
 
 def test_each_host_has_a_row_and_its_gap_is_where_it_was_lost(tmp_path):
@@ -76,10 +58,8 @@ def test_batches_that_were_made_elsewhere_are_marked_on_the_lost_hosts_row(tmp_p
     assert [title for title in titles if title and "elsewhere" in title] == [
         "data-1: five batches made elsewhere instead"
     ]
-    marks = [line for line in svg.iter(f"{SVG}line") if line.get("class") == "lead wait"]
-    assert [float(mark.get("x1", 0)) for mark in marks] == [
-        pytest.approx(960 * 26.5 * SECONDS / (60 * SECONDS), abs=0.1)
-    ]
+    (mark,) = [line for line in svg.iter(f"{SVG}line") if line.get("class") == "lead wait"]
+    assert float(mark.get("x1", 0)) == pytest.approx(960 * 26.5 / 60, abs=0.1)
 
 
 @pytest.mark.parametrize("width", [360.0, 960.0])
@@ -137,30 +117,24 @@ def test_hosts_have_names_for_people(tmp_path):
 def test_faster_storage_is_no_advice_for_a_cpu_bound_job(tmp_path, wall, is_storage_named):
     profile = sample_records.profile()
     step = msgspec.structs.replace(profile.step, loader_wall_seconds=wall)
-    interval = FeedInterval(
-        start_seconds=0.0,
-        seconds=2.0,
-        ranks=(RankRate(name="0", batches_per_second=9.0, wait_share=0.3, window=4),),
-        # Others have its cores: its worker is at work, and has a CPU for half of that.
-        hosts=(
-            HostRate(
-                kind="host",
-                name="algo-2",
-                batches_per_second=9.0,
-                bytes_per_second=9e6,
-                workers=1,
-                busy_workers=0.9,
-                busy_cpus=0.5,
-                in_flight=1,
-                credits=3,
-                moved=0,
-                duplicates=0,
-            ),
-        ),
+    # Others have its cores: its worker is at work, and has a CPU for half of that.
+    host = HostRate(
+        kind="host",
+        name="algo-2",
+        batches_per_second=9.0,
+        bytes_per_second=9e6,
+        workers=1,
+        busy_workers=0.9,
+        busy_cpus=0.5,
+        in_flight=1,
+        credits=3,
+        moved=0,
+        duplicates=0,
     )
+    rank = RankRate(name="0", batches_per_second=9.0, wait_share=0.3, window=4)
+    interval = FeedInterval(start_seconds=0.0, seconds=2.0, ranks=(rank,), hosts=(host,))
     feed = tmp_path / "feed.csv"
     feed.write_text(",".join(COLUMNS) + "\n" + csv_text(interval))
-    story = read_feed(
-        feed, does_loading_wait=does_loading_wait(msgspec.structs.replace(profile, step=step))
-    )
+    waits = does_loading_wait(msgspec.structs.replace(profile, step=step))
+    story = read_feed(feed, does_loading_wait=waits)
     assert ("faster storage" in story.limit.advice) == is_storage_named

@@ -1,9 +1,8 @@
 """The report shows the parts of loading."""
 
-from stoker.records import Check, ProfileState, TransformCost, Workload
-from stoker.report.page import write_report
+from stoker.records import Check, ProfileState, TransformCost
 from stoker.report.verdict import transform_rows
-from support import builders
+from support import builders, sample_records
 
 COSTS = (
     TransformCost(name="getitem", cpu_seconds=0.006, share=0.75, samples=36),
@@ -27,19 +26,8 @@ def test_parts_that_cost_nothing_have_no_row():
 
 
 def page(tmp_path, profile):
-    write_report(
-        tmp_path / "report.html",
-        run_id="r",
-        workload=Workload(name="w", command=("python", "train.py")),
-        profile=profile,
-        decision=None,
-        training=None,
-        evaluation=None,
-        before_timeline=None,
-        after_timeline=None,
-        environment={},
-    )
-    return (tmp_path / "report.html").read_text()
+    none = dict.fromkeys(("decision", "training", "evaluation"))
+    return sample_records.write_page(tmp_path, profile=profile, **none)
 
 
 def profile_with(*costs, read_bytes=None):

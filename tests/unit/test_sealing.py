@@ -2,7 +2,7 @@
 
 import hashlib
 import itertools
-from collections.abc import Iterator
+import re
 
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -18,7 +18,7 @@ KEY = bytes(range(32))
 Sealed = list[bytearray]
 
 
-def seal(sealer: Sealer, packed: bytes, payload: bytes, *, epoch: int = 0) -> Sealed:
+def seal(sealer, packed, payload, *, epoch=0):
     head = sealer.head(packed, payload_bytes=len(payload), of=("s", epoch))
     made = [bytearray(head)]
     for text in (packed[FIRST_BYTES:], payload):
@@ -29,27 +29,28 @@ def seal(sealer: Sealer, packed: bytes, payload: bytes, *, epoch: int = 0) -> Se
     return made
 
 
-def unseal(unsealer: Unsealer, sealed: Sealed) -> tuple[bytes, bytes]:
+def unseal(unsealer, sealed):
     left = iter(sealed)
     head = unsealer.head(memoryview(next(left)))
-    rest = _text(unsealer, left, head.missing_bytes)
-    return head.packed + rest, _text(unsealer, left, head.payload_bytes)
-
-
-def _text(unsealer: Unsealer, sealed: Iterator[bytearray], nbytes: int) -> bytes:
-    text = bytearray()
-    for start, end in sealing.records(nbytes):
-        record = memoryview(bytearray(next(sealed)))
-        assert record.nbytes == end - start + TAG_BYTES
-        # In place, as the trainer does.
-        unsealer.record(record, record[: end - start])
-        text += record[: end - start]
-    return bytes(text)
+    texts = [b"", b""]
+    for number, nbytes in enumerate((head.missing_bytes, head.payload_bytes)):
+        for start, end in sealing.records(nbytes):
+            record = memoryview(bytearray(next(left)))
+            assert record.nbytes == end - start + TAG_BYTES
+            # In place, as the trainer does.
+            unsealer.record(record, record[: end - start])
+            texts[number] += record[: end - start]
+    return head.packed + texts[0], texts[1]
 
 
 @pytest.fixture
 def small_records(monkeypatch):
     monkeypatch.setattr(sealing, "RECORD_BYTES", 100)
+
+
+def refused(what, *args, match="failed authentication"):
+    with pytest.raises(ProtocolError, match=match):
+        what(*args)
 
 
 def test_records_are_the_pinned_ones():
@@ -94,8 +95,7 @@ def test_any_bit_that_is_changed_is_found(data):
     part = data.draw(st.sampled_from(sealed))
     at = data.draw(st.integers(0, len(part) - 1))
     part[at] ^= 1 << data.draw(st.integers(0, 7))
-    with pytest.raises(ProtocolError):
-        unseal(Unsealer(KEY), sealed)
+    refused(unseal, Unsealer(KEY), sealed, match=None)
 
 
 def test_padding_is_not_looked_at():
@@ -112,8 +112,7 @@ def test_padding_is_not_looked_at():
 def test_a_length_that_was_changed_is_refused_before_there_is_memory_for_it(field, claimed):
     (head, _) = seal(Sealer(KEY), b"packed", bytes(1000))
     head[field] = claimed.to_bytes(field.stop - field.start, "big")
-    with pytest.raises(ProtocolError, match="head"):
-        Unsealer(KEY).head(memoryview(head))
+    refused(Unsealer(KEY).head, memoryview(head), match="head")
 
 
 @pytest.mark.usefixtures("small_records")
@@ -127,14 +126,13 @@ def test_nothing_comes_twice_nor_out_of_order_nor_is_left_out():
         *right, wrong = order
         for number in right:
             take(unsealer, kinds[number], parts[number])
-        with pytest.raises(ProtocolError, match="failed authentication"):
-            take(unsealer, kinds[wrong], parts[wrong])
+        refused(take, unsealer, kinds[wrong], parts[wrong])
     unsealer = Unsealer(KEY)
     for kind, part in zip(kinds, parts, strict=True):
         take(unsealer, kind, part)
 
 
-def take(unsealer: Unsealer, kind: str, part: bytearray) -> None:
+def take(unsealer, kind, part):
     if kind == "head":
         unsealer.head(memoryview(part.ljust(HEAD_BYTES, b"\0")))
     else:
@@ -143,10 +141,9 @@ def take(unsealer: Unsealer, kind: str, part: bytearray) -> None:
 
 def test_a_record_is_no_head_nor_of_another_connection():
     sealed = seal(Sealer(KEY), b"packed", bytes(1000))
-    with pytest.raises(ProtocolError):
-        Unsealer(KEY).head(memoryview(bytes(sealed[1])[:1000].ljust(HEAD_BYTES, b"\0")))
-    with pytest.raises(ProtocolError):
-        unseal(Unsealer(bytes(32)), sealed)
+    head = bytes(sealed[1])[:1000].ljust(HEAD_BYTES, b"\0")
+    refused(Unsealer(KEY).head, memoryview(head), match=None)
+    refused(unseal, Unsealer(bytes(32)), sealed, match=None)
 
 
 def test_what_is_refused_moves_nothing():
@@ -156,8 +153,7 @@ def test_what_is_refused_moves_nothing():
         forged = bytearray(sealed[0])
         forged[:4] = generation.to_bytes(4, "big")
         forged[20] ^= 1
-        with pytest.raises(ProtocolError):
-            unsealer.head(memoryview(forged))
+        refused(unsealer.head, memoryview(forged), match=None)
     assert unseal(unsealer, sealed) == (b"packed", b"payload")
 
 
@@ -181,20 +177,18 @@ def test_two_sessions_that_take_turns_do_not_rekey_each_batch():
 
 
 def test_no_nonce_comes_twice_not_even_across_keys(monkeypatch):
-    seen: list[tuple[bytes, bytes]] = []
+    seen = []
 
     class Recorded:
-        def __init__(self, key: bytes) -> None:
+        def __init__(self, key):
             self._key = key
-            self._cipher = AESGCM(key)
 
-        def encrypt(self, nonce: bytes, *more: object) -> bytes:
-            seen.append((self._key, nonce))
-            return self._cipher.encrypt(nonce, *more)
+        def __getattr__(self, name):
+            def encrypt(nonce, *more):
+                seen.append((self._key, nonce))
+                return getattr(AESGCM(self._key), name)(nonce, *more)
 
-        def encrypt_into(self, nonce: bytes, *more: object) -> int:
-            seen.append((self._key, nonce))
-            return self._cipher.encrypt_into(nonce, *more)
+            return encrypt
 
     monkeypatch.setattr(sealing, "AESGCM", Recorded)
     monkeypatch.setattr(sealing, "RECORD_BYTES", 100)
@@ -214,8 +208,7 @@ def test_a_key_tells_nothing_of_the_one_before():
 
 def test_no_text_shows_a_ticket():
     ticket = Ticket(ticket=b"t" * 32, key=b"k" * 32)
-    assert "kkk" not in f"{ticket} {ticket!r}"
-    assert "ttt" not in f"{ticket} {ticket!r}"
+    assert not re.search("kkk|ttt", f"{ticket} {ticket!r}")
 
 
 def test_a_head_says_what_is_to_come():

@@ -12,16 +12,7 @@ from stoker.catalog import load_catalog
 from stoker.cli.app import app_for
 from stoker.errors import NoCapacityError, PlatformError, UsageError
 from stoker.platforms.base import JobEnd, JobSpec, LogLine
-from stoker.records import (
-    Decision,
-    Group,
-    Json,
-    OnNoCapacity,
-    Plan,
-    PlatformSettings,
-    Training,
-    read_json,
-)
+from stoker.records import Decision, Json, OnNoCapacity, Plan, PlatformSettings, Training, read_json
 from stoker.train import train
 from support import builders, sample_records
 
@@ -47,8 +38,6 @@ class Ended:
 
 @dataclass
 class Scarce:
-    """Plays a platform that lacks types until a minute."""
-
     lacks: dict[str, float]
     says_types: bool = False
     may_pass: bool = True
@@ -98,9 +87,7 @@ def decision() -> Decision:
     return msgspec.structs.replace(sample_records.decision(), plan=plans[0], plans=tuple(plans))
 
 
-def run(
-    platform: Scarce, tmp_path: Path, policy: OnNoCapacity, *, groups: Sequence[Group] = (DNN, DATA)
-) -> tuple[Training, list[str]]:
+def run(platform, tmp_path, policy, *, groups=(DNN, DATA)):
     said: list[str] = []
     job = JobSpec(
         name="mnist-1",
@@ -188,8 +175,6 @@ def test_a_run_without_hosts_leaves_the_record_of_a_failed_training(tmp_path):
 
 @dataclass
 class Empty(Scarce):
-    """Plays a platform without any host."""
-
     def submit(self, request: JobSpec) -> Ended:
         raise NoCapacityError("no capacity")
 
@@ -239,8 +224,6 @@ class Interrupted(Ended):
 
 @dataclass
 class Restarting(Scarce):
-    """Plays a platform whose first jobs lose their hosts."""
-
     begins: bool = True
     left: PlatformError | None = None
     interruptions: int = 1
@@ -282,8 +265,6 @@ def test_no_other_plan_begins_while_the_job_without_hosts_is_still_there(tmp_pat
 
 @dataclass
 class Narrow(Scarce):
-    """Plays a platform that does not take jobs of further plans."""
-
     def plan(self, job: JobSpec) -> JobSpec:
         if job.run:
             raise UsageError(f"{job.name} is too long")

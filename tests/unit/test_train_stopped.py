@@ -20,11 +20,7 @@ JOB = JobSpec(
     run_dir=Path("runs/run"),
 )
 STOPPED = JobEnd(
-    status="stopped",
-    exit_code=143,
-    failure=None,
-    output_dir=None,
-    data_group_release_seconds=None,
+    status="stopped", exit_code=143, failure=None, output_dir=None, data_group_release_seconds=None
 )
 
 

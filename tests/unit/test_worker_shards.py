@@ -1,8 +1,9 @@
 """Checks what one process of a stream makes, makes again, and refuses."""
 
+import contextlib
+import functools
 import itertools
 import random
-from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -22,16 +23,16 @@ FOUR = pack_value([None] * 4, allow_pickle=True)
 
 
 class Draws(IterableDataset):
-    def __init__(self, *, length: int = 12, fails: tuple[int, ...] = (), salt: int = 0) -> None:
+    def __init__(self, *, length=12, fails=(), salt=0):
         self.length = length
         self.fails = fails
         self.salt = salt
 
-    def __iter__(self) -> "Draws":
+    def __iter__(self):
         self.places = iter(range(self.length))
         return self
 
-    def __next__(self) -> torch.Tensor:
+    def __next__(self):
         place = next(self.places)
         if place in self.fails:
             raise LookupError(f"place {place}")
@@ -39,7 +40,7 @@ class Draws(IterableDataset):
 
 
 class Info(IterableDataset):
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self):
         info = get_worker_info()
         assert info.dataset is self
         yield from (info.id, info.num_workers, info.seed, random.getrandbits(30))
@@ -53,61 +54,39 @@ def _kept_state(monkeypatch):
 
 
 class Worker:
-    def __init__(self, dataset: object, *, shard: int = 0, drop_last: bool = False) -> None:
-        self.ours, theirs = channel_pair()
-        self.channel = Pipe(theirs, blocking=True)
+    def __init__(self, channel, dataset, *, shard=0, drop_last=False):
         collate = list if isinstance(dataset, Info) else torch.stack
         spec = DatasetSpec(
             dataset=dataset, collate_fn=collate, is_iterable=True, drop_last=drop_last
         )
-        self.slots = Slots(self.channel)
+        self.slots = Slots(channel)
         self.shard = shard
         stream = ShardStream(spec, shard=shard, num_shards=3, base_seed=5)
         self.source = ShardSource(stream, self.slots, host="here")
 
-    def make(
-        self,
-        position: int,
-        *,
-        epoch_id: int = 0,
-        made: int = 0,
-        digest: int = 0,
-        **given: object,
-    ) -> Batch | Error | End:
-        stream = Stream(
-            shard=self.shard,
-            num_shards=3,
-            generation=1,
-            made=made,
-            digest=digest,
-            **given,
-        )
+    def make(self, position, *, epoch_id=0, **given):
+        stream = Stream(shard=self.shard, num_shards=3, generation=1, **given)
         number = position * 3 + self.shard
         order = JobOrder(FOUR, epoch_id=epoch_id, number=number, stream=stream)
         return answer(order, self.slots, self.source)
 
 
-Start = Callable[..., Worker]
-
-
 @pytest.fixture
 def start():
-    begun: list[Worker] = []
+    with contextlib.ExitStack() as stack:
 
-    def begin(*args: object, **options: object) -> Worker:
-        begun.append(Worker(*args, **options))
-        return begun[-1]
+        def begin(*args, **options):
+            ours, theirs = channel_pair()
+            stack.callback(ours.close)
+            channel = Pipe(theirs, blocking=True)
+            stack.callback(channel.close)
+            return Worker(channel, *args, **options)
 
-    yield begin
-    for worker in begun:
-        worker.ours.close()
-        worker.channel.close()
+        yield begin
 
 
-def digests(worker: Worker, count: int) -> list[int]:
-    answers = [worker.make(position) for position in range(count)]
-    assert not any(isinstance(answer, End) for answer in answers)
-    return [answer.digest for answer in answers if not isinstance(answer, End)]
+def digests(worker, count):
+    return [worker.make(position).digest for position in range(count)]
 
 
 def test_shard_is_told_and_seeded_as_torchs_worker(start):
@@ -123,37 +102,33 @@ def test_another_process_goes_on_where_the_first_one_was(fails, start):
     first = digests(start(Draws(fails=fails)), 3)
     for made in range(1, 3):
         answer = start(Draws(fails=fails)).make(made, made=made, digest=first[made - 1])
-        assert not isinstance(answer, End)
         assert answer.digest == first[made]
 
 
-def test_any_other_batch_among_those_made_before_is_an_error(start):
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        ({"salt": 1}, "its first 2 batches differ from before"),
+        ({"length": 4}, "it ended after 1 batches, not 2 as before"),
+    ],
+)
+def test_any_other_batch_or_end_among_those_made_before_is_an_error(other, why, start):
     first = digests(start(Draws()), 3)
-    answer = start(Draws(salt=1)).make(2, made=2, digest=first[1])
+    answer = start(Draws(**other)).make(2, made=2, digest=first[1])
     assert isinstance(answer, Error)
     assert answer.is_final
     error = unpack_error(answer.error)
     assert isinstance(error, FeedError)
     assert "the iterable dataset Draws is not deterministic" in error.what
-    assert "its first 2 batches differ from before" in error.what
+    assert why in error.what
 
 
-def test_an_end_before_what_was_made_before_is_an_error(start):
-    first = digests(start(Draws()), 3)
-    answer = start(Draws(length=4)).make(2, made=2, digest=first[1])
-    assert isinstance(answer, Error)
-    assert answer.is_final
-    assert "it ended after 1 batches, not 2 as before" in answer.summary
-
-
-def test_stream_ends_and_stays_ended(start):
-    worker = start(Draws(length=6))
-    assert [type(worker.make(position)) for position in range(4)] == [Batch, Batch, End, End]
-
-
-def test_last_batch_is_dropped_where_the_script_says_so(start):
-    worker = start(Draws(length=6), drop_last=True)
-    assert [type(worker.make(position)) for position in range(2)] == [Batch, End]
+@pytest.mark.parametrize(("drop_last", "last"), [(False, Batch), (True, End)])
+def test_stream_ends_and_stays_ended_without_its_last_batch_where_it_is_dropped(
+    drop_last, last, start
+):
+    worker = start(Draws(length=6), drop_last=drop_last)
+    assert [type(worker.make(position)) for position in range(4)] == [Batch, last, End, End]
 
 
 def test_another_epoch_begins_the_stream_again(start):
@@ -163,22 +138,20 @@ def test_another_epoch_begins_the_stream_again(start):
 
 
 class Holding(Draws):
-    rng: np.random.Generator | None = None
+    @functools.cached_property
+    def rng(self):
+        return np.random.default_rng(3)
 
-    def __next__(self) -> torch.Tensor:
+    def __next__(self):
         drawn = super().__next__()
-        if self.rng is None:
-            self.rng = np.random.default_rng(3)
         return drawn + int(self.rng.integers(1000)) + random.randrange(9) + np.random.randint(9)
 
 
-def epochs(worker: Worker, numbers: range, **given: object) -> list[Batch | End]:
-    answers = []
-    for number, position in itertools.product(numbers, range(4)):
-        answer = worker.make(position, epoch_id=number, persists=True, **given)
-        assert not isinstance(answer, Error)
-        answers.append(answer)
-    return answers
+def epochs(worker, numbers, **given):
+    return [
+        worker.make(position, epoch_id=number, persists=True, **given)
+        for number, position in itertools.product(numbers, range(4))
+    ]
 
 
 @pytest.mark.parametrize("kind", [Draws, Holding])
@@ -208,6 +181,6 @@ def test_states_are_told_once_an_epoch_and_by_streams_that_persist_only(start):
     assert not any(worker.make(position).state for position in range(4))
 
 
-def vars_of(answer: Batch | End | Error) -> tuple[object, ...]:
+def vars_of(answer):
     assert not isinstance(answer, Error)
     return type(answer), getattr(answer, "digest", None), answer.state

@@ -2,8 +2,7 @@
 
 import difflib
 import json
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -22,14 +21,7 @@ from stoker.cli.options import (
     Yes,
 )
 from stoker.cli.progress import ask, say, working
-from stoker.errors import (
-    EXIT_INTERRUPTED,
-    EXIT_TERMINATED,
-    PlatformError,
-    ServiceError,
-    TerminatedError,
-    UsageError,
-)
+from stoker.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, TerminatedError, UsageError
 
 if TYPE_CHECKING:
     from stoker.pipelines.base import RunState
@@ -37,9 +29,6 @@ if TYPE_CHECKING:
     from stoker.pipelines.sagemaker.client import SageMakerClient
     from stoker.records import Json, Workload
 
-WAIT_SECONDS = 10.0
-# A service or network that is away for longer ends the waiting, never the run.
-PATIENCE_SECONDS = 900.0
 # A longer line of a definition, such as an embedded file, is cut.
 _MAX_LINE = 160
 
@@ -74,7 +63,7 @@ def upload_verb(
     else:
         say("\n".join([f"pipeline {of.name} changes:", *changes]), quiet=as_json)
         refused = UsageError("not updated: you said no", fix="use --yes to update without asking")
-        # A new pipeline harms nobody; an update changes what schedules will run.
+        # An update changes what schedules will run; a new pipeline changes nothing.
         ask(f"update {of.name}", assume_yes=yes or as_json, refused=refused)
     with working(f"uploading {of.name}", quiet=as_json):
         done = client.upload(compiled, is_changed=bool(changes))
@@ -94,7 +83,7 @@ def start_verb(
     params: Params = None,
     wait: Annotated[
         bool,
-        typer.Option("--wait", help="Waits until the run has ended; Ctrl-C does not stop the run."),
+        typer.Option("--wait", help="Wait until the run has ended; Ctrl-C does not stop the run."),
     ] = False,
     reach: Reach,
     overrides: Overrides = None,
@@ -111,7 +100,7 @@ def start_verb(
     from stoker.cli.workloads import with_params
 
     of = workload_of(workload, overrides=overrides or ())
-    # Before the service is reached: a wrong value needs no credentials to be seen.
+    # Before the service is reached: a wrong value is reported without credentials.
     told = with_params(of, params or (), target=target)
     client = client_of(target, of, reach)
     where = reach.words(workload if target == "kubeflow" else None)
@@ -120,63 +109,26 @@ def start_verb(
     try:
         with working(f"starting {of.name}", quiet=as_json):
             run = client.start(of, params or ())
-        # With --wait the one document is that of the end.
-        if not as_json:
-            # For scripts: run=$(stoker start ...). All words are on stderr.
-            print(run.run, flush=True)
-        elif not wait:
-            print(json.dumps(asdict(run), indent=2))
+        # For scripts: run=$(stoker start ...). With --wait and --json only the end is printed.
+        if not (as_json and wait):
+            print(json.dumps(asdict(run), indent=2) if as_json else run.run, flush=True)
         if run.url:
             say(f"page:    {run.url}", quiet=as_json)
         say(f"next:    stoker status {target} {run.run}{where}", quiet=as_json)
         if not wait:
             return 0
         with working(f"waiting until {run.run} has ended", quiet=as_json):
-            run = wait_for(client, run.run, show=partial(say, quiet=as_json))
+            run = client.wait(run.run, show=partial(say, quiet=as_json))
         if as_json:
             print(json.dumps(asdict(run), indent=2))
         say(f"{run.run} has ended: {run.status}\n{run.note}", quiet=as_json)
         return run.exit_code
     except (KeyboardInterrupt, TerminatedError) as err:
         name = run.run if run else of.name
-        words = "stopped waiting; the run goes on" if run else "interrupted: a run may have started"
+        words = "stopped waiting; the run continues" if run else "a run may have started"
         say(f"{words}\nsee:     stoker status {target} {name}{where}", quiet=False)
         say(f"stop:    stoker stop {target} {name}{where}", quiet=False)
         return EXIT_TERMINATED if isinstance(err, TerminatedError) else EXIT_INTERRUPTED
-
-
-def wait_for(
-    client: "KubeflowClient | SageMakerClient",
-    name: str,
-    *,
-    show: Callable[[str], None],
-    sleep: Callable[[float], None] = time.sleep,
-    clock: Callable[[], float] = time.monotonic,
-) -> "RunState":
-    """Asks for a run until it has ended; tells each step that changes.
-
-    Raises:
-        PlatformError: If the service refuses, or does not answer for `PATIENCE_SECONDS`.
-    """
-    heard, shown = clock(), set[tuple[str, str]]()
-    while True:
-        try:
-            run = client.status(name)
-        except PlatformError as err:
-            # A run that was just started may not be shown yet.
-            kind = err.kind if isinstance(err, ServiceError) else "refused"
-            if kind not in ("away", "stale", "missing") or clock() - heard > PATIENCE_SECONDS:
-                raise
-            sleep(WAIT_SECONDS)
-            continue
-        heard = clock()
-        for step in run.steps:
-            if (step.name, step.status) not in shown:
-                shown.add((step.name, step.status))
-                show(f"{step.name:<24} {step.status}")
-        if run.has_ended:
-            return run
-        sleep(WAIT_SECONDS)
 
 
 def schedule_verb(
@@ -214,7 +166,7 @@ def schedule_verb(
     from stoker.cli.workloads import with_params
 
     of = workload_of(workload, overrides=overrides or ())
-    # Before the service is reached: a wrong value needs no credentials to be seen.
+    # Before the service is reached: a wrong value is reported without credentials.
     with_params(of, params or (), target=target)
     client = client_of(target, of, reach)
     with working(f"scheduling {of.name}", quiet=as_json):
@@ -232,7 +184,7 @@ def status_verb(
         typer.Option(
             "--besides",
             metavar="ID",
-            help="Only fails if a run of the pipeline RUN that began before this one is active.",
+            help="Only fail if an earlier run of the pipeline RUN is active.",
             hidden=True,
         ),
     ] = None,
@@ -247,23 +199,17 @@ def status_verb(
     """
     client = client_of(target, None, reach, run=run)
     if besides is not None:
-        from stoker.pipelines.sagemaker.overlap import active_before
+        from stoker.pipelines.sagemaker.overlap import refuse_overlap
 
-        if others := active_before(run, besides):
-            raise PlatformError(
-                f"another run of {run} is active: {', '.join(others)}",
-                where="the workload says overlap: refuse",
-                fix=f"start again when it has ended, or: stoker stop {target} {others[0]}",
-            )
+        refuse_overlap(run, besides)
         print(f"no run of {run} that began earlier is active")
         return 0
     with working(f"reading {run}", quiet=as_json):
         state = client.status(run)
     _show(state, as_json=as_json)
-    if state.has_ended:
-        return state.exit_code
-    say(f"stop: stoker stop {target} {state.run}{reach.words(None)}", quiet=as_json)
-    return 0
+    if not state.has_ended:
+        say(f"stop: stoker stop {target} {state.run}{reach.words(None)}", quiet=as_json)
+    return state.exit_code if state.has_ended else 0
 
 
 def stop_verb(
@@ -283,27 +229,27 @@ def stop_verb(
 def client_of(
     target: str, of: "Workload | None", reach: Reach, *, run: str = ""
 ) -> "KubeflowClient | SageMakerClient":
-    """Returns the client of a service; raises UsageError for another, or another's flag."""
+    """Returns the client of a service; raises UsageError if there is none, or for a wrong flag."""
     from stoker.pipelines.base import sagemaker_of
     from stoker.pipelines.kubeflow.client import KubeflowClient
     from stoker.pipelines.sagemaker.client import SageMakerClient
     from stoker.records import nearest
     from stoker.settings import read_workload
 
-    told = {key: value for key, value in asdict(reach).items() if value}
+    given = {key: value for key, value in asdict(reach).items() if value}
     if target == "kubeflow":
-        file = told.pop("workload", None)
-        return KubeflowClient(read_workload(file) if file else of, **told)
+        file = given.pop("workload", None)
+        return KubeflowClient(read_workload(file) if file else of, **given)
     if target != "sagemaker":
         fix = nearest(target, ("kubeflow", "sagemaker"))
         raise UsageError(f"there is no target {target}", fix=fix)
-    if told:
+    if given:
         raise UsageError(f"{reach.words(None)[1:]} is only for kubeflow", fix="leave it out")
     return SageMakerClient(sagemaker_of(of) if of else None, run=run)
 
 
 def workload_of(file: str, *, overrides: Sequence[str]) -> "Workload":
-    """Reads the workload of a file; raises UsageError where something else is named."""
+    """Reads the workload of a file; raises UsageError if it is not a workload file."""
     from stoker.cli.workloads import resolve
 
     if not file.endswith((".yaml", ".yml", ".json")):
@@ -319,12 +265,10 @@ def _diff(old: "Json", new: "Json") -> list[str]:
 
 
 def _show(run: "RunState", *, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(asdict(run), indent=2))
-        return
-    print(f"{run.run}  {run.status}" + (f": {run.reason}" if run.reason else ""))
-    for step in run.steps:
-        print(f"{step.name:<24} {step.status}" + (f": {step.reason}" if step.reason else ""))
-    for line in (run.url, run.note):
-        if line:
-            print(line)
+    lines = [f"{run.run}  {run.status}" + (f": {run.reason}" if run.reason else "")]
+    lines += [
+        f"{step.name:<24} {step.status}" + (f": {step.reason}" if step.reason else "")
+        for step in run.steps
+    ]
+    lines += filter(None, (run.url, run.note))
+    print(json.dumps(asdict(run), indent=2) if as_json else "\n".join(lines))

@@ -25,7 +25,7 @@ from stoker.host import machine
 from stoker.launch.topology import Topology, from_resourceconfig
 from stoker.settings import from_environment
 
-State = Literal["ok", "warn", "fail"]
+FindingState = Literal["ok", "warn", "fail"]
 
 _T = TypeVar("_T")
 # Of SageMaker's data-parallel library (strategy smddp), which has no release for a newer version.
@@ -52,7 +52,7 @@ class Finding:
     """
 
     name: str
-    state: State
+    state: FindingState
     text: str
     fix: str = ""
 
@@ -99,7 +99,7 @@ def torch_check(*, trains: bool) -> Finding:
     if len(numbers) < 2:
         return Finding("torch", "warn", text, f"check that it is {wanted}")
     if numbers < MIN_TORCH:
-        state: State = "fail" if trains else "warn"
+        state: FindingState = "fail" if trains else "warn"
         return Finding("torch", state, text, f"use {wanted}")
     return Finding("torch", "ok", text)
 
@@ -138,10 +138,8 @@ def shared_memory_check(path: Path = Path("/dev/shm")) -> Finding:
         fix = "mount a tmpfs there: PyTorch's own loader workers need it"
         return Finding("shm", "warn", f"{path}: {err.strerror}", fix)
     if total < MIN_SHARED_MEMORY_BYTES:
-        fix = (
-            "docker run --shm-size, or an emptyDir of medium Memory: PyTorch's own loader workers "
-        )
-        fix += "need it, stoker's do not"
+        fix = "docker run --shm-size, or an emptyDir of medium Memory: PyTorch's own loader "
+        fix += "workers need it, stoker's do not"
         return Finding("shm", "warn", f"{path} has {_gib(total)}", fix)
     return Finding("shm", "ok", f"{path} has {_gib(total)}")
 
@@ -341,13 +339,11 @@ def examine(environ: Mapping[str, str], *, peer: str | None) -> Iterator[Finding
         yield Finding("settings", "fail", f"{err.what} ({err.where})", err.fix)
         # With defaults, for the other checks.
         settings = from_environment({})
-    topology: Topology | None
-    role: Finding
+    topology = None
     try:
         topology = from_resourceconfig(settings.base_dir, environ)
         role = role_check(topology)
     except UsageError as err:
-        topology = None
         role = Finding("role", "fail", f"{err.what} ({err.where})", err.fix)
     has_part = topology is not None and len(topology.hosts) > 1
     yield torch_check(trains=has_part)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import yaml
 
-from stoker.doctor import Finding, State
+from stoker.doctor import Finding, FindingState
 from stoker.errors import ServiceError, StokerError
 from stoker.pipelines.kubeflow.client import KubeflowClient
 from stoker.platforms.kubernetes import KubernetesPlatform, api
@@ -190,7 +190,7 @@ def claim_finding(cluster: ClusterApi, use: ClaimUse) -> Finding:
         is_today = use.num_hosts > 1
         who = f"{use.num_hosts} hosts" if is_today else "a dnn host and data hosts"
         fix = f"a claim of a class that has {' or '.join(sorted(many))} (EFS, Filestore, NFS...)"
-        state: State = "fail" if is_today else "warn"
+        state: FindingState = "fail" if is_today else "warn"
         return Finding("claim", state, f"{line}; {who} need to mount it", fix)
     if phase == "Bound":
         return Finding("claim", "ok", line)
@@ -207,7 +207,7 @@ def kubeflow_finding(workload: Workload) -> Finding:
         # A site without it trains all the same, unless the workload says that there is one.
         is_named = bool(workload.kubernetes and workload.kubernetes.kubeflow)
         is_unasked = isinstance(err, ServiceError) and err.kind == "denied"
-        state: State = "fail" if is_named and not is_unasked else "warn"
+        state: FindingState = "fail" if is_named and not is_unasked else "warn"
         fix = f"{err.fix or 'kubernetes.kubeflow says where it is'}; only pipelines need it"
         return Finding("kubeflow", state, f"Kubeflow Pipelines cannot be checked: {err.what}", fix)
     least = "pipelines need 2.14 or later"

@@ -54,7 +54,7 @@ _IN_TRAINER = ("__init__", "__post_init__", "__getstate__", "__reduce__", "__red
 _MISSING = object()
 
 
-class Kind(NamedTuple):
+class GeneratorKind(NamedTuple):
     """How a kind of generator is read, written, and seeded from 32 bytes."""
 
     read: Callable[[object], object]
@@ -62,7 +62,7 @@ class Kind(NamedTuple):
     seed: Callable[[object, bytes], object]
 
 
-def kind_of(value: object) -> Kind | None:
+def kind_of(value: object) -> GeneratorKind | None:
     """Returns how to read and seed `value`; None if it is no generator whose state can be set."""
     kind = type(value)
     if kind not in _known:
@@ -120,15 +120,15 @@ def _set_bits(bits: np.random.BitGenerator, state: object) -> None:
     bits.state = state  # type: ignore[assignment]
 
 
-def _kind(read: object, write: object, seed: object) -> Kind:
-    return Kind(
+def _kind(read: object, write: object, seed: object) -> GeneratorKind:
+    return GeneratorKind(
         cast("Callable[[object], object]", read),
         cast("Callable[[object, object], object]", write),
         cast("Callable[[object, bytes], object]", seed),
     )
 
 
-_KINDS: dict[type, Kind] = {
+_KINDS: dict[type, GeneratorKind] = {
     torch.Generator: _kind(torch.Generator.get_state, torch.Generator.set_state, _seed_torch),
     random.Random: _kind(random.Random.getstate, random.Random.setstate, _seed_python),
     np.random.Generator: _kind(
@@ -143,7 +143,7 @@ _KINDS: dict[type, Kind] = {
     ),
     np.random.BitGenerator: _kind(lambda bits: bits.state, _set_bits, _seed_bits),
 }
-_known: dict[type, Kind | None] = {}
+_known: dict[type, GeneratorKind | None] = {}
 
 
 _Sort = Literal[
@@ -168,7 +168,7 @@ class FoundGenerator(NamedTuple):
 
     path: str
     value: object
-    kind: Kind
+    kind: GeneratorKind
     name: "hashlib.blake2b"
 
 
@@ -314,7 +314,7 @@ class _Walk:
         if type(value) not in _BUILT_IN:
             self._object(path, value)
 
-    def _find(self, path: str, value: object, kind: Kind) -> None:
+    def _find(self, path: str, value: object, kind: GeneratorKind) -> None:
         if len(self.found) >= MAX_GENERATORS:
             what = f"a {_name(type(value))}, the first of more than {MAX_GENERATORS}"
             self.out_of_reach.setdefault(path, what)

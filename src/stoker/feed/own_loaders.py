@@ -6,7 +6,7 @@ Light to import: the feed warns by this table, and a profile classifies loaders 
 import sys
 from typing import Literal
 
-Reach = Literal["stoker", "torch", "left", "own"]
+LoaderReach = Literal["stoker", "torch", "left", "own"]
 
 _STOKERS = "stoker.feed.loader.DataLoader"
 # Module: its class that makes batches without torch's loader.
@@ -31,7 +31,7 @@ def imports_stokers() -> bool:
     return "DataLoader" in vars(sys.modules["stoker"])
 
 
-def reach_of(kind: type) -> tuple[str, Reach]:
+def reach_of(kind: type) -> tuple[str, LoaderReach]:
     """Returns the full name of a loader's class, and how far data hosts can make its batches.
 
     For a subclass of one of OWN_LOADERS, the name is the base's.

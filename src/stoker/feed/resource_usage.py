@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from stoker.feed.memory import num_bytes
-from stoker.feed.own_loaders import Reach, reach_of
+from stoker.feed.own_loaders import LoaderReach, reach_of
 from stoker.host.counters import bytes_read
 from stoker.host.machine import process_clock, thread_clock
 from stoker.host.processes import descendant_pids
@@ -62,7 +62,7 @@ class LoaderUsage(msgspec.Struct, kw_only=True):
     num_workers: int = 0
     is_elsewhere: bool = False
     class_name: str = ""
-    reach: Reach = "torch"
+    reach: LoaderReach = "torch"
     shards: int = 0
     spans: list[tuple[float, float, float]] = msgspec.field(default_factory=list)
 

@@ -28,8 +28,8 @@ from torch.utils.data._utils import worker as torch_worker
 from stoker.errors import ShippingError
 from stoker.feed.generators import (
     MAX_SEED,
+    GeneratorKind,
     HeldGenerators,
-    Kind,
     global_generators,
     kind_of,
     put_back,
@@ -323,7 +323,7 @@ def set_states(states: bytes, roots: Mapping[str, object]) -> set[str]:
     return given.keys() - here.keys()
 
 
-def _all(roots: Mapping[str, object]) -> Iterator[tuple[str, object, Kind]]:
+def _all(roots: Mapping[str, object]) -> Iterator[tuple[str, object, GeneratorKind]]:
     for name, value in zip(("torch", "python", "numpy"), global_generators(), strict=False):
         kind = kind_of(value)
         if kind is not None:

@@ -28,7 +28,7 @@ _FEED = "stoker.feed.remote_iterators"
 ENOUGH_STEPS = 20
 _WRITE_SECONDS = 1.0
 
-AnyLoader = torch.utils.data.DataLoader[object]
+TorchLoader = torch.utils.data.DataLoader[object]
 
 
 @dataclass(slots=True)
@@ -118,7 +118,7 @@ def _has_optimizer(kind: type[Optimizer]) -> bool:
     return getattr(kind.step, "hooked", False) or any(map(_has_optimizer, kind.__subclasses__()))
 
 
-def install(dataloader_class: type[AnyLoader]) -> None:
+def install(dataloader_class: type[TorchLoader]) -> None:
     """Watches this process, if it may train."""
     if torch.utils.data.get_worker_info() is not None:
         return
@@ -143,11 +143,11 @@ def install(dataloader_class: type[AnyLoader]) -> None:
     atexit.register(at_exit)
 
 
-def _see_loaders(dataloader_class: type[AnyLoader], watch: OptimizerWatch) -> None:
+def _see_loaders(dataloader_class: type[TorchLoader], watch: OptimizerWatch) -> None:
     """Watches loaders that are read with torch's iterators; stoker's class has its own."""
-    original: Callable[[AnyLoader], _BaseDataLoaderIter] = dataloader_class._get_iterator
+    original: Callable[[TorchLoader], _BaseDataLoaderIter] = dataloader_class._get_iterator
 
-    def _get_iterator(self: AnyLoader) -> _BaseDataLoaderIter:
+    def _get_iterator(self: TorchLoader) -> _BaseDataLoaderIter:
         iterator = original(self)
         if not watch.seen and not type(iterator).__module__.startswith("stoker."):
             watch.seen = f"{type(self).__module__}.{type(self).__qualname__}"

@@ -109,7 +109,7 @@ class Attendance:
         self._reports[message.rank] = (sender, now, message)
 
 
-Outcome = Literal["succeeded", "failed", "stopped"]
+EndState = Literal["succeeded", "failed", "stopped"]
 
 
 class Coordinator:
@@ -253,7 +253,7 @@ class Coordinator:
         )
         self._thread.start()
 
-    def end(self, outcome: Outcome, *, exit_code: int | None, reason: str) -> None:
+    def end(self, outcome: EndState, *, exit_code: int | None, reason: str) -> None:
         """Announces the outcome to every launcher; returns at once, only the first call counts."""
         # At most 16 kB in UTF-8: a message above MAX_MESSAGE_BYTES would close the connection.
         self._ending.put(State(outcome=outcome, exit_code=exit_code, reason=reason[:4000]))

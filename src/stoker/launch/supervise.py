@@ -131,8 +131,8 @@ class Decided:
     reason: str
 
 
-Happening = SignalReceived | CommandEnded | Decided
-Inbox = queue.SimpleQueue[Happening]
+LaunchEvent = SignalReceived | CommandEnded | Decided
+Inbox = queue.SimpleQueue[LaunchEvent]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,7 +304,7 @@ def _follow(
     kill_at = float("inf")
     while True:
         try:
-            happening: Happening | None = inbox.get(timeout=_TICK_SECONDS)
+            happening: LaunchEvent | None = inbox.get(timeout=_TICK_SECONDS)
         except queue.Empty:
             happening = None
         match happening:

@@ -383,7 +383,7 @@ class FeedLog:
 
 
 @dataclass(frozen=True, slots=True)
-class Bottleneck:
+class FeedBottleneck:
     """What limits the run.
 
     Attributes:
@@ -403,7 +403,7 @@ def bottleneck_of(
     *,
     does_loading_wait: bool | None = None,
     names: Mapping[str, str] = MappingProxyType({}),
-) -> Bottleneck:
+) -> FeedBottleneck:
     """Returns the limit of an interval (of several: see `joined`).
 
     The words do not include the wait, which callers show with them.
@@ -415,19 +415,19 @@ def bottleneck_of(
     """
     wait, ready = interval.wait_share, interval.queue_depth
     if wait is None:
-        return Bottleneck(
+        return FeedBottleneck(
             "unknown", "not known: no step ended in this time", "look again after a few steps"
         )
     if wait < MIN_WAIT_SHARE:
         queue = "" if ready is None else f": {ready:.1f} batches are ready"
-        return Bottleneck(
+        return FeedBottleneck(
             "accelerator",
             f"the trainer, as data is there in time{queue}",
             "a faster trainer, or fewer data hosts",
         )
     hosts = [host for host in interval.hosts if host.credits]
     if not hosts:
-        return Bottleneck(
+        return FeedBottleneck(
             "workers",
             "the lack of data workers: none is there",
             "see the data hosts' logs, and stoker doctor --peer HOST",
@@ -452,49 +452,49 @@ def bottleneck_of(
             if host.busy_workers
         )
         if cpus >= MIN_CPU_SHARE * busy:
-            return Bottleneck("cpu", seen, "more data hosts, or a cheaper transform")
+            return FeedBottleneck("cpu", seen, "more data hosts, or a cheaper transform")
         seen += f" and have a CPU for {cpus / busy:.0%} of that"
         if does_loading_wait is None:
-            return Bottleneck(
+            return FeedBottleneck(
                 "workers",
                 seen,
                 "more data hosts, where workers share their cores with other processes; faster "
                 "storage or more workers, where they wait for what they read",
             )
         if does_loading_wait:
-            return Bottleneck(
+            return FeedBottleneck(
                 "latency",
                 f"{seen}, as they wait for what they read",
                 "faster storage, or more workers, which wait at the same time",
             )
-        return Bottleneck(
+        return FeedBottleneck(
             "cpu",
             f"{seen}, as they share their cores with other processes",
             "more data hosts, on separate cores",
         )
     if (ready or 0.0) >= MIN_READY:
         slowest = min(hosts, key=lambda host: host.batches_per_second / max(host.workers, 1))
-        return Bottleneck(
+        return FeedBottleneck(
             "order",
             f"one late batch: {ready:.1f} others are ready; slowest is "
             f"{names.get(slowest.name, slowest.name)}",
             "even out the cost of batches, or raise feed.credits and feed.max_bytes",
         )
     if asked >= MIN_CREDIT_SHARE * credits:
-        return Bottleneck(
+        return FeedBottleneck(
             "network",
             f"the way to the trainer: workers are at work {share:.0%} of the time, "
             f"{asked} of {credits} batches asked for",
             "smaller batches on the wire (uint8), a faster network, or feed.credits",
         )
-    return Bottleneck(
+    return FeedBottleneck(
         "hand-out",
         f"the hand-out: {asked} of {credits} batches asked for",
         "raise feed.max_bytes; look at what the sampler costs",
     )
 
 
-def _shards_limit(shards: int, *, spare: int, share: float) -> Bottleneck:
+def _shards_limit(shards: int, *, spare: int, share: float) -> FeedBottleneck:
     """Returns the limit of a stream with one worker per shard, for which credits mean nothing."""
     what = "only shard" if shards == 1 else f"{shards} shards"
     words = f"the stream's {what}: one worker makes a shard, at work {share:.0%} of the time"
@@ -502,8 +502,8 @@ def _shards_limit(shards: int, *, spare: int, share: float) -> Bottleneck:
     if spare > 0:
         words += f"; {spare} more could work"
     if share >= MIN_BUSY_SHARE:
-        return Bottleneck("shards", words, f"{more}; or a cheaper transform")
-    return Bottleneck(
+        return FeedBottleneck("shards", words, f"{more}; or a cheaper transform")
+    return FeedBottleneck(
         "shards",
         words,
         f"{more}; persistent_workers=True if epochs are short, as each restarts its workers",

@@ -5,6 +5,8 @@ import hashlib
 import importlib
 import json
 import sys
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +14,24 @@ from types import ModuleType
 
 import msgspec
 
-from stoker.errors import MissingExtraError, PlatformError, UsageError, install_command
+from stoker.errors import (
+    MissingExtraError,
+    PlatformError,
+    ServiceError,
+    UsageError,
+    install_command,
+)
 from stoker.parameters import Kind, Parameter, camel, parameters_of, parse
 from stoker.platforms.sagemaker.submit import pack
 from stoker.records import SageMakerSettings, Workload, nearest, to_document, to_json
 
 CODE = "code.tar.gz"
 WORKLOAD = "workload.json"
+# Between two looks at a run, and at one that was asked to stop.
+WAIT_SECONDS = 10.0
+STOP_POLL_SECONDS = 5.0
+# A service or network that is away for longer ends the waiting, never the run.
+PATIENCE_SECONDS = 900.0
 _PACKAGE = Path(__file__).resolve().parents[1]
 # An installed wheel carries the project's files; an editable installation has its checkout.
 CARRIED = (_PACKAGE / "project", _PACKAGE.parents[1])
@@ -80,35 +93,55 @@ def schedule_name(workload: Workload, name: str | None) -> str:
     return name if name.startswith(f"{base}-") else f"{base}-{name}"
 
 
-def wait_until_stopped(
-    name: str,
-    look: Callable[[], tuple[RunState, str]],
-    *,
-    target: str,
-    seconds: float,
-    clock: Callable[[], float],
-    pause: Callable[[], None],
-) -> RunState:
-    """Waits for a run that was asked to stop.
+class PipelineClient(ABC):
+    """What the clients of both services share: waiting for runs."""
 
-    Args:
-        look: Returns the run's state, and what has not ended yet; empty: all of it has.
+    target: str
+    stop_seconds: float
+    clock: Callable[[], float] = staticmethod(time.monotonic)
+    sleep: Callable[[float], None] = staticmethod(time.sleep)
 
-    Raises:
-        PlatformError: If it has not ended after `seconds`.
-    """
-    deadline = clock() + seconds
-    while True:
-        state, left = look()
-        if not left:
-            return state
-        if clock() >= deadline:
-            raise PlatformError(
-                f"{name} is {state.status} after {seconds:.0f} s",
-                where=left,
-                fix=f"it was asked to stop; see stoker status {target} {name}",
-            )
-        pause()
+    @abstractmethod
+    def status(self, run: str) -> RunState:
+        """Returns a run by what the service calls it, or the newest of a pipeline."""
+
+    def wait(self, run: str, *, show: Callable[[str], None]) -> RunState:
+        """Waits until a run has ended; shows each step that changes.
+
+        Raises:
+            PlatformError: If the service refuses, or does not answer for `PATIENCE_SECONDS`.
+        """
+        heard, shown = self.clock(), set[tuple[str, str]]()
+        while True:
+            try:
+                state = self.status(run)
+            except PlatformError as err:
+                # A run that was just started may not be shown yet.
+                kind = err.kind if isinstance(err, ServiceError) else "refused"
+                is_away = kind in ("away", "stale", "missing")
+                if not is_away or self.clock() - heard > PATIENCE_SECONDS:
+                    raise
+            else:
+                heard = self.clock()
+                for step in state.steps:
+                    if (step.name, step.status) not in shown:
+                        shown.add((step.name, step.status))
+                        show(f"{step.name:<24} {step.status}")
+                if state.has_ended:
+                    return state
+            self.sleep(WAIT_SECONDS)
+
+    def _wait_until_stopped(self, look: Callable[[], RunState]) -> RunState:
+        deadline = self.clock() + self.stop_seconds
+        while not (state := look()).has_ended:
+            if self.clock() >= deadline:
+                raise PlatformError(
+                    f"{state.run} is {state.status} after {self.stop_seconds:.0f} s",
+                    where=state.note,
+                    fix=f"it was asked to stop; see stoker status {self.target} {state.run}",
+                )
+            self.sleep(STOP_POLL_SECONDS)
+        return state
 
 
 def fixed(name: str, kind: Kind, text: str, default: str | int) -> Parameter:

@@ -123,7 +123,7 @@ def _composes(dataset: object) -> Iterator[tuple[object, Sequence[object]]]:
             yield value, transforms
             # What is nested in them is part of them.
             seen.update(map(id, transforms))
-        # Below an owner, too: a dataset with a list of its own may wrap one that has another.
+        # Below an owner, too: a dataset with a list may wrap one that has another.
         if depth < _DEPTH:
             waiting += [(child, depth + 1) for child in _children(value)]
 

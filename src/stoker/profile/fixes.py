@@ -14,7 +14,7 @@ from stoker.text import ms, size, vcpus_words
 _MIN_GAIN = 0.05
 _MIN_FLOAT_BYTES = 1 << 20
 _AS_FAST = 0.95
-# One worker more than vCPUs keeps these busy while another waits; so many more only take turns.
+# One worker more than vCPUs keeps these busy while another waits; many more only take turns.
 _MANY_WORKERS_PER_VCPU = 1.5
 # More than one epoch differs from another by chance; with fewer batches that cannot be told.
 _FIRST_RATIO = 1.5

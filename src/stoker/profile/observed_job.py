@@ -197,8 +197,8 @@ def _notes(job: ObservedJob) -> list[str]:
     others = [name for name in job.groups if name != job.dnn]
     if others:
         notes.append(
-            f"the job has the group{'s' if len(others) > 1 else ''} {', '.join(others)} next to "
-            f"{job.dnn}: the figures are those of {job.dnn}, and today's cost is that of all groups"
+            f"the job also has the group{'s' if len(others) > 1 else ''} {', '.join(others)}: the "
+            f"figures are for {job.dnn} only, today's cost is for all groups"
         )
     if job.is_running:
         notes.append("the job is still running: these are the means until now")

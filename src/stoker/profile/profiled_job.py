@@ -53,7 +53,7 @@ NOTE = (
     "only the steps as they are: stoker does not make the batches, so that neither a step with "
     "cached batches nor the cost of loading could be measured, and no plan is advised"
 )
-_CPU_NOTE = "the CPU time is that of the script's processes and of all that they started"
+_CPU_NOTE = "the CPU time covers the script's processes and all their descendants"
 # Packages with loaders of their own, in the words of their users.
 _OTHER_LOADERS = {
     "tensorflow": "tf.data",

@@ -23,10 +23,10 @@ _FASTER = 1.1
 # A container that its quota stops in fewer periods hardly notices.
 MIN_THROTTLED = 0.10
 MIN_PERIODS = 5
-# A share of so many knocks is known to about 0.1.
+# A share of this many knocks is known to about 0.1.
 MIN_KNOCKS = 15
 # A loop of Python code holds the interpreter lock at 0.98 of all knocks, a small model of torch's
-# operations at 0.05, the same next to a busy thread at 0.9 (2 cores, python 3.11). What the main
+# operations at 0.05, the same with another busy thread at 0.9 (2 cores, python 3.11). What the main
 # thread's own CPU does not explain, others hold.
 MIN_HELD = 0.4
 MIN_HELD_BY_OTHERS = 0.3
@@ -42,7 +42,7 @@ MIN_OUTSIDE = 0.7
 MIN_STRAGGLING = 0.15
 # Taking a batch over from its worker costs this much of a short step, on any worker.
 MAX_LOST = 0.15
-# Below this share, what a worker does not compute goes on memory pages and pipes, not on waiting.
+# Below this share, a worker that does not compute handles memory pages and pipes; it does not wait.
 MIN_WORKER_IDLE = 0.5
 # A loader that alone delivers a batch in less of a step is not what steps wait for.
 MIN_LOADING = 0.6

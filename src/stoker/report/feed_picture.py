@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from stoker.launch.telemetry import (
-    Bottleneck,
+    FeedBottleneck,
     FeedInterval,
     HostRate,
     bottleneck_of,
@@ -54,8 +54,8 @@ class FeedStory:
 
     intervals: tuple[FeedInterval, ...]
     whole: FeedInterval
-    limit: Bottleneck
-    present_limit: Bottleneck
+    limit: FeedBottleneck
+    present_limit: FeedBottleneck
     names: Mapping[str, str] = field(default_factory=dict)
     wait_share: float | None = None
 

@@ -38,10 +38,10 @@ from stoker.sagemaker.steps import (
     ConditionStep,
     FailStep,
     PipelineVariable,
-    Request,
     RequestStep,
     Step,
     StepDependency,
+    StepRequest,
     Text,
     TriggerCondition,
     control_step,
@@ -451,7 +451,9 @@ def _waits_for(profile: RequestStep | Text) -> list[Step]:
     return [profile] if isinstance(profile, RequestStep) else []
 
 
-def _job_request(run: PipelineRun, request: Mapping[str, Json], *, image: Text | None) -> Request:
+def _job_request(
+    run: PipelineRun, request: Mapping[str, Json], *, image: Text | None
+) -> StepRequest:
     """Returns the request with the image parameter, without the name and digests of one job."""
     tags = [
         tag for tag in mappings(request.get("Tags")) if not str(tag["Key"]).startswith("stoker:")
@@ -466,7 +468,7 @@ def _job_request(run: PipelineRun, request: Mapping[str, Json], *, image: Text |
     }
 
 
-def _channels(run: PipelineRun, request: Mapping[str, Json]) -> list[Request]:
+def _channels(run: PipelineRun, request: Mapping[str, Json]) -> list[StepRequest]:
     """Returns the channels with the input data's parameter, without the token of a single job."""
     main, has_address = main_channel(run.workload), _has_address(run)
     return [
@@ -482,18 +484,18 @@ def _has_address(run: PipelineRun) -> bool:
     return any(parameter.name == "input_data" for parameter in run.request.parameters)
 
 
-def _hyperparameters(run: PipelineRun, request: Mapping[str, Json]) -> Request:
+def _hyperparameters(run: PipelineRun, request: Mapping[str, Json]) -> StepRequest:
     """Returns the request's hyperparameters; those that a run can change by their parameters."""
     known = {p.hyperparameter: text("", run.value(p.name)) for p in run.request.hyperparameters}
     return {**mapping(request.get("HyperParameters") or {}), **known}
 
 
-def _placed(channel: Mapping[str, Json], uri: Text) -> Request:
+def _placed(channel: Mapping[str, Json], uri: Text) -> StepRequest:
     source = mapping(mapping(channel["DataSource"])["S3DataSource"])
     return {**channel, "DataSource": {"S3DataSource": {**source, "S3Uri": uri}}}
 
 
-def _without(request: Json, keys: Collection[str]) -> Request:
+def _without(request: Json, keys: Collection[str]) -> StepRequest:
     return {key: value for key, value in mapping(request).items() if key not in keys}
 
 

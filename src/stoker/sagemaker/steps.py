@@ -133,7 +133,7 @@ class PipelineVariable(Protocol):
 
 
 Text = str | PipelineVariable
-Request = dict[str, object]
+StepRequest = dict[str, object]
 
 # Letters and digits, and the address that the service knows the run by.
 EXECUTION_ID: PipelineVariable = ExecutionVariables.PIPELINE_EXECUTION_ID
@@ -190,7 +190,7 @@ class RequestStep(ConfigurableRetryStep):  # type: ignore[misc]
         self._properties = Properties(step_name=name, step=self, shape_name=_SHAPES[kind])
 
     @property
-    def arguments(self) -> Request:
+    def arguments(self) -> StepRequest:
         return self._request
 
     @property
@@ -198,9 +198,9 @@ class RequestStep(ConfigurableRetryStep):  # type: ignore[misc]
         """What the Describe call will return of the job or model package."""
         return self._properties
 
-    def to_request(self) -> Request:
+    def to_request(self) -> StepRequest:
         """Returns the step as the definition holds it."""
-        step: Request = super().to_request()
+        step: StepRequest = super().to_request()
         if self.property_files:
             step["PropertyFiles"] = [file.expr for file in self.property_files]
         if self._cache_days:
@@ -431,7 +431,7 @@ def control_step(
     files = {"workload": f"{run.request.inputs_uri}/workload.json", **(inputs or {})}
     # SageMaker tells a container its region, but not in the variable that boto3 reads.
     region = {"AWS_DEFAULT_REGION": settings.region} if settings.region else {}
-    request: Request = {
+    request: StepRequest = {
         "AppSpecification": {
             "ImageUri": image or run.control_image,
             "ContainerEntrypoint": [command[0]],
@@ -625,13 +625,13 @@ def _property_file(name: str, path: str) -> PropertyFile:
     return PropertyFile(name=name, output_name=output, path=file)
 
 
-def _network(settings: SageMakerSettings, *, is_isolated: bool) -> Request | None:
+def _network(settings: SageMakerSettings, *, is_isolated: bool) -> StepRequest | None:
     if not settings.vpc and not is_isolated:
         return None
     return {"EnableNetworkIsolation": is_isolated, "VpcConfig": settings.vpc or None}
 
 
-def _without_absent(request: Mapping[str, object]) -> Request:
+def _without_absent(request: Mapping[str, object]) -> StepRequest:
     """Returns the request without the keys whose value is None, at any depth."""
     return {key: _plain(value) for key, value in request.items() if value is not None}
 
@@ -655,11 +655,11 @@ __all__ = [
     "ConditionStep",
     "FailStep",
     "PipelineVariable",
-    "Request",
     "RequestStep",
     "SageMakerPipelineRun",
     "Step",
     "StepDependency",
+    "StepRequest",
     "Text",
     "TriggerCondition",
     "control_step",

@@ -35,9 +35,7 @@ FINISHED = "the training is finished though the run has FAILED"
 class PipelineProject:
     """Holds a pipeline of the tests' own, with a short profile, and its runs."""
 
-    def __init__(
-        self, cluster: NodeCluster, server: PipelinesServer, *, has_claims: bool = True
-    ) -> None:
+    def __init__(self, cluster, server, *, has_claims=True):
         self.cluster, self.server = cluster, server
         self.name = f"stoker-test-{uuid.uuid4().hex[:6]}"
         given = cluster.given
@@ -72,7 +70,6 @@ class PipelineProject:
             self.cluster.call("PATCH", path + query, each, kind=kind)
 
     def start(self, **params: object) -> str:
-        """Starts a run; returns its id."""
         flags = [word for name, value in params.items() for word in ("--param", f"{name}={value}")]
         words = ("start", "kubeflow", str(self.file), "--yes", "--json", *flags)
         told = self.cluster.typed(*words)
@@ -80,11 +77,9 @@ class PipelineProject:
         return self.runs[-1]
 
     def job(self, run: str) -> str:
-        """Returns the name of a run's training."""
         return read_workload(self.file).run_name(run)
 
     def follower(self, run: str) -> str:
-        """Returns the pod of the step that follows the training."""
         selector = f"pipeline/runid={run},stoker/role=follower"
         (pod,) = self.cluster.running(selector)
         return pod
@@ -94,7 +89,6 @@ class PipelineProject:
         return found
 
     def is_free(self, run: str) -> bool:
-        """Says whether no job of a run is left."""
         return not any(name.startswith(self.job(run)) for name in self.cluster.names("jobsets"))
 
     def close(self) -> None:

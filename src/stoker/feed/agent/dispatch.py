@@ -60,7 +60,7 @@ class AgentSession:
     is_ready: bool = False
     credits: int = 0
     before_epoch_id: int = 0
-    requests: dict[tuple[int, int], "Request"] = field(default_factory=dict)
+    requests: dict[tuple[int, int], "BatchRequest"] = field(default_factory=dict)
     asked_at: float = -math.inf
     unreachable_since: float | None = None
 
@@ -73,7 +73,7 @@ class AgentSession:
 
 
 @dataclass(eq=False, slots=True)
-class Request:
+class BatchRequest:
     """A request for one batch, with spec and seeding of its session at that time."""
 
     session: AgentSession
@@ -95,25 +95,25 @@ class Queue:
     """Waiting requests of all sessions, in order of batch number."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, Request]] = []
+        self._heap: list[tuple[int, int, BatchRequest]] = []
         self._arrivals = itertools.count()
 
     def __len__(self) -> int:
         return sum(not request.is_cancelled for _, _, request in self._heap)
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[BatchRequest]:
         return (request for _, _, request in self._heap if not request.is_cancelled)
 
-    def push(self, request: Request) -> None:
+    def push(self, request: BatchRequest) -> None:
         """Adds a request; one that was popped before gets its former place."""
         if request.arrival is None:
             request.arrival = next(self._arrivals)
         heapq.heappush(self._heap, (request.number, request.arrival, request))
 
-    def pop(self, *, specs: Collection[str]) -> Request | None:
+    def pop(self, *, specs: Collection[str]) -> BatchRequest | None:
         """Returns the first request whose spec is in `specs`, or None; discards cancelled ones."""
-        kept: list[tuple[int, int, Request]] = []
-        found: Request | None = None
+        kept: list[tuple[int, int, BatchRequest]] = []
+        found: BatchRequest | None = None
         while self._heap and found is None:
             entry = heapq.heappop(self._heap)
             if entry[2].is_cancelled:
@@ -257,11 +257,11 @@ class Outbox:
         """Declines a request before it is queued."""
         self.answer(identity, _declined(message, reason))
 
-    def decline(self, request: Request, reason: str, *, is_lost: bool = False) -> None:
+    def decline(self, request: BatchRequest, reason: str, *, is_lost: bool = False) -> None:
         """Declines a request that was accepted."""
         self.send(request.session, _declined(request.make, reason, is_lost=is_lost))
 
-    def result(self, request: Request, result: Result) -> None:
+    def result(self, request: BatchRequest, result: Result) -> None:
         session = request.session
         name, epoch_id, number = session.name, request.epoch_id, request.number
         if result.is_lost:
@@ -302,7 +302,7 @@ class Outbox:
             )
             self._send_batch(request, made, result)
 
-    def _send_batch(self, request: Request, made: protocol.Made, result: Result) -> None:
+    def _send_batch(self, request: BatchRequest, made: protocol.Made, result: Result) -> None:
         self.num_sent += 1
         # The batch has the only view from now on; it is deleted before `done`, after which the
         # worker writes the next batch to that memory.
@@ -387,7 +387,7 @@ class Dispatch:
         """Assigns late jobs to other workers, too, and adapts the credits; called once a second."""
         for job in self._specs.give_late_jobs_again():
             (late,) = job.key
-            assert isinstance(late, Request)
+            assert isinstance(late, BatchRequest)
             self._log.event(EventName.BATCH_OVERDUE, epoch_id=late.epoch_id, batch=late.number)
         self._credits.adapt()
         self.share_credits()
@@ -419,7 +419,7 @@ class Dispatch:
         now = time.monotonic()
         was_active = session.is_active(now)
         session.asked_at = now
-        request = session.requests[message.epoch_id, message.number] = Request(
+        request = session.requests[message.epoch_id, message.number] = BatchRequest(
             session, session.spec, session.seeding, message
         )
         if stream is None:
@@ -430,7 +430,9 @@ class Dispatch:
         if not was_active:
             self.share_credits()
 
-    def _refusal(self, session: AgentSession, message: protocol.Make, known: Request | None) -> str:
+    def _refusal(
+        self, session: AgentSession, message: protocol.Make, known: BatchRequest | None
+    ) -> str:
         """Returns why a request is refused; empty: it is not."""
         limit = session.max_requests
         stream = message.stream
@@ -481,7 +483,7 @@ class Dispatch:
 
     def _deliver(self, result: Result, *, is_dry: bool) -> None:
         (request,) = result.job.key
-        assert isinstance(request, Request)
+        assert isinstance(request, BatchRequest)
         if not request.generation:
             # Credits do not apply to shards, whose worker makes one batch after the other.
             self._credits.count(is_dry=is_dry)

@@ -278,9 +278,9 @@ class Requester:
 
 
 # Descriptor of a local worker to its session and the poller's flags.
-_Children = dict[int, tuple[FeedSession, int]]
+_ChildSessions = dict[int, tuple[FeedSession, int]]
 # Links, the descriptors of their connections, local workers.
-_Polled = tuple[list[Link], list[tuple[int, ...]], _Children]
+_Polled = tuple[list[Link], list[tuple[int, ...]], _ChildSessions]
 
 
 class IoThread:
@@ -347,7 +347,7 @@ class IoThread:
                 seconds = wait
             if link.has_input():
                 served.add(link)
-        children: _Children = {}
+        children: _ChildSessions = {}
         with shared.lock:
             for session in shared.sessions.values():
                 wait = session.schedule.next_check(now)
@@ -375,7 +375,7 @@ class IoThread:
                 self._serve(link, ready)
         self._tick(time.monotonic())
 
-    def _watch(self, links: list[Link], children: _Children) -> None:
+    def _watch(self, links: list[Link], children: _ChildSessions) -> None:
         """Registers the current descriptors with the poller."""
         filenos = [link.filenos for link in links]
         polled = (links, filenos, children)

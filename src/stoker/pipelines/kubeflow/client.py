@@ -10,11 +10,13 @@ import secrets
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
+
+import msgspec
 
 from stoker.errors import (
     MissingExtraError,
@@ -26,35 +28,28 @@ from stoker.errors import (
 from stoker.parameters import truth_value
 from stoker.pipelines.base import (
     Compiled,
+    PipelineClient,
     RunState,
     RunStep,
     schedule_name,
     told_parameters,
-    wait_until_stopped,
 )
-from stoker.pipelines.kubeflow.compile import (
-    inputs_of,
-    spec_of_answer,
-    spec_of_text,
-)
+from stoker.pipelines.kubeflow.compile import inputs_of, spec_of_answer, spec_of_text
 from stoker.platforms.kubernetes.api import ClusterApi
 from stoker.platforms.kubernetes.state import delete_jobs_of
 from stoker.records import Json, KubeflowSettings, KubernetesSettings, Workload
 from stoker.records.base import mapping, mappings
 from stoker.settings import kubeflow_environment
 
-# To connect, and between two reads.
+# Of a connection, and of a read.
 TIMEOUT_SECONDS = (10.0, 60.0)
-# A pod has its grace period, and the exit handler runs after it.
-STOP_SECONDS = 600.0
-POLL_SECONDS = 3.0
-# Of the service's tables: a longer one is refused by some of its databases.
+# Some of the service's databases refuse a longer one.
 _MAX_DESCRIPTION = 255
 # The pipeline's own tasks: Argo adds drivers, executors and attempts NAME(0).
 _TASK = re.compile(r"(?!root$|executor$)[a-z0-9-]+(?<!-driver)")
 _GATE = re.compile(r"gate(-\d+)?")
 _RUN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-# robfig/cron's six fields, seconds first, or one of its words, such as @daily and @every 12h.
+# robfig/cron: six fields, seconds first, or @daily, @every 12h.
 _EXPRESSION = re.compile(r"@[a-z]+( \S+)?|\S+( \S+){5}")
 _KINDS: Mapping[str, tuple[type, ...]] = {
     "NUMBER_INTEGER": (int,),
@@ -71,53 +66,41 @@ _REACH = (
     "check --host and --ca-file; or kubectl port-forward -n kubeflow svc/ml-pipeline 8888, then "
     "--host http://localhost:8888"
 )
-_ERROR_KINDS: dict[int, ServiceErrorKind] = {
-    401: "denied",
-    403: "denied",
-    404: "missing",
-    **dict.fromkeys((0, 429, 502, 503, 504), "away"),
-}
 
 
-class KubeflowClient:
-    """The verbs of pipelines on one installation of Kubeflow Pipelines.
+class KubeflowClient(PipelineClient):
+    """Kubeflow Pipelines, found by `reach`, else by the workload, environment, or kfp.
 
-    Arguments override the workload's settings, these the environment, this what kfp finds.
+    Args:
+        reach: host, namespace, token_file and ca_file, as in the workload's settings.
     """
 
-    def __init__(
-        self,
-        workload: Workload | None,
-        *,
-        host: str | None = None,
-        namespace: str | None = None,
-        token_file: Path | None = None,
-        ca_file: Path | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
+    target = "kubeflow"
+    # A pod has its grace period, and the exit handler runs after it.
+    stop_seconds = 600.0
+
+    def __init__(self, workload: Workload | None, **reach: object) -> None:
         kubernetes = (workload.kubernetes if workload else None) or KubernetesSettings()
-        self._settings = settings = kubernetes.kubeflow or KubeflowSettings()
-        environment = kubeflow_environment()
-        # People copy what the browser shows.
-        self._host = (host or settings.host or "").partition("#")[0] or None
-        self._context = kubernetes.context
-        named = namespace or settings.namespace or kubernetes.namespace
-        self._namespace = named or environment.namespace
-        self._token, self._token_file = environment.token, token_file or settings.token_file
-        self._ca_file = ca_file or settings.ca_file
-        self._clock, self._sleep = clock, sleep
+        given = {key: value for key, value in reach.items() if value}
+        settings = kubernetes.kubeflow or KubeflowSettings()
+        self._settings = msgspec.structs.replace(settings, **given)
+        self._context, self._environment = kubernetes.context, kubeflow_environment()
+        self._namespace = (
+            self._settings.namespace or kubernetes.namespace or self._environment.namespace
+        )
 
     @cached_property
     def namespace(self) -> str | None:
         """The user's namespace; None if the installation has a single user."""
-        if self._health.get("multi_user") and not self._namespace:
-            raise UsageError(
-                "this Kubeflow has many users, each with a namespace",
-                where=self._place,
-                fix="name yours: --namespace N, or kubernetes.kubeflow.namespace in the workload",
-            )
-        return self._namespace if self._health.get("multi_user") else None
+        if not self._health.get("multi_user"):
+            return None
+        if self._namespace:
+            return self._namespace
+        raise UsageError(
+            "this Kubeflow has many users, each with a namespace",
+            where=self._place,
+            fix="name yours: --namespace N, or kubernetes.kubeflow.namespace in the workload",
+        )
 
     @property
     def version(self) -> tuple[int, int] | None:
@@ -133,32 +116,37 @@ class KubeflowClient:
 
     def upload(self, compiled: Compiled, *, is_changed: bool) -> dict[str, Json]:
         """Adds a version to the pipeline, which is created if necessary."""
-        about = {"description": compiled.description[:_MAX_DESCRIPTION]}
-        found = self._find(compiled.name)
+        name, description = compiled.name, compiled.description[:_MAX_DESCRIPTION]
+        found = self._find(name)
         action = "updated" if found else "created"
         if found is None:
-            pipeline = {"name": compiled.name, "display_name": compiled.name, **about}
-            made = self.call("pipelines", "create_pipeline", pipeline=self._owned(pipeline))
+            wanted = {"name": name, "display_name": name, "namespace": self.namespace}
+            wanted["description"] = description
+            made = self.call("pipelines", "create_pipeline", pipeline=wanted)
             found = str(made.get("pipeline_id")), {}
         id, version = found
         if version and not is_changed:
             action = "unchanged"
         else:
-            # The service takes a version's name once.
-            now = datetime.now(UTC)
-            about["name"] = f"{compiled.name}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
             with tempfile.TemporaryDirectory(prefix="stoker-") as folder:
                 file = Path(folder, "pipeline.yaml")
                 file.write_text(compiled.definition, encoding="utf-8")
-                made = {"uploadfile": str(file), "pipelineid": id, **about}
-                version = self.call("upload", "upload_pipeline_version", **made)
+                version = self.call(
+                    "upload",
+                    "upload_pipeline_version",
+                    uploadfile=str(file),
+                    pipelineid=id,
+                    description=description,
+                    # The service takes a version's name once.
+                    name=f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}",
+                )
         page = self._page(f"pipelines/details/{id}/version/{version.get('pipeline_version_id')}")
-        name = version.get("name") or version.get("display_name")
-        return {"action": action, "id": id, "version": name, "url": page}
+        version_name = version.get("name") or version.get("display_name")
+        return {"action": action, "id": id, "version": version_name, "url": page}
 
     def start(self, workload: Workload, parameters: Sequence[str]) -> RunState:
-        """Starts a run of the latest version; `parameters` are NAME=VALUE."""
-        run = self._request(workload, parameters)
+        """Starts a run of the latest version."""
+        _, run = self._request(workload, parameters)
         run["display_name"] = f"{workload.name} {time.strftime('%Y-%m-%d %H:%M:%S')}"
         return self._run(self.call("run", "create_run", run=run))
 
@@ -177,13 +165,13 @@ class KubeflowClient:
                 f"--cron '{expression}' --time-zone {time_zone} is not for Kubeflow's scheduler",
                 fix="six fields, seconds first, such as '0 30 6 * * 1-5', in UTC; or '@every 12h'",
             )
-        wanted = self._request(workload, parameters)
-        reference = mapping(wanted, "pipeline_version_reference")
+        name = schedule_name(workload, name)
+        pipeline_id, wanted = self._request(workload, parameters)
         wanted |= {
-            "display_name": schedule_name(workload, name),
+            "display_name": name,
             "description": f"Starts the pipeline {workload.name}; made by stoker",
             # Without a version the service takes the latest; kfp's client insists on one.
-            "pipeline_version_reference": {"pipeline_id": reference["pipeline_id"]},
+            "pipeline_version_reference": {"pipeline_id": pipeline_id},
             "trigger": {"cron_schedule": {"cron": expression}},
             "mode": "ENABLE",
             "max_concurrency": "1",
@@ -191,23 +179,21 @@ class KubeflowClient:
         }
         there = list(self._all("recurring_run", "list_recurring_runs", "recurringRuns"))
         self.call("recurring_run", "create_recurring_run", recurring_run=wanted)
-        # After the new one was created: no start is missed in between.
+        # Only now, so that no start is missed.
         for item in there:
-            is_same = item.get("display_name") == wanted["display_name"]
-            if is_same and _pipeline_of(item) == reference["pipeline_id"]:
+            if _pipeline_of(item) == pipeline_id and item.get("display_name") == name:
                 id = item.get("recurring_run_id")
                 self.call("recurring_run", "delete_recurring_run", recurring_run_id=id)
-        return str(wanted["display_name"])
+        return name
 
     def status(self, run: str) -> RunState:
         """Returns the run of an id, of its page's address, or the newest of a pipeline."""
         if named := _RUN_ID.search(run.lower()):
             return self._run(self.call("run", "get_run", run_id=named[0]))
-        found = self._find(run)
-        runs = self._all("run", "list_runs", "runs", sort_by="created_at desc") if found else ()
-        for item in runs:
-            if found and _pipeline_of(item) == found[0]:
-                return self.status(str(item.get("run_id")))
+        if found := self._find(run):
+            for item in self._all("run", "list_runs", "runs", sort_by="created_at desc"):
+                if _pipeline_of(item) == found[0]:
+                    return self.status(str(item.get("run_id")))
         raise UsageError(
             f"there is no run of a pipeline {run}",
             where=self._place,
@@ -224,34 +210,20 @@ class KubeflowClient:
                 # It may have ended meanwhile.
                 if not self.status(state.run).has_ended:
                     raise
-        # Also if it had ended: its last step may have been unable to delete them.
-        note = self._delete_jobs(state.run)
-
-        def look() -> tuple[RunState, str]:
-            found = self.status(state.run)
-            return found, "" if found.has_ended else self._place
-
-        ended = wait_until_stopped(
-            state.run,
-            look,
-            target="kubeflow",
-            seconds=STOP_SECONDS,
-            clock=self._clock,
-            pause=lambda: self._sleep(POLL_SECONDS),
-        )
-        return dataclasses.replace(ended, note=note)
-
-    def _delete_jobs(self, run_id: str) -> str:
-        # Kubeflow ends a run's own pods, and no job.
+        # Kubeflow ends a run's own pods, and no job. Also if the run had ended: its last step may
+        # have been unable to delete them.
         namespace = self.namespace or self._namespace or "kubeflow"
         try:
-            deleted = delete_jobs_of(ClusterApi(context=self._context, namespace=namespace), run_id)
+            cluster = ClusterApi(context=self._context, namespace=namespace)
+            deleted = ", ".join(delete_jobs_of(cluster, state.run)) or "no job was left"
+            note = f"deleted in namespace {namespace}: {deleted}"
         except StokerError as err:
-            return f"its jobs are left to the run's own last step: {err.what}"
-        return f"deleted in namespace {namespace}: {', '.join(deleted) or 'no job was left'}"
+            note = f"its jobs are left to the run's own last step: {err.what}"
+        ended = self._wait_until_stopped(lambda: self.status(state.run))
+        return dataclasses.replace(ended, note=note)
 
-    def _request(self, workload: Workload, texts: Sequence[str]) -> dict[str, Json]:
-        """Returns what runs and recurring runs have in common."""
+    def _request(self, workload: Workload, texts: Sequence[str]) -> tuple[str, dict[str, Json]]:
+        """Returns the pipeline's id, and what runs and recurring runs have in common."""
         id, version = self._find(workload.name) or ("", {})
         if not version:
             raise UsageError(
@@ -259,22 +231,18 @@ class KubeflowClient:
                 where=self._place + (f", namespace {self.namespace}" if self.namespace else ""),
                 fix="stoker upload kubeflow WORKLOAD",
             )
-        there = inputs_of(spec_of_answer(version.get("pipeline_spec")))
-        values = _values(there, workload, texts)
+        values = _values(inputs_of(spec_of_answer(version["pipeline_spec"])), workload, texts)
         name = self._settings.experiment or workload.name
         experiment = self._named("experiment", "list_experiments", "experiments", name)
         if experiment is None:
-            owned = self._owned({"display_name": name})
-            experiment = self.call("experiment", "create_experiment", experiment=owned)
-        account = self._settings.service_account
-        return {
+            wanted = {"display_name": name, "namespace": self.namespace}
+            experiment = self.call("experiment", "create_experiment", experiment=wanted)
+        version_id = version.get("pipeline_version_id")
+        return id, {
             "experiment_id": experiment.get("experiment_id"),
-            "pipeline_version_reference": {
-                "pipeline_id": id,
-                "pipeline_version_id": version.get("pipeline_version_id"),
-            },
+            "pipeline_version_reference": {"pipeline_id": id, "pipeline_version_id": version_id},
             "runtime_config": {"parameters": values},
-            **({"service_account": account} if account else {}),
+            "service_account": self._settings.service_account,
         }
 
     def _find(self, name: str) -> tuple[str, Mapping[str, Json]] | None:
@@ -282,17 +250,14 @@ class KubeflowClient:
         found = self._named("pipelines", "list_pipelines", "pipelines", name)
         if found is None:
             return None
-        asked = {"pipeline_id": str(found.get("pipeline_id")), "sort_by": "created_at desc"}
-        answer = self.call("pipelines", "list_pipeline_versions", page_size=1, **asked)
-        return asked["pipeline_id"], next(iter(mappings(answer, "pipeline_versions")), {})
+        id, asked = str(found.get("pipeline_id")), {"page_size": 1, "sort_by": "created_at desc"}
+        answer = self.call("pipelines", "list_pipeline_versions", pipeline_id=id, **asked)
+        return id, next(iter(mappings(answer, "pipeline_versions")), {})
 
     def _named(self, api: str, operation: str, items: str, name: str) -> Mapping[str, Json] | None:
         predicate = {"operation": "EQUALS", "key": "display_name", "string_value": name}
         found = self._all(api, operation, items, filter=json.dumps({"predicates": [predicate]}))
         return next((each for each in found if each.get("display_name") == name), None)
-
-    def _owned(self, document: Mapping[str, Json]) -> dict[str, Json]:
-        return {**document, **({"namespace": self.namespace} if self.namespace else {})}
 
     def _run(self, document: Mapping[str, Json]) -> RunState:
         id, state = str(document.get("run_id")), str(document.get("state") or "PENDING")
@@ -303,8 +268,8 @@ class KubeflowClient:
             if _TASK.fullmatch(str(each.get("display_name")))
         )
         has_gate = any(_GATE.fullmatch(s.name) and s.status == "FAILED" for s in steps)
-        told = [document, *reversed(mappings(document, "state_history"))]
-        reasons = (str(mapping(each, "error").get("message") or "") for each in told)
+        said = [document, *reversed(mappings(document, "state_history"))]
+        reasons = (str(mapping(each, "error").get("message") or "") for each in said)
         return RunState(
             run=id,
             status=state,
@@ -333,14 +298,10 @@ class KubeflowClient:
                 return
 
     def call(self, api: str, operation: str, **arguments: object) -> dict[str, Json]:
-        """Sends one request of kfp's generated client; returns the answer's document.
-
-        Raises:
-            ServiceError: If it is refused or not answered, or if a login page answers.
-        """
+        """Sends a request of kfp's generated client; raises ServiceError if it is refused."""
         prefix = {"upload": "", "pipelines": "pipeline_service_"}.get(api, f"{api}_service_")
         send = getattr(getattr(self._kfp, f"_{api}_api"), f"{prefix}{operation}")
-        given = {key: value for key, value in arguments.items() if value is not None}
+        given = {key: _without_none(value) for key, value in arguments.items() if value is not None}
         refused = importlib.import_module("kfp_server_api").ApiException
         from urllib3.exceptions import HTTPError
 
@@ -356,18 +317,19 @@ class KubeflowClient:
             document = json.loads(body or "{}")
         if status == 200 and isinstance(document, dict):
             return document
-        is_page = body.lstrip().startswith("<")
-        words = str(mapping(document).get("message") or mapping(document).get("error") or body)
-        words = "a web page in place of JSON, such as a login" if is_page else words
         what = f"Kubeflow Pipelines answers {status}" if status else "Kubeflow Pipelines: no answer"
-        fix = _LOGIN if is_page or status in (401, 403) else _REACH if status in (0, 404) else ""
+        words = str(mapping(document).get("message") or mapping(document).get("error") or body)
+        if body.lstrip().startswith("<"):
+            status, words = 401, "a web page in place of JSON, such as a login"
+        kind: ServiceErrorKind = "away" if status in (0, 429, 502, 503, 504) else "refused"
+        kind = "denied" if status in (401, 403) else "missing" if status == 404 else kind
         raise ServiceError(
             f"{what}: {' '.join(words.split())[:400]}",
             where=self._place,
-            fix=fix,
-            code="401" if is_page else str(status or ""),
+            fix=_LOGIN if kind == "denied" else _REACH if status in (0, 404) else "",
+            code=str(status or ""),
             action=operation,
-            kind="denied" if is_page else _ERROR_KINDS.get(status, "refused"),
+            kind=kind,
         )
 
     @property
@@ -380,8 +342,7 @@ class KubeflowClient:
 
     @cached_property
     def _kfp(self) -> object:
-        """kfp's client; nothing is sent yet."""
-        # At its start it would ask for health for 25 s, and write a pod's namespace to a file.
+        # At its start kfp's client would ask for health for 25 s, and write a namespace to a file.
         quiet = {"get_kfp_healthz": lambda client: SimpleNamespace(multi_user=False)}
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
@@ -389,18 +350,19 @@ class KubeflowClient:
                 kfp = importlib.import_module("kfp")
             except ModuleNotFoundError as err:
                 raise MissingExtraError.of(err, extra="kubeflow") from None
-            credentials = None
-            if self._token_file:
-                file = Path(self._token_file).expanduser()
+            credentials, settings = None, self._settings
+            if settings.token_file:
+                file = Path(settings.token_file).expanduser()
                 if not file.is_file():
                     raise UsageError(f"no such file: {file}", where="token for Kubeflow Pipelines")
-                # Reads the file before each call, as it may be renewed.
+                # It reads the file before each call, as the token may be renewed.
                 credentials = kfp.client.ServiceAccountTokenVolumeCredentials(path=str(file))
             client = type("Client", (kfp.Client,), quiet)(
-                host=self._host,
-                existing_token=None if credentials else self._token or None,
+                # People copy what the browser shows.
+                host=(settings.host or "").partition("#")[0] or None,
+                existing_token=None if credentials else self._environment.token or None,
                 credentials=credentials,
-                ssl_ca_cert=str(self._ca_file) if self._ca_file else None,
+                ssl_ca_cert=str(settings.ca_file) if settings.ca_file else None,
                 kube_context=self._context,
             )
         config = client._existing_config
@@ -415,15 +377,20 @@ class KubeflowClient:
         return client
 
 
+def _without_none(value: object) -> object:
+    return {k: v for k, v in value.items() if v is not None} if isinstance(value, dict) else value
+
+
 def _pipeline_of(document: Mapping[str, Json]) -> Json:
     return mapping(document, "pipeline_version_reference").get("pipeline_id")
 
 
 def _values(there: Mapping[str, Json], workload: Workload, texts: Sequence[str]) -> dict[str, Json]:
-    """Returns NAME=VALUE texts as the uploaded version's parameters, each of its type."""
+    """Converts NAME=VALUE texts to the types of the uploaded version's parameters."""
     values: dict[str, Json] = {}
-    told = told_parameters(texts, workload=workload, there=list(there), is_camel=False)
-    for name, value, _ in told:
+    for name, value, _ in told_parameters(
+        texts, workload=workload, there=list(there), is_camel=False
+    ):
         is_file = name == "reuse_profile" and Path(value).is_file()
         text = Path(value).read_text() if is_file else value.strip()
         kind = str(mapping(there[name]).get("parameterType"))

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
+from stoker.errors import PlatformError
 from stoker.pipelines.sagemaker.compile import ONLY_RUN
 from stoker.platforms.aws import Aws
 from stoker.records import Json
@@ -10,6 +11,16 @@ from stoker.records import Json
 ACTIVE = ("Starting", "Executing", "InProgress", "Stopping")
 # The service's own bound of a training job; a run waits for hosts, too.
 _LONGEST_RUN = timedelta(days=30)
+
+
+def refuse_overlap(pipeline: str, execution: str) -> None:
+    """Raises PlatformError if a run has to give way to another one."""
+    if others := active_before(pipeline, execution):
+        raise PlatformError(
+            f"another run of {pipeline} is active: {', '.join(others)}",
+            where="the workload says overlap: refuse",
+            fix=f"start again when it has ended, or: stoker stop sagemaker {others[0]}",
+        )
 
 
 def active_before(

@@ -70,7 +70,7 @@ def name_of(document: Document) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Action:
+class ApiAction:
     """An API call in RBAC's terms.
 
     Attributes:
@@ -97,7 +97,7 @@ class Action:
         return f"{self.right}{named} in namespace {self.namespace}"
 
 
-def refusal(code: int, body: str, action: Action) -> ServiceError:
+def refusal(code: int, body: str, action: ApiAction) -> ServiceError:
     """Returns the error for an answer with a bad status.
 
     Args:
@@ -146,7 +146,7 @@ def refusal(code: int, body: str, action: Action) -> ServiceError:
 
 def failed(
     what: str,
-    action: Action,
+    action: ApiAction,
     *,
     kind: ServiceErrorKind,
     code: str = "",
@@ -159,7 +159,7 @@ def failed(
     )
 
 
-def _nothing_there(message: str, action: Action) -> tuple[str, str]:
+def _nothing_there(message: str, action: ApiAction) -> tuple[str, str]:
     if message.startswith("namespaces "):
         return (
             f"namespace {action.namespace} does not exist",
@@ -174,7 +174,7 @@ def _nothing_there(message: str, action: Action) -> tuple[str, str]:
 class ByteStream:
     """An answer that is read in parts: a watch or a log. Any thread may close it."""
 
-    def __init__(self, response: "BaseHTTPResponse", action: Action) -> None:
+    def __init__(self, response: "BaseHTTPResponse", action: ApiAction) -> None:
         self._response = response
         self._action = action
         self._is_closed = False
@@ -276,7 +276,7 @@ def _not_configured(err: Exception, context: str | None) -> PlatformError:
 
 
 @contextlib.contextmanager
-def explained(action: Action) -> Iterator[None]:
+def explained(action: ApiAction) -> Iterator[None]:
     """Turns the client's errors into ours.
 
     Raises:
@@ -309,7 +309,7 @@ def explained(action: Action) -> Iterator[None]:
         ) from err
 
 
-def _unsafe(err: object, action: Action) -> PlatformError:
+def _unsafe(err: object, action: ApiAction) -> PlatformError:
     words = _words(err)
     is_strict = any(rule in words for rule in _STRICT_RULES)
     fix = _NOT_STRICT if is_strict else _CERTIFICATE
@@ -460,7 +460,7 @@ class ClusterApi:
         Args:
             path: `/version`, or an API's: `/apis/jobset.x-k8s.io/v1alpha2`.
         """
-        action = Action(verb="get", group="", resource=path, namespace=self.namespace, name=path)
+        action = ApiAction(verb="get", group="", resource=path, namespace=self.namespace, name=path)
         try:
             response = self._send(
                 "GET", path, action, query={}, body=None, read_seconds=READ_SECONDS
@@ -554,7 +554,7 @@ class ClusterApi:
         self,
         method: str,
         path: str,
-        action: Action,
+        action: ApiAction,
         *,
         query: Mapping[str, str],
         body: Document | None,
@@ -589,9 +589,11 @@ class ClusterApi:
             word for word in (f"{resource.api}{place}/{resource.plural}", name, part) if word
         )
 
-    def _action(self, verb: str, resource: Resource, *, name: str = "", part: str = "") -> Action:
+    def _action(
+        self, verb: str, resource: Resource, *, name: str = "", part: str = ""
+    ) -> ApiAction:
         plural = f"{resource.plural}/{part}" if part else resource.plural
-        return Action(
+        return ApiAction(
             verb=verb,
             group=resource.group,
             resource=plural,

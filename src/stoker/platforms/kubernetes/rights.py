@@ -1,6 +1,6 @@
 """Rights that a run takes: the rules of its Role, and whether the caller has them.
 
-Kubeflow's own accounts lack them (configs/kubernetes/rbac.yaml).
+Kubeflow's `pipeline-runner` and `default-editor` lack them (configs/kubernetes/rbac.yaml).
 """
 
 import itertools
@@ -12,7 +12,7 @@ from stoker.platforms.kubernetes.api import (
     ACCESS_REVIEWS,
     BUDGETS,
     WORKFLOWS,
-    Action,
+    ApiAction,
     ClusterApi,
     texts,
 )
@@ -119,15 +119,15 @@ def denied(
     )
 
 
-def needed_rights(settings: KubernetesSettings, namespace: str) -> Iterator[Action]:
+def needed_rights(settings: KubernetesSettings, namespace: str) -> Iterator[ApiAction]:
     for rule in mappings({"rules": rules(settings)}, "rules"):
         for group, resource, verb in itertools.product(
             texts(rule, "apiGroups"), texts(rule, "resources"), texts(rule, "verbs")
         ):
-            yield Action(verb=verb, group=group, resource=resource, namespace=namespace)
+            yield ApiAction(verb=verb, group=group, resource=resource, namespace=namespace)
 
 
-def is_allowed(cluster: ClusterApi, action: Action) -> bool:
+def is_allowed(cluster: ClusterApi, action: ApiAction) -> bool:
     """Whether the caller may do it, by the cluster's answer."""
     resource, _, part = action.resource.partition("/")
     asked = {
@@ -145,6 +145,6 @@ def is_allowed(cluster: ClusterApi, action: Action) -> bool:
     return mapping(cluster.create(ACCESS_REVIEWS, review), "status").get("allowed") is True
 
 
-def is_useful(action: Action) -> bool:
+def is_useful(action: ApiAction) -> bool:
     """Whether the run works without the right."""
     return action.resource in _USEFUL or f"{action.verb} {action.resource}" in _USEFUL

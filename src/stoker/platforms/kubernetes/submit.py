@@ -183,7 +183,7 @@ def adopt(
 def start(
     cluster: ClusterApi, request: KubernetesRequest, *, follower: Follower, log: Log
 ) -> StartedObjects:
-    """Creates the job, which the follower's Workflow owns, and its parts; or adopts the job."""
+    """Creates the job, owned by the follower's Workflow, and its parts; or adopts one."""
     attempt = _Attempt()
     owners = [follower.owner] if follower.owner else []
     try:
