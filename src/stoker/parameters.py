@@ -143,11 +143,9 @@ def parse(texts: Sequence[str], *, workload: Workload) -> dict[str, str]:
 
 def overrides_of(texts: Sequence[str], *, workload: Workload) -> list[str]:
     """Returns the `key.path=value` overrides for `NAME=VALUE` texts; raises as `parse`."""
-    by_name = {p.name: p for p in parameters_of(workload)}
     values = parse(texts, workload=workload)
-    return [
-        override for name, value in values.items() for override in by_name[name].overrides(value)
-    ]
+    known = {p.name: p for p in parameters_of(workload)}
+    return [text for name, value in values.items() for text in known[name].overrides(value)]
 
 
 def whole_number(text: str) -> str | None:
@@ -164,9 +162,7 @@ def whole_number(text: str) -> str | None:
 
 def truth_value(text: str) -> str:
     """Returns `true` or `false` for their spellings in JSON, in Python and as a number."""
-    word = text.lower()
-    number = whole_number(word)
-    return {"1": "true", "0": "false"}.get(number or "", word)
+    return {"1": "true", "0": "false"}.get(whole_number(text) or "", text.lower())
 
 
 def is_number(text: str) -> bool:
@@ -313,23 +309,9 @@ def gate_text(workload: Workload) -> str:
     return ", ".join(parts)
 
 
-def _nothing(value: str) -> tuple[str, ...]:
-    return ()
-
-
-def _usd(workload: Workload) -> str:
-    usd = workload.constraints.max_usd_per_hour
-    return "" if usd is None else f"{usd:g}"
-
-
 def _replaced(workload: Workload) -> str:
     replaced = workload.feed.replace_dataloader
     return replaced if isinstance(replaced, str) else "true" if replaced else "false"
-
-
-def _model_group(workload: Workload) -> str:
-    named = workload.sagemaker.model.group if workload.sagemaker else None
-    return named or workload.name
 
 
 _PARAMETERS = (
@@ -356,7 +338,7 @@ _PARAMETERS = (
     Parameter(
         name="max_usd_per_hour",
         text="Dollars an hour that all hosts together may cost; empty: no limit.",
-        default=_usd,
+        default=lambda w: "" if (usd := w.constraints.max_usd_per_hour) is None else f"{usd:g}",
         overrides=_number("constraints.max_usd_per_hour"),
     ),
     Parameter(
@@ -402,42 +384,28 @@ _PARAMETERS = (
     Parameter(
         name="model_group",
         text="Model package group in which a model that passed is registered.",
-        default=_model_group,
+        default=lambda w: (w.sagemaker and w.sagemaker.model.group) or w.name,
         # The registration reads it from the pipeline's parameters.
-        overrides=_nothing,
+        overrides=lambda value: (),
     ),
     Parameter(
         name="approval",
         text="Approval status with which it is registered.",
         default=lambda w: (w.sagemaker.model if w.sagemaker else ModelSettings()).approval,
-        overrides=_nothing,
+        overrides=lambda value: (),
         choices=get_args(ModelSettings.__annotations__["approval"]),
     ),
     Parameter(
         name="reuse_profile",
         text="Folder with a profile.json to re-use instead of a new profile; empty: profile.",
         default=lambda workload: "",
-        overrides=_nothing,
+        overrides=lambda value: (),
     ),
 )
 
 _POOLS = Parameter(
     name="pools_file",
-    kind="string",
     text="Text of the CSV file of node pools with prices; empty: those of the workload's document.",
     default=lambda workload: "",
     overrides=_set_unless("", "kubernetes.pools_file"),
 )
-
-__all__ = [
-    "Parameter",
-    "camel",
-    "defaults_of",
-    "gate_text",
-    "is_number",
-    "main_channel",
-    "overrides_of",
-    "parameters_of",
-    "parse",
-    "whole_number",
-]

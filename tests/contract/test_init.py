@@ -11,7 +11,7 @@ import yaml
 from stoker.cli.init import project_source, write_project
 from stoker.errors import UsageError
 from stoker.settings import read_workload
-from support.command import process, stoker
+from support.command import process, stoker, succeeds
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted(path.stem for path in (ROOT / "configs").glob("*.yaml"))
@@ -57,8 +57,7 @@ def test_an_editable_installation_takes_its_checkout():
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_comes_with_what_it_needs_and_nothing_else(name, tmp_path):
-    done = stoker("init", "mine", "--example", name, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    succeeds("init", "mine", "--example", name, cwd=tmp_path)
     made = files_in(tmp_path / "mine")
     text = (tmp_path / "mine" / "configs" / f"{name}.yaml").read_text()
     command = yaml.safe_load(text)["command"]
@@ -110,8 +109,7 @@ def test_an_installed_wheel_makes_a_project(tmp_path):
 def test_a_script_gets_a_workload_that_trains_it_and_a_gitignore(tmp_path):
     (tmp_path / "Train It.py").write_text("")
     (tmp_path / "mine").mkdir()
-    done = stoker("init", "--script", "Train It.py", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeeds("init", "--script", "Train It.py", cwd=tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {
         *(".gitignore", "Train It.py", "mine", "train-it.yaml")
     }
@@ -174,5 +172,4 @@ def test_a_script_s_workload_compiles_as_a_pipeline_once_its_names_are_written(
     for word, name in names.items():
         text = text.replace(word, name)
     file.write_text(text)
-    done = stoker(*words, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    succeeds(*words, cwd=tmp_path)

@@ -51,6 +51,20 @@ def test_iterable_dataset_without_workers_is_torchs():
     assert ours == torchs
 
 
+def test_sample_seeding_depends_on_the_sample_alone():
+    found = []
+    for order in ([0, 1, 2, 3], [3, 2, 1, 0]):
+        script = (
+            "import torch, stoker\n"
+            "from support.loader_draws import Drawing\n"
+            "torch.manual_seed(1)\n"
+            f"loader = stoker.DataLoader(Drawing(), batch_size=2, sampler={order})\n"
+            "print(sorted(row for batch in loader for row in batch.tolist()))\n"
+        )
+        found.append(run_code(script, STOKER_FEED='{"seeding": "sample"}'))
+    assert found[0] == found[1]
+
+
 def test_torch_seeding_is_torchs():
     script = (
         "import stoker, torch.utils.data\n"

@@ -13,7 +13,7 @@ from stoker.cli.main import run as command
 from stoker.cli.notify import telling
 from stoker.errors import DeclinedError, GateError, TerminatedError
 from stoker.notify import RunEnding, body_of, post
-from stoker.records import Json, NotifySettings, Workload, to_json, write_json
+from stoker.records import NotifySettings, Workload, to_json, write_json
 from support import kubeflow_pipeline, sample_records
 
 SECRET = "T0/B0/a-secret"
@@ -55,13 +55,17 @@ def receiver(monkeypatch):
     thread.join()
 
 
+def ends(*, run="mnist-1", step="run", **notify):
+    return telling(of(**notify), run=run, step=step, quiet=False)
+
+
 def of(**notify: Any) -> Workload:
     return Workload(name="mnist", command=("true",), notify=NotifySettings(**notify))
 
 
 def test_a_run_that_failed_is_told_with_its_facts(receiver):
     def judge() -> None:
-        with telling(of(), run="mnist-1", step="run", quiet=False) as ending:
+        with ends() as ending:
             ending.step, ending.links["report"] = "evaluate", "runs/mnist-1/report.html"
             raise GateError("accuracy is 0.5, asked for at least 0.9")
 
@@ -80,7 +84,7 @@ def test_a_run_that_failed_is_told_with_its_facts(receiver):
 
 def test_a_run_that_ends_well_is_told_only_where_it_is_asked_for(receiver):
     for settings in ({}, {"on": "always"}):
-        with telling(of(**settings), run="mnist-1", step="run", quiet=False):
+        with ends(**settings):
             pass
     (body,) = receiver.bodies
     assert body["text"] == "stoker: run mnist-1 of mnist succeeded"
@@ -88,7 +92,7 @@ def test_a_run_that_ends_well_is_told_only_where_it_is_asked_for(receiver):
 
 def test_a_stop_is_not_told(receiver):
     for stop in (KeyboardInterrupt, TerminatedError):
-        with pytest.raises(stop), telling(of(on="always"), run="1", step="run", quiet=False):
+        with pytest.raises(stop), ends(on="always"):
             raise stop
     assert not receiver.bodies
 
@@ -96,7 +100,7 @@ def test_a_stop_is_not_told(receiver):
 @pytest.mark.parametrize("code", [302, 404, 500])
 def test_a_webhook_that_fails_is_a_line_without_its_address(receiver, code, capsys):
     receiver.code = code
-    with telling(of(), run="mnist-1", step="run", quiet=False) as ending:
+    with ends() as ending:
         ending.failed("no", exit_code=6)
     said = "".join(capsys.readouterr())
     assert said == f"notify: webhook failed: the webhook answered with {code}\n"
@@ -105,33 +109,29 @@ def test_a_webhook_that_fails_is_a_line_without_its_address(receiver, code, caps
 @pytest.mark.parametrize(
     "url",
     [
-        f"{SECRET}",
-        f"file:///{SECRET}",
-        f"http://127.0.0.1:1/{SECRET}",
-        f"http://127.0.0.1:1/{SECRET} with a blank",
-        f"https://[{SECRET}",
+        "{}",
+        "file:///{}",
+        "http://127.0.0.1:1/{}",
+        "http://127.0.0.1:1/{} with a blank",
+        "https://[{}",
     ],
 )
 def test_no_address_is_in_what_is_said_of_it(url):
-    said = post(url, {"text": ""}, timeout=5)
+    said = post(url.format(SECRET), {"text": ""}, timeout=5)
     assert said
     assert SECRET not in said
 
 
 def test_without_its_variable_nobody_is_told_and_that_is_said(monkeypatch, capsys):
     monkeypatch.delenv("STOKER_WEBHOOK_URL", raising=False)
-    with telling(of(), run="mnist-1", step="run", quiet=False) as ending:
+    with ends() as ending:
         ending.failed("no")
     assert "variable STOKER_WEBHOOK_URL" in "".join(capsys.readouterr())
 
 
-def finish_words(workload: Workload, *, outcome: Json) -> list[str]:
+def finish_words(workload, *, outcome):
     """Returns the command of a pipeline's last step."""
-    given: dict[str, Json] = {
-        "workload": to_json(workload),
-        "run_id": "0a1b2c3d-4e5f",
-        "outcome": outcome,
-    }
+    given = {"workload": to_json(workload), "run_id": "0a1b2c3d-4e5f", "outcome": outcome}
     told = kubeflow_pipeline.executor_input(given, output_file=Path("unused"))
     return ["train", "--finish", "--executor-input", told]
 
@@ -158,15 +158,10 @@ def test_a_run_of_a_pipeline_that_did_not_succeed_is_not_told_so(receiver, outco
 def test_a_training_that_was_stopped_is_not_told_as_failed(receiver, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     stopped = msgspec.structs.replace(sample_records.training(), status="stopped")
-    records = {
-        "profile": sample_records.profile(),
-        "decision": sample_records.decision(),
-        "training": stopped,
-    }
-    words = []
-    for name, record in records.items():
-        write_json(Path(f"{name}.json"), record)
-        words += [f"--{name}", f"{name}.json"]
+    write_json(Path("profile.json"), sample_records.profile())
+    write_json(Path("decision.json"), sample_records.decision())
+    write_json(Path("training.json"), stopped)
+    words = [f"--{name}={name}.json" for name in ("profile", "decision", "training")]
     monkeypatch.setenv("STOKER_PIPELINE_RUN", "mnist-1")
     assert command(["evaluate", to_json(of(on="always")), *words]) == 143
     monkeypatch.delenv("STOKER_PIPELINE_RUN")
@@ -176,7 +171,7 @@ def test_a_training_that_was_stopped_is_not_told_as_failed(receiver, tmp_path, m
 
 
 def test_a_no_to_the_question_of_costs_is_not_told(receiver):
-    with pytest.raises(DeclinedError), telling(of(on="always"), run="1", step="train", quiet=False):
+    with pytest.raises(DeclinedError), ends(on="always"):
         raise DeclinedError("cancelled")
     assert not receiver.bodies
 
@@ -189,8 +184,7 @@ def test_a_step_on_sagemaker_reads_the_address_from_secrets_manager(
     client: Any = aws_server.client("secretsmanager")
     arn = client.create_secret(Name="webhook", SecretString=receiver.url)["ARN"]
     for secret_arn in (arn, arn[:-6] + "gone00"):
-        told = of(secret_arn=secret_arn)
-        with telling(told, run="mnist-0a1b2c3d", step="evaluate", quiet=False) as ending:
+        with ends(run="mnist-0a1b2c3d", step="evaluate", secret_arn=secret_arn) as ending:
             ending.failed("no")
     (body,) = receiver.bodies
     assert body["stoker"]["step"] == "evaluate"
@@ -201,6 +195,6 @@ def test_a_step_on_sagemaker_reads_the_address_from_secrets_manager(
 
 def test_teams_gets_a_card():
     outcome = RunEnding(workload="mnist", run="1", step="train", status="failed", error="no")
-    (card,) = body_of(outcome, format="teams")["attachments"]  # type: ignore[misc, union-attr]
-    assert card["contentType"] == "application/vnd.microsoft.card.adaptive"  # type: ignore[call-overload, index]
+    (card,) = body_of(outcome, format="teams")["attachments"]
+    assert card["contentType"] == "application/vnd.microsoft.card.adaptive"
     assert "mnist failed in train: no" in json.dumps(card)

@@ -20,7 +20,7 @@ from stoker.records import (
     write_json,
 )
 from support import kubeflow_pipeline, sample_records
-from support.command import process, stoker
+from support.command import process, stoker, succeeds
 
 
 @pytest.fixture
@@ -31,18 +31,16 @@ def folder(tmp_path):
 
 
 WORKLOAD = to_json(sample_records.workload())
+FINISH_NEEDS = "--finish needs a workload and the id of the pipeline's run"
 
 
-def executor_input(folder: Path, *parameters: str, **inputs: Json) -> str:
+def executor_input(folder, *parameters, **inputs):
     """Returns what Kubeflow gives a step: its inputs, and the names of its output parameters."""
-    outputs: dict[str, Json] = {
+    metrics = [{"type": {"schemaTitle": "system.Metrics"}, "uri": "s3://metrics"}]
+    outputs = {
         "outputFile": str(folder / "kfp" / "executor_output.json"),
         "parameters": {name: {"outputFile": "unused"} for name in parameters},
-        "artifacts": {
-            "metrics": {
-                "artifacts": [{"type": {"schemaTitle": "system.Metrics"}, "uri": "s3://metrics"}]
-            }
-        },
+        "artifacts": {"metrics": {"artifacts": metrics}},
     }
     return json.dumps({"inputs": {"parameterValues": inputs}, "outputs": outputs})
 
@@ -63,36 +61,31 @@ def test_profile_takes_the_one_that_it_is_given(folder):
     told_it = executor_input(
         folder, image="i:1", workload=WORKLOAD, reuse_profile=profile, cache_key="1.2"
     )
-    done = stoker(
+    succeeds(
         *("profile", "--out=out/profile", "--summary=out/words.md", "--yes"),
         *("--executor-input", told_it),
         cwd=folder,
     )
-    assert done.returncode == 0, done.stderr
     assert read_json(folder / "out" / "profile", Profile) == sample_records.profile()
     assert told(folder)[1]["step_seconds"] == sample_records.profile().timed_step.step_seconds
     assert not (folder / "runs").exists()
     # People type what a pipeline tells.
     other = json.dumps({**given, "command": ["python", "other.py"]})
     (folder / "other.py").write_text("")
-    done = stoker("profile", other, f"--param=reuse_profile={_of_a_workload(profile)}", cwd=folder)
+    digest = sample_records.workload().digest()
+    foreign = json.dumps({**json.loads(profile), "workload_sha256": digest})
+    done = stoker("profile", other, f"--param=reuse_profile={foreign}", cwd=folder)
     assert done.returncode == 2
     assert "the profile was made for another workload" in done.stderr
 
 
-def _of_a_workload(profile: str) -> str:
-    digest = sample_records.workload().digest()
-    return json.dumps({**json.loads(profile), "workload_sha256": digest})
-
-
 def test_decide_takes_its_workload_as_a_text_and_tells_kubeflow_what_to_do(folder):
     given = {"workload": WORKLOAD, "max_data_hosts": 0.0, "pools_file": None}
-    done = stoker(
+    succeeds(
         *("decide", "profile.json", "--out=out/decision", "--summary=out/summary.md"),
         *("--executor-input", executor_input(folder, "action", **given)),
         cwd=folder,
     )
-    assert done.returncode == 0, done.stderr
     decision = read_json(folder / "out" / "decision", Decision)
     parameters, metrics = told(folder)
     assert parameters == {"action": decision.action}
@@ -120,8 +113,7 @@ def test_a_loader_that_the_feed_cannot_reach_ends_the_step_that_decides(folder):
     off = executor_input(folder, "action", workload=WORKLOAD, replace_dataloader="false")
     assert stoker(*words, "--executor-input", off, cwd=folder).returncode == 0
     # A person who asks is told, and has the record.
-    done = stoker(*words, "--workload", WORKLOAD, cwd=folder)
-    assert done.returncode == 0, done.stderr
+    done = succeeds(*words, "--workload", WORKLOAD, cwd=folder)
     assert "litdata.StreamingDataLoader makes batches in its own way" in done.stdout
 
 
@@ -145,13 +137,12 @@ def test_a_loader_that_the_feed_cannot_reach_ends_stoker_run_before_it_decides(f
 def test_evaluate_takes_a_training_as_a_text_and_its_gate_fails_in_its_words(folder):
     training = to_json(sample_records.training())
     given = {"workload": WORKLOAD, "training": training, "gate": "accuracy>=1.5"}
-    done = stoker(
+    succeeds(
         *("evaluate", "--profile=profile.json", "--decision=decision.json"),
         *("--out=evaluation", "--report=report", "--always"),
         *("--executor-input", executor_input(folder, "passed", **given)),
         cwd=folder,
     )
-    assert done.returncode == 0, done.stderr
     evaluation = read_json(folder / "evaluation", Evaluation)
     parameters, metrics = told(folder)
     assert parameters == {"passed": "false"}
@@ -164,8 +155,7 @@ def test_evaluate_takes_a_training_as_a_text_and_its_gate_fails_in_its_words(fol
 
 def test_a_gate_that_holds_is_open(folder):
     write_json(folder / "evaluation.json", Evaluation(passed=True))
-    gate = stoker("evaluate", "--gate-of", "evaluation.json", cwd=folder)
-    assert gate.returncode == 0
+    gate = succeeds("evaluate", "--gate-of", "evaluation.json", cwd=folder)
     assert gate.stdout.startswith("no gate: ")
 
 
@@ -173,8 +163,7 @@ def test_a_gate_that_holds_is_open(folder):
 def test_a_gate_without_a_folder_of_champions_promotes_nothing(folder, champion):
     write_json(folder / "evaluation.json", Evaluation(passed=True))
     words = ("evaluate", "--gate-of=evaluation.json", "--promote")
-    gate = stoker(*words, "--executor-input", executor_input(folder, **champion), cwd=folder)
-    assert gate.returncode == 0, gate.stderr
+    gate = succeeds(*words, "--executor-input", executor_input(folder, **champion), cwd=folder)
     assert gate.stdout == "no gate: the training succeeded\n"
 
 
@@ -197,10 +186,8 @@ def test_a_verb_takes_inputs_as_kubeflow_writes_them():
     }
     files = OutputFiles(executor_input=executor_input(Path(), **given))
     found = step_inputs(files)
-    assert (found.workload, found.run_id, found.training, found.champion) == (
-        *("{}", "r-1"),
-        *(None, None),
-    )
+    assert (found.workload, found.run_id) == ("{}", "r-1")
+    assert found.training is found.champion is None
     assert json.loads(found.outcome or "") == given["outcome"]
     assert sorted(found.params) == [
         *("amp=true", "epochs=3", "gate=", "gate=x", "image=job:1", "lr=0.5")
@@ -223,8 +210,7 @@ def test_inputs_that_are_left_out_are_as_the_workload_says(folder, left_out):
         declared = about["components"][f"comp-{name}"]["inputDefinitions"]["parameters"]
         none = dict.fromkeys(declared) if left_out == "null" else {}
         told_it = executor_input(folder, *parameters, **{**none, **given, **inputs})
-        done = stoker(*words, "--executor-input", told_it, cwd=folder)
-        assert done.returncode == 0, done.stderr
+        succeeds(*words, "--executor-input", told_it, cwd=folder)
 
     profile = to_json(sample_records.profile())
     step("profile", "profile", "--out=p.json", "--yes", reuse_profile=profile)
@@ -252,14 +238,8 @@ def test_inputs_that_are_left_out_are_as_the_workload_says(folder, left_out):
         (["decide", "profile.json", "--executor-input", "{{$}}"], "not what Kubeflow gives a step"),
         (["evaluate", WORKLOAD, "--profile=profile.json"], "missing --decision"),
         (["evaluate", "--gate-of", "missing.json"], "no such file: missing.json"),
-        (
-            ["train", WORKLOAD, "--finish"],
-            "--finish needs a workload and the id of the pipeline's run",
-        ),
-        (
-            ["train", "--finish", "--run-id", "1"],
-            "--finish needs a workload and the id of the pipeline's run",
-        ),
+        (["train", WORKLOAD, "--finish"], FINISH_NEEDS),
+        (["train", "--finish", "--run-id", "1"], FINISH_NEEDS),
     ],
 )
 def test_what_a_step_lacks_is_said_in_three_lines(folder, words, said):
@@ -295,8 +275,7 @@ def test_the_last_word_of_a_run_is_how_it_ended(folder, outcome, words):
     local = json.dumps({**json.loads(WORKLOAD), "platform": "local"})
     given = {"workload": local, "run_id": "5F0C1A2B-77aa", "outcome": outcome}
     told_it = executor_input(folder, **given)
-    done = stoker("train", "--finish", "--executor-input", told_it, cwd=folder)
-    assert done.returncode == 0, done.stderr
+    done = succeeds("train", "--finish", "--executor-input", told_it, cwd=folder)
     assert done.stdout.splitlines() == [f"run {name}: {words}", "no job of the run was left"]
 
 
@@ -304,13 +283,12 @@ def test_a_failed_training_fails_its_step_unless_always_is_asked_for(folder):
     workload = json.dumps({"name": "bad", "command": [sys.executable, "-c", "raise SystemExit(9)"]})
     words = ["train", workload, "--platform=local", "--yes", "--out=record", "--run-id=1234567890"]
     assert stoker(*words, cwd=folder).returncode == 6
-    done = stoker(
+    succeeds(
         *words,
         "--always",
         *("--executor-input", executor_input(folder, "status", "training")),
         cwd=folder,
     )
-    assert done.returncode == 0, done.stderr
     parameters, _ = told(folder)
     assert parameters["status"] == "failed"
     assert json.loads(parameters["training"])["exit_code"] == 9
@@ -320,8 +298,7 @@ def test_a_failed_training_fails_its_step_unless_always_is_asked_for(folder):
 def test_a_model_is_copied_to_where_it_is_to_stay(folder):
     script = "import os; open(os.environ['SM_MODEL_DIR'] + '/weights', 'w').write('w')"
     workload = json.dumps({"name": "model", "command": [sys.executable, "-c", script]})
-    done = stoker("train", workload, "--yes", "--out=record", "--model=kept/model", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    succeeds("train", workload, "--yes", "--out=record", "--model=kept/model", cwd=folder)
     assert (folder / "kept" / "model" / "weights").read_text() == "w"
     assert json.loads((folder / "record").read_text())["model_uri"] == "kept/model"
 
@@ -354,12 +331,10 @@ def test_decide_on_a_workstation_says_first_how_to_decide_for_another_machine(fo
     host = msgspec.structs.replace(profile.host, instance_type="local.c2", vcpus=2)
     local = msgspec.structs.replace(profile, host=host, workload_sha256=None, data=())
     write_json(folder / "profile.json", local)
-    done = stoker("decide", "profile.json", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    done = succeeds("decide", "profile.json", cwd=folder)
     first, *_ = done.stderr.splitlines()
     title, _, command = first.partition(": ")
     assert title == "to decide for another machine"
     # The line can be typed as it stands.
-    done = stoker(*command.split()[1:], cwd=folder)
-    assert done.returncode == 0, done.stderr
+    done = succeeds(*command.split()[1:], cwd=folder)
     assert "to decide for another machine" not in done.stderr

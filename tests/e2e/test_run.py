@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from stoker.records import Decision, Evaluation, Profile, Training, read_json, write_json
-from support.command import process, stoker
+from support.command import process, stoker, succeeds
 from support.few_digits import few_digits
 from support.local_job import assert_nothing_left, marked_processes, until
 from support.warm_python import run_warm
@@ -80,8 +80,7 @@ def losses(folder: Path, name: str, *arguments: str) -> list[str]:
     words = [str(EXAMPLE), "--epochs", "1", "--samples", "128", "--batch-size", "8"]
     words += ["--data", str(folder / "data"), "--loss-log", str(folder / name), "--workers", "0"]
     if arguments:
-        done = stoker("train", *arguments, "--", "python", *words, cwd=folder)
-        assert done.returncode == 0, done.stderr
+        succeeds("train", *arguments, "--", "python", *words, cwd=folder)
     else:
         # The same under `stoker train` without a data group: test_checkpoint_resume.py.
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("STOKER_", "SM_"))}
@@ -137,8 +136,7 @@ def test_a_run_leaves_records_logs_and_a_report_resumes_and_judges(tmp_path):
         (each.instance_type, each.count) for each in data
     ]
     file = str(run / "passive-profile.json")
-    done = stoker("decide", file, "--workload", "mini.yaml", "--out", "again.json", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    succeeds("decide", file, "--workload", "mini.yaml", "--out", "again.json", cwd=folder)
     again = read_json(folder / "again.json", Decision)
     (keep,) = [plan for plan in again.plans if plan.action == "keep"]
     assert [(each.role, each.count) for each in keep.groups] == [
@@ -146,8 +144,7 @@ def test_a_run_leaves_records_logs_and_a_report_resumes_and_judges(tmp_path):
     ]
 
     profiled_at = (run / "profile.json").stat().st_mtime_ns
-    again = stoker("run", "mini.yaml", "--from", "train", cwd=folder)
-    assert again.returncode == 0, again.stderr
+    again = succeeds("run", "mini.yaml", "--from", "train", cwd=folder)
     assert only_run(folder) == run
     assert (run / "profile.json").stat().st_mtime_ns == profiled_at
     assert "re-used" in again.stderr
@@ -167,8 +164,7 @@ def test_a_run_leaves_records_logs_and_a_report_resumes_and_judges(tmp_path):
     observed = msgspec.structs.replace(profile.observed, elsewhere_vcpus=64.0)
     write_json(run / "profile.json", msgspec.structs.replace(profile, observed=observed))
     groups = ["--group", "dnn=local.c1:1", "--group", "data=local.c1:1:1"]
-    done = stoker("run", "mini.yaml", "--from", "decide", *groups, cwd=folder)
-    assert done.returncode == 0, done.stderr
+    done = succeeds("run", "mini.yaml", "--from", "decide", *groups, cwd=folder)
     said = " ".join(done.stderr.split())
     assert said.count("so the measurement is not reliable; profile again") == 1
     assert "the figures do not count" in said
@@ -210,11 +206,10 @@ def test_a_failing_training_is_exit_code_6_with_its_traceback_and_code(tmp_path)
 
 
 def test_a_dry_run_prints_the_request_and_starts_nothing(tmp_path):
-    done = stoker(
+    done = succeeds(
         "train", "--dry-run", "--group", "dnn=1", "--group", "data=2:1", "--", "python", "-V",
         cwd=tmp_path,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)
     assert not (tmp_path / "runs").exists()
 

@@ -64,6 +64,10 @@ def test_batches_are_the_same_bytes_wherever_they_are_made(request, fixture, opt
     assert cluster.train(**options).finish() == expected
 
 
+def test_torchs_local_workers_make_the_same_batches():
+    assert run_script({"num_workers": 2}).finish() == reference()
+
+
 def test_trainers_that_accept_no_pickles_get_what_needs_none(host):
     assert host.train(env=env_of(host, accept_pickles=False)).finish() == reference()
 

@@ -34,6 +34,12 @@ def process(
     return Done(done.returncode, done.stdout, done.stderr)
 
 
+def succeeds(*words: str, cwd: Path | None = None) -> Done:
+    done = stoker(*words, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
 def stoker(*words: str, cwd: Path | None = None) -> Done:
     """Runs the command in this process, which is faster."""
     out, err = io.StringIO(), io.StringIO()

@@ -86,11 +86,8 @@ def push(image: str) -> None:
 
 
 def deploy(client: Any, arguments: list[str]) -> None:
-    overrides = (
-        arguments[arguments.index("--parameter-overrides") + 1 :]
-        if ("--parameter-overrides" in arguments)
-        else []
-    )
+    flag = "--parameter-overrides"
+    overrides = arguments[arguments.index(flag) + 1 :] if flag in arguments else []
     asked = {
         "StackName": option(arguments, "--stack-name"),
         "TemplateBody": Path(option(arguments, "--template-file")).read_text(),

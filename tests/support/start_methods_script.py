@@ -58,6 +58,7 @@ def main() -> None:
     multiprocessing.set_forkserver_preload(["torch"])
     for start, dataset, num_workers, epochs in cases:
         options = {"multiprocessing_context": start} if given["as_option"] else {}
+        options["shuffle"] = isinstance(dataset, Drawing)
         if not given["as_option"]:
             torch.multiprocessing.set_start_method(start, force=True)
         torch.manual_seed(7)

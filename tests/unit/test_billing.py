@@ -1,6 +1,7 @@
 import io
 import sys
 from datetime import date
+from functools import partial
 
 import pytest
 
@@ -23,6 +24,15 @@ from support import builders, sample_records
 
 CATALOG = load_catalog("sagemaker")
 WORKLOAD = Workload(name="job", command=("true",), platform="sagemaker")
+
+
+def dnn(instance_type, count=1):
+    return [Group(name="dnn", role="dnn", instance_type=instance_type, count=count)]
+
+
+def start(workload, groups, *, yes=True, quiet=True, is_profile=False):
+    told = {"assume_yes": yes, "quiet": quiet, "is_profile": is_profile}
+    confirm(workload, groups, catalog=CATALOG, decision=None, **told)
 
 
 def decision() -> Decision:
@@ -68,8 +78,7 @@ def test_the_break_even_step_is_where_both_clusters_have_cost_the_same():
 
 
 def test_groups_of_no_plan_get_their_price_only():
-    groups = [Group(name="dnn", role="dnn", instance_type="ml.g5.xlarge", count=1)]
-    lines = bill(WORKLOAD, groups, catalog=CATALOG, decision=decision())
+    lines = bill(WORKLOAD, dnn("ml.g5.xlarge"), catalog=CATALOG, decision=decision())
     assert len(lines) == 2
 
 
@@ -82,11 +91,7 @@ class Terminal(io.StringIO):
 def test_a_person_at_a_terminal_is_asked(answer, goes_on, monkeypatch):
     monkeypatch.setattr(sys, "stdin", Terminal(answer))
     monkeypatch.setattr(sys, "stderr", Terminal())
-    groups = [Group(name="dnn", role="dnn", instance_type="ml.g5.xlarge", count=1)]
-
-    def ask(workload: Workload, *, yes: bool) -> None:
-        confirm(workload, groups, catalog=CATALOG, decision=None, assume_yes=yes, quiet=False)
-
+    ask = partial(start, groups=dnn("ml.g5.xlarge"), quiet=False)
     if goes_on:
         ask(WORKLOAD, yes=False)
     else:
@@ -122,9 +127,8 @@ def test_a_type_that_is_not_started_on_this_machine_is_named_once(
     instance_type, count, words, capsys, monkeypatch
 ):
     monkeypatch.setenv("STOKER_INSTANCE_TYPE", "here")
-    groups = [Group(name="dnn", role="dnn", instance_type=instance_type, count=count)]
     local = Workload(name="job", command=("true",))
-    say_unused_types(local, groups, quiet=False)
+    say_unused_types(local, dnn(instance_type, count), quiet=False)
     said = capsys.readouterr().err
     assert bool(said) == bool(words)
     if words:
@@ -144,7 +148,7 @@ def limited(usd: float | None, *, platform: str = "sagemaker", **settings: objec
     return convert(document, Workload, Place("test"))
 
 
-GROUPS = [Group(name="dnn", role="dnn", instance_type="ml.g5.xlarge", count=2)]
+GROUPS = dnn("ml.g5.xlarge", 2)
 TWO_HOURS = {
     "role": "arn:aws:iam::111122223333:role/stoker",
     "output_uri": "s3://bucket/runs",
@@ -164,31 +168,18 @@ def test_a_run_that_may_cost_more_than_its_limit_is_not_started_and_a_profile_is
     price = CATALOG.usd_per_hour(GROUPS)
     assert price is not None
 
-    def start(usd: float, *, is_profile: bool = False) -> None:
-        workload = limited(usd, sagemaker=TWO_HOURS)
-        confirm(
-            workload,
-            GROUPS,
-            catalog=CATALOG,
-            decision=None,
-            assume_yes=True,
-            quiet=True,
-            is_profile=is_profile,
-        )
-
-    start(2 * price)
-    start(price, is_profile=True)
+    start(limited(2 * price, sagemaker=TWO_HOURS), GROUPS)
+    start(limited(price, sagemaker=TWO_HOURS), GROUPS, is_profile=True)
     with pytest.raises(UsageError, match="the run can cost") as caught:
-        start(2 * price - 0.01)
+        start(limited(2 * price - 0.01, sagemaker=TWO_HOURS), GROUPS)
     assert "sagemaker.max_run_seconds" in caught.value.fix
 
 
 def test_a_limit_that_nothing_can_be_held_against_stops_the_run():
-    unknown = [Group(name="dnn", role="dnn", instance_type="ml.foo", count=1)]
-    cases = ((limited(1.0, platform="kubernetes"), GROUPS), (limited(1.0), unknown))
+    cases = ((limited(1.0, platform="kubernetes"), GROUPS), (limited(1.0), dnn("ml.foo")))
     for workload, groups in cases:
         with pytest.raises(UsageError, match="not known") as caught:
-            confirm(workload, groups, catalog=CATALOG, decision=None, assume_yes=True, quiet=True)
+            start(workload, groups)
         assert "max_usd_per_run" in caught.value.where
 
 

@@ -52,14 +52,12 @@ def coordinator_at(port: int, token_file: Path) -> Iterator[None]:
             on_failure=lambda change: None,
         )
         coordinator.start()
-        try:
+        with contextlib.closing(coordinator):
             yield
-        finally:
-            coordinator.close()
 
 
 @contextlib.contextmanager
-def stranger_at(port: int) -> Iterator[None]:
+def stranger_at(port):
     """Plays a stranger that takes connections and says nothing."""
     with socket.create_server(("127.0.0.1", port)):
         yield
@@ -245,7 +243,7 @@ def test_the_verb_ends_with_4_where_something_fails(tmp_path, port, capsys, monk
 )
 def test_a_workload_and_what_is_to_be_looked_at_go_together(given, what):
     with pytest.raises(UsageError, match=what):
-        doctor_verb(**given)  # type: ignore[arg-type]
+        doctor_verb(**given)
 
 
 def test_a_workload_that_is_wrong_is_told_before_anything_is_looked_at(tmp_path, capsys):

@@ -11,9 +11,9 @@ from stoker.doctor.cluster import RETRY_LINES, examine_cluster
 from stoker.platforms.kubernetes.rights import rules
 from stoker.records import Json, KubernetesSettings
 from stoker.settings import workload_from
-from support.command import stoker
+from support.command import succeeds
 from support.kfp_server import KfpServer
-from support.kubernetes_api import NAMESPACE, Fault, KubernetesApi, kube_config, kubernetes_api
+from support.kubernetes_api import NAMESPACE, Fault, kube_config, kubernetes_api
 from support.kubernetes_jobs import GPU, POOLS
 from support.platform_jobs import use_kube_config
 
@@ -49,12 +49,12 @@ def kubeflow(monkeypatch):
         yield server
 
 
-def claim(name: str, *modes: str, phase: str = "Bound", storage: str = "shared") -> dict[str, Any]:
+def claim(name, *modes, phase="Bound"):
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
         "metadata": {"name": name, "namespace": NAMESPACE},
-        "spec": {"accessModes": [*modes], "storageClassName": storage},
+        "spec": {"accessModes": [*modes], "storageClassName": "shared"},
         "status": {"phase": phase},
     }
 
@@ -92,11 +92,8 @@ def test_a_cluster_that_has_what_a_workload_needs_is_told_line_by_line(api, kube
     # It asked, and made nothing.
     assert not api.names("jobsets")
     assert not api.has("configmaps", "mnist-doctor-follower")
-    assert all(" /apis/authorization" in call or "dryRun=All" in call for call in posts(api))
-
-
-def posts(api: KubernetesApi) -> list[str]:
-    return [call for call in api.calls if not call.startswith("GET")]
+    posts = [call for call in api.calls if not call.startswith("GET")]
+    assert all(" /apis/authorization" in call or "dryRun=All" in call for call in posts)
 
 
 def test_rights_are_asked_as_the_role_gives_them(api):
@@ -285,8 +282,7 @@ def test_a_cluster_is_looked_at_without_this_host(api, tmp_path):
     file = tmp_path / "workload.yaml"
     file.write_text(yaml.safe_dump({**WORKLOAD, "schema": "stoker.workload/v1"}))
     api.put("configmaps", argo_settings({"retryPolicy": "OnError"}))
-    done = stoker("doctor", "--cluster", str(file))
-    assert done.returncode == 0
+    done = succeeds("doctor", "--cluster", str(file))
     rows = [line.split()[:2] for line in done.stdout.splitlines() if line[0] != " "]
     assert rows[0] == ["ok", "cluster"]
     assert {name for _, name in rows}.isdisjoint({"python", "torch", "vcpus", "memory", "port"})

@@ -188,9 +188,9 @@ def test_modules_that_are_named_in_texts_exist():
 # Lines of code of each room: no blank lines, comments or docstrings. It is raised only in a commit
 # of its own, which says what users get for it.
 BUDGET = {
-    "stoker": 2_480,
+    "stoker": 2_460,
     "catalog": 540,
-    "cli": 4_910,
+    "cli": 4_890,
     "decide": 2_860,
     "doctor": 460,
     "feed": 10_410,

@@ -103,9 +103,12 @@ def test_a_wrong_parameter_is_refused_with_what_would_be_right(params, words):
         overrides_of(params, workload=WORKLOAD)
 
 
-def test_the_main_channel_is_train_else_the_first():
+def test_the_main_channel_is_train_and_without_channels_there_is_no_address_of_data():
     assert main_channel(WORKLOAD) == "train"
-    assert main_channel(workload_from({**DOCUMENT, "channels": {}})) is None
+    workload = workload_from({**DOCUMENT, "channels": {}})
+    assert main_channel(workload) is None
+    with pytest.raises(UsageError, match="no parameter input_data"):
+        overrides_of(["input_data=s3://bucket/train"], workload=workload)
 
 
 def test_every_parameter_explains_itself_in_a_sentence_and_has_a_default():
@@ -247,9 +250,3 @@ def test_on_kubernetes_a_run_may_bring_its_own_node_pools():
     assert changed.kubernetes is not None
     assert changed.kubernetes.pools_file == text
     assert overrides_of(["pools_file="], workload=workload) == []
-
-
-def test_there_is_no_address_of_data_where_there_are_no_channels():
-    workload = workload_from({**DOCUMENT, "channels": {}})
-    with pytest.raises(UsageError, match="no parameter input_data"):
-        overrides_of(["input_data=s3://bucket/train"], workload=workload)

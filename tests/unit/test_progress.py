@@ -14,6 +14,12 @@ from stoker.logs import Log
 from stoker.platforms.base import LogLine
 
 
+def show(lines, **how):
+    with following(quiet=False, **how) as follow:
+        for text in lines:
+            follow.line(LogLine(group="dnn", host="algo-1", text=text))
+
+
 def test_the_time_stands_at_the_right_and_nothing_is_wider_than_88_columns():
     text = "keep 1 x local.c1: no plan costs less by more than its own error band, far from it"
     first, second = step_line("decide", text, 1.24).splitlines()
@@ -42,9 +48,7 @@ def test_progress_says_steps_their_time_and_the_time_that_is_left(capsys, monkey
     log.event("progress", steps=10, step_seconds=5.0, wait_seconds=4.0)
     log.event("progress", steps=40, step_seconds=0.1, wait_seconds=0.025)
     for total in (100, None, 39):
-        with following(quiet=False, echo=False, total_steps=total) as follow:
-            for text in stream.getvalue().splitlines():
-                follow.line(LogLine(group="dnn", host="algo-1", text=text))
+        show(stream.getvalue().splitlines(), echo=False, total_steps=total)
     assert [line.strip() for line in capsys.readouterr().err.splitlines()] == [
         "10/100 steps, 5.00 s each, 80% waiting for data",
         "40/100 steps, 100 ms each, 25% waiting for data, 6 s left",
@@ -68,18 +72,17 @@ def test_a_bar_is_shown_in_its_last_state_and_events_never_in_it(capsys):
     log.event("agent_ready", agent="algo-2", workers=1, credits=2)
     log.event("metrics_serve_failed", text="no metrics are served")
     ready, warned = stream.getvalue().splitlines()
-    with following(quiet=False, echo=True) as follow:
-        for text in (
-            "  0%|          | 0/40 [00:00<?, ?it/s]" + ready,
-            "\r".join(f" {done}%|###| [00:0{done // 10}<?]" for done in (10, 20, 30)),
-            "loss 0.5\r",
-            "\rvalidation 3/4\r              \r",
-            "[default0]:" + ready,
-            "[1,0]<stderr>:" + warned,
-            "",
-            "stoker is a nice tool",
-        ):
-            follow.line(LogLine(group="dnn", host="algo-1", text=text))
+    lines = (
+        "  0%|          | 0/40 [00:00<?, ?it/s]" + ready,
+        "\r".join(f" {done}%|###| [00:0{done // 10}<?]" for done in (10, 20, 30)),
+        "loss 0.5\r",
+        "\rvalidation 3/4\r              \r",
+        "[default0]:" + ready,
+        "[1,0]<stderr>:" + warned,
+        "",
+        "stoker is a nice tool",
+    )
+    show(lines, echo=True)
     assert capsys.readouterr().err.splitlines() == [
         "dnn/algo-1   0%|          | 0/40 [00:00<?, ?it/s]",
         "dnn/algo-1  30%|###| [00:03<?]",

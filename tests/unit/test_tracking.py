@@ -14,14 +14,13 @@ from stoker.records import (
     Evaluation,
     GateResult,
     TrackingSettings,
-    Training,
     Workload,
     to_json,
     write_json,
 )
 from stoker.tracking import TrackedRun, handed, kept, metrics_of, parameters_of, started
 from support import sample_records
-from support.command import stoker
+from support.command import stoker, succeeds
 from support.sample_records import training
 
 SERVER = TrackingSettings(mlflow="https://mlflow.example/team/")
@@ -106,6 +105,16 @@ def test_a_second_start_of_a_run_that_still_runs_leaves_it_as_it_is(tmp_path, ke
     assert not list(folder.iterdir())
 
 
+def starts_again(folder, kept_runs):
+    """Starts the run without an earlier record, then with one; yields what MLflow is told."""
+    for first in (None, training()):
+        if first:
+            write_json(folder / "runs" / "mnist-1" / "training.json", first)
+        assert stoker("train", TRACKED, "--name", "mnist-1", cwd=folder).returncode == 4
+        told = kept_runs.pop()
+        yield told["training"], told["is_refused"]
+
+
 def test_a_second_start_that_is_refused_leaves_the_end_of_the_first(
     tmp_path, kept_runs, monkeypatch
 ):
@@ -113,15 +122,7 @@ def test_a_second_start_that_is_refused_leaves_the_end_of_the_first(
         raise PlatformError("refused")
 
     monkeypatch.setattr("stoker.cli.kept_training.train_and_keep", refuse)
-    ends: list[Training | None] = []
-    for first in (None, training()):
-        if first:
-            write_json(tmp_path / "runs" / "mnist-1" / "training.json", first)
-        assert stoker("train", TRACKED, "--name", "mnist-1", cwd=tmp_path).returncode == 4
-        told = kept_runs.pop()
-        assert told["is_refused"]
-        ends.append(told["training"])
-    assert ends == [None, training()]
+    assert [*starts_again(tmp_path, kept_runs)] == [(None, True), (training(), True)]
 
 
 def test_a_second_start_whose_job_began_and_left_no_record_has_failed(
@@ -132,12 +133,7 @@ def test_a_second_start_whose_job_began_and_left_no_record_has_failed(
         raise PlatformError("lost")
 
     monkeypatch.setattr("stoker.cli.kept_training.train_and_keep", lose)
-    for first in (None, training()):
-        if first:
-            write_json(tmp_path / "runs" / "mnist-1" / "training.json", first)
-        assert stoker("train", TRACKED, "--name", "mnist-1", cwd=tmp_path).returncode == 4
-        told = kept_runs.pop()
-        assert (told["training"], told["is_refused"]) == (None, False)
+    assert [*starts_again(tmp_path, kept_runs)] == [(None, False), (None, False)]
 
 
 def test_an_evaluation_that_has_no_room_for_copies_keeps_its_figures(
@@ -151,8 +147,7 @@ def test_an_evaluation_that_has_no_room_for_copies_keeps_its_figures(
         write_json(tmp_path / f"{name}.json", getattr(sample_records, name)())
         words += [f"--{name}", f"{name}.json"]
     monkeypatch.setattr("stoker.cli.evaluate.shutil.copyfile", full)
-    done = stoker("evaluate", TRACKED, *words, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeeds("evaluate", TRACKED, *words, cwd=tmp_path)
     assert "mlflow: files not kept: [Errno 28]" in done.stdout + done.stderr
     (told,) = kept_runs
     assert told["files"] == []

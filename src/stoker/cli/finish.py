@@ -38,9 +38,7 @@ class FinishOutputs:
 def finish_run(
     workload: "Workload", *, run_id: str, outcome: str, outputs: FinishOutputs, as_json: bool
 ) -> None:
-    """Ends the jobs of a run that still exist, and reports how the run ended, to a webhook as well.
-
-    Before that, follows a job that a failed run has lost to its end.
+    """Follows lost jobs of a failed run, ends what is left of it, and reports how it ended.
 
     Args:
         outcome: How the run ended: JSON as of Kubeflow's PipelineTaskFinalStatus.
@@ -156,10 +154,8 @@ def _follow_profile(
     outputs: FinishOutputs,
     quiet: bool,
 ) -> str:
-    from stoker.cli.outputs import deliver, told_of_profile
-    from stoker.cli.profile import profile_and_keep
+    from stoker.cli.profile import deliver_profile, profile_and_keep
     from stoker.cli.workloads import named_run_dir, todays_cluster
-    from stoker.profile import explain
     from stoker.records import Workload, read_json
 
     # As Profile had it, with the parameters of the run.
@@ -173,14 +169,8 @@ def _follow_profile(
         records=records,
         quiet=quiet,
     )
-    deliver(
-        record,
-        outputs=replace(outputs.record, out=outputs.record.out or run_dir / "profile.json"),
-        name="profile",
-        explain=explain,
-        as_json=quiet,
-        told=told_of_profile(record),
-    )
+    out = outputs.record.out or run_dir / "profile.json"
+    deliver_profile(record, outputs=replace(outputs.record, out=out), as_json=quiet)
     return "the profile is finished though the run has FAILED: Retry uses it instead of another"
 
 
@@ -197,15 +187,13 @@ def _follow_training(
 
     from stoker.catalog import catalog_of
     from stoker.cli.evaluate import judged
-    from stoker.cli.kept_training import train_and_keep
-    from stoker.cli.outputs import Outputs, deliver, kept_model, told_of_training
+    from stoker.cli.kept_training import deliver_training, train_and_keep
+    from stoker.cli.outputs import Outputs, kept_model
     from stoker.cli.tracking import keep_tracked
     from stoker.cli.workloads import named_run_dir
     from stoker.records import Decision, Workload, read_json, write_text
     from stoker.records.outcome import outcome_of, training_exit_code
-    from stoker.records.training import copied_to
     from stoker.train import prepare
-    from stoker.words import training_words
 
     # As Train had it, with the parameters of the run.
     asked = read_json(records["workload.json"], Workload)
@@ -235,25 +223,18 @@ def _follow_training(
         files=[run_dir / "decision.json", run_dir / "training.json"],
         quiet=quiet,
     )
-    file = outputs.record.out or run_dir / "training.json"
     model_uri = kept_model(record.model_uri, outputs.record)
-    record = copied_to(file, record, run_dir=run_dir, model_uri=model_uri)
-    deliver(
-        record,
-        outputs=replace(outputs.record, out=file),
-        name="training",
-        explain=training_words,
-        as_json=quiet,
-        told=told_of_training(record),
-        model_uri=record.model_uri or "",
+    deliver_training(
+        record, outputs=outputs.record, run_dir=run_dir, model_uri=model_uri, as_json=quiet
     )
     if "profile.json" in records:
         # The claim of champions is not mounted here: the step that frees hosts must not wait for a
         # volume. A retry judges by all gates.
         gates = tuple(gate for gate in workload.gate if not gate.needs_champion)
+        training = outputs.record.out or run_dir / "training.json"
         judged(
             msgspec.structs.replace(asked, gate=gates),
-            records=(run_dir / "profile.json", run_dir / "decision.json", str(file)),
+            records=(run_dir / "profile.json", run_dir / "decision.json", str(training)),
             may_be_lost=False,
             champion=None,
             destinations=Outputs(out=outputs.evaluation or run_dir / "evaluation.json"),

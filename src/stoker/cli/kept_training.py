@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from stoker.host.git import git_state
 
 if TYPE_CHECKING:
     from stoker.catalog import Catalog
+    from stoker.cli.outputs import Outputs
     from stoker.platforms.base import JobSpec, Platform
     from stoker.records import Decision, Profile, Training, Workload
 
@@ -85,9 +87,7 @@ def train_and_keep(
             catalog=catalog,
             decision=decision,
             on_line=follow.line,
-            on_stop=lambda stopped: keep_stopped(
-                stopped, job=job, out=out, again=again, quiet=quiet
-            ),
+            on_stop=partial(keep_stopped, job=job, out=out, again=again, quiet=quiet),
             on_submit=on_submit,
         )
     if keeper:
@@ -95,15 +95,32 @@ def train_and_keep(
     return record
 
 
+def deliver_training(
+    record: "Training", *, outputs: "Outputs", run_dir: Path, model_uri: str | None, as_json: bool
+) -> None:
+    """Writes and prints a training's record; by default, in the run's folder."""
+    from stoker.cli.outputs import deliver, told_of_training
+    from stoker.records.training import copied_to
+    from stoker.words import training_words
+
+    file = outputs.out or run_dir / "training.json"
+    # The record may go elsewhere, and its timeline, which it names by a relative path.
+    record = copied_to(file, record, run_dir=run_dir, model_uri=model_uri)
+    deliver(
+        record,
+        outputs=replace(outputs, out=file),
+        name="training",
+        explain=training_words,
+        as_json=as_json,
+        told=told_of_training(record),
+        model_uri=record.model_uri or "",
+    )
+
+
 def keep_stopped(
     record: "Training", *, job: "JobSpec", out: Path | None, again: str, quiet: bool
 ) -> None:
-    """Copies the record of a stopped training, and prints what is kept and how to continue.
-
-    Args:
-        record: What was measured until then, as it is in the run's folder; status `stopped`.
-        out: Second file for the record.
-    """
+    """Copies the record of a stopped training to `out`, and prints how to continue."""
     from stoker.cli.tracking import keep_tracked
     from stoker.records import write_json
     from stoker.records.training import copied_to

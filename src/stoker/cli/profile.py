@@ -117,10 +117,9 @@ def profile_verb(
     """
     from stoker.catalog import catalog_of
     from stoker.cli.billing import confirm, say_unused_types
-    from stoker.cli.outputs import check_writable, deliver, outputs_of, step_inputs, told_of_profile
+    from stoker.cli.outputs import check_writable, outputs_of, step_inputs
     from stoker.cli.workloads import named_run_dir, new_run_dir, resolve, reused_profile
     from stoker.platforms import platform_named
-    from stoker.profile import explain
     from stoker.profile.profiled_job import UnmeasuredError, notebook_refusal
     from stoker.records import Group, to_json, write_json
     from stoker.settings import own_pod
@@ -153,10 +152,7 @@ def profile_verb(
         workload = resolve(words or given.words, overrides=sets, params=params, verb="profile")
     if reused := reused_profile(workload, params):
         say(f"profile of {workload.name}: the given one", quiet=as_json)
-        told = told_of_profile(reused)
-        deliver(
-            reused, outputs=outputs, name="profile", explain=explain, as_json=as_json, told=told
-        )
+        deliver_profile(reused, outputs=outputs, as_json=as_json)
         return
     is_here = workload.platform_info.is_this_machine
     if copy and not is_here:
@@ -180,17 +176,18 @@ def profile_verb(
         is_profile=True,
     )
     pod = own_pod()
-    is_step = bool(pod and pod.run_id) and not is_here
     # A retry of a pipeline's step follows the job of the first attempt.
+    is_step = pod and pod.run_id and not is_here
     name = f"{workload.run_name(pod.run_id)}-profile" if pod and is_step else None
     run_dir = named_run_dir(name) if name else new_run_dir(f"{workload.name}-profile")
     if copy:
         # The measurement has another working directory.
         run_dir = run_dir.absolute()
-        say("the command runs for real, in a copy of this folder", quiet=as_json)
+        how = ", in a copy of this folder"
     else:
-        how = "; --copy runs it in a copy of this folder" if is_here else ""
-        say(f"the command runs for real and writes its files{how}", quiet=as_json)
+        how = " and writes its files"
+        how += "; --copy runs it in a copy of this folder" if is_here else ""
+    say(f"the command runs for real{how}", quiet=as_json)
     say(
         f"profile of {workload.name}: measures {workload.profile.budget_seconds:.0f} s from the "
         f"first batch on, then stops the command; its output: {relative(run_dir / 'logs')}",
@@ -225,6 +222,14 @@ def profile_verb(
                 quiet=as_json,
             )
         raise
+    deliver_profile(record, outputs=outputs, as_json=as_json)
+
+
+def deliver_profile(record: "Profile", *, outputs: "Outputs", as_json: bool) -> None:
+    """Writes and prints a profile."""
+    from stoker.cli.outputs import deliver, told_of_profile
+    from stoker.profile import explain
+
     told = told_of_profile(record)
     deliver(record, outputs=outputs, name="profile", explain=explain, as_json=as_json, told=told)
 
@@ -384,11 +389,7 @@ def following_profile(workload: "Workload", *, quiet: bool) -> Iterator[Followed
 
 
 def _took(values: Mapping[str, str]) -> str:
-    return f"a step takes {_ms(values['step_seconds'])}"
-
-
-def _ms(seconds: str) -> str:
-    return ms(float(seconds))
+    return f"a step takes {ms(float(values['step_seconds']))}"
 
 
 def _so_far(values: Mapping[str, str]) -> str:
@@ -396,13 +397,9 @@ def _so_far(values: Mapping[str, str]) -> str:
     return f"{_waits(values, 'of the time is spent waiting for data')}; {took}"
 
 
-def _as_is(values: Mapping[str, str]) -> str:
-    return f"{_took(values)}, {_waits(values, 'of it waiting for data')}"
-
-
 def _loader(values: Mapping[str, str]) -> str:
     who = "1 worker" if values["workers"] == "1" else f"{values['workers']} workers"
-    return f"{who} alone: {_ms(values['cpu_seconds'])} of CPU per batch"
+    return f"{who} alone: {ms(float(values['cpu_seconds']))} of CPU per batch"
 
 
 def _waits(values: Mapping[str, str], of: str) -> str:
@@ -410,17 +407,21 @@ def _waits(values: Mapping[str, str], of: str) -> str:
     return wait_words(float(values["wait_share"]), least=least, rank=rank, of=of)
 
 
-def _guarded(values: Mapping[str, str]) -> str:
-    return f"the script is about to {values['action']}, with a model trained on repeated batches"
-
-
 _WORDS: Mapping[str, tuple[str, Callable[[Mapping[str, str]], str]]] = {
     EventName.PROFILE_STARTED: ("begins", lambda _: "the script asks for its first batch"),
     EventName.PROFILE_PROGRESS: ("so far", _so_far),
-    EventName.PROFILE_AS_IS: ("as is", _as_is),
+    EventName.PROFILE_AS_IS: (
+        "as is",
+        lambda it: f"{_took(it)}, {_waits(it, 'of it waiting for data')}",
+    ),
     EventName.PROFILE_ACCELERATOR: ("no loader", lambda it: f"with cached batches {_took(it)}"),
     EventName.PROFILE_LOADER: ("loader", _loader),
-    EventName.PROFILE_GUARDED: ("ends here", _guarded),
+    EventName.PROFILE_GUARDED: (
+        "ends here",
+        lambda it: (
+            f"the script is about to {it['action']}, with a model trained on repeated batches"
+        ),
+    ),
 }
 
 
@@ -438,15 +439,23 @@ def observe(
         PlatformError: If the job or its load cannot be read.
     """
     from stoker.catalog import load_catalog
-    from stoker.cli.outputs import deliver, told_of_profile
     from stoker.platforms.aws import Aws
     from stoker.platforms.sagemaker.cloudwatch import describe_job, observe_job
-    from stoker.profile import explain
     from stoker.profile.observed_job import observed_profile, steps_in
 
-    # First: a log without steps is an error before any network.
-    lines = _lines_of(logs) if logs else None
-    steps = steps_in(lines, source=str(logs)) if lines is not None else None
+    lines = steps = None
+    if logs:
+        # First: a log without steps is an error before any network.
+        try:
+            # Progress bars leave bytes that are not UTF-8.
+            lines = logs.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError as err:
+            raise UsageError(
+                f"cannot read the log: {err.strerror or err}",
+                where=f"--logs {logs}",
+                fix="name a text file with the job's log",
+            ) from None
+        steps = steps_in(lines, source=str(logs))
     aws = Aws(region=region)
     say(f"profile of training job {name}: reading CloudWatch", quiet=as_json)
     with working(f"reading training job {name}", quiet=as_json):
@@ -460,17 +469,4 @@ def observe(
     with working(f"reading the load of {name}", quiet=as_json):
         job = observe_job(aws, state, sizes=sizes, log=lines, now=datetime.now(UTC))
     record = observed_profile(job, sizes=sizes, steps=steps)
-    told = told_of_profile(record)
-    deliver(record, outputs=outputs, name="profile", explain=explain, as_json=as_json, told=told)
-
-
-def _lines_of(file: Path) -> list[str]:
-    try:
-        # Progress bars leave bytes that are not UTF-8.
-        return file.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError as err:
-        raise UsageError(
-            f"cannot read the log: {err.strerror or err}",
-            where=f"--logs {file}",
-            fix="name a text file with the job's log",
-        ) from None
+    deliver_profile(record, outputs=outputs, as_json=as_json)

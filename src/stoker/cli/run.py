@@ -82,7 +82,8 @@ def run_verb(
     from stoker.cli.champions import champion_metrics
     from stoker.cli.notify import telling
     from stoker.cli.workloads import groups_of, latest_run_dir, new_run_dir, resolve, todays_cluster
-    from stoker.records import Group, nearest, to_json, write_json
+    from stoker.records import Group, Training, nearest, read_json, to_json, write_json
+    from stoker.records.outcome import outcome_of
 
     sets = [*(overrides or ())]
     sets += [f"feed.replace_dataloader={replace_dataloader}"] if replace_dataloader else []
@@ -141,7 +142,10 @@ def run_verb(
         if page:
             ending.links["mlflow"] = page
         if code:
-            ending.failed(why_failed(chain), exit_code=code)
+            # Without an evaluation, the training failed.
+            training = read_json(run_dir / "training.json", Training)
+            why = evaluation.reason if evaluation else outcome_of(training).words
+            ending.failed(why, exit_code=code)
             if code == EXIT_TERMINATED:
                 # A training that was stopped has not failed.
                 ending.status = "stopped"
@@ -353,16 +357,6 @@ def track(chain: Chain, report: Path, *, is_stopped: bool = False) -> str:
         is_stopped=is_stopped,
         quiet=chain.quiet,
     )
-
-
-def why_failed(chain: Chain) -> str:
-    """Returns why a chain whose steps were all done failed, in a line."""
-    from stoker.records import Evaluation, Training
-    from stoker.records.outcome import outcome_of
-
-    evaluation = found_in(chain.run_dir / "evaluation.json", Evaluation)
-    training = found_in(chain.run_dir / "training.json", Training)
-    return evaluation.reason if evaluation else outcome_of(training).words if training else ""
 
 
 def found_in(file: Path, kind: "type[RecordT]") -> "RecordT | None":

@@ -118,16 +118,9 @@ def train_verb(
     from stoker.catalog import catalog_of
     from stoker.cli.billing import confirm, say_unused_types
     from stoker.cli.finish import FinishOutputs, finish_run
-    from stoker.cli.kept_training import records_of_step, train_and_keep
+    from stoker.cli.kept_training import deliver_training, records_of_step, train_and_keep
     from stoker.cli.notify import telling
-    from stoker.cli.outputs import (
-        TRAIN_PARAMETERS,
-        deliver,
-        kept_model,
-        outputs_of,
-        step_inputs,
-        told_of_training,
-    )
+    from stoker.cli.outputs import TRAIN_PARAMETERS, kept_model, outputs_of, step_inputs
     from stoker.cli.report import report_of_run
     from stoker.cli.tracking import keep_tracked
     from stoker.cli.workloads import (
@@ -142,7 +135,6 @@ def train_verb(
     from stoker.platforms.local import lock_run_folder
     from stoker.records import Decision, Profile, Training, groups_in_words, read_json, write_json
     from stoker.records.outcome import outcome_of, training_exit_code
-    from stoker.records.training import copied_to
     from stoker.settings import pipeline_run
     from stoker.train import prepare
     from stoker.words import training_words
@@ -274,19 +266,10 @@ def train_verb(
             ending.failed(outcome_of(record).words, exit_code=code)
             # A training that was stopped has not failed.
             ending.status = record.status
-    file = outputs.out or run_dir / "training.json"
     model_uri = kept_model(record.model_uri, outputs)
     try:
-        # The record may go elsewhere, and its timeline, which it names by a relative path.
-        record = copied_to(file, record, run_dir=run_dir, model_uri=model_uri)
-        deliver(
-            record,
-            outputs=replace(outputs, out=file),
-            name="training",
-            explain=training_words,
-            as_json=as_json,
-            told=told_of_training(record),
-            model_uri=record.model_uri or "",
+        deliver_training(
+            record, outputs=outputs, run_dir=run_dir, model_uri=model_uri, as_json=as_json
         )
     except (UsageError, OSError) as err:
         if outputs.executor is not None:

@@ -327,15 +327,15 @@ def parse_groups(texts: Sequence[str], *, default_type: str | None) -> tuple[Gro
 def groups_of(workload: Workload, texts: Sequence[str]) -> tuple[Group, ...]:
     """Returns the groups named on the command line, else today's dnn group."""
     today = todays_cluster(workload).dnn
-    if texts:
-        dnn, *data = parse_groups(texts, default_type=today.instance_type)
-        # Another type has other accelerators, and by default a process for each. On this machine
-        # any number of cores is the same type.
-        types = (dnn.instance_type, today.instance_type)
-        if len(set(types)) == 1 or all(local_instance(name) for name in types):
-            dnn = msgspec.structs.replace(dnn, processes_per_host=today.processes_per_host)
-        return (dnn, *data)
-    return (Group.of_today(today),)
+    if not texts:
+        return (Group.of_today(today),)
+    dnn, *data = parse_groups(texts, default_type=today.instance_type)
+    # Another type has other accelerators, and by default a process for each. On this machine any
+    # number of cores is the same type.
+    types = (dnn.instance_type, today.instance_type)
+    if len(set(types)) == 1 or all(local_instance(name) for name in types):
+        dnn = msgspec.structs.replace(dnn, processes_per_host=today.processes_per_host)
+    return (dnn, *data)
 
 
 def _parse(text: str, *, default_type: str | None) -> Group:

@@ -138,10 +138,8 @@ def shared_memory_check(path: Path = Path("/dev/shm")) -> Finding:
         fix = "mount a tmpfs there: PyTorch's own loader workers need it"
         return Finding("shm", "warn", f"{path}: {err.strerror}", fix)
     if total < MIN_SHARED_MEMORY_BYTES:
-        fix = (
-            "docker run --shm-size, or an emptyDir of medium Memory: PyTorch's own loader workers "
-        )
-        fix += "need it, stoker's do not"
+        fix = "docker run --shm-size, or an emptyDir of medium Memory: PyTorch's own loader "
+        fix += "workers need it, stoker's do not"
         return Finding("shm", "warn", f"{path} has {_gib(total)}", fix)
     return Finding("shm", "ok", f"{path} has {_gib(total)}")
 
@@ -341,13 +339,11 @@ def examine(environ: Mapping[str, str], *, peer: str | None) -> Iterator[Finding
         yield Finding("settings", "fail", f"{err.what} ({err.where})", err.fix)
         # With defaults, for the other checks.
         settings = from_environment({})
-    topology: Topology | None
-    role: Finding
+    topology = None
     try:
         topology = from_resourceconfig(settings.base_dir, environ)
         role = role_check(topology)
     except UsageError as err:
-        topology = None
         role = Finding("role", "fail", f"{err.what} ({err.where})", err.fix)
     has_part = topology is not None and len(topology.hosts) > 1
     yield torch_check(trains=has_part)

@@ -37,7 +37,7 @@ from stoker.pipelines.kubeflow.compile import (
 from stoker.platforms.kubernetes.follower import FOLLOWER_LABELS
 from stoker.platforms.kubernetes.objects import MAX_LABEL, STAY_ANNOTATIONS, STEP_LABEL
 from stoker.records import KubernetesSettings, Workload, nearest
-from stoker.records.platforms import amount, written
+from stoker.records.platforms import amount
 
 # Stands for the run's own id, but only as the whole value of an input.
 RUN_ID: str = dsl.PIPELINE_JOB_ID_PLACEHOLDER
@@ -190,9 +190,9 @@ def control_step(task: Task, run: PipelineRun, *, name: str) -> Task:
     if champions and CHAMPION in task.inputs:
         claim, folder = champions
         kubernetes.mount_pvc(task, pvc_name=claim, mount_path=CHAMPIONS_FOLDER, sub_path=folder)
-    task.set_cpu_request(written(control.cpu))
+    task.set_cpu_request(str(control.cpu))
     if run.request.settings.cpu_limit:
-        task.set_cpu_limit(written(control.cpu_limit))
+        task.set_cpu_limit(str(control.cpu_limit))
     task.set_memory_request(_memory(control.memory)).set_memory_limit(_memory(control.memory_limit))
     if control.max_run_seconds:
         kubernetes.set_timeout(task, control.max_run_seconds)
@@ -322,4 +322,4 @@ def _without_gpus(task: Task) -> None:
 
 def _memory(quantity: str | int | float) -> str:
     """Returns MiB, rounded up: kfp takes no fractions."""
-    return f"{-(-int(amount(written(quantity))) // 2**20)}Mi"
+    return f"{-(-int(amount(str(quantity))) // 2**20)}Mi"

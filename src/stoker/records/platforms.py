@@ -1,7 +1,6 @@
 """Facts about each platform, and a workload's settings for it.
 
-The facts are what rooms other than `platforms` need. A key that only repeats a service's own is no
-setting: it goes into a patch of the service's request (`stoker.platforms.patch`).
+A service's own key is no setting: it goes into a patch of the request (`stoker.platforms.patch`).
 """
 
 import re
@@ -32,22 +31,10 @@ _ARM_TYPE = re.compile(r"[a-z]+\d+[a-z]*g[a-z]*\.")
 # SageMaker's prefix of EC2's instance types; optional wherever a type is named.
 _PREFIX = "ml."
 _QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|Ki|[MGTP]i?)?$"
+# Of quantities, as Kubernetes has them.
 _SUFFIXES = {
-    "n": Decimal("0.000000001"),
-    "u": Decimal("0.000001"),
-    "m": Decimal("0.001"),
-    "k": Decimal(10**3),
-    "M": Decimal(10**6),
-    "G": Decimal(10**9),
-    "T": Decimal(10**12),
-    "P": Decimal(10**15),
-    "E": Decimal(10**18),
-    "Ki": Decimal(2**10),
-    "Mi": Decimal(2**20),
-    "Gi": Decimal(2**30),
-    "Ti": Decimal(2**40),
-    "Pi": Decimal(2**50),
-    "Ei": Decimal(2**60),
+    **{name: Decimal(1000) ** power for power, name in enumerate("num kMGTPE", -3) if power},
+    **{f"{name}i": Decimal(1024) ** power for power, name in enumerate("KMGTPE", 1)},
 }
 
 
@@ -63,8 +50,8 @@ class PlatformInfo:
         needs_training_enum: Its jobs take only types that its API lists for training.
         max_groups: Instance groups that a job may have; None: no limit.
         host_variables: Variables by which a launcher recognises the platform.
-        has_mlflow: It has a managed MLflow, in which it creates the run of a job.
-        has_model_registry: Its registry takes the quality of a model as a file.
+        has_mlflow: Whether its managed MLflow creates the run of a job.
+        has_model_registry: Whether its registry takes the quality of a model as a file.
         payer: AWS service whose prices apply: `sagemaker` or `ec2`; empty: none.
         price_list: Name of these prices for reports.
     """
@@ -122,7 +109,7 @@ Patch = dict[Name, Annotated[object, msgspec.Meta(extra_json_schema={"title": "J
 
 
 def patch_document(patch: Patch) -> Document:
-    """Returns a patch, which YAML or JSON was parsed to, as what it is."""
+    """Returns a patch, parsed from YAML or JSON, with its type."""
     return cast(Document, patch)
 
 
@@ -131,7 +118,7 @@ class ObjectPatch(Record, frozen=True, kw_only=True):
 
     Maps are merged, null deletes, lists are replaced; but containers, env and volumes are merged by
     name, volumeMounts by mountPath, and tolerations are added. A container without a name is the
-    group's. What stoker itself relies on cannot be changed.
+    group's. Fields that stoker relies on cannot be changed.
 
     Attributes:
         metadata: Labels and annotations.
@@ -143,7 +130,6 @@ class ObjectPatch(Record, frozen=True, kw_only=True):
 
     @property
     def document(self) -> Document:
-        """The patch as one document."""
         parts = {"metadata": patch_document(self.metadata), "spec": patch_document(self.spec)}
         return {name: part for name, part in parts.items() if part}
 
@@ -153,15 +139,13 @@ class ControlSettings(Record, frozen=True, kw_only=True):
 
     Attributes:
         image: Image of these steps. Absent: the workload's.
-        role: ARN of the role of these steps, which may create the training job. Absent: the job's,
-            which then needs that right.
-        instance_type: Type of their host, one for processing jobs. They compute nothing, so the
-            smallest is enough.
-        volume_gb: Disk of their host, in GB. 30 is the default of SageMaker's SDK; raise it for a
-            larger image.
+        role: ARN of their role, which needs the right to create the training job. Absent: the
+            job's.
+        instance_type: Type of their host, one for processing jobs. The smallest is enough.
+        volume_gb: Disk of their host, in GB. 30 is SageMaker's own default; raise it for a larger
+            image.
         max_run_seconds: Upper limit on one step, in seconds. Train waits for the whole training.
-            The service allows 9 days; an account's quota is 5 days, the default, until it is
-            raised.
+            The service allows 9 days, an account's default quota 5.
     """
 
     image: ImageName | None = None
@@ -176,16 +160,14 @@ class ModelSettings(Record, frozen=True, kw_only=True):
 
     Attributes:
         group: Group of the model registry. Absent: the workload's name.
-        image: Image that serves the model. Absent: the package names none, and cannot be deployed
-            as it is.
-        entry_point: Program in the model's archive that serves it, where the image runs one, as
-            AWS's do (SAGEMAKER_PROGRAM).
+        image: Image that serves the model. Absent: the package cannot be deployed as it is.
+        entry_point: Program in the model's archive that serves it, for images that run one, such as
+            AWS's (SAGEMAKER_PROGRAM).
         environment: Variables of the container that serves it.
-        approval: State in which the model enters the registry. PendingManualApproval: a person has
-            to approve it before it is deployed; Approved: it may be deployed at once; Rejected: it
-            is kept, and not deployed.
-        content_types: MIME types of the requests that the model takes.
-        response_types: MIME types of its answers.
+        approval: State in which the model enters the registry. PendingManualApproval: a person
+            must approve it; Approved: it may be deployed at once; Rejected: it is only kept.
+        content_types: MIME types of requests.
+        response_types: MIME types of answers.
     """
 
     group: Name | None = None
@@ -197,7 +179,6 @@ class ModelSettings(Record, frozen=True, kw_only=True):
     response_types: tuple[Name, ...] = ("application/json",)
 
     def environment_of(self) -> dict[str, str]:
-        """Returns the variables of the container that serves the model."""
         program = {"SAGEMAKER_PROGRAM": self.entry_point} if self.entry_point else {}
         return {**program, **self.environment}
 
@@ -209,33 +190,30 @@ class SageMakerSettings(Record, frozen=True, kw_only=True):
         role: ARN of the job's role.
         output_uri: Prefix in S3 for outputs, models, tokens and packed code.
         region: AWS region. Absent: what boto3 finds (AWS_REGION, the profile).
-        source: Folder with the training's code, packed and passed to all hosts as a channel, or an
-            s3:// address of such a package (.tar.gz). Absent: it is in the image.
+        source: Folder with the training's code, packed and passed to all hosts as a channel, or
+            s3:// address of a package (.tar.gz). Absent: it is in the image.
         entrypoint: What the image runs; the command follows. The last word is `--`.
-        max_run_seconds: Seconds after which the service stops the job. One day is the service's own
-            default; raise it for a longer training, to 28 days at most.
+        max_run_seconds: Seconds after which the service stops the job, by default one day; 28 days
+            at most.
         checkpoint_uri: Prefix of checkpoints: /opt/ml/checkpoints of a run is synchronised with
-            CHECKPOINT_URI/RUN, from which the run's further attempts continue. Absent: none are
-            kept.
-        resume_from: Folder of an earlier run's checkpoints, from which the training continues, and
-            to which it saves.
+            CHECKPOINT_URI/RUN, from which further attempts continue. Absent: none are kept.
+        resume_from: Folder of an earlier run's checkpoints; this run continues from them, and saves
+            there.
         request: Patch of the CreateTrainingJob request, in the service's own names, such as
             VpcConfig, RetryStrategy or Tags. Maps are merged, null deletes, lists are replaced; but
-            Tags are merged by Key, and InputDataConfig by ChannelName. What stoker itself sets
-            cannot be changed. Its defaults: VolumeSizeInGB 100, which holds an image with CUDA and
-            tens of GB of data; MaximumRetryAttempts 2, which survives a host that breaks; and
-            MetricDefinitions of the launcher's progress line (step and wait seconds).
+            Tags are merged by Key, and InputDataConfig by ChannelName. Fields that stoker relies on
+            cannot be changed. Defaults: VolumeSizeInGB 100, for an image with CUDA and tens of GB
+            of data; MaximumRetryAttempts 2, for hosts that break; MetricDefinitions of the
+            launcher's progress line (step and wait seconds).
         control: Hosts of the pipeline's small steps.
         model: How a model that passed its gate is registered.
         pipeline_role: ARN of the role with which the pipeline starts its steps. Absent: the job's.
-        schedule_role: ARN of the role with which the scheduler starts the pipeline; `stoker
-            schedule` needs it.
+        schedule_role: ARN of the role with which `stoker schedule` starts the pipeline.
         overlap: What a run of the pipeline does while an earlier one is running. allow: it may
             train at the same time; refuse: it fails at once, in a small step.
         dead_letter_queue: ARN of an SQS queue for starts that the scheduler has given up. Absent:
             they are lost.
-        cache_days: Days for which the result of a step is used again for the same request; 0: each
-            step always runs.
+        cache_days: Days for which a step's result is used again for the same request; 0: never.
     """
 
     role: RoleArn
@@ -257,27 +235,24 @@ class SageMakerSettings(Record, frozen=True, kw_only=True):
 
     @property
     def output_kms_key(self) -> str | None:
-        """KMS key of outputs, and of all else that stoker writes to S3."""
+        """KMS key of outputs, and of other objects that stoker writes to S3."""
         return self._text("OutputDataConfig", "KmsKeyId")
 
     @property
     def volume_kms_key(self) -> str | None:
-        """KMS key of the hosts' disks."""
         return self._text("ResourceConfig", "VolumeKmsKeyId")
 
     @property
     def vpc(self) -> Document:
-        """The job's VpcConfig, which the pipeline's steps share; empty: none."""
+        """VpcConfig of the job and of the pipeline's steps; empty: none."""
         return mapping(patch_document(self.request), "VpcConfig")
 
     @property
     def network_isolation(self) -> bool:
-        """Whether hosts reach no network but their own."""
         return patch_document(self.request).get("EnableNetworkIsolation") is True
 
     @property
     def tags(self) -> dict[str, str]:
-        """Tags of the job and of what belongs to it."""
         tags = mappings(patch_document(self.request), "Tags")
         return {str(tag.get("Key")): str(tag.get("Value", "")) for tag in tags}
 
@@ -302,13 +277,12 @@ class NodePool(Record, frozen=True, kw_only=True):
     """A pool of nodes of one kind; plans name it where others name an instance type.
 
     Attributes:
-        pod: Patch of the pods on these nodes: their nodeSelector, tolerations of their taints.
-            Without a nodeSelector: node.kubernetes.io/instance-type=NAME.
-        cpu: CPUs that one pod requests: a number, or a quantity such as 3500m. Absent: of a whole
-            node, what daemons leave of it.
-        memory: Memory that one pod requests: bytes, or a quantity such as 16Gi. Absent: of a whole
-            node, what daemons leave of it.
-        gpus: GPUs of one pod; 0: the nodes have none. Absent: those of the type.
+        pod: Patch of the pods on these nodes: nodeSelector, tolerations. The default nodeSelector
+            is node.kubernetes.io/instance-type=NAME.
+        cpu: CPUs that a pod requests: a number, or a quantity such as 3500m. Absent: a whole node,
+            less what daemons need.
+        memory: Memory that a pod requests: bytes, or a quantity such as 16Gi. Absent: as for cpu.
+        gpus: GPUs of one pod; 0: the nodes have none. Absent: the GPUs of the type.
     """
 
     pod: ObjectPatch = ObjectPatch()
@@ -318,7 +292,7 @@ class NodePool(Record, frozen=True, kw_only=True):
 
     @property
     def node_selector(self) -> Document | None:
-        """Labels of its nodes; None: the pool's name is an instance type."""
+        """Labels of the nodes; None: the pool's name is an instance type."""
         spec = patch_document(self.pod.spec)
         return mapping(spec, "nodeSelector") if "nodeSelector" in spec else None
 
@@ -327,15 +301,14 @@ class PodSettings(Record, frozen=True, kw_only=True):
     """Pods of one role.
 
     Attributes:
-        cpu: CPUs that a pod requests: a number, or a quantity such as 3500m. The launcher starts
-            as many workers. Absent: the pool's.
+        cpu: CPUs that a pod requests, and workers that its launcher starts: a number, or a quantity
+            such as 3500m. Absent: the pool's.
         memory: Memory that a pod requests, and its limit: bytes, or a quantity such as 16Gi.
             Absent: the pool's.
         gpus: GPUs of one pod; the data group has none. Absent: the pool's.
-        image: Image of the data group's pods, with the same stoker: a small one for CPUs starts
-            sooner (make image-data), and arm64 nodes need one of theirs. Absent: the workload's,
-            which the dnn group always runs.
-        pod: Patch of the pods, after the pool's.
+        image: Image of the data group's pods, with the same stoker: one without CUDA starts sooner
+            (make image-data), and arm64 nodes need one for arm64. Absent: the workload's.
+        pod: Patch of the pods, applied after the pool's.
     """
 
     cpu: Quantity | None = None
@@ -346,20 +319,20 @@ class PodSettings(Record, frozen=True, kw_only=True):
 
 
 class KubeflowSettings(Record, frozen=True, kw_only=True):
-    """Where Kubeflow Pipelines is, and what its runs belong to.
+    """A Kubeflow Pipelines, and where its runs belong.
 
     Attributes:
         host: Address of its API; behind a login often the site's with /pipeline. Absent: the
-            variable KF_PIPELINES_ENDPOINT, else the service of the cluster that the pod stoker runs
-            in or the kube config names.
+            variable KF_PIPELINES_ENDPOINT, else the service in the cluster of stoker's pod or of
+            the kube config.
         namespace: Namespace of the user, if it has many. Absent: the job's.
         experiment: Experiment of runs and schedules. Absent: the workload's name.
-        service_account: Account of the steps' pods. Absent: Kubeflow's own for pipelines.
-        token_file: File with the token that Kubeflow Pipelines asks for. Absent: the variable
-            STOKER_KUBEFLOW_TOKEN has it, in a pod else the file that Kubernetes mounts there.
+        service_account: Account of the steps' pods. Absent: Kubeflow's default.
+        token_file: File with a token for Kubeflow Pipelines. Absent: the variable
+            STOKER_KUBEFLOW_TOKEN, else in a pod the file that Kubernetes mounts.
         ca_file: File with the certificate authorities of the server. Absent: the public ones.
-        cache_days: Most days for which a profile of the same inputs is used again; 0: it never is.
-            30, as data and images change without their names changing.
+        cache_days: Days for which a profile of the same inputs is used again; 0: never. 30, as data
+            and images change without their names changing.
     """
 
     host: Name | None = None
@@ -377,14 +350,12 @@ class ControlPodSettings(Record, frozen=True, kw_only=True):
     Attributes:
         image: Image of these pods. Absent: the workload's; one without torch starts sooner (make
             image-control).
-        cpu: CPUs that a pod requests: a number, or a quantity such as 500m. A quarter of one, as
-            these steps compute little.
+        cpu: CPUs that a pod requests: a number, or a quantity such as 500m.
         memory: Memory that a pod requests: bytes, or a quantity such as 1Gi.
-        cpu_limit: Upper limit on a pod's CPUs, as `cpu`, where kubernetes.cpu_limit is true.
-        memory_limit: Upper limit on a pod's memory, as `memory`. Raise it where steps end by
-            OOMKilled.
-        max_run_seconds: Upper limit on one step, in seconds; 0: none. An hour ends what hangs.
-            The step that follows a job has no limit.
+        cpu_limit: Upper limit on a pod's CPUs, where kubernetes.cpu_limit is true.
+        memory_limit: Upper limit on a pod's memory. Raise it where steps are OOMKilled.
+        max_run_seconds: Upper limit on one step, in seconds; 0: none. The step that follows a job
+            has no limit.
     """
 
     image: ImageName | None = None
@@ -399,64 +370,61 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
     """Settings of a workload for Kubernetes.
 
     Attributes:
-        api: Object that a job is. jobset: a JobSet; trainer: a TrainJob of Kubeflow Trainer with
-            its runtime, for clusters whose jobs Trainer runs.
+        api: Kind of job. jobset: a JobSet; trainer: a TrainJob of Kubeflow Trainer with its
+            runtime.
         runtime: With trainer: an existing TrainingRuntime. Absent: one is made for each run.
-        namespace: Namespace of the job. Absent: that of the pod stoker runs in, else of the kube
+        namespace: Namespace of the job. Absent: the namespace of stoker's pod, else of the kube
             config.
         context: Context of the kube config. Absent: its current one.
-        strict_tls: Whether the API server's certificates must obey RFC 5280 in all, as Python 3.13
-            asks by default. False, as for kubectl: authorities of many clusters lack the key usage
+        strict_tls: Whether the API server's certificates must fully obey RFC 5280, Python 3.13's
+            default. False, as for kubectl: authorities of many clusters lack the key usage
             extension. Chain, name and time are verified in any case.
         entrypoint: What the image runs; the command follows. The last word is `--`.
         output: Where model, checkpoints and output of the dnn group are kept, as
-            pvc://CLAIM/FOLDER, in a folder of the run's name. Absent: they are lost with the pods.
-        champion: What is known of the model in use, for gates such as accuracy>=champion-0.005 in
-            pipelines: a folder as pvc://CLAIM/FOLDER, in which a model that passed becomes the one
-            in use; or registry:GROUP, of SageMaker's registry, where people approve it. Absent: no
-            gate may name a champion.
-        pools: Node pools by the name that plans call their instance type.
-        pools_file: CSV file of node pools with prices, in the catalog's columns, or its text: when
-            the workload is read, the text replaces the file's name. Then plans are made of these
-            pools and those of `pools`, which say more of the same ones.
-        jobset: Patch of the JobSet: Kueue's queue is the label kueue.x-k8s.io/queue-name; the
-            other labels are set on all objects of the run, its pods included. By default a JobSet
-            is deleted a day after its end (ttlSecondsAfterFinished 86400), so that a night's
-            failure can be read in the morning. With trainer the metadata is the TrainJob's, and the
-            spec the one in its TrainingRuntime, without a TTL.
+            pvc://CLAIM/FOLDER, in a folder named after the run. Absent: they are lost with the
+            pods.
+        champion: Model in use, for a pipeline's gates such as accuracy>=champion-0.005: a folder as
+            pvc://CLAIM/FOLDER, where a model that passed replaces it; or registry:GROUP, of
+            SageMaker's registry, where people approve it. Absent: no gate may name a champion.
+        pools: Node pools by the instance type in plans.
+        pools_file: CSV file of node pools with prices, in the catalog's columns, or its text, which
+            replaces the file's name when the workload is read. Plans then use these pools and
+            `pools`, which may add to them.
+        jobset: Patch of the JobSet. The label kueue.x-k8s.io/queue-name is its Kueue queue; other
+            labels are set on all objects of the run, pods included. By default a JobSet is deleted
+            a day after its end (ttlSecondsAfterFinished 86400), so that a night's failure can be
+            read in the morning. With trainer, metadata is the TrainJob's, and spec its
+            TrainingRuntime's, without a TTL.
         dnn: Pods of the dnn group.
         data: Pods of the data group.
         cpu_limit: Whether pods may use no more CPU than they request. True only where a namespace's
             quota requires limits.cpu: the kernel then stops a pod for the rest of each tenth of a
             second in which it has used its share, even if other CPUs are idle.
-        gpu_resource: Name of the resource that is a GPU, and of the taint of GPU nodes that dnn
-            pods tolerate.
-        zone: Whether all pods of a run are in one zone, as traffic between zones is slow, and
-            billed. prefer: if nodes are free there; require: else pods wait for nodes; any: it does
-            not matter.
-        run_as: User and group of the pods' processes, as a number that is not root's; images whose
-            user is root need it, too.
+        gpu_resource: Resource that is a GPU, and taint of GPU nodes that dnn pods tolerate.
+        zone: Whether all pods of a run are in one zone, as traffic between zones is slow and
+            billed. prefer: if nodes are free there; require: pods wait for nodes; any: no rule.
+        run_as: User and group of the pods' processes, a number other than root's, also for images
+            whose user is root.
         shm: Size of /dev/shm, through which workers pass batches: bytes, or a quantity such as
             2Gi. Absent: up to the pod's memory limit.
-        scratch: Size of the job folder on the node, where there is no output: bytes, or a quantity
-            such as 20Gi. Absent: no limit.
-        max_restarts: How often all pods are restarted after a failure of the dnn group. A dnn
-            host that is drained or preempted does not count where `output` keeps checkpoints. 0, as
-            a script that fails once mostly fails again.
-        max_fresh_starts: With `output`: how often all pods may be restarted beyond max_restarts,
-            because dnn hosts were taken away, while the run has saved nothing below checkpoints,
-            model or output/data. Raise it for a script that saves elsewhere.
-        max_run_seconds: Upper limit on the dnn group, the wait for its nodes included, in seconds.
-            Absent: none. With trainer that of the TrainJob, all restarts included.
+        scratch: Size of the job folder on the node, without output: bytes, or a quantity such as
+            20Gi. Absent: no limit.
+        max_restarts: Restarts of all pods after failures of the dnn group. A dnn host that is
+            drained or preempted does not count where `output` keeps checkpoints. 0, as a script
+            that fails once mostly fails again.
+        max_fresh_starts: With `output`: restarts of all pods beyond max_restarts, after dnn hosts
+            were taken away, while the run has saved nothing below checkpoints, model or
+            output/data. Raise it for a script that saves elsewhere.
+        max_run_seconds: Upper limit on the dnn group, the wait for nodes included, in seconds.
+            Absent: none. With trainer all restarts are included, too.
         follower_lease_minutes: Minutes after which a run without a follower is ended by its first
             dnn host; 0: never. Absent: 60 where stoker follows from a pod, never from a terminal.
-        dead_node: What happens to a run whose dnn host cannot end, as its node does not answer: its
-            job starts no other pod until the node is freed. wait: the run ends after
-            dead_node_minutes; fail: it ends as soon as that is known.
+        dead_node: End of a run whose dnn host is on a node that does not answer, so that its job
+            cannot replace the pod. wait: after dead_node_minutes; fail: at once.
         dead_node_minutes: Minutes that `wait` waits. 30, as hosts are billed meanwhile, and most
             clusters replace a lost node within some minutes.
         control: Pods of a pipeline's steps that train nothing.
-        kubeflow: The Kubeflow where pipelines run, for stoker upload, start, schedule ...
+        kubeflow: Kubeflow for pipelines, for stoker upload, start, schedule ...
     """
 
     api: Literal["jobset", "trainer"] = "jobset"
@@ -489,13 +457,13 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
 
     @property
     def image_pull_secrets(self) -> tuple[str, ...]:
-        """Secrets with which the dnn group's image is pulled, and those of a pipeline's steps."""
+        """Secrets for pulls of the dnn group's image, and of the images of a pipeline's steps."""
         listed = mappings(patch_document(self.dnn.pod.spec), "imagePullSecrets")
         return tuple(str(one.get("name")) for one in listed)
 
     @property
     def image_pull_policy(self) -> str | None:
-        """When a node pulls the dnn group's image, and those of a pipeline's steps."""
+        """Pull policy of the dnn group's image, and of the images of a pipeline's steps."""
         for container in mappings(patch_document(self.dnn.pod.spec), "containers"):
             policy = container.get("imagePullPolicy")
             if container.get("name", "dnn") == "dnn" and isinstance(policy, str):
@@ -511,10 +479,7 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
 
 
 def lacks_arm_image(settings: KubernetesSettings, name: str) -> bool:
-    """Whether data pods of a pool would run the dnn hosts' image on arm64 nodes.
-
-    What is known of the nodes is in labels: their architecture, or a type of AWS's.
-    """
+    """Whether data pods of a pool would run the dnn hosts' image on arm64 nodes (by labels)."""
     labels = settings.pool_of(name)[1].node_selector
     if labels is None:
         labels = {"node.kubernetes.io/instance-type": bare_type(name)}
@@ -527,15 +492,14 @@ def lacks_arm_image(settings: KubernetesSettings, name: str) -> bool:
 
 
 class OnNoCapacity(Record, frozen=True, kw_only=True):
-    """What is done while the platform has no hosts for a job.
+    """Retries and alternatives while the platform has no hosts for a job.
 
     Attributes:
-        wait_minutes: Minutes for which a plan is tried again, every few minutes; 0: it is tried
-            once. On Kubernetes the time that pods of the dnn group may wait for nodes, which
-            autoscalers bring in some minutes. Two hours are a guess: how long a shortage lasts
-            differs by type and region.
-        then: next_plan: the decision's next plan that has other types, and so on; fail: the run
-            ends as failed. A job without a decision has no other plan.
+        wait_minutes: Minutes for which a plan is retried, every few minutes; 0: no retry. On
+            Kubernetes the time for which pods of the dnn group may wait for nodes. Two hours are a
+            guess: shortages differ by type and region.
+        then: next_plan: the decision's next plan with other types, if the job has a decision; fail:
+            the run fails.
     """
 
     wait_minutes: Annotated[int, msgspec.Meta(ge=0, le=14400)] = 120
@@ -546,19 +510,14 @@ class PlatformSettings(Record, frozen=True, kw_only=True):
     """Settings of each platform that has any: keys of a workload, which its job carries.
 
     Attributes:
-        on_no_capacity: What is done while the platform has no hosts.
-        sagemaker: Settings for SageMaker; required on that platform.
+        on_no_capacity: Retries and alternatives while the platform has no hosts.
+        sagemaker: Settings for SageMaker; required there.
         kubernetes: Settings for Kubernetes.
     """
 
     on_no_capacity: OnNoCapacity = OnNoCapacity()
     sagemaker: SageMakerSettings | None = None
     kubernetes: KubernetesSettings | None = None
-
-
-def written(quantity: str | int | float) -> str:
-    """Returns the quantity as an object holds it."""
-    return str(quantity)
 
 
 def amount(quantity: str) -> Decimal:

@@ -236,11 +236,8 @@ def _without_mlflow(spec: Json) -> Json:
     if isinstance(spec, Mapping):
         return {key: _without_mlflow(value) for key, value in spec.items()}
     if isinstance(spec, Sequence) and not isinstance(spec, str):
-        return [
-            _without_mlflow(each)
-            for each in spec
-            if mapping(each).get("name") not in MLFLOW_VARIABLES
-        ]
+        kept = [each for each in spec if str(mapping(each).get("name")) not in MLFLOW_VARIABLES]
+        return [_without_mlflow(each) for each in kept]
     return spec
 
 
