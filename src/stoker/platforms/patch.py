@@ -77,10 +77,8 @@ def check_patch(patch: Document, base: Document, *, key: str, reserved: Mapping[
     for path, value, old in _walk(patch, base, (), key):
         where = f"key {key}.{_shown(path)}"
         for pattern, fix in reserved.items():
-            steps = pattern.split()
             # Null also removes what is below the path.
-            is_whole = len(path) >= len(steps) or value is None
-            if is_whole and all(map(fnmatchcase, path, steps)):
+            if _is_at(path, pattern, or_above=value is None):
                 raise UsageError(
                     f"{_shown(path)} is set by stoker", where=where, fix=fix or "leave it out"
                 )
@@ -109,9 +107,9 @@ def unreserved(value: Json, reserved: Mapping[str, str], path: Path = ()) -> Jso
     return value
 
 
-def _is_at(path: Path, pattern: str) -> bool:
+def _is_at(path: Path, pattern: str, *, or_above: bool = False) -> bool:
     steps = pattern.split()
-    return len(path) >= len(steps) and all(map(fnmatchcase, path, steps))
+    return (or_above or len(path) >= len(steps)) and all(map(fnmatchcase, path, steps))
 
 
 def _walk(patch: Json, base: Json, path: Path, key: str) -> Iterator[tuple[Path, Json, Json]]:
