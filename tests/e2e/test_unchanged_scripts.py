@@ -28,8 +28,11 @@ SCRIPTS_OF_USERS = [
     # Lightning counts the steps of an epoch itself, also while a profile repeats batches.
     Script(name="lightning_fit", needs="lightning", epochs=16),
     Script(name="torchrun_ddp", launcher=("torchrun", "--nproc-per-node", "2"), ranks=2),
+    # So does the Trainer of transformers.
     pytest.param(
-        Script(name="hf_trainer", needs="transformers"), marks=pytest.mark.library, id="hf_trainer"
+        Script(name="hf_trainer", needs="transformers", epochs=8),
+        marks=pytest.mark.library,
+        id="hf_trainer",
     ),
     pytest.param(
         Script(name="webdataset_stream", needs="webdataset", shards=1),
