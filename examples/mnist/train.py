@@ -195,7 +195,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--loss-log", type=Path, help="write the loss of each step to this file")
     metrics = os.environ.get("STOKER_METRICS")
-    parser.add_argument("--checkpoints", type=Path, help="folder to go on from and to save to")
+    parser.add_argument("--checkpoints", type=Path, help="folder to resume from and to save to")
     parser.add_argument("--save-every", type=int, help="steps; default: at the end of an epoch")
     parser.add_argument("--metrics", default=metrics, help="write the accuracy to this JSON file")
     return parser.parse_args(arguments)

@@ -21,7 +21,7 @@ Weights = list[np.ndarray]
 
 
 class Simulation:
-    """Holds environments that go on from one rollout to the next.
+    """Environments that continue from one rollout to the next.
 
     Args:
         environment: Name that gymnasium knows, with discrete actions.

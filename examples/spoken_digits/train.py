@@ -264,7 +264,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=2, help="loader workers of a rank")
     parser.add_argument("--learning-rate", type=float, default=4e-3)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--checkpoints", type=Path, help="folder to go on from and to save to")
+    parser.add_argument("--checkpoints", type=Path, help="folder to resume from and to save to")
     parser.add_argument("--save-every", type=int, help="steps; default: at the end of an epoch")
     metrics = os.environ.get("STOKER_METRICS")
     parser.add_argument("--metrics", default=metrics, help="write the accuracy to this JSON file")

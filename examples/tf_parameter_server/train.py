@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> float:
     tf.keras.utils.set_random_seed(options.seed)
 
     if "TF_CONFIG" not in os.environ:
-        parser.error("there is no TF_CONFIG: run it under stoker, with a data group")
+        parser.error("TF_CONFIG is not set: run it under stoker, with a data group")
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     if resolver.task_type != "chief":
         print(f"the chief trains; {resolver.task_type} {resolver.task_id} has its server")
