@@ -7,17 +7,19 @@ It was written from these sources of 2.17 and of Argo Workflows 4.0:
 `manifests` (merged retries, TTL), Argo's `workflow/controller/{operator,dag,exit_handler}.go`
 (nodes, retries, hooks). What the API shows of a run's nodes is in `kfp_server`.
 
-What it leaves out is refused (`NotPlayedError`): loops, importers, steps that make claims,
-workspaces, task configurations passed through, expressions that select of a value, node affinity,
-ephemeral volumes, init containers, own pipeline roots, several outputs collected to a list. Tasks
-that could run at the same time run one after the other, by name. Terminate is not played.
+What it leaves out is refused (`NotPlayedError`): loops, importers, `OneOf`, `IfPresent`, steps that
+make claims, workspaces, task configurations passed through, expressions that select of a value,
+node selection, tolerations, GPUs, volumes other than claims, variables of config maps, outputs that
+are neither texts nor fractions, own pipeline roots. Tasks that could run at the same time run one
+after the other, by name. Terminate is not played.
 """
 
+import contextlib
 import hashlib
 import json
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -302,9 +304,8 @@ class Pipeline:
         if name in seen:
             return
         seen.add(name)
-        if left := set(component) - {
-            *("inputDefinitions", "outputDefinitions", "dag", "executorLabel")
-        }:
+        known = {"inputDefinitions", "outputDefinitions", "dag", "executorLabel"}
+        if left := set(component) - known:
             raise NotPlayedError(f"component {name}: {sorted(left)}")
         if "executorLabel" in component:
             executor = self.executors.get(component["executorLabel"])
@@ -312,11 +313,8 @@ class Pipeline:
                 raise RefusedError(f"executor {component['executorLabel']} not found")
             if set(executor) != {"container"} or executor["container"]["image"] in _STUBS:
                 raise NotPlayedError(f"executor {component['executorLabel']}: {executor}")
-            if (
-                left := set(executor["container"])
-                - {"image", "command", "args", "env"}
-                - {"resources"}
-            ):
+            used = {"image", "command", "args", "env", "resources"}
+            if left := set(executor["container"]) - used:
                 raise NotPlayedError(f"executor {component['executorLabel']}: {sorted(left)}")
             return
         tasks = component["dag"]["tasks"]
@@ -388,7 +386,6 @@ class KubeflowRun:
         self._values = pipeline.run_values(parameters or {})
         self._execute = execute
         self._store = store
-        self._ended: float | None = None
 
     def run(self) -> str:
         """Runs the pipeline to its end; returns its state."""
@@ -410,7 +407,6 @@ class KubeflowRun:
 
         phase = self._tried(self.workflow, "entrypoint", "", entrypoint)
         self.state = "SUCCEEDED" if phase == "Succeeded" else "FAILED"
-        self._ended = self.clock.seconds
         return self.state
 
     def workflow_nodes(self) -> list[Document]:
@@ -431,11 +427,6 @@ class KubeflowRun:
             for node in self.nodes.values()
         ]
 
-    def left_pods(self) -> dict[str, Document]:
-        """Returns the pods that are still there: none an hour after the run has ended."""
-        is_over = self._ended is not None and self.clock.seconds >= self._ended + TTL_SECONDS
-        return {} if is_over else self.pods
-
     def workflow_document(self) -> Document:
         """Returns the Workflow, as far as others look at it."""
         return {
@@ -448,10 +439,6 @@ class KubeflowRun:
             },
             "spec": {"ttlStrategy": {"secondsAfterCompletion": TTL_SECONDS}},
         }
-
-    def shown(self) -> dict[str, str]:
-        """Returns the phase of each node, by its display name; of the last one of that name."""
-        return {node.shown: node.phase for node in self.nodes.values()}
 
     # Argo.
 
@@ -753,8 +740,7 @@ class KubeflowRun:
     # The driver.
 
     def _drive_dag(self, key: str, task: Document, component: Document, dag: _Dag) -> Document:
-        with_error = _failed(f"driver.DAG({self._info(key, task)}) failed")
-        with with_error:
+        with _failed(f"driver.DAG({self._info(key, task)}) failed"):
             inputs = self._inputs(key, task, component, dag, is_dag=True)
             condition = _condition(task, inputs)
             inner = _Dag(
@@ -1004,50 +990,27 @@ class KubeflowRun:
             "resources": resources,
         }
         spec: Document = {"containers": [main], "volumes": []}
-
-        def mount(name: str, path: str, source: Document, sub_path: str = "") -> None:
-            if not path:
-                raise DriverError("failed to mount volume, missing mountpath or pvc name")
-            mounted = {"name": name, "mountPath": path}
-            main["volumeMounts"].append({**mounted, **({"subPath": sub_path} if sub_path else {})})
-            # A strategic merge: one volume a name.
-            if not any(volume["name"] == name for volume in spec["volumes"]):
-                spec["volumes"].append({"name": name, **source})
-
         for claim, each in mounts:
-            source: Document = {"persistentVolumeClaim": {"claimName": claim}}
-            mount(claim, each.get("mountPath", ""), source, each.get("subPath", ""))
+            if not each.get("mountPath"):
+                raise DriverError("failed to mount volume, missing mountpath or pvc name")
+            paths = {key: each[key] for key in ("mountPath", "subPath") if each.get(key)}
+            main["volumeMounts"].append({"name": claim, **paths})
+            # A strategic merge: one volume a name.
+            volume = {"name": claim, "persistentVolumeClaim": {"claimName": claim}}
+            if volume not in spec["volumes"]:
+                spec["volumes"].append(volume)
         if policy := config.get("imagePullPolicy"):
             if policy not in ("Always", "Never", "IfNotPresent"):
                 raise DriverError(f"unsupported value: {policy}. ImagePullPolicy should be one of")
             main["imagePullPolicy"] = policy
-        if selector := config.get("nodeSelector"):
-            found = selector.get("labels", {})
-            if "nodeSelectorJson" in selector:
-                try:
-                    found = self._parameter("", {}, selector["nodeSelectorJson"], dag)
-                except _NullError:
-                    found = {}
-            spec["nodeSelector"] = found
-        spec["tolerations"] = []
-        for each in config.get("tolerations", ()):
-            if "tolerationJson" in each:
-                raise NotPlayedError(f"tolerations: {each}")
-            spec["tolerations"].append(each)
-        for kind, key in (("secret", "secretName"), ("configMap", "name")):
-            for each in config.get(f"{kind}AsVolume", ()):
-                name = self._text(each, kind, dag)
-                source = {kind: {key: name, "optional": bool(each.get("optional"))}}
-                mount(name, each["mountPath"], source)
-            for each in config.get(f"{kind}AsEnv", ()):
-                name = self._text(each, kind, dag)
-                for pair in each["keyToEnv"]:
-                    reference = {"name": name, "key": pair[f"{kind}Key"]}
-                    if "optional" in each:
-                        reference["optional"] = each["optional"]
-                    main["env"].append(
-                        {"name": pair["envVar"], "valueFrom": {f"{kind}KeyRef": reference}}
-                    )
+        for each in config.get("secretAsEnv", ()):
+            name = self._text(each, "secret", dag)
+            for pair in each["keyToEnv"]:
+                reference = {"name": name, "key": pair["secretKey"]}
+                if "optional" in each:
+                    reference["optional"] = each["optional"]
+                variable = {"name": pair["envVar"], "valueFrom": {"secretKeyRef": reference}}
+                main["env"].append(variable)
         for each in config.get("imagePullSecret", ()):
             pulled = spec.setdefault("imagePullSecrets", [])
             pulled.append({"name": self._text(each, "secret", dag)})
@@ -1056,11 +1019,6 @@ class KubeflowRun:
             main["env"].append({"name": each["name"], "valueFrom": source})
         if (deadline := int(config.get("activeDeadlineSeconds", 0))) > 0:
             spec["activeDeadlineSeconds"] = deadline
-        for each in config.get("emptyDirMounts", ()):
-            about = {
-                name: each[name] for name in ("medium", "sizeLimit") if each.get(name) is not None
-            }
-            mount(each["volumeName"], each["mountPath"], {"emptyDir": about})
         if "securityContext" in config:
             secured = {name: _whole(value) for name, value in config["securityContext"].items()}
             if secured.get("runAsUser") == 0 and secured.get("runAsNonRoot"):
@@ -1070,9 +1028,8 @@ class KubeflowRun:
 
 
 _CONFIGURED = (
-    *("pvcMount", "imagePullPolicy", "nodeSelector", "tolerations", "secretAsVolume"),
-    *("secretAsEnv", "configMapAsVolume", "configMapAsEnv", "imagePullSecret", "fieldPathAsEnv"),
-    *("activeDeadlineSeconds", "emptyDirMounts", "securityContext", "podMetadata"),
+    *("pvcMount", "imagePullPolicy", "secretAsEnv", "imagePullSecret", "fieldPathAsEnv"),
+    *("activeDeadlineSeconds", "securityContext", "podMetadata"),
 )
 
 
@@ -1277,15 +1234,11 @@ def _add_dependencies(key: str, task: Document, tasks: Document) -> None:
     """Adds to a task's dependencies those whose outputs it reads."""
     found = set(task.get("dependentTasks", ()))
     for each in task.get("inputs", {}).get("parameters", {}).values():
-        found |= (
-            {each["taskOutputParameter"]["producerTask"]}
-            if "taskOutputParameter" in each
-            else set()
-        )
+        if "taskOutputParameter" in each:
+            found.add(each["taskOutputParameter"]["producerTask"])
     for each in task.get("inputs", {}).get("artifacts", {}).values():
-        found |= (
-            {each["taskOutputArtifact"]["producerTask"]} if "taskOutputArtifact" in each else set()
-        )
+        if "taskOutputArtifact" in each:
+            found.add(each["taskOutputArtifact"]["producerTask"])
     if unknown := found - set(tasks):
         raise RefusedError(f"task {key}: unknown producer task {sorted(unknown)} in DAG")
     task["dependentTasks"] = sorted(found)
@@ -1354,26 +1307,11 @@ def _of_group(found: Document, output: str, dag: _Dag) -> tuple[_Execution, str]
     """Returns which task of a group made an output of the group."""
     match found:
         case {"valueFromParameter": {"producerSubtask": producer, "outputParameterKey": key}}:
-            chosen = [(producer, key)]
-        case {"valueFromOneof": {"parameterSelectors": selectors}}:
-            # The first of them that has ended well.
-            chosen = [
-                (each["producerSubtask"], each["outputParameterKey"])
-                for each in selectors
-                if each["producerSubtask"] in dag.tasks
-                and dag.tasks[each["producerSubtask"]].state in ("CACHED", "COMPLETE")
-            ]
-        case {"artifactSelectors": selectors}:
-            chosen = [(each["producerSubtask"], each["outputArtifactKey"]) for each in selectors]
-            if len(chosen) != 1:
-                raise NotPlayedError(f"OneOf of artifacts: {found}")
+            pass
+        case {"artifactSelectors": [{"producerSubtask": producer, "outputArtifactKey": key}]}:
+            pass
         case _:
-            raise NotPlayedError(f"output of a group: {found}")
-    if not chosen:
-        raise DriverError(
-            f'processing OneOf: No successful task found for output key "{output}" in parent task'
-        )
-    producer, key = chosen[0]
+            raise NotPlayedError(f"output {output} of a group: {found}")
     if producer not in dag.tasks:
         raise DriverError(f"subTaskName, {producer}, not in tasks")
     return dag.tasks[producer], key
@@ -1424,12 +1362,7 @@ def _resolved(words: Sequence[str], values: Mapping[str, Any]) -> list[str]:
         if "$.outputs" in word:
             made.append(word)
         elif word.strip().startswith('{"IfPresent":'):
-            with _failed("failed to resolve condition"):
-                about = json.loads(word)["IfPresent"]
-                is_there = values.get(about["InputName"]) is not None
-                chosen = about.get("Then" if is_there else "Else")
-                chosen = [chosen] if isinstance(chosen, str) else chosen or []
-                made += [_INPUT.sub(put, each) for each in chosen]
+            raise NotPlayedError(f"word {word}")
         else:
             with _failed("failed to resolve input parameters"):
                 made.append(_INPUT.sub(put, word))
@@ -1451,12 +1384,7 @@ def _runtime(text: str, told: Document) -> str:
 def _resources(found: Document, told: Document) -> Document:
     made: Document = {"limits": {}, "requests": {}}
     for name, value in found.items():
-        if name == "accelerator":
-            kind, count = value.get("resourceType", ""), value.get("resourceCount", "")
-            kind, count = _runtime(kind, told), _runtime(count, told)
-            if kind and count:
-                made["limits"][kind] = count
-        elif matched := re.fullmatch(r"resource(Cpu|Memory)(Limit|Request)", name):
+        if matched := re.fullmatch(r"resource(Cpu|Memory)(Limit|Request)", name):
             made[f"{matched[2].lower()}s"][matched[1].lower()] = _runtime(value, told)
         elif not re.fullmatch(r"(cpu|memory)(Limit|Request)", name):
             raise NotPlayedError(f"resources: {name}")
@@ -1489,18 +1417,13 @@ def _template_prefix(task: Document, config: Document | None) -> str:
     return prefix
 
 
-class _failed:
+@contextlib.contextmanager
+def _failed(words: str) -> Iterator[None]:
     """Puts words in front of a driver's error."""
-
-    def __init__(self, words: str) -> None:
-        self._words = words
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, DriverError):
-            raise DriverError(f"{self._words}: {error}") from None
+    try:
+        yield
+    except DriverError as err:
+        raise DriverError(f"{words}: {err}") from None
 
 
 def _field(pod: Document, path: str) -> str:
@@ -1548,21 +1471,9 @@ def _value_of(text: str, kind: str) -> Any:
     match kind:
         case "STRING":
             return text
-        case "NUMBER_INTEGER":
-            return int(text.strip())
         case "NUMBER_DOUBLE":
             return _plain(float(text.strip()))
-        case "BOOLEAN":
-            words = {"1": True, "t": True, "true": True, "0": False, "f": False, "false": False}
-            if text.strip().lower() not in words:
-                raise ValueError(f"invalid syntax: {text!r}")
-            return words[text.strip().lower()]
-        case "LIST" | "STRUCT":
-            value = json.loads(text)
-            if not isinstance(value, list if kind == "LIST" else dict):
-                raise ValueError("unexpected type")
-            return _plain(value)
-    raise ValueError(f"unknown type {kind}")
+    raise NotPlayedError(f"an output of type {kind}")
 
 
 def _driver_text(value: Any) -> str:

@@ -98,10 +98,19 @@ def parsed(definition: str) -> list[Any]:
     return list(yaml.load_all(definition, Loader=yaml.CSafeLoader))
 
 
-def documents(kind: str = "cluster") -> tuple[dict[str, Any], dict[str, Any]]:
+def read(definition: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the pipeline, and what Kubernetes is told of its pods."""
-    pipeline, platforms = parsed(compiled(kind).definition)
+    pipeline, platforms = parsed(definition)
     return pipeline, platforms["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+
+
+def documents(kind: str = "cluster") -> tuple[dict[str, Any], dict[str, Any]]:
+    return read(compiled(kind).definition)
+
+
+def with_overrides(*overrides: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    workload = workload_from(DOCUMENT, overrides=overrides)
+    return read(compile_kubeflow(workload, folder=ROOT).definition)
 
 
 def groups(pipeline: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
