@@ -90,10 +90,10 @@ def test_a_run_that_ends_well_is_told_only_where_it_is_asked_for(receiver):
     assert body["text"] == "stoker: run mnist-1 of mnist succeeded"
 
 
-def test_a_stop_is_not_told(receiver):
-    for stop in (KeyboardInterrupt, TerminatedError):
-        with pytest.raises(stop), ends(on="always"):
-            raise stop
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), TerminatedError(), DeclinedError("no")])
+def test_what_a_person_stops_is_not_told(receiver, stop):
+    with pytest.raises(type(stop)), ends(on="always"):
+        raise stop
     assert not receiver.bodies
 
 
@@ -107,14 +107,7 @@ def test_a_webhook_that_fails_is_a_line_without_its_address(receiver, code, caps
 
 
 @pytest.mark.parametrize(
-    "url",
-    [
-        "{}",
-        "file:///{}",
-        "http://127.0.0.1:1/{}",
-        "http://127.0.0.1:1/{} with a blank",
-        "https://[{}",
-    ],
+    "url", ["{}", "file:///{}", "http://127.0.0.1:1/{}", "http://127.0.0.1:1/{} a", "https://[{}"]
 )
 def test_no_address_is_in_what_is_said_of_it(url):
     said = post(url.format(SECRET), {"text": ""}, timeout=5)
@@ -168,12 +161,6 @@ def test_a_training_that_was_stopped_is_not_told_as_failed(receiver, tmp_path, m
     monkeypatch.setattr("stoker.cli.kept_training.train_and_keep", lambda *_, **__: stopped)
     assert command(["train", to_json(of(on="always")), "--name", "mnist-1"]) == 143
     assert [body["stoker"]["status"] for body in receiver.bodies] == ["stopped", "stopped"]
-
-
-def test_a_no_to_the_question_of_costs_is_not_told(receiver):
-    with pytest.raises(DeclinedError), ends(on="always"):
-        raise DeclinedError("cancelled")
-    assert not receiver.bodies
 
 
 def test_a_step_on_sagemaker_reads_the_address_from_secrets_manager(
