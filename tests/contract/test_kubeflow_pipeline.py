@@ -1,6 +1,6 @@
-"""Checks Kubeflow's pipeline: golden YAML, references that resolve, pods, arguments, contracts.
+"""Kubeflow's pipeline and components: golden files, pods, parameters, what is refused.
 
-Write the golden files anew with: python tests/contract/test_kubeflow_pipeline.py
+To write the golden files: python tests/contract/test_kubeflow_pipeline.py
 """
 
 import json
@@ -39,7 +39,7 @@ from support.examples import printed_elsewhere
 
 pytestmark = pytest.mark.usefixtures("quick_kfp")
 
-GOLDEN = Path(__file__).parent / "kubeflow_pipeline"
+GOLDEN = Path(__file__).with_name("kubeflow_pipeline.yaml")
 # What a caller cannot leave out, by component.
 REQUIRED = {
     "profile": {"image", "workload"},
@@ -52,15 +52,13 @@ REQUIRED = {
 }
 
 
-@pytest.mark.parametrize("kind", list(sample.WORKLOADS))
-def test_the_pipeline_is_as_it_was(kind):
-    golden = (GOLDEN / f"{kind}.yaml").read_text(encoding="utf-8")
-    assert sample.normalised(sample.compiled(kind).definition) == golden
+def test_the_pipeline_is_as_it_was():
+    golden = GOLDEN.read_text(encoding="utf-8")
+    assert sample.normalised(sample.compiled().definition) == golden
 
 
 @pytest.mark.parametrize("name", COMPONENTS)
 def test_a_component_to_share_is_that_of_the_package(name):
-    """A file that differs is written anew by: python tests/contract/test_kubeflow_pipeline.py"""
     assert sample.normalised(sample.shared()[name]) == sample.components()[name]
 
 
@@ -164,16 +162,15 @@ def test_a_step_that_creates_a_job_knows_its_pod_stays_on_its_node_and_is_tried_
         }
 
 
-@pytest.mark.parametrize("kind", list(sample.WORKLOADS))
-def test_every_parameter_has_a_default_and_a_description_and_reaches_a_step(kind):
-    root = sample.documents(kind)[0]["root"]
+def test_every_parameter_has_a_default_and_a_description_and_reaches_a_step():
+    root = sample.documents()[0]["root"]
     listed = root["inputDefinitions"]["parameters"]
     handed = [task["inputs"]["parameters"].values() for task in root["dag"]["tasks"].values()]
-    parameters = sample.compiled(kind).parameters
+    parameters = sample.compiled().parameters
     assert listed.keys() == {parameter.name for parameter in parameters}
     for each in parameters:
         assert listed[each.name]["description"] == each.text
-        assert listed[each.name]["defaultValue"] == each.default(sample.WORKLOADS[kind])
+        assert listed[each.name]["defaultValue"] == each.default(sample.WORKLOAD)
         assert any({"componentInputParameter": each.name} in values for values in handed)
 
 
@@ -291,10 +288,7 @@ def test_compile_writes_the_pipeline_and_a_file_for_each_component(tmp_path):
 
 
 if __name__ == "__main__":
-    GOLDEN.mkdir(exist_ok=True)
-    for kind in sample.WORKLOADS:
-        text = sample.normalised(sample.compiled(kind).definition)
-        (GOLDEN / f"{kind}.yaml").write_text(text, encoding="utf-8")
+    GOLDEN.write_text(sample.normalised(sample.compiled().definition), encoding="utf-8")
     from stoker import kubeflow
 
     for name, place in COMPONENTS.items():

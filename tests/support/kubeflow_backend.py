@@ -7,11 +7,11 @@ It was written from these sources of 2.17 and of Argo Workflows 4.0:
 `manifests` (merged retries, TTL), Argo's `workflow/controller/{operator,dag,exit_handler}.go`
 (nodes, retries, hooks). What the API shows of a run's nodes is in `kfp_server`.
 
-What it leaves out is refused (`NotPlayedError`): loops, importers, `OneOf`, `IfPresent`, steps that
-make claims, workspaces, task configurations passed through, expressions that select of a value,
-node selection, tolerations, GPUs, volumes other than claims, variables of config maps, outputs that
-are neither texts nor fractions, own pipeline roots. Tasks that could run at the same time run one
-after the other, by name. Terminate is not played.
+What it leaves out is refused (`NotPlayedError`): loops, conditions, outputs of groups, importers,
+`IfPresent`, steps that make claims, workspaces, task configurations passed through, expressions
+that select of a value, node selection, tolerations, GPUs, volumes other than claims, variables of
+config maps, outputs that are no texts, own pipeline roots. Tasks that could run at the same time
+run one after the other, by name. Terminate is not played.
 """
 
 import contextlib
@@ -324,6 +324,8 @@ class Pipeline:
         for key, task in tasks.items():
             if left := {"parameterIterator", "artifactIterator", "iteratorPolicy"} & set(task):
                 raise NotPlayedError(f"task {key}: {sorted(left)}")
+            if "condition" in task.get("triggerPolicy", {}):
+                raise NotPlayedError(f"task {key}: {task['triggerPolicy']}")
             if task["componentRef"]["name"] not in self.components:
                 raise RefusedError(f"cannot find component ref {task['componentRef']['name']}")
             _add_dependencies(key, task, tasks)
@@ -464,7 +466,7 @@ class KubeflowRun:
                 self._skip(f"{boundary}.{key}", boundary, "Omitted")
                 phases[key] = "Omitted"
             inherited[key] = phases[key]
-            if phases[key] in ("Omitted", "Skipped"):
+            if phases[key] == "Omitted":
                 worst = [inherited[each] for each in before if inherited[each] != "Succeeded"]
                 inherited[key] = worst[0] if worst else "Succeeded"
             if phases[key] == "DriverFailed":
@@ -507,9 +509,6 @@ class KubeflowRun:
         if self._driver(driver, f"system-{kind}-driver", boundary, drive) != "Succeeded":
             self._skip(node, boundary, "Omitted")
             return "DriverFailed"
-        if driven["condition"] is False:
-            self._skip(node, boundary, "Skipped")
-            return "Skipped"
         if "dag" in component:
             reference = task["componentRef"]["name"]
             return self._tried(
@@ -620,9 +619,8 @@ class KubeflowRun:
 
     def _skip(self, name: str, boundary: str, phase: str) -> None:
         node = self._node(name, "", boundary, "Skipped")
-        words = (
-            "omitted: depends condition not met" if phase == "Omitted" else "when evaluated false"
-        )
+        is_omitted = phase == "Omitted"
+        words = "omitted: depends condition not met" if is_omitted else "when evaluated false"
         self._end(node, phase, words)
 
     def _bare_pod(self, node: Node) -> Document:
@@ -727,7 +725,7 @@ class KubeflowRun:
         if not dag.total or dag.execution is None:
             return
         states = [each.state for each in dag.tasks.values()]
-        done = sum(state in ("COMPLETE", "CACHED", "CANCELED") for state in states)
+        done = sum(state in ("COMPLETE", "CACHED") for state in states)
         if done == dag.total:
             dag.execution.state = "COMPLETE"
         elif "FAILED" in states:
@@ -741,8 +739,7 @@ class KubeflowRun:
 
     def _drive_dag(self, key: str, task: Document, component: Document, dag: _Dag) -> Document:
         with _failed(f"driver.DAG({self._info(key, task)}) failed"):
-            inputs = self._inputs(key, task, component, dag, is_dag=True)
-            condition = _condition(task, inputs)
+            inputs = self._inputs(key, task, component, dag)
             inner = _Dag(
                 parameters=inputs["parameterValues"],
                 artifacts={n: a["artifacts"] for n, a in inputs["artifacts"].items()},
@@ -751,10 +748,9 @@ class KubeflowRun:
                 spec=component["dag"],
             )
             execution = _Execution(key, dag=inner)
-            execution.state = "CANCELED" if condition is False else "RUNNING"
             inner.execution = execution
             dag.tasks[key] = execution
-        return {"condition": condition, "execution": execution}
+        return {"execution": execution}
 
     def _drive_container(
         self, key: str, task: Document, component: Document, dag: _Dag
@@ -762,11 +758,8 @@ class KubeflowRun:
         config = self.pipeline.kubernetes.get(component["executorLabel"], {})
         container = self.pipeline.container(component)
         with _failed(f"driver.Container({self._info(key, task)}) failed"):
-            inputs = self._inputs(key, task, component, dag, is_dag=False)
-            condition = _condition(task, inputs)
-            told: Document = {"inputs": inputs}
+            told: Document = {"inputs": self._inputs(key, task, component, dag)}
             driven: Document = {
-                "condition": condition,
                 "task": task,
                 "component": component,
                 "config": config,
@@ -777,10 +770,6 @@ class KubeflowRun:
             }
             execution = _Execution(key)
             driven["execution"] = execution
-            if condition is False:
-                execution.state = "CANCELED"
-                dag.tasks[key] = execution
-                return driven
             told["outputs"] = self._outputs(key, component)
             mounts = [
                 (self._text(mount, "pvc", dag), mount) for mount in config.get("pvcMount", ())
@@ -810,20 +799,12 @@ class KubeflowRun:
             f'component="{task["componentRef"]["name"]}"'
         )
 
-    def _inputs(
-        self, key: str, task: Document, component: Document, dag: _Dag, *, is_dag: bool
-    ) -> Document:
+    def _inputs(self, key: str, task: Document, component: Document, dag: _Dag) -> Document:
         """Returns a task's inputs: what it is passed, and no default of a component's."""
         with _failed("failed to resolve inputs"):
             known = component.get("inputDefinitions", {}).get("parameters", {})
             passed = task.get("inputs", {}).get("parameters", {})
             values: dict[str, Any] = {}
-            nulls = set()
-            if is_dag:
-                for name, about in known.items():
-                    if name not in passed and about.get("isOptional"):
-                        values[name] = _plain(about.get("defaultValue"))
-                        nulls |= set() if "defaultValue" in about else {name}
             for name, spec in passed.items():
                 about = known.get(name, {})
                 if about.get("parameterType") == "TASK_CONFIG":
@@ -844,7 +825,7 @@ class KubeflowRun:
                 for name, spec in task.get("inputs", {}).get("artifacts", {}).items()
             }
             for name, about in known.items():
-                values = _typed(name, about, values, nulls)
+                values = _typed(name, about, values)
             return {"parameterValues": values, "artifacts": artifacts}
 
     def _parameter(self, key: str, task: Document, spec: Document, dag: _Dag) -> Any:
@@ -856,9 +837,8 @@ class KubeflowRun:
                     raise _NullError(name)
                 return dag.parameters[name]
             case {"taskOutputParameter": {"producerTask": producer, "outputParameterKey": output}}:
-                execution, output = self._producer(producer, output, dag, "parameters")
                 # An output that was not told is nil here, which fails the check of its type.
-                return execution.outputs.get(output)
+                return self._producer(producer, dag).outputs.get(output)
             case {"runtimeValue": {"constant": constant}}:
                 return self._constant(key, _plain(constant))
             case {"taskFinalStatus": _}:
@@ -898,7 +878,7 @@ class KubeflowRun:
                     raise DriverError(f"parent DAG does not have input artifact {name}")
                 return dag.artifacts[name]
             case {"taskOutputArtifact": {"producerTask": producer, "outputArtifactKey": output}}:
-                execution, output = self._producer(producer, output, dag, "artifacts")
+                execution = self._producer(producer, dag)
                 if output not in execution.artifacts:
                     raise DriverError(
                         f'cannot find output artifact key "{output}" in producer task "{producer}"'
@@ -906,17 +886,14 @@ class KubeflowRun:
                 return [execution.artifacts[output]]
         raise NotPlayedError(f"input {spec}")
 
-    def _producer(self, producer: str, output: str, dag: _Dag, kind: str) -> tuple[_Execution, str]:
-        """Returns the task that made an output: of a group, the one in it that the group names."""
+    def _producer(self, producer: str, dag: _Dag) -> _Execution:
+        """Returns the task that made an output."""
         execution = dag.tasks.get(producer)
         if execution is None:
             raise DriverError(f"producer task, {producer}, not in tasks")
-        while execution.dag is not None:
-            found = execution.dag.spec.get("outputs", {}).get(kind, {}).get(output)
-            if found is None:
-                raise DriverError(f"producer_subtask not in outputParams: {output}")
-            execution, output = _of_group(found, output, execution.dag)
-        return execution, output
+        if execution.dag is not None:
+            raise NotPlayedError(f"output of the group {producer}")
+        return execution
 
     def _outputs(self, key: str, component: Document) -> Document:
         defined = component.get("outputDefinitions", {})
@@ -1094,12 +1071,13 @@ class _Launcher:
         values = _plain(told.get("parameterValues", {}))
         types = self._component.get("outputDefinitions", {}).get("parameters", {})
         for name, each in outputs.get("parameters", {}).items():
+            if types[name]["parameterType"] != "STRING":
+                raise NotPlayedError(f"an output of type {types[name]['parameterType']}")
             if name in values:
                 continue
             try:
-                text = self._at(each["outputFile"]).read_text()
-                values[name] = _value_of(text, types[name]["parameterType"])
-            except (OSError, ValueError) as err:
+                values[name] = self._at(each["outputFile"]).read_text()
+            except OSError as err:
                 raise LauncherError(
                     f'failed to read output parameter name="{name}" '
                     f'type="{types[name]["parameterType"]}" path="{each["outputFile"]}": {err}'
@@ -1267,7 +1245,7 @@ def _check_input(name: str, about: Document, value: Any) -> None:
         raise RefusedError(f"input parameter {name}: {value!r} is not one of its literals")
 
 
-def _typed(name: str, about: Document, values: dict[str, Any], nulls: set[str]) -> dict[str, Any]:
+def _typed(name: str, about: Document, values: dict[str, Any]) -> dict[str, Any]:
     """Checks an input as the driver does; what is not passed stays away."""
     if name not in values:
         if not about.get("isOptional") and "defaultValue" not in about:
@@ -1281,8 +1259,6 @@ def _typed(name: str, about: Document, values: dict[str, Any], nulls: set[str]) 
             return {**values, name: ""}
         raise DriverError(f"parameter {name} has unknown protobuf.Value type: <nil>")
     value, kind = values[name], about["parameterType"]
-    if name in nulls and value is None:
-        return values
     if kind == "STRING":
         return {**values, name: value if isinstance(value, str) else _text_of(value)}
     if value is None:
@@ -1301,52 +1277,6 @@ def _kind_of(value: Any) -> str:
         return "bool"
     names = {str: "string", int: "number", float: "number", list: "list", dict: "struct"}
     return names[type(value)]
-
-
-def _of_group(found: Document, output: str, dag: _Dag) -> tuple[_Execution, str]:
-    """Returns which task of a group made an output of the group."""
-    match found:
-        case {"valueFromParameter": {"producerSubtask": producer, "outputParameterKey": key}}:
-            pass
-        case {"artifactSelectors": [{"producerSubtask": producer, "outputArtifactKey": key}]}:
-            pass
-        case _:
-            raise NotPlayedError(f"output {output} of a group: {found}")
-    if producer not in dag.tasks:
-        raise DriverError(f"subTaskName, {producer}, not in tasks")
-    return dag.tasks[producer], key
-
-
-_TOKEN = re.compile(
-    r"\s*(?:(?P<name>inputs\.parameter_values\['(?P<key>[^']+)'\])|(?P<text>'[^'\\]*')"
-    r"|(?P<number>-?\d+(?:\.\d+)?)|(?P<word>true|false)|(?P<call>int|double)(?=\()"
-    r"|(?P<sign>==|!=|<=|>=|&&|\|\||[<>!()]))"
-)
-
-
-def _condition(task: Document, inputs: Document) -> bool | None:
-    """Judges a task's condition; None where it has none. Of CEL what kfp's compiler writes."""
-    text = task.get("triggerPolicy", {}).get("condition", "")
-    if not text:
-        return None
-    words, position = [], 0
-    while position < len(text.rstrip()):
-        found = _TOKEN.match(text, position)
-        if not found:
-            raise NotPlayedError(f"condition {text}")
-        position = found.end()
-        if found["name"]:
-            if found["key"] not in inputs["parameterValues"]:
-                raise DriverError(f"no such key: {found['key']}")
-            words.append(repr(inputs["parameterValues"][found["key"]]))
-        elif found["call"]:
-            words.append({"int": "int", "double": "float"}[found["call"]])
-        elif found["word"]:
-            words.append(found["word"].capitalize())
-        else:
-            sign = found["sign"] or found["text"] or found["number"]
-            words.append({"&&": " and ", "||": " or ", "!": " not "}.get(sign, sign))
-    return bool(eval("".join(words), {"__builtins__": {"int": int, "float": float}}))
 
 
 def _resolved(words: Sequence[str], values: Mapping[str, Any]) -> list[str]:
@@ -1464,16 +1394,6 @@ def _copy(source: Path, target: Path) -> None:
     elif source.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target)
-
-
-def _value_of(text: str, kind: str) -> Any:
-    """Reads an output parameter's file as TextToPbValue does."""
-    match kind:
-        case "STRING":
-            return text
-        case "NUMBER_DOUBLE":
-            return _plain(float(text.strip()))
-    raise NotPlayedError(f"an output of type {kind}")
 
 
 def _driver_text(value: Any) -> str:

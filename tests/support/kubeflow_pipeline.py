@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 
+from stoker.pipelines.base import Compiled
 from stoker.pipelines.kubeflow.compile import COMPONENTS, compile_kubeflow, component_files
-from stoker.pipelines.sagemaker.compile import Compiled
 from stoker.records import Json
 from stoker.settings import workload_from
 
@@ -56,23 +56,11 @@ DOCUMENT: Mapping[str, Json] = {
     },
 }
 WORKLOAD = workload_from(DOCUMENT)
-# Without channels, GPUs and most settings, and of another platform until it is compiled.
-SMALL = workload_from(
-    {
-        "name": "mini",
-        "command": ["python", "train.py"],
-        "platform": "local",
-        "image": "stoker:mini",
-        "cluster": {"dnn": {"instance_type": "small", "count": 1}},
-        "kubernetes": {"pools": {"small": {"cpu": 1, "memory": "2Gi", "gpus": 0}}},
-    }
-)
-WORKLOADS = {"cluster": WORKLOAD, "small": SMALL}
 
 
 @functools.cache
-def compiled(kind: str = "cluster") -> Compiled:
-    return compile_kubeflow(WORKLOADS[kind], folder=ROOT)
+def compiled() -> Compiled:
+    return compile_kubeflow(WORKLOAD, folder=ROOT)
 
 
 @functools.cache
@@ -104,8 +92,8 @@ def read(definition: str) -> tuple[dict[str, Any], dict[str, Any]]:
     return pipeline, platforms["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
 
 
-def documents(kind: str = "cluster") -> tuple[dict[str, Any], dict[str, Any]]:
-    return read(compiled(kind).definition)
+def documents() -> tuple[dict[str, Any], dict[str, Any]]:
+    return read(compiled().definition)
 
 
 def with_overrides(*overrides: str) -> tuple[dict[str, Any], dict[str, Any]]:

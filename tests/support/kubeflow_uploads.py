@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
+from stoker.pipelines.base import Compiled
 from stoker.pipelines.kubeflow.client import KubeflowClient
 from stoker.pipelines.kubeflow.compile import compile_kubeflow
-from stoker.pipelines.sagemaker.compile import Compiled
 from stoker.records import Json, Workload
 from stoker.settings import workload_from
 from support.aws_answers import Clock
