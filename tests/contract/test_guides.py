@@ -28,8 +28,9 @@ from stoker.profile.rank_results import (
     RankResult,
     quartiles,
 )
-from stoker.records import Group, write_json
+from stoker.records import write_json
 from support import sample_records
+from support.builders import clusters
 from support.guide import LEFT_OUT, TYPED, GuideShell, steps, why_left_out
 from support.kfp_server import KfpServer
 from support.kubernetes_api import KubernetesApi, kube_config, kubernetes_api
@@ -119,12 +120,8 @@ def records(folder: Path, *, host: str, data: str) -> Path:
     """Writes what the leaders of a profile and of a training leave."""
     folder.mkdir()
     (folder / "profile-rank0.json").write_bytes(msgspec.json.encode(STARVED))
-    groups = (
-        Group(name="dnn", role="dnn", instance_type=host, count=1),
-        Group(name="data", role="data", instance_type=data, count=1),
-    )
     training = msgspec.structs.replace(
-        sample_records.training(), groups=groups, metrics={"accuracy": 0.98}
+        sample_records.training(), groups=clusters(host, data), metrics={"accuracy": 0.98}
     )
     write_json(folder / "training.json", training)
     return folder

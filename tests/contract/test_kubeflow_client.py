@@ -70,10 +70,8 @@ def test_upload_start_status_and_stop_as_people_run_them(server, project):
 def test_an_upload_shows_what_changes_and_sends_nothing_if_nothing_does(server, project):
     assert stoker("upload", "kubeflow", "w.yaml").returncode == 0
     (versions,) = server.versions.values()
-    spec = versions[0]["pipeline_spec"]
-    assert isinstance(spec, dict)
     # Another kfp compiled it.
-    spec["pipeline_spec"]["sdkVersion"] = "kfp-9.9.9"  # type: ignore[index,call-overload]
+    versions[0]["pipeline_spec"]["pipeline_spec"]["sdkVersion"] = "kfp-9.9.9"
     before = server.sent()
     again = stoker("upload", "kubeflow", "w.yaml")
     assert (again.returncode, server.sent()) == (0, before)

@@ -256,7 +256,7 @@ def test_nothing_of_the_users_own_connections_is_in_a_pipeline():
         ({"cluster": None}, "the pipeline needs the workload's cluster"),
         ({"tracking": TrackingSettings(mlflow="file:mlruns")}, "do not share a folder"),
         ({"kubernetes": None}, "does not say .* on g5.xlarge"),
-        ({"gate": (Gate(metric="a", min_champion=0.0),)}, "nothing says which that is"),
+        ({"gate": (Gate(metric="a", min_champion=0.0),)}, "no champion is configured"),
         ({"hyperparameters": {"note": "x" * MAX_WORKLOAD_BYTES}}, "the workload's document has"),
     ],
 )

@@ -1,7 +1,7 @@
 """Checks what examples/lambda_start/handler.py starts and what it refuses, on moto's server."""
 
-import importlib.util
 import json
+import runpy
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -36,12 +36,7 @@ def function(aws_server, monkeypatch):
         RoleArn=ROLE,
     )
     monkeypatch.setenv("PIPELINE_NAME", "mnist")
-    spec = importlib.util.spec_from_file_location("handler", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return SimpleNamespace(**runpy.run_path(str(FILE)))
 
 
 def parameters_of(execution: object) -> dict[str, str]:

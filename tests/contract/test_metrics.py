@@ -11,6 +11,7 @@ from stoker.feed.wire.protocol import FeedWork, HostWork, Progress, WorkerWork
 from stoker.launch.prometheus import metrics_served
 from stoker.logs import Log, parse_line
 from stoker.records import FeedSettings
+from support.cluster import free_port
 
 NAMES = {
     "stoker_steps": "counter",
@@ -72,17 +73,9 @@ class Seen:
         }
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def scrape(port):
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-        text: str = answer.read().decode()
-        return text
+        return answer.read().decode()
 
 
 def quiet_log():

@@ -14,7 +14,7 @@ from stoker.cli.notify import telling
 from stoker.errors import DeclinedError, GateError, TerminatedError
 from stoker.notify import RunEnding, body_of, post
 from stoker.records import NotifySettings, Workload, to_json, write_json
-from support import kubeflow_pipeline, sample_records
+from support import sample_records
 
 SECRET = "T0/B0/a-secret"
 
@@ -125,8 +125,8 @@ def test_without_its_variable_nobody_is_told_and_that_is_said(monkeypatch, capsy
 def finish_words(workload, *, outcome):
     """Returns the command of a pipeline's last step."""
     given = {"workload": to_json(workload), "run_id": "0a1b2c3d-4e5f", "outcome": outcome}
-    told = kubeflow_pipeline.executor_input(given, output_file=Path("unused"))
-    return ["train", "--finish", "--executor-input", told]
+    told = {"inputs": {"parameterValues": given}, "outputs": {"outputFile": "unused"}}
+    return ["train", "--finish", "--executor-input", json.dumps(told)]
 
 
 def test_the_last_step_of_a_pipeline_tells_what_kubeflow_says_of_the_run(

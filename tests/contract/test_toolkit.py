@@ -121,12 +121,10 @@ class Ran:
 
     def rank(self, number: int) -> dict[str, Any]:
         file = self.ml[GROUPS["gpu"][number]] / "model" / f"rank{number}.json"
-        facts: dict[str, Any] = json.loads(file.read_text())
-        return facts
+        return json.loads(file.read_text())
 
     def environ(self, number: int) -> dict[str, str]:
-        found: dict[str, str] = self.rank(number)["environ"]
-        return found
+        return self.rank(number)["environ"]
 
 
 @pytest.fixture(scope="module")

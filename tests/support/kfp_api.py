@@ -19,8 +19,7 @@ _OPEN = ("protobufAny",)
 
 @cache
 def _document(file: str) -> dict[str, Document]:
-    found: dict[str, Document] = json.loads(gzip.decompress((_DATA / file).read_bytes()))
-    return found
+    return json.loads(gzip.decompress((_DATA / file).read_bytes()))
 
 
 @cache

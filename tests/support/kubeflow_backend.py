@@ -79,11 +79,7 @@ class _NullError(Exception):
 
 @dataclass
 class Clock:
-    """A clock on which time passes while Argo waits.
-
-    Attributes:
-        seconds: Since the run began.
-    """
+    """Seconds since the run began, which pass while Argo waits."""
 
     seconds: float = 0.0
 
@@ -133,7 +129,6 @@ class Step:
         command: The user's command with its arguments, placeholders filled in.
         executor_input: What `{{$}}` stands for: with the defaults of the component.
         files: Folder of the host whose parts are mounted: `at` says where a path is.
-        deadline: When Argo ends a later attempt: its first one's begin and the longest backoff.
     """
 
     task: str
@@ -142,13 +137,11 @@ class Step:
     command: Sequence[str]
     executor_input: Document
     files: Path
-    deadline: float | None = None
 
     @property
     def container(self) -> Document:
         """The user's container."""
-        found: Document = self.pod["spec"]["containers"][0]
-        return found
+        return self.pod["spec"]["containers"][0]
 
     @property
     def environment(self) -> dict[str, str]:
@@ -205,7 +198,6 @@ class _Dag:
     total: int = 0
     parent: "_Dag | None" = None
     execution: _Execution | None = None
-    spec: Document = field(default_factory=dict)
     tasks: dict[str, _Execution] = field(default_factory=dict)
 
 
@@ -262,8 +254,7 @@ class Pipeline:
     @property
     def inputs(self) -> Document:
         """Parameters of a run."""
-        found: Document = self.spec["root"].get("inputDefinitions", {}).get("parameters", {})
-        return found
+        return self.spec["root"].get("inputDefinitions", {}).get("parameters", {})
 
     def run_values(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Returns a run's parameters as the root has them: defaults in place, null where none is.
@@ -292,13 +283,11 @@ class Pipeline:
 
     def implementation(self, task: Mapping[str, Any]) -> Document:
         """Returns the component of a task."""
-        found: Document = self.components[task["componentRef"]["name"]]
-        return found
+        return self.components[task["componentRef"]["name"]]
 
     def container(self, component: Mapping[str, Any]) -> Document:
         """Returns the container of a component."""
-        found: Document = self.executors[component["executorLabel"]]["container"]
-        return found
+        return self.executors[component["executorLabel"]]["container"]
 
     def _check(self, name: str, component: Document, *, retry: Any, seen: set[str]) -> None:
         if name in seen:
@@ -326,8 +315,9 @@ class Pipeline:
                 raise NotPlayedError(f"task {key}: {sorted(left)}")
             if "condition" in task.get("triggerPolicy", {}):
                 raise NotPlayedError(f"task {key}: {task['triggerPolicy']}")
-            if task["componentRef"]["name"] not in self.components:
-                raise RefusedError(f"cannot find component ref {task['componentRef']['name']}")
+            reference = task["componentRef"]["name"]
+            if reference not in self.components:
+                raise RefusedError(f"cannot find component ref {reference}")
             _add_dependencies(key, task, tasks)
             for producer in task.get("dependentTasks", ()):
                 # Argo's validation: an exit task is a hook, no task of the DAG.
@@ -337,10 +327,8 @@ class Pipeline:
                     )
             if retry is not None:
                 task.setdefault("retryPolicy", retry)
-            inner = self.components[task["componentRef"]["name"]]
-            self._check(
-                task["componentRef"]["name"], inner, retry=task.get("retryPolicy"), seen=seen
-            )
+            inner = self.components[reference]
+            self._check(reference, inner, retry=task.get("retryPolicy"), seen=seen)
 
 
 class KubeflowRun:
@@ -371,19 +359,15 @@ class KubeflowRun:
         run_id: str = "5b1f6c3e-0000-4000-8000-00000000abcd",
         workflow: str = "mnist-x7k2p",
         namespace: str = "kubeflow",
-        display_name: str = "a run",
-        clock: Clock | None = None,
     ) -> None:
         self.pipeline = pipeline
         self.run_id = run_id
         self.workflow = workflow
         self.namespace = namespace
-        self.display_name = display_name
-        self.clock = clock or Clock()
+        self.clock = Clock()
         self.nodes: dict[str, Node] = {}
         self.steps: list[Step] = []
         self.logs: dict[str, str] = {}
-        self.pods: dict[str, Document] = {}
         self.state = "PENDING"
         self._values = pipeline.run_values(parameters or {})
         self._execute = execute
@@ -393,7 +377,7 @@ class KubeflowRun:
         """Runs the pipeline to its end; returns its state."""
         self.state = "RUNNING"
         root = self.pipeline.spec["root"]
-        dag = _Dag(parameters=self._values, artifacts={}, spec=root["dag"])
+        dag = _Dag(parameters=self._values, artifacts={})
 
         def entrypoint(name: str) -> tuple[str, str]:
             driver = self._driver(f"{name}.root-driver", "system-dag-driver", name, lambda: None)
@@ -543,8 +527,6 @@ class KubeflowRun:
 
     def _driver(self, name: str, template: str, boundary: str, drive: Callable[[], None]) -> str:
         def attempt(each: str) -> tuple[str, str]:
-            node = self.nodes[each]
-            self.pods[node.pod] = self._bare_pod(node)
             try:
                 drive()
             except DriverError as err:
@@ -652,7 +634,6 @@ class KubeflowRun:
                     }
                 ],
             },
-            "spec": {"containers": [{"name": "main"}, {"name": "wait"}]},
         }
 
     def _pod(self, name: str, template: str, key: str, driven: Document) -> tuple[str, str]:
@@ -666,7 +647,6 @@ class KubeflowRun:
         pod["spec"] = _spec_of(driven, has_retries="retryPolicy" in driven["task"], attempt=attempt)
         files = self._store.folder / "pods" / node.pod
         launcher = _Launcher(driven, attempt=attempt, files=files, store=self._store, run=self)
-        self.pods[node.pod] = pod
         execution: _Execution = driven["execution"]
         dag: _Dag = driven["dag"]
         try:
@@ -683,16 +663,14 @@ class KubeflowRun:
             command=launcher.command,
             executor_input=launcher.told,
             files=files,
-            deadline=first + longest if attempt and retry else None,
         )
         self.steps.append(step)
         ended = self._execute(step)
-        if step.deadline is not None and self.clock.seconds > step.deadline:
-            self.clock.seconds = step.deadline
+        if attempt and retry and self.clock.seconds > first + longest:
+            self.clock.seconds = first + longest
             return "Failed", "Step exceeded its deadline"
         if ended == "vanished":
             # Nothing is published: the execution stays RUNNING.
-            self.pods.pop(node.pod)
             return "Error", "pod deleted"
         if ended == "killed":
             return "Failed", "main: Error (exit code 137)"
@@ -745,7 +723,6 @@ class KubeflowRun:
                 artifacts={n: a["artifacts"] for n, a in inputs["artifacts"].items()},
                 total=len(component["dag"]["tasks"]),
                 parent=dag,
-                spec=component["dag"],
             )
             execution = _Execution(key, dag=inner)
             inner.execution = execution
@@ -857,7 +834,7 @@ class KubeflowRun:
         if isinstance(value, str) and "{{$.workspace_path}}" in value:
             raise NotPlayedError("workspace_path")
         known = {
-            "{{$.pipeline_job_name}}": self.display_name,
+            "{{$.pipeline_job_name}}": "a run",
             "{{$.pipeline_job_resource_name}}": self.workflow,
             "{{$.pipeline_job_uuid}}": self.run_id,
             "{{$.pipeline_task_name}}": key,

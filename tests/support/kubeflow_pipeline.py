@@ -1,7 +1,6 @@
 """Makes a workload for Kubeflow, compiles its pipeline, and reads what is in it."""
 
 import functools
-import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -121,9 +120,3 @@ def executor(pipeline: Mapping[str, Any], task: str) -> Mapping[str, Any]:
     component = pipeline["components"][tasks(pipeline)[task]["componentRef"]["name"]]
     found: Mapping[str, Any] = pipeline["deploymentSpec"]["executors"][component["executorLabel"]]
     return found["container"]  # type: ignore[no-any-return]
-
-
-def executor_input(values: Mapping[str, Json], *, output_file: Path) -> str:
-    """Returns what Kubeflow puts in the place of `{{$}}` for a step with these inputs."""
-    inputs: dict[str, Json] = {"parameterValues": {**values}}
-    return json.dumps({"inputs": inputs, "outputs": {"outputFile": str(output_file)}})

@@ -74,15 +74,6 @@ _PERIOD = (
 
 def _component(function: Callable[P, ContainerSpec]) -> Component:
     """Makes a component of a function; kfp calls it once, with a placeholder for each argument."""
-    return _shown(_made(function), function)
-
-
-def _training_component(function: Callable[P, ContainerSpec]) -> Component:
-    """Makes a component with hyperparameters: `profile(..., hyperparameters={...})`."""
-    return _shown(TrainingComponent(_made(function).component_spec, function), function)
-
-
-def _made(function: Callable[P, ContainerSpec]) -> Component:
     own = inspect.signature(function)
     # To kfp `str | None` is the name of an artifact, and Optional[str] what it means.
     read = [
@@ -94,22 +85,27 @@ def _made(function: Callable[P, ContainerSpec]) -> Component:
     vars(function)["__signature__"] = own.replace(parameters=read)
     made: Component = dsl.container_component(function)
     vars(function)["__signature__"] = own
-    return made
-
-
-def _shown(made: Component, function: Callable[P, ContainerSpec]) -> Component:
     # For notebooks and editors: kfp's own object shows neither docstring nor inputs.
     inputs = [
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for name, parameter in inspect.signature(function).parameters.items()
+        for name, parameter in own.parameters.items()
         if name in (made.component_spec.inputs or {})
         and parameter.annotation is not PipelineTaskFinalStatus
     ]
-    if isinstance(made, TrainingComponent):
-        kind, changed = inspect.Parameter.KEYWORD_ONLY, Mapping[str, object] | None
-        inputs.append(inspect.Parameter("hyperparameters", kind, default=None, annotation=changed))
     made.__doc__ = function.__doc__
     made.__signature__ = inspect.Signature(inputs, return_annotation=Task)
+    return made
+
+
+def _training_component(function: Callable[P, ContainerSpec]) -> Component:
+    """Makes a component with hyperparameters: `profile(..., hyperparameters={...})`."""
+    plain = _component(function)
+    made = TrainingComponent(plain.component_spec, function)
+    kind, changed = inspect.Parameter.KEYWORD_ONLY, Mapping[str, object] | None
+    further = inspect.Parameter("hyperparameters", kind, default=None, annotation=changed)
+    shown = plain.__signature__
+    made.__doc__ = plain.__doc__
+    made.__signature__ = shown.replace(parameters=[*shown.parameters.values(), further])
     return made
 
 
