@@ -100,17 +100,12 @@ class Node:
         id: As in another node's children.
         name: Path from the workflow down.
         shown: Its display name.
-        type: Pod, DAG, Retry or Skipped.
         phase: Running, Succeeded, Failed, Error, Skipped or Omitted.
-        pod: Name of the pod, as RetrievePodName makes it for every node.
     """
 
     id: str
     name: str
     shown: str
-    type: str
-    template: str
-    pod: str
     began: float
     phase: str = "Running"
     message: str = ""
@@ -376,39 +371,27 @@ class KubeflowRun:
     def run(self) -> str:
         """Runs the pipeline to its end; returns its state."""
         self.state = "RUNNING"
-        root = self.pipeline.spec["root"]
+        root: Document = self.pipeline.spec["root"]["dag"]
         dag = _Dag(parameters=self._values, artifacts={})
 
-        def entrypoint(name: str) -> tuple[str, str]:
-            driver = self._driver(f"{name}.root-driver", "system-dag-driver", name, lambda: None)
-            if driver != "Succeeded":
-                self._skip(f"{name}.root", name, "Omitted")
-                return driver, ""
-            return self._tried(
-                f"{name}.root",
-                "root",
-                name,
-                lambda each: (self._tasks(each, "root", root["dag"], dag), ""),
-            ), ""
+        def entrypoint(name: str) -> str:
+            self._driver(f"{name}.root-driver", name, lambda: None)
+            return self._tried(f"{name}.root", name, lambda each: self._tasks(each, root, dag))
 
-        phase = self._tried(self.workflow, "entrypoint", "", entrypoint)
+        phase = self._tried(self.workflow, "", entrypoint)
         self.state = "SUCCEEDED" if phase == "Succeeded" else "FAILED"
         return self.state
 
     def workflow_nodes(self) -> list[Document]:
-        """Returns the nodes of the Workflow so far, as its status has them."""
+        """Returns the nodes of the Workflow so far: what the API shows of them."""
         return [
             {
                 "id": node.id,
-                "name": node.name,
                 "displayName": node.shown,
-                "type": node.type,
-                "templateName": node.template,
                 "phase": node.phase,
                 "startedAt": self.clock.text(node.began),
                 "finishedAt": None if node.ended is None else self.clock.text(node.ended),
                 "children": list(node.children),
-                **({"message": node.message} if node.message else {}),
             }
             for node in self.nodes.values()
         ]
@@ -428,7 +411,7 @@ class KubeflowRun:
 
     # Argo.
 
-    def _tasks(self, boundary: str, name: str, spec: Document, dag: _Dag) -> str:
+    def _tasks(self, boundary: str, spec: Document, dag: _Dag) -> str:
         """Runs the tasks of a group; returns the phase of its node."""
         tasks: Document = spec["tasks"]
         exits = {
@@ -457,27 +440,20 @@ class KubeflowRun:
                 # The task itself is omitted, and so a hook on its end never runs.
                 inherited[key], phases[key] = "Failed", "Omitted"
             elif key in exits and phases[key] in ("Succeeded", "Failed", "Error"):
-                self._exit(boundary, name, key, exits[key], tasks[exits[key]], dag)
-        leaves = plain.keys() - {
-            each for t in plain.values() for each in t.get("dependentTasks", ())
-        }
-        return next(
-            (inherited[key] for key in sorted(leaves) if inherited[key] in ("Failed", "Error")),
-            "Succeeded",
-        )
+                self._exit(f"{boundary}.{key}", boundary, exits[key], tasks[exits[key]], dag)
+        waited = {each for task in plain.values() for each in task.get("dependentTasks", ())}
+        ends = [inherited[key] for key in sorted(plain.keys() - waited)]
+        return next((end for end in ends if end in ("Failed", "Error")), "Succeeded")
 
-    def _exit(
-        self, boundary: str, name: str, key: str, exit_name: str, task: Document, dag: _Dag
-    ) -> None:
+    def _exit(self, node: str, boundary: str, key: str, task: Document, dag: _Dag) -> None:
         """Runs an exit task as a hook of another one; its end changes nothing for the run."""
 
-        def hook(each: str) -> tuple[str, str]:
-            phase = self._task(each, exit_name, task, dag)
-            return ("Failed" if phase == "DriverFailed" else phase), ""
+        def hook(each: str) -> str:
+            phase = self._task(each, key, task, dag)
+            return "Failed" if phase == "DriverFailed" else phase
 
-        hooked = f"{boundary}.{key}.onExit"
-        self._tried(hooked, f"exit-hook-{name}-{exit_name}", boundary, hook)
-        self.nodes[f"{boundary}.{key}"].children.append(self.nodes[hooked].id)
+        self._tried(f"{node}.onExit", boundary, hook)
+        self.nodes[node].children.append(self.nodes[f"{node}.onExit"].id)
 
     def _task(self, boundary: str, key: str, task: Document, dag: _Dag) -> str:
         """Runs the driver of a task, and the task; returns the task's phase."""
@@ -488,77 +464,54 @@ class KubeflowRun:
             drive_task = self._drive_dag if "dag" in component else self._drive_container
             driven.update(drive_task(key, task, component, dag))
 
-        kind = "dag" if "dag" in component else "container"
-        driver, node = f"{boundary}.{key}-driver", f"{boundary}.{key}"
-        if self._driver(driver, f"system-{kind}-driver", boundary, drive) != "Succeeded":
+        node = f"{boundary}.{key}"
+        if self._driver(f"{node}-driver", boundary, drive) != "Succeeded":
             self._skip(node, boundary, "Omitted")
             return "DriverFailed"
         if "dag" in component:
-            reference = task["componentRef"]["name"]
+            inner = driven["execution"].dag
             return self._tried(
-                node,
-                reference,
-                boundary,
-                lambda each: (
-                    self._tasks(each, reference, component["dag"], driven["execution"].dag),
-                    "",
-                ),
+                node, boundary, lambda each: self._tasks(each, component["dag"], inner)
             )
-        prefix = _template_prefix(task, self.pipeline.kubernetes.get(component["executorLabel"]))
-        return self._tried(
-            node,
-            f"{prefix}system-container-executor",
-            boundary,
-            lambda each: (self._executor(each, f"{prefix}system-container-impl", key, driven), ""),
-        )
+        return self._tried(node, boundary, lambda each: self._executor(each, key, driven))
 
-    def _executor(self, boundary: str, template: str, key: str, driven: Document) -> str:
-        name = f"{boundary}.executor"
+    def _executor(self, boundary: str, key: str, driven: Document) -> str:
+        name, retry = f"{boundary}.executor", driven["task"].get("retryPolicy")
         if driven["is_cached"]:
             self._skip(name, boundary, "Skipped")
             return "Succeeded"
-        return self._tried(
-            name,
-            template,
-            boundary,
-            lambda each: self._pod(each, template, key, driven),
-            retry=driven["task"].get("retryPolicy"),
-        )
+        return self._tried(name, boundary, lambda each: self._pod(each, key, driven), retry=retry)
 
-    def _driver(self, name: str, template: str, boundary: str, drive: Callable[[], None]) -> str:
-        def attempt(each: str) -> tuple[str, str]:
+    def _driver(self, name: str, boundary: str, drive: Callable[[], None]) -> str:
+        def attempt(each: str) -> str:
             try:
                 drive()
             except DriverError as err:
                 self.logs[each] = f"F1120 10:00:00.000000       1 main.go:121] KFP driver: {err}"
-                return "Failed", "main: Error (exit code 1)"
-            return "Succeeded", ""
+                return self._end(self.nodes[each], "Failed", "main: Error (exit code 1)")
+            return "Succeeded"
 
-        return self._tried(name, template, boundary, attempt, is_pod=True)
+        return self._tried(name, boundary, attempt)
 
     def _tried(
         self,
         name: str,
-        template: str,
         boundary: str,
-        attempt: Callable[[str], tuple[str, str]],
+        attempt: Callable[[str], str],
         *,
         retry: Mapping[str, Any] | None = None,
-        is_pod: bool = False,
     ) -> str:
         """Runs a template as processNodeRetries does: all have retries, merged into their own.
 
         Only an Error is tried again (`retryPolicy: OnError`); exit codes are Failed.
         """
         limit = MERGED_LIMIT if retry is None else int(retry.get("maxRetryCount", 0))
-        node = self._node(name, template, boundary, "Retry")
-        kind = "Pod" if is_pod or retry is not None or "container-impl" in template else "DAG"
+        node = self._node(name, boundary)
         first = self.clock.seconds
         for number in range(10_000):
-            child = self._node(f"{name}({number})", template, boundary, kind)
+            child = self._node(f"{name}({number})", boundary)
             node.children.append(child.id)
-            phase, message = attempt(child.name)
-            self._end(child, phase, message)
+            phase = self._end(child, attempt(child.name), child.message)
             if phase == "Succeeded":
                 return self._end(node, phase)
             if retry is not None:
@@ -572,23 +525,19 @@ class KubeflowRun:
                 if number < limit:
                     self.clock.sleep(wait)
             if phase == "Failed":
-                return self._end(node, phase, message)
+                return self._end(node, phase, child.message)
             if number >= limit:
                 return self._end(node, phase, "No more retries left")
         raise AssertionError("retries without an end")
 
-    def _node(self, name: str, template: str, boundary: str, kind: str) -> Node:
-        number = _fnv(name)
+    def _node(self, name: str, boundary: str) -> Node:
         is_first = name == self.workflow
         shown = name.removeprefix(boundary).removeprefix(".") if boundary else name
         # A retry's parent and child have the same boundary.
         made = Node(
-            id=name if is_first else f"{self.workflow}-{number}",
+            id=name if is_first else f"{self.workflow}-{_fnv(name)}",
             name=name,
             shown=shown,
-            type=kind,
-            template=template,
-            pod=name if is_first else f"{self.workflow}-{template}-{number}",
             began=self.clock.seconds,
         )
         assert name not in self.nodes, f"node {name} already initialized"
@@ -600,17 +549,20 @@ class KubeflowRun:
         return phase
 
     def _skip(self, name: str, boundary: str, phase: str) -> None:
-        node = self._node(name, "", boundary, "Skipped")
+        node = self._node(name, boundary)
         is_omitted = phase == "Omitted"
         words = "omitted: depends condition not met" if is_omitted else "when evaluated false"
         self._end(node, phase, words)
 
-    def _bare_pod(self, node: Node) -> Document:
+    def _bare_pod(self, node: Node, driven: Document) -> Document:
+        task, config = driven["task"], driven["config"]
+        template = f"{_template_prefix(task, config)}system-container-impl"
         return {
             "apiVersion": "v1",
             "kind": "Pod",
             "metadata": {
-                "name": node.pod,
+                # As Argo's RetrievePodName makes it.
+                "name": f"{self.workflow}-{template}-{_fnv(node.name)}",
                 "namespace": self.namespace,
                 "uid": hashlib.md5(f"{self.run_id}/{node.name}".encode()).hexdigest(),
                 "labels": {
@@ -636,23 +588,23 @@ class KubeflowRun:
             },
         }
 
-    def _pod(self, name: str, template: str, key: str, driven: Document) -> tuple[str, str]:
+    def _pod(self, name: str, key: str, driven: Document) -> str:
         """Makes the pod of a step's attempt, and plays the launcher in it."""
         node, attempt = self.nodes[name], int(name.rpartition("(")[2].rstrip(")"))
-        pod = self._bare_pod(node)
+        pod = self._bare_pod(node, driven)
         metadata = driven["config"].get("podMetadata", {})
         # What the system has set stays.
         for kind in ("labels", "annotations"):
             pod["metadata"][kind] = {**metadata.get(kind, {}), **pod["metadata"][kind]}
         pod["spec"] = _spec_of(driven, has_retries="retryPolicy" in driven["task"], attempt=attempt)
-        files = self._store.folder / "pods" / node.pod
+        files = self._store.folder / "pods" / pod["metadata"]["name"]
         launcher = _Launcher(driven, attempt=attempt, files=files, store=self._store, run=self)
         execution: _Execution = driven["execution"]
         dag: _Dag = driven["dag"]
         try:
             launcher.prepare()
         except LauncherError as err:
-            return self._launched(name, execution, dag, err)
+            return self._launched(node, execution, dag, err)
         retry = driven["task"].get("retryPolicy", {})
         longest = _seconds(retry.get("backoffMaxDuration", "0s"))
         first = self.nodes[f"{name.rpartition('(')[0]}(0)"].began
@@ -668,35 +620,31 @@ class KubeflowRun:
         ended = self._execute(step)
         if attempt and retry and self.clock.seconds > first + longest:
             self.clock.seconds = first + longest
-            return "Failed", "Step exceeded its deadline"
+            return self._end(node, "Failed", "Step exceeded its deadline")
         if ended == "vanished":
             # Nothing is published: the execution stays RUNNING.
-            return "Error", "pod deleted"
+            return self._end(node, "Error", "pod deleted")
         if ended == "killed":
-            return "Failed", "main: Error (exit code 137)"
-        if ended != 0:
-            status = LauncherError(f"exit status {ended}")
-            return self._launched(name, execution, dag, status)
+            return self._end(node, "Failed", "main: Error (exit code 137)")
         try:
+            if ended != 0:
+                raise LauncherError(f"exit status {ended}")
             execution.outputs, execution.artifacts = launcher.collect()
         except LauncherError as err:
-            return self._launched(name, execution, dag, err)
+            return self._launched(node, execution, dag, err)
         execution.state = "COMPLETE"
         self._judge(dag)
         if driven["fingerprint"]:
             self._store.cache[driven["fingerprint"]] = execution
-        return "Succeeded", ""
+        return "Succeeded"
 
-    def _launched(
-        self, name: str, execution: _Execution, dag: _Dag, err: Exception
-    ) -> tuple[str, str]:
+    def _launched(self, node: Node, execution: _Execution, dag: _Dag, err: Exception) -> str:
         """Ends a launcher with an error: whatever the command's exit code was, its own is 1."""
         execution.state = "FAILED"
-        self.logs[name] = (
-            f"F1120 10:00:00.000000       9 main.go:63] failed to execute component: {err}"
-        )
+        words = f"main.go:63] failed to execute component: {err}"
+        self.logs[node.name] = f"F1120 10:00:00.000000       9 {words}"
         self._judge(dag)
-        return "Failed", "main: Error (exit code 1)"
+        return self._end(node, "Failed", "main: Error (exit code 1)")
 
     def _judge(self, dag: _Dag) -> None:
         """Updates the state of a group, as UpdateDAGExecutionsState does when a launcher ends."""
@@ -1315,12 +1263,11 @@ def _fingerprint(
     return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
 
 
-def _template_prefix(task: Document, config: Document | None) -> str:
+def _template_prefix(task: Document, config: Document) -> str:
     prefix = "retry-" if "retryPolicy" in task else ""
-    metadata = (config or {}).get("podMetadata")
-    if metadata is not None:
-        counts = f"{len(metadata.get('annotations', {}))}-{len(metadata.get('labels', {}))}"
-        prefix = f"metadata-{counts}-{prefix}"
+    if "podMetadata" in config:
+        counts = [len(config["podMetadata"].get(kind, {})) for kind in ("annotations", "labels")]
+        prefix = f"metadata-{counts[0]}-{counts[1]}-{prefix}"
     return prefix
 
 
