@@ -130,8 +130,7 @@ def records(folder: Path, *, host: str, data: str) -> Path:
 def archive(folder: Path) -> bytes:
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w:gz") as packed:
-        for file in sorted(folder.iterdir()):
-            packed.add(file, arcname=f"stoker/{file.name}")
+        packed.add(folder, arcname="stoker")
     return content.getvalue()
 
 

@@ -2,6 +2,8 @@
 
 import json
 import re
+import socket
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -180,15 +182,11 @@ def test_a_run_whose_gate_failed_is_told_by_its_tasks_and_ends_with_3(
     monkeypatch.setattr("stoker.pipelines.base.WAIT_SECONDS", 0.0)
 
     def execute(step: Step) -> int:
-        outputs = step.executor_input["outputs"]
-        for name in (*outputs["artifacts"], *outputs.get("parameters", {})):
-            if name != "executor-logs":
-                step.output(name).write_text("1")
+        step.write_outputs()
         return 3 if step.task == "gate" else 0
 
-    played = KubeflowRun(
-        Pipeline(compiled().definition), execute=execute, store=Store(tmp_path / "store")
-    )
+    pipeline = Pipeline(compiled().definition)
+    played = KubeflowRun(pipeline, execute=execute, store=Store(tmp_path / "store"))
     assert played.run() == "FAILED"
 
     def ends() -> None:
@@ -239,15 +237,21 @@ def make_job(name: str, **settings: Json) -> None:
     platform.submit(platform.plan(spec))
 
 
-@pytest.mark.parametrize(("kind", "plural"), [("jobset", "jobsets"), ("trainer", "trainjobs")])
-def test_stop_deletes_the_jobs_of_the_run_and_no_others(server, api, kind, plural):
+@pytest.fixture
+def begun(server):
+    """A run that was started, and its client."""
     upload(server)
     client = client_at(server, namespace=NAMESPACE)
-    id = client.start(workload(), ()).run
-    name = workload().run_name(id)
+    return client, client.start(workload(), ()).run
+
+
+@pytest.mark.parametrize(("kind", "plural"), [("jobset", "jobsets"), ("trainer", "trainjobs")])
+def test_stop_deletes_the_jobs_of_the_run_and_no_others(server, api, begun, kind, plural):
+    client, run = begun
+    name = workload().run_name(run)
     for job in (name, "mnist-0badcafe"):
         make_job(job, api=kind)
-    state = client.stop(id)
+    state = client.stop(run)
     assert state.status == "CANCELED"
     assert f"deleted in namespace {NAMESPACE}: " in state.note
     assert name in state.note
@@ -256,40 +260,35 @@ def test_stop_deletes_the_jobs_of_the_run_and_no_others(server, api, kind, plura
     assert all("namespace" not in request.query for request in server.requests)
 
 
-def test_stop_of_a_run_that_has_ended_deletes_the_job_that_its_last_step_could_not(server, api):
-    upload(server)
-    client = client_at(server, namespace=NAMESPACE)
-    id = client.start(workload(), ()).run
+def test_stop_of_a_run_that_has_ended_deletes_the_job_that_its_last_step_could_not(
+    server, api, begun
+):
+    client, run = begun
     server.end("FAILED")
-    make_job(workload().run_name(id))
-    assert client.stop(id).status == "FAILED"
+    make_job(workload().run_name(run))
+    assert client.stop(run).status == "FAILED"
     assert api.names("jobsets") == []
     assert not any("terminate" in line for line in server.sent())
 
 
-def test_stop_says_who_ends_the_jobs_if_the_cluster_refuses(server, api):
-    upload(server)
-    client = client_at(server, namespace=NAMESPACE)
+def test_stop_says_who_ends_the_jobs_if_the_cluster_refuses(api, begun):
+    client, run = begun
     api.denied |= {("list", "jobsets"), ("list", "trainjobs")}
-    state = client.stop(client.start(workload(), ()).run)
-    assert "its jobs are left to the run's own last step" in state.note
+    assert "its jobs are left to the run's own last step" in client.stop(run).note
 
 
-def test_stop_waits_no_longer_than_its_deadline(server):
+def test_stop_waits_no_longer_than_its_deadline(server, begun):
+    client, run = begun
     server.on_terminate = None
-    upload(server)
-    client = client_at(server)
     with pytest.raises(PlatformError, match="is CANCELING after 600 s"):
-        client.stop(client.start(workload(), ()).run)
+        client.stop(run)
 
 
-def test_a_run_that_ends_while_it_is_asked_to_stop_is_no_error(server):
-    upload(server)
-    client = client_at(server)
-    id = client.start(workload(), ()).run
+def test_a_run_that_ends_while_it_is_asked_to_stop_is_no_error(server, begun):
+    client, run = begun
     server.trouble(".*:terminate", 400, '{"message": "not running"}')
     server.script = [lambda: None, lambda: server.end("SUCCEEDED")]
-    assert client.stop(id).status == "SUCCEEDED"
+    assert client.stop(run).status == "SUCCEEDED"
 
 
 def test_many_users_need_a_namespace_and_it_goes_with_everything(server, project):
@@ -341,8 +340,8 @@ def test_a_server_that_does_not_answer_is_named_with_the_way_to_it(monkeypatch):
     assert caught.value.where == gone.url
     assert "port-forward" in caught.value.fix
     monkeypatch.setattr("stoker.pipelines.kubeflow.client.TIMEOUT_SECONDS", (5.0, 0.1))
-    with KfpServer() as slow:
-        slow.stall("GET .*")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        slow = SimpleNamespace(url=f"http://127.0.0.1:{silent.getsockname()[1]}")
         with pytest.raises(ServiceError, match=r"no answer.*timed out"):
             upload(slow)
 

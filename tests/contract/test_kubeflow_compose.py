@@ -86,16 +86,6 @@ def test_a_parameter_that_a_run_does_not_have_is_refused_with_the_nearest():
     assert caught.value.fix == "did you mean epochs?"
 
 
-def test_a_name_that_stoker_does_not_have_is_refused_with_what_to_do(tmp_path):
-    (tmp_path / "pipelines").mkdir()
-    file = tmp_path / "pipelines" / "kubeflow.py"
-    file.write_text("from stoker.kubeflow import on_todays_host\n")
-    with pytest.raises(UsageError, match=r"cannot be imported: .*on_todays_host") as caught:
-        compile_kubeflow(sample.WORKLOAD, folder=tmp_path)
-    assert str(file) in (caught.value.where or "")
-    assert "docs/kubeflow.md" in (caught.value.fix or "")
-
-
 @pytest.mark.parametrize("name", COMPONENTS)
 def test_a_notebook_shows_what_a_component_takes_and_says(name):
     component = getattr(kubeflow, name)

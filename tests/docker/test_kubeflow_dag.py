@@ -169,10 +169,6 @@ def test_the_pipeline_with_claims_runs_to_its_gate(kubelet, tmp_path):
     assert champions, "the gate has promoted nothing"
 
 
-def test_the_pipeline_without_a_claim_runs_to_its_gate(kubelet, tmp_path):
-    Run(kubelet, tmp_path, WITHOUT_CLAIM).check(has_claim=False)
-
-
 @pytest.mark.parametrize("script", [PLAIN, STREAM], ids=lambda script: script.name)
 def test_an_unchanged_script_is_fed_to_its_gate(kubelet, tmp_path, script):
     # The claim has the script, next to what it reads.
@@ -213,6 +209,7 @@ def test_a_pipeline_of_ones_own_runs_to_its_last_step(kubelet, tmp_path):
 
 
 def test_a_lost_pod_that_follows_a_training_is_tried_again_and_adopts_it(kubelet, tmp_path):
+    """The pipeline has no claim, and runs to its gate."""
     kubelet.lost = {"train": "vanished"}
     run = Run(kubelet, tmp_path, WITHOUT_CLAIM)
     run.check(has_claim=False)

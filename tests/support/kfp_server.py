@@ -97,8 +97,6 @@ class KfpServer:
     def __enter__(self) -> "KfpServer":
         self.kept = {name: [] for name in _LISTS}
         self._lock = threading.Lock()
-        self._over = threading.Event()
-        self._slow: list[str] = []
         self._seconds = 0
         server = self
 
@@ -131,7 +129,6 @@ class KfpServer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._over.set()
         self._http.shutdown()
         self._http.server_close()
         self._thread.join()
@@ -149,10 +146,6 @@ class KfpServer:
     def trouble(self, pattern: str, status: int, body: str, times: int = 1_000_000) -> None:
         """Answers requests whose line matches otherwise from now on."""
         self.troubles.append(Trouble(pattern, status, body, times))
-
-    def stall(self, pattern: str) -> None:
-        """Leaves requests whose line matches without an answer until the server ends."""
-        self._slow.append(pattern)
 
     def run(self) -> dict[str, Any]:
         """Returns the newest run."""
@@ -183,10 +176,6 @@ class KfpServer:
         request = Request(handler.command, path, query, body, dict(handler.headers.items()), file)
         with self._lock:
             self.requests.append(request)
-        if any(re.fullmatch(pattern, request.line) for pattern in self._slow):
-            self._over.wait(60)
-            handler.close_connection = True
-            return
         status, text, kind = self._answer(request)
         content = text.encode()
         handler.send_response(status)

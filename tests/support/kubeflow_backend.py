@@ -46,13 +46,14 @@ _SCHEMES = {"gs://": "/gcs/", "minio://": "/minio/", "s3://": "/s3/"}
 _SCRATCH = ("gcs", "s3", "minio", ".local", ".cache", ".config")
 _EXIT = "ALL_UPSTREAM_TASKS_COMPLETED"
 _STUBS = ("argostub/createpvc", "argostub/deletepvc")
-_KINDS: Mapping[str, tuple[str, type | tuple[type, ...]]] = {
-    "NUMBER_INTEGER": ("number", (int, float)),
-    "NUMBER_DOUBLE": ("number", (int, float)),
-    "BOOLEAN": ("bool", bool),
-    "LIST": ("list", list),
-    "STRUCT": ("struct", dict),
-    "TASK_FINAL_STATUS": ("struct", dict),
+_KINDS: Mapping[str, type | tuple[type, ...]] = {
+    "STRING": str,
+    "NUMBER_INTEGER": (int, float),
+    "NUMBER_DOUBLE": (int, float),
+    "BOOLEAN": bool,
+    "LIST": list,
+    "STRUCT": dict,
+    "TASK_FINAL_STATUS": dict,
 }
 _ABSENT = object()
 
@@ -158,8 +159,15 @@ class Step:
         """Returns the host's file of an output: an artifact or a parameter."""
         outputs = self.executor_input["outputs"]
         if name in outputs.get("artifacts", {}):
-            return self.at(_local(outputs["artifacts"][name]["artifacts"][0]))
+            return self.at(_path_of(outputs["artifacts"][name]["artifacts"][0]["uri"]))
         return self.at(outputs["parameters"][name]["outputFile"])
+
+    def write_outputs(self) -> None:
+        """Writes a text into each output, as a command does."""
+        outputs = self.executor_input["outputs"]
+        for name in (*outputs["artifacts"], *outputs.get("parameters", {})):
+            if name != "executor-logs":
+                self.output(name).write_text(f"{name} of {self.task}")
 
     def tell(self, document: Mapping[str, Any]) -> None:
         """Writes the executor's output, as a command does."""
@@ -177,7 +185,6 @@ Execute = Callable[[Step], int | str]
 class _Execution:
     """A task as ML Metadata has it."""
 
-    task: str
     state: str = "RUNNING"
     outputs: dict[str, Any] = field(default_factory=dict)
     artifacts: dict[str, Document] = field(default_factory=dict)
@@ -275,14 +282,6 @@ class Pipeline:
                     "provided value"
                 )
         return values
-
-    def implementation(self, task: Mapping[str, Any]) -> Document:
-        """Returns the component of a task."""
-        return self.components[task["componentRef"]["name"]]
-
-    def container(self, component: Mapping[str, Any]) -> Document:
-        """Returns the container of a component."""
-        return self.executors[component["executorLabel"]]["container"]
 
     def _check(self, name: str, component: Document, *, retry: Any, seen: set[str]) -> None:
         if name in seen:
@@ -457,7 +456,7 @@ class KubeflowRun:
 
     def _task(self, boundary: str, key: str, task: Document, dag: _Dag) -> str:
         """Runs the driver of a task, and the task; returns the task's phase."""
-        component = self.pipeline.implementation(task)
+        component = self.pipeline.components[task["componentRef"]["name"]]
         driven: dict[str, Any] = {}
 
         def drive() -> None:
@@ -664,15 +663,15 @@ class KubeflowRun:
     # The driver.
 
     def _drive_dag(self, key: str, task: Document, component: Document, dag: _Dag) -> Document:
-        with _failed(f"driver.DAG({self._info(key, task)}) failed"):
-            inputs = self._inputs(key, task, component, dag)
+        with _failed(f"driver.DAG({key}) failed"):
+            inputs = self._inputs(task, component, dag)
             inner = _Dag(
                 parameters=inputs["parameterValues"],
                 artifacts={n: a["artifacts"] for n, a in inputs["artifacts"].items()},
                 total=len(component["dag"]["tasks"]),
                 parent=dag,
             )
-            execution = _Execution(key, dag=inner)
+            execution = _Execution(dag=inner)
             inner.execution = execution
             dag.tasks[key] = execution
         return {"execution": execution}
@@ -681,9 +680,9 @@ class KubeflowRun:
         self, key: str, task: Document, component: Document, dag: _Dag
     ) -> Document:
         config = self.pipeline.kubernetes.get(component["executorLabel"], {})
-        container = self.pipeline.container(component)
-        with _failed(f"driver.Container({self._info(key, task)}) failed"):
-            told: Document = {"inputs": self._inputs(key, task, component, dag)}
+        container = self.pipeline.executors[component["executorLabel"]]["container"]
+        with _failed(f"driver.Container({key}) failed"):
+            told: Document = {"inputs": self._inputs(task, component, dag)}
             driven: Document = {
                 "task": task,
                 "component": component,
@@ -693,7 +692,7 @@ class KubeflowRun:
                 "fingerprint": "",
                 "told": told,
             }
-            execution = _Execution(key)
+            execution = _Execution()
             driven["execution"] = execution
             told["outputs"] = self._outputs(key, component)
             mounts = [
@@ -716,15 +715,7 @@ class KubeflowRun:
             driven["patch"] = self._patch(container, config, told, mounts, dag)
         return driven
 
-    def _info(self, key: str, task: Document) -> str:
-        """Returns what an error says of the task."""
-        return (
-            f"pipelineName={self.pipeline.name}, runID={self.run_id}, "
-            f'taskDisplayName="{task["taskInfo"]["name"]}", taskName="{key}", '
-            f'component="{task["componentRef"]["name"]}"'
-        )
-
-    def _inputs(self, key: str, task: Document, component: Document, dag: _Dag) -> Document:
+    def _inputs(self, task: Document, component: Document, dag: _Dag) -> Document:
         """Returns a task's inputs: what it is passed, and no default of a component's."""
         with _failed("failed to resolve inputs"):
             known = component.get("inputDefinitions", {}).get("parameters", {})
@@ -737,7 +728,7 @@ class KubeflowRun:
                 if "parameterExpressionSelector" in spec:
                     raise NotPlayedError(f"input {name}: {spec}")
                 try:
-                    value = self._parameter(key, task, spec, dag)
+                    value = self._parameter(task, spec, dag)
                 except _NullError as err:
                     if about.get("isOptional"):
                         continue
@@ -753,7 +744,7 @@ class KubeflowRun:
                 values = _typed(name, about, values)
             return {"parameterValues": values, "artifacts": artifacts}
 
-    def _parameter(self, key: str, task: Document, spec: Document, dag: _Dag) -> Any:
+    def _parameter(self, task: Document, spec: Document, dag: _Dag) -> Any:
         match spec:
             case {"componentInputParameter": name}:
                 if name not in dag.parameters:
@@ -765,7 +756,7 @@ class KubeflowRun:
                 # An output that was not told is nil here, which fails the check of its type.
                 return self._producer(producer, dag).outputs.get(output)
             case {"runtimeValue": {"constant": constant}}:
-                return self._constant(key, _plain(constant))
+                return self._constant(_plain(constant))
             case {"taskFinalStatus": _}:
                 producer = task["dependentTasks"][0]
                 if producer not in dag.tasks:
@@ -778,23 +769,13 @@ class KubeflowRun:
                 }
         raise NotPlayedError(f"input {spec}")
 
-    def _constant(self, key: str, value: Any) -> Any:
-        if isinstance(value, str) and "{{$.workspace_path}}" in value:
-            raise NotPlayedError("workspace_path")
-        known = {
-            "{{$.pipeline_job_name}}": "a run",
-            "{{$.pipeline_job_resource_name}}": self.workflow,
-            "{{$.pipeline_job_uuid}}": self.run_id,
-            "{{$.pipeline_task_name}}": key,
-            "{{$.pipeline_job_create_time_utc}}": self.clock.text(0),
-        }
-        if isinstance(value, str) and value in (
-            "{{$.pipeline_task_uuid}}",
-            "{{$.pipeline_job_schedule_time_utc}}",
-        ):
+    def _constant(self, value: Any) -> Any:
+        # Only as the whole value: inside a longer text it stays what it is.
+        if value == "{{$.pipeline_job_uuid}}":
+            return self.run_id
+        if isinstance(value, str) and re.fullmatch(r"\{\{\$\..*}}", value):
             raise NotPlayedError(value)
-        # Only as the whole value: inside of a longer text it stays what it is.
-        return known.get(value, value) if isinstance(value, str) else value
+        return value
 
     def _artifacts(self, spec: Document, dag: _Dag) -> list[Document]:
         match spec:
@@ -857,7 +838,7 @@ class KubeflowRun:
     def _text(self, about: Document, kind: str, dag: _Dag) -> str:
         """Returns the name of a claim, secret or config map; it may be a parameter's value."""
         if (spec := about.get(f"{kind}NameParameter")) is not None:
-            value = self._parameter("", {}, spec, dag)
+            value = self._parameter({}, spec, dag)
         else:
             value = about.get("constant") or about.get(f"{kind}Name")
         if not isinstance(value, str) or not value:
@@ -873,13 +854,9 @@ class KubeflowRun:
         dag: _Dag,
     ) -> Document:
         """Returns what the driver lays over the pod: see initPodSpecPatch, extendPodSpecPatch."""
-        words = []
-        for what, found in (
-            ("command", container.get("command", [])),
-            ("args", container.get("args", [])),
-        ):
-            with _failed(f"failed to resolve container {what}"):
-                words += _resolved(found, told["inputs"]["parameterValues"])
+        words = [*container.get("command", ()), *container.get("args", ())]
+        with _failed("failed to resolve container command or args"):
+            words = _resolved(words, told["inputs"]["parameterValues"])
         with _failed("failed to init podSpecPatch"):
             image = _runtime(container["image"], told)
             resources = _resources(container.get("resources", {}), told)
@@ -965,7 +942,7 @@ class _Launcher:
         outputs = self._input["outputs"]
         paths = [each["outputFile"] for each in outputs.get("parameters", {}).values()]
         for each in outputs["artifacts"].values():
-            paths += [_local(artifact) for artifact in each["artifacts"]]
+            paths += [_path_of(artifact["uri"]) for artifact in each["artifacts"]]
         for path in paths:
             self._at(path).parent.mkdir(parents=True, exist_ok=True)
         for name, each in self._input["inputs"]["artifacts"].items():
@@ -975,7 +952,7 @@ class _Launcher:
                     raise LauncherError(
                         f"failed to fetch non default buckets: {name}: {artifact['uri']}"
                     )
-                _copy(self._blob(artifact["uri"]), self._at(_local(artifact)))
+                _copy(self._blob(artifact["uri"]), self._at(_path_of(artifact["uri"])))
 
     def collect(self) -> tuple[dict[str, Any], dict[str, Document]]:
         """Returns outputs and artifacts of a command that has ended well; uploads the files.
@@ -1018,7 +995,7 @@ class _Launcher:
 
     def _published(self, name: str, artifact: Document) -> Document:
         try:
-            path = _local(artifact)
+            path = _path_of(artifact["uri"])
         except LauncherError:
             # An address that it does not know, as pvc://: recorded, not uploaded.
             path = ""
@@ -1058,7 +1035,7 @@ class _Launcher:
             for name, each in among.items():
                 artifact = each["artifacts"][0]
                 places[f"{{{{$.{kind}.artifacts['{name}'].uri}}}}"] = artifact["uri"]
-                places[f"{{{{$.{kind}.artifacts['{name}'].path}}}}"] = _local(artifact)
+                places[f"{{{{$.{kind}.artifacts['{name}'].path}}}}"] = _path_of(artifact["uri"])
         for name, value in inputs["parameterValues"].items():
             places[f"{{{{$.inputs.parameters['{name}']}}}}"] = _text_of(value)
         for name, each in outputs.get("parameters", {}).items():
@@ -1162,9 +1139,8 @@ def _in_order(tasks: Document) -> list[str]:
 def _check_input(name: str, about: Document, value: Any) -> None:
     """Checks a value of a run as validatePipelineJobInputs does."""
     kind = about["parameterType"]
-    wanted = (str,) if kind == "STRING" else _KINDS[kind][1]
     is_bool = isinstance(value, bool) and kind != "BOOLEAN"
-    if not isinstance(value, wanted) or is_bool:
+    if not isinstance(value, _KINDS[kind]) or is_bool:
         raise RefusedError(f"input parameter {name} requires type {kind}, but is {value!r}")
     if about.get("literals") and value not in about["literals"]:
         raise RefusedError(f"input parameter {name}: {value!r} is not one of its literals")
@@ -1188,20 +1164,10 @@ def _typed(name: str, about: Document, values: dict[str, Any]) -> dict[str, Any]
         return {**values, name: value if isinstance(value, str) else _text_of(value)}
     if value is None:
         raise DriverError(f'got null for input parameter "{name}"')
-    word, wanted = _KINDS[kind]
-    is_right = isinstance(value, wanted) and isinstance(value, bool) == (word == "bool")
+    is_right = isinstance(value, _KINDS[kind]) and isinstance(value, bool) == (kind == "BOOLEAN")
     if not is_right:
-        raise DriverError(
-            f'input parameter "{name}" type mismatch: expect {kind}, got {_kind_of(value)}'
-        )
+        raise DriverError(f'input parameter "{name}" type mismatch: expect {kind}, got {value!r}')
     return values
-
-
-def _kind_of(value: Any) -> str:
-    if isinstance(value, bool):
-        return "bool"
-    names = {str: "string", int: "number", float: "number", list: "list", dict: "struct"}
-    return names[type(value)]
 
 
 def _resolved(words: Sequence[str], values: Mapping[str, Any]) -> list[str]:
@@ -1298,17 +1264,13 @@ def _path_of(uri: str) -> str:
     raise LauncherError(f"failed to generate local path for URI {uri}: unsupported storage scheme")
 
 
-def _local(artifact: Document) -> str:
-    return str(artifact["customPath"]) if artifact.get("customPath") else _path_of(artifact["uri"])
-
-
 def _merge(artifact: Document, told: Document) -> None:
     if told.get("uri"):
         artifact["uri"] = told["uri"]
     if "metadata" in told:
         artifact["metadata"] = {**artifact.get("metadata", {}), **told["metadata"]}
     if told.get("customPath"):
-        artifact["customPath"] = told["customPath"]
+        raise NotPlayedError("customPath")
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -53,10 +53,19 @@ def test_without_any_pipeline_the_way_to_one_is_named(tmp_path):
     assert "stoker init" in caught.value.fix
 
 
-def test_a_module_that_is_not_next_to_the_pipeline_is_named(tmp_path):
-    folder = project(tmp_path, pipeline="import pipelines.missing\n")
-    with pytest.raises(UsageError, match=r"cannot be imported: .*pipelines\.missing"):
+@pytest.mark.parametrize(
+    ("line", "missing"),
+    [
+        ("import pipelines.missing", r"pipelines\.missing"),
+        ("from stoker.errors import no_such_name", "no_such_name"),
+    ],
+)
+def test_what_the_pipeline_cannot_import_of_the_project_or_stoker_is_named(tmp_path, line, missing):
+    folder = project(tmp_path, pipeline=f"{line}\n")
+    with pytest.raises(UsageError, match=f"cannot be imported: .*{missing}") as caught:
         built(folder)
+    assert str(folder) in caught.value.where
+    assert "docs/sagemaker.md" in caught.value.fix
 
 
 def test_a_file_that_is_not_python_is_named_with_its_line(tmp_path):
