@@ -1009,16 +1009,9 @@ class _Launcher:
             if self._at(path).exists():
                 _copy(self._at(path), self._blob(artifact["uri"]))
         self._store.num_artifacts += 1
-        metadata: Document = {}
-        for key, value in _plain(artifact.get("metadata", {})).items():
-            if value is None:
-                raise LauncherError(
-                    f'unable to produce MLMD artifact for output "{name}": unknown/unsupported '
-                    "value type"
-                )
-            wrapped = {"list": value} if isinstance(value, list) else value
-            wrapped = {"struct": value} if isinstance(value, dict) else wrapped
-            metadata[key] = int(value) if isinstance(value, bool) else wrapped
+        metadata: Document = _plain(artifact.get("metadata", {}))
+        if None in metadata.values():
+            raise LauncherError(f'unable to produce MLMD artifact for output "{name}": null')
         return {
             "name": str(self._store.num_artifacts),
             "uri": artifact["uri"],
