@@ -62,6 +62,8 @@ def test_arguments_of_ones_own_are_parameters_with_their_words(own):
     found = pipeline["root"]["inputDefinitions"]["parameters"]
     day = found["day"]
     assert (day["defaultValue"], day["description"]) == ("today", "Whose data is trained on.")
+    given = sample.tasks(pipeline)["prepare"]["inputs"]["parameters"]["day"]
+    assert given["componentInputParameter"].endswith("day")
     assert found["least"]["defaultValue"] == 0.95
     assert "run" not in found
 

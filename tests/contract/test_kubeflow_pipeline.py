@@ -184,6 +184,7 @@ def test_the_folder_of_champions_is_mounted_where_it_is_read_and_written():
     (mount,) = mounted["exec-gate"]
     found = (mount["constant"], mount["mountPath"], mount["subPath"])
     assert found == ("runs", "/mnt/champions", "digits/champions")
+    assert "--promote" in sample.executor(pipeline, "gate")["args"]
     parameters = pipeline["root"]["inputDefinitions"]["parameters"]
     assert parameters["champion"]["defaultValue"] == "/mnt/champions"
     assert parameters["gate"]["defaultValue"] == "accuracy>=0.9, accuracy>=champion-0.005"
