@@ -79,15 +79,6 @@ def at(seconds: float) -> Quartiles:
     return quartiles([seconds] * 60)
 
 
-def drained(workers: int) -> Drain:
-    return Drain(
-        workers=workers,
-        cpu_seconds=at(0.24),
-        wall_seconds=at(0.24),
-        batches_per_second=workers / 0.24,
-    )
-
-
 # Three cores that feed one GPU: it would take 30 ms a step, and waits for 53 more.
 STARVED = RankResult(
     rank=0,
@@ -108,7 +99,15 @@ STARVED = RankResult(
     accelerator=AcceleratorOnly(
         step_seconds=at(0.03), trainer_cpu_seconds=at(0.01), cached_batches=8
     ),
-    drains=(drained(1), drained(3)),
+    drains=tuple(
+        Drain(
+            workers=workers,
+            cpu_seconds=at(0.24),
+            wall_seconds=at(0.24),
+            batches_per_second=workers / 0.24,
+        )
+        for workers in (1, 3)
+    ),
     batch=BatchFacts(samples=256, num_bytes=256 * 96 * 96),
     loader=LoaderFacts(
         num_workers=3, pin_memory=True, persistent_workers=True, dataset="__main__.Digits"

@@ -37,14 +37,15 @@ def server():
 def project(tmp_path, server, monkeypatch):
     """A project folder with the product's pipelines, and a workload."""
     (tmp_path / "pipelines").symlink_to(ROOT / "pipelines")
-    document = json.loads(json.dumps(WORKLOAD))
-    document["kubernetes"]["kubeflow"] = {"host": server.url}
-    (tmp_path / "w.yaml").write_text(yaml.safe_dump(document))
+    kubernetes = {**WORKLOAD["kubernetes"], "kubeflow": {"host": server.url}}
+    (tmp_path / "w.yaml").write_text(yaml.safe_dump({**WORKLOAD, "kubernetes": kubernetes}))
     monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def test_upload_start_status_and_stop_as_people_run_them(server, project):
+    early = stoker("start", "kubeflow", "w.yaml")
+    assert early.returncode == 2
+    assert "pipeline mnist is not uploaded" in early.stderr
     uploaded = stoker("upload", "kubeflow", "w.yaml")
     assert uploaded.returncode == 0, uploaded.stderr
     (pipeline,) = server.kept["pipelines"]
@@ -145,12 +146,6 @@ def test_a_parameter_that_cannot_be_starts_nothing(server, text, words):
         client_at(server).start(workload(), [text])
     assert re.search(words, f"{caught.value.what} {caught.value.fix}")
     assert server.kept["runs"] == []
-
-
-def test_what_is_not_uploaded_is_said_to_be_so(server, project):
-    done = stoker("start", "kubeflow", "w.yaml")
-    assert done.returncode == 2
-    assert "pipeline mnist is not uploaded" in done.stderr
 
 
 def test_a_schedule_starts_the_latest_version_and_replaces_the_one_of_its_name(server, project):

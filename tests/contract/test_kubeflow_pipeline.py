@@ -237,7 +237,7 @@ assert not [name for name in sys.modules if name.split(".")[0] in ("components",
 def test_other_processes_folders_and_hash_seeds_give_the_same_bytes_with_no_network(tmp_path):
     said = printed_elsewhere(CHILD, tmp_path / "copy", "-W", "error", timeout=60)
     # Of this process, whose hash seed is any.
-    made = compile_kubeflow(sample.WORKLOAD, folder=sample.ROOT).definition
+    made = sample.compiled().definition
     assert said == f"{made}\n{sorted(sample.components().items())}\n"
 
 

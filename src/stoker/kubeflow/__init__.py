@@ -161,9 +161,9 @@ def profile(
         instance_count: Number of hosts in today's cluster.
         input_data: Address of the training data.
         pools_file: The CSV file of node pools, as text.
-        reuse_profile: A profile.json, as text, to use instead of a new profile.
+        reuse_profile: A profile.json, as text, to use instead of a new one; empty: a new one.
         cache_key: Any text. Kubeflow reuses only profiles that were made with the same text.
-        hyperparameters: Values that replace the workload's, such as {"batch_size": 128}.
+        hyperparameters: Values that replace the workload's, by parameter: {"batch_size": 128}.
         profile: profile.json.
         metrics: Seconds per step, in total and for each part.
         summary: The verdict in words.
@@ -257,7 +257,7 @@ def train(
         replace_dataloader: Whether stoker feeds loaders of PyTorch's own class: auto, true, false.
         epochs: Number of training epochs.
         pools_file: The CSV file of node pools, as text.
-        hyperparameters: Values that replace the workload's, such as {"batch_size": 128}.
+        hyperparameters: Values that replace the workload's, by parameter: {"batch_size": 128}.
         record: training.json.
         metrics: Metrics that the script reported, and seconds per step.
         summary: The training in words.
