@@ -1,16 +1,15 @@
-"""The retraining pipeline on Kubeflow does this: profile, decide, train, evaluate, gate.
+"""The retraining pipeline on Kubeflow: profile, decide, train, evaluate, gate.
 
     Period ─► Profile ─► Decide ─► Train ─► Evaluate ─► Gate
-    Finish, when all of it has ended, well or not
+    Finish, when the run has succeeded or failed
 
-Profile and Train are small pods that create a job and follow it: a JobSet, or a TrainJob where the
-workload says so. A training that fails does not fail its step: it has its report, too, and then
-the gate stops the run. Period ends what Kubeflow has cached of a profile.
+Profile and Train are small pods that create and follow a job: a JobSet, or a TrainJob if the
+workload says so. A training that fails does not fail its step: it is evaluated for the report, and
+the gate stops the run. Period limits how long Kubeflow's cache keeps a profile.
 
-Edit it: steps of your own go before, between and after, and further arguments of `steps`, with
-types and defaults, are parameters of the pipeline, too (docs/kubeflow.md of stoker's checkout
-has an example).
-`stoker compile kubeflow WORKLOAD --out F` reads it from the folder it is run in.
+You can add steps before, between and after these. Other arguments of `steps`, with types and
+defaults, become parameters of the pipeline (docs/kubeflow.md of stoker's checkout has an example).
+`stoker compile kubeflow WORKLOAD --out F` reads this file from the current folder.
 """
 
 from kfp import dsl

@@ -1,17 +1,16 @@
-"""The retraining pipeline on SageMaker does this: profile, decide, train, evaluate, gate.
+"""The retraining pipeline on SageMaker: profile, decide, train, evaluate, gate.
 
     NeedsProfile ── ReuseProfile unset ────► Profile ─► Decide ─► Train ═► Evaluate ─► Gate
                 └── it names a folder ────────────────► Decide ─► Train ═► Evaluate ─► Gate
                                                         Gate ── passed ──► Register
                                                              └── not ────► Refuse
 
-═► is taken whatever became of the training. Branches cannot meet again, so the steps after a
-profile are made twice; those on a re-used one are called DecideAgain, TrainAgain and so on.
+═► is taken even if the training fails. Branches cannot join, so the steps after a profile are made
+twice; after a reused profile their names are DecideAgain, TrainAgain and so on.
 
-Edit it: steps of your own go before, between and after, and further arguments of `steps`, with
-types and defaults, are parameters of the pipeline, too (docs/sagemaker.md of stoker's checkout
-has an example).
-`stoker compile sagemaker WORKLOAD --out F` reads it from the folder it is run in.
+You can add steps before, between and after these. Other arguments of `steps`, with types and
+defaults, become parameters of the pipeline (docs/sagemaker.md of stoker's checkout has an example).
+`stoker compile sagemaker WORKLOAD --out F` reads this file from the current folder.
 """
 
 from stoker.sagemaker import (

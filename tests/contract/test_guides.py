@@ -28,8 +28,9 @@ from stoker.profile.rank_results import (
     RankResult,
     quartiles,
 )
-from stoker.records import Group, write_json
+from stoker.records import write_json
 from support import sample_records
+from support.builders import clusters
 from support.guide import LEFT_OUT, TYPED, GuideShell, steps, why_left_out
 from support.kfp_server import KfpServer
 from support.kubernetes_api import KubernetesApi, kube_config, kubernetes_api
@@ -78,15 +79,6 @@ def at(seconds: float) -> Quartiles:
     return quartiles([seconds] * 60)
 
 
-def drained(workers: int) -> Drain:
-    return Drain(
-        workers=workers,
-        cpu_seconds=at(0.24),
-        wall_seconds=at(0.24),
-        batches_per_second=workers / 0.24,
-    )
-
-
 # Three cores that feed one GPU: it would take 30 ms a step, and waits for 53 more.
 STARVED = RankResult(
     rank=0,
@@ -107,7 +99,15 @@ STARVED = RankResult(
     accelerator=AcceleratorOnly(
         step_seconds=at(0.03), trainer_cpu_seconds=at(0.01), cached_batches=8
     ),
-    drains=(drained(1), drained(3)),
+    drains=tuple(
+        Drain(
+            workers=workers,
+            cpu_seconds=at(0.24),
+            wall_seconds=at(0.24),
+            batches_per_second=workers / 0.24,
+        )
+        for workers in (1, 3)
+    ),
     batch=BatchFacts(samples=256, num_bytes=256 * 96 * 96),
     loader=LoaderFacts(
         num_workers=3, pin_memory=True, persistent_workers=True, dataset="__main__.Digits"
@@ -119,12 +119,8 @@ def records(folder: Path, *, host: str, data: str) -> Path:
     """Writes what the leaders of a profile and of a training leave."""
     folder.mkdir()
     (folder / "profile-rank0.json").write_bytes(msgspec.json.encode(STARVED))
-    groups = (
-        Group(name="dnn", role="dnn", instance_type=host, count=1),
-        Group(name="data", role="data", instance_type=data, count=1),
-    )
     training = msgspec.structs.replace(
-        sample_records.training(), groups=groups, metrics={"accuracy": 0.98}
+        sample_records.training(), groups=clusters(host, data), metrics={"accuracy": 0.98}
     )
     write_json(folder / "training.json", training)
     return folder
@@ -133,8 +129,7 @@ def records(folder: Path, *, host: str, data: str) -> Path:
 def archive(folder: Path) -> bytes:
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w:gz") as packed:
-        for file in sorted(folder.iterdir()):
-            packed.add(file, arcname=f"stoker/{file.name}")
+        packed.add(folder, arcname="stoker")
     return content.getvalue()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from stoker.cli.init import project_source, write_project
+from stoker.cli.init import write_project
 from stoker.errors import UsageError
 from stoker.settings import read_workload
 from support.command import process, stoker, succeeds
@@ -24,21 +24,19 @@ def files_in(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def test_another_file_in_the_way_is_named_and_nothing_is_written(tmp_path):
+def test_what_is_in_the_way_is_named_and_nothing_is_written(tmp_path):
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "a.yaml").write_text("my own")
     with pytest.raises(UsageError, match=r"other files of these names: configs/a\.yaml"):
         write_project(tmp_path, FILES)
     assert files_in(tmp_path) == {"configs/a.yaml"}
     assert (tmp_path / "configs" / "a.yaml").read_text() == "my own"
-
-
-def test_what_is_in_the_way_of_a_folder_is_found_and_counted(tmp_path):
-    (tmp_path / "configs").write_text("")
+    (tmp_path / "file" / "configs").parent.mkdir()
+    (tmp_path / "file" / "configs").write_text("")
     with pytest.raises(UsageError, match="and 2 more"):
-        write_project(tmp_path, FILES)
+        write_project(tmp_path / "file", FILES)
     with pytest.raises(UsageError, match="is a file"):
-        write_project(tmp_path / "configs", FILES)
+        write_project(tmp_path / "file" / "configs", FILES)
 
 
 def test_other_files_and_equal_ones_stay(tmp_path):
@@ -51,31 +49,22 @@ def test_other_files_and_equal_ones_stay(tmp_path):
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-def test_an_editable_installation_takes_its_checkout():
-    assert project_source() == ROOT
-
-
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_comes_with_what_it_needs_and_nothing_else(name, tmp_path):
     succeeds("init", "mine", "--example", name, cwd=tmp_path)
     made = files_in(tmp_path / "mine")
-    text = (tmp_path / "mine" / "configs" / f"{name}.yaml").read_text()
-    command = yaml.safe_load(text)["command"]
-    assert {word for word in command if word.startswith("examples/")} <= made
+    workload = yaml.safe_load((tmp_path / "mine" / "configs" / f"{name}.yaml").read_text())
+    assert {word for word in workload["command"] if word.startswith("examples/")} <= made
     # One workload; of the pipelines only the platform's.
-    assert {file for file in made if re.fullmatch(r"configs/[\w-]+\.yaml", file)} == {
-        f"configs/{name}.yaml"
-    }
-    platform = yaml.safe_load(text).get("platform", "local")
     pipelines = {"sagemaker": {"pipelines/sagemaker.py"}, "kubernetes": {"pipelines/kubeflow.py"}}
-    assert {f for f in made if f.startswith("pipelines/")} == pipelines.get(platform, set())
-    assert all(
-        f.startswith(("configs/", "pipelines/", "tools/", "examples/", ".git")) for f in made
-    )
+    platform = workload.get("platform", "local")
+    wanted = {f"configs/{name}.yaml", *pipelines.get(platform, ())}
+    found = {f for f in made if re.match(r"configs/[\w-]+\.yaml|pipelines/", f)}
+    assert found == wanted
+    folders = ("configs/", "pipelines/", "tools/", "examples/", ".git")
+    assert all(file.startswith(folders) for file in made)
     # Files that comments name are in the project, or said to be in stoker's checkout.
-    for file in made:
-        if not file.endswith((".yaml", ".py")):
-            continue
+    for file in (each for each in made if each.endswith((".yaml", ".py"))):
         words = " ".join((tmp_path / "mine" / file).read_text().replace("\n#", " ").split())
         for page, where in re.findall(r"(docs/[\w/-]+\.md)(.{0,21})", words):
             assert (ROOT / page).is_file()

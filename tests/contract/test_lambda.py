@@ -1,13 +1,14 @@
 """Checks what examples/lambda_start/handler.py starts and what it refuses, on moto's server."""
 
-import importlib.util
 import json
+import runpy
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from stoker.platforms.aws import Aws
+from stoker.records.base import mappings
 from support.moto import REGION, ROLE
 
 FILE = Path(__file__).parents[2] / "examples" / "lambda_start" / "handler.py"
@@ -19,6 +20,7 @@ DEFINITION = {
     ],
     "Steps": [],
 }
+NEW_DATA = {"bucket": {"name": "photos"}, "object": {"key": "2026/11/20/_SUCCESS"}}
 CONTEXT = SimpleNamespace(aws_request_id="5e2d")
 
 
@@ -34,12 +36,7 @@ def function(aws_server, monkeypatch):
         RoleArn=ROLE,
     )
     monkeypatch.setenv("PIPELINE_NAME", "mnist")
-    spec = importlib.util.spec_from_file_location("handler", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return SimpleNamespace(**runpy.run_path(str(FILE)))
 
 
 def parameters_of(execution: object) -> dict[str, str]:
@@ -47,32 +44,28 @@ def parameters_of(execution: object) -> dict[str, str]:
     answer = Aws(region=REGION).call(
         "sagemaker", "ListPipelineParametersForExecution", PipelineExecutionArn=execution
     )
-    found = answer["PipelineParameters"]
-    assert isinstance(found, list)
-    return {item["Name"]: item["Value"] for item in found}
+    return {
+        str(item["Name"]): str(item["Value"]) for item in mappings(answer, "PipelineParameters")
+    }
 
 
 def executions() -> int:
     answer = Aws(region=REGION).call("sagemaker", "ListPipelineExecutions", PipelineName="mnist")
-    found = answer["PipelineExecutionSummaries"]
-    assert isinstance(found, list)
-    return len(found)
+    return len(mappings(answer, "PipelineExecutionSummaries"))
 
 
-def test_it_starts_the_pipeline_with_its_parameters(function):
-    answer = function.handler({"parameters": {"Epochs": 3}}, CONTEXT)
-    assert parameters_of(answer["execution"]) == {"Epochs": "3"}
-
-
-def test_an_empty_event_starts_the_defaults(function):
-    answer = function.handler({}, CONTEXT)
-    assert parameters_of(answer["execution"]) == {}
-
-
-def test_new_data_in_s3_becomes_the_input(function):
-    detail = {"bucket": {"name": "photos"}, "object": {"key": "2026/11/20/_SUCCESS"}}
-    answer = function.handler({"id": "17", "detail": detail}, CONTEXT)
-    assert parameters_of(answer["execution"]) == {"InputData": "s3://photos/2026/11/20/"}
+@pytest.mark.parametrize(
+    ("event", "parameters"),
+    [
+        ({"parameters": {"Epochs": 3}}, {"Epochs": "3"}),
+        ({}, {}),
+        ({"id": "17", "detail": NEW_DATA}, {"InputData": "s3://photos/2026/11/20/"}),
+    ],
+    ids=["parameters", "defaults", "new data"],
+)
+def test_it_starts_the_pipeline_with_its_parameters(function, event, parameters):
+    answer = function.handler(event, CONTEXT)
+    assert parameters_of(answer["execution"]) == parameters
 
 
 def test_an_unknown_parameter_is_refused_and_nothing_starts(function):

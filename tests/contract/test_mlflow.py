@@ -1,5 +1,6 @@
 """MLflow's own client keeps runs in a folder; a server that does not answer costs little."""
 
+import functools
 import importlib.util
 import itertools
 import json
@@ -43,21 +44,17 @@ def ask():
     That each order has a process of its own: test_a_training_that_fails_and_then_succeeds.
     """
     command = [sys.executable, "-P", "-c", CLIENT]
-    environ = {**os.environ, **tracking._ALWAYS}
-    pipe = subprocess.PIPE
+    environ, pipe = {**os.environ, **tracking._ALWAYS}, subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environ) as client:
-        assert client.stdin is not None
-        assert client.stdout is not None
-        words, answers = client.stdin, client.stdout
 
         def ask_it(order: TrackingOrder, **_: object) -> TrackedRun:
-            print(msgspec.json.encode(order).decode(), file=words, flush=True)
+            print(msgspec.json.encode(order).decode(), file=client.stdin, flush=True)
             # MLflow prints, too.
-            said = list(itertools.takewhile(lambda line: line != "answered\n", answers))
+            said = list(itertools.takewhile(lambda line: line != "answered\n", client.stdout))
             return msgspec.json.decode(said[-1], type=TrackedRun)
 
         yield ask_it
-        words.close()
+        client.stdin.close()
         assert client.wait(60) == 0
 
 
@@ -77,28 +74,17 @@ def test_all_attempts_of_a_run_are_one_run_of_mlflow_with_one_point_a_metric(
     report = tmp_path / "report.html"
     report.write_text("<p>report")
     # A second attempt, which knows the run by its name only.
+    keep = functools.partial(kept, settings, environ=os.environ)
     record = msgspec.structs.replace(
         training(), hyperparameters={"lr": 0.1}, metrics={"accuracy": 0.97}
     )
-    again = kept(
-        settings,
-        run="mnist-1",
-        tags={},
-        training=record,
-        files=[report, tmp_path / "is-not-there.json"],
-        environ=os.environ,
-    )
+    files = [report, tmp_path / "is-not-there.json"]
+    again = keep(run="mnist-1", tags={}, training=record, files=files)
     assert again.run_id == first.run_id
     assert again.trouble == "it keeps the first value of lr"
-    told = msgspec.structs.replace(record, mlflow_run_id=first.run_id)
-    last = kept(
-        settings,
-        run="of another name",
-        tags={"stoker_run": "mnist-1"},
-        training=told,
-        evaluation=Evaluation(passed=True),
-        environ=os.environ,
-    )
+    record = msgspec.structs.replace(record, mlflow_run_id=first.run_id)
+    tags, passed = {"stoker_run": "mnist-1"}, Evaluation(passed=True)
+    last = keep(run="of another name", tags=tags, training=record, evaluation=passed)
     assert last.run_id == first.run_id
     metrics = texts(run / "metrics")
     assert metrics["stoker_passed"].split()[1] == "1.0"
@@ -107,7 +93,7 @@ def test_all_attempts_of_a_run_are_one_run_of_mlflow_with_one_point_a_metric(
     assert texts(run / "tags")["stoker_status"] == "succeeded"
     assert texts(run / "artifacts") == {"report.html": "<p>report"}
     # An attempt that was refused, in a pod that has no record: the end is that of the first.
-    kept(settings, run="mnist-1", tags={}, training=None, is_refused=True, environ=os.environ)
+    keep(run="mnist-1", tags={}, training=None, is_refused=True)
     assert texts(run / "tags")["stoker_status"] == "succeeded"
     # FINISHED
     assert "status: 3" in (run / "meta.yaml").read_text()

@@ -14,7 +14,7 @@ from stoker.cli.notify import telling
 from stoker.errors import DeclinedError, GateError, TerminatedError
 from stoker.notify import RunEnding, body_of, post
 from stoker.records import NotifySettings, Workload, to_json, write_json
-from support import kubeflow_pipeline, sample_records
+from support import sample_records
 
 SECRET = "T0/B0/a-secret"
 
@@ -90,10 +90,10 @@ def test_a_run_that_ends_well_is_told_only_where_it_is_asked_for(receiver):
     assert body["text"] == "stoker: run mnist-1 of mnist succeeded"
 
 
-def test_a_stop_is_not_told(receiver):
-    for stop in (KeyboardInterrupt, TerminatedError):
-        with pytest.raises(stop), ends(on="always"):
-            raise stop
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), TerminatedError(), DeclinedError("no")])
+def test_what_a_person_stops_is_not_told(receiver, stop):
+    with pytest.raises(type(stop)), ends(on="always"):
+        raise stop
     assert not receiver.bodies
 
 
@@ -107,14 +107,7 @@ def test_a_webhook_that_fails_is_a_line_without_its_address(receiver, code, caps
 
 
 @pytest.mark.parametrize(
-    "url",
-    [
-        "{}",
-        "file:///{}",
-        "http://127.0.0.1:1/{}",
-        "http://127.0.0.1:1/{} with a blank",
-        "https://[{}",
-    ],
+    "url", ["{}", "file:///{}", "http://127.0.0.1:1/{}", "http://127.0.0.1:1/{} a", "https://[{}"]
 )
 def test_no_address_is_in_what_is_said_of_it(url):
     said = post(url.format(SECRET), {"text": ""}, timeout=5)
@@ -132,8 +125,8 @@ def test_without_its_variable_nobody_is_told_and_that_is_said(monkeypatch, capsy
 def finish_words(workload, *, outcome):
     """Returns the command of a pipeline's last step."""
     given = {"workload": to_json(workload), "run_id": "0a1b2c3d-4e5f", "outcome": outcome}
-    told = kubeflow_pipeline.executor_input(given, output_file=Path("unused"))
-    return ["train", "--finish", "--executor-input", told]
+    told = {"inputs": {"parameterValues": given}, "outputs": {"outputFile": "unused"}}
+    return ["train", "--finish", "--executor-input", json.dumps(told)]
 
 
 def test_the_last_step_of_a_pipeline_tells_what_kubeflow_says_of_the_run(
@@ -168,12 +161,6 @@ def test_a_training_that_was_stopped_is_not_told_as_failed(receiver, tmp_path, m
     monkeypatch.setattr("stoker.cli.kept_training.train_and_keep", lambda *_, **__: stopped)
     assert command(["train", to_json(of(on="always")), "--name", "mnist-1"]) == 143
     assert [body["stoker"]["status"] for body in receiver.bodies] == ["stopped", "stopped"]
-
-
-def test_a_no_to_the_question_of_costs_is_not_told(receiver):
-    with pytest.raises(DeclinedError), ends(on="always"):
-        raise DeclinedError("cancelled")
-    assert not receiver.bodies
 
 
 def test_a_step_on_sagemaker_reads_the_address_from_secrets_manager(

@@ -3,22 +3,19 @@
 import contextlib
 import dataclasses
 import json
-import os
 import pickle
-import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
 
 import msgspec
+import psutil
 import pytest
 
 from stoker.errors import PlatformError, UsageError
 from stoker.platforms import PLATFORMS, platform_named
-from stoker.platforms.base import Run, groups_of_channel
+from stoker.platforms.base import Run
 from stoker.records import PLATFORM_INFOS, Channel, StrategySettings
 from stoker.settings import RunEnvironment
-from support.builders import group
 from support.local_job import until
 from support.platform_jobs import (
     EXIT_CODE,
@@ -66,17 +63,14 @@ def test_platforms_are_known_by_name():
 # --- planning
 
 
-def test_plan_is_pure(job):
-    assert job.platform.plan(job.spec) == job.platform.plan(job.spec)
+def test_plan_is_pure_and_described_as_json(job):
+    plan = job.platform.plan(job.spec)
+    assert job.platform.plan(job.spec) == plan
     assert list(job.calls()) == []
-
-
-def test_a_plan_is_described_as_json_with_name_command_and_types(job):
-    described = json.dumps(job.platform.describe(job.platform.plan(job.spec)))
+    described = json.dumps(job.platform.describe(plan))
     assert NAME in described
     assert " ".join(job.spec.command[:2]) in described.replace('", "', " ")
-    for each in job.spec.groups:
-        assert each.instance_type in described
+    assert all(each.instance_type in described for each in job.spec.groups)
 
 
 def with_channel(job, **changes):
@@ -85,9 +79,18 @@ def with_channel(job, **changes):
     return dataclasses.replace(job.spec, channels={"train": changed})
 
 
-def with_dnn(job, **changes):
-    dnn, *data = job.spec.groups
-    return dataclasses.replace(job.spec, groups=(msgspec.structs.replace(dnn, **changes), *data))
+def with_groups(job, *, dnn=None, data=None, order=1):
+    first, second = job.spec.groups
+    groups = (
+        msgspec.structs.replace(first, **(dnn or {})),
+        msgspec.structs.replace(second, **(data or {})),
+    )
+    return dataclasses.replace(job.spec, groups=groups[::order])
+
+
+def with_strategy(job, name):
+    settings = RunEnvironment(strategy=StrategySettings(name=name))
+    return dataclasses.replace(job.spec, settings=settings)
 
 
 @pytest.mark.parametrize(
@@ -99,16 +102,14 @@ def with_dnn(job, **changes):
             "channels.train",
         ),
         (lambda j: with_channel(j, uri=j.wrong_uri), "://", "train"),
-        (lambda j: with_dnn(j, instance_type="nonsense.c9"), "nonsense.c9", "group dnn"),
-        (
-            lambda j: dataclasses.replace(
-                j.spec, settings=RunEnvironment(strategy=StrategySettings(name="smddp"))
-            ),
-            "does not support",
-            "key strategy, group dnn",
-        ),
+        (lambda j: with_groups(j, dnn={"instance_type": "no.c9"}), "no.c9", "group dnn"),
+        (lambda j: with_groups(j, data={"role": "dnn"}), "exactly one dnn group", "groups"),
+        (lambda j: with_groups(j, order=-1), "as its first group", "groups"),
+        (lambda j: with_groups(j, data={"name": "dnn"}), "dnn", "groups"),
+        (lambda j: with_strategy(j, "smddp"), "does not support", "key strategy, group dnn"),
+        (lambda j: dataclasses.replace(j.spec, command=()), "no command to run", "key command"),
     ],
-    ids=["group", "channel", "type", "strategy"],
+    ids=["group", "channel", "type", "two", "order", "twins", "strategy", "command"],
 )
 def test_what_cannot_run_is_refused_with_what_where_and_what_to_do(job, change, what, where):
     with pytest.raises(UsageError) as caught:
@@ -119,35 +120,6 @@ def test_what_cannot_run_is_refused_with_what_where_and_what_to_do(job, change, 
     assert list(job.calls()) == []
 
 
-def twice_the_dnn_group(job):
-    dnn = job.spec.groups[0]
-    return dataclasses.replace(job.spec, groups=(dnn, msgspec.structs.replace(dnn, name="more")))
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda j: dataclasses.replace(j.spec, command=()), "no command to run"),
-        (twice_the_dnn_group, "exactly one dnn group"),
-        (lambda j: dataclasses.replace(j.spec, groups=j.spec.groups[::-1]), "as its first group"),
-    ],
-    ids=["command", "two", "order"],
-)
-def test_a_job_without_a_command_or_its_one_dnn_group_first_is_refused(job, change, words):
-    with pytest.raises(UsageError, match=words) as caught:
-        job.platform.plan(change(job))
-    assert caught.value.where
-
-
-def with_name(job, name):
-    return dataclasses.replace(job.spec, name=name)
-
-
-def with_group(job, name):
-    dnn, data = job.spec.groups
-    return dataclasses.replace(job.spec, groups=(dnn, msgspec.structs.replace(data, name=name)))
-
-
 def with_channel_named(job, name):
     (channel,) = with_channel(job).channels.values()
     return dataclasses.replace(job.spec, channels={name: channel})
@@ -156,7 +128,11 @@ def with_channel_named(job, name):
 @pytest.mark.parametrize("name", ["../x", "a/b", ".", "..", "", "a b", "x\n"])
 @pytest.mark.parametrize(
     ("change", "what"),
-    [(with_name, "run"), (with_group, "group"), (with_channel_named, "channel")],
+    [
+        (lambda j, name: dataclasses.replace(j.spec, name=name), "run"),
+        (lambda j, name: with_groups(j, data={"name": name}), "group"),
+        (with_channel_named, "channel"),
+    ],
     ids=["run", "group", "channel"],
 )
 def test_names_that_could_lead_out_of_a_folder_are_refused(job, change, what, name):
@@ -166,13 +142,6 @@ def test_names_that_could_lead_out_of_a_folder_are_refused(job, change, what, na
     assert caught.value.where
     assert "letters, digits" in caught.value.fix
     assert list(job.calls()) == []
-
-
-def test_two_groups_of_one_name_are_refused(job):
-    dnn, data = job.spec.groups
-    twins = (dnn, msgspec.structs.replace(data, name=dnn.name))
-    with pytest.raises(UsageError, match="dnn"):
-        job.platform.plan(dataclasses.replace(job.spec, groups=twins))
 
 
 # --- submitting
@@ -234,6 +203,8 @@ def test_a_second_submit_adopts_the_running_job_with_its_token_and_all_its_lines
     until(lambda: said_by(followed, leader, "one", "two") == ["one", "two"], what="all lines")
     job.succeed()
     assert followed.ended().status == "succeeded"
+    # A job that has succeeded gives its end, and nothing runs again.
+    assert follow(submit(job)).ended().status == "succeeded"
     assert job.started() == started
 
 
@@ -261,11 +232,17 @@ def test_a_local_run_whose_process_was_killed_is_refused_until_its_hosts_have_en
     spec.write_bytes(pickle.dumps(job.spec))
     submitter = subprocess.Popen([sys.executable, "-c", SUBMIT, spec])
     job.run_hosts(submitter)
-    with stopped_processes(job.started()):
-        submitter.kill()
-        submitter.wait()
+    hosts = [psutil.Process(int(pid)) for pid in job.started()]
+    for host in hosts:
+        host.suspend()
+    submitter.kill()
+    submitter.wait()
+    try:
         with pytest.raises(PlatformError, match=f"run {NAME} is still running"):
             submit(job)
+    finally:
+        for host in hosts:
+            host.resume()
     job.succeed()
     runs: list[Run] = []
 
@@ -278,16 +255,6 @@ def test_a_local_run_whose_process_was_killed_is_refused_until_its_hosts_have_en
     assert follow(runs[0]).ended().status == "succeeded"
 
 
-@ADOPT
-def test_a_second_submit_of_a_job_that_has_succeeded_gives_its_end_and_runs_nothing(job, follow):
-    first = begin(job, follow)
-    job.succeed()
-    first.ended()
-    started = job.started()
-    assert follow(submit(job)).ended().status == "succeeded"
-    assert job.started() == started
-
-
 SUBMIT = """
 import pathlib, pickle, sys
 from stoker.platforms.local import LocalPlatform
@@ -295,17 +262,6 @@ platform = LocalPlatform()
 run = platform.submit(platform.plan(pickle.loads(pathlib.Path(sys.argv[1]).read_bytes())))
 run.wait()
 """
-
-
-@contextlib.contextmanager
-def stopped_processes(pids: Iterable[str]) -> Iterator[None]:
-    for pid in pids:
-        os.kill(int(pid), signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for pid in pids:
-            os.kill(int(pid), signal.SIGCONT)
 
 
 # --- following
@@ -390,20 +346,3 @@ def test_a_job_that_is_not_there_any_more_ends_the_following_and_may_be_stopped(
     followed.run.stop()
     followed.run.stop()
     assert list(job.left()) == []
-
-
-# --- what platforms share
-
-
-@pytest.mark.parametrize(
-    ("named", "groups", "expected"),
-    [
-        (None, ("dnn", "data"), ()),
-        (("data",), ("dnn", "data"), ("data",)),
-        (("data",), ("dnn",), ()),
-        (("dnn", "data"), ("dnn", "data"), ()),
-    ],
-)
-def test_a_channel_of_the_data_group_goes_to_whoever_loads(named, groups, expected):
-    channel = Channel(uri="x", groups=named)
-    assert groups_of_channel("train", channel, [group(role) for role in groups]) == expected

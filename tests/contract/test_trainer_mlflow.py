@@ -4,29 +4,9 @@ import http.server
 import io
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from stoker.launch.trainer_host import with_reachable_mlflow
 from stoker.logs import Log, parse_line
-
-
-class Refusing(http.server.BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_error(401)
-
-    def log_message(self, format: str, *arguments: object) -> None:
-        pass
-
-
-@contextmanager
-def server() -> Iterator[int]:
-    with http.server.HTTPServer(("127.0.0.1", 0), Refusing) as there:
-        thread = threading.Thread(target=there.serve_forever)
-        thread.start()
-        yield there.server_port
-        there.shutdown()
-        thread.join()
 
 
 def told(address: str, **more: str) -> tuple[dict[str, str], str]:
@@ -49,9 +29,15 @@ def test_a_run_on_a_server_that_is_away_is_left_out_with_a_warning():
 
 
 def test_a_server_that_answers_is_used_whatever_it_answers():
-    with server() as port:
-        address = f"http://u:secret@127.0.0.1:{port}"
+    # The handler refuses each request.
+    handler = http.server.BaseHTTPRequestHandler
+    with http.server.HTTPServer(("127.0.0.1", 0), handler) as there:
+        there.timeout = 10
+        thread = threading.Thread(target=there.handle_request)
+        thread.start()
+        address = f"http://u:secret@127.0.0.1:{there.server_port}"
         left, text = told(address, MLFLOW_RUN_ID="1")
+        thread.join()
     assert left == {"MLFLOW_TRACKING_URI": address, "MLFLOW_RUN_ID": "1", "PATH": "/bin"}
     assert not text
 

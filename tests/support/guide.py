@@ -66,17 +66,8 @@ class GuideShell:
             )
             (programs / name).chmod(0o755)
         own = Path(sys.executable).parent
-        self._told = folder / "told"
         self._folder = folder
-        self._env = {
-            **env,
-            "PATH": f"{programs}:{own}:{env['PATH']}",
-            "GUIDE_TOLD": str(self._told),
-        }
-
-    @property
-    def told(self) -> list[str]:
-        return self._told.read_text().splitlines() if self._told.exists() else []
+        self._env = {**env, "PATH": f"{programs}:{own}:{env['PATH']}"}
 
     def type(self, line: str) -> Done:
         """Runs a line; its variables and its folder stay."""

@@ -1,11 +1,10 @@
-"""Fakes of a guide's programs: check their arguments, and record them.
+"""Fakes of a guide's programs, which check their arguments.
 
 As a script: the program's name, and its arguments.
 """
 
 import base64
 import json
-import os
 import re
 import sys
 import tomllib
@@ -197,8 +196,6 @@ PLAYED = {"pip": pip, "make": make, "docker": docker, "kubectl": kubectl, "aws":
 
 
 def play(name: str, *arguments: str) -> int:
-    with Path(os.environ["GUIDE_TOLD"]).open("a", encoding="utf-8") as told:
-        told.write(" ".join([name, *arguments]).replace("\n", " ") + "\n")
     try:
         PLAYED[name]([*arguments])
     except WrongError as err:

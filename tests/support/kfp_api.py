@@ -3,13 +3,13 @@
 import gzip
 import json
 import re
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 
-from stoker.records import Json
+Document = dict[str, Any]
 
 _DATA = Path(__file__).resolve().parents[1] / "data" / "kfp"
 _FILES = ("kfp_api_single_file.swagger.json.gz", "pipeline.upload.swagger.json.gz")
@@ -18,25 +18,22 @@ _OPEN = ("protobufAny",)
 
 
 @cache
-def _document(file: str) -> dict[str, dict[str, Json]]:
-    found: dict[str, dict[str, Json]] = json.loads(gzip.decompress((_DATA / file).read_bytes()))
-    return found
+def _document(file: str) -> dict[str, Document]:
+    return json.loads(gzip.decompress((_DATA / file).read_bytes()))
 
 
 @cache
-def _definitions() -> Mapping[str, Json]:
-    merged: dict[str, Json] = {}
+def _definitions() -> Document:
+    merged: Document = {}
     for file in _FILES:
         merged |= _document(file)["definitions"]
-    return {name: _strict(name, schema) for name, schema in merged.items()}
-
-
-def _strict(name: str, schema: Json) -> Json:
-    """Returns the definition with no properties but its own, without what Draft 4 has not."""
-    assert isinstance(schema, dict)
-    if schema.get("properties") and name not in _OPEN:
-        return {**schema, "additionalProperties": False}
-    return schema
+    # With no properties but their own.
+    return {
+        name: {**schema, "additionalProperties": False}
+        if schema.get("properties") and name not in _OPEN
+        else schema
+        for name, schema in merged.items()
+    }
 
 
 @cache
@@ -45,7 +42,7 @@ def _validator(name: str) -> jsonschema.Draft4Validator:
     return jsonschema.Draft4Validator(schema)
 
 
-def problems(name: str, document: Json) -> list[str]:
+def problems(name: str, document: Any) -> list[str]:
     """Lists what a message's definition does not allow; int64 may be numbers or texts."""
     told = _coerced(document)
     return [
@@ -53,19 +50,17 @@ def problems(name: str, document: Json) -> list[str]:
     ]
 
 
-def operation_at(method: str, path: str) -> tuple[str, Mapping[str, Json]] | None:
-    """Returns the path's template and the operation that a request is, or None."""
+def operation_at(method: str, path: str) -> Document | None:
+    """Returns the operation that a request is, or None."""
     for file in _FILES:
         for template, operations in _document(file)["paths"].items():
-            assert isinstance(operations, dict)
             pattern = re.sub(r"\\\{[^}]*\\\}", "[^/:]+", re.escape(template))
-            found = operations.get(method.lower())
-            if isinstance(found, dict) and re.fullmatch(pattern, path):
-                return template, found
+            if re.fullmatch(pattern, path) and (found := operations.get(method.lower())):
+                return dict(found)
     return None
 
 
-def _coerced(value: Json, key: str = "") -> Json:
+def _coerced(value: Any, key: str = "") -> Any:
     """Writes int64 as text, as the definitions have them: the service takes both."""
     if isinstance(value, dict):
         # Parameters of a pipeline are free, and may be called so.

@@ -12,11 +12,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
+from typing import Any
 
 import yaml
 
-from stoker.records import Json
 from support.kfp_api import operation_at, problems
+
+Document = dict[str, Any]
 
 _ROOT = "/apis/v2beta1"
 _LISTS = {
@@ -41,7 +43,7 @@ class Request:
     method: str
     path: str
     query: Mapping[str, str]
-    body: Json
+    body: Any
     headers: Mapping[str, str]
     file: str = ""
 
@@ -57,8 +59,7 @@ class Trouble:
     pattern: str
     status: int
     body: str
-    content_type: str = "application/json"
-    times: int = 1_000_000
+    times: int
 
 
 class RefusedError(Exception):
@@ -90,14 +91,12 @@ class KfpServer:
     requests: list[Request] = field(default_factory=list)
     troubles: list[Trouble] = field(default_factory=list)
     script: list[Callable[[], None]] = field(default_factory=list)
-    kept: dict[str, list[dict[str, Json]]] = field(default_factory=dict)
-    versions: dict[str, list[dict[str, Json]]] = field(default_factory=dict)
+    kept: dict[str, list[Document]] = field(default_factory=dict)
+    versions: dict[str, list[Document]] = field(default_factory=dict)
 
     def __enter__(self) -> "KfpServer":
         self.kept = {name: [] for name in _LISTS}
         self._lock = threading.Lock()
-        self._over = threading.Event()
-        self._slow: list[str] = []
         self._seconds = 0
         server = self
 
@@ -130,7 +129,6 @@ class KfpServer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._over.set()
         self._http.shutdown()
         self._http.server_close()
         self._thread.join()
@@ -145,29 +143,19 @@ class KfpServer:
         """Returns the requests of a method, in order, without those that ask for health."""
         return [r.line for r in self.requests if r.method == method and "healthz" not in r.path]
 
-    def last(self, line: str) -> Request:
-        """Returns the newest request whose line matches."""
-        return next(r for r in reversed(self.requests) if re.fullmatch(line, r.line))
-
-    def trouble(self, pattern: str, status: int, body: str = "", **how: object) -> Trouble:
+    def trouble(self, pattern: str, status: int, body: str, times: int = 1_000_000) -> None:
         """Answers requests whose line matches otherwise from now on."""
-        made = Trouble(pattern, status, body, **how)  # type: ignore[arg-type]
-        self.troubles.append(made)
-        return made
+        self.troubles.append(Trouble(pattern, status, body, times))
 
-    def stall(self, pattern: str) -> None:
-        """Leaves requests whose line matches without an answer until the server ends."""
-        self._slow.append(pattern)
+    def run(self) -> dict[str, Any]:
+        """Returns the newest run."""
+        return self.kept["runs"][-1]
 
-    def run(self, index: int = -1) -> dict[str, Json]:
-        """Returns a run: the newest, unless another is asked for."""
-        return self.kept["runs"][index]
-
-    def end(self, state: str, **fields: Json) -> None:
+    def end(self, state: str, **fields: Any) -> None:
         """Ends the newest run."""
         self.run().update(state=state, finished_at=self._now(), **fields)
 
-    def tell(self, *nodes: Mapping[str, Json]) -> None:
+    def tell(self, *nodes: Document) -> None:
         """Gives these nodes of a Workflow to the newest run.
 
         The tasks that the API shows of them are made as its converter makes them
@@ -188,10 +176,6 @@ class KfpServer:
         request = Request(handler.command, path, query, body, dict(handler.headers.items()), file)
         with self._lock:
             self.requests.append(request)
-        if any(re.fullmatch(pattern, request.line) for pattern in self._slow):
-            self._over.wait(60)
-            handler.close_connection = True
-            return
         status, text, kind = self._answer(request)
         content = text.encode()
         handler.send_response(status)
@@ -205,7 +189,7 @@ class KfpServer:
             for trouble in self.troubles:
                 if trouble.times and re.fullmatch(trouble.pattern, request.line):
                     trouble.times -= 1
-                    return trouble.status, trouble.body, trouble.content_type
+                    return trouble.status, trouble.body, "application/json"
             try:
                 return 200, json.dumps(self._checked(request)), "application/json"
             except RefusedError as err:
@@ -213,18 +197,15 @@ class KfpServer:
                 text = json.dumps({"error": str(err), "code": code, "message": str(err)})
                 return err.status, text, "application/json"
 
-    def _checked(self, request: Request) -> Json:
+    def _checked(self, request: Request) -> Any:
         """Answers a request that the API allows."""
         if self.token and request.headers.get("authorization") != f"Bearer {self.token}":
             raise RefusedError(401, "Request header error: there is no user identity header.")
-        found = operation_at(request.method, request.path)
-        if found is None:
+        operation = operation_at(request.method, request.path)
+        if operation is None:
             self.problems.append(f"no such operation: {request.line}")
             raise RefusedError(404, "Not Found")
-        _, operation = found
-        about = operation.get("parameters", [])
-        assert isinstance(about, list)
-        named = {p["name"]: p for p in about if isinstance(p, dict)}
+        named = {parameter["name"]: parameter for parameter in operation.get("parameters", [])}
         for name in request.query:
             if named.get(name, {}).get("in") != "query":
                 self.problems.append(f"{request.line}: no parameter {name} in the query")
@@ -238,23 +219,19 @@ class KfpServer:
                 json.loads(request.query["filter"]),
             )
         answer = self._do(request)
-        responses = operation["responses"]
-        assert isinstance(responses, dict)
-        schema = responses["200"].get("schema") if isinstance(responses["200"], dict) else None
+        schema = operation["responses"]["200"].get("schema", {})
         # Health is answered by hand, with more than its published schema.
-        is_health = request.path.endswith("/healthz")
-        if isinstance(schema, dict) and "$ref" in schema and not is_health:
+        if "$ref" in schema and not request.path.endswith("/healthz"):
             self._check(f"answer to {request.line}", schema, answer)
         return answer
 
-    def _check(self, what: str, schema: Json, document: Json) -> None:
-        assert isinstance(schema, dict)
+    def _check(self, what: str, schema: Any, document: Any) -> None:
         found = problems(str(schema["$ref"]).rpartition("/")[2], document)
         self.problems += [f"{what}: {problem}" for problem in found]
         if found and not what.startswith("answer"):
             raise RefusedError(400, f"Invalid input error: {found[0]}")
 
-    def _do(self, request: Request) -> Json:
+    def _do(self, request: Request) -> Any:
         words = request.path.removeprefix(_ROOT).strip("/").replace(":", "/").split("/")
         match request.method, words:
             case "GET", ["healthz"]:
@@ -286,7 +263,7 @@ class KfpServer:
                 return self._terminate(self._get("runs", id))
         raise AssertionError(f"not in this server: {request.line}")
 
-    def _list(self, kind: str, request: Request) -> Json:
+    def _list(self, kind: str, request: Request) -> Any:
         namespace = request.query.get("namespace", "")
         if namespace and not self.multi_user:
             raise RefusedError(400, f"In single-user mode, {kind} cannot be filtered by namespace.")
@@ -301,13 +278,13 @@ class KfpServer:
         ]
         return self._page(_LISTS[kind], found, request)
 
-    def _namespace(self, kind: str, item: Mapping[str, Json]) -> Json:
+    def _namespace(self, kind: str, item: Document) -> Any:
         if kind in ("pipelines", "experiments"):
             return item.get("namespace", "")
         found = _find(self.kept["experiments"], "experiment_id", str(item["experiment_id"]))
         return found.get("namespace", "")
 
-    def _page(self, name: str, found: list[dict[str, Json]], request: Request) -> Json:
+    def _page(self, name: str, found: list[Document], request: Request) -> Any:
         for predicate in json.loads(request.query.get("filter", '{"predicates": []}'))[
             "predicates"
         ]:
@@ -317,52 +294,46 @@ class KfpServer:
             found = found[::-1]
         begin = int(request.query.get("page_token") or 0)
         end = begin + int(request.query.get("page_size", 20))
-        answer: dict[str, Json] = {name: list(found[begin:end]), "total_size": len(found)}
+        answer: Document = {name: list(found[begin:end]), "total_size": len(found)}
         if end < len(found):
             answer["next_page_token"] = str(end)
         return answer
 
-    def _create(self, kind: str, body: Json) -> Json:
-        assert isinstance(body, dict)
+    def _create(self, kind: str, body: Any) -> Any:
         key = "name" if kind == "pipelines" else "display_name"
         if not body.get(key):
             raise RefusedError(400, f"Invalid input error: {key} is empty")
         is_taken = any(i.get(key) == body[key] for i in self.kept[kind])
         if kind in ("pipelines", "experiments") and is_taken:
             raise RefusedError(409, f"Already exist error: {body[key]} already exists")
-        made: dict[str, Json] = {
+        made: Document = {
             **body,
             _IDS[kind]: str(uuid.uuid4()),
             "created_at": self._now(),
         }
         if kind == "pipelines":
             self.versions[str(made["pipeline_id"])] = []
+        if kind in ("runs", "recurringruns"):
+            self._check_reference(body)
         if kind == "runs":
-            self._check_reference(body, needs_version=False)
             made["state"] = "PENDING"
             made["state_history"] = [{"update_time": self._now(), "state": "PENDING"}]
         if kind == "recurringruns":
-            self._check_reference(body, needs_version=False)
             made["status"] = "ENABLED" if made.pop("mode", "") == "ENABLE" else "DISABLED"
             made["max_concurrency"] = str(made["max_concurrency"])
         self.kept[kind].append(made)
         return made
 
-    def _check_reference(self, body: Mapping[str, Json], *, needs_version: bool) -> None:
+    def _check_reference(self, body: Document) -> None:
         reference = body.get("pipeline_version_reference")
-        assert isinstance(reference, dict)
         pipeline = self._get("pipelines", str(reference["pipeline_id"]))
         versions = self.versions[str(pipeline["pipeline_id"])]
         version = reference.get("pipeline_version_id")
         found = _find(versions, "pipeline_version_id", str(version)) if version else versions[-1]
         spec = found["pipeline_spec"]
-        assert isinstance(spec, dict)
-        root = spec.get("pipeline_spec", spec)["root"]  # type: ignore[index,call-overload]
-        known = root.get("inputDefinitions", {}).get("parameters", {})  # type: ignore[union-attr]
-        config = body.get("runtime_config")
-        given = config.get("parameters", {}) if isinstance(config, dict) else {}
-        assert isinstance(given, dict)
-        for name, value in given.items():
+        root = spec.get("pipeline_spec", spec)["root"]
+        known = root.get("inputDefinitions", {}).get("parameters", {})
+        for name, value in body.get("runtime_config", {}).get("parameters", {}).items():
             kind = known.get(name, {}).get("parameterType")
             kinds: Mapping[str, type | tuple[type, ...]] = {
                 "STRING": str,
@@ -375,7 +346,7 @@ class KfpServer:
             if kind is None or not isinstance(value, kinds[kind]):
                 raise RefusedError(400, f"Invalid input error: parameter {name} is not {kind}")
 
-    def _upload_version(self, request: Request) -> Json:
+    def _upload_version(self, request: Request) -> Any:
         pipeline = self._get("pipelines", request.query["pipelineid"])
         versions = self.versions[str(pipeline["pipeline_id"])]
         name = request.query["name"]
@@ -385,7 +356,7 @@ class KfpServer:
         spec = documents[0]
         if len(documents) > 1:
             spec = {"pipeline_spec": documents[0], "platform_spec": documents[1]}
-        made: dict[str, Json] = {
+        made: Document = {
             "pipeline_id": pipeline["pipeline_id"],
             "pipeline_version_id": str(uuid.uuid4()),
             "name": name,
@@ -397,20 +368,18 @@ class KfpServer:
         versions.append(made)
         return made
 
-    def _terminate(self, run: dict[str, Json]) -> Json:
+    def _terminate(self, run: Document) -> Any:
         if run["state"] in ("SUCCEEDED", "FAILED", "CANCELED"):
             raise RefusedError(
                 400, "Bad request error: run is not running and cannot be terminated"
             )
-        history = run["state_history"]
-        assert isinstance(history, list)
-        history.append({"update_time": self._now(), "state": "CANCELING"})
+        run["state_history"].append({"update_time": self._now(), "state": "CANCELING"})
         run["state"] = "CANCELING"
         if self.on_terminate:
             run.update(state=self.on_terminate, finished_at=self._now())
         return {}
 
-    def _get(self, kind: str, id: str) -> dict[str, Json]:
+    def _get(self, kind: str, id: str) -> Document:
         return _find(self.kept[kind], _IDS[kind], id)
 
     def _now(self) -> str:
@@ -429,13 +398,12 @@ PHASES = {
 }
 
 
-def _task_detail(node: Mapping[str, Json]) -> dict[str, Json]:
+def _task_detail(node: Document) -> Document:
     began, ended = (
         str(node.get(key) or "0001-01-01T00:00:00Z") for key in ("startedAt", "finishedAt")
     )
-    children = node.get("children")
     # Ids of nodes, which no task of the answer has. What is empty is left out.
-    told = [{"pod_name": child} for child in children] if isinstance(children, list) else []
+    told = [{"pod_name": child} for child in node.get("children", [])]
     return {
         "task_id": str(uuid.uuid5(uuid.NAMESPACE_URL, str(node["id"]))),
         "display_name": node["displayName"],
@@ -447,14 +415,14 @@ def _task_detail(node: Mapping[str, Json]) -> dict[str, Json]:
     }
 
 
-def _find(found: list[dict[str, Json]], key: str, id: str) -> dict[str, Json]:
+def _find(found: list[Document], key: str, id: str) -> Document:
     for item in found:
         if item.get(key) == id:
             return item
     raise RefusedError(404, f"ResourceNotFoundError: {id} not found")
 
 
-def _content(kind: str, raw: bytes) -> tuple[Json, str]:
+def _content(kind: str, raw: bytes) -> tuple[Any, str]:
     """Returns the JSON of a body, or the file of a form."""
     if kind.startswith("multipart/form-data"):
         parser = email.parser.BytesParser(policy=email.policy.HTTP)

@@ -7,17 +7,19 @@ It was written from these sources of 2.17 and of Argo Workflows 4.0:
 `manifests` (merged retries, TTL), Argo's `workflow/controller/{operator,dag,exit_handler}.go`
 (nodes, retries, hooks). What the API shows of a run's nodes is in `kfp_server`.
 
-What it leaves out is refused (`NotPlayedError`): loops, importers, steps that make claims,
-workspaces, task configurations passed through, expressions that select of a value, node affinity,
-ephemeral volumes, init containers, own pipeline roots, several outputs collected to a list. Tasks
-that could run at the same time run one after the other, by name. Terminate is not played.
+What it leaves out is refused (`NotPlayedError`): loops, conditions, outputs of groups, importers,
+`IfPresent`, steps that make claims, workspaces, task configurations passed through, expressions
+that select of a value, node selection, tolerations, GPUs, volumes other than claims, variables of
+config maps, outputs that are no texts, own pipeline roots. Tasks that could run at the same time
+run one after the other, by name. Terminate is not played.
 """
 
+import contextlib
 import hashlib
 import json
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -44,13 +46,14 @@ _SCHEMES = {"gs://": "/gcs/", "minio://": "/minio/", "s3://": "/s3/"}
 _SCRATCH = ("gcs", "s3", "minio", ".local", ".cache", ".config")
 _EXIT = "ALL_UPSTREAM_TASKS_COMPLETED"
 _STUBS = ("argostub/createpvc", "argostub/deletepvc")
-_KINDS: Mapping[str, tuple[str, type | tuple[type, ...]]] = {
-    "NUMBER_INTEGER": ("number", (int, float)),
-    "NUMBER_DOUBLE": ("number", (int, float)),
-    "BOOLEAN": ("bool", bool),
-    "LIST": ("list", list),
-    "STRUCT": ("struct", dict),
-    "TASK_FINAL_STATUS": ("struct", dict),
+_KINDS: Mapping[str, type | tuple[type, ...]] = {
+    "STRING": str,
+    "NUMBER_INTEGER": (int, float),
+    "NUMBER_DOUBLE": (int, float),
+    "BOOLEAN": bool,
+    "LIST": list,
+    "STRUCT": dict,
+    "TASK_FINAL_STATUS": dict,
 }
 _ABSENT = object()
 
@@ -77,11 +80,7 @@ class _NullError(Exception):
 
 @dataclass
 class Clock:
-    """A clock on which time passes while Argo waits.
-
-    Attributes:
-        seconds: Since the run began.
-    """
+    """Seconds since the run began, which pass while Argo waits."""
 
     seconds: float = 0.0
 
@@ -102,17 +101,12 @@ class Node:
         id: As in another node's children.
         name: Path from the workflow down.
         shown: Its display name.
-        type: Pod, DAG, Retry or Skipped.
         phase: Running, Succeeded, Failed, Error, Skipped or Omitted.
-        pod: Name of the pod, as RetrievePodName makes it for every node.
     """
 
     id: str
     name: str
     shown: str
-    type: str
-    template: str
-    pod: str
     began: float
     phase: str = "Running"
     message: str = ""
@@ -131,7 +125,6 @@ class Step:
         command: The user's command with its arguments, placeholders filled in.
         executor_input: What `{{$}}` stands for: with the defaults of the component.
         files: Folder of the host whose parts are mounted: `at` says where a path is.
-        deadline: When Argo ends a later attempt: its first one's begin and the longest backoff.
     """
 
     task: str
@@ -140,13 +133,11 @@ class Step:
     command: Sequence[str]
     executor_input: Document
     files: Path
-    deadline: float | None = None
 
     @property
     def container(self) -> Document:
         """The user's container."""
-        found: Document = self.pod["spec"]["containers"][0]
-        return found
+        return self.pod["spec"]["containers"][0]
 
     @property
     def environment(self) -> dict[str, str]:
@@ -168,8 +159,15 @@ class Step:
         """Returns the host's file of an output: an artifact or a parameter."""
         outputs = self.executor_input["outputs"]
         if name in outputs.get("artifacts", {}):
-            return self.at(_local(outputs["artifacts"][name]["artifacts"][0]))
+            return self.at(_path_of(outputs["artifacts"][name]["artifacts"][0]["uri"]))
         return self.at(outputs["parameters"][name]["outputFile"])
+
+    def write_outputs(self) -> None:
+        """Writes a text into each output, as a command does."""
+        outputs = self.executor_input["outputs"]
+        for name in (*outputs["artifacts"], *outputs.get("parameters", {})):
+            if name != "executor-logs":
+                self.output(name).write_text(f"{name} of {self.task}")
 
     def tell(self, document: Mapping[str, Any]) -> None:
         """Writes the executor's output, as a command does."""
@@ -187,7 +185,6 @@ Execute = Callable[[Step], int | str]
 class _Execution:
     """A task as ML Metadata has it."""
 
-    task: str
     state: str = "RUNNING"
     outputs: dict[str, Any] = field(default_factory=dict)
     artifacts: dict[str, Document] = field(default_factory=dict)
@@ -203,7 +200,6 @@ class _Dag:
     total: int = 0
     parent: "_Dag | None" = None
     execution: _Execution | None = None
-    spec: Document = field(default_factory=dict)
     tasks: dict[str, _Execution] = field(default_factory=dict)
 
 
@@ -260,8 +256,7 @@ class Pipeline:
     @property
     def inputs(self) -> Document:
         """Parameters of a run."""
-        found: Document = self.spec["root"].get("inputDefinitions", {}).get("parameters", {})
-        return found
+        return self.spec["root"].get("inputDefinitions", {}).get("parameters", {})
 
     def run_values(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Returns a run's parameters as the root has them: defaults in place, null where none is.
@@ -288,23 +283,12 @@ class Pipeline:
                 )
         return values
 
-    def implementation(self, task: Mapping[str, Any]) -> Document:
-        """Returns the component of a task."""
-        found: Document = self.components[task["componentRef"]["name"]]
-        return found
-
-    def container(self, component: Mapping[str, Any]) -> Document:
-        """Returns the container of a component."""
-        found: Document = self.executors[component["executorLabel"]]["container"]
-        return found
-
     def _check(self, name: str, component: Document, *, retry: Any, seen: set[str]) -> None:
         if name in seen:
             return
         seen.add(name)
-        if left := set(component) - {
-            *("inputDefinitions", "outputDefinitions", "dag", "executorLabel")
-        }:
+        known = {"inputDefinitions", "outputDefinitions", "dag", "executorLabel"}
+        if left := set(component) - known:
             raise NotPlayedError(f"component {name}: {sorted(left)}")
         if "executorLabel" in component:
             executor = self.executors.get(component["executorLabel"])
@@ -312,11 +296,8 @@ class Pipeline:
                 raise RefusedError(f"executor {component['executorLabel']} not found")
             if set(executor) != {"container"} or executor["container"]["image"] in _STUBS:
                 raise NotPlayedError(f"executor {component['executorLabel']}: {executor}")
-            if (
-                left := set(executor["container"])
-                - {"image", "command", "args", "env"}
-                - {"resources"}
-            ):
+            used = {"image", "command", "args", "env", "resources"}
+            if left := set(executor["container"]) - used:
                 raise NotPlayedError(f"executor {component['executorLabel']}: {sorted(left)}")
             return
         tasks = component["dag"]["tasks"]
@@ -326,8 +307,11 @@ class Pipeline:
         for key, task in tasks.items():
             if left := {"parameterIterator", "artifactIterator", "iteratorPolicy"} & set(task):
                 raise NotPlayedError(f"task {key}: {sorted(left)}")
-            if task["componentRef"]["name"] not in self.components:
-                raise RefusedError(f"cannot find component ref {task['componentRef']['name']}")
+            if "condition" in task.get("triggerPolicy", {}):
+                raise NotPlayedError(f"task {key}: {task['triggerPolicy']}")
+            reference = task["componentRef"]["name"]
+            if reference not in self.components:
+                raise RefusedError(f"cannot find component ref {reference}")
             _add_dependencies(key, task, tasks)
             for producer in task.get("dependentTasks", ()):
                 # Argo's validation: an exit task is a hook, no task of the DAG.
@@ -337,10 +321,8 @@ class Pipeline:
                     )
             if retry is not None:
                 task.setdefault("retryPolicy", retry)
-            inner = self.components[task["componentRef"]["name"]]
-            self._check(
-                task["componentRef"]["name"], inner, retry=task.get("retryPolicy"), seen=seen
-            )
+            inner = self.components[reference]
+            self._check(reference, inner, retry=task.get("retryPolicy"), seen=seen)
 
 
 class KubeflowRun:
@@ -371,70 +353,47 @@ class KubeflowRun:
         run_id: str = "5b1f6c3e-0000-4000-8000-00000000abcd",
         workflow: str = "mnist-x7k2p",
         namespace: str = "kubeflow",
-        display_name: str = "a run",
-        clock: Clock | None = None,
     ) -> None:
         self.pipeline = pipeline
         self.run_id = run_id
         self.workflow = workflow
         self.namespace = namespace
-        self.display_name = display_name
-        self.clock = clock or Clock()
+        self.clock = Clock()
         self.nodes: dict[str, Node] = {}
         self.steps: list[Step] = []
         self.logs: dict[str, str] = {}
-        self.pods: dict[str, Document] = {}
         self.state = "PENDING"
         self._values = pipeline.run_values(parameters or {})
         self._execute = execute
         self._store = store
-        self._ended: float | None = None
 
     def run(self) -> str:
         """Runs the pipeline to its end; returns its state."""
         self.state = "RUNNING"
-        root = self.pipeline.spec["root"]
-        dag = _Dag(parameters=self._values, artifacts={}, spec=root["dag"])
+        root: Document = self.pipeline.spec["root"]["dag"]
+        dag = _Dag(parameters=self._values, artifacts={})
 
-        def entrypoint(name: str) -> tuple[str, str]:
-            driver = self._driver(f"{name}.root-driver", "system-dag-driver", name, lambda: None)
-            if driver != "Succeeded":
-                self._skip(f"{name}.root", name, "Omitted")
-                return driver, ""
-            return self._tried(
-                f"{name}.root",
-                "root",
-                name,
-                lambda each: (self._tasks(each, "root", root["dag"], dag), ""),
-            ), ""
+        def entrypoint(name: str) -> str:
+            self._driver(f"{name}.root-driver", name, lambda: None)
+            return self._tried(f"{name}.root", name, lambda each: self._tasks(each, root, dag))
 
-        phase = self._tried(self.workflow, "entrypoint", "", entrypoint)
+        phase = self._tried(self.workflow, "", entrypoint)
         self.state = "SUCCEEDED" if phase == "Succeeded" else "FAILED"
-        self._ended = self.clock.seconds
         return self.state
 
     def workflow_nodes(self) -> list[Document]:
-        """Returns the nodes of the Workflow so far, as its status has them."""
+        """Returns the nodes of the Workflow so far: what the API shows of them."""
         return [
             {
                 "id": node.id,
-                "name": node.name,
                 "displayName": node.shown,
-                "type": node.type,
-                "templateName": node.template,
                 "phase": node.phase,
                 "startedAt": self.clock.text(node.began),
                 "finishedAt": None if node.ended is None else self.clock.text(node.ended),
                 "children": list(node.children),
-                **({"message": node.message} if node.message else {}),
             }
             for node in self.nodes.values()
         ]
-
-    def left_pods(self) -> dict[str, Document]:
-        """Returns the pods that are still there: none an hour after the run has ended."""
-        is_over = self._ended is not None and self.clock.seconds >= self._ended + TTL_SECONDS
-        return {} if is_over else self.pods
 
     def workflow_document(self) -> Document:
         """Returns the Workflow, as far as others look at it."""
@@ -449,13 +408,9 @@ class KubeflowRun:
             "spec": {"ttlStrategy": {"secondsAfterCompletion": TTL_SECONDS}},
         }
 
-    def shown(self) -> dict[str, str]:
-        """Returns the phase of each node, by its display name; of the last one of that name."""
-        return {node.shown: node.phase for node in self.nodes.values()}
-
     # Argo.
 
-    def _tasks(self, boundary: str, name: str, spec: Document, dag: _Dag) -> str:
+    def _tasks(self, boundary: str, spec: Document, dag: _Dag) -> str:
         """Runs the tasks of a group; returns the phase of its node."""
         tasks: Document = spec["tasks"]
         exits = {
@@ -477,120 +432,85 @@ class KubeflowRun:
                 self._skip(f"{boundary}.{key}", boundary, "Omitted")
                 phases[key] = "Omitted"
             inherited[key] = phases[key]
-            if phases[key] in ("Omitted", "Skipped"):
+            if phases[key] == "Omitted":
                 worst = [inherited[each] for each in before if inherited[each] != "Succeeded"]
                 inherited[key] = worst[0] if worst else "Succeeded"
             if phases[key] == "DriverFailed":
                 # The task itself is omitted, and so a hook on its end never runs.
                 inherited[key], phases[key] = "Failed", "Omitted"
             elif key in exits and phases[key] in ("Succeeded", "Failed", "Error"):
-                self._exit(boundary, name, key, exits[key], tasks[exits[key]], dag)
-        leaves = plain.keys() - {
-            each for t in plain.values() for each in t.get("dependentTasks", ())
-        }
-        return next(
-            (inherited[key] for key in sorted(leaves) if inherited[key] in ("Failed", "Error")),
-            "Succeeded",
-        )
+                self._exit(f"{boundary}.{key}", boundary, exits[key], tasks[exits[key]], dag)
+        waited = {each for task in plain.values() for each in task.get("dependentTasks", ())}
+        ends = [inherited[key] for key in sorted(plain.keys() - waited)]
+        return next((end for end in ends if end in ("Failed", "Error")), "Succeeded")
 
-    def _exit(
-        self, boundary: str, name: str, key: str, exit_name: str, task: Document, dag: _Dag
-    ) -> None:
+    def _exit(self, node: str, boundary: str, key: str, task: Document, dag: _Dag) -> None:
         """Runs an exit task as a hook of another one; its end changes nothing for the run."""
 
-        def hook(each: str) -> tuple[str, str]:
-            phase = self._task(each, exit_name, task, dag)
-            return ("Failed" if phase == "DriverFailed" else phase), ""
+        def hook(each: str) -> str:
+            phase = self._task(each, key, task, dag)
+            return "Failed" if phase == "DriverFailed" else phase
 
-        hooked = f"{boundary}.{key}.onExit"
-        self._tried(hooked, f"exit-hook-{name}-{exit_name}", boundary, hook)
-        self.nodes[f"{boundary}.{key}"].children.append(self.nodes[hooked].id)
+        self._tried(f"{node}.onExit", boundary, hook)
+        self.nodes[node].children.append(self.nodes[f"{node}.onExit"].id)
 
     def _task(self, boundary: str, key: str, task: Document, dag: _Dag) -> str:
         """Runs the driver of a task, and the task; returns the task's phase."""
-        component = self.pipeline.implementation(task)
+        component = self.pipeline.components[task["componentRef"]["name"]]
         driven: dict[str, Any] = {}
 
         def drive() -> None:
             drive_task = self._drive_dag if "dag" in component else self._drive_container
             driven.update(drive_task(key, task, component, dag))
 
-        kind = "dag" if "dag" in component else "container"
-        driver, node = f"{boundary}.{key}-driver", f"{boundary}.{key}"
-        if self._driver(driver, f"system-{kind}-driver", boundary, drive) != "Succeeded":
+        node = f"{boundary}.{key}"
+        if self._driver(f"{node}-driver", boundary, drive) != "Succeeded":
             self._skip(node, boundary, "Omitted")
             return "DriverFailed"
-        if driven["condition"] is False:
-            self._skip(node, boundary, "Skipped")
-            return "Skipped"
         if "dag" in component:
-            reference = task["componentRef"]["name"]
+            inner = driven["execution"].dag
             return self._tried(
-                node,
-                reference,
-                boundary,
-                lambda each: (
-                    self._tasks(each, reference, component["dag"], driven["execution"].dag),
-                    "",
-                ),
+                node, boundary, lambda each: self._tasks(each, component["dag"], inner)
             )
-        prefix = _template_prefix(task, self.pipeline.kubernetes.get(component["executorLabel"]))
-        return self._tried(
-            node,
-            f"{prefix}system-container-executor",
-            boundary,
-            lambda each: (self._executor(each, f"{prefix}system-container-impl", key, driven), ""),
-        )
+        return self._tried(node, boundary, lambda each: self._executor(each, key, driven))
 
-    def _executor(self, boundary: str, template: str, key: str, driven: Document) -> str:
-        name = f"{boundary}.executor"
+    def _executor(self, boundary: str, key: str, driven: Document) -> str:
+        name, retry = f"{boundary}.executor", driven["task"].get("retryPolicy")
         if driven["is_cached"]:
             self._skip(name, boundary, "Skipped")
             return "Succeeded"
-        return self._tried(
-            name,
-            template,
-            boundary,
-            lambda each: self._pod(each, template, key, driven),
-            retry=driven["task"].get("retryPolicy"),
-        )
+        return self._tried(name, boundary, lambda each: self._pod(each, key, driven), retry=retry)
 
-    def _driver(self, name: str, template: str, boundary: str, drive: Callable[[], None]) -> str:
-        def attempt(each: str) -> tuple[str, str]:
-            node = self.nodes[each]
-            self.pods[node.pod] = self._bare_pod(node)
+    def _driver(self, name: str, boundary: str, drive: Callable[[], None]) -> str:
+        def attempt(each: str) -> str:
             try:
                 drive()
             except DriverError as err:
                 self.logs[each] = f"F1120 10:00:00.000000       1 main.go:121] KFP driver: {err}"
-                return "Failed", "main: Error (exit code 1)"
-            return "Succeeded", ""
+                return self._end(self.nodes[each], "Failed", "main: Error (exit code 1)")
+            return "Succeeded"
 
-        return self._tried(name, template, boundary, attempt, is_pod=True)
+        return self._tried(name, boundary, attempt)
 
     def _tried(
         self,
         name: str,
-        template: str,
         boundary: str,
-        attempt: Callable[[str], tuple[str, str]],
+        attempt: Callable[[str], str],
         *,
         retry: Mapping[str, Any] | None = None,
-        is_pod: bool = False,
     ) -> str:
         """Runs a template as processNodeRetries does: all have retries, merged into their own.
 
         Only an Error is tried again (`retryPolicy: OnError`); exit codes are Failed.
         """
         limit = MERGED_LIMIT if retry is None else int(retry.get("maxRetryCount", 0))
-        node = self._node(name, template, boundary, "Retry")
-        kind = "Pod" if is_pod or retry is not None or "container-impl" in template else "DAG"
+        node = self._node(name, boundary)
         first = self.clock.seconds
         for number in range(10_000):
-            child = self._node(f"{name}({number})", template, boundary, kind)
+            child = self._node(f"{name}({number})", boundary)
             node.children.append(child.id)
-            phase, message = attempt(child.name)
-            self._end(child, phase, message)
+            phase = self._end(child, attempt(child.name), child.message)
             if phase == "Succeeded":
                 return self._end(node, phase)
             if retry is not None:
@@ -604,23 +524,19 @@ class KubeflowRun:
                 if number < limit:
                     self.clock.sleep(wait)
             if phase == "Failed":
-                return self._end(node, phase, message)
+                return self._end(node, phase, child.message)
             if number >= limit:
                 return self._end(node, phase, "No more retries left")
         raise AssertionError("retries without an end")
 
-    def _node(self, name: str, template: str, boundary: str, kind: str) -> Node:
-        number = _fnv(name)
+    def _node(self, name: str, boundary: str) -> Node:
         is_first = name == self.workflow
         shown = name.removeprefix(boundary).removeprefix(".") if boundary else name
         # A retry's parent and child have the same boundary.
         made = Node(
-            id=name if is_first else f"{self.workflow}-{number}",
+            id=name if is_first else f"{self.workflow}-{_fnv(name)}",
             name=name,
             shown=shown,
-            type=kind,
-            template=template,
-            pod=name if is_first else f"{self.workflow}-{template}-{number}",
             began=self.clock.seconds,
         )
         assert name not in self.nodes, f"node {name} already initialized"
@@ -632,18 +548,20 @@ class KubeflowRun:
         return phase
 
     def _skip(self, name: str, boundary: str, phase: str) -> None:
-        node = self._node(name, "", boundary, "Skipped")
-        words = (
-            "omitted: depends condition not met" if phase == "Omitted" else "when evaluated false"
-        )
+        node = self._node(name, boundary)
+        is_omitted = phase == "Omitted"
+        words = "omitted: depends condition not met" if is_omitted else "when evaluated false"
         self._end(node, phase, words)
 
-    def _bare_pod(self, node: Node) -> Document:
+    def _bare_pod(self, node: Node, driven: Document) -> Document:
+        task, config = driven["task"], driven["config"]
+        template = f"{_template_prefix(task, config)}system-container-impl"
         return {
             "apiVersion": "v1",
             "kind": "Pod",
             "metadata": {
-                "name": node.pod,
+                # As Argo's RetrievePodName makes it.
+                "name": f"{self.workflow}-{template}-{_fnv(node.name)}",
                 "namespace": self.namespace,
                 "uid": hashlib.md5(f"{self.run_id}/{node.name}".encode()).hexdigest(),
                 "labels": {
@@ -667,27 +585,25 @@ class KubeflowRun:
                     }
                 ],
             },
-            "spec": {"containers": [{"name": "main"}, {"name": "wait"}]},
         }
 
-    def _pod(self, name: str, template: str, key: str, driven: Document) -> tuple[str, str]:
+    def _pod(self, name: str, key: str, driven: Document) -> str:
         """Makes the pod of a step's attempt, and plays the launcher in it."""
         node, attempt = self.nodes[name], int(name.rpartition("(")[2].rstrip(")"))
-        pod = self._bare_pod(node)
+        pod = self._bare_pod(node, driven)
         metadata = driven["config"].get("podMetadata", {})
         # What the system has set stays.
         for kind in ("labels", "annotations"):
             pod["metadata"][kind] = {**metadata.get(kind, {}), **pod["metadata"][kind]}
         pod["spec"] = _spec_of(driven, has_retries="retryPolicy" in driven["task"], attempt=attempt)
-        files = self._store.folder / "pods" / node.pod
+        files = self._store.folder / "pods" / pod["metadata"]["name"]
         launcher = _Launcher(driven, attempt=attempt, files=files, store=self._store, run=self)
-        self.pods[node.pod] = pod
         execution: _Execution = driven["execution"]
         dag: _Dag = driven["dag"]
         try:
             launcher.prepare()
         except LauncherError as err:
-            return self._launched(name, execution, dag, err)
+            return self._launched(node, execution, dag, err)
         retry = driven["task"].get("retryPolicy", {})
         longest = _seconds(retry.get("backoffMaxDuration", "0s"))
         first = self.nodes[f"{name.rpartition('(')[0]}(0)"].began
@@ -698,49 +614,43 @@ class KubeflowRun:
             command=launcher.command,
             executor_input=launcher.told,
             files=files,
-            deadline=first + longest if attempt and retry else None,
         )
         self.steps.append(step)
         ended = self._execute(step)
-        if step.deadline is not None and self.clock.seconds > step.deadline:
-            self.clock.seconds = step.deadline
-            return "Failed", "Step exceeded its deadline"
+        if attempt and retry and self.clock.seconds > first + longest:
+            self.clock.seconds = first + longest
+            return self._end(node, "Failed", "Step exceeded its deadline")
         if ended == "vanished":
             # Nothing is published: the execution stays RUNNING.
-            self.pods.pop(node.pod)
-            return "Error", "pod deleted"
+            return self._end(node, "Error", "pod deleted")
         if ended == "killed":
-            return "Failed", "main: Error (exit code 137)"
-        if ended != 0:
-            status = LauncherError(f"exit status {ended}")
-            return self._launched(name, execution, dag, status)
+            return self._end(node, "Failed", "main: Error (exit code 137)")
         try:
+            if ended != 0:
+                raise LauncherError(f"exit status {ended}")
             execution.outputs, execution.artifacts = launcher.collect()
         except LauncherError as err:
-            return self._launched(name, execution, dag, err)
+            return self._launched(node, execution, dag, err)
         execution.state = "COMPLETE"
         self._judge(dag)
         if driven["fingerprint"]:
             self._store.cache[driven["fingerprint"]] = execution
-        return "Succeeded", ""
+        return "Succeeded"
 
-    def _launched(
-        self, name: str, execution: _Execution, dag: _Dag, err: Exception
-    ) -> tuple[str, str]:
+    def _launched(self, node: Node, execution: _Execution, dag: _Dag, err: Exception) -> str:
         """Ends a launcher with an error: whatever the command's exit code was, its own is 1."""
         execution.state = "FAILED"
-        self.logs[name] = (
-            f"F1120 10:00:00.000000       9 main.go:63] failed to execute component: {err}"
-        )
+        words = f"main.go:63] failed to execute component: {err}"
+        self.logs[node.name] = f"F1120 10:00:00.000000       9 {words}"
         self._judge(dag)
-        return "Failed", "main: Error (exit code 1)"
+        return self._end(node, "Failed", "main: Error (exit code 1)")
 
     def _judge(self, dag: _Dag) -> None:
         """Updates the state of a group, as UpdateDAGExecutionsState does when a launcher ends."""
         if not dag.total or dag.execution is None:
             return
         states = [each.state for each in dag.tasks.values()]
-        done = sum(state in ("COMPLETE", "CACHED", "CANCELED") for state in states)
+        done = sum(state in ("COMPLETE", "CACHED") for state in states)
         if done == dag.total:
             dag.execution.state = "COMPLETE"
         elif "FAILED" in states:
@@ -753,34 +663,27 @@ class KubeflowRun:
     # The driver.
 
     def _drive_dag(self, key: str, task: Document, component: Document, dag: _Dag) -> Document:
-        with_error = _failed(f"driver.DAG({self._info(key, task)}) failed")
-        with with_error:
-            inputs = self._inputs(key, task, component, dag, is_dag=True)
-            condition = _condition(task, inputs)
+        with _failed(f"driver.DAG({key}) failed"):
+            inputs = self._inputs(task, component, dag)
             inner = _Dag(
                 parameters=inputs["parameterValues"],
                 artifacts={n: a["artifacts"] for n, a in inputs["artifacts"].items()},
                 total=len(component["dag"]["tasks"]),
                 parent=dag,
-                spec=component["dag"],
             )
-            execution = _Execution(key, dag=inner)
-            execution.state = "CANCELED" if condition is False else "RUNNING"
+            execution = _Execution(dag=inner)
             inner.execution = execution
             dag.tasks[key] = execution
-        return {"condition": condition, "execution": execution}
+        return {"execution": execution}
 
     def _drive_container(
         self, key: str, task: Document, component: Document, dag: _Dag
     ) -> Document:
         config = self.pipeline.kubernetes.get(component["executorLabel"], {})
-        container = self.pipeline.container(component)
-        with _failed(f"driver.Container({self._info(key, task)}) failed"):
-            inputs = self._inputs(key, task, component, dag, is_dag=False)
-            condition = _condition(task, inputs)
-            told: Document = {"inputs": inputs}
+        container = self.pipeline.executors[component["executorLabel"]]["container"]
+        with _failed(f"driver.Container({key}) failed"):
+            told: Document = {"inputs": self._inputs(task, component, dag)}
             driven: Document = {
-                "condition": condition,
                 "task": task,
                 "component": component,
                 "config": config,
@@ -789,12 +692,8 @@ class KubeflowRun:
                 "fingerprint": "",
                 "told": told,
             }
-            execution = _Execution(key)
+            execution = _Execution()
             driven["execution"] = execution
-            if condition is False:
-                execution.state = "CANCELED"
-                dag.tasks[key] = execution
-                return driven
             told["outputs"] = self._outputs(key, component)
             mounts = [
                 (self._text(mount, "pvc", dag), mount) for mount in config.get("pvcMount", ())
@@ -816,28 +715,12 @@ class KubeflowRun:
             driven["patch"] = self._patch(container, config, told, mounts, dag)
         return driven
 
-    def _info(self, key: str, task: Document) -> str:
-        """Returns what an error says of the task."""
-        return (
-            f"pipelineName={self.pipeline.name}, runID={self.run_id}, "
-            f'taskDisplayName="{task["taskInfo"]["name"]}", taskName="{key}", '
-            f'component="{task["componentRef"]["name"]}"'
-        )
-
-    def _inputs(
-        self, key: str, task: Document, component: Document, dag: _Dag, *, is_dag: bool
-    ) -> Document:
+    def _inputs(self, task: Document, component: Document, dag: _Dag) -> Document:
         """Returns a task's inputs: what it is passed, and no default of a component's."""
         with _failed("failed to resolve inputs"):
             known = component.get("inputDefinitions", {}).get("parameters", {})
             passed = task.get("inputs", {}).get("parameters", {})
             values: dict[str, Any] = {}
-            nulls = set()
-            if is_dag:
-                for name, about in known.items():
-                    if name not in passed and about.get("isOptional"):
-                        values[name] = _plain(about.get("defaultValue"))
-                        nulls |= set() if "defaultValue" in about else {name}
             for name, spec in passed.items():
                 about = known.get(name, {})
                 if about.get("parameterType") == "TASK_CONFIG":
@@ -845,7 +728,7 @@ class KubeflowRun:
                 if "parameterExpressionSelector" in spec:
                     raise NotPlayedError(f"input {name}: {spec}")
                 try:
-                    value = self._parameter(key, task, spec, dag)
+                    value = self._parameter(task, spec, dag)
                 except _NullError as err:
                     if about.get("isOptional"):
                         continue
@@ -858,10 +741,10 @@ class KubeflowRun:
                 for name, spec in task.get("inputs", {}).get("artifacts", {}).items()
             }
             for name, about in known.items():
-                values = _typed(name, about, values, nulls)
+                values = _typed(name, about, values)
             return {"parameterValues": values, "artifacts": artifacts}
 
-    def _parameter(self, key: str, task: Document, spec: Document, dag: _Dag) -> Any:
+    def _parameter(self, task: Document, spec: Document, dag: _Dag) -> Any:
         match spec:
             case {"componentInputParameter": name}:
                 if name not in dag.parameters:
@@ -870,11 +753,10 @@ class KubeflowRun:
                     raise _NullError(name)
                 return dag.parameters[name]
             case {"taskOutputParameter": {"producerTask": producer, "outputParameterKey": output}}:
-                execution, output = self._producer(producer, output, dag, "parameters")
                 # An output that was not told is nil here, which fails the check of its type.
-                return execution.outputs.get(output)
+                return self._producer(producer, dag).outputs.get(output)
             case {"runtimeValue": {"constant": constant}}:
-                return self._constant(key, _plain(constant))
+                return self._constant(_plain(constant))
             case {"taskFinalStatus": _}:
                 producer = task["dependentTasks"][0]
                 if producer not in dag.tasks:
@@ -887,23 +769,13 @@ class KubeflowRun:
                 }
         raise NotPlayedError(f"input {spec}")
 
-    def _constant(self, key: str, value: Any) -> Any:
-        if isinstance(value, str) and "{{$.workspace_path}}" in value:
-            raise NotPlayedError("workspace_path")
-        known = {
-            "{{$.pipeline_job_name}}": self.display_name,
-            "{{$.pipeline_job_resource_name}}": self.workflow,
-            "{{$.pipeline_job_uuid}}": self.run_id,
-            "{{$.pipeline_task_name}}": key,
-            "{{$.pipeline_job_create_time_utc}}": self.clock.text(0),
-        }
-        if isinstance(value, str) and value in (
-            "{{$.pipeline_task_uuid}}",
-            "{{$.pipeline_job_schedule_time_utc}}",
-        ):
+    def _constant(self, value: Any) -> Any:
+        # Only as the whole value: inside a longer text it stays what it is.
+        if value == "{{$.pipeline_job_uuid}}":
+            return self.run_id
+        if isinstance(value, str) and re.fullmatch(r"\{\{\$\..*}}", value):
             raise NotPlayedError(value)
-        # Only as the whole value: inside of a longer text it stays what it is.
-        return known.get(value, value) if isinstance(value, str) else value
+        return value
 
     def _artifacts(self, spec: Document, dag: _Dag) -> list[Document]:
         match spec:
@@ -912,7 +784,7 @@ class KubeflowRun:
                     raise DriverError(f"parent DAG does not have input artifact {name}")
                 return dag.artifacts[name]
             case {"taskOutputArtifact": {"producerTask": producer, "outputArtifactKey": output}}:
-                execution, output = self._producer(producer, output, dag, "artifacts")
+                execution = self._producer(producer, dag)
                 if output not in execution.artifacts:
                     raise DriverError(
                         f'cannot find output artifact key "{output}" in producer task "{producer}"'
@@ -920,17 +792,14 @@ class KubeflowRun:
                 return [execution.artifacts[output]]
         raise NotPlayedError(f"input {spec}")
 
-    def _producer(self, producer: str, output: str, dag: _Dag, kind: str) -> tuple[_Execution, str]:
-        """Returns the task that made an output: of a group, the one in it that the group names."""
+    def _producer(self, producer: str, dag: _Dag) -> _Execution:
+        """Returns the task that made an output."""
         execution = dag.tasks.get(producer)
         if execution is None:
             raise DriverError(f"producer task, {producer}, not in tasks")
-        while execution.dag is not None:
-            found = execution.dag.spec.get("outputs", {}).get(kind, {}).get(output)
-            if found is None:
-                raise DriverError(f"producer_subtask not in outputParams: {output}")
-            execution, output = _of_group(found, output, execution.dag)
-        return execution, output
+        if execution.dag is not None:
+            raise NotPlayedError(f"output of the group {producer}")
+        return execution
 
     def _outputs(self, key: str, component: Document) -> Document:
         defined = component.get("outputDefinitions", {})
@@ -969,7 +838,7 @@ class KubeflowRun:
     def _text(self, about: Document, kind: str, dag: _Dag) -> str:
         """Returns the name of a claim, secret or config map; it may be a parameter's value."""
         if (spec := about.get(f"{kind}NameParameter")) is not None:
-            value = self._parameter("", {}, spec, dag)
+            value = self._parameter({}, spec, dag)
         else:
             value = about.get("constant") or about.get(f"{kind}Name")
         if not isinstance(value, str) or not value:
@@ -985,13 +854,9 @@ class KubeflowRun:
         dag: _Dag,
     ) -> Document:
         """Returns what the driver lays over the pod: see initPodSpecPatch, extendPodSpecPatch."""
-        words = []
-        for what, found in (
-            ("command", container.get("command", [])),
-            ("args", container.get("args", [])),
-        ):
-            with _failed(f"failed to resolve container {what}"):
-                words += _resolved(found, told["inputs"]["parameterValues"])
+        words = [*container.get("command", ()), *container.get("args", ())]
+        with _failed("failed to resolve container command or args"):
+            words = _resolved(words, told["inputs"]["parameterValues"])
         with _failed("failed to init podSpecPatch"):
             image = _runtime(container["image"], told)
             resources = _resources(container.get("resources", {}), told)
@@ -1004,50 +869,27 @@ class KubeflowRun:
             "resources": resources,
         }
         spec: Document = {"containers": [main], "volumes": []}
-
-        def mount(name: str, path: str, source: Document, sub_path: str = "") -> None:
-            if not path:
-                raise DriverError("failed to mount volume, missing mountpath or pvc name")
-            mounted = {"name": name, "mountPath": path}
-            main["volumeMounts"].append({**mounted, **({"subPath": sub_path} if sub_path else {})})
-            # A strategic merge: one volume a name.
-            if not any(volume["name"] == name for volume in spec["volumes"]):
-                spec["volumes"].append({"name": name, **source})
-
         for claim, each in mounts:
-            source: Document = {"persistentVolumeClaim": {"claimName": claim}}
-            mount(claim, each.get("mountPath", ""), source, each.get("subPath", ""))
+            if not each.get("mountPath"):
+                raise DriverError("failed to mount volume, missing mountpath or pvc name")
+            paths = {key: each[key] for key in ("mountPath", "subPath") if each.get(key)}
+            main["volumeMounts"].append({"name": claim, **paths})
+            # A strategic merge: one volume a name.
+            volume = {"name": claim, "persistentVolumeClaim": {"claimName": claim}}
+            if volume not in spec["volumes"]:
+                spec["volumes"].append(volume)
         if policy := config.get("imagePullPolicy"):
             if policy not in ("Always", "Never", "IfNotPresent"):
                 raise DriverError(f"unsupported value: {policy}. ImagePullPolicy should be one of")
             main["imagePullPolicy"] = policy
-        if selector := config.get("nodeSelector"):
-            found = selector.get("labels", {})
-            if "nodeSelectorJson" in selector:
-                try:
-                    found = self._parameter("", {}, selector["nodeSelectorJson"], dag)
-                except _NullError:
-                    found = {}
-            spec["nodeSelector"] = found
-        spec["tolerations"] = []
-        for each in config.get("tolerations", ()):
-            if "tolerationJson" in each:
-                raise NotPlayedError(f"tolerations: {each}")
-            spec["tolerations"].append(each)
-        for kind, key in (("secret", "secretName"), ("configMap", "name")):
-            for each in config.get(f"{kind}AsVolume", ()):
-                name = self._text(each, kind, dag)
-                source = {kind: {key: name, "optional": bool(each.get("optional"))}}
-                mount(name, each["mountPath"], source)
-            for each in config.get(f"{kind}AsEnv", ()):
-                name = self._text(each, kind, dag)
-                for pair in each["keyToEnv"]:
-                    reference = {"name": name, "key": pair[f"{kind}Key"]}
-                    if "optional" in each:
-                        reference["optional"] = each["optional"]
-                    main["env"].append(
-                        {"name": pair["envVar"], "valueFrom": {f"{kind}KeyRef": reference}}
-                    )
+        for each in config.get("secretAsEnv", ()):
+            name = self._text(each, "secret", dag)
+            for pair in each["keyToEnv"]:
+                reference = {"name": name, "key": pair["secretKey"]}
+                if "optional" in each:
+                    reference["optional"] = each["optional"]
+                variable = {"name": pair["envVar"], "valueFrom": {"secretKeyRef": reference}}
+                main["env"].append(variable)
         for each in config.get("imagePullSecret", ()):
             pulled = spec.setdefault("imagePullSecrets", [])
             pulled.append({"name": self._text(each, "secret", dag)})
@@ -1056,11 +898,6 @@ class KubeflowRun:
             main["env"].append({"name": each["name"], "valueFrom": source})
         if (deadline := int(config.get("activeDeadlineSeconds", 0))) > 0:
             spec["activeDeadlineSeconds"] = deadline
-        for each in config.get("emptyDirMounts", ()):
-            about = {
-                name: each[name] for name in ("medium", "sizeLimit") if each.get(name) is not None
-            }
-            mount(each["volumeName"], each["mountPath"], {"emptyDir": about})
         if "securityContext" in config:
             secured = {name: _whole(value) for name, value in config["securityContext"].items()}
             if secured.get("runAsUser") == 0 and secured.get("runAsNonRoot"):
@@ -1070,9 +907,8 @@ class KubeflowRun:
 
 
 _CONFIGURED = (
-    *("pvcMount", "imagePullPolicy", "nodeSelector", "tolerations", "secretAsVolume"),
-    *("secretAsEnv", "configMapAsVolume", "configMapAsEnv", "imagePullSecret", "fieldPathAsEnv"),
-    *("activeDeadlineSeconds", "emptyDirMounts", "securityContext", "podMetadata"),
+    *("pvcMount", "imagePullPolicy", "secretAsEnv", "imagePullSecret", "fieldPathAsEnv"),
+    *("activeDeadlineSeconds", "securityContext", "podMetadata"),
 )
 
 
@@ -1106,7 +942,7 @@ class _Launcher:
         outputs = self._input["outputs"]
         paths = [each["outputFile"] for each in outputs.get("parameters", {}).values()]
         for each in outputs["artifacts"].values():
-            paths += [_local(artifact) for artifact in each["artifacts"]]
+            paths += [_path_of(artifact["uri"]) for artifact in each["artifacts"]]
         for path in paths:
             self._at(path).parent.mkdir(parents=True, exist_ok=True)
         for name, each in self._input["inputs"]["artifacts"].items():
@@ -1116,7 +952,7 @@ class _Launcher:
                     raise LauncherError(
                         f"failed to fetch non default buckets: {name}: {artifact['uri']}"
                     )
-                _copy(self._blob(artifact["uri"]), self._at(_local(artifact)))
+                _copy(self._blob(artifact["uri"]), self._at(_path_of(artifact["uri"])))
 
     def collect(self) -> tuple[dict[str, Any], dict[str, Document]]:
         """Returns outputs and artifacts of a command that has ended well; uploads the files.
@@ -1137,12 +973,13 @@ class _Launcher:
         values = _plain(told.get("parameterValues", {}))
         types = self._component.get("outputDefinitions", {}).get("parameters", {})
         for name, each in outputs.get("parameters", {}).items():
+            if types[name]["parameterType"] != "STRING":
+                raise NotPlayedError(f"an output of type {types[name]['parameterType']}")
             if name in values:
                 continue
             try:
-                text = self._at(each["outputFile"]).read_text()
-                values[name] = _value_of(text, types[name]["parameterType"])
-            except (OSError, ValueError) as err:
+                values[name] = self._at(each["outputFile"]).read_text()
+            except OSError as err:
                 raise LauncherError(
                     f'failed to read output parameter name="{name}" '
                     f'type="{types[name]["parameterType"]}" path="{each["outputFile"]}": {err}'
@@ -1158,7 +995,7 @@ class _Launcher:
 
     def _published(self, name: str, artifact: Document) -> Document:
         try:
-            path = _local(artifact)
+            path = _path_of(artifact["uri"])
         except LauncherError:
             # An address that it does not know, as pvc://: recorded, not uploaded.
             path = ""
@@ -1172,16 +1009,9 @@ class _Launcher:
             if self._at(path).exists():
                 _copy(self._at(path), self._blob(artifact["uri"]))
         self._store.num_artifacts += 1
-        metadata: Document = {}
-        for key, value in _plain(artifact.get("metadata", {})).items():
-            if value is None:
-                raise LauncherError(
-                    f'unable to produce MLMD artifact for output "{name}": unknown/unsupported '
-                    "value type"
-                )
-            wrapped = {"list": value} if isinstance(value, list) else value
-            wrapped = {"struct": value} if isinstance(value, dict) else wrapped
-            metadata[key] = int(value) if isinstance(value, bool) else wrapped
+        metadata: Document = _plain(artifact.get("metadata", {}))
+        if None in metadata.values():
+            raise LauncherError(f'unable to produce MLMD artifact for output "{name}": null')
         return {
             "name": str(self._store.num_artifacts),
             "uri": artifact["uri"],
@@ -1198,7 +1028,7 @@ class _Launcher:
             for name, each in among.items():
                 artifact = each["artifacts"][0]
                 places[f"{{{{$.{kind}.artifacts['{name}'].uri}}}}"] = artifact["uri"]
-                places[f"{{{{$.{kind}.artifacts['{name}'].path}}}}"] = _local(artifact)
+                places[f"{{{{$.{kind}.artifacts['{name}'].path}}}}"] = _path_of(artifact["uri"])
         for name, value in inputs["parameterValues"].items():
             places[f"{{{{$.inputs.parameters['{name}']}}}}"] = _text_of(value)
         for name, each in outputs.get("parameters", {}).items():
@@ -1277,15 +1107,11 @@ def _add_dependencies(key: str, task: Document, tasks: Document) -> None:
     """Adds to a task's dependencies those whose outputs it reads."""
     found = set(task.get("dependentTasks", ()))
     for each in task.get("inputs", {}).get("parameters", {}).values():
-        found |= (
-            {each["taskOutputParameter"]["producerTask"]}
-            if "taskOutputParameter" in each
-            else set()
-        )
+        if "taskOutputParameter" in each:
+            found.add(each["taskOutputParameter"]["producerTask"])
     for each in task.get("inputs", {}).get("artifacts", {}).values():
-        found |= (
-            {each["taskOutputArtifact"]["producerTask"]} if "taskOutputArtifact" in each else set()
-        )
+        if "taskOutputArtifact" in each:
+            found.add(each["taskOutputArtifact"]["producerTask"])
     if unknown := found - set(tasks):
         raise RefusedError(f"task {key}: unknown producer task {sorted(unknown)} in DAG")
     task["dependentTasks"] = sorted(found)
@@ -1306,15 +1132,14 @@ def _in_order(tasks: Document) -> list[str]:
 def _check_input(name: str, about: Document, value: Any) -> None:
     """Checks a value of a run as validatePipelineJobInputs does."""
     kind = about["parameterType"]
-    wanted = (str,) if kind == "STRING" else _KINDS[kind][1]
     is_bool = isinstance(value, bool) and kind != "BOOLEAN"
-    if not isinstance(value, wanted) or is_bool:
+    if not isinstance(value, _KINDS[kind]) or is_bool:
         raise RefusedError(f"input parameter {name} requires type {kind}, but is {value!r}")
     if about.get("literals") and value not in about["literals"]:
         raise RefusedError(f"input parameter {name}: {value!r} is not one of its literals")
 
 
-def _typed(name: str, about: Document, values: dict[str, Any], nulls: set[str]) -> dict[str, Any]:
+def _typed(name: str, about: Document, values: dict[str, Any]) -> dict[str, Any]:
     """Checks an input as the driver does; what is not passed stays away."""
     if name not in values:
         if not about.get("isOptional") and "defaultValue" not in about:
@@ -1328,87 +1153,14 @@ def _typed(name: str, about: Document, values: dict[str, Any], nulls: set[str]) 
             return {**values, name: ""}
         raise DriverError(f"parameter {name} has unknown protobuf.Value type: <nil>")
     value, kind = values[name], about["parameterType"]
-    if name in nulls and value is None:
-        return values
     if kind == "STRING":
         return {**values, name: value if isinstance(value, str) else _text_of(value)}
     if value is None:
         raise DriverError(f'got null for input parameter "{name}"')
-    word, wanted = _KINDS[kind]
-    is_right = isinstance(value, wanted) and isinstance(value, bool) == (word == "bool")
+    is_right = isinstance(value, _KINDS[kind]) and isinstance(value, bool) == (kind == "BOOLEAN")
     if not is_right:
-        raise DriverError(
-            f'input parameter "{name}" type mismatch: expect {kind}, got {_kind_of(value)}'
-        )
+        raise DriverError(f'input parameter "{name}" type mismatch: expect {kind}, got {value!r}')
     return values
-
-
-def _kind_of(value: Any) -> str:
-    if isinstance(value, bool):
-        return "bool"
-    names = {str: "string", int: "number", float: "number", list: "list", dict: "struct"}
-    return names[type(value)]
-
-
-def _of_group(found: Document, output: str, dag: _Dag) -> tuple[_Execution, str]:
-    """Returns which task of a group made an output of the group."""
-    match found:
-        case {"valueFromParameter": {"producerSubtask": producer, "outputParameterKey": key}}:
-            chosen = [(producer, key)]
-        case {"valueFromOneof": {"parameterSelectors": selectors}}:
-            # The first of them that has ended well.
-            chosen = [
-                (each["producerSubtask"], each["outputParameterKey"])
-                for each in selectors
-                if each["producerSubtask"] in dag.tasks
-                and dag.tasks[each["producerSubtask"]].state in ("CACHED", "COMPLETE")
-            ]
-        case {"artifactSelectors": selectors}:
-            chosen = [(each["producerSubtask"], each["outputArtifactKey"]) for each in selectors]
-            if len(chosen) != 1:
-                raise NotPlayedError(f"OneOf of artifacts: {found}")
-        case _:
-            raise NotPlayedError(f"output of a group: {found}")
-    if not chosen:
-        raise DriverError(
-            f'processing OneOf: No successful task found for output key "{output}" in parent task'
-        )
-    producer, key = chosen[0]
-    if producer not in dag.tasks:
-        raise DriverError(f"subTaskName, {producer}, not in tasks")
-    return dag.tasks[producer], key
-
-
-_TOKEN = re.compile(
-    r"\s*(?:(?P<name>inputs\.parameter_values\['(?P<key>[^']+)'\])|(?P<text>'[^'\\]*')"
-    r"|(?P<number>-?\d+(?:\.\d+)?)|(?P<word>true|false)|(?P<call>int|double)(?=\()"
-    r"|(?P<sign>==|!=|<=|>=|&&|\|\||[<>!()]))"
-)
-
-
-def _condition(task: Document, inputs: Document) -> bool | None:
-    """Judges a task's condition; None where it has none. Of CEL what kfp's compiler writes."""
-    text = task.get("triggerPolicy", {}).get("condition", "")
-    if not text:
-        return None
-    words, position = [], 0
-    while position < len(text.rstrip()):
-        found = _TOKEN.match(text, position)
-        if not found:
-            raise NotPlayedError(f"condition {text}")
-        position = found.end()
-        if found["name"]:
-            if found["key"] not in inputs["parameterValues"]:
-                raise DriverError(f"no such key: {found['key']}")
-            words.append(repr(inputs["parameterValues"][found["key"]]))
-        elif found["call"]:
-            words.append({"int": "int", "double": "float"}[found["call"]])
-        elif found["word"]:
-            words.append(found["word"].capitalize())
-        else:
-            sign = found["sign"] or found["text"] or found["number"]
-            words.append({"&&": " and ", "||": " or ", "!": " not "}.get(sign, sign))
-    return bool(eval("".join(words), {"__builtins__": {"int": int, "float": float}}))
 
 
 def _resolved(words: Sequence[str], values: Mapping[str, Any]) -> list[str]:
@@ -1424,12 +1176,7 @@ def _resolved(words: Sequence[str], values: Mapping[str, Any]) -> list[str]:
         if "$.outputs" in word:
             made.append(word)
         elif word.strip().startswith('{"IfPresent":'):
-            with _failed("failed to resolve condition"):
-                about = json.loads(word)["IfPresent"]
-                is_there = values.get(about["InputName"]) is not None
-                chosen = about.get("Then" if is_there else "Else")
-                chosen = [chosen] if isinstance(chosen, str) else chosen or []
-                made += [_INPUT.sub(put, each) for each in chosen]
+            raise NotPlayedError(f"word {word}")
         else:
             with _failed("failed to resolve input parameters"):
                 made.append(_INPUT.sub(put, word))
@@ -1451,12 +1198,7 @@ def _runtime(text: str, told: Document) -> str:
 def _resources(found: Document, told: Document) -> Document:
     made: Document = {"limits": {}, "requests": {}}
     for name, value in found.items():
-        if name == "accelerator":
-            kind, count = value.get("resourceType", ""), value.get("resourceCount", "")
-            kind, count = _runtime(kind, told), _runtime(count, told)
-            if kind and count:
-                made["limits"][kind] = count
-        elif matched := re.fullmatch(r"resource(Cpu|Memory)(Limit|Request)", name):
+        if matched := re.fullmatch(r"resource(Cpu|Memory)(Limit|Request)", name):
             made[f"{matched[2].lower()}s"][matched[1].lower()] = _runtime(value, told)
         elif not re.fullmatch(r"(cpu|memory)(Limit|Request)", name):
             raise NotPlayedError(f"resources: {name}")
@@ -1480,27 +1222,21 @@ def _fingerprint(
     return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
 
 
-def _template_prefix(task: Document, config: Document | None) -> str:
+def _template_prefix(task: Document, config: Document) -> str:
     prefix = "retry-" if "retryPolicy" in task else ""
-    metadata = (config or {}).get("podMetadata")
-    if metadata is not None:
-        counts = f"{len(metadata.get('annotations', {}))}-{len(metadata.get('labels', {}))}"
-        prefix = f"metadata-{counts}-{prefix}"
+    if "podMetadata" in config:
+        counts = [len(config["podMetadata"].get(kind, {})) for kind in ("annotations", "labels")]
+        prefix = f"metadata-{counts[0]}-{counts[1]}-{prefix}"
     return prefix
 
 
-class _failed:
+@contextlib.contextmanager
+def _failed(words: str) -> Iterator[None]:
     """Puts words in front of a driver's error."""
-
-    def __init__(self, words: str) -> None:
-        self._words = words
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, DriverError):
-            raise DriverError(f"{self._words}: {error}") from None
+    try:
+        yield
+    except DriverError as err:
+        raise DriverError(f"{words}: {err}") from None
 
 
 def _field(pod: Document, path: str) -> str:
@@ -1521,17 +1257,13 @@ def _path_of(uri: str) -> str:
     raise LauncherError(f"failed to generate local path for URI {uri}: unsupported storage scheme")
 
 
-def _local(artifact: Document) -> str:
-    return str(artifact["customPath"]) if artifact.get("customPath") else _path_of(artifact["uri"])
-
-
 def _merge(artifact: Document, told: Document) -> None:
     if told.get("uri"):
         artifact["uri"] = told["uri"]
     if "metadata" in told:
         artifact["metadata"] = {**artifact.get("metadata", {}), **told["metadata"]}
     if told.get("customPath"):
-        artifact["customPath"] = told["customPath"]
+        raise NotPlayedError("customPath")
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -1541,28 +1273,6 @@ def _copy(source: Path, target: Path) -> None:
     elif source.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target)
-
-
-def _value_of(text: str, kind: str) -> Any:
-    """Reads an output parameter's file as TextToPbValue does."""
-    match kind:
-        case "STRING":
-            return text
-        case "NUMBER_INTEGER":
-            return int(text.strip())
-        case "NUMBER_DOUBLE":
-            return _plain(float(text.strip()))
-        case "BOOLEAN":
-            words = {"1": True, "t": True, "true": True, "0": False, "f": False, "false": False}
-            if text.strip().lower() not in words:
-                raise ValueError(f"invalid syntax: {text!r}")
-            return words[text.strip().lower()]
-        case "LIST" | "STRUCT":
-            value = json.loads(text)
-            if not isinstance(value, list if kind == "LIST" else dict):
-                raise ValueError("unexpected type")
-            return _plain(value)
-    raise ValueError(f"unknown type {kind}")
 
 
 def _driver_text(value: Any) -> str:

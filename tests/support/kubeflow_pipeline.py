@@ -1,7 +1,6 @@
 """Makes a workload for Kubeflow, compiles its pipeline, and reads what is in it."""
 
 import functools
-import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -9,8 +8,8 @@ from typing import Any
 
 import yaml
 
+from stoker.pipelines.base import Compiled
 from stoker.pipelines.kubeflow.compile import COMPONENTS, compile_kubeflow, component_files
-from stoker.pipelines.sagemaker.compile import Compiled
 from stoker.records import Json
 from stoker.settings import workload_from
 
@@ -56,23 +55,11 @@ DOCUMENT: Mapping[str, Json] = {
     },
 }
 WORKLOAD = workload_from(DOCUMENT)
-# Without channels, GPUs and most settings, and of another platform until it is compiled.
-SMALL = workload_from(
-    {
-        "name": "mini",
-        "command": ["python", "train.py"],
-        "platform": "local",
-        "image": "stoker:mini",
-        "cluster": {"dnn": {"instance_type": "small", "count": 1}},
-        "kubernetes": {"pools": {"small": {"cpu": 1, "memory": "2Gi", "gpus": 0}}},
-    }
-)
-WORKLOADS = {"cluster": WORKLOAD, "small": SMALL}
 
 
 @functools.cache
-def compiled(kind: str = "cluster") -> Compiled:
-    return compile_kubeflow(WORKLOADS[kind], folder=ROOT)
+def compiled() -> Compiled:
+    return compile_kubeflow(WORKLOAD, folder=ROOT)
 
 
 @functools.cache
@@ -98,10 +85,19 @@ def parsed(definition: str) -> list[Any]:
     return list(yaml.load_all(definition, Loader=yaml.CSafeLoader))
 
 
-def documents(kind: str = "cluster") -> tuple[dict[str, Any], dict[str, Any]]:
+def read(definition: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the pipeline, and what Kubernetes is told of its pods."""
-    pipeline, platforms = parsed(compiled(kind).definition)
+    pipeline, platforms = parsed(definition)
     return pipeline, platforms["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+
+
+def documents() -> tuple[dict[str, Any], dict[str, Any]]:
+    return read(compiled().definition)
+
+
+def with_overrides(*overrides: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    workload = workload_from(DOCUMENT, overrides=overrides)
+    return read(compile_kubeflow(workload, folder=ROOT).definition)
 
 
 def groups(pipeline: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -124,9 +120,3 @@ def executor(pipeline: Mapping[str, Any], task: str) -> Mapping[str, Any]:
     component = pipeline["components"][tasks(pipeline)[task]["componentRef"]["name"]]
     found: Mapping[str, Any] = pipeline["deploymentSpec"]["executors"][component["executorLabel"]]
     return found["container"]  # type: ignore[no-any-return]
-
-
-def executor_input(values: Mapping[str, Json], *, output_file: Path) -> str:
-    """Returns what Kubeflow puts in the place of `{{$}}` for a step with these inputs."""
-    inputs: dict[str, Json] = {"parameterValues": {**values}}
-    return json.dumps({"inputs": inputs, "outputs": {"outputFile": str(output_file)}})

@@ -1,15 +1,15 @@
 """The product's pipeline for Kubeflow, and the client of its runs on the played server."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from stoker.pipelines.base import Compiled
 from stoker.pipelines.kubeflow.client import KubeflowClient
 from stoker.pipelines.kubeflow.compile import compile_kubeflow
-from stoker.pipelines.sagemaker.compile import Compiled
 from stoker.records import Json, Workload
 from stoker.settings import workload_from
+from support.aws_answers import Clock
 from support.kfp_server import KfpServer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,19 +32,6 @@ def workload(*overrides: str) -> Workload:
 @cache
 def compiled(*overrides: str) -> Compiled:
     return compile_kubeflow(workload(*overrides), folder=ROOT)
-
-
-@dataclass
-class Clock:
-    """A clock on which time passes only while somebody sleeps."""
-
-    seconds: float = 0.0
-
-    def __call__(self) -> float:
-        return self.seconds
-
-    def sleep(self, seconds: float) -> None:
-        self.seconds += seconds
 
 
 def client_at(

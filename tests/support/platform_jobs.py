@@ -30,10 +30,10 @@ from stoker.platforms.kubernetes import KubernetesPlatform
 from stoker.platforms.kubernetes.api import ClusterApi
 from stoker.platforms.local import LocalPlatform
 from stoker.platforms.sagemaker import SageMakerPlatform
-from stoker.records import Group
 from stoker.settings import RunEnvironment
 from support import kubernetes_jobs, sagemaker_job
 from support.aws_answers import Clock
+from support.builders import clusters
 from support.cloudwatch import put_lines
 from support.kubernetes_api import KubernetesApi, kube_config, kubernetes_api
 from support.local_job import QUICK, WITHOUT_TORCH, is_running, marked_processes, until
@@ -146,10 +146,7 @@ class LocalPlatformJob:
         self.spec = JobSpec(
             name=NAME,
             command=("python", str(folder / "script.py")),
-            groups=(
-                Group(name="dnn", role="dnn", instance_type="local.c1", count=1),
-                Group(name="data", role="data", instance_type="local.c1", count=1),
-            ),
+            groups=clusters("local.c1", "local.c1"),
             run_dir=folder / "run",
             environment={"STOKER_TEST_DIR": str(folder), **WITHOUT_TORCH},
             settings=RunEnvironment(feed=QUICK),

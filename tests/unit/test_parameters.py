@@ -1,8 +1,6 @@
 from collections.abc import Mapping
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from stoker.errors import UsageError
 from stoker.parameters import defaults_of, gate_text, main_channel, overrides_of, parameters_of
@@ -36,21 +34,18 @@ def test_the_defaults_change_nothing():
     ("param", "path", "expected"),
     [
         ("instance_type=ml.p4d.24xlarge", "cluster.dnn.instance_type", "ml.p4d.24xlarge"),
-        # Components that were not told hand on what says so.
+        # An empty value keeps what the workload says.
         ("instance_type=", "cluster.dnn.instance_type", "ml.g5.xlarge"),
-        ("instance_count=0", "cluster.dnn.count", 2),
         ("InstanceCount=3", "cluster.dnn.count", 3),
         ("objective=time", "constraints.objective", "time"),
         ("MaxUsdPerHour=45.5", "constraints.max_usd_per_hour", 45.5),
         ("MaxUsdPerHour=", "constraints.max_usd_per_hour", None),
         ("max_data_hosts=0", "constraints.max_data_hosts", 0),
-        (
-            "allowed_types=ml.c5.9xlarge, ml.c5.18xlarge",
-            "constraints.allowed_instance_types",
-            ("ml.c5.9xlarge", "ml.c5.18xlarge"),
-        ),
+        ("allowed_types=a, b", "constraints.allowed_instance_types", ("a", "b")),
         ("allowed_types=", "constraints.allowed_instance_types", None),
         ("image=registry/other:2", "image", "registry/other:2"),
+        # A text sets no other key than its own.
+        ("image={a: 1}\ncommand: [x]", "image", "{a: 1}\ncommand: [x]"),
         ("input_data=s3://other/train", "channels.train.uri", "s3://other/train"),
         ("epochs=3", "training.epochs", 3),
         ("epochs=3", "hyperparameters.epochs", 3),
@@ -59,7 +54,6 @@ def test_the_defaults_change_nothing():
         ("gate=", "gate", ()),
         ("replace_dataloader=auto", "feed.replace_dataloader", "auto"),
         ("ReplaceDataloader=false", "feed.replace_dataloader", False),
-        ("replace_dataloader=True", "feed.replace_dataloader", True),
     ],
 )
 def test_a_parameter_sets_its_key(param, path, expected):
@@ -76,15 +70,6 @@ def test_a_gate_survives_the_way_through_its_text():
     against = applied(f"gate={held}")
     assert gate_text(against) == held
     assert [gate.min_champion for gate in against.gate] == [-0.005, None]
-
-
-@given(st.text(st.characters(blacklist_categories=("Cs", "Cc")), min_size=1, max_size=50))
-def test_a_text_cannot_set_another_key_than_its_own(text):
-    if not text.strip():
-        return
-    found = applied(f"image={text}")
-    assert found.image == text.strip()
-    assert found.command == WORKLOAD.command
 
 
 @pytest.mark.parametrize(
@@ -109,21 +94,6 @@ def test_the_main_channel_is_train_and_without_channels_there_is_no_address_of_d
     assert main_channel(workload) is None
     with pytest.raises(UsageError, match="no parameter input_data"):
         overrides_of(["input_data=s3://bucket/train"], workload=workload)
-
-
-def test_every_parameter_explains_itself_in_a_sentence_and_has_a_default():
-    for parameter in parameters_of(WORKLOAD):
-        assert parameter.text.endswith(".")
-        assert parameter.check(parameter.default(WORKLOAD)) == str(parameter.default(WORKLOAD))
-
-
-def test_what_the_issue_asks_for_can_be_set_on_the_console():
-    assert {p.camel_name for p in parameters_of(WORKLOAD)} == {
-        *("InputData", "InstanceType", "InstanceCount", "Objective", "MaxUsdPerHour"),
-        "ReplaceDataloader",
-        *("MaxDataHosts", "AllowedTypes", "Epochs", "Gate", "Image", "ModelGroup"),
-        *("ReuseProfile", "Approval"),
-    }
 
 
 DECLARED: Mapping[str, Json] = {
@@ -169,19 +139,14 @@ def test_each_hyperparameter_is_a_parameter_of_the_kind_that_its_value_has():
 @pytest.mark.parametrize(
     ("param", "name", "value"),
     [
-        ("lr=1e-05", "lr", 1e-05),
         # As a service may spell it.
         ("Lr=1.0E-5", "lr", 1e-05),
         ("lr=2", "lr", 2.0),
-        ("lr=1e-3", "lr", 0.001),
-        ("BatchSize=128.0", "batch-size", 128),
         ("BatchSize=2.0E7", "batch-size", 20_000_000),
         ("amp=True", "amp", True),
         ("amp=1", "amp", True),
         ("amp=0.0", "amp", False),
         ("batch_size=-1", "batch-size", -1),
-        ("BatchSize=128", "batch-size", 128),
-        ("amp=False", "amp", False),
         ("model=on: {off}", "model", "on: {off}"),
         ("model=3", "model", "3"),
         ("model= a  ", "model", " a  "),
@@ -201,13 +166,11 @@ def test_a_hyperparameter_keeps_its_kind(param, name, value):
         ("lr=fast", "expected a number"),
         ("lr=nan", "expected a number"),
         ("batch_size=1.5", "expected a whole number"),
-        ("amp=maybe", "amp=maybe is not possible"),
         ("amp=2", "amp=2 is not possible"),
         ("batch_size=1e400", "expected a whole number"),
         ("batch_size=1e30", "expected a whole number"),
         ("model=a\nb", "several lines"),
         ("seed=1", "no parameter seed"),
-        ("momentum=0.9", "no parameter momentum"),
     ],
 )
 def test_a_hyperparameter_of_another_name_or_kind_is_refused(param, words):
@@ -215,17 +178,11 @@ def test_a_hyperparameter_of_another_name_or_kind_is_refused(param, words):
         changed(param)
 
 
-def test_two_hyperparameters_of_one_spelling_are_two_parameters():
-    workload = workload_from({**DOCUMENT, "hyperparameters": {"lr": 1.0, "LR": 2.0}})
-    found = {p.hyperparameter: p.name for p in parameters_of(workload) if p.hyperparameter}
-    assert found == {"lr": "lr", "LR": "hyperparameter_lr"}
-
-
-def test_no_two_parameters_have_one_name_in_sagemakers_spelling():
-    workload = workload_from({**DOCUMENT, "hyperparameters": {"beta_1": 0.9, "beta1": 0.8}})
-    names = [p.camel_name for p in parameters_of(workload)]
-    assert len(names) == len(set(names))
-    assert {"Beta1", "HyperparameterBeta1"} <= set(names)
+def test_no_two_parameters_have_one_name():
+    declared: Json = {"lr": 1.0, "LR": 2.0, "beta_1": 0.9, "beta1": 0.8}
+    workload = workload_from({**DOCUMENT, "hyperparameters": declared})
+    found = {p.hyperparameter: p.camel_name for p in parameters_of(workload) if p.hyperparameter}
+    assert set(found.values()) == {"Lr", "HyperparameterLr", "Beta1", "HyperparameterBeta1"}
 
 
 def test_a_profile_holds_for_other_epochs_data_and_image():
@@ -236,17 +193,10 @@ def test_a_profile_holds_for_other_epochs_data_and_image():
     assert other.profile_keys() != WORKLOAD.profile_keys()
 
 
-def test_a_run_is_named_by_its_workload_and_the_start_of_its_own_id():
-    assert WORKLOAD.run_name("5F0C1A2B-9d4e-4c3b") == "digits-5f0c1a2b"
-    assert WORKLOAD.run_name("1234567") == "digits-1234567"
-
-
 def test_on_kubernetes_a_run_may_bring_its_own_node_pools():
-    document = {**DOCUMENT, "platform": "kubernetes"}
+    document: Mapping[str, Json] = {**DOCUMENT, "platform": "kubernetes"}
     workload = workload_from(document)
     text = "instance_type,vcpus\nbig,16"
     overrides = overrides_of([f"pools_file={text}"], workload=workload)
-    changed = workload_from(document, overrides=overrides)
-    assert changed.kubernetes is not None
-    assert changed.kubernetes.pools_file == text
+    assert workload_from(document, overrides=overrides).kubernetes.pools_file == text
     assert overrides_of(["pools_file="], workload=workload) == []

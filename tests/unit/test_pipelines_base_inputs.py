@@ -29,12 +29,13 @@ def packed(folder: Path, text: str = "print(1)") -> Inputs:
     return pack_inputs(workload(source="code"), folder=folder)
 
 
-def test_a_workload_without_code_is_one_file():
-    inputs = pack_inputs(workload())
+@pytest.mark.parametrize("settings", [{}, {"source": "s3://b/mine.tar.gz"}])
+def test_a_workload_without_code_or_with_code_in_s3_is_one_file(settings):
+    inputs = pack_inputs(workload(**settings))
     assert set(inputs.files) == {"workload.json"}
     assert inputs.uri.startswith("s3://b/out/stoker/inputs/")
     assert len(inputs.uri.rpartition("/")[2]) == 16
-    assert inputs.workload == workload()
+    assert inputs.workload == workload(**settings)
 
 
 def test_code_is_packed_and_the_workload_names_its_address(tmp_path):
@@ -47,25 +48,12 @@ def test_code_is_packed_and_the_workload_names_its_address(tmp_path):
         assert archive.getnames() == ["train.py"]
 
 
-def test_the_same_content_has_the_same_address_wherever_it_lies(tmp_path):
-    first, second = packed(tmp_path / "a"), packed(tmp_path / "b")
-    assert first == second
-
-
-def test_other_code_has_another_address(tmp_path):
-    assert packed(tmp_path).uri != packed(tmp_path, "print(2)").uri
-
-
-def test_another_workload_has_another_address():
+def test_the_address_names_the_content(tmp_path):
+    first = packed(tmp_path / "a")
+    assert packed(tmp_path / "b") == first
+    assert packed(tmp_path / "b", "print(2)").uri != first.uri
     other = msgspec.structs.replace(workload(), hyperparameters={"lr": 0.1})
     assert pack_inputs(workload()).uri != pack_inputs(other).uri
-
-
-def test_code_that_is_in_s3_stays_there():
-    inputs = pack_inputs(workload(source="s3://b/mine.tar.gz"))
-    assert set(inputs.files) == {"workload.json"}
-    assert inputs.workload.sagemaker
-    assert inputs.workload.sagemaker.source == "s3://b/mine.tar.gz"
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path):

@@ -31,10 +31,9 @@ def _out_of_reach(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
 
-def raised(verb: str, target: str, *more: str) -> tuple[BaseException | None, str]:
+def raised(verb: str, target: str, *more: str) -> BaseException | None:
     Path("w.yaml").write_text(WORDS[target])
-    done = CliRunner().invoke(app_for(verb), [verb, target, "w.yaml", *more])
-    return done.exception, done.stderr
+    return CliRunner().invoke(app_for(verb), [verb, target, "w.yaml", *more]).exception
 
 
 @pytest.mark.parametrize("target", ["kubeflow", "sagemaker"])
@@ -42,32 +41,23 @@ def raised(verb: str, target: str, *more: str) -> tuple[BaseException | None, st
     ("verb", "more", "words"),
     [
         ("start", ("--param", "objective=speed"), "speed"),
+        ("start", ("--param", "objectiv=cost"), "did you mean objective?"),
         ("schedule", ("--cron", "@daily", "--param", "objective=speed"), "speed"),
         # Five fields of Unix's cron: the services would read them otherwise, or not at all.
         ("schedule", ("--cron", "0 3 * * 1"), "0 3 * * 1"),
     ],
 )
 def test_a_wrong_value_is_refused_without_the_service(target, verb, more, words):
-    err, _ = raised(verb, target, *more)
+    err = raised(verb, target, *more)
     assert isinstance(err, UsageError)
     assert words in str(err)
 
 
 @pytest.mark.parametrize("target", ["kubeflow", "sagemaker"])
-def test_a_misspelt_parameter_is_refused_without_the_service(target):
-    err, _ = raised("start", target, "--param", "objectiv=cost")
-    assert isinstance(err, UsageError)
-    assert (err.what, err.fix) == (
-        "a run of mnist has no parameter objectiv",
-        "did you mean objective?",
-    )
-
-
-@pytest.mark.parametrize("target", ["kubeflow", "sagemaker"])
 def test_a_parameter_that_only_the_pipeline_may_have_is_asked_for(target, monkeypatch):
-    err, _ = raised("start", target, "--param", "colour_of_my_own_step=3")
+    err = raised("start", target, "--param", "colour_of_my_own_step=3")
     assert isinstance(err, ReachedError)
     # Near to a parameter of the workload, and declared in the project's own pipeline.
     monkeypatch.setattr("stoker.cli.compile.has_parameter", lambda *_: True)
-    err, _ = raised("start", target, "--param", "objectives=3")
+    err = raised("start", target, "--param", "objectives=3")
     assert isinstance(err, ReachedError)

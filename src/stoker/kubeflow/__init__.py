@@ -12,14 +12,14 @@
         found = decide(profile=measured.outputs["profile"], **run.inputs(decide))
         control_step(found, run, name="Decide")
 
-Needs the extra `kubeflow`. The components alone take texts and numbers: nothing of a
-workload file is needed to use `profile(image=..., workload=...)` in a pipeline.
+Needs the extra `kubeflow`. The inputs of a component are texts and numbers: a pipeline can use
+`profile(image=..., workload=...)` without a workload file.
 
-Each takes the image of its pod as an input, so that one compiled component serves everybody
-(Kubeflow Pipelines 2.4 or later puts it in its place). All other inputs, and the places of the
-outputs, reach the verb as one JSON document, `--executor-input`: an input that is left out is then
-as the workload says. In a word of the command such an input would end the run, because Kubeflow
-Pipelines 2.17 refuses a step whose command names an input that the run has no value for.
+Each component takes the image of its pod as an input, so that all users share one compiled file
+(Kubeflow Pipelines 2.4 or later). The verb reads all other inputs, and the paths of its outputs,
+from one JSON document, `--executor-input`. An input that is left out has the workload's value. The
+command itself names no such input: Kubeflow Pipelines 2.17 refuses a step if its command names an
+input without a value.
 """
 
 import inspect
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 else:
     OutputText = dsl.OutputPath(str)
 
-# The number of a span of `$0` days: the same text all through it. No days: another text each time.
+# The number of a period of `$0` days. 0 days: a new number each time.
 _PERIOD = (
     'mkdir -p "$(dirname "$1")" && '
     'if [ "$0" -gt 0 ]; then echo "$0.$(($(date +%s) / 86400 / $0))"; else date +%s.%N; fi > "$1"'
@@ -73,16 +73,7 @@ _PERIOD = (
 
 
 def _component(function: Callable[P, ContainerSpec]) -> Component:
-    """Makes a component of a function: kfp calls it once, with a placeholder for each argument."""
-    return _shown(_made(function), function)
-
-
-def _training_component(function: Callable[P, ContainerSpec]) -> Component:
-    """Makes a component that hands hyperparameters on: `profile(..., hyperparameters={...})`."""
-    return _shown(TrainingComponent(_made(function).component_spec, function), function)
-
-
-def _made(function: Callable[P, ContainerSpec]) -> Component:
+    """Makes a component of a function; kfp calls it once, with a placeholder for each argument."""
     own = inspect.signature(function)
     # To kfp `str | None` is the name of an artifact, and Optional[str] what it means.
     read = [
@@ -94,54 +85,48 @@ def _made(function: Callable[P, ContainerSpec]) -> Component:
     vars(function)["__signature__"] = own.replace(parameters=read)
     made: Component = dsl.container_component(function)
     vars(function)["__signature__"] = own
-    return made
-
-
-def _shown(made: Component, function: Callable[P, ContainerSpec]) -> Component:
-    # For notebooks and editors: kfp's own object has neither the words nor the inputs.
+    # For notebooks and editors: kfp's own object shows neither docstring nor inputs.
     inputs = [
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for name, parameter in inspect.signature(function).parameters.items()
+        for name, parameter in own.parameters.items()
         if name in (made.component_spec.inputs or {})
         and parameter.annotation is not PipelineTaskFinalStatus
     ]
-    if isinstance(made, TrainingComponent):
-        kind = inspect.Parameter.KEYWORD_ONLY
-        changed = Mapping[str, object] | None
-        inputs.append(inspect.Parameter("hyperparameters", kind, default=None, annotation=changed))
-    shown = {
-        "__doc__": function.__doc__,
-        "__signature__": inspect.Signature(inputs, return_annotation=Task),
-    }
-    for name, value in shown.items():
-        setattr(made, name, value)
+    made.__doc__ = function.__doc__
+    made.__signature__ = inspect.Signature(inputs, return_annotation=Task)
+    return made
+
+
+def _training_component(function: Callable[P, ContainerSpec]) -> Component:
+    """Makes a component with hyperparameters: `profile(..., hyperparameters={...})`."""
+    plain = _component(function)
+    made = TrainingComponent(plain.component_spec, function)
+    kind, changed = inspect.Parameter.KEYWORD_ONLY, Mapping[str, object] | None
+    further = inspect.Parameter("hyperparameters", kind, default=None, annotation=changed)
+    shown = plain.__signature__
+    made.__doc__ = plain.__doc__
+    made.__signature__ = shown.replace(parameters=[*shown.parameters.values(), further])
     return made
 
 
 def _container(image: str, verb: str, *words: str) -> ContainerSpec:
-    """Returns a step of a verb.
-
-    Args:
-        image: Image of the step's pod.
-        verb: Verb of the command line.
-        words: Flags and paths of artifacts, which no caller can leave out.
-    """
+    """Returns a step that runs a verb; `words` are its flags, and paths of artifacts."""
     told = ("--executor-input", dsl.PIPELINE_TASK_EXECUTOR_INPUT_PLACEHOLDER)
-    # kfp takes a placeholder as an image only inside of a text.
+    # kfp takes a placeholder as an image only inside a text.
     return ContainerSpec(image=f"{image}", command=["stoker", verb], args=[*words, *told])
 
 
 @_component
 def period(number: OutputText, image: str, cache_days: int) -> ContainerSpec:
-    """Numbers spans of days, so that a cached profile is used for so many days only.
+    """Numbers periods of days, to limit how long a cached profile is used.
 
-    Kubeflow's cache never expires. The number is the same all through a span: given to `profile`
-    as its cache_key, it ends what was cached in an earlier one.
+    Kubeflow's cache never expires. As the cache_key of `profile`, the number ends the use of
+    profiles from earlier periods.
 
     Args:
-        image: Image of the step's pod: any with a shell.
-        cache_days: Days of a span; 0: another number each time, so that nothing is re-used.
-        number: The number of the span.
+        image: Image of the step's pod: any image with a shell.
+        cache_days: Length of a period; 0: a new number in each run, so that nothing is reused.
+        number: The number of the period.
     """
     return ContainerSpec(
         image=f"{image}", command=["sh", "-c", _PERIOD], args=[f"{cache_days}", number]
@@ -163,25 +148,24 @@ def profile(
     reuse_profile: str | None = None,
     cache_key: str | None = None,
 ) -> ContainerSpec:
-    """Measures what a training step waits for: runs the unchanged command for a few minutes.
+    """Runs the unchanged command for a few minutes, and measures what a training step waits for.
 
-    The measured hosts are a job that this step creates and follows. An input that is left out is
-    as the workload says.
+    This step creates and follows the job that is measured. An input that is left out has the
+    workload's value.
 
     Args:
-        image: Image of the step's pod; it needs no torch.
+        image: Image of the step's pod; needs no torch.
         workload: The workload, as JSON.
         job_image: Image of the job's hosts.
-        instance_type: Instance type, or node pool, that trains today.
-        instance_count: Hosts that train today.
+        instance_type: Instance type, or node pool, of today's cluster.
+        instance_count: Number of hosts in today's cluster.
         input_data: Address of the training data.
-        pools_file: Text of the CSV file of node pools.
-        reuse_profile: Text of a profile.json that is taken as it is; empty or left out: profile.
-        cache_key: Any text: Kubeflow re-uses only a profile that was made with the same.
-        hyperparameters: Values in place of the workload's, by the names of their parameters:
-            {"batch_size": 128}.
+        pools_file: The CSV file of node pools, as text.
+        reuse_profile: A profile.json, as text, to use instead of a new one; empty: a new one.
+        cache_key: Any text. Kubeflow reuses only profiles that were made with the same text.
+        hyperparameters: Values that replace the workload's, by parameter: {"batch_size": 128}.
         profile: profile.json.
-        metrics: Seconds of a step and of its parts.
+        metrics: Seconds per step, in total and for each part.
         summary: The verdict in words.
     """
     return _container(
@@ -208,26 +192,26 @@ def decide(
     epochs: int | None = None,
     pools_file: str | None = None,
 ) -> ContainerSpec:
-    """Ranks the clusters that could train, in time and money: records and prices in, plans out.
+    """Ranks the clusters on which the training could run, by time or cost.
 
-    An input that is left out is as the workload says.
+    An input that is left out has the workload's value.
 
     Args:
         profile: profile.json.
-        image: Image of the step's pod; it needs no torch.
+        image: Image of the step's pod; needs no torch.
         workload: The workload, as JSON.
-        instance_type: Instance type, or node pool, that trains today.
-        instance_count: Hosts that train today.
-        objective: What ranks the plans: cost or time.
-        max_usd_per_hour: Dollars an hour that all hosts may cost; empty: no limit.
-        max_data_hosts: Most data hosts that a plan may have; 0: no data group.
-        allowed_types: Types that a plan may have, by commas; empty: all that are known.
+        instance_type: Instance type, or node pool, of today's cluster.
+        instance_count: Number of hosts in today's cluster.
+        objective: What the plans are ranked by: cost or time.
+        max_usd_per_hour: Limit for the cost of all hosts, in dollars per hour; empty: no limit.
+        max_data_hosts: Limit for the number of data hosts; 0: no data group.
+        allowed_types: Instance types to choose from, separated by commas; empty: all known types.
         replace_dataloader: As for train.
-        epochs: Epochs of the training.
-        pools_file: Text of the CSV file of node pools.
+        epochs: Number of training epochs.
+        pools_file: The CSV file of node pools, as text.
         decision: decision.json.
-        metrics: What the chosen plan promises.
-        summary: The plans, and why, in words.
+        metrics: Predictions for the chosen plan.
+        summary: The plans and the reasons, in words.
         action: keep, tune, scale_up, heterogeneous or scale_out.
     """
     return _container(
@@ -256,31 +240,30 @@ def train(
     epochs: int | None = None,
     pools_file: str | None = None,
 ) -> ContainerSpec:
-    """Trains on the cluster that was decided on, as a job that this step creates and follows.
+    """Trains on the chosen cluster, as a job that this step creates and follows.
 
-    An input that is left out is as the workload says.
+    An input that is left out has the workload's value.
 
     Args:
-        profile: profile.json, for the evaluation of a training whose step was lost.
+        profile: profile.json, to evaluate the training if this step is lost.
         decision: decision.json.
-        image: Image of the step's pod; it needs no torch.
+        image: Image of the step's pod; needs no torch.
         workload: The workload, as JSON.
-        run_id: The run's own id: the job's name has it, so that a retry adopts the job.
+        run_id: Id of the run. The job's name contains it, so that a retry adopts the job.
         job_image: Image of the job's hosts.
-        instance_type: Instance type, or node pool, that trains today.
-        instance_count: Hosts that train today.
+        instance_type: Instance type, or node pool, of today's cluster.
+        instance_count: Number of hosts in today's cluster.
         input_data: Address of the training data.
-        replace_dataloader: Whether loaders of PyTorch's own class are fed: auto, true or false.
-        epochs: Epochs of the training.
-        pools_file: Text of the CSV file of node pools.
-        hyperparameters: Values in place of the workload's, by the names of their parameters:
-            {"batch_size": 128}.
+        replace_dataloader: Whether stoker feeds loaders of PyTorch's own class: auto, true, false.
+        epochs: Number of training epochs.
+        pools_file: The CSV file of node pools, as text.
+        hyperparameters: Values that replace the workload's, by parameter: {"batch_size": 128}.
         record: training.json.
-        metrics: What the script reported, and seconds of a step.
-        summary: What the training did, in words.
-        model: Address of the model that it left.
-        status: succeeded, failed or stopped: a failed training does not fail this step.
-        training: training.json as a text.
+        metrics: Metrics that the script reported, and seconds per step.
+        summary: The training in words.
+        model: Address of the trained model.
+        status: succeeded, failed or stopped. A failed training does not fail this step.
+        training: training.json, as text.
     """
     return _container(
         image,
@@ -312,23 +295,23 @@ def evaluate(
     gate: str | None = None,
     champion: str | None = None,
 ) -> ContainerSpec:
-    """Judges a run: did quality hold, did the promise hold? Ends well whatever the verdict.
+    """Compares the model with the gate, and the run with its prediction.
 
-    An input that is left out is as the workload says.
+    This step succeeds whatever the verdict. An input that is left out has the workload's value.
 
     Args:
         profile: profile.json.
         decision: decision.json.
-        image: Image of the step's pod; it needs no torch.
+        image: Image of the step's pod; needs no torch.
         workload: The workload, as JSON.
-        training: training.json as a text.
-        instance_type: Instance type, or node pool, that trains today.
-        instance_count: Hosts that train today.
-        gate: What the model must reach, as accuracy>=0.94, loss<=0.2; empty: no gate.
+        training: training.json, as text.
+        instance_type: Instance type, or node pool, of today's cluster.
+        instance_count: Number of hosts in today's cluster.
+        gate: Bounds for the model's metrics, such as accuracy>=0.94, loss<=0.2; empty: no gate.
         champion: The model in use, for gates such as accuracy>=champion-0.005: a folder of
-            champions, an evaluation.json, or registry:GROUP of SageMaker; empty or left out: none.
+            champions, an evaluation.json, or registry:GROUP of SageMaker; empty: no model.
         evaluation: evaluation.json.
-        report: The whole run on a page.
+        report: Report on the whole run, an HTML page.
         metrics: The gate's metrics, speed and cost.
         summary: The verdict in words.
         passed: true or false.
@@ -347,13 +330,12 @@ def evaluate(
 
 @_component
 def gate(evaluation: Input[Artifact], image: str, champion: str | None = None) -> ContainerSpec:
-    """Fails, in the evaluation's own words, where it did not pass; else its model is the champion.
+    """Fails if the evaluation did not pass, else makes its model the champion.
 
     Args:
         evaluation: evaluation.json.
-        image: Image of the step's pod; it needs no torch.
-        champion: Folder of champions, where a model that passed becomes the one in use; empty or
-            left out: there is none.
+        image: Image of the step's pod; needs no torch.
+        champion: Folder of champions, to which the model is added; empty: no folder.
     """
     return _container(image, "evaluate", f"--gate-of={evaluation.path}", "--promote")
 
@@ -371,25 +353,25 @@ def finish(
     run_id: str,
     gate: str | None = None,
 ) -> ContainerSpec:
-    """Ends the workload's jobs of the run, its profile's too, and says how the run ended.
+    """Ends the run's jobs, including a profile's, and prints how the run ended.
 
-    A job of a failed run whose step was lost is first followed to its end, unless somebody has
-    ended the run: then there are outputs, in place of those that the lost step would have left.
+    If a run has failed because a step was lost, this step first follows the step's job to its end,
+    and writes the outputs of the lost step. It does not if a person has ended the run.
 
-    For `dsl.ExitHandler`, placed with `follower`. Kubeflow Pipelines 2.14 or later says how the run
-    ended.
+    For `dsl.ExitHandler`, placed with `follower`. Needs Kubeflow Pipelines 2.14 or later to know
+    how the run ended.
 
     Args:
-        outcome: How the run ended, as Kubeflow tells it.
-        image: Image of the step's pod; it needs no torch.
+        outcome: How the run ended, as Kubeflow reports it.
+        image: Image of the step's pod; needs no torch.
         workload: The workload, as JSON.
-        run_id: The run's own id.
-        gate: As for evaluate; a champion is not compared with.
-        record: training.json or profile.json of a job whose step was lost.
-        evaluation: evaluation.json of a training whose step was lost.
-        report: The page of a training whose step was lost.
-        metrics: Figures of a job whose step was lost.
-        model: Address of the model of a training whose step was lost.
+        run_id: Id of the run.
+        gate: As for evaluate, without comparison with a champion.
+        record: training.json or profile.json, if a step was lost.
+        evaluation: evaluation.json, if the step of a training was lost.
+        report: Report on the run, if the step of a training was lost.
+        metrics: Metrics of the job, if a step was lost.
+        model: Address of the trained model, if the step of a training was lost.
     """
     return _container(
         image,

@@ -1,13 +1,12 @@
-"""Steps are made here: components in the pods that they need, compiled to a pipeline.
+"""Steps of a pipeline: components in the pods that they need, and the compiled pipeline.
 
     measured = profile(**run.inputs(profile))
     follower(measured, run, name="Profile")
 
-The functions that place a step take and return kfp's own task, so that they can be used on any
-step of any pipeline. kfp-kubernetes cannot give a pod a priority class (the cluster does, with
-configs/kubernetes/priority.yaml), variables from all keys of a secret, node affinity by a rule, a
-seccomp profile or an fsGroup: Kubeflow Pipelines 2.16 and later set the seccomp profile and drop
-capabilities themselves.
+`control_step` and `follower` take and return kfp's own task, and work on any step of any pipeline.
+kfp-kubernetes cannot set a priority class (use configs/kubernetes/priority.yaml), variables from
+all keys of a secret, node affinity by a rule, a seccomp profile or an fsGroup. Kubeflow Pipelines
+2.16 and later set the seccomp profile and drop capabilities.
 """
 
 import dataclasses
@@ -39,25 +38,21 @@ from stoker.platforms.kubernetes.objects import MAX_LABEL, STAY_ANNOTATIONS, STE
 from stoker.records import KubernetesSettings, Workload, nearest
 from stoker.records.platforms import amount
 
-# Stands for the run's own id, but only as the whole value of an input.
+# Stands for the run's id, but only as the whole value of an input.
 RUN_ID: str = dsl.PIPELINE_JOB_ID_PLACEHOLDER
 
-# Those that write to MLflow, and what it may ask for.
+# Steps that write to MLflow, and the variables of its login.
 _TRACKED = ("train", "evaluate")
-MLFLOW_SECRETS = (
-    "MLFLOW_TRACKING_TOKEN",
-    "MLFLOW_TRACKING_USERNAME",
-    "MLFLOW_TRACKING_PASSWORD",
-)
+MLFLOW_SECRETS = tuple(f"MLFLOW_TRACKING_{key}" for key in ("TOKEN", "USERNAME", "PASSWORD"))
 _TYPES = {"string": str, "integer": int, "number": float, "boolean": bool}
-# As kfp calls the type of an input.
+# kfp's names for the types of inputs.
 _INPUT_TYPES = {str: "String", int: "Integer", float: "Float", bool: "Boolean"}
 _RETRY_SECONDS = 60
-# Counted from the first attempt's begin: a later attempt that runs then is ended. kfp's own hour
-# (a bound, in kfp 2.16) would end a follower in the middle of a training; no end cannot be said.
+# From the start of the first attempt: a later attempt is ended then. kfp's default, one hour, would
+# end a follower in the middle of a training; kfp cannot express "no limit".
 _RETRIES_END_SECONDS = 365 * 86400
-# What a follower is told of its pod. The label is Kubeflow's own; an input would do for the run's
-# id, too, but no profile could be taken from the cache then.
+# What a follower reads of its pod. The label is Kubeflow's. As an input, the run's id would keep
+# profiles from being taken from the cache.
 _OWN_POD = {
     "NAME": "name",
     "UID": "uid",
@@ -67,20 +62,15 @@ _OWN_POD = {
 
 
 class TrainingComponent(ContainerComponent):  # type: ignore[misc]
-    """A component with a further, typed input for each hyperparameter that a run may change.
+    """A component with a typed input for each hyperparameter that a run may change.
 
-    The verb finds them among the step's inputs: no word of the command names one.
+    The verb reads them from the step's inputs; the command names none.
     """
 
     def __call__(
         self, *, hyperparameters: Mapping[str, object] | None = None, **inputs: object
     ) -> Task:
-        """Makes the step.
-
-        Args:
-            hyperparameters: Name, as the workload's parameters spell it, to value.
-            inputs: Inputs of the component.
-        """
+        """Makes the step; `hyperparameters` are by the names of the workload's parameters."""
         given = {f"{HYPERPARAMETER_INPUT}{n}": v for n, v in (hyperparameters or {}).items()}
         further = {name: InputSpec(type=_type_of(value)) for name, value in given.items()}
         spec = dataclasses.replace(
@@ -98,11 +88,11 @@ def _type_of(value: object) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineRun:
-    """Steps are made for a run: its workload, and the values of the pipeline's parameters.
+    """The workload of a run, and the values of the pipeline's parameters.
 
     Attributes:
         request: What the pipeline is compiled from.
-        parameters: Values by name; a parameter that is not there has the workload's value.
+        parameters: Values by name; a parameter without a value has the workload's.
     """
 
     request: KubeflowRequest
@@ -113,10 +103,9 @@ class PipelineRun:
         """Returns a run for a pipeline of your own.
 
         Args:
-            workload: Workload with an image and today's cluster, as of
+            workload: Workload with an image and today's cluster, from
                 `stoker.settings.read_workload`.
-            parameters: Parameters of your pipeline, in place of what the workload says:
-                image=image.
+            parameters: Parameters of your pipeline that replace the workload's values: image=image.
 
         Raises:
             UsageError: If the workload lacks what the steps need, or has no such parameter.
@@ -132,17 +121,16 @@ class PipelineRun:
 
     @property
     def image(self) -> object:
-        """Returns the image that trains."""
+        """Image of the training."""
         return self.value("image")
 
     @property
     def control_image(self) -> object:
-        """Returns the image of the steps that train nothing."""
-        name = "control_image"
-        return self.value(name if name in self._known else "image")
+        """Image of the steps, which do not train."""
+        return self.value("control_image" if "control_image" in self._known else "image")
 
     def value(self, name: str) -> object:
-        """Returns the value of a parameter: of the run, or what the workload says."""
+        """Returns the run's value of a parameter, or else the workload's."""
         if name in self.parameters:
             return self.parameters[name]
         return self._known[name].default(self.request.workload)
@@ -151,8 +139,8 @@ class PipelineRun:
         """Returns the inputs of a component that the run knows.
 
         Args:
-            component: Component of stoker, or one of yours with inputs of the same names.
-            own: Inputs that come first.
+            component: Component of stoker, or yours with inputs of the same names.
+            own: Inputs that replace these.
         """
         shared: dict[str, object] = {
             "image": self.control_image,
@@ -172,20 +160,21 @@ class PipelineRun:
 
 
 def control_step(task: Task, run: PipelineRun, *, name: str) -> Task:
-    """Places a step that trains nothing: a small pod, on any node, never taken from the cache.
+    """Gives a step a small pod on any node, and no result from the cache.
 
-    A step with an input `champion` has the claim of `kubernetes.champion` mounted.
+    A step with an input `champion` gets the claim of `kubernetes.champion` mounted.
 
     Args:
         task: A step of kfp.
-        run: Its `kubernetes.control` says what the pod asks for, and how long it may take.
+        run: Run with `kubernetes.control`: the pod's resources and time limit.
         name: Name in the console.
     """
     task.set_display_name(name).set_caching_options(False)
     control = run.request.settings.control
     _restricted(task, run)
     _secrets(task, run)
-    _without_gpus(task)
+    # Images for GPUs ask for all GPUs of the node, whatever the pod has.
+    task.set_env_variable("NVIDIA_VISIBLE_DEVICES", "void")
     champions = run.request.champions
     if champions and CHAMPION in task.inputs:
         claim, folder = champions
@@ -200,17 +189,17 @@ def control_step(task: Task, run: PipelineRun, *, name: str) -> Task:
 
 
 def follower(task: Task, run: PipelineRun, *, name: str, num_retries: int = 3) -> Task:
-    """Places a step that creates a job and follows it: a small pod that autoscalers leave alone.
+    """Gives a step that creates and follows a job a small pod, which autoscalers leave alone.
 
-    It knows its own pod, has no time limit but the job's own, and a label that
-    configs/kubernetes/priority.yaml gives a priority.
+    The step has no time limit except the job's, and the label that
+    configs/kubernetes/priority.yaml selects.
 
     Args:
         task: A step of kfp.
         run: Run as for `control_step`.
         name: Name in the console.
-        num_retries: How often it is tried again, after one minute, two, four: it then adopts the
-            job, and fails only where the cluster does not answer or refuses.
+        num_retries: Number of retries, after one minute, two, four. A retry adopts the job, and
+            fails only if the cluster refuses or does not answer.
     """
     control_step(task, run, name=name)
     if num_retries:
@@ -238,21 +227,28 @@ def pipeline(
 
     Args:
         request: Request with its name and parameters.
-        body: Makes the steps. Its first argument is the run; further ones, with annotations and
-            defaults, are parameters of the pipeline, too.
-        description: Description for whoever looks at it in Kubeflow.
+        body: Function that makes the steps. Its first argument is the run; other arguments, with
+            types and defaults, become parameters of the pipeline.
+        description: Description that Kubeflow shows.
     """
     own = list(inspect.signature(body).parameters.values())[1:]
     names = [parameter.name for parameter in request.parameters]
 
     def graph(*values: object) -> None:
-        given = dict(zip((*names, *(each.name for each in own)), values, strict=True))
-        theirs = {each.name: given.pop(each.name) for each in own}
-        run = PipelineRun(request=request, parameters=given)
-        bound = inspect.signature(body).bind(run, **theirs)
-        body(*bound.args, **bound.kwargs)
+        run = PipelineRun(request=request, parameters=dict(zip(names, values, strict=False)))
+        further = zip((each.name for each in own), values[len(names) :], strict=True)
+        body(run, **dict(further))
 
-    signature = [*(_argument(parameter, request) for parameter in request.parameters), *own]
+    signature = [
+        inspect.Parameter(
+            parameter.name,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            default=parameter.default(request.workload),
+            annotation=_TYPES[parameter.kind],
+        )
+        for parameter in request.parameters
+    ]
+    signature += own
     graph.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]
     # Kubeflow's console shows a parameter's description next to its field.
     texts = [f"{parameter.name}: {parameter.text}" for parameter in request.parameters]
@@ -276,17 +272,8 @@ def _texts_of(body: Callable[[PipelineRun], None]) -> list[str]:
     return [line for line in found if not line.startswith("run:")]
 
 
-def _argument(parameter: Parameter, request: KubeflowRequest) -> inspect.Parameter:
-    return inspect.Parameter(
-        parameter.name,
-        inspect.Parameter.POSITIONAL_OR_KEYWORD,
-        default=parameter.default(request.workload),
-        annotation=_TYPES[parameter.kind],
-    )
-
-
 def _restricted(task: Task, run: PipelineRun) -> None:
-    """Sets the pod's user, as a job's pods have it, and the secrets that pull its image."""
+    """Sets the user of the jobs' pods, and the secrets that pull the image."""
     settings: KubernetesSettings = run.request.settings
     set_security_context(
         task,
@@ -294,7 +281,7 @@ def _restricted(task: Task, run: PipelineRun) -> None:
         run_as_group=settings.run_as,
         run_as_non_root=True,
     )
-    # Of a user that the image may not know.
+    # The image may not know the user.
     task.set_env_variable("HOME", "/tmp").set_env_variable("USER", "stoker")
     if settings.image_pull_policy:
         kubernetes.set_image_pull_policy(task, settings.image_pull_policy)
@@ -303,21 +290,16 @@ def _restricted(task: Task, run: PipelineRun) -> None:
 
 
 def _secrets(task: Task, run: PipelineRun) -> None:
-    """Passes to a step the secrets that it has a use for: MLflow's, and the webhook's address."""
+    """Gives a step the secrets that it needs: MLflow's login, or the webhook's address."""
     workload, name = run.request.workload, task.component_spec.name
     tracking, notify = workload.tracking, workload.notify
     if tracking.mlflow and tracking.secret and name in _TRACKED:
-        # A key that the secret does not have is none that the server asks for.
+        # Optional: the secret has only the keys that the server needs.
         keys = {key: key for key in MLFLOW_SECRETS}
         kubernetes.use_secret_as_env(task, tracking.secret, keys, optional=True)
     if notify and notify.secret and name == "finish":
-        # Optional: a secret that is not there must not keep the job from being cleaned up.
+        # Optional: a missing secret must not prevent the clean-up.
         kubernetes.use_secret_as_env(task, notify.secret, {"url": notify.variable}, optional=True)
-
-
-def _without_gpus(task: Task) -> None:
-    """Hides the node's GPUs: images for GPUs ask for all of them, whatever the pod is given."""
-    task.set_env_variable("NVIDIA_VISIBLE_DEVICES", "void")
 
 
 def _memory(quantity: str | int | float) -> str:

@@ -227,7 +227,9 @@ def pack_inputs(workload: Workload, *, folder: Path | None = None) -> Inputs:
         UsageError: If there are no settings for SageMaker, or the code cannot be packed.
     """
     settings = sagemaker_of(workload)
-    code = _packed(settings, folder or Path.cwd())
+    code = None
+    if settings.source is not None and not settings.source.startswith("s3://"):
+        code = pack((folder or Path.cwd()) / settings.source)
     named = _with_source(workload, settings, CODE) if code is not None else workload
     # With the code's bare name: its address contains the digest that is made here.
     document = json.dumps(to_document(named), sort_keys=True, separators=(",", ":"))
@@ -251,12 +253,6 @@ def sagemaker_of(workload: Workload) -> SageMakerSettings:
             fix="add sagemaker: {role: ARN, output_uri: s3://...}",
         )
     return workload.sagemaker
-
-
-def _packed(settings: SageMakerSettings, folder: Path) -> bytes | None:
-    if settings.source is None or settings.source.startswith("s3://"):
-        return None
-    return pack(folder / settings.source)
 
 
 def _with_source(workload: Workload, settings: SageMakerSettings, source: str) -> Workload:

@@ -28,7 +28,7 @@ from stoker.records.base import mapping
 
 # Of SageMaker's model registry.
 _NOT_HERE = ("model_group", "approval")
-# Kubeflow has no address that every pod can read: the profile itself comes along.
+# Kubeflow has no address that every pod can read, so the parameter is the profile itself.
 _REUSE = "Text of a profile.json to use instead of a new profile; empty: profile."
 # The parameter of the model in use, and where steps have the folder of champions.
 CHAMPION = "champion"
@@ -37,10 +37,10 @@ _CHAMPION = (
     "The model in use, for gates such as accuracy>=champion-0.005: a folder of champions, an "
     "evaluation.json there, or registry:GROUP of SageMaker; empty: none."
 )
-# A text in the executor input, with each quote escaped, beside the training's record: together they
-# are one argument of a process, which has 128 KiB at most.
+# With each quote escaped, and together with the training's record, it is one argument of a process,
+# which has 128 KiB at most.
 MAX_WORKLOAD_BYTES = 48 << 10
-# By name, where each is in the folder of components.
+# Name to file in the folder of components.
 COMPONENTS = {
     "profile": "profile/component.yaml",
     "decide": "decide/component.yaml",
@@ -93,7 +93,7 @@ def compile_kubeflow(workload: Workload, *, folder: Path | None = None) -> Compi
         definition = str(module.build(request))
     return Compiled(
         name=workload.name,
-        description=description_of(request.workload),
+        description=f"stoker: profile, decide, train, evaluate {workload.name}.",
         definition=definition,
         parameters=request.parameters,
         uploads={},
@@ -119,23 +119,24 @@ def kubeflow_request(workload: Workload) -> KubeflowRequest:
     """Returns what the pipeline is built from; UsageError if the workload lacks something."""
     check_complete(workload, image="REGISTRY/stoker:TAG", instance_type="g5.xlarge")
     settings = workload.kubernetes or KubernetesSettings()
-    # The compiling user's own connections are none of a pod's.
+    # The connections of the user who compiles are not for pods.
     inside = msgspec.structs.replace(settings, kubeflow=None, context=None)
-    # Profile and training are jobs on the cluster that Kubeflow is on, wherever people run it else.
+    # Profile and training are jobs on Kubeflow's cluster, whatever platform the file names.
     placed = msgspec.structs.replace(
         workload,
         platform="kubernetes",
         sagemaker=None,
         kubernetes=inside if workload.kubernetes else None,
     )
-    # Now, not in the run: what the cluster would refuse of today's pods.
-    lay_out(_todays_job(placed))
-    days = settings.kubeflow.cache_days if settings.kubeflow else KubeflowSettings().cache_days
+    assert placed.cluster
+    today = Group.of_today(placed.cluster.dnn)
+    # Refuses today's pods if the cluster would, before the run does.
+    lay_out(JobSpec.of(with_pools(placed), groups=[today], run_dir=Path("runs"), name=placed.name))
+    days = (settings.kubeflow or KubeflowSettings()).cache_days
     parameters = kubeflow_parameters(placed, cache_days=days)
-    champion = parameters[[p.name for p in parameters].index(CHAMPION)].default(placed)
-    if not champion and any(gate.needs_champion for gate in workload.gate):
+    if not _champion(placed) and any(gate.needs_champion for gate in workload.gate):
         raise UsageError(
-            "a gate holds the model against the champion, and nothing says which that is",
+            "a gate compares with the champion, but no champion is configured",
             where=f"workload {workload.name}, key gate",
             fix="kubernetes.champion: pvc://CLAIM/FOLDER, or registry:GROUP of SageMaker",
         )
@@ -178,21 +179,11 @@ def workload_text(workload: Workload) -> str:
     return json.dumps(to_document(workload), sort_keys=True, separators=(",", ":"))
 
 
-def description_of(workload: Workload) -> str:
-    return f"stoker: profile, decide, train, evaluate {workload.name}."
-
-
-def _todays_job(workload: Workload) -> JobSpec:
-    assert workload.cluster
-    today = Group.of_today(workload.cluster.dnn)
-    return JobSpec.of(
-        with_pools(workload), groups=[today], run_dir=Path("runs"), name=workload.name
-    )
-
-
 def spec_of_text(definition: str) -> Json:
     """Returns a compiled file's documents, as `readable` compares them."""
-    documents = list(yaml.load_all(definition, Loader=_loader()))
+    # libyaml's own is ten times as fast; it is not everywhere.
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    documents = list(yaml.load_all(definition, Loader=loader))
     # A second document has what only Kubernetes knows: tolerations, volumes, secrets.
     return readable(documents[0], documents[1] if len(documents) > 1 else {})
 
@@ -229,8 +220,3 @@ def _plain(value: Json) -> Json:
             document: Json = json.loads(value)
             return _plain(document)
     return value
-
-
-def _loader() -> type[yaml.SafeLoader]:
-    # libyaml's own is ten times as fast; it is not everywhere.
-    return getattr(yaml, "CSafeLoader", yaml.SafeLoader)

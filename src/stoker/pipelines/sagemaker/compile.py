@@ -135,19 +135,17 @@ def _of_service(parameter: Parameter) -> Parameter:
         )
     if parameter.name != "instance_type":
         return parameter
-    return dataclasses.replace(
-        parameter, default=lambda workload: _spelt(str(parameter.default(workload)))
-    )
+
+    def with_prefix(workload: Workload) -> str:
+        return f"ml.{str(parameter.default(workload)).removeprefix('ml.')}"
+
+    return dataclasses.replace(parameter, default=with_prefix)
 
 
 def no_profile(workload: Workload) -> str:
     """Returns the value of `reuse_profile` that means none: a folder that nobody makes."""
     assert workload.sagemaker
     return f"{workload.sagemaker.output_uri.rstrip('/')}/stoker/no-profile"
-
-
-def _spelt(instance_type: str) -> str:
-    return instance_type if instance_type.startswith("ml.") else f"ml.{instance_type}"
 
 
 def argument_of(parameter: Parameter, value: str | int | float) -> str:
