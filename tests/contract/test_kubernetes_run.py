@@ -700,8 +700,8 @@ def test_a_quota_s_refusal_does_not_end_a_job_that_a_queue_holds_later(api, cloc
         api.tell("JobSet", NAME, "Looked", f"at {clock.ahead}")
         until(lambda: f"Looked: at {clock.ahead}" in followed.status, what="another look")
         assert followed.error is None
+    until(lambda: "the job is admitted" in followed.status, what="the queue has let it go")
     assert "waits for admission by queue training" in followed.status
-    assert "the job is admitted" in followed.status
     # One that is told again, in the same words, counts.
     api.tell("Job", f"{NAME}-dnn-0", "FailedCreate", QUOTA, seconds_later=60)
     until(lambda: followed.status.count("exceeded quota: gpus") == 2, what="it is said again")
@@ -1130,18 +1130,28 @@ def test_a_pod_s_follower_keeps_a_lease_that_the_next_renews(
     assert api.names("configmaps") == []
 
 
-def test_a_terminal_s_follower_keeps_no_lease_unless_asked(
-    api, platform, job, monkeypatch, submit, step
+@pytest.mark.parametrize(
+    ("is_pod", "settings", "minutes"),
+    [
+        (False, {}, []),
+        (False, {"follower_lease_minutes": 30}, ["30"]),
+        (True, {}, ["60"]),
+        (True, {"follower_lease_minutes": 0}, []),
+    ],
+)
+def test_a_pod_s_follower_keeps_a_lease_and_another_where_asked(
+    api, submit, step, is_pod, settings, minutes
 ):
-    submit().stop()
-    assert api.count(f"POST /api/v1/namespaces/{NAMESPACE}/configmaps") == 1
-    asked = with_settings(job, follower_lease_minutes=30)
-    run = platform.submit(platform.plan(asked))
-    assert lease(api)["minutes"] == "30"
-    run.stop()
+    if is_pod:
+        step(workflow=None)
+    submit(**settings)
+    kept = [api.get("configmaps", name)["data"] for name in api.names("configmaps")]
+    assert [data["minutes"] for data in kept if "minutes" in data] == minutes
+
+
+def test_a_terminal_that_adopts_a_pod_s_job_ends_the_lease(api, monkeypatch, submit, step):
     step(workflow=None)
     submit()
-    assert lease(api)["minutes"] == "60"
     monkeypatch.delenv("POD_NAME")
     assert submit().is_adopted
     assert lease(api)["minutes"] == "0"
@@ -1154,14 +1164,6 @@ def test_a_follower_that_may_not_renew_its_lease_leaves_it_without_an_end(api, c
     assert lease(api) == {"renewed": "", "minutes": "0"}
     assert "permission_missing" in capfd.readouterr().err
     run.stop()
-
-
-def test_a_lease_is_off_where_the_workload_says_so(api, platform, job, step):
-    step(workflow=None)
-    request = platform.plan(with_settings(job, follower_lease_minutes=0))
-    platform.submit(request)
-    assert api.names("configmaps") == [f"{NAME}-config"]
-    assert "follower" not in str(request.main)
 
 
 # --- rights
@@ -1233,21 +1235,22 @@ def test_without_the_right_to_events_a_run_is_followed(api, start):
     assert "events cannot be read" in followed.status
 
 
-@pytest.mark.parametrize("settings", [{"namespace": "team-b"}, {"context": "prod"}])
-def test_a_namespace_or_context_that_is_not_there_is_named(api, job, cluster, settings):
-    platform, (name,) = KubernetesPlatform(), settings.values()
-    with pytest.raises(PlatformError) as caught:
-        platform.submit(platform.plan(with_settings(job, **settings)))
-    if name == "team-b":
-        assert "namespace team-b does not exist" in str(caught.value)
-    else:
-        assert "prod" in caught.value.where
-
-
 def refused(job, platform, error=PlatformError):
     with pytest.raises(error) as caught:
         platform.submit(platform.plan(job))
     return caught.value
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"namespace": "team-b"}, "namespace team-b does not exist"),
+        ({"context": "prod"}, "key kubernetes.context, prod"),
+    ],
+)
+def test_a_namespace_or_context_that_is_not_there_is_named(job, cluster, settings, words):
+    error = refused(with_settings(job, **settings), KubernetesPlatform())
+    assert words in f"{error.what} {error.where}"
 
 
 def test_no_kube_config_says_where_one_would_be(job, tmp_path, monkeypatch):

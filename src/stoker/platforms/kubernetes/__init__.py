@@ -79,9 +79,8 @@ class KubernetesPlatform:
     def submit(self, request: KubernetesRequest) -> KubernetesRun:
         """Creates the objects, or adopts an earlier attempt's job; a failed job is replaced.
 
-        In a pod that its environment names (POD_NAME, POD_UID) the job is owned by the Workflow
-        that
-        controls the pod.
+        In a pod that its environment names (POD_NAME, POD_UID) the Workflow that controls the pod
+        owns the job.
         """
         settings = request.layout.settings
         log = Log(run=request.job.name, host=SERVICE)
@@ -184,12 +183,8 @@ class KubernetesPlatform:
         A finished TrainJob is deleted, too: it has no TTL.
 
         Args:
-            name: Name of the run.
             settings: The workload, whose name identifies its profile's job.
             run_id: Id of the pipeline's run, whose profile may be a job, too.
-
-        Raises:
-            PlatformError: If the cluster refuses, or does not answer.
         """
         known = settings.kubernetes or KubernetesSettings()
         cluster = self._cluster_of(known)
