@@ -19,7 +19,7 @@ from stoker.platforms.kubernetes.objects import WORKLOAD_NAME_ANNOTATION
 from stoker.records import Plan, write_json
 from support import sample_records
 from support.kubernetes_api import KubernetesApi, kube_config, kubernetes_api
-from support.kubernetes_jobs import DATA, DNN, POOLS, leader_lines
+from support.kubernetes_jobs import DATA, DNN, POOLS, WORKLOAD, leader_lines
 from support.local_job import until
 from support.train_command import END_SECONDS, Verb
 
@@ -30,14 +30,10 @@ RUN = "mnist-5f0c1a2b"
 # Of a step whose pod was killed nothing is published: to Kubeflow 2.17 it is still running then
 # (backend/src/v2/driver/resolve.go), whether the run has failed or was terminated.
 OUTCOME = {"state": "RUNNING", "error": {}}
-WORKLOAD = {
-    "name": "mnist",
-    "platform": "kubernetes",
-    "command": ["python", "train.py"],
-    "image": "registry.example/mnist:1",
-    "cluster": {"dnn": {"instance_type": "g5.2xlarge"}},
+GATED = {
+    **WORKLOAD,
     "gate": [{"metric": "accuracy", "min": 0.9}],
-    "kubernetes": {"pools": dict(POOLS), "output": "pvc://outputs/runs"},
+    "kubernetes": {"pools": POOLS, "output": "pvc://outputs/runs"},
 }
 
 
@@ -79,7 +75,7 @@ def step(tmp_path, api):
         for name in (*names, "metrics"):
             artifact = {"type": {"schemaTitle": kinds.get(name, "")}, "uri": f"s3://{name}"}
             artifacts[name] = {"artifacts": [artifact]}
-        values = {"workload": json.dumps(WORKLOAD), "image": "stoker:1", **inputs}
+        values = {"workload": json.dumps(GATED), "image": "stoker:1", **inputs}
         document = {
             "inputs": {"parameterValues": values},
             "outputs": {"outputFile": str(folder / "told.json"), "artifacts": artifacts},

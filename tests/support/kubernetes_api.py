@@ -1,11 +1,9 @@
-"""Plays an API server of Kubernetes on a loopback port, as far as stoker asks one.
+"""A double of Kubernetes' API server on a loopback port, as far as stoker asks one.
 
 It keeps objects, refuses what the real CRDs refuse, serves lists, watches and logs, and has the
-troubles of real ones on command: denials, conflicts, answers that are slow or lost, watches that
-drop, versions that are too old, logs that end early. What loses its last owner is collected, at
-once. Trainer's controller makes a TrainJob's JobSet, and tells the TrainJob how it ended. No other
-one runs by itself: tests say what becomes of jobs and pods, with the words that the real
-controllers use, and have those of Job and JobSet judge (`fail_pod`, `disrupt_pod`, `pass_deadline`,
+troubles of real ones on command. The garbage collector and Trainer's controller run on their own.
+No other one does: tests say what becomes of jobs and pods, in the real controllers' words. Those of
+Job and JobSet judge on demand (`fail_pod`, `disrupt_pod`, `pass_deadline`,
 `pass_seconds_after_end`).
 """
 
@@ -133,7 +131,7 @@ class KubernetesApi:
         self.let_go = threading.Event()
         self._objects: dict[tuple[str, str], Object] = {}
         self._history: list[tuple[int, str, str, Object]] = []
-        self._version = 100
+        self.version = 100
         self._oldest = 0
         self._logs: dict[str, PodLogFile] = {}
         self._streams: set[Stream] = set()
@@ -250,11 +248,6 @@ class KubernetesApi:
                 self._second += timedelta(milliseconds=1)
                 stamp = self._second.strftime("%Y-%m-%dT%H:%M:%S.%f") + "000Z"
                 self._logs[name].lines.append((stamp, text))
-            self.changed.notify_all()
-
-    def say_at(self, name: str, stamp: str, text: str) -> None:
-        with self.changed:
-            self._logs[name].lines.append((stamp, text))
             self.changed.notify_all()
 
     def end_pod(self, name: str, code: int = 0, *, reason: str = "", message: str = "") -> None:
@@ -654,8 +647,8 @@ class KubernetesApi:
     def forget_history(self) -> None:
         """Makes all versions so far too old to watch from."""
         with self.changed:
-            self._version += 1
-            self._oldest = self._version
+            self.version += 1
+            self._oldest = self.version
 
     def break_log(self, name: str, *, after: int, how: str) -> None:
         """Ends the next reading of a log after so many lines: "cut", or "end" in good order."""
@@ -767,15 +760,17 @@ class KubernetesApi:
                 )
             return self._logs[name]
 
-    def add_stream(self, stream: "Stream") -> None:
+    @contextlib.contextmanager
+    def streaming(self, stream: "Stream") -> Iterator["Stream"]:
+        """Keeps a stream among those that can be broken off, and ends it in good order."""
         with self.changed:
             self._streams.add(stream)
-            self.changed.notify_all()
-
-    def remove_stream(self, stream: "Stream") -> None:
-        with self.changed:
-            self._streams.discard(stream)
-            self.changed.notify_all()
+        try:
+            yield stream
+            stream.end()
+        finally:
+            with self.changed:
+                self._streams.discard(stream)
 
     def _do(self, verb: str, place: "Place", query: dict[str, str], body: Object | None) -> Object:
         key = (place.plural, place.name)
@@ -803,7 +798,7 @@ class KubernetesApi:
             if plural == place.plural and _is_selected(item, query)
         ]
         begin, limit = int(query.get("continue") or 0), int(query.get("limit") or 500)
-        described = {"resourceVersion": str(self._version)}
+        described = {"resourceVersion": str(self.version)}
         if len(found) > begin + limit:
             described["continue"] = str(begin + limit)
         return {"kind": "List", "metadata": described, "items": found[begin : begin + limit]}
@@ -914,10 +909,10 @@ class KubernetesApi:
         found = self._objects.pop((plural, name))
         if plural == "pods":
             self._logs[name].is_closed = True
-        self._version += 1
+        self.version += 1
         gone = copy.deepcopy(found)
-        gone["metadata"]["resourceVersion"] = str(self._version)
-        self._history.append((self._version, plural, "DELETED", gone))
+        gone["metadata"]["resourceVersion"] = str(self.version)
+        self._history.append((self.version, plural, "DELETED", gone))
         self.changed.notify_all()
         self._collect()
         if plural == "jobsets":
@@ -950,10 +945,10 @@ class KubernetesApi:
         self._changed(plural, described["name"], "ADDED")
 
     def _changed(self, plural: str, name: str, kind: str = "MODIFIED") -> None:
-        self._version += 1
+        self.version += 1
         found = self._objects[plural, name]
-        found["metadata"]["resourceVersion"] = str(self._version)
-        self._history.append((self._version, plural, kind, copy.deepcopy(found)))
+        found["metadata"]["resourceVersion"] = str(self.version)
+        self._history.append((self.version, plural, kind, copy.deepcopy(found)))
         self.changed.notify_all()
         if plural in ("jobsets", "trainjobs"):
             self._run_trainer()
@@ -1166,13 +1161,16 @@ def _handler(api: KubernetesApi) -> type[BaseHTTPRequestHandler]:
 
         def watch(self, path: str, query: dict[str, str]) -> None:
             place = api.place("GET", path)
-            with self.streaming() as stream:
+            # Known before the caller's rights are: one that is asked for while rights are taken
+            # away and streams broken off must not be left.
+            with api.streaming(Stream(self)) as stream:
                 api.check("watch", place)
                 api.take_fault("WATCH", place.plural)
                 stream.begin()
                 version = int(query["resourceVersion"])
                 deadline = time.monotonic() + float(query["timeoutSeconds"])
                 while not stream.is_over and time.monotonic() < deadline:
+                    seen = api.version
                     try:
                         happened = api.watched(place, query, version)
                     except Refusal as refusal:
@@ -1182,23 +1180,16 @@ def _handler(api: KubernetesApi) -> type[BaseHTTPRequestHandler]:
                         stream.write(json.dumps({"type": kind, "object": item}) + "\n")
                         version = int(item["metadata"]["resourceVersion"])
                     with api.changed:
-                        if not stream.how and not self.has_news(place, query, version):
+                        if not stream.how and api.version == seen:
                             api.changed.wait(0.1)
-
-        def has_news(self, place: Place, query: dict[str, str], version: int) -> bool:
-            try:
-                return bool(api.watched(place, query, version))
-            except Refusal:
-                return True
 
         def log(self, path: str, query: dict[str, str]) -> None:
             place = api.place("GET", path)
             is_previous = query.get("previous") == "true"
             since = query.get("sinceTime", "")
             sent = position = 0
-            with self.streaming() as stream:
+            with api.streaming(Stream(self)) as stream:
                 api.check("get", place)
-                api.take_fault("LOG", place.plural)
                 log = api.log_of(place.name)
                 with api.changed:
                     breaks = log.breaks and not is_previous
@@ -1228,18 +1219,6 @@ def _handler(api: KubernetesApi) -> type[BaseHTTPRequestHandler]:
                     with api.changed:
                         if len(lines) <= position and not log.is_closed and not stream.how:
                             api.changed.wait(0.1)
-
-        @contextlib.contextmanager
-        def streaming(self) -> Iterator[Stream]:
-            # Known before the caller's rights are: one that is asked for while rights are taken
-            # away and streams broken off must not be left.
-            stream = Stream(self)
-            api.add_stream(stream)
-            try:
-                yield stream
-                stream.end()
-            finally:
-                api.remove_stream(stream)
 
     return Handler
 

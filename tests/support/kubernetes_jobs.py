@@ -24,6 +24,15 @@ POOLS: Mapping[str, Json] = {
     CPU: {"cpu": 15, "memory": "28Gi"},
 }
 
+# What a user has to write.
+WORKLOAD: Mapping[str, Json] = {
+    "name": "mnist",
+    "platform": "kubernetes",
+    "command": ["python", "train.py"],
+    "image": "registry.example/mnist:1",
+    "cluster": {"dnn": {"instance_type": GPU}},
+    "kubernetes": {"pools": POOLS},
+}
 # Everything that a workload can say for Kubernetes.
 EVERYTHING: Mapping[str, Json] = yaml.safe_load("""
 namespace: team-a

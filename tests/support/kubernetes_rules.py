@@ -128,18 +128,8 @@ _FORMATS.checks("int32", raises=TypeError)(lambda value: -(1 << 31) <= value < 1
 _FORMATS.checks("int64", raises=TypeError)(lambda value: -(1 << 63) <= value < 1 << 63)
 
 
-_VOLUMES = frozenset(
-    (
-        "configMap",
-        "csi",
-        "downwardAPI",
-        "emptyDir",
-        "ephemeral",
-        "persistentVolumeClaim",
-        "projected",
-        "secret",
-    )
-)
+_VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral"}
+_VOLUMES |= {"persistentVolumeClaim", "projected", "secret"}
 
 
 def security_problems(pods: Document) -> Iterator[str]:

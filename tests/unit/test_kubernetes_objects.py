@@ -14,7 +14,13 @@ from stoker.errors import UsageError
 from stoker.launch.topology import from_resourceconfig
 from stoker.platforms.base import JobSpec
 from stoker.platforms.kubernetes import KubernetesPlatform, KubernetesRequest
-from stoker.platforms.kubernetes.objects import MAX_NAME, is_dns_label, object_name, verbatim
+from stoker.platforms.kubernetes.objects import (
+    MAX_NAME,
+    TOKEN_FOLDER,
+    is_dns_label,
+    object_name,
+    verbatim,
+)
 from support.kubernetes_jobs import CPU, DATA, DNN, GPU, POOLS, job
 
 BOTH = pytest.mark.parametrize("api", ["jobset", "trainer"])
@@ -133,20 +139,10 @@ def test_a_pod_that_cannot_know_itself_says_so(tmp_path, variables, words):
 
 
 def test_a_claim_is_one_volume_however_often_it_is_mounted():
-    pod = {
-        "volumes": [
-            {"name": "more", "persistentVolumeClaim": {"claimName": "datasets", "readOnly": True}}
-        ],
-        "containers": [
-            {
-                "volumeMounts": [
-                    {"name": "more", "mountPath": "/more", "subPath": "more", "readOnly": True}
-                ]
-            }
-        ],
-    }
-    settings = {"output": "pvc://datasets/out", **patched(dnn=pod)}
-    spec = pods(plan(job(settings=settings)))["dnn"]
+    more = {"name": "more", "persistentVolumeClaim": {"claimName": "datasets", "readOnly": True}}
+    mount = {"name": "more", "mountPath": "/more", "subPath": "more", "readOnly": True}
+    patches = patched(dnn={"volumes": [more], **own(volumeMounts=[mount])})
+    spec = pods(plan(job(settings={"output": "pvc://datasets/out", **patches})))["dnn"]
     claims = [v for v in spec["volumes"] if "persistentVolumeClaim" in v]
     assert claims == [{"name": "job", "persistentVolumeClaim": {"claimName": "datasets"}}]
     mounts = [m for m in spec["containers"][0]["volumeMounts"] if m["name"] == "job"]
@@ -266,35 +262,26 @@ def test_what_the_cluster_would_refuse_is_refused_first(change, words):
     assert caught.value.fix or "group" in caught.value.where
 
 
+OF_CONTAINER: list[tuple[dict[str, Any], str]] = [
+    ({"command": ["sh"]}, "command"),
+    ({"args": []}, "args"),
+    ({"image": "other"}, "image"),
+    ({"env": [{"name": "STOKER_FEED", "value": ""}]}, "env[STOKER_FEED]"),
+    ({"ports": [{"containerPort": 1}]}, "ports"),
+    ({"resources": {"requests": {"cpu": 1}}}, "resources.requests.cpu"),
+    ({"resources": {"limits": {"nvidia.com/gpu": 2}}}, "resources.limits.nvidia.com/gpu"),
+    ({"volumeMounts": [{"mountPath": TOKEN_FOLDER}]}, f"volumeMounts[{TOKEN_FOLDER}]"),
+    ({"volumeMounts": [{"mountPath": "/dev/shm"}]}, "volumeMounts[/dev/shm]"),
+    ({"securityContext": {"runAsNonRoot": False}}, "securityContext.runAsNonRoot"),
+]
 RESERVED: list[tuple[dict[str, Any], str]] = [
-    (own(command=["sh"]), "spec.containers[dnn].command"),
-    (own(args=[]), "spec.containers[dnn].args"),
-    (own(image="other"), "spec.containers[dnn].image"),
-    (own(env=[{"name": "STOKER_FEED", "value": ""}]), "spec.containers[dnn].env[STOKER_FEED]"),
-    (own(ports=[{"containerPort": 1}]), "spec.containers[dnn].ports"),
-    (own(resources={"requests": {"cpu": 1}}), "spec.containers[dnn].resources.requests.cpu"),
-    (
-        own(resources={"limits": {"nvidia.com/gpu": 2}}),
-        "spec.containers[dnn].resources.limits.nvidia.com/gpu",
-    ),
-    (
-        own(volumeMounts=[{"name": "x", "mountPath": "/var/run/secrets/stoker"}]),
-        "spec.containers[dnn].volumeMounts[/var/run/secrets/stoker]",
-    ),
-    (
-        own(volumeMounts=[{"name": "x", "mountPath": "/dev/shm"}]),
-        "spec.containers[dnn].volumeMounts[/dev/shm]",
-    ),
-    ({"volumes": [{"name": "token", "emptyDir": {}}]}, "spec.volumes[token]"),
-    ({"restartPolicy": "Always"}, "spec.restartPolicy"),
-    ({"subdomain": "x"}, "spec.subdomain"),
-    ({"securityContext": {"runAsUser": 0}}, "spec.securityContext.runAsUser"),
-    ({"securityContext": None}, "spec.securityContext"),
-    ({"containers": None}, "spec.containers"),
-    (
-        own(securityContext={"runAsNonRoot": False}),
-        "spec.containers[dnn].securityContext.runAsNonRoot",
-    ),
+    *((own(**changed), f"containers[dnn].{path}") for changed, path in OF_CONTAINER),
+    ({"volumes": [{"name": "token", "emptyDir": {}}]}, "volumes[token]"),
+    ({"restartPolicy": "Always"}, "restartPolicy"),
+    ({"subdomain": "x"}, "subdomain"),
+    ({"securityContext": {"runAsUser": 0}}, "securityContext.runAsUser"),
+    ({"securityContext": None}, "securityContext"),
+    ({"containers": None}, "containers"),
 ]
 
 
@@ -306,7 +293,7 @@ def test_what_stoker_sets_in_a_pod_cannot_be_patched(api, spec, path):
     for key, settings in {"dnn": patched(dnn=spec), f"pools.{GPU}": {"pools": pools}}.items():
         with pytest.raises(UsageError, match="is set by stoker") as caught:
             plan(job(settings={"api": api, **settings}))
-        assert caught.value.where == f"key kubernetes.{key}.pod.{path}"
+        assert caught.value.where == f"key kubernetes.{key}.pod.spec.{path}"
 
 
 @pytest.mark.parametrize(
@@ -386,18 +373,16 @@ def test_names_of_groups_are_parts_of_names_of_hosts():
 
 
 @pytest.mark.parametrize(
-    ("pool", "labels"),
-    [("spare", {"pool": "spare", "kubernetes.io/arch": "arm64"}), ("c7gn.4xlarge", None)],
+    ("pool", "patch"),
+    [
+        ("spare", {"pod": {"spec": {"nodeSelector": {"kubernetes.io/arch": "arm64"}}}}),
+        ("c7gn.4xlarge", {}),
+    ],
 )
-def test_data_pods_on_arm64_nodes_need_an_image_that_is_named_for_them(pool, labels):
+def test_data_pods_on_arm64_nodes_need_an_image_that_is_named_for_them(pool, patch):
     group = msgspec.structs.replace(DATA, instance_type=pool)
-    node_pool = {"cpu": 15, "memory": "28Gi", "gpus": 0}
-    settings: dict[str, Any] = {
-        "pools": {
-            **POOLS,
-            pool: {**node_pool, **({"pod": {"spec": {"nodeSelector": labels}}} if labels else {})},
-        }
-    }
+    node_pool = {"cpu": 15, "memory": "28Gi", "gpus": 0, **patch}
+    settings: dict[str, Any] = {"pools": {**POOLS, pool: node_pool}}
     with pytest.raises(UsageError, match="are arm64") as refused:
         plan(job(DNN, group, settings=settings))
     assert refused.value.where == "key kubernetes.data.image"
