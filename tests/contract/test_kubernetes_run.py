@@ -21,9 +21,9 @@ from stoker.platforms.kubernetes.rights import rules
 from stoker.platforms.kubernetes.submit import keep_runtime
 from stoker.profile import profile
 from stoker.profile.rank_results import AcceleratorOnly, RankResult, quartiles
-from stoker.records import Cluster as TodaysCluster
-from stoker.records import Group, Profile, TodaysGroup, Workload, write_json
+from stoker.records import Group, Profile, write_json
 from stoker.records.base import Document
+from stoker.settings import workload_from
 from support.kubernetes_api import (
     NAMESPACE,
     USER,
@@ -32,7 +32,7 @@ from support.kubernetes_api import (
     kube_config,
     kubernetes_api,
 )
-from support.kubernetes_jobs import POOLS, leader_lines
+from support.kubernetes_jobs import POOLS, WORKLOAD, leader_lines
 from support.kubernetes_jobs import job as described_job
 from support.local_job import until
 from support.platform_jobs import follower, use_kube_config
@@ -338,18 +338,11 @@ def test_a_run_is_followed_to_its_end_with_its_records(api, job, tmp_path, api_n
 STEPS_AS_IS = f"{COLUMNS}\n0,0,0,0.0,0.1,0.2,8\n"
 
 
-def test_a_profile_s_results_come_back_in_the_leader_s_log(
-    api, platform, job, tmp_path, monkeypatch
-):
+def test_a_profile_s_results_come_back_in_the_leader_s_log(api, platform, tmp_path, monkeypatch):
     took = quartiles([0.1])
+    alone = AcceleratorOnly(step_seconds=took, trainer_cpu_seconds=took, cached_batches=8)
     result = RankResult(
-        rank=0,
-        world_size=1,
-        host=LEADER,
-        vcpus=8,
-        ranks_on_host=1,
-        steps=40,
-        accelerator=AcceleratorOnly(step_seconds=took, trainer_cpu_seconds=took, cached_batches=8),
+        rank=0, world_size=1, host=LEADER, vcpus=8, ranks_on_host=1, accelerator=alone
     )
     output = tmp_path / "leader"
     output.mkdir()
@@ -362,14 +355,7 @@ def test_a_profile_s_results_come_back_in_the_leader_s_log(
         return sample_profile()
 
     monkeypatch.setattr("stoker.profile.profiled_job.combine", combine)
-    workload = Workload(
-        name="mnist",
-        command=job.command,
-        platform="kubernetes",
-        image=job.image,
-        cluster=TodaysCluster(dnn=TodaysGroup(instance_type="g5.2xlarge")),
-        kubernetes=job.platform_settings.kubernetes,
-    )
+    workload = workload_from(WORKLOAD)
     found = []
     run_dir = tmp_path / NAME
     thread = threading.Thread(
@@ -658,9 +644,11 @@ def test_a_further_plan_s_job_is_found_by_the_run_s_name(api, platform, job):
     platform.submit(request)
     api.end_job(f"{NAME}-plan2")
     assert platform.resumed([platform.plan(job), request]) == 1
-    # One that failed is no plan to go on with.
+    # One that failed is no plan to go on with; none that has ended is deleted.
     api.end_job(f"{NAME}-plan2", "Failed", message="jobset failed")
     assert platform.resumed([platform.plan(job), request]) == 0
+    assert platform.clean_up(NAME, job.platform_settings) == ""
+    assert api.names("jobsets") == [f"{NAME}-plan2"]
 
 
 def test_a_runtime_that_is_there_already_is_of_one_plan(job):
@@ -845,18 +833,6 @@ def test_a_trainer_that_does_not_know_a_field_is_too_old_and_that_is_said(api, s
 
 
 # --- cleaning up
-
-
-def test_clean_up_deletes_what_runs_and_nothing_else(api, platform, job, submit):
-    assert platform.clean_up(NAME, job.platform_settings) == ""
-    submit()
-    ended = platform.clean_up(NAME, job.platform_settings)
-    assert f"JobSet {NAME} in namespace {NAMESPACE}" in ended
-    assert api.names("jobsets") == []
-    submit()
-    api.end_job(NAME)
-    assert platform.clean_up(NAME, job.platform_settings) == ""
-    assert api.names("jobsets") == [NAME]
 
 
 @pytest.mark.parametrize(
