@@ -191,26 +191,17 @@ class KubernetesApi:
     def make_pod(self, run: str, job: str, index: int, *, attempt: int = 0) -> str:
         name = f"{run}-{job}-0-{index}-{uuid.uuid4().hex[:5]}"
         template = self._job(run, job)["template"]["spec"]["template"]
-        pod = {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {
-                "name": name,
-                "ownerReferences": [self._reference("jobsets", run)],
-                "labels": {
-                    **template["metadata"]["labels"],
-                    _JOBSET: run,
-                    _REPLICATED: job,
-                    _INDEX: str(index),
-                    "jobset.sigs.k8s.io/restart-attempt": str(attempt),
-                },
-            },
-            "spec": {"containers": [{"name": job}]},
-            "status": {"phase": "Pending"},
+        labels = {
+            **template["metadata"]["labels"],
+            _JOBSET: run,
+            _REPLICATED: job,
+            _INDEX: str(index),
+            "jobset.sigs.k8s.io/restart-attempt": str(attempt),
         }
-        with self.changed:
-            self._put("pods", pod)
-            self._logs[name] = PodLogFile()
+        owners = [self._reference("jobsets", run)]
+        pod = _object("v1", "Pod", name, ownerReferences=owners, labels=labels)
+        spec, status = {"containers": [{"name": job}]}, {"phase": "Pending"}
+        self.put_pod({**pod, "spec": spec, "status": status})
         return name
 
     def pods(self, run: str, job: str) -> list[str]:
@@ -484,17 +475,15 @@ class KubernetesApi:
     def _put_jobset_of(self, train_job: str) -> None:
         runtime = self._objects[("trainjobs", train_job)]["spec"]["runtimeRef"]["name"]
         template = self._objects["trainingruntimes", runtime]["spec"]["template"]
-        owners = {"ownerReferences": [self._reference("trainjobs", train_job)]}
-        snapshot = {"name": f"{train_job}-runtime-snapshot", "namespace": NAMESPACE, **owners}
-        if ("configmaps", snapshot["name"]) not in self._objects:
-            self._put("configmaps", {"apiVersion": "v1", "kind": "ConfigMap", "metadata": snapshot})
-        jobset = {
-            "apiVersion": "jobset.x-k8s.io/v1alpha2",
-            "kind": "JobSet",
-            "metadata": {"name": train_job, "namespace": NAMESPACE, **copy.deepcopy(owners)},
-            "spec": copy.deepcopy(template["spec"]),
+        owned = {
+            "namespace": NAMESPACE,
+            "ownerReferences": [self._reference("trainjobs", train_job)],
         }
-        self._put("jobsets", jobset)
+        snapshot = f"{train_job}-runtime-snapshot"
+        if ("configmaps", snapshot) not in self._objects:
+            self._put("configmaps", _object("v1", "ConfigMap", snapshot, **copy.deepcopy(owned)))
+        jobset = _object("jobset.x-k8s.io/v1alpha2", "JobSet", train_job, **owned)
+        self._put("jobsets", {**jobset, "spec": copy.deepcopy(template["spec"])})
 
     def _fail_train_job(self, name: str, reason: str, message: str) -> None:
         condition = _condition("Failed", reason, message, lastTransitionTime=self._now())
@@ -503,39 +492,26 @@ class KubernetesApi:
     # --- who follows a job: a pod of a step, which Argo made for a run of a pipeline
 
     def make_workflow(self, name: str = "mnist-w1") -> str:
-        workflow = {
-            "apiVersion": "argoproj.io/v1alpha1",
-            "kind": "Workflow",
-            "metadata": {"name": name, "namespace": NAMESPACE},
-            "spec": {},
-        }
+        workflow = _object("argoproj.io/v1alpha1", "Workflow", name, namespace=NAMESPACE)
         with self.changed:
-            self._put("workflows", workflow)
-            return str(workflow["metadata"]["uid"])  # type: ignore[index]
+            self._put("workflows", {**workflow, "spec": {}})
+            return str(workflow["metadata"]["uid"])
 
     def make_step(self, name, *, workflow="mnist-w1", run_id=""):
         """Makes the pod of a step; returns what its container finds in its environment."""
-        described: Object = {"name": name, "namespace": NAMESPACE, "labels": {}}
-        with self.changed:
-            if workflow:
-                described["labels"] = {
-                    "workflows.argoproj.io/workflow": workflow,
-                    "stoker/role": "follower",
-                    "stoker/step": re.sub(r"-\d+$", "", name),
-                }
-                described["ownerReferences"] = [self._reference("workflows", workflow)]
-            pod: Object = {
-                "apiVersion": "v1",
-                "kind": "Pod",
-                "metadata": described,
-                "spec": {"containers": [{"name": "main"}]},
-                "status": {"phase": "Running"},
+        pod = _object("v1", "Pod", name, namespace=NAMESPACE, labels={})
+        if workflow:
+            pod["metadata"]["labels"] = {
+                "workflows.argoproj.io/workflow": workflow,
+                "stoker/role": "follower",
+                "stoker/step": re.sub(r"-\d+$", "", name),
             }
-            self._put("pods", pod)
-            self._logs[name] = PodLogFile()
+            pod["metadata"]["ownerReferences"] = [self._reference("workflows", workflow)]
+        spec, status = {"containers": [{"name": "main"}]}, {"phase": "Running"}
+        self.put_pod({**pod, "spec": spec, "status": status})
         return {
             "POD_NAME": name,
-            "POD_UID": described["uid"],
+            "POD_UID": self.get("pods", name)["metadata"]["uid"],
             "POD_NAMESPACE": NAMESPACE,
             **({"POD_RUN_ID": run_id} if run_id else {}),
         }
@@ -629,7 +605,7 @@ class KubernetesApi:
             self._put(plural, copy.deepcopy(dict(document)))
 
     def put_pod(self, document: Mapping[str, Any]) -> None:
-        """Adds a pod that somebody else made, with a log that is empty."""
+        """Adds a pod, with a log that is empty."""
         with self.changed:
             self._logs[document["metadata"]["name"]] = PodLogFile()
             self.put("pods", document)
@@ -1077,6 +1053,10 @@ def _waits_for(owner: Object, reference: Mapping[str, Any]) -> bool:
     """Says whether an owner is deleted after what refers to it so, and takes it along now."""
     is_waiting = _FOREGROUND in owner["metadata"].get("finalizers", ())
     return is_waiting and bool(reference.get("blockOwnerDeletion"))
+
+
+def _object(version: str, kind: str, name: str, **metadata: Any) -> Object:
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": name, **metadata}}
 
 
 def _condition(kind: str, reason: str, message: str, **more: str) -> Object:
