@@ -92,12 +92,9 @@ class KubernetesPlatform:
             follower = follower_of(cluster, pod, log=log)
             begin = adopt if self._adopts_only else start
             started = begin(cluster, request, follower=follower, log=log)
+        is_last = self._adopts_only
         return KubernetesRun(
-            cluster,
-            request=request,
-            started=started,
-            follower=follower,
-            is_last=self._adopts_only,
+            cluster, request=request, started=started, follower=follower, is_last=is_last
         )
 
     def resumed(self, requests: Sequence[KubernetesRequest]) -> int:
@@ -148,7 +145,7 @@ class KubernetesPlatform:
         cluster = self._cluster_of(known)
         log = Log(run=name_of_workload(settings), host=SERVICE)
         with _explained(cluster, known):
-            found = follower_of(cluster, own_pod(), log=log).cancellation(cluster)
+            found = follower_of(cluster, own_pod(), log=log).is_cancelled(cluster)
         if found is None:
             log.event(EventName.WORKFLOW_READ_FAILED, meaning="the run counts as not cancelled")
         return bool(found)

@@ -207,7 +207,6 @@ def connect(context: str | None, *, strict_tls: bool = False) -> tuple[object, s
 
     Args:
         context: Context of the kube config; None: the current one, or the pod's service account.
-        strict_tls: See `kubernetes.strict_tls`.
     """
     try:
         from kubernetes import client, config  # type: ignore[import-untyped]
@@ -352,8 +351,6 @@ class ClusterApi:
     Args:
         context: Context of the kube config; absent: the current one, or the pod's service account.
         namespace: Absent: the context's, or the pod's.
-        strict_tls: See `kubernetes.strict_tls`.
-        sleep: Waits for some seconds.
         clock: Monotonic seconds, for deadlines.
     """
 
@@ -581,11 +578,7 @@ class ClusterApi:
     ) -> ApiAction:
         plural = f"{resource.plural}/{part}" if part else resource.plural
         return ApiAction(
-            verb=verb,
-            group=resource.group,
-            resource=plural,
-            namespace=self.namespace,
-            name=name,
+            verb=verb, group=resource.group, resource=plural, namespace=self.namespace, name=name
         )
 
     def _connected(self) -> object:

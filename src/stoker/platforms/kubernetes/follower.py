@@ -58,15 +58,11 @@ class Follower:
             return settings.follower_lease_minutes
         return LEASE_MINUTES if self.pod else 0
 
-    def is_cancelled(self, cluster: ClusterApi) -> bool:
-        """Whether the pipeline's run is known to be cancelled; blocks for CANCELLED_SECONDS.
+    def is_cancelled(self, cluster: ClusterApi) -> bool | None:
+        """Whether the pipeline's run is being cancelled; None if unknown after CANCELLED_SECONDS.
 
-        Without an answer it is not: a job deleted by mistake costs the training.
+        Unknown counts as not cancelled: a job deleted by mistake costs the training.
         """
-        return self.cancellation(cluster) is True
-
-    def cancellation(self, cluster: ClusterApi) -> bool | None:
-        """Returns whether the pipeline's run is being cancelled; None without an answer in time."""
         if self.workflow is None:
             return None
         workflow, answers = self.workflow, queue.SimpleQueue[bool | None]()

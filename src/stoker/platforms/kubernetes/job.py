@@ -98,8 +98,6 @@ def conclude(
     Args:
         state: Its last state; None if the job was gone before its end was seen.
         pods: Pods as they were last seen, including deleted ones.
-        output: Files from the dnn hosts' logs.
-        events: Events that only the cluster saw.
     """
     latest = _latest(pods)
     leader = latest.get((layout.dnn.group.name, 0))
@@ -207,9 +205,7 @@ class RunPicture:
 
     Args:
         main: JobSets or TrainJobs.
-        uid: Uid of the run's JobSet or TrainJob.
-        since: Its creation time, ISO 8601.
-        namespace: Namespace of its pods.
+        since: Creation time of the job, ISO 8601.
 
     Attributes:
         state: State of the job; None until it is known.
@@ -398,9 +394,8 @@ class KubernetesRun(FollowedRun):
     """A submitted job, followed by watching the cluster.
 
     Args:
-        started: Result of the submission.
-        follower: This process.
-        is_last: Whether it is a pipeline's last step, which is not signalled when the run is ended.
+        is_last: Whether it is followed by a pipeline's last step, which gets no signal when the run
+            is ended.
     """
 
     def __init__(

@@ -148,7 +148,6 @@ class ObjectWatch(StreamReader):
     """A thread that reports changes of objects.
 
     Args:
-        query: Selectors of the objects.
         tell: Called with each change; may block.
     """
 
@@ -277,7 +276,6 @@ class PodLog(StreamReader):
         self._is_changed.set()
 
     def close(self) -> None:
-        """Ends the reading; may be called twice, by any thread."""
         super().close()
         self._is_changed.set()
 
@@ -354,7 +352,6 @@ class Following:
 
     Args:
         resource: JobSets or TrainJobs.
-        name: Name of the run's objects.
         containers: Group to the name of its pods' container.
     """
 

@@ -197,7 +197,7 @@ def start(
         # An adopted job continues when this attempt fails, unless the user asked to stop.
         is_over = not isinstance(err, StokerError)
         if isinstance(err, TerminatedError) and follower.pod:
-            is_over = follower.is_cancelled(cluster)
+            is_over = bool(follower.is_cancelled(cluster))
         if is_over or not attempt.is_adopted:
             _abandon(cluster, request, attempt, log)
         raise
