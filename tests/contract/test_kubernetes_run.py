@@ -451,7 +451,7 @@ def test_all_hosts_that_are_started_again_are_followed_again(api, start):
     assert "all hosts are restarted (restart 1)" in followed.status
 
 
-@pytest.mark.parametrize("how", ["drop_streams", "end_streams"])
+@pytest.mark.parametrize("how", ["cut", "end"])
 def test_watches_and_logs_that_reconnect_lose_and_repeat_nothing(api, how, running):
     leader = only_pod(api, LEADER)
     said = []
@@ -460,7 +460,7 @@ def test_watches_and_logs_that_reconnect_lose_and_repeat_nothing(api, how, runni
         said += lines
         api.say(leader, *lines)
         until(lambda n=number: f"line {n}.0" in running.texts(LEADER), what="they arrive")
-        until(lambda: getattr(api, how)() > 0, what="there is a stream to break")
+        until(lambda: api.drop_streams(how) > 0, what="there is a stream to break")
     complete(api, running)
     assert running.texts(LEADER) == said
 

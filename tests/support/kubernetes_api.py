@@ -612,13 +612,16 @@ class KubernetesApi:
 
     # --- troubles
 
-    def drop_streams(self) -> int:
-        """Breaks off every watch and log that is read; returns how many."""
-        return self._end_streams("cut")
-
-    def end_streams(self) -> int:
-        """Ends every watch and log that is read in good order; returns how many."""
-        return self._end_streams("end")
+    def drop_streams(self, how: str = "cut") -> int:
+        """Ends each watch and log that is read: "cut", or "end" in good order; returns how many."""
+        with self.changed:
+            found = list(self._streams)
+            for stream in found:
+                stream.how = how
+                if how == "cut":
+                    stream.cut()
+            self.changed.notify_all()
+        return len(found)
 
     def forget_history(self) -> None:
         """Makes all versions so far too old to watch from."""
@@ -974,16 +977,6 @@ class KubernetesApi:
             fault = self._fault(method, plural)
         if fault:
             raise Refusal(fault.code, fault.reason, fault.message)
-
-    def _end_streams(self, how: str) -> int:
-        with self.changed:
-            found = list(self._streams)
-            for stream in found:
-                stream.how = how
-                if how == "cut":
-                    stream.cut()
-            self.changed.notify_all()
-        return len(found)
 
     def _now(self, seconds_later: float = 0.0) -> str:
         later = datetime.now(UTC) + timedelta(seconds=seconds_later)
