@@ -9,7 +9,7 @@ import pytest
 
 from stoker.logs import Log
 from stoker.platforms.kubernetes.job import conclude
-from stoker.platforms.kubernetes.objects import lay_out
+from stoker.platforms.kubernetes.objects import COMPLETION_INDEX, REPLICATED_JOB_LABEL, lay_out
 from stoker.platforms.kubernetes.pod_outputs import OutputParts
 from stoker.platforms.kubernetes.pods import (
     CAPACITY_SECONDS,
@@ -20,6 +20,8 @@ from stoker.platforms.kubernetes.pods import (
     PodState,
     Trouble,
     TroubleLog,
+    by_job,
+    pod_state,
     refused_pods,
     troubles_of,
 )
@@ -40,28 +42,14 @@ PRICES = {GPU: 1.212, CPU: 0.714}
 
 
 def pod(role: str = "dnn", index: int = 0, **changes: object) -> PodState:
-    made = PodState(
-        name=f"{RUN}-{role}-0-{index}-abcde",
-        uid=f"{role}-{index}",
-        group=role,
-        role=role,
-        host=f"{RUN}-{role}-0-{index}",
-        index=index,
-        node="",
-        created_at=BEGIN,
-        is_started=False,
-        is_running=False,
-        restarts=0,
-        attempt=0,
-        ended=None,
-        waits_for="",
-        waits_because="",
-        unschedulable="",
-        unschedulable_since="",
-        lost="",
-        is_final=False,
-        deleted_at="",
-    )
+    metadata = {
+        "name": f"{RUN}-{role}-0-{index}-abcde",
+        "uid": f"{role}-{index}",
+        "creationTimestamp": BEGIN,
+        "labels": {REPLICATED_JOB_LABEL: role, COMPLETION_INDEX: str(index)},
+    }
+    made = pod_state({"metadata": metadata}, by_job(LAYOUT.groups), run=RUN)
+    assert made is not None
     return dataclasses.replace(made, **changes)  # type: ignore[arg-type]
 
 
