@@ -173,6 +173,8 @@ def test_the_workflows_of_all_attempts_own_the_job(api, api_name, submit, step):
         step(f"step-{number}", workflow=f"w{number}")
         submit(api=api_name)
         api.remove("pods", f"step-{number}")
+    owners = api.get(PLURAL[api_name], NAME)["metadata"]["ownerReferences"]
+    assert [owner["name"] for owner in owners] == ["w1", "w2"]
     api.remove("workflows", "w1")
     assert api.names(PLURAL[api_name]) == [NAME]
     api.remove("workflows", "w2")
