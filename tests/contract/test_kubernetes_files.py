@@ -23,13 +23,9 @@ STRANGER = {"app": "web"}
 
 def labels_of_pods(api: str) -> dict[str, dict[str, str]]:
     request = KubernetesPlatform().plan(job(settings=everything(api)))
-    documents = request.objects
-    main: Any = next(d for d in documents if d["kind"] in ("JobSet", "TrainingRuntime"))
-    found = {}
-    for replicated in replicated_jobs(main):
-        labels: Any = replicated.template["metadata"]["labels"]
-        found[labels["stoker/role"]] = labels
-    return found
+    jobs = replicated_jobs(request.runtime or request.main)
+    labels: list[Any] = [each.template["metadata"]["labels"] for each in jobs]
+    return {each["stoker/role"]: each for each in labels}
 
 
 def is_selected(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:

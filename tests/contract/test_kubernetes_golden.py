@@ -12,7 +12,7 @@ import yaml
 
 from stoker.platforms.kubernetes import KubernetesPlatform
 from support.command import stoker
-from support.kubernetes_jobs import DNN, EVERYTHING, POOLS, job
+from support.kubernetes_jobs import DNN, EVERYTHING, WORKLOAD, job
 from support.kubernetes_rules import rule_problems
 
 FOLDER = Path(__file__).parent / "kubernetes_objects"
@@ -47,15 +47,7 @@ def test_a_golden_manifest_breaks_no_rule(name):
 
 @pytest.fixture
 def project(tmp_path):
-    workload = {
-        "name": "mnist",
-        "command": ["python", "train.py"],
-        "image": "registry.example/mnist:1",
-        "platform": "kubernetes",
-        "cluster": {"dnn": {"instance_type": DNN.instance_type}},
-        "kubernetes": {"pools": POOLS},
-    }
-    (tmp_path / "mnist.yaml").write_text(yaml.safe_dump(workload))
+    (tmp_path / "mnist.yaml").write_text(yaml.safe_dump(dict(WORKLOAD)))
     return tmp_path
 
 

@@ -14,15 +14,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from stoker.launch.finish import leave_in_pod
 from stoker.launch.passive_profile import FILE
-from stoker.launch.topology import HostGroup, Topology
-from stoker.logs import Log
 from stoker.platforms.kubernetes.objects import WORKLOAD_NAME_ANNOTATION
 from stoker.records import Plan, write_json
 from support import sample_records
 from support.kubernetes_api import KubernetesApi, kube_config, kubernetes_api
-from support.kubernetes_jobs import DATA, DNN, POOLS
+from support.kubernetes_jobs import DATA, DNN, POOLS, WORKLOAD, leader_lines
 from support.local_job import until
 from support.train_command import END_SECONDS, Verb
 
@@ -33,14 +30,10 @@ RUN = "mnist-5f0c1a2b"
 # Of a step whose pod was killed nothing is published: to Kubeflow 2.17 it is still running then
 # (backend/src/v2/driver/resolve.go), whether the run has failed or was terminated.
 OUTCOME = {"state": "RUNNING", "error": {}}
-WORKLOAD = {
-    "name": "mnist",
-    "platform": "kubernetes",
-    "command": ["python", "train.py"],
-    "image": "registry.example/mnist:1",
-    "cluster": {"dnn": {"instance_type": "g5.2xlarge"}},
+GATED = {
+    **WORKLOAD,
     "gate": [{"metric": "accuracy", "min": 0.9}],
-    "kubernetes": {"pools": dict(POOLS), "output": "pvc://outputs/runs"},
+    "kubernetes": {"pools": POOLS, "output": "pvc://outputs/runs"},
 }
 
 
@@ -82,7 +75,7 @@ def step(tmp_path, api):
         for name in (*names, "metrics"):
             artifact = {"type": {"schemaTitle": kinds.get(name, "")}, "uri": f"s3://{name}"}
             artifacts[name] = {"artifacts": [artifact]}
-        values = {"workload": json.dumps(WORKLOAD), "image": "stoker:1", **inputs}
+        values = {"workload": json.dumps(GATED), "image": "stoker:1", **inputs}
         document = {
             "inputs": {"parameterValues": values},
             "outputs": {"outputFile": str(folder / "told.json"), "artifacts": artifacts},
@@ -127,17 +120,8 @@ def profile() -> Any:
 def lines_of(folder: Path, run: str, name: str, record: Any) -> list[str]:
     """Returns what the leader's launcher says at its end of the file that it leaves."""
     output = folder / f"leader-{run}"
-    output.mkdir(exist_ok=True)
     write_json(output / name, record)
-    leader = f"{run}-dnn-0-0"
-    topology = Topology(
-        host=leader, groups=(HostGroup(name="dnn", role="dnn", instance_type="", hosts=(leader,)),)
-    )
-    with (folder / "lines").open("w+") as said:
-        log = Log(run=run, host=leader, stream=said)
-        leave_in_pod(base_dir=folder, output=output, topology=topology, exit_code=0, log=log)
-        said.seek(0)
-        return said.read().splitlines()
+    return leader_lines(output, run=run)
 
 
 def leader_of(api: KubernetesApi, run: str = RUN) -> str:

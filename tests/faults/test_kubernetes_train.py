@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from support.kubernetes_api import KubernetesApi, kube_config, kubernetes_api
-from support.kubernetes_jobs import POOLS
+from support.kubernetes_jobs import WORKLOAD
 from support.local_job import until
 from support.train_command import END_SECONDS, Train, trainings
 
@@ -16,14 +16,6 @@ pytestmark = pytest.mark.fault
 
 NAME = "mnist-1"
 LEADER = f"{NAME}-dnn-0-0"
-WORKLOAD = {
-    "name": "mnist",
-    "platform": "kubernetes",
-    "command": ["python", "train.py"],
-    "image": "registry.example/mnist:1",
-    "cluster": {"dnn": {"instance_type": "g5.2xlarge"}},
-    "kubernetes": {"pools": dict(POOLS)},
-}
 
 
 @pytest.fixture
@@ -35,7 +27,7 @@ def api():
 @pytest.fixture
 def start(tmp_path, api):
     environ = {**os.environ, "KUBECONFIG": str(kube_config(tmp_path, api.url))}
-    workload = yaml.safe_dump(WORKLOAD)
+    workload = yaml.safe_dump(dict(WORKLOAD))
     with trainings(tmp_path, workload, name=NAME, data="c7i.4xlarge", environ=environ) as make:
         yield make
 

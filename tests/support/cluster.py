@@ -1,7 +1,4 @@
-"""Starts a cluster on loopback: coordinator, agents, trainers, all real, each to be struck.
-
-Leaving it checks that no process, socket or shared memory of it is left.
-"""
+"""A cluster on loopback: coordinator, agents and trainers, all real, each to be struck."""
 
 import contextlib
 import json
@@ -15,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, Queue
@@ -62,7 +59,7 @@ def wait_until(claim: Callable[[], bool], what: str, seconds: float = DEADLINE_S
 
 
 class Trainer:
-    """Holds a training script under way; its JSON lines are read as they come.
+    """A training script under way, whose JSON lines are read as they come.
 
     Args:
         logs: Returns what its cluster's hosts have logged, for a failure.
@@ -153,7 +150,6 @@ def run_script(
     Args:
         env: With other variables that matter to the start of Python or torch, it starts anew; else
             it is forked of a Python that has torch imported.
-        logs: See `Trainer`.
     """
     clean = {key: value for key, value in os.environ.items() if not key.startswith("STOKER_")}
     variables = clean | {"OMP_NUM_THREADS": "1"} | dict(env or {})
@@ -181,7 +177,7 @@ def _may_be_forked(variables: Mapping[str, str]) -> bool:
 
 @dataclass
 class Cluster:
-    """Holds coordinator, agents and trainers.
+    """Coordinator, agents and trainers; leaving it checks that nothing of them is left.
 
     Args:
         agents: Data hosts.
@@ -322,18 +318,10 @@ class Cluster:
             )
 
     def workers_of(self, number: int) -> list[psutil.Process]:
-        return [
-            worker
-            for dataset_process in self.dataset_processes_of(number)
-            for worker in _children(dataset_process)
-        ]
+        return [each for parent in self.dataset_processes_of(number) for each in _children(parent)]
 
     def dataset_processes_of(self, number: int) -> list[psutil.Process]:
-        return [
-            dataset_process
-            for one in self._templates_of(number)
-            for dataset_process in _children(one)
-        ]
+        return [each for parent in self._templates_of(number) for each in _children(parent)]
 
     def _templates_of(self, number: int) -> list[psutil.Process]:
         fork_servers = _children(psutil.Process(self.hosts[number].pid))
@@ -431,11 +419,5 @@ def _processes_of(run: str) -> list[psutil.Process]:
 
 
 def _sockets() -> int:
-    return sum(
-        os.readlink(path).startswith("socket:") for path in _descriptors() if os.path.islink(path)
-    )
-
-
-def _descriptors() -> Iterator[str]:
-    for name in os.listdir("/proc/self/fd"):
-        yield f"/proc/self/fd/{name}"
+    found = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+    return sum(os.readlink(path).startswith("socket:") for path in found if os.path.islink(path))

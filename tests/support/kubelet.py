@@ -121,7 +121,8 @@ class Kubelet:
         self.api.start_pod(made.pod)
         deadline = time.monotonic() + seconds
         while (code := self._code(made)) is None:
-            if step.task in self.lost and self._follows(made.pod):
+            # It follows its job, whose pods run.
+            if step.task in self.lost and "runs on node" in self.log(made.pod):
                 return self._lose(made, self.lost.pop(step.task))
             assert time.monotonic() < deadline, (
                 f"{step.task} runs on:\n{self.log(made.pod)[-4000:]}"
@@ -141,10 +142,6 @@ class Kubelet:
         else:
             self.api.end_pod(made.pod, 137)
         return how
-
-    def _follows(self, pod: str) -> bool:
-        """Returns whether the log of a step says that the pods of its job run."""
-        return "runs on node" in self.log(pod)
 
     def log(self, pod: str) -> str:
         return "\n".join(self.logs.get(pod, []))

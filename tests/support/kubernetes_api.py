@@ -1,11 +1,9 @@
-"""Plays an API server of Kubernetes on a loopback port, as far as stoker asks one.
+"""A double of Kubernetes' API server on a loopback port, as far as stoker asks one.
 
 It keeps objects, refuses what the real CRDs refuse, serves lists, watches and logs, and has the
-troubles of real ones on command: denials, conflicts, answers that are slow or lost, watches that
-drop, versions that are too old, logs that end early. What loses its last owner is collected, at
-once. Trainer's controller makes a TrainJob's JobSet, and tells the TrainJob how it ended. No other
-one runs by itself: tests say what becomes of jobs and pods, with the words that the real
-controllers use, and have those of Job and JobSet judge (`fail_pod`, `disrupt_pod`, `pass_deadline`,
+troubles of real ones on command. The garbage collector and Trainer's controller run on their own.
+No other one does: tests say what becomes of jobs and pods, in the real controllers' words. Those of
+Job and JobSet judge on demand (`fail_pod`, `disrupt_pod`, `pass_deadline`,
 `pass_seconds_after_end`).
 """
 
@@ -133,7 +131,7 @@ class KubernetesApi:
         self.let_go = threading.Event()
         self._objects: dict[tuple[str, str], Object] = {}
         self._history: list[tuple[int, str, str, Object]] = []
-        self._version = 100
+        self.version = 100
         self._oldest = 0
         self._logs: dict[str, PodLogFile] = {}
         self._streams: set[Stream] = set()
@@ -193,26 +191,17 @@ class KubernetesApi:
     def make_pod(self, run: str, job: str, index: int, *, attempt: int = 0) -> str:
         name = f"{run}-{job}-0-{index}-{uuid.uuid4().hex[:5]}"
         template = self._job(run, job)["template"]["spec"]["template"]
-        pod = {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {
-                "name": name,
-                "ownerReferences": [self._reference("jobsets", run)],
-                "labels": {
-                    **template["metadata"]["labels"],
-                    _JOBSET: run,
-                    _REPLICATED: job,
-                    _INDEX: str(index),
-                    "jobset.sigs.k8s.io/restart-attempt": str(attempt),
-                },
-            },
-            "spec": {"containers": [{"name": job}]},
-            "status": {"phase": "Pending"},
+        labels = {
+            **template["metadata"]["labels"],
+            _JOBSET: run,
+            _REPLICATED: job,
+            _INDEX: str(index),
+            "jobset.sigs.k8s.io/restart-attempt": str(attempt),
         }
-        with self.changed:
-            self._put("pods", pod)
-            self._logs[name] = PodLogFile()
+        owners = [self._reference("jobsets", run)]
+        pod = _object("v1", "Pod", name, ownerReferences=owners, labels=labels)
+        spec, status = {"containers": [{"name": job}]}, {"phase": "Pending"}
+        self.put_pod({**pod, "spec": spec, "status": status})
         return name
 
     def pods(self, run: str, job: str) -> list[str]:
@@ -250,11 +239,6 @@ class KubernetesApi:
                 self._second += timedelta(milliseconds=1)
                 stamp = self._second.strftime("%Y-%m-%dT%H:%M:%S.%f") + "000Z"
                 self._logs[name].lines.append((stamp, text))
-            self.changed.notify_all()
-
-    def say_at(self, name: str, stamp: str, text: str) -> None:
-        with self.changed:
-            self._logs[name].lines.append((stamp, text))
             self.changed.notify_all()
 
     def end_pod(self, name: str, code: int = 0, *, reason: str = "", message: str = "") -> None:
@@ -491,17 +475,15 @@ class KubernetesApi:
     def _put_jobset_of(self, train_job: str) -> None:
         runtime = self._objects[("trainjobs", train_job)]["spec"]["runtimeRef"]["name"]
         template = self._objects["trainingruntimes", runtime]["spec"]["template"]
-        owners = {"ownerReferences": [self._reference("trainjobs", train_job)]}
-        snapshot = {"name": f"{train_job}-runtime-snapshot", "namespace": NAMESPACE, **owners}
-        if ("configmaps", snapshot["name"]) not in self._objects:
-            self._put("configmaps", {"apiVersion": "v1", "kind": "ConfigMap", "metadata": snapshot})
-        jobset = {
-            "apiVersion": "jobset.x-k8s.io/v1alpha2",
-            "kind": "JobSet",
-            "metadata": {"name": train_job, "namespace": NAMESPACE, **copy.deepcopy(owners)},
-            "spec": copy.deepcopy(template["spec"]),
+        owned = {
+            "namespace": NAMESPACE,
+            "ownerReferences": [self._reference("trainjobs", train_job)],
         }
-        self._put("jobsets", jobset)
+        snapshot = f"{train_job}-runtime-snapshot"
+        if ("configmaps", snapshot) not in self._objects:
+            self._put("configmaps", _object("v1", "ConfigMap", snapshot, **copy.deepcopy(owned)))
+        jobset = _object("jobset.x-k8s.io/v1alpha2", "JobSet", train_job, **owned)
+        self._put("jobsets", {**jobset, "spec": copy.deepcopy(template["spec"])})
 
     def _fail_train_job(self, name: str, reason: str, message: str) -> None:
         condition = _condition("Failed", reason, message, lastTransitionTime=self._now())
@@ -510,39 +492,26 @@ class KubernetesApi:
     # --- who follows a job: a pod of a step, which Argo made for a run of a pipeline
 
     def make_workflow(self, name: str = "mnist-w1") -> str:
-        workflow = {
-            "apiVersion": "argoproj.io/v1alpha1",
-            "kind": "Workflow",
-            "metadata": {"name": name, "namespace": NAMESPACE},
-            "spec": {},
-        }
+        workflow = _object("argoproj.io/v1alpha1", "Workflow", name, namespace=NAMESPACE)
         with self.changed:
-            self._put("workflows", workflow)
-            return str(workflow["metadata"]["uid"])  # type: ignore[index]
+            self._put("workflows", {**workflow, "spec": {}})
+            return str(workflow["metadata"]["uid"])
 
     def make_step(self, name, *, workflow="mnist-w1", run_id=""):
         """Makes the pod of a step; returns what its container finds in its environment."""
-        described: Object = {"name": name, "namespace": NAMESPACE, "labels": {}}
-        with self.changed:
-            if workflow:
-                described["labels"] = {
-                    "workflows.argoproj.io/workflow": workflow,
-                    "stoker/role": "follower",
-                    "stoker/step": re.sub(r"-\d+$", "", name),
-                }
-                described["ownerReferences"] = [self._reference("workflows", workflow)]
-            pod: Object = {
-                "apiVersion": "v1",
-                "kind": "Pod",
-                "metadata": described,
-                "spec": {"containers": [{"name": "main"}]},
-                "status": {"phase": "Running"},
+        pod = _object("v1", "Pod", name, namespace=NAMESPACE, labels={})
+        if workflow:
+            pod["metadata"]["labels"] = {
+                "workflows.argoproj.io/workflow": workflow,
+                "stoker/role": "follower",
+                "stoker/step": re.sub(r"-\d+$", "", name),
             }
-            self._put("pods", pod)
-            self._logs[name] = PodLogFile()
+            pod["metadata"]["ownerReferences"] = [self._reference("workflows", workflow)]
+        spec, status = {"containers": [{"name": "main"}]}, {"phase": "Running"}
+        self.put_pod({**pod, "spec": spec, "status": status})
         return {
             "POD_NAME": name,
-            "POD_UID": described["uid"],
+            "POD_UID": self.get("pods", name)["metadata"]["uid"],
             "POD_NAMESPACE": NAMESPACE,
             **({"POD_RUN_ID": run_id} if run_id else {}),
         }
@@ -636,26 +605,29 @@ class KubernetesApi:
             self._put(plural, copy.deepcopy(dict(document)))
 
     def put_pod(self, document: Mapping[str, Any]) -> None:
-        """Adds a pod that somebody else made, with a log that is empty."""
+        """Adds a pod, with a log that is empty."""
         with self.changed:
             self._logs[document["metadata"]["name"]] = PodLogFile()
             self.put("pods", document)
 
     # --- troubles
 
-    def drop_streams(self) -> int:
-        """Breaks off every watch and log that is read; returns how many."""
-        return self._end_streams("cut")
-
-    def end_streams(self) -> int:
-        """Ends every watch and log that is read in good order; returns how many."""
-        return self._end_streams("end")
+    def drop_streams(self, how: str = "cut") -> int:
+        """Ends each watch and log that is read: "cut", or "end" in good order; returns how many."""
+        with self.changed:
+            found = list(self._streams)
+            for stream in found:
+                stream.how = how
+                if how == "cut":
+                    stream.cut()
+            self.changed.notify_all()
+        return len(found)
 
     def forget_history(self) -> None:
         """Makes all versions so far too old to watch from."""
         with self.changed:
-            self._version += 1
-            self._oldest = self._version
+            self.version += 1
+            self._oldest = self.version
 
     def break_log(self, name: str, *, after: int, how: str) -> None:
         """Ends the next reading of a log after so many lines: "cut", or "end" in good order."""
@@ -767,15 +739,17 @@ class KubernetesApi:
                 )
             return self._logs[name]
 
-    def add_stream(self, stream: "Stream") -> None:
+    @contextlib.contextmanager
+    def streaming(self, stream: "Stream") -> Iterator["Stream"]:
+        """Keeps a stream among those that can be broken off, and ends it in good order."""
         with self.changed:
             self._streams.add(stream)
-            self.changed.notify_all()
-
-    def remove_stream(self, stream: "Stream") -> None:
-        with self.changed:
-            self._streams.discard(stream)
-            self.changed.notify_all()
+        try:
+            yield stream
+            stream.end()
+        finally:
+            with self.changed:
+                self._streams.discard(stream)
 
     def _do(self, verb: str, place: "Place", query: dict[str, str], body: Object | None) -> Object:
         key = (place.plural, place.name)
@@ -803,7 +777,7 @@ class KubernetesApi:
             if plural == place.plural and _is_selected(item, query)
         ]
         begin, limit = int(query.get("continue") or 0), int(query.get("limit") or 500)
-        described = {"resourceVersion": str(self._version)}
+        described = {"resourceVersion": str(self.version)}
         if len(found) > begin + limit:
             described["continue"] = str(begin + limit)
         return {"kind": "List", "metadata": described, "items": found[begin : begin + limit]}
@@ -914,10 +888,10 @@ class KubernetesApi:
         found = self._objects.pop((plural, name))
         if plural == "pods":
             self._logs[name].is_closed = True
-        self._version += 1
+        self.version += 1
         gone = copy.deepcopy(found)
-        gone["metadata"]["resourceVersion"] = str(self._version)
-        self._history.append((self._version, plural, "DELETED", gone))
+        gone["metadata"]["resourceVersion"] = str(self.version)
+        self._history.append((self.version, plural, "DELETED", gone))
         self.changed.notify_all()
         self._collect()
         if plural == "jobsets":
@@ -950,10 +924,10 @@ class KubernetesApi:
         self._changed(plural, described["name"], "ADDED")
 
     def _changed(self, plural: str, name: str, kind: str = "MODIFIED") -> None:
-        self._version += 1
+        self.version += 1
         found = self._objects[plural, name]
-        found["metadata"]["resourceVersion"] = str(self._version)
-        self._history.append((self._version, plural, kind, copy.deepcopy(found)))
+        found["metadata"]["resourceVersion"] = str(self.version)
+        self._history.append((self.version, plural, kind, copy.deepcopy(found)))
         self.changed.notify_all()
         if plural in ("jobsets", "trainjobs"):
             self._run_trainer()
@@ -1003,16 +977,6 @@ class KubernetesApi:
             fault = self._fault(method, plural)
         if fault:
             raise Refusal(fault.code, fault.reason, fault.message)
-
-    def _end_streams(self, how: str) -> int:
-        with self.changed:
-            found = list(self._streams)
-            for stream in found:
-                stream.how = how
-                if how == "cut":
-                    stream.cut()
-            self.changed.notify_all()
-        return len(found)
 
     def _now(self, seconds_later: float = 0.0) -> str:
         later = datetime.now(UTC) + timedelta(seconds=seconds_later)
@@ -1082,6 +1046,10 @@ def _waits_for(owner: Object, reference: Mapping[str, Any]) -> bool:
     """Says whether an owner is deleted after what refers to it so, and takes it along now."""
     is_waiting = _FOREGROUND in owner["metadata"].get("finalizers", ())
     return is_waiting and bool(reference.get("blockOwnerDeletion"))
+
+
+def _object(version: str, kind: str, name: str, **metadata: Any) -> Object:
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": name, **metadata}}
 
 
 def _condition(kind: str, reason: str, message: str, **more: str) -> Object:
@@ -1166,13 +1134,16 @@ def _handler(api: KubernetesApi) -> type[BaseHTTPRequestHandler]:
 
         def watch(self, path: str, query: dict[str, str]) -> None:
             place = api.place("GET", path)
-            with self.streaming() as stream:
+            # Known before the caller's rights are: one that is asked for while rights are taken
+            # away and streams broken off must not be left.
+            with api.streaming(Stream(self)) as stream:
                 api.check("watch", place)
                 api.take_fault("WATCH", place.plural)
                 stream.begin()
                 version = int(query["resourceVersion"])
                 deadline = time.monotonic() + float(query["timeoutSeconds"])
                 while not stream.is_over and time.monotonic() < deadline:
+                    seen = api.version
                     try:
                         happened = api.watched(place, query, version)
                     except Refusal as refusal:
@@ -1182,23 +1153,16 @@ def _handler(api: KubernetesApi) -> type[BaseHTTPRequestHandler]:
                         stream.write(json.dumps({"type": kind, "object": item}) + "\n")
                         version = int(item["metadata"]["resourceVersion"])
                     with api.changed:
-                        if not stream.how and not self.has_news(place, query, version):
+                        if not stream.how and api.version == seen:
                             api.changed.wait(0.1)
-
-        def has_news(self, place: Place, query: dict[str, str], version: int) -> bool:
-            try:
-                return bool(api.watched(place, query, version))
-            except Refusal:
-                return True
 
         def log(self, path: str, query: dict[str, str]) -> None:
             place = api.place("GET", path)
             is_previous = query.get("previous") == "true"
             since = query.get("sinceTime", "")
             sent = position = 0
-            with self.streaming() as stream:
+            with api.streaming(Stream(self)) as stream:
                 api.check("get", place)
-                api.take_fault("LOG", place.plural)
                 log = api.log_of(place.name)
                 with api.changed:
                     breaks = log.breaks and not is_previous
@@ -1228,18 +1192,6 @@ def _handler(api: KubernetesApi) -> type[BaseHTTPRequestHandler]:
                     with api.changed:
                         if len(lines) <= position and not log.is_closed and not stream.how:
                             api.changed.wait(0.1)
-
-        @contextlib.contextmanager
-        def streaming(self) -> Iterator[Stream]:
-            # Known before the caller's rights are: one that is asked for while rights are taken
-            # away and streams broken off must not be left.
-            stream = Stream(self)
-            api.add_stream(stream)
-            try:
-                yield stream
-                stream.end()
-            finally:
-                api.remove_stream(stream)
 
     return Handler
 

@@ -1,10 +1,15 @@
 """Makes jobs for Kubernetes that tests plan."""
 
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from stoker.logs import Log
 from stoker.platforms.base import JobSpec
+from stoker.platforms.kubernetes.pod_outputs import log_files
 from stoker.records import Group, Json, ProfileSettings
 from stoker.settings import workload_from
 
@@ -19,112 +24,82 @@ POOLS: Mapping[str, Json] = {
     CPU: {"cpu": 15, "memory": "28Gi"},
 }
 
-REGISTRY: Mapping[str, Json] = {"imagePullSecrets": [{"name": "registry"}]}
-PULLED: Mapping[str, Json] = {"imagePullPolicy": "IfNotPresent"}
-# Everything that a workload can say for Kubernetes.
-EVERYTHING: Mapping[str, Json] = {
-    "namespace": "team-a",
-    "output": "pvc://outputs/runs",
-    "zone": "require",
-    "shm": "8Gi",
-    "scratch": "100Gi",
-    "max_restarts": 2,
-    "max_run_seconds": 86400,
-    "jobset": {
-        "metadata": {"labels": {"team": "vision", "kueue.x-k8s.io/queue-name": "training"}},
-        "spec": {"ttlSecondsAfterFinished": 3600},
-    },
-    "pools": {
-        GPU: {
-            "pod": {
-                "spec": {
-                    "nodeSelector": {"pool": "gpu"},
-                    "tolerations": [{"key": "reserved", "operator": "Equal", "value": "training"}],
-                }
-            },
-            "cpu": "7500m",
-            "memory": "28Gi",
-            "gpus": 1,
-        },
-        CPU: {
-            "pod": {
-                "spec": {
-                    "nodeSelector": {"pool": "cpu-spot"},
-                    "tolerations": [{"key": "spot", "operator": "Exists", "effect": "NoSchedule"}],
-                }
-            },
-            "cpu": 15,
-            "memory": "28Gi",
-        },
-    },
-    "dnn": {
-        "pod": {
-            "metadata": {"annotations": {"owner": "vision"}},
-            "spec": {
-                **REGISTRY,
-                "containers": [
-                    {
-                        "name": "dnn",
-                        "resources": {
-                            "requests": {"vpc.amazonaws.com/efa": "1"},
-                            "limits": {"vpc.amazonaws.com/efa": "1"},
-                        },
-                        **PULLED,
-                    }
-                ],
-                "serviceAccountName": "trainer",
-                "priorityClassName": "high",
-            },
-        }
-    },
-    "data": {
-        "pod": {
-            "spec": {
-                "affinity": {
-                    "nodeAffinity": {
-                        "requiredDuringSchedulingIgnoredDuringExecution": {
-                            "nodeSelectorTerms": [
-                                {
-                                    "matchExpressions": [
-                                        {"key": "cpu-generation", "operator": "Gt", "values": ["3"]}
-                                    ]
-                                }
-                            ]
-                        },
-                        "preferredDuringSchedulingIgnoredDuringExecution": [
-                            {
-                                "weight": 10,
-                                "preference": {
-                                    "matchExpressions": [{"key": "disk", "operator": "Exists"}]
-                                },
-                            }
-                        ],
-                    }
-                },
-                **REGISTRY,
-                "serviceAccountName": "reader",
-                "containers": [
-                    {
-                        "env": [
-                            {"name": "AWS_REGION", "value": "eu-west-1"},
-                            {"name": "PRICE", "value": "5$$(x)"},
-                        ],
-                        "volumeMounts": [
-                            {"name": "cache", "mountPath": "/cache"},
-                            {"name": "ca", "mountPath": "/etc/ca", "readOnly": True},
-                        ],
-                        **PULLED,
-                        "envFrom": [{"secretRef": {"name": "s3-reader"}}],
-                    }
-                ],
-                "volumes": [
-                    {"name": "cache", "emptyDir": {"sizeLimit": "200Gi"}},
-                    {"name": "ca", "configMap": {"name": "ca-bundle"}},
-                ],
-            }
-        }
-    },
+# What a user has to write.
+WORKLOAD: Mapping[str, Json] = {
+    "name": "mnist",
+    "platform": "kubernetes",
+    "command": ["python", "train.py"],
+    "image": "registry.example/mnist:1",
+    "cluster": {"dnn": {"instance_type": GPU}},
+    "kubernetes": {"pools": POOLS},
 }
+# Everything that a workload can say for Kubernetes.
+EVERYTHING: Mapping[str, Json] = yaml.safe_load("""
+namespace: team-a
+output: pvc://outputs/runs
+zone: require
+shm: 8Gi
+scratch: 100Gi
+max_restarts: 2
+max_run_seconds: 86400
+jobset:
+  metadata: {labels: {team: vision, kueue.x-k8s.io/queue-name: training}}
+  spec: {ttlSecondsAfterFinished: 3600}
+pools:
+  g5.2xlarge:
+    pod:
+      spec:
+        nodeSelector: {pool: gpu}
+        tolerations: [{key: reserved, operator: Equal, value: training}]
+    cpu: 7500m
+    memory: 28Gi
+    gpus: 1
+  c7i.4xlarge:
+    pod:
+      spec:
+        nodeSelector: {pool: cpu-spot}
+        tolerations: [{key: spot, operator: Exists, effect: NoSchedule}]
+    cpu: 15
+    memory: 28Gi
+dnn:
+  pod:
+    metadata: {annotations: {owner: vision}}
+    spec:
+      imagePullSecrets: [{name: registry}]
+      containers:
+      - name: dnn
+        resources:
+          requests: {vpc.amazonaws.com/efa: "1"}
+          limits: {vpc.amazonaws.com/efa: "1"}
+        imagePullPolicy: IfNotPresent
+      serviceAccountName: trainer
+      priorityClassName: high
+data:
+  pod:
+    spec:
+      affinity:
+        nodeAffinity:
+          requiredDuringSchedulingIgnoredDuringExecution:
+            nodeSelectorTerms:
+            - matchExpressions: [{key: cpu-generation, operator: Gt, values: ["3"]}]
+          preferredDuringSchedulingIgnoredDuringExecution:
+          - weight: 10
+            preference: {matchExpressions: [{key: disk, operator: Exists}]}
+      imagePullSecrets: [{name: registry}]
+      serviceAccountName: reader
+      containers:
+      - env:
+        - {name: AWS_REGION, value: eu-west-1}
+        - {name: PRICE, value: 5$$(x)}
+        volumeMounts:
+        - {name: cache, mountPath: /cache}
+        - {name: ca, mountPath: /etc/ca, readOnly: true}
+        imagePullPolicy: IfNotPresent
+        envFrom: [{secretRef: {name: s3-reader}}]
+      volumes:
+      - {name: cache, emptyDir: {sizeLimit: 200Gi}}
+      - {name: ca, configMap: {name: ca-bundle}}
+""")
 
 
 def everything(api: str) -> dict[str, Json]:
@@ -158,3 +133,10 @@ def job(
         run_dir=Path("runs") / name,
         profile=ProfileSettings() if profile else None,
     )
+
+
+def leader_lines(output: Path, *, run: str) -> list[str]:
+    """Returns the lines by which the leader's launcher logs the files of its output folder."""
+    said = io.StringIO()
+    log_files(output, under="stoker", log=Log(run=run, host=f"{run}-dnn-0-0", stream=said))
+    return said.getvalue().splitlines()

@@ -53,46 +53,34 @@ def _taint(text: str) -> Document:
 
 # An EKS cluster: Karpenter's pool of two types, a node group with a GPU, spot, and what is in none.
 KARPENTER = "karpenter.sh/nodepool"
+ON_DEMAND = {KARPENTER: "cpu", "karpenter.sh/capacity-type": "on-demand"}
+SPOT = {**ON_DEMAND, "karpenter.sh/capacity-type": "spot"}
+NODE_GROUP = {
+    "eks.amazonaws.com/nodegroup": "gpu",
+    "eks.amazonaws.com/capacityType": "ON_DEMAND",
+}
 EKS: tuple[Document, ...] = (
     node("control", labels={"node-role.kubernetes.io/control-plane": ""}, cpu="2"),
     node(
         "gpu-1",
         kind="g5.xlarge",
-        labels={
-            "eks.amazonaws.com/nodegroup": "gpu",
-            "eks.amazonaws.com/capacityType": "ON_DEMAND",
-        },
+        labels=NODE_GROUP,
         cpu="3920m",
         memory="14400Mi",
         gpus=1,
         taints=["nvidia.com/gpu=true:NoSchedule", "team=vision:NoSchedule"],
     ),
-    node(
-        "cpu-1",
-        kind="c7i.4xlarge",
-        labels={KARPENTER: "cpu", "karpenter.sh/capacity-type": "on-demand"},
-    ),
+    node("cpu-1", kind="c7i.4xlarge", labels=ON_DEMAND),
     node(
         "cpu-2",
         kind="c7i.4xlarge",
-        labels={KARPENTER: "cpu", "karpenter.sh/capacity-type": "on-demand"},
+        labels=ON_DEMAND,
         cpu="15800m",
         zone="us-east-1b",
         taints=["node.kubernetes.io/unreachable:NoExecute"],
     ),
-    node(
-        "cpu-3",
-        kind="c7i.4xlarge",
-        labels={KARPENTER: "cpu", "karpenter.sh/capacity-type": "spot"},
-        taints=["spot=true:NoSchedule"],
-    ),
-    node(
-        "cpu-4",
-        kind="c7i.2xlarge",
-        labels={KARPENTER: "cpu", "karpenter.sh/capacity-type": "on-demand"},
-        cpu="7910m",
-        memory="14000Mi",
-    ),
+    node("cpu-3", kind="c7i.4xlarge", labels=SPOT, taints=["spot=true:NoSchedule"]),
+    node("cpu-4", kind="c7i.2xlarge", labels=ON_DEMAND, cpu="7910m", memory="14000Mi"),
     node("broken", kind="c7i.4xlarge", labels={KARPENTER: "cpu"}, ready=False),
     node("cordoned", kind="c7i.4xlarge", labels={KARPENTER: "cpu"}, cordoned=True),
     node("fargate", labels={"eks.amazonaws.com/compute-type": "fargate"}),

@@ -4,27 +4,29 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from stoker.logs import Log
-from stoker.platforms.base import leader_record
 from stoker.platforms.kubernetes.job import conclude
-from stoker.platforms.kubernetes.objects import lay_out
+from stoker.platforms.kubernetes.objects import COMPLETION_INDEX, REPLICATED_JOB_LABEL, lay_out
 from stoker.platforms.kubernetes.pod_outputs import OutputParts
 from stoker.platforms.kubernetes.pods import (
     CAPACITY_SECONDS,
     CHANGE_SECONDS,
+    CLAIM_SECONDS,
     IMAGE_SECONDS,
     PodEnd,
     PodState,
     Trouble,
     TroubleLog,
+    by_job,
+    pod_state,
     refused_pods,
-    short_of,
     troubles_of,
 )
 from stoker.platforms.kubernetes.state import ObjectState
-from stoker.records import Event, to_json
+from stoker.records import to_json
 from support.kubernetes_jobs import CPU, GPU, job
 from support.sample_records import training
 
@@ -40,28 +42,14 @@ PRICES = {GPU: 1.212, CPU: 0.714}
 
 
 def pod(role: str = "dnn", index: int = 0, **changes: object) -> PodState:
-    made = PodState(
-        name=f"{RUN}-{role}-0-{index}-abcde",
-        uid=f"{role}-{index}",
-        group=role,
-        role=role,
-        host=f"{RUN}-{role}-0-{index}",
-        index=index,
-        node="",
-        created_at=BEGIN,
-        is_started=False,
-        is_running=False,
-        restarts=0,
-        attempt=0,
-        ended=None,
-        waits_for="",
-        waits_because="",
-        unschedulable="",
-        unschedulable_since="",
-        lost="",
-        is_final=False,
-        deleted_at="",
-    )
+    metadata = {
+        "name": f"{RUN}-{role}-0-{index}-abcde",
+        "uid": f"{role}-{index}",
+        "creationTimestamp": BEGIN,
+        "labels": {REPLICATED_JOB_LABEL: role, COMPLETION_INDEX: str(index)},
+    }
+    made = pod_state({"metadata": metadata}, by_job(LAYOUT.groups), run=RUN)
+    assert made is not None
     return dataclasses.replace(made, **changes)  # type: ignore[arg-type]
 
 
@@ -79,22 +67,23 @@ def troubles(*pods: PodState, utc: str = BEGIN, **settings: Any) -> list[Trouble
 # --- waiting
 
 
-def test_hosts_that_wait_for_an_image_name_their_own():
-    for role, image in (("dnn", "image:1"), ("data", "data:1")):
-        waiting = pod(role, waits_for="ImagePullBackOff", waits_because="not found")
-        (trouble,) = troubles(waiting, data={"image": "data:1"})
-        assert f"wait for the image {image} (ImagePullBackOff): not found" in trouble.what
-
-
-def test_what_is_short_is_named_once_each():
-    assert short_of(NODES + NODES) == ["nvidia.com/gpu", "cpu"]
-    assert short_of("0/1 nodes are available: 1 Too many pods.") == []
-
-
-def test_what_the_scheduler_says_twice_is_said_once():
-    words = '0/3 nodes are available: persistentvolumeclaim "a" not found. not found; preemption: x'
-    (trouble,) = troubles(pod(unschedulable=words))
-    assert trouble.what.endswith('persistentvolumeclaim "a" not found')
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ('persistentvolumeclaim "a" not found. not found', 'persistentvolumeclaim "a" not found'),
+        (
+            "pod has unbound immediate PersistentVolumeClaims",
+            "pod has unbound immediate PersistentVolumeClaims",
+        ),
+    ],
+)
+def test_a_claim_that_is_not_there_is_no_want_of_nodes(said, words):
+    (trouble,) = troubles(pod(unschedulable=f"0/3 nodes are available: {said}; preemption: x"))
+    assert "wait for a claim of volumes" in trouble.what
+    # What the scheduler says twice is said once.
+    assert trouble.what.endswith(words)
+    assert "make the claim" in trouble.fix
+    assert (trouble.fatal_after, trouble.is_capacity) == (CLAIM_SECONDS, False)
 
 
 def test_labels_that_no_node_has_are_named_at_once():
@@ -107,15 +96,10 @@ def test_labels_that_no_node_has_are_named_at_once():
 def test_hosts_of_a_group_that_wait_are_one_trouble():
     found = troubles(pod("data", 0, unschedulable=NODES), pod("data", 1, unschedulable=NODES))
     (trouble,) = found
-    assert trouble.what.startswith("2 of 2 data hosts wait for a node of c7i.4xlarge, short of")
+    words = "2 of 2 data hosts wait for a node of c7i.4xlarge, short of nvidia.com/gpu, cpu: "
+    assert trouble.what.startswith(words)
     assert "preemption" not in trouble.what
     assert trouble.fatal_after is None
-
-
-def test_pods_that_have_ended_or_go_wait_for_nothing():
-    waiting = pod(unschedulable=NODES, waits_for="ErrImagePull")
-    for changes in ({"is_final": True}, {"deleted_at": BEGIN}):
-        assert troubles(dataclasses.replace(waiting, **changes)) == []
 
 
 @pytest.mark.parametrize(
@@ -130,9 +114,12 @@ def test_pods_that_have_ended_or_go_wait_for_nothing():
     ],
 )
 def test_only_what_the_training_cannot_do_without_ends_it(role, reason, fatal_after):
-    (trouble,) = troubles(pod(role, waits_for=reason, waits_because="why"))
+    waiting = pod(role, waits_for=reason, waits_because="why")
+    (trouble,) = troubles(waiting, data={"image": "data:1"})
     assert trouble.fatal_after == fatal_after
     assert "why" in trouble.what
+    if "Image" in reason:
+        assert f"wait for the image {'image:1' if role == 'dnn' else 'data:1'}" in trouble.what
 
 
 @pytest.mark.parametrize("reason", ["ContainerCreating", "PodInitializing", "CrashLoopBackOff", ""])
@@ -187,10 +174,8 @@ def test_a_pull_that_is_tried_again_and_again_is_told_seldom():
     log = TroubleLog(repeat_seconds=600.0)
     told: list[str] = []
     for turn, reason in enumerate(("ErrImagePull", "ImagePullBackOff") * 4):
-        waiting = troubles(pod(waits_for=reason, waits_because="no such image"))
-        told += [words for _, words in log.news(waiting, now=70.0 * turn)]
+        told += [words for _, words in log.news(troubles(pod(waits_for=reason)), now=70.0 * turn)]
     assert len(told) == 1
-    assert "1 of " in told[0]
     assert "ErrImagePull" in told[0]
 
 
@@ -201,14 +186,6 @@ def test_the_next_best_plan_is_told_when_waiting_has_become_long():
     assert list(log.news(waiting, now=CAPACITY_SECONDS - 1)) == []
     assert "another" in next(log.news(waiting, now=CAPACITY_SECONDS))[1]
     assert list(log.news(waiting, now=CAPACITY_SECONDS + 1)) == []
-
-
-def test_waiting_is_over_after_its_deadline_and_not_before():
-    log = TroubleLog(repeat_seconds=600.0)
-    trouble = Trouble(key="k", group="dnn", what="w", fatal_after=120.0)
-    list(log.news([trouble], now=100.0))
-    assert log.over([trouble], now=219.0) is None
-    assert log.over([trouble], now=220.0) is trouble
 
 
 def test_dnn_hosts_wait_for_nodes_as_long_as_the_workload_says():
@@ -256,24 +233,21 @@ def test_a_pod_that_cannot_end_is_told_with_what_frees_it_and_what_waiting_costs
 
 
 @pytest.mark.parametrize(
-    ("settings", "seconds"),
+    ("role", "settings", "seconds"),
     [
-        ({}, 1800.0),
-        ({"dead_node_minutes": 5}, 300.0),
-        ({"dead_node": "fail"}, 0.0),
-        ({"dead_node": "fail", "dead_node_minutes": 5}, 0.0),
+        ("dnn", {}, 1800.0),
+        ("dnn", {"dead_node_minutes": 5}, 300.0),
+        ("dnn", {"dead_node": "fail"}, 0.0),
+        ("dnn", {"dead_node": "fail", "dead_node_minutes": 5}, 0.0),
+        ("data", {"dead_node": "fail"}, None),
     ],
 )
-def test_a_dnn_host_that_cannot_end_ends_the_run_when_the_workload_says(settings, seconds):
-    (trouble,) = troubles(STUCK, utc=seconds_past(60), **settings)
+def test_only_a_dnn_host_that_cannot_end_ends_the_run_when_the_workload_says(
+    role, settings, seconds
+):
+    stuck = dataclasses.replace(STUCK, group=role, role=role)
+    (trouble,) = troubles(stuck, utc=seconds_past(60), **settings)
     assert (trouble.fatal_after, trouble.since) == (seconds, STUCK.deleted_at)
-
-
-def test_a_data_host_that_cannot_end_is_told_and_never_ends_the_run():
-    stuck = dataclasses.replace(STUCK, group="data", role="data", host=f"{RUN}-data-0-0")
-    (trouble,) = troubles(stuck, utc=seconds_past(60), dead_node="fail")
-    assert trouble.fatal_after is None
-    assert "kubectl delete node node-1" in trouble.fix
 
 
 def test_a_dnn_host_whose_place_is_taken_does_not_end_the_run():
@@ -289,35 +263,18 @@ def test_a_pod_that_has_ended_or_never_had_a_node_holds_nothing(changes):
 # --- the end
 
 
-def end(
-    phase,
-    *pods,
-    record=None,
-    is_stopped=False,
-    reason="FailedJobs",
-    message="jobset failed",
-    layout=LAYOUT,
-    run_dir=Path("nowhere"),
-):
-    layout = dataclasses.replace(layout, job=dataclasses.replace(layout.job, run_dir=run_dir))
+def end(phase, *pods, record=None, is_stopped=False, run_dir=Path("nowhere")):
+    layout = dataclasses.replace(LAYOUT, job=dataclasses.replace(LAYOUT.job, run_dir=run_dir))
     files = {"stoker/training.json": to_json(record).encode()} if record else {}
     return conclude(
-        ObjectState(uid="u", phase=phase, reason=reason, message=message) if phase else None,
+        ObjectState(uid="u", phase=phase) if phase else None,
         is_stopped=is_stopped,
         layout=layout,
         pods=pods,
         output=OutputParts(files=files),
-        events=[Event(when="2020-01-01T00:00:00.000Z", what="seen")],
+        events=[],
         log=Log(run=RUN, host="kubernetes"),
     )
-
-
-def test_without_a_record_the_leader_s_container_tells_the_exit_code():
-    found = end("failed", pod(ended=ended(5, 3, message="boom"), is_final=True))
-    assert found.exit_code == 3
-    words = f"dnn host {RUN}-dnn-0-0 ended with exit code 3; its last line: boom"
-    assert found.failure == words
-    assert found.output_dir is None
 
 
 METER = f"stoker {BEGIN} run={RUN} host={RUN}-dnn-0-0 feed rows='1.4,2.0,rank,0,,,{',9' * 300}'"
@@ -331,28 +288,17 @@ def test_a_pod_s_last_words_that_are_cut_begin_with_no_whole_line():
     told = f"{METER}\nerror: user 1000 cannot write /stoker\ntry: chown it\n{METER}\n"[-2048:]
     found = str(end("failed", pod(ended=ended(5, 2, message=told), is_final=True)).failure)
     assert found.endswith("exit code 2: user 1000 cannot write /stoker; chown it")
-
-
-def test_the_launcher_s_own_words_in_a_pod_s_end_are_whole_however_long():
-    message = "error: rank 0 on a: ValueError: " + "\u00e9" * 1100
-    found = str(end("failed", pod(ended=ended(5, 1, message=message), is_final=True)).failure)
-    assert f"exit code 1: {message.removeprefix('error: ')}" in found
+    # The launcher's own words are whole, however long.
+    whole = "rank 0 on a: ValueError: " + "\u00e9" * 1100
+    last = pod(ended=ended(5, 1, message=f"error: {whole}"), is_final=True)
+    assert f"exit code 1: {whole}" in str(end("failed", last).failure)
 
 
 def test_the_record_s_words_come_before_the_pod_s(tmp_path):
-    import msgspec
-
     record = msgspec.structs.replace(training(), status="failed", exit_code=9, failure="its words")
     leader = pod(ended=ended(5, 3, message="boom"), is_final=True)
     found = end("failed", leader, record=record, run_dir=tmp_path)
     assert (found.exit_code, found.failure) == (9, "its words")
-
-
-def test_what_only_the_cluster_saw_is_told_next_to_the_leader_s_record(tmp_path):
-    found = end("succeeded", record=training(), run_dir=tmp_path)
-    assert found.output_dir == tmp_path / "output"
-    assert [event.what for event in found.events] == ["seen"]
-    assert leader_record(found.output_dir) == training()
 
 
 @pytest.mark.parametrize(
@@ -364,28 +310,9 @@ def test_the_release_of_the_data_group_is_known_where_all_its_ends_are(data_ends
         pod("data", index, is_started=True, ended=ended(at) if at is not None else None)
         for index, at in enumerate(data_ends)
     ]
-    assert end("succeeded", pod(ended=ended(5)), *data).data_group_release_seconds == seconds
-
-
-def test_data_hosts_that_never_started_held_nothing():
-    data = (pod("data", 0, is_started=True, ended=ended(8)), pod("data", 1))
-    assert end("succeeded", pod(ended=ended(5)), *data).data_group_release_seconds == 3.0
-
-
-def test_of_a_host_s_pods_the_last_counts():
-    first = pod(uid="a", ended=ended(5, 1), is_final=True)
-    second = pod(uid="b", ended=ended(9, 0), created_at="2026-11-20T09:00:06Z", is_final=True)
-    third = pod(uid="c", ended=ended(9, 2), attempt=1)
-    assert end("succeeded", second, first).exit_code == 0
-    assert end("failed", third, second, first).exit_code == 2
-
-
-@pytest.mark.parametrize("reason", ["DeadlineExceeded", "FailJobSetFailurePolicyAction"])
-def test_a_job_that_ran_too_long_names_the_setting(reason):
-    layout = lay_out(job(name=RUN, settings={"max_run_seconds": 60}))
-    assert "kubernetes.max_run_seconds, 60 s" in str(
-        end("failed", reason=reason, layout=layout).failure
-    )
+    never_started = pod("data", len(data))
+    found = end("succeeded", pod(ended=ended(5)), *data, never_started)
+    assert found.data_group_release_seconds == seconds
 
 
 @pytest.mark.parametrize(("is_stopped", "status"), [(True, "stopped"), (False, "succeeded")])
@@ -395,9 +322,3 @@ def test_a_job_that_is_gone_ended_as_its_record_says_unless_it_was_stopped(
     found = end(None, record=training(), run_dir=tmp_path, is_stopped=is_stopped)
     assert found.status == status
     assert end(None).status == "stopped"
-
-
-def test_the_model_is_where_the_claim_for_outputs_is():
-    layout = lay_out(job(name=RUN, settings={"output": "pvc://outputs/runs/"}))
-    assert end("succeeded", layout=layout).model_uri == f"pvc://outputs/runs/{RUN}/model"
-    assert end("succeeded").model_uri is None

@@ -1,19 +1,15 @@
 """Each of a cluster's rules is broken once, in an object that keeps all others."""
 
-import copy
-import gzip
 import json
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from stoker.errors import UsageError
 from stoker.platforms.kubernetes import KubernetesPlatform
-from stoker.platforms.kubernetes.request import check_objects, problems_of
+from stoker.platforms.kubernetes.request import check_objects
 from support.kubernetes_jobs import EVERYTHING, everything, job
-from support.kubernetes_rules import CRDS, rule_problems, schema_problems
-from support.kubernetes_rules import security_problems as insecurities
+from support.kubernetes_rules import rule_problems
 
 TRAINER = everything("trainer")
 
@@ -23,295 +19,154 @@ def objects(settings: Any) -> dict[str, Any]:
     return {str(o["kind"]): json.loads(json.dumps(o)) for o in request.objects}
 
 
-@pytest.fixture
-def jobset():
-    return objects(EVERYTHING)["JobSet"]
-
-
-@pytest.fixture
-def trainer():
-    return objects(TRAINER)
-
-
-# Keys of these are the user's: any name will do.
-_FREE = ("labels", "annotations", "nodeSelector", "requests", "limits", "matchLabels")
-
-
-def _fields(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    if isinstance(node, dict):
-        for key, value in node.items():
-            if not path or path[-1] not in _FREE:
-                yield (*path, key)
-            yield from _fields(value, (*path, key))
-    elif isinstance(node, list):
-        for index, value in enumerate(node):
-            yield from _fields(value, (*path, index))
-
-
-def _at(document: Any, path: tuple[Any, ...]) -> Any:
+def inside(document: Any, path: tuple[Any, ...]) -> Any:
     for step in path:
         document = document[step]
     return document
 
 
-@pytest.mark.parametrize("kind", ["JobSet", "TrainJob", "TrainingRuntime"])
-def test_no_field_can_be_misspelt_or_of_another_type(kind):
-    document = objects(EVERYTHING if kind == "JobSet" else TRAINER)[kind]
-    assert list(schema_problems(document)) == []
-    fields = [path for path in _fields(document) if path not in (("apiVersion",), ("kind",))]
-    assert len(fields) > 100
-    for path in fields:
-        changed = copy.deepcopy(document)
-        parent = _at(changed, path[:-1])
-        # No field takes a list of lists.
-        value, parent[path[-1]] = parent[path[-1]], [[]]
-        assert list(schema_problems(changed)), path
-        if isinstance(path[-1], str):
-            del parent[path[-1]]
-            parent[f"{path[-1]}s"] = value
-            found = list(schema_problems(changed))
-            assert any(f"{path[-1]}s: no such field" in words for words in found), path
+POD = ("template", "spec", "template", "spec")
 
 
-def set_to(value: Any, *path: Any) -> Callable[[Any], None]:
-    def change(document: Any) -> None:
-        _at(document, path[:-1])[path[-1]] = value
-
-    return change
+def at(*path: Any) -> tuple[Any, ...]:
+    """Returns the path of a replicated job of the JobSet, or of what is in it."""
+    return ("spec", "replicatedJobs", *path)
 
 
 def pods(index: int, *path: Any) -> tuple[Any, ...]:
-    return ("spec", "replicatedJobs", index, "template", "spec", "template", "spec", *path)
+    return at(index, *POD, *path)
 
 
-def _twice(*path: Any) -> Callable[[Any], None]:
-    def change(document: Any) -> None:
-        items = _at(document, path)
-        items.append(copy.deepcopy(items[0]))
-
-    return change
+def container(*path: Any) -> tuple[Any, ...]:
+    return pods(0, "containers", 0, *path)
 
 
+def runtime(*path: Any) -> tuple[Any, ...]:
+    return ("spec", "template", *at(*path))
+
+
+SPEC = at(0, "template", "spec")
 POLICY = ("spec", "failurePolicy")
 RULES = (*POLICY, "rules")
-JOB = ("spec", "replicatedJobs")
+LIMITS = container("resources", "limits")
+MOUNT = container("volumeMounts", 0)
+SECURITY = container("securityContext")
+PATCH = ("spec", "runtimePatches", 0)
+PATCHED = (*PATCH, "trainingRuntimeSpec", "template", *at())
+RULE, TARGETS = {"name": "out_of_time", "action": "FailJobSet"}, "targetReplicatedJobs"
+READY = {"status": "Ready"}
 # What users write: checked in each run.
-WRITTEN: list[tuple[str, Callable[[Any], None], str]] = [
-    ("long name", set_to("m" * 60, "metadata", "name"), "63 at most"),
-    ("name with a dot", set_to("a.b", "metadata", "name"), "is not a host name"),
-    ("name with a digit first", set_to("1-run", "metadata", "name"), "a letter first"),
+WRITTEN: list[tuple[str, tuple[Any, ...], Any, str]] = [
+    ("JobSet", ("metadata", "name"), "m" * 60, "63 at most"),
+    ("JobSet", ("metadata", "name"), "a.b", "is not a host name"),
+    ("JobSet", ("metadata", "name"), "1-run", "a letter first"),
+    ("TrainingRuntime", runtime(1, *POD, "priorityClassName"), "low", "only the job that trains"),
+    ("TrainJob", ("metadata", "name"), "a.b", "not a host name"),
+    ("TrainJob", ("metadata", "name"), "m" * 50, "63 at most"),
 ]
 # What stoker writes: checked by its tests alone.
-OWN: list[tuple[str, Callable[[Any], None], str]] = [
+OWN: list[tuple[str, tuple[Any, ...], Any, str]] = [
+    ("JobSet", at(0, "replica"), 1, "spec.replicatedJobs[0].replica: no such field"),
+    ("JobSet", container("imagePolicy"), "Always", "containers[0].imagePolicy: no such field"),
+    ("JobSet", container("image"), [], "is not of type 'string'"),
+    ("TrainingRuntime", ("spec", "policy"), {}, "spec.policy: no such field"),
+    ("TrainJob", ("spec", "trainer", "nodes"), 2, "spec.trainer.nodes: no such field"),
+    ("TrainJob", ("spec", "trainer", "numNodes"), "2", "is not of type 'integer'"),
+    ("JobSet", (*MOUNT, "subPathExpr"), "../x", "not a folder inside a volume"),
+    ("JobSet", (*MOUNT, "name"), "other", "there is no volume other"),
+    ("JobSet", container("env", 1, "name"), "A=B", "'A=B' is not a variable"),
+    ("JobSet", container("image"), " x", "not an image"),
+    ("JobSet", container("name"), "A", "not a container name"),
+    ("JobSet", (*LIMITS, "nvidia.com/gpu"), "500m", "needs a whole number"),
+    ("JobSet", (*LIMITS, "gpu"), "1", "there is no resource gpu"),
+    ("JobSet", (*LIMITS, "memory"), "1Gi", "the limit of memory is below"),
+    ("JobSet", (*LIMITS, "memory"), "1 GB", "does not match"),
+    ("JobSet", ("metadata", "labels", "team"), "a b", "not a label value"),
+    ("JobSet", ("metadata", "labels", "my team"), "x", "'my team' is not a key"),
+    ("JobSet", pods(0, "nodeSelector", "pool"), "a b", "not a label value"),
+    ("JobSet", (*POLICY, "maxRestarts"), 2**31, "is not a 'int32'"),
+    ("JobSet", ("spec", "successPolicy", TARGETS), ["gpu"], "gpu"),
+    ("JobSet", ("spec", "successPolicy", "operator"), "Most", "'Most' is not one of"),
+    ("JobSet", (*RULES, 0, "action"), "RestartJob", "RestartJob is an alpha feature"),
+    ("JobSet", (*POLICY, "restartStrategy"), "InPlaceRestart", "alpha feature"),
+    ("JobSet", (*RULES, 0, "name"), "out-of-time", "not a name for a rule"),
+    ("JobSet", RULES, [RULE, RULE], "two rules are called out_of_time"),
+    ("JobSet", (*RULES, 0, "onJobFailureReasons"), ["Tired"], "reason Tired"),
+    ("JobSet", (*RULES, 0, TARGETS), ["gpu"], "no replicated job gpu"),
+    ("JobSet", ("spec", "network", "subdomain"), "a.b", "not a name for a service"),
+    ("JobSet", at(1, "name"), "dnn", "stands there twice: ['dnn']"),
+    ("JobSet", at(1, "replicas"), 2**31 - 1, "too many pods"),
+    ("JobSet", (*SPEC, "podReplacementPolicy"), "TerminatingOrFailed", "must be Failed"),
+    ("JobSet", (*SPEC, "backoffLimit"), 2**31, "is not a 'int32'"),
+    ("JobSet", (*SPEC, "backoffLimit"), -1, "is negative"),
+    ("JobSet", at(0, "dependsOn"), [{"name": "data", **READY}], "first replicated job depends on"),
+    ("JobSet", at(1, "dependsOn"), [{"name": "other", **READY}], "does not come before it"),
+    ("JobSet", pods(0, "restartPolicy"), "Always", "Never or OnFailure"),
     (
-        "folder outside",
-        set_to("../x", *pods(0, "containers", 0, "volumeMounts", 0, "subPathExpr")),
-        "not a folder inside a volume",
-    ),
-    (
-        "variable",
-        set_to("A=B", *pods(0, "containers", 0, "env", 1, "name")),
-        "'A=B' is not a variable",
-    ),
-    ("image", set_to(" x", *pods(0, "containers", 0, "image")), "not an image"),
-    (
-        "half a GPU",
-        set_to("500m", *pods(0, "containers", 0, "resources", "limits", "nvidia.com/gpu")),
-        "needs a whole number",
-    ),
-    (
-        "resource",
-        set_to("1", *pods(0, "containers", 0, "resources", "limits", "gpu")),
-        "there is no resource gpu",
-    ),
-    ("label", set_to("a b", "metadata", "labels", "team"), "not a label value"),
-    ("label's key", set_to("x", "metadata", "labels", "my team"), "'my team' is not a key"),
-    ("selector", set_to("a b", *pods(0, "nodeSelector", "pool")), "not a label value"),
-    (
-        "restarts",
-        set_to(2**31, *POLICY, "maxRestarts"),
-        "does not fit into int32",
-    ),
-    ("unknown target", set_to(["gpu"], "spec", "successPolicy", "targetReplicatedJobs"), "gpu"),
-    ("operator", set_to("Most", "spec", "successPolicy", "operator"), "not one of All, Any"),
-    ("alpha action", set_to("RestartJob", *RULES, 0, "action"), "RestartJob is an alpha feature"),
-    ("alpha restart", set_to("InPlaceRestart", *POLICY, "restartStrategy"), "alpha feature"),
-    ("rule's name", set_to("out-of-time", *RULES, 0, "name"), "not a name for a rule"),
-    ("rule twice", _twice(*RULES), "two rules are called out_of_time"),
-    ("rule's reason", set_to(["Tired"], *RULES, 0, "onJobFailureReasons"), "reason Tired"),
-    ("rule's target", set_to(["gpu"], *RULES, 0, "targetReplicatedJobs"), "no replicated job gpu"),
-    ("subdomain", set_to("a.b", "spec", "network", "subdomain"), "not a name for a service"),
-    ("job twice", _twice(*JOB), "stands there twice: ['dnn']"),
-    ("too many pods", set_to(2**31 - 1, *JOB, 1, "replicas"), "too many pods"),
-    (
-        "replacement",
-        set_to("TerminatingOrFailed", *JOB, 0, "template", "spec", "podReplacementPolicy"),
-        "must be Failed",
-    ),
-    ("int32", set_to(2**31, *JOB, 0, "template", "spec", "backoffLimit"), "does not fit"),
-    ("negative", set_to(-1, *JOB, 0, "template", "spec", "backoffLimit"), "is negative"),
-    (
-        "first depends",
-        set_to([{"name": "data", "status": "Ready"}], *JOB, 0, "dependsOn"),
-        "the first replicated job depends on none",
-    ),
-    (
-        "depends on a later one",
-        set_to([{"name": "other", "status": "Ready"}], *JOB, 1, "dependsOn"),
-        "does not come before it",
-    ),
-    ("restart", set_to("Always", *pods(0, "restartPolicy")), "Never or OnFailure"),
-    (
-        "failure policy of pods",
-        set_to({"rules": []}, *JOB, 1, "template", "spec", "podFailurePolicy"),
+        "JobSet",
+        at(1, *POD[:2], "podFailurePolicy"),
+        {"rules": []},
         "needs the restart policy Never",
     ),
+    # The restricted profile.
+    ("JobSet", pods(0, "hostNetwork"), True, "hostNetwork: shares the node's"),
+    ("JobSet", pods(0, "hostPID"), True, "hostPID"),
     (
-        "mount of nothing",
-        set_to("other", *pods(0, "containers", 0, "volumeMounts", 0, "name")),
-        "there is no volume other",
+        "JobSet",
+        pods(0, "volumes", 0),
+        {"name": "job", "hostPath": {"path": "/"}},
+        "hostPath: pods",
     ),
-    ("container", set_to("A", *pods(0, "containers", 0, "name")), "not a container name"),
+    ("JobSet", pods(0, "securityContext", "runAsNonRoot"), False, "must not run as root"),
+    ("JobSet", pods(0, "securityContext", "runAsUser"), 0, "must not run as user 0"),
+    ("JobSet", pods(0, "securityContext", "seccompProfile"), {"type": "Unconfined"}, "seccomp"),
+    ("JobSet", SECURITY, {}, "must not let its processes gain"),
+    ("JobSet", (*SECURITY, "capabilities", "drop"), [], "must drop all"),
+    ("JobSet", (*SECURITY, "capabilities", "add"), ["SYS_ADMIN"], "not add"),
+    ("JobSet", (*SECURITY, "privileged"), True, "must not be privileged"),
+    ("JobSet", container("ports"), [{"containerPort": 1, "hostPort": 1}], "a port of the node"),
+    # Trainer.
+    ("TrainingRuntime", runtime(0, "replicas"), 2, "is always 1"),
     (
-        "limit",
-        set_to("1Gi", *pods(0, "containers", 0, "resources", "limits", "memory")),
-        "the limit of memory is below",
+        "TrainingRuntime",
+        runtime(0, *POD, "containers", 0, "name"),
+        "train",
+        "no container node",
     ),
-    (
-        "quantity",
-        set_to("1 GB", *pods(0, "containers", 0, "resources", "limits", "memory")),
-        "does not match",
-    ),
-    (
-        "host's network",
-        set_to(True, *pods(0, "hostNetwork")),
-        "hostNetwork: shares the node's",
-    ),
-    (
-        "host's folder",
-        set_to({"name": "job", "hostPath": {"path": "/"}}, *pods(0, "volumes", 0)),
-        "hostPath: pods must not have",
-    ),
+    ("TrainingRuntime", ("spec", "mlPolicy"), {"torch": {}, "jax": {}}, "can have one"),
+    ("TrainJob", (*PATCH, "manager"), "stoker", "no domain with a path"),
+    ("TrainJob", (*PATCHED, 1, "name"), "cpu", "has no replicated job cpu"),
+    ("TrainJob", (*PATCHED, 1, *POD, "containers", 0, "name"), "feed", "has no container feed"),
+    ("TrainJob", (*PATCHED, 0, *POD, "containers", 0, "env"), [{"name": "A"}], "trainer.env only"),
 ]
 
 
-@pytest.mark.parametrize(("what", "change", "words"), WRITTEN, ids=[b[0] for b in WRITTEN])
-def test_what_users_wrote_and_no_cluster_takes_is_told(jobset, what, change, words):
-    assert list(problems_of(jobset)) == []
-    change(jobset)
-    found = list(problems_of(jobset))
+def with_change(kind: str, path: tuple[Any, ...], value: Any) -> tuple[Any, list[Any]]:
+    """Returns the object of the kind with one value set, and all objects of its run."""
+    found = objects(EVERYTHING if kind == "JobSet" else TRAINER)
+    among = [*found.values()]
+    assert [problem for each in among for problem in rule_problems(each, among=among)] == []
+    inside(found[kind], path[:-1])[path[-1]] = value
+    return found[kind], among
+
+
+@pytest.mark.parametrize(("kind", "path", "value", "words"), WRITTEN)
+def test_what_users_wrote_and_no_cluster_takes_is_told_with_its_object(kind, path, value, words):
+    document, among = with_change(kind, path, value)
+    with pytest.raises(UsageError, match=words) as caught:
+        check_objects(among)
+    assert caught.value.where == f"{kind} {document['metadata']['name']}"
+
+
+@pytest.mark.parametrize(("kind", "path", "value", "words"), OWN)
+def test_an_object_that_breaks_a_rule_is_told(kind, path, value, words):
+    document, among = with_change(kind, path, value)
+    found = list(rule_problems(document, among=among))
     assert any(words in problem for problem in found), found
 
 
-@pytest.mark.parametrize(("what", "change", "words"), OWN, ids=[b[0] for b in OWN])
-def test_a_jobset_that_breaks_a_rule_is_told(jobset, what, change, words):
-    assert list(rule_problems(jobset)) == []
-    change(jobset)
-    found = list(rule_problems(jobset))
-    assert any(words in problem for problem in found), found
-
-
-def test_startup_in_order_and_dependencies_exclude_each_other(jobset):
-    jobset["spec"]["replicatedJobs"][1]["dependsOn"] = [{"name": "dnn", "status": "Ready"}]
+def test_startup_in_order_and_dependencies_exclude_each_other():
+    jobset, _ = with_change("JobSet", at(1, "dependsOn"), [{"name": "dnn", **READY}])
     assert list(rule_problems(jobset)) == []
     jobset["spec"]["startupPolicy"] = {"startupPolicyOrder": "InOrder"}
     assert any("exclude each other" in found for found in rule_problems(jobset))
-
-
-INSECURE: list[tuple[Callable[[Any], None], str]] = [
-    (set_to(True, "hostPID"), "hostPID"),
-    (set_to(False, "securityContext", "runAsNonRoot"), "must not run as root"),
-    (set_to(0, "securityContext", "runAsUser"), "must not run as user 0"),
-    (set_to({"type": "Unconfined"}, "securityContext", "seccompProfile"), "seccomp"),
-    (set_to({}, "containers", 0, "securityContext"), "must not let its processes gain"),
-    (set_to([], "containers", 0, "securityContext", "capabilities", "drop"), "must drop all"),
-    (set_to(["SYS_ADMIN"], "containers", 0, "securityContext", "capabilities", "add"), "not add"),
-    (set_to(True, "containers", 0, "securityContext", "privileged"), "must not be privileged"),
-    (set_to([{"containerPort": 1, "hostPort": 1}], "containers", 0, "ports"), "a port of the node"),
-]
-
-
-@pytest.mark.parametrize(("change", "words"), INSECURE)
-def test_what_the_restricted_profile_refuses_is_told(jobset, change, words):
-    spec = _at(jobset, pods(1))
-    assert list(insecurities(spec)) == []
-    change(spec)
-    assert any(words in found for found in insecurities(spec))
-
-
-RUNTIME = ("spec", "template", "spec", "replicatedJobs")
-RUNTIME_POD = ("template", "spec", "template", "spec")
-PATCH = ("spec", "runtimePatches", 0)
-PATCHED = (*PATCH, "trainingRuntimeSpec", "template", "spec", "replicatedJobs")
-TRAINER_BROKEN: list[tuple[str, Callable[[Any], None], str]] = [
-    ("TrainingRuntime", set_to(2, *RUNTIME, 0, "replicas"), "is always 1"),
-    (
-        "TrainingRuntime",
-        set_to("train", *RUNTIME, 0, *RUNTIME_POD, "containers", 0, "name"),
-        "has no container node",
-    ),
-    ("TrainingRuntime", set_to({"torch": {}, "jax": {}}, "spec", "mlPolicy"), "can have one"),
-    ("TrainJob", set_to("stoker", *PATCH, "manager"), "no domain with a path"),
-    ("TrainJob", set_to("cpu", *PATCHED, 1, "name"), "has no replicated job cpu"),
-    (
-        "TrainJob",
-        set_to("feed", *PATCHED, 1, *RUNTIME_POD, "containers", 0, "name"),
-        "has no container feed",
-    ),
-    (
-        "TrainJob",
-        set_to([{"name": "A"}], *PATCHED, 0, *RUNTIME_POD, "containers", 0, "env"),
-        "spec.trainer.env only",
-    ),
-]
-TRAINER_WRITTEN: list[tuple[str, Callable[[Any], None], str]] = [
-    (
-        "TrainingRuntime",
-        set_to("low", *RUNTIME, 1, *RUNTIME_POD, "priorityClassName"),
-        "only the job that trains",
-    ),
-    ("TrainJob", set_to("a.b", "metadata", "name"), "not a host name"),
-    ("TrainJob", set_to("m" * 50, "metadata", "name"), "63 at most"),
-]
-
-
-@pytest.mark.parametrize(("kind", "change", "words"), TRAINER_WRITTEN)
-def test_what_users_wrote_and_trainer_does_not_take_is_told(trainer, kind, change, words):
-    among = list(trainer.values())
-    assert [found for o in among for found in problems_of(o, among=among)] == []
-    change(trainer[kind])
-    found = list(problems_of(trainer[kind], among=among))
-    assert any(words in problem for problem in found), found
-
-
-@pytest.mark.parametrize(("kind", "change", "words"), TRAINER_BROKEN)
-def test_trainers_objects_that_break_a_rule_are_told(trainer, kind, change, words):
-    among = list(trainer.values())
-    assert [found for o in among for found in rule_problems(o, among=among)] == []
-    change(trainer[kind])
-    found = list(rule_problems(trainer[kind], among=among))
-    assert any(words in problem for problem in found), found
-
-
-def test_an_error_names_the_object_and_all_that_is_wrong(jobset):
-    jobset["metadata"]["name"] = "m" * 60
-    with pytest.raises(UsageError) as caught:
-        check_objects([jobset])
-    assert caught.value.where == f"JobSet {'m' * 60}"
-    assert caught.value.what.count(" is not a host name") > 2
-
-
-def test_a_likely_spelling_is_named(jobset):
-    jobset["spec"]["succesPolicy"] = jobset["spec"].pop("successPolicy")
-    assert list(schema_problems(jobset)) == [
-        "spec.succesPolicy: no such field; did you mean successPolicy?"
-    ]
-
-
-def test_the_schemas_are_whole_and_hold_no_words():
-    packed = [entry for entry in CRDS.iterdir() if entry.name.endswith(".gz")]
-    assert len(packed) == 3
-    for entry in packed:
-        document = json.loads(gzip.decompress(entry.read_bytes()))
-        assert document["kind"] == "CustomResourceDefinition"
-        assert len(entry.read_bytes()) < 10_000

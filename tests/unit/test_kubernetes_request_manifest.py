@@ -3,7 +3,6 @@
 import re
 from typing import Any
 
-import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,17 +36,3 @@ def test_a_text_is_never_taken_for_something_else(text):
     written = manifest([{"a": text}]).removeprefix("a:").strip()
     if _NO_TEXT.match(text):
         assert written[0] in "'\"|", written
-
-
-@pytest.mark.parametrize("text", ["1e3", "y", "N", "0o17", "1_000", "12:30:45", "~", "2026-11-20"])
-def test_what_looks_like_something_else_is_quoted(text):
-    assert manifest([{"a": text}]) == f"a: '{text}'\n"
-
-
-def test_documents_stand_apart_with_their_notes():
-    written = manifest([{"kind": "A"}, {"kind": "B"}], notes={"B": "mind\nthis"})
-    assert written == "kind: A\n---\n# mind\n# this\nkind: B\n"
-
-
-def test_long_texts_of_lines_stay_readable():
-    assert manifest([{"a": "b\n  c\n"}]) == "a: |\n  b\n    c\n"

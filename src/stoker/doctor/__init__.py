@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -59,24 +59,19 @@ class Finding:
 
 def within(seconds: float, work: Callable[[], _T]) -> _T:
     """Returns the result of `work`, or raises its error; TimeoutError after `seconds`."""
-    results: list[_T] = []
-    errors: list[BaseException] = []
+    answer = Future[_T]()
 
     def run() -> None:
         try:
-            results.append(work())
+            answer.set_result(work())
         except BaseException as err:  # raised below, in the other thread
-            errors.append(err)
+            answer.set_exception(err)
 
     # A daemon: a look-up that hangs must not keep the process alive.
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if errors:
-        raise errors[0]
-    if not results:
+    threading.Thread(target=run, daemon=True).start()
+    if not wait([answer], seconds).done:
         raise TimeoutError(f"no answer within {seconds:g} s")
-    return results[0]
+    return answer.result()
 
 
 def torch_check(*, trains: bool) -> Finding:
@@ -218,9 +213,8 @@ def shakes_hands(address: str, port: int, token_file: Path | None) -> bool:
     # 64 KiB: only the handshake is expected.
     connection = Connection(context, keys, now=time.monotonic(), max_message_bytes=1 << 16)
     try:
-        connection.dial(
-            f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}"
-        )
+        host = f"[{address}]" if ":" in address else address
+        connection.dial(f"tcp://{host}:{port}")
         poller = zmq.Poller()
         # Only the monitor: no messages are exchanged.
         for monitored in connection.filenos[1:]:
@@ -281,9 +275,8 @@ def port_check(port: int, token_file: Path | None) -> Finding:
             return Finding("port", "ok", f"{port} is free")
     if shakes_hands("127.0.0.1", port, token_file):
         return Finding("port", "ok", f"{port} is used by this run's launcher")
-    return Finding(
-        "port", "fail", taken, "end the process that uses it, or set feed.port in the workload"
-    )
+    fix = "end the process that uses it, or set feed.port in the workload"
+    return Finding("port", "fail", taken, fix)
 
 
 def names_check(topology: Topology) -> Finding:

@@ -47,11 +47,9 @@ def merged(base: Json, patch: Json, *, key: str = "") -> Json:
         return [*base, *(item for item in patch if item not in base)]
     if key not in _NAMED:
         return patch
-    items = {str(item[_NAMED[key]]): item for item in mappings({key: base}, key)}
-    for item in mappings({key: patch}, key):
-        name = str(item[_NAMED[key]])
-        old = items.get(name, {})
-        items[name] = mapping_of(old, item) if key in _MERGED else item
+    items = _by_name(base, key)
+    for name, item in _by_name(patch, key).items():
+        items[name] = mapping_of(items.get(name, {}), item) if key in _MERGED else item
     return list(items.values())
 
 
@@ -101,10 +99,14 @@ def unreserved(value: Json, reserved: Mapping[str, str], path: Path = ()) -> Jso
             and (kept := unreserved(item, reserved, place)) not in (None, False, "", {}, [])
         }
     if isinstance(value, list | tuple) and path and path[-1] in _NAMED:
-        named_by = _NAMED[path[-1]]
-        items = mappings({"items": value}, "items")
-        return [unreserved(item, reserved, (*path, str(item.get(named_by)))) for item in items]
+        items = _by_name(value, path[-1]).items()
+        return [unreserved(item, reserved, (*path, name)) for name, item in items]
     return value
+
+
+def _by_name(items: Json, key: str) -> dict[str, Document]:
+    """Returns the items of the list `key` by the names that they are merged by."""
+    return {str(item.get(_NAMED[key])): item for item in mappings(items)}
 
 
 def _is_at(path: Path, pattern: str, *, or_above: bool = False) -> bool:
@@ -120,8 +122,7 @@ def _walk(patch: Json, base: Json, path: Path, key: str) -> Iterator[tuple[Path,
             yield (*path, step), value, known.get(step)
             yield from _walk(value, known.get(step), (*path, step), key)
     elif isinstance(patch, list | tuple) and path and path[-1] in _NAMED:
-        named_by = _NAMED[path[-1]]
-        items = {str(item.get(named_by)): item for item in mappings({"items": base}, "items")}
+        named_by, items = _NAMED[path[-1]], _by_name(base, path[-1])
         seen: set[str] = set()
         for item in patch:
             name = item.get(named_by) if isinstance(item, Mapping) else None

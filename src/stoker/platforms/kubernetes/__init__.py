@@ -79,9 +79,8 @@ class KubernetesPlatform:
     def submit(self, request: KubernetesRequest) -> KubernetesRun:
         """Creates the objects, or adopts an earlier attempt's job; a failed job is replaced.
 
-        In a pod that its environment names (POD_NAME, POD_UID) the job is owned by the Workflow
-        that
-        controls the pod.
+        In a pod that its environment names (POD_NAME, POD_UID) the Workflow that controls the pod
+        owns the job.
         """
         settings = request.layout.settings
         log = Log(run=request.job.name, host=SERVICE)
@@ -93,12 +92,9 @@ class KubernetesPlatform:
             follower = follower_of(cluster, pod, log=log)
             begin = adopt if self._adopts_only else start
             started = begin(cluster, request, follower=follower, log=log)
+        is_last = self._adopts_only
         return KubernetesRun(
-            cluster,
-            request=request,
-            started=started,
-            follower=follower,
-            is_last=self._adopts_only,
+            cluster, request=request, started=started, follower=follower, is_last=is_last
         )
 
     def resumed(self, requests: Sequence[KubernetesRequest]) -> int:
@@ -149,7 +145,7 @@ class KubernetesPlatform:
         cluster = self._cluster_of(known)
         log = Log(run=name_of_workload(settings), host=SERVICE)
         with _explained(cluster, known):
-            found = follower_of(cluster, own_pod(), log=log).cancellation(cluster)
+            found = follower_of(cluster, own_pod(), log=log).is_cancelled(cluster)
         if found is None:
             log.event(EventName.WORKFLOW_READ_FAILED, meaning="the run counts as not cancelled")
         return bool(found)
@@ -184,12 +180,8 @@ class KubernetesPlatform:
         A finished TrainJob is deleted, too: it has no TTL.
 
         Args:
-            name: Name of the run.
             settings: The workload, whose name identifies its profile's job.
             run_id: Id of the pipeline's run, whose profile may be a job, too.
-
-        Raises:
-            PlatformError: If the cluster refuses, or does not answer.
         """
         known = settings.kubernetes or KubernetesSettings()
         cluster = self._cluster_of(known)

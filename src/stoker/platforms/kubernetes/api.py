@@ -32,7 +32,6 @@ INSTALL = {
     "trainer.kubeflow.org": "install Kubeflow Trainer, or set kubernetes.api to jobset",
 }
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-_CERTIFICATE = "check the cluster's certificate in the kube config"
 # OpenSSL's messages for certificates that only its strict verification refuses.
 _STRICT_RULES = ("key usage extension", "Key Identifier", "Basic Constraints of CA cert not marked")
 _NOT_STRICT = (
@@ -127,8 +126,12 @@ def refusal(code: int, body: str, action: ApiAction) -> ServiceError:
     elif code == 404:
         kind = "missing"
         # Without an object's name the namespace or the API itself is missing.
-        if not action.name:
-            what, fix = _nothing_there(message, action)
+        if message.startswith("namespaces ") and not action.name:
+            what = f"namespace {action.namespace} does not exist"
+            fix = f"kubectl create namespace {action.namespace}, or set kubernetes.namespace"
+        elif not action.name:
+            what = f"the cluster has no API for {action.resource}.{action.group}".rstrip(".")
+            fix = INSTALL.get(action.group, "")
     elif code == 409 and status.get("reason") == "AlreadyExists":
         kind = "taken"
     elif code == 400 and "strict decoding error" in message:
@@ -153,21 +156,8 @@ def failed(
     user: str = "",
     fix: str = "",
 ) -> ServiceError:
-    where = str(action)
     return ServiceError(
-        what, where=where, fix=fix, code=code, action=action.right, kind=kind, user=user
-    )
-
-
-def _nothing_there(message: str, action: ApiAction) -> tuple[str, str]:
-    if message.startswith("namespaces "):
-        return (
-            f"namespace {action.namespace} does not exist",
-            f"kubectl create namespace {action.namespace}, or set kubernetes.namespace",
-        )
-    return (
-        f"the cluster has no API for {action.resource}.{action.group}".rstrip("."),
-        INSTALL.get(action.group, ""),
+        what, where=str(action), fix=fix, code=code, action=action.right, kind=kind, user=user
     )
 
 
@@ -217,7 +207,6 @@ def connect(context: str | None, *, strict_tls: bool = False) -> tuple[object, s
 
     Args:
         context: Context of the kube config; None: the current one, or the pod's service account.
-        strict_tls: See `kubernetes.strict_tls`.
     """
     try:
         from kubernetes import client, config  # type: ignore[import-untyped]
@@ -304,15 +293,14 @@ def explained(action: ApiAction) -> Iterator[None]:
             fix="check with kubectl get pods: VPN, proxy, the context's server",
         ) from err
     except ValueError as err:
-        raise failed(
-            f"the cluster's answer is not JSON: {_words(err)}", action, kind="away"
-        ) from err
+        what = f"the cluster's answer is not JSON: {_words(err)}"
+        raise failed(what, action, kind="away") from err
 
 
 def _unsafe(err: object, action: ApiAction) -> PlatformError:
-    words = _words(err)
-    is_strict = any(rule in words for rule in _STRICT_RULES)
-    fix = _NOT_STRICT if is_strict else _CERTIFICATE
+    words, fix = _words(err), "check the cluster's certificate in the kube config"
+    if any(rule in words for rule in _STRICT_RULES):
+        fix = _NOT_STRICT
     return failed(f"no safe connection to the cluster: {words}", action, kind="refused", fix=fix)
 
 
@@ -363,8 +351,6 @@ class ClusterApi:
     Args:
         context: Context of the kube config; absent: the current one, or the pod's service account.
         namespace: Absent: the context's, or the pod's.
-        strict_tls: See `kubernetes.strict_tls`.
-        sleep: Waits for some seconds.
         clock: Monotonic seconds, for deadlines.
     """
 
@@ -411,9 +397,7 @@ class ClusterApi:
         """Returns an object.
 
         Raises:
-                ServiceError: As the other calls: if the cluster refuses, or does not answer
-                MAX_ATTEMPTS
-                times.
+            ServiceError: As all calls: the cluster refuses, or does not answer MAX_ATTEMPTS times.
         """
         return self._call("get", resource, name)
 
@@ -594,11 +578,7 @@ class ClusterApi:
     ) -> ApiAction:
         plural = f"{resource.plural}/{part}" if part else resource.plural
         return ApiAction(
-            verb=verb,
-            group=resource.group,
-            resource=plural,
-            namespace=self.namespace,
-            name=name,
+            verb=verb, group=resource.group, resource=plural, namespace=self.namespace, name=name
         )
 
     def _connected(self) -> object:

@@ -1,14 +1,11 @@
 """The follower of a job, and the lease by which the job knows that it has one.
 
-In a pipeline a small pod follows the job. It may be drained, evicted or preempted at any time, so
-it must not own the job, which would be deleted with it. The Workflow that controls the pod owns the
-job: it lasts as long as the pipeline's run, and its deletion still cleans up.
+In a pipeline a small pod follows the job. It may be evicted at any time, so the Workflow that
+controls the pod owns the job: it lasts as long as the pipeline's run, and its deletion cleans up.
+After a SIGTERM the job continues unless the run is being cancelled; the next attempt adopts it.
 
-After a SIGTERM the cluster is asked whether the run is being cancelled; if not, the job continues,
-and the next attempt adopts it.
-
-The follower writes the time into a ConfigMap of the job once a minute; the dnn leader reads it from
-a volume, with no right on the cluster, and ends the run when it has not changed for too long
+The follower writes the time into a ConfigMap of the job once a minute. The dnn leader reads it from
+a volume, without a right on the cluster, and ends the run when it has not changed for too long
 (`stoker.launch.follower_lease`).
 """
 
@@ -61,15 +58,11 @@ class Follower:
             return settings.follower_lease_minutes
         return LEASE_MINUTES if self.pod else 0
 
-    def is_cancelled(self, cluster: ClusterApi) -> bool:
-        """Whether the pipeline's run is known to be cancelled; blocks for CANCELLED_SECONDS.
+    def is_cancelled(self, cluster: ClusterApi) -> bool | None:
+        """Whether the pipeline's run is being cancelled; None if unknown after CANCELLED_SECONDS.
 
-        Without an answer it is not: a job deleted by mistake costs the training.
+        Unknown counts as not cancelled: a job deleted by mistake costs the training.
         """
-        return self.cancellation(cluster) is True
-
-    def cancellation(self, cluster: ClusterApi) -> bool | None:
-        """Returns whether the pipeline's run is being cancelled; None without an answer in time."""
         if self.workflow is None:
             return None
         workflow, answers = self.workflow, queue.SimpleQueue[bool | None]()

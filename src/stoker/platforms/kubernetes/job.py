@@ -98,8 +98,6 @@ def conclude(
     Args:
         state: Its last state; None if the job was gone before its end was seen.
         pods: Pods as they were last seen, including deleted ones.
-        output: Files from the dnn hosts' logs.
-        events: Events that only the cluster saw.
     """
     latest = _latest(pods)
     leader = latest.get((layout.dnn.group.name, 0))
@@ -115,29 +113,24 @@ def conclude(
     exit_code = training.exit_code if training else None
     if exit_code is None and leader and leader.ended:
         exit_code = leader.ended.exit_code
-    status, failure = _verdict(state, is_stopped=is_stopped, training=training)
-    if state is not None and status == "failed":
-        failure = _failure(state, latest, layout, training)
+    status: Literal["succeeded", "failed", "stopped"] = "stopped"
+    failure = None
+    if state is not None:
+        status = "succeeded" if state.phase == "succeeded" else "failed"
+        failure = _failure(state, latest, layout, training) if status == "failed" else None
+    elif training and not is_stopped:
+        # With a TTL of 0 a job may be gone before its end is seen.
+        status, failure = training.status, training.failure
+    output_uri = (layout.settings.output or "").rstrip("/")
     return JobEnd(
         status=status,
         exit_code=exit_code,
         failure=failure,
         output_dir=output_dir,
         data_group_release_seconds=release,
-        model_uri=_model_uri(layout),
+        model_uri=f"{output_uri}/{layout.run_name}/model" if output_uri else None,
         events=tuple(events),
     )
-
-
-def _verdict(
-    state: ObjectState | None, *, is_stopped: bool, training: Training | None
-) -> tuple[Literal["succeeded", "failed", "stopped"], str | None]:
-    if state is not None:
-        return ("succeeded", None) if state.phase == "succeeded" else ("failed", state.message)
-    # With a TTL of 0 a job may be gone before its end is seen.
-    if training and not is_stopped:
-        return training.status, training.failure
-    return "stopped", None
 
 
 def _latest(pods: Iterable[PodState]) -> dict[tuple[str, int], PodState]:
@@ -149,21 +142,17 @@ def _latest(pods: Iterable[PodState]) -> dict[tuple[str, int], PodState]:
 
 
 def _release_seconds(pods: Iterable[PodState], leader: PodState | None) -> float | None:
-    """Returns seconds from the leader's end to the last data host's, if both are known."""
-    data = [pod for pod in pods if pod.role == "data"]
-    if not data or leader is None or leader.ended is None:
+    """Returns seconds from the leader's end to the last data host's, if all are known."""
+    if leader is None or leader.ended is None:
         return None
-    ends = []
-    for pod in data:
-        if pod.ended is None:
-            if pod.is_started:
-                return None
-            continue
-        seconds = seconds_between(leader.ended.at, pod.ended.at)
-        if seconds is None:
-            return None
-        ends.append(seconds)
-    return max(0.0, *ends) if ends else None
+    ended_at = leader.ended.at
+    ends = [
+        seconds_between(ended_at, pod.ended.at) if pod.ended else None
+        for pod in pods
+        if pod.role == "data" and (pod.ended or pod.is_started)
+    ]
+    known = [seconds for seconds in ends if seconds is not None]
+    return max(0.0, *known) if known and len(known) == len(ends) else None
 
 
 def _failure(
@@ -211,20 +200,12 @@ def _too_long(layout: Layout) -> str:
     return f"it ran longer than kubernetes.max_run_seconds, {layout.settings.max_run_seconds} s"
 
 
-def _model_uri(layout: Layout) -> str | None:
-    if not layout.settings.output:
-        return None
-    return f"{layout.settings.output.rstrip('/')}/{layout.run_name}/model"
-
-
 class RunPicture:
     """State of a run, collected from the cluster's news.
 
     Args:
         main: JobSets or TrainJobs.
-        uid: Uid of the run's JobSet or TrainJob.
-        since: Its creation time, ISO 8601.
-        namespace: Namespace of its pods.
+        since: Creation time of the job, ISO 8601.
 
     Attributes:
         state: State of the job; None until it is known.
@@ -337,15 +318,16 @@ class RunPicture:
 
     def _words_of_job(self, before: ObjectState | None, now: ObjectState) -> Iterator[str]:
         if before is None or before.phase != now.phase:
-            queue = self._layout.queue
+            ran_too_long = now.reason in _OUT_OF_TIME
+            why = _too_long(self._layout) if ran_too_long else now.message or now.reason
+            queue = f" by queue {self._layout.queue}" if self._layout.queue else ""
             words = {
-                "suspended": "the job waits for admission"
-                + (f" by queue {queue}" if queue else ""),
+                "suspended": f"the job waits for admission{queue}",
                 "running": "the job is admitted" if before else "the job exists",
                 "succeeded": "the job has succeeded",
-                "failed": f"the job has failed: {self._why(now)}",
-            }[now.phase]
-            yield self._note(words)
+                "failed": f"the job has failed: {why}",
+            }
+            yield self._note(words[now.phase])
         yield from self._see_restarts(now.restarts)
         if now.is_deleted and not (before and before.is_deleted) and not now.has_ended:
             yield self._note("the job is being deleted")
@@ -355,13 +337,6 @@ class RunPicture:
         if restarts > self._restarts:
             self._restarts = restarts
             yield self._note(f"all hosts are restarted (restart {restarts})")
-
-    def _why(self, state: ObjectState) -> str:
-        return (
-            _too_long(self._layout)
-            if state.reason in _OUT_OF_TIME
-            else state.message or state.reason
-        )
 
     def _take_pods(self, news: ObjectNews) -> Iterator[str]:
         states = (pod_state(one, self._groups, run=self._layout.name) for one in news.items)
@@ -419,9 +394,8 @@ class KubernetesRun(FollowedRun):
     """A submitted job, followed by watching the cluster.
 
     Args:
-        started: Result of the submission.
-        follower: This process.
-        is_last: Whether it is a pipeline's last step, which is not signalled when the run is ended.
+        is_last: Whether it is followed by a pipeline's last step, which gets no signal when the run
+            is ended.
     """
 
     def __init__(
@@ -516,9 +490,8 @@ class KubernetesRun(FollowedRun):
     def leave(self) -> str:
         """Leaves the job to the next attempt, unless its run is being cancelled.
 
-        A SIGTERM to a pod does not mean that: its node may be drained. Blocks for CANCELLED_SECONDS
-        at
-        most.
+        A SIGTERM to a pod does not mean that: its node may be drained. Blocks for at most
+        CANCELLED_SECONDS.
         """
         state = self._picture.state
         if self._follower.pod is None or self._is_stopped.is_set():
@@ -739,7 +712,9 @@ class KubernetesRun(FollowedRun):
         now = self._cluster.clock()
         if self._ended_at is None:
             self._ended_at = now
-            self._look_at_pods()
+            # A job's end may be reported before its pods' ends.
+            with contextlib.suppress(ServiceError):
+                self._take(self._following.pods_now())
         is_read = self._following.is_read(self._picture.uids_of("dnn")) and self._picture.is_over
         if self._read_at is None and (is_read or now >= self._ended_at + DRAIN_SECONDS):
             self._read_at = now
@@ -750,11 +725,6 @@ class KubernetesRun(FollowedRun):
         if (data_is_read or is_late or self._is_let_go.is_set()) and self._following.is_empty:
             self._is_drained = True
             self._close()
-
-    def _look_at_pods(self) -> None:
-        """Lists the pods: a job's end may be reported before its pods' ends."""
-        with contextlib.suppress(ServiceError):
-            self._take(self._following.pods_now())
 
     def _take(self, news: ObjectNews) -> None:
         for words in self._picture.take(news):

@@ -170,8 +170,6 @@ class PodGroup:
         job: Name of the replicated job, and of its pods' container.
         hosts: Host names in the cluster's DNS, with `{index}` for the number.
         patches: Patches of the pods, the pool's first; the fields below include them.
-        requests: Requests of one pod.
-        gpus: GPUs of one pod.
         grace_seconds: Seconds from SIGTERM to SIGKILL.
     """
 
@@ -197,7 +195,6 @@ class Layout:
     """A job on pods, made by a JobSet or a TrainJob.
 
     Attributes:
-        name: Name of all objects.
         groups: The dnn group first.
         image: Image of pods whose role has none.
     """
@@ -439,17 +436,6 @@ def _mounted(name: str, source: Document, *mounts: Document) -> Mounted:
     return {"name": name, **source}, [{"name": name, **mount} for mount in mounts]
 
 
-def _volumes_of_group(layout: Layout, group: PodGroup) -> list[Mounted]:
-    """Returns volumes that are the same for every run of the workload."""
-    # Containers have 64 MB of it by default, too little for batches in shared memory.
-    shm: Document = {"medium": "Memory", **_size_limit(layout.settings.shm)}
-    return [
-        _job_folder(layout, group),
-        _mounted("shm", {"emptyDir": shm}, {"mountPath": "/dev/shm"}),
-        *_channels(layout, group),
-    ]
-
-
 def _size_limit(size: str | int | float | None) -> Document:
     return {} if size is None else {"sizeLimit": str(size)}
 
@@ -656,7 +642,13 @@ def pod_template(layout: Layout, group: PodGroup) -> dict[str, Json]:
     With Trainer it is the same for all runs: without token, configuration, variables and zone.
     """
     run_as = layout.settings.run_as
-    mounted = _volumes_of_group(layout, group)
+    # Containers have 64 MB of it by default, too little for batches in shared memory.
+    shm: Document = {"medium": "Memory", **_size_limit(layout.settings.shm)}
+    mounted = [
+        _job_folder(layout, group),
+        _mounted("shm", {"emptyDir": shm}, {"mountPath": "/dev/shm"}),
+        *_channels(layout, group),
+    ]
     container: dict[str, Json] = {
         "name": group.job,
         "image": group.settings.image or layout.image,

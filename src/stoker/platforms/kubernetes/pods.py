@@ -80,11 +80,8 @@ class PodState:
 
     Attributes:
         name: Name of the pod; its replacement has another.
-        group: Group of the plan.
         host: Stable name of this place in the group.
-        index: Number of the host in its group.
         is_started: Whether its container has, or had, a process.
-        restarts: Restarts of the container.
         attempt: Attempt of the whole job.
         ended: How its container ended; None if it is restarted.
         waits_for: Why its container does not run, as Kubernetes' reason: ImagePullBackOff.
@@ -116,10 +113,6 @@ class PodState:
     lost: str
     is_final: bool
     deleted_at: str
-
-    @property
-    def is_deleted(self) -> bool:
-        return bool(self.deleted_at)
 
 
 def pod_state(document: Document, groups: Mapping[str, PodGroup], *, run: str) -> PodState | None:
@@ -252,7 +245,7 @@ def troubles_of(
     """Yields what is wrong with the pods at the time `utc`: one trouble of a kind per group."""
     by_group: dict[str, list[PodState]] = {}
     for pod in pods:
-        if not pod.is_final and not pod.is_deleted:
+        if not pod.is_final and not pod.deleted_at:
             by_group.setdefault(pod.group, []).append(pod)
     for group in layout.groups:
         waiting = by_group.get(group.group.name, [])
@@ -381,7 +374,7 @@ def _dead_nodes(
 ) -> Iterator[Trouble]:
     """Yields the pods that cannot end until their kubelet answers."""
     by_name = {group.group.name: group for group in layout.groups}
-    alive = [pod for pod in pods if not pod.is_final and not pod.is_deleted]
+    alive = [pod for pod in pods if not pod.is_final and not pod.deleted_at]
     replaced = {pod.host for pod in alive}
     told: set[str] = set()
     for pod in pods:
@@ -531,7 +524,8 @@ class Happenings:
         about = mapping(event, "involvedObject")
         kind, name = text(about, "kind"), text(about, "name")
         reason = text(event, "reason")
-        if not self._is_ours(kind, name) or not self._is_new(event):
+        age = seconds_between(self._since, _time_of(event))
+        if not self._is_ours(kind, name) or (age is not None and age < 0):
             return
         is_warning = text(event, "type") == "Warning" and reason not in _TOLD_BY_PODS
         if not is_warning and reason not in _TELLING:
@@ -569,10 +563,6 @@ class Happenings:
             case "Workload":
                 return name.startswith(self._workloads)
         return False
-
-    def _is_new(self, event: Document) -> bool:
-        age = seconds_between(self._since, _time_of(event))
-        return age is None or age >= 0
 
 
 def _time_of(event: Document, *, is_first: bool = False) -> str:

@@ -252,14 +252,7 @@ def _patch(layout: Layout, group: PodGroup) -> dict[str, Json]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicatedJob:
-    """A replicated job of a JobSet, or of a runtime's template.
-
-    Attributes:
-        path: Place in the object.
-        spec: Spec of the job.
-        template: Template of the pods.
-        pods: Spec of the pods.
-    """
+    """A replicated job of a JobSet, or of a runtime's template; `pods` is its pods' spec."""
 
     name: str
     path: str

@@ -15,6 +15,7 @@ from stoker.platforms.kubernetes.api import (
     ClusterApi,
     Resource,
     name_of,
+    number,
     text,
     texts,
 )
@@ -70,8 +71,7 @@ class ObjectState:
 
 
 def job_state(document: Document) -> ObjectState:
-    described, status = mapping(document, "metadata"), mapping(document, "status")
-    restarts = status.get("restarts")
+    described = mapping(document, "metadata")
     phase, condition = _phase(document)
     return ObjectState(
         uid=text(described, "uid"),
@@ -79,7 +79,7 @@ def job_state(document: Document) -> ObjectState:
         reason=text(condition, "reason"),
         message=text(condition, "message"),
         since=text(condition, "lastTransitionTime"),
-        restarts=restarts if isinstance(restarts, int) else 0,
+        restarts=number(mapping(document, "status"), "restarts"),
         is_deleted="deletionTimestamp" in described,
     )
 
@@ -91,13 +91,11 @@ def _phase(document: Document) -> tuple[Phase, Document]:
         for condition in mappings(status, "conditions")
         if condition.get("status") == "True"
     }
-    terminal = text(status, "terminalState")
     # Completed is a JobSet's, Complete a TrainJob's.
-    for kind in ("Completed", "Complete", "Failed"):
-        if kind in held:
-            return "failed" if kind == "Failed" else "succeeded", held[kind]
-    if terminal in ("Completed", "Failed"):
-        return "failed" if terminal == "Failed" else "succeeded", {}
+    ends = ("Completed", "Complete", "Failed")
+    end = next((kind for kind in ends if kind in held), text(status, "terminalState"))
+    if end in ends:
+        return "failed" if end == "Failed" else "succeeded", held.get(end, {})
     if "Suspended" in held or mapping(document, "spec").get("suspend") is True:
         return "suspended", held.get("Suspended", {})
     return "running", {}
@@ -164,13 +162,9 @@ def jobs_of_run(
 
 
 def delete_jobs_of(cluster: ClusterApi, run_id: str) -> list[str]:
-    """Deletes the jobs of a pipeline's run that have not ended, without a wait for their pods.
+    """Deletes the unfinished jobs of a pipeline's run, without a wait for their pods.
 
-    Args:
-        run_id: The pipeline's: the names of its trainings end with its first characters.
-
-    Returns:
-        Kind and name of each.
+    Returns kind and name of each.
     """
     deleted, refusals = [], []
     for resource in (JOBSETS, TRAINJOBS):

@@ -19,18 +19,9 @@ from typing import Literal
 
 from stoker.errors import ServiceError
 from stoker.platforms.follow import UNREACHABLE_SECONDS
-from stoker.platforms.kubernetes.api import (
-    EVENTS,
-    PODS,
-    ByteStream,
-    ClusterApi,
-    Resource,
-    text,
-)
+from stoker.platforms.kubernetes.api import EVENTS, PODS, ByteStream, ClusterApi, Resource, text
 from stoker.platforms.kubernetes.objects import JOBSET_LABEL
-from stoker.platforms.kubernetes.pods import (
-    PodState,
-)
+from stoker.platforms.kubernetes.pods import PodState
 from stoker.records.base import Document, mapping
 
 # How much older a line may be than the one before it.
@@ -59,10 +50,7 @@ _JOIN_SECONDS = 2.0
 
 
 class LogPosition:
-    """How much of a log has been read.
-
-    Lines have the form of `timestamps=true`: a time, a blank, the text.
-    """
+    """How much of a log has been read, whose lines are a time, a blank and the text."""
 
     def __init__(self) -> None:
         self._latest: datetime | None = None
@@ -160,7 +148,6 @@ class ObjectWatch(StreamReader):
     """A thread that reports changes of objects.
 
     Args:
-        query: Selectors of the objects.
         tell: Called with each change; may block.
     """
 
@@ -289,7 +276,6 @@ class PodLog(StreamReader):
         self._is_changed.set()
 
     def close(self) -> None:
-        """Ends the reading; may be called twice, by any thread."""
         super().close()
         self._is_changed.set()
 
@@ -366,7 +352,6 @@ class Following:
 
     Args:
         resource: JobSets or TrainJobs.
-        name: Name of the run's objects.
         containers: Group to the name of its pods' container.
     """
 
@@ -410,11 +395,7 @@ class Following:
         return self._items.empty()
 
     def pods_now(self) -> ObjectNews:
-        """Returns the run's pods, listed now.
-
-        Raises:
-            ServiceError: If the cluster refuses, or does not answer.
-        """
+        """Returns the run's pods, listed now; raises ServiceError as all calls."""
         items, _ = self._cluster.list(PODS, query=self._of_pods)
         return ObjectNews(PODS, "all", tuple(items))
 

@@ -1,9 +1,8 @@
 """Submission of a job, exactly once.
 
-The job comes first and owns the other objects, so that they are deleted with it whenever this
-process ends. Its pods wait for their token until the Secret exists. If the process is killed in
-between, the next attempt makes the rest. So the token is never read back, and no account needs the
-right to.
+The job comes first and owns the other objects, so that they are deleted with it. Its pods wait for
+their token until the Secret exists. If this process is killed in between, the next attempt makes
+the rest: no account needs the right to read the token.
 
 An attempt that finds its job continues with it. A failed job is replaced under the same name;
 another job of that name is left alone.
@@ -198,7 +197,7 @@ def start(
         # An adopted job continues when this attempt fails, unless the user asked to stop.
         is_over = not isinstance(err, StokerError)
         if isinstance(err, TerminatedError) and follower.pod:
-            is_over = follower.is_cancelled(cluster)
+            is_over = bool(follower.is_cancelled(cluster))
         if is_over or not attempt.is_adopted:
             _abandon(cluster, request, attempt, log)
         raise
@@ -216,14 +215,11 @@ def _started(
 ) -> StartedObjects:
     described = mapping(job, "metadata")
     minutes = follower.lease_minutes(request.layout.settings)
-    lease = None
-    if not job_state(job).has_ended and (minutes or is_adopted):
-        lease = _lease(cluster, request, job, minutes=minutes, is_adopted=is_adopted, log=log)
     return StartedObjects(
         uid=text(described, "uid"),
         created_at=text(described, "creationTimestamp"),
         is_adopted=is_adopted,
-        lease=lease,
+        lease=_lease(cluster, request, job, minutes=minutes, is_adopted=is_adopted, log=log),
     )
 
 
@@ -236,7 +232,9 @@ def _lease(
     is_adopted: bool,
     log: Log,
 ) -> LeaseKeeper | None:
-    """Returns the lease, renewed once; None without minutes, or without the rights for it."""
+    """Returns the lease, renewed once; None without minutes, rights, or a job that runs."""
+    if job_state(job).has_ended:
+        return None
     keeper = LeaseKeeper(cluster, job=request.name, minutes=minutes, log=log)
     if is_adopted and keeper.renew():
         return keeper if minutes else None
