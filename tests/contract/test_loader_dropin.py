@@ -30,14 +30,10 @@ OF_WORKERS = {
     "options_of_workers",
     "epoch_goes_on_after_a_timeout",
     "epoch_that_is_shut_down",
-    "persistent_workers_go_on_after_a_break",
     "persistent_workers_go_on_after_an_error",
     "persistent_workers_stay",
     "samplers_that_draw_when_asked_for_an_iterator",
-    "seeds_of_workers",
-    "timeout_of_a_slow_sample",
-    "worker_init_fn_runs_once_a_worker_with_its_number",
-    "workers_have_one_thread",
+    "worker_init_fn_runs_once_a_worker_with_its_number_and_seed",
 }
 ASKED = [name for name in (*CLAIMS, *VALUED) if name not in OURS_ALONE | OF_WORKERS]
 
@@ -144,30 +140,16 @@ def samples(tmp_path_factory):
 REPEATED = [3, 1, 3, 3, 1, 3, 2]
 
 
-@pytest.fixture(scope="module")
-def repeated_alone(samples):
-    return json.dumps(samples("sample", loader={"sampler": REPEATED, "batch_size": 1}, epochs=2))
-
-
+@pytest.mark.parametrize("is_subset", [False, True])
 @pytest.mark.parametrize(
     "options", [{"batch_size": 2}, {"batch_size": 7}, {"batch_size": 2, "num_workers": 2}], ids=str
 )
-def test_sample_seeding_survives_other_batches_and_workers(options, samples, repeated_alone):
-    found = samples("sample", loader={"sampler": REPEATED, **options}, epochs=2)
-    assert json.dumps(found) == repeated_alone
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_sample_seeding_of_a_subset_survives_other_batches(num_workers, samples):
-    options: dict[str, object] = {"sampler": REPEATED, "num_workers": num_workers}
-    alone = samples("sample", subset=True, loader=options | {"batch_size": 1})
-    assert len({str(draws) for _, _, draws in alone}) == len(REPEATED)
-    assert samples("sample", subset=True, loader=options | {"batch_size": 4}) == alone
-
-
-def test_sample_seeding_draws_anew_each_time_that_an_index_comes(repeated_alone):
-    draws = [str(sample[2]) for sample in json.loads(repeated_alone)]
-    assert len(set(draws)) == 2 * len(REPEATED)
+def test_sample_seeding_survives_other_batches_and_workers(options, is_subset, samples):
+    given: dict[str, object] = {"subset": is_subset, "epochs": 2}
+    alone = samples("sample", loader={"sampler": REPEATED}, **given)
+    # Each time that an index comes it has other draws.
+    assert len({str(draws) for _, _, draws in alone}) == 2 * len(REPEATED)
+    assert samples("sample", loader={"sampler": REPEATED, **options}, **given) == alone
 
 
 def test_sample_seeding_survives_another_world_size(samples):
@@ -184,7 +166,7 @@ def test_sample_seeding_survives_another_world_size(samples):
     assert sorted(map(str, halves[0] + halves[1])) == sorted(map(str, whole))
 
 
-def test_sample_seeding_survives_a_resume_with_repeated_indices(tmp_path, samples, repeated_alone):
+def test_sample_seeding_survives_a_resume_with_repeated_indices(tmp_path, samples):
     options: dict[str, object] = {"sampler": REPEATED, "batch_size": 2}
     found = samples(
         "sample",
@@ -193,7 +175,7 @@ def test_sample_seeding_survives_a_resume_with_repeated_indices(tmp_path, sample
         file=str(tmp_path / "state"),
         resume=options | {"num_workers": 1},
     )
-    assert json.dumps(found) == json.dumps(json.loads(repeated_alone)[: len(REPEATED)])
+    assert found == samples("sample", loader={"sampler": REPEATED})
 
 
 def test_batch_seeding_makes_replicas_differ_and_survives_other_workers(samples):
@@ -279,16 +261,6 @@ def test_a_script_that_never_heard_of_stoker_gets_its_loader_in_spawned_processe
     assert (code, script) == (0, ["['stoker.feed.iterators'] True"])
 
 
-# That such a loader is not fed: tests/faults/test_unfed_released.py.
-@pytest.mark.soak
-def test_without_the_replacement_the_script_has_torchs(tmp_path):
-    code, said = unaware(tmp_path, UNAWARE)
-    assert code == 1
-    # In the spawned process, too.
-    assert said.startswith("['torch.utils.data.dataloader'] True\n")
-    assert "made the same wherever" in said
-
-
 # replace_dataloader: auto, as `stoker train` has it unless somebody says otherwise.
 AUTOMATIC = """
 import torch
@@ -335,8 +307,12 @@ if __name__ == "__main__":
     ],
 )
 def test_auto_leaves_torchs_loaders_to_a_script_that_imports_stokers(tmp_path, imported, expected):
-    code, said = unaware(tmp_path, f"{AUTOMATIC}{imported}\nprint(kinds())")
+    timed = "import stoker; list(stoker.timed(DataLoader([1, 2])))"
+    script = f"{AUTOMATIC}{imported}\n{timed}\nprint(kinds())"
+    code, said = unaware(tmp_path, script, STOKER_OUTPUT=str(tmp_path))
     assert (code, said.splitlines()[-1]) == (0, f"{{'{expected}'}}"), said
+    # Once by the loader, or once by `timed` where the loader is left to torch.
+    assert len((tmp_path / "timeline-rank0.csv").read_text().splitlines()[1:]) == 2
 
 
 @pytest.mark.parametrize(
@@ -366,19 +342,6 @@ def test_what_changes_by_the_replacement_is_said_once(tmp_path, loader, env, is_
     code, said = unaware(tmp_path, f"{AUTOMATIC}for _ in 1, 2: list({loader})", **env)
     assert code == 0, said
     assert said.count("random draws of a dataset are seeded per batch") == int(is_said)
-
-
-@pytest.mark.parametrize(
-    ("imported", "num_rows"),
-    # Once by the loader, or once by `timed` where the loader is left to torch.
-    [("", 2), ("from stoker import DataLoader as Fed", 2)],
-)
-def test_a_replaced_loader_in_timed_is_timed_once(tmp_path, imported, num_rows):
-    script = f"{AUTOMATIC}{imported}\nimport stoker\nlist(stoker.timed(DataLoader([1, 2])))"
-    code, said = unaware(tmp_path, script, STOKER_OUTPUT=str(tmp_path))
-    assert code == 0, said
-    rows = (tmp_path / "timeline-rank0.csv").read_text().splitlines()[1:]
-    assert len(rows) == num_rows
 
 
 WORKERS_OF = """
