@@ -11,8 +11,6 @@ from support.cluster import SHORT_LEASE, Cluster, Line, Trainer, run_script, wai
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
 
 SCRIPT = "stream_script.py"
-SLOW = {"sample_seconds": 0.01}
-
 VARIANTS: dict[str, dict[str, object]] = {
     "sharded": {},
     "no workers asked for": {"num_workers": 1},

@@ -701,7 +701,11 @@ def persistent_workers_stay(load: Load) -> object:
     loader = load(
         Counting(12), num_workers=2, persistent_workers=True, batch_size=None, collate_fn=same
     )
-    epochs = [list(loader) for _ in range(3)]
+    epochs = []
+    for _ in range(3):
+        epochs.append(list(loader))
+        # The dataset of workers that persist is the one that they began with.
+        loader.dataset.count = 100
     made: dict[int, list[int]] = {}
     for each in epochs:
         for count, pid in each:

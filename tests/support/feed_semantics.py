@@ -32,28 +32,6 @@ class FailingSampler(Sampler):
         raise OSError("the sampler is broken")
 
 
-def lists(loader: DataLoader) -> list[object]:
-    return [b.tolist() if isinstance(b, torch.Tensor) else b for b in loader]
-
-
-def check_persistent_workers_keep_the_dataset() -> None:
-    loader = DataLoader(Plain(), batch_size=10, num_workers=1, persistent_workers=True)
-    assert lists(loader) == [list(range(10))]
-    loader.dataset.offset = 100
-    assert lists(loader) == [list(range(10))]
-
-
-def check_exhausted_iterator_stays_exhausted() -> None:
-    loader = DataLoader(Plain(), batch_size=10)
-    old = iter(loader)
-    assert next(old).tolist() == list(range(10))
-    for _ in range(2):
-        assert next(old, "end") == "end"
-    new = iter(loader)
-    assert next(old, "end") == "end"
-    assert next(new).tolist() == list(range(10))
-
-
 def check_sampler_error_comes_in_its_place() -> None:
     iterator = iter(DataLoader(Plain(), sampler=FailingSampler()))
     assert [next(iterator).tolist(), next(iterator).tolist()] == [[1], [2]]
