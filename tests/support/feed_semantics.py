@@ -7,22 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Sampler
 
 from stoker import DataLoader
 from stoker.errors import FeedError
 from stoker.feed.trainer.client import IoThread
-
-
-class Plain(Dataset):
-    def __init__(self, offset: int = 0) -> None:
-        self.offset = offset
-
-    def __len__(self) -> int:
-        return 10
-
-    def __getitem__(self, index: int) -> int:
-        return index + self.offset
 
 
 class FailingSampler(Sampler):
@@ -33,7 +22,7 @@ class FailingSampler(Sampler):
 
 
 def check_sampler_error_comes_in_its_place() -> None:
-    iterator = iter(DataLoader(Plain(), sampler=FailingSampler()))
+    iterator = iter(DataLoader(range(10), sampler=FailingSampler()))
     assert [next(iterator).tolist(), next(iterator).tolist()] == [[1], [2]]
     with pytest.raises(OSError, match="the sampler is broken"):
         next(iterator)
@@ -87,7 +76,7 @@ def check_crash_of_the_io_thread_is_an_error_and_no_hang() -> None:
         list(iterator)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     with pytest.raises(FeedError, match="ZeroDivisionError: a bug"):
-        list(DataLoader(Plain(), batch_size=1))
+        list(DataLoader(range(10), batch_size=1))
 
 
 def main() -> None:
