@@ -2,6 +2,7 @@
 
 import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from itertools import combinations
 
 import msgspec
@@ -106,7 +107,7 @@ def test_faster_storage_is_no_advice_for_a_cpu_bound_job(tmp_path, wall, is_stor
     step = msgspec.structs.replace(profile.step, loader_wall_seconds=wall)
     # Others have its cores: its worker is at work, and has a CPU for half of that.
     host = host_rate("algo-2", 9.0, workers=1)
-    host = msgspec.structs.replace(host, busy_cpus=0.5, in_flight=1, credits=3)
+    host = replace(host, busy_cpus=0.5, in_flight=1, credits=3)
     rank = RankRate(name="0", batches_per_second=9.0, wait_share=0.3, window=4)
     interval = FeedInterval(start_seconds=0.0, seconds=2.0, ranks=(rank,), hosts=(host,))
     feed = tmp_path / "feed.csv"

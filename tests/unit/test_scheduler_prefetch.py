@@ -74,7 +74,7 @@ def starved(number: int) -> float:
 
 
 EQUAL, SLOW = (lambda n: 0.06), (lambda n: 0.18)
-MEAN_STARVED = sum(starved(number) for number in range(600)) / 600
+MEAN_STARVED = sum(starved(number) for number in range(1000)) / 1000
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ MEAN_STARVED = sum(starved(number) for number in range(600)) / 600
     ],
 )
 def test_steps_are_as_short_as_the_workers_rates_allow(costs, step_seconds, bound):
-    assert simulate(costs=costs, step_seconds=step_seconds, batches=600) <= bound
+    assert simulate(costs=costs, step_seconds=step_seconds, batches=1000) <= bound
 
 
 @pytest.mark.parametrize(("workers", "excess"), [(3, 1.03), (4, 1.02)])
@@ -190,7 +190,7 @@ def test_first_batches_go_to_different_peers_and_those_of_a_lost_one_come_before
     assert sorted(schedule.assign(0.0)) == [("a", 0), ("b", 1), ("c", 2)]
     schedule.supply(4)
     schedule.mark_lost("a")
-    assert [number for _, number in schedule.assign(0.0)] == [0, 3, 4]
+    assert [number for _, number in schedule.assign(0.0)] == [0, 3]
 
 
 def test_late_duplicates_and_answers_that_were_not_asked_for_are_refused():
