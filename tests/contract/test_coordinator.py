@@ -10,7 +10,7 @@ import pytest
 import zmq
 
 from stoker.errors import PlatformError
-from stoker.feed.wire.crypto import Keys, new_token, secure_client
+from stoker.feed.wire.crypto import Keys, secure_client
 from stoker.feed.wire.protocol import (
     PROTOCOL_VERSION,
     Attend,
@@ -29,6 +29,7 @@ from stoker.launch.host_leases import Change
 from stoker.launch.leader_connection import Membership, MembershipVerdict
 from stoker.logs import Log
 from stoker.records import FeedSettings
+from support.tokens import new_token
 
 KEYS = Keys.from_token(bytes.fromhex(new_token()))
 DEADLINE = 15.0
