@@ -2,7 +2,6 @@
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,6 +11,7 @@ import torch.utils.data as data
 
 import stoker
 from stoker.errors import UsageError
+from support.loader_draws import Counting
 
 
 @pytest.fixture(autouse=True)
@@ -150,23 +150,8 @@ def test_a_failing_batch_is_told_in_its_turn_and_the_epoch_goes_on(device):
             next(iterator)
 
 
-class Stateful(data.Sampler[int]):
-    def __init__(self) -> None:
-        self.at = 0
-
-    def __len__(self) -> int:
-        return 10
-
-    def __iter__(self) -> Iterator[int]:
-        while self.at < 10:
-            self.at += 1
-            yield self.at - 1
-
-    def state_dict(self) -> dict[str, object]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.at = state["at"]
+class Stateful(Counting, data.Sampler[int]):
+    pass
 
 
 @pytest.mark.parametrize("num_batches", [1, 4, 5])

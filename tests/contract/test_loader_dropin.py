@@ -26,7 +26,7 @@ OF_WORKERS = {
     "attributes_that_may_be_set",
     "early_break_leaves_the_generator",
     "errors_of_a_start",
-    "iterable_datasets",
+    "iterable_datasets_with_loaders_of_their_own",
     "options_of_workers",
     "epoch_goes_on_after_a_timeout",
     "epoch_that_is_shut_down",

@@ -1,4 +1,4 @@
-"""Lightning and Accelerate train under the launcher, and data hosts feed them."""
+"""Lightning trains under the launcher, and data hosts feed it; accelerate: see scripts/."""
 
 import csv
 from pathlib import Path

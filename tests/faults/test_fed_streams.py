@@ -147,15 +147,6 @@ def test_local_stream_killed_changes_nothing(nobody):
     assert "local_worker_died" in trainer.errors
 
 
-def test_persistent_streams_go_on_after_a_loss_in_the_first_epoch(host):
-    loader = {"batch_size": 4, "persistent_workers": True}
-    trainer = host.train(workers=0, script=SCRIPT, pause_at=5, loader=loader)
-    trainer.until("pause")
-    host.kill_worker(0)
-    trainer.go_on()
-    assert trainer.finish() == torchs(loader=loader)
-
-
 PERSISTENT = {"batch_size": 4, "persistent_workers": True}
 RANDOM = {"loader": PERSISTENT, "epochs": 3}
 # Where in the second epoch a process is lost: after some batches, before any, after an epoch that

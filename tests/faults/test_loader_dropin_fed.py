@@ -5,6 +5,7 @@ One cluster serves all claims, for a trainer without local workers and for one w
 
 import functools
 import json
+import re
 import tempfile
 
 import pytest
@@ -81,6 +82,8 @@ def fed():
         for local in MIXES:
             names = list(seeded_names("sample", workers=local))
             found[local, "sample"] = asked(cluster, names, local=local, seeding="sample")
+        names = ["draws_of_samples_and_collate"]
+        found[1, "torch"] = asked(cluster, names, local=1, seeding="torch")
     return found
 
 
@@ -123,6 +126,12 @@ def test_values_of_every_kind_come_as_they_were_made(fed, kind, workers):
 @pytest.mark.parametrize("name", [name for name in VALUED if name != "values"])
 def test_what_comes_is_as_the_trainer_itself_makes_it(fed, name, workers):
     assert fed[workers, "batch"][name] == alone("torch", 0, tuple(VALUED))[name]
+
+
+def test_with_torchs_seeding_no_two_workers_draw_the_same(fed):
+    drawn = re.findall(r"\b0\.\d+", str(fed[1, "torch"]))
+    # Three draws of each sample and of each batch, in two epochs.
+    assert len(set(drawn)) == 2 * 3 * (24 + 8)
 
 
 @pytest.mark.parametrize("seeding", ["batch", "sample"])

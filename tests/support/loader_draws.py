@@ -43,6 +43,28 @@ def hashes(loader: data.DataLoader[torch.Tensor], epochs: int = 2) -> list[str]:
     ]
 
 
+class Counting:
+    """Yields ten numbers, and has a state: for a sampler, or an iterable dataset."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __len__(self) -> int:
+        return 10
+
+    def __iter__(self) -> Iterator[int]:
+        while self.at < 10:
+            self.at += 1
+            yield self.at - 1
+        self.at = 0
+
+    def state_dict(self) -> dict[str, object]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
 class AtOnce:
     def __init__(self, generator: torch.Generator) -> None:
         self.generator = generator
