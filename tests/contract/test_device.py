@@ -110,12 +110,8 @@ def test_everything_in_a_batch_is_moved_and_keeps_its_type(device):
         "none": None,
     }
     (found,) = list(stoker.to_device([batch], device))
-    assert isinstance(found["pair"], Pair)
+    assert [type(found[name]) for name in batch] == [type(each) for each in batch.values()]
     assert found["pair"].name == "name"
-    assert isinstance(found["example"], Example)
-    assert isinstance(found["own"], Own)
-    assert isinstance(found["ordered"], OrderedDict)
-    assert found["none"] is None
     moved = [
         found["pair"].pixels,
         found["example"].pixels,

@@ -7,35 +7,19 @@ claims are asked in faults/test_loader_dropin_fed.py.
 import functools
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from stoker.launch.strategies.start import STARTUP_DIR
 from support.cluster import run_script
-from support.dropin_claims import CLAIMS, VALUED, VALUES
-from support.warm_python import WarmProcess, run_warm
+from support.dropin_claims import CLAIMS, PINNED, VALUED, VALUES
+from support.warm_python import run_code, run_warm
 
-TESTS = Path(__file__).parents[1]
-Samples = Callable[..., list[list[object]]]
-# Torch's own loader draws in this process there: see test_loader_dropin_fed.
-OURS_ALONE = {"own_random_state_of_the_trainer"}
-# They start workers of their own, however many the others have: test_loader_dropin_fed asks them.
-OF_WORKERS = {
-    "attributes_that_may_be_set",
-    "early_break_leaves_the_generator",
-    "errors_of_a_start",
-    "iterable_datasets_with_loaders_of_their_own",
-    "options_of_workers",
-    "epoch_goes_on_after_a_timeout",
-    "epoch_that_is_shut_down",
-    "persistent_workers_go_on_after_an_error",
-    "persistent_workers_stay",
-    "samplers_that_draw_when_asked_for_an_iterator",
-    "worker_init_fn_runs_once_a_worker_with_its_number_and_seed",
-}
-ASKED = [name for name in (*CLAIMS, *VALUED) if name not in OURS_ALONE | OF_WORKERS]
+# Torch's own loader draws in this process there; the pinned ones have workers in any case: both
+# are asked by test_loader_dropin_fed.
+LEFT_OUT = {"own_random_state_of_the_trainer", *PINNED}
+ASKED = [name for name in (*CLAIMS, *VALUED) if name not in LEFT_OUT]
 
 
 @functools.cache
@@ -67,11 +51,8 @@ def test_each_kind_of_value_was_seen():
 
 # Seeding: what a batch or a sample is made of, and what it is not.
 
-SAMPLES = f"""
-import json, os, random, sys, warnings
-warnings.simplefilter("error")
-sys.path.insert(0, {str(TESTS)!r})
-import numpy as np, torch, stoker
+SAMPLES = """
+import json, torch, stoker
 from support.dropin_claims import Each, content, draws, same
 
 def samples(given):
@@ -79,7 +60,7 @@ def samples(given):
     dataset = Each(lambda i: (i, draws(i)), 99)
     if given.get("subset"):
         dataset = torch.utils.data.Subset(torch.utils.data.Subset(dataset, range(1, 99)), range(50))
-    loader = stoker.DataLoader(dataset, collate_fn=same, **given.get("loader", {{}}))
+    loader = stoker.DataLoader(dataset, collate_fn=same, **given.get("loader", {}))
     found = []
     for epoch in range(given.get("epochs", 1)):
         for number, batch in enumerate(loader):
@@ -94,47 +75,16 @@ def samples(given):
         again.load_state_dict(torch.load(given["file"], weights_only=True))
         found += [[0, *sample] for batch in again for sample in batch]
     return found
-
-# A process for each that is asked for: all they share is the import of torch.
-for line in sys.stdin:
-    given = json.loads(line)
-    child = os.fork()
-    if not child:
-        os.environ.update(given["env"])
-        print(json.dumps(samples(given)), flush=True)
-        sys.stderr.flush()
-        os._exit(0)
-    if os.waitpid(child, 0)[1]:
-        sys.exit("it failed")
 """
 
 
-@pytest.fixture(scope="module")
-def samples(tmp_path_factory):
-    """Yields a function that returns epoch, index and draws of each sample, in order.
-
-    Each time they come from a process of its own.
-    """
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("STOKER_")}
-    file = tmp_path_factory.mktemp("samples") / "script.py"
-    file.write_text(SAMPLES)
-    script = WarmProcess([str(file)], clean | {"OMP_NUM_THREADS": "1"})
-    assert script.stdin is not None
-    assert script.stdout is not None
-    assert script.stderr is not None
-
-    def ask(seeding: str, *, rank: int = 0, world: int = 1, **given: object) -> list[list[object]]:
-        env = {"STOKER_FEED": json.dumps({"seeding": seeding})}
-        env |= {"RANK": str(rank), "WORLD_SIZE": str(world)}
-        print(json.dumps({**given, "env": env}), file=script.stdin, flush=True)
-        found: list[list[object]] = json.loads(script.stdout.readline())
-        return found
-
-    with script.stdout, script.stderr:
-        with script.stdin:
-            yield ask
-        errors = script.stderr.read()
-        assert (script.wait(100), errors) == (0, "")
+def samples(seeding: str, *, rank: int = 0, world: int = 1, **given: object) -> list[list[object]]:
+    """Returns epoch, index and draws of each sample, in order, as another process has them."""
+    env = {"RANK": str(rank), "WORLD_SIZE": str(world)}
+    env["STOKER_FEED"] = json.dumps({"seeding": seeding})
+    code = f"{SAMPLES}\nprint(json.dumps(samples({given!r})))"
+    found: list[list[object]] = json.loads(run_code(code, **env))
+    return found
 
 
 REPEATED = [3, 1, 3, 3, 1, 3, 2]
@@ -144,7 +94,7 @@ REPEATED = [3, 1, 3, 3, 1, 3, 2]
 @pytest.mark.parametrize(
     "options", [{"batch_size": 2}, {"batch_size": 7}, {"batch_size": 2, "num_workers": 2}], ids=str
 )
-def test_sample_seeding_survives_other_batches_and_workers(options, is_subset, samples):
+def test_sample_seeding_survives_other_batches_and_workers(options, is_subset):
     given: dict[str, object] = {"subset": is_subset, "epochs": 2}
     alone = samples("sample", loader={"sampler": REPEATED}, **given)
     # Each time that an index comes it has other draws.
@@ -152,7 +102,7 @@ def test_sample_seeding_survives_other_batches_and_workers(options, is_subset, s
     assert samples("sample", loader={"sampler": REPEATED, **options}, **given) == alone
 
 
-def test_sample_seeding_survives_another_world_size(samples):
+def test_sample_seeding_survives_another_world_size():
     whole = samples("sample", loader={"sampler": list(range(8)), "batch_size": 4})
     halves = [
         samples(
@@ -166,7 +116,7 @@ def test_sample_seeding_survives_another_world_size(samples):
     assert sorted(map(str, halves[0] + halves[1])) == sorted(map(str, whole))
 
 
-def test_sample_seeding_survives_a_resume_with_repeated_indices(tmp_path, samples):
+def test_sample_seeding_survives_a_resume_with_repeated_indices(tmp_path):
     options: dict[str, object] = {"sampler": REPEATED, "batch_size": 2}
     found = samples(
         "sample",
@@ -178,7 +128,7 @@ def test_sample_seeding_survives_a_resume_with_repeated_indices(tmp_path, sample
     assert found == samples("sample", loader={"sampler": REPEATED})
 
 
-def test_batch_seeding_makes_replicas_differ_and_survives_other_workers(samples):
+def test_batch_seeding_makes_replicas_differ_and_survives_other_workers():
     options: dict[str, object] = {"sampler": list(range(6)), "batch_size": 2}
     first = samples("batch", loader=options, epochs=2)
     assert samples("batch", loader=options | {"num_workers": 2}, epochs=2) == first

@@ -79,23 +79,6 @@ class Tutorial(data.Sampler[int]):
         self.g.set_state(state["g"])
 
 
-class Yielded(data.DistributedSampler[int]):
-    yielded = 0
-    next_yielded: int | None = None
-
-    def __iter__(self) -> Iterator[int]:
-        self.yielded, self.next_yielded = self.next_yielded or 0, None
-        for index in list(super().__iter__())[self.yielded :]:
-            self.yielded += 1
-            yield index
-
-    def state_dict(self) -> State:
-        return {"yielded": self.yielded}
-
-    def load_state_dict(self, state: State) -> None:
-        self.next_yielded = state["yielded"]
-
-
 class Consumed(data.Sampler[int]):
     def __init__(self) -> None:
         self.state = {"epoch": -1, "consumed": LENGTH}
@@ -158,7 +141,6 @@ SAMPLERS: dict[str, Callable[[], dict[str, object]]] = {
     },
     "held by the sampler": lambda: {"sampler": Held()},
     "tutorial": lambda: {"sampler": Tutorial()},
-    "stateful, distributed": lambda: {"sampler": Yielded(Drawing(), 2, 1, seed=9)},
     "stateful, counting": lambda: {"sampler": Consumed()},
 }
 

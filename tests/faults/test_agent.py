@@ -282,16 +282,6 @@ def same(a, b):
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-def test_batches_are_what_the_trainer_itself_would_make(client):
-    assert (client.ready.workers, client.ready.credits) == (2, 4)
-    for number in range(20):
-        client.ask(number, [number, 2 * number])
-    batches = dict(client.batch() for _ in range(20))
-    assert sorted(batches) == list(range(20))
-    for number, batch in batches.items():
-        assert same(batch, expected(number, [number, 2 * number]))
-
-
 def test_a_dataset_comes_in_pieces_of_one_trainer(connect):
     spec = spec_of(Images(size=33))
     middle = len(spec.data) // 2

@@ -39,6 +39,8 @@ CLAIMS: dict[str, Claim] = {}
 PINNED: set[str] = set()
 VALUED: dict[str, Claim] = {}
 SEEDED: dict[str, Claim] = {}
+# Held by a dataset as a global of the script.
+MODULE_WIDE = np.random.default_rng(5)
 # Of a claim: torch's own loader waits for ever for a batch that its workers cannot pickle.
 MAX_SECONDS = 40
 
@@ -1116,9 +1118,6 @@ class Holding(Plain):
             self.pythons[0].random(),
             float(torch.rand((), generator=self.torchs)),
         ]
-
-
-MODULE_WIDE = np.random.default_rng(5)
 
 
 @seeded
