@@ -3,6 +3,7 @@
 import io
 import socket
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -144,23 +145,14 @@ def test_what_is_queued_for_who_hangs_up_is_let_go_of(port):
 
 
 def test_no_more_open_files_cuts_the_oldest_stranger_and_spins_not(port, monkeypatch):
-    class Full:
-        def __init__(self, listener):
-            self._listener = listener
-
-        def accept(self):
-            raise OSError(24, "Too many open files")
-
-        def fileno(self):
-            return self._listener.fileno()
-
-        def close(self):
-            self._listener.close()
+    def accept():
+        raise OSError(24, "Too many open files")
 
     listener = port._listener
     with connect(port) as stranger:
         turn(port)
-        monkeypatch.setattr(port, "_listener", Full(listener))
+        full = SimpleNamespace(accept=accept, fileno=listener.fileno, close=listener.close)
+        monkeypatch.setattr(port, "_listener", full)
         turn(port)
         assert is_cut(stranger)
         assert listener.fileno() not in port.filenos()

@@ -31,13 +31,9 @@ LOOK = (
 )
 
 
-def test_the_difference_is_to_what_the_script_was_started_with():
-    found = run(LOOK, GONE="1", STOKER_RUN_ID="r")
-    assert found == "(('GONE', None), ('SET', 'here'))\n"
-
-
-def test_where_it_is_not_known_what_was_there_nothing_travels():
-    # As after setproctitle, which writes over what the kernel shows.
+def test_the_difference_to_what_the_script_was_started_with_travels_if_that_is_known():
+    assert run(LOOK, GONE="1", STOKER_RUN_ID="r") == "(('GONE', None), ('SET', 'here'))\n"
+    # Not after setproctitle, say, which writes over what the kernel shows.
     assert run(LOOK, GONE="1") == "()\n"
     assert environment_at_start("0") is None
 

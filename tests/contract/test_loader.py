@@ -10,7 +10,6 @@ import torch.utils.data as data
 
 import stoker
 from stoker.feed.bookkeeping import this_process
-from stoker.feed.iterators import LoaderView, with_workers
 from support.loader_draws import DRAWN, Drawing, Plain, drawn, hashes
 from support.warm_python import run_code
 
@@ -68,14 +67,6 @@ def test_samplers_are_asked_for_iterators_as_the_scripts_workers_would_have_it(d
     )
     found = json.loads(run_code(script, STOKER_WORKERS=json.dumps({"dnn": decided})))
     assert found == [drawn(data.DataLoader, options) for options in DRAWN]
-
-
-def test_decided_zero_workers_fit_a_script_with_workers():
-    loader = data.DataLoader(Plain(), num_workers=2, timeout=9, persistent_workers=True)
-    seen = with_workers(loader, 0)
-    assert isinstance(seen, LoaderView)
-    assert (seen.num_workers, seen.timeout, seen.prefetch_factor) == (0, 0, None)
-    assert seen.dataset is loader.dataset
 
 
 def test_the_timeline_has_the_loaders_of_the_script_and_not_those_of_a_dataset(tmp_path):

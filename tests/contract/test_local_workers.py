@@ -8,7 +8,7 @@ import weakref
 
 from stoker.feed.trainer.local_workers import LocalWorkers
 from stoker.feed.wire.codec import pack_value
-from stoker.feed.wire.dataset import DatasetSpec, Globals, pack_spec
+from stoker.feed.wire.dataset import DatasetSpec, pack_spec
 from stoker.feed.wire.protocol import Make
 
 MAX_SECONDS = 30.0
@@ -19,13 +19,7 @@ def one(samples):
 
 
 def workers_of(dataset, deaths):
-    spec = DatasetSpec(
-        dataset=dataset,
-        collate_fn=one,
-        worker_init_fn=None,
-        auto_collation=True,
-        globals=Globals.of_this_process(),
-    )
+    spec = DatasetSpec(dataset=dataset, collate_fn=one)
     return LocalWorkers(
         spec,
         pack_spec(spec, max_bytes=1 << 20),

@@ -84,5 +84,5 @@ def drawn(kind: type[data.DataLoader[int]], options: dict[str, object]) -> list[
 DRAWN: list[dict[str, object]] = [
     {},
     {"num_workers": 1},
-    {"num_workers": 1, "persistent_workers": True},
+    {"num_workers": 1, "persistent_workers": True, "timeout": 60},
 ]

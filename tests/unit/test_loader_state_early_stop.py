@@ -106,30 +106,20 @@ def test_what_others_drew_is_not_undone(when):
     assert not torch.equal(torch.rand(1, generator=again), theirs)
 
 
-def test_another_epoch_of_the_loader_stops_the_one_before_early():
+def test_another_epoch_stops_the_one_before_early_also_if_another_thread_dropped_it():
     loader, generator = made(SAMPLERS["random"])
+    expected = drawn_by_torch(SAMPLERS["random"], 2)
     books = LoaderBooks(0)
     one = EpochRead(loader, books, 30)
     one.take(2)
-    assert not torch.equal(generator.get_state(), drawn_by_torch(SAMPLERS["random"], 2))
-    SamplerOrder(loader, books, is_inline=False, is_fed=True)
-    assert torch.equal(generator.get_state(), drawn_by_torch(SAMPLERS["random"], 2))
-    one.position.cancel_in_finalizer()
-    assert torch.equal(generator.get_state(), drawn_by_torch(SAMPLERS["random"], 2))
-
-
-def test_dropped_in_another_thread_it_waits_for_the_next_epoch():
-    loader, generator = made(SAMPLERS["random"])
-    books = LoaderBooks(0)
-    one = EpochRead(loader, books, 30)
-    one.take(2)
-    present = generator.get_state()
     thread = threading.Thread(target=one.position.cancel_in_finalizer)
     thread.start()
     thread.join()
-    assert torch.equal(generator.get_state(), present)
+    assert not torch.equal(generator.get_state(), expected)
     SamplerOrder(loader, books, is_inline=False, is_fed=True)
-    assert torch.equal(generator.get_state(), drawn_by_torch(SAMPLERS["random"], 2))
+    assert torch.equal(generator.get_state(), expected)
+    one.position.cancel_in_finalizer()
+    assert torch.equal(generator.get_state(), expected)
 
 
 def test_as_many_states_are_kept_as_were_prefetched():
