@@ -33,10 +33,6 @@ def answer(books: ShardScheduler, peer: str, number: int, digest: int = 1) -> bo
     )
 
 
-def end(books: ShardScheduler, peer: str, number: int) -> None:
-    books.ended(peer, number, generation=books.stream_of(number, shared_seed=None).generation)
-
-
 def test_each_shard_is_asked_for_as_many_batches_as_it_may_have_open_oldest_first():
     books = settled()
     assert books.window(0.0) == 4
