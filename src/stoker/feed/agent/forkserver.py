@@ -62,7 +62,9 @@ def main() -> None:
     end_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=int(sys.argv[1]))
-    if _is_hung_up(sock):
+    poll = select.poll()
+    poll.register(sock, 0)
+    if poll.poll(0):
         # The agent died before `end_with_parent`: no signal comes.
         return
     channel = Pipe(sock, blocking=False)
@@ -80,12 +82,6 @@ def main() -> None:
         template.take_reply()
         waiting.extend(channel.receive())
     children.stop()
-
-
-def _is_hung_up(sock: socket.socket) -> bool:
-    poll = select.poll()
-    poll.register(sock, 0)
-    return bool(poll.poll(0))
 
 
 def _serve_as_template(sock: socket.socket) -> None:
@@ -150,13 +146,9 @@ class _Modules:
         """Imports the modules of the spec in `memory`, before it is unpickled.
 
         Returns:
-            stale: A file of an imported module has changed, or the part of the script's environment
-                that is
-            sent. started: A module has started Python threads, or uses an accelerator: a forked
-                process
-            would not have them. (Native thread pools start with their first work, or again in a
-                child, as
-            OpenBLAS's do.)
+            "stale" if a file of an imported module, or the script's environment, has changed;
+            "started" if a module has started Python threads, or uses an accelerator, which a forked
+            process would not have. (Native thread pools start with their first work.)
         """
         self.are_news = False
         if any(_version_of(file) != version for file, version in self._files.items()):

@@ -52,14 +52,6 @@ def resolve(name: str, *, attempt: int = 0) -> str:
     return f"[{address[0]}]" if family == socket.AF_INET6 else str(address[0])
 
 
-def send_uncopied_ahead() -> None:
-    """Starts pyzmq's thread that frees zero-copy frames, so that the first spec need not wait.
-
-    It takes 2 to 7 ms.
-    """
-    zmq.Frame(b"", copy=False)
-
-
 def is_address(name: str) -> bool:
     """Returns whether `name` is an IP address."""
     try:

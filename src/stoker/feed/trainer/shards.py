@@ -327,9 +327,6 @@ class ShardScheduler(Scheduler):
     def committed_bytes(self) -> int:
         return int(sum(max(s.asked - s.taken, 0) for s in self._shards) * self._mean_bytes)
 
-    def owners(self) -> list[Peer | None]:
-        return [shard.owner for shard in self._shards]
-
     @property
     def num_workers(self) -> int:
         """Workers of all peers, by their credits.

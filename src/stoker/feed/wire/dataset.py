@@ -115,18 +115,15 @@ def environment_at_start(pid: str = "self") -> Mapping[str, str] | None:
             pid = str(parent.pid)
             # The parent may be another child of multiprocessing.
             while _SPAWNED.search(Path(f"/proc/{pid}/cmdline").read_text(errors="replace")):
-                pid = _parent_of(pid)
+                # The second word after the command's name, which may have spaces and parentheses.
+                status = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+                pid = status.rpartition(")")[2].split()[1]
         text = os.fsdecode(Path(f"/proc/{pid}/environ").read_bytes())
     except OSError:
         return None
     found = dict(line.split("=", 1) for line in text.split("\0") if "=" in line)
     # setproctitle overwrites the environment.
     return found if any(name.startswith("STOKER_") for name in found) else None
-
-
-def _parent_of(pid: str) -> str:
-    # The second word after the command's name, which may have spaces and parentheses.
-    return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1]
 
 
 def changes_between(

@@ -260,25 +260,6 @@ class WorkerEnd:
         return Result(self.jobs.popleft(), self.number)
 
 
-class Lateness:
-    """Durations of the last jobs of one pool."""
-
-    def __init__(self) -> None:
-        self._seconds: deque[float] = deque(maxlen=_MEMORY)
-
-    def took(self, seconds: float) -> None:
-        self._seconds.append(seconds)
-
-    def due_seconds(self, *, patience: int) -> float:
-        """Returns the seconds after which a job is late that was late `patience` times before."""
-        due = FIRST_OVERDUE_SECONDS
-        if self._seconds:
-            ordered = sorted(self._seconds)
-            p95 = ordered[math.ceil(0.95 * len(ordered)) - 1]
-            due = max(OVERDUE_SECONDS, _OVERDUE_FACTOR * p95)
-        return due * _AGAIN_FACTOR**patience
-
-
 class WorkerPool:
     """Workers for any job, and one for each shard that jobs are pinned to.
 
@@ -312,7 +293,8 @@ class WorkerPool:
         self._retries: deque[WorkerJob] = deque()
         # Jobs without a result, and how often each was late.
         self._open: dict[tuple[object, ...], int] = {}
-        self._lateness = Lateness()
+        # Of the last jobs.
+        self._seconds: deque[float] = deque(maxlen=_MEMORY)
         self._returned: deque[tuple[WorkerEnd, int]] = deque()
         self._has_begun = num_workers > 0
         self._is_closed = False
@@ -416,7 +398,7 @@ class WorkerPool:
         """Assigns late jobs to other workers, too; returns them. For once a second."""
         now = self._clock()
         for worker in self._workers.values():
-            due = self._lateness.due_seconds(patience=worker.patience)
+            due = self._due_seconds() * _AGAIN_FACTOR**worker.patience
             worker.is_late = bool(worker.jobs) and now - worker.begun_at >= due
         late = [job for worker in self._workers.values() if worker.is_late for job in worker.jobs]
         given: list[WorkerJob] = []
@@ -511,8 +493,15 @@ class WorkerPool:
     def _begins_next(self, worker: WorkerEnd) -> None:
         """Records that a worker has ended a job, and begins its next one."""
         now = self._clock()
-        self._lateness.took(now - worker.begun_at)
+        self._seconds.append(now - worker.begun_at)
         worker.begin(now, self._open.get(worker.jobs[0].key, 0) if worker.jobs else 0)
+
+    def _due_seconds(self) -> float:
+        """Returns the seconds after which a job is late for the first time."""
+        if not self._seconds:
+            return FIRST_OVERDUE_SECONDS
+        ordered = sorted(self._seconds)
+        return max(OVERDUE_SECONDS, _OVERDUE_FACTOR * ordered[math.ceil(0.95 * len(ordered)) - 1])
 
     def _is_first(self, result: Result) -> bool:
         """Returns whether it is the first result of its job; else discards it."""
