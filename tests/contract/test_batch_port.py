@@ -23,16 +23,20 @@ def log():
     return io.StringIO()
 
 
-@pytest.fixture
-def port(log):
-    made = BatchPort(
+def made_port(log, port=None):
+    return BatchPort(
         bind="127.0.0.1",
-        port=None,
+        port=port,
         host="data-1",
         run_id="test",
         log=Log(run="test", host="data-1", stream=log),
         wake=lambda: None,
     )
+
+
+@pytest.fixture
+def port(log):
+    made = made_port(log)
     yield made
     made.close()
 
@@ -160,21 +164,13 @@ def test_no_more_open_files_cuts_the_oldest_stranger_and_spins_not(port, monkeyp
         assert listener.fileno() in port.filenos()
 
 
-def test_a_taken_port_is_an_error_that_names_it(port):
+def test_a_taken_port_is_an_error_that_names_it(port, log):
     with pytest.raises(UsageError, match=f"port {port.port} cannot be bound"):
-        BatchPort(
-            bind="127.0.0.1",
-            port=port.port,
-            host="data-2",
-            run_id="test",
-            log=Log(run="test", host="data-2"),
-            wake=lambda: None,
-        )
+        made_port(log, port.port)
 
 
-def test_it_listens_on_both_families(log):
-    both = batch_port._listen("*", 0)
-    with both:
+def test_it_listens_on_both_families():
+    with batch_port._listen("*", 0) as both:
         assert both.family == socket.AF_INET6
         for host in ("127.0.0.1", "::1"):
             socket.create_connection((host, both.getsockname()[1]), DEADLINE_SECONDS).close()

@@ -10,7 +10,8 @@ import torch.utils.data as data
 
 import stoker
 from stoker.feed.bookkeeping import this_process
-from support.loader_draws import DRAWN, Drawing, Plain, drawn, hashes
+from support.dropin_claims import Plain
+from support.loader_draws import DRAWN, Drawing, drawn, hashes
 from support.warm_python import run_code
 
 
@@ -49,7 +50,7 @@ def test_torch_seeding_is_torchs():
 def test_decided_workers_replace_the_scripts():
     script = (
         "import torch, stoker\n"
-        "from support.loader_draws import Plain\n"
+        "from support.dropin_claims import Plain\n"
         "iterator = iter(stoker.DataLoader(Plain(), num_workers=0))\n"
         "print(iterator._num_workers, len(list(iterator)))\n"
     )
@@ -72,7 +73,7 @@ def test_samplers_are_asked_for_iterators_as_the_scripts_workers_would_have_it(d
 def test_the_timeline_has_the_loaders_of_the_script_and_not_those_of_a_dataset(tmp_path):
     script = (
         "import torch, stoker\n"
-        "from support.loader_draws import Plain\n"
+        "from support.dropin_claims import Plain\n"
         "class Outer(Plain):\n"
         "    def __getitem__(self, i): return sum(map(int, stoker.DataLoader(Plain())))\n"
         "train, test = (stoker.DataLoader(Outer(), batch_size=4, num_workers=n) for n in (0, 1))\n"

@@ -26,16 +26,15 @@ def connected(*, receive_timeout_seconds=30.0):
     with source, sink:
         tune(source)
         tune(sink)
-        limits = {
-            "max_head_bytes": MAX_HEAD_BYTES,
-            "receive_timeout_seconds": receive_timeout_seconds,
-        }
-        yield SimpleNamespace(
-            source=source,
-            sink=sink,
-            writer=BatchWriter(source, Sealer(KEY), BufferPool()),
-            reader=BatchReader(sink, Unsealer(KEY), BufferPool(), **limits),
+        reader = BatchReader(
+            sink,
+            Unsealer(KEY),
+            BufferPool(),
+            max_head_bytes=MAX_HEAD_BYTES,
+            receive_timeout_seconds=receive_timeout_seconds,
         )
+        writer = BatchWriter(source, Sealer(KEY), BufferPool())
+        yield SimpleNamespace(source=source, writer=writer, reader=reader)
 
 
 @pytest.fixture

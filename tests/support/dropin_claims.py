@@ -69,14 +69,12 @@ def seeded(function: Claim) -> Claim:
     return function
 
 
+@dataclasses.dataclass(frozen=True)
 class Load:
-    def __init__(
-        self, cls: type[data.DataLoader], workers: int, pool: int, states: Path | None
-    ) -> None:
-        self.cls = cls
-        self.workers = workers
-        self.pool = pool
-        self.states = states
+    cls: type[data.DataLoader]
+    workers: int
+    pool: int
+    states: Path | None
 
     def __call__(self, dataset: object, **options: object) -> data.DataLoader:
         return self.cls(dataset, **({"num_workers": self.workers} | options))

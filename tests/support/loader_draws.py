@@ -1,7 +1,4 @@
-"""Holds datasets and samplers that draw: for scripts, and for processes that are spawned.
-
-The file has no tests, so that it is imported without what tests need.
-"""
+"""Datasets and samplers that draw: for scripts, and for processes that are spawned."""
 
 import hashlib
 import random
@@ -10,6 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 import torch.utils.data as data
+
+from support.dropin_claims import AtOnce, Plain
 
 
 class Drawing(data.Dataset[torch.Tensor]):
@@ -22,14 +21,6 @@ class Drawing(data.Dataset[torch.Tensor]):
     def __getitem__(self, index: int) -> torch.Tensor:
         drawn = [random.random(), float(np.random.rand()), float(torch.rand(()))]
         return torch.tensor([float(index), *drawn], dtype=torch.float64)
-
-
-class Plain(data.Dataset[int]):
-    def __len__(self) -> int:
-        return 10
-
-    def __getitem__(self, index: int) -> int:
-        return index
 
 
 def hashes(loader: data.DataLoader[torch.Tensor], epochs: int = 2) -> list[str]:
@@ -63,15 +54,6 @@ class Counting:
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.at = state["at"]
-
-
-class AtOnce:
-    def __init__(self, generator: torch.Generator) -> None:
-        self.generator = generator
-
-    def __iter__(self) -> Iterator[list[int]]:
-        order = torch.randperm(10, generator=self.generator).tolist()
-        return iter([order[:5], order[5:]])
 
 
 def drawn(kind: type[data.DataLoader[int]], options: dict[str, object]) -> list[list[int]]:

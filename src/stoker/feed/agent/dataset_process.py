@@ -454,15 +454,11 @@ class Specs:
                 pool.flush()
 
     def close(self) -> None:
-        specs, self._specs = list(self._specs.values()), {}
-        for spec in specs:
+        for spec in list(self._specs.values()):
             if spec.dataset_process is not None:
                 # First: its workers end with it, so the pools need not wait for them.
                 spec.dataset_process.close()
-            for pool in spec.pools.values():
-                pool.close()
-            if spec.arrival is not None:
-                spec.arrival.close()
+            self.close_spec(spec)
         self._fork_server.close()
 
     def _pool(self, spec: HostedSpec, key: PoolKey, *, base_seed: int) -> WorkerPool:

@@ -8,6 +8,7 @@ host. Left out are likely secrets, and what differs between ranks or hosts: a da
 dataset once for all ranks.
 """
 
+import contextlib
 import hashlib
 import io
 import json
@@ -485,10 +486,7 @@ def _parts(spec: DatasetSpec) -> Mapping[str, object]:
 
 
 def _try_unpickle(data: bytes | None) -> object:
-    if data is None:
-        return None
-    try:
-        value: object = pickle.loads(data)
-    except Exception:
-        return None
+    value: object = None
+    with contextlib.suppress(Exception):
+        value = None if data is None else pickle.loads(data)
     return value

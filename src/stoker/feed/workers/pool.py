@@ -65,16 +65,6 @@ class ChildProcess(Protocol):
     def join(self, timeout: float | None = None) -> None: ...
 
 
-def wait_for_exit(process: ChildProcess) -> int | None:
-    """Returns the exit status of a process whose connection has ended; kills it if need be."""
-    with contextlib.suppress(Exception):
-        process.join(REAP_SECONDS)
-    if process.exitcode is None:
-        # It has closed its connection and still runs, or its status is unknown.
-        stop_all([process])
-    return process.exitcode
-
-
 def stop_all(processes: Iterable[ChildProcess]) -> None:
     """Kills them and waits for their end, 5 s at most; never raises."""
     killed = list(processes)
@@ -545,8 +535,13 @@ class WorkerPool:
     def _mark_dead(self, fileno: int, worker: WorkerEnd, failure: str) -> list[Result]:
         """Reaps a dead worker; for any job, starts another one, which gets its jobs."""
         worker.channel.close()
-        status = wait_for_exit(worker.process)
-        self.last_death = failure or f"data worker {worker.number} {describe_exit(status)}"
+        with contextlib.suppress(Exception):
+            worker.process.join(REAP_SECONDS)
+        if worker.process.exitcode is None:
+            # It has closed its connection and still runs, or its status is unknown.
+            stop_all([worker.process])
+        how = describe_exit(worker.process.exitcode)
+        self.last_death = failure or f"data worker {worker.number} {how}"
         lost: list[WorkerJob]
         if worker.stream is None:
             del self._workers[fileno]

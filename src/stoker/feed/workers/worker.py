@@ -439,7 +439,10 @@ class ShardStream:
                 self.spec = built(self.spec)
                 self._dataset = self.spec.dataset
             # Each epoch, also for a process that persists: torch shuffles data pipes again then.
-            self._share(resumed.shared_seed)
+            if isinstance(self._dataset, IterDataPipe) and resumed.shared_seed is not None:
+                generator = torch.Generator()
+                generator.manual_seed(resumed.shared_seed)
+                self._dataset = apply_random_seed(self._dataset, generator)
             if is_new:
                 _seed_as_torch(
                     self._dataset,
@@ -503,12 +506,6 @@ class ShardStream:
             self.position -= 1
             self.is_exhausted = True
             raise
-
-    def _share(self, shared_seed: int | None) -> None:
-        if isinstance(self._dataset, IterDataPipe) and shared_seed is not None:
-            generator = torch.Generator()
-            generator.manual_seed(shared_seed)
-            self._dataset = apply_random_seed(self._dataset, generator)
 
 
 class ShardSource:
