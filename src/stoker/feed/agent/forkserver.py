@@ -177,7 +177,11 @@ class _Modules:
             with contextlib.suppress(Exception, SystemExit):
                 importlib.import_module(name)
         news = sys.modules.keys() - _known
-        self._files.update(_own_files(news))
+        for name in news:
+            path = getattr(sys.modules.get(name), "__file__", None)
+            # What is not installed may be edited in a run.
+            if path and not _INSTALLED.search(path):
+                self._files[path] = _version_of(path)
         _known.update(news)
         is_on_accelerator = sys.modules["torch"].cuda.is_initialized()
         if len(sys._current_frames()) > num_threads or is_on_accelerator:
@@ -185,16 +189,6 @@ class _Modules:
         gc.collect()
         gc.freeze()
         return "ready"
-
-
-def _own_files(modules: Iterable[str]) -> dict[str, tuple[int, int]]:
-    """Returns the files of modules that are not installed, but may be edited in a run."""
-    found = {}
-    for name in modules:
-        file = getattr(sys.modules.get(name), "__file__", None)
-        if file and not _INSTALLED.search(file):
-            found[file] = _version_of(file)
-    return found
 
 
 def _version_of(file: str) -> tuple[int, int]:

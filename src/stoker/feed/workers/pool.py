@@ -358,7 +358,9 @@ class WorkerPool:
                 result = worker.take(data, descriptors, return_slot=self._return_slot)
                 if result is None:
                     continue
-                self._begins_next(worker)
+                now = self._clock()
+                self._seconds.append(now - worker.begun_at)
+                worker.begin(now, self._open.get(worker.jobs[0].key, 0) if worker.jobs else 0)
                 if self._is_first(result):
                     results.append(result)
         except (ProtocolError, msgspec.DecodeError, ValueError, OSError) as err:
@@ -479,12 +481,6 @@ class WorkerPool:
             worker.begin(self._clock(), self._open[job.key])
         worker.jobs.append(job)
         worker.channel.send(pipe.pack(job.order))
-
-    def _begins_next(self, worker: WorkerEnd) -> None:
-        """Records that a worker has ended a job, and begins its next one."""
-        now = self._clock()
-        self._seconds.append(now - worker.begun_at)
-        worker.begin(now, self._open.get(worker.jobs[0].key, 0) if worker.jobs else 0)
 
     def _due_seconds(self) -> float:
         """Returns the seconds after which a job is late for the first time."""
