@@ -39,7 +39,7 @@ def test_the_difference_to_what_the_script_was_started_with_travels_if_that_is_k
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_a_process_that_such_a_rank_forks_knows_it_as_well(method):
+def test_a_fork_of_a_rank_that_multiprocessing_started_knows_what_the_script_changed(method):
     inner = (
         "import multiprocessing\n"
         "from stoker.feed.wire import dataset as s\n"

@@ -79,7 +79,9 @@ def test_a_description_that_is_too_long_is_refused_before_there_is_memory_for_it
         pair.reader.head()
 
 
-@pytest.mark.parametrize("sent", [bytes(HEAD_BYTES // 2), head_of(b"p", payload_bytes=1000)])
+@pytest.mark.parametrize(
+    "sent", [bytes(HEAD_BYTES // 2), head_of(b"p", payload_bytes=1000)], ids=["head", "batch"]
+)
 def test_an_end_in_the_middle_of_a_head_or_a_batch_is_an_error(pair, sent):
     pair.source.sendall(sent)
     pair.source.close()

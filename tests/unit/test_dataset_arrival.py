@@ -37,7 +37,7 @@ def test_a_piece_out_of_order_is_refused(arrival, offset):
         arrival.take(WHOLE[1000:2000], offset=offset)
 
 
-@pytest.mark.parametrize("piece", [b"", WHOLE + b"x"])
+@pytest.mark.parametrize("piece", [b"", WHOLE + b"x"], ids=["empty", "more"])
 def test_an_empty_piece_and_more_than_was_said_are_refused(arrival, piece):
     with pytest.raises(ProtocolError):
         arrival.take(piece, offset=0)
