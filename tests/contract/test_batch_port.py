@@ -3,6 +3,7 @@
 import io
 import socket
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -22,16 +23,20 @@ def log():
     return io.StringIO()
 
 
-@pytest.fixture
-def port(log):
-    made = BatchPort(
+def made_port(log, port=None):
+    return BatchPort(
         bind="127.0.0.1",
-        port=None,
+        port=port,
         host="data-1",
         run_id="test",
         log=Log(run="test", host="data-1", stream=log),
         wake=lambda: None,
     )
+
+
+@pytest.fixture
+def port(log):
+    made = made_port(log)
     yield made
     made.close()
 
@@ -144,23 +149,14 @@ def test_what_is_queued_for_who_hangs_up_is_let_go_of(port):
 
 
 def test_no_more_open_files_cuts_the_oldest_stranger_and_spins_not(port, monkeypatch):
-    class Full:
-        def __init__(self, listener):
-            self._listener = listener
-
-        def accept(self):
-            raise OSError(24, "Too many open files")
-
-        def fileno(self):
-            return self._listener.fileno()
-
-        def close(self):
-            self._listener.close()
+    def accept():
+        raise OSError(24, "Too many open files")
 
     listener = port._listener
     with connect(port) as stranger:
         turn(port)
-        monkeypatch.setattr(port, "_listener", Full(listener))
+        full = SimpleNamespace(accept=accept, fileno=listener.fileno, close=listener.close)
+        monkeypatch.setattr(port, "_listener", full)
         turn(port)
         assert is_cut(stranger)
         assert listener.fileno() not in port.filenos()
@@ -168,21 +164,13 @@ def test_no_more_open_files_cuts_the_oldest_stranger_and_spins_not(port, monkeyp
         assert listener.fileno() in port.filenos()
 
 
-def test_a_taken_port_is_an_error_that_names_it(port):
+def test_a_taken_port_is_an_error_that_names_it(port, log):
     with pytest.raises(UsageError, match=f"port {port.port} cannot be bound"):
-        BatchPort(
-            bind="127.0.0.1",
-            port=port.port,
-            host="data-2",
-            run_id="test",
-            log=Log(run="test", host="data-2"),
-            wake=lambda: None,
-        )
+        made_port(log, port.port)
 
 
-def test_it_listens_on_both_families(log):
-    both = batch_port._listen("*", 0)
-    with both:
+def test_it_listens_on_both_families():
+    with batch_port._listen("*", 0) as both:
         assert both.family == socket.AF_INET6
         for host in ("127.0.0.1", "::1"):
             socket.create_connection((host, both.getsockname()[1]), DEADLINE_SECONDS).close()

@@ -31,31 +31,15 @@ LOOK = (
 )
 
 
-def test_the_difference_is_to_what_the_script_was_started_with():
-    found = run(LOOK, GONE="1", STOKER_RUN_ID="r")
-    assert found == "(('GONE', None), ('SET', 'here'))\n"
-
-
-def test_where_it_is_not_known_what_was_there_nothing_travels():
-    # As after setproctitle, which writes over what the kernel shows.
+def test_the_difference_to_what_the_script_was_started_with_travels_if_that_is_known():
+    assert run(LOOK, GONE="1", STOKER_RUN_ID="r") == "(('GONE', None), ('SET', 'here'))\n"
+    # Not after setproctitle, say, which writes over what the kernel shows.
     assert run(LOOK, GONE="1") == "()\n"
     assert environment_at_start("0") is None
 
 
-def test_a_rank_that_multiprocessing_starts_anew_was_started_with_what_its_parent_was():
-    code = (
-        "import multiprocessing, os\n"
-        "from stoker.feed.wire import dataset as s\n"
-        "os.environ['SET'] = 'by the parent'\n"
-        "for method in ('spawn', 'forkserver'):\n"
-        "    with multiprocessing.get_context(method).Pool(1) as pool:\n"
-        "        print(pool.apply(s.ScriptEnvironment.of_this_process).changes)\n"
-    )
-    assert run(code, STOKER_RUN_ID="r") == "(('SET', 'by the parent'),)\n" * 2
-
-
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_a_process_that_such_a_rank_forks_knows_it_as_well(method):
+def test_a_fork_of_a_rank_that_multiprocessing_started_knows_what_the_script_changed(method):
     inner = (
         "import multiprocessing\n"
         "from stoker.feed.wire import dataset as s\n"
@@ -81,13 +65,18 @@ class Numbers:
         return index
 
 
-def test_classes_and_lambdas_of_a_script_come_back_in_another_process(tmp_path):
+def test_a_scripts_classes_lambdas_and_modules_beside_it_come_back_in_another_process(tmp_path):
+    (tmp_path / "beside_me.py").write_text(
+        "class Ten:\n    def __getitem__(self, i):\n        return 10\n"
+    )
     (tmp_path / "script.py").write_text(
         textwrap.dedent("""
         import sys
+        import beside_me
         from stoker.feed.wire.dataset import DatasetSpec, pack_spec
         scale = 10
         class Squares:
+            beside = beside_me.Ten()
             def __getitem__(self, i):
                 return scale * i * i
         with open(sys.argv[1], "wb") as file:
@@ -96,24 +85,11 @@ def test_classes_and_lambdas_of_a_script_come_back_in_another_process(tmp_path):
         """)
     )
     subprocess.run([sys.executable, tmp_path / "script.py", tmp_path / "spec"], check=True)
-    back = unpack_spec((tmp_path / "spec").read_bytes())
-    assert back.collate_fn([back.dataset[2], back.dataset[3]]) == 130
-
-
-def test_a_module_beside_the_script_is_found_on_the_host(tmp_path):
-    (tmp_path / "beside_me.py").write_text(
-        "class Ten:\n    def __getitem__(self, i):\n        return 10\n"
-    )
-    (tmp_path / "script.py").write_text(
-        "import sys, beside_me\nfrom stoker.feed.wire.dataset import DatasetSpec, pack_spec\n"
-        "spec = DatasetSpec(dataset=beside_me.Ten(), collate_fn=len)\n"
-        "data = pack_spec(spec, max_bytes=1 << 20).data\n"
-        "open(sys.argv[1], 'wb').write(data)\n"
-    )
-    subprocess.run([sys.executable, tmp_path / "script.py", tmp_path / "spec"], check=True)
     before = list(sys.path)
     try:
-        assert unpack_spec((tmp_path / "spec").read_bytes()).dataset[0] == 10
+        back = unpack_spec((tmp_path / "spec").read_bytes())
+        assert back.collate_fn([back.dataset[2], back.dataset[3]]) == 130
+        assert back.dataset.beside[0] == 10
     finally:
         sys.path[:] = before
         sys.modules.pop("beside_me", None)

@@ -2,7 +2,6 @@
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,6 +11,7 @@ import torch.utils.data as data
 
 import stoker
 from stoker.errors import UsageError
+from support.loader_draws import Counting
 
 
 @pytest.fixture(autouse=True)
@@ -42,19 +42,19 @@ def device(request, monkeypatch):
     return str(request.param).split(",")[0]
 
 
-class Digits(data.Dataset[tuple[torch.Tensor, int]]):
+class Whole(data.Dataset[tuple[torch.Tensor, int]]):
     def __len__(self) -> int:
         return 10
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.full((3, 2, 2), index * 20, dtype=torch.uint8), index
+
+
+class Broken(Whole):
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         if index == 5:
             raise LookupError("sample 5 is broken")
-        return torch.full((3, 2, 2), index * 20, dtype=torch.uint8), index
-
-
-class Whole(Digits):
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        return torch.full((3, 2, 2), index * 20, dtype=torch.uint8), index
+        return super().__getitem__(index)
 
 
 class Pair(NamedTuple):
@@ -90,16 +90,14 @@ def test_pixels_become_normalised_numbers_and_labels_stay(device):
         assert torch.equal(labels.cpu(), expected)
 
 
-def test_without_a_type_pixels_stay_uint8(device):
-    pixels, _ = next(iter(stoker.to_device(loader(), device)))
-    assert pixels.dtype == torch.uint8
-    assert pixels.device.type == device
-
-
-def test_another_floating_type_is_taken(device):
-    pixels, _ = next(iter(stoker.to_device(loader(), device, dtype=torch.bfloat16)))
-    assert pixels.dtype == torch.bfloat16
-    assert pixels.flatten()[-1].item() == pytest.approx(20 / 255, rel=0.01)
+@pytest.mark.parametrize(
+    ("dtype", "found", "last"),
+    [(None, torch.uint8, 20), (torch.bfloat16, torch.bfloat16, pytest.approx(20 / 255, rel=0.01))],
+)
+def test_pixels_have_the_type_that_is_asked_for_or_stay_uint8(device, dtype, found, last):
+    pixels, _ = next(iter(stoker.to_device(loader(), device, dtype=dtype)))
+    assert (pixels.dtype, pixels.device.type) == (found, device)
+    assert pixels.flatten()[-1].item() == last
 
 
 def test_everything_in_a_batch_is_moved_and_keeps_its_type(device):
@@ -112,12 +110,8 @@ def test_everything_in_a_batch_is_moved_and_keeps_its_type(device):
         "none": None,
     }
     (found,) = list(stoker.to_device([batch], device))
-    assert isinstance(found["pair"], Pair)
+    assert [type(found[name]) for name in batch] == [type(each) for each in batch.values()]
     assert found["pair"].name == "name"
-    assert isinstance(found["example"], Example)
-    assert isinstance(found["own"], Own)
-    assert isinstance(found["ordered"], OrderedDict)
-    assert found["none"] is None
     moved = [
         found["pair"].pixels,
         found["example"].pixels,
@@ -132,12 +126,14 @@ def test_everything_in_a_batch_is_moved_and_keeps_its_type(device):
 def test_it_may_be_gone_through_epoch_by_epoch(device):
     batches = stoker.to_device(loader(), device)
     assert len(batches) == 5
-    for _ in range(2):
+    for epoch in range(2):
         assert [labels.tolist()[0] for _, labels in batches] == [0, 2, 4, 6, 8]
+        state = batches.state_dict()
+        assert (state["epoch"], state["begun"]) == (epoch + 1, None)
 
 
 def test_a_failing_batch_is_told_in_its_turn_and_the_epoch_goes_on(device):
-    iterator = iter(stoker.to_device(loader(Digits()), device))
+    iterator = iter(stoker.to_device(loader(Broken()), device))
     found: list[object] = []
     for _ in range(5):
         try:
@@ -150,23 +146,8 @@ def test_a_failing_batch_is_told_in_its_turn_and_the_epoch_goes_on(device):
             next(iterator)
 
 
-class Stateful(data.Sampler[int]):
-    def __init__(self) -> None:
-        self.at = 0
-
-    def __len__(self) -> int:
-        return 10
-
-    def __iter__(self) -> Iterator[int]:
-        while self.at < 10:
-            self.at += 1
-            yield self.at - 1
-
-    def state_dict(self) -> dict[str, object]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.at = state["at"]
+class Stateful(Counting, data.Sampler[int]):
+    pass
 
 
 @pytest.mark.parametrize("num_batches", [1, 4, 5])
@@ -183,13 +164,6 @@ def test_its_state_counts_what_the_script_got(device, num_batches, num_workers):
         other.load_state_dict(state)
         rest = [labels.tolist()[0] for _, labels in other]
         assert rest == list(range(2 * num_batches, 10, 2))
-
-
-def test_at_the_end_its_state_is_the_next_epochs(device):
-    batches = stoker.to_device(loader(), device)
-    list(batches)
-    state = batches.state_dict()
-    assert (state["epoch"], state["begun"]) == (1, None)
 
 
 def test_what_is_no_loader_of_stoker_has_no_state():

@@ -1,12 +1,7 @@
 """stoker.DataLoader has torch's own iterators without a data group, numbered and seeded."""
 
-import functools
 import json
-import os
 import random
-import subprocess
-import sys
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -15,14 +10,9 @@ import torch.utils.data as data
 
 import stoker
 from stoker.feed.bookkeeping import this_process
-from stoker.feed.iterators import LoaderView, with_workers
-from support.loader_draws import DRAWN, Drawing, Plain, drawn, hashes
+from support.dropin_claims import Plain
+from support.loader_draws import DRAWN, Drawing, drawn, hashes
 from support.warm_python import run_code
-
-
-class Stream(data.IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(6))
 
 
 def test_epochs_differ_and_persistent_workers_count_them():
@@ -45,26 +35,6 @@ def test_draws_of_the_dataset_do_not_move_the_trainers_state():
     assert found[0] == found[1]
 
 
-def test_iterable_dataset_without_workers_is_torchs():
-    loaders = [kind(Stream(), batch_size=4) for kind in (stoker.DataLoader, data.DataLoader)]
-    ours, torchs = ([batch.tolist() for batch in loader] for loader in loaders)
-    assert ours == torchs
-
-
-def test_sample_seeding_depends_on_the_sample_alone():
-    found = []
-    for order in ([0, 1, 2, 3], [3, 2, 1, 0]):
-        script = (
-            "import torch, stoker\n"
-            "from support.loader_draws import Drawing\n"
-            "torch.manual_seed(1)\n"
-            f"loader = stoker.DataLoader(Drawing(), batch_size=2, sampler={order})\n"
-            "print(sorted(row for batch in loader for row in batch.tolist()))\n"
-        )
-        found.append(run_code(script, STOKER_FEED='{"seeding": "sample"}'))
-    assert found[0] == found[1]
-
-
 def test_torch_seeding_is_torchs():
     script = (
         "import stoker, torch.utils.data\n"
@@ -80,7 +50,7 @@ def test_torch_seeding_is_torchs():
 def test_decided_workers_replace_the_scripts():
     script = (
         "import torch, stoker\n"
-        "from support.loader_draws import Plain\n"
+        "from support.dropin_claims import Plain\n"
         "iterator = iter(stoker.DataLoader(Plain(), num_workers=0))\n"
         "print(iterator._num_workers, len(list(iterator)))\n"
     )
@@ -89,39 +59,24 @@ def test_decided_workers_replace_the_scripts():
         assert run_code(script, STOKER_WORKERS='{"dnn": 3}', **env) == f"{workers} 10\n"
 
 
-@functools.cache
-def drawn_where_decided(workers: int) -> list[list[list[int]]]:
+@pytest.mark.parametrize("decided", [0, 2])
+def test_samplers_are_asked_for_iterators_as_the_scripts_workers_would_have_it(decided):
     script = (
         "import torch, stoker\n"
         "from support.loader_draws import DRAWN, drawn\n"
         "print([drawn(stoker.DataLoader, options) for options in DRAWN])\n"
     )
-    found: list[list[list[int]]] = json.loads(
-        run_code(script, STOKER_WORKERS=json.dumps({"dnn": workers}))
-    )
-    return found
+    found = json.loads(run_code(script, STOKER_WORKERS=json.dumps({"dnn": decided})))
+    assert found == [drawn(data.DataLoader, options) for options in DRAWN]
 
 
-@pytest.mark.parametrize("decided", [0, 2])
-@pytest.mark.parametrize("options", DRAWN, ids=str)
-def test_samplers_are_asked_for_iterators_as_the_scripts_workers_would_have_it(options, decided):
-    found = drawn_where_decided(decided)[DRAWN.index(options)]
-    assert found == drawn(data.DataLoader, options)
-
-
-def test_decided_zero_workers_fit_a_script_with_workers():
-    loader = data.DataLoader(Plain(), num_workers=2, timeout=9, persistent_workers=True)
-    seen = with_workers(loader, 0)
-    assert isinstance(seen, LoaderView)
-    assert (seen.num_workers, seen.timeout, seen.prefetch_factor) == (0, 0, None)
-    assert seen.dataset is loader.dataset
-
-
-def test_timeline_is_written_without_a_launcher(tmp_path):
+def test_the_timeline_has_the_loaders_of_the_script_and_not_those_of_a_dataset(tmp_path):
     script = (
         "import torch, stoker\n"
-        "from support.loader_draws import Plain\n"
-        "train, test = (stoker.DataLoader(Plain(), batch_size=4) for _ in range(2))\n"
+        "from support.dropin_claims import Plain\n"
+        "class Outer(Plain):\n"
+        "    def __getitem__(self, i): return sum(map(int, stoker.DataLoader(Plain())))\n"
+        "train, test = (stoker.DataLoader(Outer(), batch_size=4, num_workers=n) for n in (0, 1))\n"
         "for loader in (train, test, train):\n"
         "    for batch in loader: pass\n"
         "for batch in train: break\n"
@@ -133,33 +88,6 @@ def test_timeline_is_written_without_a_launcher(tmp_path):
         for loader, epoch in [("0", "0"), ("1", "0"), ("0", "1")]
         for batch, samples in [("0", "4"), ("1", "4"), ("2", "2")]
     ] + [("0", "2", "0", "4")]
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_loader_that_a_dataset_goes_through_is_no_part_of_the_timeline(tmp_path, num_workers):
-    script = (
-        "import torch, stoker\n"
-        "from support.loader_draws import Plain\n"
-        "class Outer(Plain):\n"
-        "    def __getitem__(self, i): return sum(map(int, stoker.DataLoader(Plain())))\n"
-        f"list(stoker.DataLoader(Outer(), batch_size=5, num_workers={num_workers}))\n"
-    )
-    run_code(script, STOKER_OUTPUT=str(tmp_path))
-    rows = [row.split(",") for row in (tmp_path / "timeline-rank0.csv").read_text().splitlines()]
-    assert [row[:3] for row in rows[1:]] == [["0", "0", "0"], ["0", "0", "1"]]
-
-
-def test_import_of_stoker_imports_no_torch():
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("STOKER_")}
-    heavy = "[m for m in ('torch', 'numpy', 'zmq') if m in sys.modules]"
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", f"import sys, stoker; print({heavy})"],
-        env=clean,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
 
 
 def test_unknown_name_of_stoker_is_an_attribute_error():

@@ -7,39 +7,19 @@ claims are asked in faults/test_loader_dropin_fed.py.
 import functools
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from stoker.launch.strategies.start import STARTUP_DIR
 from support.cluster import run_script
-from support.dropin_claims import CLAIMS, VALUED, VALUES
-from support.warm_python import WarmProcess, run_warm
+from support.dropin_claims import CLAIMS, PINNED, VALUED, VALUES
+from support.warm_python import run_code, run_warm
 
-TESTS = Path(__file__).parents[1]
-Samples = Callable[..., list[list[object]]]
-# Torch's own loader draws in this process there: see test_loader_dropin_fed.
-OURS_ALONE = {"own_random_state_of_the_trainer"}
-# They start workers of their own, however many the others have: test_loader_dropin_fed asks them.
-OF_WORKERS = {
-    "attributes_that_may_be_set",
-    "early_break_leaves_the_generator",
-    "errors_of_a_start",
-    "iterable_datasets",
-    "options_of_workers",
-    "epoch_goes_on_after_a_timeout",
-    "epoch_that_is_shut_down",
-    "persistent_workers_go_on_after_a_break",
-    "persistent_workers_go_on_after_an_error",
-    "persistent_workers_stay",
-    "samplers_that_draw_when_asked_for_an_iterator",
-    "seeds_of_workers",
-    "timeout_of_a_slow_sample",
-    "worker_init_fn_runs_once_a_worker_with_its_number",
-    "workers_have_one_thread",
-}
-ASKED = [name for name in (*CLAIMS, *VALUED) if name not in OURS_ALONE | OF_WORKERS]
+# Torch's own loader draws in this process there; the pinned ones have workers in any case: both
+# are asked by test_loader_dropin_fed.
+LEFT_OUT = {"own_random_state_of_the_trainer", *PINNED}
+ASKED = [name for name in (*CLAIMS, *VALUED) if name not in LEFT_OUT]
 
 
 @functools.cache
@@ -71,11 +51,8 @@ def test_each_kind_of_value_was_seen():
 
 # Seeding: what a batch or a sample is made of, and what it is not.
 
-SAMPLES = f"""
-import json, os, random, sys, warnings
-warnings.simplefilter("error")
-sys.path.insert(0, {str(TESTS)!r})
-import numpy as np, torch, stoker
+SAMPLES = """
+import json, torch, stoker
 from support.dropin_claims import Each, content, draws, same
 
 def samples(given):
@@ -83,7 +60,7 @@ def samples(given):
     dataset = Each(lambda i: (i, draws(i)), 99)
     if given.get("subset"):
         dataset = torch.utils.data.Subset(torch.utils.data.Subset(dataset, range(1, 99)), range(50))
-    loader = stoker.DataLoader(dataset, collate_fn=same, **given.get("loader", {{}}))
+    loader = stoker.DataLoader(dataset, collate_fn=same, **given.get("loader", {}))
     found = []
     for epoch in range(given.get("epochs", 1)):
         for number, batch in enumerate(loader):
@@ -98,79 +75,34 @@ def samples(given):
         again.load_state_dict(torch.load(given["file"], weights_only=True))
         found += [[0, *sample] for batch in again for sample in batch]
     return found
-
-# A process for each that is asked for: all they share is the import of torch.
-for line in sys.stdin:
-    given = json.loads(line)
-    child = os.fork()
-    if not child:
-        os.environ.update(given["env"])
-        print(json.dumps(samples(given)), flush=True)
-        sys.stderr.flush()
-        os._exit(0)
-    if os.waitpid(child, 0)[1]:
-        sys.exit("it failed")
 """
 
 
-@pytest.fixture(scope="module")
-def samples(tmp_path_factory):
-    """Yields a function that returns epoch, index and draws of each sample, in order.
-
-    Each time they come from a process of its own.
-    """
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("STOKER_")}
-    file = tmp_path_factory.mktemp("samples") / "script.py"
-    file.write_text(SAMPLES)
-    script = WarmProcess([str(file)], clean | {"OMP_NUM_THREADS": "1"})
-    assert script.stdin is not None
-    assert script.stdout is not None
-    assert script.stderr is not None
-
-    def ask(seeding: str, *, rank: int = 0, world: int = 1, **given: object) -> list[list[object]]:
-        env = {"STOKER_FEED": json.dumps({"seeding": seeding})}
-        env |= {"RANK": str(rank), "WORLD_SIZE": str(world)}
-        print(json.dumps({**given, "env": env}), file=script.stdin, flush=True)
-        found: list[list[object]] = json.loads(script.stdout.readline())
-        return found
-
-    with script.stdout, script.stderr:
-        with script.stdin:
-            yield ask
-        errors = script.stderr.read()
-        assert (script.wait(100), errors) == (0, "")
+def samples(seeding: str, *, rank: int = 0, world: int = 1, **given: object) -> list[list[object]]:
+    """Returns epoch, index and draws of each sample, in order, as another process has them."""
+    env = {"RANK": str(rank), "WORLD_SIZE": str(world)}
+    env["STOKER_FEED"] = json.dumps({"seeding": seeding})
+    code = f"{SAMPLES}\nprint(json.dumps(samples({given!r})))"
+    found: list[list[object]] = json.loads(run_code(code, **env))
+    return found
 
 
 REPEATED = [3, 1, 3, 3, 1, 3, 2]
 
 
-@pytest.fixture(scope="module")
-def repeated_alone(samples):
-    return json.dumps(samples("sample", loader={"sampler": REPEATED, "batch_size": 1}, epochs=2))
-
-
+@pytest.mark.parametrize("is_subset", [False, True])
 @pytest.mark.parametrize(
     "options", [{"batch_size": 2}, {"batch_size": 7}, {"batch_size": 2, "num_workers": 2}], ids=str
 )
-def test_sample_seeding_survives_other_batches_and_workers(options, samples, repeated_alone):
-    found = samples("sample", loader={"sampler": REPEATED, **options}, epochs=2)
-    assert json.dumps(found) == repeated_alone
+def test_sample_seeding_survives_other_batches_and_workers(options, is_subset):
+    given: dict[str, object] = {"subset": is_subset, "epochs": 2}
+    alone = samples("sample", loader={"sampler": REPEATED}, **given)
+    # Each time that an index comes it has other draws.
+    assert len({str(draws) for _, _, draws in alone}) == 2 * len(REPEATED)
+    assert samples("sample", loader={"sampler": REPEATED, **options}, **given) == alone
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_sample_seeding_of_a_subset_survives_other_batches(num_workers, samples):
-    options: dict[str, object] = {"sampler": REPEATED, "num_workers": num_workers}
-    alone = samples("sample", subset=True, loader=options | {"batch_size": 1})
-    assert len({str(draws) for _, _, draws in alone}) == len(REPEATED)
-    assert samples("sample", subset=True, loader=options | {"batch_size": 4}) == alone
-
-
-def test_sample_seeding_draws_anew_each_time_that_an_index_comes(repeated_alone):
-    draws = [str(sample[2]) for sample in json.loads(repeated_alone)]
-    assert len(set(draws)) == 2 * len(REPEATED)
-
-
-def test_sample_seeding_survives_another_world_size(samples):
+def test_sample_seeding_survives_another_world_size():
     whole = samples("sample", loader={"sampler": list(range(8)), "batch_size": 4})
     halves = [
         samples(
@@ -184,7 +116,7 @@ def test_sample_seeding_survives_another_world_size(samples):
     assert sorted(map(str, halves[0] + halves[1])) == sorted(map(str, whole))
 
 
-def test_sample_seeding_survives_a_resume_with_repeated_indices(tmp_path, samples, repeated_alone):
+def test_sample_seeding_survives_a_resume_with_repeated_indices(tmp_path):
     options: dict[str, object] = {"sampler": REPEATED, "batch_size": 2}
     found = samples(
         "sample",
@@ -193,10 +125,10 @@ def test_sample_seeding_survives_a_resume_with_repeated_indices(tmp_path, sample
         file=str(tmp_path / "state"),
         resume=options | {"num_workers": 1},
     )
-    assert json.dumps(found) == json.dumps(json.loads(repeated_alone)[: len(REPEATED)])
+    assert found == samples("sample", loader={"sampler": REPEATED})
 
 
-def test_batch_seeding_makes_replicas_differ_and_survives_other_workers(samples):
+def test_batch_seeding_makes_replicas_differ_and_survives_other_workers():
     options: dict[str, object] = {"sampler": list(range(6)), "batch_size": 2}
     first = samples("batch", loader=options, epochs=2)
     assert samples("batch", loader=options | {"num_workers": 2}, epochs=2) == first
@@ -220,11 +152,6 @@ import torch
 import torch.utils.data.dataloader as module
 from torch.utils.data import DataLoader
 
-class Mine(DataLoader):
-    def __iter__(self):
-        for batch in super().__iter__():
-            yield batch
-
 class Numbers(torch.utils.data.Dataset):
     def __len__(self):
         return 6
@@ -232,13 +159,12 @@ class Numbers(torch.utils.data.Dataset):
         return torch.rand(())
 
 def kinds():
-    loaders = [DataLoader(Numbers()), module.DataLoader(Numbers()), torch.utils.data.DataLoader(
-        Numbers(), num_workers=1)]
+    loaders = DataLoader(Numbers()), module.DataLoader(Numbers(), num_workers=1)
     return [type(loader._get_iterator()).__module__ for loader in loaders]
 
 def draws(workers):
     torch.manual_seed(5)
-    return [batch.tolist() for batch in Mine(Numbers(), batch_size=2, num_workers=workers)]
+    return [batch.tolist() for batch in DataLoader(Numbers(), batch_size=2, num_workers=workers)]
 
 def child(queue):
     queue.put([kinds(), draws(0)])
@@ -253,7 +179,7 @@ if __name__ == "__main__":
     mine = kinds()
     print(sorted({*mine, *found[0]}), DataLoader is torch.utils.data.DataLoader, flush=True)
     assert found == [mine, draws(0)]
-    assert draws(0) == draws(2), "made the same wherever"
+    assert draws(0) == draws(2)
 """
 
 
@@ -277,16 +203,6 @@ def test_a_script_that_never_heard_of_stoker_gets_its_loader_in_spawned_processe
     )
     script = [line for line in said.splitlines() if " batches_seeded " not in line]
     assert (code, script) == (0, ["['stoker.feed.iterators'] True"])
-
-
-# That such a loader is not fed: tests/faults/test_unfed_released.py.
-@pytest.mark.soak
-def test_without_the_replacement_the_script_has_torchs(tmp_path):
-    code, said = unaware(tmp_path, UNAWARE)
-    assert code == 1
-    # In the spawned process, too.
-    assert said.startswith("['torch.utils.data.dataloader'] True\n")
-    assert "made the same wherever" in said
 
 
 # replace_dataloader: auto, as `stoker train` has it unless somebody says otherwise.
@@ -335,8 +251,12 @@ if __name__ == "__main__":
     ],
 )
 def test_auto_leaves_torchs_loaders_to_a_script_that_imports_stokers(tmp_path, imported, expected):
-    code, said = unaware(tmp_path, f"{AUTOMATIC}{imported}\nprint(kinds())")
+    timed = "import stoker; list(stoker.timed(DataLoader([1, 2])))"
+    script = f"{AUTOMATIC}{imported}\n{timed}\nprint(kinds())"
+    code, said = unaware(tmp_path, script, STOKER_OUTPUT=str(tmp_path))
     assert (code, said.splitlines()[-1]) == (0, f"{{'{expected}'}}"), said
+    # Once by the loader, or once by `timed` where the loader is left to torch.
+    assert len((tmp_path / "timeline-rank0.csv").read_text().splitlines()[1:]) == 2
 
 
 @pytest.mark.parametrize(
@@ -366,19 +286,6 @@ def test_what_changes_by_the_replacement_is_said_once(tmp_path, loader, env, is_
     code, said = unaware(tmp_path, f"{AUTOMATIC}for _ in 1, 2: list({loader})", **env)
     assert code == 0, said
     assert said.count("random draws of a dataset are seeded per batch") == int(is_said)
-
-
-@pytest.mark.parametrize(
-    ("imported", "num_rows"),
-    # Once by the loader, or once by `timed` where the loader is left to torch.
-    [("", 2), ("from stoker import DataLoader as Fed", 2)],
-)
-def test_a_replaced_loader_in_timed_is_timed_once(tmp_path, imported, num_rows):
-    script = f"{AUTOMATIC}{imported}\nimport stoker\nlist(stoker.timed(DataLoader([1, 2])))"
-    code, said = unaware(tmp_path, script, STOKER_OUTPUT=str(tmp_path))
-    assert code == 0, said
-    rows = (tmp_path / "timeline-rank0.csv").read_text().splitlines()[1:]
-    assert len(rows) == num_rows
 
 
 WORKERS_OF = """

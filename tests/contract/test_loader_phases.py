@@ -55,14 +55,6 @@ class Files(Dataset[torch.Tensor]):
         return torch.frombuffer(bytearray(self.paths[index].read_bytes()), dtype=torch.uint8)
 
 
-class Numbers(Dataset[torch.Tensor]):
-    def __len__(self) -> int:
-        return 64
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.zeros(1000)
-
-
 class Once(IterableDataset[torch.Tensor]):
     def __init__(self) -> None:
         self.items = iter([torch.zeros(10)] * 8)
@@ -100,11 +92,7 @@ def test_files_of_a_loader_are_read_from_storage_again(files):
     assert reads.workers == 1
 
 
-def test_a_loader_of_numbers_reads_nothing():
-    loader = DataLoader(Numbers(), batch_size=8)
-    assert measure_reads(loader, seconds=0.3, iterate=DataLoader.__iter__) == (None, [])
-
-
-def test_a_stream_that_can_be_read_once_only_ends_with_nothing():
-    loader = DataLoader(Once(), batch_size=2)
+@pytest.mark.parametrize("data", [[torch.zeros(1000)] * 64, Once()], ids=["numbers", "once"])
+def test_numbers_and_a_stream_that_can_be_read_once_only_end_with_nothing(data):
+    loader = DataLoader(data, batch_size=2)
     assert measure_reads(loader, seconds=0.3, iterate=DataLoader.__iter__) == (None, [])

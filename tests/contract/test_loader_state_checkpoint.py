@@ -16,7 +16,6 @@ import torch.utils.data as data
 
 import stoker
 from stoker.errors import UsageError
-from stoker.feed.bookkeeping import this_process
 from support import loader_draws
 
 LENGTH = 24
@@ -35,13 +34,6 @@ class Drawing(loader_draws.Drawing):
         super().__init__(length)
 
 
-class Broken(Drawing):
-    def __getitem__(self, index: int) -> torch.Tensor:
-        if index == 4:
-            raise LookupError("sample 4 is broken")
-        return super().__getitem__(index)
-
-
 class PythonShuffled(data.Sampler[int]):
     def __len__(self) -> int:
         return LENGTH
@@ -52,61 +44,17 @@ class PythonShuffled(data.Sampler[int]):
         return iter(order)
 
 
-class NumpyShuffled(PythonShuffled):
-    def __init__(self) -> None:
-        self.rng = np.random.default_rng(4)
-
-    def __iter__(self) -> Iterator[int]:
-        yield from self.rng.permutation(LENGTH)
-
-
-class OwnPython(PythonShuffled):
+class Held(PythonShuffled):
     def __init__(self) -> None:
         self.rng = random.Random(4)
+        self.new = np.random.default_rng(4)
         self.old = np.random.RandomState(4)
 
     def __iter__(self) -> Iterator[int]:
-        for _ in range(LENGTH):
-            yield self.rng.randrange(LENGTH // 2) + int(self.old.randint(LENGTH // 2))
-
-
-class Tutorial(data.Sampler[int]):
-    def __init__(self) -> None:
-        self.i = 0
-        self.g = torch.Generator().manual_seed(5)
-
-    def __len__(self) -> int:
-        return LENGTH
-
-    def __iter__(self) -> Iterator[int]:
-        while self.i < LENGTH:
-            self.i += 1
-            yield int(torch.randint(high=LENGTH, size=(1,), generator=self.g))
-        self.i = 0
-
-    def state_dict(self) -> State:
-        return {"i": self.i, "g": self.g.get_state()}
-
-    def load_state_dict(self, state: State) -> None:
-        self.i = state["i"]
-        self.g.set_state(state["g"])
-
-
-class Yielded(data.DistributedSampler[int]):
-    yielded = 0
-    next_yielded: int | None = None
-
-    def __iter__(self) -> Iterator[int]:
-        self.yielded, self.next_yielded = self.next_yielded or 0, None
-        for index in list(super().__iter__())[self.yielded :]:
-            self.yielded += 1
-            yield index
-
-    def state_dict(self) -> State:
-        return {"yielded": self.yielded}
-
-    def load_state_dict(self, state: State) -> None:
-        self.next_yielded = state["yielded"]
+        for _ in range(LENGTH // 3):
+            yield self.rng.randrange(LENGTH)
+            yield int(self.new.integers(LENGTH))
+            yield int(self.old.randint(LENGTH))
 
 
 class Consumed(data.Sampler[int]):
@@ -169,11 +117,8 @@ SAMPLERS: dict[str, Callable[[], dict[str, object]]] = {
         "batch_size": 1,
         "batch_sampler": data.BatchSampler(data.RandomSampler(range(LENGTH)), 5, False),
     },
-    "of numpy": lambda: {"sampler": NumpyShuffled()},
-    "of python's own": lambda: {"sampler": OwnPython()},
-    "tutorial": lambda: {"sampler": Tutorial()},
-    "stateful, distributed": lambda: {"sampler": Yielded(Drawing(), 2, 1, seed=9)},
-    "stateful, counting": lambda: {"sampler": Consumed()},
+    "held by the sampler": lambda: {"sampler": Held()},
+    "stateful": lambda: {"sampler": Consumed()},
 }
 
 
@@ -264,7 +209,7 @@ def _no_worker_stays():
 
 
 # One worker asks a sampler ahead as two do; two are for those that draw from one state.
-AHEAD = ["shuffled", "of python's own", "stateful, counting", "with replacement"]
+AHEAD = ["shuffled", "held by the sampler", "stateful", "with replacement"]
 
 
 @pytest.mark.parametrize(
@@ -323,7 +268,7 @@ def test_a_checkpoint_may_be_taken_at_any_place(place, before, after):
 
 
 def test_a_resumed_loader_can_be_saved_and_resumed_again():
-    for name in ("shuffled", "tutorial", "stateful, counting", "with replacement"):
+    for name in ("shuffled", "stateful", "with replacement"):
         whole = saved((1, 2), SAMPLERS[name]() | {"num_workers": 1})
         second = Script(SAMPLERS[name](), (1, 5))
         second.start(seed=5)
@@ -339,74 +284,32 @@ def test_a_dataset_need_not_have_a_length():
         def __len__(self) -> int:
             raise NotImplementedError
 
-    loader = stoker.DataLoader(Endless(), sampler=range(5), batch_size=2)
-    first = next(iter(loader))
-    state = loader.state_dict()
-    again = stoker.DataLoader(Endless(), sampler=range(5), batch_size=2)
-    again.load_state_dict(state)
-    rest = torch.cat(list(again))
-    assert [*first[:, 0].tolist(), *rest[:, 0].tolist()] == [0, 1, 2, 3, 4]
+    first, again = (stoker.DataLoader(Endless(), sampler=range(5), batch_size=2) for _ in range(2))
+    next(iter(first))
+    again.load_state_dict(first.state_dict())
+    assert torch.cat(list(again))[:, 0].tolist() == [2, 3, 4]
 
 
-def test_a_checkpoint_may_be_loaded_in_the_middle_of_another_epoch():
-    whole = saved((1, 2), {"shuffle": True, **KEPT})
-    script = Script({"shuffle": True, **KEPT})
-    script.start(seed=12)
-    next(iter(script.loader))
-    script.loader.load_state_dict(whole.state)
-    script.train(1)
-    assert script.found == whole.found[whole.after :]
-
-
-def test_batches_that_were_only_prefetched_are_not_counted():
-    loader = stoker.DataLoader(Drawing(), batch_size=2, num_workers=2, prefetch_factor=3)
-    iterator = iter(loader)
-    assert loader.state_dict()["num_yielded"] == 0
-    next(iterator)
-    assert loader.state_dict()["num_yielded"] == 1
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_failed_batch_has_no_retry(num_workers):
-    loader = stoker.DataLoader(Broken(), batch_size=2, num_workers=num_workers)
-    iterator = iter(loader)
-    for _ in range(2):
-        next(iterator)
-    with pytest.raises(LookupError):
-        next(iterator)
-    state = loader.state_dict()
-    assert state["num_yielded"] == 3
-    other = stoker.DataLoader(Broken(), batch_size=2)
-    other.load_state_dict(state)
-    assert next(iter(other))[:, 0].tolist() == [6.0, 7.0]
-
-
-def test_an_interrupted_batch_is_retried():
-    class Interrupted(Drawing):
-        is_on = True
-
+@pytest.mark.parametrize(
+    ("error", "num_workers", "following"),
+    [(LookupError, 0, 6.0), (LookupError, 1, 6.0), (KeyboardInterrupt, 0, 4.0)],
+)
+def test_a_failed_batch_has_no_retry_and_an_interrupted_one_has(error, num_workers, following):
+    class Failing(Drawing):
         def __getitem__(self, index: int) -> torch.Tensor:
-            if index == 4 and self.is_on:
-                raise KeyboardInterrupt
+            if index == 4:
+                raise error("sample 4 is broken")
             return super().__getitem__(index)
 
-    loader = stoker.DataLoader(Interrupted(), batch_size=2)
-    with pytest.raises(KeyboardInterrupt):
-        list(loader)
-    Interrupted.is_on = False
-    other = stoker.DataLoader(Interrupted(), batch_size=2)
+    loader, other = (
+        stoker.DataLoader(dataset, batch_size=2, num_workers=num_workers)
+        for dataset in (Failing(), Drawing())
+    )
+    iterator = iter(loader)
+    with pytest.raises(error):
+        list(iterator)
     other.load_state_dict(loader.state_dict())
-    assert next(iter(other))[:, 0].tolist() == [4.0, 5.0]
-
-
-def test_a_checkpoint_after_an_early_stop_goes_on_behind_it():
-    loader = stoker.DataLoader(Drawing(), batch_size=4)
-    for number, _ in enumerate(loader):
-        if number == 1:
-            break
-    other = stoker.DataLoader(Drawing(), batch_size=4)
-    other.load_state_dict(loader.state_dict())
-    assert next(iter(other))[0, 0] == 8.0
+    assert next(iter(other))[:, 0].tolist() == [following, following + 1]
 
 
 def test_a_loaded_state_is_kept_until_a_batch_is_drawn():
@@ -421,34 +324,17 @@ def test_a_loaded_state_is_kept_until_a_batch_is_drawn():
     assert script.found == whole.found[whole.after :]
 
 
-def test_states_of_two_loaders_are_their_own():
-    one, two = (stoker.DataLoader(Drawing(), batch_size=4) for _ in range(2))
-    next(iter(one))
-    assert (one.state_dict()["num_yielded"], two.state_dict()["num_yielded"]) == (1, 0)
-    state = one.state_dict()
-    other_one, other_two = (stoker.DataLoader(Drawing(), batch_size=4) for _ in range(2))
-    other_one.load_state_dict(state)
-    assert next(iter(other_two))[0, 0] == 0.0
-    assert next(iter(other_one))[0, 0] == 4.0
-
-
-def test_a_state_is_not_changed_by_what_follows():
-    loader = stoker.DataLoader(Drawing(), sampler=Consumed(), batch_size=3)
-    iterator = iter(loader)
+def test_states_of_two_loaders_are_their_own_and_change_with_nothing_that_follows():
+    one, two = (stoker.DataLoader(Drawing(), sampler=Consumed(), batch_size=4) for _ in range(2))
+    iterator = iter(one)
     next(iterator)
-    state = loader.state_dict()
+    state = one.state_dict()
     expected = repr(state)
+    assert (state["num_yielded"], two.state_dict()["num_yielded"]) == (1, 0)
     list(iterator)
-    other = stoker.DataLoader(Drawing(), sampler=Consumed(), batch_size=3)
-    other.load_state_dict(state)
-    list(other)
+    two.load_state_dict(state)
+    assert len(list(two)) == LENGTH // 4 - 1
     assert repr(state) == expected
-
-
-def test_a_loader_without_epochs_opens_no_books_for_its_state():
-    loader = stoker.DataLoader(Drawing())
-    loader.state_dict()
-    assert this_process().known_books(loader) is None
 
 
 @pytest.mark.parametrize(
@@ -460,22 +346,17 @@ def test_a_loader_without_epochs_opens_no_books_for_its_state():
         (Drawing(), {"shuffle": True}, "RandomSampler"),
         (Drawing(), {"generator": seeded(1)}, r"generators: \[\] in the state, \['generator'\]"),
         (Drawing(23), {"batch_size": 4}, "dataset length.*; batch size"),
+        (Drawing(), {}, "world size: 7 in the state.*; rank: 7 in the state"),
     ],
-    ids=["length", "batch-size", "drop-last", "shuffle", "generator", "two"],
+    ids=["length", "batch-size", "drop-last", "shuffle", "generator", "two", "rank"],
 )
 def test_a_state_of_another_loader_is_refused_with_what_differs(dataset, options, words):
     state = stoker.DataLoader(Drawing(), batch_size=3).state_dict()
+    if "rank" in words:
+        state["loader"] = dict(state["loader"]) | {"world_size": 7, "rank": 7}
     loader = stoker.DataLoader(dataset, **({"batch_size": 3} | options))
     with pytest.raises(UsageError, match=words):
         loader.load_state_dict(state)
-
-
-@pytest.mark.parametrize("fact", ["world_size", "rank"])
-def test_a_state_of_another_rank_is_refused(fact):
-    state = stoker.DataLoader(Drawing(), batch_size=3).state_dict()
-    state["loader"] = dict(state["loader"]) | {fact: 7}
-    with pytest.raises(UsageError, match=f"{fact.replace('_', ' ')}: 7 in the state"):
-        stoker.DataLoader(Drawing(), batch_size=3).load_state_dict(state)
 
 
 @pytest.mark.parametrize("state", [{"_num_yielded": 3}, {"version": 99, "loader": {}}])
@@ -509,33 +390,27 @@ class Stream(data.IterableDataset[int]):
         return iter(range(10))
 
 
-class Stateful(Stream):
-    def __init__(self) -> None:
-        self.at = 0
-
-    def __iter__(self) -> Iterator[int]:
-        while self.at < 10:
-            self.at += 1
-            yield self.at - 1
-        self.at = 0
-
-    def state_dict(self) -> State:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: State) -> None:
-        self.at = state["at"]
+class Stateful(loader_draws.Counting, data.IterableDataset[int]):
+    pass
 
 
-def test_an_iterable_dataset_has_no_state_in_the_middle_of_an_epoch():
-    loader = stoker.DataLoader(Stream(), batch_size=2)
+@pytest.mark.parametrize(
+    ("dataset", "options", "words"),
+    [
+        (Stream(), {}, "iterable dataset Stream"),
+        (Drawing(), {"num_workers": 1, "in_order": False}, "in_order=False"),
+    ],
+)
+def test_streams_and_batches_out_of_order_have_no_state_in_an_epoch(dataset, options, words):
+    loader = stoker.DataLoader(dataset, batch_size=2, **options)
     state = loader.state_dict()
     iterator = iter(loader)
     next(iterator)
-    with pytest.raises(UsageError, match="iterable dataset Stream"):
+    with pytest.raises(UsageError, match=words):
         loader.state_dict()
     list(iterator)
     assert loader.state_dict()["epoch"] == 1
-    stoker.DataLoader(Stream(), batch_size=2).load_state_dict(state)
+    loader.load_state_dict(state)
 
 
 def test_an_iterable_dataset_with_a_state_of_its_own_goes_on():
@@ -551,45 +426,17 @@ def test_an_iterable_dataset_with_a_state_of_its_own_goes_on():
         iter(workers)
 
 
-def test_out_of_order_there_is_no_state_in_the_middle_of_an_epoch():
-    loader = stoker.DataLoader(Drawing(), batch_size=2, num_workers=1, in_order=False)
-    iterator = iter(loader)
-    next(iterator)
-    with pytest.raises(UsageError, match="in_order=False"):
-        loader.state_dict()
-    list(iterator)
-    assert loader.state_dict()["epoch"] == 1
-
-
-def test_without_a_state_nobody_is_asked_for_one_between_batches():
-    asked = []
-
-    class Asked(Tutorial):
-        def state_dict(self) -> State:
-            asked.append(self.i)
-            return super().state_dict()
-
-    list(stoker.DataLoader(Drawing(), sampler=Asked(), batch_size=2, num_workers=1))
-    assert set(asked) <= {0}
-
-
-def test_a_sampler_that_cannot_tell_its_state_stops_no_training():
-    class Failing(Tutorial):
-        def state_dict(self) -> State:
-            raise RuntimeError("not now")
-
-    assert len(list(stoker.DataLoader(Drawing(), sampler=Failing(), batch_size=2))) == 12
-
-
-def test_a_generator_without_a_state_stops_no_training():
-    class FromTheSystem(Tutorial):
-        def __init__(self):
+def test_a_sampler_without_a_state_that_can_be_told_stops_no_training():
+    class Failing(Consumed):
+        def __init__(self) -> None:
             super().__init__()
             self.entropy = random.SystemRandom()
 
-    loader = stoker.DataLoader(Drawing(), sampler=FromTheSystem(), batch_size=2)
+        def state_dict(self) -> State:
+            raise RuntimeError("not now")
+
+    loader = stoker.DataLoader(Drawing(), sampler=Failing(), batch_size=2)
     assert len(list(loader)) == 12
-    assert "sampler.entropy" not in loader.state_dict()["loader"]["generators"]
 
 
 def test_none_is_refused_as_a_state_and_an_empty_one_is_ignored():

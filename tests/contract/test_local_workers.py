@@ -8,16 +8,10 @@ import weakref
 
 from stoker.feed.trainer.local_workers import LocalWorkers
 from stoker.feed.wire.codec import pack_value
-from stoker.feed.wire.dataset import DatasetSpec, Globals, pack_spec
+from stoker.feed.wire.dataset import DatasetSpec, pack_spec
 from stoker.feed.wire.protocol import Make
 
 MAX_SECONDS = 30.0
-
-
-class Uneven:
-    def __getitem__(self, index):
-        time.sleep(0.2 if index % 4 == 0 else 0.0)
-        return index
 
 
 def one(samples):
@@ -25,13 +19,7 @@ def one(samples):
 
 
 def workers_of(dataset, deaths):
-    spec = DatasetSpec(
-        dataset=dataset,
-        collate_fn=one,
-        worker_init_fn=None,
-        auto_collation=True,
-        globals=Globals.of_this_process(),
-    )
+    spec = DatasetSpec(dataset=dataset, collate_fn=one)
     return LocalWorkers(
         spec,
         pack_spec(spec, max_bytes=1 << 20),
@@ -79,7 +67,8 @@ def test_workers_outlive_the_thread_that_started_them():
         for first in (0, 2):
             for number in (first, first + 1):
                 assert local.ask(order(number)) == []
-            assert len(made_by(local, 2)[0]) == 2
+            made, credits = made_by(local, 2)
+            assert (len(made), credits) == (2, {4})
         assert not deaths
     finally:
         local.close()
@@ -93,19 +82,5 @@ def test_a_dataset_goes_with_the_script_s_loader_while_its_workers_go_on():
         assert gone() is None
         assert local.ask(order(0)) == []
         assert made_by(local, 1)[0] == [(0, 0, 0)]
-    finally:
-        local.close()
-
-
-def test_credits_of_local_workers_stay_what_they_are_however_much_batches_vary():
-    deaths: list[str] = []
-    local = workers_of(Uneven(), deaths)
-    try:
-        for number in range(60):
-            local.ask(order(number))
-        made, seen = made_by(local, 60)
-        assert sorted(made) == [(0, number, 0) for number in range(60)]
-        assert seen == {4}
-        assert not deaths
     finally:
         local.close()

@@ -16,7 +16,7 @@ from support.record_classes import CLASSES
 from support.warm_python import run_code
 
 SCRIPT = """
-    import abc, dataclasses, enum, json, sys
+    import abc, enum, json, sys
     from typing import Generic, NamedTuple, TypeVar
 
     import numpy as np
@@ -31,11 +31,6 @@ SCRIPT = """
     class Kind(enum.Enum):
         CAT = 1
         DOG = 2
-
-    @dataclasses.dataclass(frozen=True)
-    class Options:
-        size: int = 3
-        names: tuple = ("x", "y")
 
     class Sample(NamedTuple):
         image: object
@@ -83,25 +78,20 @@ SCRIPT = """
     def collate(items):
         return third, second, first, Kind.DOG, [item in suffixes for item in items]
 
-    def make():
-        class Local:
-            value = 1
-        return Local
-
     def closure():
-        words = {"alpha", "beta", "gamma", "delta"}
-        return lambda items: (words, len(items))
+        class Local:
+            words = {"alpha", "beta", "gamma", "delta"}
+        return lambda items: Local, Local
 
     specs = {
         "class": (Images(), len),
         "nested": (Outer.Inner(), Outer.of),
-        "dataclass": ([Options(), Kind.CAT], len),
         "function": ([1], collate),
-        "lambda": ([1], lambda items: (second, third, first)),
-        "closure": ([1], closure()),
+        "lambda": ([Kind.CAT], lambda items: (second, third, first)),
+        "closure": ([1], closure()[0]),
         "transforms": (Transforms(), len),
         "tensors": (Tensors(), len),
-        "locals": ([make(), make()], lambda _: Sample),
+        "locals": ([closure()[1], closure()[1]], lambda _: Sample),
     }
     packed = {
         name: pack_spec(DatasetSpec(dataset=dataset, collate_fn=collate), max_bytes=1 << 20)

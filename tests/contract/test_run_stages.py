@@ -6,13 +6,14 @@ from io import StringIO
 import pytest
 import zmq
 
-from stoker.feed.wire.crypto import Keys, new_token
+from stoker.feed.wire.crypto import Keys
 from stoker.feed.wire.protocol import PROTOCOL_VERSION, Join
 from stoker.launch.coordinator import Coordinator
 from stoker.launch.leader_connection import Membership
 from stoker.logs import Log
 from stoker.records import FeedSettings
 from support.local_job import until
+from support.tokens import new_token
 
 KEYS = Keys.from_token(bytes.fromhex(new_token()))
 # Beats are far apart: what is told must not wait for one.

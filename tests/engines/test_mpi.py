@@ -17,11 +17,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from stoker.feed.wire.crypto import new_token
 from stoker.launch.strategies import mpi
 from stoker.records import EngineCommand, EngineSettings, FeedSettings, ReadyProbe, StrategySettings
 from support.local_job import LocalJob, is_running, resource_config, until
 from support.short_run import REPO, short_run
+from support.tokens import new_token
 
 PYTHON = os.environ.get("STOKER_TEST_MPI_PYTHON", str(REPO / ".venv-mpi" / "bin" / "python"))
 RANKS = 4

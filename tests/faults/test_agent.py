@@ -24,7 +24,6 @@ from torch.utils.data import default_collate, default_convert, get_worker_info
 
 from stoker.errors import ShippingError, UsageError
 from stoker.feed.agent.agent import Agent
-from stoker.feed.remote import remote
 from stoker.feed.seeding import seed_batch
 from stoker.feed.wire import codec, crypto, protocol
 from stoker.feed.wire.dataset import (
@@ -283,24 +282,6 @@ def same(a, b):
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-def test_batches_are_what_the_trainer_itself_would_make(client):
-    assert (client.ready.workers, client.ready.credits) == (2, 4)
-    for number in range(20):
-        client.ask(number, [number, 2 * number])
-    batches = dict(client.batch() for _ in range(20))
-    assert sorted(batches) == list(range(20))
-    for number, batch in batches.items():
-        assert same(batch, expected(number, [number, 2 * number]))
-
-
-def test_a_dataset_is_shipped_once_a_host(connect):
-    spec = spec_of(Images(size=32))
-    connect(spec).open()
-    second = connect(spec)
-    second.send(second.opening)
-    assert isinstance(second.receive()[0], protocol.Ready)
-
-
 def test_a_dataset_comes_in_pieces_of_one_trainer(connect):
     spec = spec_of(Images(size=33))
     middle = len(spec.data) // 2
@@ -418,63 +399,6 @@ def test_a_dataset_process_that_was_forked_in_advance_may_die(agent):
         assert client.open().makes(size=31)
 
 
-def test_an_error_of_a_sample_comes_back_with_its_type_index_and_host(client):
-    client.ask(0, [1, 500])
-    _, frame = client.expect(protocol.Raised)
-    client.ask(1, [2])
-    assert client.batch()[0] == 1
-    error = unpack_error(frame)
-    assert type(error) is FileNotFoundError
-    for words in ("index 500", "host data-1", "no image 500", "in __getitem__"):
-        assert words in str(error)
-
-
-def test_an_error_of_worker_init_fn_comes_back(connect):
-    def broken(worker_id):
-        raise LookupError(f"no GPU for worker {worker_id}")
-
-    client = connect(spec_of(Images(), worker_init_fn=broken)).open()
-    client.ask(0, [1])
-    _, frame = client.expect(protocol.Raised)
-    assert type(unpack_error(frame)) is LookupError
-
-
-def test_get_worker_info_is_right_in_a_worker(connect):
-    class Info:
-        def __getitem__(self, index):
-            info = get_worker_info()
-            return info.id, info.num_workers, info.dataset is self, torch.get_num_threads()
-
-    client = connect(spec_of(Info(), auto_collation=False, num_workers=3)).open()
-    client.ask(4, 5)
-    _, value = client.batch()
-    # Of the script's three workers the one whose turn it would be.
-    assert [int(part) for part in value] == [1, 3, 1, 1]
-
-
-def test_a_remote_dataset_is_built_on_the_data_host(connect):
-    client = connect(spec_of(remote("builtins:range")))
-    with pytest.raises(TypeError, match="range expected at least 1 argument"):
-        client.open()
-    client = connect(spec_of(remote("builtins:dict", a=3), auto_collation=False)).open()
-    client.ask(0, "a")
-    assert client.batch() == (0, 3)
-
-
-def test_batches_come_pickles_too(connect):
-    class Mixed:
-        def __getitem__(self, index):
-            return {index} if index else torch.arange(100_000)
-
-    client = connect(spec_of(Mixed(), auto_collation=False)).open()
-    client.ask(0, 0)
-    number, tensor = client.batch()
-    assert number == 0
-    assert torch.equal(tensor, torch.arange(100_000))
-    client.ask(1, 1)
-    assert client.batch() == (1, {1})
-
-
 def test_what_is_made_before_the_connection_for_batches_is_there_waits_for_it(client, agent):
     ticket = client.ticket()
     # The connection before has ended with its ticket.
@@ -533,24 +457,6 @@ def test_a_request_that_is_too_long_for_a_frame_goes_in_pieces(connect):
     assert batch[1].tolist() == indices
 
 
-def test_a_frame_that_is_too_long_costs_the_connection(client):
-    events = client.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-    client.socket.send(bytes(crypto.MAX_CONTROL_BYTES + 1))
-    assert events.poll(round(DEADLINE_SECONDS * 1000))
-    client.socket.disable_monitor()
-    events.close()
-
-
-def test_a_killed_worker_loses_no_batch(watched, tmp_path):
-    watched.ask(0, [1002])
-    begun = tmp_path / "1002"
-    wait_until(lambda: begun.exists() and begun.read_text(), "a worker begins the batch")
-    os.kill(int(begun.read_text()), signal.SIGKILL)
-    number, batch = watched.batch()
-    assert number == 0
-    assert same(batch, expected(0, [1002]))
-
-
 def test_a_batch_that_kills_its_workers_is_dropped_and_the_rest_comes(watched):
     watched.ask(0, [1001])
     dropped, _ = watched.expect(protocol.Declined)
@@ -603,18 +509,6 @@ def test_a_batch_of_a_shard_that_was_begun_again_is_answered(connect):
     dropped, _ = client.expect(protocol.Declined)
     assert dropped.generation == 2
     assert client.batch()[0] == 0
-
-
-def test_garbage_does_not_disturb_the_others(client):
-    random.seed(5)
-    for _ in range(50):
-        junk = random.randbytes(random.randrange(60))
-        client.socket.send_multipart([junk, junk, junk][: random.randrange(1, 4)])
-    ship = msgspec.msgpack.encode({"type": "Ship", "spec": "x"})
-    client.socket.send_multipart([ship])
-    client.send(protocol.Ship(spec="x" * 32), b"not that")
-    client.send(protocol.Cancel(session="nobody", before_epoch_id=3))
-    assert client.makes()
 
 
 def test_garbage_as_index_is_an_error_of_that_batch_only(client):

@@ -11,8 +11,6 @@ from support.cluster import SHORT_LEASE, Cluster, Line, Trainer, run_script, wai
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
 
 SCRIPT = "stream_script.py"
-SLOW = {"sample_seconds": 0.01}
-
 VARIANTS: dict[str, dict[str, object]] = {
     "sharded": {},
     "no workers asked for": {"num_workers": 1},
@@ -107,28 +105,18 @@ def test_ranks_have_shards_of_their_own(host):
         assert trainer.finish() == torchs(rank=rank, world=2)
 
 
-@pytest.fixture(scope="module")
-def around_a_host():
+def test_the_only_data_host_killed_that_reconnects_at_another_port_changes_nothing():
     with Cluster(agents=1, workers=2, late=True, feed=SHORT_LEASE) as cluster:
-        trainer = cluster.train(workers=0, script=SCRIPT)
+        trainer = cluster.train(workers=0, script=SCRIPT, pause_at=5)
+        # Meanwhile the rank waits for its first data host.
         wait_until(lambda: cluster.coordinator._ranks.senders() != (), "the rank attends")
         cluster.start_agent(0)
-        waited = trainer.finish()
-        trainer = cluster.train(workers=0, script=SCRIPT, pause_at=5)
         trainer.until("pause")
         cluster.kill(0)
         cluster.hosts[0].wait(10)
         cluster.start_agent(0)
         trainer.go_on()
-        return waited, trainer.finish()
-
-
-def test_rank_without_data_hosts_yet_waits_for_them(around_a_host):
-    assert around_a_host[0] == torchs()
-
-
-def test_the_only_data_host_killed_that_reconnects_at_another_port_changes_nothing(around_a_host):
-    assert around_a_host[1] == torchs()
+        assert trainer.finish() == torchs()
 
 
 def test_stream_killed_on_a_data_host_changes_nothing(host):
@@ -147,15 +135,6 @@ def test_local_stream_killed_changes_nothing(nobody):
     trainer.go_on()
     assert trainer.finish() == torchs()
     assert "local_worker_died" in trainer.errors
-
-
-def test_persistent_streams_go_on_after_a_loss_in_the_first_epoch(host):
-    loader = {"batch_size": 4, "persistent_workers": True}
-    trainer = host.train(workers=0, script=SCRIPT, pause_at=5, loader=loader)
-    trainer.until("pause")
-    host.kill_worker(0)
-    trainer.go_on()
-    assert trainer.finish() == torchs(loader=loader)
 
 
 PERSISTENT = {"batch_size": 4, "persistent_workers": True}

@@ -5,6 +5,7 @@ bytes of every tensor.
 """
 
 import functools
+import itertools
 import json
 import re
 
@@ -62,10 +63,6 @@ def test_batches_are_the_same_bytes_wherever_they_are_made(request, fixture, opt
     expected = reference(num_workers=1, loader=loader) if is_persistent else reference()
     cluster: Cluster = request.getfixturevalue(fixture)
     assert cluster.train(**options).finish() == expected
-
-
-def test_torchs_local_workers_make_the_same_batches():
-    assert run_script({"num_workers": 2}).finish() == reference()
 
 
 def test_trainers_that_accept_no_pickles_get_what_needs_none(host):
@@ -152,18 +149,7 @@ def test_local_worker_killed_in_the_epoch_changes_nothing(nobody):
     assert "local_worker_died" in trainer.errors
 
 
-def test_stopped_host_is_not_waited_for(hosts):
-    trainer = hosts.train(pause_at=5, **SLOW)
-    trainer.until("pause")
-    hosts.stop(0)
-    trainer.go_on()
-    found = trainer.finish()
-    hosts.cont(0)
-    assert found == reference(**SLOW)
-    assert "batch_overdue" in trainer.errors
-
-
-def test_late_answers_of_a_stopped_host_are_dropped(hosts):
+def test_stopped_host_is_not_waited_for_and_its_late_answers_are_dropped(hosts):
     trainer = hosts.train(pause_at=5, epochs=3, **SLOW)
     trainer.until("pause")
     hosts.stop(0)
@@ -172,6 +158,7 @@ def test_late_answers_of_a_stopped_host_are_dropped(hosts):
         trainer.until("hash")
     hosts.cont(0)
     assert trainer.finish() == reference(epochs=3, **SLOW)
+    assert "batch_overdue" in trainer.errors
 
 
 @pytest.fixture(scope="module")
@@ -211,11 +198,6 @@ def test_all_hosts_gone_ends_with_code_5_and_names_each_and_when_it_was_heard(be
     ):
         assert re.search(fate, trainer.errors), trainer.errors
     assert "batch" in trainer.errors.rpartition("where:")[2]
-
-
-def test_two_loaders_interleaved(host):
-    found = host.train(loaders=2, num_workers=1).finish()
-    assert found == reference(loaders=2, num_workers=1)
 
 
 def test_a_loader_connects_as_it_is_made_and_says_nothing_until_it_is_iterated(host):
@@ -270,14 +252,8 @@ def test_two_ranks_share_the_agents(hosts):
     for trainer in ranks:
         trainer.go_on()
     found = [trainer.finish() for trainer in ranks]
-    seen = [
-        sample
-        for lines in found
-        for line in lines
-        if line.get("epoch") == 0
-        for sample in line["ids"]
-    ]
-    assert sorted(seen) == list(range(48))
+    first = [line["ids"] for lines in found for line in lines if line.get("epoch") == 0]
+    assert sorted(itertools.chain(*first)) == list(range(48))
     alone = [run_script({"rank": r, "world": 2}, env={"RANK": str(r)}).finish() for r in range(2)]
     assert found == alone
     assert found[0][0]["hash"] != found[1][0]["hash"]
@@ -305,11 +281,6 @@ def test_sys_exit_in_a_dataset_keeps_its_code_in_the_words(host):
     (said,) = [line for line in trainer.errors.splitlines() if line.startswith("stoker.errors.")]
     assert "exit code 3" in said
     assert "memory" not in trainer.errors
-
-
-def test_early_stop_of_an_epoch_leaves_nothing_behind(host):
-    found = host.train(break_at=3, epochs=4, num_workers=1).finish()
-    assert found == reference(break_at=3, epochs=4)
 
 
 @pytest.mark.parametrize(("num_workers", "unshippable"), [(1, None), (0, "error"), (1, "error")])
@@ -364,7 +335,6 @@ def test_wrong_token_gets_nothing(host):
     assert "did not answer" in trainer.errors
 
 
-def test_what_torchs_loader_promises_holds_under_a_data_group(host):
-    trainer = host.train(script="feed_semantics.py")
+def test_a_crash_of_the_io_thread_is_an_error_and_no_hang(host):
+    trainer = host.train(script="crash_script.py")
     assert trainer.end() == 0, (trainer.lines, trainer.errors)
-    assert len(trainer.lines) == 5

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from stoker.feed.wire.crypto import new_token
 from stoker.host.processes import free_ports
 from support.local_job import (
     WITHOUT_TORCH,
@@ -22,6 +21,7 @@ from support.local_job import (
     resource_config,
     until,
 )
+from support.tokens import new_token
 
 pytestmark = pytest.mark.fault
 

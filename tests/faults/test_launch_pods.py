@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from stoker.feed.wire.crypto import new_token
 from stoker.host.processes import free_ports
 from stoker.platforms.kubernetes import KubernetesPlatform
 from stoker.platforms.kubernetes.pod_outputs import OutputParts
 from support.kubernetes_jobs import job
 from support.local_job import WITHOUT_TORCH, marked_processes, until
+from support.tokens import new_token
 
 pytestmark = pytest.mark.fault
 

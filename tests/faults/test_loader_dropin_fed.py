@@ -5,6 +5,7 @@ One cluster serves all claims, for a trainer without local workers and for one w
 
 import functools
 import json
+import re
 import tempfile
 
 import pytest
@@ -20,9 +21,6 @@ Found = dict[str, object]
 # Whose loaders have workers by the `workers` of the script: next to a host, the others are asked
 # for one mix.
 MIXED = [name for name in CLAIMS if name not in PINNED]
-STATES_CLAIM = "states_are_taken_up_wherever"
-
-
 # Where each mix of workers leaves the states of its loaders for the others.
 STATES = tempfile.TemporaryDirectory()
 
@@ -41,15 +39,6 @@ def started(kind: str, workers: int, names: tuple[str, ...], seeding: str) -> Tr
 @functools.cache
 def alone(kind: str, workers: int, names: tuple[str, ...], seeding: str = "batch") -> Found:
     return found_by(started(kind, workers, names, seeding).finish())
-
-
-def seeded_names(seeding: str, *, workers: int) -> tuple[str, ...]:
-    """Returns the seeded claims, without that of states for local workers that seed each sample.
-
-    That claim is checked with such seeds or with workers, not with both.
-    """
-    left_out = STATES_CLAIM if seeding == "sample" and workers else ""
-    return tuple(name for name in SEEDED if name != left_out)
 
 
 def asked(cluster: Cluster, names: list[str], *, local: int, seeding: str = "batch") -> Found:
@@ -79,8 +68,9 @@ def fed():
         found = {(0, "batch"): asked(cluster, [*SEEDED, *CLAIMS, *VALUED], local=0)}
         found[2, "batch"] = asked(cluster, [*SEEDED, *VALUED], local=2)
         for local in MIXES:
-            names = list(seeded_names("sample", workers=local))
-            found[local, "sample"] = asked(cluster, names, local=local, seeding="sample")
+            found[local, "sample"] = asked(cluster, [*SEEDED], local=local, seeding="sample")
+        names = ["draws_of_samples_and_collate"]
+        found[1, "torch"] = asked(cluster, names, local=1, seeding="torch")
     return found
 
 
@@ -125,13 +115,17 @@ def test_what_comes_is_as_the_trainer_itself_makes_it(fed, name, workers):
     assert fed[workers, "batch"][name] == alone("torch", 0, tuple(VALUED))[name]
 
 
+def test_with_torchs_seeding_no_two_workers_draw_the_same(fed):
+    drawn = re.findall(r"\b0\.\d+", str(fed[1, "torch"]))
+    # Three draws of each sample and of each batch, in two epochs.
+    assert len(set(drawn)) == 2 * 3 * (24 + 8)
+
+
 @pytest.mark.parametrize("seeding", ["batch", "sample"])
 @pytest.mark.parametrize("name", SEEDED)
 def test_content_is_the_same_wherever_it_is_made(fed, name, seeding):
     expected = alone("stoker", 0, tuple(SEEDED), seeding)[name]
     assert "Traceback (most recent call last):\n" not in str(expected)
     for workers in MIXES:
-        names = seeded_names(seeding, workers=workers)
-        if name in names:
-            assert alone("stoker", workers, names, seeding)[name] == expected
-            assert fed[workers, seeding][name] == expected
+        assert alone("stoker", workers, tuple(SEEDED), seeding)[name] == expected
+        assert fed[workers, seeding][name] == expected

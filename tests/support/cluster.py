@@ -19,10 +19,11 @@ from queue import Empty, Queue
 
 import psutil
 
-from stoker.feed.wire.crypto import Keys, new_token, read_token
+from stoker.feed.wire.crypto import Keys, read_token
 from stoker.launch.coordinator import Coordinator
 from stoker.logs import Log
 from stoker.records import FeedSettings
+from support.tokens import new_token
 from support.warm_python import WarmProcess, warm_up
 
 SUPPORT = Path(__file__).parent

@@ -21,11 +21,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from stoker.feed.wire.crypto import new_token
 from stoker.host import spawn
 from stoker.logs import LogEvent, parse_line
 from support.local_job import until
 from support.registry import registry
+from support.tokens import new_token
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".cache" / "docker"

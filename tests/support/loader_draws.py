@@ -1,7 +1,4 @@
-"""Holds datasets and samplers that draw: for scripts, and for processes that are spawned.
-
-The file has no tests, so that it is imported without what tests need.
-"""
+"""Datasets and samplers that draw: for scripts, and for processes that are spawned."""
 
 import hashlib
 import random
@@ -10,6 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 import torch.utils.data as data
+
+from support.dropin_claims import AtOnce, Plain
 
 
 class Drawing(data.Dataset[torch.Tensor]):
@@ -24,14 +23,6 @@ class Drawing(data.Dataset[torch.Tensor]):
         return torch.tensor([float(index), *drawn], dtype=torch.float64)
 
 
-class Plain(data.Dataset[int]):
-    def __len__(self) -> int:
-        return 10
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
 def hashes(loader: data.DataLoader[torch.Tensor], epochs: int = 2) -> list[str]:
     torch.manual_seed(3)
     random.seed(3)
@@ -43,13 +34,26 @@ def hashes(loader: data.DataLoader[torch.Tensor], epochs: int = 2) -> list[str]:
     ]
 
 
-class AtOnce:
-    def __init__(self, generator: torch.Generator) -> None:
-        self.generator = generator
+class Counting:
+    """Yields ten numbers, and has a state: for a sampler, or an iterable dataset."""
 
-    def __iter__(self) -> Iterator[list[int]]:
-        order = torch.randperm(10, generator=self.generator).tolist()
-        return iter([order[:5], order[5:]])
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __len__(self) -> int:
+        return 10
+
+    def __iter__(self) -> Iterator[int]:
+        while self.at < 10:
+            self.at += 1
+            yield self.at - 1
+        self.at = 0
+
+    def state_dict(self) -> dict[str, object]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
 
 
 def drawn(kind: type[data.DataLoader[int]], options: dict[str, object]) -> list[list[int]]:
@@ -62,5 +66,5 @@ def drawn(kind: type[data.DataLoader[int]], options: dict[str, object]) -> list[
 DRAWN: list[dict[str, object]] = [
     {},
     {"num_workers": 1},
-    {"num_workers": 1, "persistent_workers": True},
+    {"num_workers": 1, "persistent_workers": True, "timeout": 60},
 ]

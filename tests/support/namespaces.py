@@ -15,9 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from stoker.feed.wire.crypto import new_token
 from stoker.host.processes import free_ports
 from support.local_job import resource_config, until
+from support.tokens import new_token
 
 WAIT_SECONDS = 90
 _ENTER = (

@@ -18,7 +18,6 @@ from typing import Any
 
 import psutil
 
-from stoker.feed.wire.crypto import new_token
 from stoker.host import spawn
 from stoker.logs import LogEvent, parse_line
 from stoker.platforms.kubernetes import KubernetesPlatform
@@ -28,6 +27,7 @@ from support.cluster import SUPPORT, Line
 from support.kubernetes_jobs import CPU, GPU, job
 from support.local_job import WITHOUT_TORCH, until
 from support.pod_network import NAMESERVER, PodNetwork, Sandbox
+from support.tokens import new_token
 
 RUN = "mnist-1"
 NAMESPACE = "team-a.svc.cluster.local"

@@ -51,29 +51,17 @@ VALUES: dict[str, Callable[[int], object]] = {
 }
 
 
+PLAIN = {"tensor", "pair", "tuple", "dict"}
+
+
 @pytest.mark.parametrize("kind", VALUES)
-def test_batches_that_are_described_alike_are_what_decode_makes(kind):
+def test_batches_are_what_decode_makes_and_plain_ones_are_judged_twice_only(kind, judged):
     known = LayoutCache()
     for n in range(5):
         value = VALUES[kind](n)
         again = decoded(known, value)
         assert repr(again) == repr(decode(*sent(value), allow_pickle=True))
-
-
-@pytest.mark.parametrize("kind", ["tensor", "pair", "tuple", "dict"])
-def test_a_tree_is_judged_twice_and_not_again(kind, judged):
-    known = LayoutCache()
-    for n in range(5):
-        decoded(known, VALUES[kind](n))
-    assert len(judged) == 2
-
-
-@pytest.mark.parametrize("kind", ["empty", "array", "another order", "scalar", "pickle"])
-def test_what_is_no_plain_tensor_is_judged_each_time(kind, judged):
-    known = LayoutCache()
-    for n in range(5):
-        decoded(known, VALUES[kind](n))
-    assert len(judged) == 5
+    assert len(judged) == (2 if kind in PLAIN else 5)
 
 
 def test_batches_share_nothing_but_how_they_were_read():
@@ -88,22 +76,14 @@ def test_batches_share_nothing_but_how_they_were_read():
     assert torch.equal(batches[3]["images"][0], torch.zeros_like(image(0)))
 
 
-def test_a_known_tree_with_a_payload_of_another_size_is_judged(judged):
+def test_a_known_tree_with_a_payload_of_another_size_is_judged_and_one_refused_is_refused_again():
     known = LayoutCache()
     tree, payload = sent(image(0))
     for _ in range(3):
         known.decode(tree, payload, allow_pickle=False)
-    assert len(judged) == 2
-    with pytest.raises(ProtocolError):
-        known.decode(tree, payload[:64].copy(), allow_pickle=False)
-
-
-def test_a_tree_that_is_refused_is_refused_again():
-    known = LayoutCache()
-    tree, _ = sent(image(0))
-    for _ in range(4):
+    for of, nbytes in [(known, 64), *[(LayoutCache(), 8)] * 4]:
         with pytest.raises(ProtocolError):
-            known.decode(tree, np.empty(8, dtype=np.uint8), allow_pickle=False)
+            of.decode(tree, payload[:nbytes].copy(), allow_pickle=False)
 
 
 def test_few_kinds_are_remembered():

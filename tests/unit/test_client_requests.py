@@ -50,12 +50,6 @@ class Alone:
         return self.session.failure
 
 
-def test_hosts_that_do_not_come_back_are_missed_for_little_more_than_a_lease():
-    alone = Alone(comes_back=False)
-    assert alone.check_peers(PATIENCE) is None
-    assert isinstance(alone.check_peers(PATIENCE + 0.1), FeedLostError)
-
-
 def roster(*, listed: bool = False, awaited: tuple[str, ...] = ()) -> Roster:
     member = Member(
         host="d1",
@@ -81,11 +75,27 @@ def test_the_error_names_every_lost_host_and_when_it_was_heard():
     assert "d1 (lost, last heard 7.1 s ago), d2 (lost, last heard 9.1 s ago)" in str(error)
 
 
-def test_under_a_long_lease_hosts_that_are_all_gone_are_not_waited_for():
-    alone = Alone(comes_back=False, lease_seconds=60.0)
-    alone.tell(roster())
-    assert alone.check_peers(ALL_GONE_SECONDS) is None
-    assert isinstance(alone.check_peers(ALL_GONE_SECONDS + 0.1), FeedLostError)
+@pytest.mark.parametrize(
+    ("comes_back", "lease_seconds", "had_peers", "told", "patience"),
+    [
+        (False, 4.0, True, None, PATIENCE),
+        # However long the lease: all are gone.
+        (False, 60.0, True, roster(), ALL_GONE_SECONDS),
+        # Hosts that reconnect, or were never there: the start deadline.
+        (True, 4.0, True, None, 60.0),
+        (True, 4.0, False, None, 60.0),
+        (False, 4.0, False, None, 60.0),
+    ],
+)
+def test_hosts_are_waited_for_as_long_as_they_may_come(
+    comes_back, lease_seconds, had_peers, told, patience
+):
+    alone = Alone(comes_back=comes_back, lease_seconds=lease_seconds)
+    alone.session.had_peers = had_peers
+    if told:
+        alone.tell(told)
+    assert alone.check_peers(patience) is None
+    assert isinstance(alone.check_peers(patience + 0.1), FeedLostError)
 
 
 def test_a_network_hole_of_a_minute_is_survived_where_the_leader_has_heartbeats():
@@ -103,12 +113,6 @@ def test_a_host_that_has_yet_to_come_is_waited_for():
     assert alone.check_peers(60.0) is None
 
 
-def test_hosts_that_reconnect_are_waited_for_as_at_the_start():
-    alone = Alone(comes_back=True)
-    assert alone.check_peers(60.0) is None
-    assert isinstance(alone.check_peers(60.1), FeedLostError)
-
-
 def test_waiting_and_going_on_are_said_once():
     alone = Alone(comes_back=True)
     for now in (1.0, PATIENCE, 8.0, 9.0):
@@ -120,14 +124,6 @@ def test_waiting_and_going_on_are_said_once():
     assert len(said) == 2
     assert "training_waiting" in said[0]
     assert "training_continues waited_seconds=10" in said[1]
-
-
-@pytest.mark.parametrize("comes_back", [False, True])
-def test_a_host_that_was_never_there_is_waited_for_until_the_start_deadline(comes_back):
-    alone = Alone(comes_back=comes_back)
-    alone.session.had_peers = False
-    assert alone.check_peers(60.0) is None
-    assert isinstance(alone.check_peers(60.1), FeedLostError)
 
 
 class StartsOnlyOnce:

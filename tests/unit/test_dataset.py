@@ -100,10 +100,6 @@ def test_what_cannot_travel_of_a_collate_function_is_named():
         packed(collate_fn=lambda batch: (lock, batch))
 
 
-def test_a_lost_feed_is_what_torch_calls_a_lost_worker():
-    assert issubclass(FeedLostError, RuntimeError)
-
-
 def test_a_tensor_on_an_accelerator_is_named(monkeypatch):
     class Elsewhere(torch.Tensor):
         @property
@@ -189,6 +185,10 @@ def test_an_error_with_an_odd_constructor_keeps_its_facts_or_becomes_a_runtime_e
     assert isinstance(back, OddError)
     assert back.code == 5
     assert "data-3" in "".join(back.__notes__)
+    many = ExceptionGroup("the words", [ValueError("one")])
+    for err in (UnicodeDecodeError("utf-8", b"ab", 1, 2, "the words"), many):
+        back = raised(err)
+        assert (type(back), repr(back.args)) == (type(err), repr(err.args))
     hopeless = raised(HopelessError(1, 2))
     assert type(hopeless) is RuntimeError
     assert "HopelessError" in str(hopeless)
@@ -209,6 +209,8 @@ def test_an_error_of_stoker_keeps_its_three_facts():
     back = raised(FeedLostError("gone", where="host a", fix="wait"))
     assert isinstance(back, FeedLostError)
     assert (back.what, back.where, back.fix) == ("gone", "host a", "wait")
+    # As torch's error of a lost worker is.
+    assert isinstance(back, RuntimeError)
 
 
 def test_bytes_that_are_no_error_are_refused():

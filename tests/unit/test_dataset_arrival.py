@@ -37,15 +37,11 @@ def test_a_piece_out_of_order_is_refused(arrival, offset):
         arrival.take(WHOLE[1000:2000], offset=offset)
 
 
-def test_no_more_is_taken_than_was_said(arrival):
+@pytest.mark.parametrize("piece", [b"", WHOLE + b"x"], ids=["empty", "more"])
+def test_an_empty_piece_and_more_than_was_said_are_refused(arrival, piece):
     with pytest.raises(ProtocolError):
-        arrival.take(WHOLE + b"x", offset=0)
+        arrival.take(piece, offset=0)
     assert os.fstat(arrival.descriptor).st_size == 0
-
-
-def test_an_empty_piece_is_refused(arrival):
-    with pytest.raises(ProtocolError):
-        arrival.take(b"", offset=0)
 
 
 def test_closing_frees_the_memory_and_may_be_done_twice():

@@ -31,13 +31,9 @@ def test_secrets_and_what_is_of_one_rank_or_host_stay(name):
     assert not may_travel(name, None)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["TOKENIZERS_PARALLELISM", "HF_HOME", "MYVAR", "DATA_ROOT", "KEYBOARD", "HF_DATASETS_CACHE"],
-)
-def test_what_code_is_steered_by_travels(name):
-    assert may_travel(name, "x")
-    assert may_travel(name, None)
+def test_what_code_is_steered_by_travels():
+    names = ["TOKENIZERS_PARALLELISM", "HF_HOME", "HF_DATASETS_CACHE", "MYVAR", "KEYBOARD"]
+    assert all(may_travel(name, value) for name in names for value in ("x", None))
 
 
 def test_an_address_with_a_password_stays():

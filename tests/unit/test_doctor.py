@@ -14,13 +14,14 @@ from stoker import doctor
 from stoker.cli.doctor import doctor_verb
 from stoker.doctor import Finding, examine, peer_check, within
 from stoker.errors import UsageError
-from stoker.feed.wire.crypto import Keys, new_token
+from stoker.feed.wire.crypto import Keys
 from stoker.host.processes import free_ports
 from stoker.launch.coordinator import Coordinator
 from stoker.launch.topology import Topology, from_resourceconfig
 from stoker.logs import Log
 from stoker.records import FeedSettings
 from support.local_job import resource_config
+from support.tokens import new_token
 
 GROUPS = {"dnn": ["localhost"], "data": ["data-1.invalid"]}
 

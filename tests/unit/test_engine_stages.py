@@ -1,9 +1,10 @@
 """Hosts tell the leader how far an engine's commands are, and the leader tells all hosts."""
 
-from stoker.feed.wire.crypto import Keys, new_token
+from stoker.feed.wire.crypto import Keys
 from stoker.feed.wire.protocol import PROTOCOL_VERSION, Heartbeat, Join, Leave
 from stoker.launch.host_leases import HostLeases
 from stoker.records import FeedSettings
+from support.tokens import new_token
 
 KEYS = Keys.from_token(bytes.fromhex(new_token()))
 # Beats are far apart: what is told must not wait for one.

@@ -9,7 +9,7 @@ import torch
 import torch.utils.data as data
 
 import stoker
-from stoker.feed.bookkeeping import LoaderBooks, Position, Rewind
+from stoker.feed.bookkeeping import LoaderBooks, Position
 from stoker.feed.sampler import SamplerOrder, yielded
 
 Draw = Callable[[torch.Generator], data.Sampler[int]]
@@ -106,40 +106,20 @@ def test_what_others_drew_is_not_undone(when):
     assert not torch.equal(torch.rand(1, generator=again), theirs)
 
 
-def test_a_finished_epoch_changes_nothing():
+def test_another_epoch_stops_the_one_before_early_also_if_another_thread_dropped_it():
     loader, generator = made(SAMPLERS["random"])
-    one = EpochRead(loader, LoaderBooks(0), 30)
-    one.take(18)
-    one.position.is_over = True
-    present = generator.get_state()
-    one.position.cancel()
-    assert torch.equal(generator.get_state(), present)
-
-
-def test_another_epoch_of_the_loader_stops_the_one_before_early():
-    loader, generator = made(SAMPLERS["random"])
+    expected = drawn_by_torch(SAMPLERS["random"], 2)
     books = LoaderBooks(0)
     one = EpochRead(loader, books, 30)
     one.take(2)
-    assert not torch.equal(generator.get_state(), drawn_by_torch(SAMPLERS["random"], 2))
-    SamplerOrder(loader, books, is_inline=False, is_fed=True)
-    assert torch.equal(generator.get_state(), drawn_by_torch(SAMPLERS["random"], 2))
-    one.position.cancel_in_finalizer()
-    assert torch.equal(generator.get_state(), drawn_by_torch(SAMPLERS["random"], 2))
-
-
-def test_dropped_in_another_thread_it_waits_for_the_next_epoch():
-    loader, generator = made(SAMPLERS["random"])
-    books = LoaderBooks(0)
-    one = EpochRead(loader, books, 30)
-    one.take(2)
-    present = generator.get_state()
     thread = threading.Thread(target=one.position.cancel_in_finalizer)
     thread.start()
     thread.join()
-    assert torch.equal(generator.get_state(), present)
+    assert not torch.equal(generator.get_state(), expected)
     SamplerOrder(loader, books, is_inline=False, is_fed=True)
-    assert torch.equal(generator.get_state(), drawn_by_torch(SAMPLERS["random"], 2))
+    assert torch.equal(generator.get_state(), expected)
+    one.position.cancel_in_finalizer()
+    assert torch.equal(generator.get_state(), expected)
 
 
 def test_as_many_states_are_kept_as_were_prefetched():
@@ -165,16 +145,6 @@ def test_an_error_of_the_sampler_comes_after_what_it_gave_before():
         next(draws)
 
 
-@pytest.mark.parametrize("is_fed", [False, True])
-def test_only_where_the_feed_draws_from_a_generator_it_is_read(is_fed):
-    plain = data.DataLoader(range(9), shuffle=True)
-    mine = data.DataLoader(range(9), shuffle=True, generator=torch.Generator())
-    for loader, is_kept in ((plain, False), (mine, is_fed)):
-        order = SamplerOrder(loader, LoaderBooks(0), is_inline=False, is_fed=is_fed)
-        iter(order)
-        assert (order.position.rewind is not None) is is_kept
-
-
 @pytest.mark.parametrize("is_left_first", [False, True])
 @pytest.mark.parametrize("name", ["random", "replacing", "own"])
 def test_a_resumed_epoch_goes_on_and_is_left_as_torchs(name, is_left_first):
@@ -196,16 +166,3 @@ def test_a_resumed_epoch_goes_on_and_is_left_as_torchs(name, is_left_first):
     assert found == expected
     two.position.cancel_in_finalizer()
     assert torch.equal(generator.get_state(), drawn_by_torch(SAMPLERS[name], 8))
-
-
-def test_stopping_early_twice_is_stopping_once():
-    generator = torch.Generator().manual_seed(1)
-    rewind = Rewind([generator], num_ahead=0)
-    for number in range(3):
-        rewind.before(number)
-        torch.rand(1, generator=generator)
-        rewind.after(number + 1, num_taken=1)
-    rewind.restore(1)
-    left = generator.get_state()
-    rewind.restore(2)
-    assert torch.equal(generator.get_state(), left)

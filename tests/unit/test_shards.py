@@ -33,78 +33,59 @@ def answer(books: ShardScheduler, peer: str, number: int, digest: int = 1) -> bo
     )
 
 
-def end(books: ShardScheduler, peer: str, number: int) -> None:
-    books.ended(peer, number, generation=books.stream_of(number, shared_seed=None).generation)
+def owners_of(books: ShardScheduler) -> list[object]:
+    return [shard.owner for shard in books._shards]
 
 
-def test_every_shard_is_asked_for_its_first_batches_oldest_first():
-    assert settled().assign(0.0) == [("a", 0), ("a", 1), ("a", 2), ("a", 3)]
-
-
-def test_shards_go_to_peers_in_proportion_to_their_credits():
-    books = streams(6)
-    books.grant("large", 4)
-    books.grant("small", 2)
-    books.settle()
-    books.assign(0.0)
-    assert sorted(map(str, books.owners())) == ["large"] * 4 + ["small"] * 2
-
-
-def test_the_window_is_what_the_shards_may_have_open():
-    books = settled(3)
-    assert books.window(0.0) == 6
-    books.assign(0.0)
+def test_each_shard_is_asked_for_as_many_batches_as_it_may_have_open_oldest_first():
+    books = settled()
+    assert books.window(0.0) == 4
+    assert books.assign(0.0) == [("a", 0), ("a", 1), ("a", 2), ("a", 3)]
     answer(books, "a", 0)
-    assert books.window(0.0) == 6
-
-
-def owners_of(books: ShardScheduler, **workers: int) -> list[str]:
-    for peer, count in workers.items():
-        books.grant(LOCAL if peer == "local" else peer, 2 * count)
-    books.settle()
-    books.assign(0.0)
-    return ["local" if owner == LOCAL else str(owner) for owner in books.owners()]
-
-
-def test_a_shard_goes_to_a_data_host_while_one_has_a_free_worker():
-    # Local workers are granted first: they are there before the first host is.
-    assert owners_of(streams(1), local=1, a=1) == ["a"]
-    assert sorted(owners_of(streams(4), local=8, a=2, b=2)) == ["a", "a", "b", "b"]
-
-
-def test_shards_beyond_the_workers_of_data_hosts_are_made_by_local_workers():
-    assert sorted(owners_of(streams(3), local=1, a=2)) == ["a", "a", "local"]
-    # All workers have one: each peer gets as many more as it has credits.
-    assert sorted(owners_of(streams(8), local=2, a=2)) == ["a"] * 4 + ["local"] * 4
-
-
-def test_a_host_whose_credits_the_ranks_share_counts_with_this_ranks_share():
-    # Of two ranks, each has half of the credits of a host with two workers: both go there.
-    assert owners_of(streams(1), local=1, a=1) == ["a"]
-    assert sorted(owners_of(streams(2), local=1, a=1)) == ["a", "local"]
+    assert books.window(0.0) == 4
 
 
 @pytest.mark.parametrize(
-    ("shards", "ranks", "workers", "said"),
+    ("shards", "workers", "owners"),
     [
-        (1, 1, 4, "the stream has 1 shard (num_workers=1): 3 of 4 data workers have nothing to do"),
-        (1, 2, 3, "the stream has 2 shards (2 ranks with num_workers=1): 1 of 3 data workers has"),
-        (4, 1, 4, ""),
-        (8, 1, 4, ""),
+        # Local workers are granted first: they are there before the first host is.
+        (1, {LOCAL: 1, "a": 1}, ["a"]),
+        (4, {LOCAL: 8, "a": 2, "b": 2}, ["a", "a", "b", "b"]),
+        (3, {LOCAL: 1, "a": 2}, ["a", "a", LOCAL]),
+        # All workers have one: each peer gets as many more as it has credits.
+        (8, {LOCAL: 2, "a": 2}, ["a"] * 4 + [LOCAL] * 4),
+        (6, {"large": 2, "small": 1}, ["large"] * 4 + ["small"] * 2),
     ],
 )
-def test_data_workers_without_a_shard_are_told_of(shards, ranks, workers, said):
-    text = idle_words(num_shards=shards, ranks=ranks, data_workers=workers, is_set=False)
-    assert text.startswith(said)
+def test_shards_go_to_data_hosts_while_one_has_a_free_worker_then_by_credits(
+    shards, workers, owners
+):
+    books = streams(shards)
+    for peer, count in workers.items():
+        books.grant(peer, 2 * count)
+    books.settle()
+    books.assign(0.0)
+    assert sorted(owners_of(books), key=str) == sorted(owners, key=str)
+
+
+@pytest.mark.parametrize(
+    ("shards", "ranks", "workers", "is_set", "said"),
+    [
+        (1, 1, 4, False, "the stream has 1 shard (num_workers=1): 3 of 4 data workers have"),
+        (1, 2, 3, False, "the stream has 2 shards (2 ranks with num_workers=1): 1 of 3 data"),
+        (1, 2, 7, False, "set num_workers=4 in the script, or feed.shards: 4"),
+        (1, 1, 7, True, "(feed.shards: 1)"),
+        (4, 1, 4, False, ""),
+        (8, 1, 4, False, ""),
+    ],
+)
+def test_data_workers_without_a_shard_are_told_of_with_the_setting_that_gives_each_one(
+    shards, ranks, workers, is_set, said
+):
+    text = idle_words(num_shards=shards, ranks=ranks, data_workers=workers, is_set=is_set)
+    assert said in text
     assert bool(text) == bool(said)
-
-
-def test_the_advice_names_the_number_of_shards_that_gives_each_worker_one():
-    text = idle_words(num_shards=1, ranks=2, data_workers=7, is_set=False)
-    assert "set num_workers=4 in the script, or feed.shards: 4" in text
-    text = idle_words(num_shards=1, ranks=1, data_workers=7, is_set=True)
-    assert "(feed.shards: 1)" in text
-    assert "num_workers" not in text
+    assert not is_set or "num_workers" not in text
 
 
 def test_hosts_on_their_way_are_waited_for_a_moment():
@@ -118,69 +99,6 @@ def test_hosts_on_their_way_are_waited_for_a_moment():
     assert books.next_check(13.0) is None
 
 
-def test_batches_are_there_in_the_order_of_their_shard_only():
-    books = settled(1)
-    books.assign(0.0)
-    assert answer(books, "a", 1)
-    assert not books.is_there(1)
-    assert answer(books, "a", 0)
-    assert books.is_there(0)
-    assert books.is_there(1)
-
-
-def test_an_exhausted_shard_is_left_out_of_the_round():
-    books = settled(3)
-    books.assign(0.0)
-    end(books, "a", 1)
-    for number in (0, 2, 3, 5):
-        assert answer(books, "a", number)
-    taken = []
-    for _ in range(4):
-        taken.append(books.head)
-        books.take(0.0)
-    assert taken == [0, 2, 3, 5]
-    assert not books.is_over()
-
-
-def test_the_epoch_is_over_when_all_shards_are_exhausted():
-    books = settled()
-    books.assign(0.0)
-    end(books, "a", 0)
-    end(books, "a", 1)
-    assert books.is_over()
-    assert books.assign(0.0) == []
-
-
-def test_an_end_that_overtakes_a_batch_does_not_hide_it():
-    books = settled(1)
-    books.assign(0.0)
-    end(books, "a", 1)
-    assert not books.is_over()
-    assert answer(books, "a", 0)
-    books.take(0.0)
-    assert books.is_over()
-
-
-def test_a_retry_of_a_lost_shard_tells_what_had_arrived():
-    books = settled(1)
-    books.assign(0.0)
-    answer(books, "a", 0, digest=77)
-    books.grant("b", 2)
-    books.mark_lost("a")
-    assert books.assign(0.0) == [("b", 1)]
-    start = books.stream_of(1, shared_seed=None)
-    assert (start.made, start.digest, start.generation) == (1, 77, 2)
-
-
-def test_what_overtook_others_is_made_again_after_a_loss():
-    books = settled(1)
-    books.assign(0.0)
-    answer(books, "a", 1)
-    books.grant("b", 2)
-    books.mark_lost("a")
-    assert books.assign(0.0) == [("b", 0), ("b", 1)]
-
-
 def test_late_answers_of_an_earlier_start_are_refused():
     books = settled(1)
     books.assign(0.0)
@@ -191,14 +109,9 @@ def test_late_answers_of_an_earlier_start_are_refused():
     books.ended("a", 0, generation=old)
     assert not books.is_over()
     assert not books.mark_failed("a", 0, generation=old)
+    assert not answer(books, "b", 0)
     assert answer(books, "a", 0)
     assert not answer(books, "a", 0)
-
-
-def test_answers_of_another_peer_are_refused():
-    books = settled(1)
-    books.assign(0.0)
-    assert not answer(books, "b", 0)
 
 
 def test_a_shard_that_dies_at_one_place_again_and_again_is_given_up():
@@ -211,29 +124,12 @@ def test_a_shard_that_dies_at_one_place_again_and_again_is_given_up():
         assert is_hopeless == (number == MAX_LOSSES_IN_A_ROW - 1)
 
 
-def test_progress_forgives_losses():
-    books = settled(1)
-    for number in range(2 * MAX_LOSSES_IN_A_ROW):
-        books.assign(0.0)
-        answer(books, "a", number)
-        generation = books.stream_of(number, shared_seed=None).generation
-        assert not books.mark_failed("a", number + 1, generation=generation)
-        books.take(0.0)
-
-
 def test_a_peer_that_drains_loses_its_shards_at_once():
     books = settled(1)
     books.assign(0.0)
     books.grant("b", 2)
     books.mark_draining("a")
     assert [peer for peer, _ in books.assign(0.0)] == ["b", "b"]
-
-
-def test_a_slow_stream_is_not_judged():
-    books = settled(1)
-    books.assign(0.0)
-    books.grant("b", 2)
-    assert books.overdue(1e6) == []
 
 
 def test_memory_is_bounded_but_the_head_is_always_asked_for():
@@ -251,14 +147,14 @@ def test_memory_is_bounded_but_the_head_is_always_asked_for():
     assert books.assign(0.0) == [("b", 32), ("b", 33)]
 
 
-def test_persistent_streams_stay_where_they_are():
-    books = settled(2, persists=True)
+@pytest.mark.parametrize("persists", [True, False])
+def test_persistent_streams_stay_where_they_are_and_others_begin_with_each_epoch(persists):
+    books = settled(persists=persists)
     books.assign(0.0)
-    before = [books.stream_of(number, shared_seed=None).generation for number in range(2)]
+    before = books.stream_of(0, shared_seed=None).generation
     books.begin()
-    assert books.owners() == ["a", "a"]
-    assert [books.stream_of(number, shared_seed=None).generation for number in range(2)] == before
-    assert books.assign(0.0)[0] == ("a", 0)
+    assert owners_of(books) == (["a", "a"] if persists else [None, None])
+    assert (books.stream_of(0, shared_seed=None).generation == before) == persists
 
 
 def test_a_new_process_is_given_the_random_states_that_were_told_last():
@@ -300,15 +196,6 @@ def test_a_new_process_is_told_what_was_made_of_epochs_that_were_stopped_early()
     books.mark_lost("a")
     start = books.stream_of(0, shared_seed=None)
     assert (start.state, start.earlier) == (b"", (2, 2, 2))
-
-
-def test_other_streams_begin_anew_with_each_epoch():
-    books = settled(2)
-    books.assign(0.0)
-    before = books.stream_of(0, shared_seed=None).generation
-    books.begin()
-    assert books.owners() == [None, None]
-    assert books.stream_of(0, shared_seed=None).generation > before
 
 
 def test_nothing_is_asked_for_once_nobody_wants_it():

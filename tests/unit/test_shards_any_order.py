@@ -56,7 +56,8 @@ class AnyOrderOfShards(RuleBasedStateMachine):
             assert ask not in self.flying | self.late, "asked twice of the same process"
             self.flying.add(ask)
         for peer in self.peers:
-            assert self.schedule.in_flight(peer) == sum(ask[0] == peer for ask in self.flying)
+            asked = self.schedule.peers[peer].asked
+            assert len(asked) == sum(ask[0] == peer for ask in self.flying)
 
     def taken_of(self, shard: int) -> int:
         return sum(number % len(self.lengths) == shard for number in self.delivered)

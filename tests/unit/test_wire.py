@@ -1,8 +1,6 @@
 import collections
-import contextlib
 import dataclasses
 import math
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -123,47 +121,12 @@ def test_complex_tensors_are_packed_wherever_the_payload_begins(length):
     assert same(codec.unpack_value(packed, allow_pickle=False), value)
 
 
-def test_unusual_leaves_come_back_as_they_were():
-    for value in [
-        torch.arange(24).reshape(2, 3, 4).transpose(0, 2),
-        torch.tensor([1 + 2j, 3j]).conj(),
-        torch.arange(6)[::2],
-        np.arange(24, dtype=">i4").reshape(4, 6)[::2, ::-1],
-        np.asfortranarray(np.arange(6.0).reshape(2, 3)),
-        np.float32(1.5),
-        np.datetime64("2026-11-20T08:00"),
-        np.str_("é"),
-        "\ud800",
-        {1: {"a": (1, [2, {"b": None}])}, "é": b"\x00"},
-    ]:
-        assert same(travel(value, allow_pickle=False), value), value
-
-
 def test_requires_grad_is_kept_and_a_graph_is_dropped():
     leaf = torch.ones(2, 3, requires_grad=True)
     for value in (leaf, leaf * 2, (leaf * 2).t()):
         back = travel(value, allow_pickle=False)
         assert (back.requires_grad, back.is_leaf) == (True, True)
         assert torch.equal(back, value)
-
-
-def test_dense_memory_keeps_its_order():
-    images = torch.arange(48).view(2, 3, 2, 4).contiguous(memory_format=torch.channels_last)
-    back = travel([images, np.asfortranarray(np.ones((2, 3)))], allow_pickle=False)
-    assert torch.equal(back[0], images)
-    assert back[0].stride() == images.stride()
-    assert back[1].flags.f_contiguous
-
-
-@pytest.mark.parametrize(
-    "end",
-    [[[0]], [[0, 0]], [[1, 2]], [[-1, 0]], [[True, False]], [1], [[], False], [[0, 1], True, 1]],
-    ids=str,
-)
-def test_ends_of_a_tensors_node_that_are_none_are_refused(end):
-    tree = msgspec.msgpack.encode([3, "float32", [1, 2], 0, *end])
-    with pytest.raises(ProtocolError):
-        codec.decode(tree, np.zeros(64, dtype=np.uint8), allow_pickle=False)
 
 
 def test_tensors_and_arrays_are_writable_views_of_the_payload():
@@ -187,10 +150,7 @@ def test_what_is_pickled_keeps_its_type_and_its_tensors_travel_raw():
         Point(image, 3),
         Sample(image, "a"),
         {"x": collections.OrderedDict(a=image)},
-        {1, 2},
         np.array([1, "a"], dtype=object),
-        np.zeros(2, dtype=[("a", "i4")]),
-        Path("a"),
     ]:
         made = codec.encode(value, allow_pickle=True)
         assert made.has_pickle
@@ -246,7 +206,9 @@ def test_a_deep_batch_is_bounded():
 
 
 SIZES = [[101], [2, 1 << 40], [1 << 40, 1 << 40], [-1], [0] * 65, [0, 1 << 47, 1 << 47]]
+ENDS = [[[0]], [[0, 0]], [[1, 2]], [[-1, 0]], [[True, False]], [1], [[], False], [[0, 1], True, 1]]
 LIES = [
+    *([3, "float32", [1, 2], 0, *end] for end in ENDS),
     # A gradient of whole numbers.
     [3, "int64", [1], 0, [], True],
     *([3, "uint8", size, 0] for size in SIZES),
@@ -263,26 +225,6 @@ LIES = [
 def test_a_description_that_lies_is_refused(lie):
     with pytest.raises(ProtocolError):
         codec.decode(msgspec.msgpack.encode(lie), np.zeros(100, np.uint8), allow_pickle=False)
-
-
-nodes = st.recursive(
-    st.one_of(scalars, st.sampled_from(["uint8", "<i4", "|S1", "|O", "float32"])),
-    lambda inner: st.builds(
-        lambda tag, rest: [tag, *rest], st.integers(-1, 12), st.lists(inner, max_size=4)
-    ),
-    max_leaves=8,
-)
-
-
-@given(nodes.filter(lambda n: not isinstance(n, int) or -(1 << 63) <= n < 1 << 64))
-@settings(max_examples=examples(200))
-def test_hostile_descriptions_raise_nothing_but_protocol_errors(node):
-    try:
-        tree = msgspec.msgpack.encode(node)
-    except (OverflowError, TypeError, UnicodeEncodeError):
-        return
-    with contextlib.suppress(ProtocolError):
-        codec.decode(tree, np.zeros(200, np.uint8), allow_pickle=False)
 
 
 INDICES = [[3, 1, 2], [0], [-5], list(range(300)), [(1 << 64) - 1], [-(1 << 63)], [1 << 70, 1]]

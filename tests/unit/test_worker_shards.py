@@ -131,12 +131,6 @@ def test_stream_ends_and_stays_ended_without_its_last_batch_where_it_is_dropped(
     assert [type(worker.make(position)) for position in range(4)] == [Batch, last, End, End]
 
 
-def test_another_epoch_begins_the_stream_again(start):
-    worker = start(Draws(length=4))
-    kinds = [type(worker.make(p, epoch_id=e)) for e, p in itertools.product(range(2), range(2))]
-    assert kinds == [Batch, End, Batch, End]
-
-
 class Holding(Draws):
     @functools.cached_property
     def rng(self):

@@ -302,7 +302,12 @@ class FormerLoader:
         self.number = number
         self._made = making_of(loader)
         self._opened = time.monotonic()
-        self._dataset = _weak(loader.dataset)
+        self._dataset: Callable[[], object]
+        try:
+            self._dataset = weakref.ref(loader.dataset)
+        except TypeError:
+            # A list, say: known by its type and length.
+            self._dataset = lambda: None
         self._kind = _kind_of(loader.dataset)
 
     def is_made_again(self, loader: "DataLoader[object]") -> bool:
@@ -329,14 +334,6 @@ def _kind_of(dataset: object) -> tuple[type, int | None]:
         return type(dataset), len(dataset)  # type: ignore[arg-type]
     except (TypeError, NotImplementedError):
         return type(dataset), None
-
-
-def _weak(thing: object) -> Callable[[], object]:
-    try:
-        return weakref.ref(thing)
-    except TypeError:
-        # A list, say: known by its type and length.
-        return lambda: None
 
 
 class Unfed(msgspec.Struct, frozen=True):

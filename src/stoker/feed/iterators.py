@@ -151,6 +151,13 @@ class CountedIterator:
         if self._epoch.order.is_asked_again:
             self._sampler_iter = iter(self._index_sampler)
 
+    def _next_index(self) -> object:
+        index: object = super()._next_index()  # type: ignore[misc]
+        return self._epoch.for_fetcher(self._base_seed, index)
+
+    def __next__(self) -> object:
+        return self._counted(super().__next__)  # type: ignore[misc]
+
     def _counted(self, next_batch: Callable[[], object]) -> object:
         """Returns the next batch, timed and counted."""
         position = self._epoch.order.position
@@ -274,10 +281,6 @@ class SingleProcessIterator(CountedIterator, _SingleProcessDataLoaderIter):  # t
         self._epoch.begin()
         super()._reset(loader, first_iter)
 
-    def _next_index(self) -> object:
-        index: object = super()._next_index()  # type: ignore[no-untyped-call]
-        return self._epoch.for_fetcher(int(self._base_seed), index)
-
     def _next_data(self) -> object:  # type: ignore[override]
         before, _here.is_making = _is_making_here(), True
         try:
@@ -289,9 +292,6 @@ class SingleProcessIterator(CountedIterator, _SingleProcessDataLoaderIter):  # t
     def _num_taken(self) -> int:
         position = self._epoch.order.position
         return position.num_handed - position.first
-
-    def __next__(self) -> object:
-        return self._counted(super().__next__)
 
 
 class MultiProcessingIterator(CountedIterator, _MultiProcessingDataLoaderIter):  # type: ignore[misc]
@@ -321,16 +321,9 @@ class MultiProcessingIterator(CountedIterator, _MultiProcessingDataLoaderIter): 
             self._epoch.begin()
         super()._reset(loader, first_iter)
 
-    def _next_index(self) -> object:
-        index: object = super()._next_index()  # type: ignore[no-untyped-call]
-        return self._epoch.for_fetcher(int(self._base_seed), index)
-
     def _num_taken(self) -> int | None:
         # torch before 2.6 has no in_order, and always keeps the order.
         return int(self._rcvd_idx) if getattr(self, "_in_order", True) else None
-
-    def __next__(self) -> object:
-        return self._counted(super().__next__)
 
 
 TorchIterator = SingleProcessIterator | MultiProcessingIterator

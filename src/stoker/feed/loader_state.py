@@ -375,17 +375,16 @@ def _facts(
     batch_sampler = parts.samplers.get("batch_sampler")
     return {
         "dataset_length": length,
-        "samplers": {name: _name_of(sampler) for name, sampler in parts.samplers.items()},
+        "samplers": {
+            name: f"{type(each).__module__}.{type(each).__qualname__}"
+            for name, each in parts.samplers.items()
+        },
         "generators": sorted(parts.generators),
         "batch_size": loader.batch_size or getattr(batch_sampler, "batch_size", None),
         "drop_last": loader.drop_last or bool(getattr(batch_sampler, "drop_last", False)),
         "world_size": process.settings.world_size,
         "rank": process.settings.rank,
     }
-
-
-def _name_of(sampler: object) -> str:
-    return f"{type(sampler).__module__}.{type(sampler).__qualname__}"
 
 
 def replay_sampler(

@@ -3,7 +3,6 @@
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import repeat
 from typing import cast
 
 from torch._C._autograd import _profiler_enabled
@@ -61,7 +60,7 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
         return BatchScheduler(max_bytes=max_bytes)
 
     def _begin(self) -> None:
-        indices = _numbered(self._epoch, int(self._base_seed), self._sampler_iter)
+        indices = map(partial(self._epoch.numbered, int(self._base_seed)), self._sampler_iter)
         # As torch: without workers, a sampler draws its own seed at the first batch.
         self._begin_with(indices, is_eager=self._loader.num_workers > 0, seed=self._base_seed)
 
@@ -167,11 +166,6 @@ def num_local_workers(loader: "DataLoader[object]", process: TrainerProcess) -> 
     if decided is None and settings.feed.local_workers != "auto":
         decided = settings.feed.local_workers
     return loader.num_workers if decided is None else process.share(decided)
-
-
-def _numbered(epoch: Epoch, base_seed: int, sampler: Iterator[object]) -> Iterator[Numbered]:
-    for seed, index in zip(repeat(base_seed), sampler, strict=False):
-        yield epoch.numbered(seed, index)
 
 
 def _packed(spec: DatasetSpec, process: TrainerProcess) -> PackedSpec:

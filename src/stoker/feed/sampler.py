@@ -100,7 +100,10 @@ class SamplerOrder:
             # The seed that torch drew is unused: undone, so that the script's next draws are those
             # of the run that saved the state.
             position.base_seed = books.base_seed
-            self._set_seeding_state(self._before_seed)
+            if self._generator is None:
+                torch.set_rng_state(self._before_seed)
+            else:
+                self._generator.set_state(self._before_seed)
         else:
             position.base_seed = books.base_seed = seed
 
@@ -215,12 +218,6 @@ class SamplerOrder:
 
     def _seeding_state(self) -> torch.Tensor:
         return torch.get_rng_state() if self._generator is None else self._generator.get_state()
-
-    def _set_seeding_state(self, state: torch.Tensor) -> None:
-        if self._generator is None:
-            torch.set_rng_state(state)
-        else:
-            self._generator.set_state(state)
 
 
 class _Draws:

@@ -75,17 +75,6 @@ def seed_sample(words: Sequence[int], index: object, occurrence: int) -> bytes:
     return _seed(digest.digest())
 
 
-def seed_place(words: Sequence[int], index: object, place: int) -> bytes:
-    """Sets the three random states for the sample at `place` of a batch.
-
-    Args:
-        words: Base seed, replica, epoch, number; then the occurrence at each place, where one is
-            not 0. The replica is left out: a sample is the same on any rank.
-    """
-    occurrences = words[BATCH_WORDS:]
-    return seed_sample((*words[:1], *words[2:3]), index, occurrences[place] if occurrences else 0)
-
-
 def makes_many(dataset: object) -> bool:
     """Returns whether one call makes all samples of a batch: they cannot be seeded one by one."""
     if type(dataset) is Subset:
@@ -232,8 +221,15 @@ class Seeder:
         return make()
 
     def place(self, words: Sequence[int], index: object, place: int) -> None:
-        """Seeds for the sample at `place` of the batch."""
-        digest = seed_place(words, index, place)
+        """Seeds for the sample at `place` of the batch.
+
+        Args:
+            words: As of the batch, then the occurrence at each place, where one is not 0. The
+                replica is left out: a sample is the same on any rank.
+        """
+        occurrences = words[BATCH_WORDS:]
+        occurrence = occurrences[place] if occurrences else 0
+        digest = seed_sample((*words[:1], *words[2:3]), index, occurrence)
         if self._held.found:
             self._held.seed(digest)
 

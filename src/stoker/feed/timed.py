@@ -167,19 +167,16 @@ def _is_timed_already(batches: object, process: TrainerProcess) -> bool:
     """Returns whether its iterators write the timeline, as stoker's and a profile's do."""
     # Of `stoker.to_device`, its loader.
     inner = getattr(batches, "_batches", batches) if _home(type(batches)) else batches
-    if isinstance(batches, TimedBatches) or _is_through_stoker(type(inner)):
+    method = getattr(type(inner), "_get_iterator", None)
+    # A wrapped one is torch's in a script that imports stoker's class, see feed/replace.py.
+    is_torchs_again = hasattr(method, "__wrapped__") and imports_stokers()
+    if isinstance(batches, TimedBatches) or (_home(method) and not is_torchs_again):
         return True
     is_torchs = any(
         (each.__module__, each.__name__) == ("torch.utils.data.dataloader", "DataLoader")
         for each in type(inner).__mro__
     )
     return is_torchs and process.settings.profile is not None
-
-
-def _is_through_stoker(kind: type) -> bool:
-    method = getattr(kind, "_get_iterator", None)
-    # A wrapped one is torch's in a script that imports stoker's class, see feed/replace.py.
-    return _home(method) and not (hasattr(method, "__wrapped__") and imports_stokers())
 
 
 def _home(thing: object) -> bool:

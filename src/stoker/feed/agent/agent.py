@@ -178,9 +178,9 @@ class Service:
         elif hosted.state == "expected" and before != identity and before == hosted.shipper:
             # It was to come over a connection that is lost.
             self._request(hosted)
-        self._specs.number_workers(
-            message.spec, first=message.first_worker, step=message.worker_step
-        )
+        hosted = self._specs.find(message.spec)
+        if hosted is not None:
+            hosted.first_worker, hosted.worker_step = message.first_worker, message.worker_step
         if left != message.spec:
             self._request_from_others(left)
         self._close_unused_specs()
@@ -371,7 +371,10 @@ class Agent:
         """
         # First: it must not inherit zmq's descriptors, nor the limit that is raised below.
         fork_server = ForkServer(host=self._host)
-        _allow_all_files()
+        # Each unauthenticated connection takes an open file.
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         try:
             self._specs = Specs(
                 fork_server,
@@ -515,7 +518,12 @@ class Agent:
             self._next_tick = now + TICK_SECONDS
             self._guard.tick(now)
             self._batches.tick(now)
-            self._check_fork_server()
+            if not self._specs.is_alive and self._state == "serving":
+                raise FeedLostError(
+                    "the process that forks the data workers died, perhaps out of memory",
+                    where=f"host {self._host}",
+                    fix="use fewer workers a host, or hosts with more memory",
+                )
             self._service.tick(now)
 
     def _watch(self) -> None:
@@ -555,14 +563,6 @@ class Agent:
             except ProtocolError as err:
                 self._service.warn(identity, EventName.MALFORMED_PEER, str(err))
 
-    def _check_fork_server(self) -> None:
-        if not self._specs.is_alive and self._state == "serving":
-            raise FeedLostError(
-                "the process that forks the data workers died, perhaps out of memory",
-                where=f"host {self._host}",
-                fix="use fewer workers a host, or hosts with more memory",
-            )
-
     def _is_still_draining(self) -> bool:
         if self._state != "draining":
             return False
@@ -572,10 +572,3 @@ class Agent:
             self._service.drain()
         is_busy = self._service.dispatch.num_begun > 0 or self._service.outbox.sent_bytes > 0
         return is_busy and now < self._drain_until and self._specs.is_alive
-
-
-def _allow_all_files() -> None:
-    """Raises the soft limit of open files: each unauthenticated connection takes one."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

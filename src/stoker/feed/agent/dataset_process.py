@@ -216,6 +216,7 @@ class HostedSpec:
         since: Monotonic seconds of the last change, or of the last piece that arrived.
         shipper: Routing id of the trainer that sends it; empty: several were asked.
         error: What the spec itself raised, for `unpack_error`; empty: only this host cannot use it.
+        first_worker, worker_step: Ids of its data workers, as every trainer sets them.
     """
 
     digest: str
@@ -266,7 +267,9 @@ class HostedSpec:
             return []
         if dataset_process.channel.fileno() in ready:
             dataset_process.handle()
-        if self.state == "loading" and _has_failed(dataset_process):
+        loaded = dataset_process.loaded
+        has_failed = dataset_process.channel.is_closed or (loaded is not None and loaded.error)
+        if self.state == "loading" and has_failed:
             # The channels of workers that are not forked yet have ended with it. Seen as deaths,
             # they would start others, in a dataset process that is gone.
             return []
@@ -298,12 +301,6 @@ class HostedSpec:
 
     def fail(self, reason: str) -> None:
         self.state, self.reason = "failed", reason
-
-
-def _has_failed(dataset_process: DatasetProcess) -> bool:
-    return dataset_process.channel.is_closed or (
-        dataset_process.loaded is not None and bool(dataset_process.loaded.error)
-    )
 
 
 class Specs:
@@ -344,12 +341,6 @@ class Specs:
             hosted.first_worker, hosted.worker_step = known.first_worker, known.worker_step
             hosted.was_wrong = known.was_wrong
         self._specs[digest] = hosted
-
-    def number_workers(self, digest: str, *, first: int, step: int) -> None:
-        """Sets the ids of its data workers, `first`, `first + step` ..., as every trainer does."""
-        hosted = self._specs.get(digest)
-        if hosted is not None:
-            hosted.first_worker, hosted.worker_step = first, step
 
     def overdue(self, before: float) -> list[HostedSpec]:
         """Returns the specs that were requested before `before` and have not come."""
@@ -403,10 +394,8 @@ class Specs:
             spec.arrival.close()
 
     def sockets(self) -> dict[int, bool]:
-        wanted: dict[int, bool] = {}
-        for spec in self._specs.values():
-            wanted.update(spec.sockets())
-        return wanted
+        sockets = (spec.sockets() for spec in self._specs.values())
+        return {fileno: wants_write for each in sockets for fileno, wants_write in each.items()}
 
     def handle(self, ready: Iterable[int]) -> list[HostedSpec]:
         """Handles input on those descriptors; returns the specs that changed."""
@@ -465,15 +454,11 @@ class Specs:
                 pool.flush()
 
     def close(self) -> None:
-        specs, self._specs = list(self._specs.values()), {}
-        for spec in specs:
+        for spec in list(self._specs.values()):
             if spec.dataset_process is not None:
                 # First: its workers end with it, so the pools need not wait for them.
                 spec.dataset_process.close()
-            for pool in spec.pools.values():
-                pool.close()
-            if spec.arrival is not None:
-                spec.arrival.close()
+            self.close_spec(spec)
         self._fork_server.close()
 
     def _pool(self, spec: HostedSpec, key: PoolKey, *, base_seed: int) -> WorkerPool:

@@ -67,10 +67,6 @@ class AgentSession:
     def is_active(self, now: float) -> bool:
         return bool(self.requests) or now - self.asked_at < ACTIVE_SECONDS
 
-    @property
-    def max_requests(self) -> int:
-        return MAX_REQUESTS_PER_CREDIT * max(self.credits, MAX_CREDITS_PER_WORKER)
-
 
 @dataclass(eq=False, slots=True)
 class BatchRequest:
@@ -434,7 +430,7 @@ class Dispatch:
         self, session: AgentSession, message: protocol.Make, known: BatchRequest | None
     ) -> str:
         """Returns why a request is refused; empty: it is not."""
-        limit = session.max_requests
+        limit = MAX_REQUESTS_PER_CREDIT * max(session.credits, MAX_CREDITS_PER_WORKER)
         stream = message.stream
         if stream is not None:
             held = self._specs.find(session.spec)

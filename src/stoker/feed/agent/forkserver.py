@@ -62,7 +62,9 @@ def main() -> None:
     end_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=int(sys.argv[1]))
-    if _is_hung_up(sock):
+    poll = select.poll()
+    poll.register(sock, 0)
+    if poll.poll(0):
         # The agent died before `end_with_parent`: no signal comes.
         return
     channel = Pipe(sock, blocking=False)
@@ -80,12 +82,6 @@ def main() -> None:
         template.take_reply()
         waiting.extend(channel.receive())
     children.stop()
-
-
-def _is_hung_up(sock: socket.socket) -> bool:
-    poll = select.poll()
-    poll.register(sock, 0)
-    return bool(poll.poll(0))
 
 
 def _serve_as_template(sock: socket.socket) -> None:
@@ -150,13 +146,9 @@ class _Modules:
         """Imports the modules of the spec in `memory`, before it is unpickled.
 
         Returns:
-            stale: A file of an imported module has changed, or the part of the script's environment
-                that is
-            sent. started: A module has started Python threads, or uses an accelerator: a forked
-                process
-            would not have them. (Native thread pools start with their first work, or again in a
-                child, as
-            OpenBLAS's do.)
+            "stale" if a file of an imported module, or the script's environment, has changed;
+            "started" if a module has started Python threads, or uses an accelerator, which a forked
+            process would not have. (Native thread pools start with their first work.)
         """
         self.are_news = False
         if any(_version_of(file) != version for file, version in self._files.items()):
@@ -185,7 +177,11 @@ class _Modules:
             with contextlib.suppress(Exception, SystemExit):
                 importlib.import_module(name)
         news = sys.modules.keys() - _known
-        self._files.update(_own_files(news))
+        for name in news:
+            path = getattr(sys.modules.get(name), "__file__", None)
+            # What is not installed may be edited in a run.
+            if path and not _INSTALLED.search(path):
+                self._files[path] = _version_of(path)
         _known.update(news)
         is_on_accelerator = sys.modules["torch"].cuda.is_initialized()
         if len(sys._current_frames()) > num_threads or is_on_accelerator:
@@ -193,16 +189,6 @@ class _Modules:
         gc.collect()
         gc.freeze()
         return "ready"
-
-
-def _own_files(modules: Iterable[str]) -> dict[str, tuple[int, int]]:
-    """Returns the files of modules that are not installed, but may be edited in a run."""
-    found = {}
-    for name in modules:
-        file = getattr(sys.modules.get(name), "__file__", None)
-        if file and not _INSTALLED.search(file):
-            found[file] = _version_of(file)
-    return found
 
 
 def _version_of(file: str) -> tuple[int, int]:

@@ -75,17 +75,15 @@ def _plan(node: object) -> _Plan | None:
             return _tensor_plan(name, tuple(shape), offset)
         case [Tag.LIST | Tag.TUPLE | Tag.DICT as tag, *items]:
             plans = [plan for plan in map(_plan, items) if plan is not None]
-            return _nested_plan(tag, plans) if len(plans) == len(items) else None
+            if len(plans) < len(items):
+                return None
+            if tag == Tag.LIST:
+                return lambda payload: [plan(payload) for plan in plans]
+            if tag == Tag.TUPLE:
+                return lambda payload: tuple([plan(payload) for plan in plans])
+            pairs = list(zip(plans[::2], plans[1::2], strict=True))
+            return lambda payload: {key(payload): value(payload) for key, value in pairs}
     return None
-
-
-def _nested_plan(tag: int, plans: list[_Plan]) -> _Plan:
-    if tag == Tag.LIST:
-        return lambda payload: [plan(payload) for plan in plans]
-    if tag == Tag.TUPLE:
-        return lambda payload: tuple([plan(payload) for plan in plans])
-    pairs = list(zip(plans[::2], plans[1::2], strict=True))
-    return lambda payload: {key(payload): value(payload) for key, value in pairs}
 
 
 def _tensor_plan(name: str, shape: tuple[int, ...], offset: int) -> _Plan | None:

@@ -23,7 +23,7 @@ from stoker.feed import memory
 from stoker.feed.bookkeeping import LoaderBooks, TrainerProcess
 from stoker.feed.trainer.answers import Answers, LocalAnswers, mark_peer_lost, reassign_local
 from stoker.feed.trainer.buffers import BatchBuffers
-from stoker.feed.trainer.control_connection import GOODBYE_SECONDS, ZmqContext, send_uncopied_ahead
+from stoker.feed.trainer.control_connection import GOODBYE_SECONDS, ZmqContext
 from stoker.feed.trainer.links import AgentLink, Link
 from stoker.feed.trainer.observer import Observer, SessionState
 from stoker.feed.trainer.scheduler import BatchScheduler, Scheduler
@@ -321,7 +321,8 @@ class IoThread:
         try:
             # After the first turn, which dials: meanwhile the connection is set up.
             self._turn()
-            send_uncopied_ahead()
+            # Starts pyzmq's thread that frees zero-copy frames (2 to 7 ms), before the first spec.
+            zmq.Frame(b"", copy=False)
             while not shared.is_closing:
                 self._turn()
         except BaseException as err:

@@ -6,7 +6,6 @@ listener starts afresh with each one.
 """
 
 import contextlib
-import ipaddress
 import socket
 from collections.abc import Callable, Container, Sequence
 
@@ -50,23 +49,6 @@ def resolve(name: str, *, attempt: int = 0) -> str:
     found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     family, _, _, _, address = found[attempt % len(found)]
     return f"[{address[0]}]" if family == socket.AF_INET6 else str(address[0])
-
-
-def send_uncopied_ahead() -> None:
-    """Starts pyzmq's thread that frees zero-copy frames, so that the first spec need not wait.
-
-    It takes 2 to 7 ms.
-    """
-    zmq.Frame(b"", copy=False)
-
-
-def is_address(name: str) -> bool:
-    """Returns whether `name` is an IP address."""
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 class Connection:
@@ -179,15 +161,12 @@ class Connection:
             elif len(packed) <= PIECE_BYTES:
                 self._socket.send(packed, _NOBLOCK)
             else:
-                self._send_in_pieces(packed)
+                # The indices of a batch of 100,000 samples, say.
+                for start in range(0, len(packed), PIECE_BYTES):
+                    end = start + PIECE_BYTES
+                    self.send(Piece(is_last=end >= len(packed)), packed[start:end])
         except zmq.Again:
             return
-
-    def _send_in_pieces(self, packed: bytes) -> None:
-        """Sends what is too long for a frame: the indices of a batch of 100,000 samples, say."""
-        for start in range(0, len(packed), PIECE_BYTES):
-            end = start + PIECE_BYTES
-            self.send(Piece(is_last=end >= len(packed)), packed[start:end])
 
     def receive(
         self,

@@ -1,5 +1,6 @@
 """Links from a trainer to the coordinator and to the agent of each data host."""
 
+import ipaddress
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +12,6 @@ from stoker.feed.trainer.control_connection import (
     MAX_PAUSE_SECONDS,
     Connection,
     ZmqContext,
-    is_address,
     resolve,
 )
 from stoker.feed.trainer.receiver import BatchReceiver
@@ -25,7 +25,6 @@ _MAX_FAILURES = 3
 MAX_FRUITLESS = 5
 # Rosters are small, and so are all messages of agents: errors are cut to 1 MiB.
 MAX_MESSAGE_BYTES = 16 << 20
-
 
 Post = Callable[[Callable[[], None]], None]
 
@@ -54,12 +53,14 @@ class Link(Connection):
         if self.is_closed or self.is_open or self._is_resolving or now < self.dial_at:
             return
         self._attempt += 1
-        if is_address(self.name):
+        try:
+            ipaddress.ip_address(self.name)
+        except ValueError:
+            # In a thread: the resolver may take seconds, and would delay all other hosts.
+            self._is_resolving = True
+            threading.Thread(target=self._resolve, args=(now,), name="resolve", daemon=True).start()
+        else:
             self._dial(resolve(self.name))
-            return
-        # In a thread: the resolver may take seconds, and would delay all other hosts.
-        self._is_resolving = True
-        threading.Thread(target=self._resolve, args=(now,), name="resolve", daemon=True).start()
 
     def close_for_good(self, *, linger_seconds: float = 0.0) -> None:
         """Closes it, not to be dialled again; may be called twice."""

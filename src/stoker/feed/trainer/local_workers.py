@@ -11,7 +11,7 @@ from typing import cast
 
 import torch.multiprocessing
 
-from stoker.feed.wire.dataset import DatasetSpec, PackedSpec, unpack_spec
+from stoker.feed.wire.dataset import DatasetSpec, PackedSpec
 from stoker.feed.wire.protocol import Make
 from stoker.feed.workers.pool import ChildProcess, Result, WorkerJob, WorkerPool, WorkerRole, job_of
 from stoker.feed.workers.worker import worker_main
@@ -21,28 +21,6 @@ from stoker.host.processes import start_to_last
 # the batches that local workers have no time for.
 NICENESS = 10
 _HURRY_SECONDS = 1.0
-
-
-def _run_child(
-    sock: socket.socket,
-    spec: DatasetSpec | bytes,
-    *,
-    worker_id: int,
-    num_workers: int,
-    base_seed: int,
-    seeding: str,
-    host: str,
-) -> None:
-    worker_main(
-        sock,
-        unpack_spec(spec) if isinstance(spec, bytes) else spec,
-        worker_id=worker_id,
-        num_workers=num_workers,
-        base_seed=base_seed,
-        seeding=seeding,
-        host=host,
-        niceness=NICENESS,
-    )
 
 
 class LocalWorkers:
@@ -82,7 +60,7 @@ class LocalWorkers:
         def start(role: WorkerRole, sock: socket.socket) -> ChildProcess:
             shared = self._shared() if self._shared is not None else None
             child: BaseProcess = chosen.Process(  # type: ignore[attr-defined]
-                target=_run_child,
+                target=worker_main,
                 args=(sock, shared or packed.data),
                 kwargs={
                     "worker_id": role.number,
@@ -90,6 +68,7 @@ class LocalWorkers:
                     "base_seed": role.base_seed if role.num_shards else base_seed,
                     "seeding": seeding,
                     "host": host,
+                    "niceness": NICENESS,
                 },
                 daemon=True,
                 name=f"stoker-{'shard' if role.num_shards else 'worker'}-{role.number}",

@@ -14,7 +14,7 @@ from stoker.feed.trainer.buffers import BatchBuffers
 from stoker.feed.trainer.control_connection import CONNECT_SECONDS
 from stoker.feed.wire.protocol import Ticket
 from stoker.feed.wire.sealing import Unsealer
-from stoker.feed.wire.stream import RECEIVE_TIMEOUT_SECONDS, BatchReader, BufferPool, tune
+from stoker.feed.wire.stream import BatchReader, BufferPool, tune
 
 # From the ticket to the data host's first record; its loop turns within milliseconds.
 ANSWER_SECONDS = 10.0
@@ -48,9 +48,6 @@ class BatchReceiver:
         take: Callable[["BatchReceiver", bytes, int], None],
         ended: Callable[["BatchReceiver"], None],
         max_head_bytes: int,
-        connect_seconds: float = CONNECT_SECONDS,
-        answer_seconds: float = ANSWER_SECONDS,
-        receive_timeout_seconds: float = RECEIVE_TIMEOUT_SECONDS,
     ) -> None:
         self.buffers = buffers
         self.has_been_up = False
@@ -64,9 +61,6 @@ class BatchReceiver:
         self._take = take
         self._ended = ended
         self._max_head_bytes = max_head_bytes
-        self._connect_seconds = connect_seconds
-        self._answer_seconds = answer_seconds
-        self._receive_timeout_seconds = receive_timeout_seconds
         self._socket: socket.socket | None = None
         self._thread = threading.Thread(target=self._run, name="stoker-batches", daemon=True)
 
@@ -108,7 +102,7 @@ class BatchReceiver:
             self._ended(self)
 
     def _receive(self) -> None:
-        with socket.create_connection(self._peer, self._connect_seconds) as connection:
+        with socket.create_connection(self._peer, CONNECT_SECONDS) as connection:
             self._socket = connection
             # Still with the connect timeout; from `tune` on the kernel's limits apply.
             connection.sendall(self._ticket.ticket)
@@ -119,16 +113,12 @@ class BatchReceiver:
                 unsealer,
                 self._pool,
                 max_head_bytes=0,
-                receive_timeout_seconds=self._answer_seconds,
+                receive_timeout_seconds=ANSWER_SECONDS,
             )
             answer.head(is_awaited=True)
             self.has_been_up = True
             self.reader = BatchReader(
-                connection,
-                unsealer,
-                self._pool,
-                max_head_bytes=self._max_head_bytes,
-                receive_timeout_seconds=self._receive_timeout_seconds,
+                connection, unsealer, self._pool, max_head_bytes=self._max_head_bytes
             )
             # While this thread dials, `close` finds no socket to shut down: it ends here.
             while not self.is_closed:

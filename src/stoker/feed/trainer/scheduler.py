@@ -86,9 +86,6 @@ class PeerState:
         """Returns the seconds until one more batch would be ready: queue place times pace."""
         return (len(self.asked) + 1) * self.service_seconds
 
-    def load(self) -> float:
-        return len(self.asked) / self.credits
-
     def answered(self, asked_at: float, queued: int, now: float) -> None:
         """Records a batch that was asked for when the peer had `queued`, this one among them."""
         latency = max(now - asked_at, 0.0)
@@ -291,9 +288,6 @@ class Scheduler(ABC):
 
     @abstractmethod
     def _num_ready(self) -> int: ...
-
-    def in_flight(self, peer: Peer) -> int:
-        return len(self.peers[peer].asked) if peer in self.peers else 0
 
 
 class BatchScheduler(Scheduler):
@@ -552,7 +546,7 @@ class BatchScheduler(Scheduler):
 
     def _preference(self, peer: Peer) -> tuple[float, float]:
         state = self.peers[peer]
-        return (state.finish_seconds(), state.load())
+        return (state.finish_seconds(), len(state.asked) / state.credits)
 
     def _is_better_kept(self, peer: Peer, now: float) -> bool:
         """Returns whether, near the end, others make the rest before `peer` makes this one.

@@ -113,9 +113,6 @@ class Shard:
         """Returns whether no process makes the rest of it."""
         return self.owner is None and not self.is_whole()
 
-    def is_awaited(self, position: int, *, peer: Peer, generation: int) -> bool:
-        return self.owner == peer and self.generation == generation and position < self.asked
-
 
 def idle_words(*, num_shards: int, ranks: int, data_workers: int, is_set: bool) -> str:
     """Returns how many data workers have nothing to do, and what helps; empty: each has a shard.
@@ -327,9 +324,6 @@ class ShardScheduler(Scheduler):
     def committed_bytes(self) -> int:
         return int(sum(max(s.asked - s.taken, 0) for s in self._shards) * self._mean_bytes)
 
-    def owners(self) -> list[Peer | None]:
-        return [shard.owner for shard in self._shards]
-
     @property
     def num_workers(self) -> int:
         """Workers of all peers, by their credits.
@@ -390,7 +384,7 @@ class ShardScheduler(Scheduler):
     def _answered(self, peer: Peer, number: int, generation: int) -> tuple[int, Shard | None]:
         """Returns the position that was answered, and its shard, if that is waited for."""
         position, shard = number // len(self._shards), self._shard_of(number)
-        if not shard.is_awaited(position, peer=peer, generation=generation):
+        if shard.owner != peer or shard.generation != generation or position >= shard.asked:
             return position, None
         self.peers[peer].asked.pop(number, None)
         return position, shard

@@ -204,7 +204,10 @@ class Encoded:
         laid = array.transpose(axes) if axes else array
         if not laid.flags.c_contiguous:
             axes, laid = [], array
-        offset = self.reserve(laid.nbytes, lambda target: _copy_array(laid, target))
+        offset = self.reserve(
+            laid.nbytes,
+            lambda target: np.copyto(target.view(laid.dtype).reshape(laid.shape), laid),
+        )
         return [tag, array.dtype.str, list(laid.shape), offset, *_back(axes)]
 
     def _bytes(self, value: bytes | memoryview) -> list[object]:
@@ -267,7 +270,11 @@ def _tensor(encoder: Encoded, value: object) -> list[object] | None:
         if place is not None:
             encoder.in_place += nbytes
             return [Tag.TENSOR, name, list(tensor.shape), place, *end]
-    offset = encoder.reserve(nbytes, lambda target: _copy_tensor(tensor, target))
+
+    def copy(target: Bytes1D) -> None:
+        torch.from_numpy(target).view(tensor.dtype).view(tensor.shape).copy_(tensor)
+
+    offset = encoder.reserve(nbytes, copy)
     return [Tag.TENSOR, name, list(tensor.shape), offset, *end]
 
 
@@ -278,18 +285,6 @@ def _order(strides: Sequence[int]) -> list[int]:
 def _back(axes: list[int]) -> list[list[int]]:
     """Returns the permutation that undoes `axes`, as the last part of a node; none for none."""
     return [sorted(range(len(axes)), key=axes.__getitem__)] if axes else []
-
-
-def _copy_tensor(tensor: "torch.Tensor", target: Bytes1D) -> None:
-    import torch
-
-    torch.from_numpy(target).view(tensor.dtype).view(tensor.shape).copy_(tensor)
-
-
-def _copy_array(
-    array: "np.ndarray[tuple[int, ...], np.dtype[np.generic[object]]]", target: Bytes1D
-) -> None:
-    np.copyto(target.view(array.dtype).reshape(array.shape), array)
 
 
 class _LeafPickler(cloudpickle.Pickler):  # type: ignore[misc]

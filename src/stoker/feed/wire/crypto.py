@@ -13,7 +13,6 @@ import contextlib
 import hashlib
 import hmac
 import os
-import secrets
 import socket
 import struct
 from collections.abc import Collection
@@ -80,10 +79,6 @@ def read_event(monitor: "zmq.Socket[bytes]") -> tuple[int, int]:
     packed, _ = monitor.recv_multipart(zmq.NOBLOCK)
     event, value = struct.unpack("=hi", packed)
     return event, value
-
-
-def new_token() -> str:
-    return secrets.token_hex(TOKEN_BYTES)
 
 
 def read_token(path: Path | str) -> bytes:

@@ -8,6 +8,7 @@ host. Left out are likely secrets, and what differs between ranks or hosts: a da
 dataset once for all ranks.
 """
 
+import contextlib
 import hashlib
 import io
 import json
@@ -115,18 +116,15 @@ def environment_at_start(pid: str = "self") -> Mapping[str, str] | None:
             pid = str(parent.pid)
             # The parent may be another child of multiprocessing.
             while _SPAWNED.search(Path(f"/proc/{pid}/cmdline").read_text(errors="replace")):
-                pid = _parent_of(pid)
+                # The second word after the command's name, which may have spaces and parentheses.
+                status = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+                pid = status.rpartition(")")[2].split()[1]
         text = os.fsdecode(Path(f"/proc/{pid}/environ").read_bytes())
     except OSError:
         return None
     found = dict(line.split("=", 1) for line in text.split("\0") if "=" in line)
     # setproctitle overwrites the environment.
     return found if any(name.startswith("STOKER_") for name in found) else None
-
-
-def _parent_of(pid: str) -> str:
-    # The second word after the command's name, which may have spaces and parentheses.
-    return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1]
 
 
 def changes_between(
@@ -488,10 +486,7 @@ def _parts(spec: DatasetSpec) -> Mapping[str, object]:
 
 
 def _try_unpickle(data: bytes | None) -> object:
-    if data is None:
-        return None
-    try:
-        value: object = pickle.loads(data)
-    except Exception:
-        return None
+    value: object = None
+    with contextlib.suppress(Exception):
+        value = None if data is None else pickle.loads(data)
     return value

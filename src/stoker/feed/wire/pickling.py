@@ -35,7 +35,7 @@ CachedFunction = type(functools.lru_cache(len))
 _PIPE_WRAPPERS = ("_IterDataPipeSerializationWrapper", "_MapDataPipeSerializationWrapper")
 _ATOMS = (str, bytes, int, float, complex, bool, type(None))
 # Their hashes, and so the order of a set of them, differ between processes.
-_RANDOM_HASHES = (str, bytes, tuple, type(None))
+_RANDOM_HASHES = frozenset({str, bytes, tuple, type(None)})
 
 
 class DatasetFactory:
@@ -184,7 +184,7 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
         if id(found) in self._sets:
             return (self._sets[id(found)][0], None)
         # Pickled as usual: its order is the same everywhere, or cannot be determined.
-        if not _is_sortable(found):
+        if not all(map(_is_atom, found)) or _RANDOM_HASHES.isdisjoint(map(type, found)):
             return None
         number = len(self._sets)
         self._sets[id(found)] = (number, found)
@@ -270,15 +270,6 @@ def _gist(value: object) -> str:
     if isinstance(value, frozenset):
         return repr(sorted(_gist(item) for item in value))
     return repr(value) if isinstance(value, _ATOMS) else type(value).__qualname__
-
-
-def _is_sortable(found: Iterable[object]) -> bool:
-    is_random = False
-    for item in found:
-        if not _is_atom(item):
-            return False
-        is_random = is_random or type(item) in _RANDOM_HASHES
-    return is_random
 
 
 def _is_atom(item: object) -> bool:

@@ -67,7 +67,9 @@ class BufferPool:
         """Returns an array of `size` bytes with arbitrary content; reused after its last view."""
         if size < SMALL_BYTES:
             return np.empty(size, dtype=np.uint8)
-        size_class = _size_class(size)
+        # Four classes to each doubling: at most 25 % is unused.
+        step = max(mmap.PAGESIZE, 1 << ((size - 1).bit_length() - 3))
+        size_class = -(-size // step) * step
         free = self._free.setdefault(size_class, deque())
         try:
             block = free.pop()
@@ -90,12 +92,6 @@ class BufferPool:
         # No lock: a finalizer must not wait. Two threads may exceed the bound by one block.
         if self.idle_bytes() + len(lent.block) <= self._max_idle_bytes:
             lent.free.append(lent.block)
-
-
-def _size_class(size: int) -> int:
-    """Returns `size` rounded up: four classes to each doubling, at most 25 % is unused."""
-    step = max(mmap.PAGESIZE, 1 << ((size - 1).bit_length() - 3))
-    return -(-size // step) * step
 
 
 def tune(connection: socket.socket) -> None:

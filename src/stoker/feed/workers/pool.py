@@ -65,16 +65,6 @@ class ChildProcess(Protocol):
     def join(self, timeout: float | None = None) -> None: ...
 
 
-def wait_for_exit(process: ChildProcess) -> int | None:
-    """Returns the exit status of a process whose connection has ended; kills it if need be."""
-    with contextlib.suppress(Exception):
-        process.join(REAP_SECONDS)
-    if process.exitcode is None:
-        # It has closed its connection and still runs, or its status is unknown.
-        stop_all([process])
-    return process.exitcode
-
-
 def stop_all(processes: Iterable[ChildProcess]) -> None:
     """Kills them and waits for their end, 5 s at most; never raises."""
     killed = list(processes)
@@ -260,25 +250,6 @@ class WorkerEnd:
         return Result(self.jobs.popleft(), self.number)
 
 
-class Lateness:
-    """Durations of the last jobs of one pool."""
-
-    def __init__(self) -> None:
-        self._seconds: deque[float] = deque(maxlen=_MEMORY)
-
-    def took(self, seconds: float) -> None:
-        self._seconds.append(seconds)
-
-    def due_seconds(self, *, patience: int) -> float:
-        """Returns the seconds after which a job is late that was late `patience` times before."""
-        due = FIRST_OVERDUE_SECONDS
-        if self._seconds:
-            ordered = sorted(self._seconds)
-            p95 = ordered[math.ceil(0.95 * len(ordered)) - 1]
-            due = max(OVERDUE_SECONDS, _OVERDUE_FACTOR * p95)
-        return due * _AGAIN_FACTOR**patience
-
-
 class WorkerPool:
     """Workers for any job, and one for each shard that jobs are pinned to.
 
@@ -312,7 +283,8 @@ class WorkerPool:
         self._retries: deque[WorkerJob] = deque()
         # Jobs without a result, and how often each was late.
         self._open: dict[tuple[object, ...], int] = {}
-        self._lateness = Lateness()
+        # Of the last jobs.
+        self._seconds: deque[float] = deque(maxlen=_MEMORY)
         self._returned: deque[tuple[WorkerEnd, int]] = deque()
         self._has_begun = num_workers > 0
         self._is_closed = False
@@ -386,7 +358,9 @@ class WorkerPool:
                 result = worker.take(data, descriptors, return_slot=self._return_slot)
                 if result is None:
                     continue
-                self._begins_next(worker)
+                now = self._clock()
+                self._seconds.append(now - worker.begun_at)
+                worker.begin(now, self._open.get(worker.jobs[0].key, 0) if worker.jobs else 0)
                 if self._is_first(result):
                     results.append(result)
         except (ProtocolError, msgspec.DecodeError, ValueError, OSError) as err:
@@ -416,7 +390,7 @@ class WorkerPool:
         """Assigns late jobs to other workers, too; returns them. For once a second."""
         now = self._clock()
         for worker in self._workers.values():
-            due = self._lateness.due_seconds(patience=worker.patience)
+            due = self._due_seconds() * _AGAIN_FACTOR**worker.patience
             worker.is_late = bool(worker.jobs) and now - worker.begun_at >= due
         late = [job for worker in self._workers.values() if worker.is_late for job in worker.jobs]
         given: list[WorkerJob] = []
@@ -508,11 +482,12 @@ class WorkerPool:
         worker.jobs.append(job)
         worker.channel.send(pipe.pack(job.order))
 
-    def _begins_next(self, worker: WorkerEnd) -> None:
-        """Records that a worker has ended a job, and begins its next one."""
-        now = self._clock()
-        self._lateness.took(now - worker.begun_at)
-        worker.begin(now, self._open.get(worker.jobs[0].key, 0) if worker.jobs else 0)
+    def _due_seconds(self) -> float:
+        """Returns the seconds after which a job is late for the first time."""
+        if not self._seconds:
+            return FIRST_OVERDUE_SECONDS
+        ordered = sorted(self._seconds)
+        return max(OVERDUE_SECONDS, _OVERDUE_FACTOR * ordered[math.ceil(0.95 * len(ordered)) - 1])
 
     def _is_first(self, result: Result) -> bool:
         """Returns whether it is the first result of its job; else discards it."""
@@ -556,8 +531,13 @@ class WorkerPool:
     def _mark_dead(self, fileno: int, worker: WorkerEnd, failure: str) -> list[Result]:
         """Reaps a dead worker; for any job, starts another one, which gets its jobs."""
         worker.channel.close()
-        status = wait_for_exit(worker.process)
-        self.last_death = failure or f"data worker {worker.number} {describe_exit(status)}"
+        with contextlib.suppress(Exception):
+            worker.process.join(REAP_SECONDS)
+        if worker.process.exitcode is None:
+            # It has closed its connection and still runs, or its status is unknown.
+            stop_all([worker.process])
+        how = describe_exit(worker.process.exitcode)
+        self.last_death = failure or f"data worker {worker.number} {how}"
         lost: list[WorkerJob]
         if worker.stream is None:
             del self._workers[fileno]

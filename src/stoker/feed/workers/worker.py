@@ -34,7 +34,7 @@ from stoker.feed import seeding
 from stoker.feed.seeding import Seeder, set_states, states_here
 from stoker.feed.wire import codec
 from stoker.feed.wire.codec import Arena, Bytes1D, Encoded
-from stoker.feed.wire.dataset import DatasetSpec, built, pack_error
+from stoker.feed.wire.dataset import DatasetSpec, built, pack_error, unpack_spec
 from stoker.feed.wire.protocol import Stream
 from stoker.feed.workers.pipe import (
     Batch,
@@ -62,7 +62,7 @@ class _Fetcher(Protocol):
 
 def worker_main(
     sock: socket.socket,
-    spec: DatasetSpec,
+    spec: DatasetSpec | bytes,
     *,
     worker_id: int,
     num_workers: int,
@@ -74,6 +74,7 @@ def worker_main(
     """Makes batches until the other end of `sock` is closed; for a forked or spawned child.
 
     Args:
+        spec: As it is, or pickled.
         worker_id: For worker_init_fn, unique in the run, spec and rank; or the shard.
         num_workers: Of `get_worker_info()` in worker_init_fn, and with `torch` seeding: more than
             the id. While a batch is made it is the script's; see Seeder.
@@ -83,6 +84,8 @@ def worker_main(
     """
     become_worker()
     os.nice(niceness)
+    if isinstance(spec, bytes):
+        spec = unpack_spec(spec)
     channel = Pipe(sock, blocking=True)
     slots = Slots(channel)
     torch.set_num_threads(spec.num_threads)
@@ -137,7 +140,8 @@ class Slots:
             return
         self._free[slot] = memory
         # A dataset may keep a batch (a cache, a running mean): its memory must not be overwritten.
-        if self._is_kept(slot):
+        view = self._views.pop(slot, None)
+        if view is not None and view() is not None:
             self._close_slot(slot)
         # The smallest: a larger one is good for smaller batches, too.
         while len(self._free) > _SPARE_SLOTS:
@@ -223,11 +227,6 @@ class Slots:
             slot, memory = self._make(nbytes)
         self._held[slot] = memory
         return slot, memory
-
-    def _is_kept(self, slot: int) -> bool:
-        """Returns whether the dataset still has a view of what was built there."""
-        view = self._views.pop(slot, None)
-        return view is not None and view() is not None
 
     def _make(self, nbytes: int) -> tuple[int, mmap.mmap]:
         # A little more, so that batches of slightly different sizes share slots.
@@ -383,10 +382,8 @@ class IndexedSource:
         self._at = None
 
     def _seed_as_torch(self, base_seed: int) -> None:
-        """Seeds this process and sets get_worker_info(); Seeder seeds batches."""
-        seed = seeding.seed_as_torch(base_seed, self._id)
-        _set_worker_info(
-            self._spec.dataset, worker_id=self._id, num_workers=self._num_workers, seed=seed
+        _seed_as_torch(
+            self._spec.dataset, self._id, num_workers=self._num_workers, base_seed=base_seed
         )
 
     def _pack(self, err: Exception, where: str) -> bytes:
@@ -395,11 +392,12 @@ class IndexedSource:
         return pack_error(err, host=self._host, where=place)
 
 
-def _set_worker_info(dataset: object, *, worker_id: int, num_workers: int, seed: int) -> None:
+def _seed_as_torch(dataset: object, worker_id: int, *, num_workers: int, base_seed: int) -> None:
+    """Seeds this process and sets get_worker_info(); Seeder seeds batches."""
     torch_worker._worker_info = torch_worker.WorkerInfo(
         id=worker_id,
         num_workers=num_workers,
-        seed=seed,
+        seed=seeding.seed_as_torch(base_seed, worker_id),
         dataset=cast("torch.utils.data.Dataset[object]", dataset),
     )
 
@@ -441,9 +439,19 @@ class ShardStream:
                 self.spec = built(self.spec)
                 self._dataset = self.spec.dataset
             # Each epoch, also for a process that persists: torch shuffles data pipes again then.
-            self._share(resumed.shared_seed)
+            if isinstance(self._dataset, IterDataPipe) and resumed.shared_seed is not None:
+                generator = torch.Generator()
+                generator.manual_seed(resumed.shared_seed)
+                self._dataset = apply_random_seed(self._dataset, generator)
             if is_new:
-                self._initialise()
+                _seed_as_torch(
+                    self._dataset,
+                    self._shard,
+                    num_workers=self._num_shards,
+                    base_seed=self._base_seed,
+                )
+                if self.spec.worker_init_fn is not None:
+                    self.spec.worker_init_fn(self._shard)
                 self._resume(resumed, index)
             self.state = self.states() if resumed.persists else b""
             self._fetcher = self._iterate()
@@ -498,20 +506,6 @@ class ShardStream:
             self.position -= 1
             self.is_exhausted = True
             raise
-
-    def _share(self, shared_seed: int | None) -> None:
-        if isinstance(self._dataset, IterDataPipe) and shared_seed is not None:
-            generator = torch.Generator()
-            generator.manual_seed(shared_seed)
-            self._dataset = apply_random_seed(self._dataset, generator)
-
-    def _initialise(self) -> None:
-        seed = seeding.seed_as_torch(self._base_seed, self._shard)
-        _set_worker_info(
-            self._dataset, worker_id=self._shard, num_workers=self._num_shards, seed=seed
-        )
-        if self.spec.worker_init_fn is not None:
-            self.spec.worker_init_fn(self._shard)
 
 
 class ShardSource:
