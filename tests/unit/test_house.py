@@ -30,7 +30,6 @@ MODULES = {
 TESTS = Path(__file__).parents[1]
 # Modules that are started as processes, or found by name where a library is imported.
 STARTED = re.compile(r"stoker(\.[a-z_]+)+")
-CONSTANT = re.compile(r"_?[A-Z][A-Z0-9_]*")
 
 
 @functools.cache
@@ -57,15 +56,6 @@ def _nothing_is_kept():
     trees.cache_clear()
 
 
-def test_no_class_name_occurs_twice():
-    places = defaultdict(list)
-    for module, found in nodes():
-        for node in found:
-            if isinstance(node, ast.ClassDef):
-                places[node.name].append(module)
-    assert {name: found for name, found in places.items() if len(found) > 1} == {}
-
-
 def aliases(tree: ast.Module) -> Iterator[str]:
     """Yields names in CamelCase that a module assigns, but for type variables."""
     for node in tree.body:
@@ -76,58 +66,16 @@ def aliases(tree: ast.Module) -> Iterator[str]:
                 yield from re.findall(r"^_?[A-Z]\w*[a-z]\w*$", target.id)
 
 
-def test_no_alias_has_the_name_of_a_class_or_of_another_alias():
+def test_no_name_of_a_class_or_of_an_alias_occurs_twice():
     places = defaultdict(list)
     for module, tree in trees():
         # The types of options are called as what they hold.
         for name in aliases(tree) if module != "stoker.cli.options" else ():
             places[name].append(module)
-        for node in tree.body:
+        for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(module)
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
-
-
-def constants_below_definitions(tree: ast.Module) -> Iterator[str]:
-    """Yields constants that stand below a definition although they need nothing defined there."""
-    local: set[str] = set()
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef | ast.FunctionDef):
-            local.add(node.name)
-        elif isinstance(node, ast.Assign | ast.AnnAssign) and local:
-            found = {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            names = {ast.unparse(target) for target in targets}
-            if found & local or not all(CONSTANT.fullmatch(name) for name in names):
-                local |= names
-            else:
-                yield from names
-        elif local:
-            # An import in a `with` or `try` names what the constants below it may need.
-            for part in ast.walk(node):
-                if isinstance(part, ast.Import | ast.ImportFrom):
-                    local |= {alias.asname or alias.name for alias in part.names}
-                elif isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
-                    local.add(part.id)
-
-
-def test_constants_stand_under_the_imports():
-    found = {name: sorted(constants_below_definitions(tree)) for name, tree in trees()}
-    assert {name: names for name, names in found.items() if names} == {}
-
-
-def test_a_log_event_is_a_member_of_the_enum():
-    found = [
-        f"{name}:{node.lineno}"
-        for name, tree in trees()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr == "event"
-        and node.args
-        and isinstance(node.args[0], ast.Constant)
-    ]
-    assert found == []
 
 
 def names_in(statement: ast.Import | ast.ImportFrom) -> set[str]:
@@ -137,34 +85,17 @@ def names_in(statement: ast.Import | ast.ImportFrom) -> set[str]:
     return {name if name in MODULES else str(statement.module) for name in whole}
 
 
-def imported_by(node: ast.AST) -> set[str]:
-    """Returns what a module imports when it is imported: not in a function, nor for types only."""
-    found: set[str] = set()
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            continue
-        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-            continue
-        if isinstance(child, ast.Import | ast.ImportFrom):
-            found |= names_in(child)
-        found |= imported_by(child)
-    return found
-
-
-def imported_sometime_by(found: list[ast.AST]) -> set[str]:
-    """Returns what is imported at whatever time: also by functions, and for types."""
-    statements = [node for node in found if isinstance(node, ast.Import | ast.ImportFrom)]
-    return set[str]().union(*map(names_in, statements))
-
-
-def test_no_circle_of_imports():
-    graph = {module: imported_by(tree) & MODULES.keys() for module, tree in trees()}
-    assert sum(map(len, graph.values())) > 500
-    graphlib.TopologicalSorter(graph).prepare()
-
-
-def test_no_circle_is_hidden_by_late_imports_or_types():
-    graph = {module: imported_sometime_by(found) & MODULES.keys() for module, found in nodes()}
+def test_no_circle_of_imports_and_none_is_hidden_by_late_imports_or_types():
+    graph = {
+        module: MODULES.keys()
+        & {
+            name
+            for node in found
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for name in names_in(node)
+        }
+        for module, found in nodes()
+    }
     assert sum(map(len, graph.values())) > 500
     graphlib.TopologicalSorter(graph).prepare()
 
@@ -339,13 +270,6 @@ def test_what_begins_a_process_is_light(names, allowed):
 
 # Of no module of stoker: the Makefile, an example, this page.
 OF_NO_MODULE = {"environment", "example_mnist", "house"}
-
-
-def test_no_two_test_files_have_one_name():
-    places = defaultdict(list)
-    for path in TESTS.rglob("test_*.py"):
-        places[path.name].append(str(path.parent))
-    assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
 def test_unit_tests_are_named_after_what_they_test():
