@@ -1,7 +1,6 @@
 """The command line is an interface: its verbs and flags are held against a list here."""
 
 import contextlib
-import json
 import re
 import shlex
 import subprocess
@@ -12,7 +11,6 @@ import pytest
 import typer.main
 
 from stoker.cli.app import PANELS, app_for
-from stoker.records import RECORDS
 from support.command import process, stoker
 
 ROOT = Path(__file__).parents[2]
@@ -161,31 +159,18 @@ def test_every_verb_explains_itself(tmp_path, verb):
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 
-@pytest.mark.parametrize("record", sorted(RECORDS))
-def test_schema_prints_a_json_schema(tmp_path, record):
-    done = stoker("schema", record, cwd=tmp_path)
-    assert json.loads(done.stdout)["$schema"].startswith("https://json-schema.org/")
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
         (["run", "missing.yaml"], 2, ["no such file: missing.yaml", "where:", "try:"]),
-        (["run", "bad-type.yaml"], 2, ["bad-type.yaml:3, key feed.credits", "whole number"]),
-        (["run", "unknown-key.yaml"], 2, ["unknown key comand", "did you mean command?"]),
         (["run", "not-yaml.yaml"], 2, ["not YAML", "not-yaml.yaml:3"]),
-        (["run", "no-command.yaml"], 2, ["command not found: no-such-program"]),
         (["run", "no-script.yaml"], 2, ["no such script: missing.py"]),
         (["run", "good.yaml", "--from", "trian"], 2, ["--from trian", "did you mean train?"]),
         (["run", "good.yaml", "--from", "train"], 2, ["no earlier run"]),
         (["run", "good.yaml", "--set", "feed.credit=3"], 2, ["--set feed.credit", "credits?"]),
         (["train", "--", "no-such-program"], 2, ["command not found: no-such-program"]),
         (["train"], 2, ["no workload and no command"]),
-        (["train", "--nonsense"], 2, ["no such option", "stoker train --help"]),
-        (["train", "--group", "data=2", "--", "true"], 2, ["--group dnn=... is missing"]),
-        (["train", "--group", "dnn=0", "--", "true"], 2, ["at least one host"]),
         (["train", "--group", "dmn=1", "--", "true"], 2, ["did you mean dnn?"]),
-        (["train", "--platform", "lokal", "--", "true"], 2, ["did you mean local?"]),
         (["profile", "--out", "/proc/p.json", "--", "true"], 2, ["cannot write", "--out FILE"]),
         (["profile", "--budget", "99999999999", "--", "true"], 2, ["--budget\n", "86400"]),
         (["profile", "--copy", "cloud.yaml"], 2, ["--copy cannot be used on sagemaker"]),
@@ -201,7 +186,6 @@ def test_schema_prints_a_json_schema(tmp_path, record):
         (["run", "tiny.py"], 2, ["try:   stoker init --script tiny.py"]),
         (["run", "empty.yaml"], 2, ["at least the keys name and command", "stoker init --script"]),
         (["profile", "tiny.py"], 2, ["try:   stoker profile -- python tiny.py"]),
-        (["train", "tiny.py", "a"], 2, ["try:   stoker train -- python tiny.py a"]),
         (
             ["profile", "good.yaml", "--", "python", "tiny.py"],
             2,
@@ -210,7 +194,11 @@ def test_schema_prints_a_json_schema(tmp_path, record):
                 "stoker profile good.yaml or stoker profile -- python",
             ],
         ),
-        (["profile", "--platform", "lokal", "--", "true"], 2, ["where: --platform\n"]),
+        (
+            ["profile", "--platform", "lokal", "--", "true"],
+            2,
+            ["mean local?", "--platform\n"],
+        ),
         (["profile", "--set", "profile.budget_seconds=1", "--", "true"], 2, ["where: --set pr"]),
         (
             ["decide", "--instance-type", "local.c1", "--step-seconds", "1", "--objective", "fast"],
@@ -233,10 +221,7 @@ def test_bad_input_gets_three_lines_and_the_usage_exit_code(tmp_path, arguments,
     good = "name: x\ncommand: [python, -c, pass]\n"
     files = {
         "good.yaml": good,
-        "bad-type.yaml": good + "feed: {credits: many}\n",
-        "unknown-key.yaml": good + "comand: [a]\n",
         "not-yaml.yaml": "name: x\ncommand: [a\n",
-        "no-command.yaml": "name: x\ncommand: [no-such-program]\n",
         "no-script.yaml": "name: x\ncommand: [python, missing.py]\n",
         "cloud.yaml": good + "platform: sagemaker\n",
         "text.yaml": "name: x\ncommand: python train.py --lr\n",

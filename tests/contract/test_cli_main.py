@@ -31,17 +31,6 @@ def test_a_folder_whose_name_is_not_utf8_is_a_usage_error(tmp_path, monkeypatch,
     assert "this folder is not UTF-8" in capsys.readouterr().err
 
 
-def test_a_script_without_the_x_bit_is_told_from_a_missing_one(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    Path("q.py").write_text("")
-    assert run(["train", "--", "./q.py"]) == 2
-    said = capsys.readouterr().err
-    assert "./q.py is not executable" in said
-    assert "chmod +x ./q.py" in said
-    assert run(["train", "q.py"]) == 2
-    assert "try:   stoker train -- python q.py" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("out", "words"),
     [(".", "it is a folder"), ("file/x.json", "is not a folder"), ("shut", "rights")],
@@ -71,12 +60,6 @@ def test_an_output_that_cannot_be_written_is_found_before_the_work(
     assert run([out if word == "OUT" else word for word in command]) == 2
     assert words in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "q.py"]
-
-
-def test_a_record_may_go_into_folders_that_are_yet_to_be_made(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert run([*PROFILED, "--out", "a/b/d.json"]) == 0
-    assert Path("a/b/d.json").is_file()
 
 
 def test_what_only_prints_ends_quietly_when_its_reader_goes():
@@ -141,10 +124,10 @@ def test_what_only_prints_says_that_the_disk_is_full():
 
 def test_a_training_goes_on_when_the_disk_of_its_output_is_full(tmp_path):
     (tmp_path / "q.py").write_text("print('step 1')\n")
-    command = [*CLI, "train", "--out", "t.json", "--", sys.executable, "q.py"]
+    command = [*CLI, "train", "--out", "a/b/t.json", "--", sys.executable, "q.py"]
     with Path("/dev/full").open("wb") as full:
         assert subprocess.call(command, cwd=tmp_path, stdout=full, stderr=full, timeout=60) == 0
-    assert (tmp_path / "t.json").exists()
+    assert (tmp_path / "a" / "b" / "t.json").exists()
 
 
 @pytest.mark.parametrize("once", [["--once"], []])
