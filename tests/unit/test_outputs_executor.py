@@ -1,9 +1,6 @@
 import json
-from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from stoker.cli.outputs import (
     MAX_PARAMETER_BYTES,
@@ -125,24 +122,3 @@ def test_a_parameter_is_no_longer_than_kubeflow_carries(tmp_path):
 def test_something_else_is_named_with_what_to_pass(text):
     with pytest.raises(UsageError, match="--executor-input is not what Kubeflow gives a step"):
         read_executor_input(text)
-
-
-_JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
-    max_leaves=8,
-)
-_NAMED = st.dictionaries(
-    st.sampled_from(["parameters", "artifacts", "outputFile"]), _JSON, max_size=3
-)
-
-
-@given(_NAMED)
-def test_any_document_is_read_or_refused_in_words(outputs):
-    try:
-        executor = read_executor_input(json.dumps({"outputs": outputs}))
-    except UsageError:
-        file = outputs.get("outputFile")
-        assert not isinstance(file, str) or not file
-    else:
-        assert str(executor.output_file) == str(Path(str(outputs["outputFile"])))
