@@ -9,11 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from stoker.cli.app import app_for
-from stoker.errors import UsageError
 from stoker.records import write_json
 from stoker.settings import read_workload
 from support import sample_records
-from support.command import process, stoker
+from support.command import stoker
 from support.examples import document, project
 
 ROOT = Path(__file__).parents[2]
@@ -71,13 +70,6 @@ def test_each_workload_is_a_request_that_its_platform_takes(name, tmp_path, monk
     assert shown.exit_code == 0, shown.output
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if not COVERED[name].runs])
-def test_a_workload_for_a_cloud_is_refused_until_it_has_the_readers_names(name):
-    with pytest.raises(UsageError, match="replace the placeholder") as caught:
-        read_workload(ROOT / "configs" / name)
-    assert f"configs/{name}:" in caught.value.where
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -102,16 +94,6 @@ def test_each_verb_refuses_a_workload_with_placeholders(words, tmp_path, monkeyp
     assert "replace the placeholder: ACCOUNT in image" in done.stderr
     assert "configs/mnist-sagemaker.yaml:13, key image" in done.stderr
     assert [file.name for file in tmp_path.iterdir()] == ["profile.json"]
-
-
-def test_the_dry_run_that_smddps_workload_names_shows_the_strategy(tmp_path):
-    text = (ROOT / "configs" / "mnist-smddp.yaml").read_text()
-    (line,) = [line for line in text.splitlines() if line.startswith("#   stoker train ")]
-    words = line.removeprefix("#   stoker ").split()
-    done = process(*words, cwd=project(tmp_path))
-    assert done.returncode == 0, done.stderr
-    assert '\\"name\\": \\"smddp\\"' in done.stdout
-    assert '"ml.c7i.4xlarge"' in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -244,10 +244,3 @@ def test_the_verb_ends_with_4_where_something_fails(tmp_path, port, capsys, monk
 def test_a_workload_and_what_is_to_be_looked_at_go_together(given, what):
     with pytest.raises(UsageError, match=what):
         doctor_verb(**given)
-
-
-def test_a_workload_that_is_wrong_is_told_before_anything_is_looked_at(tmp_path, capsys):
-    (tmp_path / "w.yaml").write_text("name: mnist")
-    with pytest.raises(UsageError, match="command"):
-        doctor_verb(str(tmp_path / "w.yaml"), cluster=True)
-    assert capsys.readouterr().out == ""

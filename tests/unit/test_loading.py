@@ -82,11 +82,8 @@ def test_batches_of_the_feed_count_wherever_they_were_made(tmp_path):
     assert why_unfed(tmp_path, PROGRESS) == ""
     (tmp_path / FILE.format(rank=0)).write_text("0,0,0,0,0.1,0.1,4")
     assert why_unfed(tmp_path, {}) == ""
-
-
-def test_batches_that_are_only_timed_are_none_of_the_feed(tmp_path):
+    # Batches that are only timed are none of the feed's.
     say(tmp_path, Loading(optimizer_steps=9, own=("x.Loader",)))
-    (tmp_path / FILE.format(rank=0)).write_text("0,0,0,0,0.1,0.1,4")
     assert "x.Loader makes batches in its own way" in why_unfed(tmp_path, {})
 
 

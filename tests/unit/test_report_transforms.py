@@ -15,16 +15,6 @@ COSTS = (
 )  # fmt: skip
 
 
-def test_parts_that_cost_nothing_have_no_row():
-    rows = transform_rows(COSTS)
-    assert [(row.name, row.is_part) for row in rows] == [
-        ("getitem", False),
-        ("Crop<b>", True),
-        ("collate", False),
-    ]
-    assert [row.size for row in rows] == ["", "900 kB → 100 B", "2.05 kB"]
-
-
 def page(tmp_path, profile):
     none = dict.fromkeys(("decision", "training", "evaluation"))
     return sample_records.write_page(tmp_path, profile=profile, **none)
@@ -35,18 +25,22 @@ def profile_with(*costs, read_bytes=None):
     return builders.profile(step_seconds=0.1, transforms=costs, **storage)
 
 
-def test_the_table_stands_in_the_report_and_names_are_text(tmp_path):
+def test_parts_that_cost_something_stand_in_the_report_and_names_are_text(tmp_path):
+    rows = transform_rows(COSTS)
+    assert [(row.name, row.is_part) for row in rows] == [
+        ("getitem", False),
+        ("Crop<b>", True),
+        ("collate", False),
+    ]
+    assert [row.size for row in rows] == ["", "900 kB → 100 B", "2.05 kB"]
     html = page(tmp_path, profile_with(*COSTS, read_bytes=4e6))
     assert "Parts of loading" in html
     assert "Crop&lt;b&gt;" in html
     assert "Crop<b>" not in html
     assert "A step reads 4.00 MB from storage, which gives each host 200 MB per second" in html
-
-
-def test_a_profile_without_parts_has_no_table(tmp_path):
-    html = page(tmp_path, profile_with())
-    assert "Parts of loading" not in html
-    assert "from storage" not in html
+    without = page(tmp_path, profile_with())
+    assert "Parts of loading" not in without
+    assert "from storage" not in without
 
 
 def test_states_stand_in_the_report_with_their_shares(tmp_path):

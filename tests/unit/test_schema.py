@@ -35,11 +35,6 @@ def test_the_schema_is_otherwise_that_of_the_types():
         assert bare(schema_of(kind)) == bare(msgspec.json.schema(kind))
 
 
-def test_a_file_begins_with_the_keys_of_its_own():
-    definition = schema_of(RECORDS["workload"])["$defs"]["Workload"]  # type: ignore[index, call-overload]
-    assert list(definition["properties"])[:3] == ["schema", "name", "command"]
-
-
 def test_texts_are_read_over_lines_and_from_classes_below():
     class Below(Record, frozen=True, kw_only=True):
         """Something.

@@ -34,14 +34,6 @@ def begin(session: FeedSession, epoch: int, spec: PackedSpec) -> int:
     )
 
 
-@pytest.mark.parametrize("epoch", [3, 2, 0, 4])
-def test_an_epoch_has_a_higher_id_than_the_one_before_whatever_its_number(epoch):
-    session, before = session_at(3)
-    again, number = session_at(epoch, known=session)
-    assert again.epoch == epoch
-    assert number > before
-
-
 def test_who_left_an_epoch_ends_no_later_one_of_the_same_number():
     session, before = session_at(3)
     _, number = session_at(3, known=session)

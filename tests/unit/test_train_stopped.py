@@ -29,9 +29,8 @@ class Interrupted:
 
     name = "local"
 
-    def __init__(self, ends: JobEnd | Exception | None, interrupt: BaseException) -> None:
+    def __init__(self, ends: JobEnd | Exception | None) -> None:
         self._ends = ends
-        self._interrupt = interrupt
 
     def plan(self, job: JobSpec) -> JobSpec:
         return job
@@ -44,7 +43,7 @@ class Interrupted:
 
     def lines(self) -> Iterator[LogLine]:
         yield LogLine(group="dnn", host="algo-1", text="epoch 1")
-        raise self._interrupt
+        raise KeyboardInterrupt
 
     def wait(self) -> JobEnd:
         if isinstance(self._ends, Exception):
@@ -60,7 +59,7 @@ class Interrupted:
 def stopped(run_dir: Path, ends: JobEnd | Exception | None) -> Training:
     kept: list[Training] = []
     told: list[str] = []
-    platform = Interrupted(ends, KeyboardInterrupt())
+    platform = Interrupted(ends)
     job = replace(JOB, run_dir=run_dir)
     with pytest.raises(KeyboardInterrupt):
         train(
@@ -90,11 +89,3 @@ def test_a_job_that_cannot_be_stopped_is_not_waited_for(tmp_path, monkeypatch):
     monkeypatch.setattr(body, "STOPPED_SECONDS", 0.05)
     (event,) = stopped(tmp_path, None).events
     assert event.what == "no record was left: the job has not ended yet"
-
-
-def test_an_error_is_no_stop():
-    kept: list[Training] = []
-    platform = Interrupted(STOPPED, ValueError("broken"))
-    with pytest.raises(ValueError, match="broken"):
-        train(JOB, platform=platform, catalog=load_catalog("local"), on_stop=kept.append)
-    assert kept == []

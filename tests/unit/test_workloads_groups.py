@@ -12,15 +12,9 @@ def test_type_hosts_and_workers_are_read():
         ("dnn", "ml.g5.xlarge", 1, None),
         ("data", "ml.c7i.8xlarge", 2, 30),
     ]
+    dnn, _ = parse_groups(["dnn=1:0", "data=2:1"], default_type="local.c1")
+    assert (dnn.instance_type, dnn.count, dnn.workers_per_host) == ("local.c1", 1, 0)
     assert groups_in_words(groups) == "dnn 1 x ml.g5.xlarge, data 2 x ml.c7i.8xlarge"
-
-
-def test_todays_type_is_the_default():
-    groups = parse_groups(["dnn=1:0", "data=2:1"], default_type="local.c1")
-    assert [(g.instance_type, g.count, g.workers_per_host) for g in groups] == [
-        ("local.c1", 1, 0),
-        ("local.c1", 2, 1),
-    ]
 
 
 @pytest.mark.parametrize(
@@ -32,12 +26,9 @@ def test_anything_else_is_refused_with_the_text_named(text):
         parse_groups([text], default_type="local.c1")
 
 
-def test_a_data_group_without_workers_is_refused():
+def test_a_data_group_needs_workers_and_each_role_stands_there_once():
     with pytest.raises(UsageError, match="need workers"):
         parse_groups(["dnn=1", "data=1:0"], default_type="local.c1")
-
-
-def test_a_role_may_stand_there_once():
     with pytest.raises(UsageError, match="twice"):
         parse_groups(["dnn=1", "dnn=1"], default_type="local.c1")
 
