@@ -73,12 +73,6 @@ def test_the_examples_of_stoker_run(reference):
     run_examples(reference, "stoker")
 
 
-def test_the_example_of_keras_is_python(reference):
-    # tests/engines runs a Keras script; here there is no TensorFlow.
-    for code in reference.examples("stoker.keras").values():
-        compile(code, "the example of stoker.keras", "exec")
-
-
 @pytest.mark.usefixtures("_in_a_project", "quick_kfp")
 def test_the_examples_of_kubeflow_run(reference):
     pytest.importorskip("kfp")

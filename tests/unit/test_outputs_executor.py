@@ -10,28 +10,25 @@ from stoker.cli.outputs import (
 )
 from stoker.errors import UsageError
 
+ADDRESS = "minio://bucket/v2/artifacts/run"
+ARTIFACTS = {
+    "decision": "system.Artifact",
+    "metrics": "system.Metrics",
+    "model": "system.Model",
+}
+
 
 def document(folder):
-
     def artifact(name, kind):
-        uri = f"minio://bucket/v2/artifacts/run/{name}"
-        described = {
-            "name": name,
-            "type": {"schemaTitle": kind, "schemaVersion": "0.0.1"},
-            "uri": uri,
-            "metadata": {},
-        }
-        return {"artifacts": [described]}
+        described = {"schemaTitle": kind, "schemaVersion": "0.0.1"}
+        uri = f"{ADDRESS}/{name}"
+        return {"artifacts": [{"name": name, "type": described, "uri": uri, "metadata": {}}]}
 
     return {
         "inputs": {"parameterValues": {"workload": "{}", "instance_count": 1}},
         "outputs": {
             "parameters": {"where": {"outputFile": "/tmp/kfp/outputs/where"}},
-            "artifacts": {
-                "decision": artifact("decision", "system.Artifact"),
-                "metrics": artifact("metrics", "system.Metrics"),
-                "model": artifact("model", "system.Model"),
-            },
+            "artifacts": {name: artifact(name, kind) for name, kind in ARTIFACTS.items()},
             "outputFile": str(folder / "deep" / "output_metadata.json"),
         },
     }
@@ -49,32 +46,17 @@ def test_the_file_has_what_kubeflow_merges_into_parameters_and_artifacts(tmp_pat
         metrics={"step_seconds": 0.5, "speedup": float("nan")},
         model_uri="pvc://models/mnist",
     )
-    address = "minio://bucket/v2/artifacts/run"
+    # Only what the component declares, only numbers that JSON has.
+    metadata = {
+        "decision": {},
+        "metrics": {"step_seconds": 0.5},
+        "model": {"model_uri": "pvc://models/mnist"},
+    }
     assert written(tmp_path) == {
-        # Only what the component declares, only numbers that JSON has.
         "parameterValues": {"where": "pod"},
         "artifacts": {
-            "decision": {
-                "artifacts": [{"name": "decision", "uri": f"{address}/decision", "metadata": {}}]
-            },
-            "metrics": {
-                "artifacts": [
-                    {
-                        "name": "metrics",
-                        "uri": f"{address}/metrics",
-                        "metadata": {"step_seconds": 0.5},
-                    }
-                ]
-            },
-            "model": {
-                "artifacts": [
-                    {
-                        "name": "model",
-                        "uri": f"{address}/model",
-                        "metadata": {"model_uri": "pvc://models/mnist"},
-                    }
-                ]
-            },
+            name: {"artifacts": [{"name": name, "uri": f"{ADDRESS}/{name}", "metadata": found}]}
+            for name, found in metadata.items()
         },
     }
 

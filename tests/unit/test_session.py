@@ -9,34 +9,26 @@ from stoker.feed.seeding import Numbered
 from stoker.feed.trainer.buffers import BatchOutcome
 from stoker.feed.trainer.scheduler import BatchScheduler
 from stoker.feed.trainer.session import FeedSession
-from stoker.feed.wire.dataset import DatasetSpec, PackedSpec, pack_spec
+from stoker.feed.wire.dataset import DatasetSpec, pack_spec
 
 SPEC = pack_spec(DatasetSpec(dataset=[1], collate_fn=len), max_bytes=1 << 20)
 
 
-def session_at(epoch: int, *, known: FeedSession | None = None) -> tuple[FeedSession, int]:
-    session = known or FeedSession(
-        "s", lock=threading.Lock(), wake=lambda: None, schedule=BatchScheduler(max_bytes=1 << 20)
-    )
-    return session, begin(session, epoch, SPEC)
+def begin(session: FeedSession) -> int:
+    indices: Iterator[Numbered] = iter([Numbered((1, 0, 3, 0), [0])])
+    given = {"seeding": "batch", "local": None, "is_eager": True, "pins_on": None}
+    return session.begin(epoch=3, spec=SPEC, indices=indices, **given)  # type: ignore[arg-type]
 
 
-def begin(session: FeedSession, epoch: int, spec: PackedSpec) -> int:
-    indices: Iterator[Numbered] = iter([Numbered((1, 0, epoch, 0), [0])])
-    return session.begin(
-        epoch=epoch,
-        spec=spec,
-        seeding="batch",
-        local=None,
-        indices=indices,
-        is_eager=True,
-        pins_on=None,
-    )
+@pytest.fixture
+def session() -> FeedSession:
+    schedule = BatchScheduler(max_bytes=1 << 20)
+    return FeedSession("s", lock=threading.Lock(), wake=lambda: None, schedule=schedule)
 
 
-def test_who_left_an_epoch_ends_no_later_one_of_the_same_number():
-    session, before = session_at(3)
-    _, number = session_at(3, known=session)
+def test_who_left_an_epoch_ends_no_later_one_of_the_same_number(session):
+    before, number = begin(session), begin(session)
+    assert number > before
     session.cancel(before)
     assert session.is_busy
     session.schedule.grant("host", 1)
@@ -48,8 +40,8 @@ def test_who_left_an_epoch_ends_no_later_one_of_the_same_number():
     assert session.next(number, timeout_seconds=1) == "batch"
 
 
-def test_an_epoch_that_was_left_frees_its_session_for_one_more():
-    session, number = session_at(3)
+def test_an_epoch_that_was_left_frees_its_session_for_one_more(session):
+    number = begin(session)
     assert not session.is_idle()
     session.cancelled_epoch_id = number
     assert session.is_idle()
