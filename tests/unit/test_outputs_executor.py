@@ -2,9 +2,10 @@ import json
 
 import pytest
 
+from stoker.cli.options import OutputFiles
 from stoker.cli.outputs import (
     MAX_PARAMETER_BYTES,
-    check_parameters,
+    outputs_of,
     read_executor_input,
     write_executor_output,
 )
@@ -85,10 +86,10 @@ def test_a_step_without_outputs_writes_an_empty_document(tmp_path):
 
 
 def test_a_parameter_that_no_step_publishes_is_refused_before_the_work(tmp_path):
-    executor = read_executor_input(json.dumps(document(tmp_path)))
-    check_parameters(executor, frozenset({"where", "action"}))
+    files = OutputFiles(executor_input=json.dumps(document(tmp_path)))
+    assert outputs_of(files, parameters=frozenset({"where", "action"})).executor
     with pytest.raises(UsageError, match="has no output parameter where") as caught:
-        check_parameters(executor, frozenset({"action"}))
+        outputs_of(files, parameters=frozenset({"action"}))
     assert caught.value.fix == "known are: action"
 
 

@@ -79,7 +79,6 @@ class VerbCommand(TyperCommand):
     """A verb's help, with its arguments as they are typed, without braces and Python types."""
 
     def format_usage(self, ctx: "Context", formatter: "HelpFormatter") -> None:
-        """Writes the usage line."""
         names = [name for name, _ in self._arguments()]
         formatter.write_usage(ctx.command_path, " ".join(["[OPTIONS]", *names]))
 

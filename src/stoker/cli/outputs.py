@@ -159,17 +159,6 @@ def step_inputs(files: OutputFiles) -> StepInputs:
     )
 
 
-def check_parameters(executor: ExecutorInput, known: frozenset[str]) -> None:
-    """Raises UsageError if an output parameter is not one of `known`."""
-    unknown = sorted(executor.parameters - known)
-    if unknown:
-        raise UsageError(
-            f"this step has no output parameter {unknown[0]}",
-            where=_WHERE,
-            fix="known are: " + ", ".join(sorted(known)) if known else "leave it out",
-        )
-
-
 def write_executor_output(
     executor: ExecutorInput,
     *,
@@ -239,8 +228,13 @@ def outputs_of(
         UsageError: If Kubeflow's document cannot be read, or asks for other `parameters`.
     """
     executor = read_executor_input(files.executor_input) if files.executor_input else None
-    if executor:
-        check_parameters(executor, parameters)
+    unknown = sorted(executor.parameters - parameters) if executor else []
+    if unknown:
+        raise UsageError(
+            f"this step has no output parameter {unknown[0]}",
+            where=_WHERE,
+            fix="known are: " + ", ".join(sorted(parameters)) if parameters else "leave it out",
+        )
     return Outputs(out=files.out, summary=files.summary, model=model, executor=executor)
 
 

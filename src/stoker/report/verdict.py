@@ -96,8 +96,7 @@ class Figures:
     baseline_cpu_seconds: float | None = None
     baseline_accelerator_seconds: float | None = None
     predicted: float | None = None
-    predicted_low: float | None = None
-    predicted_high: float | None = None
+    band: Band | None = None
     predicted_usd: float | None = None
     predicted_cpu_seconds: float | None = None
     predicted_accelerator_seconds: float | None = None
@@ -134,12 +133,6 @@ class Figures:
             of=of,
             style="page",
         )
-
-    @property
-    def band(self) -> Band | None:
-        if self.predicted_low is None or self.predicted_high is None:
-            return None
-        return Band(low_seconds=self.predicted_low, high_seconds=self.predicted_high)
 
 
 def _share(step: float | None, wait: float | None) -> float | None:
@@ -184,8 +177,7 @@ def collect(
         baseline_cpu_seconds=_first("cpu_seconds", baseline),
         baseline_accelerator_seconds=_first("accelerator_seconds", baseline),
         predicted=planned,
-        predicted_low=band.low_seconds if band else None,
-        predicted_high=band.high_seconds if band else None,
+        band=band,
         predicted_usd=_first("usd_per_1000_steps", predicted),
         predicted_cpu_seconds=_first("cpu_seconds", predicted),
         predicted_accelerator_seconds=_first("accelerator_seconds", predicted),
@@ -325,8 +317,8 @@ def judge(
     if figures.speedup < _NO_GAIN:
         headline = " ".join(["stoker did not help.", *_gain(figures, unit, decision)])
         return Verdict("mixed", f"no gain{passed}", headline, " ".join([*_wait(figures), *lead]))
-    high, step = figures.predicted_high, figures.measured
-    is_less = high is not None and step is not None and step > high
+    band, step = figures.band, figures.measured
+    is_less = band is not None and step is not None and step > band.high_seconds
     return Verdict(
         "mixed" if is_less else "good",
         f"faster, by less than predicted{passed}" if is_less else f"faster{passed}",
