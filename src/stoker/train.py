@@ -66,11 +66,7 @@ def prepare(
     run_dir: Path,
     decision: Decision | None = None,
 ) -> JobSpec:
-    """Returns the job that runs `workload` on `groups`.
-
-    Raises:
-        UsageError: If the decision was made for another workload.
-    """
+    """Returns the job that runs `workload`; raises UsageError for another workload's decision."""
     if decision:
         refuse_foreign(
             "decision",

@@ -99,11 +99,7 @@ def again_words(*, overrides: Sequence[str] = ()) -> str:
 
 
 def compiled_for(target: str, workload: "Workload") -> "Compiled":
-    """Compiles the pipeline of a workload for the target.
-
-    Raises:
-        UsageError: If the workload lacks what the pipeline needs.
-    """
+    """Compiles a workload's pipeline; raises UsageError if the workload lacks what it needs."""
     if target == "kubeflow":
         from stoker.pipelines.kubeflow.compile import compile_kubeflow
 

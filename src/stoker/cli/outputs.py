@@ -73,11 +73,7 @@ class ExecutorInput:
 
 
 def read_executor_input(text: str) -> ExecutorInput:
-    """Reads what Kubeflow puts in place of `{{$}}`.
-
-    Raises:
-        UsageError: If the text is something else.
-    """
+    """Reads what Kubeflow puts in place of `{{$}}`; raises UsageError for another text."""
     try:
         document: Json = json.loads(text)
     except ValueError as err:
@@ -135,11 +131,7 @@ class StepInputs:
 
 
 def step_inputs(files: OutputFiles) -> StepInputs:
-    """Returns the inputs that Kubeflow gave a step; none outside of Kubeflow.
-
-    Raises:
-        UsageError: If Kubeflow's document cannot be read.
-    """
+    """Returns the inputs that Kubeflow gave a step; none outside of Kubeflow."""
     if not files.executor_input:
         return StepInputs()
     given = dict(read_executor_input(files.executor_input).inputs)
@@ -222,11 +214,7 @@ class Outputs:
 def outputs_of(
     files: OutputFiles, *, model: Path | None = None, parameters: frozenset[str] = frozenset()
 ) -> Outputs:
-    """Returns the outputs of the command line, checked before the work begins.
-
-    Raises:
-        UsageError: If Kubeflow's document cannot be read, or asks for other `parameters`.
-    """
+    """Returns the outputs of a command; UsageError if Kubeflow asks for other `parameters`."""
     executor = read_executor_input(files.executor_input) if files.executor_input else None
     unknown = sorted(executor.parameters - parameters) if executor else []
     if unknown:

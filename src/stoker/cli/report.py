@@ -159,8 +159,6 @@ def report_of_decision(
         decision=decision,
         training=None,
         evaluation=None,
-        before_timeline=None,
-        after_timeline=None,
         environment=environment(),
         is_planned=True,
     )

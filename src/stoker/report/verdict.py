@@ -7,7 +7,16 @@ from typing import Literal
 from unicodedata import category
 
 from stoker.reasons import cause_of
-from stoker.records import Band, Decision, Evaluation, Plan, Profile, Training, TransformCost
+from stoker.records import (
+    Band,
+    Decision,
+    Evaluation,
+    Measured,
+    Plan,
+    Profile,
+    Training,
+    TransformCost,
+)
 from stoker.records.outcome import Outcome, OutcomeState, outcome_of
 from stoker.text import TimeUnit, count, digits, percent, size, usd, wait_share, wait_words
 from stoker.words import (
@@ -81,6 +90,7 @@ class Figures:
     Attributes:
         baseline_cpu_seconds: vCPUs of all hosts times the step; likewise for the other steps.
         predicted_speedup: Baseline step over predicted step.
+        outcome: What the training measured.
         prediction_error: measured / predicted - 1.
         is_inside_band: The measured step is within the predicted range.
         speedup: Baseline step over measured step.
@@ -102,10 +112,7 @@ class Figures:
     predicted_accelerator_seconds: float | None = None
     predicted_speedup: float | None = None
     measured: float | None = None
-    measured_wait: float | None = None
-    measured_least_wait_share: float | None = None
-    measured_rank: int = 0
-    measured_steps: int | None = None
+    outcome: Measured | None = None
     measured_usd: float | None = None
     measured_cpu_seconds: float | None = None
     measured_accelerator_seconds: float | None = None
@@ -122,14 +129,14 @@ class Figures:
 
     @property
     def measured_wait_share(self) -> float | None:
-        return _share(self.measured, self.measured_wait)
+        return _share(self.measured, self.outcome.wait_seconds if self.outcome else None)
 
     def measured_wait_words(self, of: str) -> str:
         """Returns how much of a measured step is waiting, as words that end with `of`."""
         return wait_words(
             self.measured_wait_share or 0.0,
-            least=self.measured_least_wait_share,
-            rank=self.measured_rank,
+            least=self.outcome.least_wait_share if self.outcome else None,
+            rank=self.outcome.rank if self.outcome else 0,
             of=of,
             style="page",
         )
@@ -184,10 +191,7 @@ def collect(
         # As promised at the time, with that step of today; not over a baseline measured later.
         predicted_speedup=promise.speedup if promise else _ratio(before, planned),
         measured=now,
-        measured_wait=outcome.wait_seconds if outcome else None,
-        measured_least_wait_share=outcome.least_wait_share if outcome else None,
-        measured_rank=outcome.rank if outcome else 0,
-        measured_steps=outcome.steps if outcome else None,
+        outcome=outcome,
         measured_usd=usd_now,
         measured_cpu_seconds=_first("cpu_seconds", measured),
         measured_accelerator_seconds=_first("accelerator_seconds", measured),
