@@ -1,5 +1,3 @@
-"""The command line is an interface: its verbs and flags are held against a list here."""
-
 import contextlib
 import re
 import shlex

@@ -1,5 +1,3 @@
-"""The probe of the interpreter lock works next to real threads."""
-
 import contextlib
 import ctypes
 import threading

@@ -1,5 +1,3 @@
-"""The README's first screen agrees with what it was made from."""
-
 import sys
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""Checks which processes strategies start: smddp's try of its library, mpirun's agent and ranks."""
-
 import json
 import os
 import subprocess

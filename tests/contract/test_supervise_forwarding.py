@@ -1,5 +1,3 @@
-"""All that a command writes reaches the launcher's output, by whole lines."""
-
 import os
 import select
 import threading

@@ -1,5 +1,3 @@
-"""`stoker watch -` shows the lines of another command as they come."""
-
 import subprocess
 import sys
 

@@ -1,5 +1,3 @@
-"""`stoker doctor --cluster WORKLOAD` tells what a cluster lacks, and what may not be asked."""
-
 from collections.abc import Mapping
 from typing import Any
 

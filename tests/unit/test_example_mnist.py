@@ -1,5 +1,3 @@
-"""Checks the example's data, pictures and settings, and that it stays a plain PyTorch script."""
-
 import hashlib
 import importlib.util
 import random

@@ -1,5 +1,3 @@
-"""Checks what a full disk does to the log files of a followed job, and how a log is read."""
-
 import shutil
 from collections import namedtuple
 from contextlib import closing

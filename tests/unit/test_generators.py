@@ -1,5 +1,3 @@
-"""Checks which random generators of a dataset are found, watched and seeded."""
-
 import functools
 import itertools
 import random

@@ -28,8 +28,6 @@ MODULES = {
     for path in sorted(ROOT.rglob("*.py"))
 }
 TESTS = Path(__file__).parents[1]
-# Modules that are started as processes, or found by name where a library is imported.
-STARTED = re.compile(r"stoker(\.[a-z_]+)+")
 
 
 @functools.cache
@@ -42,17 +40,10 @@ def trees() -> list[tuple[str, ast.Module]]:
         gc.enable()
 
 
-@functools.cache
-def nodes() -> list[tuple[str, list[ast.AST]]]:
-    """Returns all nodes of each module."""
-    return [(module, list(ast.walk(tree))) for module, tree in trees()]
-
-
 @pytest.fixture(autouse=True, scope="module")
 def _nothing_is_kept():
     """Each look for garbage in later tests would take a third of a second longer."""
     yield
-    nodes.cache_clear()
     trees.cache_clear()
 
 
@@ -90,30 +81,14 @@ def test_no_circle_of_imports_and_none_is_hidden_by_late_imports_or_types():
         module: MODULES.keys()
         & {
             name
-            for node in found
+            for node in ast.walk(tree)
             if isinstance(node, ast.Import | ast.ImportFrom)
             for name in names_in(node)
         }
-        for module, found in nodes()
+        for module, tree in trees()
     }
     assert sum(map(len, graph.values())) > 500
     graphlib.TopologicalSorter(graph).prepare()
-
-
-def test_modules_that_are_named_in_texts_exist():
-    named = {
-        (module, node.value)
-        for module, found in nodes()
-        for node in found
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-        if STARTED.fullmatch(node.value) and node.value not in MODULES
-    }
-    missing = []
-    for module, name in named:
-        home, _, last = name.rpartition(".")
-        if home not in MODULES or last not in MODULES[home].read_text():
-            missing.append(f"{module}: {name}")
-    assert missing == []
 
 
 # Lines of code of each room: no blank lines, comments or docstrings. It is raised only in a commit
@@ -259,22 +234,3 @@ def test_what_begins_a_process_is_light(names, allowed):
     command = [sys.executable, "-c", IMPORT_IN_TURN, *names, " ".join(HEAVY - allowed)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.split("\n") == [""] * (len(names) + 1)
-
-
-# Of no module of stoker: an example, this page.
-OF_NO_MODULE = {"example_mnist", "house"}
-
-
-def test_unit_tests_are_named_after_what_they_test():
-    modules = {
-        "_".join(parts[-number:])
-        for parts in (module.split(".")[1:] for module in MODULES)
-        for number in range(1, len(parts) + 1)
-    }
-    subjects = {path.stem.removeprefix("test_") for path in (TESTS / "unit").glob("test_*.py")}
-    of_no_module = {
-        subject
-        for subject in subjects
-        if not any(subject == name or subject.startswith(f"{name}_") for name in modules)
-    }
-    assert of_no_module == OF_NO_MODULE

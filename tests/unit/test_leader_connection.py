@@ -1,5 +1,3 @@
-"""Checks when a launcher gives up its leader, with a clock of our own."""
-
 from math import inf
 
 from stoker.launch.leader_connection import ENDED_SECONDS, REFUSED_SECONDS, Silence

@@ -1,5 +1,3 @@
-"""What processes say of their steps and loaders tells whether a run was fed, and why not."""
-
 from pathlib import Path
 
 import pytest

@@ -1,5 +1,3 @@
-"""Checks what the feed counts of itself, and that the count is small enough to be told."""
-
 from dataclasses import replace
 
 from stoker.feed.trainer.observer import MAX_WORKERS_TOLD, Observer, SessionState

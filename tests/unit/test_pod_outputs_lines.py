@@ -1,5 +1,3 @@
-"""A host's files become lines of its log, and files again."""
-
 import io
 import random
 from pathlib import Path

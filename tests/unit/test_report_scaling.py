@@ -1,5 +1,3 @@
-"""Scaling over runs: what is compared, what the ideal is, what the table says."""
-
 import json
 
 import msgspec

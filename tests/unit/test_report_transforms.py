@@ -1,5 +1,3 @@
-"""The report shows the parts of loading."""
-
 from stoker.records import Check, ProfileState, TransformCost
 from stoker.report.verdict import transform_rows
 from support import builders, sample_records

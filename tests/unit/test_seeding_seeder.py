@@ -1,5 +1,3 @@
-"""Checks what is seeded for a batch, and what get_worker_info() says of it, in any process."""
-
 import random
 from collections.abc import Callable
 

@@ -1,5 +1,3 @@
-"""Each epoch of a session has an id of its own, also one that is gone through again."""
-
 import threading
 from collections.abc import Iterator
 

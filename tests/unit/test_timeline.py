@@ -1,5 +1,3 @@
-"""A trainer process tells about itself by its timeline and its metrics."""
-
 import json
 import math
 from pathlib import Path

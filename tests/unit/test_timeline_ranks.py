@@ -1,5 +1,3 @@
-"""Where ranks wait for different times, every place says what the rank that waits longest does."""
-
 from io import StringIO
 
 import pytest

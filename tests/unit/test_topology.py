@@ -1,5 +1,3 @@
-"""Each host of a run reads the topology from SageMaker's description."""
-
 import json
 
 import pytest

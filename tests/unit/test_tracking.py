@@ -1,5 +1,3 @@
-"""Checks what a run's records become in MLflow, and what its script is told of it."""
-
 import json
 import os
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""`stoker train` waits while the platform has no hosts, and takes the next plan."""
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""A training that the caller stopped leaves a record, on a platform of our own."""
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""The cause of a failed training is told in the words that the terminal shows."""
-
 import pytest
 
 from stoker.feed.workers.pool import advice_on, describe_exit

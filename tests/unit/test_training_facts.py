@@ -1,5 +1,3 @@
-"""Checks which fact each field of a training's record is taken from."""
-
 from dataclasses import replace
 
 import msgspec

@@ -1,5 +1,3 @@
-"""Checks what `stoker watch` makes of log lines, and where it gets them."""
-
 import json
 import re
 from io import StringIO
