@@ -104,20 +104,6 @@ def test_the_list_of_verbs_shows_the_whole_first_line_of_the_help_of_each(tmp_pa
     assert max(map(len, lines)) <= 80
 
 
-def test_each_option_says_its_default_or_that_it_may_be_repeated():
-    commands = verbs()
-    silent = [
-        f"{name} {param.opts[0]}"
-        for name, command in commands.items()
-        for param in command.params
-        if param.opts[0].startswith("-") and not param.is_flag and not param.hidden
-        if not param.required
-        if not re.search(r"\(default: |may be repeated|required", param.help)
-        or (param.multiple and "may be repeated" not in param.help)
-    ]
-    assert silent == []
-
-
 def test_each_example_is_a_command_line_that_the_verb_takes(tmp_path):
     commands = verbs()
     for name, command in commands.items():

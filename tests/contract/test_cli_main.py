@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from stoker.cli.main import main, run
+from support.command import process
 
 CLI = [sys.executable, "-m", "stoker.cli"]
 PROFILED = ["decide", "--instance-type", "ml.g5.xlarge", "--step-seconds", "1"]
@@ -103,8 +104,8 @@ def test_a_training_whose_record_cannot_be_written_has_not_failed(tmp_path):
     # What was a folder when it began is a file when it ends.
     script = "import pathlib; p = pathlib.Path('out'); p.rmdir(); p.touch()"
     (tmp_path / "out").mkdir()
-    command = [*CLI, "train", "--out", "out/t.json", "--", sys.executable, "-c", script]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    command = ["train", "--out", "out/t.json", "--", sys.executable, "-c", script]
+    done = process(*command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (told,) = [line for line in done.stderr.splitlines() if "no record of this training" in line]
     assert "cannot write out/t.json" in told
@@ -187,10 +188,7 @@ def test_the_command_line_explains_itself(capsys, arguments, code, out, err):
 
 def test_shared_cores_are_said_on_the_terminal(tmp_path):
     groups = ["--group", "dnn=local.c1:1", "--group", "data=local.c999:1:1"]
-    command = [*CLI, "train", *groups, "--", "python", "-c", "pass"]
-    done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
-    )
+    done = process("train", *groups, "--", "python", "-c", "pass", cwd=tmp_path)
     warning = "warning: dnn/algo-2: hosts share cores: its times cannot be compared with others"
     assert done.stderr.count(warning) == 1, done.stderr
 

@@ -8,34 +8,14 @@ from typer.testing import CliRunner
 
 from stoker.cli.app import app_for
 from stoker.records import write_json
-from stoker.settings import read_workload
 from support import sample_records
 from support.command import stoker
-from support.examples import document, project
+from support.examples import project
 
 ROOT = Path(__file__).parents[2]
 
 
-# What runs each workload, and which words stand there.
-RUN = {
-    "mnist.yaml": (".ci/run", "make run"),
-    "mnist-ddp.yaml": ("tests/e2e/test_example_workloads.py", "mnist-ddp.yaml"),
-    "mnist-mpi.yaml": ("tests/engines/test_mpi.py", "mnist-mpi.yaml"),
-    "mnist-ray.yaml": ("tests/engines/test_ray.py", "mnist-ray.yaml"),
-    "mnist-tf.yaml": ("tests/engines/test_tensorflow.py", "mnist-tf.yaml"),
-    "parameter-server.yaml": ("tests/engines/test_tensorflow.py", "parameter-server.yaml"),
-    "rl-simulators.yaml": ("tests/engines/test_rl.py", "rl-simulators.yaml"),
-    # The same script, there on two ranks and for one epoch.
-    "spoken-digits.yaml": ("tests/e2e/test_frameworks.py", '"spoken_digits" / "train.py"'),
-}
 FILES = sorted(file.name for file in (ROOT / "configs").glob("*.yaml"))
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_each_workload_is_run_by_a_test_or_needs_a_service(name):
-    if read_workload(document(name)).platform == "local":
-        file, words = RUN[name]
-        assert words in (ROOT / file).read_text()
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -118,10 +118,8 @@ def _performance(**training):
     [
         ({"min": 0.9}, 0.9, True),
         ({"min": 0.9}, 0.89, False),
-        ({"max": 2.0}, 2.0, True),
-        ({"max": 2.0}, 2.1, False),
-        ({"min": 1.0, "max": 2.0}, 1.5, True),
-        ({"min": 1.0, "max": 2.0}, 0.5, False),
+        ({"min": 1.0, "max": 2.0}, 2.0, True),
+        ({"min": 1.0, "max": 2.0}, 2.1, False),
     ],
 )
 def test_gate_holds_between_its_bounds(bounds, value, passed):
@@ -238,6 +236,10 @@ def test_promise_is_held_against_the_outcome():
     assert performance.predicted.step_seconds == 0.03
     assert performance.prediction_error == pytest.approx(0.1)
     assert performance.speedup == pytest.approx(0.06 / 0.033)
+    assert performance.is_inside_band
+    assert "OUTSIDE the band of 27.0 ms to 33.0 ms" in evaluation_words(
+        _evaluate(_training(step=0.034))
+    )
     # Today's hosts are held against the plan that keeps them, others against none.
     kept = _performance(groups=(DNN,), step=0.066)
     assert kept.predicted.step_seconds == 0.06
@@ -260,16 +262,6 @@ def test_run_is_not_held_against_a_step_that_another_machine_took():
     performance = _evaluate(_training(step=0.03), profile=profile, decision=decision).performance
     assert performance.baseline.step_seconds == 0.06
     assert performance.speedup == pytest.approx(2.0)
-
-
-@pytest.mark.parametrize(
-    ("step", "is_inside", "words"), [(0.033, True, "inside the"), (0.0331, False, "OUTSIDE the")]
-)
-def test_every_outcome_is_said_to_be_inside_or_outside_of_its_band(step, is_inside, words):
-    evaluation = _evaluate(_training(step=step))
-    assert evaluation.performance.is_inside_band is is_inside
-    assert f"{words} band of 27.0 ms to 33.0 ms" in evaluation_table(evaluation)
-    assert f"{words} band" in evaluation_words(evaluation)
 
 
 def test_a_faster_step_on_the_same_hosts_is_no_gain():

@@ -6,7 +6,7 @@ import pytest
 from stoker.cli.evaluate import _gate
 from stoker.cli.outputs import told_of_evaluation
 from stoker.errors import GateError
-from stoker.evaluate import evaluate, judged_again
+from stoker.evaluate import evaluate
 from stoker.records import Event, Gate, write_json
 from stoker.records.outcome import outcome_of, training_exit_code
 from stoker.report.verdict import collect, judge
@@ -110,13 +110,6 @@ def test_steps_that_nothing_counted_are_no_missing_steps():
     shared = (Event(when="2026-11-21T12:00:00Z", what="not comparable: hosts share cores"),)
     words = training_words(_training(events=shared))
     assert words.endswith("; not comparable: hosts share cores")
-
-
-@pytest.mark.parametrize("state", CASES)
-def test_a_model_that_did_not_pass_does_not_pass_against_another_champion(state):
-    *_, record = _records(state)
-    again = judged_again(record, champion={})
-    assert (again.passed, again.reason) == (record.passed, record.reason)
 
 
 LOST = """\

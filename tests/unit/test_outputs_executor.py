@@ -78,13 +78,6 @@ def test_an_address_is_found_by_its_type(tmp_path):
     assert executor.address_of("system.HTML") == ""
 
 
-def test_a_step_without_outputs_writes_an_empty_document(tmp_path):
-    text = json.dumps({"outputs": {"outputFile": str(tmp_path / "deep" / "output_metadata.json")}})
-    executor = read_executor_input(text)
-    write_executor_output(executor, parameters={"where": "pod"}, metrics={"x": 1.0})
-    assert written(tmp_path) == {"parameterValues": {}, "artifacts": {}}
-
-
 def test_a_parameter_that_no_step_publishes_is_refused_before_the_work(tmp_path):
     files = OutputFiles(executor_input=json.dumps(document(tmp_path)))
     assert outputs_of(files, parameters=frozenset({"where", "action"})).executor

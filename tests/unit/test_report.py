@@ -313,13 +313,6 @@ def test_plan_table_shows_each_plan_as_predicted_and_one_as_chosen(report):
     assert (reason in row[0], row[1]) == (True, "not known")
 
 
-def test_a_plan_s_gain_is_a_range_where_it_is_not_known_who_shares_the_storage(report):
-    plan, *others = decision().plans
-    both = replace(plan, predicted=replace(plan.predicted, own_storage_speedup=2.5))
-    page = report(decision=decision(plans=(both, *others)))
-    assert "2.50 if each host has separate storage" in page.row("one data host")[3]
-
-
 def test_many_plans_are_folded_and_todays_cluster_is_in_sight(report):
     better = [
         replace(decision().plan, remote_share=number / 100, reason=f"share {number}")

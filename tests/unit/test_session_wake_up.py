@@ -17,18 +17,12 @@ def is_rung(feed: SharedState) -> bool:
     return bool(select.select([feed.wake_fd], [], [], 0)[0])
 
 
-def test_a_call_before_the_io_thread_sleeps_keeps_it_awake():
+def test_calls_wake_the_io_thread_once_and_only_where_it_sleeps():
     feed = shared()
     feed.wake()
     assert not is_rung(feed)
     assert not feed.sleeps()
     feed.is_up(is_rung=False)
-    assert feed.sleeps()
-    feed.close()
-
-
-def test_calls_while_it_sleeps_wake_it_once():
-    feed = shared()
     assert feed.sleeps()
     feed.wake()
     feed.wake()

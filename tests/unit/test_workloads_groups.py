@@ -44,10 +44,3 @@ def test_the_ranks_of_a_bare_command_need_no_workload_file():
     assert typed.cluster is not None
     assert typed.cluster.dnn.instance_type == "local.c7"
     assert resolve(["true"], overrides=["feed.credits=3"]).cluster is None
-
-
-def test_examples_in_errors_are_of_the_platform_in_use():
-    for default, example in (("local.c2", "dnn=local.c1:1"), ("ml.g5.xlarge", "data=ml.c7i")):
-        with pytest.raises(UsageError, match=r"dnn=\.\.\. is missing") as caught:
-            parse_groups(["data=1:1"], default_type=default)
-        assert example in caught.value.fix
