@@ -175,6 +175,7 @@ def test_watch_refuses_what_is_no_run(tmp_path, monkeypatch, capsys, once):
         (["train", "MNIST.YAML", "--epochs", "3"], 2, "", "try:   stoker train --help"),
         (["run", "t.py", "--epochs", "3"], 2, "", "try:   stoker run --help"),
         (["train", "--dry-rn", "--", "./t.py"], 2, "", "(Possible options: --dry-run)"),
+        (["schema", "training"], 0, '"$schema": "https://json-schema.org/', ""),
         (["schema"], 0, "workload   A training command with its inputs", ""),
     ],
 )

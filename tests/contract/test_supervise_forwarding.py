@@ -14,8 +14,6 @@ DEADLINE_SECONDS = 10.0
 
 @dataclass
 class Stream:
-    """Holds what a command writes to, and what comes out."""
-
     into: int
     out: int
     tail: OutputTail

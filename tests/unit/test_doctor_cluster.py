@@ -27,7 +27,6 @@ WORKLOAD: Mapping[str, Json] = {
 
 @pytest.fixture
 def api(tmp_path, monkeypatch):
-    """Plays a cluster with all that the workload needs."""
     with kubernetes_api() as found:
         use_kube_config(monkeypatch, kube_config(tmp_path, found.url))
         found.role = rules(KubernetesSettings())

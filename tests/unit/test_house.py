@@ -114,7 +114,6 @@ BUDGET = {
 
 
 def code_lines(path: Path, tree: ast.Module) -> int:
-    """Counts the lines of a module that are neither blank, nor a comment, nor a docstring."""
     documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     docstrings: set[int] = set()
     for node in ast.walk(tree):

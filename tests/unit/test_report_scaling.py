@@ -7,31 +7,22 @@ from typer.testing import CliRunner
 from stoker.cli.app import app_for
 from stoker.cli.report import report_scaling
 from stoker.errors import UsageError
-from stoker.records import Group, write_json
+from stoker.records import write_json
 from stoker.report import scaling_of_runs
-from support import sample_records
+from support import builders, sample_records
 
 replace = msgspec.structs.replace
 
 
-def run(rate, *, hosts=1, processes=1, data=0, **changes):
-    groups = [
-        Group(
-            name="dnn",
-            role="dnn",
-            instance_type="ml.g5.xlarge",
-            count=hosts,
-            processes_per_host=processes,
-        )
-    ]
-    if data:
-        groups.append(Group(name="data", role="data", instance_type="ml.c7i.8xlarge", count=data))
+def run(rate, *, hosts=1, processes=1, data=0, usd=0.1, **changes):
+    groups = [builders.group("dnn", "ml.g5.xlarge", hosts, processes_per_host=processes)]
+    groups += [builders.group("data", "ml.c7i.8xlarge", data)] if data else []
     training = sample_records.training()
     measured = replace(
         training.measured,
         samples_per_second=rate,
         step_seconds=32 * hosts * processes / rate,
-        usd_per_1000_steps=changes.pop("usd", 0.1),
+        usd_per_1000_steps=usd,
     )
     return replace(training, groups=tuple(groups), measured=measured, **changes)
 

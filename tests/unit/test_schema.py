@@ -3,7 +3,8 @@ import pytest
 
 from stoker.cli.schema import json_schema
 from stoker.records import RECORDS
-from stoker.records.schema import schema_of
+from stoker.records.base import Record
+from stoker.records.schema import field_texts, schema_of
 
 
 @pytest.mark.parametrize("name", RECORDS)
@@ -30,3 +31,22 @@ def test_the_schema_is_otherwise_that_of_the_types():
 
     for kind in RECORDS.values():
         assert bare(schema_of(kind)) == bare(msgspec.json.schema(kind))
+
+
+def test_texts_are_read_over_lines_and_from_classes_below():
+    class Below(Record, frozen=True, kw_only=True):
+        """Something.
+
+        Attributes:
+            first: Says this,
+                and that.
+
+        Not an attribute: this.
+        """
+
+        first: int = 0
+
+    class Above(Below, frozen=True, kw_only=True):
+        """Something more."""
+
+    assert field_texts(Above) == {"first": "Says this, and that."}

@@ -8,13 +8,14 @@ from stoker import train as body
 from stoker.catalog import load_catalog
 from stoker.errors import PlatformError
 from stoker.platforms.base import JobEnd, JobSpec, LogLine
-from stoker.records import Group, Json, Training, read_json
+from stoker.records import Json, Training, read_json
 from stoker.train import train
+from support import builders
 
 JOB = JobSpec(
     name="run",
     command=("true",),
-    groups=(Group(name="dnn", role="dnn", instance_type="local.c1", count=1),),
+    groups=(builders.group("dnn"),),
     run_dir=Path("runs/run"),
 )
 STOPPED = JobEnd(
