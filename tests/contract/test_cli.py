@@ -248,8 +248,6 @@ def test_a_profile_says_first_that_the_script_writes_its_files_and_what_is_kept_
     "arguments",
     [
         ["train", "--dry-run", "--group", "dnn=ml.foo:1", "--", "true"],
-        ["train", "--group", "dnn=ml.foo:1", "--", "true"],
-        ["train", "w.yaml"],
         ["run", "w.yaml"],
         ["profile", "w.yaml"],
     ],

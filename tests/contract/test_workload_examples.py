@@ -29,15 +29,10 @@ def test_each_workload_is_a_request_that_its_platform_takes(name, tmp_path, monk
     "words",
     [
         "profile",
-        "run",
-        "train",
         "train --dry-run",
-        "train --param Epochs=3",
         "evaluate --profile p --decision d --training t",
         "compile sagemaker --out p.json",
-        "upload sagemaker",
         "start sagemaker",
-        "schedule sagemaker --cron cron(0)",
         "decide profile.json --workload",
     ],
 )

@@ -1,4 +1,3 @@
-import hashlib
 import importlib.util
 import random
 import re
@@ -29,15 +28,6 @@ def test_the_import_of_the_loader_is_the_only_stoker_line_of_the_code():
     code = (EXAMPLE / "train.py").read_text().split('"""', 2)[2]
     lines = [line for line in code.splitlines() if re.search(r"\bstoker\b", line)]
     assert lines == ["from stoker import DataLoader"]
-
-
-def test_bundled_files_are_those_that_the_notice_names():
-    notice = (EXAMPLE / "data" / "README.md").read_text()
-    files = sorted((EXAMPLE / "data").glob("*.gz"))
-    assert len(files) == 2
-    for file in files:
-        digest = hashlib.sha256(file.read_bytes()).hexdigest()
-        assert f"| {file.name} | {digest} |" in notice
 
 
 def test_bundled_digits_are_split_without_overlap_and_the_same_every_time(script):
