@@ -15,13 +15,16 @@ from stoker.cli.report import report_of_run
 from stoker.feed.timeline import MeasuredStep
 from stoker.records import (
     Advice,
+    Check,
     Evaluation,
     Event,
     Fix,
     GateResult,
     Performance,
+    ProfileState,
     StepCost,
     TakenElsewhere,
+    TransformCost,
     write_json,
 )
 from stoker.records.base import sha256_of
@@ -31,8 +34,9 @@ from stoker.report.step_times import (
     draw_strips,
     read_steps,
 )
+from stoker.report.verdict import transform_rows
 from stoker.text import time_unit as choose_time_unit
-from support import sample_records
+from support import builders, sample_records
 from support.feed_rows import write_feed
 from support.property_tests import examples
 
@@ -364,6 +368,60 @@ def test_real_prices_carry_date_region_and_purchase(report):
     assert f"Prices: {dated}" in page.text
     assert "Hosts of this machine are not billed" not in page.text
     assert "$0.000756" in page.text
+
+
+# ---------------------------------------------------------------- the profile
+
+
+COSTS = (
+    TransformCost(name="getitem", cpu_seconds=0.006, share=0.75, samples=36),
+    TransformCost(
+        name="Crop<b>", within="getitem", cpu_seconds=0.004, share=0.5, bytes_in=9e5, bytes_out=100,
+        samples=36,
+    ),
+    TransformCost(name="Flip", within="getitem", cpu_seconds=1e-6, share=0.001, samples=36),
+    TransformCost(name="collate", cpu_seconds=0.002, share=0.25, bytes_out=2048, samples=9),
+)  # fmt: skip
+
+
+@pytest.fixture
+def report_of(report):
+    none = dict.fromkeys(("decision", "training", "evaluation"))
+    return lambda **parts: report(profile=builders.profile(step_seconds=0.1, **parts), **none)
+
+
+def test_parts_that_cost_something_stand_in_the_report_and_names_are_text(report_of):
+    rows = transform_rows(COSTS)
+    assert [(row.name, row.is_part) for row in rows] == [
+        ("getitem", False),
+        ("Crop<b>", True),
+        ("collate", False),
+    ]
+    assert [row.size for row in rows] == ["", "900 kB → 100 B", "2.05 kB"]
+    page = report_of(transforms=COSTS, read_bytes=4e6, storage_bytes_per_second=2e8)
+    assert "Parts of loading" in page.source
+    assert "Crop&lt;b&gt;" in page.source
+    assert "Crop<b>" not in page.source
+    words = "A step reads 4.00 MB from storage, which gives each host 200 MB per second"
+    assert words in page.source
+    without = report_of(storage_bytes_per_second=2e8)
+    assert "Parts of loading" not in without.source
+    assert "from storage" not in without.source
+    assert "<h3>States</h3>" not in without.source
+
+
+def test_states_stand_in_the_report_with_their_shares(report_of):
+    page = report_of(
+        check=Check(predicted_step_seconds=0.05, error=-0.5, explained=False, state="straggler"),
+        states=(
+            ProfileState(id="straggler", text="one slow rank: <8 ms", share=0.62),
+            ProfileState(id="gil", text="held"),
+        ),
+    )
+    assert "not explained by the parts but by the state straggler" in page.text
+    assert "one slow rank: &lt;8 ms" in page.source
+    assert "62 %" in plain(page.text)
+    assert page.source.index("one slow rank") < page.source.index("held")
 
 
 # ---------------------------------------------------------------- safety

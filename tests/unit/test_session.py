@@ -1,13 +1,18 @@
+import os
+import select
+import sys
 import threading
 from collections.abc import Iterator
 
 import pytest
 
 from stoker.feed.seeding import Numbered
+from stoker.feed.timeline import Timeline
 from stoker.feed.trainer.buffers import BatchOutcome
 from stoker.feed.trainer.scheduler import BatchScheduler
-from stoker.feed.trainer.session import FeedSession
+from stoker.feed.trainer.session import FeedSession, SharedState
 from stoker.feed.wire.dataset import DatasetSpec, pack_spec
+from stoker.logs import Log
 
 SPEC = pack_spec(DatasetSpec(dataset=[1], collate_fn=len), max_bytes=1 << 20)
 
@@ -47,3 +52,41 @@ def test_an_epoch_that_was_left_frees_its_session_for_one_more(session):
     assert not session.is_idle()
     session.cancel(number)  # What the epoch before left behind comes late.
     assert not session.is_idle()
+
+
+def shared() -> SharedState:
+    return SharedState(timeline=Timeline(None), log=Log(run="r", host="h", stream=sys.stderr))
+
+
+def is_rung(feed: SharedState) -> bool:
+    return bool(select.select([feed.wake_fd], [], [], 0)[0])
+
+
+def test_calls_wake_the_io_thread_once_and_only_where_it_sleeps():
+    feed = shared()
+    feed.wake()
+    assert not is_rung(feed)
+    assert not feed.sleeps()
+    feed.is_up(is_rung=False)
+    assert feed.sleeps()
+    feed.wake()
+    feed.wake()
+    assert is_rung(feed)
+    assert os.eventfd_read(feed.wake_fd) == 1
+    feed.close()
+
+
+def test_a_wake_up_that_came_too_late_ends_the_next_sleep():
+    feed = shared()
+    done: list[int] = []
+    assert feed.sleeps()
+    # It woke for something else, when somebody called.
+    feed.post(lambda: done.append(1))
+    feed.is_up(is_rung=False)
+    feed.run_posted()
+    assert done == [1]
+    assert feed.sleeps()
+    assert is_rung(feed)
+    feed.is_up(is_rung=True)
+    assert not is_rung(feed)
+    feed.close()

@@ -184,7 +184,7 @@ def test_a_job_without_hosts_is_tried_again_until_another_plan_has_its_turn(
     ],
 )
 def test_no_other_plan_is_taken_where_it_cannot_help_or_may_not(tmp_path, platform, policy, asked):
-    with pytest.raises(PlatformError, match="no capacity|not deleted"):
+    with pytest.raises(PlatformError, match=r"no capacity|not deleted"):
         run(platform, tmp_path, OnNoCapacity(**policy))
     assert platform.asked == [(minute, "mnist-1") for minute in asked]
 

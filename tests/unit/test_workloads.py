@@ -1,6 +1,10 @@
+import os
+import tempfile
+from pathlib import Path
+
 import pytest
 
-from stoker.cli.workloads import groups_of, parse_groups, resolve
+from stoker.cli.workloads import groups_of, named_run_dir, new_run_dir, parse_groups, resolve
 from stoker.errors import UsageError
 from stoker.records import groups_in_words
 
@@ -44,3 +48,21 @@ def test_the_ranks_of_a_bare_command_need_no_workload_file():
     assert typed.cluster is not None
     assert typed.cluster.dnn.instance_type == "local.c7"
     assert resolve(["true"], overrides=["feed.credits=3"]).cluster is None
+
+
+def test_runs_are_in_the_current_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert named_run_dir("mini-1") == Path("runs/mini-1")
+    assert new_run_dir("mini").parent == Path("runs")
+
+
+def test_a_step_that_may_not_write_there_keeps_its_runs_in_a_temporary_folder(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).resolve() != tmp_path)
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path / "tmp"))
+    for made in (named_run_dir("mini-1"), new_run_dir("mini")):
+        assert made.parent == tmp_path / "tmp" / "runs"
+        assert made.is_dir()
+    assert [path.name for path in tmp_path.iterdir()] == ["tmp"]
