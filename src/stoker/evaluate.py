@@ -16,7 +16,6 @@ from stoker.records import (
     Job,
     Json,
     Performance,
-    Plan,
     Predicted,
     Profile,
     StepCost,
@@ -175,7 +174,8 @@ def _performance(profile: Profile, decision: Decision, training: Training) -> Pe
     is_billed = not decision.prices.is_nominal
     baseline = _cost_of(keep.predicted if keep else None, today, is_billed=is_billed)
     # The chosen plan first: another one in the list may have the same hosts.
-    plan = _plan_of(training.groups, (decision.plan, *decision.plans))
+    plans = (decision.plan, *decision.plans)
+    plan = next((each for each in plans if _is_same(each.groups, training.groups)), None)
     promise = plan.predicted if plan else None
     # The plan's hosts ran, so its price also holds where the run has none.
     outcome = _cost_of(promise, measured.step_seconds, is_billed=is_billed)
@@ -219,10 +219,6 @@ def _cost_of(plan: Predicted | None, step_seconds: float, *, is_billed: bool) ->
 
 def _change(value: float | None, reference: float | None) -> float | None:
     return None if value is None or not reference else value / reference - 1
-
-
-def _plan_of(groups: Sequence[Group], plans: Sequence[Plan]) -> Plan | None:
-    return next((plan for plan in plans if _is_same(plan.groups, groups)), None)
 
 
 def _is_same(planned: Sequence[Group], ran: Sequence[Group]) -> bool:

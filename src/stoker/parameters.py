@@ -106,11 +106,6 @@ def parameters_of(workload: Workload) -> tuple[Parameter, ...]:
     return (*data, *_PARAMETERS, *pools, *_hyperparameters(workload))
 
 
-def defaults_of(workload: Workload) -> dict[str, str | int | float]:
-    """Returns each parameter's name with its default."""
-    return {p.name: p.default(workload) for p in parameters_of(workload)}
-
-
 def main_channel(workload: Workload) -> str | None:
     """Returns the channel that `input_data` replaces: `train`, `training`, else the first."""
     names = sorted(workload.channels)

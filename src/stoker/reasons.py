@@ -31,8 +31,7 @@ def reason_of_failure(
     """Returns why a process failed, in one line.
 
     In this order: its last `error:` line with the advice, what its last traceback raised, that it
-    ran
-    out of memory, its signal, or its exit code with its last line.
+    ran out of memory, its signal, or its exit code with its last line.
 
     Args:
         lines: Its last whole lines, which may include stoker's.

@@ -111,11 +111,7 @@ def _text_of(value: object) -> str:
 
 
 def _value_of(text: str, kind: object, *, where: str) -> object:
-    """Returns a variable's text as a value of a type.
-
-    Raises:
-        UsageError: If the text is not of that type.
-    """
+    """Returns a variable's text as a value of a type; raises UsageError for a text of another."""
     if kind is str:
         return text
     if kind is Path:

@@ -66,11 +66,7 @@ def prepare(
     run_dir: Path,
     decision: Decision | None = None,
 ) -> JobSpec:
-    """Returns the job that runs `workload` on `groups`.
-
-    Raises:
-        UsageError: If the decision was made for another workload.
-    """
+    """Returns the job that runs `workload`; raises UsageError for another workload's decision."""
     if decision:
         refuse_foreign(
             "decision",
@@ -123,11 +119,9 @@ def train(
     """Submits the job, follows it to its end, and writes its record to `job.run_dir`.
 
     Blocks until all hosts have ended. On an interrupt (Ctrl-C, SIGTERM) the job is stopped,
-    `on_stop`
-    gets the record so far with status `stopped`, and the interrupt is raised again. After a SIGTERM
-    a
-    job that the next attempt can adopt may continue; then the interrupt says so. `on_submit` is
-    called whenever the platform has accepted a job, or has found an earlier attempt's.
+    `on_stop` gets the record so far with status `stopped`, and the interrupt is raised again. After
+    a SIGTERM, a job that the next attempt can adopt may continue; then the interrupt says so.
+    `on_submit` is called whenever the platform has accepted a job, or has found an earlier one.
 
     Without capacity the job is retried, and then the decision's next plans are tried, as the
     workload's `on_no_capacity` says; each try is logged.
@@ -148,15 +142,20 @@ def train(
     jobs = [job]
     if decision and policy.then == "next_plan":
         for each in _further(job, decision):
-            refusal = _refusal(platform, each)
-            if refusal:
-                words = groups_in_words(each.groups)
-                say(f"{words} cannot replace it: {refusal}")
+            try:
+                platform.plan(each)
+            except UsageError as err:
+                # The decision does not know the platform's rules.
+                say(f"{groups_in_words(each.groups)} cannot replace it: {err.what}")
             else:
                 jobs.append(each)
+    first = 0
+    if len(jobs) > 1 and isinstance(platform, ResumingPlatform):
+        # A job that an earlier attempt got hosts for.
+        first = platform.resumed([platform.plan(each) for each in jobs])
     short: frozenset[str] = frozenset()
     last = NoCapacityError(f"there are no hosts for {groups_in_words(job.groups)}")
-    for index in range(_resumed(jobs, platform), len(jobs)):
+    for index in range(first, len(jobs)):
         current = jobs[index]
         if _needs(current, short):
             continue
@@ -230,22 +229,6 @@ def _further(job: JobSpec, decision: Decision) -> Iterator[JobSpec]:
             return
 
 
-def _refusal(platform: Platform[RequestT], job: JobSpec) -> str:
-    """Returns why the platform would refuse the job; the decision does not know its rules."""
-    try:
-        platform.plan(job)
-    except UsageError as err:
-        return err.what
-    return ""
-
-
-def _resumed(jobs: Sequence[JobSpec], platform: Platform[RequestT]) -> int:
-    """Returns the index of the job that an earlier attempt got hosts for; else 0."""
-    if len(jobs) == 1 or not isinstance(platform, ResumingPlatform):
-        return 0
-    return platform.resumed([platform.plan(job) for job in jobs])
-
-
 def _needs(job: JobSpec, short: frozenset[str]) -> bool:
     return bool(short & {bare_type(group.instance_type) for group in job.groups})
 
@@ -288,7 +271,10 @@ def _train_once(
         raise
     finally:
         run.stop()
-    load = _load(run, catalog)
+    load: Sequence[str] = ()
+    if isinstance(run, ObservedRun):
+        sizes = {each.type: (each.vcpus, each.accelerators) for each in catalog.instances}
+        load = run.load_words(sizes)
     for words in load:
         if on_line:
             on_line(LogLine(group=platform.name, host="load", text=words))
@@ -336,13 +322,6 @@ def _stopped(
         lost = f"no record was left: {why}"
         facts = facts_of(job, end, ran=ran, catalog=catalog, decision=decision, lost=lost)
     return replace(facts, is_interrupted=True)
-
-
-def _load(run: Run, catalog: Catalog) -> Sequence[str]:
-    if not isinstance(run, ObservedRun):
-        return ()
-    sizes = {each.type: (each.vcpus, each.accelerators) for each in catalog.instances}
-    return run.load_words(sizes)
 
 
 def facts_of(

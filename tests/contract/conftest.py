@@ -1,5 +1,3 @@
-"""Holds fixtures that several files of these tests use."""
-
 import sys
 from types import SimpleNamespace
 

@@ -1,21 +1,13 @@
-"""Accelerators are counted by NVML, or by the program nvidia-smi."""
-
 from pathlib import Path
 
-from stoker.profile.inventory import (
-    accelerators,
-)
+from stoker.profile.inventory import accelerators
 
 
 class Driver:
-    is_broken = False
-
     def nvmlInit(self) -> None:
-        if self.is_broken:
-            raise RuntimeError("driver not loaded")
-
-    def nvmlShutdown(self) -> None:
         pass
+
+    nvmlShutdown = nvmlInit
 
     def nvmlDeviceGetCount(self) -> int:
         return 2
@@ -28,7 +20,8 @@ class Driver:
 
 
 class Broken(Driver):
-    is_broken = True
+    def nvmlInit(self) -> None:
+        raise RuntimeError("driver not loaded")
 
 
 def program(tmp_path: Path, text: str) -> str:

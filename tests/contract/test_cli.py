@@ -1,7 +1,4 @@
-"""The command line is an interface: its verbs and flags are held against a list here."""
-
 import contextlib
-import json
 import re
 import shlex
 import subprocess
@@ -12,7 +9,6 @@ import pytest
 import typer.main
 
 from stoker.cli.app import PANELS, app_for
-from stoker.records import RECORDS
 from support.command import process, stoker
 
 ROOT = Path(__file__).parents[2]
@@ -108,20 +104,6 @@ def test_the_list_of_verbs_shows_the_whole_first_line_of_the_help_of_each(tmp_pa
     assert max(map(len, lines)) <= 80
 
 
-def test_each_option_says_its_default_or_that_it_may_be_repeated():
-    commands = verbs()
-    silent = [
-        f"{name} {param.opts[0]}"
-        for name, command in commands.items()
-        for param in command.params
-        if param.opts[0].startswith("-") and not param.is_flag and not param.hidden
-        if not param.required
-        if not re.search(r"\(default: |may be repeated|required", param.help)
-        or (param.multiple and "may be repeated" not in param.help)
-    ]
-    assert silent == []
-
-
 def test_each_example_is_a_command_line_that_the_verb_takes(tmp_path):
     commands = verbs()
     for name, command in commands.items():
@@ -161,31 +143,18 @@ def test_every_verb_explains_itself(tmp_path, verb):
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 
-@pytest.mark.parametrize("record", sorted(RECORDS))
-def test_schema_prints_a_json_schema(tmp_path, record):
-    done = stoker("schema", record, cwd=tmp_path)
-    assert json.loads(done.stdout)["$schema"].startswith("https://json-schema.org/")
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
         (["run", "missing.yaml"], 2, ["no such file: missing.yaml", "where:", "try:"]),
-        (["run", "bad-type.yaml"], 2, ["bad-type.yaml:3, key feed.credits", "whole number"]),
-        (["run", "unknown-key.yaml"], 2, ["unknown key comand", "did you mean command?"]),
         (["run", "not-yaml.yaml"], 2, ["not YAML", "not-yaml.yaml:3"]),
-        (["run", "no-command.yaml"], 2, ["command not found: no-such-program"]),
         (["run", "no-script.yaml"], 2, ["no such script: missing.py"]),
         (["run", "good.yaml", "--from", "trian"], 2, ["--from trian", "did you mean train?"]),
         (["run", "good.yaml", "--from", "train"], 2, ["no earlier run"]),
         (["run", "good.yaml", "--set", "feed.credit=3"], 2, ["--set feed.credit", "credits?"]),
         (["train", "--", "no-such-program"], 2, ["command not found: no-such-program"]),
         (["train"], 2, ["no workload and no command"]),
-        (["train", "--nonsense"], 2, ["no such option", "stoker train --help"]),
-        (["train", "--group", "data=2", "--", "true"], 2, ["--group dnn=... is missing"]),
-        (["train", "--group", "dnn=0", "--", "true"], 2, ["at least one host"]),
         (["train", "--group", "dmn=1", "--", "true"], 2, ["did you mean dnn?"]),
-        (["train", "--platform", "lokal", "--", "true"], 2, ["did you mean local?"]),
         (["profile", "--out", "/proc/p.json", "--", "true"], 2, ["cannot write", "--out FILE"]),
         (["profile", "--budget", "99999999999", "--", "true"], 2, ["--budget\n", "86400"]),
         (["profile", "--copy", "cloud.yaml"], 2, ["--copy cannot be used on sagemaker"]),
@@ -201,7 +170,6 @@ def test_schema_prints_a_json_schema(tmp_path, record):
         (["run", "tiny.py"], 2, ["try:   stoker init --script tiny.py"]),
         (["run", "empty.yaml"], 2, ["at least the keys name and command", "stoker init --script"]),
         (["profile", "tiny.py"], 2, ["try:   stoker profile -- python tiny.py"]),
-        (["train", "tiny.py", "a"], 2, ["try:   stoker train -- python tiny.py a"]),
         (
             ["profile", "good.yaml", "--", "python", "tiny.py"],
             2,
@@ -210,7 +178,11 @@ def test_schema_prints_a_json_schema(tmp_path, record):
                 "stoker profile good.yaml or stoker profile -- python",
             ],
         ),
-        (["profile", "--platform", "lokal", "--", "true"], 2, ["where: --platform\n"]),
+        (
+            ["profile", "--platform", "lokal", "--", "true"],
+            2,
+            ["mean local?", "--platform\n"],
+        ),
         (["profile", "--set", "profile.budget_seconds=1", "--", "true"], 2, ["where: --set pr"]),
         (
             ["decide", "--instance-type", "local.c1", "--step-seconds", "1", "--objective", "fast"],
@@ -233,10 +205,7 @@ def test_bad_input_gets_three_lines_and_the_usage_exit_code(tmp_path, arguments,
     good = "name: x\ncommand: [python, -c, pass]\n"
     files = {
         "good.yaml": good,
-        "bad-type.yaml": good + "feed: {credits: many}\n",
-        "unknown-key.yaml": good + "comand: [a]\n",
         "not-yaml.yaml": "name: x\ncommand: [a\n",
-        "no-command.yaml": "name: x\ncommand: [no-such-program]\n",
         "no-script.yaml": "name: x\ncommand: [python, missing.py]\n",
         "cloud.yaml": good + "platform: sagemaker\n",
         "text.yaml": "name: x\ncommand: python train.py --lr\n",
@@ -279,8 +248,6 @@ def test_a_profile_says_first_that_the_script_writes_its_files_and_what_is_kept_
     "arguments",
     [
         ["train", "--dry-run", "--group", "dnn=ml.foo:1", "--", "true"],
-        ["train", "--group", "dnn=ml.foo:1", "--", "true"],
-        ["train", "w.yaml"],
         ["run", "w.yaml"],
         ["profile", "w.yaml"],
     ],

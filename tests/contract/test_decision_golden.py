@@ -1,6 +1,6 @@
 """Whole decisions equal their files: a diff shows what a change of the model or of the words does.
 
-Write them anew with: python tests/contract/test_decision_golden.py
+Write them again with: PYTHONPATH=tests python tests/contract/test_decision_golden.py
 """
 
 import json
@@ -11,57 +11,44 @@ import pytest
 
 from stoker.catalog import load_catalog
 from stoker.decide import decide, explain
-from stoker.records import (
-    Check,
-    Constraints,
-    Profile,
-    ProfiledHost,
-    StepTerms,
-    TrainingSize,
-    to_document,
-)
+from stoker.records import Check, Constraints, ProfiledHost, TrainingSize, to_document
+from support import builders
 
 FILE = Path(__file__).with_suffix(".json")
 TODAY = date(2026, 11, 1)
 
 
 def _one_core():
-    profile = Profile(
+    profile = builders.profile(
         host=ProfiledHost(instance_type="local.c1", count=1, vcpus=1, accelerators=0),
-        step=StepTerms(
-            step_seconds=0.064,
-            wait_seconds=0.03,
-            accelerator_step_seconds=0.022,
-            loader_cpu_seconds=0.040,
-            loader_wall_seconds=0.041,
-            receive_seconds=0.0005,
-            receive_cpu_seconds=0.0015,
-            trainer_cpu_seconds=0.022,
-            num_workers=1,
-            global_batch_size=64,
-            batch_bytes=2.36e6,
-        ),
+        step_seconds=0.064,
+        wait_seconds=0.03,
+        accelerator_step_seconds=0.022,
+        loader_cpu_seconds=0.040,
+        loader_wall_seconds=0.041,
+        receive_seconds=0.0005,
+        receive_cpu_seconds=0.0015,
+        trainer_cpu_seconds=0.022,
+        num_workers=1,
+        global_batch_size=64,
+        batch_bytes=2.36e6,
         check=Check(predicted_step_seconds=0.062, error=-0.031, explained=True),
-    )
-    constraints = Constraints(
-        objective="time", max_data_hosts=1, allowed_instance_types=("local.c1",)
     )
     return decide(
         profile,
         catalog=load_catalog("local", cores=2),
-        constraints=constraints,
+        constraints=Constraints(
+            objective="time", max_data_hosts=1, allowed_instance_types=("local.c1",)
+        ),
         training=TrainingSize(epochs=10, samples_per_epoch=8000, global_batch_size=64),
         today=TODAY,
     )
 
 
 def _starved_p4d():
-    profile = Profile(
-        host=ProfiledHost(instance_type="ml.p4d.24xlarge"),
-        step=StepTerms(step_seconds=0.192, accelerator_step_seconds=0.064, global_batch_size=8192),
-    )
+    terms = {"step_seconds": 0.192, "accelerator_step_seconds": 0.064, "global_batch_size": 8192}
     return decide(
-        profile,
+        builders.profile("ml.p4d.24xlarge", **terms),
         catalog=load_catalog("sagemaker"),
         constraints=Constraints(max_data_hosts=3),
         training=TrainingSize(steps=100_000),

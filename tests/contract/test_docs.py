@@ -79,15 +79,6 @@ def test_every_command_in_the_documents_exists(file):
                     assert flag in {*known, "--help"}, f"{named(file)}: stoker {name} {flag}"
 
 
-@pytest.mark.parametrize("file", DOCUMENTS, ids=named)
-def test_every_link_within_the_repository_leads_somewhere(file):
-    text = file.read_text()
-    pictures = re.findall(r'(?:src|srcset)="([^"]+)"', text)
-    for target in [*pictures, *re.findall(r"\]\(([^)#\s]+)[^)]*\)", text)]:
-        if "://" not in target and not target.startswith("mailto:"):
-            assert (file.parent / target).exists(), f"{named(file)}: {target}"
-
-
 def anchors(text: str) -> set[str]:
     text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
     headings = re.findall(r"^#{1,6} (.+)$", text, flags=re.MULTILINE)
@@ -96,18 +87,20 @@ def anchors(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("file", DOCUMENTS, ids=named)
-def test_every_link_to_a_heading_finds_it(file):
-    for target, anchor in re.findall(r"\]\(([^)#\s:]*)#([^)\s]+)\)", file.read_text()):
+def test_links_of_a_document_lead_somewhere_and_its_python_parses(file):
+    text = file.read_text()
+    pictures = re.findall(r'(?:src|srcset)="([^"]+)"', text)
+    for target in [*pictures, *re.findall(r"\]\(([^)#\s]+)[^)]*\)", text)]:
+        if "://" not in target and not target.startswith("mailto:"):
+            assert (file.parent / target).exists(), f"{named(file)}: {target}"
+    for target, anchor in re.findall(r"\]\(([^)#\s:]*)#([^)\s]+)\)", text):
         page = file.parent / target if target else file
         if page.suffix == ".md":
             assert anchor in anchors(page.read_text()), f"{named(file)}: {target}#{anchor}"
-
-
-@pytest.mark.parametrize("file", DOCUMENTS, ids=named)
-def test_python_in_the_documents_parses(file):
-    blocks = re.findall(r"^```python[^\n]*\n(.*?)^```", file.read_text(), re.DOTALL | re.MULTILINE)
-    for block in blocks:
+    for block in re.findall(r"^```python[^\n]*\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
         ast.parse(block)
+    # Whatever has that name on PyPI is not stoker: a checkout or a wheel is installed.
+    assert not re.search(r"pip install (-\S+ )*['\"]?stoker\b", text)
 
 
 def test_every_error_that_the_troubleshooting_quotes_is_one_of_stokers():
@@ -144,12 +137,6 @@ def test_every_file_of_the_project_that_a_text_names_is_there():
         if not (ROOT / found).exists()
     ]
     assert missing == []
-
-
-@pytest.mark.parametrize("file", DOCUMENTS, ids=named)
-def test_no_document_installs_stoker_from_an_index_that_does_not_have_it(file):
-    # Whatever has that name on PyPI is not stoker: a checkout or a wheel is installed.
-    assert not re.search(r"pip install (-\S+ )*['\"]?stoker\b", file.read_text())
 
 
 def test_the_python_versions_of_the_package_are_those_that_tests_ran_on():

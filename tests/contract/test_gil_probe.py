@@ -1,5 +1,3 @@
-"""The probe of the interpreter lock works next to real threads."""
-
 import contextlib
 import ctypes
 import threading
@@ -34,11 +32,11 @@ def rest(stop: threading.Event) -> None:
     stop.wait()
 
 
-def watched(*, knocks: int = MIN_KNOCKS) -> Evidence:
-    """Returns what a watch sees in epochs of 12 steps, as many as it takes for so many knocks."""
+def watched() -> Evidence:
+    """Returns what a watch sees in epochs of 12 steps, as many as it takes for MIN_KNOCKS."""
     watch = StepWatch()
     deadline = time.monotonic() + 60.0
-    while watch.result().knocks < knocks:
+    while watch.result().knocks < MIN_KNOCKS:
         assert time.monotonic() < deadline, f"{watch.result().knocks} knocks"
         for _ in range(12):
             watch.asked()

@@ -1,5 +1,3 @@
-"""What git itself says of a checkout is in the records of a run."""
-
 import subprocess
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""Without its extra, a package of pipeline steps says in two lines what to install."""
-
 import subprocess
 import sys
 

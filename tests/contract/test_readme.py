@@ -1,5 +1,3 @@
-"""The README's first screen agrees with what it was made from."""
-
 import sys
 from pathlib import Path
 
@@ -25,8 +23,3 @@ def test_the_caption_says_day_machine_and_command_and_that_workers_sleep():
     assert document["machine"].partition(",")[0] in caption
     assert "Workers sleep" in caption
     assert "share one machine" in caption
-
-
-def test_the_first_screen_has_the_two_commands():
-    first_screen = README.partition("## ")[0]
-    assert "    make run\n    make test\n" in first_screen

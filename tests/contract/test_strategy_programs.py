@@ -1,5 +1,3 @@
-"""Checks which processes strategies start: smddp's try of its library, mpirun's agent and ranks."""
-
 import json
 import os
 import subprocess
@@ -81,21 +79,15 @@ def session(asked):
 
 
 def ask(session, *words):
-    command = [
-        sys.executable,
-        "-I",
-        "-S",
-        mpi_programs.__file__,
-        "agent",
-        str(session.socket),
-        *words,
-    ]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    program = [sys.executable, "-I", "-S", mpi_programs.__file__, "agent", str(session.socket)]
+    return subprocess.run([*program, *words], capture_output=True, text=True, timeout=60)
 
 
 def test_the_agent_hands_mpiruns_words_to_the_launcher(session, asked):
     assert ask(session, "algo-2", " orted", "-mca", "a", '"b c;d"').returncode == 0
     assert asked == [("algo-2", ("-mca", "a", "b c;d"))]
+    # Only this user reaches the socket.
+    assert session.folder.stat().st_mode & 0o077 == 0
 
 
 def test_the_agent_fails_with_the_launchers_reason(session):
@@ -107,13 +99,12 @@ def test_the_agent_fails_with_the_launchers_reason(session):
     assert "cannot reach the launcher" in ask(session, "algo-2", "orted").stderr
 
 
-def test_only_this_user_reaches_the_socket(session):
-    assert session.folder.stat().st_mode & 0o077 == 0
-
-
 def test_a_rank_of_mpirun_gets_what_torchrun_would_give_it(tmp_path):
     told = {"master_addr": "10.0.0.3", "master_port": 7602, "folder": str(tmp_path), "tmpdir": ""}
     theirs = {
+        "PATH": os.environ["PATH"],
+        "STOKER_MPI": json.dumps(told),
+        "TMPDIR": "/gone",
         "OMPI_COMM_WORLD_RANK": "3",
         "OMPI_COMM_WORLD_SIZE": "4",
         "OMPI_COMM_WORLD_LOCAL_RANK": "1",
@@ -122,12 +113,7 @@ def test_a_rank_of_mpirun_gets_what_torchrun_would_give_it(tmp_path):
     show = "import json, os; print(json.dumps([os.getcwd(), dict(os.environ)]))"
     done = subprocess.run(
         [sys.executable, "-I", "-S", mpi_programs.__file__, "rank", sys.executable, "-c", show],
-        env={
-            **theirs,
-            "STOKER_MPI": json.dumps(told),
-            "TMPDIR": "/gone",
-            "PATH": os.environ["PATH"],
-        },
+        env=theirs,
         capture_output=True,
         text=True,
         check=True,

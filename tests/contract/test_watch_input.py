@@ -1,22 +1,7 @@
-"""`stoker watch -` shows the lines of another command as they come."""
-
 import subprocess
 import sys
-from io import StringIO
 
-from stoker.launch.telemetry import FeedInterval, RankRate, csv_text
-from stoker.logs import Log
-from support.feed_rows import host_rate
-
-
-def feed_line(host: str) -> str:
-    rank = RankRate(name="0", batches_per_second=30.0, wait_share=0.4, queue_depth=0.5, window=18)
-    rows = FeedInterval(
-        start_seconds=4.0, seconds=2.0, ranks=(rank,), hosts=(host_rate(host, 12.5),)
-    )
-    stream = StringIO()
-    Log(run="mnist-1", host="gpu-1", stream=stream).event("feed", rows=csv_text(rows))
-    return stream.getvalue()
+from support.feed_rows import feed_line, host_rate
 
 
 def test_lines_of_another_command_are_shown_as_they_come():
@@ -30,7 +15,8 @@ def test_lines_of_another_command_are_shown_as_they_come():
     assert watcher.stdout is not None
     with watcher:
         # Two lines in one write: the second must not lie in a buffer until a third comes.
-        watcher.stdin.write(feed_line("data-1") + feed_line("data-2"))
+        for name in ("data-1", "data-2"):
+            watcher.stdin.write(feed_line(host_rate(name, 12.5)))
         watcher.stdin.flush()
         assert "data-1 12.5/s" in watcher.stdout.readline()
         assert "data-2 12.5/s" in watcher.stdout.readline()

@@ -29,7 +29,6 @@ def clusters(dnn: str, data: str = "", count: int = 1, **of_dnn: object) -> tupl
 
 
 def workload(name: str = "mnist", *overrides: str, **sections: Json) -> Workload:
-    """Makes the workload that a file with these sections says."""
     command: Json = ["python", "train.py"]
     return workload_from({"name": name, "command": command, **sections}, overrides=overrides)
 

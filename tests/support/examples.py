@@ -31,7 +31,6 @@ def document(name: str) -> str:
 
 
 def project(folder: Path) -> Path:
-    """Makes a project with the examples and workloads; returns its folder."""
     shutil.copytree(ROOT / "configs", folder / "configs")
     for file in (folder / "configs").glob("*.yaml"):
         file.write_text(filled(file.name))

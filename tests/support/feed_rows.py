@@ -1,9 +1,11 @@
 """Makes a feed.csv: two data hosts, one of which is lost for a while, and local workers."""
 
+from io import StringIO
 from pathlib import Path
 from random import Random
 
 from stoker.launch.telemetry import COLUMNS, FeedInterval, HostRate, RankRate, csv_text
+from stoker.logs import Log
 
 SECONDS = 2.0
 LOST = range(26, 40)
@@ -28,6 +30,15 @@ def host_rate(
         moved=moved,
         duplicates=0,
     )
+
+
+def feed_line(*hosts: HostRate) -> str:
+    """Makes the line that a launcher logs of the hosts."""
+    rank = RankRate(name="0", batches_per_second=30.0, wait_share=0.4, queue_depth=0.5, window=18)
+    interval = FeedInterval(start_seconds=4.0, seconds=2.0, ranks=(rank,), hosts=hosts)
+    stream = StringIO()
+    Log(run="mnist-1", host="gpu-1", stream=stream).event("feed", rows=csv_text(interval))  # type: ignore[arg-type]
+    return stream.getvalue()
 
 
 def feed_intervals(*, hosts: int = 2, intervals: int = 60) -> list[FeedInterval]:

@@ -71,11 +71,9 @@ class Pod:
 
     @property
     def log(self) -> str:
-        """Returns what it wrote to stdout and stderr."""
         return (self.folder / "log").read_text(errors="replace")
 
     def events(self, name: str, **values: str) -> list[LogEvent]:
-        """Returns the events of that name and with those values in its log."""
         parsed = (parse_line(line) for line in self.log.splitlines())
         return [
             event
@@ -105,7 +103,6 @@ class Pod:
         assert len(self.lines()) > number, self.log[-3000:]
 
     def wait_for_pause(self, number: int) -> None:
-        """Waits until the script pauses before that batch."""
         words = json.dumps({"pause": number})
         until(
             lambda: words in self.log or self.process.poll() is not None,

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import boto3
 from botocore.stub import Stubber
 
-from stoker.parameters import defaults_of, parameters_of
+from stoker.parameters import parameters_of
 from stoker.pipelines.base import pack_inputs
 from stoker.pipelines.sagemaker.compile import Compiled
 from stoker.platforms.aws import Aws
@@ -59,7 +59,7 @@ def definition(of: Workload, *, added: Sequence[Json] = ()) -> dict[str, Json]:
             {
                 "Name": p.camel_name,
                 "Type": p.kind.capitalize(),
-                "DefaultValue": defaults_of(of)[p.name],
+                "DefaultValue": p.default(of),
             }
             for p in parameters_of(of)
         ]

@@ -1,5 +1,3 @@
-"""`stoker doctor --cluster WORKLOAD` tells what a cluster lacks, and what may not be asked."""
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,7 +27,6 @@ WORKLOAD: Mapping[str, Json] = {
 
 @pytest.fixture
 def api(tmp_path, monkeypatch):
-    """Plays a cluster with all that the workload needs."""
     with kubernetes_api() as found:
         use_kube_config(monkeypatch, kube_config(tmp_path, found.url))
         found.role = rules(KubernetesSettings())
@@ -126,17 +123,23 @@ def test_an_api_that_is_not_there_or_speaks_another_version_fails(api, api_name,
 
 
 @pytest.mark.parametrize(
-    ("message", "words"),
+    ("plural", "code", "message", "state", "words"),
     [
-        ('admission webhook "v" denied the request: no', "denied the request"),
-        ("exceeded quota: gpus, requested: 1, limited: 0", "the namespace's quota"),
+        ("jobsets", 403, 'admission webhook "v" denied the request: no', "fail", "denied"),
+        ("jobsets", 403, "exceeded quota: gpus, limited: 0", "fail", "the namespace's quota"),
+        ("trainjobs", 422, '"mnist" is invalid: spec.trainer: Invalid', "fail", ""),
+        ("trainjobs", 403, 'admission webhook "v" denied the request: no', "fail", "denied"),
+        ("trainjobs", 403, 'User "u" cannot create resource "trainjobs"', "warn", ""),
     ],
 )
-def test_a_job_that_the_cluster_would_refuse_fails_with_its_words(api, message, words):
-    api.faults.append(Fault("POST", "jobsets", 403, message=message, reason="Forbidden"))
-    job = one(found(), "job")
-    assert job.state == "fail"
+def test_a_job_that_the_cluster_would_refuse_is_no_ok(api, plural, code, message, state, words):
+    api.role = None
+    api.faults.append(Fault("POST", plural, code, message=message, reason="Forbidden"))
+    name = "jobset" if plural == "jobsets" else "trainer"
+    job = one(found(f"kubernetes.api={name}"), "job")
+    assert job.state == state
     assert words in job.text
+    assert "would take" not in job.text
 
 
 def test_a_trainers_runtime_stands_for_its_job(api):
@@ -151,22 +154,6 @@ def test_a_trainers_runtime_stands_for_its_job(api):
     assert "update Kubeflow Trainer to 2.2 or newer" in older.fix
     runtime = one(found("kubernetes.api=trainer", "kubernetes.runtime=theirs"), "job")
     assert (runtime.state, runtime.text) == ("fail", "TrainingRuntime theirs is not there")
-
-
-@pytest.mark.parametrize(
-    ("code", "message", "state"),
-    [
-        (422, 'TrainJob.trainer.kubeflow.org "mnist" is invalid: spec.trainer: Invalid', "fail"),
-        (403, 'admission webhook "policy.example" denied the request: no limits', "fail"),
-        (403, 'User "system:serviceaccount:a:b" cannot create resource "trainjobs"', "warn"),
-    ],
-)
-def test_a_train_job_that_the_cluster_would_refuse_is_no_ok(api, code, message, state):
-    api.role = None
-    api.faults.append(Fault("POST", "trainjobs", code, message=message, reason="No"))
-    job = one(found("kubernetes.api=trainer"), "job")
-    assert job.state == state
-    assert "would take" not in job.text
 
 
 def test_a_claim_that_fewer_pods_can_mount_than_need_it_is_found(api):
@@ -201,11 +188,9 @@ def test_a_claim_that_is_not_bound_names_the_command_that_says_why(api):
         # Stock 2.17.
         ({"retryPolicy": "OnError"}, "OnError: a lost follower is tried again if its pod vanishes"),
         ({"retryPolicy": "Always"}, "Always: a lost follower is tried again; so is each DAG"),
-        ({"retryPolicy": "OnFailure"}, "OnFailure: a lost follower is tried again after an exit"),
         ({"retryPolicy": "OnTransientError"}, "OnTransientError: a lost follower is tried again o"),
-        # Argo's own default, of a step that says nothing, and of no defaults at all.
-        ({}, "OnFailure: "),
-        (None, "OnFailure: "),
+        # Argo's own default.
+        (None, "OnFailure: a lost follower is tried again after an exit"),
     ],
 )
 def test_what_a_lost_follower_means_is_told_with_the_lines_that_have_it_tried_again(

@@ -29,12 +29,11 @@ class Installed:
             {"url": "https://g/s.git", "vcs_info": {"vcs": "git", "commit_id": "abc"}},
             "pip install 'stoker[aws] @ git+https://g/s.git@abc'",
         ),
-        # A wheel that is gone meanwhile, and a package of the system.
+        # A wheel that is gone meanwhile.
         (
             {"url": "file:///tmp/stoker.whl", "archive_info": {}},
             "pip install '.[aws]' in a checkout of stoker",
         ),
-        (None, "pip install '.[aws]' in a checkout of stoker"),
     ],
 )
 def test_the_command_installs_from_where_stoker_came(origin, command, monkeypatch):

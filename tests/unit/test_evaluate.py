@@ -118,10 +118,8 @@ def _performance(**training):
     [
         ({"min": 0.9}, 0.9, True),
         ({"min": 0.9}, 0.89, False),
-        ({"max": 2.0}, 2.0, True),
-        ({"max": 2.0}, 2.1, False),
-        ({"min": 1.0, "max": 2.0}, 1.5, True),
-        ({"min": 1.0, "max": 2.0}, 0.5, False),
+        ({"min": 1.0, "max": 2.0}, 2.0, True),
+        ({"min": 1.0, "max": 2.0}, 2.1, False),
     ],
 )
 def test_gate_holds_between_its_bounds(bounds, value, passed):
@@ -130,25 +128,11 @@ def test_gate_holds_between_its_bounds(bounds, value, passed):
     assert (evaluation.gates[0].passed, evaluation.gates[0].value) == (passed, value)
 
 
-def test_metric_that_was_not_reported_fails_its_gate():
-    evaluation = _evaluate(_training(loss=0.1), _gate(min=0.9))
-    assert not evaluation.passed
-    assert (evaluation.gates[0].value, evaluation.gates[0].passed) == (None, False)
-    assert "not reported" in evaluation_table(evaluation)
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_metric_that_is_no_number_fails_its_gate(value):
     evaluation = _evaluate(_training(m=value), _gate(min=0.9))
     assert not evaluation.passed
     to_json(evaluation)
-
-
-def test_one_failed_gate_fails_the_whole():
-    gates = (_gate(metric="a", min=0.5), _gate(metric="b", min=0.5))
-    evaluation = _evaluate(_training(a=0.6, b=0.4), *gates)
-    assert not evaluation.passed
-    assert [gate.passed for gate in evaluation.gates] == [True, False]
 
 
 def test_metrics_are_told_in_the_form_that_studio_shows():
@@ -226,6 +210,7 @@ def test_training_that_did_no_step_is_no_new_model():
     assert evaluation.gates[0].passed
     assert not evaluation.passed
     assert "did no step" in evaluation.reason
+    assert evaluation.performance is None
     # Where nothing was measured it is not known.
     unknown = replace(_training(m=1.0), measured=None)
     assert _evaluate(unknown, _gate(min=0.9)).passed
@@ -251,6 +236,16 @@ def test_promise_is_held_against_the_outcome():
     assert performance.predicted.step_seconds == 0.03
     assert performance.prediction_error == pytest.approx(0.1)
     assert performance.speedup == pytest.approx(0.06 / 0.033)
+    assert performance.is_inside_band
+    assert "OUTSIDE the band of 27.0 ms to 33.0 ms" in evaluation_words(
+        _evaluate(_training(step=0.034))
+    )
+    # Today's hosts are held against the plan that keeps them, others against none.
+    kept = _performance(groups=(DNN,), step=0.066)
+    assert kept.predicted.step_seconds == 0.06
+    assert kept.prediction_error == pytest.approx(0.1)
+    other = _performance(groups=(DNN, builders.group("data", count=2)))
+    assert (other.predicted, other.prediction_error, other.cost_change) == (None,) * 3
 
 
 def test_run_is_not_held_against_a_step_that_another_machine_took():
@@ -267,16 +262,6 @@ def test_run_is_not_held_against_a_step_that_another_machine_took():
     performance = _evaluate(_training(step=0.03), profile=profile, decision=decision).performance
     assert performance.baseline.step_seconds == 0.06
     assert performance.speedup == pytest.approx(2.0)
-
-
-@pytest.mark.parametrize(
-    ("step", "is_inside", "words"), [(0.033, True, "inside the"), (0.0331, False, "OUTSIDE the")]
-)
-def test_every_outcome_is_said_to_be_inside_or_outside_of_its_band(step, is_inside, words):
-    evaluation = _evaluate(_training(step=step))
-    assert evaluation.performance.is_inside_band is is_inside
-    assert f"{words} band of 27.0 ms to 33.0 ms" in evaluation_table(evaluation)
-    assert f"{words} band" in evaluation_words(evaluation)
 
 
 def test_a_faster_step_on_the_same_hosts_is_no_gain():
@@ -297,39 +282,18 @@ def test_cost_is_measured_or_follows_from_the_plans_price():
     assert derived.cost_change == pytest.approx((0.033 * 0.1) / (0.06 * 0.05) - 1)
 
 
-def test_run_of_another_cluster_is_not_held_against_the_plan():
-    performance = _performance(groups=(DNN, builders.group("data", count=2)))
-    assert performance.predicted is None
-    assert performance.prediction_error is None
-    assert performance.cost_change is None
-
-
-def test_run_of_todays_cluster_is_held_against_keep():
-    performance = _performance(groups=(DNN,), step=0.066)
-    assert performance.predicted.step_seconds == 0.06
-    assert performance.prediction_error == pytest.approx(0.1)
-
-
-@pytest.mark.parametrize("training", [{"steps": 0}, {"step": 0.0}])
-def test_no_steps_means_no_performance(training):
-    assert _performance(**training) is None
-
-
-@pytest.mark.parametrize("kind", [None, "profile", "decision", "training"])
-def test_record_of_another_workload_is_refused_and_one_made_by_hand_is_taken(kind):
-    own = _workload().digest()
-    sha = {"profile": own, "decision": None, "training": own} | ({kind: "f" * 64} if kind else {})
-    records = {
-        "profile": _profile(sha["profile"]),
-        "decision": _decision(workload_sha256=sha["decision"]),
-    }
-    if kind:
+def test_record_of_another_workload_is_refused_and_one_made_by_hand_is_taken():
+    own, other = _workload().digest(), "f" * 64
+    records = {"profile": _profile(own), "training": _training(sha=own)}
+    evaluation = _evaluate(**records)
+    assert (evaluation.passed, evaluation.workload_sha256) == (True, own)
+    for kind, wrong in {
+        "profile": _profile(other),
+        "decision": _decision(workload_sha256=other),
+        "training": _training(sha=other),
+    }.items():
         with pytest.raises(UsageError, match=f"the {kind} was made for another workload"):
-            _evaluate(_training(sha=sha["training"]), **records)
-        return
-    evaluation = _evaluate(_training(sha=own), **records)
-    assert evaluation.passed
-    assert evaluation.workload_sha256 == own
+            _evaluate(**(records | {kind: wrong}))
 
 
 def test_text_gives_verdict_gates_and_three_step_times():
@@ -359,7 +323,9 @@ def test_a_training_that_left_no_record_is_judged_as_failed():
 def test_the_reason_names_each_gate_that_failed_with_value_and_bound():
     bounds = {"accuracy": {"min": 0.99}, "loss": {"max": 0.1}, "f1": {"min": 0.5}}
     gates = [_gate(metric=name, **bound) for name, bound in bounds.items()]
-    assert _evaluate(_training(accuracy=0.95, loss=0.05), *gates).reason == (
+    evaluation = _evaluate(_training(accuracy=0.95, loss=0.05), *gates)
+    assert [gate.passed for gate in evaluation.gates] == [False, True, False]
+    assert evaluation.reason == (
         "gate failed: accuracy is 0.95, asked for at least 0.99; "
         "f1 was not reported, asked for at least 0.5"
     )

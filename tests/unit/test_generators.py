@@ -1,5 +1,3 @@
-"""Checks which random generators of a dataset are found, watched and seeded."""
-
 import functools
 import itertools
 import random
@@ -91,11 +89,6 @@ def test_generators_are_found_by_their_path(place):
     assert paths(make()) == [path]
 
 
-def test_global_generators_are_not_among_them():
-    given = {"a": torch.default_generator, "b": random._inst, "c": np.random.mtrand._rand}
-    assert paths(Holds(**given)) == []
-
-
 def test_generator_with_its_bit_generator_is_one():
     rng = np.random.default_rng()
     assert paths(Holds(a=rng.bit_generator, b=rng)) == ["dataset.b"]
@@ -109,15 +102,14 @@ def test_samples_are_not_walked_through():
     assert not held.has_changed()
 
 
-def test_a_list_that_holds_itself_is_walked_through_once():
+def test_many_datasets_and_a_list_that_holds_itself_are_walked_through_once():
     samples: list[object] = [("path", 1)] * 100
     samples[0] = samples
-    assert paths(Holds(samples=samples, rng=random.Random())) == ["dataset.rng"]
-
-
-def test_many_datasets_are_walked_through():
     many = [Holds(rng=random.Random()) for _ in range(100)]
-    assert len(paths(Holds(datasets=many))) == 100
+    assert len(paths(Holds(samples=samples, datasets=many))) == 100
+    # Global generators are not among them.
+    given = {"a": torch.default_generator, "b": random._inst, "c": np.random.mtrand._rand}
+    assert paths(Holds(**given)) == []
 
 
 MADE: dict[str, Callable[[], object]] = {
@@ -249,25 +241,22 @@ def test_a_cache_that_grows_is_looked_at_a_few_times_only():
         assert not held.look()
 
 
+class Seeds:
+    def seed(self, number: int) -> None:
+        random.seed(number)
+
+
 class Odd:
     seed = np.random.mtrand._rand.seed
 
 
 def test_what_cannot_be_reached_is_named():
-    held = HeldGenerators({"dataset": Holds(a=Odd(), b=[random.SystemRandom()])})
+    held = HeldGenerators({"dataset": Holds(a=Odd(), b=[random.SystemRandom()], c=Seeds())})
     assert held.found == []
     assert held.out_of_reach == {
         "dataset.a": f"a {__name__}.Odd",
         "dataset.b[0]": "a random.SystemRandom",
     }
-
-
-def test_a_method_that_seeds_in_python_is_no_sign():
-    class Seeds:
-        def seed(self, number: int) -> None:
-            random.seed(number)
-
-    assert HeldGenerators({"dataset": Seeds()}).out_of_reach == {}
 
 
 def test_too_many_generators_are_named():

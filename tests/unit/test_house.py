@@ -17,7 +17,7 @@ import botocore.session
 import pytest
 
 import stoker
-from stoker.records import RECORDS
+from stoker.records import KubernetesSettings, SageMakerSettings
 from stoker.records.schema import schema_of
 
 ROOT = Path(stoker.__file__).parent
@@ -28,9 +28,6 @@ MODULES = {
     for path in sorted(ROOT.rglob("*.py"))
 }
 TESTS = Path(__file__).parents[1]
-# Modules that are started as processes, or found by name where a library is imported.
-STARTED = re.compile(r"stoker(\.[a-z_]+)+")
-CONSTANT = re.compile(r"_?[A-Z][A-Z0-9_]*")
 
 
 @functools.cache
@@ -43,27 +40,11 @@ def trees() -> list[tuple[str, ast.Module]]:
         gc.enable()
 
 
-@functools.cache
-def nodes() -> list[tuple[str, list[ast.AST]]]:
-    """Returns all nodes of each module."""
-    return [(module, list(ast.walk(tree))) for module, tree in trees()]
-
-
 @pytest.fixture(autouse=True, scope="module")
 def _nothing_is_kept():
     """Each look for garbage in later tests would take a third of a second longer."""
     yield
-    nodes.cache_clear()
     trees.cache_clear()
-
-
-def test_no_class_name_occurs_twice():
-    places = defaultdict(list)
-    for module, found in nodes():
-        for node in found:
-            if isinstance(node, ast.ClassDef):
-                places[node.name].append(module)
-    assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
 def aliases(tree: ast.Module) -> Iterator[str]:
@@ -76,58 +57,16 @@ def aliases(tree: ast.Module) -> Iterator[str]:
                 yield from re.findall(r"^_?[A-Z]\w*[a-z]\w*$", target.id)
 
 
-def test_no_alias_has_the_name_of_a_class_or_of_another_alias():
+def test_no_name_of_a_class_or_of_an_alias_occurs_twice():
     places = defaultdict(list)
     for module, tree in trees():
         # The types of options are called as what they hold.
         for name in aliases(tree) if module != "stoker.cli.options" else ():
             places[name].append(module)
-        for node in tree.body:
+        for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(module)
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
-
-
-def constants_below_definitions(tree: ast.Module) -> Iterator[str]:
-    """Yields constants that stand below a definition although they need nothing defined there."""
-    local: set[str] = set()
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef | ast.FunctionDef):
-            local.add(node.name)
-        elif isinstance(node, ast.Assign | ast.AnnAssign) and local:
-            found = {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            names = {ast.unparse(target) for target in targets}
-            if found & local or not all(CONSTANT.fullmatch(name) for name in names):
-                local |= names
-            else:
-                yield from names
-        elif local:
-            # An import in a `with` or `try` names what the constants below it may need.
-            for part in ast.walk(node):
-                if isinstance(part, ast.Import | ast.ImportFrom):
-                    local |= {alias.asname or alias.name for alias in part.names}
-                elif isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
-                    local.add(part.id)
-
-
-def test_constants_stand_under_the_imports():
-    found = {name: sorted(constants_below_definitions(tree)) for name, tree in trees()}
-    assert {name: names for name, names in found.items() if names} == {}
-
-
-def test_a_log_event_is_a_member_of_the_enum():
-    found = [
-        f"{name}:{node.lineno}"
-        for name, tree in trees()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr == "event"
-        and node.args
-        and isinstance(node.args[0], ast.Constant)
-    ]
-    assert found == []
 
 
 def names_in(statement: ast.Import | ast.ImportFrom) -> set[str]:
@@ -137,52 +76,19 @@ def names_in(statement: ast.Import | ast.ImportFrom) -> set[str]:
     return {name if name in MODULES else str(statement.module) for name in whole}
 
 
-def imported_by(node: ast.AST) -> set[str]:
-    """Returns what a module imports when it is imported: not in a function, nor for types only."""
-    found: set[str] = set()
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            continue
-        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-            continue
-        if isinstance(child, ast.Import | ast.ImportFrom):
-            found |= names_in(child)
-        found |= imported_by(child)
-    return found
-
-
-def imported_sometime_by(found: list[ast.AST]) -> set[str]:
-    """Returns what is imported at whatever time: also by functions, and for types."""
-    statements = [node for node in found if isinstance(node, ast.Import | ast.ImportFrom)]
-    return set[str]().union(*map(names_in, statements))
-
-
-def test_no_circle_of_imports():
-    graph = {module: imported_by(tree) & MODULES.keys() for module, tree in trees()}
-    assert sum(map(len, graph.values())) > 500
-    graphlib.TopologicalSorter(graph).prepare()
-
-
-def test_no_circle_is_hidden_by_late_imports_or_types():
-    graph = {module: imported_sometime_by(found) & MODULES.keys() for module, found in nodes()}
-    assert sum(map(len, graph.values())) > 500
-    graphlib.TopologicalSorter(graph).prepare()
-
-
-def test_modules_that_are_named_in_texts_exist():
-    named = {
-        (module, node.value)
-        for module, found in nodes()
-        for node in found
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-        if STARTED.fullmatch(node.value) and node.value not in MODULES
+def test_no_circle_of_imports_and_none_is_hidden_by_late_imports_or_types():
+    graph = {
+        module: MODULES.keys()
+        & {
+            name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for name in names_in(node)
+        }
+        for module, tree in trees()
     }
-    missing = []
-    for module, name in named:
-        home, _, last = name.rpartition(".")
-        if home not in MODULES or last not in MODULES[home].read_text():
-            missing.append(f"{module}: {name}")
-    assert missing == []
+    assert sum(map(len, graph.values())) > 500
+    graphlib.TopologicalSorter(graph).prepare()
 
 
 # Lines of code of each room: no blank lines, comments or docstrings. It is raised only in a commit
@@ -208,7 +114,6 @@ BUDGET = {
 
 
 def code_lines(path: Path, tree: ast.Module) -> int:
-    """Counts the lines of a module that are neither blank, nor a comment, nor a docstring."""
     documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     docstrings: set[int] = set()
     for node in ast.walk(tree):
@@ -243,15 +148,6 @@ def snake(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 
 
-def keys_below(schema: dict, name: str, seen: frozenset = frozenset()) -> Iterator[str]:
-    """Yields the keys of a mapping of the workload, and of those in it."""
-    for key, described in schema["$defs"][name]["properties"].items():
-        yield key
-        for below in re.findall(r'"#/\$defs/(\w+)"', json.dumps(described)):
-            if below not in seen:
-                yield from keys_below(schema, below, seen | {name, below})
-
-
 def members(shape: object) -> Iterator[str]:
     """Yields the names of a request's members, at any depth."""
     for name, below in getattr(shape, "members", {}).items():
@@ -280,9 +176,11 @@ def test_no_key_of_the_workload_repeats_a_key_of_its_service():
         "SageMakerSettings": {*members(model.operation_model("CreateTrainingJob").input_shape)},
         "KubernetesSettings": {*fields(crd["spec"])},
     }
-    schema = schema_of(RECORDS["workload"])
-    found = {name: set(keys_below(schema, name)) & there for name, there in services.items()}
-    assert found == OWN_KEYS
+    keys = {
+        kind.__name__: {*fields(schema_of(kind)["$defs"])}
+        for kind in (SageMakerSettings, KubernetesSettings)
+    }
+    assert {name: keys[name] & there for name, there in services.items()} == OWN_KEYS
 
 
 # Libraries that take long to import, or much memory, or are not in every image.
@@ -335,29 +233,3 @@ def test_what_begins_a_process_is_light(names, allowed):
     command = [sys.executable, "-c", IMPORT_IN_TURN, *names, " ".join(HEAVY - allowed)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.split("\n") == [""] * (len(names) + 1)
-
-
-# Of no module of stoker: the Makefile, an example, this page.
-OF_NO_MODULE = {"environment", "example_mnist", "house"}
-
-
-def test_no_two_test_files_have_one_name():
-    places = defaultdict(list)
-    for path in TESTS.rglob("test_*.py"):
-        places[path.name].append(str(path.parent))
-    assert {name: found for name, found in places.items() if len(found) > 1} == {}
-
-
-def test_unit_tests_are_named_after_what_they_test():
-    modules = {
-        "_".join(parts[-number:])
-        for parts in (module.split(".")[1:] for module in MODULES)
-        for number in range(1, len(parts) + 1)
-    }
-    subjects = {path.stem.removeprefix("test_") for path in (TESTS / "unit").glob("test_*.py")}
-    of_no_module = {
-        subject
-        for subject in subjects
-        if not any(subject == name or subject.startswith(f"{name}_") for name in modules)
-    }
-    assert of_no_module == OF_NO_MODULE

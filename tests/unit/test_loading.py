@@ -1,5 +1,3 @@
-"""What processes say of their steps and loaders tells whether a run was fed, and why not."""
-
 from pathlib import Path
 
 import pytest
@@ -40,15 +38,11 @@ def test_steps_are_counted_whichever_loader_made_the_batches(tmp_path, loadings,
 
 def test_batches_of_the_main_loader_come_before_optimizer_steps(tmp_path):
     # Gradients that are accumulated: two batches for an optimizer's step.
+    (tmp_path / FILE.format(rank=0)).write_text(COLUMNS + "\n")
+    assert counted_steps(tmp_path, {}, {}) == 0, "a loader was made and never read"
     say(tmp_path, Loading(optimizer_steps=3, has_optimizer=True))
     assert counted_steps(tmp_path, TIMELINE, {}) == 1
     assert counted_steps(tmp_path, TIMELINE, PROGRESS) == 7
-
-
-def test_a_loader_that_was_made_and_never_read_did_no_step(tmp_path):
-    (tmp_path / FILE.format(rank=0)).write_text(COLUMNS + "\n")
-    assert counted_steps(tmp_path, {}, {}) == 0
-    assert why_unfed(say(tmp_path, Loading(is_fed=True)), {}) == ""
 
 
 @pytest.mark.parametrize(
@@ -82,11 +76,8 @@ def test_batches_of_the_feed_count_wherever_they_were_made(tmp_path):
     assert why_unfed(tmp_path, PROGRESS) == ""
     (tmp_path / FILE.format(rank=0)).write_text("0,0,0,0,0.1,0.1,4")
     assert why_unfed(tmp_path, {}) == ""
-
-
-def test_batches_that_are_only_timed_are_none_of_the_feed(tmp_path):
+    # Batches that are only timed are none of the feed's.
     say(tmp_path, Loading(optimizer_steps=9, own=("x.Loader",)))
-    (tmp_path / FILE.format(rank=0)).write_text("0,0,0,0,0.1,0.1,4")
     assert "x.Loader makes batches in its own way" in why_unfed(tmp_path, {})
 
 

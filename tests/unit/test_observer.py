@@ -1,5 +1,3 @@
-"""Checks what the feed counts of itself, and that the count is small enough to be told."""
-
 from dataclasses import replace
 
 from stoker.feed.trainer.observer import MAX_WORKERS_TOLD, Observer, SessionState
@@ -17,7 +15,6 @@ from stoker.feed.workers.pipe import JobOrder
 from stoker.feed.workers.pool import Result, WorkerJob
 from stoker.launch.coordinator import MAX_MESSAGE_BYTES
 
-LOCAL = ("local",)
 NOTHING: dict[str, int] = {}
 
 
@@ -59,25 +56,18 @@ def test_each_batch_is_counted_for_its_host_and_its_worker():
     came(books, "data-1")
     came(books, "data-1", 1)
     came(books, "data-1", 1)
+    # A late duplicate is work of the worker, and no batch of the host.
+    came(books, "data-1", is_wanted=False)
     came(books, None, 3)
     clock.now += 7.0
     work = books.tell([])
     assert work.seconds == 7.0
     data = host_of(work, "data-1")
-    assert (data.batches, data.frame_bytes, data.num_workers) == (3, 3000, 2)
-    assert (data.busy_seconds, data.cpu_seconds, data.is_local) == (1.5, 0.75, False)
-    assert data.workers == (WorkerWork(0, 1, 0.5), WorkerWork(1, 2, 1.0))
+    assert (data.batches, data.duplicates, data.frame_bytes, data.num_workers) == (3, 1, 4000, 2)
+    assert (data.busy_seconds, data.cpu_seconds, data.is_local) == (2.0, 1.0, False)
+    assert data.workers == (WorkerWork(0, 2, 1.0), WorkerWork(1, 2, 1.0))
     local = host_of(work, "gpu-1")
     assert (local.batches, local.is_local, local.workers) == (1, True, (WorkerWork(3, 1, 0.5),))
-
-
-def test_a_late_duplicate_is_work_of_the_worker_and_no_batch_of_the_host():
-    books = observer()
-    came(books, "data-1")
-    came(books, "data-1", is_wanted=False)
-    data = host_of(books.tell([]), "data-1")
-    assert (data.batches, data.duplicates, data.frame_bytes) == (1, 1, 2000)
-    assert data.workers == (WorkerWork(0, 2, 1.0),)
 
 
 def test_a_schedule_tells_what_lay_ready_when_the_trainer_took():
@@ -96,18 +86,6 @@ def test_a_schedule_tells_what_lay_ready_when_the_trainer_took():
     assert [each.taken for each in seen] == [1, 1, 1]
     assert [each.ready_at_takes for each in seen] == [2, 1, 0]
     assert [each.ready for each in seen] == [2, 1, 0]
-
-
-def test_a_schedule_tells_who_has_what():
-    schedule = BatchScheduler(max_bytes=1 << 30)
-    schedule.begin()
-    schedule.grant("data-1", 2)
-    schedule.grant(LOCAL, 1)
-    schedule.supply(10)
-    schedule.assign(0.0)
-    seen = schedule.observe(0.0, own_host="gpu-1")
-    assert (seen.credits, seen.in_flight) == ({"data-1": 2, "gpu-1": 1},) * 2
-    assert seen.window > 0
 
 
 def asked_of_the_first(count: int) -> BatchScheduler:
@@ -162,10 +140,9 @@ def test_a_host_without_credits_is_gone_and_between_two_epochs_it_is_not():
 def test_the_largest_report_stays_below_the_limit_of_a_message():
     books = observer()
     for host in range(200):
+        name = f"a-rather-long-name-of-a-host-{host}.data.default.svc.cluster.local"
         for worker in range(96):
-            came(
-                books, f"a-rather-long-name-of-a-host-{host}.data.default.svc.cluster.local", worker
-            )
+            came(books, name, worker)
     work = books.tell([])
     assert sum(len(host.workers) for host in work.hosts) <= MAX_WORKERS_TOLD
     assert all(host.num_workers == 96 for host in work.hosts)

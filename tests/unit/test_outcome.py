@@ -6,9 +6,9 @@ import pytest
 from stoker.cli.evaluate import _gate
 from stoker.cli.outputs import told_of_evaluation
 from stoker.errors import GateError
-from stoker.evaluate import evaluate, judged_again
+from stoker.evaluate import evaluate
 from stoker.records import Event, Gate, write_json
-from stoker.records.outcome import outcome_of, outcome_of_gates, training_exit_code
+from stoker.records.outcome import outcome_of, training_exit_code
 from stoker.report.verdict import collect, judge
 from stoker.text import time_unit
 from stoker.tracking import metrics_of, tags_of
@@ -101,23 +101,15 @@ def test_all_answers_to_did_it_pass_agree(state, tmp_path, capsys):
         assert verdict.headline.lower().rstrip(".") == outcome.words.lower()
 
 
-def test_no_gate_is_never_called_a_failed_one():
-    assert outcome_of_gates(()).words == "no gate: the training succeeded"
-
-
 def test_steps_that_nothing_counted_are_no_missing_steps():
     # A script without torch: neither 0 steps, nor a failure.
     assert outcome_of(_training(measured=None, steps=None)).state == "no gate"
     assert outcome_of(_training(measured=None, steps=125)).state == "no gate"
     words = training_words(_training(measured=None, steps=125))
     assert words.startswith("training succeeded, 125 steps; no step was timed")
-
-
-@pytest.mark.parametrize("state", CASES)
-def test_a_model_that_did_not_pass_does_not_pass_against_another_champion(state):
-    *_, record = _records(state)
-    again = judged_again(record, champion={})
-    assert (again.passed, again.reason) == (record.passed, record.reason)
+    shared = (Event(when="2026-11-21T12:00:00Z", what="not comparable: hosts share cores"),)
+    words = training_words(_training(events=shared))
+    assert words.endswith("; not comparable: hosts share cores")
 
 
 LOST = """\
@@ -132,18 +124,8 @@ try:   see the logs of the data hosts
 OWN = "rank 0 on algo-3: ValueError: no FeedLostError: of the script's own\nTraceback ..."
 
 
-def test_times_that_cannot_be_compared_are_said_to_be_so():
-    shared = msgspec.structs.replace(
-        sample_records.training(),
-        events=(Event(when="2026-11-21T12:00:00Z", what="not comparable: hosts share cores"),),
-    )
-    assert training_words(shared).endswith("; not comparable: hosts share cores")
-
-
 def failed(failure, exit_code):
-    return msgspec.structs.replace(
-        sample_records.training(), status="failed", failure=failure, exit_code=exit_code
-    )
+    return _training(status="failed", failure=failure, exit_code=exit_code)
 
 
 @pytest.mark.parametrize(

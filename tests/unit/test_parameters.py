@@ -3,7 +3,7 @@ from collections.abc import Mapping
 import pytest
 
 from stoker.errors import UsageError
-from stoker.parameters import defaults_of, gate_text, main_channel, overrides_of, parameters_of
+from stoker.parameters import gate_text, main_channel, overrides_of, parameters_of
 from stoker.records import Json, Workload
 from stoker.settings import workload_from
 
@@ -26,7 +26,7 @@ def applied(*params: str) -> Workload:
 
 
 def test_the_defaults_change_nothing():
-    defaults = [f"{name}={value}" for name, value in defaults_of(WORKLOAD).items()]
+    defaults = [f"{p.name}={p.default(WORKLOAD)}" for p in parameters_of(WORKLOAD)]
     assert applied(*defaults) == WORKLOAD
 
 
@@ -132,7 +132,7 @@ def test_each_hyperparameter_is_a_parameter_of_the_kind_that_its_value_has():
         "hyperparameter_lambda": ("number", "lambda"),
         "hyperparameter_objective": ("string", "objective"),
     }
-    defaults = [f"{name}={value}" for name, value in defaults_of(TUNABLE).items()]
+    defaults = [f"{p.name}={p.default(TUNABLE)}" for p in parameters_of(TUNABLE)]
     assert changed(*defaults) == TUNABLE.hyperparameters
 
 

@@ -1,15 +1,10 @@
-"""A host's files become lines of its log, and files again."""
-
 import io
 import random
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from stoker.logs import Log
-from stoker.platforms.kubernetes import pod_outputs
 from stoker.platforms.kubernetes.pod_outputs import (
     MAX_BYTES,
     PART_CHARACTERS,
@@ -36,29 +31,21 @@ def noise(size: int) -> bytes:
 
 
 def test_files_come_back_as_they_were(tmp_path):
-    (tmp_path / "training.json").write_bytes(noise(50_000))
-    (tmp_path / "timeline-rank0.csv").write_text("a,b\n1,2\n")
-    (tmp_path / "model.bin").write_bytes(b"not a record")
-    (tmp_path / "folder.json").mkdir()
-    found = taken(logged(tmp_path)).files
-    assert found == {
-        "stoker/training.json": noise(50_000),
-        "stoker/timeline-rank0.csv": b"a,b\n1,2\n",
-    }
-
-
-@given(st.binary(max_size=400), st.sampled_from(["a.json", "b-1.csv"]))
-def test_whatever_is_in_a_file_comes_back(content, name):
-    stream = io.StringIO()
-    pod_outputs._log_file(f"stoker/x/{name}", content, Log(run="r", host="h", stream=stream))
-    assert taken(stream.getvalue().splitlines()).files == {f"stoker/x/{name}": content}
-
-
-def test_no_line_is_longer_than_what_runtimes_keep_whole(tmp_path):
-    (tmp_path / "training.json").write_bytes(noise(100_000))
-    lines = logged(tmp_path)
-    assert len(lines) > 10
+    folder, elsewhere = tmp_path / "host", tmp_path / "there"
+    folder.mkdir()
+    (folder / "training.json").write_bytes(noise(50_000))
+    (folder / "timeline-rank0.csv").write_text("a,b\n1,2\n")
+    (folder / "model.bin").write_bytes(b"not a record")
+    (folder / "folder.json").mkdir()
+    lines = logged(folder)
+    # Runtimes keep whole what is no longer.
     assert max(map(len, lines)) < PART_CHARACTERS + 300
+    taken(lines).write(elsewhere)
+    found = {p.relative_to(elsewhere): p.read_bytes() for p in elsewhere.rglob("*") if p.is_file()}
+    assert found == {
+        Path("stoker/training.json"): noise(50_000),
+        Path("stoker/timeline-rank0.csv"): b"a,b\n1,2\n",
+    }
 
 
 def test_lines_of_hosts_between_each_other_are_told_apart(tmp_path):
@@ -102,17 +89,11 @@ def test_a_folder_that_is_not_there_is_named(tmp_path):
     assert "output_log_failed" in line
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "plain text",
-        "about output_part and nothing else",
-        "stoker T run=r host=h progress steps=1",
-        "stoker T run=r host=h training_failed reason='an output_part was lost'",
-    ],
-)
-def test_lines_of_others_are_left_to_their_readers(line):
-    assert not OutputParts().take(line)
+def test_lines_of_others_are_left_to_their_readers():
+    head = "stoker T run=r host=h"
+    lost = f"{head} training_failed reason='an output_part was lost'"
+    for line in ("about output_part", f"{head} progress steps=1", lost):
+        assert not OutputParts().take(line)
 
 
 @pytest.mark.parametrize(
@@ -143,8 +124,3 @@ def test_a_part_that_is_not_whole_opens_no_memory():
     for number in range(1000):
         parts.take(f"stoker T run=r host=h output_part file=a.json part=1 parts=2 digest={number}")
     assert len(parts._parts) <= 65
-
-
-def test_files_are_written_where_their_names_say(tmp_path):
-    OutputParts(files={"stoker/x/a.json": b"{}"}).write(tmp_path)
-    assert (tmp_path / "stoker" / "x" / "a.json").read_bytes() == b"{}"

@@ -28,9 +28,6 @@ def test_the_time_stands_at_the_right_and_nothing_is_wider_than_88_columns():
     assert len(first) == 87
     assert second.startswith(" " * 11)
     assert " ".join(f"{first[:78]} {second}".split()) == f"decide {text}"
-
-
-def test_without_a_time_the_line_ends_with_its_words():
     assert step_line("report", "runs/a/report.html", None) == "report     runs/a/report.html"
 
 

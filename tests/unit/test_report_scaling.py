@@ -1,5 +1,3 @@
-"""Scaling over runs: what is compared, what the ideal is, what the table says."""
-
 import json
 
 import msgspec
@@ -9,61 +7,52 @@ from typer.testing import CliRunner
 from stoker.cli.app import app_for
 from stoker.cli.report import report_scaling
 from stoker.errors import UsageError
-from stoker.records import Group, write_json
+from stoker.records import write_json
 from stoker.report import scaling_of_runs
-from stoker.report.scaling import usd_per_million
-from support import sample_records
+from support import builders, sample_records
 
 replace = msgspec.structs.replace
 
 
-def run(rate, *, hosts=1, processes=1, data=0, **changes):
-    groups = [
-        Group(
-            name="dnn",
-            role="dnn",
-            instance_type="ml.g5.xlarge",
-            count=hosts,
-            processes_per_host=processes,
-        )
-    ]
-    if data:
-        groups.append(Group(name="data", role="data", instance_type="ml.c7i.8xlarge", count=data))
+def run(rate, *, hosts=1, processes=1, data=0, usd=0.1, **changes):
+    groups = [builders.group("dnn", "ml.g5.xlarge", hosts, processes_per_host=processes)]
+    groups += [builders.group("data", "ml.c7i.8xlarge", data)] if data else []
     training = sample_records.training()
     measured = replace(
         training.measured,
         samples_per_second=rate,
         step_seconds=32 * hosts * processes / rate,
-        usd_per_1000_steps=changes.pop("usd", 0.1),
+        usd_per_1000_steps=usd,
     )
     return replace(training, groups=tuple(groups), measured=measured, **changes)
 
 
-def test_processes_are_the_scale_where_they_differ_and_the_smallest_is_the_ideal():
-    scaling = scaling_of_runs(
-        {"a": run(100, processes=1), "b": run(190, processes=2), "c": run(300, processes=4)}
-    )
-    assert scaling.what == "trainer processes"
-    assert [point.size for point in scaling.points] == [1, 2, 4]
-    assert [point.efficiency for point in scaling.points] == pytest.approx([1, 0.95, 0.75])
-
-
-def test_a_scale_in_data_hosts_has_no_ideal_at_none_of_them():
-    scaling = scaling_of_runs({"0": run(50), "1": run(100, data=1), "2": run(150, data=2)})
-    assert scaling.what == "data hosts"
-    assert [point.efficiency for point in scaling.points] == [None, 1.0, pytest.approx(0.75)]
-
-
-def test_runs_of_one_size_are_one_point_with_their_median():
-    scaling = scaling_of_runs({"a": run(90), "b": run(110), "c": run(100), "d": run(180, hosts=2)})
-    first = scaling.points[0]
-    assert (first.samples_per_second, first.runs) == (100, 3)
-    assert scaling.points[1].efficiency == pytest.approx(0.9)
-
-
-def test_a_million_samples_cost_the_price_of_their_time():
-    # 0.1 $ for 1000 steps of 32 samples: 3.125 $ for a million samples.
-    assert usd_per_million(run(100)) == pytest.approx(0.1 / 1000 / 32 * 1e6)
+@pytest.mark.parametrize(
+    ("runs", "what", "sizes", "efficiencies"),
+    [
+        (
+            {"a": run(100, processes=1), "b": run(190, processes=2), "c": run(300, processes=4)},
+            *("trainer processes", [1, 2, 4], [1, 0.95, 0.75]),
+        ),
+        # There is no ideal at no data host.
+        (
+            {"0": run(50), "1": run(100, data=1), "2": run(150, data=2)},
+            *("data hosts", [0, 1, 2], [None, 1.0, 0.75]),
+        ),
+        # Runs of one size are one point, with their median.
+        (
+            {"a": run(90), "b": run(110), "c": run(100), "d": run(180, hosts=2)},
+            *("trainer processes", [1, 2], [1, 0.9]),
+        ),
+    ],
+)
+def test_the_smallest_size_is_the_ideal(runs, what, sizes, efficiencies):
+    scaling = scaling_of_runs(runs)
+    assert scaling.what == what
+    assert [point.size for point in scaling.points] == sizes
+    assert [point.efficiency for point in scaling.points] == [
+        each and pytest.approx(each) for each in efficiencies
+    ]
 
 
 def test_a_size_with_an_unpriced_run_has_no_price():
@@ -116,12 +105,8 @@ def test_the_word_and_the_flag_print_the_same_table(word, folders, capsys):
         ["1", "100.0", "100%", "3.125", "1"],
         ["2", "200.0", "100%", "1.562", "1"],
     ]
-
-
-def test_the_table_as_json_has_the_points(folders, capsys):
     report_scaling(folders, as_json=True)
     document = json.loads(capsys.readouterr().out)
-    assert document["what"] == "trainer processes"
     assert [point["efficiency"] for point in document["points"]] == [1.0, 1.0]
 
 

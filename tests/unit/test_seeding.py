@@ -54,11 +54,6 @@ def test_seed_of_a_batch_fits_a_tensor():
         assert torch.tensor(torch.initial_seed()).item() == torch.initial_seed()
 
 
-def test_words_do_not_run_into_each_other():
-    seen = {draws_of_batch(w) for w in [(), (0,), (0, 0), (1, 0), (0, 1), (1 << 32,), (1, 1 << 32)]}
-    assert len(seen) == 7
-
-
 def test_a_sample_does_not_depend_on_the_kind_of_its_index():
     first = draws_of_sample((1, 2, 3), 5)
     for index in [np.int64(5), torch.tensor(5), np.uint8(5)]:

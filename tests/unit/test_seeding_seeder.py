@@ -1,11 +1,8 @@
-"""Checks what is seeded for a batch, and what get_worker_info() says of it, in any process."""
-
 import random
 from collections.abc import Callable
 
 import numpy as np
 import pytest
-import torch
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils import worker as torch_worker
 
@@ -105,6 +102,8 @@ def test_samples_do_not_depend_on_their_batches(kind):
 
 def test_worker_info_is_that_of_the_worker_that_torch_would_have_take_the_batch():
     dataset = Global()
+    # The trainer's own process is no worker.
+    assert seeder(dataset, num_workers=None).make(words(1), get_worker_info) is None
     own = seeder(dataset, num_workers=3)
     for number in (0, 4, 5, 3):
         info = own.make(words(number), get_worker_info)
@@ -112,10 +111,6 @@ def test_worker_info_is_that_of_the_worker_that_torch_would_have_take_the_batch(
         assert (info.id, info.num_workers, info.seed) == (number % 3, 3, 10 + number % 3)
         assert info.dataset is dataset
     assert own.make((50, 0, 1, 0), get_worker_info).seed == 50
-
-
-def test_the_trainers_own_process_is_no_worker():
-    assert seeder(Global(), num_workers=None).make(words(1), get_worker_info) is None
 
 
 def test_the_trainers_own_generators_are_as_before():
@@ -165,11 +160,3 @@ def test_what_cannot_be_seeded_is_told_once(capfd):
     assert len(told) == 1
     assert "generator_not_seeded" in told[0]
     assert "dataset.rng (a random.SystemRandom)" in told[0]
-
-
-def test_torchs_generators_seed_fits_a_tensor():
-    dataset = Eager()
-    held = dataset.__dict__["held"] = torch.Generator()
-    own = seeder(dataset)
-    for number in range(20):
-        own.make(words(number), lambda: torch.tensor(held.initial_seed()))

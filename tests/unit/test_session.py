@@ -1,50 +1,37 @@
-"""Each epoch of a session has an id of its own, also one that is gone through again."""
-
+import os
+import select
+import sys
 import threading
 from collections.abc import Iterator
 
 import pytest
 
 from stoker.feed.seeding import Numbered
+from stoker.feed.timeline import Timeline
 from stoker.feed.trainer.buffers import BatchOutcome
 from stoker.feed.trainer.scheduler import BatchScheduler
-from stoker.feed.trainer.session import FeedSession
-from stoker.feed.wire.dataset import DatasetSpec, PackedSpec, pack_spec
+from stoker.feed.trainer.session import FeedSession, SharedState
+from stoker.feed.wire.dataset import DatasetSpec, pack_spec
+from stoker.logs import Log
 
 SPEC = pack_spec(DatasetSpec(dataset=[1], collate_fn=len), max_bytes=1 << 20)
 
 
-def session_at(epoch: int, *, known: FeedSession | None = None) -> tuple[FeedSession, int]:
-    session = known or FeedSession(
-        "s", lock=threading.Lock(), wake=lambda: None, schedule=BatchScheduler(max_bytes=1 << 20)
-    )
-    return session, begin(session, epoch, SPEC)
+def begin(session: FeedSession) -> int:
+    indices: Iterator[Numbered] = iter([Numbered((1, 0, 3, 0), [0])])
+    given = {"seeding": "batch", "local": None, "is_eager": True, "pins_on": None}
+    return session.begin(epoch=3, spec=SPEC, indices=indices, **given)  # type: ignore[arg-type]
 
 
-def begin(session: FeedSession, epoch: int, spec: PackedSpec) -> int:
-    indices: Iterator[Numbered] = iter([Numbered((1, 0, epoch, 0), [0])])
-    return session.begin(
-        epoch=epoch,
-        spec=spec,
-        seeding="batch",
-        local=None,
-        indices=indices,
-        is_eager=True,
-        pins_on=None,
-    )
+@pytest.fixture
+def session() -> FeedSession:
+    schedule = BatchScheduler(max_bytes=1 << 20)
+    return FeedSession("s", lock=threading.Lock(), wake=lambda: None, schedule=schedule)
 
 
-@pytest.mark.parametrize("epoch", [3, 2, 0, 4])
-def test_an_epoch_has_a_higher_id_than_the_one_before_whatever_its_number(epoch):
-    session, before = session_at(3)
-    again, number = session_at(epoch, known=session)
-    assert again.epoch == epoch
+def test_who_left_an_epoch_ends_no_later_one_of_the_same_number(session):
+    before, number = begin(session), begin(session)
     assert number > before
-
-
-def test_who_left_an_epoch_ends_no_later_one_of_the_same_number():
-    session, before = session_at(3)
-    _, number = session_at(3, known=session)
     session.cancel(before)
     assert session.is_busy
     session.schedule.grant("host", 1)
@@ -56,8 +43,8 @@ def test_who_left_an_epoch_ends_no_later_one_of_the_same_number():
     assert session.next(number, timeout_seconds=1) == "batch"
 
 
-def test_an_epoch_that_was_left_frees_its_session_for_one_more():
-    session, number = session_at(3)
+def test_an_epoch_that_was_left_frees_its_session_for_one_more(session):
+    number = begin(session)
     assert not session.is_idle()
     session.cancelled_epoch_id = number
     assert session.is_idle()
@@ -65,3 +52,41 @@ def test_an_epoch_that_was_left_frees_its_session_for_one_more():
     assert not session.is_idle()
     session.cancel(number)  # What the epoch before left behind comes late.
     assert not session.is_idle()
+
+
+def shared() -> SharedState:
+    return SharedState(timeline=Timeline(None), log=Log(run="r", host="h", stream=sys.stderr))
+
+
+def is_rung(feed: SharedState) -> bool:
+    return bool(select.select([feed.wake_fd], [], [], 0)[0])
+
+
+def test_calls_wake_the_io_thread_once_and_only_where_it_sleeps():
+    feed = shared()
+    feed.wake()
+    assert not is_rung(feed)
+    assert not feed.sleeps()
+    feed.is_up(is_rung=False)
+    assert feed.sleeps()
+    feed.wake()
+    feed.wake()
+    assert is_rung(feed)
+    assert os.eventfd_read(feed.wake_fd) == 1
+    feed.close()
+
+
+def test_a_wake_up_that_came_too_late_ends_the_next_sleep():
+    feed = shared()
+    done: list[int] = []
+    assert feed.sleeps()
+    # It woke for something else, when somebody called.
+    feed.post(lambda: done.append(1))
+    feed.is_up(is_rung=False)
+    feed.run_posted()
+    assert done == [1]
+    assert feed.sleeps()
+    assert is_rung(feed)
+    feed.is_up(is_rung=True)
+    assert not is_rung(feed)
+    feed.close()

@@ -1,12 +1,10 @@
 """The settings of a run travel in variables: what a platform writes, a launcher reads."""
 
-import re
 from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
-import stoker
 from stoker.errors import UsageError
 from stoker.records import EngineSettings, FeedSettings, ProfileSettings, StrategySettings
 from stoker.records.engine import EngineHost
@@ -61,25 +59,19 @@ FULL = ProcessSettings(
 def test_every_setting_is_read_back_as_it_was_written():
     default = ProcessSettings()
     assert [f.name for f in fields(FULL) if getattr(FULL, f.name) == getattr(default, f.name)] == []
-    assert from_environment(FULL.to_environ()) == FULL
+    environ = FULL.to_environ()
+    assert from_environment(environ) == FULL
+    assert from_environment(dict.fromkeys(environ, "")) == default
+    # A launcher's own words replace what it was told.
+    told = replace(FULL, host="algo-9").to_environ("host")
+    assert from_environment({**environ, **told}).host == "algo-9"
 
 
-def test_only_what_is_not_as_by_default_is_sent():
+def test_only_fields_that_are_named_or_not_as_by_default_are_sent_and_read():
     sent = {"STOKER_FEED", "STOKER_WORKERS", "STOKER_STRATEGY"}
-    assert RunEnvironment().to_environ().keys() == sent
     assert RunEnvironment(port=1).to_environ().keys() == sent | {"STOKER_PORT"}
-
-
-def test_fields_that_are_named_are_sent_as_they_are():
     told = ProcessSettings(run_id="a").to_environ("has_data_group", "run_id")
     assert told == {"STOKER_RUN_ID": "a", "STOKER_HAS_DATA_GROUP": "0"}
-
-
-def test_an_empty_variable_says_nothing():
-    assert from_environment(dict.fromkeys(FULL.to_environ(), "")) == ProcessSettings()
-
-
-def test_fields_that_are_not_named_are_not_read():
     environ = {"STOKER_FEED": "{", "STOKER_GROUP": "dnn"}
     assert RunEnvironment.from_environ(environ, "group") == RunEnvironment(group="dnn")
 
@@ -111,29 +103,6 @@ def test_a_malformed_variable_is_named(name, text, words):
     assert words in str(caught.value)
 
 
-def test_no_variable_of_a_run_is_spelled_that_is_not_declared():
-    declared = set(FULL.to_environ()) | {
-        # Of the user, of pipelines, and between the parts of one strategy.
-        *("STOKER_INSTANCE_TYPE", "STOKER_MPI", "STOKER_PROFILED_CLUSTER"),
-        *("STOKER_KUBEFLOW_NAMESPACE", "STOKER_KUBEFLOW_TOKEN"),
-        *("STOKER_WEBHOOK_URL", "STOKER_PIPELINE_RUN"),
-        # Of a pod, by the cluster itself.
-        "STOKER_CPU_REQUEST_MILLI",
-    }
-    root = Path(stoker.__file__).parent
-    named = {
-        name
-        for path in root.rglob("*.py")
-        for name in re.findall(r"STOKER_[A-Z0-9_]+(?<!_)(?![A-Z0-9_*])", path.read_text())
-    }
-    assert named - declared == set()
-
-
-def test_a_launcher_s_own_words_replace_what_it_was_told():
-    told = replace(FULL, host="algo-9").to_environ("host")
-    assert from_environment({**FULL.to_environ(), **told}).host == "algo-9"
-
-
 # As the launcher writes it, and as a person may.
 @pytest.mark.parametrize(
     ("text", "expected"),
@@ -154,15 +123,9 @@ def test_the_replacement_of_loaders_is_read_in_both_spellings(text, expected):
         ({"replace_dataloader": True}, "ray", "1"),
     ],
 )
-def test_a_run_replaces_loaders_as_its_workload_says(feed, engine, expected):
+def test_a_run_replaces_loaders_as_its_workload_says_and_a_profile_none(feed, engine, expected):
     document = {"name": "a", "command": ["python", "a.py"], "feed": feed, "engine": engine}
     told = RunEnvironment.of(workload_from(document)).to_environ()
     assert told.get("STOKER_REPLACE_DATALOADER") == expected
-
-
-def test_a_profile_measures_the_loaders_of_the_script():
-    workload = workload_from(
-        {"name": "a", "command": ["python", "a.py"], "feed": {"replace_dataloader": True}}
-    )
-    told = RunEnvironment.of(workload, profile=ProfileSettings()).to_environ()
-    assert "STOKER_REPLACE_DATALOADER" not in told
+    profile = RunEnvironment.of(workload_from(document), profile=ProfileSettings())
+    assert "STOKER_REPLACE_DATALOADER" not in profile.to_environ()

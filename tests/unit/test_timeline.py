@@ -1,5 +1,3 @@
-"""A trainer process tells about itself by its timeline and its metrics."""
-
 import json
 import math
 from pathlib import Path
@@ -34,7 +32,9 @@ def test_row_tells_wait_and_compute_of_a_step(tmp_path):
         steps.got(32)
         clock.now += 0.5
     steps.ask()
-    steps.end()
+    for _ in range(2):
+        steps.end()
+        timeline.close()
     assert rows_of(tmp_path / "t.csv") == [
         COLUMNS,
         "0,3,0,0.000000,0.250000,0.500000,32",
@@ -53,18 +53,6 @@ def test_rows_reach_the_file_about_once_a_second(tmp_path):
         steps.got(1)
         clock.now += 0.1
     assert len(rows_of(tmp_path / "t.csv")) >= 20
-
-
-def test_early_end_completes_the_last_row_once(tmp_path):
-    timeline = Timeline(tmp_path / "t.csv", clock=Clock())
-    steps = timeline.epoch(loader=0, epoch=0)
-    steps.ask()
-    steps.got(4)
-    steps.end()
-    steps.end()
-    timeline.close()
-    timeline.close()
-    assert len(rows_of(tmp_path / "t.csv")) == 2
 
 
 def test_second_process_appends_below_one_header(tmp_path):
@@ -108,12 +96,6 @@ def test_only_rank_0_writes_metrics(tmp_path, monkeypatch):
 def test_metric_that_is_no_finite_number_is_named(value):
     with pytest.raises(UsageError, match="metric accuracy is not a finite number"):
         log_metrics(accuracy=value)
-
-
-def test_metrics_without_a_run_are_a_log_line(capsys, monkeypatch):
-    monkeypatch.delenv("STOKER_METRICS", raising=False)
-    log_metrics(accuracy=0.5)
-    assert "metrics accuracy=0.5" in capsys.readouterr().err
 
 
 def test_broken_metrics_file_is_named(tmp_path, monkeypatch):

@@ -1,24 +1,17 @@
-"""Where ranks wait for different times, every place says what the rank that waits longest does."""
-
 from io import StringIO
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from stoker.cli.profile import FollowedProfile
 from stoker.cli.watch import RunView
 from stoker.feed.timeline import (
     COLUMNS,
     FILE,
-    MeasuredStep,
     longest_waiting_file,
     read_timelines,
-    typical_wait_share,
-    waits_longest,
 )
 from stoker.feed.wire.protocol import FeedWork, Progress
-from stoker.launch.passive_profile import measure, wait_shares
+from stoker.launch.passive_profile import measure
 from stoker.launch.telemetry import ProgressLog, interval_between
 from stoker.logs import Log, parse_line
 from stoker.platforms.base import LogLine
@@ -31,11 +24,11 @@ STEP = 0.05
 WAITS = {0: 0.04, 1: 0.8}
 
 
-def write(folder, shares, *, steps=100, file=FILE):
+def write(folder, shares, *, steps=100):
     for rank, share in shares.items():
         wait = share * STEP
         rows = [f"0,0,{n},{n * STEP:.6f},{wait:.6f},{STEP - wait:.6f},8" for n in range(steps)]
-        (folder / file.format(rank=rank)).write_text("\n".join([COLUMNS, *rows]) + "\n")
+        (folder / FILE.format(rank=rank)).write_text("\n".join([COLUMNS, *rows]) + "\n")
 
 
 def told(rank, share, *, steps=100):
@@ -132,43 +125,13 @@ def test_a_rank_without_a_new_step_still_waits_as_it_did(tmp_path):
     assert said == [("3", "1"), ("4", "1")]
 
 
-def test_one_rank_has_one_figure(tmp_path):
+def test_ranks_that_wait_alike_have_one_figure(tmp_path):
+    assert wait_words(0.81, least=0.78, rank=3) == "81% of it waiting for data"
     write(tmp_path, {0: 0.5})
     measured = measure(read_timelines(tmp_path), {})
     assert (measured.rank, measured.least_wait_share) == (0, None)
     assert training_words(record(measured)).endswith("50.0 ms, 50% of it waiting for data")
     assert "rank" not in progress_of(tmp_path).head()
-
-
-def test_ranks_that_wait_alike_have_one_figure():
-    assert wait_words(0.81, least=0.78, rank=3) == "81% of it waiting for data"
-    assert wait_words(0.81, least=None, rank=0, of="") == "81%"
-
-
-@given(
-    here=st.dictionaries(st.integers(0, 3), st.floats(0, 1), min_size=1),
-    far=st.dictionaries(st.integers(4, 9), st.floats(0, 1)),
-)
-def test_the_record_is_of_the_rank_that_waits_longest(here, far):
-    ranks = {
-        rank: [
-            MeasuredStep(
-                loader=0,
-                epoch=0,
-                wait_seconds=share * STEP,
-                compute_seconds=(1 - share) * STEP,
-                samples=1,
-            )
-        ]
-        * 45
-        for rank, share in here.items()
-    }
-    reports = {rank: told(rank, share) for rank, share in far.items()}
-    found = measure(ranks, reports)
-    shares = wait_shares(ranks, reports)
-    assert found.rank == waits_longest(shares)
-    assert found.wait_share == pytest.approx(max([*here.values(), *far.values()]), abs=1e-9)
-    assert all(typical_wait_share(ranks[r]) == shares[r] for r in here)
 
 
 def test_a_profile_says_what_the_slowest_rank_waits(capsys):
@@ -190,9 +153,3 @@ def test_a_profile_says_what_the_slowest_rank_waits(capsys):
     log("profile_accelerator", rank=0, steps=40, step_seconds=0.02)
     said = capsys.readouterr().err
     assert said.index("50% of the time") < said.index("with cached batches")
-
-
-def test_a_profile_draws_the_rank_that_waits_longest(tmp_path):
-    write(tmp_path, {0: 0.1, 1: 0.2, 10: 0.9}, file="baseline-timeline-rank{rank}.csv")
-    found = longest_waiting_file(tmp_path, file="baseline-timeline-rank{rank}.csv")
-    assert found == tmp_path / "baseline-timeline-rank10.csv"

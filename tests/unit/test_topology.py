@@ -1,5 +1,3 @@
-"""Each host of a run reads the topology from SageMaker's description."""
-
 import json
 
 import pytest
@@ -38,38 +36,24 @@ def described(tmp_path, config, **environ):
 def test_hosts_keep_the_given_order_and_the_first_dnn_host_leads(tmp_path):
     topology = described(tmp_path, HETEROGENEOUS)
     assert topology.dnn_hosts == ("algo-3", "algo-1", "algo-2")
-    assert topology.leader == "algo-3"
-    assert not topology.is_leader
+    assert (topology.leader, topology.is_leader) == ("algo-3", False)
     assert topology.data_hosts == ("algo-4",)
     assert topology.hosts == ("algo-3", "algo-1", "algo-2", "algo-4")
+    data = described(tmp_path, HETEROGENEOUS | {"current_host": "algo-4"})
+    assert (data.role, data.network_interface) == ("data", "eth0")
+    assert (data.group.name, data.group.instance_type) == ("data", "ml.c5.18xlarge")
 
 
-def test_a_host_knows_its_group_type_role_and_interface(tmp_path):
-    topology = described(tmp_path, HETEROGENEOUS | {"current_host": "algo-4"})
-    assert topology.role == "data"
-    assert topology.group.name == "data"
-    assert topology.group.instance_type == "ml.c5.18xlarge"
-    assert topology.network_interface == "eth0"
-
-
-def test_a_homogeneous_cluster_trains_on_all_hosts(tmp_path):
-    group = {
-        "instance_group_name": "homogeneousCluster",
-        "instance_type": "ml.p3.2xlarge",
-        "hosts": ["algo-2", "algo-1"],
-    }
-    topology = described(
-        tmp_path,
-        {"current_host": "algo-1", "hosts": ["algo-1", "algo-2"], "instance_groups": [group]},
-    )
+@pytest.mark.parametrize("has_groups", [True, False])
+def test_a_homogeneous_cluster_trains_on_all_hosts(tmp_path, has_groups):
+    config = {"current_host": "algo-1", "hosts": ["algo-2", "algo-1"]}
+    if has_groups:
+        group = {"instance_type": "ml.p3.2xlarge", "hosts": config["hosts"]}
+        config["instance_groups"] = [{"instance_group_name": "homogeneousCluster", **group}]
+    topology = described(tmp_path, config)
+    assert topology.group.name == "homogeneousCluster"
     assert topology.dnn_hosts == ("algo-2", "algo-1")
     assert topology.data_hosts == ()
-
-
-def test_a_description_without_groups_is_a_homogeneous_cluster(tmp_path):
-    topology = described(tmp_path, {"current_host": "b", "hosts": ["c", "b"]})
-    assert topology.group.name == "homogeneousCluster"
-    assert topology.dnn_hosts == ("c", "b")
 
 
 def test_without_any_description_this_is_the_only_host(tmp_path):
@@ -78,12 +62,9 @@ def test_without_any_description_this_is_the_only_host(tmp_path):
     assert topology.is_leader
 
 
-def test_the_variable_stands_in_for_the_file(tmp_path):
+def test_the_variable_stands_in_for_the_file_which_wins_over_it(tmp_path):
     environ = {"SM_RESOURCE_CONFIG": json.dumps(HETEROGENEOUS)}
     assert from_resourceconfig(tmp_path, environ).leader == "algo-3"
-
-
-def test_the_file_wins_over_the_variables(tmp_path):
     alone = json.dumps({"current_host": "other", "hosts": ["other"]})
     assert described(tmp_path, HETEROGENEOUS, SM_RESOURCE_CONFIG=alone).host == "algo-1"
 
@@ -101,23 +82,21 @@ def test_the_toolkits_variables_stand_in_for_both(tmp_path):
     assert topology.network_interface == "ens5"
 
 
-@pytest.mark.parametrize("name", ["data", "data_group", "data-hosts", "Data"])
-def test_a_group_whose_name_begins_with_data_makes_batches(tmp_path, name):
+@pytest.mark.parametrize(
+    ("names", "roles"),
+    [
+        (("data", "dnn_group"), ""),
+        (("Data-hosts", "dnn_group"), ""),
+        # Where names do not tell.
+        (("cpu", "database-gpu"), '{"cpu": "data", "database-gpu": "dnn"}'),
+    ],
+)
+def test_a_group_makes_batches_by_its_name_or_as_given(tmp_path, names, roles):
     groups = [
-        {"instance_group_name": name, "instance_type": "", "hosts": ["a"]},
-        {"instance_group_name": "dnn_group", "instance_type": "", "hosts": ["b"]},
-    ]
-    topology = described(tmp_path, {"current_host": "a", "instance_groups": groups})
-    assert topology.role == "data"
-
-
-def test_roles_may_be_given_where_names_do_not_tell(tmp_path):
-    groups = [
-        {"instance_group_name": "cpu", "instance_type": "", "hosts": ["a"]},
-        {"instance_group_name": "database-gpu", "instance_type": "", "hosts": ["b"]},
+        {"instance_group_name": name, "instance_type": "", "hosts": [host]}
+        for name, host in zip(names, "ab", strict=True)
     ]
     config = {"current_host": "a", "instance_groups": groups}
-    roles = '{"cpu": "data", "database-gpu": "dnn"}'
     topology = described(tmp_path, config, STOKER_ROLES=roles)
     assert (topology.role, topology.leader) == ("data", "b")
 
@@ -125,6 +104,7 @@ def test_roles_may_be_given_where_names_do_not_tell(tmp_path):
 @pytest.mark.parametrize(
     ("change", "environ", "words"),
     [
+        ("{", {}, "malformed"),
         ({"current_host": "algo-9"}, {}, "algo-9, is in no group"),
         ({}, {"STOKER_ROLES": '{"gpu": "data"}'}, "exactly one group"),
         ({}, {"STOKER_ROLES": '{"data": "dnn"}'}, "exactly one group"),
@@ -141,15 +121,10 @@ def test_roles_may_be_given_where_names_do_not_tell(tmp_path):
     ],
 )
 def test_a_wrong_description_is_a_usage_error_that_says_what(tmp_path, change, environ, words):
+    config = change if isinstance(change, str) else HETEROGENEOUS | change
     with pytest.raises(UsageError, match=words) as caught:
-        described(tmp_path, HETEROGENEOUS | change, **environ)
+        described(tmp_path, config, **environ)
     assert caught.value.where
-
-
-def test_a_file_that_is_no_json_is_a_usage_error_that_names_it(tmp_path):
-    with pytest.raises(UsageError) as caught:
-        described(tmp_path, "{")
-    assert caught.value.where.endswith("resourceconfig.json")
 
 
 @pytest.mark.parametrize(

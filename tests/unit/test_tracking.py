@@ -1,5 +1,3 @@
-"""Checks what a run's records become in MLflow, and what its script is told of it."""
-
 import json
 import os
 from collections.abc import Callable
@@ -27,23 +25,22 @@ SERVER = TrackingSettings(mlflow="https://mlflow.example/team/")
 RUN = TrackedRun(run_id="0a1b")
 
 
-def test_metrics_are_the_scripts_own_and_those_of_the_steps_and_the_gate():
-    record = msgspec.structs.replace(training(), metrics={"accuracy": 0.97, "loss": float("nan")})
+def test_parameters_and_metrics_are_the_scripts_own_and_those_of_the_run_and_its_gate():
+    record = msgspec.structs.replace(
+        training(),
+        metrics={"accuracy": 0.97, "loss": float("nan")},
+        hyperparameters={"lr": 0.1, "name": "sgd"},
+    )
     gates = (GateResult(metric="accuracy", value=0.97, min=0.9, passed=True),)
-    found = metrics_of(record, Evaluation(passed=True, gates=gates))
-    assert found["accuracy"] == 0.97
+    metrics = metrics_of(record, Evaluation(passed=True, gates=gates))
+    assert (metrics["accuracy"], metrics["stoker_passed"]) == (0.97, 1.0)
     assert record.measured
-    assert found["stoker_step_seconds"] == record.measured.step_seconds
-    assert found["stoker_passed"] == 1.0
+    assert metrics["stoker_step_seconds"] == record.measured.step_seconds
     # MLflow would take it for a value, and draw a curve of it.
-    assert "loss" not in found
-
-
-def test_parameters_are_hyperparameters_and_the_cluster_of_the_run():
-    record = msgspec.structs.replace(training(), hyperparameters={"lr": 0.1, "name": "sgd"})
-    found = parameters_of(record)
-    assert (found["lr"], found["name"]) == ("0.1", "sgd")
-    assert found[f"{record.groups[0].name}.count"] == str(record.groups[0].count)
+    assert "loss" not in metrics
+    parameters = parameters_of(record)
+    assert (parameters["lr"], parameters["name"]) == ("0.1", "sgd")
+    assert parameters[f"{record.groups[0].name}.count"] == str(record.groups[0].count)
 
 
 @pytest.mark.parametrize(
@@ -105,35 +102,24 @@ def test_a_second_start_of_a_run_that_still_runs_leaves_it_as_it_is(tmp_path, ke
     assert not list(folder.iterdir())
 
 
-def starts_again(folder, kept_runs):
-    """Starts the run without an earlier record, then with one; yields what MLflow is told."""
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_a_second_start_that_is_refused_leaves_the_end_of_the_first(
+    tmp_path, kept_runs, monkeypatch, is_begun
+):
+    def fail(*_: object, on_submit: Callable[[], None], **__: object) -> None:
+        if is_begun:
+            on_submit()
+        raise PlatformError("refused, or lost")
+
+    monkeypatch.setattr("stoker.cli.kept_training.train_and_keep", fail)
     for first in (None, training()):
         if first:
-            write_json(folder / "runs" / "mnist-1" / "training.json", first)
-        assert stoker("train", TRACKED, "--name", "mnist-1", cwd=folder).returncode == 4
+            write_json(tmp_path / "runs" / "mnist-1" / "training.json", first)
+        assert stoker("train", TRACKED, "--name", "mnist-1", cwd=tmp_path).returncode == 4
         told = kept_runs.pop()
-        yield told["training"], told["is_refused"]
-
-
-def test_a_second_start_that_is_refused_leaves_the_end_of_the_first(
-    tmp_path, kept_runs, monkeypatch
-):
-    def refuse(*_: object, **__: object) -> None:
-        raise PlatformError("refused")
-
-    monkeypatch.setattr("stoker.cli.kept_training.train_and_keep", refuse)
-    assert [*starts_again(tmp_path, kept_runs)] == [(None, True), (training(), True)]
-
-
-def test_a_second_start_whose_job_began_and_left_no_record_has_failed(
-    tmp_path, kept_runs, monkeypatch
-):
-    def lose(*_: object, on_submit: Callable[[], None], **__: object) -> None:
-        on_submit()
-        raise PlatformError("lost")
-
-    monkeypatch.setattr("stoker.cli.kept_training.train_and_keep", lose)
-    assert [*starts_again(tmp_path, kept_runs)] == [(None, False), (None, False)]
+        # A job that began and left no record has failed.
+        assert told["training"] == (None if is_begun else first)
+        assert told["is_refused"] is not is_begun
 
 
 def test_an_evaluation_that_has_no_room_for_copies_keeps_its_figures(

@@ -1,5 +1,3 @@
-"""Checks how a stopped command is typed again, and what a second training of a name leaves."""
-
 import json
 
 import msgspec

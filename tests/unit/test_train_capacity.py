@@ -1,7 +1,5 @@
-"""`stoker train` waits while the platform has no hosts, and takes the next plan."""
-
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -54,6 +52,7 @@ class Scarce:
 
     def submit(self, request: JobSpec) -> Ended:
         self.asked.append((self.minute, request.name))
+        assert request.run_name == "mnist-1", "further tries share the run's name"
         types = {group.instance_type for group in request.groups}
         short = {kind for kind in types if self.minute < self.lacks.get(kind, 0.0)}
         if short:
@@ -73,6 +72,43 @@ class Scarce:
         return self.minute * 60
 
 
+@dataclass
+class Interrupted(Ended):
+    """Plays a job that loses its hosts after 100 minutes, and finds none again."""
+
+    platform: "Restarting"
+    left: PlatformError | None = None
+
+    def wait(self) -> JobEnd:
+        self.platform.minute += 100
+        error = NoCapacityError("a quota is used up")
+        error.had_hosts = self.platform.begins
+        raise error
+
+    def leave(self) -> str:
+        return ""
+
+    def clean_up(self) -> None:
+        return
+
+    def remaining(self) -> PlatformError | None:
+        return self.left
+
+
+@dataclass
+class Restarting(Scarce):
+    begins: bool = True
+    left: PlatformError | None = None
+    interruptions: int = 1
+
+    def submit(self, request: JobSpec) -> Ended:
+        if self.interruptions:
+            self.interruptions -= 1
+            self.asked.append((self.minute, request.name))
+            return Interrupted(request.name, self, self.left)
+        return super().submit(request)
+
+
 def decision() -> Decision:
     plans = [
         Plan(action="heterogeneous", groups=groups, feasible=feasible)
@@ -87,12 +123,12 @@ def decision() -> Decision:
     return msgspec.structs.replace(sample_records.decision(), plan=plans[0], plans=tuple(plans))
 
 
-def run(platform, tmp_path, policy, *, groups=(DNN, DATA)):
+def run(platform, tmp_path, policy):
     said: list[str] = []
     job = JobSpec(
         name="mnist-1",
         command=("python", "train.py"),
-        groups=tuple(groups),
+        groups=(DNN, DATA),
         run_dir=tmp_path,
         platform_settings=PlatformSettings(on_no_capacity=policy),
     )
@@ -108,53 +144,49 @@ def run(platform, tmp_path, policy, *, groups=(DNN, DATA)):
     return record, said
 
 
-def test_a_job_without_hosts_is_tried_again_until_there_are_some(tmp_path):
-    platform = Scarce({"c7i.4xlarge": 12})
-    record, said = run(platform, tmp_path, OnNoCapacity(wait_minutes=60))
-    assert platform.asked == [(minute, "mnist-1") for minute in (0, 5, 10, 15)]
-    assert len(said) == 3
-    assert said[0] == (
-        "no hosts for dnn 1 x g5.2xlarge, data 1 x c7i.4xlarge: "
-        "retry in 5 min, for 60 min more: no capacity"
-    )
-    assert [event.what for event in record.events][:3] == said
+@pytest.mark.parametrize(
+    ("platform", "wait_minutes", "asked", "next_plan_asked"),
+    [
+        (Scarce({"c7i.4xlarge": 12}), 60, [0, 5, 10, 15], []),
+        # Three of the same hosts are as short as one; what is not feasible is no plan.
+        (Scarce({"c7i.4xlarge": 1000}), 8, [0, 5, 8], [8]),
+        # A quota of nothing is not waited for.
+        (Scarce({"c7i.4xlarge": 1000}, may_pass=False), 60, [0], [0]),
+        # A further attempt continues with the plan that got hosts.
+        (Scarce({"c7i.4xlarge": 1000}, begun=1), 60, [], [0]),
+        # The time in which the job had hosts is no part of its wait.
+        (Restarting({"c7i.4xlarge": 205}, interruptions=2), 10, [0, 105, 210], []),
+        # Kueue may have held it back for that long: the wait begins with the shortage.
+        (Restarting({"c7i.4xlarge": 1000}, begins=False), 10, [0, 105, 110], [110]),
+    ],
+)
+def test_a_job_without_hosts_is_tried_again_until_another_plan_has_its_turn(
+    tmp_path, platform, wait_minutes, asked, next_plan_asked
+):
+    record, said = run(platform, tmp_path, OnNoCapacity(wait_minutes=wait_minutes))
+    assert platform.asked == [
+        *((minute, "mnist-1") for minute in asked),
+        *((minute, "mnist-1-plan4") for minute in next_plan_asked),
+    ]
     assert record.status == "succeeded"
+    assert record.groups == ((DNN,) if next_plan_asked else (DNN, DATA))
+    assert [event.what for event in record.events][: len(said)] == said
 
 
-def test_then_the_next_plan_with_other_types_has_its_turn(tmp_path):
-    platform = Scarce({"c7i.4xlarge": 1000})
-    record, said = run(platform, tmp_path, OnNoCapacity(wait_minutes=8))
-    # Three of the same hosts are as short as one; what is not feasible is no plan.
-    assert platform.asked == [(0, "mnist-1"), (5, "mnist-1"), (8, "mnist-1"), (8, "mnist-1-plan4")]
-    assert record.groups == (DNN,)
-    assert "taking the next plan, dnn 1 x g5.2xlarge" in said[-1]
-
-
-def test_plans_that_need_what_is_said_to_be_short_are_left_out(tmp_path):
-    platform = Scarce({"g5.2xlarge": 1000}, says_types=True)
-    with pytest.raises(NoCapacityError):
-        run(platform, tmp_path, OnNoCapacity(wait_minutes=0))
-    assert platform.asked == [(0, "mnist-1")]
-
-
-def test_a_quota_of_nothing_is_not_waited_for(tmp_path):
-    platform = Scarce({"c7i.4xlarge": 1000}, may_pass=False)
-    run(platform, tmp_path, OnNoCapacity(wait_minutes=60))
-    assert platform.asked == [(0, "mnist-1"), (0, "mnist-1-plan4")]
-
-
-def test_with_fail_the_run_ends_after_its_wait(tmp_path):
-    platform = Scarce({"c7i.4xlarge": 1000})
-    with pytest.raises(NoCapacityError):
-        run(platform, tmp_path, OnNoCapacity(wait_minutes=5, then="fail"))
-    assert platform.asked == [(0, "mnist-1"), (5, "mnist-1")]
-
-
-def test_a_further_attempt_goes_on_with_the_plan_that_got_hosts(tmp_path):
-    platform = Scarce({"c7i.4xlarge": 1000}, begun=1)
-    record, _ = run(platform, tmp_path, OnNoCapacity())
-    assert platform.asked == [(0, "mnist-1-plan4")]
-    assert record.groups == (DNN,)
+@pytest.mark.parametrize(
+    ("platform", "policy", "asked"),
+    [
+        # Every other plan needs the type that is said to be short.
+        (Scarce({"g5.2xlarge": 1000}, says_types=True), {"wait_minutes": 0}, [0]),
+        (Scarce({"c7i.4xlarge": 1000}), {"wait_minutes": 5, "then": "fail"}, [0, 5]),
+        # The job without hosts is still there.
+        (Restarting({}, left=PlatformError("not deleted")), {"wait_minutes": 0}, [0]),
+    ],
+)
+def test_no_other_plan_is_taken_where_it_cannot_help_or_may_not(tmp_path, platform, policy, asked):
+    with pytest.raises(PlatformError, match=r"no capacity|not deleted"):
+        run(platform, tmp_path, OnNoCapacity(**policy))
+    assert platform.asked == [(minute, "mnist-1") for minute in asked]
 
 
 def test_a_run_without_hosts_leaves_the_record_of_a_failed_training(tmp_path):
@@ -200,70 +232,6 @@ def test_a_pipelines_step_without_hosts_is_not_tried_again_by_the_pipeline(
 
 
 @dataclass
-class Interrupted(Ended):
-    """Plays a job that loses its hosts after 100 minutes, and finds none again."""
-
-    platform: "Restarting"
-    left: PlatformError | None = None
-
-    def wait(self) -> JobEnd:
-        self.platform.minute += 100
-        error = NoCapacityError("a quota is used up")
-        error.had_hosts = self.platform.begins
-        raise error
-
-    def leave(self) -> str:
-        return ""
-
-    def clean_up(self) -> None:
-        return
-
-    def remaining(self) -> PlatformError | None:
-        return self.left
-
-
-@dataclass
-class Restarting(Scarce):
-    begins: bool = True
-    left: PlatformError | None = None
-    interruptions: int = 1
-
-    def submit(self, request: JobSpec) -> Ended:
-        if self.interruptions:
-            self.interruptions -= 1
-            self.asked.append((self.minute, request.name))
-            return Interrupted(request.name, self, self.left)
-        return super().submit(request)
-
-
-def test_the_time_in_which_a_job_had_hosts_is_no_part_of_its_wait(tmp_path):
-    platform = Restarting({"c7i.4xlarge": 205}, interruptions=2)
-    record, said = run(platform, tmp_path, OnNoCapacity(wait_minutes=10))
-    # Each of the two interruptions begins the wait anew.
-    assert platform.asked == [(minute, "mnist-1") for minute in (0, 105, 210)]
-    assert "for 10 min more" in said[1]
-    assert record.status == "succeeded"
-
-
-def test_the_wait_begins_with_the_shortage_and_not_with_each_try(tmp_path):
-    # Kueue may have held it back for that long.
-    platform = Restarting({"c7i.4xlarge": 1000}, begins=False)
-    run(platform, tmp_path, OnNoCapacity(wait_minutes=10))
-    assert platform.asked == [
-        *((minute, "mnist-1") for minute in (0, 105, 110)),
-        (110, "mnist-1-plan4"),
-    ]
-
-
-def test_no_other_plan_begins_while_the_job_without_hosts_is_still_there(tmp_path):
-    left = PlatformError("the job mnist-1 could not be deleted")
-    platform = Restarting({}, left=left)
-    with pytest.raises(PlatformError, match="could not be deleted"):
-        run(platform, tmp_path, OnNoCapacity(wait_minutes=0))
-    assert platform.asked == [(0, "mnist-1")]
-
-
-@dataclass
 class Narrow(Scarce):
     def plan(self, job: JobSpec) -> JobSpec:
         if job.run:
@@ -280,8 +248,3 @@ def test_plans_that_the_platform_would_not_take_are_said_once(tmp_path):
         "dnn 1 x g5.2xlarge, data 1 x m5.4xlarge cannot replace it: mnist-1-plan5 is too long",
     ]
     assert said[:2] == unfit
-
-
-def test_the_further_tries_share_the_runs_name(tmp_path):
-    job = JobSpec(name="mnist-1", command=("true",), groups=(DNN,), run_dir=tmp_path)
-    assert replace(job, name="mnist-1-plan2", run=job.run_name).run_name == "mnist-1"

@@ -1,5 +1,3 @@
-"""A training that the caller stopped leaves a record, on a platform of our own."""
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +8,14 @@ from stoker import train as body
 from stoker.catalog import load_catalog
 from stoker.errors import PlatformError
 from stoker.platforms.base import JobEnd, JobSpec, LogLine
-from stoker.records import Group, Json, Training, read_json
+from stoker.records import Json, Training, read_json
 from stoker.train import train
+from support import builders
 
 JOB = JobSpec(
     name="run",
     command=("true",),
-    groups=(Group(name="dnn", role="dnn", instance_type="local.c1", count=1),),
+    groups=(builders.group("dnn"),),
     run_dir=Path("runs/run"),
 )
 STOPPED = JobEnd(
@@ -29,9 +28,8 @@ class Interrupted:
 
     name = "local"
 
-    def __init__(self, ends: JobEnd | Exception | None, interrupt: BaseException) -> None:
+    def __init__(self, ends: JobEnd | Exception | None) -> None:
         self._ends = ends
-        self._interrupt = interrupt
 
     def plan(self, job: JobSpec) -> JobSpec:
         return job
@@ -44,7 +42,7 @@ class Interrupted:
 
     def lines(self) -> Iterator[LogLine]:
         yield LogLine(group="dnn", host="algo-1", text="epoch 1")
-        raise self._interrupt
+        raise KeyboardInterrupt
 
     def wait(self) -> JobEnd:
         if isinstance(self._ends, Exception):
@@ -60,7 +58,7 @@ class Interrupted:
 def stopped(run_dir: Path, ends: JobEnd | Exception | None) -> Training:
     kept: list[Training] = []
     told: list[str] = []
-    platform = Interrupted(ends, KeyboardInterrupt())
+    platform = Interrupted(ends)
     job = replace(JOB, run_dir=run_dir)
     with pytest.raises(KeyboardInterrupt):
         train(
@@ -90,11 +88,3 @@ def test_a_job_that_cannot_be_stopped_is_not_waited_for(tmp_path, monkeypatch):
     monkeypatch.setattr(body, "STOPPED_SECONDS", 0.05)
     (event,) = stopped(tmp_path, None).events
     assert event.what == "no record was left: the job has not ended yet"
-
-
-def test_an_error_is_no_stop():
-    kept: list[Training] = []
-    platform = Interrupted(STOPPED, ValueError("broken"))
-    with pytest.raises(ValueError, match="broken"):
-        train(JOB, platform=platform, catalog=load_catalog("local"), on_stop=kept.append)
-    assert kept == []

@@ -1,14 +1,9 @@
-"""The cause of a failed training is told in the words that the terminal shows."""
-
-import msgspec
 import pytest
 
 from stoker.feed.workers.pool import advice_on, describe_exit
-from stoker.host.processes import ended_words, why_not_found
+from stoker.host.processes import why_not_found
 from stoker.launch.finish import words_of_end
 from stoker.reasons import cause_of
-from stoker.words import training_words
-from support.sample_records import training
 
 WHO = "the training command on algo-3"
 LOG = (
@@ -45,23 +40,8 @@ def test_a_failed_command_is_named_with_its_exception_or_last_words(stderr, expe
 
 def test_the_cause_of_a_bare_traceback_is_its_exception():
     assert cause_of(f"{TRACE}{LOG}\nsomething behind it\n") == "KeyError: 'x'"
-
-
-def test_what_was_raised_does_not_paint_on_the_terminal():
-    assert cause_of("rank 0 on a: ValueError: \x1b[2Jgone") == (
-        r"rank 0 on a: ValueError: \x1b[2Jgone"
-    )
-
-
-def test_a_training_without_an_exit_code_is_said_without_one():
-    failure = "the launcher of dnn host algo-1 (group dnn, the leader) ended with signal 9\nepoch 1"
-    failed = msgspec.structs.replace(training(), status="failed", exit_code=None, failure=failure)
-    assert training_words(failed) == f"training failed: {failure.splitlines()[0]}"
-
-
-def test_signals_are_named():
-    assert ended_words(3) == "exit code 3"
-    assert ended_words(-11) == "signal 11 (SIGSEGV)"
+    # What was raised does not paint on the terminal.
+    assert cause_of("rank 0: ValueError: \x1b[2Jgone") == r"rank 0: ValueError: \x1b[2Jgone"
 
 
 def test_a_script_that_may_not_be_executed_is_told_from_one_that_is_missing(tmp_path):

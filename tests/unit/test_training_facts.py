@@ -1,12 +1,10 @@
-"""Checks which fact each field of a training's record is taken from."""
-
 from dataclasses import replace
 
 import msgspec
 import pytest
 
-from stoker.records import Event, Group, Job, Training, read_json
-from stoker.records.training import TrainingFacts, copied_to, training_record, write_training
+from stoker.records import Event, Group, Job
+from stoker.records.training import TrainingFacts, copied_to, training_record
 from support.sample_records import training
 
 LEADER = training()
@@ -28,18 +26,10 @@ def told(**facts):
     return training_record(replace(FACTS, **facts))
 
 
-def led(**fields):
-    return msgspec.structs.replace(LEADER, **fields)
-
-
-def test_what_only_the_leader_sees_is_as_it_wrote_it():
+def test_each_field_is_as_the_leader_saw_it_or_as_it_was_asked_for():
     found = told()
-    for field in ("hosts", "strategy", "engine", "metrics", "events"):
+    for field in ("hosts", "strategy", "engine", "metrics", "events", "data_group_release_seconds"):
         assert getattr(found, field) == getattr(LEADER, field)
-
-
-def test_what_was_asked_for_is_as_it_was_asked_for():
-    found = told()
     for field in ("groups", "job", "workload_sha256", "decision_id", "model_uri"):
         assert getattr(found, field) == getattr(FACTS, field)
 
@@ -50,26 +40,32 @@ def test_without_the_leader_s_record_the_facts_of_the_platform_are_all_there_is(
     assert (found.failure, found.hosts, found.measured) == ("no image", (), None)
 
 
-def test_the_training_command_s_own_exit_code_counts_before_the_host_s():
-    assert told(leader=led(exit_code=3)).exit_code == 3
-    assert told(leader=led(exit_code=None)).exit_code == 1
+FAILED = {"status": "failed", "failure": "its words"}
+UNFED = {"status": "failed", "exit_code": 0, "is_unfed": True, "failure": "no batch came"}
 
 
-def test_the_platform_s_end_counts_before_the_leader_s():
-    assert told(leader=led(status="succeeded"), status="failed").status == "failed"
-
-
-def test_a_training_that_nobody_fed_has_failed_though_its_hosts_ended_well():
-    unfed = led(status="failed", exit_code=0, is_unfed=True, failure="no batch came")
-    found = told(leader=unfed, exit_code=0)
-    assert (found.status, found.exit_code, found.failure) == ("failed", 0, "no batch came")
-    assert told(leader=unfed, is_interrupted=True).status == "stopped"
-
-
-def test_the_leader_s_words_of_a_failure_count_before_the_platform_s():
-    failed = led(status="failed", failure="its words")
-    assert told(leader=failed, status="failed", failure="exit code 1").failure == "its words"
-    assert told(status="failed", failure="exit code 1").failure == "exit code 1"
+@pytest.mark.parametrize(
+    ("leader", "facts", "expected"),
+    [
+        # The training command's exit code counts before the host's.
+        ({"exit_code": 3}, {}, {"exit_code": 3}),
+        ({"exit_code": None}, {}, {"exit_code": 1}),
+        # The platform's end counts before the leader's, the leader's words before the platform's.
+        ({"status": "succeeded"}, {"status": "failed"}, {"status": "failed"}),
+        (FAILED, {"status": "failed", "failure": "exit code 1"}, {"failure": "its words"}),
+        ({}, {"status": "failed", "failure": "exit code 1"}, {"failure": "exit code 1"}),
+        # What fails in a run that the user stops is no failure.
+        (FAILED, {"is_interrupted": True, "last_words": ("x",)}, {"status": "stopped"}),
+        (FAILED, {"status": "failed", "is_interrupted": True}, {"failure": None}),
+        # A training that nobody fed has failed, though its hosts ended well.
+        (UNFED, {"exit_code": 0}, {k: UNFED[k] for k in ("status", "exit_code", "failure")}),
+        (UNFED, {"is_interrupted": True}, {"status": "stopped"}),
+        ({}, {"release_seconds": 7.5}, {"data_group_release_seconds": 7.5}),
+    ],
+)
+def test_who_is_believed_where_the_leader_and_the_platform_differ(leader, facts, expected):
+    found = told(leader=msgspec.structs.replace(LEADER, **leader), **facts)
+    assert {field: getattr(found, field) for field in expected} == expected
 
 
 def test_where_not_even_the_launcher_worked_the_log_is_told():
@@ -79,22 +75,9 @@ def test_where_not_even_the_launcher_worked_the_log_is_told():
     assert training_record(replace(failed, status="succeeded", failure=None)).failure is None
 
 
-def test_what_fails_in_a_run_that_the_user_stops_is_no_failure():
-    failed = led(status="failed", failure="its words")
-    found = told(leader=failed, status="failed", is_interrupted=True, last_words=("x",))
-    assert (found.status, found.failure) == ("stopped", None)
-
-
 def test_events_of_all_who_saw_some_are_in_the_order_of_time():
     early, late = (Event(when=f"{year}-01-01T00:00:00.000Z", what="seen") for year in (2020, 2099))
     assert told(events=(late, early)).events == (early, *LEADER.events, late)
-
-
-def test_the_release_falls_back_to_what_the_coordinator_saw():
-    assert told(release_seconds=7.5).data_group_release_seconds == 7.5
-    seen = LEADER.data_group_release_seconds
-    assert seen is not None
-    assert told().data_group_release_seconds == seen
 
 
 def test_a_step_costs_what_all_hosts_cost_while_it_lasts():
@@ -104,13 +87,6 @@ def test_a_step_costs_what_all_hosts_cost_while_it_lasts():
     unknown = told().measured
     assert unknown
     assert unknown.usd_per_1000_steps is None
-
-
-def test_the_leader_writes_what_it_measured_as_it_is(tmp_path):
-    measured = LEADER.measured
-    own = replace(FACTS, leader=None, measured=measured, timeline_file=None)
-    assert write_training(own, file=tmp_path / "t.json").measured == measured
-    assert read_json(tmp_path / "t.json", Training).measured == measured
 
 
 def test_a_record_written_elsewhere_takes_its_timeline_along(tmp_path):

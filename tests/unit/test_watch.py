@@ -1,5 +1,3 @@
-"""Checks what `stoker watch` makes of log lines, and where it gets them."""
-
 import json
 import re
 from io import StringIO
@@ -10,38 +8,14 @@ from rich.console import Console
 from stoker.cli import watch
 from stoker.cli.watch import RunView, as_table, plain_line, source_of, watch_verb
 from stoker.errors import PlatformError, UsageError
-from stoker.launch.telemetry import FeedInterval, HostRate, RankRate, csv_text
 from stoker.logs import Log, LogValue, parse_line
+from support.feed_rows import feed_line, host_rate
 
 
 def line(event: str, host: str = "gpu-1", **values: LogValue) -> str:
     stream = StringIO()
     Log(run="mnist-1", host=host, stream=stream).event(event, **values)
     return stream.getvalue()
-
-
-def host(name, kind="host", *, rate=12.5, credits=4):
-    return HostRate(
-        kind=kind,
-        name=name,
-        batches_per_second=rate,
-        bytes_per_second=rate * 1e6,
-        workers=2,
-        busy_workers=1.9,
-        busy_cpus=1.8,
-        slowest_worker=rate / 4,
-        fastest_worker=rate / 2,
-        in_flight=3,
-        credits=credits,
-        moved=2,
-        duplicates=0,
-    )
-
-
-def feed_line(*hosts: HostRate, wait: float = 0.4) -> str:
-    rank = RankRate(name="0", batches_per_second=30.0, wait_share=wait, queue_depth=0.5, window=18)
-    interval = FeedInterval(start_seconds=4.0, seconds=2.0, ranks=(rank,), hosts=hosts)
-    return line("feed", rows=csv_text(interval))
 
 
 def progress_line(steps: int = 120) -> str:
@@ -62,22 +36,20 @@ def table_of(view: RunView, *, width: int = 200) -> str:
 
 
 def test_a_plain_line_names_hosts_rates_waits_and_the_limit():
-    fed = feed_line(host("data-1"), host("gpu-1", "local", rate=5.0))
+    fed = feed_line(host_rate("data-1", 12.5), host_rate("gpu-1", 5.0, kind="local"))
     shown = plain_line(view_of(progress_line(), fed))
     assert "step 120, 20.0 ms per step, 40% of it waiting for data" in shown
-    assert "data-1 12.5/s 12.5 MB/s, gpu-1 (local) 5.0/s" in shown
+    assert "data-1 12.5/s 60.0 MB/s, gpu-1 (local) 5.0/s" in shown
     assert shown.endswith("limit: cpu")
-
-
-def test_a_great_many_hosts_are_counted_and_not_listed():
-    shown = plain_line(view_of(feed_line(*(host(f"data-{number}") for number in range(40)))))
-    assert "and 34 more hosts" in shown
-    assert len(shown) < 300
+    hosts = (host_rate(f"data-{number}", 12.5) for number in range(40))
+    many = plain_line(view_of(feed_line(*hosts)))
+    assert "and 34 more hosts" in many
+    assert len(many) < 300
 
 
 def test_a_host_that_is_gone_is_said_to_be():
     view = view_of(
-        feed_line(host("data-1", credits=0), host("data-2")),
+        feed_line(host_rate("data-1", 0.0, moved=2), host_rate("data-2", 12.5)),
         line("host_lost", about="data-1", kind="agent", reason="silent for 12 s"),
     )
     assert "data-1 gone" in plain_line(view)
@@ -87,34 +59,27 @@ def test_a_host_that_is_gone_is_said_to_be():
 
 
 def test_the_table_shows_each_rank_each_host_and_what_to_do():
-    text = table_of(view_of(progress_line(), feed_line(host("data-1"), host("gpu-1", "local"))))
-    run, step, rank, head, data, local, limit, advice = text.splitlines()
+    view = view_of(
+        progress_line(),
+        feed_line(host_rate("data-1", 12.5), host_rate("gpu-1", 12.5, kind="local")),
+    )
+    run, step, rank, head, data, local, limit, advice = table_of(view).splitlines()
     assert run == "mnist-1: running"
     assert step == "step 120, 20.0 ms per step, 40% of it waiting for data"
     assert rank == "rank 0: 30.0 batches/s, 40% waiting, 0.5 ready of a window of 18"
     assert " ".join(head.split()) == "host batches/s MB/s workers worker/s busy asked moved"
-    figures = "12.5 12.5 2 3.1 to 6.2 95% 3 of 4 2"
+    figures = "12.5 60.0 4 2.8 to 3.4 90% 8 of 8 0"
     assert " ".join(data.split()) == f"data-1 {figures}"
     assert " ".join(local.split()) == f"gpu-1 (local) {figures}"
     assert limit.startswith("limit: the data workers")
     assert advice.startswith("try:   more data hosts")
-
-
-def test_the_table_fits_a_terminal():
-    view = view_of(progress_line(), feed_line(host("data-1"), host("gpu-1", "local")))
     assert max(map(len, table_of(view, width=88).splitlines())) <= 88
-
-
-def test_a_run_without_a_feed_has_its_steps():
-    view = view_of(progress_line(7))
-    assert plain_line(view) == "step 7, 20.0 ms per step, 40% of it waiting for data"
-    assert view.document()["feed"] is None
 
 
 def test_what_a_log_says_does_not_steer_the_terminal():
     view = view_of(
         line("host_lost", about="\x1b[2Jdata-1", kind="agent", reason="[bold]x[/bold]\x07"),
-        feed_line(host("\x1b]0;title\x07")),
+        feed_line(host_rate("\x1b]0;title\x07", 12.5)),
     )
     assert not {"\x1b", "\x07"} & set(table_of(view) + plain_line(view))
 
@@ -133,14 +98,15 @@ def test_broken_events_are_passed_over():
 def run_folder(tmp_path):
     logs = tmp_path / "runs" / "mnist-1" / "logs"
     logs.mkdir(parents=True)
-    words = "user's own words\n" + progress_line() + feed_line(host("data-1"))
+    words = "user's own words\n" + progress_line() + feed_line(host_rate("data-1", 12.5))
     (logs / "dnn-gpu-1.log").write_text(words)
     (logs / "data-data-1.log").write_text(line("host_role", host="data-1"))
     return logs.parent
 
 
-def test_once_says_how_it_is_and_ends(run_folder, capsys):
-    watch_verb(str(run_folder), once=True, as_json=False)
+def test_once_says_how_it_is_and_ends(run_folder, monkeypatch, capsys):
+    monkeypatch.chdir(run_folder.parent.parent)
+    watch_verb("mnist-1", once=True, as_json=False)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "mnist-1: running"
     limit = next(line for line in lines if line.startswith("limit:"))
@@ -150,12 +116,6 @@ def test_once_says_how_it_is_and_ends(run_folder, capsys):
     assert (document["status"], document["steps"]) == ("running", 120)
     assert document["feed"]["hosts"][0]["name"] == "data-1"
     assert document["bottleneck"]["limit"] == "cpu"
-
-
-def test_a_run_is_found_by_its_id(run_folder, monkeypatch, capsys):
-    monkeypatch.chdir(run_folder.parent.parent)
-    watch_verb("mnist-1", once=True, as_json=False)
-    assert "data-1" in capsys.readouterr().out
     with pytest.raises(UsageError, match="no run mnist-2"):
         source_of("mnist-2")
 
@@ -164,7 +124,7 @@ def test_a_log_is_followed_to_the_runs_end(tmp_path, capsys):
     log = tmp_path / "leader.log"
     log.write_text(
         progress_line()
-        + "".join(f"dnn/gpu-1 {feed_line(host('data-1', rate=rate))}" for rate in (1.0, 2.0))
+        + "".join(f"dnn/gpu-1 {feed_line(host_rate('data-1', rate))}" for rate in (1.0, 2.0))
         + line("training_ended", status="failed", exit_code=3)
         + progress_line(999)
     )

@@ -79,7 +79,6 @@ class VerbCommand(TyperCommand):
     """A verb's help, with its arguments as they are typed, without braces and Python types."""
 
     def format_usage(self, ctx: "Context", formatter: "HelpFormatter") -> None:
-        """Writes the usage line."""
         names = [name for name, _ in self._arguments()]
         formatter.write_usage(ctx.command_path, " ".join(["[OPTIONS]", *names]))
 
@@ -126,7 +125,9 @@ def app_for(*words: str) -> typer.Typer:
         if name not in words:
             app.command(name, help=line)(_no_verb)
             continue
-        verb = verb_named(name)
+        # A verb imports its parts inside its function: help and usage errors need only its options.
+        module = "pipelines" if name in _OF_PIPELINES else name
+        verb: Verb = getattr(import_module(f"stoker.cli.{module}"), f"{name}_verb")
         text, _, examples = (inspect.getdoc(verb) or line).partition(_EXAMPLES)
         app.command(
             name,
@@ -138,14 +139,6 @@ def app_for(*words: str) -> typer.Typer:
             context_settings={"ignore_unknown_options": True} if name == "launch" else None,
         )(verb if name == "launch" else with_options(verb))
     return app
-
-
-def verb_named(name: str) -> Verb:
-    """Returns the function of a verb."""
-    # A verb imports its parts inside its function: help and usage errors need only its options.
-    module = "pipelines" if name in _OF_PIPELINES else name
-    verb: Verb = getattr(import_module(f"stoker.cli.{module}"), f"{name}_verb")
-    return verb
 
 
 def _stoker(

@@ -70,7 +70,13 @@ def compile_verb(
     with working(f"compiling {record.name}", quiet=as_json):
         compiled = compiled_for(target, record)
     write_text(out, compiled.definition)
-    files = _write_components(components) if components else []
+    files: list[Path] = []
+    if components:
+        from stoker.pipelines.kubeflow.compile import component_files
+
+        for name, component in component_files().items():
+            files.append(components / f"{name}.yaml")
+            write_text(files[-1], component)
     # SageMaker shows parameters in camel case, Kubeflow in snake case.
     defaults = {
         p.name if is_kubeflow else p.camel_name: p.default(record) for p in compiled.parameters
@@ -99,11 +105,7 @@ def again_words(*, overrides: Sequence[str] = ()) -> str:
 
 
 def compiled_for(target: str, workload: "Workload") -> "Compiled":
-    """Compiles the pipeline of a workload for the target.
-
-    Raises:
-        UsageError: If the workload lacks what the pipeline needs.
-    """
+    """Compiles a workload's pipeline; raises UsageError if the workload lacks what it needs."""
     if target == "kubeflow":
         from stoker.pipelines.kubeflow.compile import compile_kubeflow
 
@@ -125,15 +127,3 @@ def has_parameter(target: str, workload: "Workload", name: str) -> bool:
         declared = mappings(json.loads(definition), "Parameters")
         return any(each.get("Name") == name for each in declared)
     return False
-
-
-def _write_components(folder: Path) -> list[Path]:
-    from stoker.pipelines.kubeflow.compile import component_files
-    from stoker.records import write_text
-
-    files = []
-    for name, text in component_files().items():
-        file = folder / f"{name}.yaml"
-        write_text(file, text)
-        files.append(file)
-    return files

@@ -65,8 +65,10 @@ def run(arguments: list[str]) -> int:
         arguments = [*arguments[1:2], "--help"]
     try:
         _refuse_unprintable(arguments)
+        # The words that bash, or another shell, wants completed: they name the verb.
+        typed = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
         # As the object of the context: verbs print the command line that continues a run.
-        code = app_for(*arguments[:1], *_words_to_complete())(
+        code = app_for(*arguments[:1], *typed.split()[1:2])(
             args=arguments, prog_name="stoker", standalone_mode=False, obj=arguments
         )
         # In the `try`: what is still buffered may meet a closed pipe.
@@ -134,13 +136,6 @@ def _command_at(err: "ParserError", arguments: list[str]) -> int | None:
     # Anything else may be a misspelt name of a workload.
     is_script = any(word.endswith((".py", ".sh")) for word in command)
     return at if is_script or shutil.which(command[0]) else None
-
-
-def _words_to_complete() -> list[str]:
-    """Returns the words that a shell wants completed, as far as they name the verb."""
-    # Of bash, and of the other shells.
-    typed = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
-    return typed.split()[1:2]
 
 
 def _refuse_unprintable(arguments: list[str]) -> None:

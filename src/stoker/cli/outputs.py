@@ -73,11 +73,7 @@ class ExecutorInput:
 
 
 def read_executor_input(text: str) -> ExecutorInput:
-    """Reads what Kubeflow puts in place of `{{$}}`.
-
-    Raises:
-        UsageError: If the text is something else.
-    """
+    """Reads what Kubeflow puts in place of `{{$}}`; raises UsageError for another text."""
     try:
         document: Json = json.loads(text)
     except ValueError as err:
@@ -135,11 +131,7 @@ class StepInputs:
 
 
 def step_inputs(files: OutputFiles) -> StepInputs:
-    """Returns the inputs that Kubeflow gave a step; none outside of Kubeflow.
-
-    Raises:
-        UsageError: If Kubeflow's document cannot be read.
-    """
+    """Returns the inputs that Kubeflow gave a step; none outside of Kubeflow."""
     if not files.executor_input:
         return StepInputs()
     given = dict(read_executor_input(files.executor_input).inputs)
@@ -157,17 +149,6 @@ def step_inputs(files: OutputFiles) -> StepInputs:
         # Last: what is left.
         params=tuple(f"{n.removeprefix(HYPERPARAMETER_INPUT)}={v}" for n, v in given.items()),
     )
-
-
-def check_parameters(executor: ExecutorInput, known: frozenset[str]) -> None:
-    """Raises UsageError if an output parameter is not one of `known`."""
-    unknown = sorted(executor.parameters - known)
-    if unknown:
-        raise UsageError(
-            f"this step has no output parameter {unknown[0]}",
-            where=_WHERE,
-            fix="known are: " + ", ".join(sorted(known)) if known else "leave it out",
-        )
 
 
 def write_executor_output(
@@ -233,14 +214,15 @@ class Outputs:
 def outputs_of(
     files: OutputFiles, *, model: Path | None = None, parameters: frozenset[str] = frozenset()
 ) -> Outputs:
-    """Returns the outputs of the command line, checked before the work begins.
-
-    Raises:
-        UsageError: If Kubeflow's document cannot be read, or asks for other `parameters`.
-    """
+    """Returns the outputs of a command; UsageError if Kubeflow asks for other `parameters`."""
     executor = read_executor_input(files.executor_input) if files.executor_input else None
-    if executor:
-        check_parameters(executor, parameters)
+    unknown = sorted(executor.parameters - parameters) if executor else []
+    if unknown:
+        raise UsageError(
+            f"this step has no output parameter {unknown[0]}",
+            where=_WHERE,
+            fix="known are: " + ", ".join(sorted(parameters)) if parameters else "leave it out",
+        )
     return Outputs(out=files.out, summary=files.summary, model=model, executor=executor)
 
 

@@ -226,7 +226,6 @@ def profile_verb(
 
 
 def deliver_profile(record: "Profile", *, outputs: "Outputs", as_json: bool) -> None:
-    """Writes and prints a profile."""
     from stoker.cli.outputs import deliver, told_of_profile
     from stoker.profile import explain
 
@@ -296,7 +295,6 @@ def profile_and_keep(
 
 
 def _cluster(workload: "Workload", *, is_command: bool) -> "Cluster":
-    """Returns today's cluster."""
     from stoker.cli.workloads import todays_cluster
     from stoker.host.machine import usable_vcpus
     from stoker.records import Cluster, TodaysGroup

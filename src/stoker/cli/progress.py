@@ -178,18 +178,15 @@ def ask(question: str, *, assume_yes: bool, refused: UsageError) -> None:
 def step_line(verb: str, text: str, seconds: float | None) -> str:
     """Returns `verb  words ...... 12.3 s`: the time at the right, long words wrapped."""
     right = "" if seconds is None else f"{seconds:.1f} s"
-    width = _line_width() - _TIME_WIDTH
+    try:
+        line_width = max(48, min(_WIDTH, os.get_terminal_size(sys.stderr.fileno()).columns))
+    except (OSError, ValueError):
+        # No terminal.
+        line_width = _WIDTH
+    width = line_width - _TIME_WIDTH
     first, *rest = textwrap.wrap(text, width - _INDENT) or [""]
     line = f"{f'{verb:<{_INDENT}}{first}':<{width}}{right:>{_TIME_WIDTH}}".rstrip()
     return "\n".join([line, *(" " * _INDENT + more for more in rest)])
-
-
-def _line_width() -> int:
-    try:
-        return max(48, min(_WIDTH, os.get_terminal_size(sys.stderr.fileno()).columns))
-    except (OSError, ValueError):
-        # No terminal.
-        return _WIDTH
 
 
 def is_of_platform(line: "LogLine") -> bool:

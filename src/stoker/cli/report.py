@@ -92,10 +92,10 @@ def report_of_run(
             raise UsageError(f"no run in {run_dir}", where="no workload.json there", fix="ls runs")
         workload = read_json(run_dir / "workload.json", Workload)
     # A run that ended early has a report, too.
-    profile = _read(run_dir / "profile.json", Profile)
-    decision = _read(run_dir / "decision.json", Decision)
-    training = _read(run_dir / "training.json", Training)
-    evaluation = _read(run_dir / "evaluation.json", Evaluation)
+    profile = found_in(run_dir / "profile.json", Profile)
+    decision = found_in(run_dir / "decision.json", Decision)
+    training = found_in(run_dir / "training.json", Training)
+    evaluation = found_in(run_dir / "evaluation.json", Evaluation)
     if training and decision and training.decision_id is None:
         # The other records are of an earlier run of this name.
         profile = decision = evaluation = None
@@ -159,8 +159,6 @@ def report_of_decision(
         decision=decision,
         training=None,
         evaluation=None,
-        before_timeline=None,
-        after_timeline=None,
         environment=environment(),
         is_planned=True,
     )
@@ -191,7 +189,8 @@ def environment() -> dict[str, str]:
     }
 
 
-def _read(file: Path, kind: "type[RecordT]") -> "RecordT | None":
+def found_in(file: Path, kind: "type[RecordT]") -> "RecordT | None":
+    """Returns a record of the run; None where its step was not done."""
     from stoker.records import read_json
 
     return read_json(file, kind) if file.is_file() else None

@@ -340,6 +340,7 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
 
 def track(chain: Chain, report: Path, *, is_stopped: bool = False) -> str:
     """Writes the run to MLflow, where the workload names one; returns its page's address."""
+    from stoker.cli.report import found_in
     from stoker.cli.tracking import keep_tracked
     from stoker.platforms.base import tracking_of
     from stoker.records import Evaluation, Training
@@ -357,13 +358,6 @@ def track(chain: Chain, report: Path, *, is_stopped: bool = False) -> str:
         is_stopped=is_stopped,
         quiet=chain.quiet,
     )
-
-
-def found_in(file: Path, kind: "type[RecordT]") -> "RecordT | None":
-    """Returns a record of the run; None where its step was not done."""
-    from stoker.records import read_json
-
-    return read_json(file, kind) if file.is_file() else None
 
 
 def forget_later(run_dir: Path, first: int) -> None:
@@ -386,7 +380,6 @@ def forget_later(run_dir: Path, first: int) -> None:
 
 
 def report_of_chain(chain: Chain, *, failure: str | None = None) -> Path:
-    """Writes the report of the run, and returns its path."""
     from stoker.cli.report import report_of_run
 
     command = f"stoker run {chain.source}"

@@ -141,7 +141,6 @@ class RunView:
         }
 
     def head(self) -> str:
-        """Returns one line on the progress."""
         progress = self.progress
         return f"step {progress.steps}, {progress.words}" if progress else "no step yet"
 
@@ -278,7 +277,6 @@ class LogOfRun:
         return (self._path / "training.json").is_file()
 
     def close(self) -> None:
-        """Closes the logs."""
         for tail in self._tails.values():
             tail.close()
         self._tails.clear()

@@ -198,11 +198,7 @@ def todays_cluster(workload: Workload) -> Cluster:
 
 
 def reused_profile(workload: Workload, params: Sequence[str]) -> Profile | None:
-    """Returns the profile of the parameter reuse_profile, a text or a file, if it is set.
-
-    Raises:
-        UsageError: If it is not a profile of this workload.
-    """
+    """Returns the profile of the parameter reuse_profile, a text or a file, if it is set."""
     given = parse(params, workload=workload).get("reuse_profile", "") if params else ""
     if not given:
         return None

@@ -154,9 +154,9 @@ def write_report(
     decision: Decision | None,
     training: Training | None,
     evaluation: Evaluation | None,
-    before_timeline: Path | None,
-    after_timeline: Path | None,
     environment: Mapping[str, str],
+    before_timeline: Path | None = None,
+    after_timeline: Path | None = None,
     feed_file: Path | None = None,
     log_files: Sequence[Path] = (),
     failure: str | None = None,
@@ -186,7 +186,7 @@ def write_report(
         [figures.baseline, figures.measured]
         + [plan.predicted.step_seconds for plan in plans if plan.predicted]
     )
-    nominal = _is_nominal(workload, decision)
+    nominal = decision.prices.is_nominal if decision else workload.platform_info.is_this_machine
     rows = _plan_rows(decision) if decision else []
     strips = collect_strips(
         profile=profile,
@@ -312,12 +312,6 @@ def _events(training: Training) -> list[tuple[str, str, str]]:
                 when = f"{(moment - began).total_seconds():.1f} s"
         rows.append((when, names.get(event.host or "", event.host or ""), event.what))
     return rows
-
-
-def _is_nominal(workload: Workload, decision: Decision | None) -> bool:
-    if decision is None:
-        return workload.platform_info.is_this_machine
-    return decision.prices.is_nominal
 
 
 def _cpu_seconds(value: float | None) -> str:

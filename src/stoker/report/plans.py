@@ -1,6 +1,5 @@
 """The picture of the plans: time against money."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -151,18 +150,13 @@ def draw_plans(decision: Decision, *, unit: TimeUnit, width: float, name: str) -
     # Dots first, then names in the order of their worth: a name never hides a dot, and where two
     # names need one place the less important one is left out.
     taken = [around(*plane.at(s.step_seconds, s.cost), 4) for s in spots]
-    for spot in _worth_a_name(spots):
+    fastest = sorted((s for s in spots if s.is_front), key=lambda spot: spot.step_seconds)
+    named = [s for s in spots if s.is_chosen] + [s for s in spots if s.is_today]
+    # And both ends of the front.
+    for spot in dict.fromkeys([*named, *fastest[:1], *fastest[-1:]]):
         name = "today" if spot.is_today else spot.name
         text = f"{name}, chosen" if spot.is_chosen else name
         at = plane.at(spot.step_seconds, spot.cost)
         css = "head" if spot.is_chosen else ""
         label(drawing, text, at=at, plane=plane, taken=taken, lines=lines, css=css)
     return drawing
-
-
-def _worth_a_name(spots: Sequence[Spot]) -> list[Spot]:
-    """Returns the chosen plan, today's cluster, and both ends of the front: fastest, cheapest."""
-    front = sorted((s for s in spots if s.is_front), key=lambda spot: spot.step_seconds)
-    chosen = [spot for spot in spots if spot.is_chosen]
-    today = [spot for spot in spots if spot.is_today]
-    return list(dict.fromkeys([*chosen, *today, *front[:1], *front[-1:]]))

@@ -106,24 +106,22 @@ class Drawing:
         css: str = "",
         size: float = 13,
         anchor: Anchor = "start",
-    ) -> Box:
-        """Draws a label whose base line is at `y`; returns the box that it takes."""
+    ) -> None:
+        """Draws a label whose base line is at `y`."""
         width = text_width(text, size)
         left = x - {"start": 0.0, "middle": width / 2, "end": width}[anchor]
         # Letters reach about 0.78 of their size above the base line, and 0.22 below.
-        box = Box(text, left, y - 0.78 * size, left + width, y + 0.22 * size)
-        self.labels.append(box)
+        self.labels.append(Box(text, left, y - 0.78 * size, left + width, y + 0.22 * size))
         end = "" if anchor == "start" else f' text-anchor="{anchor}"'
         name = f' class="{css}"' if css else ""
         self._body.append(
             f'<text{name} x="{_n(x)}" y="{_n(y)}" font-size="{_n(size)}"{end}>'
             f"{_escape(text)}</text>"
         )
-        return box
 
-    def open_group(self, title: str = "") -> None:
+    def open_group(self, title: str) -> None:
         """Begins a group; its title is shown on hover."""
-        self._body.append(f"<g><title>{_escape(title)}</title>" if title else "<g>")
+        self._body.append(f"<g><title>{_escape(title)}</title>")
 
     def close_group(self) -> None:
         self._body.append("</g>")
@@ -159,7 +157,8 @@ def ticks(largest: float, *, at_most: int) -> list[float]:
     """Returns round numbers from 0 up to `largest`, `at_most` of them at most."""
     if largest <= 0:
         return [0.0]
-    power = 10.0 ** _exponent(largest)
+    # Not by a logarithm, which can be one off at a power of ten.
+    power = 10.0 ** int(f"{largest:e}".partition("e")[2])
     for step in (0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 0.5, 1.0, 2.0, 5.0):
         # With a tolerance for a last mark at the largest value.
         number = int(largest / (step * power) + 1e-9)
@@ -185,11 +184,6 @@ def time_axis(drawing: Drawing, y: float, *, seconds: float, scale: float) -> No
 def _escape(text: str) -> str:
     """Returns text for XML, which allows no control characters, not even escaped."""
     return escape("".join(" " if category(letter)[0] == "C" else letter for letter in text))
-
-
-def _exponent(value: float) -> int:
-    # A logarithm can be one off at a power of ten.
-    return int(f"{value:e}".partition("e")[2])
 
 
 def _n(value: float) -> str:

@@ -7,7 +7,16 @@ from typing import Literal
 from unicodedata import category
 
 from stoker.reasons import cause_of
-from stoker.records import Band, Decision, Evaluation, Plan, Profile, Training, TransformCost
+from stoker.records import (
+    Band,
+    Decision,
+    Evaluation,
+    Measured,
+    Plan,
+    Profile,
+    Training,
+    TransformCost,
+)
 from stoker.records.outcome import Outcome, OutcomeState, outcome_of
 from stoker.text import TimeUnit, count, digits, percent, size, usd, wait_share, wait_words
 from stoker.words import (
@@ -81,6 +90,7 @@ class Figures:
     Attributes:
         baseline_cpu_seconds: vCPUs of all hosts times the step; likewise for the other steps.
         predicted_speedup: Baseline step over predicted step.
+        outcome: What the training measured.
         prediction_error: measured / predicted - 1.
         is_inside_band: The measured step is within the predicted range.
         speedup: Baseline step over measured step.
@@ -96,17 +106,13 @@ class Figures:
     baseline_cpu_seconds: float | None = None
     baseline_accelerator_seconds: float | None = None
     predicted: float | None = None
-    predicted_low: float | None = None
-    predicted_high: float | None = None
+    band: Band | None = None
     predicted_usd: float | None = None
     predicted_cpu_seconds: float | None = None
     predicted_accelerator_seconds: float | None = None
     predicted_speedup: float | None = None
     measured: float | None = None
-    measured_wait: float | None = None
-    measured_least_wait_share: float | None = None
-    measured_rank: int = 0
-    measured_steps: int | None = None
+    outcome: Measured | None = None
     measured_usd: float | None = None
     measured_cpu_seconds: float | None = None
     measured_accelerator_seconds: float | None = None
@@ -123,23 +129,17 @@ class Figures:
 
     @property
     def measured_wait_share(self) -> float | None:
-        return _share(self.measured, self.measured_wait)
+        return _share(self.measured, self.outcome.wait_seconds if self.outcome else None)
 
     def measured_wait_words(self, of: str) -> str:
         """Returns how much of a measured step is waiting, as words that end with `of`."""
         return wait_words(
             self.measured_wait_share or 0.0,
-            least=self.measured_least_wait_share,
-            rank=self.measured_rank,
+            least=self.outcome.least_wait_share if self.outcome else None,
+            rank=self.outcome.rank if self.outcome else 0,
             of=of,
             style="page",
         )
-
-    @property
-    def band(self) -> Band | None:
-        if self.predicted_low is None or self.predicted_high is None:
-            return None
-        return Band(low_seconds=self.predicted_low, high_seconds=self.predicted_high)
 
 
 def _share(step: float | None, wait: float | None) -> float | None:
@@ -184,18 +184,14 @@ def collect(
         baseline_cpu_seconds=_first("cpu_seconds", baseline),
         baseline_accelerator_seconds=_first("accelerator_seconds", baseline),
         predicted=planned,
-        predicted_low=band.low_seconds if band else None,
-        predicted_high=band.high_seconds if band else None,
+        band=band,
         predicted_usd=_first("usd_per_1000_steps", predicted),
         predicted_cpu_seconds=_first("cpu_seconds", predicted),
         predicted_accelerator_seconds=_first("accelerator_seconds", predicted),
         # As promised at the time, with that step of today; not over a baseline measured later.
         predicted_speedup=promise.speedup if promise else _ratio(before, planned),
         measured=now,
-        measured_wait=outcome.wait_seconds if outcome else None,
-        measured_least_wait_share=outcome.least_wait_share if outcome else None,
-        measured_rank=outcome.rank if outcome else 0,
-        measured_steps=outcome.steps if outcome else None,
+        outcome=outcome,
         measured_usd=usd_now,
         measured_cpu_seconds=_first("cpu_seconds", measured),
         measured_accelerator_seconds=_first("accelerator_seconds", measured),
@@ -325,8 +321,8 @@ def judge(
     if figures.speedup < _NO_GAIN:
         headline = " ".join(["stoker did not help.", *_gain(figures, unit, decision)])
         return Verdict("mixed", f"no gain{passed}", headline, " ".join([*_wait(figures), *lead]))
-    high, step = figures.predicted_high, figures.measured
-    is_less = high is not None and step is not None and step > high
+    band, step = figures.band, figures.measured
+    is_less = band is not None and step is not None and step > band.high_seconds
     return Verdict(
         "mixed" if is_less else "good",
         f"faster, by less than predicted{passed}" if is_less else f"faster{passed}",

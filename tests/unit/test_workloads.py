@@ -1,6 +1,10 @@
+import os
+import tempfile
+from pathlib import Path
+
 import pytest
 
-from stoker.cli.workloads import groups_of, parse_groups, resolve
+from stoker.cli.workloads import groups_of, named_run_dir, new_run_dir, parse_groups, resolve
 from stoker.errors import UsageError
 from stoker.records import groups_in_words
 
@@ -12,15 +16,9 @@ def test_type_hosts_and_workers_are_read():
         ("dnn", "ml.g5.xlarge", 1, None),
         ("data", "ml.c7i.8xlarge", 2, 30),
     ]
+    dnn, _ = parse_groups(["dnn=1:0", "data=2:1"], default_type="local.c1")
+    assert (dnn.instance_type, dnn.count, dnn.workers_per_host) == ("local.c1", 1, 0)
     assert groups_in_words(groups) == "dnn 1 x ml.g5.xlarge, data 2 x ml.c7i.8xlarge"
-
-
-def test_todays_type_is_the_default():
-    groups = parse_groups(["dnn=1:0", "data=2:1"], default_type="local.c1")
-    assert [(g.instance_type, g.count, g.workers_per_host) for g in groups] == [
-        ("local.c1", 1, 0),
-        ("local.c1", 2, 1),
-    ]
 
 
 @pytest.mark.parametrize(
@@ -32,12 +30,9 @@ def test_anything_else_is_refused_with_the_text_named(text):
         parse_groups([text], default_type="local.c1")
 
 
-def test_a_data_group_without_workers_is_refused():
+def test_a_data_group_needs_workers_and_each_role_stands_there_once():
     with pytest.raises(UsageError, match="need workers"):
         parse_groups(["dnn=1", "data=1:0"], default_type="local.c1")
-
-
-def test_a_role_may_stand_there_once():
     with pytest.raises(UsageError, match="twice"):
         parse_groups(["dnn=1", "dnn=1"], default_type="local.c1")
 
@@ -55,8 +50,19 @@ def test_the_ranks_of_a_bare_command_need_no_workload_file():
     assert resolve(["true"], overrides=["feed.credits=3"]).cluster is None
 
 
-def test_examples_in_errors_are_of_the_platform_in_use():
-    for default, example in (("local.c2", "dnn=local.c1:1"), ("ml.g5.xlarge", "data=ml.c7i")):
-        with pytest.raises(UsageError, match=r"dnn=\.\.\. is missing") as caught:
-            parse_groups(["data=1:1"], default_type=default)
-        assert example in caught.value.fix
+def test_runs_are_in_the_current_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert named_run_dir("mini-1") == Path("runs/mini-1")
+    assert new_run_dir("mini").parent == Path("runs")
+
+
+def test_a_step_that_may_not_write_there_keeps_its_runs_in_a_temporary_folder(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).resolve() != tmp_path)
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path / "tmp"))
+    for made in (named_run_dir("mini-1"), new_run_dir("mini")):
+        assert made.parent == tmp_path / "tmp" / "runs"
+        assert made.is_dir()
+    assert [path.name for path in tmp_path.iterdir()] == ["tmp"]
