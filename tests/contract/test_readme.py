@@ -23,3 +23,7 @@ def test_the_caption_says_day_machine_and_command_and_that_workers_sleep():
     assert document["machine"].partition(",")[0] in caption
     assert "Workers sleep" in caption
     assert "share one machine" in caption
+
+
+def test_the_first_screen_has_the_two_commands():
+    assert "    make run\n    make test\n" in README.partition("## ")[0]

@@ -28,6 +28,7 @@ MODULES = {
     for path in sorted(ROOT.rglob("*.py"))
 }
 TESTS = Path(__file__).parents[1]
+CONSTANT = re.compile(r"_?[A-Z][A-Z0-9_]*")
 
 
 @functools.cache
@@ -67,6 +68,34 @@ def test_no_name_of_a_class_or_of_an_alias_occurs_twice():
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(module)
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def constants_below_definitions(tree: ast.Module) -> Iterator[str]:
+    """Yields constants that stand below a definition although they need nothing defined there."""
+    local: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            local.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and local:
+            found = {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = {ast.unparse(target) for target in targets}
+            if found & local or not all(CONSTANT.fullmatch(name) for name in names):
+                local |= names
+            else:
+                yield from names
+        elif local:
+            # An import in a `with` or `try` names what the constants below it may need.
+            for part in ast.walk(node):
+                if isinstance(part, ast.Import | ast.ImportFrom):
+                    local |= {alias.asname or alias.name for alias in part.names}
+                elif isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
+                    local.add(part.id)
+
+
+def test_constants_stand_under_the_imports():
+    found = {name: sorted(constants_below_definitions(tree)) for name, tree in trees()}
+    assert {name: names for name, names in found.items() if names} == {}
 
 
 def names_in(statement: ast.Import | ast.ImportFrom) -> set[str]:
