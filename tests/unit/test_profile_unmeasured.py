@@ -1,7 +1,6 @@
 """Each reason why there is no profile has its own words, with what was observed."""
 
 import json
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -53,6 +52,7 @@ def reason(
     seen: tuple[ProcessReport, ...] = (TORCH,),
     command: tuple[str, ...] = ("python", "train.py"),
     used: CommandUsage | None = USED,
+    timed: str = "",
 ) -> UnmeasuredError:
     found = unmeasured(
         ranks,
@@ -61,6 +61,7 @@ def reason(
         command=command,
         group=TodaysGroup(instance_type="local.c2"),
         what={"when": "now"},
+        timed=timed,
     )
     assert found is not None
     return found
@@ -106,11 +107,7 @@ def test_what_was_observed_is_said_and_is_a_record():
     assert error.observed.step is None
     assert error.observed.observed.cpu_utilization == 0.25
     assert error.observed.what["when"] == "now"
-
-
-def test_where_nothing_was_observed_there_is_no_record():
-    assert reason(used=None).observed is None
-    assert reason(used=None).where == ""
+    assert (reason(used=None).observed, reason(used=None).where) == (None, "")
 
 
 def test_a_launchers_last_line_is_heard_and_others_are_not():
@@ -157,35 +154,19 @@ def test_a_loader_of_a_library_that_the_feed_cannot_reach_is_in_the_profile():
     assert reason(rank(), seen=(report,)).observed.loader is None
 
 
-@pytest.mark.parametrize("packages", [("tensorflow",), ("torch", "ray")])
-def test_users_of_other_loaders_are_told_of_stoker_timed(packages):
-    fix = reason(seen=(ProcessReport(packages=packages),)).fix
-    assert "stoker.timed(batches)" in fix
-    assert "stoker.keras.timed" in fix
-
-
-def left(folder: Path, *, steps: int) -> Path:
-    """Writes what a script that uses stoker.timed leaves."""
+@pytest.mark.parametrize(("steps", "words"), [(3, "after 4 batches"), (MIN_STEPS, "")])
+def test_a_script_that_ended_after_a_few_timed_batches_is_told_so(tmp_path, steps, words):
     own = LoaderUsage(steps=steps, is_elsewhere=True)
     content = msgspec.json.encode(RankUsage(rank=0, loaders={0: own}))
-    (folder / "usage-rank0.json").write_bytes(content)
-    return folder
-
-
-def test_a_script_that_ended_after_a_few_timed_batches_is_told_so(tmp_path):
-    words = too_few(left(tmp_path, steps=3))
-    error = unmeasured(
-        [],
-        seen=[ProcessReport(packages=("tensorflow",))],
-        used=USED,
-        command=("python", "train.py"),
-        group=TodaysGroup(instance_type="local.c2"),
-        what={},
-        timed=words,
-    )
-    assert "after 4 batches of stoker.timed" in error.what
-    assert "longer" in error.fix
-    assert too_few(left(tmp_path, steps=MIN_STEPS)) == ""
+    (tmp_path / "usage-rank0.json").write_bytes(content)
+    timed = too_few(tmp_path)
+    assert bool(timed) == bool(words)
+    error = reason(seen=(ProcessReport(packages=("tensorflow",)),), timed=timed)
+    assert words in error.what
+    assert ("longer" in error.fix) == bool(words)
+    # Who uses another loader is told of it.
+    assert words or "stoker.timed(batches)" in error.fix
+    assert words or "stoker.keras.timed" in error.fix
 
 
 def passive(*, unmeasured: tuple[str, ...]) -> Profile:
@@ -198,15 +179,12 @@ def passive(*, unmeasured: tuple[str, ...]) -> Profile:
 
 
 def test_the_timed_steps_are_the_profile_where_no_loader_was_measured(tmp_path):
+    assert timed_profile(tmp_path, [], what={}) is None
+    write_json(tmp_path / FILE, passive(unmeasured=()))
+    assert timed_profile(tmp_path, [], what={}) is None
     write_json(tmp_path / FILE, passive(unmeasured=UNMEASURED))
     found = timed_profile(tmp_path, [rank()], what={"when": "now"})
     assert found.what == {"steps": 40, "when": "now", "notes": [NOTE, _CPU_NOTE]}
     verdict = explain(found)
     assert verdict.startswith("50% of a step is waiting for data; what making it costs")
     assert "note: only the steps as they are" in verdict
-
-
-def test_a_passive_profile_of_a_loader_is_no_profile_of_timed_steps(tmp_path):
-    assert timed_profile(tmp_path, [], what={}) is None
-    write_json(tmp_path / FILE, passive(unmeasured=()))
-    assert timed_profile(tmp_path, [], what={}) is None
