@@ -211,10 +211,6 @@ def test_a_narrow_network_is_what_a_loader_waits_for(idle):
 def test_one_worker_beside_idle_cpus_is_too_few(jobs, group):
     # Not with the jobs of `idle`: on slow cores these leave no idle CPU to a second worker.
     job = jobs.start("few", workers=1, model_ms=5, burn_ms=20, sleep_ms=15, group=group)
-    assert_too_few(job)
-
-
-def assert_too_few(job: Job) -> None:
     # Idle CPUs are what this is about.
     with unless_disturbed(job, others=0.3) as found:
         assert "workers" in found
@@ -248,26 +244,6 @@ def test_a_busy_thread_that_starves_the_main_one_is_found_by_the_interpreter_loc
         assert "gil" in found
         assert "another thread of the trainer" in found["gil"].text
         assert "accelerator" not in found
-
-
-@pytest.mark.alone
-@pytest.mark.soak
-def test_one_worker_is_too_few_where_all_of_the_machine_is_looked_at(jobs):
-    assert_too_few(jobs.start("few", workers=1, model_ms=5, burn_ms=20, sleep_ms=15))
-
-
-@pytest.mark.alone
-@pytest.mark.soak
-def test_waiting_reads_of_all_ranks_ask_for_more_workers_than_vcpus(jobs):
-    job = jobs.start("latency", budget=8, workers=2, model_ms=5, sleep_ms=40)
-    found = job.states()
-    assert next(name for name in found if name != "other-programs") == "workers"
-    assert "it waits for its data, not for a CPU" in found["workers"].text
-    (fix,) = [fix for fix in job.result().fixes if fix.id == "num_workers"]
-    assert (
-        "workers wait, so faster CPUs would not help, and more workers than vCPUs are fine"
-        in fix.text
-    )
 
 
 @pytest.mark.alone

@@ -1,6 +1,7 @@
 """Each reason why there is no profile has its own words, with what was observed."""
 
 import json
+import sys
 
 import msgspec
 import pytest
@@ -15,6 +16,7 @@ from stoker.profile.profiled_job import (
     Heard,
     ProcessReport,
     UnmeasuredError,
+    fix_of_missing_module,
     notebook_refusal,
     read_seen,
     timed_profile,
@@ -188,3 +190,12 @@ def test_the_timed_steps_are_the_profile_where_no_loader_was_measured(tmp_path):
     verdict = explain(found)
     assert verdict.startswith("50% of a step is waiting for data; what making it costs")
     assert "note: only the steps as they are" in verdict
+
+
+def test_a_missing_module_is_installed_from_the_requirements_next_to_the_script(tmp_path):
+    command = ("python", str(tmp_path / "train.py"), "--data", "other.py")
+    found = fix_of_missing_module("PIL.Image", command)
+    assert found == f"install the package of module PIL for {sys.executable}"
+    (tmp_path / "requirements.txt").write_text("pillow")
+    found = fix_of_missing_module("PIL.Image", command)
+    assert found == f"{sys.executable} -m pip install -r {tmp_path / 'requirements.txt'}"
