@@ -309,10 +309,7 @@ def missing_of(
     """Returns what the profile lacks where the script ended before it, in one figure.
 
     Args:
-        as_is: Steps as is, if a loader was read.
-        replay: Steps with cached batches, if any.
         elapsed_seconds: Time of the phase as is, so far.
-        budget_seconds: Budget of the whole profile.
         is_read_out: Whether the script reads its loader until it ends, alone: then its last epoch
             is made longer, and few steps are enough.
     """
