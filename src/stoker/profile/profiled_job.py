@@ -424,14 +424,8 @@ def profile(
         PlatformError: If the platform refused or lost the job.
     """
     group = cluster.dnn if cluster else _todays_group(workload)
-    job = JobSpec.of(
-        workload,
-        groups=(Group.of_today(group),),
-        run_dir=run_dir,
-        name=name,
-        profile=workload.profile,
-    )
-    run = platform.submit(platform.plan(replace(job, records=records or {})))
+    job = profiled_job(workload, group=group, run_dir=run_dir, name=name, records=records or {})
+    run = platform.submit(platform.plan(job))
     budget = workload.profile.budget_seconds
     heard = Heard()
     deadline = _Deadline(run=run, heard=heard, budget_seconds=budget)
@@ -627,6 +621,25 @@ def _todays_group(workload: Workload) -> TodaysGroup:
             fix="add cluster: {dnn: {instance_type: TYPE, count: 1}}",
         )
     return workload.cluster.dnn
+
+
+def profiled_job(
+    workload: Workload,
+    *,
+    group: TodaysGroup,
+    run_dir: Path,
+    name: str | None = None,
+    records: Mapping[str, str],
+) -> JobSpec:
+    """Returns the job of a profile on today's group; the arguments are as for `profile`."""
+    job = JobSpec.of(
+        workload,
+        groups=(Group.of_today(group),),
+        run_dir=run_dir,
+        name=name,
+        profile=workload.profile,
+    )
+    return replace(job, records=records)
 
 
 def _progress(ranks: Sequence[RankResult]) -> str:
