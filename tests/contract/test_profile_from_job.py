@@ -15,7 +15,7 @@ from stoker.cli.app import app_for
 from stoker.cli.options import OutputFiles
 from stoker.cli.outputs import Outputs
 from stoker.cli.profile import observe, profile_verb
-from stoker.errors import PlatformError, ServiceError, UsageError
+from stoker.errors import PlatformError, UsageError
 from stoker.platforms.aws import Aws
 from stoker.platforms.sagemaker.cloudwatch import ObservedJob, describe_job, observe_job
 from stoker.profile.observed_job import observed_profile
@@ -246,14 +246,6 @@ def test_a_job_without_points_says_why(aws, answers, ago, minutes, words):
     with pytest.raises(PlatformError, match="no points") as caught:
         observed(aws)
     assert words in str(caught.value)
-
-
-def test_a_missing_permission_is_named(aws, answers, begin):
-    make_job(aws)
-    trained(answers, begin)
-    answers.always_refuse("cloudwatch", "GetMetricData", "AccessDenied")
-    with pytest.raises(ServiceError, match="cloudwatch:GetMetricData"):
-        observed(aws)
 
 
 def test_old_jobs_are_asked_for_in_the_points_that_are_kept(aws, answers):

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from stoker.errors import UsageError, WorkloadError
+from stoker.errors import WorkloadError
 from stoker.platforms.local import LocalPlatform
 from stoker.profile import explain, profile
 from stoker.profile.loader_phases import read_round, summarize, try_receive
@@ -29,39 +29,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tests" / "support" / "burning.py"
 DEADLINE_SECONDS = 120.0
-
-
-@pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory):
-    """Runs two ranks on another core than the next test's, in the same time without other tests.
-
-    Below torchrun: test_timed_run.py, and test_profile_scripts.py in soak.
-    """
-    folder = tmp_path_factory.mktemp("two")
-    # To put a batch together takes up to 4 ms of a slow core: loading is many times that.
-    script = burning(loading=24, model=5, workers=1, batches=40, epochs=500)[1:]
-    with contextlib.ExitStack() as stack:
-        if group := stack.enter_context(quiet_cpus()):
-            script.append(f"group={group}")
-        ranks = []
-        for rank in ("0", "1"):
-            variables = profiled(folder, budget=5.0) | {"RANK": rank, "LOCAL_RANK": rank}
-            variables |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-            with (folder / f"{rank}.log").open("wb") as log:
-                argv = [*script, f"store={folder / 'store'}"]
-                process = WarmProcess(argv, variables, log=log)
-            stack.callback(process.wait)
-            stack.callback(process.kill)
-            os.sched_setaffinity(process.pid, {max(os.sched_getaffinity(0))})
-            ranks.append(process)
-        yield ranks, folder
-
-
-def profiled(folder: Path, *, budget: float) -> dict[str, str]:
-    """Returns the variables of a script that is profiled without a launcher."""
-    environ = {k: v for k, v in os.environ.items() if not k.startswith("STOKER_")}
-    environ |= {"STOKER_OUTPUT": str(folder / "out"), "PYTHONUNBUFFERED": "1"}
-    return environ | {"STOKER_PROFILE": f'{{"budget_seconds": {budget}}}'}
 
 
 def burning(*, loading: int, model: int, workers: int, batches: int, epochs: int) -> list[str]:
@@ -83,7 +50,7 @@ def run_profile(tmp_path: Path, command: list[str], *, budget: float = 7.0) -> P
 
 # With a worker they are those of the local platform's test.
 @measures
-def test_burnt_costs_are_found(two_ranks, fork, tmp_path):
+def test_burnt_costs_are_found(fork, tmp_path):
     command = burning(loading=40, model=21, workers=0, batches=30, epochs=100)
     with quiet_cpus() as group:
         child = fork([*command, *([f"group={group}"] if group else [])])
@@ -140,23 +107,13 @@ def test_a_workload_is_profiled_on_the_local_platform(tmp_path):
     assert command not in [words[: len(command)] for words in left if words]
 
 
-@measures
-def test_two_ranks_change_phase_together_and_both_end_with_0(two_ranks):
-    ranks, folder = two_ranks
-    codes = [rank.wait(DEADLINE_SECONDS) for rank in ranks]
-    assert codes == [0, 0], [path.read_text() for path in folder.glob("*.log")]
-    results = read_ranks(folder / "out")
-    assert [result.rank for result in results] == [0, 1]
-    assert results[0].steps == results[1].steps
-    for result in results:
-        assert result.missing == ""
-        assert not [note for note in result.notes if "lockstep" in note or "ranks" in note]
-        assert result.drains[0].cpu_seconds.mean == pytest.approx(0.024, rel=0.25)
-
-
 class Forked:
+    """A script that is profiled without a launcher."""
+
     def __init__(self, folder: Path, command: list[str], *, budget: float) -> None:
-        environ = profiled(folder, budget=budget)
+        environ = {k: v for k, v in os.environ.items() if not k.startswith("STOKER_")}
+        environ |= {"STOKER_OUTPUT": str(folder / "out"), "PYTHONUNBUFFERED": "1"}
+        environ |= {"STOKER_PROFILE": f'{{"budget_seconds": {budget}}}'}
         self._log = folder / "log"
         with self._log.open("wb") as log:
             self.process = WarmProcess(command[1:], environ, log=log)
@@ -180,15 +137,6 @@ def fork(tmp_path):
             return forked
 
         yield fork_script
-
-
-def test_a_script_that_ends_too_early_says_how_many_batches_it_had(fork, tmp_path):
-    child = fork(burning(loading=5, model=5, workers=0, batches=3, epochs=2))
-    code, output = child.end()
-    assert code == 0, output
-    assert "exit handlers ran" in output
-    assert "ended after 6 batches" in read_ranks(tmp_path / "out")[0].missing
-    assert "an epoch has 3" in read_ranks(tmp_path / "out")[0].missing
 
 
 @pytest.mark.parametrize(
@@ -330,8 +278,3 @@ def test_a_command_that_fails_is_reported_with_its_traceback(tmp_path):
         run_profile(tmp_path, [sys.executable, str(script)])
     assert "fails.py" in caught.value.where
     assert "Traceback" in "".join(caught.value.__notes__)
-
-
-def test_a_command_without_a_loader_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="never read from a DataLoader"):
-        run_profile(tmp_path, [sys.executable, "-c", "import torch.utils.data"])

@@ -12,6 +12,7 @@ import psutil
 import pytest
 import torch
 
+from stoker.profile.rank_results import read_ranks
 from stoker.records import Profile, ProfiledLoader, read_json
 from support.command import stoker
 
@@ -103,6 +104,10 @@ def test_ranks_that_a_script_starts_are_told_apart(tmp_path, how):
     found = run_profile(tmp_path, sys.executable, SCRIPT, "200", "1000", how)
     assert_measured(found, ranks=2)
     assert found.files <= {"train-0.log", "train-1.log", "meeting"}
+    (file,) = tmp_path.glob("runs/**/profile-rank0.json")
+    first, second = read_ranks(file.parent)
+    # They change phase together.
+    assert first.steps == second.steps
 
 
 @pytest.mark.soak

@@ -4,7 +4,6 @@ import boto3
 import pytest
 from botocore.stub import Stubber
 
-from stoker.errors import ServiceError
 from stoker.logs import Log
 from stoker.platforms.aws import Aws
 from stoker.platforms.sagemaker.cloudwatch import (
@@ -201,10 +200,3 @@ def test_no_log_yet_is_an_empty_log(stub, operation):
         streams(stub, "job/algo-1-1")
     stub.add_client_error(operation, "ResourceNotFoundException", "not there")
     assert logs_of(stub).read() == []
-
-
-def test_a_log_that_may_not_be_read_names_the_action(stub):
-    message = "User: arn:aws:iam::1:user/x is not authorized to perform: logs:DescribeLogStreams"
-    stub.add_client_error("describe_log_streams", "AccessDeniedException", message)
-    with pytest.raises(ServiceError, match="permission logs:DescribeLogStreams is missing"):
-        logs_of(stub).read()

@@ -1,5 +1,7 @@
 """Checks what is made of the times of steps, and when a phase knows enough."""
 
+import threading
+
 import pytest
 
 from stoker.profile.rank_results import block_means, quartiles
@@ -7,6 +9,7 @@ from stoker.profile.step_watch import (
     AS_IS_ENOUGH,
     WARM_UP_REPLAYS,
     WARM_UP_STEPS,
+    Alarm,
     AsIsSteps,
     ReplaySteps,
     look,
@@ -196,3 +199,15 @@ def test_the_spread_of_a_cpus_speed_is_that_of_its_seconds_and_not_of_single_loo
     # Two seconds fast, two seconds slow: 0.2 and 0.3 ms, mean 0.25, deviation 0.05.
     looks = ([0.0002] * 20 + [0.0003] * 20) * 10
     assert speed_spread(looks) == pytest.approx(0.2, rel=0.05)
+
+
+def test_a_rung_alarm_ends_a_sleep_and_all_later_ones():
+    alarm = Alarm()
+    sleeper = threading.Thread(target=alarm.sleep, args=(300.0,), daemon=True)
+    sleeper.start()
+    alarm.ring()
+    sleeper.join(timeout=30)
+    assert not sleeper.is_alive()
+    assert alarm.sleep(300.0) == 0.0
+    alarm.close()
+    alarm.close()
