@@ -110,11 +110,6 @@ def test_ranks_that_a_script_starts_are_told_apart(tmp_path, how):
     assert first.steps == second.steps
 
 
-@pytest.mark.soak
-def test_torchrun_is_profiled_as_it_is_typed(tmp_path):
-    assert_measured(run_profile(tmp_path, *TORCHRUN, LIGHTNING, "2"), ranks=2)
-
-
 def test_a_script_that_ends_too_soon_says_what_it_had_and_what_was_observed(tmp_path):
     found = run_profile(tmp_path, sys.executable, SCRIPT, "3", "2")
     assert found.code == 2

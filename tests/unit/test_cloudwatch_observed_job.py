@@ -1,6 +1,5 @@
 """A job that ran tells its steps in its log, who is where, and what its load suggests to decide."""
 
-import json
 from datetime import date
 
 import msgspec
@@ -11,7 +10,7 @@ from stoker.decide import decide
 from stoker.decide import explain as explain_decision
 from stoker.errors import UsageError
 from stoker.evaluate import evaluate
-from stoker.platforms.sagemaker.cloudwatch import HostLoad, ObservedJob, members_in, point_seconds
+from stoker.platforms.sagemaker.cloudwatch import HostLoad, ObservedJob, point_seconds
 from stoker.profile import explain
 from stoker.profile.observed_job import MIN_SAMPLES, observed_profile, steps_in
 from stoker.records import (
@@ -94,27 +93,6 @@ def test_a_log_without_enough_steps_of_stokers_is_refused(lines, found):
     assert f"{found} of the 20 lines" in caught.value.what
     assert caught.value.where == "job.log"
     assert "stoker profile times steps" in caught.value.fix
-
-
-# ---- who is where
-
-
-def test_members_come_from_each_hosts_line_and_from_the_leaders():
-    groups = {
-        "dnn": {"role": "dnn", "type": "t", "hosts": ["algo-2"]},
-        "x": {"role": "data", "hosts": ["algo-9"]},
-    }
-    head = "stoker 2026-11-20T08:00:00.000Z run=m host="
-    found = members_in(
-        [
-            f"{head}algo-1 host_role group=d role=data type=t",
-            f"[d/algo-2] {head}algo-2 roster groups='{json.dumps(groups)}'",
-            f"{head}algo-2 roster groups='{{broken'",
-            "the roster of the team",
-        ]
-    )
-    assert found.groups == {"algo-1": "d", "algo-2": "dnn", "algo-9": "x"}
-    assert found.roles == {"d": "data", "dnn": "dnn", "x": "data"}
 
 
 @pytest.mark.parametrize(
@@ -271,17 +249,10 @@ def test_with_a_step_from_the_log_decide_makes_plans_with_wide_bands():
 def test_evaluate_and_report_cope_with_a_profile_without_a_step():
     made = profile(0.98, 0.41)
     decision = decision_of(made)
-    training = Training(
-        status="succeeded",
-        exit_code=0,
-        groups=decision.plan.groups,
-        strategy="none",
-        engine="feed",
-        job=Job(platform="sagemaker", name="photos-1"),
-    )
-    judged = evaluate(
-        workload=builders.workload(), profile=made, decision=decision, training=training
-    )
+    job = Job(platform="sagemaker", name="photos-1")
+    training = Training(status="succeeded", groups=decision.plan.groups, job=job)
+    workload = builders.workload()
+    judged = evaluate(workload=workload, profile=made, decision=decision, training=training)
     assert judged.performance is None
     figures = collect(profile=made, decision=decision, training=training, evaluation=judged)
     assert (figures.baseline, figures.wait_share) == (None, None)

@@ -10,7 +10,6 @@ import pytest
 from stoker.errors import UsageError
 from stoker.launch.engines.server import order_of
 from stoker.launch.leader_connection import HostRun
-from stoker.launch.topology import HostGroup, Topology
 from stoker.logs import Log
 from stoker.platforms.base import JobSpec, run_environment
 from stoker.records import EngineCommand, EngineSettings, Json, to_document
@@ -18,10 +17,7 @@ from stoker.records.engine import PLAIN, PRESETS, WITH_PORT, completed, fill, pl
 from stoker.settings import from_environment
 from support import builders
 
-GROUPS = (
-    HostGroup(name="gpu", role="dnn", instance_type="ml.g5.xlarge", hosts=("g1", "g0")),
-    HostGroup(name="cpu", role="data", instance_type="ml.c5.xlarge", hosts=("c2", "c0")),
-)
+GROUPS = {"gpu": ("dnn", ("g1", "g0")), "cpu": ("data", ("c2", "c0"))}
 PORTS = {"server": 5050, "worker": 5051}
 
 
@@ -33,7 +29,7 @@ def order(tmp_path, engine, *, host="c2", groups=GROUPS, **variables):
     }
     run = HostRun(
         settings=from_environment(environ),
-        topology=Topology(host=host, groups=groups),
+        topology=builders.topology(host, **groups),
         environ={"PATH": "/bin", "PYTHONPATH": "/theirs"},
         output=tmp_path / "out",
         log=Log(run="r", host=host, stream=StringIO()),
@@ -136,7 +132,7 @@ def test_a_server_finds_the_code_and_its_own_variables(tmp_path):
 def test_nothing_runs_with_the_feed_or_without_a_data_group(tmp_path):
     assert order(tmp_path, EngineSettings()) is None
     own = EngineSettings(name="command", data=_echo("x"))
-    assert order(tmp_path, own, host="g1", groups=GROUPS[:1]) is None
+    assert order(tmp_path, own, host="g1", groups={"gpu": GROUPS["gpu"]}) is None
 
 
 def test_what_a_preset_says_is_replaced_where_the_settings_say_it():

@@ -29,18 +29,12 @@ from stoker.launch.passive_profile import measure
 from stoker.launch.strategies.start import STARTUP_DIR, Trainer
 from stoker.launch.supervise import resolve_program
 from stoker.launch.telemetry import ProgressLog
-from stoker.launch.topology import HostGroup, Topology
 from stoker.logs import Log, parse_line
 from stoker.settings import from_environment
+from support import builders
 
-TOPOLOGY = Topology(
-    host="algo-3",
-    groups=(
-        HostGroup(name="data", role="data", instance_type="ml.c5.xlarge", hosts=("algo-1",)),
-        HostGroup(
-            name="gpu", role="dnn", instance_type="ml.p3.2xlarge", hosts=("algo-3", "algo-2")
-        ),
-    ),
+TOPOLOGY = dataclasses.replace(
+    builders.topology("algo-3", data=("data", ("algo-1",)), gpu=("dnn", ("algo-3", "algo-2"))),
     network_interface="eth1",
 )
 
@@ -175,8 +169,7 @@ def test_malformed_hyperparameters_are_a_usage_error(base_dir, text):
 )
 def test_torchrun_is_used_where_more_than_one_process_trains(tmp_path, environ, hosts, strategy):
     environ = {"CUDA_VISIBLE_DEVICES": "", "STOKER_BASE_DIR": str(tmp_path)} | environ
-    group = HostGroup(name="dnn", role="dnn", instance_type="", hosts=hosts)
-    topology = Topology(host="a", groups=(group,))
+    topology = builders.topology("a", dnn=("dnn", hosts))
     assert Trainer.of(from_environment(environ), topology, environ).strategy == strategy
 
 

@@ -138,7 +138,7 @@ def test_the_shards_of_a_stream_are_those_of_all_ranks(tmp_path, monkeypatch):
     reading = Usage(tmp_path / "usage.json", rank=0)
     reading.reads(0, torch.utils.data.DataLoader, shards=4)
     reading.write()
-    (written,) = [msgspec.json.decode((tmp_path / "usage.json").read_bytes(), type=RankUsage)]
+    written = msgspec.json.decode((tmp_path / "usage.json").read_bytes(), type=RankUsage)
     main, facts = usage.loaders[0], written.loaders[0]
     main.class_name, main.reach, main.shards = facts.class_name, facts.reach, facts.shards
     found = passive(usage=usage, processes=2)

@@ -23,9 +23,10 @@ from stoker.profile.profiled_job import (
     too_few,
     unmeasured,
 )
-from stoker.profile.rank_results import LoaderFacts, RankResult
+from stoker.profile.rank_results import RankResult
 from stoker.profile.step_watch import NO_BATCH
 from stoker.records import Profile, ProfiledHost, ProfiledLoader, StepTerms, TodaysGroup, write_json
+from support.profiled_ranks import changed, rank_of
 
 TORCH = ProcessReport(packages=("torch", "json"))
 USED = CommandUsage(wall_seconds=10.0, cpu_seconds=5.0, vcpus=2, hosts=1)
@@ -36,17 +37,8 @@ END = (
 
 
 def rank(*, missing: str = "the script ended after 6 batches", number: int = 0) -> RankResult:
-    return RankResult(
-        rank=number,
-        world_size=2 if number else 1,
-        host="algo-1",
-        vcpus=2,
-        ranks_on_host=1,
-        missing=missing,
-        loader=LoaderFacts(
-            num_workers=3, pin_memory=False, persistent_workers=False, dataset="m.D"
-        ),
-    )
+    whole = rank_of(rank=number, world_size=2 if number else 1, vcpus=2, workers=3)
+    return changed(whole, missing=missing, as_is=None, accelerator=None)
 
 
 def reason(
@@ -76,7 +68,7 @@ def reason(
         (reason(rank(number=1)), "(rank 1)"),
         (reason(rank(missing=NO_BATCH)), "the script ended, and its loader gave no batch"),
         (
-            reason(msgspec.structs.replace(rank(), ended_before="overwrite a.pt")),
+            reason(changed(rank(), ended_before="overwrite a.pt")),
             "the profile ended too soon: the script was about to overwrite a.pt",
         ),
         (reason(rank(missing="")), "it was cut off"),

@@ -1,5 +1,6 @@
 """Checks what is made of the times of steps, and when a phase knows enough."""
 
+import itertools
 import threading
 
 import pytest
@@ -18,30 +19,13 @@ from stoker.profile.step_watch import (
 )
 
 
-def as_is(
-    *,
-    workers: int = 1,
-    children: float = 0.0,
-    machine: float = 0.0,
-    warm_up_seconds: float = float("inf"),
-    clock_batches: int = 1,
-) -> AsIsSteps:
-    clock = {"children": 0.0, "machine": 0.0}
-
-    def children_cpu() -> float:
-        clock["children"] += children
-        return clock["children"]
-
-    def machine_cpu() -> float:
-        clock["machine"] += machine
-        return clock["machine"]
-
+def as_is(*, children: float = 0.0, machine: float = 0.0, **warm_up: float) -> AsIsSteps:
+    """Makes steps whose processes use so many CPU-seconds from one look to the next."""
     return AsIsSteps(
-        workers=workers,
-        children_cpu=children_cpu,
-        machine_cpu=machine_cpu,
-        warm_up_seconds=warm_up_seconds,
-        clock_batches=clock_batches,
+        workers=1,
+        children_cpu=itertools.count(step=children).__next__,
+        machine_cpu=itertools.count(step=machine).__next__,
+        **warm_up,
     )
 
 

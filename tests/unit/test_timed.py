@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import stoker
-from stoker.feed.bookkeeping import this_process
+from stoker.feed.bookkeeping import _process, this_process
 from stoker.feed.resource_usage import read_usage
 from stoker.feed.timed import num_samples
 from stoker.feed.timeline import MeasuredStep, read_timeline
@@ -21,15 +21,9 @@ from stoker.keras import _FitSteps
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     monkeypatch.setenv("STOKER_OUTPUT", str(tmp_path))
-    _new_process()
+    _process.cache_clear()
     yield tmp_path
     monkeypatch.delenv("STOKER_OUTPUT")
-    _new_process()
-
-
-def _new_process() -> None:
-    from stoker.feed.bookkeeping import _process
-
     _process.cache_clear()
 
 
@@ -173,7 +167,7 @@ def test_torchs_own_loader_is_timed_but_in_a_profile_which_measures_it(run, monk
     list(stoker.timed(DataLoader([1, 2])))
     assert len(written(run)) == 2
     monkeypatch.setenv("STOKER_PROFILE", "{}")
-    _new_process()
+    _process.cache_clear()
     list(stoker.timed(DataLoader([1, 2])))
     assert len(written(run)) == 2
 
