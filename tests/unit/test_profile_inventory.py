@@ -161,6 +161,7 @@ def test_a_metadata_service_that_trickles_is_left_in_time():
         thread.join(10)
 
 
+SAGEMAKER = {"SM_CURRENT_INSTANCE_TYPE": "ml.g5.xlarge"}
 FILE = '{"current_host": "algo-1", "current_instance_type": "ml.p4d.24xlarge"}'
 EC2 = "Amazon EC2"
 
@@ -168,37 +169,27 @@ EC2 = "Amazon EC2"
 @pytest.mark.parametrize(
     ("given", "environ", "resources", "vendor", "found"),
     [
-        ("c7i.8xlarge", {"SM_CURRENT_INSTANCE_TYPE": "ml.g5.xlarge"}, FILE, EC2, "given"),
-        (None, {"SM_CURRENT_INSTANCE_TYPE": "ml.g5.xlarge"}, FILE, EC2, "environment"),
-        (None, {"STOKER_INSTANCE_TYPE": "g6.8xlarge"}, FILE, EC2, "environment"),
-        (None, {}, FILE, EC2, "resourceconfig.json"),
+        ("c7i.8xlarge", SAGEMAKER, FILE, EC2, ("c7i.8xlarge", "given")),
+        (None, SAGEMAKER, FILE, EC2, ("ml.g5.xlarge", "environment")),
+        (None, {"STOKER_INSTANCE_TYPE": "g6.large"}, FILE, EC2, ("g6.large", "environment")),
+        (None, {}, FILE, EC2, ("ml.p4d.24xlarge", "resourceconfig.json")),
         # The service is asked only on EC2, or when it is wanted.
-        (None, {}, "{", EC2, "metadata"),
-        ("auto", {}, None, "QEMU", "metadata"),
-        (None, {}, None, "QEMU", ""),
+        (None, {}, "{", EC2, ("g5.8xlarge", "metadata")),
+        ("auto", {}, "", "QEMU", ("g5.8xlarge", "metadata")),
+        (None, {}, "", "QEMU", (None, "")),
     ],
 )
 def test_the_host_is_named_by_who_knows_it_best(
     tmp_path, metadata, given, environ, resources, vendor, found
 ):
     (tmp_path / "sys_vendor").write_text(vendor + "\n")
-    if resources is not None:
-        (tmp_path / "resourceconfig.json").write_text(resources)
-    kinds = {
-        "given": given,
-        "environment": "".join(environ.values()),
-        "resourceconfig.json": "ml.p4d.24xlarge",
-        "metadata": "g5.8xlarge",
-        "": None,
-    }
+    file = tmp_path / "resourceconfig.json"
+    if resources:
+        file.write_text(resources)
     named = instance_type(
-        given=given,
-        environ=environ,
-        resources=tmp_path / "resourceconfig.json",
-        dmi=tmp_path,
-        metadata=metadata,
+        given=given, environ=environ, resources=file, dmi=tmp_path, metadata=metadata
     )
-    assert named == (kinds[found], found)
+    assert named == found
 
 
 def test_the_cpu_is_named_as_the_kernel_spells_it(tmp_path):

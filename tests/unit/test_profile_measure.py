@@ -69,12 +69,9 @@ def test_ranks_add_up_where_cpu_is_meant_and_the_slowest_counts_where_waiting_is
     assert step.accelerator_step_seconds == pytest.approx(0.022)
     assert step.receive_cpu_seconds == pytest.approx(0.0009)
     assert step.num_workers == 4
-
-
-def test_workers_of_one_host_are_counted_where_there_are_two():
-    first = changed(ONE_CORE, world_size=2)
-    second = changed(first, rank=1, host="algo-2")
-    assert profile_of(first, second, count=2).step.num_workers == 2
+    # Those of one host.
+    far = changed(second, host="algo-2")
+    assert profile_of(first, far, count=2).step.num_workers == 2
 
 
 TORCHS = "torch.utils.data.dataloader.DataLoader"
@@ -178,17 +175,13 @@ def test_a_loader_that_failed_alone_is_known_from_its_workers_beside_the_model()
     assert profile.check is None
 
 
-SERIAL = changed(ONE_CORE, num_workers=0, trainer_cpu_seconds=0.062, children_cpu_seconds=0.0)
-
-
 def test_without_workers_the_loader_is_what_the_trainer_used_more():
-    step = profile_of(changed(SERIAL, drains=())).step
+    serial = changed(ONE_CORE, num_workers=0, trainer_cpu_seconds=0.062, children_cpu_seconds=0.0)
+    step = profile_of(changed(serial, drains=())).step
     assert step.loader_cpu_seconds == pytest.approx(0.040)
     assert step.loader_wall_seconds == pytest.approx(0.038)
-
-
-def test_a_trainer_that_loads_on_its_own_is_charged_for_its_loading_once():
-    profile = profile_of(SERIAL)
+    # Its loading is charged once.
+    profile = profile_of(serial)
     assert profile.step.used_cpu_seconds == pytest.approx(0.062)
     assert profile.check.predicted_step_seconds == pytest.approx(0.062)
 

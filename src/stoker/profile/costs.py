@@ -139,12 +139,8 @@ def _list_of(value: object) -> Sequence[object] | None:
 
 
 def _set_list(owner: object, transforms: list[object]) -> None:
-    if isinstance(owner, torch.nn.Sequential):
-        for number, transform in enumerate(transforms):
-            owner[number] = transform  # type: ignore[assignment]
-        return
-    kept = getattr(owner, "transforms", None)
-    if isinstance(kept, torch.nn.ModuleList):
+    kept = owner if isinstance(owner, torch.nn.Sequential) else getattr(owner, "transforms", None)
+    if isinstance(kept, torch.nn.Sequential | torch.nn.ModuleList):
         for number, transform in enumerate(transforms):
             kept[number] = transform  # type: ignore[assignment]
     elif isinstance(kept, list):

@@ -82,23 +82,12 @@ def metadata_type(address: str = METADATA_ADDRESS, *, seconds: float = METADATA_
 
     def ask() -> None:
         with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
-            token = _fetch(
-                address,
-                # Version 2 of the service: a token first. Hosts may refuse version 1.
-                "PUT",
-                "/latest/api/token",
-                {"X-aws-ec2-metadata-token-ttl-seconds": "60"},
-                seconds=seconds,
-            )
-            answers.append(
-                _fetch(
-                    address,
-                    "GET",
-                    "/latest/meta-data/instance-type",
-                    {"X-aws-ec2-metadata-token": token},
-                    seconds=seconds,
-                )
-            )
+            # Version 2 of the service: a token first. Hosts may refuse version 1.
+            headers = {"X-aws-ec2-metadata-token-ttl-seconds": "60"}
+            token = _fetch(address, "PUT", "/latest/api/token", headers, seconds=seconds)
+            headers = {"X-aws-ec2-metadata-token": token}
+            path = "/latest/meta-data/instance-type"
+            answers.append(_fetch(address, "GET", path, headers, seconds=seconds))
 
     # The connection's own timeout restarts with each packet.
     _in_time(ask, seconds)
