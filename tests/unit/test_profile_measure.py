@@ -233,24 +233,6 @@ def test_what_is_missing_is_said(ranks, words):
         profile_of(*ranks)
 
 
-def test_more_workers_are_advised_only_where_the_loader_gains():
-    starved = changed(
-        ONE_CORE,
-        vcpus=8,
-        step_seconds=at(0.041),
-        wait_seconds=at(0.02),
-        num_workers=1,
-        drains=(drained(8, 0.045, rate=170.0), drained(1, 0.040)),
-    )
-    # 40 ms of loading in steps of 22.5: two are busy, and have a tenth to spare.
-    (fix,) = [fix for fix in profile_of(starved).fixes if fix.id == "num_workers"]
-    assert "num_workers=2 instead of 1" in fix.text
-    assert fix.saves_seconds == pytest.approx(0.041 * (1 - 0.0225 / 0.040), rel=0.1)
-    storage = drained(8, 0.005, wall=0.32), drained(1, 0.005, wall=0.040)
-    fixes = profile_of(changed(starved, drains=storage)).fixes
-    assert "num_workers" not in {fix.id for fix in fixes}
-
-
 def test_float_images_are_better_sent_as_bytes():
     batch = BatchFacts(
         samples=64, num_bytes=4_000_000, float_image_bytes=4_000_000, is_uint8_like=True
