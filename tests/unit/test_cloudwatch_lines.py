@@ -73,6 +73,7 @@ ROSTER = "stoker T run=job host=algo-1 roster groups="
     [
         *(f"{ROSTER}'{groups}'" for groups in ("", "[1, 2]", "{", '{"dnn": 3}')),
         ROSTER + '\'{"dnn": {"hosts": [1]}}\'',
+        "the roster of the team",
         # The line of another host, and a script's in the middle of its own.
         ROLE.format(host="algo-2", group="data"),
         "see: " + ROLE.format(host="algo-1", group="data"),

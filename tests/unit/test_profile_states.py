@@ -167,7 +167,9 @@ def test_what_all_workers_share_is_one_of_the_parts_and_named():
     assert "more workers get no more" in state.text
     # 900 kB a step of 100 ms.
     assert "72.0 Mbit/s are received" in state.text
-    assert "received" not in found(changed(SHARED, received_bytes=0))["storage"].text
+    stalled = found(changed(SHARED, received_bytes=0, storage_stall_seconds=3.0))["storage"]
+    assert "received" not in stalled.text
+    assert "processes waited 3.0 s for storage" in stalled.text
     assert "num_workers" not in fixes_of(SHARED)
     assert profile.check.error == pytest.approx(-0.056, abs=0.01)
     assert (profile.check.explained, profile.check.state) == (True, None)

@@ -237,6 +237,7 @@ def combine(
         spread["receive_seconds"] = _spread(most.thread_seconds)
         spread["receive_cpu_seconds"] = _spread(most.cpu_seconds)
     hosts = {own.rank.host: own.rank.vcpus for own in whole}
+    spreads = [speed_spread(rank.evidence.core_looks) for rank in ranks if rank.evidence]
     host = host_of(first, group=group, settings=settings, is_named=is_named)
     known = Profile(
         workload_sha256=workload_sha256,
@@ -253,7 +254,7 @@ def combine(
             )
             if len(hosts) == 1
             else None,
-            cpu_speed_spread=max(_speed_spreads(ranks), default=None),
+            cpu_speed_spread=max((own for own in spreads if own is not None), default=None),
         ),
         spread={name: own for name, own in spread.items() if own is not None},
         loader_rates=_loader_rates(ranks),
@@ -427,11 +428,6 @@ def _check(
         explained=is_explained,
         state=None if is_explained else next(explaining, None),
     )
-
-
-def _speed_spreads(ranks: Sequence[RankResult]) -> list[float]:
-    looks = (rank.evidence.core_looks for rank in ranks if rank.evidence)
-    return [spread for spread in map(speed_spread, looks) if spread is not None]
 
 
 def _cpu_share(whole: Sequence[_Whole], hosts: Mapping[str, float]) -> float:

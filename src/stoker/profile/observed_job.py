@@ -43,14 +43,6 @@ class LoggedSteps:
     high_seconds: float
     samples: int
 
-    @property
-    def words(self) -> str:
-        """The source of the time, as a note."""
-        return (
-            f"a step's time is the median of {self.samples} lines that stoker wrote to the log, "
-            "those of the first epoch among them"
-        )
-
 
 def steps_in(lines: Iterable[str], *, source: str = "--logs") -> LoggedSteps:
     """Returns the median step of a log, from stoker's progress lines; `source` names the log.
@@ -109,7 +101,12 @@ def observed_profile(
     loads = {load.group: load for load in group_loads(job.loads, types=job.types)}
     dnn = loads[job.dnn]
     spread: dict[str, Spread] | None = None
+    notes = _notes(job)
     if steps:
+        notes.append(
+            f"a step's time is the median of {steps.samples} lines that stoker wrote to the log, "
+            "those of the first epoch among them"
+        )
         low, high = steps.low_seconds, steps.high_seconds
         spread = {"step_seconds": Spread(low=low, high=high, samples=steps.samples)}
     vcpus, accelerators = sizes[kind]
@@ -137,7 +134,7 @@ def observed_profile(
             "host_group": {load.host: load.group for load in job.loads},
             "host_cpu": {load.host: _rounded(load.cpu) for load in job.loads},
             "host_gpu": {load.host: _rounded(load.gpu) for load in job.loads},
-            "notes": [*_notes(job), *([steps.words] if steps else [])],
+            "notes": [*notes],
         },
     )
 
