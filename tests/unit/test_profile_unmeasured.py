@@ -25,7 +25,8 @@ from stoker.profile.profiled_job import (
 )
 from stoker.profile.rank_results import RankResult
 from stoker.profile.step_watch import NO_BATCH
-from stoker.records import Profile, ProfiledHost, ProfiledLoader, StepTerms, TodaysGroup, write_json
+from stoker.records import ProfiledLoader, TodaysGroup, write_json
+from support import builders
 from support.profiled_ranks import changed, rank_of
 
 TORCH = ProcessReport(packages=("torch", "json"))
@@ -148,35 +149,29 @@ def test_a_loader_of_a_library_that_the_feed_cannot_reach_is_in_the_profile():
     assert reason(rank(), seen=(report,)).observed.loader is None
 
 
-@pytest.mark.parametrize(("steps", "words"), [(3, "after 4 batches"), (MIN_STEPS, "")])
-def test_a_script_that_ended_after_a_few_timed_batches_is_told_so(tmp_path, steps, words):
-    own = LoaderUsage(steps=steps, is_elsewhere=True)
-    content = msgspec.json.encode(RankUsage(rank=0, loaders={0: own}))
-    (tmp_path / "usage-rank0.json").write_bytes(content)
-    timed = too_few(tmp_path)
-    assert bool(timed) == bool(words)
-    error = reason(seen=(ProcessReport(packages=("tensorflow",)),), timed=timed)
-    assert words in error.what
-    assert ("longer" in error.fix) == bool(words)
-    # Who uses another loader is told of it.
-    assert words or "stoker.timed(batches)" in error.fix
-    assert words or "stoker.keras.timed" in error.fix
+def test_a_script_that_ended_after_a_few_timed_batches_is_told_so(tmp_path):
+    def told(*, steps: int) -> UnmeasuredError:
+        own = LoaderUsage(steps=steps, is_elsewhere=True)
+        content = msgspec.json.encode(RankUsage(rank=0, loaders={0: own}))
+        (tmp_path / "usage-rank0.json").write_bytes(content)
+        return reason(seen=(ProcessReport(packages=("tensorflow",)),), timed=too_few(tmp_path))
 
-
-def passive(*, unmeasured: tuple[str, ...]) -> Profile:
-    return Profile(
-        host=ProfiledHost(instance_type="local.c2"),
-        step=StepTerms(step_seconds=0.1, wait_seconds=0.05),
-        unmeasured=unmeasured,
-        what={"passive": True, "steps": 40, "status": "failed"},
-    )
+    error = told(steps=3)
+    assert "after 4 batches of stoker.timed" in error.what
+    assert "longer" in error.fix
+    # Else its users are told of stoker.timed.
+    fix = told(steps=MIN_STEPS).fix
+    assert "stoker.timed(batches)" in fix
+    assert "stoker.keras.timed" in fix
 
 
 def test_the_timed_steps_are_the_profile_where_no_loader_was_measured(tmp_path):
     assert timed_profile(tmp_path, [], what={}) is None
-    write_json(tmp_path / FILE, passive(unmeasured=()))
+    what = {"passive": True, "steps": 40, "status": "failed"}
+    passive = builders.profile("local.c2", step_seconds=0.1, wait_seconds=0.05, what=what)
+    write_json(tmp_path / FILE, passive)
     assert timed_profile(tmp_path, [], what={}) is None
-    write_json(tmp_path / FILE, passive(unmeasured=UNMEASURED))
+    write_json(tmp_path / FILE, msgspec.structs.replace(passive, unmeasured=UNMEASURED))
     found = timed_profile(tmp_path, [rank()], what={"when": "now"})
     assert found.what == {"steps": 40, "when": "now", "notes": [NOTE, _CPU_NOTE]}
     verdict = explain(found)
