@@ -67,19 +67,12 @@ def python(request, monkeypatch):
 
 
 @pytest.mark.usefixtures("python")
-def test_an_authority_without_key_usage_is_trusted_as_kubectl_trusts_it(
+def test_an_authority_without_key_usage_is_trusted_as_kubectl_trusts_it_or_not_if_asked(
     api, authority, tmp_path, monkeypatch
 ):
     use_kube_config(monkeypatch, kube_config(tmp_path, api.url, authority=authority))
     assert ClusterApi().find(CONFIG_MAPS, "none") is None
     assert api.count("GET") == 1
-
-
-@pytest.mark.usefixtures("python")
-def test_strict_verification_names_its_cause_and_the_ways_out(
-    api, authority, tmp_path, monkeypatch
-):
-    use_kube_config(monkeypatch, kube_config(tmp_path, api.url, authority=authority))
     with pytest.raises(ServiceError, match="no safe connection") as caught:
         ClusterApi(strict_tls=True).find(CONFIG_MAPS, "none")
     assert "kubernetes.strict_tls" in caught.value.fix

@@ -7,36 +7,30 @@ from pathlib import Path
 
 import pytest
 
-# What the script does, and what is said of it.
+# What the script does to ckpt/last.pt, which was there before, and what is said of it.
+OVERWRITES = [
+    "open('ckpt/last.pt', 'w')",
+    "open('ckpt/last.pt', 'a')",
+    "open('ckpt/last.pt', 'r+b')",
+    "os.open(b'ckpt/last.pt', os.O_WRONLY)",
+    "pathlib.Path('ckpt/last.pt').write_bytes(b'x')",
+    "torch.save({}, 'ckpt/last.pt')",
+    "torch.save({}, 'ckpt/last.pt', _use_new_zipfile_serialization=False)",
+    "torch.jit.script(torch.nn.Linear(1, 1)).save('ckpt/last.pt')",
+    "numpy.save(open('ckpt/last.pt', 'wb'), numpy.ones(2))",
+    "numpy.ones(2).tofile('ckpt/last.pt')",
+    "from safetensors.torch import save_file; save_file({}, 'ckpt/last.pt')",
+    "torch.save({}, 'ckpt/new.pt'); os.replace('ckpt/new.pt', 'ckpt/last.pt')",
+    "shutil.copy('own/result.json', 'ckpt/last.pt')",
+    "os.symlink('ckpt', 'link'); torch.save({}, 'link/last.pt')",
+]
 REFUSED = [
-    ("open('ckpt/last.pt', 'w')", "overwrite ckpt/last.pt"),
-    ("open('ckpt/last.pt', 'a')", "overwrite ckpt/last.pt"),
-    ("open('ckpt/last.pt', 'r+b')", "overwrite ckpt/last.pt"),
-    ("os.open(b'ckpt/last.pt', os.O_WRONLY)", "overwrite ckpt/last.pt"),
-    ("pathlib.Path('ckpt/last.pt').write_bytes(b'x')", "overwrite ckpt/last.pt"),
-    ("torch.save({}, 'ckpt/last.pt')", "overwrite ckpt/last.pt"),
-    (
-        "torch.save({}, 'ckpt/last.pt', _use_new_zipfile_serialization=False)",
-        "overwrite ckpt/last.pt",
-    ),
-    ("torch.jit.script(torch.nn.Linear(1, 1)).save('ckpt/last.pt')", "overwrite ckpt/last.pt"),
-    ("numpy.save(open('ckpt/last.pt', 'wb'), numpy.ones(2))", "overwrite ckpt/last.pt"),
-    ("numpy.ones(2).tofile('ckpt/last.pt')", "overwrite ckpt/last.pt"),
-    (
-        "from safetensors.torch import save_file; save_file({}, 'ckpt/last.pt')",
-        "overwrite ckpt/last.pt",
-    ),
+    *((statement, "overwrite ckpt/last.pt") for statement in OVERWRITES),
     ("os.remove('ckpt/last.pt')", "remove ckpt/last.pt"),
     ("shutil.rmtree('ckpt')", "remove ckpt/last.pt"),
     ("os.truncate('ckpt/last.pt', 0)", "cut ckpt/last.pt"),
     ("os.rename('ckpt/last.pt', 'ckpt/before.pt')", "rename ckpt/last.pt"),
     ("os.rename('ckpt', 'old')", "rename ckpt"),
-    (
-        "torch.save({}, 'ckpt/new.pt'); os.replace('ckpt/new.pt', 'ckpt/last.pt')",
-        "overwrite ckpt/last.pt",
-    ),
-    ("shutil.copy('own/result.json', 'ckpt/last.pt')", "overwrite ckpt/last.pt"),
-    ("os.symlink('ckpt', 'link'); torch.save({}, 'link/last.pt')", "overwrite ckpt/last.pt"),
     ("os.system('echo > ckpt/last.pt')", "start the program echo"),
     ("subprocess.run(['aws', 's3', 'sync', 'ckpt', 's3://b'])", "start the program aws"),
 ]

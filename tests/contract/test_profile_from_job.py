@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -14,11 +15,11 @@ from stoker.cli.app import app_for
 from stoker.cli.options import OutputFiles
 from stoker.cli.outputs import Outputs
 from stoker.cli.profile import observe, profile_verb
-from stoker.errors import PlatformError, ServiceError, UsageError
+from stoker.errors import PlatformError, UsageError
 from stoker.platforms.aws import Aws
 from stoker.platforms.sagemaker.cloudwatch import ObservedJob, describe_job, observe_job
 from stoker.profile.observed_job import observed_profile
-from stoker.records import Profile, read_json
+from stoker.records import Observed, Profile, read_json
 from support import cloudwatch
 from support.aws_answers import Answers
 from support.moto import REGION, ROLE
@@ -58,12 +59,12 @@ def begin():
     return now - timedelta(minutes=MINUTES + 5)
 
 
-def make_job(aws: Aws, resources: Mapping[str, object] | None = None, *, name: str = NAME) -> None:
+def make_job(aws: Aws, resources: Mapping[str, object] | None = None) -> None:
     """Creates a job as somebody does without stoker."""
     aws.call(
         "sagemaker",
         "CreateTrainingJob",
-        TrainingJobName=name,
+        TrainingJobName=NAME,
         AlgorithmSpecification={"TrainingImage": "image", "TrainingInputMode": "File"},
         RoleArn=ROLE,
         OutputDataConfig={"S3OutputPath": "s3://bucket/out"},
@@ -75,23 +76,25 @@ def make_job(aws: Aws, resources: Mapping[str, object] | None = None, *, name: s
     )
 
 
-def trained(
-    answers: Answers, begin: datetime, *, end: datetime | None = None, **more: object
-) -> None:
+def trained(answers: Answers, begin: datetime, *, minutes: float | None = MINUTES, **more) -> None:
     """Sets what DescribeTrainingJob says of its times."""
 
     def change(parsed: dict[str, object]) -> None:
         # moto ends a job at once, and knows nothing of the times of its training.
         parsed.pop("TrainingEndTime", None)
         parsed["TrainingStartTime"] = begin
-        if end:
-            parsed["TrainingEndTime"] = end
+        if minutes:
+            parsed["TrainingEndTime"] = begin + timedelta(minutes=minutes)
         parsed.update(more)
 
     answers.change("sagemaker", "DescribeTrainingJob", change)
 
 
-def put_heterogeneous(aws: Aws, begin: datetime) -> None:
+@pytest.fixture
+def groups(aws, answers, begin):
+    """A job that ran in two groups, with points of all of its hosts."""
+    make_job(aws, {"InstanceGroups": GROUPS})
+    trained(answers, begin)
     put(aws, "algo-1", begin, CPUUtilization=(1600.0, 1600.0))
     put(aws, "algo-2", begin, CPUUtilization=(800.0,))
     put(aws, "algo-3", begin, CPUUtilization=(200.0, 400.0), GPUUtilization=(90.0, 70.0))
@@ -111,24 +114,26 @@ def profiled(aws: Aws, log: list[str] | None = None) -> Profile:
 
 def test_a_job_of_one_group_is_read_host_by_host_without_its_log(aws, answers, begin):
     make_job(aws)
-    trained(answers, begin, end=begin + timedelta(minutes=MINUTES))
+    trained(answers, begin)
     answers.watch("logs", "DescribeLogStreams")
     put(aws, "algo-1", begin, CPUUtilization=(800.0, 760.0), GPUUtilization=(40.0, 50.0))
     put(aws, "algo-2", begin, CPUUtilization=(720.0,), GPUUtilization=(35.0,))
     found = profiled(aws)
-    assert found.observed.cpu_utilization == pytest.approx((0.975 + 0.9) / 2)
-    assert found.observed.gpu_utilization == pytest.approx((0.45 + 0.35) / 2)
-    assert found.observed.hosts == 2
+    assert found.observed == Observed(
+        cpu_utilization=pytest.approx((0.975 + 0.9) / 2),
+        gpu_utilization=pytest.approx((0.45 + 0.35) / 2),
+        hosts=2,
+    )
     assert (found.host.instance_type, found.host.count) == ("ml.g5.2xlarge", 2)
     assert found.what["host_cpu"] == {"algo-1": 0.975, "algo-2": 0.9}
-    assert found.what["minutes"] == MINUTES
-    assert found.what["is_running"] is False
+    assert (found.what["minutes"], found.what["is_running"]) == (MINUTES, False)
     assert answers.count("DescribeLogStreams") == 0
 
 
 def test_a_running_job_is_read_so_far(aws, answers, begin):
     make_job(aws)
-    trained(answers, begin, TrainingJobStatus="InProgress", SecondaryStatus="Training")
+    running = {"TrainingJobStatus": "InProgress", "SecondaryStatus": "Training"}
+    trained(answers, begin, minutes=None, **running)
     put(aws, "algo-1", begin, CPUUtilization=(400.0,), GPUUtilization=(90.0,))
     found = profiled(aws)
     assert found.what["is_running"] is True
@@ -141,52 +146,42 @@ def test_a_running_job_is_read_so_far(aws, answers, begin):
 # ---- groups
 
 
-def test_groups_are_told_apart_by_the_lines_of_the_launcher(aws, answers, begin):
-    make_job(aws, {"InstanceGroups": GROUPS})
-    trained(answers, begin, end=begin + timedelta(minutes=MINUTES))
-    put_heterogeneous(aws, begin)
+@pytest.mark.usefixtures("groups")
+def test_groups_are_told_apart_by_the_lines_of_the_launcher(aws):
     put_lines(aws, "algo-1", "starting", ROLE_LINE.format("algo-1", "loaders", "data"))
     put_lines(aws, "algo-2", ROLE_LINE.format("algo-2", "loaders", "data"))
     put_lines(aws, "algo-3", ROLE_LINE.format("algo-3", "trainers", "dnn"))
     found = observed(aws)
     assert (found.dnn, found.notes) == ("trainers", ())
-    assert {load.host: load.group for load in found.loads} == {
-        "algo-1": "loaders",
-        "algo-2": "loaders",
-        "algo-3": "trainers",
-    }
+    groups = {"algo-1": "loaders", "algo-2": "loaders", "algo-3": "trainers"}
+    assert {load.host: load.group for load in found.loads} == groups
     made = profiled(aws)
     assert made.what["group_cpu"] == {"loaders": 0.75, "trainers": 0.375}
     assert (made.observed.cpu_utilization, made.observed.gpu_utilization) == (0.375, 0.8)
 
 
-def test_the_leaders_roster_is_enough_and_a_given_log_needs_no_cloudwatch_logs(aws, answers, begin):
-    make_job(aws, {"InstanceGroups": GROUPS})
-    trained(answers, begin, end=begin + timedelta(minutes=MINUTES))
-    put_heterogeneous(aws, begin)
+@pytest.mark.usefixtures("groups")
+def test_the_leaders_roster_is_enough_and_a_given_log_needs_no_cloudwatch_logs(aws, answers):
     answers.always_refuse("logs", "DescribeLogStreams", "AccessDeniedException")
     head = "stoker 2026-11-20T08:00:00.000Z run=m host=algo-3 roster groups="
     found = observed(aws, [f"{head}'{json.dumps(ROSTER)}'"])
     assert (found.dnn, found.notes) == ("trainers", ())
 
 
-def test_without_such_lines_gpus_tell_two_groups_apart_and_that_is_said(aws, answers, begin):
-    make_job(aws, {"InstanceGroups": GROUPS})
-    trained(answers, begin, end=begin + timedelta(minutes=MINUTES))
-    put_heterogeneous(aws, begin)
+@pytest.mark.usefixtures("groups")
+@pytest.mark.parametrize(
+    ("is_allowed", "words"), [(True, "those with GPUs"), (False, "logs:DescribeLogStreams")]
+)
+def test_without_such_lines_gpus_tell_two_groups_apart_and_that_is_said(
+    aws, answers, is_allowed, words
+):
     put_lines(aws, "algo-1", "a script of somebody's own")
+    if not is_allowed:
+        answers.always_refuse("logs", "DescribeLogStreams", "AccessDeniedException")
     found = observed(aws)
     assert found.dnn == "trainers"
     assert {load.host for load in found.loads if load.group == "trainers"} == {"algo-3"}
-    assert "those with GPUs" in found.notes[0]
-
-
-def test_a_log_that_may_not_be_read_is_named_where_gpus_tell_it_instead(aws, answers, begin):
-    make_job(aws, {"InstanceGroups": GROUPS})
-    trained(answers, begin, end=begin + timedelta(minutes=MINUTES))
-    put_heterogeneous(aws, begin)
-    answers.always_refuse("logs", "DescribeLogStreams", "AccessDeniedException")
-    assert "logs:DescribeLogStreams" in observed(aws).notes[0]
+    assert words in found.notes[0]
 
 
 @pytest.mark.parametrize("types", [("ml.g5.2xlarge", "ml.g4dn.xlarge"), ("ml.c5.4xlarge",) * 2])
@@ -196,7 +191,7 @@ def test_groups_that_nothing_tells_apart_are_an_error_that_names_them(aws, answe
         for n, kind in enumerate(types)
     ]
     make_job(aws, {"InstanceGroups": groups})
-    trained(answers, begin, end=begin + timedelta(minutes=MINUTES))
+    trained(answers, begin)
     put(aws, "algo-1", begin, CPUUtilization=(100.0,), GPUUtilization=(10.0,))
     put(aws, "algo-2", begin, CPUUtilization=(100.0,), GPUUtilization=(10.0,))
     with pytest.raises(PlatformError) as caught:
@@ -207,7 +202,7 @@ def test_groups_that_nothing_tells_apart_are_an_error_that_names_them(aws, answe
 
 def test_gpus_tell_nothing_while_a_host_has_no_points(aws, answers, begin):
     make_job(aws, {"InstanceGroups": GROUPS})
-    trained(answers, begin, end=begin + timedelta(minutes=MINUTES))
+    trained(answers, begin)
     put(aws, "algo-1", begin, CPUUtilization=(100.0,), GPUUtilization=(10.0,))
     with pytest.raises(PlatformError, match="which of the 3 hosts"):
         observed(aws)
@@ -238,34 +233,24 @@ def test_a_job_that_never_trained_says_why(aws, answers):
 
 
 @pytest.mark.parametrize(
-    ("ago", "lasted", "words"),
+    ("ago", "minutes", "words"),
     [
-        (timedelta(minutes=9), timedelta(seconds=50), "less than two minutes"),
-        (timedelta(days=500), timedelta(hours=2), "500 days ago"),
-        (timedelta(hours=9), timedelta(hours=2), "none were written"),
+        (timedelta(minutes=9), 0.8, "less than two minutes"),
+        (timedelta(days=500), 120, "500 days ago"),
+        (timedelta(hours=9), 120, "none were written"),
     ],
 )
-def test_a_job_without_points_says_why(aws, answers, ago, lasted, words):
+def test_a_job_without_points_says_why(aws, answers, ago, minutes, words):
     make_job(aws)
-    start = datetime.now(UTC) - ago
-    trained(answers, start, end=start + lasted)
+    trained(answers, datetime.now(UTC) - ago, minutes=minutes)
     with pytest.raises(PlatformError, match="no points") as caught:
         observed(aws)
     assert words in str(caught.value)
 
 
-def test_a_missing_permission_is_named(aws, answers, begin):
-    make_job(aws)
-    trained(answers, begin, end=begin + timedelta(minutes=MINUTES))
-    answers.always_refuse("cloudwatch", "GetMetricData", "AccessDenied")
-    with pytest.raises(ServiceError, match="cloudwatch:GetMetricData"):
-        observed(aws)
-
-
 def test_old_jobs_are_asked_for_in_the_points_that_are_kept(aws, answers):
     make_job(aws)
-    start = datetime.now(UTC) - timedelta(days=30)
-    trained(answers, start, end=start + timedelta(hours=3))
+    trained(answers, datetime.now(UTC) - timedelta(days=30), minutes=180)
     answers.answer(
         "cloudwatch",
         "GetMetricData",
@@ -282,10 +267,10 @@ def test_old_jobs_are_asked_for_in_the_points_that_are_kept(aws, answers):
 
 @pytest.fixture
 def finished(aws, begin, monkeypatch):
-    """Makes a job with points, for an `Aws` that the verb makes itself."""
+    """A job with points, for an `Aws` that the verb makes itself."""
     make_job(aws)
-    put(aws, "algo-1", begin, CPUUtilization=(792.0, 784.0), GPUUtilization=(41.0, 41.0))
-    put(aws, "algo-2", begin, CPUUtilization=(792.0, 784.0), GPUUtilization=(41.0, 41.0))
+    for host in ("algo-1", "algo-2"):
+        put(aws, host, begin, CPUUtilization=(792.0, 784.0), GPUUtilization=(41.0, 41.0))
     call = Aws.call
 
     def changed(self: Aws, service: str, operation: str, **parameters: object) -> object:
@@ -298,50 +283,41 @@ def finished(aws, begin, monkeypatch):
     monkeypatch.setattr(Aws, "call", changed)
 
 
+def decided(folder: Path) -> str:
+    """Returns what `stoker decide` says of the profile that the verb wrote."""
+    words = ["decide", str(folder / "profile.json"), "--out", str(folder / "decision.json")]
+    done = CliRunner().invoke(app_for("decide"), words)
+    assert done.exit_code == 0
+    return done.output
+
+
 @pytest.mark.usefixtures("finished")
 def test_the_verb_writes_a_profile_that_decide_takes(tmp_path, capsys):
     out = tmp_path / "profile.json"
     observe(NAME, logs=None, region=REGION, outputs=Outputs(out=out), as_json=False)
-    said = capsys.readouterr().out
-    assert "probably CPU-bound" in said
+    assert "probably CPU-bound" in capsys.readouterr().out
     record = read_json(out, Profile)
     assert record.step is None
     assert record.observed.cpu_utilization == pytest.approx(0.985)
-    done = CliRunner().invoke(
-        app_for("decide"), ["decide", str(out), "--out", str(tmp_path / "d.json")]
-    )
-    assert done.exit_code == 0
-    assert "No step was timed" in done.output
+    assert "No step was timed" in decided(tmp_path)
 
 
 @pytest.mark.usefixtures("finished")
 def test_a_log_file_adds_the_step_to_the_record(tmp_path):
     log = tmp_path / "job.log"
-    progress = (
-        "stoker 2026-11-20T08:00:00.000Z run=m host=algo-1 progress steps=9 step_seconds=0.25\n"
-    )
-    log.write_text("loading\n" + progress * 30)
+    head = "stoker 2026-11-20T08:00:00.000Z run=m host=algo-1"
+    log.write_text("loading\n" + f"{head} progress steps=9 step_seconds=0.25\n" * 30)
     out = tmp_path / "profile.json"
     observe(NAME, logs=log, region=REGION, outputs=Outputs(out=out), as_json=True)
     record = read_json(out, Profile)
     assert record.step.step_seconds == 0.25
     assert record.step.global_batch_size is None
-    done = CliRunner().invoke(
-        app_for("decide"), ["decide", str(out), "--out", str(tmp_path / "d.json")]
-    )
-    assert done.exit_code == 0
-    assert "250 ms per step" in done.output
+    assert "250 ms per step" in decided(tmp_path)
 
 
 def test_a_log_without_steps_is_refused_before_aws_is_asked(tmp_path):
     log = tmp_path / "job.log"
-    log.write_text("nothing here\n")
-    with pytest.raises(UsageError, match="20 lines"):
-        observe(NAME, logs=log, region=None, outputs=Outputs(), as_json=False)
-
-
-def test_a_log_of_odd_bytes_is_read_and_what_is_no_file_is_named(tmp_path):
-    log = tmp_path / "job.log"
+    # Odd bytes are read.
     log.write_bytes(b"\xff\xfe 10% |\x88\r" * 30)
     for file, words in ((log, "20 lines"), (tmp_path, "cannot read the log: Is a directory")):
         with pytest.raises(UsageError, match=words):

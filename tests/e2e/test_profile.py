@@ -4,11 +4,9 @@ import contextlib
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -16,11 +14,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from stoker.errors import UsageError, WorkloadError
+from stoker.errors import WorkloadError
 from stoker.platforms.local import LocalPlatform
 from stoker.profile import explain, profile
 from stoker.profile.loader_phases import read_round, summarize, try_receive
-from stoker.profile.rank_results import Drain, RankResult, read_ranks
+from stoker.profile.rank_results import Drain, read_ranks
 from stoker.records import Cluster, Profile, ProfileSettings, TodaysGroup, Workload
 from support.cpu_quota import measures, quiet_cpus
 from support.local_job import until
@@ -30,96 +28,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tests" / "support" / "burning.py"
-STARTUP = ROOT / "src" / "stoker" / "startup"
 DEADLINE_SECONDS = 120.0
-
-Start = Callable[..., "subprocess.Popen[str]"]
-Fork = Callable[..., "Forked"]
-
-
-@contextlib.contextmanager
-def starting(folder: Path, *, core: int) -> Iterator[Start]:
-    """Starts commands as a launcher does: children with stoker's sitecustomize, on one core.
-
-    The core is theirs, where they can have a control group of their own.
-    """
-    children: list[subprocess.Popen[str]] = []
-
-    def place(group: Path | None) -> None:
-        os.sched_setaffinity(0, {core})
-        if group is not None:
-            (group / "cgroup.procs").write_text(str(os.getpid()))
-
-    def start_command(*command: str, budget: float = 5.0) -> "subprocess.Popen[str]":
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(STARTUP), str(ROOT / "src")]),
-            "STOKER_LAUNCHER_PID": str(os.getpid()),
-            "STOKER_OUTPUT": str(folder / "out"),
-            "STOKER_PROFILE": f'{{"budget_seconds": {budget}}}',
-        }
-        child = subprocess.Popen(
-            command,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            preexec_fn=lambda: place(group),
-        )
-        children.append(child)
-        return child
-
-    with quiet_cpus() as group:
-        yield start_command
-        for child in children:
-            if child.poll() is None:
-                child.kill()
-            child.communicate()
-
-
-@pytest.fixture
-def start(tmp_path):
-    with starting(tmp_path, core=min(os.sched_getaffinity(0))) as start_command:
-        yield start_command
-
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    ranks: list[WarmProcess]
-    folder: Path
-
-
-@pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory):
-    """Runs two ranks on another core than `start`, in the same time without other tests.
-
-    Below torchrun: test_timed_run.py, and test_profile_scripts.py in soak.
-    """
-    folder = tmp_path_factory.mktemp("two")
-    # To put a batch together takes up to 4 ms of a slow core: loading is many times that.
-    script = burning(loading=24, model=5, workers=1, batches=40, epochs=500)[1:]
-    with contextlib.ExitStack() as stack:
-        if group := stack.enter_context(quiet_cpus()):
-            script.append(f"group={group}")
-        started = Started([], folder)
-        for rank in ("0", "1"):
-            variables = profiled(folder, budget=5.0) | {"RANK": rank, "LOCAL_RANK": rank}
-            variables |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-            with (folder / f"{rank}.log").open("wb") as log:
-                argv = [*script, f"store={folder / 'store'}"]
-                process = WarmProcess(argv, variables, log=log)
-            stack.callback(process.wait)
-            stack.callback(process.kill)
-            os.sched_setaffinity(process.pid, {max(os.sched_getaffinity(0))})
-            started.ranks.append(process)
-        yield started
-
-
-def profiled(folder: Path, *, budget: float) -> dict[str, str]:
-    """Returns the variables of a script that is profiled without a launcher."""
-    environ = {k: v for k, v in os.environ.items() if not k.startswith("STOKER_")}
-    environ |= {"STOKER_OUTPUT": str(folder / "out"), "PYTHONUNBUFFERED": "1"}
-    return environ | {"STOKER_PROFILE": f'{{"budget_seconds": {budget}}}'}
 
 
 def burning(*, loading: int, model: int, workers: int, batches: int, epochs: int) -> list[str]:
@@ -127,17 +36,7 @@ def burning(*, loading: int, model: int, workers: int, batches: int, epochs: int
     return [sys.executable, str(SCRIPT), *map(str, numbers)]
 
 
-def end_of(child: "subprocess.Popen[str]") -> str:
-    output, _ = child.communicate(timeout=DEADLINE_SECONDS)
-    return output
-
-
-def rank_0(tmp_path: Path) -> RankResult:
-    return read_ranks(tmp_path / "out")[0]
-
-
 def run_profile(tmp_path: Path, command: list[str], *, budget: float = 7.0) -> Profile:
-    """Profiles a command on the core of `start`, which is the local platform's first one."""
     workload = Workload(
         name="burning",
         command=tuple(command),
@@ -149,39 +48,26 @@ def run_profile(tmp_path: Path, command: list[str], *, budget: float = 7.0) -> P
     return profile(workload, platform=LocalPlatform(), run_dir=run_dir)
 
 
-def processes_with(text: str) -> list[int]:
-    found = []
-    for process in psutil.process_iter(["pid", "cmdline", "status"]):
-        command = " ".join(process.info["cmdline"] or ())
-        if text in command and process.info["status"] != psutil.STATUS_ZOMBIE:
-            found.append(process.info["pid"])
-    return [pid for pid in found if pid != os.getpid()]
-
-
-# With a worker they are those of the local platform's test, too.
+# With a worker they are those of the local platform's test.
 @measures
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.soak)])
-def test_burnt_costs_are_found(two_ranks, start, tmp_path, workers):
-    # An odd number of milliseconds makes the command of this test unlike any other's.
-    command = burning(loading=40, model=21 + workers, workers=workers, batches=30, epochs=100)
-    child = start(*command)
-    output = end_of(child)
-    assert child.returncode == 0, output
-    found = rank_0(tmp_path)
+def test_burnt_costs_are_found(fork, tmp_path):
+    command = burning(loading=40, model=21, workers=0, batches=30, epochs=100)
+    with quiet_cpus() as group:
+        child = fork([*command, *([f"group={group}"] if group else [])])
+        os.sched_setaffinity(child.process.pid, {min(os.sched_getaffinity(0))})
+        code, output = child.end()
+    assert code == 0, output
+    (found,) = read_ranks(tmp_path / "out")
     assert found.missing == ""
     cpu = found.drains[0].cpu_seconds.mean
     assert cpu == pytest.approx(0.040, rel=0.25)
     assert found.accelerator.trainer_cpu_seconds.mean == pytest.approx(0.021, rel=0.25)
-    in_process = found.as_is.trainer_cpu_seconds
-    assert in_process == pytest.approx(0.022 if workers else 0.062, rel=0.25)
-    if workers:
-        assert found.as_is.children_cpu_seconds == pytest.approx(0.040, rel=0.35)
+    assert found.as_is.trainer_cpu_seconds == pytest.approx(0.062, rel=0.25)
     assert found.vcpus == 1
     assert found.batch.samples == 8
     assert found.receive.cpu_seconds.median > 0
-    # Ended at once and whole: no exit handler, no process.
+    # Ended at once and whole: no exit handler.
     assert "exit handlers ran" not in output
-    assert processes_with(" ".join(command[1:])) == []
     rows = (tmp_path / "out" / "baseline-timeline-rank0.csv").read_text().splitlines()
     assert rows[0] == "loader,epoch,batch,start_seconds,wait_seconds,compute_seconds,samples"
     assert len(rows) - 1 >= found.as_is.step_seconds.samples
@@ -216,25 +102,18 @@ def test_a_workload_is_profiled_on_the_local_platform(tmp_path):
     assert known | {"batch_bytes"} == set(found.spread)
     assert max(map(len, explain(found).splitlines())) <= 88
     assert (tmp_path / "burning-1" / "baseline-timeline.csv").is_file()
-    assert processes_with(" ".join(command[1:])) == []
-
-
-@measures
-def test_two_ranks_change_phase_together_and_both_end_with_0(two_ranks):
-    codes = [rank.wait(DEADLINE_SECONDS) for rank in two_ranks.ranks]
-    assert codes == [0, 0], [path.read_text() for path in two_ranks.folder.glob("*.log")]
-    results = read_ranks(two_ranks.folder / "out")
-    assert [result.rank for result in results] == [0, 1]
-    assert results[0].steps == results[1].steps
-    for result in results:
-        assert result.missing == ""
-        assert not [note for note in result.notes if "lockstep" in note or "ranks" in note]
-        assert result.drains[0].cpu_seconds.mean == pytest.approx(0.024, rel=0.25)
+    # Nothing else has this command: an odd number of milliseconds.
+    left = [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])]
+    assert command not in [words[: len(command)] for words in left if words]
 
 
 class Forked:
+    """A script that is profiled without a launcher."""
+
     def __init__(self, folder: Path, command: list[str], *, budget: float) -> None:
-        environ = profiled(folder, budget=budget)
+        environ = {k: v for k, v in os.environ.items() if not k.startswith("STOKER_")}
+        environ |= {"STOKER_OUTPUT": str(folder / "out"), "PYTHONUNBUFFERED": "1"}
+        environ |= {"STOKER_PROFILE": f'{{"budget_seconds": {budget}}}'}
         self._log = folder / "log"
         with self._log.open("wb") as log:
             self.process = WarmProcess(command[1:], environ, log=log)
@@ -260,15 +139,6 @@ def fork(tmp_path):
         yield fork_script
 
 
-def test_a_script_that_ends_too_early_says_how_many_batches_it_had(fork, tmp_path):
-    child = fork(burning(loading=5, model=5, workers=0, batches=3, epochs=2))
-    code, output = child.end()
-    assert code == 0, output
-    assert "exit handlers ran" in output
-    assert "ended after 6 batches" in rank_0(tmp_path).missing
-    assert "an epoch has 3" in rank_0(tmp_path).missing
-
-
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)]
 )
@@ -278,7 +148,7 @@ def test_an_interrupted_profile_gives_the_verdict_so_far(fork, tmp_path, number)
     child.process.send_signal(number)
     code, output = child.end()
     assert code == 0, output
-    found = rank_0(tmp_path)
+    found = read_ranks(tmp_path / "out")[0]
     assert found.missing == ""
     assert found.accelerator is not None
     assert any("stopped early" in note for note in found.notes)
@@ -291,7 +161,7 @@ def test_a_profile_that_is_interrupted_too_early_ends_as_the_script_would(fork, 
     code, output = child.end()
     assert code != 0
     assert "KeyboardInterrupt" in output
-    assert rank_0(tmp_path).accelerator is None
+    assert read_ranks(tmp_path / "out")[0].accelerator is None
 
 
 def test_a_profile_that_is_stopped_before_its_replay_leaves_what_it_had(fork, tmp_path):
@@ -302,7 +172,7 @@ def test_a_profile_that_is_stopped_before_its_replay_leaves_what_it_had(fork, tm
     child.process.send_signal(signal.SIGTERM)
     code, output = child.end()
     assert code == -signal.SIGTERM, output
-    found = rank_0(tmp_path)
+    found = read_ranks(tmp_path / "out")[0]
     assert found.steps >= 1
     assert found.accelerator is None
     (batches,) = re.findall(r"ended after (\d+) batches", found.missing)
@@ -408,8 +278,3 @@ def test_a_command_that_fails_is_reported_with_its_traceback(tmp_path):
         run_profile(tmp_path, [sys.executable, str(script)])
     assert "fails.py" in caught.value.where
     assert "Traceback" in "".join(caught.value.__notes__)
-
-
-def test_a_command_without_a_loader_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="never read from a DataLoader"):
-        run_profile(tmp_path, [sys.executable, "-c", "import torch.utils.data"])

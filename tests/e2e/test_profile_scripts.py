@@ -12,6 +12,7 @@ import psutil
 import pytest
 import torch
 
+from stoker.profile.rank_results import read_ranks
 from stoker.records import Profile, ProfiledLoader, read_json
 from support.command import stoker
 
@@ -22,6 +23,7 @@ SCRIPT = str(SUPPORT / "profiled_script.py")
 LIGHTNING = str(SUPPORT / "lightning_script.py")
 # The least that is allowed: what is measured in it is not looked at here.
 BUDGET = "5"
+TORCHRUN = sys.executable, *["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,12 +104,10 @@ def test_ranks_that_a_script_starts_are_told_apart(tmp_path, how):
     found = run_profile(tmp_path, sys.executable, SCRIPT, "200", "1000", how)
     assert_measured(found, ranks=2)
     assert found.files <= {"train-0.log", "train-1.log", "meeting"}
-
-
-@pytest.mark.soak
-def test_torchrun_is_profiled_as_it_is_typed(tmp_path):
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    assert_measured(run_profile(tmp_path, *torchrun, LIGHTNING, "2"), ranks=2)
+    (file,) = tmp_path.glob("runs/**/profile-rank0.json")
+    first, second = read_ranks(file.parent)
+    # They change phase together.
+    assert first.steps == second.steps
 
 
 def test_a_script_that_ends_too_soon_says_what_it_had_and_what_was_observed(tmp_path):
@@ -240,8 +240,19 @@ def test_a_script_that_lacks_a_module_is_told_what_to_install(tmp_path):
     assert "-m pip install -r requirements.txt" in found.words
 
 
+def with_checkpoints(folder: Path, every: str) -> tuple[str, ...]:
+    """Returns the command of a script whose checkpoints of an earlier training are there."""
+    (folder / "ckpt").mkdir()
+    for name in ("epoch.pt", "last.pt"):
+        torch.save([0], folder / "ckpt" / name)
+    return sys.executable, str(SUPPORT / "saving_script.py"), every
+
+
 def saved(folder: Path, name: str) -> list[int]:
-    return list(torch.load(folder / "ckpt" / name))
+    """Returns the batches that a checkpoint was trained on, none of them twice."""
+    seen = list(torch.load(folder / "ckpt" / name))
+    assert len(seen) == len(set(seen)), "it was trained on repeated batches"
+    return seen
 
 
 @pytest.mark.parametrize(
@@ -250,12 +261,8 @@ def saved(folder: Path, name: str) -> list[int]:
     [("0", "epoch.pt"), pytest.param("8", "last.pt", marks=pytest.mark.soak)],
 )
 def test_a_file_that_was_there_is_never_written_with_repeated_batches(tmp_path, every, name):
-    (tmp_path / "ckpt").mkdir()
-    for each in ("epoch.pt", "last.pt"):
-        torch.save([0], tmp_path / "ckpt" / each)
-    found = run_profile(tmp_path, sys.executable, str(SUPPORT / "saving_script.py"), every)
-    seen = saved(tmp_path, name)
-    assert len(seen) == len(set(seen)), "it was trained on repeated batches"
+    found = run_profile(tmp_path, *with_checkpoints(tmp_path, every))
+    assert saved(tmp_path, name)
     assert f"the script is about to overwrite ckpt/{name}" in " ".join(found.words.split())
     assert_measured(found)
     assert f"the script was about to overwrite ckpt/{name}: the profile ended there" in str(
@@ -265,33 +272,23 @@ def test_a_file_that_was_there_is_never_written_with_repeated_batches(tmp_path, 
 
 @pytest.mark.soak
 def test_all_ranks_end_before_one_of_them_overwrites_a_file(tmp_path):
-    (tmp_path / "ckpt").mkdir()
-    torch.save([0], tmp_path / "ckpt" / "epoch.pt")
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    found = run_profile(tmp_path, *torchrun, str(SUPPORT / "saving_script.py"), "0")
+    (_, *script) = with_checkpoints(tmp_path, "0")
+    found = run_profile(tmp_path, *TORCHRUN, *script)
     assert "the script is about to overwrite ckpt/epoch.pt" in " ".join(found.words.split())
     assert_measured(found, ranks=2)
-    seen = saved(tmp_path, "epoch.pt")
-    assert len(seen) == len(set(seen))
+    assert saved(tmp_path, "epoch.pt")
 
 
 def test_a_script_that_saves_at_each_step_is_told_to_run_in_a_copy(tmp_path):
-    (tmp_path / "ckpt").mkdir()
-    torch.save([0], tmp_path / "ckpt" / "last.pt")
-    command = (sys.executable, str(SUPPORT / "saving_script.py"), "1")
-    found = run_profile(tmp_path, *command)
+    found = run_profile(tmp_path, *with_checkpoints(tmp_path, "1"))
     assert found.code == 2
     assert "the script was about to overwrite ckpt/last.pt in step 1 on batches" in found.words
     assert "stoker profile --copy" in found.words
-    seen = saved(tmp_path, "last.pt")
-    assert len(seen) == len(set(seen))
+    assert saved(tmp_path, "last.pt")
 
 
 def test_in_a_copy_of_its_folder_a_script_writes_what_it_likes(tmp_path):
-    (tmp_path / "ckpt").mkdir()
-    torch.save([0], tmp_path / "ckpt" / "last.pt")
-    command = (sys.executable, str(SUPPORT / "saving_script.py"), "1")
-    found = run_profile(tmp_path, *command, copy=True)
+    found = run_profile(tmp_path, *with_checkpoints(tmp_path, "1"), copy=True)
     assert_measured(found)
     assert saved(tmp_path, "last.pt") == [0]
     assert found.files == {"ckpt"}

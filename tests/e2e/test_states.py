@@ -73,60 +73,56 @@ def unless_disturbed(job: Job, *, others: float = 0.6) -> Iterator[dict[str, Pro
         pytest.skip(f"others kept {first.as_is.others_vcpus:.1f} vCPUs busy: {err}")
 
 
-class Jobs:
-    def __init__(self, folder: Path, stack: contextlib.ExitStack) -> None:
-        self._folder = folder
-        self._stack = stack
-
-    def start(
-        self,
-        name: str,
-        *,
-        ranks: int = 1,
-        budget: float = BUDGET_SECONDS,
-        group: Path | None = None,
-        enter: tuple[str, ...] = (),
-        **asked: object,
-    ) -> Job:
-        """Starts a job with these arguments of states_script.py, in a control group if given."""
-        folder = self._folder / name
-        folder.mkdir()
-        words = [f"{key}={value}" for key, value in asked.items()]
-        words += [f"group={group}"] if group else []
-        environ = {k: v for k, v in os.environ.items() if not k.startswith("STOKER_")}
-        environ |= {"STOKER_OUTPUT": str(folder)}
-        environ |= {"STOKER_PROFILE": f'{{"budget_seconds": {budget}}}'}
-        if enter:
-            environ |= {"PYTHONPATH": os.pathsep.join([str(STARTUP), str(ROOT / "src")])}
-            environ |= {"STOKER_LAUNCHER_PID": str(os.getpid())}
-        if ranks > 1:
-            # Not a port: another program may have it by the time that it is wanted.
-            words += [f"store={folder / 'store'}"]
-            environ |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
-        job = Job(folder, [])
-        for rank in map(str, range(ranks)):
-            own = environ | ({"RANK": rank, "LOCAL_RANK": rank} if ranks > 1 else {})
-            with (folder / "log").open("ab") as log:
-                process = (
-                    subprocess.Popen(
-                        [*enter, sys.executable, str(SCRIPT), *words],
-                        env=own,
-                        stdout=log,
-                        stderr=log,
-                    )
-                    if enter
-                    else WarmProcess([str(SCRIPT), *words], own, log=log)
+def start(
+    name: str,
+    *,
+    jobs: Path,
+    stack: contextlib.ExitStack,
+    ranks: int = 1,
+    budget: float = BUDGET_SECONDS,
+    group: Path | None = None,
+    enter: tuple[str, ...] = (),
+    **asked: object,
+) -> Job:
+    """Starts a job with these arguments of states_script.py, in a control group if given."""
+    folder = jobs / name
+    folder.mkdir()
+    words = [f"{key}={value}" for key, value in asked.items()]
+    words += [f"group={group}"] if group else []
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("STOKER_")}
+    environ |= {"STOKER_OUTPUT": str(folder)}
+    environ |= {"STOKER_PROFILE": f'{{"budget_seconds": {budget}}}'}
+    if enter:
+        environ |= {"PYTHONPATH": os.pathsep.join([str(STARTUP), str(ROOT / "src")])}
+        environ |= {"STOKER_LAUNCHER_PID": str(os.getpid())}
+    if ranks > 1:
+        # Not a port: another program may have it by the time that it is wanted.
+        words += [f"store={folder / 'store'}"]
+        environ |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+    job = Job(folder, [])
+    for rank in map(str, range(ranks)):
+        own = environ | ({"RANK": rank, "LOCAL_RANK": rank} if ranks > 1 else {})
+        with (folder / "log").open("ab") as log:
+            process = (
+                subprocess.Popen(
+                    [*enter, sys.executable, str(SCRIPT), *words],
+                    env=own,
+                    stdout=log,
+                    stderr=log,
                 )
-            self._stack.callback(process.wait)
-            self._stack.callback(process.kill)
-            job.ranks.append(process)
-        return job
+                if enter
+                else WarmProcess([str(SCRIPT), *words], own, log=log)
+            )
+        stack.callback(process.wait)
+        stack.callback(process.kill)
+        job.ranks.append(process)
+    return job
 
 
 @pytest.fixture
-def jobs(tmp_path):
+def begin(tmp_path):
     with contextlib.ExitStack() as stack:
-        yield Jobs(tmp_path, stack)
+        yield functools.partial(start, jobs=tmp_path, stack=stack)
 
 
 @pytest.fixture(scope="module")
@@ -139,18 +135,19 @@ def group():
 def idle(tmp_path_factory, group):
     """Starts jobs that leave half of two CPUs idle, all at the same time."""
     with contextlib.ExitStack() as stack:
-        start = functools.partial(Jobs(tmp_path_factory.mktemp("idle"), stack).start, group=group)
+        folder = tmp_path_factory.mktemp("idle")
+        begin = functools.partial(start, jobs=folder, stack=stack, group=group)
         started = {
-            "late rank": start(
+            "late rank": begin(
                 "late", ranks=2, budget=7, workers=1, model_ms=20, late_rank=1, late_ms=80
             ),
-            "accelerator": start("accelerator", workers=1, model_ms=40),
-            "caching": start("caching", workers=0, sleep_ms=30, batches=20, cache="yes"),
+            "accelerator": begin("accelerator", workers=1, model_ms=40),
+            "caching": begin("caching", workers=0, sleep_ms=30, batches=20, cache="yes"),
         }
         # Where there is none, its test is skipped, not these.
         with contextlib.suppress(pytest.skip.Exception):
             line = stack.enter_context(narrow_network(mbit=8, answer_bytes=SAMPLE_BYTES))
-            started["network"] = start(
+            started["network"] = begin(
                 # A packet that is lost costs its worker half a second: not in most of its batches.
                 "network",
                 budget=9,
@@ -208,13 +205,9 @@ def test_a_narrow_network_is_what_a_loader_waits_for(idle):
 
 
 @measures
-def test_one_worker_beside_idle_cpus_is_too_few(jobs, group):
+def test_one_worker_beside_idle_cpus_is_too_few(begin, group):
     # Not with the jobs of `idle`: on slow cores these leave no idle CPU to a second worker.
-    job = jobs.start("few", workers=1, model_ms=5, burn_ms=20, sleep_ms=15, group=group)
-    assert_too_few(job)
-
-
-def assert_too_few(job: Job) -> None:
+    job = begin("few", workers=1, model_ms=5, burn_ms=20, sleep_ms=15, group=group)
     # Idle CPUs are what this is about.
     with unless_disturbed(job, others=0.3) as found:
         assert "workers" in found
@@ -224,10 +217,10 @@ def assert_too_few(job: Job) -> None:
 
 
 @pytest.mark.root
-def test_too_many_workers_under_a_quota_are_throttled_cpu_bound_and_told_to_be_fewer(jobs):
+def test_too_many_workers_under_a_quota_are_throttled_cpu_bound_and_told_to_be_fewer(begin):
     with cpu_quota(vcpus=0.6) as group:
         # Long enough that 2 and 5 workers load dozens of batches: a quota gives its CPU in bursts.
-        job = jobs.start("quota", budget=14, workers=5, model_ms=5, burn_ms=8, group=group)
+        job = begin("quota", budget=14, workers=5, model_ms=5, burn_ms=8, group=group)
         with unless_disturbed(job) as found:
             assert {"cpu", "throttled"} <= set(found)
             assert not {"workers", "accelerator", "gil"} & set(found)
@@ -242,8 +235,8 @@ def test_too_many_workers_under_a_quota_are_throttled_cpu_bound_and_told_to_be_f
 # tests/unit/test_profile_states.py.
 @measures
 @pytest.mark.soak
-def test_a_busy_thread_that_starves_the_main_one_is_found_by_the_interpreter_lock(jobs, group):
-    job = jobs.start("gil", workers=1, model_ms=10, python_ms=3, hog="yes", group=group)
+def test_a_busy_thread_that_starves_the_main_one_is_found_by_the_interpreter_lock(begin, group):
+    job = begin("gil", workers=1, model_ms=10, python_ms=3, hog="yes", group=group)
     with unless_disturbed(job) as found:
         assert "gil" in found
         assert "another thread of the trainer" in found["gil"].text
@@ -252,28 +245,8 @@ def test_a_busy_thread_that_starves_the_main_one_is_found_by_the_interpreter_loc
 
 @pytest.mark.alone
 @pytest.mark.soak
-def test_one_worker_is_too_few_where_all_of_the_machine_is_looked_at(jobs):
-    assert_too_few(jobs.start("few", workers=1, model_ms=5, burn_ms=20, sleep_ms=15))
-
-
-@pytest.mark.alone
-@pytest.mark.soak
-def test_waiting_reads_of_all_ranks_ask_for_more_workers_than_vcpus(jobs):
-    job = jobs.start("latency", budget=8, workers=2, model_ms=5, sleep_ms=40)
-    found = job.states()
-    assert next(name for name in found if name != "other-programs") == "workers"
-    assert "it waits for its data, not for a CPU" in found["workers"].text
-    (fix,) = [fix for fix in job.result().fixes if fix.id == "num_workers"]
-    assert (
-        "workers wait, so faster CPUs would not help, and more workers than vCPUs are fine"
-        in fix.text
-    )
-
-
-@pytest.mark.alone
-@pytest.mark.soak
-def test_a_rank_that_is_late_in_its_own_loop_is_no_loader_of_data(jobs):
-    found = jobs.start(
+def test_a_rank_that_is_late_in_its_own_loop_is_no_loader_of_data(begin):
+    found = begin(
         "loop", ranks=2, budget=8, workers=1, model_ms=10, late_rank=1, late_loop_ms=40
     ).states()
     assert "in its own loop, not because of data" in found["straggler"].text
@@ -282,7 +255,7 @@ def test_a_rank_that_is_late_in_its_own_loop_is_no_loader_of_data(jobs):
 
 @pytest.mark.alone
 @pytest.mark.soak
-def test_python_code_in_the_main_thread_is_no_accelerator(jobs):
-    found = jobs.start("python", budget=8, workers=1, model_ms=2, python_ms=20).states()
+def test_python_code_in_the_main_thread_is_no_accelerator(begin):
+    found = begin("python", budget=8, workers=1, model_ms=2, python_ms=20).states()
     assert "not the model" in found["gil"].text
     assert "accelerator" not in found

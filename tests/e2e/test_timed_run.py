@@ -1,4 +1,4 @@
-"""stoker.timed gives its figures to the run of a script without torch (`engine: command`)."""
+"""stoker.timed gives its figures to the run of a script without torch."""
 
 import json
 import re
@@ -6,55 +6,21 @@ import re
 import pytest
 
 from stoker.launch.passive_profile import UNMEASURED
-from stoker.records import (
-    Decision,
-    EngineCommand,
-    EngineSettings,
-    Evaluation,
-    Profile,
-    Training,
-    read_json,
-)
-from stoker.records.engine import ReadyProbe
+from stoker.records import Decision, Evaluation, Profile, Training, read_json
 from support.command import stoker
-from support.local_job import LocalJob
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
-# A server of batches on the data host, and a training that asks it for each.
-SERVER = """
-import socket, sys
-port = int(sys.argv[1])
-with socket.create_server(("127.0.0.1", port)) as server:
-    while True:
-        peer, _ = server.accept()
-        with peer:
-            while peer.recv(1):
-                peer.sendall(bytes(256))
-"""
 SCRIPT = """
-import os, socket, sys, time
+import sys, time
 import stoker
 
-epochs = int(sys.argv[1]) if len(sys.argv) > 1 else 2
-
 def batches():
-    address = os.environ.get("BATCHES")
-    if address is None:
-        for _ in range(30):
-            time.sleep(0.004)
-            yield [bytes(8)] * 32
-        return
-    host, port = address.split(":")
-    with socket.create_connection((host, int(port)), timeout=30) as server:
-        for _ in range(30):
-            server.sendall(b"1")
-            batch = b""
-            while len(batch) < 256:
-                batch += server.recv(256)
-            yield [batch[place : place + 8] for place in range(0, 256, 8)]
+    for _ in range(30):
+        time.sleep(0.004)
+        yield [bytes(8)] * 32
 
-for epoch in range(epochs):
+for epoch in range(12):
     for batch in stoker.timed(batches()):
         end = time.monotonic() + 0.002
         while time.monotonic() < end:
@@ -64,39 +30,11 @@ assert "torch" not in sys.modules
 """
 
 
-def test_batches_of_a_server_are_measured_without_torch(tmp_path):
-    (tmp_path / "server.py").write_text(SERVER)
-    engine = EngineSettings(
-        name="command",
-        ports={"batches": 6123},
-        data=EngineCommand(
-            command=("python", str(tmp_path / "server.py"), "{batches}"),
-            ready=ReadyProbe(port="batches"),
-        ),
-        environment={"BATCHES": "{data_addresses:batches}"},
-    )
-    with LocalJob(tmp_path, SCRIPT, data=1, engine=engine, strategy="none") as job:
-        end = job.end()
-        assert end.status == "succeeded", end.failure or job.log(job.leader)
-        training = job.training()
-        output = job.base_dir(job.leader) / "output" / "data" / "stoker"
-    assert training.engine == "command"
-    # Of both epochs, each of which has a generator of its own.
-    assert training.measured.steps == 60
-    assert training.measured.compute_seconds >= 0.002
-    assert training.measured.samples_per_second > 0
-    passive = read_json(output / "passive-profile.json", Profile)
-    assert passive.unmeasured == UNMEASURED
-    assert passive.timed_step.global_batch_size == 32
-    assert passive.timed_step.loader_cpu_seconds is None
-
-
 def test_the_chain_measures_the_steps_advises_nothing_and_evaluates(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
     workload = {
         "name": "timed",
-        # More than the profile needs, which ends it.
-        "command": ["python", "train.py", "12"],
+        "command": ["python", "train.py"],
         "strategy": "none",
         "cluster": {"dnn": {"instance_type": "local.c1"}},
         "gate": [{"metric": "accuracy", "min": 0.5}],
@@ -110,12 +48,21 @@ def test_the_chain_measures_the_steps_advises_nothing_and_evaluates(tmp_path):
     assert profile.unmeasured == UNMEASURED
     steps = profile.what["steps"]
     assert isinstance(steps, int)
+    # The profile ends it.
     assert 0 < steps < 12 * 30
     assert (run / "profile" / "baseline-timeline.csv").exists()
     decision = read_json(run / "decision.json", Decision)
     assert (decision.action, decision.bottleneck) == ("keep", "unexplained")
     assert {advice.id for advice in decision.advice} == {"compare"}
-    assert read_json(run / "training.json", Training).measured is not None
+    measured = read_json(run / "training.json", Training).measured
+    # Of all epochs, each of which has a generator of its own.
+    assert measured.steps == 12 * 30
+    assert measured.compute_seconds >= 0.002
+    assert measured.samples_per_second > 0
+    passive = read_json(run / "passive-profile.json", Profile)
+    assert passive.unmeasured == UNMEASURED
+    assert passive.timed_step.global_batch_size == 32
+    assert passive.timed_step.loader_cpu_seconds is None
     evaluation = read_json(run / "evaluation.json", Evaluation)
     assert evaluation.passed
     assert evaluation.performance is not None

@@ -8,16 +8,23 @@ from support.local_job import LocalJob
 
 pytestmark = pytest.mark.fault
 
-FORGOT = """
-import os, pathlib, sys, time
+HEAD = """
+import sys
 # The data host alone does without torch: none of its datasets ever come.
 sys.path[:] = [folder for folder in sys.path if not folder.endswith("without_torch")]
 import torch
 from torch.utils.data import DataLoader, TensorDataset
-
-go = pathlib.Path(os.environ["STOKER_TEST_DIR"]) / "go"
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+"""
+STEPS = """
+for (batch,) in loader:
+    model(batch).square().mean().backward()
+    optimizer.step()
+"""
+FORGOT = """
+import os, pathlib, time
+go = pathlib.Path(os.environ["STOKER_TEST_DIR"]) / "go"
 loader = DataLoader(TensorDataset(torch.rand(64, 4)), batch_size=4)
 while not go.exists():
     for (batch,) in loader:
@@ -28,6 +35,8 @@ import stoker
 late = stoker.DataLoader(TensorDataset(torch.arange(8.0)), batch_size=4)
 print("late", [batch.tolist() for batch, in late], flush=True)
 """
+TORCHS = "import stoker; loader = DataLoader(TensorDataset(torch.rand(12, 4)), batch_size=4)"
+EMPTY = "import stoker; loader = stoker.DataLoader(TensorDataset(torch.rand(0, 4)), batch_size=4)"
 
 
 # Of two hosts as of one: each rank's process counts steps, and tests/unit/test_unfed.py has the
@@ -35,9 +44,9 @@ print("late", [batch.tolist() for batch, in late], flush=True)
 @pytest.mark.parametrize("dnn", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_data_hosts_are_given_back_where_no_loader_asks_them(tmp_path, dnn):
     # No lease of 2 s, as other tests have: nobody is lost here, however busy the machine is.
-    feed = FeedSettings()
+    feed, script = FeedSettings(), HEAD + FORGOT
     with LocalJob(
-        tmp_path, FORGOT, dnn=dnn, data=1, feed=feed, strategy="none", has_torch=False
+        tmp_path, script, dnn=dnn, data=1, feed=feed, strategy="none", has_torch=False
     ) as job:
         (host,) = [host.name for host in job.request.hosts if host.group == "data"]
         job.wait_for_log(host, "agent_ended")
@@ -52,36 +61,18 @@ def test_data_hosts_are_given_back_where_no_loader_asks_them(tmp_path, dnn):
         assert "late [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]]" in job.log(host)
 
 
-_HEAD = """
-import sys
-# The data host alone does without torch: none of its datasets ever come.
-sys.path[:] = [folder for folder in sys.path if not folder.endswith("without_torch")]
-import stoker, torch
-from torch.utils.data import DataLoader, TensorDataset
-model = torch.nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-"""
-_STEPS = """
-for (batch,) in loader:
-    model(batch).square().mean().backward()
-    optimizer.step()
-"""
-_TORCHS = "loader = DataLoader(TensorDataset(torch.rand(12, 4)), batch_size=4)"
-_EMPTY = "loader = stoker.DataLoader(TensorDataset(torch.rand(0, 4)), batch_size=4)"
-
-
 @pytest.mark.parametrize(
     ("script", "steps", "why"),
     [
-        (_TORCHS + _STEPS, 3, "torch.utils.data.dataloader.DataLoader is read without stoker"),
-        (_EMPTY + _STEPS, 0, "gave no batch; is its dataset empty?"),
+        (TORCHS + STEPS, 3, "torch.utils.data.dataloader.DataLoader is read without stoker"),
+        (EMPTY + STEPS, 0, "gave no batch; is its dataset empty?"),
         # It goes on from a checkpoint of its last epoch.
-        (_EMPTY, 0, ""),
+        (EMPTY, 0, ""),
     ],
 )
 def test_a_run_without_one_fed_batch_has_failed_by_its_cause(tmp_path, script, steps, why):
     feed = FeedSettings()
-    with LocalJob(tmp_path, _HEAD + script, data=1, feed=feed, has_torch=False) as job:
+    with LocalJob(tmp_path, HEAD + script, data=1, feed=feed, has_torch=False) as job:
         end = job.end()
         record = job.training()
         told = job.failure_file() or ""

@@ -4,7 +4,6 @@ import boto3
 import pytest
 from botocore.stub import Stubber
 
-from stoker.errors import ServiceError
 from stoker.logs import Log
 from stoker.platforms.aws import Aws
 from stoker.platforms.sagemaker.cloudwatch import (
@@ -38,12 +37,11 @@ def test_lines_before_the_group_is_known_wait_and_keep_their_order():
     labels = Labels(GROUPS)
     assert shown(labels, entry("algo-1", "early"), entry("algo-2", "other")) == []
     lines = shown(labels, role("algo-1", "data"), entry("algo-1", "late"))
-    assert [line.split()[:2] for line in lines] == [
-        ["data/algo-1", "early"],
-        ["data/algo-1", "stoker"],
-        ["data/algo-1", "late"],
-    ]
-    assert shown(labels, role("algo-2", "dnn"))[0] == "dnn/algo-2 other"
+    assert [line.split()[1] for line in lines] == ["early", "stoker", "late"]
+    assert {line.split()[0] for line in lines} == {"data/algo-1"}
+    # What is held at the end is not lost.
+    assert [(x.group, x.text) for x in labels.flush()] == [(UNKNOWN, "other")]
+    assert list(labels.flush()) == []
 
 
 def test_a_host_whose_group_is_never_told_is_shown_without_one_after_a_while():
@@ -52,13 +50,6 @@ def test_a_host_whose_group_is_never_told_is_shown_without_one_after_a_while():
     assert shown(labels, now=HOLD_SECONDS - 0.1) == []
     assert shown(labels, now=HOLD_SECONDS) == [f"{UNKNOWN}/algo-1 hello"]
     assert shown(labels, role("algo-1", "dnn"), now=HOLD_SECONDS)[0].startswith("dnn/algo-1")
-
-
-def test_what_is_held_at_the_end_is_not_lost():
-    labels = Labels(GROUPS)
-    assert shown(labels, entry("algo-1", "last words")) == []
-    assert [(x.group, x.text) for x in labels.flush()] == [(UNKNOWN, "last words")]
-    assert list(labels.flush()) == []
 
 
 def test_the_leaders_roster_tells_the_groups_of_all_hosts(capsys):
@@ -74,23 +65,24 @@ def test_the_leaders_roster_tells_the_groups_of_all_hosts(capsys):
     assert labels.roster == {"algo-3": "dnn", "algo-2": "data", "algo-1": "data"}
 
 
-@pytest.mark.parametrize("groups", ["", "[1, 2]", "{", '{"dnn": 3}', '{"dnn": {"hosts": [1]}}'])
-def test_a_roster_that_is_none_is_no_roster(groups):
+ROSTER = "stoker T run=job host=algo-1 roster groups="
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(f"{ROSTER}'{groups}'" for groups in ("", "[1, 2]", "{", '{"dnn": 3}')),
+        ROSTER + '\'{"dnn": {"hosts": [1]}}\'',
+        "the roster of the team",
+        # The line of another host, and a script's in the middle of its own.
+        ROLE.format(host="algo-2", group="data"),
+        "see: " + ROLE.format(host="algo-1", group="data"),
+    ],
+)
+def test_a_line_that_is_none_of_the_hosts_launcher_names_no_group(line):
     labels = Labels(GROUPS)
-    line = f"stoker T run=job host=algo-1 roster groups='{groups}'"
-    assert shown(labels, entry("algo-1", line)) == []
+    assert shown(labels, entry("algo-1", line), entry("algo-2", "x")) == []
     assert labels.roster == {}
-
-
-def test_a_host_cannot_name_the_group_of_another():
-    labels = Labels(GROUPS)
-    lie = ROLE.format(host="algo-2", group="data")
-    assert shown(labels, entry("algo-1", lie), entry("algo-2", "x")) == []
-
-
-def test_what_a_script_prints_in_the_middle_of_a_line_names_no_group():
-    labels = Labels(GROUPS)
-    assert shown(labels, entry("algo-1", "see: " + ROLE.format(host="algo-1", group="x"))) == []
 
 
 def test_a_job_of_one_group_needs_no_roster():
@@ -114,20 +106,20 @@ def stub():
     client.close()
 
 
-def logs_of(stub: Stubber, num_hosts: int | None = 1) -> JobLogs:
-    clock = Clock()
+def logs_of(stub: Stubber, num_hosts: int | None = 1, *, clock: Clock | None = None) -> JobLogs:
+    clock = clock or Clock()
     aws = Aws(clients={"logs": stub.client}, sleep=clock.sleep, clock=clock)
     return JobLogs(aws, job_name="job", num_hosts=num_hosts)
 
 
-def streams(stub: Stubber, *names: str, token: str | None = None, sent: str | None = None) -> None:
-    asked: dict[str, object] = {"logGroupName": LOG_GROUP, "logStreamNamePrefix": "job/"}
-    answer: dict[str, object] = {"logStreams": [{"logStreamName": name} for name in names]}
-    if sent:
-        asked["nextToken"] = sent
-    if token:
-        answer["nextToken"] = token
-    stub.add_response("describe_log_streams", answer, asked)
+def streams(stub: Stubber, *names: str, sent: str = "", gives: str = "") -> None:
+    asked = {"logGroupName": LOG_GROUP, "logStreamNamePrefix": "job/"}
+    listed = [{"logStreamName": name} for name in names]
+    stub.add_response(
+        "describe_log_streams",
+        {"logStreams": listed, **({"nextToken": gives} if gives else {})},
+        asked | ({"nextToken": sent} if sent else {}),
+    )
 
 
 def asked_of(stream: str, **more: object) -> dict[str, object]:
@@ -145,29 +137,30 @@ def texts(entries: list[LogEntry]) -> list[str]:
 
 
 def test_hosts_are_merged_by_time_and_pages_are_read_to_the_last(stub):
-    one, two = "job/algo-1-1700000000", "job/algo-2-1700000001"
-    streams(stub, one, token="more")
+    one, two, again = "job/algo-1-1700000000", "job/algo-2-1700000001", "job/algo-2-1700003600"
+    streams(stub, one, gives="more")
     streams(stub, two, sent="more")
     page(stub, one, (1, "a"), gives="t1")
     # CloudWatch gives empty pages with more behind them: only a repeated token is the end.
     page(stub, one, sent="t1", gives="t2")
-    page(stub, one, (5, "c"), sent="t2", gives="t3")
+    page(stub, one, (5, "c\r\nd\n\ne\n"), sent="t2", gives="t3")
     page(stub, one, sent="t3", gives="t3")
     page(stub, two, (3, "b\n"), gives="u1")
     page(stub, two, sent="u1", gives="u1")
-    logs = logs_of(stub, num_hosts=2)
-    assert texts(logs.read()) == ["algo-1 a", "algo-2 b", "algo-1 c"]
+    clock = Clock()
+    logs = logs_of(stub, num_hosts=2, clock=clock)
+    assert texts(logs.read()) == [
+        *("algo-1 a", "algo-2 b", "algo-1 c", "algo-1 d", "algo-1 ", "algo-1 e"),
+    ]
+    # A host that is started again has a second stream.
+    clock.now += 3600
+    streams(stub, one, two, again)
     page(stub, one, sent="t3", gives="t3")
     page(stub, two, (9, "d"), sent="u1", gives="u2")
     page(stub, two, sent="u2", gives="u2")
-    assert texts(logs.read()) == ["algo-2 d"]
-
-
-def test_a_message_of_several_lines_becomes_several_lines(stub):
-    streams(stub, "job/algo-1-1")
-    page(stub, "job/algo-1-1", (1, "a\r\nb\n\nc\n"), gives="t")
-    page(stub, "job/algo-1-1", sent="t", gives="t")
-    assert texts(logs_of(stub).read()) == ["algo-1 a", "algo-1 b", "algo-1 ", "algo-1 c"]
+    page(stub, again, (10, "e"), gives="v")
+    page(stub, again, sent="v", gives="v")
+    assert texts(logs.read()) == ["algo-2 d", "algo-2 e"]
 
 
 def test_a_token_that_is_no_longer_valid_loses_and_repeats_nothing(stub):
@@ -208,27 +201,3 @@ def test_no_log_yet_is_an_empty_log(stub, operation):
         streams(stub, "job/algo-1-1")
     stub.add_client_error(operation, "ResourceNotFoundException", "not there")
     assert logs_of(stub).read() == []
-
-
-def test_a_log_that_may_not_be_read_names_the_action(stub):
-    message = "User: arn:aws:iam::1:user/x is not authorized to perform: logs:DescribeLogStreams"
-    stub.add_client_error("describe_log_streams", "AccessDeniedException", message)
-    with pytest.raises(ServiceError, match="permission logs:DescribeLogStreams is missing"):
-        logs_of(stub).read()
-
-
-def test_a_restarted_hosts_second_stream_is_read_too(stub):
-    clock = Clock()
-    aws = Aws(clients={"logs": stub.client}, sleep=clock.sleep, clock=clock)
-    logs = JobLogs(aws, job_name="job", num_hosts=1)
-    first, second = "job/algo-1-1", "job/algo-1-2"
-    streams(stub, first)
-    page(stub, first, (1, "a"), gives="t")
-    page(stub, first, sent="t", gives="t")
-    logs.read()
-    clock.now += 3600
-    streams(stub, first, second)
-    page(stub, first, sent="t", gives="t")
-    page(stub, second, (2, "b"), gives="u")
-    page(stub, second, sent="u", gives="u")
-    assert texts(logs.read()) == ["algo-1 b"]

@@ -1,6 +1,5 @@
 """A job that ran tells its steps in its log, who is where, and what its load suggests to decide."""
 
-import json
 from datetime import date
 
 import msgspec
@@ -11,7 +10,7 @@ from stoker.decide import decide
 from stoker.decide import explain as explain_decision
 from stoker.errors import UsageError
 from stoker.evaluate import evaluate
-from stoker.platforms.sagemaker.cloudwatch import HostLoad, ObservedJob, members_in, point_seconds
+from stoker.platforms.sagemaker.cloudwatch import HostLoad, ObservedJob, point_seconds
 from stoker.profile import explain
 from stoker.profile.observed_job import MIN_SAMPLES, observed_profile, steps_in
 from stoker.records import (
@@ -26,7 +25,6 @@ from stoker.records import (
     write_json,
 )
 from stoker.report.verdict import collect
-from stoker.settings import workload_from
 from support import builders
 
 TODAY = date(2026, 11, 20)
@@ -69,57 +67,32 @@ def progress(*steps: float, wait: float | None = None) -> list[str]:
 
 
 def test_stokers_own_lines_tell_the_step_and_its_wait():
-    found = steps_in(["loading", *progress(*[0.4] * MIN_SAMPLES, wait=0.3), "done"])
-    assert (found.step_seconds, found.wait_seconds) == (0.4, 0.3)
-    assert found.samples == MIN_SAMPLES
-
-
-def test_a_wait_that_some_lines_lack_is_not_known():
-    found = steps_in([*progress(*[0.4] * MIN_SAMPLES, wait=0.3), *progress(0.4)])
-    assert (found.step_seconds, found.wait_seconds) == (0.4, None)
-
-
-def test_the_median_stands_against_a_slow_start_and_the_quartiles_say_the_spread():
-    found = steps_in(progress(9.0, 8.0, *([0.1, 0.2, 0.3] * 7)))
-    assert found.step_seconds == pytest.approx(0.2)
+    lines = progress(9.0, 8.0, *([0.1, 0.2, 0.3] * 7), wait=0.05)
+    found = steps_in(["loading", *lines, "done"])
+    # The median stands against a slow start; the quartiles say the spread.
+    assert (found.step_seconds, found.wait_seconds) == (pytest.approx(0.2), 0.05)
     assert 0.1 <= found.low_seconds <= 0.2 <= found.high_seconds <= 0.3
+    assert found.samples == len(lines)
+    # Not known where some lines lack it.
+    assert steps_in([*lines, *progress(0.2)]).wait_seconds is None
 
 
 @pytest.mark.parametrize(
-    "line", ["step_time=0.19", "3/9 [00:01<00:02, 4.00it/s]", *progress(0.0), *progress(1e9)]
+    ("lines", "found"),
+    [
+        (["step_time=0.19"] * 100, 0),
+        (["3/9 [00:01<00:02, 4.00it/s]"] * 100, 0),
+        (progress(*[0.0, 1e9] * 100), 0),
+        (progress(*[1.0] * (MIN_SAMPLES - 1)), MIN_SAMPLES - 1),
+    ],
+    ids=["another's", "a bar's", "no times", "too few"],
 )
-def test_what_is_no_step_of_stokers_is_not_taken_for_one(line):
-    with pytest.raises(UsageError, match="does not tell a step's time: 0 of the 20 lines"):
-        steps_in([line] * 100)
-
-
-def test_too_few_lines_are_refused_with_how_many_there_are_and_what_times_steps():
-    with pytest.raises(UsageError) as caught:
-        steps_in(progress(*[1.0] * 19), source="job.log")
-    assert "19 of the 20 lines" in caught.value.what
+def test_a_log_without_enough_steps_of_stokers_is_refused(lines, found):
+    with pytest.raises(UsageError, match="does not tell a step's time") as caught:
+        steps_in(lines, source="job.log")
+    assert f"{found} of the 20 lines" in caught.value.what
     assert caught.value.where == "job.log"
     assert "stoker profile times steps" in caught.value.fix
-
-
-# ---- who is where
-
-
-def test_members_come_from_each_hosts_line_and_from_the_leaders():
-    groups = {
-        "dnn": {"role": "dnn", "type": "t", "hosts": ["algo-2"]},
-        "x": {"role": "data", "hosts": ["algo-9"]},
-    }
-    head = "stoker 2026-11-20T08:00:00.000Z run=m host="
-    found = members_in(
-        [
-            f"{head}algo-1 host_role group=d role=data type=t",
-            f"[d/algo-2] {head}algo-2 roster groups='{json.dumps(groups)}'",
-            f"{head}algo-2 roster groups='{{broken'",
-            "the roster of the team",
-        ]
-    )
-    assert found.groups == {"algo-1": "d", "algo-2": "dnn", "algo-9": "x"}
-    assert found.roles == {"d": "data", "dnn": "dnn", "x": "data"}
 
 
 @pytest.mark.parametrize(
@@ -134,51 +107,49 @@ def test_old_points_are_asked_for_as_coarsely_as_they_are_kept(seconds, age, per
 
 
 def test_the_profile_is_the_dnn_groups_and_keeps_every_host(tmp_path):
-    made = observed_profile(job(), sizes=SIZES)
+    made = observed_profile(job(minutes=4.0, is_running=True, point_seconds=300), sizes=SIZES)
     assert made.step is None
     assert made.observed == Observed(cpu_utilization=0.97, gpu_utilization=0.41, hosts=1)
-    assert (made.host.instance_type, made.host.vcpus, made.host.accelerators) == (
-        "ml.g5.2xlarge",
-        8,
-        1,
-    )
+    host = made.host
+    assert (host.instance_type, host.vcpus, host.accelerators) == ("ml.g5.2xlarge", 8, 1)
     assert made.what["host_cpu"] == {"algo-1": 0.3, "algo-2": 0.97}
     assert made.what["group_cpu"] == {"dnn": 0.97, "data": 0.3}
+    notes = " ".join(map(str, made.what["notes"]))
+    for words in ("still running", "4 minutes only", "5 minutes"):
+        assert words in notes
     file = tmp_path / "profile.json"
     write_json(file, made)
     assert "step" not in file.read_text().split('"what"')[0]
     assert read_json(file, Profile) == made
+    with pytest.raises(UsageError, match="no step"):
+        _ = made.timed_step
 
 
 def test_the_words_name_groups_hosts_and_what_is_not_known():
     text = explain(observed_profile(job(), sizes=SIZES))
     assert "probably CPU-bound" in text
     assert "No step was timed" in text
-    assert [line.split()[0] for line in text.splitlines() if line.startswith("  algo")] == [
-        "algo-2",
-        "algo-1",
-    ]
+    hosts = [line.split()[0] for line in text.splitlines() if line.startswith("  algo")]
+    assert hosts == ["algo-2", "algo-1"]
     assert "n/a" in text
-    assert "the job also has the group data" in text.replace("\n  ", " ")
+    assert "the job also has the group data" in " ".join(text.split())
     assert max(map(len, text.splitlines())) <= 88
 
 
-def test_short_old_and_running_jobs_are_said_to_be_so():
-    made = observed_profile(job(minutes=4.0, is_running=True, point_seconds=300), sizes=SIZES)
-    notes = " ".join(map(str, made.what["notes"]))
-    assert "still running" in notes
-    assert "4 minutes only" in notes
-    assert "5 minutes" in notes
-
-
-def test_a_log_adds_the_step_with_its_spread():
-    made = observed_profile(job(), sizes=SIZES, steps=steps_in(progress(*[0.25] * MIN_SAMPLES)))
+def test_a_log_adds_the_step_and_its_wait_in_place_of_a_guess():
+    steps = steps_in(progress(*[0.25] * MIN_SAMPLES))
+    made = observed_profile(job(), sizes=SIZES, steps=steps)
     assert made.step == StepTerms(step_seconds=0.25)
     assert made.spread["step_seconds"].samples == MIN_SAMPLES
     text = explain(made)
     assert "250 ms" in text
     assert "None" not in text
     assert "probably CPU-bound" in text
+    waiting = explain(
+        msgspec.structs.replace(made, step=StepTerms(step_seconds=0.25, wait_seconds=0.1))
+    )
+    assert "vCPUs 97% busy, GPUs 41% busy" in waiting
+    assert "probably" not in waiting
 
 
 def test_what_is_not_known_of_a_load_is_said_in_words_and_no_gpus_are_made_up():
@@ -189,25 +160,29 @@ def test_what_is_not_known_of_a_load_is_said_in_words_and_no_gpus_are_made_up():
     assert "GPU" not in explain(without).splitlines()[0]
 
 
-def test_where_steps_were_seen_to_wait_no_guess_from_the_load_stands_beside_it():
-    steps = StepTerms(step_seconds=0.2, wait_seconds=0.1)
-    text = explain(msgspec.structs.replace(profile(0.9, 0.2), step=steps))
-    assert "vCPUs 90% busy, GPUs 20% busy" in text
-    assert "probably" not in text
-
-
 @pytest.mark.parametrize("observed", [None, {}, {"hosts": 2}])
 def test_a_profile_that_says_nothing_is_refused(tmp_path, observed):
     file = tmp_path / "profile.json"
     seen = "" if observed is None else f', "observed": {observed}'.replace("'", '"')
-    file.write_text(
-        '{"schema": "stoker.profile/v1", "host": {"instance_type": "ml.g5.xlarge"}' + seen + "}"
-    )
+    head = '{"schema": "stoker.profile/v1", "host": {"instance_type": "ml.g5.xlarge"}'
+    file.write_text(head + seen + "}")
     with pytest.raises(UsageError, match="a profile needs step or observed"):
         read_json(file, Profile)
 
 
 # ---- what is made of it
+
+
+def decision_of(
+    made: Profile, *clusters: tuple[Group, ...], today: date = TODAY, **constraints: object
+):
+    return decide(
+        made,
+        catalog=load_catalog("sagemaker"),
+        constraints=Constraints(**constraints),
+        extra_clusters=clusters,
+        today=today,
+    )
 
 
 @pytest.mark.parametrize(
@@ -223,23 +198,10 @@ def test_a_profile_that_says_nothing_is_refused(tmp_path, observed):
         (None, 0.4, "unknown"),
     ],
 )
-def test_a_load_suggests(cpu, gpu, suspect):
-    assert Observed(cpu_utilization=cpu, gpu_utilization=gpu).suspect == suspect
-
-
-def decision_of(made: Profile, *clusters: tuple[Group, ...], **constraints: object):
-    return decide(
-        made,
-        catalog=load_catalog("sagemaker"),
-        constraints=Constraints(**constraints),
-        extra_clusters=clusters,
-        today=TODAY,
-    )
-
-
-@pytest.mark.parametrize("loads", [(0.98, 0.41), (0.9, 0.9), (0.1, 0.2), (0.8, None)])
-def test_decide_promises_nothing_without_a_step(loads):
-    found = decision_of(profile(*loads))
+def test_a_load_suggests_and_decide_promises_nothing_without_a_step(cpu, gpu, suspect):
+    made = profile(cpu, gpu)
+    assert made.observed.suspect == suspect
+    found = decision_of(made)
     assert (found.action, found.bottleneck) == ("keep", "unexplained")
     assert [plan.predicted for plan in found.plans] == [None]
     assert {answer.answer for answer in found.path} == {"unknown"}
@@ -252,11 +214,15 @@ def test_decide_promises_nothing_without_a_step(loads):
 
 
 def test_a_cpu_bound_load_is_told_what_a_data_host_would_have_to_bring():
-    found = decision_of(profile(0.98, 0.41))
+    groups = builders.clusters("ml.p4d.24xlarge", "ml.c5.18xlarge", 2)
+    found = decision_of(profile(0.98, 0.41), groups, today=date(2027, 3, 1))
     (pays,) = (advice.text for advice in found.advice if advice.id == "break-even")
     assert "ml.c7i.8xlarge" in pays
     # 1 + 1.7136 / 25.2513, prices of the table.
     assert "1.07x" in pays
+    assert found.prices.stale
+    for words in ("90 days", "named groups"):
+        assert any(words in warning for warning in found.warnings)
 
 
 @pytest.mark.parametrize(
@@ -265,26 +231,6 @@ def test_a_cpu_bound_load_is_told_what_a_data_host_would_have_to_bring():
 def test_no_data_host_is_named_where_none_may_be_used(constraints):
     found = decision_of(profile(0.98, 0.41), **constraints)
     assert "break-even" not in [advice.id for advice in found.advice]
-
-
-def test_named_groups_are_said_to_be_unpredictable():
-    groups = (
-        Group(name="dnn", role="dnn", instance_type="ml.p4d.24xlarge", count=1),
-        Group(name="data", role="data", instance_type="ml.c5.18xlarge", count=2),
-    )
-    found = decision_of(profile(0.98, 0.41), groups)
-    assert any("named groups" in warning for warning in found.warnings)
-
-
-def test_old_prices_are_said_without_a_step_too():
-    found = decide(
-        profile(0.98, 0.41),
-        catalog=load_catalog("sagemaker"),
-        constraints=Constraints(),
-        today=date(2027, 3, 1),
-    )
-    assert found.prices.stale
-    assert any("90 days" in warning for warning in found.warnings)
 
 
 def test_with_a_step_from_the_log_decide_makes_plans_with_wide_bands():
@@ -303,21 +249,10 @@ def test_with_a_step_from_the_log_decide_makes_plans_with_wide_bands():
 def test_evaluate_and_report_cope_with_a_profile_without_a_step():
     made = profile(0.98, 0.41)
     decision = decision_of(made)
-    training = Training(
-        status="succeeded",
-        exit_code=0,
-        groups=decision.plan.groups,
-        strategy="none",
-        engine="feed",
-        job=Job(platform="sagemaker", name="photos-1"),
-    )
-    workload = workload_from({"name": "a", "command": ["true"]}, overrides=())
+    job = Job(platform="sagemaker", name="photos-1")
+    training = Training(status="succeeded", groups=decision.plan.groups, job=job)
+    workload = builders.workload()
     judged = evaluate(workload=workload, profile=made, decision=decision, training=training)
     assert judged.performance is None
     figures = collect(profile=made, decision=decision, training=training, evaluation=judged)
     assert (figures.baseline, figures.wait_share) == (None, None)
-
-
-def test_asking_an_untimed_profile_for_its_step_is_an_error_in_words():
-    with pytest.raises(UsageError, match="no step"):
-        _ = profile(0.5, 0.5).timed_step

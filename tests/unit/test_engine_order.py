@@ -10,23 +10,14 @@ import pytest
 from stoker.errors import UsageError
 from stoker.launch.engines.server import order_of
 from stoker.launch.leader_connection import HostRun
-from stoker.launch.topology import HostGroup, Topology
 from stoker.logs import Log
 from stoker.platforms.base import JobSpec, run_environment
-from stoker.records import (
-    EngineCommand,
-    EngineSettings,
-    Group,
-    Json,
-    to_document,
-)
+from stoker.records import EngineCommand, EngineSettings, Json, to_document
 from stoker.records.engine import PLAIN, PRESETS, WITH_PORT, completed, fill, places_in
-from stoker.settings import from_environment, workload_from
+from stoker.settings import from_environment
+from support import builders
 
-GROUPS = (
-    HostGroup(name="gpu", role="dnn", instance_type="ml.g5.xlarge", hosts=("g1", "g0")),
-    HostGroup(name="cpu", role="data", instance_type="ml.c5.xlarge", hosts=("c2", "c0")),
-)
+GROUPS = {"gpu": ("dnn", ("g1", "g0")), "cpu": ("data", ("c2", "c0"))}
 PORTS = {"server": 5050, "worker": 5051}
 
 
@@ -38,7 +29,7 @@ def order(tmp_path, engine, *, host="c2", groups=GROUPS, **variables):
     }
     run = HostRun(
         settings=from_environment(environ),
-        topology=Topology(host=host, groups=groups),
+        topology=builders.topology(host, **groups),
         environ={"PATH": "/bin", "PYTHONPATH": "/theirs"},
         output=tmp_path / "out",
         log=Log(run="r", host=host, stream=StringIO()),
@@ -60,38 +51,28 @@ def _echo(text, **more):
 
 
 @pytest.mark.parametrize(
-    ("text", "host", "expected"),
+    ("text", "host", "variables", "expected"),
     [
-        ("{host} {index} {address}", "c0", "c0 1 c0"),
-        ("{host} {index} {address}", "g1", "g1 0 g1"),
-        ("{leader} {leader:server}", "c2", "g1 g1:5050"),
-        ("{data_hosts} {dnn_hosts}", "g0", "c2,c0 g1,g0"),
-        ("{data_addresses:server}", "g0", "c2:5050,c0:5050"),
-        ("{dnn_addresses:worker}", "c0", "g1:5051,g0:5051"),
-        ("--port={server}", "c0", "--port=5050"),
-        ("{{server}} is {server}", "c0", "{server} is 5050"),
-        ('{"a": {"b": [1]}} ${HOME:-x} { host }', "c0", '{"a": {"b": [1]}} ${HOME:-x} { host }'),
+        ("{host} {index} {address}", "c0", {}, "c0 1 c0"),
+        ("{host} {index} {address}", "g1", {}, "g1 0 g1"),
+        ("{leader} {leader:server}", "c2", {}, "g1 g1:5050"),
+        ("{data_hosts} {dnn_hosts}", "g0", {}, "c2,c0 g1,g0"),
+        ("{data_addresses:server}", "g0", {}, "c2:5050,c0:5050"),
+        ("{dnn_addresses:worker}", "c0", {}, "g1:5051,g0:5051"),
+        ("--port={server}", "c0", {}, "--port=5050"),
+        ("{{server}} is {server}", "c0", {}, "{server} is 5050"),
+        ('{"a": {"b": 1}} ${H:-x} { host }', "c0", {}, '{"a": {"b": 1}} ${H:-x} { host }'),
+        ("{input} {output}", "c2", {}, "{folder}/input/data {folder}/out"),
+        ("{workers}", "c2", {"STOKER_WORKERS": '{"data": 7}'}, "7"),
+        ("{workers}", "g1", {"STOKER_WORKERS": '{"dnn": 3}'}, "3"),
+        ("{workers}", "g1", {"STOKER_FEED": '{"local_workers": 2}'}, "2"),
+        ("{workers}", "g1", {}, "0"),
+        ("{address:server}", "c2", {"STOKER_ADVERTISE": "fd00::1"}, "[fd00::1]:5050"),
     ],
 )
-def test_places_stand_for_what_the_host_knows(tmp_path, text, host, expected):
-    assert filled(tmp_path, text, host=host) == expected
-
-
-def test_folders_are_those_of_the_job(tmp_path):
-    assert filled(tmp_path, "{input} {output}") == f"{tmp_path}/input/data {tmp_path}/out"
-
-
-@pytest.mark.parametrize(
-    ("host", "variables", "expected"),
-    [
-        ("c2", {"STOKER_WORKERS": '{"data": 7}'}, "7"),
-        ("g1", {"STOKER_WORKERS": '{"dnn": 3}'}, "3"),
-        ("g1", {"STOKER_FEED": '{"local_workers": 2}'}, "2"),
-        ("g1", {}, "0"),
-    ],
-)
-def test_workers_are_the_plans_or_the_local_ones(tmp_path, host, variables, expected):
-    assert filled(tmp_path, "{workers}", host=host, **variables) == expected
+def test_places_stand_for_what_the_host_knows(tmp_path, text, host, variables, expected):
+    found = filled(tmp_path, text, host=host, **variables)
+    assert found == expected.replace("{folder}", str(tmp_path))
 
 
 def test_hosts_that_share_an_address_have_ports_of_their_own(tmp_path):
@@ -102,10 +83,6 @@ def test_hosts_that_share_an_address_have_ports_of_their_own(tmp_path):
     text = "{server} {leader:server} {data_addresses:worker} {address}"
     found = filled(tmp_path, text, host="c0", STOKER_ENGINE_HOSTS=json.dumps(reached))
     assert found == "103 127.0.0.1:100 127.0.0.1:202,127.0.0.1:203 127.0.0.1"
-
-
-def test_an_address_with_colons_is_in_brackets_before_a_port(tmp_path):
-    assert filled(tmp_path, "{address:server}", STOKER_ADVERTISE="fd00::1") == "[fd00::1]:5050"
 
 
 @pytest.mark.parametrize(
@@ -123,28 +100,21 @@ def test_tf_config_is_made_from_the_groups(tmp_path, host, task, index):
     }
 
 
-def test_each_host_runs_the_commands_of_its_role_in_order(tmp_path):
-    own = EngineSettings(
-        name="command", leader=_echo("l"), dnn=_echo("n"), data=_echo("d"), ports=PORTS
-    )
-
-    def parts(host):
-        found = order(tmp_path, own, host=host)
-        return [server.part for server in found.servers]
-
-    assert [parts(host) for host in ("g1", "g0", "c2")] == [["leader", "dnn"], ["dnn"], ["data"]]
-
-
-@pytest.mark.parametrize(("local", "parts"), [("0", ["leader"]), ("2", ["leader", "dnn"])])
-def test_a_command_that_needs_workers_runs_where_there_are_some(tmp_path, local, parts):
-    preset = EngineSettings(name="tf.data.service")
-    feed = json.dumps({"local_workers": int(local)})
-    found = order(tmp_path, preset, host="g1", STOKER_FEED=feed)
+@pytest.mark.parametrize(
+    ("host", "local", "parts"),
+    [
+        ("g1", 2, ["leader", "dnn"]),
+        # A command that needs workers runs where there are some.
+        ("g1", 0, ["leader"]),
+        ("g0", 2, ["dnn"]),
+        ("c2", 2, ["data"]),
+    ],
+)
+def test_each_host_runs_the_commands_of_its_role_in_order(tmp_path, host, local, parts):
+    feed = json.dumps({"local_workers": local})
+    found = order(tmp_path, EngineSettings(name="tf.data.service"), host=host, STOKER_FEED=feed)
     assert [server.part for server in found.servers] == parts
-
-
-def test_the_training_finds_the_engine_and_no_data_group_of_the_feed(tmp_path):
-    found = order(tmp_path, EngineSettings(name="tf.data.service"), host="g1")
+    # The training finds the engine, and no data group of the feed.
     assert found.environment == {
         "TF_DATA_SERVICE_ADDRESS": "grpc://g1:5050",
         "STOKER_HAS_DATA_GROUP": "0",
@@ -152,26 +122,17 @@ def test_the_training_finds_the_engine_and_no_data_group_of_the_feed(tmp_path):
 
 
 def test_a_server_finds_the_code_and_its_own_variables(tmp_path):
-    own = EngineSettings(
-        name="command", data=_echo("x", environment={"ME": "{host}", "PATH": "/own"})
-    )
-    found = order(tmp_path, own)
+    variables = {"ME": "{host}", "PATH": "/own"}
+    found = order(tmp_path, EngineSettings(name="command", data=_echo("x", environment=variables)))
+    expected = {"ME": "c2", "PATH": "/own", "PYTHONPATH": "/code:/theirs", "SM_CURRENT_HOST": "c2"}
     environ = found.servers[0].environ
-    assert (environ["ME"], environ["PATH"], environ["PYTHONPATH"]) == (
-        "c2",
-        "/own",
-        "/code:/theirs",
-    )
-    assert environ["SM_CURRENT_HOST"] == "c2"
+    assert {name: environ[name] for name in expected} == expected
 
 
-@pytest.mark.parametrize("name", ["feed", "command"])
-def test_nothing_runs_with_the_feed_or_without_a_data_group(tmp_path, name):
-    if name == "feed":
-        assert order(tmp_path, EngineSettings()) is None
-    else:
-        own = EngineSettings(name="command", data=_echo("x"))
-        assert order(tmp_path, own, host="g1", groups=GROUPS[:1]) is None
+def test_nothing_runs_with_the_feed_or_without_a_data_group(tmp_path):
+    assert order(tmp_path, EngineSettings()) is None
+    own = EngineSettings(name="command", data=_echo("x"))
+    assert order(tmp_path, own, host="g1", groups={"gpu": GROUPS["gpu"]}) is None
 
 
 def test_what_a_preset_says_is_replaced_where_the_settings_say_it():
@@ -182,17 +143,13 @@ def test_what_a_preset_says_is_replaced_where_the_settings_say_it():
     assert found.ports == {"dispatcher": 5050, "worker": 9}
 
 
-def load(engine, **more):
-    document: dict[str, Json] = {"name": "w", "command": ["x"], "engine": engine, **more}
-    return workload_from(document).engine_settings
+def load(engine):
+    return builders.workload(engine=engine).engine_settings
 
 
-@pytest.mark.parametrize("name", sorted(PRESETS))
-def test_a_preset_is_right_as_it_is(name):
-    assert load(name).name == name
-
-
-def test_all_places_of_the_table_are_known():
+def test_presets_and_all_places_of_the_table_are_known():
+    for name in PRESETS:
+        assert load(name).name == name
     words = [f"{{{name}}}" for name in (*PLAIN, *WITH_PORT, "s")]
     words += [f"{{{name}:s}}" for name in WITH_PORT]
     assert load({"name": "command", "data": {"command": words}, "ports": {"s": 5000}})
@@ -202,92 +159,59 @@ DATA: Json = {"command": ["x"]}
 
 
 @pytest.mark.parametrize(
-    ("engine", "key", "words"),
+    ("changes", "key", "words"),
     [
-        ({"name": "feed", "data": DATA}, "engine", "engine feed takes no other keys"),
-        ({"name": "command"}, "engine", "needs engine.data.command"),
+        ({"name": "feed"}, "engine", "engine feed takes no other keys"),
+        ({"data": None}, "engine", "needs engine.data.command"),
+        ({"data": ["x", "{hosst}"]}, "engine.data.command[1]", "did you mean host?"),
+        ({"data": ["{sever}"]}, "engine.data.command[0]", "did you mean server?"),
+        ({"data": ["{leader:sever}"]}, "engine.data.command[0]", "did you mean server?"),
+        ({"data": ["{host:server}"]}, "engine.data.command[0]", "host takes no port"),
         (
-            {"name": "command", "data": {"command": ["x", "{hosst}"]}},
-            "engine.data.command[1]",
-            "did you mean host?",
-        ),
-        (
-            {"name": "command", "data": {"command": ["{sever}"]}, "ports": {"server": 5000}},
-            "engine.data.command[0]",
-            "did you mean server?",
-        ),
-        (
-            {"name": "command", "data": {"command": ["{leader:sever}"]}, "ports": {"server": 5}},
-            "engine.data.command[0]",
-            "did you mean server?",
-        ),
-        (
-            {"name": "command", "data": {"command": ["{host:server}"]}, "ports": {"server": 5}},
-            "engine.data.command[0]",
-            "host takes no port",
-        ),
-        (
-            {"name": "command", "data": {"command": ["{tf_config:boss}"]}, "ports": {"ps": 5}},
+            {"data": ["{tf_config:boss}"], "ports": {"ps": 5}},
             "engine.data.command[0]",
             "known are: ps",
         ),
         (
-            {"name": "command", "data": DATA, "environment": {"A": "{nowhere}"}},
+            {"environment": {"A": "{nowhere}"}},
             "engine.environment.A",
             "unknown place {nowhere}",
         ),
+        ({"data": {**DATA, "ready": {"port": "x"}}}, "engine.data.ready.port", "no port x"),
         (
-            {"name": "command", "data": {**DATA, "ready": {"port": "x"}}, "ports": {"y": 5}},
-            "engine.data.ready.port",
-            "no port x",
-        ),
-        (
-            {"name": "command", "data": {**DATA, "environment": {"STOKER_X": "1"}}},
+            {"data": {**DATA, "environment": {"STOKER_X": "1"}}},
             "engine.data.environment.STOKER_X",
             "are reserved",
         ),
-        (
-            {"name": "command", "data": DATA, "ports": {"a": 7601}},
-            "engine.ports.a",
-            "used by feed.port",
-        ),
-        (
-            {"name": "command", "data": DATA, "ports": {"a": 5000, "b": 5000}},
-            "engine.ports.b",
-            "used by engine.ports.a",
-        ),
-        (
-            {"name": "command", "data": DATA, "ports": {"host": 5}},
-            "engine.ports.host",
-            "invalid port name",
-        ),
-        ({"name": "comand", "data": DATA}, "engine", "comand"),
+        ({"ports": {"a": 7601}}, "engine.ports.a", "used by feed.port"),
+        ({"ports": {"a": 5000, "b": 5000}}, "engine.ports.b", "used by engine.ports.a"),
+        ({"ports": {"host": 5}}, "engine.ports.host", "invalid port name"),
+        ({"name": "comand"}, "engine", "comand"),
     ],
 )
-def test_a_mistake_is_said_at_load_with_its_key(engine, key, words):
+def test_a_mistake_is_said_at_load_with_its_key(changes, key, words):
+    engine = {"name": "command", "data": DATA, "ports": {"server": 5000}} | changes
+    if isinstance(engine["data"], list):
+        engine["data"] = {"command": engine["data"]}
     with pytest.raises(UsageError) as caught:
-        load(engine)
+        load({name: value for name, value in engine.items() if value is not None})
     assert words in str(caught.value)
     assert key in caught.value.where
 
 
-def test_text_without_places_is_left_as_it_is():
-    for text in ("", "{}", "{1}", "{a b}", '{"host": 1}', "{{", "%{x"):
-        assert list(places_in(text)) == []
-        assert fill(text, lambda place: f"<{place}>") == text
-
-
-def job_of(engine, tmp_path):
-    workload = workload_from({"name": "w", "command": ["x"], "engine": engine})
-    group = Group(name="dnn", role="dnn", instance_type="local.c1", count=1)
-    return JobSpec.of(workload, groups=[group], run_dir=tmp_path)
+@pytest.mark.parametrize("text", ["", "{}", "{1}", "{a b}", '{"host": 1}', "{{", "%{x"])
+def test_text_without_places_is_left_as_it_is(text):
+    assert list(places_in(text)) == []
+    assert fill(text, lambda place: f"<{place}>") == text
 
 
 def test_launchers_are_told_of_an_engine_but_not_of_the_feed(tmp_path):
-    assert "STOKER_ENGINE" not in run_environment(job_of("feed", tmp_path)).to_environ()
-    told = run_environment(job_of("tf.data.service", tmp_path)).to_environ()["STOKER_ENGINE"]
-    assert told == '{"name":"tf.data.service"}'
+    def told(engine: Json) -> str | None:
+        workload = builders.workload("w", engine=engine)
+        job = JobSpec.of(workload, groups=[builders.group("dnn")], run_dir=tmp_path)
+        return run_environment(job).to_environ().get("STOKER_ENGINE")
+
+    assert told("feed") is None
+    assert told("tf.data.service") == '{"name":"tf.data.service"}'
     engine: Json = {"name": "command", "data": {"command": ["x", "{host}"]}, "stop_seconds": 3}
-    job = job_of(engine, tmp_path)
-    told = run_environment(job).to_environ()["STOKER_ENGINE"]
-    assert from_environment({"STOKER_ENGINE": told}).engine == job.settings.engine
+    assert from_environment({"STOKER_ENGINE": told(engine)}).engine == load(engine)

@@ -1,5 +1,6 @@
 """Checks the membership of a run: joins, leases and losses, with a clock of our own."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,12 +12,12 @@ LEASE = 12.0
 START = 1800.0
 
 
-def members(*, agents=("d1", "d2"), followers=()):
+def members(*, agents=("d1", "d2"), followers=(), lease_seconds=LEASE):
     return HostLeases(
         run_id="run",
         agents=agents,
         followers=followers,
-        lease_seconds=LEASE,
+        lease_seconds=lease_seconds,
         start_deadline_seconds=START,
         now=0.0,
     )
@@ -37,63 +38,29 @@ def join(host="d1", *, life="a", address="10.0.0.1", **changes):
     return Join(**(facts | changes))  # type: ignore[arg-type]
 
 
-def whats(changes):
-    return [(change.host, change.what) for change in changes]
-
-
-def test_a_launcher_that_joins_is_told_to_send_heartbeats_within_its_lease():
-    answer, change = members().join(join(), 0.0)
-    assert isinstance(answer, Welcome)
-    assert answer.lease_seconds == LEASE
-    assert answer.beat_seconds * 3 < LEASE
+@pytest.mark.parametrize(("lease", "most"), [(LEASE, LEASE / 3), (60.0, MAX_BEAT_SECONDS)])
+def test_a_launcher_that_joins_is_told_to_send_frequent_heartbeats(lease, most):
+    answer, change = members(lease_seconds=lease).join(join(), 0.0)
+    assert answer.lease_seconds == lease
+    assert 0 < answer.beat_seconds <= most
     assert change.what == "joined"
-
-
-def test_a_lease_lasts_from_the_last_heartbeat():
-    group = members()
-    group.join(join(), 0.0)
-    assert group.beat(Heartbeat(host="d1", incarnation="a"), 10.0)
-    assert group.expire(10.0 + LEASE) == []
-    assert whats(group.expire(10.1 + LEASE)) == [("d1", "lost")]
-    assert group.expire(1000.0) == []
-
-
-def test_heartbeats_stay_frequent_under_a_long_lease():
-    group = HostLeases(
-        run_id="run",
-        agents=("d1",),
-        followers=(),
-        lease_seconds=60.0,
-        start_deadline_seconds=START,
-        now=0.0,
-    )
-    answer, _ = group.join(join(), 0.0)
-    assert isinstance(answer, Welcome)
-    assert answer.beat_seconds == MAX_BEAT_SECONDS
 
 
 def test_a_launcher_whose_connection_ended_is_lost_long_before_its_lease():
     group = members(followers=("f1",))
-    for host in ("d1", "f1"):
+    for host in ("d1", "d2", "f1"):
         group.join(join(host), 0.0)
     assert group.late(4.0) == ()
-    assert group.late(4.6) == ("d1", "f1")
-    group.cut_off("f1", 4.6)
-    group.cut_off("f1", 5.6)
+    assert group.late(4.6) == ("d1", "d2", "f1")
+    for host in ("d1", "d2", "f1", "f1"):
+        group.cut_off(host, 4.6)
+    # These two are heard again.
+    group.join(join("d1"), 5.0)
+    group.beat(Heartbeat(host="d2", incarnation="a"), 5.0)
     assert group.expire(4.6 + CUT_OFF_SECONDS) == []
     (change,) = group.expire(4.7 + CUT_OFF_SECONDS)
     assert (change.host, change.what, change.fails_the_run) == ("f1", "lost", True)
     assert "connection ended" in change.reason
-
-
-def test_a_launcher_that_reconnects_is_not_lost():
-    group = members()
-    for host in ("d1", "d2"):
-        group.join(join(host), 0.0)
-        group.cut_off(host, 5.0)
-    group.join(join("d1"), 6.0)
-    group.beat(Heartbeat(host="d2", incarnation="a"), 6.0)
-    assert group.expire(6.0 + CUT_OFF_SECONDS) == []
 
 
 def test_the_time_in_which_the_coordinator_stood_still_counts_for_no_lease():
@@ -102,7 +69,11 @@ def test_the_time_in_which_the_coordinator_stood_still_counts_for_no_lease():
         group.join(join(host), 0.0)
     group.stood_still(100.0)
     assert group.expire(100.0 + LEASE) == []
-    assert whats(group.expire(100.1 + LEASE)) == [("d1", "lost"), ("f1", "lost")]
+    lost = group.expire(100.1 + LEASE)
+    assert [(change.host, change.what) for change in lost] == [("d1", "lost"), ("f1", "lost")]
+    assert [change.fails_the_run for change in lost] == [False, True]
+    assert "12 s" in lost[1].reason
+    assert group.expire(1000.0) == []
 
 
 def test_a_data_host_has_its_place_whoever_came_first_or_is_lost():
@@ -115,58 +86,35 @@ def test_a_data_host_has_its_place_whoever_came_first_or_is_lost():
     assert [(m.host, m.place) for m in (*roster.agents, *roster.lost)] == [("d1", 0), ("d2", 1)]
 
 
-def test_a_lost_data_host_does_not_fail_the_run_and_is_in_the_roster_as_lost():
-    group = members()
-    group.join(join(), 0.0)
-    (change,) = group.expire(LEASE + 1)
-    assert not change.fails_the_run
-    roster = group.roster(LEASE + 1)
-    assert [member.host for member in roster.lost] == ["d1"]
-    assert roster.agents == ()
-    assert roster.expected == 2
-
-
-def test_a_lost_follower_fails_the_run_and_is_named():
-    group = members(followers=("f1",))
-    group.join(join("f1"), 0.0)
-    (change,) = group.expire(LEASE + 1)
-    assert change.fails_the_run
-    assert change.host == "f1"
-    assert "12 s" in change.reason
-
-
-def test_a_follower_that_does_not_come_is_absent_once_and_fails_the_run():
-    group = members(agents=(), followers=("f1",))
-    assert group.expire(START) == []
-    (change,) = group.expire(START + 1)
-    assert (change.what, change.fails_the_run) == ("absent", True)
-    assert group.expire(START + 2) == []
-
-
-def test_a_data_host_that_does_not_come_fails_nothing_and_may_come_later():
-    group = members(agents=("d1",))
-    (change,) = group.expire(START + 1)
-    assert not change.fails_the_run
-    answer, change_ = group.join(join(), START + 5)
-    assert isinstance(answer, Welcome)
-    assert change_.what == "joined"
-
-
-def test_a_heartbeat_of_no_member_says_so():
+def test_a_lost_data_host_is_in_the_roster_as_lost_until_it_joins_again():
     group = members()
     assert not group.beat(Heartbeat(host="d1", incarnation="a"), 0.0)
-    assert not group.beat(Heartbeat(host="stranger", incarnation="a"), 0.0)
-
-
-def test_a_lost_data_host_must_join_again_and_is_back():
-    group = members()
     group.join(join(), 0.0)
     group.expire(LEASE + 1)
+    roster = group.roster(LEASE + 1)
+    assert ([member.host for member in roster.lost], roster.agents) == (["d1"], ())
+    assert roster.expected == 2
     assert not group.beat(Heartbeat(host="d1", incarnation="a"), LEASE + 2)
     _, change = group.join(join(), LEASE + 3)
     assert change.what == "rejoined"
-    assert [m.host for m in group.roster(LEASE + 3).agents] == ["d1"]
-    assert group.roster(LEASE + 3).lost == ()
+    roster = group.roster(LEASE + 3)
+    assert (roster.lost, [member.host for member in roster.agents]) == ((), ["d1"])
+    group.leave(Leave(host="d1", incarnation="a"))
+    roster = group.roster(LEASE + 4)
+    assert (roster.agents, roster.lost) == ((), ())
+    assert (group.live, group.awaited) == ((), ("d2",))
+
+
+@pytest.mark.parametrize(("kind", "host"), [("agents", "d1"), ("followers", "f1")])
+def test_a_host_that_does_not_come_is_absent_once(kind, host):
+    group = members(**{"agents": (), kind: (host,)})
+    assert group.expire(START) == []
+    (change,) = group.expire(START + 1)
+    assert (change.what, change.fails_the_run) == ("absent", kind == "followers")
+    assert group.expire(START + 2) == []
+    if kind == "agents":
+        # It may come later.
+        assert group.join(join(host), START + 5)[1].what == "joined"
 
 
 def test_a_data_host_comes_back_under_a_new_address_and_its_old_life_is_refused():
@@ -183,18 +131,12 @@ def test_a_data_host_comes_back_under_a_new_address_and_its_old_life_is_refused(
     assert [m.incarnation for m in group.roster(2.0).agents] == ["b"]
 
 
-def test_a_reconnect_of_a_member_is_no_news():
+def test_a_reconnect_of_a_member_is_no_news_and_a_follower_that_started_again_fails_the_run():
     group = members(followers=("f1",))
     for host in ("d1", "f1"):
         group.join(join(host), 0.0)
         assert group.join(join(host), 1.0)[1] is None
-
-
-def test_a_follower_that_started_again_fails_the_run():
-    group = members(followers=("f1",))
-    group.join(join("f1", life="a"), 0.0)
-    _, change = group.join(join("f1", life="b"), 1.0)
-    assert change.fails_the_run
+    assert group.join(join("f1", life="b"), 2.0)[1].fails_the_run
 
 
 def test_a_follower_that_leaves_fails_the_run_unless_its_training_ended_well():
@@ -219,16 +161,6 @@ def test_followers_are_awaited_until_they_are_done_lost_or_absent():
     assert group.awaited_followers() == ("f3",)
     group.expire(START + 1)
     assert group.awaited_followers() == ()
-
-
-def test_a_data_host_that_left_is_neither_there_nor_lost():
-    group = members()
-    group.join(join(), 0.0)
-    group.leave(Leave(host="d1", incarnation="a"))
-    roster = group.roster(1.0)
-    assert (roster.agents, roster.lost) == ((), ())
-    assert group.live == ()
-    assert group.awaited == ("d2",)
 
 
 def test_strangers_are_refused_with_the_reason():

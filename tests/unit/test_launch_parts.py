@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import UsageError
-from stoker.feed.timeline import MeasuredStep, main_loader, read_timeline, read_timelines, steady
+from stoker.feed.timeline import main_loader, read_timeline, read_timelines, steady
 from stoker.feed.wire.protocol import Progress
 from stoker.launch import sagemaker_variables
 from stoker.launch.finish import (
@@ -29,18 +29,12 @@ from stoker.launch.passive_profile import measure
 from stoker.launch.strategies.start import STARTUP_DIR, Trainer
 from stoker.launch.supervise import resolve_program
 from stoker.launch.telemetry import ProgressLog
-from stoker.launch.topology import HostGroup, Topology
 from stoker.logs import Log, parse_line
 from stoker.settings import from_environment
+from support import builders
 
-TOPOLOGY = Topology(
-    host="algo-3",
-    groups=(
-        HostGroup(name="data", role="data", instance_type="ml.c5.xlarge", hosts=("algo-1",)),
-        HostGroup(
-            name="gpu", role="dnn", instance_type="ml.p3.2xlarge", hosts=("algo-3", "algo-2")
-        ),
-    ),
+TOPOLOGY = dataclasses.replace(
+    builders.topology("algo-3", data=("data", ("algo-1",)), gpu=("dnn", ("algo-3", "algo-2"))),
     network_interface="eth1",
 )
 
@@ -49,18 +43,9 @@ TOPOLOGY = Topology(
 def base_dir(tmp_path):
     config = tmp_path / "input" / "config"
     config.mkdir(parents=True)
-    (config / "hyperparameters.json").write_text(
-        json.dumps(
-            {
-                "lr": "0.1",
-                "name": "a b",
-                "flag": "true",
-                "x": "3",
-                "sagemaker_program": '"train.py"',
-                "sizes": "[1, 2]",
-            }
-        )
-    )
+    values = {"lr": "0.1", "name": "a b", "flag": "true", "x": "3", "sizes": "[1, 2]"}
+    values["sagemaker_program"] = '"train.py"'
+    (config / "hyperparameters.json").write_text(json.dumps(values))
     (config / "inputdataconfig.json").write_text(json.dumps({"train": {}, "val-2": {}}))
     return tmp_path
 
@@ -87,25 +72,31 @@ def test_hyperparameters_become_arguments_as_the_toolkit_makes_them(base_dir):
 def test_the_toolkits_variables_are_exported(base_dir):
     found = variables(base_dir)
     assert json.loads(found["SM_HOSTS"]) == ["algo-1", "algo-3", "algo-2"]
-    assert found["SM_CURRENT_HOST"] == "algo-3"
-    assert found["SM_CURRENT_INSTANCE_GROUP"] == "gpu"
     assert json.loads(found["SM_INSTANCE_GROUPS_DICT"])["data"]["hosts"] == ["algo-1"]
-    assert found["SM_CHANNEL_TRAIN"] == str(base_dir / "input" / "data" / "train")
-    assert found["SM_CHANNEL_VAL-2"].endswith("val-2")
     assert json.loads(found["SM_CHANNELS"]) == ["train", "val-2"]
-    assert found["SM_MODEL_DIR"] == str(base_dir / "model")
-    assert found["SM_OUTPUT_DATA_DIR"] == str(base_dir / "output" / "data")
-    assert (found["SM_NUM_CPUS"], found["SM_NUM_GPUS"]) == ("4", "2")
-    assert (found["SM_HP_LR"], found["SM_HP_FLAG"], found["SM_HP_NAME"]) == ("0.1", "true", "a b")
-    assert found["SM_NETWORK_INTERFACE_NAME"] == "eth1"
+    assert json.loads(found["SM_TRAINING_ENV"])["job_name"] == "job-1"
+    assert "sagemaker_program" not in found["SM_HPS"]
+    expected = {
+        "SM_CURRENT_HOST": "algo-3",
+        "SM_CURRENT_INSTANCE_GROUP": "gpu",
+        "SM_CHANNEL_TRAIN": str(base_dir / "input" / "data" / "train"),
+        "SM_CHANNEL_VAL-2": str(base_dir / "input" / "data" / "val-2"),
+        "SM_MODEL_DIR": str(base_dir / "model"),
+        "SM_OUTPUT_DATA_DIR": str(base_dir / "output" / "data"),
+        "SM_NUM_CPUS": "4",
+        "SM_NUM_GPUS": "2",
+        "SM_HP_LR": "0.1",
+        "SM_HP_FLAG": "true",
+        "SM_HP_NAME": "a b",
+        "SM_NETWORK_INTERFACE_NAME": "eth1",
+        "SM_USER_ENTRY_POINT": "train.py",
+        "SM_MODULE_NAME": "train",
+        "SM_MODULE_DIR": str(base_dir / "code"),
+    }
+    assert {name: found[name] for name in expected} == expected
 
 
-def test_channels_are_the_folders_where_no_file_names_them(tmp_path):
-    (tmp_path / "input" / "data" / "images").mkdir(parents=True)
-    assert json.loads(variables(tmp_path)["SM_CHANNELS"]) == ["images"]
-
-
-def test_channels_that_stoker_adds_are_none_of_the_trainings(base_dir):
+def test_channels_are_the_folders_where_no_file_names_them_but_for_those_that_stoker_adds(base_dir):
     inputs = base_dir / "input" / "config" / "inputdataconfig.json"
     inputs.write_text('{"train": {}, "stoker_token": {}, "stoker_code": {}}')
     found = variables(base_dir)
@@ -113,18 +104,9 @@ def test_channels_that_stoker_adds_are_none_of_the_trainings(base_dir):
     assert not [name for name in found if "STOKER" in name.upper()]
     assert "stoker_token" not in "".join(found.values())
     inputs.unlink()
-    for name in ("train", "stoker_token"):
+    for name in ("images", "stoker_token"):
         (base_dir / "input" / "data" / name).mkdir(parents=True)
-    assert json.loads(variables(base_dir)["SM_CHANNELS"]) == ["train"]
-
-
-def test_the_sdks_own_hyperparameters_are_facts_and_no_arguments(base_dir):
-    found = variables(base_dir)
-    assert found["SM_USER_ENTRY_POINT"] == "train.py"
-    assert found["SM_MODULE_NAME"] == "train"
-    assert found["SM_MODULE_DIR"] == str(base_dir / "code")
-    assert "sagemaker_program" not in found["SM_HPS"]
-    assert json.loads(found["SM_TRAINING_ENV"])["job_name"] == "job-1"
+    assert json.loads(variables(base_dir)["SM_CHANNELS"]) == ["images"]
 
 
 def test_the_resource_configuration_is_exported_as_the_service_wrote_it(base_dir):
@@ -166,31 +148,6 @@ def test_ranks_of_a_pod_begin_threads_for_the_cpus_that_it_asks_for(
     assert found.get("OMP_NUM_THREADS") == threads
 
 
-def environ_of(environ, output, *, coordinator=None, folder=None):
-    settings = from_environment(environ)
-    return Trainer.of(settings, TOPOLOGY, environ).environ(
-        settings,
-        TOPOLOGY,
-        environ,
-        output=output,
-        coordinator=coordinator,
-        launcher_pid=42,
-        folder=folder,
-    )
-
-
-def test_what_is_set_already_is_not_set_otherwise(tmp_path):
-    environ = {
-        "STOKER_BASE_DIR": str(tmp_path),
-        "SM_NUM_NEURONS": "32",
-        "NCCL_SOCKET_IFNAME": "mine",
-        "STOKER_HOST": "not-this-one",
-    }
-    made = environ_of(environ, tmp_path)
-    assert (made["SM_NUM_NEURONS"], made["NCCL_SOCKET_IFNAME"]) == ("32", "mine")
-    assert made["STOKER_HOST"] == "algo-3"
-
-
 @pytest.mark.parametrize("text", ["{", "[1]"])
 def test_malformed_hyperparameters_are_a_usage_error(base_dir, text):
     (base_dir / "input" / "config" / "hyperparameters.json").write_text(text)
@@ -212,8 +169,7 @@ def test_malformed_hyperparameters_are_a_usage_error(base_dir, text):
 )
 def test_torchrun_is_used_where_more_than_one_process_trains(tmp_path, environ, hosts, strategy):
     environ = {"CUDA_VISIBLE_DEVICES": "", "STOKER_BASE_DIR": str(tmp_path)} | environ
-    group = HostGroup(name="dnn", role="dnn", instance_type="", hosts=hosts)
-    topology = Topology(host="a", groups=(group,))
+    topology = builders.topology("a", dnn=("dnn", hosts))
     assert Trainer.of(from_environment(environ), topology, environ).strategy == strategy
 
 
@@ -229,31 +185,33 @@ def test_torchrun_spans_the_dnn_group_only_and_the_leader_is_its_master(tmp_path
     assert command[-2:] == ("python", "t.py")
 
 
-def test_ranks_learn_what_the_settings_table_says(tmp_path):
-    environ = {"STOKER_BASE_DIR": str(tmp_path), "PYTHONPATH": "/theirs", "MINE": "kept"}
-    made = environ_of(environ, tmp_path / "out", coordinator=("algo-3", 7600))
+def test_ranks_learn_what_the_settings_table_says_and_keep_what_is_set_already(tmp_path):
+    environ = {
+        "STOKER_BASE_DIR": str(tmp_path),
+        "STOKER_HOST": "not-this-one",
+        "PYTHONPATH": "/theirs",
+        "SM_NUM_NEURONS": "32",
+        "NCCL_SOCKET_IFNAME": "mine",
+    }
+    settings = from_environment(environ)
+    made = Trainer.of(settings, TOPOLOGY, environ).environ(
+        settings,
+        TOPOLOGY,
+        environ,
+        output=tmp_path / "out",
+        coordinator=("algo-3", 7600),
+        launcher_pid=42,
+        folder=Path("/opt/ml/code"),
+    )
     process = from_environment(made)
     assert (process.host, process.group, process.launcher_pid) == ("algo-3", "gpu", 42)
     assert process.has_data_group
     assert process.coordinator == "algo-3:7600"
     assert process.output == tmp_path / "out"
     assert process.metrics == tmp_path / "out" / "metrics.json"
-    assert made["PYTHONPATH"] == f"{STARTUP_DIR}:/theirs"
-    assert made["MINE"] == "kept"
-
-
-def test_modules_of_the_codes_folder_come_before_those_of_the_image(tmp_path):
-    environ = {"STOKER_BASE_DIR": str(tmp_path), "PYTHONPATH": "/theirs"}
-    made = environ_of(environ, tmp_path, folder=Path("/opt/ml/code"))
+    # Modules of the code's folder come before those of the image.
     assert made["PYTHONPATH"] == f"{STARTUP_DIR}:/opt/ml/code:/theirs"
-
-
-def test_a_program_with_a_relative_path_is_looked_for_where_it_will_run(tmp_path):
-    (tmp_path / "run.sh").touch(mode=0o755)
-    path = {"PATH": os.environ["PATH"]}
-    found = resolve_program(["./run.sh", "x"], path, folder=tmp_path)
-    assert found == (f"{tmp_path}/./run.sh", "x")
-    assert resolve_program(["./run.sh"], path) is None
+    assert (made["SM_NUM_NEURONS"], made["NCCL_SOCKET_IFNAME"]) == ("32", "mine")
 
 
 def test_only_the_leader_writes_to_the_folder_that_all_hosts_share_in_the_end(tmp_path):
@@ -264,11 +222,20 @@ def test_only_the_leader_writes_to_the_folder_that_all_hosts_share_in_the_end(tm
     assert output_folder(settings, follower) == shared / "algo-2"
 
 
-def test_a_bare_python_is_the_one_that_runs_stoker():
+@pytest.mark.parametrize(
+    ("command", "found"),
+    [
+        (["python", "-u", "t.py"], (sys.executable, "-u", "t.py")),
+        (["./run.sh", "x"], ("{folder}/./run.sh", "x")),
+        (["no-such-program"], None),
+    ],
+    ids=["the Python that runs stoker", "a path below the folder", "nowhere"],
+)
+def test_a_program_is_looked_for_where_it_will_run(tmp_path, command, found):
+    (tmp_path / "run.sh").touch(mode=0o755)
+    expected = found and tuple(word.format(folder=tmp_path) for word in found)
     path = {"PATH": os.environ["PATH"]}
-    assert resolve_program(["python", "-u", "t.py"], path) == (sys.executable, "-u", "t.py")
-    assert resolve_program(["sh", "-c", "x"], path) is not None
-    assert resolve_program(["no-such-program"], path) is None
+    assert resolve_program(command, path, folder=tmp_path) == expected
 
 
 def rows(*steps):
@@ -311,25 +278,12 @@ def test_rates_of_all_ranks_add_up_wherever_they_run(tmp_path):
 
 def test_short_epochs_are_measured_whole_and_cut_rows_left_out(tmp_path):
     path = tmp_path / "timeline-rank0.csv"
+    path.write_text(rows())
+    assert measure(read_timelines(tmp_path), {}) is None
     path.write_text(rows((0, 0, 1.0, 1.0, 4), (0, 0, 2.0, 1.0, 4)) + "0,0,2,0.0,3")
     steps = read_timeline(path)
     assert len(steps) == 2
     assert steady(main_loader(steps)) == steps
-
-
-def test_without_a_timeline_nothing_is_measured(tmp_path):
-    assert measure(read_timelines(tmp_path), {}) is None
-    (tmp_path / "timeline-rank0.csv").write_text(rows())
-    assert measure(read_timelines(tmp_path), {}) is None
-
-
-def test_steady_steps_are_counted_by_epoch():
-    steps = [
-        MeasuredStep(loader=0, epoch=epoch, wait_seconds=float(i), compute_seconds=0.0, samples=1)
-        for epoch in (0, 1)
-        for i in range(4)
-    ]
-    assert [step.wait_seconds for step in steady(steps)] == [2.0, 3.0, 2.0, 3.0]
 
 
 def test_progress_is_logged_for_the_main_loader_at_most_every_two_seconds(tmp_path):
@@ -372,10 +326,8 @@ def test_a_rank_that_only_lost_its_peer_is_not_the_cause(consequence):
     assert first_cause([consequence, end(1, 7)]).rank == 1
     assert first_cause([end(1, 137), consequence]).rank == 1
     assert first_cause([consequence]) is consequence
-
-
-def test_of_two_real_failures_the_first_one_seen_is_the_cause():
-    assert first_cause([end(3, 1, "ValueError", "a"), end(1, 1, "ValueError", "b")]).rank == 3
+    # Of two real failures the first one seen.
+    assert first_cause([consequence, end(3, 1, "ValueError"), end(1, 1, "ValueError")]).rank == 3
 
 
 def test_failures_are_read_by_rank_and_forgotten(tmp_path):

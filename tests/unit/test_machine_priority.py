@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -16,27 +16,14 @@ def same_policy_after():
     os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
-def test_it_ends_with_the_block():
-    with contextlib.suppress(KeyError), without_preempting():
-        assert os.sched_getscheduler(0) == os.SCHED_BATCH
-        raise KeyError
-    assert os.sched_getscheduler(0) == os.SCHED_OTHER
-
-
-def test_threads_that_are_started_meanwhile_keep_it():
-    seen: list[int] = []
-    is_over = threading.Event()
-
-    def look():
-        is_over.wait()
-        seen.append(os.sched_getscheduler(0))
-
-    with without_preempting():
-        thread = threading.Thread(target=look)
-        thread.start()
-    is_over.set()
-    thread.join()
-    assert seen == [os.SCHED_BATCH]
+def test_it_ends_with_the_block_but_for_threads_that_are_started_in_it():
+    with ThreadPoolExecutor(1) as threads:
+        with contextlib.suppress(KeyError), without_preempting():
+            assert os.sched_getscheduler(0) == os.SCHED_BATCH
+            threads.submit(int).result(10)
+            raise KeyError
+        assert os.sched_getscheduler(0) == os.SCHED_OTHER
+        assert threads.submit(os.sched_getscheduler, 0).result(10) == os.SCHED_BATCH
 
 
 @pytest.mark.parametrize("flag", [0, os.SCHED_RESET_ON_FORK])

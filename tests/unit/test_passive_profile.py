@@ -17,7 +17,7 @@ from stoker.feed.wire.protocol import FeedWork, HostWork, Progress
 from stoker.launch.passive_profile import MIN_STEPS, measure, passive_profile
 from stoker.records import (
     Constraints,
-    Group,
+    Decision,
     Job,
     Place,
     Profile,
@@ -26,21 +26,23 @@ from stoker.records import (
     convert,
     to_document,
 )
+from support import builders
 
 BATCH_BYTES = 4096
-
-
-def steps(count=60, *, wait=0.02, compute=0.03):
-    return [
-        MeasuredStep(loader=0, epoch=0, wait_seconds=wait, compute_seconds=compute, samples=64)
-        for _ in range(count)
-    ]
+CATALOG = load_catalog("sagemaker")
+DNN, DATA = CATALOG.get("ml.g5.8xlarge"), CATALOG.get("ml.c7i.8xlarge")
 
 
 def used(
-    *, steps = 100, trainer = 0.01, children = 0.0, feed = 0.0,
-    inside = 0.0, workers = 0, read = 0,
-):  # fmt: skip
+    *,
+    trainer: float = 0.01,
+    children: float = 0.0,
+    feed: float = 0.0,
+    inside: float = 0.0,
+    workers: int = 0,
+    read: int | None = 0,
+) -> RankUsage:
+    steps = 100
     own = LoaderUsage(
         steps=steps,
         wall_seconds=0.05 * steps,
@@ -59,37 +61,27 @@ def used(
     return RankUsage(rank=0, loaders={0: own, 1: looked_at})
 
 
-def report(rank, **cpu_seconds):
+def report(**cpu_seconds):
     hosts = tuple(
         HostWork(host=name.replace("_", "-"), batches=100, cpu_seconds=100 * seconds)
         for name, seconds in cpu_seconds.items()
     )
+    feed = FeedWork(seconds=10.0, taken=100, hosts=hosts)
     return Progress(
-        rank=rank, steps=100, samples=6400, wait_seconds=1.0, compute_seconds=1.0,
-        feed=FeedWork(seconds=10.0, taken=100, hosts=hosts),
-    )  # fmt: skip
-
-
-def group(role, instance_type, *, count=1, workers=None):
-    return convert(
-        {"name": role, "role": role, "instance_type": instance_type, "count": count}
-        | ({} if workers is None else {"workers_per_host": workers}),
-        Group,
-        Place("group"),
+        rank=0, steps=100, samples=6400, wait_seconds=1.0, compute_seconds=1.0, feed=feed
     )
 
 
-def passive(
-    *groups, usage=None, progress=None, count=60, platform="sagemaker", processes=1, host_types=None
-):
-    timelines = {0: steps(count)}
-    dnn, *data = groups or (group("dnn", "ml.g5.8xlarge"),)
+def passive(*groups, usage=None, progress=None, count=60, processes=1, host_types=None):
+    step = MeasuredStep(loader=0, epoch=0, wait_seconds=0.02, compute_seconds=0.03, samples=64)
+    timelines = {0: [step] * count}
+    dnn, *data = groups or (builders.group("dnn", "ml.g5.8xlarge"),)
     record = Training(
         status="succeeded",
         groups=(msgspec.structs.replace(dnn, processes_per_host=processes), *data),
         workload_sha256="0" * 64,
         measured=measure(timelines, {}),
-        job=Job(platform=platform, name="r"),
+        job=Job(platform="sagemaker", name="r"),
     )
     return passive_profile(
         record,
@@ -98,7 +90,16 @@ def passive(
         progress=progress or {},
         host_types=host_types or {},
         vcpus=32,
-        catalog=load_catalog(platform),
+        catalog=CATALOG,
+    )
+
+
+def decided(found: Profile) -> Decision:
+    return decide(
+        found,
+        catalog=CATALOG,
+        constraints=Constraints(max_data_hosts=4, allowed_instance_types=("ml.c7i.8xlarge",)),
+        today=date(2026, 10, 1),
     )
 
 
@@ -120,19 +121,14 @@ def test_loading_in_workers_is_what_the_children_used():
     assert found.observed.cpu_utilization == pytest.approx((0.01 + 0.08) / 0.05 / 32)
 
 
-def test_loading_in_the_trainer_is_what_it_used_while_it_asked_for_a_batch():
-    found = passive(usage=used(trainer=0.03, inside=0.02))
-    assert found.timed_step.loader_cpu_seconds == pytest.approx(0.02)
-    assert found.timed_step.trainer_cpu_seconds == pytest.approx(0.01)
-    assert found.timed_step.num_workers == 0
-
-
-def elsewhere():
-    usage = used(trainer=0.03, inside=0.001, children=0.02, workers=2)
-    usage.loaders[0].is_elsewhere = True
-    found = passive(usage=usage)
-    assert found is not None
-    return found
+@pytest.mark.parametrize("read", [0, None])
+def test_loading_in_the_trainer_is_what_it_used_while_it_asked_for_a_batch(read):
+    step = passive(usage=used(trainer=0.03, inside=0.02, read=read)).timed_step
+    assert step.loader_cpu_seconds == pytest.approx(0.02)
+    assert step.trainer_cpu_seconds == pytest.approx(0.01)
+    assert step.num_workers == 0
+    # Nothing read from storage is no rate of zero.
+    assert step.read_bytes is None
 
 
 def test_the_shards_of_a_stream_are_those_of_all_ranks(tmp_path, monkeypatch):
@@ -142,7 +138,7 @@ def test_the_shards_of_a_stream_are_those_of_all_ranks(tmp_path, monkeypatch):
     reading = Usage(tmp_path / "usage.json", rank=0)
     reading.reads(0, torch.utils.data.DataLoader, shards=4)
     reading.write()
-    (written,) = [msgspec.json.decode((tmp_path / "usage.json").read_bytes(), type=RankUsage)]
+    written = msgspec.json.decode((tmp_path / "usage.json").read_bytes(), type=RankUsage)
     main, facts = usage.loaders[0], written.loaders[0]
     main.class_name, main.reach, main.shards = facts.class_name, facts.reach, facts.shards
     found = passive(usage=usage, processes=2)
@@ -151,55 +147,41 @@ def test_the_shards_of_a_stream_are_those_of_all_ranks(tmp_path, monkeypatch):
     )
 
 
-def test_of_batches_that_no_loader_makes_the_parts_are_not_guessed():
-    found = elsewhere()
+def test_of_batches_that_no_loader_makes_the_parts_are_not_guessed_and_nothing_is_advised():
+    usage = used(trainer=0.03, inside=0.001, children=0.02, workers=2)
+    usage.loaders[0].is_elsewhere = True
+    found = passive(usage=usage)
     step = found.timed_step
     assert (step.loader_cpu_seconds, step.trainer_cpu_seconds, step.num_workers) == (None,) * 3
     assert step.wait_seconds == pytest.approx(0.02)
     assert found.unmeasured == ("accelerator", "loader")
     # All of the script's CPU, its children's with it.
     assert found.observed.cpu_utilization == pytest.approx((0.03 + 0.02) / 0.05 / 32)
-
-
-def test_no_spending_is_advised_on_what_was_not_measured():
-    decision = decide(
-        elsewhere(),
-        catalog=load_catalog("sagemaker"),
-        constraints=Constraints(max_data_hosts=4),
-        today=date(2026, 10, 1),
-    )
+    decision = decided(found)
     assert (decision.action, decision.bottleneck) == ("keep", "unexplained")
     assert "accelerator and loader" in decision.plan.reason
     assert decision.path[0].answer == "unknown"
     assert [advice.id for advice in decision.advice] == ["compare"]
 
 
-def test_nothing_read_from_storage_is_not_a_rate_of_zero():
-    for read in (0, None):
-        found = passive(usage=used(children=0.1, workers=1, read=read))
-        assert found.timed_step.read_bytes is None
+def heterogeneous(**cpu_seconds: float) -> Profile:
+    return passive(
+        builders.group("dnn", "ml.g5.8xlarge"),
+        builders.group("data", "ml.c7i.8xlarge", 2, workers_per_host=32),
+        usage=used(trainer=0.012, feed=0.002),
+        progress={0: report(**cpu_seconds)},
+        host_types={"algo-2": "ml.c7i.8xlarge", "algo-3": "ml.c7i.8xlarge"},
+    )
 
 
 def test_loading_on_data_hosts_is_counted_in_seconds_of_the_dnn_hosts_cpu():
-    catalog = load_catalog("sagemaker")
-    data, dnn = catalog.get("ml.c7i.8xlarge"), catalog.get("ml.g5.8xlarge")
-    assert data.coremark_per_vcpu
-    assert dnn.coremark_per_vcpu
-    found = passive(
-        group("dnn", "ml.g5.8xlarge"),
-        group("data", "ml.c7i.8xlarge", count=2, workers=32),
-        usage=used(trainer=0.012, feed=0.002),
-        progress={0: report(0, algo_2=0.10, algo_3=0.14)},
-        host_types={"algo-2": "ml.c7i.8xlarge", "algo-3": "ml.c7i.8xlarge"},
-    )
-    speed = data.coremark_per_vcpu / dnn.coremark_per_vcpu
+    found = heterogeneous(algo_2=0.10, algo_3=0.14)
+    speed = DATA.coremark_per_vcpu / DNN.coremark_per_vcpu
     assert found.timed_step.loader_cpu_seconds == pytest.approx(0.12 * speed)
     assert found.timed_step.receive_cpu_seconds == pytest.approx(0.002)
     assert found.timed_step.trainer_cpu_seconds == pytest.approx(0.010)
-    ((hosts),) = (found.data,)
-    assert [(each.instance_type, each.count, each.workers_per_host) for each in hosts] == [
-        ("ml.c7i.8xlarge", 2, 32)
-    ]
+    (hosts,) = found.data
+    assert (hosts.instance_type, hosts.count, hosts.workers_per_host) == ("ml.c7i.8xlarge", 2, 32)
     assert convert(to_document(found), Profile, Place("passive-profile.json")) == found
 
 
@@ -214,64 +196,27 @@ def test_without_usage_the_step_and_its_wait_are_all():
     assert found.observed is None
 
 
-def heterogeneous():
-    found = passive(
-        group("dnn", "ml.g5.8xlarge"),
-        group("data", "ml.c7i.8xlarge", count=2),
-        usage=used(trainer=0.012, feed=0.002),
-        progress={0: report(0, algo_2=1.2, algo_3=1.2)},
-        host_types={"algo-2": "ml.c7i.8xlarge", "algo-3": "ml.c7i.8xlarge"},
-    )
-    assert found is not None
-    return found
-
-
 def test_a_decision_on_it_keeps_the_whole_cluster_at_its_measured_step_and_price():
-    catalog = load_catalog("sagemaker")
-    decision = decide(
-        heterogeneous(),
-        catalog=catalog,
-        constraints=Constraints(max_data_hosts=4, allowed_instance_types=("ml.c7i.8xlarge",)),
-        today=date(2026, 10, 1),
-    )
+    decision = decided(heterogeneous(algo_2=1.2, algo_3=1.2))
     (keep,) = [plan for plan in decision.plans if plan.action == "keep"]
     assert [(each.role, each.instance_type, each.count) for each in keep.groups] == [
         ("dnn", "ml.g5.8xlarge", 1),
         ("data", "ml.c7i.8xlarge", 2),
     ]
     assert keep.predicted.step_seconds == pytest.approx(0.05)
-    dnn, data = catalog.get("ml.g5.8xlarge"), catalog.get("ml.c7i.8xlarge")
-    assert dnn.usd_per_hour
-    assert data.usd_per_hour
-    assert keep.predicted.usd_per_hour == pytest.approx(dnn.usd_per_hour + 2 * data.usd_per_hour)
+    assert keep.predicted.usd_per_hour == pytest.approx(DNN.usd_per_hour + 2 * DATA.usd_per_hour)
     assert keep.predicted.speedup == pytest.approx(1.0)
     assert keep.predicted.cost_change == pytest.approx(0.0)
-    # Today's cluster is there once; more and fewer data hosts of its type are next to it.
-    same = [
-        sum(each.count for each in plan.groups if each.role == "data")
-        for plan in decision.plans
-        if plan.action == "heterogeneous" and plan.groups[1].instance_type == "ml.c7i.8xlarge"
-    ]
-    assert 2 not in same
-    assert {1, 3} <= set(same)
-
-
-def test_the_same_step_with_fewer_data_hosts_is_never_predicted_to_be_faster():
-    decision = decide(
-        heterogeneous(),
-        catalog=load_catalog("sagemaker"),
-        constraints=Constraints(max_data_hosts=4, allowed_instance_types=("ml.c7i.8xlarge",)),
-        today=date(2026, 10, 1),
-    )
-    by_count = {
+    others = {
         plan.groups[1].count: plan.predicted.step_seconds
         for plan in decision.plans
-        if len(plan.groups) == 2
-        and plan.groups[1].instance_type == "ml.c7i.8xlarge"
-        and plan.predicted
+        if plan.action == "heterogeneous" and plan.predicted
     }
-    times = [by_count[count] for count in sorted(by_count)]
-    assert len(times) >= 3
+    # Today's cluster is there once; more and fewer data hosts of its type are next to it, and fewer
+    # are never predicted to be faster.
+    assert 2 not in others
+    assert {1, 3} <= others.keys()
+    times = [(others | {2: keep.predicted.step_seconds})[count] for count in sorted({*others, 2})]
     assert times == sorted(times, reverse=True)
 
 
@@ -294,6 +239,7 @@ def test_the_books_tell_loading_in_the_trainer_from_its_steps(tmp_path):
             burn(0.001)
         watched.end()
     timeline.close()
+    (tmp_path / "usage-rank4.json").write_text('{"rank": 4, "of a file that is cut')
     (found,) = read_usage(tmp_path)
     assert found.rank == 3
     own = found.loaders[0]
@@ -311,23 +257,16 @@ def test_an_epoch_that_was_dropped_is_not_counted_into_the_next(tmp_path, monkey
     monkeypatch.setattr(resource_usage, "_READ_SECONDS", 60.0)
     usage = Usage(tmp_path / "usage-rank0.json", rank=0)
     timeline = Timeline(tmp_path / "timeline-rank0.csv", usage=usage)
-    dropped = timeline.epoch(loader=0, epoch=0)
-    for _ in range(3):
-        dropped.ask()
-        dropped.got(8)
-    dropped.end_in_finalizer()
-    burn(0.2)
-    after = timeline.epoch(loader=0, epoch=1)
-    for _ in range(3):
-        after.ask()
-        after.got(8)
-    after.end()
+    for number in range(2):
+        epoch = timeline.epoch(loader=0, epoch=number)
+        for _ in range(3):
+            epoch.ask()
+            epoch.got(8)
+        if number == 0:
+            epoch.end_in_finalizer()
+            burn(0.2)
+    epoch.end()
     timeline.close()
     (found,) = read_usage(tmp_path)
     assert found.loaders[0].steps == 4
     assert found.loaders[0].trainer_cpu_seconds < 0.15
-
-
-def test_a_file_that_is_cut_is_no_usage(tmp_path):
-    (tmp_path / "usage-rank0.json").write_text('{"rank": 0, "loa')
-    assert read_usage(tmp_path) == []

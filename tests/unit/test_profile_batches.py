@@ -43,20 +43,15 @@ def test_a_clone_keeps_its_values_when_the_script_changes_the_batch(make, leaf):
         (torch.randn(4, 1, 8, 8), False),
         (torch.rand(4, 1, 8, 8), False),
         (torch.full((4, 1, 8, 8), 300.0), False),
+        (torch.zeros(4, 1, 8, 8, dtype=torch.uint8), False),
     ],
 )
 def test_floats_that_were_bytes_are_recognised(images, is_alike):
     facts = batches.facts([images, torch.zeros(4)])
     assert facts.is_uint8_like is is_alike
-    assert facts.float_image_bytes == 1024
-    assert facts.num_bytes == 1024 + 16
+    assert facts.float_image_bytes == (1024 if images.dtype.is_floating_point else 0)
+    assert facts.num_bytes == images.nbytes + 16
     assert facts.samples == 4
-
-
-def test_bytes_are_no_float_images():
-    facts = batches.facts(torch.zeros(4, 1, 8, 8, dtype=torch.uint8))
-    assert facts.float_image_bytes == 0
-    assert not facts.is_uint8_like
 
 
 def test_costs_are_of_one_worker_from_batch_to_batch_and_the_rate_of_all():
@@ -71,10 +66,6 @@ def test_costs_are_of_one_worker_from_batch_to_batch_and_the_rate_of_all():
     assert drained.cpu_seconds.samples == 40
 
 
-def test_a_first_batch_alone_says_nothing():
-    assert summarize([Round([[(1, 1.0, 1.0, 0.0)]])], workers=1) is None
-
-
 def test_a_rate_is_over_all_rounds_and_a_round_that_lacks_a_worker_gives_none():
     def round_of(gap: float) -> Round:
         return Round([[(1, 0.01 * n, gap * n, 0.0) for n in range(5)]])
@@ -84,6 +75,8 @@ def test_a_rate_is_over_all_rounds_and_a_round_that_lacks_a_worker_gives_none():
     assert drained.cpu_seconds.samples == 8
     lacking = summarize([round_of(0.1), round_of(0.3)], workers=2)
     assert lacking.batches_per_second == 0.0
+    # A first batch alone says nothing.
+    assert summarize([Round([[(1, 1.0, 1.0, 0.0)]])], workers=1) is None
 
 
 @pytest.mark.parametrize(

@@ -19,20 +19,24 @@ def after(batches: int) -> AsIsSteps:
     return steps
 
 
+MEASURED = WARM_UP_STEPS + 5
+
+
 def test_the_first_loader_that_is_read_with_gradients_is_the_main_one():
-    choice, check, train = Choice(), make(), make()
+    choice, check, train, other = Choice(), make(), make(), make()
     with torch.no_grad():
         assert not choice.is_main(check, delivered=3, steps=None)
     assert choice.is_main(train, delivered=0, steps=None)
     with torch.no_grad():
-        assert not choice.is_main(check, delivered=60, steps=after(WARM_UP_STEPS + 5))
+        assert not choice.is_main(check, delivered=60, steps=after(MEASURED))
         assert choice.is_main(train, delivered=1, steps=after(1))
+    # One that is measured does not give way.
+    assert not choice.is_main(other, delivered=500, steps=after(MEASURED))
 
 
 def test_without_any_gradients_a_long_epoch_is_the_main_one():
-    choice, loader = Choice(), make()
     with torch.no_grad():
-        assert choice.is_main(loader, delivered=MAX_BATCHES_WITHOUT_GRADIENTS, steps=None)
+        assert Choice().is_main(make(), delivered=MAX_BATCHES_WITHOUT_GRADIENTS, steps=None)
 
 
 def test_a_loader_that_was_only_looked_at_gives_way():
@@ -44,44 +48,27 @@ def test_a_loader_that_was_only_looked_at_gives_way():
     assert choice.has_changed
 
 
-def test_a_loader_that_is_measured_does_not_give_way():
-    choice, train, other = Choice(), make(), make()
-    assert choice.is_main(train, delivered=0, steps=None)
-    assert not choice.is_main(other, delivered=500, steps=after(WARM_UP_STEPS + 5))
-
-
-def test_a_new_loader_for_each_epoch_goes_on_where_the_last_one_ended():
+def test_a_new_loader_for_each_epoch_goes_on_where_the_last_one_ended_unless_of_another_kind():
     choice = Choice()
     assert choice.is_main(make(), delivered=0, steps=None)
     assert choice.loader is None  # the script has let go of it
-    fresh = make()
-    assert choice.is_main(fresh, delivered=-1, steps=after(4))
+    assert choice.is_main(make(), delivered=-1, steps=after(4))
     assert not choice.has_changed
-
-
-def made_again(data: object, *, number: int) -> list[stoker.DataLoader[object]]:
-    return [stoker.DataLoader(data, batch_size=2) for _ in range(number)]
+    other = DataLoader([1, 2, 3])
+    assert choice.is_main(other, delivered=-1, steps=after(1))
+    assert choice.has_changed
 
 
 def test_a_loader_made_again_goes_on_though_something_holds_the_former_one():
     choice, data, held = Choice(), TensorDataset(torch.arange(8)), []
     for _ in range(3):
-        (loader,) = made_again(data, number=1)
-        assert choice.is_main(loader, delivered=-1, steps=after(WARM_UP_STEPS + 5))
+        held.append(stoker.DataLoader(data, batch_size=2))
+        assert choice.is_main(held[-1], delivered=-1, steps=after(MEASURED))
         assert not choice.has_changed
-        held.append(loader)
 
 
 def test_a_loader_that_was_there_before_the_main_one_was_read_is_another():
-    choice = Choice()
-    train, check = made_again(TensorDataset(torch.arange(8)), number=2)
+    choice, data = Choice(), TensorDataset(torch.arange(8))
+    train, check = (stoker.DataLoader(data, batch_size=2) for _ in range(2))
     assert choice.is_main(train, delivered=0, steps=None)
-    assert not choice.is_main(check, delivered=-1, steps=after(WARM_UP_STEPS + 5))
-
-
-def test_another_kind_of_loader_begins_anew():
-    choice = Choice()
-    assert choice.is_main(DataLoader([1, 2, 3]), delivered=0, steps=None)
-    fresh = make()
-    assert choice.is_main(fresh, delivered=-1, steps=after(1))
-    assert choice.has_changed
+    assert not choice.is_main(check, delivered=-1, steps=after(MEASURED))

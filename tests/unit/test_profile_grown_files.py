@@ -14,7 +14,7 @@ from stoker.profile.grown_files import (
     words_of,
 )
 from stoker.profile.rank_results import GrownFile, RankResult
-from stoker.records import Profile, ProfiledHost, StepTerms
+from support import builders
 
 
 def write(path: Path, text: str) -> None:
@@ -47,14 +47,10 @@ def test_what_is_skipped_and_what_is_a_link_is_not_looked_at(tmp_path):
     write(here / ".git" / "index", "x")
     write(here / "kept.txt", "x")
     (here / "link").symlink_to(outside)
-    files = snapshot([here], skipped=[here / "runs"]).files
+    # A command whose folder is /, as in many images, has the system's files below it.
+    system = [Path(folder) for folder in ("/proc", "/sys", "/dev", "/run", "/var/run")]
+    files = snapshot([here, *system], skipped=[here / "runs"]).files
     assert [Path(path).name for path in files] == ["kept.txt"]
-
-
-@pytest.mark.parametrize("folder", ["/proc", "/sys", "/dev", "/run", "/var/run"])
-def test_files_of_the_system_are_not_looked_at(folder):
-    # A command whose folder is /, as in many images, has them below it.
-    assert snapshot([Path(folder)]).files == {}
 
 
 def test_a_scan_ends_at_its_bound_and_a_partial_one_calls_no_old_file_new(tmp_path):
@@ -76,6 +72,10 @@ def test_folders_that_a_command_names_are_looked_into_once(tmp_path):
     assert folders_of(words, cwd=here, outputs=[there, there / "model"]) == [here, there]
 
 
+def rank_with(*files: GrownFile) -> RankResult:
+    return RankResult(rank=0, world_size=1, host="h", vcpus=1, ranks_on_host=1, grown_files=files)
+
+
 def test_words_name_the_largest_with_their_sizes(tmp_path):
     files = [
         GrownFile(path=str(tmp_path / "a.pt"), num_bytes=98_000_000, is_new=True),
@@ -89,13 +89,8 @@ def test_words_name_the_largest_with_their_sizes(tmp_path):
 
 @pytest.mark.parametrize("names", [(), ("train.log",)])
 def test_the_record_lists_them_beside_its_notes(names):
-    profile = Profile(
-        host=ProfiledHost(instance_type="local.c1"),
-        step=StepTerms(step_seconds=1.0),
-        what={"notes": ["quiet"]},
-    )
-    files = tuple(GrownFile(path=name, num_bytes=7) for name in names)
-    rank = RankResult(rank=0, world_size=1, host="h", vcpus=1, ranks_on_host=1, grown_files=files)
+    profile = builders.profile(step_seconds=1.0, what={"notes": ["quiet"]})
+    rank = rank_with(*(GrownFile(path=name, num_bytes=7) for name in names))
     found = with_grown_files(profile, [rank])
     assert found.what.get("grown_files") == (dict.fromkeys(names, 7) or None)
     assert len(found.what["notes"]) == 1 + len(names)
@@ -107,6 +102,5 @@ def test_what_the_output_of_stoker_itself_goes_to_is_not_the_scripts(tmp_path, m
         write(path, "x")
     own = notes.stat()
     monkeypatch.setattr(os, "fstat", lambda _: own)
-    files = tuple(GrownFile(path=str(path), num_bytes=1) for path in (notes, model))
-    rank = RankResult(rank=0, world_size=1, host="h", vcpus=1, ranks_on_host=1, grown_files=files)
+    rank = rank_with(*(GrownFile(path=str(path), num_bytes=1) for path in (notes, model)))
     assert [file.path for file in files_of([rank])] == [str(model)]

@@ -9,15 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stoker.host import machine
 from stoker.host.machine import cpu_quota, limiting_group, usable_vcpus, vcpu_capacity
 from stoker.profile.combine import host_of, note_of_host
-from stoker.profile.inventory import (
-    cpu_model,
-    instance_type,
-    is_ec2,
-    metadata_type,
-)
+from stoker.profile.inventory import cpu_model, instance_type, metadata_type
 from stoker.profile.rank_results import Inventory, RankResult
 from stoker.records import ProfileSettings, TodaysGroup
 
@@ -39,11 +33,6 @@ def quota(folder: Path, membership: str, files: dict[str, str]) -> float | None:
         ("0::/\n", {}, None),
         # The container's own group, and a tighter one around it.
         ("0::/pod/app\n", {"pod/app/cpu.max": "max 100000", "pod/cpu.max": "400000 100000"}, 4.0),
-        (
-            "0::/pod/app\n",
-            {"pod/app/cpu.max": "300000 100000", "pod/cpu.max": "800000 100000"},
-            3.0,
-        ),
         # A path of the host's, seen from inside: the mount is the group.
         ("0::/kubepods/pod1/abc\n", {"cpu.max": "200000 100000"}, 2.0),
         ("0::/../../other\n", {"cpu.max": "200000 100000"}, 2.0),
@@ -71,22 +60,11 @@ def test_a_quota_is_the_tightest_of_the_groups_that_hold_this_process(
 
 
 @pytest.mark.parametrize(
-    ("quota_us", "capacity", "workers"),
-    [(150_000, 1.5, 2), (40_000, 0.4, 1), (0, 4.0, 4), (900_000, 4.0, 4), (200_000, 2.0, 2)],
-)
-def test_a_quota_is_no_more_than_it_is_and_workers_are_whole(
-    monkeypatch, quota_us, capacity, workers
-):
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(4)))
-    monkeypatch.setattr("stoker.host.machine.cpu_quota", lambda: quota_us / 100_000 or None)
-    assert vcpu_capacity() == capacity
-    assert usable_vcpus() == workers
-    assert machine.usable_vcpus() == workers
-
-
-@pytest.mark.parametrize(
     ("asked", "quota_vcpus", "capacity", "workers"),
     [
+        ("", 1.5, 1.5, 2),
+        ("", 0.4, 0.4, 1),
+        ("", 9.0, 4.0, 4),
         ("1500", None, 1.5, 2),
         ("1500", 1.0, 1.0, 1),
         ("64000", None, 4.0, 4),
@@ -95,7 +73,7 @@ def test_a_quota_is_no_more_than_it_is_and_workers_are_whole(
         ("a lot", None, 4.0, 4),
     ],
 )
-def test_a_pod_without_a_limit_counts_on_what_it_asks_for_and_not_on_its_node(
+def test_a_host_counts_on_its_quota_or_what_its_pod_asks_for_and_not_on_its_node(
     monkeypatch, asked, quota_vcpus, capacity, workers
 ):
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(4)))
@@ -105,25 +83,21 @@ def test_a_pod_without_a_limit_counts_on_what_it_asks_for_and_not_on_its_node(
     assert usable_vcpus() == workers
 
 
-def test_neighbours_on_the_node_have_nothing_of_what_a_pod_asks_for(tmp_path, monkeypatch):
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(4)))
-    files = {"pod/app/cpu.max": "max 100000", "pod/cpu.max": "max 100000"}
-    quota(tmp_path, "0::/pod/app\n", files)
-    root, membership = tmp_path / "cgroup", tmp_path / "membership"
-    assert limiting_group(root=root, membership=membership) is None
-    monkeypatch.setenv("STOKER_CPU_REQUEST_MILLI", "1500")
-    # Its own CPU-seconds are counted, and none of the machine's.
-    assert limiting_group(root=root, membership=membership) == root / "pod/app"
-
-
 @pytest.mark.parametrize(
-    ("own", "above", "limiting"),
-    [("200000", "100000", "pod"), ("100000", "200000", "pod/app"), ("900000", "max", None)],
+    ("own", "above", "asked", "limiting"),
+    [
+        ("200000", "100000", "", "pod"),
+        ("100000", "200000", "", "pod/app"),
+        ("900000", "max", "", None),
+        # A pod's own CPU-seconds are counted where it asks for less, and none of its neighbours'.
+        ("max", "max", "1500", "pod/app"),
+    ],
 )
 def test_the_group_that_limits_is_the_tightest_one_below_the_affinity(
-    tmp_path, monkeypatch, own, above, limiting
+    tmp_path, monkeypatch, own, above, asked, limiting
 ):
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(4)))
+    monkeypatch.setenv("STOKER_CPU_REQUEST_MILLI", asked)
     files = {"pod/app/cpu.max": f"{own} 100000", "pod/cpu.max": f"{above} 100000"}
     quota(tmp_path, "0::/pod/app\n", files)
     root = tmp_path / "cgroup"
@@ -132,9 +106,6 @@ def test_the_group_that_limits_is_the_tightest_one_below_the_affinity(
 
 
 class Metadata(BaseHTTPRequestHandler):
-    delay_seconds = 0.0
-    answer = "g5.8xlarge"
-
     def do_PUT(self) -> None:
         is_asked_well = (
             self.path == "/latest/api/token"
@@ -145,7 +116,7 @@ class Metadata(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         has_token = self.headers["X-aws-ec2-metadata-token"] == "secret"
         is_known = self.path == "/latest/meta-data/instance-type"
-        self.reply(200 if has_token and is_known else 401, self.answer)
+        self.reply(200 if has_token and is_known else 401, "g5.8xlarge")
 
     def reply(self, status: int, text: str) -> None:
         self.send_response(status)
@@ -157,21 +128,14 @@ class Metadata(BaseHTTPRequestHandler):
         pass
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def metadata():
-    class Own(Metadata):
-        pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Own) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Metadata) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield f"127.0.0.1:{server.server_address[1]}"
         server.shutdown()
         thread.join(10)
-
-
-def test_the_metadata_service_is_asked_with_a_token(metadata):
-    assert metadata_type(metadata, seconds=30.0) == "g5.8xlarge"
 
 
 def test_a_metadata_service_that_trickles_is_left_in_time():
@@ -197,55 +161,35 @@ def test_a_metadata_service_that_trickles_is_left_in_time():
         thread.join(10)
 
 
-def test_nobody_at_the_address_is_no_answer():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    assert metadata_type(address, seconds=5.0) == ""
+SAGEMAKER = {"SM_CURRENT_INSTANCE_TYPE": "ml.g5.xlarge"}
+FILE = '{"current_host": "algo-1", "current_instance_type": "ml.p4d.24xlarge"}'
+EC2 = "Amazon EC2"
 
 
-def host(
-    tmp_path: Path,
-    *,
-    environ: dict[str, str] | None = None,
-    given: str | None = None,
-    vendor: str = "QEMU",
-    resources: str | None = None,
-    metadata: str = "127.0.0.1:9",
-) -> tuple[str | None, str]:
+@pytest.mark.parametrize(
+    ("given", "environ", "resources", "vendor", "found"),
+    [
+        ("c7i.8xlarge", SAGEMAKER, FILE, EC2, ("c7i.8xlarge", "given")),
+        (None, SAGEMAKER, FILE, EC2, ("ml.g5.xlarge", "environment")),
+        (None, {"STOKER_INSTANCE_TYPE": "g6.large"}, FILE, EC2, ("g6.large", "environment")),
+        (None, {}, FILE, EC2, ("ml.p4d.24xlarge", "resourceconfig.json")),
+        # The service is asked only on EC2, or when it is wanted.
+        (None, {}, "{", EC2, ("g5.8xlarge", "metadata")),
+        ("auto", {}, "", "QEMU", ("g5.8xlarge", "metadata")),
+        (None, {}, "", "QEMU", (None, "")),
+    ],
+)
+def test_the_host_is_named_by_who_knows_it_best(
+    tmp_path, metadata, given, environ, resources, vendor, found
+):
     (tmp_path / "sys_vendor").write_text(vendor + "\n")
-    if resources is not None:
-        (tmp_path / "resourceconfig.json").write_text(resources)
-    return instance_type(
-        given=given,
-        environ=environ or {},
-        resources=tmp_path / "resourceconfig.json",
-        dmi=tmp_path,
-        metadata=metadata,
+    file = tmp_path / "resourceconfig.json"
+    if resources:
+        file.write_text(resources)
+    named = instance_type(
+        given=given, environ=environ, resources=file, dmi=tmp_path, metadata=metadata
     )
-
-
-def test_what_the_user_says_wins(tmp_path):
-    found = host(
-        tmp_path, given="c7i.8xlarge", environ={"SM_CURRENT_INSTANCE_TYPE": "ml.g5.xlarge"}
-    )
-    assert found == ("c7i.8xlarge", "given")
-
-
-def test_the_environment_and_sagemaker_s_file_say_it(tmp_path):
-    sagemaker = {"SM_CURRENT_INSTANCE_TYPE": "ml.g5.xlarge"}
-    assert host(tmp_path, environ=sagemaker) == ("ml.g5.xlarge", "environment")
-    node = {"STOKER_INSTANCE_TYPE": "g6.8xlarge"}
-    assert host(tmp_path, environ=node) == ("g6.8xlarge", "environment")
-    file = '{"current_host": "algo-1", "current_instance_type": "ml.p4d.24xlarge"}'
-    assert host(tmp_path, resources=file) == ("ml.p4d.24xlarge", "resourceconfig.json")
-    assert host(tmp_path, resources="{") == (None, "")
-
-
-def test_the_metadata_service_is_asked_only_on_ec2_or_when_wanted(tmp_path, metadata):
-    assert host(tmp_path, metadata=metadata) == (None, "")
-    assert host(tmp_path, metadata=metadata, given="auto") == ("g5.8xlarge", "metadata")
-    assert host(tmp_path, metadata=metadata, vendor="Amazon EC2") == ("g5.8xlarge", "metadata")
-    assert is_ec2(tmp_path)
+    assert named == found
 
 
 def test_the_cpu_is_named_as_the_kernel_spells_it(tmp_path):
@@ -300,4 +244,3 @@ def test_a_host_that_nothing_is_known_of_keeps_the_name_of_its_group():
     assert found.instance_type == "ml.g5.8xlarge"
     assert found.accelerators is None
     assert note_of_host(bare, found) is None
-    assert note_of_host(RANK, found) is None

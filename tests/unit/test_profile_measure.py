@@ -1,9 +1,7 @@
 """The ranks' results become the record: sums, maxima, the self-check, the fixes, the words."""
 
-from dataclasses import replace
 from datetime import date
 
-import msgspec
 import pytest
 import torch
 
@@ -12,118 +10,57 @@ from stoker.catalog import load_catalog
 from stoker.decide import decide
 from stoker.errors import UsageError
 from stoker.profile.batches import facts_of
-from stoker.profile.combine import combine
 from stoker.profile.explain import explain
 from stoker.profile.rank_results import (
-    AcceleratorOnly,
-    AsIs,
     BatchFacts,
-    Drain,
-    LoaderFacts,
     Quartiles,
-    RankResult,
     Receive,
 )
-from stoker.records import (
-    Constraints,
-    Parts,
-    Place,
-    Profile,
-    ProfiledLoader,
-    ProfileSettings,
-    TodaysGroup,
-    convert,
-    to_document,
-)
-
-
-def at(value: float, samples: int = 60) -> Quartiles:
-    return Quartiles(mean=value, median=value, low=value * 0.95, high=value * 1.05, samples=samples)
-
-
-def drained(workers: int, cpu: float, *, rate: float = 0.0, wall: float | None = None) -> Drain:
-    return Drain(
-        workers=workers,
-        cpu_seconds=at(cpu),
-        wall_seconds=at(wall if wall is not None else cpu),
-        batches_per_second=rate,
-    )
-
+from stoker.records import Constraints, Parts, Place, Profile, ProfiledLoader, convert, to_document
+from support.profiled_ranks import at, changed, drained, profile_of, rank_of
 
 # One core: 40 ms to load, 22 ms to train.
-ONE_CORE = RankResult(
-    rank=0,
-    world_size=1,
-    host="algo-1",
+ONE_CORE = rank_of(
+    step=0.063,
+    wait=0.038,
     vcpus=1,
-    ranks_on_host=1,
-    steps=200,
-    loaders=1,
-    as_is=AsIs(
-        step_seconds=at(0.063, 120),
-        wait_seconds=at(0.038, 120),
-        trainer_cpu_seconds=0.0225,
-        children_cpu_seconds=0.0405,
-        receive_seconds=0.0005,
-        epoch_batches=125,
-    ),
-    accelerator=AcceleratorOnly(
-        step_seconds=at(0.022), trainer_cpu_seconds=at(0.022), cached_batches=8
-    ),
+    trainer_cpu=0.0225,
+    trainer_alone_cpu=0.022,
+    children_cpu=0.0405,
+    receive_seconds=0.0005,
+    epoch_batches=125,
+    accelerator=0.022,
     drains=(drained(1, 0.040, rate=24.0), drained(2, 0.040, rate=24.0)),
     receive=Receive(thread_seconds=at(0.0002), cpu_seconds=at(0.0009)),
     batch=BatchFacts(samples=64, num_bytes=590336),
-    loader=LoaderFacts(
-        num_workers=2, pin_memory=False, persistent_workers=False, dataset="__main__.Digits"
-    ),
-    seed=1,
-    versions={"torch": "2.13.0"},
+    persistent_workers=False,
+    evidence=None,
 )
 
 
-def combined(*ranks: RankResult, count: int = 1, max_unexplained: float = 0.15) -> Profile:
-    return combine(
-        ranks,
-        group=TodaysGroup(instance_type="local.c1", count=count),
-        settings=ProfileSettings(max_unexplained=max_unexplained),
-        workload_sha256="0" * 64,
-        what={"command": ["python", "train.py"]},
-    )
-
-
-def changed(result: RankResult, /, **fields: object) -> RankResult:
-    return msgspec.structs.replace(result, **fields)
-
-
-def as_is_of(rank: RankResult, **fields: object) -> AsIs:
-    return msgspec.structs.replace(rank.as_is, **fields)
-
-
-def loader_of(rank: RankResult, **fields: object) -> LoaderFacts:
-    return msgspec.structs.replace(rank.loader, **fields)
+def words_of(profile: Profile) -> str:
+    return " ".join(explain(profile).split())
 
 
 def test_on_one_core_loading_and_training_add_up():
-    profile = combined(ONE_CORE)
+    profile = profile_of(ONE_CORE)
     assert profile.check.predicted_step_seconds == pytest.approx(0.063)
     assert profile.check.explained
     assert profile.step.loader_cpu_seconds == pytest.approx(0.040)
     assert profile.step.trainer_cpu_seconds == pytest.approx(0.022)
     assert profile.step.num_workers == 2
-    assert profile.host.vcpus == 1
-
-
-def test_the_record_is_one_that_can_be_read_back():
-    profile = combined(ONE_CORE)
+    assert (profile.host.vcpus, profile.host.quota_vcpus) == (1, None)
+    assert profile.fixes == ()
     assert convert(to_document(profile), Profile, Place("profile.json")) == profile
+    assert max(map(len, explain(profile).splitlines())) <= 88
+    assert "60% of a step is waiting for data" in explain(profile)
+    assert "the limit is the CPU." in words_of(profile)
 
 
 def test_ranks_add_up_where_cpu_is_meant_and_the_slowest_counts_where_waiting_is():
     first = changed(ONE_CORE, world_size=2, ranks_on_host=2, vcpus=2)
-    second = changed(
-        first, rank=1, as_is=as_is_of(first, wait_seconds=at(0.050, 120), trainer_cpu_seconds=0.03)
-    )
-    step = combined(first, second).step
+    second = changed(first, rank=1, wait_seconds=at(0.050, 120), trainer_cpu_seconds=0.03)
+    step = profile_of(first, second).step
     assert step.global_batch_size == 128
     assert step.batch_bytes == 2 * 590336
     assert step.loader_cpu_seconds == pytest.approx(0.080)
@@ -132,28 +69,22 @@ def test_ranks_add_up_where_cpu_is_meant_and_the_slowest_counts_where_waiting_is
     assert step.accelerator_step_seconds == pytest.approx(0.022)
     assert step.receive_cpu_seconds == pytest.approx(0.0009)
     assert step.num_workers == 4
-
-
-def test_workers_of_one_host_are_counted_where_there_are_two():
-    first = changed(ONE_CORE, world_size=2)
-    second = changed(first, rank=1, host="algo-2")
-    assert combined(first, second, count=2).step.num_workers == 2
+    # Those of one host.
+    far = changed(second, host="algo-2")
+    assert profile_of(first, far, count=2).step.num_workers == 2
 
 
 TORCHS = "torch.utils.data.dataloader.DataLoader"
 
 
 def test_a_streams_shards_are_those_of_all_ranks():
-    facts = loader_of(ONE_CORE, class_name=TORCHS, iterable=True, divides=True)
-    first = changed(ONE_CORE, world_size=2, loader=facts)
-    second = changed(first, rank=1, loader=msgspec.structs.replace(facts, num_workers=0))
-    profile = combined(first, second)
+    first = changed(ONE_CORE, world_size=2, class_name=TORCHS, iterable=True, divides=True)
+    profile = profile_of(first, changed(first, rank=1, num_workers=0))
     # A rank without workers makes one shard in its own process.
     assert profile.loader == ProfiledLoader(
         class_name=TORCHS, reach="torch", iterable=True, shards=3, divides=True
     )
-    words = " ".join(explain(profile).split())
-    assert "over a stream of 3 shards, which 3 workers make at most" in words
+    assert "over a stream of 3 shards, which 3 workers make at most" in words_of(profile)
 
 
 @pytest.mark.parametrize(
@@ -166,8 +97,7 @@ def test_a_streams_shards_are_those_of_all_ranks():
     ],
 )
 def test_one_line_says_how_far_data_hosts_can_help(given, words):
-    facts = loader_of(ONE_CORE, **({"class_name": TORCHS} | given))
-    assert words in " ".join(explain(combined(changed(ONE_CORE, loader=facts))).split())
+    assert words in words_of(profile_of(changed(ONE_CORE, **{"class_name": TORCHS} | given)))
 
 
 def test_a_script_that_imports_stokers_class_is_not_fed_by_torchs(monkeypatch):
@@ -193,29 +123,33 @@ def test_a_class_made_from_one_that_the_feed_cannot_reach_is_not_reached_either(
 
 
 def test_parts_that_miss_the_whole_are_unexplained():
-    slow = changed(ONE_CORE, as_is=as_is_of(ONE_CORE, step_seconds=at(0.090)))
-    profile = combined(slow)
+    profile = profile_of(changed(ONE_CORE, step_seconds=at(0.090)))
     assert profile.check.error == pytest.approx(0.063 / 0.090 - 1)
     assert not profile.check.explained
     assert "unexplained" in explain(profile)
+    # Nor do CPUs that idle explain a step.
+    assert not profile_of(changed(ONE_CORE, vcpus=4, step_seconds=at(0.2))).check.explained
 
 
 def test_what_others_took_of_the_cpus_is_accounted_for_and_said():
     # Half the core was somebody else's: everything took twice as long, and that is explained.
-    busy = changed(ONE_CORE, as_is=as_is_of(ONE_CORE, step_seconds=at(0.126), others_vcpus=0.5))
-    profile = combined(busy)
+    profile = profile_of(changed(ONE_CORE, step_seconds=at(0.126), others_vcpus=0.5))
     assert profile.check.explained
-    said = explain(profile).replace("\n  ", " ")
+    said = words_of(profile)
     assert said.count("ther programs were using 0.5 of the 1 vCPU, so the measurement") == 1
     assert "kept 0.5" not in said
+    # Another rank of the training is no other program.
+    first = changed(ONE_CORE, world_size=2, vcpus=2, others_vcpus=1.0)
+    assert "other programs" not in explain(profile_of(first, changed(first, rank=1)))
 
 
 def test_next_to_other_programs_profile_and_decide_name_one_measured_step():
     uneven = Quartiles(mean=0.126, median=0.110, low=0.1, high=0.2, samples=60)
-    busy = changed(ONE_CORE, as_is=as_is_of(ONE_CORE, step_seconds=uneven, others_vcpus=0.3))
-    profile = combined(busy)
+    quiet = changed(ONE_CORE, step_seconds=uneven)
+    assert profile_of(quiet).timed_step.step_seconds == 0.110
+    profile = profile_of(changed(quiet, others_vcpus=0.3))
     assert profile.timed_step.step_seconds == 0.126
-    assert "measured were 126 ms" in explain(profile).replace("\n  ", " ")
+    assert "measured were 126 ms" in words_of(profile)
     decision = decide(
         profile,
         catalog=load_catalog("local", cores=4),
@@ -223,45 +157,33 @@ def test_next_to_other_programs_profile_and_decide_name_one_measured_step():
         today=date(2026, 11, 23),
     )
     assert "110 ms" not in f"{decision.path}{decision.warnings}"
-    quiet = changed(ONE_CORE, as_is=as_is_of(ONE_CORE, step_seconds=uneven))
-    assert combined(quiet).timed_step.step_seconds == 0.110
 
 
 def test_a_quota_of_one_and_a_half_is_divided_by_as_it_is():
     # 63 ms of CPU a step: 42 ms on 1.5 vCPUs, where two would give 32.
-    limited = changed(ONE_CORE, vcpus=1.5, as_is=as_is_of(ONE_CORE, step_seconds=at(0.0417)))
-    profile = combined(limited)
+    profile = profile_of(changed(ONE_CORE, vcpus=1.5, step_seconds=at(0.0417)))
     assert profile.check.predicted_step_seconds == pytest.approx(0.063 / 1.5)
     assert profile.check.explained
     assert (profile.host.vcpus, profile.host.quota_vcpus) == (1, 1.5)
     assert "of 1.5 vCPUs" in explain(profile)
-    assert combined(ONE_CORE).host.quota_vcpus is None
-
-
-def test_another_rank_on_the_host_is_no_stranger():
-    used = (0.0225 + 0.0405) / 0.063
-    first = changed(ONE_CORE, world_size=2, vcpus=2, as_is=as_is_of(ONE_CORE, others_vcpus=used))
-    profile = combined(first, changed(first, rank=1))
-    assert "other programs" not in explain(profile)
 
 
 def test_a_loader_that_failed_alone_is_known_from_its_workers_beside_the_model():
-    profile = combined(changed(ONE_CORE, drains=()))
+    profile = profile_of(changed(ONE_CORE, drains=()))
     assert profile.step.loader_cpu_seconds == pytest.approx(0.0405)
     assert profile.step.loader_wall_seconds is None
     assert profile.check is None
 
 
 def test_without_workers_the_loader_is_what_the_trainer_used_more():
-    serial = changed(
-        ONE_CORE,
-        drains=(),
-        loader=loader_of(ONE_CORE, num_workers=0),
-        as_is=as_is_of(ONE_CORE, trainer_cpu_seconds=0.062, children_cpu_seconds=0.0),
-    )
-    profile = combined(serial)
-    assert profile.step.loader_cpu_seconds == pytest.approx(0.040)
-    assert profile.step.loader_wall_seconds == pytest.approx(0.038)
+    serial = changed(ONE_CORE, num_workers=0, trainer_cpu_seconds=0.062, children_cpu_seconds=0.0)
+    step = profile_of(changed(serial, drains=())).step
+    assert step.loader_cpu_seconds == pytest.approx(0.040)
+    assert step.loader_wall_seconds == pytest.approx(0.038)
+    # Its loading is charged once.
+    profile = profile_of(serial)
+    assert profile.step.used_cpu_seconds == pytest.approx(0.062)
+    assert profile.check.predicted_step_seconds == pytest.approx(0.062)
 
 
 @pytest.mark.parametrize(
@@ -277,29 +199,21 @@ def test_loading_by_the_main_process_explains_what_one_worker_alone_does_not(wai
     serial = changed(
         ONE_CORE,
         vcpus=8,
-        drains=(drained(8, alone, rate=7 / alone), drained(1, alone, rate=1 / alone)),
-        loader=loader_of(ONE_CORE, num_workers=0),
-        as_is=as_is_of(ONE_CORE, step_seconds=at(wait + 0.021), wait_seconds=at(wait)),
+        drains=(drained(8, alone, rate=7 / alone), drained(1, alone)),
+        num_workers=0,
+        step_seconds=at(wait + 0.021),
+        wait_seconds=at(wait),
     )
-    profile = combined(serial)
+    profile = profile_of(serial)
     assert (profile.check.explained, profile.check.state) == (False, "workers")
-    text = " ".join(explain(profile).split())
+    text = words_of(profile)
     assert words in text
     assert "unexplained" not in text
     assert "the limit is loading in the trainer itself" in text
     saved = [fix.saves_seconds for fix in profile.fixes if fix.id == "num_workers"]
     assert saved == [pytest.approx(wait - 0.001, abs=0.001)]
-
-
-def test_a_step_that_is_longer_than_loading_and_training_in_turn_is_not_explained_by_that():
-    serial = changed(
-        ONE_CORE,
-        vcpus=8,
-        drains=(drained(8, 0.040, rate=180.0), drained(1, 0.040, rate=25.0)),
-        loader=loader_of(ONE_CORE, num_workers=0),
-        as_is=as_is_of(ONE_CORE, step_seconds=at(0.100), wait_seconds=at(0.040)),
-    )
-    check = combined(serial).check
+    # A step that is longer than loading and training in turn is not explained by that.
+    check = profile_of(changed(serial, step_seconds=at(2 * (wait + 0.021)))).check
     assert (check.explained, check.state) == (False, None)
 
 
@@ -316,82 +230,33 @@ def test_a_step_that_is_longer_than_loading_and_training_in_turn_is_not_explaine
 )
 def test_what_is_missing_is_said(ranks, words):
     with pytest.raises(UsageError, match=words):
-        combined(*ranks)
-
-
-def test_more_workers_are_advised_where_cpus_idle_and_the_loader_gains():
-    starved = changed(
-        ONE_CORE,
-        vcpus=8,
-        as_is=as_is_of(ONE_CORE, step_seconds=at(0.041), wait_seconds=at(0.02)),
-        loader=loader_of(ONE_CORE, num_workers=1),
-        drains=(drained(8, 0.045, rate=170.0), drained(1, 0.040, rate=25.0)),
-    )
-    # 40 ms of loading in steps of 22.5: two are busy, and have a tenth to spare.
-    (fix,) = [fix for fix in combined(starved).fixes if fix.id == "num_workers"]
-    assert "num_workers=2 instead of 1" in fix.text
-    assert fix.saves_seconds == pytest.approx(0.041 * (1 - 0.0225 / 0.040), rel=0.1)
-
-
-def test_more_workers_are_not_advised_where_they_were_not_faster():
-    storage = changed(
-        ONE_CORE,
-        vcpus=8,
-        as_is=as_is_of(ONE_CORE, step_seconds=at(0.041)),
-        loader=loader_of(ONE_CORE, num_workers=1),
-        drains=(drained(8, 0.005, rate=25.0, wall=0.32), drained(1, 0.005, rate=25.0, wall=0.040)),
-    )
-    assert not [fix for fix in combined(storage).fixes if fix.id == "num_workers"]
-
-
-def test_no_fix_is_advised_on_one_busy_core():
-    assert combined(ONE_CORE).fixes == ()
+        profile_of(*ranks)
 
 
 def test_float_images_are_better_sent_as_bytes():
     batch = BatchFacts(
         samples=64, num_bytes=4_000_000, float_image_bytes=4_000_000, is_uint8_like=True
     )
-    (fix,) = combined(changed(ONE_CORE, batch=batch)).fixes
+    (fix,) = profile_of(changed(ONE_CORE, batch=batch)).fixes
     assert fix.id == "uint8"
     assert "4.00 MB per step become 1.00 MB (nothing is lost)" in fix.text
 
 
 def test_workers_that_start_each_epoch_are_worth_keeping():
-    short = changed(ONE_CORE, as_is=as_is_of(ONE_CORE, first_wait_seconds=2.0, epoch_batches=10))
-    (fix,) = combined(short).fixes
+    (fix,) = profile_of(changed(ONE_CORE, first_wait_seconds=2.0, epoch_batches=10)).fixes
     assert fix.id == "persistent_workers"
     assert fix.saves_seconds == pytest.approx(0.196, abs=0.001)
-
-
-def test_the_words_fit_88_columns_and_name_the_limit():
-    text = explain(combined(ONE_CORE))
-    assert max(map(len, text.splitlines())) <= 88
-    assert "60% of a step is waiting for data" in text
-    assert "the limit is the CPU." in text.replace("\n  ", " ")
 
 
 def test_where_stoker_does_not_help_that_is_said_first():
     fed = changed(
         ONE_CORE,
         vcpus=8,
-        as_is=as_is_of(ONE_CORE, step_seconds=at(0.0225), wait_seconds=at(0.0003)),
-        drains=(drained(8, 0.04, rate=190.0), drained(1, 0.04, rate=25.0)),
+        step_seconds=at(0.0225),
+        wait_seconds=at(0.0003),
+        drains=(drained(8, 0.04), drained(1, 0.04)),
     )
-    assert "stoker does not help here" in explain(combined(fed)).splitlines()[0]
-
-
-def parts(**fields: float) -> Parts:
-    base = Parts(
-        accelerator_seconds=0.02,
-        receive_seconds=0.001,
-        loader_cpu_seconds=0.08,
-        loader_wall_seconds=0.08,
-        trainer_cpu_seconds=0.02,
-        vcpus=4,
-        workers=4,
-    )
-    return replace(base, **fields)
+    assert "stoker does not help here" in explain(profile_of(fed)).splitlines()[0]
 
 
 @pytest.mark.parametrize(
@@ -405,10 +270,20 @@ def parts(**fields: float) -> Parts:
     ],
 )
 def test_the_slowest_of_what_overlaps_sets_the_step(fields, seconds, name):
-    assert parts(**fields).step_seconds == pytest.approx(seconds)
-    assert parts(**fields).limit == name
+    parts = Parts(
+        accelerator_seconds=0.02,
+        receive_seconds=0.001,
+        loader_cpu_seconds=0.08,
+        loader_wall_seconds=0.08,
+        trainer_cpu_seconds=0.02,
+        **{"vcpus": 4, "workers": 4} | fields,
+    )
+    assert parts.step_seconds == pytest.approx(seconds)
+    assert parts.limit == name
 
 
+# Pods of a cluster (Kubernetes 1.36, torch 2.6 on the CPU), whose trainer used a third less CPU on
+# cached batches than next to its worker; `apart` is what both need alone, over the vCPUs.
 @pytest.mark.parametrize(
     ("vcpus", "step", "workers_cpu", "trainer_cpu", "apart"),
     [
@@ -421,29 +296,20 @@ def test_the_slowest_of_what_overlaps_sets_the_step(fields, seconds, name):
 def test_a_training_on_the_cpu_is_explained_by_what_its_steps_used(
     vcpus, step, workers_cpu, trainer_cpu, apart
 ):
-    """Checks pods whose trainer used a third less CPU on cached batches than next to its worker.
-
-    The figures are of a cluster (Kubernetes 1.36, torch 2.6 on the CPU); `apart` is what loader and
-    trainer need alone, over the vCPUs.
-    """
     alone = apart * vcpus - workers_cpu
-    rank = changed(
-        ONE_CORE,
+    rank = rank_of(
+        step=step,
+        wait=0.02 * step,
+        accelerator=alone / vcpus,
+        workers=vcpus,
         vcpus=vcpus,
-        as_is=AsIs(
-            step_seconds=at(step),
-            wait_seconds=at(0.02 * step),
-            trainer_cpu_seconds=trainer_cpu,
-            children_cpu_seconds=workers_cpu,
-            receive_seconds=0.0,
-        ),
-        accelerator=AcceleratorOnly(
-            step_seconds=at(alone / vcpus), trainer_cpu_seconds=at(alone), cached_batches=8
-        ),
-        drains=(drained(1, workers_cpu), drained(2, workers_cpu)),
-        loader=loader_of(ONE_CORE, num_workers=vcpus),
+        trainer_cpu=trainer_cpu,
+        trainer_alone_cpu=alone,
+        children_cpu=workers_cpu,
+        drains=(drained(1, workers_cpu, rate=0.0), drained(2, workers_cpu, rate=0.0)),
+        evidence=None,
     )
-    profile = combined(rank)
+    profile = profile_of(rank)
     assert profile.check.predicted_step_seconds == pytest.approx(
         (workers_cpu + trainer_cpu) / vcpus
     )
@@ -451,36 +317,16 @@ def test_a_training_on_the_cpu_is_explained_by_what_its_steps_used(
     assert [state.id for state in profile.states] == ["cpu"]
 
 
-def test_a_trainer_that_loads_on_its_own_is_charged_for_its_loading_once():
-    rank = changed(
-        ONE_CORE,
-        as_is=as_is_of(ONE_CORE, trainer_cpu_seconds=0.063, children_cpu_seconds=0.0),
-        loader=loader_of(ONE_CORE, num_workers=0),
-    )
-    profile = combined(rank)
-    assert profile.step.used_cpu_seconds == pytest.approx(0.063)
-    assert profile.check.predicted_step_seconds == pytest.approx(0.063)
-
-
-def test_idle_cpus_do_not_explain_a_step():
-    rank = changed(ONE_CORE, vcpus=4, as_is=as_is_of(ONE_CORE, step_seconds=at(0.2, 120)))
-    check = combined(rank).check
-    assert not check.explained
-
-
 def test_a_pod_that_used_idle_cpus_of_its_node_is_explained_with_those_that_it_had():
-    rank = changed(
-        ONE_CORE,
-        vcpus=1,
-        as_is=as_is_of(
+    profile = profile_of(
+        changed(
             ONE_CORE,
-            step_seconds=at(0.030, 120),
+            step_seconds=at(0.030),
             trainer_cpu_seconds=0.030,
             children_cpu_seconds=0.045,
-        ),
-        drains=(drained(1, 0.040, rate=24.0), drained(2, 0.040, rate=48.0)),
+            drains=(drained(1, 0.040), drained(2, 0.040)),
+        )
     )
-    profile = combined(rank)
     assert profile.host.capacity == pytest.approx(2.5)
     assert profile.check.explained
     (note,) = profile.what["notes"]

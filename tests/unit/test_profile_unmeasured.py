@@ -1,7 +1,7 @@
 """Each reason why there is no profile has its own words, with what was observed."""
 
 import json
-from pathlib import Path
+import sys
 
 import msgspec
 import pytest
@@ -16,15 +16,18 @@ from stoker.profile.profiled_job import (
     Heard,
     ProcessReport,
     UnmeasuredError,
+    fix_of_missing_module,
     notebook_refusal,
     read_seen,
     timed_profile,
     too_few,
     unmeasured,
 )
-from stoker.profile.rank_results import LoaderFacts, RankResult
+from stoker.profile.rank_results import RankResult
 from stoker.profile.step_watch import NO_BATCH
-from stoker.records import Profile, ProfiledHost, ProfiledLoader, StepTerms, TodaysGroup, write_json
+from stoker.records import ProfiledLoader, TodaysGroup, write_json
+from support import builders
+from support.profiled_ranks import changed, rank_of
 
 TORCH = ProcessReport(packages=("torch", "json"))
 USED = CommandUsage(wall_seconds=10.0, cpu_seconds=5.0, vcpus=2, hosts=1)
@@ -35,17 +38,8 @@ END = (
 
 
 def rank(*, missing: str = "the script ended after 6 batches", number: int = 0) -> RankResult:
-    return RankResult(
-        rank=number,
-        world_size=2 if number else 1,
-        host="algo-1",
-        vcpus=2,
-        ranks_on_host=1,
-        missing=missing,
-        loader=LoaderFacts(
-            num_workers=3, pin_memory=False, persistent_workers=False, dataset="m.D"
-        ),
-    )
+    whole = rank_of(rank=number, world_size=2 if number else 1, vcpus=2, workers=3)
+    return changed(whole, missing=missing, as_is=None, accelerator=None)
 
 
 def reason(
@@ -53,6 +47,7 @@ def reason(
     seen: tuple[ProcessReport, ...] = (TORCH,),
     command: tuple[str, ...] = ("python", "train.py"),
     used: CommandUsage | None = USED,
+    timed: str = "",
 ) -> UnmeasuredError:
     found = unmeasured(
         ranks,
@@ -61,6 +56,7 @@ def reason(
         command=command,
         group=TodaysGroup(instance_type="local.c2"),
         what={"when": "now"},
+        timed=timed,
     )
     assert found is not None
     return found
@@ -73,7 +69,7 @@ def reason(
         (reason(rank(number=1)), "(rank 1)"),
         (reason(rank(missing=NO_BATCH)), "the script ended, and its loader gave no batch"),
         (
-            reason(msgspec.structs.replace(rank(), ended_before="overwrite a.pt")),
+            reason(changed(rank(), ended_before="overwrite a.pt")),
             "the profile ended too soon: the script was about to overwrite a.pt",
         ),
         (reason(rank(missing="")), "it was cut off"),
@@ -106,11 +102,7 @@ def test_what_was_observed_is_said_and_is_a_record():
     assert error.observed.step is None
     assert error.observed.observed.cpu_utilization == 0.25
     assert error.observed.what["when"] == "now"
-
-
-def test_where_nothing_was_observed_there_is_no_record():
-    assert reason(used=None).observed is None
-    assert reason(used=None).where == ""
+    assert (reason(used=None).observed, reason(used=None).where) == (None, "")
 
 
 def test_a_launchers_last_line_is_heard_and_others_are_not():
@@ -157,48 +149,29 @@ def test_a_loader_of_a_library_that_the_feed_cannot_reach_is_in_the_profile():
     assert reason(rank(), seen=(report,)).observed.loader is None
 
 
-@pytest.mark.parametrize("packages", [("tensorflow",), ("torch", "ray")])
-def test_users_of_other_loaders_are_told_of_stoker_timed(packages):
-    fix = reason(seen=(ProcessReport(packages=packages),)).fix
+def test_a_script_that_ended_after_a_few_timed_batches_is_told_so(tmp_path):
+    def told(*, steps: int) -> UnmeasuredError:
+        own = LoaderUsage(steps=steps, is_elsewhere=True)
+        content = msgspec.json.encode(RankUsage(rank=0, loaders={0: own}))
+        (tmp_path / "usage-rank0.json").write_bytes(content)
+        return reason(seen=(ProcessReport(packages=("tensorflow",)),), timed=too_few(tmp_path))
+
+    error = told(steps=3)
+    assert "after 4 batches of stoker.timed" in error.what
+    assert "longer" in error.fix
+    # Else its users are told of stoker.timed.
+    fix = told(steps=MIN_STEPS).fix
     assert "stoker.timed(batches)" in fix
     assert "stoker.keras.timed" in fix
 
 
-def left(folder: Path, *, steps: int) -> Path:
-    """Writes what a script that uses stoker.timed leaves."""
-    own = LoaderUsage(steps=steps, is_elsewhere=True)
-    content = msgspec.json.encode(RankUsage(rank=0, loaders={0: own}))
-    (folder / "usage-rank0.json").write_bytes(content)
-    return folder
-
-
-def test_a_script_that_ended_after_a_few_timed_batches_is_told_so(tmp_path):
-    words = too_few(left(tmp_path, steps=3))
-    error = unmeasured(
-        [],
-        seen=[ProcessReport(packages=("tensorflow",))],
-        used=USED,
-        command=("python", "train.py"),
-        group=TodaysGroup(instance_type="local.c2"),
-        what={},
-        timed=words,
-    )
-    assert "after 4 batches of stoker.timed" in error.what
-    assert "longer" in error.fix
-    assert too_few(left(tmp_path, steps=MIN_STEPS)) == ""
-
-
-def passive(*, unmeasured: tuple[str, ...]) -> Profile:
-    return Profile(
-        host=ProfiledHost(instance_type="local.c2"),
-        step=StepTerms(step_seconds=0.1, wait_seconds=0.05),
-        unmeasured=unmeasured,
-        what={"passive": True, "steps": 40, "status": "failed"},
-    )
-
-
 def test_the_timed_steps_are_the_profile_where_no_loader_was_measured(tmp_path):
-    write_json(tmp_path / FILE, passive(unmeasured=UNMEASURED))
+    assert timed_profile(tmp_path, [], what={}) is None
+    what = {"passive": True, "steps": 40, "status": "failed"}
+    passive = builders.profile("local.c2", step_seconds=0.1, wait_seconds=0.05, what=what)
+    write_json(tmp_path / FILE, passive)
+    assert timed_profile(tmp_path, [], what={}) is None
+    write_json(tmp_path / FILE, msgspec.structs.replace(passive, unmeasured=UNMEASURED))
     found = timed_profile(tmp_path, [rank()], what={"when": "now"})
     assert found.what == {"steps": 40, "when": "now", "notes": [NOTE, _CPU_NOTE]}
     verdict = explain(found)
@@ -206,7 +179,10 @@ def test_the_timed_steps_are_the_profile_where_no_loader_was_measured(tmp_path):
     assert "note: only the steps as they are" in verdict
 
 
-def test_a_passive_profile_of_a_loader_is_no_profile_of_timed_steps(tmp_path):
-    assert timed_profile(tmp_path, [], what={}) is None
-    write_json(tmp_path / FILE, passive(unmeasured=()))
-    assert timed_profile(tmp_path, [], what={}) is None
+def test_a_missing_module_is_installed_from_the_requirements_next_to_the_script(tmp_path):
+    command = ("python", str(tmp_path / "train.py"), "--data", "other.py")
+    found = fix_of_missing_module("PIL.Image", command)
+    assert found == f"install the package of module PIL for {sys.executable}"
+    (tmp_path / "requirements.txt").write_text("pillow")
+    found = fix_of_missing_module("PIL.Image", command)
+    assert found == f"{sys.executable} -m pip install -r {tmp_path / 'requirements.txt'}"

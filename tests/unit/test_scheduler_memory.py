@@ -1,7 +1,6 @@
 """Waiting batches of all loaders have one budget of bytes, and one batch always goes."""
 
 import random
-from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -87,27 +86,12 @@ def test_all_loaders_together_stay_within_the_budget_and_each_comes_to_its_end(
     assert all(loader.is_over for loader in loaders)
 
 
-@given(st.integers(0, 1 << 40), st.lists(st.integers(0, 1 << 40), max_size=5))
-def test_a_loader_is_allowed_its_part_and_no_more_than_is_free(total, committed):
-    class Holds:
-        def __init__(self, nbytes: int) -> None:
-            self.committed_bytes = nbytes
-
-    allowed = allowance(total, others=[Holds(nbytes) for nbytes in committed])
-    assert 0 <= allowed <= total // (len(committed) + 1)
-    assert allowed + sum(committed) <= max(total, sum(committed))
-
-
-def test_first_batches_do_not_fill_the_memory_before_their_size_is_known():
-    schedule = BatchScheduler(max_bytes=4 * memory.UNKNOWN_BATCH_BYTES)
-    schedule.grant("host", 100)
-    schedule.supply(100)
-    assert len(schedule.assign(0.0)) == 4
-
-
 def test_larger_batches_than_those_before_shrink_the_prefetch_window_at_once():
-    schedule = BatchScheduler(max_bytes=10_000)
+    schedule = BatchScheduler(max_bytes=4 * memory.UNKNOWN_BATCH_BYTES)
     schedule.grant("host", 50)
+    # Before their size is known, they do not fill the memory.
+    assert schedule.window(0.0) == 4
+    schedule.max_bytes = 10_000
     for number, nbytes in enumerate([100, 100, 5000]):
         schedule.supply(1)
         assert schedule.assign(0.0) == [("host", number)]
@@ -116,17 +100,13 @@ def test_larger_batches_than_those_before_shrink_the_prefetch_window_at_once():
     assert schedule.window(0.0) == 2
 
 
-def write(root: Path, limit: str) -> None:
-    (root / "memory.max").write_text(limit + "\n")
-
-
 def test_default_budget_is_a_quarter_of_the_memory_limit(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "CGROUP", tmp_path)
-    write(tmp_path, str(400 << 20))
+    (tmp_path / "memory.max").write_text(f"{400 << 20}\n")
     monkeypatch.setattr(machine, "memory_groups", lambda: [tmp_path])
     assert memory.max_bytes(FeedSettings()) == 100 << 20
     assert memory.max_bytes(FeedSettings(max_bytes=7)) == 7
-    write(tmp_path, "max")
+    (tmp_path / "memory.max").write_text("max\n")
     assert memory.max_bytes(FeedSettings()) == machine.host_bytes() // 4
 
 

@@ -1,5 +1,8 @@
 """Checks what is made of the times of steps, and when a phase knows enough."""
 
+import itertools
+import threading
+
 import pytest
 
 from stoker.profile.rank_results import block_means, quartiles
@@ -7,36 +10,22 @@ from stoker.profile.step_watch import (
     AS_IS_ENOUGH,
     WARM_UP_REPLAYS,
     WARM_UP_STEPS,
+    Alarm,
     AsIsSteps,
     ReplaySteps,
+    look,
     missing_of,
+    speed_spread,
 )
 
 
-def as_is(
-    *,
-    workers: int = 1,
-    children: float = 0.0,
-    machine: float = 0.0,
-    warm_up_seconds: float = float("inf"),
-    clock_batches: int = 1,
-) -> AsIsSteps:
-    clock = {"children": 0.0, "machine": 0.0}
-
-    def children_cpu() -> float:
-        clock["children"] += children
-        return clock["children"]
-
-    def machine_cpu() -> float:
-        clock["machine"] += machine
-        return clock["machine"]
-
+def as_is(*, children: float = 0.0, machine: float = 0.0, **warm_up: float) -> AsIsSteps:
+    """Makes steps whose processes use so many CPU-seconds from one look to the next."""
     return AsIsSteps(
-        workers=workers,
-        children_cpu=children_cpu,
-        machine_cpu=machine_cpu,
-        warm_up_seconds=warm_up_seconds,
-        clock_batches=clock_batches,
+        workers=1,
+        children_cpu=itertools.count(step=children).__next__,
+        machine_cpu=itertools.count(step=machine).__next__,
+        **warm_up,
     )
 
 
@@ -48,33 +37,20 @@ def take(steps: AsIsSteps, *, count: int, every: float, start: float = 0.0) -> f
     return now
 
 
-def test_quartiles_of_one_value_are_that_value():
-    only = quartiles([3.0])
-    assert (only.mean, only.median, only.low, only.high, only.samples) == (3.0, 3.0, 3.0, 3.0, 1)
-
-
 def test_block_means_see_the_wait_that_ends_a_burst():
     # Four workers deliver together: three short steps, then a long one. The median step is short.
     steps = [0.02, 0.02, 0.02, 0.14] * 10
     assert quartiles(steps).median == pytest.approx(0.02)
     assert quartiles(block_means(steps, workers=4)).median == pytest.approx(0.05)
-
-
-def test_few_steps_are_one_block():
     assert block_means([1.0, 2.0, 6.0], workers=2) == [3.0]
 
 
-def test_warm_up_is_not_counted():
+def test_a_step_never_spans_the_warm_up_or_the_end_of_an_epoch():
     steps = as_is()
-    take(steps, count=WARM_UP_STEPS + 1, every=1.0)
+    now = take(steps, count=WARM_UP_STEPS + 1, every=7.0)
     assert steps.count == 0
-    take(steps, count=5, every=1.0, start=WARM_UP_STEPS + 1.0)
+    now = take(steps, count=5, every=1.0, start=now)
     assert steps.count == 5
-
-
-def test_a_step_never_spans_the_end_of_an_epoch():
-    steps = as_is()
-    now = take(steps, count=WARM_UP_STEPS + 6, every=1.0)
     steps.epoch_ended()
     take(steps, count=6, every=1.0, start=now + 500.0)
     result = steps.result()
@@ -167,14 +143,8 @@ def test_what_a_script_that_ended_too_soon_lacks_is_one_figure():
     assert missing(batches=0, is_read_out=True) == "its loader gave no batch"
 
 
-def test_the_warm_up_of_slow_steps_ends_by_the_clock():
-    steps = as_is(warm_up_seconds=10.0)
-    take(steps, count=4, every=6.0)
-    # The first batch begins the clock; 12 s later steps count.
-    assert steps.count == 1
-
-
 def test_ranks_whose_first_batches_come_apart_count_from_the_same_step_on():
+    # The warm-up of slow steps ends by the clock, and not by their number.
     counts = []
     for first in (0.0, 5.0):
         steps = as_is(warm_up_seconds=2.0, clock_batches=2)
@@ -185,35 +155,43 @@ def test_ranks_whose_first_batches_come_apart_count_from_the_same_step_on():
     assert counts == [1, 1]
 
 
-def test_fewer_replays_of_slow_steps_are_left_out():
-    replay = ReplaySteps(warm_up=1)
-    for index in range(3):
-        replay.asked(now=float(index), cpu=float(index))
-        replay.gave(now=float(index), cpu=float(index))
-    assert replay.count == 1
-
-
 @pytest.mark.parametrize("block", [1, 5])
 def test_a_replayed_step_leaves_out_what_the_cache_costs(block):
-    replay = ReplaySteps(block=block)
-    now = 0.0
-    for _ in range(WARM_UP_REPLAYS + 20):
+    # Fewer of them to warm up where steps are slow.
+    warm_up = WARM_UP_REPLAYS - 1
+    replay, now, ends = ReplaySteps(block=block, warm_up=warm_up), 0.0, []
+    for number in range(warm_up + 20):
+        # The accelerator is waited for at block ends only.
+        if replay.is_block_end():
+            ends.append(number - warm_up)
         replay.asked(now=now, cpu=now)
         now += 0.5 if block == 1 else 0.0  # cloning; hidden behind the accelerator in blocks
         replay.gave(now=now, cpu=now)
         now += 2.0
     replay.asked(now=now, cpu=now)
+    assert ends == list(range(0, 20, block))
     result = replay.result(cached_batches=8)
     assert result.step_seconds.median == pytest.approx(2.0)
     assert result.trainer_cpu_seconds.median == pytest.approx(2.0)
     assert replay.count == 20
 
 
-def test_the_accelerator_is_waited_for_at_block_ends_only():
-    replay = ReplaySteps(block=5)
-    ends = []
-    for _ in range(WARM_UP_REPLAYS + 11):
-        ends.append(replay.is_block_end())
-        replay.asked(now=0.0, cpu=0.0)
-        replay.gave(now=0.0, cpu=0.0)
-    assert [index for index, is_end in enumerate(ends) if is_end] == [3, 8, 13]
+def test_the_spread_of_a_cpus_speed_is_that_of_its_seconds_and_not_of_single_looks():
+    assert 1e-5 < look() < 0.1
+    assert speed_spread([0.0002] * 39) is None
+    assert speed_spread([0.0002, 0.0003, 0.0002, 0.0002, 0.0003] * 60) < 0.05
+    # Two seconds fast, two seconds slow: 0.2 and 0.3 ms, mean 0.25, deviation 0.05.
+    looks = ([0.0002] * 20 + [0.0003] * 20) * 10
+    assert speed_spread(looks) == pytest.approx(0.2, rel=0.05)
+
+
+def test_a_rung_alarm_ends_a_sleep_and_all_later_ones():
+    alarm = Alarm()
+    sleeper = threading.Thread(target=alarm.sleep, args=(300.0,), daemon=True)
+    sleeper.start()
+    alarm.ring()
+    sleeper.join(timeout=30)
+    assert not sleeper.is_alive()
+    assert alarm.sleep(300.0) == 0.0
+    alarm.close()
+    alarm.close()

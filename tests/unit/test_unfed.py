@@ -38,7 +38,6 @@ def test_a_loader_that_is_not_stokers_is_named_at_the_first_step(tmp_path):
     watch, said = watch_of(tmp_path)
     watch.seen = "torch.utils.data.dataloader.DataLoader"
     watch.step()
-    assert "feed_unused" in said.getvalue()
     assert "torch.utils.data.dataloader.DataLoader is read without stoker" in said.getvalue()
     assert "--replace-dataloader" in said.getvalue()
     take_steps(watch)
@@ -71,18 +70,9 @@ def test_a_training_with_a_loader_of_stokers_is_left_alone(tmp_path, monkeypatch
     assert not (tmp_path / unfed_file(0)).exists()
 
 
-def test_steps_are_counted_without_a_data_group_too(tmp_path):
+def test_steps_are_counted_without_a_data_group_too_and_told_once_a_second(tmp_path):
     watch, said = watch_of(tmp_path)
     watch.is_planned = False
-    take_steps(watch, ENOUGH_STEPS + 105)
-    watch.write()
-    (told,) = read_loadings(tmp_path)
-    assert (told.optimizer_steps, said.getvalue()) == (ENOUGH_STEPS + 105, "")
-    assert not (tmp_path / unfed_file(0)).exists()
-
-
-def test_a_process_that_leaves_by_exit_has_said_its_steps_once_a_second(tmp_path):
-    watch, _ = watch_of(tmp_path)
     now = [10.0]
     watch.clock = lambda: now[0]
     told = []
@@ -91,6 +81,11 @@ def test_a_process_that_leaves_by_exit_has_said_its_steps_once_a_second(tmp_path
         watch.step()
         told.append(read_loadings(tmp_path)[0].optimizer_steps)
     assert told == [1, 1, 1, 4]
+    take_steps(watch, ENOUGH_STEPS)
+    watch.write()
+    assert read_loadings(tmp_path)[0].optimizer_steps == ENOUGH_STEPS + 4
+    assert said.getvalue() == ""
+    assert not (tmp_path / unfed_file(0)).exists()
 
 
 # Of torch's own, as it imports its compiler.
@@ -139,41 +134,31 @@ class Released:
         self.reasons.append(reason)
 
 
-def two_ranks(folder: Path) -> tuple[Released, Release, list[OptimizerWatch]]:
-    coordinator = Released()
-    release = Release(folder, coordinator, ranks=2, all_ranks=2)
-    return coordinator, release, [watch_of(folder, rank=rank, world=2)[0] for rank in (0, 1)]
-
-
 def take_steps(watch: OptimizerWatch, count: int = ENOUGH_STEPS) -> None:
     for _ in range(count):
         watch.step()
 
 
-def test_data_hosts_are_given_back_when_all_ranks_say_the_same(tmp_path, monkeypatch):
+@pytest.mark.parametrize("asks_after_all", [False, True])
+def test_data_hosts_are_given_back_when_all_ranks_say_the_same(tmp_path, asks_after_all):
     (tmp_path / unfed_file(1)).write_bytes(msgspec.json.encode(Unfed(1, "of an attempt before")))
-    coordinator, release, ranks = two_ranks(tmp_path)
-    take_steps(ranks[0])
+    coordinator = Released()
+    release = Release(tmp_path, coordinator, ranks=2, all_ranks=2)
+    first, second = (watch_of(tmp_path, rank=rank, world=2)[0] for rank in (0, 1))
+    take_steps(first)
     release.tick()
     assert coordinator.reasons == []
-    take_steps(ranks[1])
+    take_steps(second)
+    if asks_after_all:
+        # Before the launcher has looked: it takes its word back.
+        assert not is_released(first.process())
     release.tick()
     release.tick()
-    assert len(coordinator.reasons) == 1
-    assert "takes no batches from its data hosts" in coordinator.reasons[0]
-    assert (tmp_path / RELEASED_FILE).exists()
+    assert (tmp_path / RELEASED_FILE).exists() is not asks_after_all
+    said = "takes no batches from its data hosts"
+    assert [said in reason for reason in coordinator.reasons] == [True] * (not asks_after_all)
     # Who reads a loader of stoker's after all makes its batches itself.
-    assert is_released(ranks[0].process())
-
-
-def test_a_rank_that_asks_after_all_takes_its_word_back(tmp_path):
-    coordinator, release, ranks = two_ranks(tmp_path)
-    for rank in ranks:
-        take_steps(rank)
-    assert not is_released(ranks[0].process())
-    release.tick()
-    assert coordinator.reasons == []
-    assert not (tmp_path / RELEASED_FILE).exists()
+    assert is_released(first.process()) is not asks_after_all
 
 
 # With strategy none the process of each host may be a world of its own.

@@ -60,7 +60,6 @@ class Board:
         self._folder.mkdir(parents=True, exist_ok=True)
         temporary = self._folder / f".{name}.{os.getpid()}"
         temporary.write_text(text)
-        # Renamed into place: other ranks see the whole note or none.
         temporary.replace(self._folder / name)
 
     def read(self, name: str) -> str | None:
@@ -221,7 +220,8 @@ class Findings:
         self.folder = folder
         self._agreement = agreement
         self._notes: list[str] = []
-        self._result = RankResult(
+        self.is_first_of_host = place.leads_host
+        self.result = RankResult(
             rank=place.rank,
             world_size=place.world_size,
             host=host,
@@ -229,17 +229,9 @@ class Findings:
             ranks_on_host=place.ranks_on_host or 1,
         )
 
-    @property
-    def result(self) -> RankResult:
-        return self._result
-
-    @property
-    def is_first_of_host(self) -> bool:
-        return self._place.leads_host
-
     def learn(self, **parts: object) -> None:
         """Sets fields of the result."""
-        self._result = msgspec.structs.replace(self._result, **parts)
+        self.result = msgspec.structs.replace(self.result, **parts)
 
     def note(self, *notes: str) -> None:
         """Adds notes for readers of the figures."""
@@ -252,12 +244,12 @@ class Findings:
             missing: Why the profile is incomplete; empty: it is not.
         """
         self.learn(missing=missing, notes=tuple(self._notes))
-        write_text(self._file(self._result.rank), self._text())
+        write_text(self._file(self.result.rank), self._text())
 
     def count_neighbours(self) -> None:
         """Counts the ranks of this host, where no variable says; all must have begun."""
         if self._place.ranks_on_host is None:
-            self.learn(ranks_on_host=self._agreement.ranks_on_host(self._result.host))
+            self.learn(ranks_on_host=self._agreement.ranks_on_host(self.result.host))
 
     def meet(self, name: str) -> None:
         """Waits up to _MEET_SECONDS for the other ranks; notes when one does not come."""
@@ -276,8 +268,8 @@ class Findings:
             self._agreement.arrive("end")
             return
         self.meet("end")
-        if self._result.rank == 0:
-            for rank in range(self._result.world_size):
+        if self.result.rank == 0:
+            for rank in range(self.result.world_size):
                 file = self._file(rank)
                 result = None if file.exists() else self._agreement.handed_in(rank)
                 if result:
@@ -287,7 +279,7 @@ class Findings:
         return self.folder / f"profile-rank{rank}.json"
 
     def _text(self) -> str:
-        return msgspec.json.format(msgspec.json.encode(self._result)).decode()
+        return msgspec.json.format(msgspec.json.encode(self.result)).decode()
 
 
 def end_process(*, folder: Path, launcher_pid: int | None) -> NoReturn:
@@ -331,16 +323,14 @@ def _below() -> list[psutil.Process]:
 
 def _above(launcher_pid: int | None) -> list[psutil.Process]:
     """Returns the processes between the launcher and this one, the uppermost first."""
-    try:
-        above = psutil.Process().parents()
-    except psutil.Error:
-        return []
-    pids = [process.pid for process in above]
+    between: list[psutil.Process] = []
+    with contextlib.suppress(psutil.Error):
+        for process in psutil.Process().parents():
+            if process.pid == launcher_pid:
+                return [each for each in reversed(between) if not _is_torchrun(each)]
+            between.append(process)
     # A script may detach from its launcher: then no process above is known to be the job's.
-    if launcher_pid not in pids:
-        return []
-    between = above[: pids.index(launcher_pid)]
-    return [process for process in reversed(between) if not _is_torchrun(process)]
+    return []
 
 
 def _is_torchrun(process: psutil.Process) -> bool:

@@ -1,5 +1,6 @@
 """Copies of batches, facts about them, and the choice of the loader that is measured."""
 
+import contextlib
 import copy
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -127,10 +128,8 @@ def versions() -> dict[str, str]:
     """Returns the versions of the packages that batches and steps depend on."""
     found = {}
     for name in _PACKAGES:
-        try:
+        with contextlib.suppress(PackageNotFoundError):
             found[name] = version(name)
-        except PackageNotFoundError:
-            continue
     return found
 
 

@@ -7,15 +7,7 @@ import msgspec
 from stoker.errors import UsageError
 from stoker.feed.timeline import waits_longest
 from stoker.profile.fixes import find_fixes
-from stoker.profile.rank_results import (
-    AcceleratorOnly,
-    AsIs,
-    BatchFacts,
-    Cost,
-    Drain,
-    Quartiles,
-    RankResult,
-)
+from stoker.profile.rank_results import Cost, Drain, Quartiles, RankResult
 from stoker.profile.states import Signs, find_states, others_of, signs_of, with_one_step
 from stoker.profile.step_watch import speed_spread
 from stoker.records import (
@@ -47,14 +39,6 @@ LONGER = (
 _MORE_THAN_ASKED = 1.05
 
 
-def read_bytes_of(ranks: Sequence[RankResult]) -> Quartiles | None:
-    """Returns the bytes that a global step reads from storage; None if a rank's are not known."""
-    known = [rank.reads.batch_bytes for rank in ranks if rank.reads is not None]
-    if not known or len(known) != len(ranks):
-        return None
-    return _added(known)
-
-
 def storage_rate_of(ranks: Sequence[RankResult]) -> Quartiles | None:
     """Returns the slowest host's storage rate in bytes/s, all ranks reading; None: not known."""
     hosts: dict[str, list[Quartiles]] = {}
@@ -68,12 +52,6 @@ def storage_rate_of(ranks: Sequence[RankResult]) -> Quartiles | None:
     return min(found, key=lambda own: own.mean, default=None)
 
 
-def batch_bytes_of(ranks: Sequence[RankResult]) -> Quartiles | None:
-    """Returns the bytes of a global batch, from the cached batches."""
-    known = [rank.batch.sizes for rank in ranks if rank.batch and rank.batch.sizes]
-    return _added(known) if known and len(known) == len(ranks) else None
-
-
 def transforms_of(ranks: Sequence[RankResult]) -> tuple[TransformCost, ...]:
     """Returns the parts of loading: getitem and its parts, most expensive first, then collate."""
     costs = next((rank.costs for rank in ranks if rank.costs), ())
@@ -85,15 +63,7 @@ def transforms_of(ranks: Sequence[RankResult]) -> tuple[TransformCost, ...]:
         inside = [cost for cost in costs if cost.within == head.name]
         rows += [head, *sorted(inside, key=lambda cost: -cost.cpu_seconds)]
     return tuple(
-        TransformCost(
-            name=cost.name,
-            within=cost.within,
-            cpu_seconds=cost.cpu_seconds,
-            share=min(1.0, cost.cpu_seconds / whole),
-            bytes_in=cost.bytes_in,
-            bytes_out=cost.bytes_out,
-            samples=cost.samples,
-        )
+        TransformCost(**msgspec.structs.asdict(cost), share=min(1.0, cost.cpu_seconds / whole))
         for cost in rows[:_MAX_ROWS]
     )
 
@@ -121,8 +91,6 @@ def host_of(
 
     Args:
         rank: The first one.
-        group: Today's.
-        settings: Settings of the profile, with the type that the user gave, if any.
         is_named: Whether the workload itself names `group`'s type.
     """
     found = rank.inventory
@@ -147,16 +115,19 @@ def host_of(
 def note_of_host(rank: RankResult, host: ProfiledHost) -> str | None:
     """Returns a note where this host reports another type than the profile has."""
     found = rank.inventory
-    if (
-        found is None
-        or not found.instance_type
-        or bare_type(found.instance_type) == bare_type(host.instance_type)
-    ):
+    seen = found.instance_type if found else None
+    if not found or not seen or bare_type(seen) == bare_type(host.instance_type):
         return None
     return (
-        f"this host is a {found.instance_type} ({found.source}), profiled as {host.instance_type}: "
-        f"--instance-type {found.instance_type} prices it as what it is"
+        f"this host is a {seen} ({found.source}), profiled as {host.instance_type}: "
+        f"--instance-type {seen} prices it as what it is"
     )
+
+
+def _added_if_known(parts: Sequence[Quartiles | None]) -> Quartiles | None:
+    """Returns the sum over all ranks; None if the part of one rank is not known."""
+    known = [part for part in parts if part is not None]
+    return _added(known) if len(known) == len(parts) else None
 
 
 def _added(parts: Sequence[Quartiles]) -> Quartiles:
@@ -169,28 +140,7 @@ def _added(parts: Sequence[Quartiles]) -> Quartiles:
     )
 
 
-def explaining_state(
-    states: Sequence[ProfileState],
-    signs: Sequence[Signs],
-    parts: Parts,
-    *,
-    measured_seconds: float,
-    tolerance: float,
-) -> str | None:
-    """Returns the state with which the parts give the measured step; None: no state does.
-
-    Args:
-        states: The strongest first.
-        tolerance: Error up to which a step counts as explained.
-    """
-    for state in states:
-        with_it = _with_limit(state.id, signs, parts, measured_seconds=measured_seconds)
-        if with_it is not None and abs(with_it / measured_seconds - 1) <= tolerance:
-            return state.id
-    return None
-
-
-def _with_limit(
+def _step_with(
     state: str, signs: Sequence[Signs], parts: Parts, *, measured_seconds: float
 ) -> float | None:
     """Returns the step of the parts where all wait for one rank, or the main process loads."""
@@ -218,9 +168,7 @@ def combine(
 
     Args:
         ranks: Ranks of all hosts.
-        group: Today's dnn group.
         workload_keys: Of the workload, with the hosts that were measured.
-        what: Facts about the run, for the record.
         is_named: False: the type of `group` is a guess, and the type that the host reports is
             better.
 
@@ -231,9 +179,10 @@ def combine(
     ranks = [own.rank for own in whole]
     first = ranks[0]
     cpu = _added([_loader_cpu(own) for own in whole])
-    walls = [own for own in map(_loader_wall, whole) if own is not None]
-    wall = _added(walls) if len(walls) == len(whole) else None
-    handovers = [own for own in map(_handover, whole) if own is not None]
+    wall = _added_if_known([_loader_wall(own) for own in whole])
+    handover = max(
+        (own for own in map(_handover, whole) if own), key=lambda own: own.median, default=None
+    )
     receives = [own.rank.receive for own in whole if own.rank.receive is not None]
     # The rank whose steps wait longest, for which all others wait: as in a run's record.
     waiting = whole[
@@ -242,8 +191,9 @@ def combine(
     slowest = max(whole, key=lambda own: own.accelerator.step_seconds.median)
     trainer = [own.accelerator.trainer_cpu_seconds for own in whole]
     on_host = [own for own in whole if own.rank.host == first.host]
-    read_bytes, rate = read_bytes_of(ranks), storage_rate_of(ranks)
-    sizes = batch_bytes_of(ranks)
+    read_bytes = _added_if_known([rank.reads.batch_bytes if rank.reads else None for rank in ranks])
+    rate = storage_rate_of(ranks)
+    sizes = _added_if_known([own.batch.sizes for own in whole])
     # Where ranks meet in all-reduce, the slowest one sets the pace: maxima over ranks for times,
     # sums for CPU. Medians for times, as single steps (a checkpoint) must not move them; means for
     # CPU, as a rare, expensive sample is work, too.
@@ -257,7 +207,7 @@ def combine(
         local_receive_seconds=max(
             own.as_is.receive_seconds if own.num_workers else 0.0 for own in whole
         ),
-        handover_seconds=max((own.median for own in handovers), default=None),
+        handover_seconds=handover.median if handover else None,
         receive_cpu_seconds=max((own.cpu_seconds.mean for own in receives), default=None),
         loader_wall_seconds=wall.median if wall else None,
         trainer_cpu_seconds=sum(own.mean for own in trainer),
@@ -280,14 +230,14 @@ def combine(
         "batch_bytes": _spread(sizes),
         "read_bytes": _spread(read_bytes),
         "storage_bytes_per_second": _spread(rate),
+        "handover_seconds": _spread(handover),
     }
-    if handovers:
-        spread["handover_seconds"] = _spread(max(handovers, key=lambda own: own.median))
     if receives:
         most = max(receives, key=lambda own: own.cpu_seconds.median)
         spread["receive_seconds"] = _spread(most.thread_seconds)
         spread["receive_cpu_seconds"] = _spread(most.cpu_seconds)
     hosts = {own.rank.host: own.rank.vcpus for own in whole}
+    spreads = [speed_spread(rank.evidence.core_looks) for rank in ranks if rank.evidence]
     host = host_of(first, group=group, settings=settings, is_named=is_named)
     known = Profile(
         workload_sha256=workload_sha256,
@@ -304,7 +254,7 @@ def combine(
             )
             if len(hosts) == 1
             else None,
-            cpu_speed_spread=max(_speed_spreads(ranks), default=None),
+            cpu_speed_spread=max((own for own in spreads if own is not None), default=None),
         ),
         spread={name: own for name, own in spread.items() if own is not None},
         loader_rates=_loader_rates(ranks),
@@ -330,9 +280,9 @@ class _Whole:
         assert rank.accelerator is not None
         assert rank.batch is not None
         self.rank = rank
-        self.as_is: AsIs = rank.as_is
-        self.accelerator: AcceleratorOnly = rank.accelerator
-        self.batch: BatchFacts = rank.batch
+        self.as_is = rank.as_is
+        self.accelerator = rank.accelerator
+        self.batch = rank.batch
         self.num_workers = rank.loader.num_workers if rank.loader else 0
 
 
@@ -390,10 +340,8 @@ def _with_what_they_had(ranks: Sequence[RankResult]) -> Sequence[RankResult]:
 
 def _loader_cpu(own: _Whole) -> Quartiles:
     share = max(1, round(own.rank.vcpus) // own.rank.ranks_on_host)
-    fitting = [drain for drain in own.rank.drains if drain.workers == share]
-    # With most workers, hyper-threads and caches are shared as in real work.
-    most = max(own.rank.drains, key=lambda drain: drain.workers, default=None)
-    drain = fitting[0] if fitting else most
+    # Else with most workers: hyper-threads and caches are shared as in real work.
+    drain = _drain_with(own.rank.drains, workers=share)
     if drain:
         return drain.cpu_seconds
     # The loader could not be tried alone: the CPU of its workers while the model trained, or how
@@ -414,9 +362,13 @@ def _handover(own: _Whole) -> Quartiles | None:
     if own.rank.uses_cuda:
         return None
     drains = [drain for drain in own.rank.drains if drain.handover_seconds is not None]
-    fitting = [drain for drain in drains if drain.workers == own.num_workers]
-    drain = fitting[0] if fitting else max(drains, key=lambda each: each.workers, default=None)
+    drain = _drain_with(drains, workers=own.num_workers)
     return drain.handover_seconds if drain else None
+
+
+def _drain_with(drains: Sequence[Drain], *, workers: int) -> Drain | None:
+    """Returns the drain with that many workers, else with most; None if there are none."""
+    return max(drains, key=lambda own: (own.workers == workers, own.workers), default=None)
 
 
 def _loader_wall(own: _Whole) -> Quartiles | None:
@@ -464,19 +416,18 @@ def _check(
     tolerance = settings.max_unexplained
     is_explained = abs(error) <= tolerance
     signs = [signs_of(own.rank) for own in whole]
+    explaining = (
+        state.id
+        for state in states
+        if (step := _step_with(state.id, signs, parts, measured_seconds=measured)) is not None
+        and abs(step / measured - 1) <= tolerance
+    )
     return Check(
         predicted_step_seconds=predicted,
         error=error,
         explained=is_explained,
-        state=None
-        if is_explained
-        else explaining_state(states, signs, parts, measured_seconds=measured, tolerance=tolerance),
+        state=None if is_explained else next(explaining, None),
     )
-
-
-def _speed_spreads(ranks: Sequence[RankResult]) -> list[float]:
-    looks = (rank.evidence.core_looks for rank in ranks if rank.evidence)
-    return [spread for spread in map(speed_spread, looks) if spread is not None]
 
 
 def _cpu_share(whole: Sequence[_Whole], hosts: Mapping[str, float]) -> float:

@@ -139,12 +139,8 @@ def _list_of(value: object) -> Sequence[object] | None:
 
 
 def _set_list(owner: object, transforms: list[object]) -> None:
-    if isinstance(owner, torch.nn.Sequential):
-        for number, transform in enumerate(transforms):
-            owner[number] = transform  # type: ignore[assignment]
-        return
-    kept = getattr(owner, "transforms", None)
-    if isinstance(kept, torch.nn.ModuleList):
+    kept = owner if isinstance(owner, torch.nn.Sequential) else getattr(owner, "transforms", None)
+    if isinstance(kept, torch.nn.Sequential | torch.nn.ModuleList):
         for number, transform in enumerate(transforms):
             kept[number] = transform  # type: ignore[assignment]
     elif isinstance(kept, list):
@@ -200,69 +196,69 @@ def _in_place(transform: object, timed: Timed) -> object:
     return timed_function
 
 
-class CostTask:
-    """Fetches and collates in a worker, with every transform timed."""
+def load_in_parts(source: TaskSource, *, until: float) -> tuple[Cost, ...]:
+    """Fetches and collates in a worker, with every transform timed; returns the costs.
 
-    def __call__(self, source: TaskSource, *, until: float) -> tuple[Cost, ...]:
-        """Returns the costs; none where the dataset gave fewer than two batches."""
-        composed = time_transforms(source.dataset)
-        getitem, collate, samples = 0.0, 0.0, 0
-        item_bytes: int | None = 0
-        bytes_out: list[int] = []
-        # The first batch imports, opens and fills caches: it is made and not counted.
-        is_first = True
-        # One batch at least counts, however long it takes.
-        while time.monotonic() < until or not bytes_out:
-            is_over = True
-            fetching = source.samples()
-            while True:
-                begun = time.process_time()
-                try:
-                    items = next(fetching)
-                except StopIteration:
-                    break
-                fetched = time.process_time()
-                is_over = False
-                if source.is_batched:
-                    count = len(cast("Sequence[object]", items))
-                else:
-                    count = batches.num_samples(items)
-                batch = source.collate(items)
-                done = time.process_time()
-                size = size_of(items)
-                del items
-                if is_first:
-                    is_first = False
-                    for each in composed:
-                        each.clear()
-                    continue
-                getitem += fetched - begun
-                collate += done - fetched
-                samples += count
-                item_bytes = None if item_bytes is None or size is None else item_bytes + size
-                bytes_out.append(num_bytes(batch))
-                if time.monotonic() >= until:
-                    break
-            if is_over:
+    There are none where the dataset gave fewer than two batches.
+    """
+    composed = time_transforms(source.dataset)
+    getitem, collate, samples = 0.0, 0.0, 0
+    item_bytes: int | None = 0
+    bytes_out: list[int] = []
+    # The first batch imports, opens and fills caches: it is made and not counted.
+    is_first = True
+    # One batch at least counts, however long it takes.
+    while time.monotonic() < until or not bytes_out:
+        is_over = True
+        fetching = source.samples()
+        while True:
+            begun = time.process_time()
+            try:
+                items = next(fetching)
+            except StopIteration:
                 break
-        if not samples:
-            return ()
-        rows = [
-            Cost(
-                name="getitem",
-                cpu_seconds=getitem / samples,
-                bytes_out=None if item_bytes is None else item_bytes / samples,
-                samples=samples,
-            ),
-            Cost(
-                name="collate",
-                cpu_seconds=collate / samples,
-                bytes_out=sum(bytes_out) / samples,
-                samples=len(bytes_out),
-            ),
-        ]
-        rows += [_row_of(each, samples=samples) for each in composed if each.calls]
-        return tuple(rows)
+            fetched = time.process_time()
+            is_over = False
+            if source.is_batched:
+                count = len(cast("Sequence[object]", items))
+            else:
+                count = batches.num_samples(items)
+            batch = source.collate(items)
+            done = time.process_time()
+            size = size_of(items)
+            del items
+            if is_first:
+                is_first = False
+                for each in composed:
+                    each.clear()
+                continue
+            getitem += fetched - begun
+            collate += done - fetched
+            samples += count
+            item_bytes = None if item_bytes is None or size is None else item_bytes + size
+            bytes_out.append(num_bytes(batch))
+            if time.monotonic() >= until:
+                break
+        if is_over:
+            break
+    if not samples:
+        return ()
+    rows = [
+        Cost(
+            name="getitem",
+            cpu_seconds=getitem / samples,
+            bytes_out=None if item_bytes is None else item_bytes / samples,
+            samples=samples,
+        ),
+        Cost(
+            name="collate",
+            cpu_seconds=collate / samples,
+            bytes_out=sum(bytes_out) / samples,
+            samples=len(bytes_out),
+        ),
+    ]
+    rows += [_row_of(each, samples=samples) for each in composed if each.calls]
+    return tuple(rows)
 
 
 def measure_costs(
@@ -274,7 +270,7 @@ def measure_costs(
         Exception: Any error of the dataset.
     """
     reports = run_in_workers(
-        loader, CostTask(), workers=1, num_batches=_MAX_BATCHES, seconds=seconds, iterate=iterate
+        loader, load_in_parts, workers=1, num_batches=_MAX_BATCHES, seconds=seconds, iterate=iterate
     )
     costs = cast("tuple[Cost, ...]", reports[0]) if reports else ()
     return costs, [] if costs else ["the parts of loading are not known: too few batches"]

@@ -1,8 +1,4 @@
-"""The first process of a profile job: launches the command and writes the profile.
-
-On a platform, the leader reads the results of the ranks and writes the profile to where the
-platform keeps it after the job.
-"""
+"""The first process of a profile job: launches the command and writes the profile."""
 
 import contextlib
 import os
@@ -57,7 +53,10 @@ def launch_profile(command: Sequence[str], environ: Mapping[str, str]) -> int:
     # SIGTERM must not end this process before the launcher handles it, nor while the profile is
     # made.
     signal.signal(signal.SIGTERM, lambda _number, _frame: None)
-    deadline = threading.Timer(wanted.budget_seconds + START_ALLOWANCE_SECONDS, _stop)
+    # As a platform would: the launcher has one way to stop a command.
+    deadline = threading.Timer(
+        wanted.budget_seconds + START_ALLOWANCE_SECONDS, os.kill, (os.getpid(), signal.SIGTERM)
+    )
     deadline.daemon = True
     deadline.start()
     began = time.monotonic()
@@ -147,8 +146,3 @@ def _conclude(
     write_json(file, found)
     log.event(EventName.PROFILE_WRITTEN, file=str(file), step_seconds=found.timed_step.step_seconds)
     return 0
-
-
-def _stop() -> None:
-    # As a platform would: the launcher has one way to stop a command.
-    os.kill(os.getpid(), signal.SIGTERM)

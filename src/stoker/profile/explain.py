@@ -98,11 +98,8 @@ def explain(profile: Profile) -> str:
         # While other programs run, a fix stays right, but its figure would be noise.
         lines += ["", "free, or nearly free:"]
         for fix in profile.fixes:
-            gain = (
-                f" (saves {ms(fix.saves_seconds)} per step)"
-                if fix.saves_seconds and not busy
-                else ""
-            )
+            saves = None if busy else fix.saves_seconds
+            gain = f" (saves {ms(saves)} per step)" if saves else ""
             lines += wrapped(f"- {fix.text}{gain}")
     return "\n".join(lines)
 

@@ -12,7 +12,7 @@ import os
 import stat
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn, Protocol
 
@@ -133,8 +133,11 @@ class FileGuard:
 
     def _starts(self, event: str, arguments: tuple[object, ...]) -> None:
         words = _words(event, arguments)
-        if self._end is not None and not _is_harmless(words):
-            self._refuse(f"start the program {os.path.basename(words[0])}")
+        program = os.path.basename(words[0])
+        # Torch's compiler starts processes.
+        is_torchs = any("torch/_inductor" in word or "torch._inductor" in word for word in words)
+        if self._end is not None and not is_torchs and program not in _HARMLESS_PROGRAMS:
+            self._refuse(f"start the program {program}")
 
     def _opens(self, name: object) -> None:
         path = _path(name)
@@ -177,7 +180,7 @@ class FileGuard:
             or any(
                 part in _CACHES or part.startswith("torchinductor_") for part in path.split(os.sep)
             )
-            or any(above in self._own for above in _above(path))
+            or any(str(above) in self._own for above in (Path(path), *Path(path).parents))
         )
 
     def _refuse(self, what: str) -> None:
@@ -206,26 +209,12 @@ def _path(name: object, folder: object = -1) -> str:
     return os.path.join(os.path.realpath(parent), last)
 
 
-def _above(path: str) -> Iterator[str]:
-    """Yields the path and the folders that it is in."""
-    while len(path) > 1:
-        yield path
-        path = os.path.dirname(path)
-
-
 def _words(event: str, arguments: tuple[object, ...]) -> list[str]:
     """Returns the words of a program that is about to be started; at least one."""
     given = arguments[0] if event == "os.system" else arguments[1] or arguments[0]
     if isinstance(given, str | bytes | os.PathLike):
         return os.fsdecode(given).split() or [""]
     return [os.fsdecode(word) for word in given] or [""]  # type: ignore[attr-defined]
-
-
-def _is_harmless(words: Sequence[str]) -> bool:
-    # Torch's compiler starts processes.
-    return os.path.basename(words[0]) in _HARMLESS_PROGRAMS or any(
-        "torch/_inductor" in word or "torch._inductor" in word for word in words
-    )
 
 
 def _wrap_torch(before: Callable[[object], None]) -> None:

@@ -54,17 +54,13 @@ def instance_type(
     """Returns this host's type and the source: the user, the platform, or the cloud."""
     if given and given != "auto":
         return given, "given"
-    named = named_instance_type(environ)
-    if named:
+    if named := named_instance_type(environ):
         return named, "environment"
-    named = _sagemaker_type(resources)
-    if named:
+    if named := _sagemaker_type(resources):
         return named, "resourceconfig.json"
     # Elsewhere no service answers at this address, and each profile would wait for a second.
-    if given == "auto" or is_ec2(dmi):
-        named = metadata_type(metadata)
-        if named:
-            return named, "metadata"
+    if (given == "auto" or is_ec2(dmi)) and (named := metadata_type(metadata)):
+        return named, "metadata"
     return None, ""
 
 
@@ -86,23 +82,12 @@ def metadata_type(address: str = METADATA_ADDRESS, *, seconds: float = METADATA_
 
     def ask() -> None:
         with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
-            token = _fetch(
-                address,
-                # Version 2 of the service: a token first. Hosts may refuse version 1.
-                "PUT",
-                "/latest/api/token",
-                {"X-aws-ec2-metadata-token-ttl-seconds": "60"},
-                seconds=seconds,
-            )
-            answers.append(
-                _fetch(
-                    address,
-                    "GET",
-                    "/latest/meta-data/instance-type",
-                    {"X-aws-ec2-metadata-token": token},
-                    seconds=seconds,
-                )
-            )
+            # Version 2 of the service: a token first. Hosts may refuse version 1.
+            headers = {"X-aws-ec2-metadata-token-ttl-seconds": "60"}
+            token = _fetch(address, "PUT", "/latest/api/token", headers, seconds=seconds)
+            headers = {"X-aws-ec2-metadata-token": token}
+            path = "/latest/meta-data/instance-type"
+            answers.append(_fetch(address, "GET", path, headers, seconds=seconds))
 
     # The connection's own timeout restarts with each packet.
     _in_time(ask, seconds)
@@ -117,13 +102,11 @@ def accelerators(
     smi: str = "nvidia-smi",
 ) -> tuple[int | None, str | None]:
     """Returns the number of NVIDIA accelerators here, and the first one's name; None: not known."""
-    return (
-        # Torch last: it makes a CUDA context for this, which takes memory of the GPU.
-        _by_nvml(nvml or _load_nvml)
-        or _by_smi(smi)
-        or (_by_torch() if torch.cuda.is_available() else None)
-        or (None, None)
-    )
+    found = _by_nvml(nvml or _load_nvml) or _by_smi(smi)
+    if not found and torch.cuda.is_available():
+        # Last: torch makes a CUDA context for this, which takes memory of the GPU.
+        found = torch.cuda.device_count(), torch.cuda.get_device_name(0)
+    return found or (None, None)
 
 
 def cpu_model(file: Path = _CPU) -> str | None:
@@ -177,10 +160,6 @@ def _by_smi(program: str) -> tuple[int, str | None] | None:
         return None
     names = [line.strip() for line in done.stdout.splitlines() if line.strip()]
     return (len(names), names[0][:200]) if done.returncode == 0 and names else None
-
-
-def _by_torch() -> tuple[int, str | None]:
-    return torch.cuda.device_count(), torch.cuda.get_device_name(0)
 
 
 class _Resources(msgspec.Struct):

@@ -38,6 +38,7 @@ from stoker.profile.file_guard import guard_worker
 from stoker.profile.rank_results import Drain, Quartiles, Reads, Receive, block_means, quartiles
 
 Loader = DataLoader[object]
+# Torch's own `DataLoader.__iter__`.
 Iterate = Callable[[Loader], Iterator[object]]
 # Process, CPU-seconds, monotonic seconds and seconds in the run queue when a batch was done.
 Stamp = tuple[int, float, float, float]
@@ -128,9 +129,6 @@ def read_round(
     The workers are torch's own, with the loader's dataset, sampler and collate function. A worker's
     first batch includes its start and is not counted; then a batch's cost is what the worker used
     from one batch to the next: fetch, collate and the hand-over.
-
-    Args:
-        iterate: Torch's own `DataLoader.__iter__`.
 
     Raises:
         Exception: Any error of the dataset; RuntimeError if no batch comes for 20 s beyond
@@ -314,9 +312,6 @@ def run_in_workers(
     """Runs `task` in `workers` fresh workers for `num_batches` each; returns their reports.
 
     Blocks for about `seconds`, and the start of the workers.
-
-    Args:
-        iterate: Torch's own `DataLoader.__iter__`.
 
     Raises:
         Exception: Any error of the dataset; RuntimeError if no report comes for 20 s beyond
@@ -503,32 +498,29 @@ class ColdAndWarm:
     warm: tuple[BatchRead, ...] = ()
 
 
-class ReadColdAndWarm:
-    """Reads a worker's batches, drops their files, reads them cold, then warm."""
+def read_cold_and_warm(source: TaskSource, *, until: float) -> ColdAndWarm | None:
+    """Reads a worker's batches, drops their files, reads them cold, then warm.
 
-    def __call__(self, source: TaskSource, *, until: float) -> ColdAndWarm | None:
-        """Returns the reads; the later ones are empty where the first read nothing."""
-        if bytes_read() is None:
-            return None
-        # A third of the time for the first reads: cold reads may be much slower, warm ones are not.
-        opened = OpenedFiles()
-        begun = time.monotonic()
-        first = _read(source, until=begun + (until - begun) / 3)
-        if sum(each.asked + each.fetched for each in first) < _MIN_BYTES * len(first):
-            return ColdAndWarm(first=first)
-        if not drop_cached(opened.paths()):
-            return ColdAndWarm(first=first)
-        # Where the first reads found all in memory, the storage may be much slower than it was.
-        cold = _read(source, until=until, most=len(first))
-        warm = _read(source, until=float("inf"), most=len(cold))
-        return ColdAndWarm(first=first, cold=cold, warm=warm)
+    The later reads are empty where the first read nothing.
+    """
+    if bytes_read() is None:
+        return None
+    # A third of the time for the first reads: cold reads may be much slower, warm ones are not.
+    opened = OpenedFiles()
+    begun = time.monotonic()
+    first = _read(source, until=begun + (until - begun) / 3)
+    if sum(each.asked + each.fetched for each in first) < _MIN_BYTES * len(first):
+        return ColdAndWarm(first=first)
+    if not drop_cached(opened.paths()):
+        return ColdAndWarm(first=first)
+    # Where the first reads found all in memory, the storage may be much slower than it was.
+    cold = _read(source, until=until, most=len(first))
+    warm = _read(source, until=float("inf"), most=len(cold))
+    return ColdAndWarm(first=first, cold=cold, warm=warm)
 
 
 def measure_reads(
-    loader: Loader,
-    *,
-    seconds: float,
-    iterate: Iterate,
+    loader: Loader, *, seconds: float, iterate: Iterate
 ) -> tuple[Reads | None, list[str]]:
     """Reads some batches with today's number of workers, cold and warm; also returns notes.
 
@@ -538,7 +530,7 @@ def measure_reads(
     workers = min(max(1, loader.num_workers), _MAX_WORKERS)
     reports = run_in_workers(
         loader,
-        ReadColdAndWarm(),
+        read_cold_and_warm,
         workers=workers,
         num_batches=_MAX_BATCHES,
         seconds=seconds,

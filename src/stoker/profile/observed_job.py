@@ -1,12 +1,12 @@
 """A profile of a job that has run, from its load and its log."""
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from stoker.errors import UsageError
 from stoker.logs import EventName, parse_line
-from stoker.platforms.sagemaker.cloudwatch import HostLoad, ObservedJob, group_loads
+from stoker.platforms.sagemaker.cloudwatch import ObservedJob, group_loads
 from stoker.records import Observed, Profile, ProfiledHost, Spread, StepTerms
 from stoker.records.base import mapping
 from stoker.text import percentage, wrapped
@@ -42,14 +42,6 @@ class LoggedSteps:
     low_seconds: float
     high_seconds: float
     samples: int
-
-    @property
-    def words(self) -> str:
-        """The source of the time, as a note."""
-        return (
-            f"a step's time is the median of {self.samples} lines that stoker wrote to the log, "
-            "those of the first epoch among them"
-        )
 
 
 def steps_in(lines: Iterable[str], *, source: str = "--logs") -> LoggedSteps:
@@ -108,14 +100,26 @@ def observed_profile(
     kind, count = job.groups[job.dnn]
     loads = {load.group: load for load in group_loads(job.loads, types=job.types)}
     dnn = loads[job.dnn]
-    step, spread = _timed(steps)
+    spread: dict[str, Spread] | None = None
+    notes = _notes(job)
+    if steps:
+        notes.append(
+            f"a step's time is the median of {steps.samples} lines that stoker wrote to the log, "
+            "those of the first epoch among them"
+        )
+        low, high = steps.low_seconds, steps.high_seconds
+        spread = {"step_seconds": Spread(low=low, high=high, samples=steps.samples)}
     vcpus, accelerators = sizes[kind]
     return Profile(
         host=ProfiledHost(instance_type=kind, count=count, vcpus=vcpus, accelerators=accelerators),
-        step=step,
+        step=StepTerms(step_seconds=steps.step_seconds, wait_seconds=steps.wait_seconds)
+        if steps
+        else None,
         spread=spread,
         observed=Observed(
-            cpu_utilization=dnn.cpu, gpu_utilization=dnn.gpu, hosts=_seen(job.loads, job.dnn)
+            cpu_utilization=dnn.cpu,
+            gpu_utilization=dnn.gpu,
+            hosts=sum(own.group == job.dnn and own.cpu is not None for own in job.loads) or None,
         ),
         what={
             "source": "cloudwatch",
@@ -130,7 +134,7 @@ def observed_profile(
             "host_group": {load.host: load.group for load in job.loads},
             "host_cpu": {load.host: _rounded(load.cpu) for load in job.loads},
             "host_gpu": {load.host: _rounded(load.gpu) for load in job.loads},
-            "notes": [*_notes(job), *([steps.words] if steps else [])],
+            "notes": [*notes],
         },
     )
 
@@ -179,19 +183,6 @@ def observed_words(profile: Profile) -> list[str]:
     return [*lines, ""]
 
 
-def _timed(
-    steps: LoggedSteps | None,
-) -> tuple[StepTerms | None, dict[str, Spread] | None]:
-    if steps is None:
-        return None, None
-    spread = {
-        "step_seconds": Spread(
-            low=steps.low_seconds, high=steps.high_seconds, samples=steps.samples
-        )
-    }
-    return StepTerms(step_seconds=steps.step_seconds, wait_seconds=steps.wait_seconds), spread
-
-
 def _notes(job: ObservedJob) -> list[str]:
     notes = list(job.notes)
     others = [name for name in job.groups if name != job.dnn]
@@ -215,10 +206,6 @@ def _notes(job: ObservedJob) -> list[str]:
     if unseen:
         notes.append(f"CloudWatch has no figures of {', '.join(unseen)}")
     return notes
-
-
-def _seen(loads: Sequence[HostLoad], group: str) -> int | None:
-    return sum(load.group == group and load.cpu is not None for load in loads) or None
 
 
 def _rounded(value: float | None) -> float | None:

@@ -21,7 +21,15 @@ from stoker.feed.timeline import Timeline
 from stoker.feed.wire.dataset import DatasetSpec, why_unshippable
 from stoker.logs import EventName, Log
 from stoker.profile import batches
-from stoker.profile.agree import Agreement, Board, Findings, RankPlace, end_process
+from stoker.profile.agree import (
+    LEAD_STEPS,
+    LEAD_STEPS_CUDA,
+    Agreement,
+    Board,
+    Findings,
+    RankPlace,
+    end_process,
+)
 from stoker.profile.batches import Choice, facts_of, is_cuda_used, versions
 from stoker.profile.costs import measure_costs
 from stoker.profile.divided_streams import is_divided
@@ -85,8 +93,6 @@ class ProfileSession:
 
     Args:
         folder: Folder for the results.
-        lead_steps: As for `Agreement`.
-        iterate: Torch's own `DataLoader.__iter__`.
     """
 
     def __init__(
@@ -95,7 +101,6 @@ class ProfileSession:
         *,
         folder: Path,
         board: Board,
-        lead_steps: int,
         iterate: Iterate,
         guard: FileGuard,
     ) -> None:
@@ -105,7 +110,6 @@ class ProfileSession:
         self._asked_type = settings.profile.instance_type
         self._folder = folder
         self._board = board
-        self._lead_steps = lead_steps
         self._iterate = iterate
         self._guard = guard
         self._log = Log(run=settings.run_id, host=settings.host)
@@ -145,7 +149,7 @@ class ProfileSession:
     def begin_epoch(self) -> None:
         """Records that a loader is iterated now."""
         self._loaders += 1
-        self._reading.pause()
+        self._reading.watch.pause()
         if self._loaders == 1:
             self._log.event(
                 EventName.PROFILE_STARTED, budget_seconds=self._budget, pid=self._process
@@ -156,12 +160,11 @@ class ProfileSession:
 
     def is_main(self, loader: Loader, *, delivered: int) -> bool:
         """Returns whether `loader` is to be measured; `delivered` counts its epoch's batches."""
-        if self._choice.is_main(loader, delivered=delivered, steps=self._reading.steps):
-            if self._choice.has_changed:
-                self._choice.has_changed = False
-                self._reading.start_over(delivered=delivered)
-            return True
-        return False
+        is_main = self._choice.is_main(loader, delivered=delivered, steps=self._reading.steps)
+        if is_main and self._choice.has_changed:
+            self._choice.has_changed = False
+            self._reading.start_over(delivered=delivered)
+        return is_main
 
     def is_replaying(self, loader: Loader) -> bool:
         """Returns whether the loader's batches come from the cache: its workers are idle."""
@@ -239,7 +242,7 @@ class ProfileSession:
 
     def leave_word(self) -> None:
         """Writes what is known and what is missing: the process ends now."""
-        self._reading.has_better_words()
+        self._reading.first_words.cancel()
         self.end_epoch()
         self._timeline.close()
         self._write(missing=self._missing())
@@ -261,7 +264,7 @@ class ProfileSession:
             self._board,
             rank=place.rank,
             world_size=place.world_size,
-            lead_steps=self._lead_steps,
+            lead_steps=LEAD_STEPS_CUDA if torch.cuda.is_available() else LEAD_STEPS,
         )
         self._timeline = Timeline(self._folder / f"baseline-timeline-rank{place.rank}.csv")
         self._findings = Findings(
@@ -333,9 +336,9 @@ class ProfileSession:
             self._findings.note("the ranks are not in lockstep: phases did not change together")
         self.end_epoch()
         self._timeline.close()
-        self._reading.has_better_words()
+        self._reading.first_words.cancel()
         found = steps.result()
-        self._findings.learn(as_is=found, evidence=self._reading.evidence())
+        self._findings.learn(as_is=found, evidence=self._reading.watch.result())
         own = self._findings.result
         if own.world_size == 1:
             # As the verdict will have it. With several ranks, one of them does not know which work

@@ -18,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from stoker.errors import UsageError
 from stoker.feed.own_loaders import own_loaders
 from stoker.feed.replace import note_makings
-from stoker.profile.agree import LEAD_STEPS, LEAD_STEPS_CUDA, Board
+from stoker.profile.agree import Board
 from stoker.profile.divided_streams import watch_streams
 from stoker.profile.file_guard import FileGuard
 from stoker.profile.grown_files import own_folders
@@ -58,7 +58,6 @@ def install(dataloader_class: type[Loader]) -> None:
             settings,
             folder=folder,
             board=Board(folder),
-            lead_steps=LEAD_STEPS_CUDA if torch.cuda.is_available() else LEAD_STEPS,
             iterate=original,
             guard=guard,
         )

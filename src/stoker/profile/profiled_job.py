@@ -96,7 +96,6 @@ def timed_profile(
 
     Args:
         output: Folder of the leader, where its launcher left the profile.
-        what: Facts about the run, for the record.
 
     Raises:
         UsageError: If the launcher's file is malformed.
@@ -188,18 +187,15 @@ class Heard:
 
     def line(self, text: str) -> None:
         # From the log: every platform passes it on while a job runs.
-        if "profile_started" in text and not self.has_begun:
-            event = parse_line(text)
-            self.has_begun = event is not None and event.event == EventName.PROFILE_STARTED
-        if "command_ended" not in text:
-            return
-        event = parse_line(text)
-        if event is None or event.event != EventName.COMMAND_ENDED:
-            return
-        values = event.values
-        with contextlib.suppress(KeyError, ValueError):
-            wall, cpu = float(values["wall_seconds"]), float(values["cpu_seconds"])
-            self._hosts[event.host] = (wall, cpu, float(values["vcpus"]))
+        is_of_interest = "profile_started" in text or "command_ended" in text
+        event = parse_line(text) if is_of_interest else None
+        if event and event.event == EventName.PROFILE_STARTED:
+            self.has_begun = True
+        elif event and event.event == EventName.COMMAND_ENDED:
+            values = event.values
+            with contextlib.suppress(KeyError, ValueError):
+                wall, cpu = float(values["wall_seconds"]), float(values["cpu_seconds"])
+                self._hosts[event.host] = (wall, cpu, float(values["vcpus"]))
 
     @property
     def used(self) -> CommandUsage | None:
@@ -260,10 +256,6 @@ def unmeasured(
 
     Args:
         seen: Reports of its processes.
-        used: What the command used.
-        command: The command as it was given.
-        group: Today's.
-        what: Facts about the run, for the record.
         timed: Why the steps of `stoker.timed` are not enough; empty where it was not used.
         cut_off_seconds: Time after which it was stopped because no loader had been read; None: it
             was not.
@@ -439,7 +431,7 @@ def profile(
     deadline = _Deadline(run=run, heard=heard, budget_seconds=budget)
     interrupted: KeyboardInterrupt | None = None
     try:
-        with deadline:
+        with contextlib.closing(deadline):
             for line in run.lines():
                 # Not with what a platform says of itself: hosts, images and data take minutes.
                 if line.group == job.groups[0].name:
@@ -585,10 +577,7 @@ class _Deadline:
     _timer: threading.Timer | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def __enter__(self) -> "_Deadline":
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         with self._lock:
             if self._timer:
                 self._timer.cancel()

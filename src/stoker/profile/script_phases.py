@@ -12,7 +12,7 @@ from stoker.host.counters import children_cpu_seconds, machine_cpu_seconds
 from stoker.profile import batches
 from stoker.profile.batches import Cache, OtherLoaders, length_of
 from stoker.profile.loader_phases import Loader
-from stoker.profile.rank_results import AcceleratorOnly, Evidence
+from stoker.profile.rank_results import AcceleratorOnly
 from stoker.profile.step_watch import REPLAY_ENOUGH, AsIsSteps, ReplaySteps, StepWatch
 
 # After the first batch; the first figures are promised within 20 s of it.
@@ -72,6 +72,7 @@ class FirstWords:
         self._asked = None
 
     def cancel(self) -> None:
+        """Keeps the report from being made; may be called twice."""
         if self._timer:
             self._timer.cancel()
 
@@ -104,6 +105,8 @@ class Reading:
         steps: Steps of the main loader; None before its first batch.
         cache: Its first batches.
         others: Loaders that are read within its steps.
+        first_words: The early report; to be cancelled when there are better figures.
+        watch: Observations during the steps; to be paused while workers are forked.
     """
 
     def __init__(self, *, budget_seconds: float, say: Callable[[StepsSoFar], None]) -> None:
@@ -111,8 +114,8 @@ class Reading:
         self.cache = Cache()
         self.others = OtherLoaders()
         self._budget = budget_seconds
-        self._first_words = FirstWords(say)
-        self._watch = StepWatch()
+        self.first_words = FirstWords(say)
+        self.watch = StepWatch()
         self._rows: Steps | None = None
         self._epochs = 0
         self._seen_before = 0
@@ -143,7 +146,7 @@ class Reading:
         self.steps = None
         self.cache = Cache()
         self.others = OtherLoaders()
-        self._watch = StepWatch()
+        self.watch = StepWatch()
         self._seen_before = max(0, delivered)
 
     def next_batch(
@@ -158,19 +161,19 @@ class Reading:
             self._rows = timeline.epoch(loader=0, epoch=self._epochs)
             self._epochs += 1
         self._rows.ask()
-        self._watch.asked()
+        self.watch.asked()
         asked = time.monotonic()
-        self._first_words.asked(now=asked)
+        self.first_words.asked(now=asked)
         # Of this thread alone: workers and other threads are counted separately.
         thread_before = time.thread_time()
         batch = next(inner)
         receive = time.thread_time() - thread_before
         now = time.monotonic()
         wait = now - asked + self.others.take_waited()
-        self._first_words.got(now=now, wait=wait)
+        self.first_words.got(now=now, wait=wait)
         self._rows.got(batches.num_samples(batch))
         steps.got(now=now, cpu=time.process_time(), wait=wait, receive=receive)
-        self._watch.got(now=now, wait=wait, receive=receive, is_counted=steps.count > 0)
+        self.watch.got(now=now, wait=wait, receive=receive, is_counted=steps.count > 0)
         self.cache.add(batch)
         return batch
 
@@ -179,28 +182,16 @@ class Reading:
         if self.steps is not None:
             self.steps.gave(now=time.monotonic(), cpu=time.process_time())
 
-    def pause(self) -> None:
-        """Stops watching, so that workers may be forked now."""
-        self._watch.pause()
-
     def end_epoch(self) -> None:
         """Ends the epoch, whether complete or given up; may be called twice."""
         if self.steps is not None:
             self.steps.epoch_ended()
-        self._watch.epoch_ended()
-        self._first_words.epoch_ended()
+        self.watch.epoch_ended()
+        self.first_words.epoch_ended()
         self.others.take_waited()
         if self._rows is not None:
             self._rows.end()
             self._rows = None
-
-    def evidence(self) -> Evidence:
-        """Returns what was observed during the steps, once the last epoch has ended."""
-        return self._watch.result()
-
-    def has_better_words(self) -> None:
-        """Cancels the early report, as there are better figures now; may be called twice."""
-        self._first_words.cancel()
 
 
 class Replay:

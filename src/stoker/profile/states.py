@@ -121,12 +121,6 @@ class Signs:
         return rate * self.step_seconds * MIN_LOADING <= 1
 
     @property
-    def received_per_second(self) -> float:
-        """Bytes per second that the host's network received."""
-        seconds = self.evidence.seconds
-        return self.evidence.received_bytes / seconds if seconds else 0.0
-
-    @property
     def is_faster_with_more(self) -> bool:
         """Whether no trial speaks against more workers than today's."""
         today = self.rate(max(1, self.workers))
@@ -446,10 +440,11 @@ def _shared_reads(own: Signs, *, is_limit: bool) -> ProfileState | None:
     if not is_limit and not (is_waiting and own.is_loading_awaited):
         return None
     seen = ""
-    received = own.received_per_second * 8e-6
+    evidence = own.evidence
+    received = evidence.received_bytes * 8e-6 / evidence.seconds if evidence.seconds else 0.0
     if received >= 0.1:
         seen += f"; {received:.1f} Mbit/s are received over the network"
-    stalled = own.evidence.storage_stall_seconds or 0.0
+    stalled = evidence.storage_stall_seconds or 0.0
     if stalled >= _LEAST_STALLED:
         seen += f"; processes waited {stalled:.1f} s for storage"
     many = "" if drain.workers == 1 else f"with {drain.workers} workers, "

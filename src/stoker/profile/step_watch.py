@@ -309,10 +309,7 @@ def missing_of(
     """Returns what the profile lacks where the script ended before it, in one figure.
 
     Args:
-        as_is: Steps as is, if a loader was read.
-        replay: Steps with cached batches, if any.
         elapsed_seconds: Time of the phase as is, so far.
-        budget_seconds: Budget of the whole profile.
         is_read_out: Whether the script reads its loader until it ends, alone: then its last epoch
             is made longer, and few steps are enough.
     """
@@ -643,26 +640,23 @@ def _is_collective(frame: FrameType | None) -> bool:
 
 
 def _sum(first: Evidence, second: Evidence) -> Evidence:
-    stalls = [own.storage_stall_seconds for own in (first, second)]
     seconds = first.seconds + second.seconds
-    means = ("busy_vcpus", "elsewhere_vcpus")
+    means = {
+        name: sum(getattr(own, name) * own.seconds for own in (first, second)) / max(seconds, 1e-9)
+        for name in ("busy_vcpus", "elsewhere_vcpus")
+    }
+    others = {*means, "quota_vcpus", "storage_stall_seconds", "epochs"}
     sums = {
         name: getattr(first, name) + getattr(second, name)
         for name in Evidence.__struct_fields__
-        if name not in (*means, "quota_vcpus", "storage_stall_seconds", "epochs")
+        if name not in others
     }
-    busy, elsewhere = (
-        sum(getattr(own, name) * own.seconds for own in (first, second)) / seconds
-        if seconds
-        else 0.0
-        for name in means
-    )
+    stall = second.storage_stall_seconds
     return Evidence(
         **sums,
-        busy_vcpus=busy,
-        elsewhere_vcpus=elsewhere,
+        **means,
         quota_vcpus=second.quota_vcpus,
-        storage_stall_seconds=sum(own for own in stalls if own is not None)
-        if second.storage_stall_seconds is not None
-        else None,
+        storage_stall_seconds=None
+        if stall is None
+        else stall + (first.storage_stall_seconds or 0.0),
     )

@@ -1,0 +1,111 @@
+"""What the ranks of a profiled training found, and the profile that is made of it."""
+
+import msgspec
+
+from stoker.profile.combine import combine
+from stoker.profile.rank_results import (
+    AcceleratorOnly,
+    AsIs,
+    BatchFacts,
+    Drain,
+    Evidence,
+    LoaderFacts,
+    Quartiles,
+    RankResult,
+)
+from stoker.records import Profile, ProfileSettings, TodaysGroup
+
+
+def at(value: float, samples: int = 60) -> Quartiles:
+    return Quartiles(mean=value, median=value, low=value, high=value, samples=samples)
+
+
+def drained(
+    workers: int, cpu: float, *, wall: float | None = None, rate: float | None = None
+) -> Drain:
+    """Makes a drain whose workers only compute, and all of them at once, unless it is said."""
+    wall = cpu if wall is None else wall
+    return Drain(
+        workers=workers,
+        cpu_seconds=at(cpu),
+        wall_seconds=at(wall),
+        batches_per_second=workers / wall if rate is None else rate,
+    )
+
+
+def rank_of(
+    *,
+    step: float = 0.100,
+    wait: float = 0.001,
+    accelerator: float = 0.098,
+    workers: int = 2,
+    vcpus: float = 8,
+    trainer_cpu: float = 0.010,
+    trainer_alone_cpu: float | None = None,
+    children_cpu: float = 0.010,
+    drains: tuple[Drain, ...] = (),
+    rank: int = 0,
+    world_size: int = 1,
+    **fields: object,
+) -> RankResult:
+    """Makes a rank of 100 steps, watched, that nothing is wrong with; `fields` as in `changed`.
+
+    On cached batches its trainer uses as much CPU as next to the loader, unless it is said.
+    """
+    alone = trainer_cpu if trainer_alone_cpu is None else trainer_alone_cpu
+    made = RankResult(
+        rank=rank,
+        world_size=world_size,
+        host="algo-1",
+        vcpus=vcpus,
+        ranks_on_host=world_size,
+        as_is=AsIs(
+            step_seconds=at(step),
+            wait_seconds=at(wait),
+            trainer_cpu_seconds=trainer_cpu,
+            children_cpu_seconds=children_cpu,
+            receive_seconds=0.0,
+        ),
+        evidence=Evidence(
+            seconds=100 * step,
+            steps=100,
+            wait_seconds=100 * wait,
+            own_cpu_seconds=100 * trainer_cpu,
+            knocks=200,
+            held_knocks=10,
+            busy_vcpus=(trainer_cpu + children_cpu) / step,
+        ),
+        accelerator=AcceleratorOnly(
+            step_seconds=at(accelerator), trainer_cpu_seconds=at(alone), cached_batches=8
+        ),
+        drains=drains or (drained(8, 0.010, rate=700.0), drained(1, 0.010)),
+        batch=BatchFacts(samples=64, num_bytes=1_000_000),
+        loader=LoaderFacts(
+            num_workers=workers, pin_memory=True, persistent_workers=True, dataset="d"
+        ),
+    )
+    return changed(made, **fields)
+
+
+def changed(result: RankResult, /, **fields: object) -> RankResult:
+    """Changes fields of a result, or else of its steps as they were, its loader, its evidence."""
+    for part in ("as_is", "loader", "evidence"):
+        record = getattr(result, part)
+        names = set(record.__struct_fields__) - set(result.__struct_fields__) if record else set()
+        own = {name: fields.pop(name) for name in names & fields.keys()}
+        if own:
+            made = msgspec.structs.replace(record, **own)
+            result = msgspec.structs.replace(result, **{part: made})
+    return msgspec.structs.replace(result, **fields)
+
+
+def profile_of(
+    *ranks: RankResult, kind: str = "local.c1", count: int = 1, **what: object
+) -> Profile:
+    return combine(
+        ranks,
+        group=TodaysGroup(instance_type=kind, count=count),
+        settings=ProfileSettings(),
+        workload_sha256=None,
+        what=what,
+    )
