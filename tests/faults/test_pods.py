@@ -5,7 +5,6 @@ are printed (pytest -rP): what the trainer waited for batches, and how long othe
 """
 
 import functools
-import json
 import time
 from dataclasses import dataclass
 
@@ -18,35 +17,13 @@ from support.pods import WAIT_SECONDS, Pod, Pods
 # One training that is struck four times takes a minute.
 pytestmark = [pytest.mark.fault, pytest.mark.root, pytest.mark.timeout(300)]
 
-GIVEN: Line = {"samples": 240, "batch_size": 4, "epochs": 1, "sample_seconds": 0.01}
-FAULT_AT, LOOK_AT = 8, 32
-PAUSES = {**GIVEN, "pause_at": [FAULT_AT, LOOK_AT]}
 FEED = {"lease_seconds": 3.0, "start_deadline_seconds": 60.0}
-
-
-@functools.cache
-def _reference(given: str) -> tuple[str, ...]:
-    script = run_script(json.loads(given), env={"RANK": "0"})
-    return tuple(json.dumps(line) for line in script.finish())
-
-
-def reference(given: Line) -> list[Line]:
-    """Returns what the script yields alone, with num_workers=0."""
-    whole = {**given, "sample_seconds": 0.0}
-    return [json.loads(line) for line in _reference(json.dumps(whole, sort_keys=True))]
-
-
-def assert_exact(pods: Pods, trainer: Pod, *data: Pod, given: Line = GIVEN) -> None:
-    """All end well, and every batch came once, in order, with the same bytes."""
-    assert [pod.code() for pod in (trainer, *data)] == [0] * (len(data) + 1)
-    assert trainer.lines() == reference(given)
-    print(pods.figures(trainer))
 
 
 # Between two stops, and after the last one, are more batches than are asked for ahead (18): who is
 # struck in a stop, or soon after, has more to do.
-STOPS = (FAULT_AT, 30, 54, 96, 120)
-MOVED: Line = {**GIVEN, "samples": 584}
+STOPS = (8, 30, 54, 96, 120)
+MOVED: Line = {"samples": 584, "batch_size": 4, "epochs": 1, "sample_seconds": 0.02}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,16 +39,20 @@ class Moved:
     overdue: int
     lost: int
     waits: int
+    alone: list[Line]
 
     def assert_exact(self) -> None:
-        assert_exact(self.pods, self.trainer, self.at_last, given=MOVED)
+        """All end well, and every batch came once, in order, with the same bytes."""
+        assert [pod.code() for pod in (self.trainer, self.at_last)] == [0, 0]
+        assert self.trainer.lines() == self.alone
+        print(self.pods.figures(self.trainer))
 
 
 @pytest.fixture(scope="module")
 def moved(tmp_path_factory):
     """Strikes one training four times, under a lease that a cut of 5 s does not end."""
     feed = {**FEED, "lease_seconds": 20.0}
-    given = {**MOVED, "pause_at": STOPS, "sample_seconds": 0.02}
+    given = {**MOVED, "pause_at": STOPS}
     with Pods(tmp_path_factory.mktemp("moved"), feed=feed, given=given) as pods:
         trainer, lost = pods.start("dnn", 0), pods.start("data", 0)
         trainer.wait_for_pause(STOPS[0])
@@ -132,6 +113,7 @@ def moved(tmp_path_factory):
             overdue=overdue,
             lost=given_up,
             waits=waits,
+            alone=run_script({**MOVED, "sample_seconds": 0.0}, env={"RANK": "0"}).finish(),
         )
 
 
@@ -163,54 +145,6 @@ def test_training_waits_while_all_data_pods_are_gone(moved):
     # The last one was told the end, and said goodbye.
     assert moved.pods.record(moved.trainer).data_group_release_seconds is not None
     assert len(moved.trainer.events("training_continues")) > moved.waits
-
-
-@dataclass(frozen=True, kw_only=True)
-class Joined:
-    """Holds a training with local workers that has ended, which two data pods joined late."""
-
-    pods: Pods
-    trainer: Pod
-    late: Pod
-    cut_off: Pod
-
-    def assert_exact(self) -> None:
-        assert_exact(self.pods, self.trainer, self.late)
-
-
-@pytest.fixture(scope="module")
-def joined(tmp_path_factory):
-    """Runs one training, which is joined once and struck once."""
-    with Pods(tmp_path_factory.mktemp("joined"), local=1, feed=FEED, given=PAUSES) as pods:
-        trainer = pods.start("dnn", 0)
-        trainer.wait_for_pause(FAULT_AT)
-        late, cut_off = pods.start("data", 0), pods.start("data", 1)
-        for pod in (late, cut_off):
-            trainer.wait_for("agent_ready", agent=pod.host)
-        pods.go_on(FAULT_AT)
-        trainer.wait_for_batch(FAULT_AT)
-        cut_off.sandbox.disconnect()
-        pods.go_on(LOOK_AT)
-        trainer.process.wait(WAIT_SECONDS)
-        yield Joined(pods=pods, trainer=trainer, late=late, cut_off=cut_off)
-
-
-# Without a cluster's network also with local workers: tests/faults/test_feed.py, with a host that
-# comes late, and with one that stands still, whose batches are overdue.
-@pytest.mark.soak
-def test_data_pods_that_start_late_help_local_workers(joined):
-    joined.assert_exact()
-    assert joined.late.num_sent() > 0
-    # Reachable, it was told the end, and said goodbye.
-    assert joined.pods.record(joined.trainer).data_group_release_seconds is not None
-
-
-# One is cut off for 5 s above; one that is not heard any more ends with 5 below.
-@pytest.mark.soak
-def test_data_pod_that_is_cut_off_for_ever_is_not_waited_for_and_ends(joined):
-    joined.assert_exact()
-    assert joined.trainer.events("batch_overdue")
-    assert joined.cut_off.code() == 5
 
 
 # Where ranks meet: the store that torchrun has on the leader. What they are fed, in pods too, is

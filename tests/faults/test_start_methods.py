@@ -47,14 +47,6 @@ def test_workers_of_one_machine_begin_by_any_start_method(start):
     assert found_by(trainer) == {start: forked(shards=1)}
 
 
-# So are those next to a data group, below, and forked ones in tests/contract/test_loader_dropin.py.
-@pytest.mark.soak
-@pytest.mark.parametrize("start", STARTS)
-def test_workers_of_one_machine_begin_by_any_start_method_where_torchs_class_is_replaced(start):
-    trainer = run_script({"starts": [start], "loader": "torch"}, script=SCRIPT, env=REPLACED)
-    assert found_by(trainer) == {start: forked()}
-
-
 @pytest.fixture(scope="module")
 def of_no_host_yet():
     with Cluster(agents=1, late=True) as cluster:
