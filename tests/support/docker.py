@@ -18,13 +18,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from stoker.feed.wire.crypto import new_token
 from stoker.host import spawn
 from stoker.logs import LogEvent, parse_line
-from support.local_job import until
+from support.local_job import resource_config, until
 from support.registry import registry
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,16 +60,11 @@ class Engine:
         try:
             self._start()
         except BaseException:
-            self.__exit__(None, None, None)
+            self.__exit__()
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         process = getattr(self, "_process", None)
         if process is not None and process.poll() is None:
             with contextlib.suppress(subprocess.SubprocessError):
@@ -340,33 +334,18 @@ class Cluster:
         base = self.base_dir(host)
         for name in ("input/config", "input/data", "model", "output/data", "checkpoints"):
             (base / name).mkdir(parents=True)
-        types = {"dnn": "ml.g5.xlarge", "data": "ml.c5.xlarge"}
-        mine = next(group for group, hosts in groups.items() if host in hosts)
-        described = [
-            {"instance_group_name": group, "instance_type": types[group], "hosts": list(hosts)}
-            for group, hosts in groups.items()
-        ]
+        channel = {
+            "TrainingInputMode": "File",
+            "S3DistributionType": "FullyReplicated",
+            "RecordWrapperType": "None",
+        }
         documents = {
-            "resourceconfig": {
-                "current_host": host,
-                "current_instance_type": types[mine],
-                "current_group_name": mine,
-                "hosts": sorted(self.hosts),
-                "instance_groups": described,
-                "network_interface_name": "eth0",
-            },
-            "hyperparameters": {},
-            "inputdataconfig": {
-                name: {
-                    "TrainingInputMode": "File",
-                    "S3DistributionType": "FullyReplicated",
-                    "RecordWrapperType": "None",
-                }
-                for name in channels
-            },
+            "resourceconfig": resource_config(host, groups, interface="eth0"),
+            "hyperparameters": "{}",
+            "inputdataconfig": json.dumps(dict.fromkeys(channels, channel)),
         }
         for name, document in documents.items():
-            (base / "input" / "config" / f"{name}.json").write_text(json.dumps(document))
+            (base / "input" / "config" / f"{name}.json").write_text(document)
         for name, source in channels.items():
             shutil.copytree(source, base / "input" / "data" / name)
 

@@ -226,7 +226,9 @@ class LocalJob:
         return path.read_text() if path.exists() else None
 
 
-def resource_config(host: str, groups: Mapping[str, Sequence[str]]) -> str:
+def resource_config(
+    host: str, groups: Mapping[str, Sequence[str]], *, interface: str = "lo"
+) -> str:
     """Returns the text of a resourceconfig.json of SageMaker's shape."""
     return json.dumps(
         {
@@ -238,6 +240,6 @@ def resource_config(host: str, groups: Mapping[str, Sequence[str]]) -> str:
                 {"instance_group_name": name, "instance_type": "ml.c5.xlarge", "hosts": list(hosts)}
                 for name, hosts in groups.items()
             ],
-            "network_interface_name": "lo",
+            "network_interface_name": interface,
         }
     )

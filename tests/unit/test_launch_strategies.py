@@ -10,9 +10,9 @@ import pytest
 from stoker.errors import UsageError
 from stoker.launch.strategies import mpi, mpi_programs
 from stoker.launch.strategies.start import Trainer
-from stoker.platforms.base import JobSpec, check_job, run_environment
+from stoker.platforms.base import JobSpec, check_job
 from stoker.records import FeedSettings, StrategySettings
-from stoker.settings import RunEnvironment, from_environment, read_workload
+from stoker.settings import RunEnvironment, from_environment
 from support import builders
 
 HOSTS = ("algo-3", "algo-2")
@@ -78,21 +78,6 @@ def test_what_cannot_train_so_is_refused_at_plan(strategy, groups, words, tmp_pa
     )
     with pytest.raises(UsageError, match=words):
         check_job(job)
-
-
-def test_a_launcher_learns_the_whole_strategy(tmp_path):
-    for strategy in (
-        StrategySettings(),
-        StrategySettings(name="torchrun", max_restarts=3),
-        StrategySettings(name="mpi", mpi_arguments=("-x", "A=b c")),
-    ):
-        settings = RunEnvironment(strategy=strategy)
-        job = JobSpec(
-            name="j", command=("true",), groups=(group(),), run_dir=tmp_path, settings=settings
-        )
-        told = run_environment(job).to_environ()
-        assert from_environment(told).strategy == strategy
-    assert told["STOKER_STRATEGY"].startswith("{")
 
 
 def trainer(strategy, base_dir):
@@ -161,14 +146,3 @@ def test_a_host_without_open_mpi_4_is_told_what_to_install(tmp_path, names):
 def test_only_the_daemon_with_settings_is_started(line):
     with pytest.raises(ValueError, match="orted"):
         mpi.daemon_arguments(shlex.split(line))
-
-
-def test_the_daemons_arguments_are_handed_on():
-    assert mpi.daemon_arguments(["/usr/bin/orted", "-mca", "ess", "env"]) == ("-mca", "ess", "env")
-
-
-def test_the_example_of_several_hosts_restarts_torchrun():
-    file = Path(__file__).resolve().parents[2] / "configs" / "mnist-ddp.yaml"
-    found = read_workload(file)
-    assert found.strategy_settings == StrategySettings(name="torchrun", max_restarts=2)
-    assert (found.cluster.dnn.count, found.cluster.dnn.processes_per_host) == (2, 2)
