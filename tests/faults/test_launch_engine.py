@@ -281,10 +281,3 @@ def test_servers_end_with_a_launcher_that_is_killed(tmp_path):
         job.kill(job.run.launchers[job.leader])
         assert job.end().status == "failed"
         until(lambda: not any(map(is_running, pids)), what="all servers end")
-
-
-def test_without_a_data_group_no_engine_runs(tmp_path):
-    script = "import os; print('engine', os.environ.get('ALL'), flush=True)"
-    with LocalJob(tmp_path, script, engine=engine(tmp_path)) as job:
-        assert job.end().status == "succeeded"
-        assert "engine None" in job.log(job.leader)
