@@ -124,11 +124,9 @@ class Engine:
         )
         assert done.returncode == 0, done.stderr
 
-    def make_image(self, target: str, **environ: str) -> str:
-        """Returns what `containers/build/image TARGET` prints."""
+    def make_image(self, target: str, **environ: str) -> None:
         done = self.attempt_image(target, **environ)
         assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
 
     def attempt_image(self, target: str, **environ: str) -> "subprocess.CompletedProcess[str]":
         """Runs `containers/build/image TARGET`, however it ends."""
@@ -152,13 +150,9 @@ class Engine:
                 [*words, "bookworm", str(root)], check=True, capture_output=True, timeout=300
             )
             made = self.folder / "base.tar"
-            subprocess.run(
-                [
-                    *("tar", "-C", str(root), "--exclude=./var/cache/apt/archives/*.deb"),
-                    *("--exclude=./var/lib/apt/lists/*", "-cf", str(made), "."),
-                ],
-                check=True,
-            )
+            words = ["tar", "-C", str(root), "--exclude=./var/cache/apt/archives/*.deb"]
+            words += ["--exclude=./var/lib/apt/lists/*", "-cf", str(made), "."]
+            subprocess.run(words, check=True)
             shutil.rmtree(root)
             shutil.move(made, archive.with_suffix(".part"))
             archive.with_suffix(".part").rename(archive)
@@ -257,9 +251,9 @@ class Cluster:
         self.engine.attempt("rm", "-f", *map(self._name, self.hosts))
         self.engine.run("network", "rm", self.job)
 
-    def start(self, *command: str, hosts: Sequence[str] | None = None) -> None:
+    def start(self, *command: str) -> None:
         """Starts the containers as SageMaker does, with entry point and arguments."""
-        for host in hosts or self.hosts:
+        for host in self.hosts:
             self.engine.run(
                 *("run", "--detach", "--name", self._name(host), "--hostname", host),
                 *("--network", self.job, "--network-alias", host, *self._environment),
