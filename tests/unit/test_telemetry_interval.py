@@ -263,7 +263,7 @@ def stream(*hosts, shards, workers, ready=0.0):
         (
             stream(host_rate(busy_workers=1.0), shards=4, workers=4, ready=3.0),
             "order",
-            "3.0 batches are ready",
+            "3.0 others are ready",
         ),
         (interval(host_rate(in_flight=1)), "hand-out", "1 of 8 batches asked for"),
     ],
