@@ -14,6 +14,7 @@ from stoker.launch.telemetry import (
     FeedLog,
     HostRate,
     RankRate,
+    _Figure,
     bottleneck_of,
     csv_text,
     interval_between,
@@ -159,30 +160,17 @@ def rounded(value):
 
 numbers = st.floats(min_value=0, max_value=1e12, allow_nan=False).map(rounded)
 counts = st.integers(min_value=0, max_value=1 << 40)
-ranks_of = st.builds(
-    RankRate,
-    name=st.integers(0, 4000).map(str),
-    batches_per_second=numbers,
-    wait_share=st.none() | numbers,
-    queue_depth=st.none() | numbers,
-    window=counts,
-)
-hosts_of = st.builds(
-    HostRate,
-    kind=st.sampled_from(["host", "local"]),
-    name=st.from_regex(r"[a-z0-9][a-z0-9.,-]{0,60}", fullmatch=True),
-    batches_per_second=numbers,
-    bytes_per_second=numbers,
-    workers=counts,
-    busy_workers=numbers,
-    busy_cpus=numbers,
-    slowest_worker=st.none() | numbers,
-    fastest_worker=st.none() | numbers,
-    in_flight=counts,
-    credits=counts,
-    moved=counts,
-    duplicates=counts,
-)
+
+
+def rates(kind, **named):
+    by_type = {int: counts, _Figure: numbers, _Figure | None: st.none() | numbers}
+    types = {each.name: each.type for each in dataclasses.fields(kind)}
+    drawn = {name: by_type[its] for name, its in types.items() if its in by_type}
+    return st.builds(kind, **drawn, **named)
+
+
+ranks_of = rates(RankRate, name=st.integers(0, 4000).map(str))
+hosts_of = rates(HostRate, name=st.from_regex(r"[a-z0-9][a-z0-9.,-]{0,60}", fullmatch=True))
 intervals = st.builds(
     FeedInterval,
     start_seconds=numbers,
