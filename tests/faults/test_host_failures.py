@@ -110,21 +110,23 @@ def test_where_none_is_left_the_training_ends_with_the_reason(pair):
     assert REASON in trainer.errors.rpartition("Traceback")[2]
 
 
-def test_it_keeps_nothing_of_that_dataset(pair):
-    trainer = pair.train(pause_at=5, epochs=1, **SLOW)
-    trainer.until("pause")
-    agent = Path(f"/proc/{pair.hosts[0].pid}")
+def test_it_keeps_nothing_of_that_dataset():
+    with Cluster(agents=2, feed={"lease_seconds": 5.0}) as cluster:
+        cluster.wait_for_agents()
+        trainer = cluster.train(pause_at=5, epochs=1, **SLOW)
+        trainer.until("pause")
+        agent = Path(f"/proc/{cluster.hosts[0].pid}")
 
-    def slots():
-        return (agent / "maps").read_text().count("/memfd:stoker-")
+        def slots():
+            return (agent / "maps").read_text().count("/memfd:stoker-")
 
-    wait_until(lambda: slots() > 0, "it has made batches")
-    kill_dataset_process(pair, trainer, 0)
-    wait_until(lambda: makes_nothing(trainer, "algo-0") == 1, "the host is left out")
-    wait_until(lambda: not workers_of(pair, trainer, 0), "its workers have ended")
-    wait_until(lambda: slots() == 0, "their memory is free")
-    trainer.go_on()
-    assert trainer.finish() == reference(epochs=1, **SLOW)
+        wait_until(lambda: slots() > 0, "it has made batches")
+        kill_dataset_process(cluster, trainer, 0)
+        wait_until(lambda: makes_nothing(trainer, "algo-0") == 1, "the host is left out")
+        wait_until(lambda: not workers_of(cluster, trainer, 0), "its workers have ended")
+        wait_until(lambda: slots() == 0, "their memory is free")
+        trainer.go_on()
+        assert trainer.finish() == reference(epochs=1, **SLOW)
 
 
 def test_it_is_retried_in_the_next_epoch_and_twice():
