@@ -17,8 +17,6 @@ from stoker.launch import sagemaker_variables
 from stoker.settings import ProcessSettings
 
 _FIX = "pack the folder again with `tar -C FOLDER -czf code.tar.gz .`, and data as a channel"
-_TRAIN = ("train",)
-_SERVE = ("serve",)
 _EXAMPLE = 'STOKER_COMMAND=["python", "train.py"]'
 
 
@@ -91,7 +89,7 @@ def check_words(words: Sequence[str]) -> None:
     """
     if not words:
         raise UsageError("no command to launch", fix="stoker launch -- python train.py")
-    if tuple(words) == _SERVE:
+    if list(words) == ["serve"]:
         raise UsageError(
             "this image trains and does not serve models",
             where="stoker launch serve",
@@ -110,7 +108,7 @@ def order_of(
     folder = None
     if settings.code_file:
         folder = unpack(settings.code_file, settings.base_dir / "code")
-    if tuple(words) != _TRAIN:
+    if list(words) != ["train"]:
         return LaunchedCommand(command=tuple(words), folder=folder)
     if settings.command:
         return LaunchedCommand(command=settings.command, folder=folder)
