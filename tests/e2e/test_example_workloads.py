@@ -8,9 +8,7 @@ import pytest
 from support.short_run import short_run
 
 
-# Two ranks next to a data host in the quick run: test_frameworks.py.
 @pytest.mark.e2e
-@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_two_ranks_train_beside_a_data_host(tmp_path):
     groups = ("dnn=local.c1:1", "data=local.c1:1:1")

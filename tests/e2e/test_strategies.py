@@ -28,17 +28,24 @@ def read(folder, name):
     return json.loads((folder / f"{name}.json").read_text())
 
 
-def test_ranks_started_again_go_on_from_their_state_with_the_same_batches(tmp_path):
+@pytest.mark.parametrize(
+    ("processes", "data", "step"), [(1, 1, 14), pytest.param(2, 2, 8, marks=pytest.mark.soak)]
+)
+def test_ranks_started_again_go_on_from_their_state_with_the_same_batches(
+    tmp_path, processes, data, step
+):
     whole, run = tmp_path / "whole", tmp_path / "run"
+    ranks = 2 * processes
     whole.mkdir()
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("STOKER_", "SM_"))}
     environ = clean | {"OMP_NUM_THREADS": "1"}
-    code, words = run_warm([str(SCRIPT), str(whole), "2"], environ, timeout=120)
+    code, words = run_warm([str(SCRIPT), str(whole), str(ranks)], environ, timeout=120)
     assert code == 0, words
-    assert len(read(whole, "losses")) == 48 // 2
+    assert len(read(whole, "losses")) == 48 // ranks
     run.mkdir()
-    command = ("python", str(SCRIPT), str(run), "1", "14")
-    job = LocalJob(run, command, dnn=2, data=1, processes=1, feed=PATIENT)
+    # The first rank of the second host dies before that step.
+    command = ("python", str(SCRIPT), str(run), str(processes), str(step))
+    job = LocalJob(run, command, dnn=2, data=data, processes=processes, feed=PATIENT)
     strategy = StrategySettings(max_restarts=2)
     job.spec = replace(job.spec, settings=replace(job.spec.settings, strategy=strategy))
     with job:
@@ -46,15 +53,17 @@ def test_ranks_started_again_go_on_from_their_state_with_the_same_batches(tmp_pa
         assert end.status == "succeeded", end.failure
         record = job.training()
     # The rank died in the second epoch, and all were started again on both hosts. Until then it is
-    # the curve of two hosts and a data host, as they are without a death.
+    # the curve of two hosts and data hosts, as they are without a death.
     assert "exitcode: -9" in job.log(job.request.hosts[1].name)
-    assert job.log(job.leader).count("is done") == 1
-    for rank in (0, 1):
+    assert job.log(job.leader).count("is done") == processes
+    for rank in range(ranks):
         assert read(run, f"rank-{rank}") == read(whole, f"rank-{rank}")
     assert read(run, "losses") == pytest.approx(read(whole, "losses"), rel=1e-6)
     assert record.strategy == "torchrun"
-    assert [host.rank for host in record.hosts] == [0, 1, None]
-    assert {e.host for e in record.events if e.what == "agent joined"} == {"algo-1"}
+    assert [host.rank for host in record.hosts] == [0, processes, *[None] * data]
+    assert {e.host for e in record.events if e.what == "agent joined"} == {
+        f"algo-{number}" for number in range(1, data + 1)
+    }
 
 
 SMDDP = """

@@ -1,8 +1,6 @@
 """Strategy mpi runs for real: Open MPI over two hosts, with mpi4py, torch's gloo and the feed.
 
-The hosts are process trees of this machine, which Open MPI knows by name only: each has a daemon of
-its own, started by its launcher, and ranks of two hosts meet over TCP. Needs openmpi-bin, and a
-Python with mpi4py and stoker's packages: STOKER_TEST_MPI_PYTHON, else that of .venv-mpi.
+Needs openmpi-bin, and a Python with mpi4py: STOKER_TEST_MPI_PYTHON, else that of .venv-mpi.
 """
 
 import os
@@ -17,7 +15,7 @@ import pytest
 
 from stoker.feed.wire.crypto import new_token
 from stoker.launch.strategies import mpi
-from stoker.records import FeedSettings
+from stoker.records import EngineCommand, EngineSettings, FeedSettings, ReadyProbe
 from support.local_job import LocalJob, is_running, resource_config, until
 from support.pod_network import PodNetwork
 from support.short_run import REPO, short_run
@@ -92,12 +90,34 @@ def lacking():
     return f"{PYTHON} cannot load mpi4py: {tried.stderr[-500:]}" if tried.returncode else ""
 
 
+# Instead of the feed: a server on the data host, and ranks that ask it for numbers.
+SERVER = """
+import http.server, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(str(int(self.path[1:]) ** 2).encode())
+host, port = sys.argv[1].rsplit(":", 1)
+http.server.ThreadingHTTPServer((host, int(port)), Handler).serve_forever()
+"""
+ASKING = """
+import os, urllib.request
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+url = f"http://{os.environ['SERVERS']}/{world.rank}"
+with urllib.request.urlopen(url, timeout=60) as answer:
+    total = world.allreduce(int(answer.read()))
+print(f"rank {world.rank} sums {total}", flush=True)
+"""
+
+
 class MpiJob(LocalJob):
-    def __init__(self, tmp_path, mode):
-        (tmp_path / "script.py").write_text(SCRIPT)
+    def __init__(self, tmp_path, mode, *, text=SCRIPT, engine=None):
+        (tmp_path / "script.py").write_text(text)
         command = (PYTHON, str(tmp_path / "script.py"), mode)
-        feed = FeedSettings(lease_seconds=10)
-        super().__init__(tmp_path, command, dnn=2, data=1, processes=2, feed=feed, strategy="mpi")
+        how = {"feed": FeedSettings(lease_seconds=10), "engine": engine, "strategy": "mpi"}
+        super().__init__(tmp_path, command, dnn=2, data=1, processes=2, **how)
 
     @property
     def follower(self):
@@ -143,6 +163,26 @@ def test_ranks_of_two_hosts_meet_in_mpi_and_in_torch_and_are_fed(tmp_path):
     assert [host.rank for host in record.hosts] == [0, 2, None]
     assert "batches=0" not in job.log("algo-1").split("agent_ended")[1]
     assert folders_of_sessions() <= before
+
+
+def test_ranks_of_two_hosts_ask_the_server_of_a_data_host(tmp_path):
+    (tmp_path / "server.py").write_text(SERVER)
+    engine = EngineSettings(
+        name="command",
+        data=EngineCommand(
+            command=(sys.executable, str(tmp_path / "server.py"), "{address:server}"),
+            ready=ReadyProbe(port="server"),
+        ),
+        ports={"server": 6000},
+        environment={"SERVERS": "{data_addresses:server}"},
+    )
+    with MpiJob(tmp_path, "end", text=ASKING, engine=engine) as job:
+        end = job.end()
+        assert end.status == "succeeded", end.failure
+        logs = job.log(job.leader)
+        for rank in range(RANKS):
+            assert f"rank {rank} sums {0 + 1 + 4 + 9}" in logs
+        assert (job.training().strategy, job.training().engine) == ("mpi", "command")
 
 
 def test_the_example_trains_on_four_ranks_of_two_hosts_beside_a_data_host(tmp_path):

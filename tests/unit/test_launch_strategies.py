@@ -80,24 +80,17 @@ def test_what_cannot_train_so_is_refused_at_plan(strategy, groups, words, tmp_pa
         check_job(job)
 
 
-def trainer(strategy, base_dir):
-    environ = {
-        "STOKER_BASE_DIR": str(base_dir),
-        "STOKER_PROCESSES_PER_HOST": "2",
-        "STOKER_STRATEGY": json.dumps(
-            {"name": strategy.name, "max_restarts": strategy.max_restarts}
-        ),
-    }
-    return Trainer.of(from_environment(environ), TOPOLOGY, environ)
-
-
 def test_restarts_over_hosts_have_a_store_for_each_attempt(tmp_path):
-    made = trainer(StrategySettings(name="torchrun", max_restarts=2), tmp_path)
+    def trainer(**strategy):
+        told = json.dumps({"name": "torchrun", **strategy})
+        environ = {"STOKER_BASE_DIR": str(tmp_path), "STOKER_STRATEGY": told}
+        return Trainer.of(from_environment(environ), TOPOLOGY, environ)
+
+    made = trainer(max_restarts=2)
     command = made.command(("a",), TOPOLOGY, master=("10.0.0.3", 7602), feed=FeedSettings())
     assert {"--max-restarts=2", "--rdzv-backend=c10d", "--local-addr=10.0.0.3"} < set(command)
     assert made.variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
-    plain = trainer(StrategySettings(name="torchrun"), tmp_path)
-    assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE" not in plain.variables
+    assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE" not in trainer().variables
 
 
 def open_mpi(folder, *names):
