@@ -101,10 +101,10 @@ def cpu_groups(*, root: Path = CGROUP, membership: Path = MEMBERSHIP) -> tuple[P
 
 def group_quota(folder: Path) -> float | None:
     """Returns the vCPUs that the quota of one group allows; None: it has none."""
-    # Version 2 has both numbers in one file.
     words = " ".join(_lines(folder / "cpu.max")).split()
-    for name in () if words else ("cpu.cfs_quota_us", "cpu.cfs_period_us"):
-        words += _lines(folder / name)[:1]
+    if not words:
+        # Version 1 has a file for each number.
+        words = _lines(folder / "cpu.cfs_quota_us") + _lines(folder / "cpu.cfs_period_us")
     if len(words) != 2 or not all(word.isdigit() for word in words) or int(words[1]) == 0:
         return None
     return int(words[0]) / int(words[1]) or None

@@ -120,7 +120,15 @@ def order_of(
             fix=f"set {_EXAMPLE} in the image or the job, pass the command as container "
             "arguments, or use the full path of a program called train",
         )
-    folder = folder or _submitted(settings.base_dir)
+    if folder is None:
+        named = sagemaker_variables.module_dir(settings.base_dir)
+        if "://" in named:
+            raise UsageError(
+                f"the launcher does not download code: {named}",
+                where="hyperparameter sagemaker_submit_directory",
+                fix="set sagemaker.source in the workload, which makes the code a channel",
+            )
+        folder = Path(named)
     if not (folder / program).is_file():
         raise UsageError(
             f"program {program} not found",
@@ -129,14 +137,3 @@ def order_of(
         )
     command = ("python", program) if program.endswith(".py") else (f"./{program}",)
     return LaunchedCommand(command=command, folder=folder)
-
-
-def _submitted(base_dir: Path) -> Path:
-    named = sagemaker_variables.module_dir(base_dir)
-    if "://" in named:
-        raise UsageError(
-            f"the launcher does not download code: {named}",
-            where="hyperparameter sagemaker_submit_directory",
-            fix="set sagemaker.source in the workload, which makes the code a channel",
-        )
-    return Path(named)
