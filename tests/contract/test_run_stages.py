@@ -1,5 +1,6 @@
 """The leader and hosts tell the stages of a run over real sockets."""
 
+import contextlib
 import secrets
 from io import StringIO
 
@@ -18,19 +19,6 @@ from support.tokens import new_token
 KEYS = Keys.from_token(bytes.fromhex(new_token()))
 # Beats are far apart: what is told must not wait for one.
 FEED = FeedSettings(lease_seconds=400.0, start_deadline_seconds=400.0)
-
-
-def join(host, *, life):
-    return Join(
-        protocol=PROTOCOL_VERSION,
-        run_id="run",
-        kind="agent" if host.startswith("d") else "follower",
-        host=host,
-        group="any",
-        address="127.0.0.1",
-        port=0,
-        incarnation=life,
-    )
 
 
 @pytest.fixture
@@ -55,9 +43,20 @@ def coordinator():
         found.close()
 
 
+@contextlib.contextmanager
 def member(host, port):
+    join = Join(
+        protocol=PROTOCOL_VERSION,
+        run_id="run",
+        kind="agent" if host == "d1" else "follower",
+        host=host,
+        group="any",
+        address="127.0.0.1",
+        port=0,
+        incarnation=secrets.token_hex(8),
+    )
     found = Membership(
-        join=join(host, life=secrets.token_hex(8)),
+        join=join,
         keys=KEYS,
         address="127.0.0.1",
         port=port,
@@ -66,14 +65,15 @@ def member(host, port):
         on_verdict=lambda verdict: None,
     )
     found.start()
-    return found
+    try:
+        yield found
+    finally:
+        found.close()
 
 
 def test_stages_are_told_at_once_and_to_those_that_come_later(coordinator):
     leader, port = coordinator
-    data = member("d1", port)
-    late = None
-    try:
+    with member("d1", port) as data:
         assert data.wait_until_welcome(30)
         assert data.run_stage == "begun"
         leader.announce("led")
@@ -81,11 +81,19 @@ def test_stages_are_told_at_once_and_to_those_that_come_later(coordinator):
         data.tell("ready")
         until(lambda: leader.unready == ("f1",), what="the leader hears of the data host's")
         leader.announce("ready")
-        late = member("f1", port)
-        until(lambda: late.run_stage == "ready", what="who comes late hears of it, too")
-        data.leave(reason="out of licences")
-        until(lambda: leader.gone_agents == {"d1": "out of licences"}, what="it has left")
-    finally:
-        data.close()
-        if late:
-            late.close()
+        with member("f1", port) as late:
+            until(lambda: late.run_stage == "ready", what="who comes late hears of it, too")
+            assert leader.followers(live_only=True) == ("f1",)
+            late.tell("done")
+            until(lambda: leader.unready == (), what="the leader hears of the follower's")
+            # Its training has ended: it is not waited for.
+            assert leader.followers(live_only=False) == leader.followers(live_only=True) == ()
+            data.leave(reason="out of licences")
+            until(lambda: leader.gone_agents == {"d1": "out of licences"}, what="it has left")
+            assert leader.unready == ("d1",)
+            with member("d1", port) as again:
+                assert again.wait_until_welcome(30)
+                # Another process, which has not started its commands.
+                assert leader.unready == ("d1",)
+                again.tell("ready")
+                until(lambda: leader.unready == (), what="it is back")

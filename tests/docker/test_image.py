@@ -33,14 +33,6 @@ def config(engine: Engine, image: str) -> dict[str, object]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("image", "entrypoint"),
-    [("stoker-launcher", ["stoker", "launch"]), ("stoker-control", ["stoker"])],
-)
-def test_entry_points_are_in_exec_form(engine, image, entrypoint):
-    assert config(engine, image)["Entrypoint"] == entrypoint
-
-
 @pytest.mark.parametrize("image", ["stoker-launcher", "stoker-control"])
 def test_no_compiler_is_left_and_all_wheels_are_on_record(engine, image):
     found = shell(

@@ -3,8 +3,6 @@
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import psutil
@@ -36,22 +34,11 @@ def words(folder: Path, digits: Path, *more: str) -> list[str]:
     ]
 
 
-def train(folder: Path, digits: Path, *more: str, launcher: tuple[str, ...] = ()) -> None:
+def train(folder: Path, digits: Path, *more: str) -> None:
     environ = {k: v for k, v in os.environ.items() if not k.startswith(("STOKER_", "SM_"))}
-    environ |= {"OMP_NUM_THREADS": "1"}
     script = [str(SCRIPT), *words(folder, digits, *more)]
-    if not launcher:
-        code, said = run_warm(script, environ, timeout=200)
-        assert code == 0, said
-        return
-    done = subprocess.run(
-        [sys.executable, *launcher, *script],
-        env=environ,
-        timeout=200,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    code, said = run_warm(script, environ | {"OMP_NUM_THREADS": "1"}, timeout=200)
+    assert code == 0, said
 
 
 def steps_saved(folder: Path) -> int:
@@ -110,13 +97,3 @@ def test_a_finished_run_has_nothing_left_to_do(whole, digits):
     before = (whole / "losses").read_text()
     train(whole, digits, "--workers", "1")
     assert (whole / "losses").read_text() == before
-
-
-@pytest.mark.soak
-def test_a_finished_run_of_two_ranks_has_nothing_left_to_do(tmp_path, digits):
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    train(tmp_path, digits, "--workers", "1", launcher=torchrun)
-    before = (tmp_path / "losses").read_text()
-    train(tmp_path, digits, "--workers", "0", launcher=torchrun)
-    assert (tmp_path / "losses").read_text() == before
-    assert len(before.split()) == 2 * STEPS

@@ -17,14 +17,8 @@ from support.feed_rows import write_feed
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 DEADLINE_SECONDS = 60.0
 FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
     "--remote-debugging-pipe",
 )
 
@@ -178,15 +172,20 @@ def reports(tmp_path_factory):
 pytestmark = pytest.mark.browser
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("scheme", "ground"), [("light", "rgb(255, 255, 255)"), ("dark", "rgb(20, 24, 29)")]
+)
 @pytest.mark.parametrize("name", ["whole", "broken", "fed"])
-def test_report_opens_with_no_console_message_and_fetches_nothing(browser, reports, name, scheme):
+def test_report_opens_with_no_console_message_and_fetches_nothing(
+    browser, reports, name, scheme, ground
+):
     browser.open(reports[name], scheme=scheme)
     asked = [url for url in browser.requested() if not url.startswith("data:")]
     assert asked == [reports[name].as_uri()]
     for event in ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded"):
         assert browser.named(event) == []
     assert browser.evaluate("document.scripts.length") == 0
+    assert browser.evaluate("getComputedStyle(document.body).backgroundColor") == ground
 
 
 def test_the_check_for_fetches_sees_one(browser, tmp_path):
@@ -210,14 +209,6 @@ def test_one_drawing_of_each_pair_is_shown(browser, reports):
     for width in (1200, 420):
         browser.open(reports["whole"], width=width)
         assert browser.evaluate(shown) == browser.evaluate(figures) == 2
-
-
-@pytest.mark.parametrize(
-    ("scheme", "ground"), [("light", "rgb(255, 255, 255)"), ("dark", "rgb(20, 24, 29)")]
-)
-def test_page_has_the_ground_of_its_scheme(browser, reports, scheme, ground):
-    browser.open(reports["whole"], scheme=scheme)
-    assert browser.evaluate("getComputedStyle(document.body).backgroundColor") == ground
 
 
 def test_pictures_are_named_and_described_for_screen_readers(browser, reports):

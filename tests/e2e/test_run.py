@@ -1,11 +1,7 @@
 """The main job runs through the command line; it is short, but every part is real."""
 
-import contextlib
 import json
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
@@ -14,7 +10,7 @@ import pytest
 from stoker.records import Decision, Evaluation, Profile, Training, read_json, write_json
 from support.command import process, stoker, succeeds
 from support.few_digits import few_digits
-from support.local_job import assert_nothing_left, marked_processes, until
+from support.local_job import assert_nothing_left
 from support.warm_python import run_warm
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -73,21 +69,6 @@ def project(folder: Path, *, epochs: int = 2) -> Path:
 def only_run(folder: Path) -> Path:
     (run,) = [f.parent for f in (folder / "runs").glob("*/workload.json")]
     return run
-
-
-def losses(folder: Path, name: str, *arguments: str) -> list[str]:
-    """Returns each step's loss on digits, under `stoker train` if there are arguments for it."""
-    words = [str(EXAMPLE), "--epochs", "1", "--samples", "128", "--batch-size", "8"]
-    words += ["--data", str(folder / "data"), "--loss-log", str(folder / name), "--workers", "0"]
-    if arguments:
-        succeeds("train", *arguments, "--", "python", *words, cwd=folder)
-    else:
-        # The same under `stoker train` without a data group: test_checkpoint_resume.py.
-        clean = {k: v for k, v in os.environ.items() if not k.startswith(("STOKER_", "SM_"))}
-        environ = clean | {"OMP_NUM_THREADS": "1"}
-        code, said = run_warm(words, environ, timeout=TIMEOUT_SECONDS)
-        assert code == 0, said
-    return (folder / name).read_text().split()
 
 
 def test_a_run_leaves_records_logs_and_a_report_resumes_and_judges(tmp_path):
@@ -172,72 +153,23 @@ def test_a_run_leaves_records_logs_and_a_report_resumes_and_judges(tmp_path):
     assert roles == ["dnn", "data"]
 
 
-# With a worker next to the trainer as well: test_checkpoint_resume.py.
-@pytest.mark.parametrize("local", [pytest.param(1, marks=pytest.mark.soak), 0])
-def test_with_and_without_a_data_group_the_losses_are_equal_step_for_step(tmp_path, local):
+def test_with_and_without_a_data_group_the_losses_are_equal_step_for_step(tmp_path):
     few_digits(tmp_path / "data")
-    alone = losses(tmp_path, "alone.txt")
-    fed = losses(tmp_path, "fed.txt", "--group", f"dnn=1:{local}", "--group", "data=1:1")
-    assert len(alone) == 16
-    assert alone == fed
-
-
-@pytest.mark.soak
-def test_two_ranks_with_a_data_group_lose_the_same_as_without(tmp_path):
-    few_digits(tmp_path / "data")
-    ranks = ["--set", "cluster={dnn: {instance_type: local.c1, processes_per_host: 2}}"]
-    alone = losses(tmp_path, "alone.txt", *ranks, "--group", "dnn=1")
-    fed = losses(tmp_path, "fed.txt", *ranks, "--group", "dnn=1:0", "--group", "data=1:1")
-    assert len(alone) == 16
-    assert alone == fed
-
-
-def test_a_failing_training_is_exit_code_6_with_its_traceback_and_code(tmp_path):
-    (tmp_path / "bad.py").write_text("def f():\n    raise ValueError('too hot')\n\n\nf()\n")
-    done = stoker(
-        "train", "--group", "dnn=1", "--out", "t.json", "--", "python", "bad.py", cwd=tmp_path
-    )
-    assert done.returncode == 6, done.stderr
-    training = read_json(tmp_path / "t.json", Training)
-    assert training.exit_code == 1
-    assert training.failure is not None
-    assert "ValueError: too hot" in training.failure
-    assert "in f" in training.failure
+    script = [str(EXAMPLE), "--epochs", "1", "--samples", "128", "--batch-size", "8"]
+    script += ["--data", str(tmp_path / "data"), "--workers", "0", "--loss-log"]
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("STOKER_", "SM_"))}
+    # The same under `stoker train` without a data group: test_checkpoint_resume.py.
+    environ = clean | {"OMP_NUM_THREADS": "1"}
+    code, said = run_warm([*script, str(tmp_path / "alone")], environ, timeout=TIMEOUT_SECONDS)
+    assert code == 0, said
+    words = ("--group", "dnn=1:0", "--group", "data=1:1", "--", "python", *script)
+    succeeds("train", *words, str(tmp_path / "fed"), cwd=tmp_path)
+    alone = (tmp_path / "alone").read_text()
+    assert len(alone.split()) == 16
+    assert alone == (tmp_path / "fed").read_text()
 
 
 def test_a_dry_run_prints_the_request_and_starts_nothing(tmp_path):
-    done = succeeds(
-        "train", "--dry-run", "--group", "dnn=1", "--group", "data=2:1", "--", "python", "-V",
-        cwd=tmp_path,
-    )  # fmt: skip
-    assert json.loads(done.stdout)
+    words = ("--group", "dnn=1", "--group", "data=2:1", "--", "python", "-V")
+    assert json.loads(succeeds("train", "--dry-run", *words, cwd=tmp_path).stdout)
     assert not (tmp_path / "runs").exists()
-
-
-# Of SIGTERM without a data group: tests/faults/test_stopped_by_hand.py.
-@pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)]
-)
-def test_asked_to_stop_it_leaves_nothing_running(tmp_path, number):
-    folder = project(tmp_path, epochs=50)
-    command = ["train", "--group", "dnn=1", "--group", "data=1:1", "mini.yaml"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "stoker.cli", *command],
-        cwd=folder,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        until(lambda: bool(list(folder.glob("runs/*/hosts/*/output/data/stoker/timeline*"))),
-              what="the training reports steps")  # fmt: skip
-        (run,) = folder.glob("runs/*")
-        pids = marked_processes(run.resolve()) | {process.pid}
-        # As a terminal does: the whole foreground group gets Ctrl-C.
-        os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
-        assert process.wait(60) == (130 if number == signal.SIGINT else 143)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    until(lambda: not marked_processes(run.resolve()), what="all processes have ended")
-    assert_nothing_left(run.resolve(), pids - {process.pid})

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -25,75 +24,46 @@ Replicas = tuple[list[dict[str, tuple[list[int], list[str]]]], str]
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 
-def run_job(folder, *arguments, dnn, data, ranks, strategy, fails=False):
-    folder.mkdir()
-    command = ("python", str(SCRIPT), str(folder), *arguments)
-    job = LocalJob(folder, command, dnn=dnn, data=data, processes=ranks // dnn, feed=PATIENT)
+def read(folder, name):
+    return json.loads((folder / f"{name}.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("processes", "data", "step"), [(1, 1, 14), pytest.param(2, 2, 8, marks=pytest.mark.soak)]
+)
+def test_ranks_started_again_go_on_from_their_state_with_the_same_batches(
+    tmp_path, processes, data, step
+):
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    ranks = 2 * processes
+    whole.mkdir()
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("STOKER_", "SM_"))}
+    environ = clean | {"OMP_NUM_THREADS": "1"}
+    code, words = run_warm([str(SCRIPT), str(whole), str(ranks)], environ, timeout=120)
+    assert code == 0, words
+    assert len(read(whole, "losses")) == 48 // ranks
+    run.mkdir()
+    # The first rank of the second host dies before that step.
+    command = ("python", str(SCRIPT), str(run), str(processes), str(step))
+    job = LocalJob(run, command, dnn=2, data=data, processes=processes, feed=PATIENT)
+    strategy = StrategySettings(max_restarts=2)
     job.spec = replace(job.spec, settings=replace(job.spec.settings, strategy=strategy))
     with job:
         end = job.end()
-        assert end.status == ("failed" if fails else "succeeded"), end.failure
-    return job
-
-
-def losses(folder):
-    found: list[float] = json.loads((folder / "losses.json").read_text())
-    return found
-
-
-def seen(folder, *, ranks):
-    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
-
-
-def homogeneous(folder, *, ranks):
-    folder.mkdir()
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("STOKER_", "SM_"))}
-    environ = clean | {"OMP_NUM_THREADS": "1"}
-    code, words = run_warm([str(SCRIPT), str(folder), str(ranks)], environ, timeout=120)
-    assert code == 0, words
-    assert len(losses(folder)) == 48 // ranks
-    return folder
-
-
-def assert_same(folder, whole, *, ranks):
-    assert seen(folder, ranks=ranks) == seen(whole, ranks=ranks)
-    assert losses(folder) == pytest.approx(losses(whole), rel=1e-6)
-
-
-def assert_spread(job, *, ranks, fed):
-    record = job.training()
-    assert record.strategy == "torchrun"
-    assert [host.rank for host in record.hosts] == ranks
-    assert {e.host for e in record.events if e.what == "agent joined"} == fed
-
-
-@pytest.mark.soak
-def test_two_hosts_of_two_processes_and_two_data_hosts_have_the_homogeneous_curve(tmp_path):
-    whole = homogeneous(tmp_path / "whole", ranks=4)
-    job = run_job(tmp_path / "run", dnn=2, data=2, ranks=4, strategy=StrategySettings())
-    assert_same(tmp_path / "run", whole, ranks=4)
-    assert_spread(job, ranks=[0, 2, None, None], fed={"algo-1", "algo-2"})
-
-
-def test_ranks_started_again_go_on_from_their_state_with_the_same_batches(tmp_path):
-    whole = homogeneous(tmp_path / "whole", ranks=2)
-    strategy = StrategySettings(max_restarts=2)
-    job = run_job(tmp_path / "run", "1", "14", dnn=2, data=1, ranks=2, strategy=strategy)
+        assert end.status == "succeeded", end.failure
+        record = job.training()
     # The rank died in the second epoch, and all were started again on both hosts. Until then it is
-    # the curve of two hosts and a data host, as they are without a death.
+    # the curve of two hosts and data hosts, as they are without a death.
     assert "exitcode: -9" in job.log(job.request.hosts[1].name)
-    assert job.log(job.leader).count("is done") == 1
-    assert_same(tmp_path / "run", whole, ranks=2)
-    assert_spread(job, ranks=[0, 1, None], fed={"algo-1"})
-
-
-# Of a rank that fails while those of other hosts wait for it: tests/faults/test_launch.py.
-@pytest.mark.soak
-def test_without_restarts_a_killed_rank_ends_the_job_with_its_code(tmp_path):
-    folder = tmp_path / "run"
-    job = run_job(folder, "1", "3", dnn=1, data=0, ranks=2, strategy=StrategySettings(), fails=True)
-    assert job.training().exit_code == 128 + signal.SIGKILL
-    assert (job.training().failure or "").startswith("rank 1 on ")
+    assert job.log(job.leader).count("is done") == processes
+    for rank in range(ranks):
+        assert read(run, f"rank-{rank}") == read(whole, f"rank-{rank}")
+    assert read(run, "losses") == pytest.approx(read(whole, "losses"), rel=1e-6)
+    assert record.strategy == "torchrun"
+    assert [host.rank for host in record.hosts] == [0, processes, *[None] * data]
+    assert {e.host for e in record.events if e.what == "agent joined"} == {
+        f"algo-{number}" for number in range(1, data + 1)
+    }
 
 
 SMDDP = """
@@ -117,10 +87,7 @@ dist.Backend.register_backend("smddp", make, devices=["cpu", "cuda"])
 
 
 # How a backend to fall back to is chosen: tests/contract/test_strategy_programs.py.
-@pytest.mark.parametrize(
-    "has_library", [True, pytest.param(False, marks=pytest.mark.soak)], ids=["library", "fallback"]
-)
-def test_the_script_gets_the_backend_of_smddp_or_the_one_to_fall_back_to(tmp_path, has_library):
+def test_the_script_gets_the_backend_of_smddp(tmp_path):
     base = tmp_path / "ml"
     (base / "input" / "config").mkdir(parents=True)
     config = json.loads(resource_config("algo-1", {"gpu": ["algo-1"]}))
@@ -129,17 +96,14 @@ def test_the_script_gets_the_backend_of_smddp_or_the_one_to_fall_back_to(tmp_pat
     library = tmp_path / "lib" / "smdistributed" / "dataparallel" / "torch"
     library.mkdir(parents=True)
     (library / "torch_smddp.py").write_text(LIBRARY)
-    strategy = {"name": "smddp"} if has_library else {"name": "smddp", "fallback": "gloo"}
     environ = {
         **{k: v for k, v in os.environ.items() if not k.startswith(("STOKER_", "SM_"))},
         "STOKER_BASE_DIR": str(base),
-        "STOKER_STRATEGY": json.dumps(strategy),
+        "STOKER_STRATEGY": '{"name": "smddp"}',
         "STOKER_PROCESSES_PER_HOST": "1",
         "STOKER_TEST_DIR": str(tmp_path),
+        "PYTHONPATH": f"{tmp_path / 'lib'}:{os.environ.get('PYTHONPATH', '')}",
     }
-    if has_library:
-        places = filter(None, [str(tmp_path / "lib"), os.environ.get("PYTHONPATH")])
-        environ["PYTHONPATH"] = ":".join(places)
     done = subprocess.run(
         [sys.executable, "-P", "-m", "stoker.launch", "--", "python", "-c", SMDDP],
         env=environ,
@@ -148,11 +112,9 @@ def test_the_script_gets_the_backend_of_smddp_or_the_one_to_fall_back_to(tmp_pat
         timeout=200,
     )
     assert done.returncode == 0, done.stderr
-    name = "smddp" if has_library else "gloo"
-    assert json.loads((tmp_path / "told").read_text()) == [name, name, 1]
+    assert json.loads((tmp_path / "told").read_text()) == ["smddp", "smddp", 1]
     record = json.loads((base / "output/data/stoker/training.json").read_text())
-    assert record["strategy"] == ("smddp" if has_library else "torchrun")
-    assert ("backend_fallback" in done.stdout + done.stderr) == (not has_library)
+    assert record["strategy"] == "smddp"
 
 
 REPLICAS = """

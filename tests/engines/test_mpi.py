@@ -1,25 +1,22 @@
 """Strategy mpi runs for real: Open MPI over two hosts, with mpi4py, torch's gloo and the feed.
 
-The hosts are process trees of this machine, which Open MPI knows by name only: each has a daemon of
-its own, started by its launcher, and ranks of two hosts meet over TCP. Needs openmpi-bin, and a
-Python with mpi4py and stoker's packages: STOKER_TEST_MPI_PYTHON, else that of .venv-mpi.
+Needs openmpi-bin, and a Python with mpi4py: STOKER_TEST_MPI_PYTHON, else that of .venv-mpi.
 """
 
-import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
 from stoker.launch.strategies import mpi
-from stoker.records import EngineCommand, EngineSettings, FeedSettings, ReadyProbe, StrategySettings
+from stoker.records import EngineCommand, EngineSettings, FeedSettings, ReadyProbe
 from support.local_job import LocalJob, is_running, resource_config, until
+from support.pod_network import PodNetwork
 from support.short_run import REPO, short_run
 from support.tokens import new_token
 
@@ -117,15 +114,10 @@ print(f"rank {world.rank} sums {total}", flush=True)
 
 class MpiJob(LocalJob):
     def __init__(self, tmp_path, mode, *, text=SCRIPT, engine=None):
-        script = tmp_path / "script.py"
-        script.write_text(text)
-        command = (PYTHON, str(script), mode)
-        feed = FeedSettings(lease_seconds=10)
-        engine = engine or EngineSettings()
-        super().__init__(tmp_path, command, dnn=2, data=1, processes=2, feed=feed, engine=engine)
-        self.spec = replace(
-            self.spec, settings=replace(self.spec.settings, strategy=StrategySettings(name="mpi"))
-        )
+        (tmp_path / "script.py").write_text(text)
+        command = (PYTHON, str(tmp_path / "script.py"), mode)
+        how = {"feed": FeedSettings(lease_seconds=10), "engine": engine, "strategy": "mpi"}
+        super().__init__(tmp_path, command, dnn=2, data=1, processes=2, **how)
 
     @property
     def follower(self):
@@ -239,78 +231,48 @@ def test_all_ranks_may_save_their_state_when_the_run_is_stopped(tmp_path):
         assert all((tmp_path / f"saved-{rank}").exists() for rank in range(RANKS))
 
 
-@pytest.fixture
-def machines(tmp_path):
-    """Makes two small machines; gives, by address, what to put before a command that runs there.
-
-    Each has a network, a host name, and shared memory of its own.
-    """
-    if os.geteuid() or not shutil.which("ip"):
-        pytest.skip("namespaces are made by root, with iproute2")
-    holders = []
-    for number in (1, 2):
-        inside = (
-            f"hostname machine-{number} && mount -t tmpfs none /dev/shm && ip link set lo up"
-            " && echo ready && exec sleep 600"
-        )
-        unshared = ["unshare", "--net", "--uts", "--mount", "--kill-child", "--fork"]
-        holder = subprocess.Popen(
-            [*unshared, "sh", "-c", inside], stdout=subprocess.PIPE, start_new_session=True
-        )
-        holders.append(holder)
-        assert holder.stdout.readline() == b"ready\n"
-    pids = [psutil.Process(holder.pid).children()[0].pid for holder in holders]
-    wire = f"ip link add eth0 netns {pids[0]} type veth peer name eth0 netns {pids[1]}"
-    subprocess.run(wire.split(), check=True)
-    entered = {}
-    for number, pid in enumerate(pids, start=1):
-        enter = ["nsenter", "--net", "--uts", "--mount", f"--target={pid}"]
-        address = f"10.99.0.{number}"
-        for word in (f"ip addr add {address}/24 dev eth0", "ip link set eth0 up"):
-            subprocess.run([*enter, *word.split()], check=True)
-        entered[address] = enter
-    yield entered
-    for holder in holders:
-        holder.kill()
-        holder.wait()
-        holder.stdout.close()
+# Each has shared memory of its own as well.
+ALONE = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /dev/shm && exec "$@"', "sh")
 
 
 @pytest.mark.root
-def test_two_machines_with_networks_of_their_own_meet(tmp_path, machines):
+def test_two_machines_with_networks_of_their_own_meet(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "token").write_text(new_token())
-    leader = next(iter(machines))
-    started = []
-    for address, enter in machines.items():
-        base = tmp_path / address
-        (base / "input" / "config").mkdir(parents=True)
-        config = json.loads(resource_config(address, {"gpu": list(machines)}))
-        config["network_interface_name"] = "eth0"
-        (base / "input" / "config" / "resourceconfig.json").write_text(json.dumps(config))
-        environ = {
-            **{k: v for k, v in os.environ.items() if not k.startswith(("STOKER_", "SM_"))},
-            "STOKER_BASE_DIR": str(base),
-            "STOKER_TOKEN_FILE": str(tmp_path / "token"),
-            "STOKER_STRATEGY": "mpi",
-            "STOKER_PROCESSES_PER_HOST": "2",
-            "STOKER_COORDINATOR": f"{leader}:7600",
-            "STOKER_TEST_DIR": str(tmp_path),
-        }
-        words = [sys.executable, "-P", "-m", "stoker.launch", "--"]
-        command = [*enter, *words, PYTHON, str(tmp_path / "script.py"), "end"]
-        with (base / "log").open("wb") as log:
-            started.append(
-                subprocess.Popen(command, env=environ, stdout=log, stderr=subprocess.STDOUT)
-            )
-    try:
-        codes = [process.wait(120) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-    logs = "\n".join((tmp_path / address / "log").read_text() for address in machines)
+    with PodNetwork(domain="machines") as network:
+        machines = [network.sandbox(f"machine-{number}") for number in (1, 2)]
+        addresses = [machine.address for machine in machines]
+        started = []
+        for machine in machines:
+            base = tmp_path / machine.address
+            (base / "input" / "config").mkdir(parents=True)
+            config = resource_config(machine.address, {"gpu": addresses}, interface="eth0")
+            (base / "input" / "config" / "resourceconfig.json").write_text(config)
+            environ = {
+                **{k: v for k, v in os.environ.items() if not k.startswith(("STOKER_", "SM_"))},
+                "STOKER_BASE_DIR": str(base),
+                "STOKER_TOKEN_FILE": str(tmp_path / "token"),
+                "STOKER_STRATEGY": "mpi",
+                "STOKER_PROCESSES_PER_HOST": "2",
+                "STOKER_COORDINATOR": f"{addresses[0]}:7600",
+                "STOKER_TEST_DIR": str(tmp_path),
+            }
+            words = [sys.executable, "-P", "-m", "stoker.launch", "--"]
+            command = [*words, PYTHON, str(tmp_path / "script.py"), "end"]
+            with (base / "log").open("wb") as log:
+                started.append(
+                    subprocess.Popen(
+                        [*machine.enter, *ALONE, *command], env=environ, stdout=log, stderr=log
+                    )
+                )
+        try:
+            codes = [process.wait(120) for process in started]
+        finally:
+            for process in started:
+                process.kill()
+                process.wait()
+    logs = "\n".join((tmp_path / address / "log").read_text() for address in addresses)
     assert codes == [0, 0], logs
     for rank in range(RANKS):
         told = (tmp_path / f"seen-{rank}").read_text()
-        assert f"'10.99.0.{rank // 2 + 1}', '{rank % 2}', '2'] [6, 6]" in told
+        assert f"'{addresses[rank // 2]}', '{rank % 2}', '2'] [6, 6]" in told

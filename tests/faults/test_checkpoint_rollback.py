@@ -16,17 +16,7 @@ LOADERS = {
 
 @pytest.mark.parametrize(
     ("name", "is_under_way"),
-    [
-        pytest.param(
-            name,
-            is_under_way,
-            id=f"{name}-{'in an epoch' if is_under_way else 'between epochs'}",
-            # One of each is enough next to those in an epoch.
-            marks=() if is_under_way or not options else pytest.mark.soak,
-        )
-        for name, (options, _) in LOADERS.items()
-        for is_under_way in (False, True)
-    ],
+    [("no local workers", False), *((name, True) for name in LOADERS)],
 )
 def test_a_loader_rolls_back_to_any_of_its_own_checkpoints(host, name, is_under_way):
     options, local = LOADERS[name]
@@ -45,16 +35,7 @@ def test_a_loader_rolls_back_to_any_of_its_own_checkpoints(host, name, is_under_
     assert len({tuple(line["again"]) for line in lines}) == len(PLACES)
 
 
-# Each value in the quick run, each pair with `make soak`.
-@pytest.mark.parametrize(
-    ("local", "persists"),
-    [
-        (0, False),
-        pytest.param(0, True, marks=pytest.mark.soak),
-        pytest.param(1, False, marks=pytest.mark.soak),
-        (1, True),
-    ],
-)
+@pytest.mark.parametrize(("local", "persists"), [(0, False), (1, True)])
 def test_a_loader_of_an_iterable_dataset_rolls_back_to_a_checkpoint(host, local, persists):
     options = {"num_workers": 2, "persistent_workers": persists}
     trainer = host.train(

@@ -33,13 +33,6 @@ LONG = {"lease_seconds": 30.0}
 
 
 @pytest.fixture(scope="module")
-def single():
-    with Cluster(agents=1, feed=LONG) as cluster:
-        cluster.wait_for_agents()
-        yield cluster
-
-
-@pytest.fixture(scope="module")
 def pair():
     with Cluster(agents=2, workers=2, feed=LONG) as cluster:
         cluster.wait_for_agents()
@@ -105,72 +98,41 @@ def test_streams_of_its_host_go_to_another(pair):
     assert makes_nothing(trainer, f"algo-{number}") == 1
 
 
-def test_local_workers_go_on_when_the_only_host_cannot(single):
-    trainer = single.train(pause_at=5, num_workers=1, **SLOW)
-    trainer.until("pause")
-    kill_dataset_process(single, trainer, 0)
-    trainer.go_on()
-    assert trainer.finish() == reference(**SLOW)
-
-
-@pytest.mark.parametrize("agents", [1, 2])
-def test_where_none_is_left_the_training_ends_with_the_reason(agents, request):
-    cluster = request.getfixturevalue({1: "single", 2: "pair"}[agents])
+def test_where_none_is_left_the_training_ends_with_the_reason(pair):
     # Far more batches than are asked for ahead.
-    trainer = cluster.train(pause_at=5, samples=400, **SLOW)
+    trainer = pair.train(pause_at=5, samples=400, **SLOW)
     trainer.until("pause")
-    for number in range(agents):
-        kill_dataset_process(cluster, trainer, number)
+    for number in (0, 1):
+        kill_dataset_process(pair, trainer, number)
     trainer.go_on()
     # At once: nobody is waited for.
     assert trainer.end() == 5
     assert REASON in trainer.errors.rpartition("Traceback")[2]
 
 
-@pytest.fixture(scope="module")
-def short():
+def test_it_keeps_nothing_of_that_dataset():
     with Cluster(agents=2, feed={"lease_seconds": 5.0}) as cluster:
         cluster.wait_for_agents()
-        yield cluster
+        trainer = cluster.train(pause_at=5, epochs=1, **SLOW)
+        trainer.until("pause")
+        agent = Path(f"/proc/{cluster.hosts[0].pid}")
+
+        def slots():
+            return (agent / "maps").read_text().count("/memfd:stoker-")
+
+        wait_until(lambda: slots() > 0, "it has made batches")
+        kill_dataset_process(cluster, trainer, 0)
+        wait_until(lambda: makes_nothing(trainer, "algo-0") == 1, "the host is left out")
+        wait_until(lambda: not workers_of(cluster, trainer, 0), "its workers have ended")
+        wait_until(lambda: slots() == 0, "their memory is free")
+        trainer.go_on()
+        assert trainer.finish() == reference(epochs=1, **SLOW)
 
 
-def test_it_keeps_nothing_of_that_dataset(short):
-    trainer = short.train(pause_at=5, epochs=1, **SLOW)
-    trainer.until("pause")
-    agent = Path(f"/proc/{short.hosts[0].pid}")
+def test_it_is_retried_in_the_next_epoch_and_twice():
+    def may_try(times, epoch_id):
+        failure = Failure(epoch_id=4, times=times, reason="", error=ValueError())
+        return failure.may_try_again(epoch_id)
 
-    def slots():
-        return (agent / "maps").read_text().count("/memfd:stoker-")
-
-    wait_until(lambda: slots() > 0, "it has made batches")
-    kill_dataset_process(short, trainer, 0)
-    wait_until(lambda: makes_nothing(trainer, "algo-0") == 1, "the host is left out")
-    wait_until(lambda: not workers_of(short, trainer, 0), "its workers have ended")
-    wait_until(lambda: slots() == 0, "their memory is free")
-    trainer.go_on()
-    assert trainer.finish() == reference(epochs=1, **SLOW)
-
-
-def test_a_host_that_cannot_and_one_that_is_gone_are_both_named(short):
-    # More than is asked for ahead: of an epoch that is made already, nobody is missed.
-    trainer = short.train(pause_at=5, samples=4000, **SLOW)
-    trainer.until("pause")
-    kill_dataset_process(short, trainer, 0)
-    wait_until(lambda: makes_nothing(trainer, "algo-0") == 1, "the host is left out")
-    short.kill(1)
-    trainer.go_on()
-    assert trainer.end() == 5
-    assert REASON in trainer.errors.rpartition("Traceback")[2]
-
-
-def test_it_is_retried_twice():
-    def failed(times):
-        return Failure(epoch_id=4, times=times, reason="", error=ValueError())
-
-    assert [failed(1).may_try_again(number) for number in (3, 4, 5, 9)] == [
-        False,
-        False,
-        True,
-        True,
-    ]
-    assert [failed(times).may_try_again(5) for times in (1, 2, 3)] == [True, True, False]
+    assert [may_try(1, epoch_id) for epoch_id in (3, 4, 5, 9)] == [False, False, True, True]
+    assert [may_try(times, 5) for times in (1, 2, 3)] == [True, True, False]

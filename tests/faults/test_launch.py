@@ -15,7 +15,6 @@ from stoker.records import FeedSettings
 from support.local_job import (
     QUICK,
     LocalJob,
-    assert_nothing_left,
     has_fork_ahead,
     is_running,
     marked_processes,
@@ -39,17 +38,6 @@ def wait_for(name):
 """
 STAY = TELL + "tell('ready', os.getpid()); time.sleep(300)\n"
 
-COLLECTIVE = (
-    TELL
-    + """
-import torch, torch.distributed as dist
-dist.init_process_group("gloo")
-rank = dist.get_rank()
-total = torch.ones(1) * (rank + 1)
-dist.all_reduce(total)
-print(f"rank {rank} of {dist.get_world_size()} sums {total.item():g}", flush=True)
-"""
-)
 
 # Two ranks that are connected, and need no torch for it. The other's end is an error, as gloo's is.
 CONNECTED = (
@@ -123,24 +111,23 @@ def test_a_normal_end_leaves_a_record_and_nothing_else(tmp_path):
         assert job.failure_file() is None
 
 
-def test_an_error_in_training_keeps_its_traceback_and_code(tmp_path):
-    with LocalJob(tmp_path, "def step():\n    raise ValueError('broken at 7')\nstep()\n") as job:
-        end = job.end()
-        assert (end.status, end.exit_code) == ("failed", 1)
-        failure = job.training().failure
-        assert "ValueError: broken at 7" in failure
-        assert "in step" in failure
-        assert job.failure_file() == failure[:1024]
-        assert end.failure == failure
-
-
-def test_the_commands_own_exit_code_and_last_words_are_kept(tmp_path):
-    script = "import sys; print('the last words', file=sys.stderr); sys.exit(9)"
+@pytest.mark.parametrize(
+    ("script", "code", "words"),
+    [
+        ("def step():\n    raise ValueError('broken at 7')\nstep()", 1, "ValueError: broken at 7"),
+        ("import sys; print('the last words', file=sys.stderr); sys.exit(9)", 9, "the last words"),
+        ("import os; os.kill(os.getpid(), 9)", 137, "signal 9"),
+    ],
+)
+def test_a_failed_command_keeps_its_code_and_last_words(tmp_path, script, code, words):
     with LocalJob(tmp_path, script) as job:
-        assert job.end().exit_code == 9
+        end = job.end()
+        assert (end.status, end.exit_code) == ("failed", code)
         training = job.training()
-        assert training.exit_code == 9
-        assert "the last words" in (training.failure or "")
+        assert (training.exit_code, training.failure) == (code, end.failure)
+        assert words in end.failure
+        assert ("in step" in end.failure) == ("step" in script)
+        assert job.failure_file() == end.failure[:1024]
 
 
 def test_a_command_that_is_not_found_is_three_lines_and_127(tmp_path):
@@ -153,16 +140,15 @@ def test_a_command_that_is_not_found_is_three_lines_and_127(tmp_path):
         assert "try:" in failure
 
 
-def test_a_killed_trainer_fails_the_run_with_137(tmp_path):
-    with LocalJob(tmp_path, STAY) as job:
-        job.kill(int(job.wait_for_file("ready")))
-        end = job.end()
-        assert (end.status, end.exit_code) == ("failed", 137)
-        assert "signal 9" in (end.failure or "")
-
-
-def test_a_killed_leader_launcher_fails_the_run_and_takes_its_trainer_along(tmp_path):
-    with LocalJob(tmp_path, STAY, data=1) as job:
+@pytest.mark.parametrize(
+    ("feed", "words"),
+    [(QUICK, "was silent for more than 2 s"), (FeedSettings(), "ended without a goodbye")],
+    ids=["short lease", "default lease"],
+)
+def test_a_killed_leader_launcher_takes_its_trainer_along_and_frees_the_data_host(
+    tmp_path, feed, words
+):
+    with LocalJob(tmp_path, STAY, data=1, feed=feed) as job:
         trainer = int(job.wait_for_file("ready"))
         job.wait_for_log("algo-1", "run_joined")
         until(lambda: has_fork_ahead(job.base_dir("algo-1")), what="all that has to end is there")
@@ -173,21 +159,10 @@ def test_a_killed_leader_launcher_fails_the_run_and_takes_its_trainer_along(tmp_
         assert end.status == "failed"
         assert job.leader in (end.failure or "")
         assert "signal 9" in (end.failure or "")
-        # The data host noticed by its lease, not by being killed.
-        assert "was silent for more than 2 s" in job.log("algo-1")
-        assert end.data_group_release_seconds is not None
-
-
-def test_under_the_default_lease_a_killed_leader_launcher_frees_the_data_host_within_30_s(tmp_path):
-    with LocalJob(tmp_path, STAY, data=1, feed=FeedSettings(), has_torch=False) as job:
-        job.wait_for_file("ready")
-        job.wait_for_log("algo-1", "run_joined")
-        job.kill(job.run.launchers[job.leader])
-        end = job.end()
         assert end.data_group_release_seconds is not None
         assert end.data_group_release_seconds < 30
-        # Refused connections told it, and it ended by itself.
-        assert "ended without a goodbye" in job.log("algo-1")
+        # The data host noticed, and ended by itself.
+        assert words in job.log("algo-1")
         assert "agent_ended" in job.log("algo-1")
 
 
@@ -251,19 +226,23 @@ def test_training_goes_on_when_a_whole_data_host_is_killed(struck):
     assert not [what for what in said if "lost" in what], said
 
 
-def test_the_rank_that_failed_first_gives_the_code_and_the_traceback(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("code", "dies"), [(1, "pass"), (7, "traceback.print_exc(); sys.stderr.flush(); os._exit(7)")]
+)
+def test_the_rank_that_failed_first_gives_the_code_and_the_traceback(
+    tmp_path, monkeypatch, code, dies
+):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     script = CONNECTED + (
+        "import traceback\n"
         "say('ready')\n"
         "hear()\n"
         "if rank == 1:\n"
-        "    import traceback\n"
         "    try:\n"
         "        raise LookupError('only rank one')\n"
         "    except LookupError:\n"
-        "        traceback.print_exc()\n"
-        "        sys.stderr.flush()\n"
-        "        os._exit(7)\n"
+        f"        {dies}\n"
+        "        raise\n"
         "hear()\n"
     )
     with LocalJob(tmp_path, script, dnn=2, processes=1) as job:
@@ -272,28 +251,11 @@ def test_the_rank_that_failed_first_gives_the_code_and_the_traceback(tmp_path, m
         assert "rank 0 of 2 hears of rank 1" in logs
         assert "rank 1 of 2 hears of rank 0" in logs
         assert "reset by peer" in logs
-        assert (end.status, end.exit_code) == ("failed", 7)
+        assert (end.status, end.exit_code) == ("failed", code)
         assert "LookupError: only rank one" in (end.failure or "")
         assert (end.failure or "").startswith("rank 1 on ")
         assert job.training().strategy == "torchrun"
         assert [host.rank for host in job.training().hosts] == [0, 1]
-    assert not list(tmp_path.rglob("torchelastic*"))
-
-
-def test_an_uncaught_error_of_one_rank_is_told_from_its_consequences(tmp_path, monkeypatch):
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    script = COLLECTIVE + (
-        "if rank == 1:\n"
-        "    dist.destroy_process_group()\n"
-        "    raise LookupError('rank one')\n"
-        "dist.barrier()\n"
-    )
-    with LocalJob(tmp_path, script, processes=2) as job:
-        end = job.end()
-        assert (end.status, end.exit_code) == ("failed", 1)
-        assert (end.failure or "").startswith("rank 1 on algo-1: LookupError: rank one\n")
-        for rank in (0, 1):
-            assert f"rank {rank} of 2 sums 3" in job.log(job.leader)
     assert not list(tmp_path.rglob("torchelastic*"))
 
 
@@ -310,14 +272,16 @@ def test_a_killed_follower_launcher_fails_the_run_and_is_named(tmp_path):
         assert f"dnn host {follower} was lost" in (end.failure or "")
 
 
-def test_a_killed_rank_fails_the_run_with_its_code(tmp_path):
+@pytest.mark.parametrize("who", ["rank", "torchrun"])
+def test_a_killed_rank_or_torchrun_fails_the_run_and_takes_all_ranks_along(tmp_path, who):
     script = TELL + "tell('ready-' + os.environ['RANK'], os.getpid()); time.sleep(300)\n"
     with LocalJob(tmp_path, script, processes=2) as job:
-        job.wait_for_file("ready-0")
-        job.kill(int(job.wait_for_file("ready-1")))
+        ranks = [int(job.wait_for_file(f"ready-{rank}")) for rank in (0, 1)]
+        job.kill(ranks[1] if who == "rank" else psutil.Process(ranks[0]).ppid())
         end = job.end()
         assert (end.status, end.exit_code) == ("failed", 137)
-        assert (end.failure or "").startswith("rank 1 on ")
+        assert (end.failure or "").startswith("rank 1 on ") == (who == "rank")
+        assert not any(map(is_running, ranks))
 
 
 SAVING = (
@@ -361,49 +325,46 @@ def test_a_second_sigterm_does_not_wait_for_a_trainer_that_ignores_the_first(tmp
         assert job.training().exit_code == 137
 
 
-DRIVER = """
-import sys, pathlib
-sys.path.insert(0, {root!r})
-from support.local_job import LocalJob
-script = pathlib.Path({tmp!r}, "script.py").read_text()
-job = LocalJob(pathlib.Path({tmp!r}), script, data=1, has_torch=False)
-try:
-    with job:
-        job.end()
-except KeyboardInterrupt:
-    sys.exit(130)
+LEAVING = (
+    TELL
+    + """
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        tell("left", os.getpid())
+        time.sleep(300)
+    os._exit(0)
+wait_for("left")
 """
+)
 
 
-def driver(tmp_path):
-    root = str(Path(__file__).parents[1])
-    (tmp_path / "script.py").write_text(STAY)
-    code = DRIVER.format(root=root, tmp=str(tmp_path))
-    return subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+def test_the_launcher_itself_ends_what_its_command_left_behind(tmp_path):
+    with LocalJob(tmp_path, LEAVING) as job:
+        assert job.end().status == "succeeded"
+        assert not is_running(int((tmp_path / "left").read_text()))
 
 
-def test_ctrl_c_leaves_nothing_running(tmp_path):
-    process = driver(tmp_path)
-    try:
-        until((tmp_path / "ready").exists, what="the training runs")
-        pids = marked_processes(tmp_path / "run")
-        os.killpg(process.pid, signal.SIGINT)
-        assert process.wait(60) == 130
-    finally:
-        process.kill()
-        process.wait()
-    assert len(pids) > 2
-    assert_nothing_left(tmp_path / "run", pids)
+PLATFORM = """
+import sys, pathlib
+sys.path.insert(0, {tests!r})
+from support.local_job import LocalJob
+folder = pathlib.Path({folder!r})
+with LocalJob(folder, (folder / "script.py").read_text(), data=1, has_torch=False) as job:
+    job.end()
+"""
 
 
 def test_a_killed_platform_takes_its_hosts_along(tmp_path):
     # What a data host with datasets has ends with its launcher: a test above.
-    process = driver(tmp_path)
+    (tmp_path / "script.py").write_text(STAY)
+    code = PLATFORM.format(tests=str(Path(__file__).parents[1]), folder=str(tmp_path))
+    process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
     log = tmp_path / "run" / "logs" / "data-algo-1.log"
     try:
         until((tmp_path / "ready").exists, what="the training runs")
-        until(log.exists, what="the data host starts")
-        until(lambda: "run_joined" in log.read_text(), what="the data host runs")
+        until(lambda: log.exists() and "run_joined" in log.read_text(), what="the data host runs")
         pids = marked_processes(tmp_path / "run")
     finally:
         process.kill()
@@ -411,16 +372,6 @@ def test_a_killed_platform_takes_its_hosts_along(tmp_path):
     assert len(pids) > 2
     until(lambda: not marked_processes(tmp_path / "run"), what="the hosts end")
     until(lambda: not any(map(is_running, pids)), what="each of their processes ends")
-
-
-def test_a_killed_torchrun_takes_its_ranks_along(tmp_path):
-    script = TELL + "tell('ready-' + os.environ['RANK'], os.getpid()); time.sleep(300)\n"
-    with LocalJob(tmp_path, script, processes=2) as job:
-        ranks = [int(job.wait_for_file(f"ready-{rank}")) for rank in (0, 1)]
-        job.kill(psutil.Process(ranks[0]).ppid())
-        end = job.end()
-        assert (end.status, end.exit_code) == ("failed", 137)
-        assert not any(map(is_running, ranks))
 
 
 def test_a_channel_goes_to_the_groups_that_it_names(tmp_path):
@@ -446,28 +397,6 @@ def test_a_missing_channel_folder_is_said_before_anything_starts(tmp_path):
     with pytest.raises(UsageError, match="no such folder"):
         job.__enter__()
     assert not (tmp_path / "run" / "token").exists()
-
-
-def test_lines_of_all_hosts_come_while_they_run_and_end_with_the_run(tmp_path):
-    script = TELL + "print('one'); wait_for('go'); print('two', end='')"
-    with LocalJob(tmp_path, script, data=1, has_torch=False) as job:
-        texts = []
-        for line in job.run.lines():
-            texts.append((line.group, line.text))
-            if line.text == "one":
-                (tmp_path / "go").write_text("x")
-        assert ("dnn", "one") in texts
-        assert ("dnn", "two") in [(group, text[:3]) for group, text in texts]
-        assert any(group == "data" for group, _ in texts)
-        assert job.end().status == "succeeded"
-
-
-def test_output_is_passed_on_unchanged(tmp_path):
-    script = "import sys; sys.stdout.buffer.write(bytes(range(256)) * 1000)"
-    with LocalJob(tmp_path, script) as job:
-        assert job.end().status == "succeeded"
-        log = (job.spec.run_dir / "logs" / f"dnn-{job.leader}.log").read_bytes()
-        assert bytes(range(256)) * 1000 in log
 
 
 FILL = """

@@ -69,35 +69,27 @@ http.server.HTTPServer((host, int(port)), Handler).serve_forever()
 """
 
 
-def engine(
-    tmp_path,
-    *,
-    server=SERVER,
-    leader=True,
-    dnn=False,
-    ready=None,
-    stop_seconds=10.0,
-    needs_all=False,
-):
+PLACES = {
+    "data": "{data_addresses:data}",
+    "leader": "{leader:leader}",
+    "dnn": "{dnn_addresses:dnn}",
+}
+
+
+def engine(tmp_path, *parts, server=SERVER, ready=None, stop_seconds=10.0, needs_all=False):
+    """Returns an engine with these commands beside that of the data hosts."""
     (tmp_path / "server.py").write_text(server)
+    ports = {part: 5050 + index for index, part in enumerate(("data", *parts))}
 
     def command(part):
         words = ("python", str(tmp_path / "server.py"), f"{part}-{{host}}", f"{{address:{part}}}")
         return EngineCommand(command=words, ready=ready or ReadyProbe(port=part))
 
-    parts = ["data", *(["leader"] if leader else []), *(["dnn"] if dnn else [])]
-    places = {
-        "leader": "{leader:leader}",
-        "dnn": "{dnn_addresses:dnn}",
-        "data": "{data_addresses:data}",
-    }
     return EngineSettings(
         name="command",
-        leader=command("leader") if leader else None,
-        dnn=command("dnn") if dnn else None,
-        data=command("data"),
-        ports={part: 5050 + index for index, part in enumerate(parts)},
-        environment={"ALL": ",".join(places[part] for part in parts)},
+        **{part: command(part) for part in ports},
+        ports=ports,
+        environment={"ALL": ",".join(PLACES[part] for part in ports)},
         stop_seconds=stop_seconds,
         needs_all=needs_all,
     )
@@ -110,7 +102,7 @@ def wait_for_servers(job, names):
 
 
 def test_all_servers_serve_before_the_training_starts_and_end_with_it(tmp_path):
-    own = engine(tmp_path, dnn=True)
+    own = engine(tmp_path, "leader", "dnn")
     with LocalJob(tmp_path, TRAINING, dnn=1, processes=2, data=2, engine=own) as job:
         end = job.end()
         assert end.status == "succeeded", end.failure
@@ -140,7 +132,7 @@ def test_another_dnn_host_serves_until_the_leader_has_ended(tmp_path):
         + STAY
         + "print('again', ask(os.environ['ALL'].split(',')[-1]), flush=True)\n"
     )
-    own = engine(tmp_path, leader=False, dnn=True)
+    own = engine(tmp_path, "dnn")
     with LocalJob(
         tmp_path, script, dnn=2, data=1, strategy="none", engine=own, feed=PATIENT
     ) as job:
@@ -157,7 +149,7 @@ def test_another_dnn_host_serves_until_the_leader_has_ended(tmp_path):
 
 @pytest.mark.parametrize("part", ["leader", "dnn"])
 def test_a_server_beside_the_training_that_dies_fails_the_run_with_its_last_words(tmp_path, part):
-    own = engine(tmp_path, leader=part == "leader", dnn=part == "dnn")
+    own = engine(tmp_path, part)
     dnn = 2 if part == "dnn" else 1
     with LocalJob(
         tmp_path, STAY, dnn=dnn, data=1, strategy="none", engine=own, feed=PATIENT
@@ -175,7 +167,7 @@ def test_a_server_beside_the_training_that_dies_fails_the_run_with_its_last_word
 
 
 def test_a_dying_server_of_a_data_host_is_said_and_the_training_decides(tmp_path):
-    with LocalJob(tmp_path, STAY, data=2, engine=engine(tmp_path, leader=False)) as job:
+    with LocalJob(tmp_path, STAY, data=2, engine=engine(tmp_path)) as job:
         job.wait_for_file("training")
         job.kill(int(job.wait_for_file("server-data-algo-1")))
         job.wait_for_log(job.leader, "host_left about=algo-1")
@@ -189,7 +181,7 @@ def test_a_dying_server_of_a_data_host_is_said_and_the_training_decides(tmp_path
 
 
 def test_an_engine_that_needs_all_its_hosts_fails_without_one(tmp_path):
-    own = engine(tmp_path, leader=False, needs_all=True)
+    own = engine(tmp_path, needs_all=True)
     with LocalJob(tmp_path, STAY, data=1, engine=own) as job:
         job.wait_for_file("training")
         job.kill(int(job.wait_for_file("server-data-algo-1")))
@@ -201,7 +193,7 @@ def test_an_engine_that_needs_all_its_hosts_fails_without_one(tmp_path):
 
 def test_a_server_of_a_data_host_that_cannot_start_fails_the_run_before_the_training(tmp_path):
     server = "print('no more licences', flush=True); raise SystemExit(3)"
-    own = engine(tmp_path, server=server, leader=False)
+    own = engine(tmp_path, server=server)
     with LocalJob(tmp_path, STAY, data=1, engine=own) as job:
         end = job.end()
         assert end.status == "failed"
@@ -220,7 +212,7 @@ def test_a_server_of_a_data_host_that_cannot_start_fails_the_run_before_the_trai
 )
 def test_a_server_that_is_not_ready_in_time_fails_the_run(tmp_path, server, ready, words):
     probe = ReadyProbe(port="leader", path=ready, seconds=1.0)
-    own = engine(tmp_path, server=server, ready=probe)
+    own = engine(tmp_path, "leader", server=server, ready=probe)
     with LocalJob(tmp_path, STAY, data=1, engine=own) as job:
         failure = job.end().failure or ""
         assert "the engine's command for leader was not ready within 1 s" in failure
@@ -238,7 +230,7 @@ def test_a_server_that_ignores_its_end_is_killed_after_stop_seconds(tmp_path):
     server = SERVER.replace("signal.SIGTERM, end", "signal.SIGTERM, signal.SIG_IGN").replace(
         "signal.SIG_DFL", "signal.SIG_IGN"
     )
-    own = engine(tmp_path, server=server, stop_seconds=0.5)
+    own = engine(tmp_path, "leader", server=server, stop_seconds=0.5)
     with LocalJob(tmp_path, TRAINING, data=1, engine=own) as job:
         assert job.end().status == "succeeded"
         pids = wait_for_servers(job, ["data-algo-1", "leader-algo-2"])
@@ -254,7 +246,7 @@ def test_stop_ends_the_training_first_and_all_servers_with_it(tmp_path):
         "signal.signal(signal.SIGTERM, save)\n"
     )
     script = save + STAY
-    with LocalJob(tmp_path, script, data=1, engine=engine(tmp_path)) as job:
+    with LocalJob(tmp_path, script, data=1, engine=engine(tmp_path, "leader")) as job:
         job.wait_for_file("training")
         wait_for_servers(job, ["data-algo-1", "leader-algo-2"])
         job.run.stop()
@@ -266,7 +258,8 @@ def test_stop_ends_the_training_first_and_all_servers_with_it(tmp_path):
 
 def test_stop_does_not_wait_for_servers_that_are_not_ready(tmp_path):
     server = "import time; print('thinking', flush=True); time.sleep(300)"
-    with LocalJob(tmp_path, STAY, data=1, engine=engine(tmp_path, server=server)) as job:
+    own = engine(tmp_path, "leader", server=server)
+    with LocalJob(tmp_path, STAY, data=1, engine=own) as job:
         job.wait_for_log(job.leader, "thinking")
         job.run.stop()
         assert job.end().status == "stopped"
@@ -275,16 +268,9 @@ def test_stop_does_not_wait_for_servers_that_are_not_ready(tmp_path):
 
 
 def test_servers_end_with_a_launcher_that_is_killed(tmp_path):
-    with LocalJob(tmp_path, STAY, data=1, engine=engine(tmp_path)) as job:
+    with LocalJob(tmp_path, STAY, data=1, engine=engine(tmp_path, "leader")) as job:
         job.wait_for_file("training")
         pids = wait_for_servers(job, ["data-algo-1", "leader-algo-2"])
         job.kill(job.run.launchers[job.leader])
         assert job.end().status == "failed"
         until(lambda: not any(map(is_running, pids)), what="all servers end")
-
-
-def test_without_a_data_group_no_engine_runs(tmp_path):
-    script = "import os; print('engine', os.environ.get('ALL'), flush=True)"
-    with LocalJob(tmp_path, script, engine=engine(tmp_path)) as job:
-        assert job.end().status == "succeeded"
-        assert "engine None" in job.log(job.leader)

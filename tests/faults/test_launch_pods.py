@@ -144,49 +144,27 @@ def test_a_run_that_nobody_follows_any_more_is_ended_by_its_leader(saving):
     assert "kubernetes.follower_lease_minutes" in line
 
 
-@pytest.fixture(scope="module")
-def played(tmp_path_factory):
-    with ended(Pods(tmp_path_factory.mktemp("played"))) as pods:
+def test_pods_of_a_plan_play_their_roles_and_the_leaders_log_has_its_record(tmp_path):
+    with ended(Pods(tmp_path)) as pods:
         for name, index in (("data", 0), ("data", 1), ("dnn", 0)):
             pods.start(name, index)
         assert [pods.code(pod) for pod in pods.started] == [0, 0, 0]
-        yield pods
-
-
-def test_pods_of_a_plan_play_their_roles_and_all_end_well(played):
-    said = json.loads(next(x for x in played.log("dnn-0").splitlines() if x.startswith("{")))
-    base = played.tmp_path / "pods" / "dnn-0"
+    said = json.loads(next(x for x in pods.log("dnn-0").splitlines() if x.startswith("{")))
+    base = tmp_path / "pods" / "dnn-0"
     assert said == {
         "args": ["--answer", "yes", "--epochs", "3"],
         "channels": ["labels", "train"],
         "train": str(base / "input" / "data" / "train"),
         "group": "dnn",
     }
-    record = record_of(played)
+    record = record_of(pods)
     assert record["job"] == {"platform": "kubernetes", "name": "mnist-1"}
     assert [host["host"] for host in record["hosts"]] == ["127.1.2.10", "127.1.3.10", "127.1.3.11"]
     assert [group["instance_type"] for group in record["groups"]] == ["g5.2xlarge", "c7i.4xlarge"]
-
-
-def test_a_data_pod_that_was_killed_takes_its_place_again(tmp_path):
-    with ended(Pods(tmp_path)) as pods:
-        pods.start("data", 1)
-        first = pods.started["data-1"]
-        until(lambda: "host_role" in pods.log("data-1"), what="the pod has started")
-        first.kill()
-        first.wait()
-        (tmp_path / "pods" / "data-1").rename(tmp_path / "gone")
-        pods.start("data", 1)
-        pods.start("data", 0)
-        pods.start("dnn", 0)
-        assert [pods.code(pod) for pod in ("data-0", "data-1", "dnn-0")] == [0, 0, 0]
-        assert "run_joined" in pods.log("data-1")
-
-
-def test_the_leader_s_record_outlives_its_pod_in_its_log(played):
+    # It outlives the pod there.
     parts = OutputParts()
-    for line in played.log("dnn-0").splitlines():
+    for line in pods.log("dnn-0").splitlines():
         parts.take(line)
-    base = played.tmp_path / "pods" / "dnn-0" / "output" / "data"
-    assert parts.files["stoker/training.json"] == (base / "stoker" / "training.json").read_bytes()
-    assert "output_part" not in played.log("data-0") + played.log("data-1")
+    kept = base / "output" / "data" / "stoker" / "training.json"
+    assert parts.files["stoker/training.json"] == kept.read_bytes()
+    assert "output_part" not in pods.log("data-0") + pods.log("data-1")

@@ -95,15 +95,12 @@ class Killer:
         with contextlib.suppress(psutil.Error, ProcessLookupError):
             strike(host, seconds)
 
-    def _workers(self, host):
-        return self.cluster.workers_of(host)
-
     def _kill_worker(self, host, seconds):
-        if workers := self._workers(host):
+        if workers := self.cluster.workers_of(host):
             self.draw.choice(workers).kill()
 
     def _stop_worker(self, host, seconds):
-        if workers := self._workers(host):
+        if workers := self.cluster.workers_of(host):
             victim = self.draw.choice(workers)
             victim.suspend()
             self._healing[host] = (time.monotonic() + seconds, lambda: _wake(victim))

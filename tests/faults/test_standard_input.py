@@ -26,8 +26,7 @@ def said(tmp_path, *words, given):
     return ended.stdout + ended.stderr + logs
 
 
-# An empty one is read as none is.
-@pytest.mark.parametrize("given", ["hello\n", pytest.param("", marks=pytest.mark.soak), None])
+@pytest.mark.parametrize("given", ["hello\n", None])
 def test_a_training_reads_what_the_command_is_given(tmp_path, given):
     assert f"read {given or ''!r}" in said(tmp_path, "train", given=given)
 

@@ -13,7 +13,6 @@ pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
 SCRIPT = "start_methods_script.py"
 STARTS = ["fork", "spawn", "forkserver"]
-SPAWN, FORKSERVER = (pytest.param(start, marks=pytest.mark.soak) for start in STARTS[1:])
 REPLACED = {
     "PYTHONPATH": str(STARTUP_DIR),
     "STOKER_LAUNCHER_PID": str(os.getpid()),
@@ -41,42 +40,27 @@ def forked(*, epochs=1, shards=2):
     return expected
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn", FORKSERVER])
-def test_workers_of_one_machine_begin_by_any_start_method(start):
-    trainer = run_script({"starts": [start], "shards": 1}, script=SCRIPT)
-    assert found_by(trainer) == {start: forked(shards=1)}
+def test_workers_of_one_machine_begin_by_any_start_method():
+    trainer = run_script({"starts": STARTS, "shards": 1}, script=SCRIPT)
+    assert found_by(trainer) == dict.fromkeys(STARTS, forked(shards=1))
 
 
-# So are those next to a data group, below, and forked ones in tests/contract/test_loader_dropin.py.
-@pytest.mark.soak
-@pytest.mark.parametrize("start", STARTS)
-def test_workers_of_one_machine_begin_by_any_start_method_where_torchs_class_is_replaced(start):
-    trainer = run_script({"starts": [start], "loader": "torch"}, script=SCRIPT, env=REPLACED)
-    assert found_by(trainer) == {start: forked()}
-
-
-@pytest.fixture(scope="module")
-def of_no_host_yet():
+def test_local_workers_and_streams_serve_alone_however_they_are_started():
+    given = {"starts": STARTS, "as_option": True, "epochs": 2, "shards": 1}
     with Cluster(agents=1, late=True) as cluster:
-        given = {"starts": STARTS, "as_option": True, "epochs": 2, "shards": 1}
-        return found_by(cluster.train(script=SCRIPT, **given))
+        found = found_by(cluster.train(script=SCRIPT, **given))
+    assert found == dict.fromkeys(STARTS, forked(epochs=2, shards=1))
 
 
-@pytest.mark.parametrize("start", STARTS)
-def test_local_workers_and_streams_serve_alone_however_they_are_started(of_no_host_yet, start):
-    assert of_no_host_yet[start] == forked(epochs=2, shards=1)
-
-
-@pytest.mark.parametrize("start", ["fork", SPAWN, FORKSERVER])
-def test_workers_beside_a_data_group_begin_by_any_start_method(host, start):
+def test_a_local_worker_beside_a_data_group_begins_by_the_start_method(host):
     # Made by a data host and a local worker together, where torch's class is replaced.
     # The local worker may be asked for about as many batches as the host's two, which by then may
     # be asked for more than at first: of three shards each side gets one or two.
     feed = {"STOKER_FEED": json.dumps(host.settings | {"credits": 8})}
-    given = {"starts": [start], "loader": "torch", "shards": 3}
+    given = {"starts": ["fork"], "loader": "torch", "shards": 3}
     trainer = host.train(script=SCRIPT, workers=1, env=REPLACED | feed, **given)
-    assert found_by(trainer) == {start: forked(shards=3)}
-    assert f"a stream begins: {start}\n" in trainer.errors
+    assert found_by(trainer) == {"fork": forked(shards=3)}
+    assert "a stream begins: fork\n" in trainer.errors
 
 
 # Without local workers nothing is begun here, whatever the method.

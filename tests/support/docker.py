@@ -18,12 +18,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from stoker.host import spawn
 from stoker.logs import LogEvent, parse_line
-from support.local_job import until
+from support.local_job import resource_config, until
 from support.registry import registry
 from support.tokens import new_token
 
@@ -61,16 +60,11 @@ class Engine:
         try:
             self._start()
         except BaseException:
-            self.__exit__(None, None, None)
+            self.__exit__()
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         process = getattr(self, "_process", None)
         if process is not None and process.poll() is None:
             with contextlib.suppress(subprocess.SubprocessError):
@@ -130,11 +124,9 @@ class Engine:
         )
         assert done.returncode == 0, done.stderr
 
-    def make_image(self, target: str, **environ: str) -> str:
-        """Returns what `containers/build/image TARGET` prints."""
+    def make_image(self, target: str, **environ: str) -> None:
         done = self.attempt_image(target, **environ)
         assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
 
     def attempt_image(self, target: str, **environ: str) -> "subprocess.CompletedProcess[str]":
         """Runs `containers/build/image TARGET`, however it ends."""
@@ -158,13 +150,9 @@ class Engine:
                 [*words, "bookworm", str(root)], check=True, capture_output=True, timeout=300
             )
             made = self.folder / "base.tar"
-            subprocess.run(
-                [
-                    *("tar", "-C", str(root), "--exclude=./var/cache/apt/archives/*.deb"),
-                    *("--exclude=./var/lib/apt/lists/*", "-cf", str(made), "."),
-                ],
-                check=True,
-            )
+            words = ["tar", "-C", str(root), "--exclude=./var/cache/apt/archives/*.deb"]
+            words += ["--exclude=./var/lib/apt/lists/*", "-cf", str(made), "."]
+            subprocess.run(words, check=True)
             shutil.rmtree(root)
             shutil.move(made, archive.with_suffix(".part"))
             archive.with_suffix(".part").rename(archive)
@@ -263,9 +251,9 @@ class Cluster:
         self.engine.attempt("rm", "-f", *map(self._name, self.hosts))
         self.engine.run("network", "rm", self.job)
 
-    def start(self, *command: str, hosts: Sequence[str] | None = None) -> None:
+    def start(self, *command: str) -> None:
         """Starts the containers as SageMaker does, with entry point and arguments."""
-        for host in hosts or self.hosts:
+        for host in self.hosts:
             self.engine.run(
                 *("run", "--detach", "--name", self._name(host), "--hostname", host),
                 *("--network", self.job, "--network-alias", host, *self._environment),
@@ -340,33 +328,18 @@ class Cluster:
         base = self.base_dir(host)
         for name in ("input/config", "input/data", "model", "output/data", "checkpoints"):
             (base / name).mkdir(parents=True)
-        types = {"dnn": "ml.g5.xlarge", "data": "ml.c5.xlarge"}
-        mine = next(group for group, hosts in groups.items() if host in hosts)
-        described = [
-            {"instance_group_name": group, "instance_type": types[group], "hosts": list(hosts)}
-            for group, hosts in groups.items()
-        ]
+        channel = {
+            "TrainingInputMode": "File",
+            "S3DistributionType": "FullyReplicated",
+            "RecordWrapperType": "None",
+        }
         documents = {
-            "resourceconfig": {
-                "current_host": host,
-                "current_instance_type": types[mine],
-                "current_group_name": mine,
-                "hosts": sorted(self.hosts),
-                "instance_groups": described,
-                "network_interface_name": "eth0",
-            },
-            "hyperparameters": {},
-            "inputdataconfig": {
-                name: {
-                    "TrainingInputMode": "File",
-                    "S3DistributionType": "FullyReplicated",
-                    "RecordWrapperType": "None",
-                }
-                for name in channels
-            },
+            "resourceconfig": resource_config(host, groups, interface="eth0"),
+            "hyperparameters": "{}",
+            "inputdataconfig": json.dumps(dict.fromkeys(channels, channel)),
         }
         for name, document in documents.items():
-            (base / "input" / "config" / f"{name}.json").write_text(json.dumps(document))
+            (base / "input" / "config" / f"{name}.json").write_text(document)
         for name, source in channels.items():
             shutil.copytree(source, base / "input" / "data" / name)
 

@@ -42,15 +42,8 @@ class EngineRun:
         self._tmp_path = tmp_path
         self.output = ""
 
-    def train(
-        self,
-        workload: str | Path,
-        *,
-        groups: Sequence[str],
-        settings: Sequence[str] = (),
-        exit_code: int = 0,
-    ) -> Training:
-        self.run(workload, groups=groups, settings=settings, exit_code=exit_code)
+    def train(self, workload: str | Path, *, exit_code: int = 0, **how: object) -> Training:
+        self.run(workload, exit_code=exit_code, **how)  # type: ignore[arg-type]
         return read_json(self._tmp_path / "training.json", Training)
 
     def run(

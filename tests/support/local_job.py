@@ -19,7 +19,6 @@ from stoker.records import (
     Channel,
     EngineSettings,
     FeedSettings,
-    Group,
     Job,
     StrategySettings,
     Training,
@@ -27,6 +26,7 @@ from stoker.records import (
 from stoker.records.training import training_record
 from stoker.settings import RunEnvironment
 from stoker.train import facts_of
+from support.builders import group
 
 DEADLINE_SECONDS = 60.0
 # Short, so that a lost launcher is noticed soon.
@@ -126,25 +126,9 @@ class LocalJob:
             command: tuple[str, ...] = ("python", str(tmp_path / "script.py"), *arguments)
         else:
             command = tuple(script)
-        groups = [
-            Group(
-                name="dnn",
-                role="dnn",
-                instance_type="local.c1",
-                count=dnn,
-                processes_per_host=processes,
-            )
-        ]
+        groups = [group("dnn", count=dnn, processes_per_host=processes)]
         if data:
-            groups.append(
-                Group(
-                    name="data",
-                    role="data",
-                    instance_type="local.c1",
-                    count=data,
-                    workers_per_host=1,
-                )
-            )
+            groups.append(group("data", count=data, workers_per_host=1))
         self.spec = JobSpec(
             name="test-run",
             command=command,
@@ -195,18 +179,14 @@ class LocalJob:
         return path.read_text()
 
     def wait_for_log(self, host: str, words: str) -> None:
-        group = next(h.group for h in self.request.hosts if h.name == host)
-        path = self.spec.run_dir / "logs" / f"{group}-{host}.log"
-        until(
-            lambda: path.exists() and words in path.read_text(errors="replace"),
-            what=f"{host} logs {words}",
-        )
+        until(lambda: words in self.log(host), what=f"{host} logs {words}")
         for each in self.request.hosts:
             self.processes(each.name)
 
     def log(self, host: str) -> str:
         group = next(h.group for h in self.request.hosts if h.name == host)
-        return (self.spec.run_dir / "logs" / f"{group}-{host}.log").read_text(errors="replace")
+        path = self.spec.run_dir / "logs" / f"{group}-{host}.log"
+        return path.read_text(errors="replace") if path.exists() else ""
 
     def kill(self, pid: int, number: int = signal.SIGKILL) -> None:
         os.kill(pid, number)
@@ -226,7 +206,9 @@ class LocalJob:
         return path.read_text() if path.exists() else None
 
 
-def resource_config(host: str, groups: Mapping[str, Sequence[str]]) -> str:
+def resource_config(
+    host: str, groups: Mapping[str, Sequence[str]], *, interface: str = "lo"
+) -> str:
     """Returns the text of a resourceconfig.json of SageMaker's shape."""
     return json.dumps(
         {
@@ -238,6 +220,6 @@ def resource_config(host: str, groups: Mapping[str, Sequence[str]]) -> str:
                 {"instance_group_name": name, "instance_type": "ml.c5.xlarge", "hosts": list(hosts)}
                 for name, hosts in groups.items()
             ],
-            "network_interface_name": "lo",
+            "network_interface_name": interface,
         }
     )

@@ -23,11 +23,9 @@ def give_hyperparameters(tmp_path, **values):
     (folder / "hyperparameters.json").write_text(json.dumps(encoded))
 
 
-def test_a_command_is_run_as_it_is_given(tmp_path):
-    given = ("python", "train.py", "--epochs", "2")
-    assert order(tmp_path, *given) == LaunchedCommand(command=given, folder=None)
-    assert order(tmp_path, "train", "--fast").command == ("train", "--fast")
-    assert order(tmp_path, "/usr/bin/train").command == ("/usr/bin/train",)
+@pytest.mark.parametrize("command", [("train", "--fast"), ("/usr/bin/train",)])
+def test_any_other_command_than_train_alone_is_run_as_it_is_given(tmp_path, command):
+    assert order(tmp_path, *command) == LaunchedCommand(command=command, folder=None)
 
 
 def test_train_alone_is_the_command_that_the_job_names(tmp_path):
@@ -36,29 +34,18 @@ def test_train_alone_is_the_command_that_the_job_names(tmp_path):
     assert found == LaunchedCommand(command=("python", "-m", "package.train"), folder=None)
 
 
-def test_train_alone_is_else_the_program_that_the_sdk_names(tmp_path):
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "go.py").touch()
-    give_hyperparameters(tmp_path, program="go.py", submit_directory=str(tmp_path / "mine"))
-    assert order(tmp_path, "train") == LaunchedCommand(
-        command=("python", "go.py"), folder=tmp_path / "mine"
-    )
-
-
-def test_the_sdks_program_is_looked_for_in_the_job_folders_code(tmp_path):
+@pytest.mark.parametrize(
+    ("program", "command"), [("go.py", ("python", "go.py")), ("go.sh", ("./go.sh",))]
+)
+def test_train_alone_is_else_the_program_that_the_sdk_or_the_image_names(
+    tmp_path, program, command
+):
     (tmp_path / "code").mkdir()
-    (tmp_path / "code" / "go.sh").touch()
-    give_hyperparameters(tmp_path, program="go.sh")
-    assert order(tmp_path, "train") == LaunchedCommand(
-        command=("./go.sh",), folder=tmp_path / "code"
-    )
-
-
-def test_an_image_may_name_its_program_by_the_toolkits_variable(tmp_path):
-    (tmp_path / "code").mkdir()
-    (tmp_path / "code" / "go.py").touch()
-    found = order(tmp_path, "train", SAGEMAKER_PROGRAM="go.py")
-    assert found == LaunchedCommand(command=("python", "go.py"), folder=tmp_path / "code")
+    (tmp_path / "code" / program).touch()
+    expected = LaunchedCommand(command=command, folder=tmp_path / "code")
+    assert order(tmp_path, "train", SAGEMAKER_PROGRAM=program) == expected
+    give_hyperparameters(tmp_path, program=program)
+    assert order(tmp_path, "train") == expected
 
 
 def test_packed_code_is_where_the_command_runs(tmp_path):

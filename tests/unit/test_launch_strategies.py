@@ -10,9 +10,9 @@ import pytest
 from stoker.errors import UsageError
 from stoker.launch.strategies import mpi, mpi_programs
 from stoker.launch.strategies.start import Trainer
-from stoker.platforms.base import JobSpec, check_job, run_environment
+from stoker.platforms.base import JobSpec, check_job
 from stoker.records import FeedSettings, StrategySettings
-from stoker.settings import RunEnvironment, from_environment, read_workload
+from stoker.settings import RunEnvironment, from_environment
 from support import builders
 
 HOSTS = ("algo-3", "algo-2")
@@ -80,39 +80,17 @@ def test_what_cannot_train_so_is_refused_at_plan(strategy, groups, words, tmp_pa
         check_job(job)
 
 
-def test_a_launcher_learns_the_whole_strategy(tmp_path):
-    for strategy in (
-        StrategySettings(),
-        StrategySettings(name="torchrun", max_restarts=3),
-        StrategySettings(name="mpi", mpi_arguments=("-x", "A=b c")),
-    ):
-        settings = RunEnvironment(strategy=strategy)
-        job = JobSpec(
-            name="j", command=("true",), groups=(group(),), run_dir=tmp_path, settings=settings
-        )
-        told = run_environment(job).to_environ()
-        assert from_environment(told).strategy == strategy
-    assert told["STOKER_STRATEGY"].startswith("{")
-
-
-def trainer(strategy, base_dir):
-    environ = {
-        "STOKER_BASE_DIR": str(base_dir),
-        "STOKER_PROCESSES_PER_HOST": "2",
-        "STOKER_STRATEGY": json.dumps(
-            {"name": strategy.name, "max_restarts": strategy.max_restarts}
-        ),
-    }
-    return Trainer.of(from_environment(environ), TOPOLOGY, environ)
-
-
 def test_restarts_over_hosts_have_a_store_for_each_attempt(tmp_path):
-    made = trainer(StrategySettings(name="torchrun", max_restarts=2), tmp_path)
+    def trainer(**strategy):
+        told = json.dumps({"name": "torchrun", **strategy})
+        environ = {"STOKER_BASE_DIR": str(tmp_path), "STOKER_STRATEGY": told}
+        return Trainer.of(from_environment(environ), TOPOLOGY, environ)
+
+    made = trainer(max_restarts=2)
     command = made.command(("a",), TOPOLOGY, master=("10.0.0.3", 7602), feed=FeedSettings())
     assert {"--max-restarts=2", "--rdzv-backend=c10d", "--local-addr=10.0.0.3"} < set(command)
     assert made.variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
-    plain = trainer(StrategySettings(name="torchrun"), tmp_path)
-    assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE" not in plain.variables
+    assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE" not in trainer().variables
 
 
 def open_mpi(folder, *names):
@@ -161,14 +139,3 @@ def test_a_host_without_open_mpi_4_is_told_what_to_install(tmp_path, names):
 def test_only_the_daemon_with_settings_is_started(line):
     with pytest.raises(ValueError, match="orted"):
         mpi.daemon_arguments(shlex.split(line))
-
-
-def test_the_daemons_arguments_are_handed_on():
-    assert mpi.daemon_arguments(["/usr/bin/orted", "-mca", "ess", "env"]) == ("-mca", "ess", "env")
-
-
-def test_the_example_of_several_hosts_restarts_torchrun():
-    file = Path(__file__).resolve().parents[2] / "configs" / "mnist-ddp.yaml"
-    found = read_workload(file)
-    assert found.strategy_settings == StrategySettings(name="torchrun", max_restarts=2)
-    assert (found.cluster.dnn.count, found.cluster.dnn.processes_per_host) == (2, 2)

@@ -10,10 +10,9 @@ from stoker.errors import UsageError
 from stoker.launch import code
 from stoker.platforms.sagemaker.submit import pack
 
-Entry = tuple[str, bytes, str]  # name, tarfile's type, content or where a link leads
-
 
 def package(tmp_path, *entries):
+    """Packs entries: name, tarfile's type, content or where a link leads."""
     path = tmp_path / "code.tar.gz"
     with tarfile.open(path, "w:gz") as archive:
         for name, kind, content in entries:
@@ -38,24 +37,15 @@ def link(name, to):
 
 def test_what_was_packed_is_unpacked_as_it_was(tmp_path):
     source = tmp_path / "source"
-    (source / "package").mkdir(parents=True)
-    (source / "train.py").write_text("import package")
-    (source / "package" / "__init__.py").write_text("")
+    source.mkdir()
     (source / "run.sh").write_text("#!/bin/sh\n")
     (source / "run.sh").chmod(0o755)
-    (source / "package" / "same.py").symlink_to("../train.py")
+    (source / "same.sh").symlink_to("run.sh")
     (tmp_path / "code.tar.gz").write_bytes(pack(source))
     folder = code.unpack(tmp_path / "code.tar.gz", tmp_path / "ml" / "code")
-    assert folder == tmp_path / "ml" / "code"
-    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
-    assert names == ["package", "package/__init__.py", "package/same.py", "run.sh", "train.py"]
-    assert (folder / "package" / "same.py").read_text() == "import package"
+    assert sorted(path.name for path in folder.iterdir()) == ["run.sh", "same.sh"]
+    assert os.readlink(folder / "same.sh") == "run.sh"
     assert os.access(folder / "run.sh", os.X_OK)
-
-
-def test_a_package_of_a_whole_folder_is_unpacked_without_that_folder(tmp_path):
-    made = package(tmp_path, (".", tarfile.DIRTYPE, ""), file("./train.py", "1"))
-    assert (code.unpack(made, tmp_path / "code") / "train.py").read_text() == "1"
 
 
 def test_a_package_comes_over_what_is_there_and_leaves_the_rest(tmp_path):
@@ -80,33 +70,24 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_leads_out_of_the_folder_is_refused_and_nothing_is_left(tmp_path, name):
+def test_what_leads_out_of_the_folder_is_refused_and_what_is_there_stays(tmp_path, name):
     made = package(tmp_path, file("train.py"), REFUSED[name])
+    folder = tmp_path / "ml" / "code"
+    folder.mkdir(parents=True)
+    (folder / "train.py").write_text("mine")
     with pytest.raises(UsageError, match="not a package of code") as caught:
-        code.unpack(made, tmp_path / "ml" / "code")
+        code.unpack(made, folder)
     assert str(made) in caught.value.where
-    assert not (tmp_path / "ml" / "code").exists()
-    assert not (tmp_path / "evil.py").exists()
+    assert [path.read_text() for path in folder.iterdir()] == ["mine"]
+    assert not (folder.parent / "evil.py").exists()
 
 
-def test_a_link_that_leads_nowhere_but_stays_inside_is_unpacked(tmp_path):
-    folder = code.unpack(package(tmp_path, link("latest", "runs/7")), tmp_path / "code")
-    assert os.readlink(folder / "latest") == "runs/7"
-
-
-@pytest.mark.parametrize("content", [b"", b"no package", b"\x1f\x8b\x08\x00"])
-def test_what_is_no_package_is_a_usage_error(tmp_path, content):
-    (tmp_path / "code.tar.gz").write_bytes(content)
-    with pytest.raises(UsageError, match="code"):
-        code.unpack(tmp_path / "code.tar.gz", tmp_path / "ml" / "code")
-
-
-def test_a_package_that_was_cut_is_a_usage_error(tmp_path):
-    made = package(tmp_path, file("a", os.urandom(9000).hex()))
-    made.write_bytes(made.read_bytes()[:-3000])
-    with pytest.raises(UsageError, match="not a package of code"):
-        code.unpack(made, tmp_path / "ml" / "code")
-    assert not (tmp_path / "ml" / "code").exists()
+# "./train.py" is what `tar` writes of a whole folder.
+@pytest.mark.parametrize("entry", [link("latest", "runs/7"), file("./train.py")])
+def test_what_stays_inside_is_unpacked(tmp_path, entry):
+    made = package(tmp_path, (".", tarfile.DIRTYPE, ""), entry)
+    (path,) = code.unpack(made, tmp_path / "code").iterdir()
+    assert path.name == entry[0].removeprefix("./")
 
 
 def test_an_empty_package_is_a_usage_error(tmp_path):
@@ -114,12 +95,13 @@ def test_an_empty_package_is_a_usage_error(tmp_path):
         code.unpack(package(tmp_path, (".", tarfile.DIRTYPE, "")), tmp_path / "code")
 
 
-def test_what_is_there_stays_when_a_package_is_refused(tmp_path):
-    (tmp_path / "code").mkdir()
-    (tmp_path / "code" / "train.py").write_text("mine")
-    with pytest.raises(UsageError):
-        code.unpack(package(tmp_path, file("train.py"), file("../x")), tmp_path / "code")
-    assert [path.read_text() for path in (tmp_path / "code").iterdir()] == ["mine"]
+def test_what_is_no_package_or_was_cut_is_a_usage_error_and_nothing_is_left(tmp_path):
+    cut = package(tmp_path, file("a", os.urandom(9000).hex())).read_bytes()[:-3000]
+    for content in (b"", b"no package", b"\x1f\x8b\x08\x00", cut):
+        (tmp_path / "code.tar.gz").write_bytes(content)
+        with pytest.raises(UsageError, match="code"):
+            code.unpack(tmp_path / "code.tar.gz", tmp_path / "ml" / "code")
+        assert not (tmp_path / "ml" / "code").exists()
 
 
 def test_a_missing_package_says_which_channel_to_look_at(tmp_path):

@@ -64,14 +64,6 @@ def test_a_host_that_is_back_is_said_once(event, values):
     assert told.lines[1:] == ["data host algo-1 is back: 2 of 2 data hosts make batches"]
 
 
-def test_a_reconnect_at_once_is_no_news():
-    told = Told()
-    told.hear("agent_connection_lost", agent="algo-1")
-    told.hear("agent_ready", agent="algo-1")
-    told.hear("progress", steps="3", after=10)
-    assert told.lines == []
-
-
 def test_a_host_that_was_asked_to_stop_left():
     told = Told()
     told.hear("host_left", about="algo-2", kind="agent", reason="7 batches sent, asked to stop")
@@ -92,24 +84,33 @@ def test_the_last_host_and_what_happens_then_are_said_once_for_all_ranks():
     ]
 
 
-def test_hosts_that_leave_because_the_training_is_over_are_no_news():
+LOST = ("host_lost", {"about": "algo-1", "kind": "agent", "reason": "x"})
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        # A reconnect at once.
+        [("agent_connection_lost", {"agent": "algo-1"}), ("agent_ready", {"agent": "algo-1"})],
+        # The training is over.
+        [("command_ended", {"host": "algo-3"}), LOST],
+        # A dnn host, whose loss is told as the run's end.
+        [("host_lost", {"about": "algo-4", "kind": "follower", "reason": "x"})],
+    ],
+)
+def test_what_is_no_news(events):
     told = Told()
-    told.hear("command_ended", host="algo-3")
-    told.hear("host_left", about="algo-2", kind="agent", reason="7 batches sent")
+    for event, values in events:
+        told.hear(event, **values)
+    told.hear("progress", steps="3", after=10)
     assert told.lines == []
 
 
 def test_the_end_of_a_followers_command_is_not_the_end():
     told = Told()
     told.hear("command_ended", host="algo-4")
-    told.hear("host_lost", about="algo-1", kind="agent", reason="x")
+    told.hear(LOST[0], **LOST[1])
     assert len(told.lines) == 1
-
-
-def test_a_lost_dnn_host_is_not_this_news():
-    told = Told()
-    told.hear("host_lost", about="algo-4", kind="follower", reason="x")
-    assert told.lines == []
 
 
 @pytest.mark.parametrize("when", ["T", "2026-11-21T11:00:00", ""])

@@ -2,13 +2,9 @@
 
 import os
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
-from typer.testing import CliRunner
 
-from stoker.cli import run
-from stoker.cli.app import app_for
 from stoker.cli.run import STEPS, Chain, forget_later, next_step
 from stoker.errors import DeclinedError, PlatformError
 from stoker.platforms.local import lock_run_folder
@@ -30,11 +26,6 @@ def run_dir(tmp_path):
 
 def left_in(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
-
-
-def test_what_a_step_will_write_is_removed_before_it(run_dir):
-    forget_later(run_dir, STEPS.index("train"))
-    assert left_in(run_dir) == {"profile.json", "decision.json"}
 
 
 def test_a_run_that_still_runs_keeps_its_folders(run_dir):
@@ -104,23 +95,3 @@ def test_what_a_chain_that_ends_early_tells_mlflow(
     monkeypatch.setattr("stoker.cli.run.track", track)
     assert stoker("run", "w.yaml", cwd=tmp_path).returncode == code
     assert found == tracked
-
-
-@pytest.mark.parametrize(
-    ("flags", "expected"), [([], "auto"), (["true"], True), (["false"], False), (["auto"], "auto")]
-)
-def test_a_run_replaces_loaders_as_its_option_says(flags, expected, tmp_path, monkeypatch):
-    chains: list[Chain] = []
-
-    def declined(chain: Chain) -> NoReturn:
-        chains.append(chain)
-        raise DeclinedError("not now")
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(run, "steps", declined)
-    monkeypatch.setattr(run, "report_of_chain", lambda *_, **__: tmp_path)
-    Path("train.py").touch()
-    Path("w.yaml").write_text(WORKLOAD)
-    words = [word for flag in flags for word in ("--replace-dataloader", flag)]
-    CliRunner().invoke(app_for("run"), ["run", "w.yaml", *words])
-    assert [chain.workload.feed.replace_dataloader for chain in chains] == [expected]

@@ -115,11 +115,8 @@ def throttling(group: Path) -> Throttling:
 def received_bytes(table: Path = Path("/proc/self/net/dev")) -> int:
     """Returns bytes that the network interfaces received so far, without loopback."""
     try:
-        lines = table.read_text().splitlines()[2:]
-        columns = [
-            (name.strip(), rest) for name, _, rest in (line.partition(":") for line in lines)
-        ]
-        return sum(int(rest.split()[0]) for name, rest in columns if name != "lo")
+        rows = [line.partition(":") for line in table.read_text().splitlines()[2:]]
+        return sum(int(rest.split()[0]) for name, _, rest in rows if name.strip() != "lo")
     except (OSError, ValueError, IndexError):
         return 0
 
@@ -201,7 +198,7 @@ class OpenedFiles:
     """
 
     def __init__(self) -> None:
-        self._names: dict[str | int, None] = {}
+        self._names: dict[str, None] = {}
         sys.addaudithook(self._add)
 
     def _add(self, event: str, arguments: tuple[object, ...]) -> None:
@@ -214,9 +211,9 @@ class OpenedFiles:
                 self._names[name] = None
 
     def paths(self) -> list[Path]:
-        """Returns regular files that hold data, including those open or mapped now."""
-        names = [name for name in list(self._names) if isinstance(name, str)]
-        real = dict.fromkeys(os.path.realpath(name) for name in [*names, *_open_now(), *_mapped()])
+        """Returns the regular files with data, including those open or mapped now."""
+        names = [*list(self._names), *_open_now(), *_mapped()]
+        real = dict.fromkeys(os.path.realpath(name) for name in names)
         return [Path(name) for name in real if _is_data(name)]
 
 

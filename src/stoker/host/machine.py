@@ -101,8 +101,13 @@ def cpu_groups(*, root: Path = CGROUP, membership: Path = MEMBERSHIP) -> tuple[P
 
 def group_quota(folder: Path) -> float | None:
     """Returns the vCPUs that the quota of one group allows; None: it has none."""
-    quota = _quota_v2(folder)
-    return _quota_v1(folder) if quota is None else quota
+    words = " ".join(_lines(folder / "cpu.max")).split()
+    if not words:
+        # Version 1 has a file for each number.
+        words = _lines(folder / "cpu.cfs_quota_us") + _lines(folder / "cpu.cfs_period_us")
+    if len(words) != 2 or not all(word.isdigit() for word in words) or int(words[1]) == 0:
+        return None
+    return int(words[0]) / int(words[1]) or None
 
 
 def group_cpu_seconds(folder: Path) -> float | None:
@@ -141,21 +146,6 @@ def _upwards(top: Path, path: str) -> Iterator[Path]:
         yield top.joinpath(*parts[:depth])
 
 
-def _quota_v2(folder: Path) -> float | None:
-    for line in _lines(folder / "cpu.max"):
-        quota, _, period = line.partition(" ")
-        if quota.isdigit() and period.strip().isdigit() and int(period) > 0:
-            return int(quota) / int(period) or None
-    return None
-
-
-def _quota_v1(folder: Path) -> float | None:
-    quota, period = _lines(folder / "cpu.cfs_quota_us"), _lines(folder / "cpu.cfs_period_us")
-    if quota and period and quota[0].isdigit() and period[0].isdigit() and int(period[0]) > 0:
-        return int(quota[0]) / int(period[0]) or None
-    return None
-
-
 def _lines(path: Path) -> list[str]:
     try:
         return path.read_text(encoding="utf-8").splitlines()
@@ -171,12 +161,8 @@ def host_bytes() -> int:
 
 def limit_bytes() -> int | None:
     """Returns the memory limit of this cgroup; None: none."""
-    for group in memory_groups():
-        for name in ("memory.max", "memory.limit_in_bytes"):
-            for line in _lines(group / name):
-                if line.isdigit() and int(line) < 1 << 60:
-                    return int(line)
-    return None
+    lines = _memory_lines("memory.max", "memory.limit_in_bytes")
+    return next((int(line) for line in lines if line.isdigit() and int(line) < 1 << 60), None)
 
 
 def memory_groups() -> list[Path]:
@@ -194,13 +180,15 @@ def memory_groups() -> list[Path]:
 
 def num_memory_kills() -> int | None:
     """Returns how many processes of this cgroup were OOM-killed; None: unknown."""
+    pairs = (line.split() for line in _memory_lines("memory.events", "memory.oom_control"))
+    return next((int(pair[1]) for pair in pairs if pair[:1] == ["oom_kill"]), None)
+
+
+def _memory_lines(*names: str) -> Iterator[str]:
+    """Yields the lines of these files of the memory cgroup, the nearest folder first."""
     for group in memory_groups():
-        for name in ("memory.events", "memory.oom_control"):
-            for line in _lines(group / name):
-                key, _, value = line.partition(" ")
-                if key == "oom_kill" and value.isdigit():
-                    return int(value)
-    return None
+        for name in names:
+            yield from _lines(group / name)
 
 
 def num_accelerators(environ: Mapping[str, str]) -> int:

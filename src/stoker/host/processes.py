@@ -131,7 +131,8 @@ def processes_of(session: int, marker: bytes) -> list[int]:
         if pid == os.getpid() or not _is_running(pid):
             continue
         try:
-            if os.getsid(pid) == session or marker in _environment(pid):
+            environ = Path(f"/proc/{pid}/environ")
+            if os.getsid(pid) == session or marker in b"\0" + environ.read_bytes():
                 found.append(pid)
         except OSError:
             continue
@@ -196,11 +197,3 @@ def _is_running(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
-
-
-def _environment(pid: int) -> bytes:
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return b"\0" + file.read()
-    except OSError:
-        return b""

@@ -1,7 +1,4 @@
-"""`python -m stoker.launch -- CMD` is `stoker launch`, for hosts on this machine.
-
-Containers start with `stoker launch`, in `cli/main.py`.
-"""
+"""`python -m stoker.launch -- CMD` is `stoker launch`, for hosts on this machine."""
 
 import os
 import sys
@@ -11,7 +8,6 @@ from stoker.launch.launcher import launch
 
 
 def main(arguments: list[str]) -> int:
-    """Launches the command after `--`."""
     command = arguments[1:] if arguments[:1] == ["--"] else arguments
     try:
         return launch(command, os.environ)

@@ -17,8 +17,6 @@ from stoker.launch import sagemaker_variables
 from stoker.settings import ProcessSettings
 
 _FIX = "pack the folder again with `tar -C FOLDER -czf code.tar.gz .`, and data as a channel"
-_TRAIN = ("train",)
-_SERVE = ("serve",)
 _EXAMPLE = 'STOKER_COMMAND=["python", "train.py"]'
 
 
@@ -91,7 +89,7 @@ def check_words(words: Sequence[str]) -> None:
     """
     if not words:
         raise UsageError("no command to launch", fix="stoker launch -- python train.py")
-    if tuple(words) == _SERVE:
+    if list(words) == ["serve"]:
         raise UsageError(
             "this image trains and does not serve models",
             where="stoker launch serve",
@@ -110,7 +108,7 @@ def order_of(
     folder = None
     if settings.code_file:
         folder = unpack(settings.code_file, settings.base_dir / "code")
-    if tuple(words) != _TRAIN:
+    if list(words) != ["train"]:
         return LaunchedCommand(command=tuple(words), folder=folder)
     if settings.command:
         return LaunchedCommand(command=settings.command, folder=folder)
@@ -122,7 +120,15 @@ def order_of(
             fix=f"set {_EXAMPLE} in the image or the job, pass the command as container "
             "arguments, or use the full path of a program called train",
         )
-    folder = folder or _submitted(settings.base_dir)
+    if folder is None:
+        named = sagemaker_variables.module_dir(settings.base_dir)
+        if "://" in named:
+            raise UsageError(
+                f"the launcher does not download code: {named}",
+                where="hyperparameter sagemaker_submit_directory",
+                fix="set sagemaker.source in the workload, which makes the code a channel",
+            )
+        folder = Path(named)
     if not (folder / program).is_file():
         raise UsageError(
             f"program {program} not found",
@@ -131,14 +137,3 @@ def order_of(
         )
     command = ("python", program) if program.endswith(".py") else (f"./{program}",)
     return LaunchedCommand(command=command, folder=folder)
-
-
-def _submitted(base_dir: Path) -> Path:
-    named = sagemaker_variables.module_dir(base_dir)
-    if "://" in named:
-        raise UsageError(
-            f"the launcher does not download code: {named}",
-            where="hyperparameter sagemaker_submit_directory",
-            fix="set sagemaker.source in the workload, which makes the code a channel",
-        )
-    return Path(named)

@@ -120,6 +120,9 @@ class Coordinator:
         on_failure: Called in the coordinator's thread if a follower failed, was lost or did not
             come.
         straggler_seconds: How long after the end absent hosts are waited for.
+
+    Attributes:
+        expected_agents: All data hosts of the run.
     """
 
     def __init__(
@@ -155,7 +158,7 @@ class Coordinator:
             start_deadline_seconds=feed.start_deadline_seconds,
             now=clock(),
         )
-        self._agents = frozenset(agents)
+        self.expected_agents = frozenset(agents)
         self._launchers: dict[str, bytes] = {}
         self._ranks = Attendance()
         self._warned: set[bytes] = set()
@@ -191,12 +194,7 @@ class Coordinator:
     @property
     def live_agents(self) -> frozenset[str]:
         """Data hosts whose lease is valid."""
-        return self._agents & set(self._members.live)
-
-    @property
-    def expected_agents(self) -> frozenset[str]:
-        """All data hosts of the run."""
-        return self._agents
+        return self.expected_agents & set(self._members.live)
 
     @property
     def unready(self) -> tuple[str, ...]:
@@ -216,10 +214,9 @@ class Coordinator:
     @property
     def release_seconds(self) -> float | None:
         """Seconds from the outcome to the last data host's goodbye; None until all have said it."""
-        if self._end is None or self._agents & set(self._members.live):
+        if self._end is None or self.live_agents or not self._ended_agents:
             return None
-        last = max(self._ended_agents.values(), default=None)
-        return max(0.0, last - self._ended_at) if last is not None else None
+        return max(0.0, max(self._ended_agents.values()) - self._ended_at)
 
     def start(self) -> None:
         """Listens, and serves in a thread.
@@ -259,9 +256,7 @@ class Coordinator:
         self._ending.put(State(outcome=outcome, exit_code=exit_code, reason=reason[:4000]))
 
     def release_agents(self, reason: str) -> None:
-        """Ends the data hosts, also those still to come, while the training continues; returns at
-        once.
-        """
+        """Ends all data hosts while the training continues; returns at once."""
         self._to_release.put(State(outcome="released", reason=reason[:4000]))
 
     def announce(self, stage: RunStage) -> None:
@@ -491,12 +486,12 @@ class Coordinator:
             self._events.append(Event(when=now_utc(), what=what[:500]))
             self._log.event(EventName.DATA_HOSTS_RELEASED, reason=self._released.reason)
             # Hosts that have not come yet get it when they join, see `_decided_for`.
-            for host in self._agents & self._launchers.keys():
+            for host in self.expected_agents & self._launchers.keys():
                 self._send(socket, self._launchers[host], self._released)
 
     def _decided_for(self, host: str) -> State | None:
         """Returns the state that ends a launcher; None while it may run."""
-        return self._end or (self._released if host in self._agents else None)
+        return self._end or (self._released if host in self.expected_agents else None)
 
     def _send_start(self, socket: "zmq.Socket[bytes]", host: str) -> None:
         start, launcher = self._starts.get(host), self._launchers.get(host)

@@ -288,8 +288,8 @@ def read_failure(output: Path, rank: int) -> RankFailure | None:
 
 def read_failures(output: Path) -> list[RankFailure]:
     """Reads the failures of this host's ranks, by rank."""
-    names = [path.name for path in output.glob(_FILE.format(rank="*"))]
-    found = [re.fullmatch(r"failure-rank(\d+)\.json", name) for name in names]
+    files = output.glob(_FILE.format(rank="*"))
+    found = (re.fullmatch(r"failure-rank(\d+)\.json", file.name) for file in files)
     ranks = sorted(int(each.group(1)) for each in found if each)
     return [failure for rank in ranks if (failure := read_failure(output, rank))]
 

@@ -72,9 +72,7 @@ class _HostState:
 
 
 class HostLeases:
-    """Leases of the run's hosts, except the leader; `start_deadline_seconds` limits their first
-    join.
-    """
+    """Leases of the run's hosts, except the leader."""
 
     def __init__(
         self,
@@ -217,8 +215,8 @@ class HostLeases:
 
     def roster(self, now: float) -> Roster:
         """Returns live, lost and absent agents, for trainers."""
-        states = [state for state in self._hosts.values() if state.kind == "agent"]
-        agents = [(place, s, s.join) for place, s in enumerate(states) if s.join]
+        hosts = [(host, state) for host, state in self._hosts.items() if state.kind == "agent"]
+        agents = [(place, s, s.join) for place, (_, s) in enumerate(hosts) if s.join]
         return Roster(
             agents=tuple(
                 _member(join, now - s.heard_at, place) for place, s, join in agents if s.is_live
@@ -229,12 +227,8 @@ class HostLeases:
                 # Hosts that said goodbye are in neither list: ranks wait for lost ones.
                 if not s.is_live and not s.has_left
             ),
-            expected=len(states),
-            awaited=tuple(
-                host
-                for host, state in self._hosts.items()
-                if state.kind == "agent" and state.join is None
-            ),
+            expected=len(hosts),
+            awaited=tuple(host for host, state in hosts if state.join is None),
         )
 
     def _refusal(self, message: Join) -> str:

@@ -80,9 +80,7 @@ class Silence:
         self.heard_at, self._refused_since, self._ended_at = now, None, None
 
     def dial(self, now: float, *, is_refused: bool | None) -> None:
-        """Records whether the leader's port refuses connections; None: no answer, which means
-        nothing.
-        """
+        """Records whether the leader's port refuses connections; None: there was no answer."""
         if is_refused is None:
             return
         since = now if self._refused_since is None else self._refused_since
@@ -139,6 +137,12 @@ class Membership:
         on_verdict: Called once, in the thread, when this launcher must end.
         trainers_heard_at: Returns the last sign of life of a trainer: while this host serves one, a
             silent leader hangs and is not lost.
+
+    Attributes:
+        leader_ip: The leader's address as last resolved.
+        run_stage: State of the engine's commands, as last announced by the leader.
+        start_order: The leader's order for this follower; None until it has come.
+        verdict: Why this launcher must end; None while it may run.
     """
 
     def __init__(
@@ -169,28 +173,18 @@ class Membership:
         self._leaving: queue.SimpleQueue[Leave] = queue.SimpleQueue()
         self._is_closing = threading.Event()
         self._is_welcome = threading.Event()
-        self._start: Start | None = None
-        self._verdict: MembershipVerdict | None = None
+        self.leader_ip: str | None = None
+        self.run_stage: RunStage = "begun"
+        self.start_order: Start | None = None
+        self.verdict: MembershipVerdict | None = None
         self._stage: HostStage = "begun"
         self._said_stage: HostStage = "begun"
-        self._run_stage: RunStage = "begun"
         self._unfed_ranks = 0
         self._said_unfed_ranks = 0
         self._has_left = False
-        self._leader_ip: str | None = None
         self._unpack = Unpacker(FromCoordinator)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._thread = threading.Thread(target=self._run, name="membership", daemon=True)
-
-    @property
-    def leader_ip(self) -> str | None:
-        """The leader's address as last resolved."""
-        return self._leader_ip
-
-    @property
-    def run_stage(self) -> RunStage:
-        """State of the engine's commands, as last announced by the leader."""
-        return self._run_stage
 
     def tell(self, stage: HostStage) -> None:
         """Reports the state of this host's engine commands to the leader; returns at once."""
@@ -199,16 +193,6 @@ class Membership:
     def tell_unfed(self, ranks: int) -> None:
         """Reports how many ranks of this host never ask for batches; returns at once."""
         self._unfed_ranks = ranks
-
-    @property
-    def verdict(self) -> MembershipVerdict | None:
-        """Why this launcher must end; None while it may run."""
-        return self._verdict
-
-    @property
-    def start_order(self) -> Start | None:
-        """The leader's order for this follower; None until it has come."""
-        return self._start
 
     def start(self) -> None:
         self._thread.start()
@@ -259,8 +243,8 @@ class Membership:
         if not found:
             return None
         # At random, so that the next attempt may try another address.
-        self._leader_ip = random.choice(found)
-        host = f"[{self._leader_ip}]" if ":" in self._leader_ip else self._leader_ip
+        self.leader_ip = random.choice(found)
+        host = f"[{self.leader_ip}]" if ":" in self.leader_ip else self.leader_ip
         connection = self._context.socket(zmq.DEALER)
         secure_client(connection, self._keys, max_message_bytes=MAX_MESSAGE_BYTES)
         connection.connect(f"tcp://{host}:{self._port}")
@@ -304,7 +288,8 @@ class Membership:
             said = (self._said_stage, self._said_unfed_ranks)
             if is_member and said != (self._stage, self._unfed_ranks):
                 next_at = now
-            if now >= next_at and not self._has_left and not self._is_refused():
+            is_refused = self.verdict is not None and self.verdict.kind == "refused"
+            if now >= next_at and not self._has_left and not is_refused:
                 self._send(connection, self._beat() if is_member else self._join)
                 next_at = now + (self._beat_seconds if is_member else JOIN_SECONDS)
             if connection.poll(_POLL_MS):
@@ -330,12 +315,9 @@ class Membership:
             host=self._join.host,
             incarnation=self._join.incarnation,
             stage=self._said_stage,
-            has_start=self._start is not None,
+            has_start=self.start_order is not None,
             unfed_ranks=self._said_unfed_ranks,
         )
-
-    def _is_refused(self) -> bool:
-        return self._verdict is not None and self._verdict.kind == "refused"
 
     def _received(self, connection: "zmq.Socket[bytes]") -> list[Message]:
         messages: list[Message] = []
@@ -370,12 +352,10 @@ class Membership:
                 # The leader lost this host, or is a new process: the next message is a Join.
                 return False
             case State():
-                self._run_stage = message.stage
+                self.run_stage = message.stage
             case Start():
                 # The first one counts; the next heartbeat confirms it.
-                self._start = self._start or message
-            case _:
-                pass
+                self.start_order = self.start_order or message
         return is_member
 
     def _judge_silence(self) -> None:
@@ -391,9 +371,9 @@ class Membership:
                 self._decide(MembershipVerdict(kind="never", reason=reason))
             return
         is_late = now - heard_at > LATE_BEATS * self._beat_seconds
-        if is_late and now - self._looked_at >= _POLL_SECONDS and self._leader_ip is not None:
+        if is_late and now - self._looked_at >= _POLL_SECONDS and self.leader_ip is not None:
             self._looked_at = now
-            self._silence.dial(now, is_refused=_refuses(self._leader_ip, self._port))
+            self._silence.dial(now, is_refused=_refuses(self.leader_ip, self._port))
         reason = self._silence.reason(now, trainers_heard_at=self._trainers_heard_at())
         if reason:
             self._decide(
@@ -401,8 +381,8 @@ class Membership:
             )
 
     def _decide(self, verdict: MembershipVerdict) -> None:
-        if self._verdict is None:
-            self._verdict = verdict
+        if self.verdict is None:
+            self.verdict = verdict
             self._on_verdict(verdict)
 
     def _send(self, connection: "zmq.Socket[bytes]", message: Message) -> None:

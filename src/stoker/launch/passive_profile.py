@@ -291,9 +291,7 @@ def _main(usage: RankUsage) -> LoaderUsage | None:
 
 
 def _samples(timelines: Mapping[int, Sequence[MeasuredStep]], world: int) -> int | None:
-    sizes: Counter[int] = Counter()
-    for steps in timelines.values():
-        sizes.update(step.samples for step in steps)
+    sizes = Counter(step.samples for steps in timelines.values() for step in steps)
     del sizes[0]
     return sizes.most_common(1)[0][0] * world if sizes else None
 

@@ -33,8 +33,7 @@ _LOG_LEVEL = 20
 
 
 def hyperparameters(base_dir: Path) -> dict[str, Json]:
-    """Returns the job's hyperparameters without the toolkit's own, decoded from JSON where
-    possible.
+    """Returns the job's hyperparameters, decoded, without those for the toolkit.
 
     Raises:
         UsageError: If the file is not a JSON object.
@@ -123,20 +122,20 @@ def environment(
 
 
 def _cluster(topology: Topology, config: Mapping[str, Json]) -> dict[str, Json]:
-    groups: list[Json] = [
-        {
+    groups: dict[str, Json] = {
+        group.name: {
             "instance_group_name": group.name,
             "instance_type": group.instance_type,
             "hosts": list(group.hosts),
         }
         for group in topology.groups
-    ]
+    }
     known: dict[str, Json] = {
         "current_host": topology.host,
         "current_instance_type": topology.group.instance_type,
         "current_group_name": topology.group.name,
         "hosts": [host for group in topology.groups for host in group.hosts],
-        "instance_groups": groups,
+        "instance_groups": list(groups.values()),
         "network_interface_name": topology.network_interface,
     }
     return {
@@ -146,10 +145,8 @@ def _cluster(topology: Topology, config: Mapping[str, Json]) -> dict[str, Json]:
         "current_instance_type": topology.group.instance_type,
         "current_instance_group": topology.group.name,
         "current_instance_group_hosts": list(topology.group.hosts),
-        "instance_groups": [group.name for group in topology.groups],
-        "instance_groups_dict": dict(
-            zip((group.name for group in topology.groups), groups, strict=True)
-        ),
+        "instance_groups": list(groups),
+        "instance_groups_dict": groups,
         "distribution_instance_groups": [topology.dnn.name],
         "is_hetero": len(topology.groups) > 1,
         # The toolkit's default.
@@ -228,10 +225,6 @@ def _argument(value: Json) -> str:
 
 
 def _variable(value: Json) -> str:
-    if value is None:
-        return ""
-    return (
-        value
-        if isinstance(value, str)
-        else json.dumps(value, sort_keys=True, separators=(",", ":"))
-    )
+    if value is None or isinstance(value, str):
+        return value or ""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))

@@ -82,7 +82,10 @@ def forward(source: int, target: int, tail: OutputTail | None) -> None:
         left = due - time.monotonic()
         # Before reading, so that endless output without line ends is shown, too.
         is_due = bool(held) and (left <= 0 or not poll.poll(left * 1000))
-        chunk = b"" if is_due else _read(source)
+        chunk = b""
+        if not is_due:
+            with contextlib.suppress(OSError):
+                chunk = os.read(source, _CHUNK_BYTES)
         if tail and chunk:
             tail.add(chunk)
         if not held:
@@ -92,24 +95,14 @@ def forward(source: int, target: int, tail: OutputTail | None) -> None:
         if not chunk or len(held) - end > _CHUNK_BYTES:
             end = len(held)
         if end:
-            _write(target, memoryview(held)[:end])
+            # Lost output must neither end nor block the command.
+            with contextlib.suppress(OSError):
+                view = memoryview(held)[:end]
+                while view:
+                    view = view[os.write(target, view) :]
             held, due = held[end:], time.monotonic() + _PARTIAL_LINE_SECONDS
         if not chunk and not is_due:
             return
-
-
-def _read(source: int) -> bytes:
-    try:
-        return os.read(source, _CHUNK_BYTES)
-    except OSError:
-        return b""
-
-
-def _write(target: int, view: memoryview) -> None:
-    # Lost output must neither end nor block the command.
-    with contextlib.suppress(OSError):
-        while view:
-            view = view[os.write(target, view) :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,8 +263,7 @@ def resolve_program(
 
 
 def end_descendants(*, spared: Collection[int] = ()) -> None:
-    """Ends all descendants of this process, adopted orphans too, but not `spared` children and
-    theirs.
+    """Ends all descendants of this process, except `spared` children and theirs.
 
     Sends SIGTERM, then SIGKILL; blocks for at most two times LEFTOVER_SECONDS.
     """
@@ -336,7 +328,12 @@ def _follow(
         if time.monotonic() >= kill_at:
             kill_at = float("inf")
             log.event(EventName.COMMAND_KILLED, pid=process.pid)
-            _kill_tree(process, spared)
+            for child in descendants(spared=spared):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.kill()
+            # What was started after the look above is in the group, unless it has left it.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def _send(process: "subprocess.Popen[bytes]", number: int) -> None:
@@ -355,15 +352,6 @@ def _send_to_children(process: "subprocess.Popen[bytes]", number: int) -> bool:
         with contextlib.suppress(psutil.NoSuchProcess):
             child.send_signal(number)
     return bool(children)
-
-
-def _kill_tree(process: "subprocess.Popen[bytes]", spared: Collection[int]) -> None:
-    for child in descendants(spared=spared):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            child.kill()
-    with contextlib.suppress(ProcessLookupError):
-        # What was started after the look above is in the group, unless it has left it.
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 def reap_orphans(*, spared: Collection[int]) -> None:

@@ -1,13 +1,9 @@
 """Telemetry of a run: how fast its feed is, and what limits it, per interval.
 
-- Ranks count (`feed.trainer.observer`), and send counters to the leader once a second, as
-`Progress`. Prometheus serves these counters (`launch.prometheus`). - The leader computes a
-`FeedInterval` from two sets of counters, and writes it as rows of `feed.csv`, with the timeline,
-and as one line of its log. - The report reads the file and `stoker watch` the line; `joined` merges
-intervals, and `bottleneck_of` names what limits the run.
-
-Times of steps are separate, in `progress` lines from the ranks' timelines (`feed.timeline`), which
-also runs of one host have.
+Ranks send counters to the leader once a second (`feed.trainer.observer`). The leader computes a
+`FeedInterval` from two sets of counters, and writes it as rows of `feed.csv`, which the report
+reads, and as one line of its log, which `stoker watch` reads. Times of steps are separate, in
+`progress` lines from the ranks' timelines (`feed.timeline`), which also runs of one host have.
 """
 
 import csv
@@ -140,7 +136,7 @@ class FeedInterval:
     def queue_depth(self) -> float | None:
         """Batches ready for a rank, mean over the ranks."""
         depths = [rank.queue_depth for rank in self.ranks if rank.queue_depth is not None]
-        return sum(depths) / len(depths) if depths else None
+        return fmean(depths) if depths else None
 
 
 def csv_text(interval: FeedInterval) -> str:
@@ -501,13 +497,10 @@ def _shards_limit(shards: int, *, spare: int, share: float) -> FeedBottleneck:
     more = "raise num_workers in the script, or feed.shards, if the stream divides itself"
     if spare > 0:
         words += f"; {spare} more could work"
+    also = "persistent_workers=True if epochs are short, as each restarts its workers"
     if share >= MIN_BUSY_SHARE:
-        return FeedBottleneck("shards", words, f"{more}; or a cheaper transform")
-    return FeedBottleneck(
-        "shards",
-        words,
-        f"{more}; persistent_workers=True if epochs are short, as each restarts its workers",
-    )
+        also = "or a cheaper transform"
+    return FeedBottleneck("shards", words, f"{more}; {also}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

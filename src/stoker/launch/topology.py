@@ -200,7 +200,8 @@ def _topology(config: _ResourceConfig, roles: Mapping[str, Role], where: str) ->
     groups = tuple(
         HostGroup(
             name=group.instance_group_name,
-            role=_role(group.instance_group_name, roles),
+            role=roles.get(group.instance_group_name)
+            or ("data" if group.instance_group_name.lower().startswith("data") else "dnn"),
             instance_type=group.instance_type,
             # Not sorted: names (algo-1) are random, but all hosts get the same order, and the
             # first one of the dnn group leads.
@@ -214,10 +215,6 @@ def _topology(config: _ResourceConfig, roles: Mapping[str, Role], where: str) ->
         groups=groups,
         network_interface=config.network_interface_name or None,
     )
-
-
-def _role(name: str, roles: Mapping[str, Role]) -> Role:
-    return roles.get(name) or ("data" if name.lower().startswith("data") else "dnn")
 
 
 def _check(groups: tuple[HostGroup, ...], host: str, roles: Mapping[str, Role], where: str) -> None:

@@ -330,16 +330,15 @@ def _train(
     address = leader_ip or run.coordinator_address[0]
     # feed.port is for coordinator and agents, the next one for batches, the third for torchrun.
     master = (address, run.coordinator_address[1] + 2)
-    progress = None
+    logs: list[ProgressLog | FeedLog] = []
     if run.topology.is_leader:
         told = (lambda: coordinator.progress) if coordinator else dict
-        progress = ProgressLog(run.output, run.log, progress=told)
-    feed = None
+        logs.append(ProgressLog(run.output, run.log, progress=told))
     if coordinator:
         file = run.output / "feed.csv"
         # Of an earlier attempt in the same folder.
         file.unlink(missing_ok=True)
-        feed = FeedLog(file, run.log, progress=lambda: coordinator.progress)
+        logs.append(FeedLog(file, run.log, progress=lambda: coordinator.progress))
     release = None
     in_run = coordinator or membership
     if in_run:
@@ -349,10 +348,8 @@ def _train(
         )
 
     def tick() -> None:
-        if progress:
-            progress.tick()
-        if feed:
-            feed.tick()
+        for each in logs:
+            each.tick()
         if release:
             release.tick()
         if lease and lease.tick():
@@ -361,10 +358,8 @@ def _train(
             run.inbox.put(SignalReceived(signal.SIGTERM))
 
     with contextlib.ExitStack() as closed:
-        if progress:
-            closed.callback(progress.close)
-        if feed:
-            closed.callback(feed.close)
+        for each in logs:
+            closed.callback(each.close)
         line: tuple[str, ...] | Ending
         mpi_host = None
         if trainer.strategy == "mpi":
@@ -417,13 +412,12 @@ def with_reachable_mlflow(environ: Mapping[str, str], log: Log) -> dict[str, str
         urllib.request.urlopen(parts._replace(netloc=server).geturl(), timeout=10).close()
     # It exists, but refuses a request without a token, or has another certificate.
     except (urllib.error.HTTPError, ssl.SSLError):
-        return dict(environ)
+        pass
     except (OSError, ValueError, http.client.HTTPException) as err:
-        if isinstance(getattr(err, "reason", None), ssl.SSLError):
-            return dict(environ)
-        text = f"mlflow: {server} cannot be reached from here; the script's calls are not sent"
-        log.event(EventName.MLFLOW_FAILED, text=text)
-        return {name: text for name, text in environ.items() if name not in MLFLOW_VARIABLES}
+        if not isinstance(getattr(err, "reason", None), ssl.SSLError):
+            text = f"mlflow: {server} cannot be reached from here; the script's calls are not sent"
+            log.event(EventName.MLFLOW_FAILED, text=text)
+            return {name: text for name, text in environ.items() if name not in MLFLOW_VARIABLES}
     return dict(environ)
 
 

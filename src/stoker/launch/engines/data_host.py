@@ -4,7 +4,7 @@ import os
 import queue
 import time
 
-from stoker.errors import FeedError, FeedLostError, StokerError
+from stoker.errors import FeedError, FeedLostError
 from stoker.host import spawn
 from stoker.launch.engines.server import EngineOrder, Server, order_of, stop_servers
 from stoker.launch.leader_connection import HostRun, MembershipVerdict
@@ -85,20 +85,16 @@ class _DataHost:
                 reason = f"failed: {self._failures[0]}"
             self._membership.leave(reason=reason)
             self._membership.close()
-        if self._failures and self._membership.verdict is None:
-            return self._failed(self._failures[0])
-        return exit_code_of(run, self._membership.verdict, is_asked=self._is_asked)
-
-    def _failed(self, words: str) -> int:
-        what, _, last_words = words.partition("\n")
-        error: StokerError = FeedError(
-            what,
-            where=f"data host {self._run.topology.host}",
-            fix=f"its last words:\n{last_words}" if last_words else "see the log of this host",
-        )
-        self._run.log.event(EventName.DATA_HOST_FAILED, reason=what)
-        if self._run.settings.comes_back or not self._membership.wait_until_welcome(0):
-            raise error
+        if not self._failures or self._membership.verdict is not None:
+            return exit_code_of(run, self._membership.verdict, is_asked=self._is_asked)
+        what, _, last_words = self._failures[0].partition("\n")
+        run.log.event(EventName.DATA_HOST_FAILED, reason=what)
+        if run.settings.comes_back or not self._membership.wait_until_welcome(0):
+            raise FeedError(
+                what,
+                where=f"data host {run.topology.host}",
+                fix=f"its last words:\n{last_words}" if last_words else "see the log of this host",
+            )
         # The leader knows why: before the training it ends the run, later the training decides.
         return 0
 

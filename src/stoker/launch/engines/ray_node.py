@@ -92,9 +92,7 @@ def own_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def store_bytes(memory_bytes: int, *, free_shm_bytes: int | None, share: float) -> int:
-    """Returns the size of the object store: a share of the memory, limited by free bytes in
-    /dev/shm.
-    """
+    """Returns the object store's size: a share of the memory, at most what fits into /dev/shm."""
     wanted = int(memory_bytes * share)
     if free_shm_bytes is not None:
         wanted = min(wanted, int(free_shm_bytes * _SHM_SHARE))
@@ -129,7 +127,8 @@ def session_folder() -> Iterator[Path]:
         UsageError: If no writable folder has a path that is short enough.
     """
     places = [Path(tempfile.gettempdir()), Path("/tmp")]
-    found = (p for p in places if _room(p) >= 0 and os.access(p, os.W_OK))
+    room = MAX_FOLDER_BYTES - len(f"/{_PREFIX}12345678")
+    found = (p for p in places if len(os.fsencode(p)) <= room and os.access(p, os.W_OK))
     place = next(found, None)
     if place is None:
         raise UsageError(
@@ -147,10 +146,6 @@ def session_folder() -> Iterator[Path]:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
-
-
-def _room(place: Path) -> int:
-    return MAX_FOLDER_BYTES - len(os.fsencode(place / f"{_PREFIX}12345678"))
 
 
 def _remove_forsaken(place: Path) -> None:

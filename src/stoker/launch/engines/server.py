@@ -232,11 +232,8 @@ class _KnownProcess:
 
     def _tf_config(self, task: str) -> str:
         topology = self._run.topology
-        hosts = dict(
-            zip(
-                TF_TASKS, ((topology.leader,), topology.dnn_hosts, topology.data_hosts), strict=True
-            )
-        )
+        members = (topology.leader,), topology.dnn_hosts, topology.data_hosts
+        hosts = dict(zip(TF_TASKS, members, strict=True))
         cluster = {
             name: [self._reached(host, name) for host in hosts[name]]
             for name in TF_TASKS
@@ -260,8 +257,7 @@ def _num_workers(run: HostRun) -> int:
 
 
 def _environ(run: HostRun) -> dict[str, str]:
-    """Returns the environment of an engine's command: the training's without the loader's
-    variables.
+    """Returns an engine's environment: the training's, without variables for the loader.
 
     Raises:
         UsageError: If a file of the job folder is malformed.

@@ -85,7 +85,10 @@ def _dispatch(*, port: int) -> None:
 
 
 def _work(dispatcher: str, *, address: str, cores: int) -> None:
-    _keep_to(cores)
+    # TensorFlow starts one thread per core.
+    if cores and hasattr(os, "sched_setaffinity"):
+        # The last ones: a training on this host tends to use the first.
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-cores:])
     service = _tensorflow().data.experimental.service
     server = service.WorkerServer(
         service.WorkerConfig(
@@ -100,14 +103,6 @@ def _work(dispatcher: str, *, address: str, cores: int) -> None:
     _await_signal()
     print(f"the worker ends with {server._num_tasks()} tasks", flush=True)
     _end()
-
-
-def _keep_to(cores: int) -> None:
-    """Restricts this process to `cores` cores: TensorFlow starts one thread per core."""
-    if cores and hasattr(os, "sched_setaffinity"):
-        allowed = sorted(os.sched_getaffinity(0))
-        # The last ones: a training on this host tends to use the first.
-        os.sched_setaffinity(0, allowed[-cores:])
 
 
 def _tensorflow() -> ModuleType:

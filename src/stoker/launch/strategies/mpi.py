@@ -30,9 +30,6 @@ from stoker.logs import EventName, Log
 
 MPIRUN, DAEMON = "mpirun", "orted"
 MAX_REQUEST_BYTES = 1 << 20
-_OPTIONS = ("-mca", "--mca")
-_LOCAL_INTERFACE = "lo"
-
 StartDaemon = Callable[[str, Sequence[str]], str]
 _POLL_SECONDS = 0.1
 _ASKED_TO_STOP = 143
@@ -106,7 +103,7 @@ def variables(interface: str | None) -> dict[str, str]:
             "OMPI_MCA_btl_tcp_if_include": interface,
             "OMPI_MCA_oob_tcp_if_include": interface,
         }
-    if interface == _LOCAL_INTERFACE:
+    if interface == "lo":
         # Hosts on one machine, which Open MPI's shared memory would take for one host.
         found["OMPI_MCA_btl"] = "self,tcp"
     return found
@@ -123,7 +120,7 @@ def daemon_arguments(words: Sequence[str]) -> tuple[str, ...]:
     # A peer sends these words: only orted with settings is ever started.
     rest = list(words[1:])
     for place in range(0, len(rest), 3):
-        if rest[place] not in _OPTIONS or place + 2 >= len(rest):
+        if rest[place] not in ("-mca", "--mca") or place + 2 >= len(rest):
             raise ValueError(f"expected settings of {DAEMON}, found {' '.join(rest[place:][:3])!r}")
     return tuple(rest)
 
@@ -147,8 +144,7 @@ def find_program(name: str, environ: Mapping[str, str]) -> str:
 
 
 class MpiSession:
-    """Open MPI's folder on this host, and on the leader the socket of mpi_programs; `close` deletes
-    it.
+    """Open MPI's folder on this host, and on the leader the socket of mpi_programs.
 
     Args:
         start: Makes a host's launcher start its daemon; returns why not. None: not the leader.

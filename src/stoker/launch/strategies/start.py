@@ -48,8 +48,7 @@ class Trainer:
         *,
         log: Log | None = None,
     ) -> "Trainer":
-        """Returns the trainer of this host; blocks while torch is imported to try SageMaker's
-        library.
+        """Returns the trainer of this host; blocks while SageMaker's library is tried.
 
         Raises:
             UsageError: If the strategy cannot use this host, or a file of the job folder is

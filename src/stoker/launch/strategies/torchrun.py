@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
         ends = [
             RankEnd(
                 rank=rank,
-                exit_code=_shell_code(failure.exitcode),
+                exit_code=failure.exitcode if failure.exitcode >= 0 else 128 - failure.exitcode,
                 failure=read_failure(output, rank) if output else None,
             )
             for rank, failure in failures
@@ -69,10 +69,6 @@ def _run(options: Namespace, output: Path | None) -> None:
     ) as folder:
         options.log_dir = folder
         run(options)  # type: ignore[no-untyped-call]
-
-
-def _shell_code(code: int) -> int:
-    return code if code >= 0 else 128 - code
 
 
 def _leave(code: int) -> NoReturn:
