@@ -18,7 +18,7 @@ from stoker.pipelines.kubeflow.compile import COMPONENTS, compile_kubeflow
 from stoker.records import Workload
 from stoker.settings import read_workload
 from support import examples
-from support.kubeflow_backend import KubeflowRun, Pipeline, Step, Store
+from support.kubeflow_backend import KubeflowRun, NotPlayedError, Pipeline, Step, Store
 
 pytestmark = pytest.mark.usefixtures("quick_kfp")
 
@@ -46,6 +46,12 @@ def tell(text: str, word: dsl.OutputPath(str), made: Output[Artifact], aside: st
 def named(text: str, aside: str = "own"):  # type: ignore[no-untyped-def]
     """Names an input in its command that a caller may leave out."""
     return ContainerSpec(image="a/b", command=["say"], args=[text, f"--aside={aside}"])
+
+
+@dsl.container_component
+def judge(score: dsl.OutputPath(float)):  # type: ignore[no-untyped-def,valid-type]
+    """Tells a number."""
+    return ContainerSpec(image="a/b", command=["judge"], args=[score])
 
 
 @dsl.container_component
@@ -224,3 +230,30 @@ def test_an_exit_task_is_told_a_state_and_no_reason(ends, state, tmp_path):
 
     outcome = json.loads(played(one, tmp_path, ends={"tell": ends}).steps[-1].command[1])
     assert (outcome["state"], outcome["error"]) == (state, {})
+
+
+@pytest.mark.parametrize(
+    ("score", "tasks", "state"),
+    [(0.95, ["judge", "named"], "COMPLETE"), (0.94, ["judge"], "RUNNING")],
+)
+def test_steps_under_a_condition_run_where_it_is_met(score, tasks, state, tmp_path):
+    """Where it is not met and comes last, no launcher tells the state of the group around it."""
+
+    def one(least: float = 0.95) -> None:
+        with dsl.ExitHandler(end()), dsl.If(judge().output >= least, name="good-enough"):
+            named(text="a", aside="b")
+
+    run = played(one, tmp_path, told={"parameterValues": {"score": score}})
+    assert (run.state, [step.task for step in run.steps]) == ("SUCCEEDED", [*tasks, "end"])
+    assert json.loads(run.steps[-1].command[1])["state"] == state
+
+
+def test_a_condition_with_another_branch_is_not_played(tmp_path):
+    def one(least: float = 0.95) -> None:
+        with dsl.If(judge().output >= least):
+            tell(text="a")
+        with dsl.Else():
+            tell(text="b")
+
+    with pytest.raises(NotPlayedError, match="condition"):
+        played(one, tmp_path)

@@ -7,16 +7,18 @@ It was written from these sources of 2.17 and of Argo Workflows 4.0:
 `manifests` (merged retries, TTL), Argo's `workflow/controller/{operator,dag,exit_handler}.go`
 (nodes, retries, hooks). What the API shows of a run's nodes is in `kfp_server`.
 
-What it leaves out is refused (`NotPlayedError`): loops, conditions, outputs of groups, importers,
-`IfPresent`, steps that make claims, workspaces, task configurations passed through, expressions
-that select of a value, node selection, tolerations, GPUs, volumes other than claims, variables of
-config maps, outputs that are no texts, own pipeline roots. Tasks that could run at the same time
-run one after the other, by name. Terminate is not played.
+What it leaves out is refused (`NotPlayedError`): loops, conditions other than `dsl.If` with two
+values of one type, outputs of groups, importers, `IfPresent`, steps that make claims, workspaces,
+task configurations passed through, expressions that select of a value, node selection, tolerations,
+GPUs, volumes other than claims, variables of config maps, outputs that are neither texts nor
+fractions, own pipeline roots. Tasks that could run at the same time run one after the other, by
+name. Terminate is not played.
 """
 
 import contextlib
 import hashlib
 import json
+import operator
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,6 +44,17 @@ MAX_ARGUMENT = 128 * 1024
 _BEGAN = datetime(2026, 11, 20, 10, 0, tzinfo=UTC)
 _INPUT = re.compile(r"\{\{\$\.inputs\.parameters\['(.+?)']}}")
 _CHANNEL = re.compile(r"\$.inputs.parameters\['(.+?)'\]")
+_VALUE = r"inputs\.parameter_values\['([^']+)'\]"
+# Of CEL what kfp's compiler writes of two values of one type, which are no integers.
+_CONDITION = re.compile(rf"{_VALUE} ([<>=!]=|[<>]) {_VALUE}")
+_COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">=": operator.ge,
+    "<=": operator.le,
+    ">": operator.gt,
+    "<": operator.lt,
+}
 _SCHEMES = {"gs://": "/gcs/", "minio://": "/minio/", "s3://": "/s3/"}
 _SCRATCH = ("gcs", "s3", "minio", ".local", ".cache", ".config")
 _EXIT = "ALL_UPSTREAM_TASKS_COMPLETED"
@@ -307,11 +320,13 @@ class Pipeline:
         for key, task in tasks.items():
             if left := {"parameterIterator", "artifactIterator", "iteratorPolicy"} & set(task):
                 raise NotPlayedError(f"task {key}: {sorted(left)}")
-            if "condition" in task.get("triggerPolicy", {}):
-                raise NotPlayedError(f"task {key}: {task['triggerPolicy']}")
             reference = task["componentRef"]["name"]
             if reference not in self.components:
                 raise RefusedError(f"cannot find component ref {reference}")
+            condition = task.get("triggerPolicy", {}).get("condition")
+            is_group = "dag" in self.components[reference]
+            if condition and not (is_group and _CONDITION.fullmatch(condition)):
+                raise NotPlayedError(f"task {key}: {task['triggerPolicy']}")
             _add_dependencies(key, task, tasks)
             for producer in task.get("dependentTasks", ()):
                 # Argo's validation: an exit task is a hook, no task of the DAG.
@@ -432,7 +447,7 @@ class KubeflowRun:
                 self._skip(f"{boundary}.{key}", boundary, "Omitted")
                 phases[key] = "Omitted"
             inherited[key] = phases[key]
-            if phases[key] == "Omitted":
+            if phases[key] in ("Omitted", "Skipped"):
                 worst = [inherited[each] for each in before if inherited[each] != "Succeeded"]
                 inherited[key] = worst[0] if worst else "Succeeded"
             if phases[key] == "DriverFailed":
@@ -469,6 +484,9 @@ class KubeflowRun:
             return "DriverFailed"
         if "dag" in component:
             inner = driven["execution"].dag
+            if driven["execution"].state == "CANCELED":
+                self._skip(node, boundary, "Skipped")
+                return "Skipped"
             return self._tried(
                 node, boundary, lambda each: self._tasks(each, component["dag"], inner)
             )
@@ -650,7 +668,7 @@ class KubeflowRun:
         if not dag.total or dag.execution is None:
             return
         states = [each.state for each in dag.tasks.values()]
-        done = sum(state in ("COMPLETE", "CACHED") for state in states)
+        done = sum(state in ("COMPLETE", "CACHED", "CANCELED") for state in states)
         if done == dag.total:
             dag.execution.state = "COMPLETE"
         elif "FAILED" in states:
@@ -671,7 +689,8 @@ class KubeflowRun:
                 total=len(component["dag"]["tasks"]),
                 parent=dag,
             )
-            execution = _Execution(dag=inner)
+            is_taken = _is_taken(task, inputs["parameterValues"])
+            execution = _Execution(state="RUNNING" if is_taken else "CANCELED", dag=inner)
             inner.execution = execution
             dag.tasks[key] = execution
         return {"execution": execution}
@@ -973,16 +992,18 @@ class _Launcher:
         values = _plain(told.get("parameterValues", {}))
         types = self._component.get("outputDefinitions", {}).get("parameters", {})
         for name, each in outputs.get("parameters", {}).items():
-            if types[name]["parameterType"] != "STRING":
-                raise NotPlayedError(f"an output of type {types[name]['parameterType']}")
+            kind = types[name]["parameterType"]
+            if kind not in ("STRING", "NUMBER_DOUBLE"):
+                raise NotPlayedError(f"an output of type {kind}")
             if name in values:
                 continue
             try:
-                values[name] = self._at(each["outputFile"]).read_text()
-            except OSError as err:
+                text = self._at(each["outputFile"]).read_text()
+                values[name] = text if kind == "STRING" else _plain(float(text))
+            except (OSError, ValueError) as err:
                 raise LauncherError(
                     f'failed to read output parameter name="{name}" '
-                    f'type="{types[name]["parameterType"]}" path="{each["outputFile"]}": {err}'
+                    f'type="{kind}" path="{each["outputFile"]}": {err}'
                 ) from None
         artifacts = {}
         for name, each in outputs["artifacts"].items():
@@ -1161,6 +1182,11 @@ def _typed(name: str, about: Document, values: dict[str, Any]) -> dict[str, Any]
     if not is_right:
         raise DriverError(f'input parameter "{name}" type mismatch: expect {kind}, got {value!r}')
     return values
+
+
+def _is_taken(task: Document, values: Mapping[str, Any]) -> bool:
+    found = _CONDITION.fullmatch(task.get("triggerPolicy", {}).get("condition", ""))
+    return not found or _COMPARE[found[2]](values[found[1]], values[found[3]])
 
 
 def _resolved(words: Sequence[str], values: Mapping[str, Any]) -> list[str]:
