@@ -163,12 +163,12 @@ def corrected(work: Work) -> Work:
     ratio = parts.step_seconds / modelled.step_seconds
     binding = _CORRECTED.get(modelled.limit, ())
     if not parts.data:
-        # Other terms above the measured step are also too large: uncorrected, one of them would
-        # become the limit.
+        # Other terms that are not below the measured step: uncorrected, one of them would become
+        # the limit.
         binding += tuple(
             name
             for name, seconds in parts_on(parts, todays).terms.items()
-            if seconds > parts.step_seconds and name not in binding
+            if seconds >= parts.step_seconds * (1 - 1e-9) and name not in binding
         )
     return replace(
         parts,
