@@ -13,7 +13,6 @@ import boto3
 import msgspec
 import pytest
 import yaml
-from botocore.validate import ParamValidator
 from moto import mock_aws
 
 from stoker.errors import UsageError
@@ -21,8 +20,7 @@ from stoker.parameters import overrides_of
 from stoker.pipelines.sagemaker.compile import compile_pipeline, pipeline_request
 from support import sagemaker_pipeline as sample
 from support.examples import project
-from support.sagemaker_execution import Execution, in_a_text
-from support.sagemaker_rules import MODEL, over_limits, rule_problems
+from support.sagemaker_execution import checked_steps, in_a_text
 from support.when_used import WhenUsed, needs
 
 if TYPE_CHECKING:
@@ -33,36 +31,12 @@ else:
 pytestmark = needs("sagemaker")
 
 GUIDE = (sample.ROOT / "docs" / "sagemaker.md").read_text(encoding="utf-8")
-OPERATIONS = {
-    "Processing": ("CreateProcessingJob", {"ProcessingJobName": "job"}),
-    "Training": ("CreateTrainingJob", {"TrainingJobName": "job"}),
-    "RegisterModel": ("CreateModelPackage", {}),
-}
 
 
 def block(words: str) -> str:
     """Returns the guide's Python block that has these words."""
     (found,) = (b for b in re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL) if words in b)
     return str(found)
-
-
-def checked(definition: str) -> dict[str, dict[str, Any]]:
-    """Checks the steps by the rules of pipelines and the API's own model; returns them by name."""
-    document = json.loads(definition)
-    Execution(None, definition, name="own")  # type: ignore[arg-type]
-    found: dict[str, dict[str, Any]] = {str(s["Name"]): s for s in sample.steps(document)}
-    for name, step in found.items():
-        if step["Type"] not in OPERATIONS:
-            continue
-        operation, job = OPERATIONS[step["Type"]]
-        request = sample.resolved(step["Arguments"], document)
-        assert isinstance(request, dict)
-        shape = MODEL.operation_model(operation).input_shape
-        assert ParamValidator().validate({**request, **job}, shape).generate_report() == "", name
-        assert list(over_limits({**request, **job}, shape, name)) == []
-        if step["Type"] == "Training":
-            assert [str(problem) for problem in rule_problems({**request, **job})] == []
-    return found
 
 
 def waits(step: Mapping[str, Any]) -> list[str]:
@@ -80,7 +54,7 @@ def own(tmp_path_factory):
 
 
 def test_steps_of_ones_own_stand_before_between_and_after(own):
-    found = checked(own)
+    found = checked_steps(own)
     assert {name: waits(step) for name, step in found.items() if "DependsOn" in step} == {
         "Profile": ["Prepare"],
         "Decide": ["Profile"],
@@ -105,13 +79,13 @@ def test_arguments_of_ones_own_are_parameters(own):
     assert listed["Day"] == {"Name": "Day", "Type": "String", "DefaultValue": "today"}
     assert listed["Least"] == {"Name": "Least", "Type": "Float", "DefaultValue": 0.95}
     assert "Epochs" in listed
-    assert checked(own)["GoodEnough"]["Arguments"]["Conditions"][0]["RightValue"] == {
+    assert checked_steps(own)["GoodEnough"]["Arguments"]["Conditions"][0]["RightValue"] == {
         "Get": "Parameters.Least"
     }
 
 
 def test_what_a_step_of_ones_own_made_is_the_input_of_profile_and_training(own):
-    found = checked(own)
+    found = checked_steps(own)
     made = found["Prepare"]["Arguments"]["ProcessingOutputConfig"]["Outputs"][0]["S3Output"]
     channels = found["Profile"]["Arguments"]["InputDataConfig"]
     read = next(c for c in channels if c["ChannelName"] == "train")
@@ -156,7 +130,7 @@ def run_of(**settings: object) -> "sagemaker.PipelineRun":
 
 
 def defined(run: "sagemaker.PipelineRun", *steps: "sagemaker.Step") -> dict[str, dict[str, Any]]:
-    return checked(sagemaker.pipeline(run.request, lambda _: steps))
+    return checked_steps(sagemaker.pipeline(run.request, lambda _: steps))
 
 
 def test_an_evaluation_of_ones_own_takes_the_place_of_stokers():

@@ -23,6 +23,7 @@ from stoker.errors import ServiceError
 from stoker.platforms.aws import Aws
 from stoker.platforms.sagemaker.submit import FINAL
 from stoker.records import Json
+from support import sagemaker_pipeline as sample
 from support.moto import REGION, AwsServer
 from support.sagemaker_containers import Body, Containers, Ended, job_arn
 from support.sagemaker_rules import MODEL, over_limits, rule_problems
@@ -540,7 +541,7 @@ class Execution:
         while True:
             run.job = f"pipelines-{self.id}-{name}-{secrets.token_hex(5)}"[:63]
             named = {**request, **({job_key: run.job} if job_key else {})}
-            self._check_request(operation, named, name)
+            self.check_request(operation, named, name)
             ended = self._once(kind, named, name)
             if ended.status == "Completed":
                 run.status = "Succeeded"
@@ -555,7 +556,8 @@ class Execution:
                 return run
             run.waits.append(wait)
 
-    def _check_request(self, operation: str, request: Body, step: str) -> None:
+    def check_request(self, operation: str, request: Body, step: str) -> None:
+        """Refuses a request that the API's model does not take."""
         shape = MODEL.operation_model(operation).input_shape
         report = ParamValidator().validate(request, shape).generate_report()
         over = over_limits(dict(request), shape, step)
@@ -609,6 +611,23 @@ class Execution:
         assert step["Type"] == "Training", "only trainings are known to be cached here"
         parts = {key: request.get(key) for key in _CACHE_KEY}
         return json.dumps([step["Name"], parts], sort_keys=True)
+
+
+def checked_steps(definition: str) -> dict[str, Body]:
+    """Checks each step as the service would, with the parameters' defaults; returns all by name."""
+    document = json.loads(definition)
+    execution = Execution(None, definition, name="own")  # type: ignore[arg-type]
+    found = {str(step["Name"]): step for step in sample.steps(document)}
+    for name, step in found.items():
+        if step["Type"] not in _OPERATIONS:
+            continue
+        operation, job = _OPERATIONS[str(step["Type"])]
+        request = sample.resolved(step["Arguments"], document)
+        named = {**_map(request), **({job: "job"} if job else {})}
+        execution.check_request(operation, named, name)
+        if step["Type"] == "Training":
+            assert [str(problem) for problem in rule_problems(named)] == [], name
+    return found
 
 
 def _wait(policies: Sequence[Body], kind: str, attempts: dict[int, int]) -> float | None:
