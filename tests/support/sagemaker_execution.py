@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from botocore.validate import ParamValidator
@@ -27,6 +26,7 @@ from support import sagemaker_pipeline as sample
 from support.moto import REGION, AwsServer
 from support.sagemaker_containers import Body, Containers, Ended, job_arn
 from support.sagemaker_rules import MODEL, over_limits, rule_problems
+from support.sagemaker_service import served, service_error
 
 CAPACITY = (
     "CapacityError: Unable to provision requested ML compute capacity. "
@@ -117,19 +117,19 @@ class Account:
             if operation not in ("DescribeTrainingJob", "StopTrainingJob"):
                 return None
             if name not in self.jobs:
-                return 400, _error("ValidationException", "Requested resource not found.")
+                return 400, service_error("ValidationException", "Requested resource not found.")
             job = self.jobs[name]
             if operation == "DescribeTrainingJob":
                 return 200, job
             if job["TrainingJobStatus"] in FINAL:
                 words = "The request was rejected because the training job has ended."
-                return 400, _error("ValidationException", words)
+                return 400, service_error("ValidationException", words)
             job.update(TrainingJobStatus="Stopping", SecondaryStatus="Stopping")
             return 200, {}
 
     def _create(self, name: str, asked: dict[str, Json]) -> tuple[int, dict[str, Json]]:
         if name in self.jobs:
-            return 400, _error("ResourceInUse", "Training job names must be unique")
+            return 400, service_error("ResourceInUse", "Training job names must be unique")
         job: dict[str, Json] = {
             **asked,
             "TrainingJobArn": job_arn(name),
@@ -183,35 +183,18 @@ def account(folder: Path, server: AwsServer) -> Iterator[Account]:
     """Yields an account whose jobs run; everything that is no training job is moto's."""
     found = Account(server, Containers(folder, server))
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            content = self.rfile.read(int(self.headers["Content-Length"]))
-            operation = self.headers["X-Amz-Target"].rpartition(".")[2]
-            answered = found.answer(operation, json.loads(content))
-            status, body = answered or _of_moto(server, dict(self.headers), content)
-            sent = json.dumps(body).encode()
-            with contextlib.suppress(OSError):  # the client may be gone
-                self.send_response(status)
-                self.send_header("Content-Type", "application/x-amz-json-1.1")
-                self.send_header("Content-Length", str(len(sent)))
-                self.end_headers()
-                self.wfile.write(sent)
+    def answer(
+        operation: str, content: bytes, headers: Mapping[str, str]
+    ) -> tuple[int, Mapping[str, Json]]:
+        answered = found.answer(operation, json.loads(content))
+        return answered or _of_moto(server, headers, content)
 
-        def log_message(self, format: str, *args: object) -> None:
-            return
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
-        found.url = f"http://127.0.0.1:{http.server_address[1]}"
+    with served(answer) as found.url:
         found.containers.set_environ({"AWS_ENDPOINT_URL_SAGEMAKER": found.url})
-        # It looks so often whether it is to end.
-        thread = threading.Thread(target=http.serve_forever, args=(0.05,), name="sagemaker")
-        thread.start()
         try:
             yield found
         finally:
             found.close()
-            http.shutdown()
-            thread.join()
 
 
 def _of_moto(
@@ -228,10 +211,6 @@ def _of_moto(
             return int(answer.status), json.loads(answer.read() or b"{}")
     except urllib.error.HTTPError as err:
         return err.code, json.loads(err.read() or b"{}")
-
-
-def _error(code: str, message: str) -> dict[str, Json]:
-    return {"__type": code, "message": message}
 
 
 @dataclass
