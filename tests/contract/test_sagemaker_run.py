@@ -42,7 +42,7 @@ from stoker.records import (
 )
 from stoker.train import train
 from support import cloudwatch
-from support.aws_answers import Answers, Clock, transitions
+from support.aws_answers import Answers, Clock
 from support.moto import REGION, ROLE
 
 BUCKET = "stoker-test"
@@ -135,9 +135,14 @@ def has_status(answers: Answers, *states: tuple[str, str] | tuple[str, str, str]
         looked.append(secondary)
         seen = list(dict.fromkeys(looked))
         parsed["TrainingJobStatus"], parsed["SecondaryStatus"] = status, secondary
-        parsed["SecondaryStatusTransitions"] = transitions(
-            *((name, NOW + timedelta(seconds=at), f"{name} it") for at, name in enumerate(seen))
-        )
+        parsed["SecondaryStatusTransitions"] = [
+            {
+                "Status": name,
+                "StartTime": NOW + timedelta(seconds=at),
+                "StatusMessage": f"{name} it",
+            }
+            for at, name in enumerate(seen)
+        ]
         if reason:
             parsed["FailureReason"] = reason[0]
 

@@ -205,6 +205,9 @@ def test_the_leader_tells_the_roster_once_and_every_host_its_role(tmp_path):
             hosts, *CLI, "--", "python", "-c", "pass", STOKER_STRATEGY="none", **WITHOUT_TORCH
         )
         assert set(hosts.codes().values()) == {0}
+        # The service merges these folders of all hosts.
+        for folder in ("model", "output/data"):
+            assert not list((hosts.ml("algo-1") / folder).iterdir())
         events = [
             event
             for host in hosts.names
@@ -289,14 +292,6 @@ def test_sigterm_to_the_containers_lets_the_training_save_and_ends_all_hosts(tmp
             assert failure(hosts, host) is None
         record = json.loads((hosts.ml("algo-3") / "output/data/stoker/training.json").read_text())
         assert record["status"] == "stopped"
-
-
-def test_data_hosts_leave_nothing_in_the_folders_that_the_service_merges(tmp_path):
-    with Hosts(tmp_path, SMALL) as hosts:
-        start_all(hosts, *CLI, "--", "python", "-c", "pass", **WITHOUT_TORCH)
-        assert hosts.codes() == {"algo-1": 0, "algo-2": 0}
-        for folder in ("model", "output/data"):
-            assert not list((hosts.ml("algo-1") / folder).iterdir())
 
 
 LOADING = """

@@ -24,7 +24,15 @@ from stoker.platforms.sagemaker.submit import FINAL
 from stoker.records import Json
 from support import sagemaker_pipeline as sample
 from support.moto import REGION, AwsServer
-from support.sagemaker_containers import Body, Containers, Ended, job_arn
+from support.sagemaker_containers import (
+    Body,
+    Containers,
+    Ended,
+    as_items,
+    as_list,
+    as_map,
+    job_arn,
+)
 from support.sagemaker_rules import MODEL, over_limits, rule_problems
 from support.sagemaker_service import served, service_error
 
@@ -165,7 +173,7 @@ class Account:
         summaries = [
             {**item, "StartTime": datetime.fromisoformat(str(item["StartTime"])).timestamp()}
             | ({"PipelineExecutionStatus": "Executing"} if _id_of(item) in self.executing else {})
-            for item in _items(found["PipelineExecutionSummaries"])
+            for item in as_items(found["PipelineExecutionSummaries"])
         ]
         return 200, {"PipelineExecutionSummaries": summaries}
 
@@ -190,7 +198,7 @@ def account(folder: Path, server: AwsServer) -> Iterator[Account]:
         return answered or _of_moto(server, headers, content)
 
     with served(answer) as found.url:
-        found.containers.set_environ({"AWS_ENDPOINT_URL_SAGEMAKER": found.url})
+        found.containers.environ = {"AWS_ENDPOINT_URL_SAGEMAKER": found.url}
         try:
             yield found
         finally:
@@ -301,7 +309,7 @@ class Execution:
                     self.steps[name] = StepRun("Succeeded")
                 elif step["Type"] == "Fail":
                     self.reason = str(
-                        self._resolved(_map(step["Arguments"]).get("ErrorMessage"), name)
+                        self._resolved(as_map(step["Arguments"]).get("ErrorMessage"), name)
                     )
                     self.steps[name] = StepRun("Failed", reason=self.reason)
                 else:
@@ -321,7 +329,7 @@ class Execution:
     # -- the definition ------------------------------------------------------------------
 
     def _collect(self, steps: Json, inside: tuple[str, str] | None) -> None:
-        for step in _items(steps):
+        for step in as_items(steps):
             name, kind = str(step["Name"]), str(step["Type"])
             if kind not in _KEYS:
                 raise DefinitionError(f"{name}: steps of type {kind} are not known here")
@@ -331,7 +339,7 @@ class Execution:
             self._definition[name] = step
             self._inside[name] = inside
             if kind == "Condition":
-                arguments = _map(step["Arguments"])
+                arguments = as_map(step["Arguments"])
                 _only(arguments, {"Conditions", "IfSteps", "ElseSteps"}, name)
                 for branch in ("IfSteps", "ElseSteps"):
                     self._collect(arguments.get(branch) or [], (name, branch))
@@ -346,22 +354,22 @@ class Execution:
             if self._inside[waited] not in self._around(name):
                 raise DefinitionError(f"{name} refers to {waited}, of another branch")
         kinds: list[str] = []
-        for policy in _items(step.get("RetryPolicies")):
+        for policy in as_items(step.get("RetryPolicies")):
             allowed = {"ExceptionType", "IntervalSeconds", "BackoffRate"}
             _only(policy, allowed | {"MaxAttempts", "ExpireAfterMin"}, name)
             if ("MaxAttempts" in policy) == ("ExpireAfterMin" in policy):
                 raise DefinitionError(f"{name}: a retry ends by attempts or by minutes")
-            kinds += [str(kind) for kind in _list(policy["ExceptionType"])]
+            kinds += [str(kind) for kind in as_list(policy["ExceptionType"])]
         known = _STEP_KINDS | (_JOB_KINDS if step["Type"] != "RegisterModel" else set())
         if len(kinds) != len(set(kinds)) or not set(kinds) <= known:
             raise DefinitionError(f"{name}: kinds of errors to retry: {kinds}")
         outputs = {
             str(item["OutputName"])
-            for item in _items(
-                _map(_map(step["Arguments"]).get("ProcessingOutputConfig") or {}).get("Outputs")
+            for item in as_items(
+                as_map(as_map(step["Arguments"]).get("ProcessingOutputConfig") or {}).get("Outputs")
             )
         }
-        for file in _items(step.get("PropertyFiles")):
+        for file in as_items(step.get("PropertyFiles")):
             if file["OutputName"] not in outputs:
                 raise DefinitionError(f"{name}: a property file of no output: {file}")
 
@@ -376,21 +384,21 @@ class Execution:
         """Maps steps to the outcome waited for: named ones, and those that are referred to."""
         step = self._definition[name]
         found = {}
-        shown: Json = {**_map(step["Arguments"])}
+        shown: Json = {**as_map(step["Arguments"])}
         if step["Type"] == "Condition":
-            shown = _map(step["Arguments"])["Conditions"]
+            shown = as_map(step["Arguments"])["Conditions"]
         for referred in re.findall(r'"Steps\.([^."]+)\.', json.dumps(shown)):
             found[referred] = "Succeeded"
-        for entry in _list(step.get("DependsOn")):
+        for entry in as_list(step.get("DependsOn")):
             if isinstance(entry, str):
                 found[entry] = "Succeeded"
                 continue
-            _only(_map(entry), {"Step", "Trigger"}, name)
-            trigger = str(_map(entry)["Trigger"])
+            _only(as_map(entry), {"Step", "Trigger"}, name)
+            trigger = str(as_map(entry)["Trigger"])
             if trigger not in ("Any", "Failed", "Stopped"):
                 raise DefinitionError(f"{name}: {trigger} is no outcome")
             self.undocumented.add(f"a step after another's outcome {trigger}")
-            found[str(_map(entry)["Step"])] = trigger
+            found[str(as_map(entry)["Step"])] = trigger
         return found
 
     def _awaited_anyhow(self, name: str) -> list[str]:
@@ -424,9 +432,9 @@ class Execution:
         if set(value) == {"Get"}:
             return self._got(str(value["Get"]), step)
         if set(value) == {"Std:Join"}:
-            join = _map(value["Std:Join"])
+            join = as_map(value["Std:Join"])
             _only(join, {"On", "Values"}, step)
-            parts = _list(join["Values"])
+            parts = as_list(join["Values"])
             if any(isinstance(part, Mapping) and "Std:Join" in part for part in parts):
                 raise DefinitionError(f"{step}: a join inside a join")
             return str(join["On"]).join(in_a_text(self._resolved(part, step)) for part in parts)
@@ -434,7 +442,7 @@ class Execution:
             kind = str(self._definition[step]["Type"])
             if kind != "Condition":
                 self.undocumented.add(f"a value of a JSON file in a step of type {kind}")
-            return self._from_file(_map(value["Std:JsonGet"]), step)
+            return self._from_file(as_map(value["Std:JsonGet"]), step)
         if any(str(key).startswith("Std:") for key in value):
             raise DefinitionError(f"{step}: {list(value)} is not known here")
         return {str(key): self._resolved(item, step) for key, item in value.items()}
@@ -448,36 +456,36 @@ class Execution:
         found: Json = self.steps[other].described
         for part in path:
             name, _, index = part.partition("[")
-            found = _map(found).get(name)
+            found = as_map(found).get(name)
             if index:
-                found = _map(found)[index.rstrip("]").strip("'\"")]
+                found = as_map(found)[index.rstrip("]").strip("'\"")]
         if found is None:
             raise DefinitionError(f"{step}: {reference} has no value")
         return found
 
     def _from_file(self, function: Body, step: str) -> Json:
         _only(function, {"PropertyFile", "Path"}, step)
-        reference = str(_map(function["PropertyFile"])["Get"])
+        reference = str(as_map(function["PropertyFile"])["Get"])
         _, other, _, name = reference.split(".")
         made = self._definition[other]
         file = next(
-            (f for f in _items(made.get("PropertyFiles")) if f["PropertyFileName"] == name), None
+            (f for f in as_items(made.get("PropertyFiles")) if f["PropertyFileName"] == name), None
         )
         if file is None:
             raise DefinitionError(f"{step}: {other} has no property file {name}")
         request = self.steps[other].request
-        outputs = _items(_map(request["ProcessingOutputConfig"])["Outputs"])
+        outputs = as_items(as_map(request["ProcessingOutputConfig"])["Outputs"])
         target = next(o for o in outputs if o["OutputName"] == file["OutputName"])
-        uri = str(_map(target["S3Output"])["S3Uri"]).rstrip("/")
+        uri = str(as_map(target["S3Output"])["S3Uri"]).rstrip("/")
         found: Json = json.loads(Aws(region=REGION).read_object(f"{uri}/{file['FilePath']}"))
         for part in str(function["Path"]).split("."):
-            if part not in _map(found):
+            if part not in as_map(found):
                 raise DefinitionError(f"{step}: {file['FilePath']} has no {function['Path']}")
-            found = _map(found)[part]
+            found = as_map(found)[part]
         return found
 
     def _is_met(self, step: Body) -> bool:
-        conditions = _items(_map(step["Arguments"])["Conditions"])
+        conditions = as_items(as_map(step["Arguments"])["Conditions"])
         return all(self._holds(condition, str(step["Name"])) for condition in conditions)
 
     def _holds(self, condition: Body, step: str) -> bool:
@@ -485,7 +493,7 @@ class Execution:
         if kind == "In":
             _only(condition, {"Type", "QueryValue", "Values"}, step)
             query = self._resolved(condition["QueryValue"], step)
-            return query in [self._resolved(value, step) for value in _list(condition["Values"])]
+            return query in [self._resolved(value, step) for value in as_list(condition["Values"])]
         if kind != "Equals":
             raise DefinitionError(f"{step}: conditions {kind} are not known here")
         _only(condition, {"Type", "LeftValue", "RightValue"}, step)
@@ -501,7 +509,7 @@ class Execution:
 
     def _attempted(self, step: Body) -> StepRun:
         name, kind = str(step["Name"]), str(step["Type"])
-        request = _map(self._resolved(step["Arguments"], name))
+        request = as_map(self._resolved(step["Arguments"], name))
         operation, job_key = _OPERATIONS[kind]
         if job_key and job_key in request:
             raise DefinitionError(f"{name}: the service names the job")
@@ -529,7 +537,7 @@ class Execution:
                     self._account.cached[key] = run
                 return run
             run.reason = ended.reason
-            policies = _items(step.get("RetryPolicies"))
+            policies = as_items(step.get("RetryPolicies"))
             wait = _wait(policies, ended.kind, attempts)
             if wait is None:
                 return run
@@ -567,8 +575,8 @@ class Execution:
                 "CreateModelPackageGroup",
                 ModelPackageGroupName=request["ModelPackageGroupName"],
             )
-        for container in _items(
-            _map(request.get("InferenceSpecification") or {}).get("Containers")
+        for container in as_items(
+            as_map(request.get("InferenceSpecification") or {}).get("Containers")
         ):
             uri = container.get("ModelDataUrl")
             if uri and not aws.has_object(str(uri)):
@@ -584,7 +592,7 @@ class Execution:
         return {**request, "ModelArtifacts": artifacts, "TrainingJobArn": arn}
 
     def _cache_key(self, step: Body, request: Body) -> str:
-        config = _map(step.get("CacheConfig") or {})
+        config = as_map(step.get("CacheConfig") or {})
         if not config.get("Enabled"):
             return ""
         assert step["Type"] == "Training", "only trainings are known to be cached here"
@@ -602,7 +610,7 @@ def checked_steps(definition: str) -> dict[str, Body]:
             continue
         operation, job = _OPERATIONS[str(step["Type"])]
         request = sample.resolved(step["Arguments"], document)
-        named = {**_map(request), **({job: "job"} if job else {})}
+        named = {**as_map(request), **({job: "job"} if job else {})}
         execution.check_request(operation, named, name)
         if step["Type"] == "Training":
             assert [str(problem) for problem in rule_problems(named)] == [], name
@@ -612,7 +620,7 @@ def checked_steps(definition: str) -> dict[str, Body]:
 def _wait(policies: Sequence[Body], kind: str, attempts: dict[int, int]) -> float | None:
     """Returns the seconds until the next attempt; None: there is none."""
     for index, policy in enumerate(policies):
-        if kind not in _list(policy["ExceptionType"]):
+        if kind not in as_list(policy["ExceptionType"]):
             continue
         number = attempts[index] = attempts.get(index, 0) + 1
         first, rate = float(str(policy["IntervalSeconds"])), float(str(policy["BackoffRate"]))
@@ -628,7 +636,7 @@ def _wait(policies: Sequence[Body], kind: str, attempts: dict[int, int]) -> floa
 def _parameters(listed: Json, given: Mapping[str, str]) -> dict[str, Json]:
     """Returns the run's parameters; takes and ignores names that the definition does not have."""
     found: dict[str, Json] = {}
-    for item in _items(listed):
+    for item in as_items(listed):
         name = str(item["Name"])
         _only(item, {"Name", "Type", "DefaultValue", "EnumValues"}, f"parameter {name}")
         value: Json = given.get(name, item.get("DefaultValue"))
@@ -647,7 +655,7 @@ def _parameters(listed: Json, given: Mapping[str, str]) -> dict[str, Json]:
         elif item["Type"] != "String" or not isinstance(value, str):
             raise DefinitionError(f"parameter {name} of type {item['Type']}: {value}")
         choices = item.get("EnumValues")
-        if choices is not None and value not in _list(choices):
+        if choices is not None and value not in as_list(choices):
             raise DefinitionError(f"parameter {name}: {value} is none of {choices}")
         found[f"Parameters.{name}"] = value
     return found
@@ -658,8 +666,8 @@ def _id_of(summary: Body) -> str:
 
 
 def _types(request: Body) -> Iterator[str]:
-    resources = _map(request["ResourceConfig"])
-    for place in [resources, *_items(resources.get("InstanceGroups"))]:
+    resources = as_map(request["ResourceConfig"])
+    for place in [resources, *as_items(resources.get("InstanceGroups"))]:
         if place.get("InstanceType"):
             yield str(place["InstanceType"])
 
@@ -681,17 +689,3 @@ def in_a_text(value: Json) -> str:
         return f"{'-' if sign else ''}{head}.{rest}E{int(exponent) + len(digits) - 1}"
     # True, as Python spells it, for one that is true.
     return str(value)
-
-
-def _list(value: Json) -> list[Json]:
-    assert value is None or isinstance(value, list)
-    return value or []
-
-
-def _items(value: Json) -> list[Body]:
-    return [_map(item) for item in _list(value)]
-
-
-def _map(value: Json) -> Body:
-    assert isinstance(value, Mapping), value
-    return value
