@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
+import msgspec
 import pytest
 
 from stoker.catalog import load_catalog
@@ -41,7 +42,7 @@ from stoker.records import (
     to_json,
 )
 from stoker.train import train
-from support import cloudwatch
+from support import cloudwatch, sample_records
 from support.aws_answers import Answers, Clock
 from support.moto import REGION, ROLE
 
@@ -167,17 +168,8 @@ def tar(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
     return packed.getvalue()
 
 
-def record(job: JobSpec, **changes: object) -> bytes:
-    document = {
-        "schema": "stoker.training/v1",
-        "status": "succeeded",
-        "exit_code": 0,
-        "groups": [json.loads(to_json(group)) for group in job.groups],
-        "job": {"platform": "sagemaker", "name": job.name},
-        "events": [{"when": "2026-11-20T08:00:00.500Z", "what": "host_joined"}],
-        **changes,
-    }
-    return json.dumps(document).encode()
+def record(**changes: object) -> bytes:
+    return to_json(msgspec.structs.replace(sample_records.training(), **changes)).encode()
 
 
 # ---- submit
@@ -327,27 +319,6 @@ def test_an_interrupt_while_the_job_is_created_stops_it_and_deletes_the_token(
     assert created(aws) == [NAME]
     assert answers.count("StopTrainingJob") == 1
     assert not aws.has_object(request.token_uri)
-
-
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_throttling_is_retried(platform, aws, job):
-    from botocore.awsrequest import AWSResponse
-
-    class Raw:
-        def stream(self, **_: object) -> list[bytes]:
-            return [b'{"__type":"ThrottlingException","message":"Rate exceeded"}']
-
-    sent = []
-
-    def throttle(**_: object) -> AWSResponse | None:
-        sent.append(1)
-        return AWSResponse("", 400, {}, Raw()) if len(sent) < 3 else None
-
-    events = aws.client("sagemaker").meta.events
-    events.register("before-send.sagemaker.CreateTrainingJob", throttle)
-    submit(platform, job)
-    assert len(sent) == 3
-    assert created(aws) == [NAME]
 
 
 # ---- following
@@ -549,9 +520,9 @@ def test_a_token_that_cannot_be_deleted_is_said(platform, answers, job, capsys):
 # ---- the end
 
 
-def test_the_leaders_records_are_unpacked_and_the_services_events_are_told(aws, answers, job, run):
+def test_the_leaders_records_are_unpacked_and_the_services_events_are_told(aws, answers, run):
     has_status(answers, ("InProgress", "Training"), ("Completed", "Completed"))
-    files = {"stoker/training.json": record(job), "stoker/metrics.json": b"{}", "big.bin": b"x"}
+    files = {"stoker/training.json": record(), "stoker/metrics.json": b"{}", "big.bin": b"x"}
     aws.write_object(OUTPUTS, archive(**files))
     end = run.wait()
     assert (end.status, end.exit_code, end.failure) == ("succeeded", 0, None)
@@ -651,9 +622,9 @@ def test_a_file_too_large_for_a_record_is_not_taken(aws, monkeypatch, capsys, ru
     assert "stoker/training.json of 11 bytes is too much" in capsys.readouterr().err
 
 
-def test_the_records_exit_code_counts_more_than_the_services(aws, answers, job, run):
+def test_the_records_exit_code_counts_more_than_the_services(aws, answers, run):
     has_status(answers, ("Failed", "Failed", "AlgorithmError: , exit code: 1"))
-    files = {"stoker/training.json": record(job, status="failed", exit_code=3)}
+    files = {"stoker/training.json": record(status="failed", exit_code=3)}
     aws.write_object(OUTPUTS, archive(**files))
     assert run.wait().exit_code == 3
 

@@ -34,7 +34,7 @@ from support.sagemaker_containers import (
     job_arn,
 )
 from support.sagemaker_rules import MODEL, over_limits, rule_problems
-from support.sagemaker_service import served, service_error
+from support.sagemaker_service import SageMakerService, served
 
 CAPACITY = (
     "CapacityError: Unable to provision requested ML compute capacity. "
@@ -45,6 +45,7 @@ _OPERATIONS = {
     "Training": ("CreateTrainingJob", "TrainingJobName"),
     "RegisterModel": ("CreateModelPackage", None),
 }
+_OF_JOBS = ("CreateTrainingJob", "DescribeTrainingJob", "StopTrainingJob")
 _EXECUTION = ("PipelineExecutionId", "PipelineExecutionArn", "PipelineName", "PipelineArn")
 _COMMON = {"Name", "Type", "Arguments", "DisplayName", "Description", "DependsOn"}
 _KEYS = {
@@ -76,30 +77,26 @@ class DefinitionError(AssertionError):
     """The service would refuse the definition, or a part of it when it is resolved."""
 
 
-@dataclass
-class Account:
-    """Holds what lasts from run to run: jobs that were launched, cached steps, faults to come.
+class Account(SageMakerService):
+    """Holds what lasts from run to run: jobs, whose containers run, cached steps, faults to come.
 
     Attributes:
-        jobs: Of CreateTrainingJob: name to request and what DescribeTrainingJob adds.
         lacks: Instance types that the region has none of; a job that asks for one gets no hosts.
         faults: Step to what its next attempts end with: a kind that retry policies name.
         lose_host_of: Step to a condition: when it is true, the step's host is lost.
         executing: Ids of runs that are under way.
     """
 
-    server: AwsServer
-    containers: Containers
-    url: str = ""
-    jobs: dict[str, dict[str, Json]] = field(default_factory=dict)
-    lacks: set[str] = field(default_factory=set)
-    faults: dict[str, list[str]] = field(default_factory=dict)
-    lose_host_of: dict[str, Callable[[], bool]] = field(default_factory=dict)
-    executing: set[str] = field(default_factory=set)
-    calls: list[str] = field(default_factory=list)
-    cached: dict[str, "StepRun"] = field(default_factory=dict)
-    _threads: list[threading.Thread] = field(default_factory=list)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    def __init__(self, server: AwsServer, containers: Containers) -> None:
+        super().__init__()
+        self.server = server
+        self.containers = containers
+        self.lacks: set[str] = set()
+        self.faults: dict[str, list[str]] = {}
+        self.lose_host_of: dict[str, Callable[[], bool]] = {}
+        self.executing: set[str] = set()
+        self.cached: dict[str, StepRun] = {}
+        self._threads: list[threading.Thread] = []
 
     def train(self, request: Body, *, is_stopped: Callable[[], bool]) -> Ended:
         """Runs a training job from its request to its end, whoever asked for it."""
@@ -110,59 +107,35 @@ class Account:
             return Ended(status="Failed", reason=CAPACITY, kind="SageMaker.CAPACITY_ERROR")
         return self.containers.train(request, is_stopped=is_stopped)
 
-    def answer(self, operation: str, asked: dict[str, Json]) -> tuple[int, dict[str, Json]] | None:
+    def answered(
+        self, operation: str, asked: dict[str, Json]
+    ) -> tuple[int, Mapping[str, object]] | None:
         """Answers a call about training jobs; None: moto has it."""
-        name = str(asked.get("TrainingJobName", ""))
-        with self._lock:
-            self.calls.append(operation)
-            if operation == "ListTags":
-                found = self.jobs.get(str(asked["ResourceArn"]).rpartition("/")[2])
-                return (200, {"Tags": found["Tags"]}) if found else None
-            if operation == "CreateTrainingJob":
-                return self._create(name, asked)
-            if operation == "ListPipelineExecutions":
-                return self._list(asked)
-            if operation not in ("DescribeTrainingJob", "StopTrainingJob"):
-                return None
-            if name not in self.jobs:
-                return 400, service_error("ValidationException", "Requested resource not found.")
-            job = self.jobs[name]
-            if operation == "DescribeTrainingJob":
-                return 200, job
-            if job["TrainingJobStatus"] in FINAL:
-                words = "The request was rejected because the training job has ended."
-                return 400, service_error("ValidationException", words)
-            job.update(TrainingJobStatus="Stopping", SecondaryStatus="Stopping")
-            return 200, {}
+        if operation == "ListPipelineExecutions":
+            return self._list(asked)
+        is_of_a_job = str(asked.get("ResourceArn")).rpartition("/")[2] in self.jobs
+        if not is_of_a_job and operation not in _OF_JOBS:
+            return None
+        status, body = self.answer(operation, asked)
+        if operation == "CreateTrainingJob" and status == 200:
+            thread = threading.Thread(target=self._run, args=(asked,), name="training job")
+            self._threads.append(thread)
+            thread.start()
+        return status, body
 
-    def _create(self, name: str, asked: dict[str, Json]) -> tuple[int, dict[str, Json]]:
-        if name in self.jobs:
-            return 400, service_error("ResourceInUse", "Training job names must be unique")
-        job: dict[str, Json] = {
-            **asked,
-            "TrainingJobArn": job_arn(name),
-            "TrainingJobStatus": "InProgress",
-            "SecondaryStatus": "Training",
-            "ModelArtifacts": {"S3ModelArtifacts": "s3://none/model.tar.gz"},
-            "CreationTime": 1.7e9,
-        }
-        self.jobs[name] = job
+    def _look(self, name: str) -> dict[str, object]:
+        # It ends when its containers do.
+        return self.jobs[name]
 
-        def run() -> None:
-            ended = Ended(status="Failed", reason="InternalServerError: of the test")
-            try:
-                ended = self.train(asked, is_stopped=lambda: job["TrainingJobStatus"] == "Stopping")
-            finally:
-                job.update(TrainingJobStatus=ended.status, SecondaryStatus=ended.status)
-                if ended.reason:
-                    job["FailureReason"] = ended.reason
-                if ended.model_uri:
-                    job["ModelArtifacts"] = {"S3ModelArtifacts": ended.model_uri}
-
-        thread = threading.Thread(target=run, name=f"job {name}")
-        self._threads.append(thread)
-        thread.start()
-        return 200, {"TrainingJobArn": job_arn(name)}
+    def _run(self, asked: Body) -> None:
+        job = self.jobs[str(asked["TrainingJobName"])]
+        ended = Ended(status="Failed", reason="InternalServerError: of the test")
+        try:
+            ended = self.train(asked, is_stopped=lambda: job["TrainingJobStatus"] == "Stopping")
+        finally:
+            self.end(str(asked["TrainingJobName"]), ended.status, reason=ended.reason)
+            if ended.model_uri:
+                job["ModelArtifacts"] = {"S3ModelArtifacts": ended.model_uri}
 
     def _list(self, asked: dict[str, Json]) -> tuple[int, dict[str, Json]]:
         """Lists moto's runs, which it calls Succeeded at once, those under way as they are."""
@@ -194,7 +167,7 @@ def account(folder: Path, server: AwsServer) -> Iterator[Account]:
     def answer(
         operation: str, content: bytes, headers: Mapping[str, str]
     ) -> tuple[int, Mapping[str, Json]]:
-        answered = found.answer(operation, json.loads(content))
+        answered = found.answered(operation, json.loads(content))
         return answered or _of_moto(server, headers, content)
 
     with served(answer) as found.url:

@@ -55,20 +55,18 @@ class SageMakerService:
             self.calls.append(operation)
             if operation in self.denied:
                 words = f"User: me is not authorized to perform: sagemaker:{operation} on {name}"
-                return 400, service_error("AccessDeniedException", words)
+                return 400, _error("AccessDeniedException", words)
             if operation == "ListTags":
                 name = str(asked["ResourceArn"]).rpartition("/")[2]
                 return 200, {"Tags": self.jobs[name]["Tags"]}
             if operation != "CreateTrainingJob":
                 if name not in self.jobs:
-                    return 400, service_error(
-                        "ValidationException", "Requested resource not found."
-                    )
+                    return 400, _error("ValidationException", "Requested resource not found.")
                 return (
                     self._stop(name) if operation == "StopTrainingJob" else (200, self._look(name))
                 )
             if name in self.jobs:
-                return 400, service_error("ResourceInUse", "Training job names must be unique")
+                return 400, _error("ResourceInUse", "Training job names must be unique")
             arn = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:training-job/{name}"
             self.jobs[name] = {
                 **asked,
@@ -76,6 +74,7 @@ class SageMakerService:
                 "TrainingJobStatus": "InProgress",
                 "SecondaryStatus": "Training",
                 "ModelArtifacts": {"S3ModelArtifacts": "s3://none/model.tar.gz"},
+                "CreationTime": 1.7e9,
                 "SecondaryStatusTransitions": [
                     {"Status": "Training", "StartTime": 1.7e9, "StatusMessage": "it runs"}
                 ],
@@ -96,14 +95,13 @@ class SageMakerService:
         status = self.jobs[name]["TrainingJobStatus"]
         if status in FINAL:
             words = f"The request was rejected because the training job is in status {status}."
-            return 400, service_error("ValidationException", words)
+            return 400, _error("ValidationException", words)
         self._stopping.setdefault(name, STOPPING_LOOKS)
         self.jobs[name].update(TrainingJobStatus="Stopping", SecondaryStatus="Stopping")
         return 200, {}
 
 
-def service_error(code: str, message: str) -> dict[str, object]:
-    """Makes the body of a refusal."""
+def _error(code: str, message: str) -> dict[str, object]:
     return {"__type": code, "message": message}
 
 
