@@ -130,8 +130,10 @@ def test_a_new_tag_and_a_new_role_are_changes(server, project):
     changes = (f"sagemaker.pipeline_role={other}", f"sagemaker.request.Tags={tags}")
     assert upload(*changes)["action"] == "updated"
     assert described()["RoleArn"] == other
-    listed = Aws(region=REGION).pages("sagemaker", "ListTags", items="Tags", ResourceArn=PIPELINE)
-    assert {tag["Key"]: tag["Value"] for tag in listed} == {"team": "vision", "owner": "ada"}
+    # The group of models has the tags, too.
+    for arn in (PIPELINE, f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:model-package-group/mnist"):
+        listed = Aws(region=REGION).pages("sagemaker", "ListTags", items="Tags", ResourceArn=arn)
+        assert {tag["Key"]: tag["Value"] for tag in listed} == {"team": "vision", "owner": "ada"}
     assert upload(*changes)["action"] == "unchanged"
 
 

@@ -127,7 +127,7 @@ def created(aws: Aws) -> list[str]:
     return sorted(str(item["TrainingJobName"]) for item in listed)
 
 
-def has_status(answers: Answers, *states: tuple[str, str] | tuple[str, str, str]) -> list[str]:
+def has_status(answers: Answers, *states: tuple[str, str] | tuple[str, str, str]) -> None:
     """The job goes through (status, secondary[, reason]), one a look; the last one stays."""
     looked = []
 
@@ -148,7 +148,6 @@ def has_status(answers: Answers, *states: tuple[str, str] | tuple[str, str, str]
             parsed["FailureReason"] = reason[0]
 
     answers.change("sagemaker", "DescribeTrainingJob", change)
-    return looked
 
 
 def words(lines: list[LogLine]) -> list[str]:
