@@ -185,7 +185,7 @@ def problems(body: Body) -> Iterator[UsageError]:
     shape = model.operation_model("CreateTrainingJob").input_shape
     if wrong := ParamValidator().validate(body, shape).generate_report():
         yield UsageError(
-            "CreateTrainingJob does not take this: " + wrong.replace("\n", "; "),
+            "CreateTrainingJob would refuse this: " + wrong.replace("\n", "; "),
             where="key sagemaker.request",
             fix="see the API reference of CreateTrainingJob",
         )

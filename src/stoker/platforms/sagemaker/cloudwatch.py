@@ -1,11 +1,11 @@
 """CloudWatch's log of a training job, and the load of each of its hosts.
 
 The log has one stream per host (JOB/algo-1-1234567890). A stream does not name its host's group:
-the launcher does, in its first lines. Earlier lines are held back until then.
+the launcher does, in one of its first lines. Earlier lines are held back until then.
 
 Any training job can be read. CloudWatch adds up CPU over cores and GPU over GPUs. Here a load is a
-fraction of what the host has. If no launcher names the groups, the hosts with GPUs are taken for
-the only group that has some.
+fraction of what the host has. If no launcher names the groups, hosts with GPUs count as members of
+the only group with GPUs.
 """
 
 import json

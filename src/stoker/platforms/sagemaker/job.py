@@ -188,7 +188,7 @@ class SageMakerRun(FollowedRun):
         self._told: dict[tuple[str, str], Transition] = {}
         self._interval = 0.0
         self._reached_at = aws.clock()
-        # Times after the job's end: the latest for reading its log, and the latest if it is quiet.
+        # After the job's end: when its log is no longer read, at the latest and if it stays quiet.
         self._drain_until = self._quiet_at = 0.0
 
     def stop(self) -> None:

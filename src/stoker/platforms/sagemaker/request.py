@@ -106,7 +106,7 @@ def input_channels(job: JobSpec, *, token_folder: str, code: str | None) -> list
         named = next(name for name, found in groups.items() if found)
         raise UsageError(
             f"channel {mounted} is a file system, which all groups mount, but {named} names "
-            "groups: on SageMaker all channels name groups, or none",
+            "groups: on SageMaker, all channels name groups or none does",
             where=f"key channels.{named}.groups",
             fix="leave the groups out",
         )
