@@ -14,6 +14,7 @@ from stoker.pipelines.sagemaker.compile import Compiled
 from stoker.platforms.aws import Aws
 from stoker.records import Json, Workload
 from stoker.settings import workload_from
+from support.aws_answers import Clock
 
 REGION = "eu-central-1"
 ARN = f"arn:aws:sagemaker:{REGION}:123456789012"
@@ -76,12 +77,10 @@ def at(minute: int) -> datetime:
 
 @dataclass
 class Recorded:
-    """Plays an AWS that answers what was recorded, in order; a sleep moves its clock."""
+    """Plays an AWS that answers what was recorded, in order."""
 
     stubber: Stubber
-    client: object
-    seconds: float = 0.0
-    slept: list[float] = field(default_factory=list)
+    clock: Clock = field(default_factory=Clock)
 
     def add(self, operation: str, answer: Mapping[str, object], **asked: object) -> None:
         self.stubber.add_response(operation, dict(answer), dict(asked) or None)
@@ -91,16 +90,8 @@ class Recorded:
 
     def aws(self) -> Aws:
         self.stubber.activate()
-        return Aws(
-            region=REGION,
-            clients={"sagemaker": self.client},
-            sleep=self._sleep,
-            clock=lambda: self.seconds,
-        )
-
-    def _sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        self.seconds += seconds
+        clients = {"sagemaker": self.stubber.client}
+        return Aws(region=REGION, clients=clients, sleep=self.clock.sleep, clock=self.clock)
 
     def add_state(
         self,
@@ -131,13 +122,8 @@ class Recorded:
 
 
 def recorded() -> Recorded:
-    client = boto3.client(
-        "sagemaker",
-        region_name=REGION,
-        aws_access_key_id="recorded",
-        aws_secret_access_key="recorded",
-    )
-    return Recorded(stubber=Stubber(client), client=client)
+    keys = {"aws_access_key_id": "recorded", "aws_secret_access_key": "recorded"}
+    return Recorded(Stubber(boto3.client("sagemaker", region_name=REGION, **keys)))
 
 
 def step(name: str, status: str, **more: object) -> dict[str, object]:
