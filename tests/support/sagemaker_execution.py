@@ -428,10 +428,7 @@ class Execution:
         _, other, *path = reference.split(".")
         found: Json = self.steps[other].described
         for part in path:
-            name, _, index = part.partition("[")
-            found = as_map(found).get(name)
-            if index:
-                found = as_map(found)[index.rstrip("]").strip("'\"")]
+            found = as_map(found).get(part)
         if found is None:
             raise DefinitionError(f"{step}: {reference} has no value")
         return found
@@ -621,10 +618,6 @@ def _parameters(listed: Json, given: Mapping[str, str]) -> dict[str, Json]:
             value = int(str(value))
         elif item["Type"] == "Float":
             value = float(str(value))
-        elif item["Type"] == "Boolean":
-            if str(value).lower() not in ("true", "false"):
-                raise DefinitionError(f"parameter {name}: {value} is no truth value")
-            value = str(value).lower() == "true"
         elif item["Type"] != "String" or not isinstance(value, str):
             raise DefinitionError(f"parameter {name} of type {item['Type']}: {value}")
         choices = item.get("EnumValues")
