@@ -11,11 +11,7 @@ import pytest
 from botocore.model import OperationModel
 
 from stoker.pipelines.base import schedule_name
-from stoker.pipelines.sagemaker.client import (
-    RETRY_POLICY,
-    SCHEDULE_GROUP,
-    SageMakerClient,
-)
+from stoker.pipelines.sagemaker.client import RETRY_POLICY, SCHEDULE_GROUP, SageMakerClient
 from stoker.pipelines.sagemaker.compile import compile_pipeline
 from stoker.platforms.aws import Aws
 from stoker.platforms.base import JobSpec
@@ -42,80 +38,52 @@ from support.policies import (
 
 SOURCES = ROOT / "src" / "stoker"
 
-# What no source calls: who does, under the role or with the policy.
-OF_OTHERS = {
-    "cloudwatch:PutMetricData": "the service, of a job's hosts and metrics",
-    "ec2:CreateNetworkInterface": "the service, in a VPC",
-    "ec2:CreateNetworkInterfacePermission": "the service, in a VPC",
-    "ec2:DeleteNetworkInterface": "the service, in a VPC",
-    "ec2:DeleteNetworkInterfacePermission": "the service, in a VPC",
-    "ec2:DescribeDhcpOptions": "the service, in a VPC",
-    "ec2:DescribeNetworkInterfaces": "the service, in a VPC",
-    "ec2:DescribeVpcs": "the service, in a VPC",
-    "ecr:BatchCheckLayerAvailability": "the service pulls, people push",
-    "ecr:BatchGetImage": "the service pulls, people push",
-    "ecr:CompleteLayerUpload": "docker push",
-    "ec2:DescribeSecurityGroups": "the service, with a VPC",
-    "ec2:DescribeSubnets": "the service, with a VPC",
-    "ecr:GetAuthorizationToken": "the service pulls, people push",
-    "ecr:GetDownloadUrlForLayer": "the service pulls, people push",
-    "ecr:InitiateLayerUpload": "docker push",
-    "ecr:PutImage": "docker push",
-    "ecr:UploadLayerPart": "docker push",
-    "iam:PassRole": "asked for wherever a request names a role; no operation of the API",
-    "kms:CreateGrant": "the service, for volumes",
-    "kms:Decrypt": "S3 and the service, with a key of the user's own",
-    "kms:DescribeKey": "S3 and the service, with a key of the user's own",
-    "kms:GenerateDataKey": "S3 and the service, with a key of the user's own",
-    "logs:CreateLogGroup": "the service, for a job's lines",
-    "logs:CreateLogStream": "the service, for a job's lines",
-    "logs:PutLogEvents": "the service, for a job's lines",
-    "sagemaker:CreateModelPackage": "the pipeline's step",
-    "sagemaker:CreateProcessingJob": "the pipeline's steps",
-    "sagemaker:DescribeProcessingJob": "the pipeline, of its steps",
-    "sagemaker:StopProcessingJob": "the pipeline, of its steps",
-    "sqs:SendMessage": "the scheduler, with a dead-letter queue",
-}
 # MLflow's client asks for these under IAM's names for them; no service of botocore has them.
 OF_MLFLOW = {
-    f"sagemaker-mlflow:{action}"
-    for action in (
-        "AccessUI",
-        "CreateExperiment",
-        "CreateRun",
-        "GetExperiment",
-        "GetExperimentByName",
-        "GetRun",
-        "ListArtifacts",
-        "LogBatch",
-        "LogMetric",
-        "LogParam",
-        "SearchRuns",
-        "SetTag",
-        "UpdateRun",
-    )
+    "sagemaker:CallMlflowAppApi",
+    *(
+        f"sagemaker-mlflow:{action}"
+        for action in (
+            *("AccessUI", "CreateExperiment", "CreateRun", "GetExperiment", "GetExperimentByName"),
+            *("GetRun", "ListArtifacts", "LogBatch", "LogMetric", "LogParam", "SearchRuns"),
+            *("SetTag", "UpdateRun"),
+        )
+    ),
 }
-OF_OTHERS |= dict.fromkeys(
-    ("scheduler:DeleteSchedule", "scheduler:ListSchedules"), "people, by aws scheduler"
-)
-OF_MLFLOW.add("sagemaker:CallMlflowAppApi")
-OF_OTHERS |= dict.fromkeys(OF_MLFLOW, "MLflow's client")
+# What no source calls, by who does, under the role or with the policy.
+OF_OTHERS = {
+    # The service, of a job's hosts and lines.
+    *("cloudwatch:PutMetricData", "logs:CreateLogGroup", "logs:CreateLogStream"),
+    "logs:PutLogEvents",
+    # The service, in a VPC.
+    *("ec2:CreateNetworkInterface", "ec2:CreateNetworkInterfacePermission"),
+    *("ec2:DeleteNetworkInterface", "ec2:DeleteNetworkInterfacePermission"),
+    *("ec2:DescribeDhcpOptions", "ec2:DescribeNetworkInterfaces", "ec2:DescribeSecurityGroups"),
+    *("ec2:DescribeSubnets", "ec2:DescribeVpcs"),
+    # The service pulls images, people push them.
+    *("ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:CompleteLayerUpload"),
+    *("ecr:GetAuthorizationToken", "ecr:GetDownloadUrlForLayer", "ecr:InitiateLayerUpload"),
+    *("ecr:PutImage", "ecr:UploadLayerPart"),
+    # Asked for wherever a request names a role; no operation of the API.
+    "iam:PassRole",
+    # S3 and the service, with a key of the user's own.
+    *("kms:CreateGrant", "kms:Decrypt", "kms:DescribeKey", "kms:GenerateDataKey"),
+    # The pipeline, of its steps.
+    *("sagemaker:CreateModelPackage", "sagemaker:CreateProcessingJob"),
+    *("sagemaker:DescribeProcessingJob", "sagemaker:StopProcessingJob"),
+    # People, by `aws scheduler`; the scheduler itself, with a dead-letter queue.
+    *("scheduler:DeleteSchedule", "scheduler:ListSchedules", "sqs:SendMessage"),
+    *OF_MLFLOW,
+}
 # Actions of IAM that are no operation of the API.
 PERMISSION_ONLY = {"iam:PassRole", "s3:ListBucket", *OF_MLFLOW}
-# Actions for which IAM takes no resource.
+# Actions for which IAM takes no resource: metrics, logins to the registry, listings, and EC2's
+# Describe calls.
 NO_RESOURCE = {
-    "cloudwatch:GetMetricData": "CloudWatch has no ARNs of metrics",
-    "cloudwatch:PutMetricData": "CloudWatch has no ARNs of metrics",
-    "ecr:GetAuthorizationToken": "a login is to the whole registry",
-    "sagemaker:ListTrainingJobs": "a listing is of the account",
-    "scheduler:ListSchedules": "a listing is of the account",
-    "ec2:DescribeDhcpOptions": "EC2's Describe calls know no resources",
-    "ec2:DescribeNetworkInterfaces": "EC2's Describe calls know no resources",
-    "ec2:DescribeRouteTables": "EC2's Describe calls know no resources",
-    "ec2:DescribeSecurityGroups": "EC2's Describe calls know no resources",
-    "ec2:DescribeSubnets": "EC2's Describe calls know no resources",
-    "ec2:DescribeVpcEndpoints": "EC2's Describe calls know no resources",
-    "ec2:DescribeVpcs": "EC2's Describe calls know no resources",
+    *("cloudwatch:GetMetricData", "cloudwatch:PutMetricData", "ecr:GetAuthorizationToken"),
+    *("sagemaker:ListTrainingJobs", "scheduler:ListSchedules", "ec2:DescribeDhcpOptions"),
+    *("ec2:DescribeNetworkInterfaces", "ec2:DescribeRouteTables", "ec2:DescribeSecurityGroups"),
+    *("ec2:DescribeSubnets", "ec2:DescribeVpcEndpoints", "ec2:DescribeVpcs"),
 }
 # Operations, and services, that IAM calls otherwise than the API.
 IAM_NAMES = {"s3:ListObjectsV2": "s3:ListBucket", "s3:HeadBucket": "s3:ListBucket"}
@@ -225,67 +193,81 @@ def _texts(node: ast.expr) -> list[str]:
 def test_the_rights_are_those_that_are_used():
     called = calls_of_the_sources()
     assert {"sagemaker:CreateTrainingJob", "s3:PutObject"} <= called.keys()
-    used = called.keys() | OF_OTHERS.keys()
+    used = called.keys() | OF_OTHERS
     assert {action: called.get(action) for action in used - rendered_actions()} == {}
     assert rendered_actions() - used == set()
-    assert called.keys() & OF_OTHERS.keys() == set()
+    assert called.keys() & OF_OTHERS == set()
     # People push images, hand over roles and have keys; what services do is not theirs.
     theirs = {action for action, _ in actions(rendered(is_all=True)["caller"])}
     others = {action.partition(":")[0] for action in theirs - called.keys()}
     assert others == {"ecr", "iam", "kms", "scheduler"}
 
 
-@pytest.fixture
-def body(tmp_path):
-    """Makes the request of the example's job with a data group, named as by the train step."""
+def test_the_training_job_may_read_its_channels(tmp_path):
     workload = example()
     assert workload.cluster is not None
     data = Group(name="data", role="data", instance_type="ml.c7i.4xlarge", count=1)
     groups = (Group.of_today(workload.cluster.dnn), data)
-    job = JobSpec.of(workload, groups=groups, run_dir=tmp_path / "mnist-4xk2")
-    return SageMakerPlatform().plan(job).body
-
-
-def test_the_training_job_may_read_its_channels_and_nothing_of_others(body):
-    channels = body["InputDataConfig"]
+    request = SageMakerPlatform().plan(
+        JobSpec.of(workload, groups=groups, run_dir=tmp_path / "mnist-4xk2")
+    )
+    channels = request.body["InputDataConfig"]
     assert isinstance(channels, list)
-    uris = {c["ChannelName"]: c["DataSource"]["S3DataSource"]["S3Uri"] for c in channels}
-    objects = {
-        "training": uris["training"] + "t10k-images-idx3-ubyte.gz",
-        "stoker_token": uris["stoker_token"] + "token",
-    }
-    for uri in objects.values():
-        assert is_allowed("execution", "s3:GetObject", s3_arn(uri))
-    other = objects["stoker_token"].replace("mnist-4xk2", "other-4xk2")
-    assert not is_allowed("execution", "s3:GetObject", s3_arn(other))
-    for action in ("s3:PutObject", "s3:DeleteObject"):
-        assert not is_allowed("execution", action, s3_arn(objects["stoker_token"]))
+    objects = {"stoker_token": "token", "stoker_code": "code.tar.gz"}
+    for channel in channels:
+        uri = channel["DataSource"]["S3DataSource"]["S3Uri"]
+        uri += objects.get(channel["ChannelName"], "any")
+        assert is_allowed("execution", "s3:GetObject", s3_arn(uri)), uri
 
 
-def test_schedules_of_another_workload_are_out_of_reach():
-    home = f"arn:aws:scheduler:{REGION}:{ACCOUNT}:schedule/default"
-    for name, is_own in (("stoker-mnist", True), ("stoker-mnist-weekly", True), ("mnist2", False)):
-        own = is_allowed("caller", "scheduler:DeleteSchedule", f"{home}/{name}")
-        assert own == is_own
-    assert not is_allowed("caller", "scheduler:DeleteSchedule", f"{home}/stoker-mnist2")
+OWN = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}"
+SCHEDULE = f"arn:aws:scheduler:{REGION}:{ACCOUNT}:schedule/default"
+RUN, OTHER = (s3_arn(f"s3://bucket/stoker/{name}-4xk2") for name in ("mnist", "other"))
+TOKEN = "stoker_token/token"
+
+
+@pytest.mark.parametrize(
+    ("policies", "action", "allowed", "refused"),
+    [
+        (
+            *("step caller", "sagemaker:CreateTrainingJob"),
+            *(f"{OWN}:training-job/mnist-1", f"{OWN}:training-job/other-1"),
+        ),
+        (
+            *("execution scheduler starter", "sagemaker:CreateTrainingJob"),
+            *("", f"{OWN}:training-job/mnist-1"),
+        ),
+        ("execution step", "s3:GetObject", f"{RUN}/{TOKEN}", f"{OTHER}/{TOKEN}"),
+        ("step caller", "s3:PutObject", f"{RUN}/{TOKEN}", f"{OTHER}/{TOKEN}"),
+        ("step caller", "s3:DeleteObject", f"{RUN}/{TOKEN}", f"{RUN}/output/model.tar.gz"),
+        ("execution", "s3:PutObject", "", f"{RUN}/{TOKEN}"),
+        ("execution", "s3:DeleteObject", "", f"{RUN}/{TOKEN}"),
+        (
+            *("scheduler", "sagemaker:StartPipelineExecution"),
+            *(f"{OWN}:pipeline/mnist", f"{OWN}:pipeline/other"),
+        ),
+        (
+            *("pipeline", "sagemaker:CreateModelPackage"),
+            *(f"{OWN}:model-package-group/mnist", f"{OWN}:model-package-group/other"),
+        ),
+        (
+            *("caller", "scheduler:DeleteSchedule"),
+            *(f"{SCHEDULE}/stoker-mnist-weekly", f"{SCHEDULE}/stoker-mnist2"),
+        ),
+    ],
+)
+def test_each_part_reaches_what_is_its_own_alone(policies, action, allowed, refused):
+    for policy in policies.split():
+        assert not allowed or is_allowed(policy, action, allowed)
+        assert not is_allowed(policy, action, refused)
 
 
 @pytest.mark.parametrize("policy", ["step", "caller"])
-def test_who_starts_the_job_may_do_so_and_write_its_token(policy, body):
-    job = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:training-job/{body['TrainingJobName']}"
+def test_a_role_is_handed_to_its_service_alone(policy):
     role = f"arn:aws:iam::{ACCOUNT}:role/stoker-training"
-    token = s3_arn(f"s3://bucket/stoker/{body['TrainingJobName']}/stoker_token/token")
-    service = {"iam:PassedToService": "sagemaker.amazonaws.com"}
-    assert is_allowed(policy, "sagemaker:CreateTrainingJob", job)
-    assert is_allowed(policy, "iam:PassRole", role, context=service)
-    assert not is_allowed(
-        policy, "iam:PassRole", role, context={"iam:PassedToService": "ec2.amazonaws.com"}
-    )
-    assert is_allowed(policy, "s3:PutObject", token)
-    assert is_allowed(policy, "s3:DeleteObject", token)
-    model = token.replace("stoker_token/token", "output/model.tar.gz")
-    assert not is_allowed(policy, "s3:DeleteObject", model)
-    assert not is_allowed(policy, "sagemaker:CreateTrainingJob", job.replace("mnist", "other"))
+    for service, is_own in (("sagemaker", True), ("ec2", False)):
+        context = {"iam:PassedToService": f"{service}.amazonaws.com"}
+        assert is_allowed(policy, "iam:PassRole", role, context=context) == is_own
 
 
 def test_who_uploads_starts_and_schedules_the_pipeline_may_make_each_call(aws_server):
@@ -326,21 +308,6 @@ def call_as_iam_sees_it(model: OperationModel, params: Mapping[str, str]) -> tup
     name = params.get("PipelineName", "")
     arn = name if name.startswith("arn:") else f"arn:aws:sagemaker:{place}:pipeline/{name}"
     return f"sagemaker:{model.name}", params.get("PipelineExecutionArn", arn)
-
-
-def test_only_who_starts_jobs_may_create_them():
-    job = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:training-job/mnist-1"
-    create = "sagemaker:CreateTrainingJob"
-    for name in ("execution", "scheduler", "starter"):
-        assert not is_allowed(name, create, job)
-
-
-def test_the_scheduler_may_start_this_pipeline_only():
-    pipeline = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:pipeline/"
-    start = "sagemaker:StartPipelineExecution"
-    assert is_allowed("scheduler", start, f"{pipeline}mnist")
-    assert not is_allowed("scheduler", start, f"{pipeline}other")
-    assert [action for action, _ in actions(rendered()["scheduler"])] == [start]
 
 
 def test_a_part_that_a_workload_does_not_use_has_no_rights():

@@ -8,7 +8,7 @@ import pytest
 from stoker.pipelines.sagemaker.compile import compile_pipeline
 from stoker.records import Json
 from support import sagemaker_pipeline as sample
-from support.policies import ACCOUNT, REGION, ROOT, example, is_allowed, s3_arn
+from support.policies import ROOT, example, is_allowed, s3_arn
 
 POLICIES = {"stoker-step": "step", "stoker-training": "execution"}
 READS = ("ProcessingInputs", "InputDataConfig")
@@ -68,17 +68,3 @@ def test_steps_run_under_roles_that_the_pipeline_may_hand_over(steps):
     service = {"iam:PassedToService": "sagemaker.amazonaws.com"}
     for role in roles:
         assert is_allowed("pipeline", "iam:PassRole", role, context=service)
-
-
-def test_the_pipeline_may_register_the_model_in_its_group(steps):
-    groups = {str(r["ModelPackageGroupName"]) for _, r in steps if "ModelPackageGroupName" in r}
-    assert groups == {"mnist"}
-    arn = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:model-package-group/mnist"
-    assert is_allowed("pipeline", "sagemaker:CreateModelPackage", arn)
-
-
-@pytest.mark.parametrize("policy", POLICIES.values())
-def test_no_step_may_read_another_workloads_token(policy):
-    token = s3_arn("s3://bucket/stoker/other-4xk2/stoker_token/token")
-    assert not is_allowed(policy, "s3:GetObject", token)
-    assert is_allowed(policy, "s3:GetObject", token.replace("other", "mnist"))

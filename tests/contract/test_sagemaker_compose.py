@@ -1,7 +1,5 @@
 """stoker.sagemaker fits into other pipelines: the example and the guide compile as written."""
 
-import importlib
-import inspect
 import json
 import os
 import re
@@ -13,16 +11,16 @@ import boto3
 import msgspec
 import pytest
 import yaml
-from botocore.validate import ParamValidator
 from moto import mock_aws
 
 from stoker.errors import UsageError
 from stoker.parameters import overrides_of
 from stoker.pipelines.sagemaker.compile import compile_pipeline, pipeline_request
+from stoker.platforms.aws import Aws
 from support import sagemaker_pipeline as sample
 from support.examples import project
-from support.sagemaker_execution import Execution, in_a_text
-from support.sagemaker_rules import MODEL, over_limits, rule_problems
+from support.moto import REGION
+from support.sagemaker_execution import checked_steps, in_a_text
 from support.when_used import WhenUsed, needs
 
 if TYPE_CHECKING:
@@ -33,36 +31,12 @@ else:
 pytestmark = needs("sagemaker")
 
 GUIDE = (sample.ROOT / "docs" / "sagemaker.md").read_text(encoding="utf-8")
-OPERATIONS = {
-    "Processing": ("CreateProcessingJob", {"ProcessingJobName": "job"}),
-    "Training": ("CreateTrainingJob", {"TrainingJobName": "job"}),
-    "RegisterModel": ("CreateModelPackage", {}),
-}
 
 
 def block(words: str) -> str:
     """Returns the guide's Python block that has these words."""
     (found,) = (b for b in re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL) if words in b)
     return str(found)
-
-
-def checked(definition: str) -> dict[str, dict[str, Any]]:
-    """Checks the steps by the rules of pipelines and the API's own model; returns them by name."""
-    document = json.loads(definition)
-    Execution(None, definition, name="own")  # type: ignore[arg-type]
-    found: dict[str, dict[str, Any]] = {str(s["Name"]): s for s in sample.steps(document)}
-    for name, step in found.items():
-        if step["Type"] not in OPERATIONS:
-            continue
-        operation, job = OPERATIONS[step["Type"]]
-        request = sample.resolved(step["Arguments"], document)
-        assert isinstance(request, dict)
-        shape = MODEL.operation_model(operation).input_shape
-        assert ParamValidator().validate({**request, **job}, shape).generate_report() == "", name
-        assert list(over_limits({**request, **job}, shape, name)) == []
-        if step["Type"] == "Training":
-            assert [str(problem) for problem in rule_problems({**request, **job})] == []
-    return found
 
 
 def waits(step: Mapping[str, Any]) -> list[str]:
@@ -80,7 +54,7 @@ def own(tmp_path_factory):
 
 
 def test_steps_of_ones_own_stand_before_between_and_after(own):
-    found = checked(own)
+    found = checked_steps(own)
     assert {name: waits(step) for name, step in found.items() if "DependsOn" in step} == {
         "Profile": ["Prepare"],
         "Decide": ["Profile"],
@@ -105,23 +79,19 @@ def test_arguments_of_ones_own_are_parameters(own):
     assert listed["Day"] == {"Name": "Day", "Type": "String", "DefaultValue": "today"}
     assert listed["Least"] == {"Name": "Least", "Type": "Float", "DefaultValue": 0.95}
     assert "Epochs" in listed
-    assert checked(own)["GoodEnough"]["Arguments"]["Conditions"][0]["RightValue"] == {
-        "Get": "Parameters.Least"
-    }
+    (condition,) = checked_steps(own)["GoodEnough"]["Arguments"]["Conditions"]
+    assert condition["RightValue"] == {"Get": "Parameters.Least"}
 
 
 def test_what_a_step_of_ones_own_made_is_the_input_of_profile_and_training(own):
-    found = checked(own)
+    found = checked_steps(own)
     made = found["Prepare"]["Arguments"]["ProcessingOutputConfig"]["Outputs"][0]["S3Output"]
     channels = found["Profile"]["Arguments"]["InputDataConfig"]
     read = next(c for c in channels if c["ChannelName"] == "train")
     assert read["DataSource"]["S3DataSource"]["S3Uri"] == made["S3Uri"]
-    words = sample.resolved(found["Train"]["Arguments"], json.loads(own))
-    assert isinstance(words, dict)
-    assert (
-        f"input_data=s3://BUCKET/mnist/{sample.EXECUTION_ID}"
-        in words["AppSpecification"]["ContainerArguments"]  # type: ignore[operator,index,call-overload]
-    )
+    words = found["Train"]["Arguments"]["AppSpecification"]["ContainerArguments"]
+    resolved = f"input_data=s3://BUCKET/mnist/{sample.EXECUTION_ID}"
+    assert resolved in sample.resolved(words, json.loads(own))
 
 
 def test_a_notebook_needs_the_workloads_file_and_the_sdks_own_pipeline(tmp_path, monkeypatch):
@@ -156,7 +126,7 @@ def run_of(**settings: object) -> "sagemaker.PipelineRun":
 
 
 def defined(run: "sagemaker.PipelineRun", *steps: "sagemaker.Step") -> dict[str, dict[str, Any]]:
-    return checked(sagemaker.pipeline(run.request, lambda _: steps))
+    return checked_steps(sagemaker.pipeline(run.request, lambda _: steps))
 
 
 def test_an_evaluation_of_ones_own_takes_the_place_of_stokers():
@@ -188,13 +158,18 @@ def test_an_evaluation_of_ones_own_takes_the_place_of_stokers():
     assert found["Judge"]["Arguments"]["AppSpecification"]["ContainerEntrypoint"] == ["/judge"]
 
 
-def test_without_parameters_a_step_has_what_the_workload_says():
+def test_a_run_has_what_it_is_given_else_what_the_workload_says():
     run = run_of()
-    measured = sagemaker.profile_step(run.given(instance_type="ml.g5.4xlarge"), image="ours:2")
-    found = defined(run, measured)["Profile"]["Arguments"]
-    assert found["ResourceConfig"]["InstanceType"] == "ml.g5.4xlarge"
-    assert found["ResourceConfig"]["InstanceCount"] == 1
-    assert found["AlgorithmSpecification"]["TrainingImage"] == "ours:2"
+    other = run.branch("Big").given(epochs=9, instance_type="ml.g5.4xlarge")
+    steps = [sagemaker.decide_step(each, profile="s3://b/p") for each in (run, other)]
+    found = defined(run, *steps, sagemaker.profile_step(other, image="ours:2"))
+    assert set(found) == {"Decide", "DecideBig", "ProfileBig"}
+    assert "epochs=9" not in json.dumps(found["Decide"])
+    assert "epochs=9" in found["DecideBig"]["Arguments"]["AppSpecification"]["ContainerArguments"]
+    profile = found["ProfileBig"]["Arguments"]
+    assert profile["ResourceConfig"]["InstanceType"] == "ml.g5.4xlarge"
+    assert profile["ResourceConfig"]["InstanceCount"] == 1
+    assert profile["AlgorithmSpecification"]["TrainingImage"] == "ours:2"
 
 
 def test_hyperparameters_of_every_kind_fit_into_the_steps():
@@ -223,31 +198,10 @@ def test_hyperparameters_of_every_kind_fit_into_the_steps():
     assert "--param=knob_00=0.5" in words
 
 
-def test_branches_tell_their_steps_apart():
-    run = run_of()
-    found = defined(
-        run,
-        *(
-            sagemaker.decide_step(r, profile="s3://b/p")
-            for r in (run, run.branch("Big").given(epochs=9))
-        ),
-    )
-    assert set(found) == {"Decide", "DecideBig"}
-    assert "epochs=9" in found["DecideBig"]["Arguments"]["AppSpecification"]["ContainerArguments"]
-
-
 def test_a_parameter_that_a_run_does_not_have_is_refused_with_the_nearest():
     with pytest.raises(UsageError, match="no parameter epoch") as caught:
         sagemaker.PipelineRun.of(sample.WORKLOAD, folder=sample.ROOT, epoch=3)
     assert caught.value.fix == "did you mean epochs?"
-
-
-def test_an_argument_of_another_type_is_no_parameter():
-    def steps(run: sagemaker.PipelineRun, days: list[str]) -> list[sagemaker.Step]:
-        return []
-
-    with pytest.raises(UsageError, match="argument days"):
-        sagemaker.pipeline(request(), steps)  # type: ignore[arg-type]
 
 
 def test_the_sdk_is_imported_without_the_users_profiles(monkeypatch):
@@ -258,7 +212,10 @@ def test_the_sdk_is_imported_without_the_users_profiles(monkeypatch):
     assert os.environ["AWS_DEFAULT_PROFILE"] == "one-that-is-not-there"
 
 
-def test_an_argument_of_the_name_of_another_parameter_is_refused():
+def test_an_argument_that_cannot_be_a_parameter_is_refused():
+    def days(run: sagemaker.PipelineRun, days: list[str]) -> list[sagemaker.Step]:
+        return []
+
     def known(run: sagemaker.PipelineRun, maxDataHosts: int = 1) -> list[sagemaker.Step]:
         return []
 
@@ -267,16 +224,13 @@ def test_an_argument_of_the_name_of_another_parameter_is_refused():
     ) -> list[sagemaker.Step]:
         return []
 
-    with pytest.raises(UsageError, match="MaxDataHosts, and so is the workload's max_data_hosts"):
-        sagemaker.pipeline(request(), known)
-    with pytest.raises(UsageError, match=r"argument beta_1 .* Beta1, and so is the argument beta1"):
-        sagemaker.pipeline(request(), twice)
-
-
-def named_day(run: "sagemaker.PipelineRun", day: "sagemaker.Text") -> "list[sagemaker.Step]":
-    """Makes a step whose command has an argument of the pipeline's function in a word."""
-    word = sagemaker.text("--param=Day=", day)
-    return [sagemaker.control_step(run, name="Mine", command=["true", word])]
+    for steps, words in (
+        (days, "argument days"),
+        (known, "MaxDataHosts, and so is the workload's max_data_hosts"),
+        (twice, r"argument beta_1 .* Beta1, and so is the argument beta1"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            sagemaker.pipeline(request(), steps)  # type: ignore[arg-type]
 
 
 def test_values_are_read_as_the_interpreter_spells_them_which_stoker_does_not():
@@ -295,7 +249,8 @@ def test_a_value_that_is_too_long_for_a_word_of_a_step_is_refused_before_it_runs
     longest = "x" * (256 - len("--param=Day="))
 
     def too_long(run: sagemaker.PipelineRun, day: str = f"{longest}y") -> list[sagemaker.Step]:
-        return named_day(run, day)
+        word = sagemaker.text("--param=Day=", day)
+        return [sagemaker.control_step(run, name="Mine", command=["true", word])]
 
     with pytest.raises(UsageError, match="has 257 characters, at most 256: --param=Day=xx"):
         sagemaker.pipeline(request(), too_long)
@@ -316,41 +271,10 @@ def test_a_value_of_a_step_without_a_property_file_is_refused():
         )
 
 
-def test_inputs_are_sent_once():
-    run = run_of()
-
-    class Bucket:
-        """Plays what is used of an account."""
-
-        def __init__(self) -> None:
-            self.there: dict[str, tuple[bytes, str | None]] = {}
-
-        def has_object(self, uri: str) -> bool:
-            return uri in self.there
-
-        def write_object(self, uri: str, content: bytes, *, kms_key: str | None) -> None:
-            self.there[uri] = content, kms_key
-
-    bucket = Bucket()
-    first = sagemaker.upload_inputs(run, aws=bucket)  # type: ignore[arg-type]
-    assert first == (f"{run.request.inputs_uri}/workload.json",)
-    assert json.loads(bucket.there[first[0]][0])["name"] == "mnist"
-    assert sagemaker.upload_inputs(run, aws=bucket) == ()  # type: ignore[arg-type]
-
-
-def test_a_notebook_shows_what_each_function_takes_and_says():
-    for name in importlib.import_module("stoker.sagemaker").__all__:
-        function = getattr(sagemaker, name)
-        if not inspect.isfunction(function):
-            continue
-        said = inspect.getdoc(function) or ""
-        assert said, name
-        hints = inspect.signature(function)
-        assert all(p.annotation is not inspect.Parameter.empty for p in hints.parameters.values())
-        if "Args:" in said:
-            told = re.findall(r"(?m)^    ([a-z_, ]+): ", said)
-            shown = {argument for names in told for argument in names.split(", ")}
-            # These the module describes once, or their names say all.
-            plain = {"run", "name", "image", "depends_on", "parts", "request", "step", "path"}
-            plain |= {"environment", "description", "max_run_seconds", "aws"}
-            assert set(hints.parameters) - shown <= plain, name
+def test_inputs_are_sent_once(aws_server):
+    aws_server.make_bucket("bucket")
+    aws, run = Aws(region=REGION), run_of()
+    (uri,) = sagemaker.upload_inputs(run, aws=aws)
+    assert uri == f"{run.request.inputs_uri}/workload.json"
+    assert json.loads(aws.read_object(uri))["name"] == "mnist"
+    assert sagemaker.upload_inputs(run, aws=aws) == ()

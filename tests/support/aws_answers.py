@@ -1,10 +1,9 @@
 """Puts answers that moto cannot give between a boto3 client and moto's server.
 
-The rest of a call is real: parameters are checked by botocore's model, what has no such answer goes
-to the server by HTTP.
+The rest of a call is real: botocore's model checks parameters, other calls go to the server.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from botocore.awsrequest import AWSResponse
 
@@ -43,8 +42,8 @@ class Answers:
         self._aws = aws
         self.calls: list[tuple[str, Answer]] = []
         self._listening: set[str] = set()
-        self._queued: dict[str, list[object]] = {}
-        self._always: dict[str, object] = {}
+        self._queued: dict[str, list[Answer]] = {}
+        self._always: dict[str, Answer] = {}
 
     def count(self, operation: str) -> int:
         """Counts the calls of an operation since it was first overridden or watched."""
@@ -90,25 +89,12 @@ class Answers:
             self.calls.append((operation, params))
             queued = self._queued.get(operation)
             found = queued.pop(0) if queued else self._always.get(operation)
-            if callable(found):
-                found = found()
-            if isinstance(found, BaseException):
-                raise found
             if found is None:
                 return None
-            status = 400 if isinstance(found, Mapping) and "Error" in found else 200
-            return AWSResponse("", status, {}, None), found
+            return AWSResponse("", 400 if "Error" in found else 200, {}, None), found
 
         events.register(f"before-call.{_event_name(service)}.{operation}", before)
 
 
 def _event_name(service: str) -> str:
     return {"logs": "cloudwatch-logs"}.get(service, service)
-
-
-def transitions(*steps: Sequence[object]) -> list[dict[str, object]]:
-    """Makes SecondaryStatusTransitions of (status, start, message)."""
-    return [
-        {"Status": status, "StartTime": start, "StatusMessage": message}
-        for status, start, message in steps
-    ]

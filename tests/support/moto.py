@@ -37,12 +37,10 @@ class AwsServer:
     Attributes:
         url: Of all its services.
         env: What a process needs to speak to it and to nothing else: add it to an environment.
-        log: What the server wrote.
     """
 
     url: str
     env: Mapping[str, str]
-    log: Path
 
     def client(self, service: str) -> object:
         """Makes a boto3 client of a service, for what the product has no call for."""
@@ -105,7 +103,7 @@ def moto_process(tmp_path_factory):
         )
     try:
         url = _wait_for_start(process, log)
-        yield AwsServer(url=url, env=_environment(url), log=log)
+        yield AwsServer(url=url, env=_environment(url))
     finally:
         process.terminate()
         try:

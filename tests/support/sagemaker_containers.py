@@ -56,13 +56,6 @@ class Ended:
     model_uri: str | None = None
 
 
-@dataclass
-class Files:
-    """Lists what a job read from S3, by input, channel or `checkpoints`: keys in their order."""
-
-    read: dict[str, list[str]] = field(default_factory=dict)
-
-
 class Containers:
     """Runs processing and training jobs.
 
@@ -71,8 +64,9 @@ class Containers:
         server: Whose S3 holds inputs and outputs.
 
     Attributes:
-        files: What each job read.
+        read: Keys that each job read from S3, by input, channel or `checkpoints`.
         lets_go: When it is true, the file GO is made on the hosts of trainings.
+        environ: Variables of all containers.
         training_environ: More variables of the hosts of trainings.
     """
 
@@ -80,14 +74,10 @@ class Containers:
         self._folder = folder
         self._aws = Aws(region=REGION)
         self._server = server
-        self._environ: dict[str, str] = {}
-        self.files: dict[str, Files] = {}
+        self.environ: Mapping[str, str] = {}
+        self.read: dict[str, dict[str, list[str]]] = {}
         self.lets_go: Callable[[], bool] = lambda: True
         self.training_environ: Mapping[str, str] = {}
-
-    def set_environ(self, environ: Mapping[str, str]) -> None:
-        """Sets variables of all containers from now on."""
-        self._environ = dict(environ)
 
     def log(self, job: str) -> str:
         """Returns what the hosts of a job wrote, or of all jobs whose names match a pattern."""
@@ -95,10 +85,10 @@ class Containers:
 
     def process(self, request: Body, *, name: str, lose_when: Callable[[], bool] | None) -> Ended:
         """Runs a processing job; where `lose_when` comes true first, its host is lost."""
-        files = self.files.setdefault(name, Files())
+        read = self.read.setdefault(name, {})
         ml = _made(self._folder / name / "algo-1")
-        for item in _items(request.get("ProcessingInputs")):
-            source = _map(item["S3Input"])
+        for item in as_items(request.get("ProcessingInputs")):
+            source = as_map(item["S3Input"])
             assert source["S3InputMode"] == "File", "only files are known here"
             place = ml / PurePosixPath(str(source["LocalPath"])).relative_to("/opt/ml")
             assert PurePosixPath(str(source["LocalPath"])).is_relative_to(PROCESSING)
@@ -106,26 +96,26 @@ class Containers:
                 keys = self._download(str(source["S3Uri"]), place)
             except NoObjectsError as err:
                 return Ended(status="Failed", reason=f"ClientError: {err}")
-            files.read[str(item["InputName"])] = keys
-        outputs = _items(_map(request.get("ProcessingOutputConfig")).get("Outputs"))
+            read[str(item["InputName"])] = keys
+        outputs = as_items(as_map(request.get("ProcessingOutputConfig")).get("Outputs"))
         for item in outputs:
-            _made(ml / _below_ml(_map(item["S3Output"])["LocalPath"]))
-        app = _map(request["AppSpecification"])
-        network = _map(request.get("NetworkConfig") or {})
+            _made(ml / _below_ml(as_map(item["S3Output"])["LocalPath"]))
+        app = as_map(request["AppSpecification"])
+        network = as_map(request.get("NetworkConfig") or {})
         process = self._start(
             ml,
             [*_words(app["ContainerEntrypoint"]), *_words(app.get("ContainerArguments"))],
             log=self._folder / name / "algo-1.log",
             environ={
                 **_without_region(self._server.env),
-                **self._environ,
-                **{k: str(v) for k, v in _map(request.get("Environment") or {}).items()},
+                **self.environ,
+                **{k: str(v) for k, v in as_map(request.get("Environment") or {}).items()},
             },
             head=["unshare", "--net"] if network.get("EnableNetworkIsolation") else [],
         )
         code = _ended(process, lose_when=lose_when)
         for item in outputs:
-            target = _map(item["S3Output"])
+            target = as_map(item["S3Output"])
             if target["S3UploadMode"] == "Continuous" or code == 0:
                 self._upload(ml / _below_ml(target["LocalPath"]), str(target["S3Uri"]))
         if code is None:
@@ -150,9 +140,9 @@ class Containers:
 
     def _lay_out(self, request: Body, network: PodNetwork) -> list["_Host"]:
         name = str(request["TrainingJobName"])
-        files = self.files.setdefault(name, Files())
-        resources = _map(request["ResourceConfig"])
-        groups = _items(resources.get("InstanceGroups")) or [
+        read = self.read.setdefault(name, {})
+        resources = as_map(request["ResourceConfig"])
+        groups = as_items(resources.get("InstanceGroups")) or [
             {
                 "InstanceGroupName": "homogeneousCluster",
                 "InstanceType": resources["InstanceType"],
@@ -187,8 +177,8 @@ class Containers:
             parameters = request.get("HyperParameters") or {}
             (config / "hyperparameters.json").write_text(json.dumps(parameters))
             mine = {}
-            for channel in _items(request.get("InputDataConfig")):
-                source = _map(_map(channel["DataSource"])["S3DataSource"])
+            for channel in as_items(request.get("InputDataConfig")):
+                source = as_map(as_map(channel["DataSource"])["S3DataSource"])
                 only = source.get("InstanceGroupNames")
                 if only and host.group not in _words(only):
                     continue
@@ -197,13 +187,13 @@ class Containers:
                 channel_name = str(channel["ChannelName"])
                 mine[channel_name] = {"TrainingInputMode": "File"}
                 place = host.ml / "input" / "data" / channel_name
-                files.read[channel_name] = self._download(str(source["S3Uri"]), place)
+                read[channel_name] = self._download(str(source["S3Uri"]), place)
             (config / "inputdataconfig.json").write_text(json.dumps(mine))
-            kept = _map(request.get("CheckpointConfig") or {})
+            kept = as_map(request.get("CheckpointConfig") or {})
             if kept:
                 place = _made(host.ml / _below_ml(kept.get("LocalPath", "/opt/ml/checkpoints")))
                 with contextlib.suppress(NoObjectsError):
-                    files.read["checkpoints"] = self._download(str(kept["S3Uri"]), place)
+                    read["checkpoints"] = self._download(str(kept["S3Uri"]), place)
                 host.found = {f: f.read_bytes() for f in place.rglob("*") if f.is_file()}
         return hosts
 
@@ -211,17 +201,17 @@ class Containers:
         self, request: Body, hosts: Sequence["_Host"], *, is_stopped: Callable[[], bool]
     ) -> Ended:
         name = str(request["TrainingJobName"])
-        algorithm = _map(request["AlgorithmSpecification"])
+        algorithm = as_map(request["AlgorithmSpecification"])
         command = [
             *_words(algorithm["ContainerEntrypoint"]),
             *_words(algorithm.get("ContainerArguments")),
         ]
         environ = {
-            **self._environ,
+            **self.environ,
             **self.training_environ,
             "TRAINING_JOB_NAME": name,
             "TRAINING_JOB_ARN": job_arn(name),
-            **{k: str(v) for k, v in _map(request.get("Environment") or {}).items()},
+            **{k: str(v) for k, v in as_map(request.get("Environment") or {}).items()},
         }
         for host in hosts:
             host.process = self._start(
@@ -233,8 +223,8 @@ class Containers:
                 etc_hosts=self._folder / name / "etc-hosts",
             )
         was_stopped = _all_ended(hosts, is_stopped=is_stopped, lets_go=self.lets_go)
-        kept = _map(request.get("CheckpointConfig") or {})
-        output = f"{str(_map(request['OutputDataConfig'])['S3OutputPath']).rstrip('/')}/{name}"
+        kept = as_map(request.get("CheckpointConfig") or {})
+        output = f"{str(as_map(request['OutputDataConfig'])['S3OutputPath']).rstrip('/')}/{name}"
         for host in hosts:
             if kept:
                 place = host.ml / _below_ml(kept.get("LocalPath", "/opt/ml/checkpoints"))
@@ -301,7 +291,7 @@ class Containers:
     def _list(self, bucket: str, key: str) -> Sequence[Body]:
         answer = self._aws.call("s3", "ListObjectsV2", Bucket=bucket, Prefix=key)
         assert not answer.get("IsTruncated")
-        return _items(answer.get("Contents"))
+        return as_items(answer.get("Contents"))
 
     def _upload(
         self, folder: Path, uri: str, *, unless: Mapping[Path, bytes] | None = None
@@ -347,8 +337,8 @@ class _Host:
         return self.process.poll() if self.process else None
 
 
-def job_arn(name: str, kind: str = "training-job") -> str:
-    return f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:{kind}/{name}"
+def job_arn(name: str) -> str:
+    return f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:training-job/{name}"
 
 
 def _all_ended(
@@ -443,16 +433,19 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-def _map(value: Json) -> Body:
-    assert isinstance(value, Mapping)
+def as_map(value: Json) -> Body:
+    assert isinstance(value, Mapping), value
     return value
 
 
-def _items(value: Json) -> list[Body]:
+def as_list(value: Json) -> list[Json]:
     assert value is None or isinstance(value, list)
-    return [_map(item) for item in value or ()]
+    return value or []
+
+
+def as_items(value: Json) -> list[Body]:
+    return [as_map(item) for item in as_list(value)]
 
 
 def _words(value: Json) -> list[str]:
-    assert value is None or isinstance(value, list)
-    return [str(item) for item in value or ()]
+    return [str(item) for item in as_list(value)]

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from botocore.validate import ParamValidator
@@ -23,9 +22,19 @@ from stoker.errors import ServiceError
 from stoker.platforms.aws import Aws
 from stoker.platforms.sagemaker.submit import FINAL
 from stoker.records import Json
+from support import sagemaker_pipeline as sample
 from support.moto import REGION, AwsServer
-from support.sagemaker_containers import Body, Containers, Ended, job_arn
+from support.sagemaker_containers import (
+    Body,
+    Containers,
+    Ended,
+    as_items,
+    as_list,
+    as_map,
+    job_arn,
+)
 from support.sagemaker_rules import MODEL, over_limits, rule_problems
+from support.sagemaker_service import SageMakerService, served
 
 CAPACITY = (
     "CapacityError: Unable to provision requested ML compute capacity. "
@@ -36,6 +45,7 @@ _OPERATIONS = {
     "Training": ("CreateTrainingJob", "TrainingJobName"),
     "RegisterModel": ("CreateModelPackage", None),
 }
+_OF_JOBS = ("CreateTrainingJob", "DescribeTrainingJob", "StopTrainingJob")
 _EXECUTION = ("PipelineExecutionId", "PipelineExecutionArn", "PipelineName", "PipelineArn")
 _COMMON = {"Name", "Type", "Arguments", "DisplayName", "Description", "DependsOn"}
 _KEYS = {
@@ -67,30 +77,26 @@ class DefinitionError(AssertionError):
     """The service would refuse the definition, or a part of it when it is resolved."""
 
 
-@dataclass
-class Account:
-    """Holds what lasts from run to run: jobs that were launched, cached steps, faults to come.
+class Account(SageMakerService):
+    """Holds what lasts from run to run: jobs, whose containers run, cached steps, faults to come.
 
     Attributes:
-        jobs: Of CreateTrainingJob: name to request and what DescribeTrainingJob adds.
         lacks: Instance types that the region has none of; a job that asks for one gets no hosts.
         faults: Step to what its next attempts end with: a kind that retry policies name.
         lose_host_of: Step to a condition: when it is true, the step's host is lost.
         executing: Ids of runs that are under way.
     """
 
-    server: AwsServer
-    containers: Containers
-    url: str = ""
-    jobs: dict[str, dict[str, Json]] = field(default_factory=dict)
-    lacks: set[str] = field(default_factory=set)
-    faults: dict[str, list[str]] = field(default_factory=dict)
-    lose_host_of: dict[str, Callable[[], bool]] = field(default_factory=dict)
-    executing: set[str] = field(default_factory=set)
-    calls: list[str] = field(default_factory=list)
-    cached: dict[str, "StepRun"] = field(default_factory=dict)
-    _threads: list[threading.Thread] = field(default_factory=list)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    def __init__(self, server: AwsServer, containers: Containers) -> None:
+        super().__init__()
+        self.server = server
+        self.containers = containers
+        self.lacks: set[str] = set()
+        self.faults: dict[str, list[str]] = {}
+        self.lose_host_of: dict[str, Callable[[], bool]] = {}
+        self.executing: set[str] = set()
+        self.cached: dict[str, StepRun] = {}
+        self._threads: list[threading.Thread] = []
 
     def train(self, request: Body, *, is_stopped: Callable[[], bool]) -> Ended:
         """Runs a training job from its request to its end, whoever asked for it."""
@@ -101,59 +107,35 @@ class Account:
             return Ended(status="Failed", reason=CAPACITY, kind="SageMaker.CAPACITY_ERROR")
         return self.containers.train(request, is_stopped=is_stopped)
 
-    def answer(self, operation: str, asked: dict[str, Json]) -> tuple[int, dict[str, Json]] | None:
+    def answered(
+        self, operation: str, asked: dict[str, Json]
+    ) -> tuple[int, Mapping[str, object]] | None:
         """Answers a call about training jobs; None: moto has it."""
-        name = str(asked.get("TrainingJobName", ""))
-        with self._lock:
-            self.calls.append(operation)
-            if operation == "ListTags":
-                found = self.jobs.get(str(asked["ResourceArn"]).rpartition("/")[2])
-                return (200, {"Tags": found["Tags"]}) if found else None
-            if operation == "CreateTrainingJob":
-                return self._create(name, asked)
-            if operation == "ListPipelineExecutions":
-                return self._list(asked)
-            if operation not in ("DescribeTrainingJob", "StopTrainingJob"):
-                return None
-            if name not in self.jobs:
-                return 400, _error("ValidationException", "Requested resource not found.")
-            job = self.jobs[name]
-            if operation == "DescribeTrainingJob":
-                return 200, job
-            if job["TrainingJobStatus"] in FINAL:
-                words = "The request was rejected because the training job has ended."
-                return 400, _error("ValidationException", words)
-            job.update(TrainingJobStatus="Stopping", SecondaryStatus="Stopping")
-            return 200, {}
+        if operation == "ListPipelineExecutions":
+            return self._list(asked)
+        is_of_a_job = str(asked.get("ResourceArn")).rpartition("/")[2] in self.jobs
+        if not is_of_a_job and operation not in _OF_JOBS:
+            return None
+        status, body = self.answer(operation, asked)
+        if operation == "CreateTrainingJob" and status == 200:
+            thread = threading.Thread(target=self._run, args=(asked,), name="training job")
+            self._threads.append(thread)
+            thread.start()
+        return status, body
 
-    def _create(self, name: str, asked: dict[str, Json]) -> tuple[int, dict[str, Json]]:
-        if name in self.jobs:
-            return 400, _error("ResourceInUse", "Training job names must be unique")
-        job: dict[str, Json] = {
-            **asked,
-            "TrainingJobArn": job_arn(name),
-            "TrainingJobStatus": "InProgress",
-            "SecondaryStatus": "Training",
-            "ModelArtifacts": {"S3ModelArtifacts": "s3://none/model.tar.gz"},
-            "CreationTime": 1.7e9,
-        }
-        self.jobs[name] = job
+    def _look(self, name: str) -> dict[str, object]:
+        # It ends when its containers do.
+        return self.jobs[name]
 
-        def run() -> None:
-            ended = Ended(status="Failed", reason="InternalServerError: of the test")
-            try:
-                ended = self.train(asked, is_stopped=lambda: job["TrainingJobStatus"] == "Stopping")
-            finally:
-                job.update(TrainingJobStatus=ended.status, SecondaryStatus=ended.status)
-                if ended.reason:
-                    job["FailureReason"] = ended.reason
-                if ended.model_uri:
-                    job["ModelArtifacts"] = {"S3ModelArtifacts": ended.model_uri}
-
-        thread = threading.Thread(target=run, name=f"job {name}")
-        self._threads.append(thread)
-        thread.start()
-        return 200, {"TrainingJobArn": job_arn(name)}
+    def _run(self, asked: Body) -> None:
+        job = self.jobs[str(asked["TrainingJobName"])]
+        ended = Ended(status="Failed", reason="InternalServerError: of the test")
+        try:
+            ended = self.train(asked, is_stopped=lambda: job["TrainingJobStatus"] == "Stopping")
+        finally:
+            self.end(str(asked["TrainingJobName"]), ended.status, reason=ended.reason)
+            if ended.model_uri:
+                job["ModelArtifacts"] = {"S3ModelArtifacts": ended.model_uri}
 
     def _list(self, asked: dict[str, Json]) -> tuple[int, dict[str, Json]]:
         """Lists moto's runs, which it calls Succeeded at once, those under way as they are."""
@@ -164,7 +146,7 @@ class Account:
         summaries = [
             {**item, "StartTime": datetime.fromisoformat(str(item["StartTime"])).timestamp()}
             | ({"PipelineExecutionStatus": "Executing"} if _id_of(item) in self.executing else {})
-            for item in _items(found["PipelineExecutionSummaries"])
+            for item in as_items(found["PipelineExecutionSummaries"])
         ]
         return 200, {"PipelineExecutionSummaries": summaries}
 
@@ -182,35 +164,18 @@ def account(folder: Path, server: AwsServer) -> Iterator[Account]:
     """Yields an account whose jobs run; everything that is no training job is moto's."""
     found = Account(server, Containers(folder, server))
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            content = self.rfile.read(int(self.headers["Content-Length"]))
-            operation = self.headers["X-Amz-Target"].rpartition(".")[2]
-            answered = found.answer(operation, json.loads(content))
-            status, body = answered or _of_moto(server, dict(self.headers), content)
-            sent = json.dumps(body).encode()
-            with contextlib.suppress(OSError):  # the client may be gone
-                self.send_response(status)
-                self.send_header("Content-Type", "application/x-amz-json-1.1")
-                self.send_header("Content-Length", str(len(sent)))
-                self.end_headers()
-                self.wfile.write(sent)
+    def answer(
+        operation: str, content: bytes, headers: Mapping[str, str]
+    ) -> tuple[int, Mapping[str, Json]]:
+        answered = found.answered(operation, json.loads(content))
+        return answered or _of_moto(server, headers, content)
 
-        def log_message(self, format: str, *args: object) -> None:
-            return
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
-        found.url = f"http://127.0.0.1:{http.server_address[1]}"
-        found.containers.set_environ({"AWS_ENDPOINT_URL_SAGEMAKER": found.url})
-        # It looks so often whether it is to end.
-        thread = threading.Thread(target=http.serve_forever, args=(0.05,), name="sagemaker")
-        thread.start()
+    with served(answer) as found.url:
+        found.containers.environ = {"AWS_ENDPOINT_URL_SAGEMAKER": found.url}
         try:
             yield found
         finally:
             found.close()
-            http.shutdown()
-            thread.join()
 
 
 def _of_moto(
@@ -227,10 +192,6 @@ def _of_moto(
             return int(answer.status), json.loads(answer.read() or b"{}")
     except urllib.error.HTTPError as err:
         return err.code, json.loads(err.read() or b"{}")
-
-
-def _error(code: str, message: str) -> dict[str, Json]:
-    return {"__type": code, "message": message}
 
 
 @dataclass
@@ -321,7 +282,7 @@ class Execution:
                     self.steps[name] = StepRun("Succeeded")
                 elif step["Type"] == "Fail":
                     self.reason = str(
-                        self._resolved(_map(step["Arguments"]).get("ErrorMessage"), name)
+                        self._resolved(as_map(step["Arguments"]).get("ErrorMessage"), name)
                     )
                     self.steps[name] = StepRun("Failed", reason=self.reason)
                 else:
@@ -341,7 +302,7 @@ class Execution:
     # -- the definition ------------------------------------------------------------------
 
     def _collect(self, steps: Json, inside: tuple[str, str] | None) -> None:
-        for step in _items(steps):
+        for step in as_items(steps):
             name, kind = str(step["Name"]), str(step["Type"])
             if kind not in _KEYS:
                 raise DefinitionError(f"{name}: steps of type {kind} are not known here")
@@ -351,7 +312,7 @@ class Execution:
             self._definition[name] = step
             self._inside[name] = inside
             if kind == "Condition":
-                arguments = _map(step["Arguments"])
+                arguments = as_map(step["Arguments"])
                 _only(arguments, {"Conditions", "IfSteps", "ElseSteps"}, name)
                 for branch in ("IfSteps", "ElseSteps"):
                     self._collect(arguments.get(branch) or [], (name, branch))
@@ -366,22 +327,22 @@ class Execution:
             if self._inside[waited] not in self._around(name):
                 raise DefinitionError(f"{name} refers to {waited}, of another branch")
         kinds: list[str] = []
-        for policy in _items(step.get("RetryPolicies")):
+        for policy in as_items(step.get("RetryPolicies")):
             allowed = {"ExceptionType", "IntervalSeconds", "BackoffRate"}
             _only(policy, allowed | {"MaxAttempts", "ExpireAfterMin"}, name)
             if ("MaxAttempts" in policy) == ("ExpireAfterMin" in policy):
                 raise DefinitionError(f"{name}: a retry ends by attempts or by minutes")
-            kinds += [str(kind) for kind in _list(policy["ExceptionType"])]
+            kinds += [str(kind) for kind in as_list(policy["ExceptionType"])]
         known = _STEP_KINDS | (_JOB_KINDS if step["Type"] != "RegisterModel" else set())
         if len(kinds) != len(set(kinds)) or not set(kinds) <= known:
             raise DefinitionError(f"{name}: kinds of errors to retry: {kinds}")
         outputs = {
             str(item["OutputName"])
-            for item in _items(
-                _map(_map(step["Arguments"]).get("ProcessingOutputConfig") or {}).get("Outputs")
+            for item in as_items(
+                as_map(as_map(step["Arguments"]).get("ProcessingOutputConfig") or {}).get("Outputs")
             )
         }
-        for file in _items(step.get("PropertyFiles")):
+        for file in as_items(step.get("PropertyFiles")):
             if file["OutputName"] not in outputs:
                 raise DefinitionError(f"{name}: a property file of no output: {file}")
 
@@ -396,21 +357,21 @@ class Execution:
         """Maps steps to the outcome waited for: named ones, and those that are referred to."""
         step = self._definition[name]
         found = {}
-        shown: Json = {**_map(step["Arguments"])}
+        shown: Json = {**as_map(step["Arguments"])}
         if step["Type"] == "Condition":
-            shown = _map(step["Arguments"])["Conditions"]
+            shown = as_map(step["Arguments"])["Conditions"]
         for referred in re.findall(r'"Steps\.([^."]+)\.', json.dumps(shown)):
             found[referred] = "Succeeded"
-        for entry in _list(step.get("DependsOn")):
+        for entry in as_list(step.get("DependsOn")):
             if isinstance(entry, str):
                 found[entry] = "Succeeded"
                 continue
-            _only(_map(entry), {"Step", "Trigger"}, name)
-            trigger = str(_map(entry)["Trigger"])
+            _only(as_map(entry), {"Step", "Trigger"}, name)
+            trigger = str(as_map(entry)["Trigger"])
             if trigger not in ("Any", "Failed", "Stopped"):
                 raise DefinitionError(f"{name}: {trigger} is no outcome")
             self.undocumented.add(f"a step after another's outcome {trigger}")
-            found[str(_map(entry)["Step"])] = trigger
+            found[str(as_map(entry)["Step"])] = trigger
         return found
 
     def _awaited_anyhow(self, name: str) -> list[str]:
@@ -444,9 +405,9 @@ class Execution:
         if set(value) == {"Get"}:
             return self._got(str(value["Get"]), step)
         if set(value) == {"Std:Join"}:
-            join = _map(value["Std:Join"])
+            join = as_map(value["Std:Join"])
             _only(join, {"On", "Values"}, step)
-            parts = _list(join["Values"])
+            parts = as_list(join["Values"])
             if any(isinstance(part, Mapping) and "Std:Join" in part for part in parts):
                 raise DefinitionError(f"{step}: a join inside a join")
             return str(join["On"]).join(in_a_text(self._resolved(part, step)) for part in parts)
@@ -454,7 +415,7 @@ class Execution:
             kind = str(self._definition[step]["Type"])
             if kind != "Condition":
                 self.undocumented.add(f"a value of a JSON file in a step of type {kind}")
-            return self._from_file(_map(value["Std:JsonGet"]), step)
+            return self._from_file(as_map(value["Std:JsonGet"]), step)
         if any(str(key).startswith("Std:") for key in value):
             raise DefinitionError(f"{step}: {list(value)} is not known here")
         return {str(key): self._resolved(item, step) for key, item in value.items()}
@@ -467,37 +428,34 @@ class Execution:
         _, other, *path = reference.split(".")
         found: Json = self.steps[other].described
         for part in path:
-            name, _, index = part.partition("[")
-            found = _map(found).get(name)
-            if index:
-                found = _map(found)[index.rstrip("]").strip("'\"")]
+            found = as_map(found).get(part)
         if found is None:
             raise DefinitionError(f"{step}: {reference} has no value")
         return found
 
     def _from_file(self, function: Body, step: str) -> Json:
         _only(function, {"PropertyFile", "Path"}, step)
-        reference = str(_map(function["PropertyFile"])["Get"])
+        reference = str(as_map(function["PropertyFile"])["Get"])
         _, other, _, name = reference.split(".")
         made = self._definition[other]
         file = next(
-            (f for f in _items(made.get("PropertyFiles")) if f["PropertyFileName"] == name), None
+            (f for f in as_items(made.get("PropertyFiles")) if f["PropertyFileName"] == name), None
         )
         if file is None:
             raise DefinitionError(f"{step}: {other} has no property file {name}")
         request = self.steps[other].request
-        outputs = _items(_map(request["ProcessingOutputConfig"])["Outputs"])
+        outputs = as_items(as_map(request["ProcessingOutputConfig"])["Outputs"])
         target = next(o for o in outputs if o["OutputName"] == file["OutputName"])
-        uri = str(_map(target["S3Output"])["S3Uri"]).rstrip("/")
+        uri = str(as_map(target["S3Output"])["S3Uri"]).rstrip("/")
         found: Json = json.loads(Aws(region=REGION).read_object(f"{uri}/{file['FilePath']}"))
         for part in str(function["Path"]).split("."):
-            if part not in _map(found):
+            if part not in as_map(found):
                 raise DefinitionError(f"{step}: {file['FilePath']} has no {function['Path']}")
-            found = _map(found)[part]
+            found = as_map(found)[part]
         return found
 
     def _is_met(self, step: Body) -> bool:
-        conditions = _items(_map(step["Arguments"])["Conditions"])
+        conditions = as_items(as_map(step["Arguments"])["Conditions"])
         return all(self._holds(condition, str(step["Name"])) for condition in conditions)
 
     def _holds(self, condition: Body, step: str) -> bool:
@@ -505,7 +463,7 @@ class Execution:
         if kind == "In":
             _only(condition, {"Type", "QueryValue", "Values"}, step)
             query = self._resolved(condition["QueryValue"], step)
-            return query in [self._resolved(value, step) for value in _list(condition["Values"])]
+            return query in [self._resolved(value, step) for value in as_list(condition["Values"])]
         if kind != "Equals":
             raise DefinitionError(f"{step}: conditions {kind} are not known here")
         _only(condition, {"Type", "LeftValue", "RightValue"}, step)
@@ -521,7 +479,7 @@ class Execution:
 
     def _attempted(self, step: Body) -> StepRun:
         name, kind = str(step["Name"]), str(step["Type"])
-        request = _map(self._resolved(step["Arguments"], name))
+        request = as_map(self._resolved(step["Arguments"], name))
         operation, job_key = _OPERATIONS[kind]
         if job_key and job_key in request:
             raise DefinitionError(f"{name}: the service names the job")
@@ -540,7 +498,7 @@ class Execution:
         while True:
             run.job = f"pipelines-{self.id}-{name}-{secrets.token_hex(5)}"[:63]
             named = {**request, **({job_key: run.job} if job_key else {})}
-            self._check_request(operation, named, name)
+            self.check_request(operation, named, name)
             ended = self._once(kind, named, name)
             if ended.status == "Completed":
                 run.status = "Succeeded"
@@ -549,13 +507,14 @@ class Execution:
                     self._account.cached[key] = run
                 return run
             run.reason = ended.reason
-            policies = _items(step.get("RetryPolicies"))
+            policies = as_items(step.get("RetryPolicies"))
             wait = _wait(policies, ended.kind, attempts)
             if wait is None:
                 return run
             run.waits.append(wait)
 
-    def _check_request(self, operation: str, request: Body, step: str) -> None:
+    def check_request(self, operation: str, request: Body, step: str) -> None:
+        """Refuses a request that the API's model does not take."""
         shape = MODEL.operation_model(operation).input_shape
         report = ParamValidator().validate(request, shape).generate_report()
         over = over_limits(dict(request), shape, step)
@@ -586,8 +545,8 @@ class Execution:
                 "CreateModelPackageGroup",
                 ModelPackageGroupName=request["ModelPackageGroupName"],
             )
-        for container in _items(
-            _map(request.get("InferenceSpecification") or {}).get("Containers")
+        for container in as_items(
+            as_map(request.get("InferenceSpecification") or {}).get("Containers")
         ):
             uri = container.get("ModelDataUrl")
             if uri and not aws.has_object(str(uri)):
@@ -603,7 +562,7 @@ class Execution:
         return {**request, "ModelArtifacts": artifacts, "TrainingJobArn": arn}
 
     def _cache_key(self, step: Body, request: Body) -> str:
-        config = _map(step.get("CacheConfig") or {})
+        config = as_map(step.get("CacheConfig") or {})
         if not config.get("Enabled"):
             return ""
         assert step["Type"] == "Training", "only trainings are known to be cached here"
@@ -611,10 +570,27 @@ class Execution:
         return json.dumps([step["Name"], parts], sort_keys=True)
 
 
+def checked_steps(definition: str) -> dict[str, Body]:
+    """Checks each step as the service would, with the parameters' defaults; returns all by name."""
+    document = json.loads(definition)
+    execution = Execution(None, definition, name="own")  # type: ignore[arg-type]
+    found = {str(step["Name"]): step for step in sample.steps(document)}
+    for name, step in found.items():
+        if step["Type"] not in _OPERATIONS:
+            continue
+        operation, job = _OPERATIONS[str(step["Type"])]
+        request = sample.resolved(step["Arguments"], document)
+        named = {**as_map(request), **({job: "job"} if job else {})}
+        execution.check_request(operation, named, name)
+        if step["Type"] == "Training":
+            assert [str(problem) for problem in rule_problems(named)] == [], name
+    return found
+
+
 def _wait(policies: Sequence[Body], kind: str, attempts: dict[int, int]) -> float | None:
     """Returns the seconds until the next attempt; None: there is none."""
     for index, policy in enumerate(policies):
-        if kind not in _list(policy["ExceptionType"]):
+        if kind not in as_list(policy["ExceptionType"]):
             continue
         number = attempts[index] = attempts.get(index, 0) + 1
         first, rate = float(str(policy["IntervalSeconds"])), float(str(policy["BackoffRate"]))
@@ -630,7 +606,7 @@ def _wait(policies: Sequence[Body], kind: str, attempts: dict[int, int]) -> floa
 def _parameters(listed: Json, given: Mapping[str, str]) -> dict[str, Json]:
     """Returns the run's parameters; takes and ignores names that the definition does not have."""
     found: dict[str, Json] = {}
-    for item in _items(listed):
+    for item in as_items(listed):
         name = str(item["Name"])
         _only(item, {"Name", "Type", "DefaultValue", "EnumValues"}, f"parameter {name}")
         value: Json = given.get(name, item.get("DefaultValue"))
@@ -642,14 +618,10 @@ def _parameters(listed: Json, given: Mapping[str, str]) -> dict[str, Json]:
             value = int(str(value))
         elif item["Type"] == "Float":
             value = float(str(value))
-        elif item["Type"] == "Boolean":
-            if str(value).lower() not in ("true", "false"):
-                raise DefinitionError(f"parameter {name}: {value} is no truth value")
-            value = str(value).lower() == "true"
         elif item["Type"] != "String" or not isinstance(value, str):
             raise DefinitionError(f"parameter {name} of type {item['Type']}: {value}")
         choices = item.get("EnumValues")
-        if choices is not None and value not in _list(choices):
+        if choices is not None and value not in as_list(choices):
             raise DefinitionError(f"parameter {name}: {value} is none of {choices}")
         found[f"Parameters.{name}"] = value
     return found
@@ -660,8 +632,8 @@ def _id_of(summary: Body) -> str:
 
 
 def _types(request: Body) -> Iterator[str]:
-    resources = _map(request["ResourceConfig"])
-    for place in [resources, *_items(resources.get("InstanceGroups"))]:
+    resources = as_map(request["ResourceConfig"])
+    for place in [resources, *as_items(resources.get("InstanceGroups"))]:
         if place.get("InstanceType"):
             yield str(place["InstanceType"])
 
@@ -683,17 +655,3 @@ def in_a_text(value: Json) -> str:
         return f"{'-' if sign else ''}{head}.{rest}E{int(exponent) + len(digits) - 1}"
     # True, as Python spells it, for one that is true.
     return str(value)
-
-
-def _list(value: Json) -> list[Json]:
-    assert value is None or isinstance(value, list)
-    return value or []
-
-
-def _items(value: Json) -> list[Body]:
-    return [_map(item) for item in _list(value)]
-
-
-def _map(value: Json) -> Body:
-    assert isinstance(value, Mapping), value
-    return value

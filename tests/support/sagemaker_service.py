@@ -7,7 +7,7 @@ is moto's. A process finds it by AWS_ENDPOINT_URL_SAGEMAKER.
 import contextlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from stoker.platforms.sagemaker.submit import FINAL
@@ -74,6 +74,7 @@ class SageMakerService:
                 "TrainingJobStatus": "InProgress",
                 "SecondaryStatus": "Training",
                 "ModelArtifacts": {"S3ModelArtifacts": "s3://none/model.tar.gz"},
+                "CreationTime": 1.7e9,
                 "SecondaryStatusTransitions": [
                     {"Status": "Training", "StartTime": 1.7e9, "StatusMessage": "it runs"}
                 ],
@@ -104,40 +105,52 @@ def _error(code: str, message: str) -> dict[str, object]:
     return {"__type": code, "message": message}
 
 
+Asked = Callable[[str, bytes, Mapping[str, str]], tuple[int, Mapping[str, object]]]
+
+
 @contextlib.contextmanager
-def sagemaker_service() -> Iterator[SageMakerService]:
-    """Runs the service while the block runs."""
-    service = SageMakerService()
+def served(answer: Asked) -> Iterator[str]:
+    """Answers calls by an operation, its body and headers while the block runs; yields the URL."""
 
     class Handler(BaseHTTPRequestHandler):
         # Head and body in one packet: else each answer waits 40 ms for an acknowledgement.
         wbufsize = 1 << 16
 
         def do_POST(self) -> None:
-            size = int(self.headers["Content-Length"])
-            asked = json.loads(self.rfile.read(size))
+            content = self.rfile.read(int(self.headers["Content-Length"]))
             operation = self.headers["X-Amz-Target"].rpartition(".")[2]
-            status, answer = service.answer(operation, asked)
-            body = json.dumps(answer).encode()
+            status, body = answer(operation, content, dict(self.headers))
+            sent = json.dumps(body).encode()
             with contextlib.suppress(OSError):  # the client may be gone
                 self.send_response(status)
                 self.send_header("Content-Type", "application/x-amz-json-1.1")
-                self.send_header("Content-Length", str(len(body)))
+                self.send_header("Content-Length", str(len(sent)))
                 self.end_headers()
-                self.wfile.write(body)
+                self.wfile.write(sent)
 
         def log_message(self, format: str, *args: object) -> None:
             return
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        service.url = f"http://127.0.0.1:{server.server_address[1]}"
-        thread = threading.Thread(
-            target=server.serve_forever, args=(0.01,), name="sagemaker service"
-        )
+        # It looks so often whether it is to end.
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), name="sagemaker")
         thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextlib.contextmanager
+def sagemaker_service() -> Iterator[SageMakerService]:
+    """Runs the service while the block runs."""
+    service = SageMakerService()
+    with served(
+        lambda operation, content, _: service.answer(operation, json.loads(content))
+    ) as url:
+        service.url = url
         try:
             yield service
         finally:
             service.let_go()
-            server.shutdown()
-            thread.join()

@@ -1,19 +1,20 @@
 """Holds a pipeline as stoker compiles it, by hand and short, and recorded answers on its runs."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 import boto3
 from botocore.stub import Stubber
 
-from stoker.parameters import parameters_of
+from stoker.parameters import defaults_of, parameters_of
 from stoker.pipelines.base import pack_inputs
 from stoker.pipelines.sagemaker.compile import Compiled
 from stoker.platforms.aws import Aws
 from stoker.records import Json, Workload
 from stoker.settings import workload_from
+from support.aws_answers import Clock
 
 REGION = "eu-central-1"
 ARN = f"arn:aws:sagemaker:{REGION}:123456789012"
@@ -47,87 +48,24 @@ def workload(*overrides: str) -> Workload:
     return workload_from(WORKLOAD, overrides=overrides)
 
 
-def definition(of: Workload, *, added: Sequence[Json] = ()) -> dict[str, Json]:
-    """Builds the document: two branches in a condition, a train step that starts a job, a gate."""
-    uri = pack_inputs(of).uri
-    job_name = {
-        "Std:Join": {"On": "", "Values": ["mnist-", {"Get": "Execution.PipelineExecutionId"}]}
-    }
-    return {
-        "Version": "2020-12-01",
-        "Parameters": [
-            {
-                "Name": p.camel_name,
-                "Type": p.kind.capitalize(),
-                "DefaultValue": p.default(of),
-            }
-            for p in parameters_of(of)
-        ]
-        + [
-            {"Name": "OwnSetting", "Type": "Integer", "DefaultValue": 2},
-            # Of a pipeline's own.
-            {"Name": "Least", "Type": "Float", "DefaultValue": 0.5},
-            {"Name": "DryRun", "Type": "Boolean", "DefaultValue": False},
-        ],
-        "Steps": [
-            {
-                "Name": "NeedsProfile",
-                "Type": "Condition",
-                "Arguments": {
-                    "Conditions": [
-                        {
-                            "Type": "Equals",
-                            "LeftValue": {"Get": "Parameters.ReuseProfile"},
-                            "RightValue": "",
-                        }
-                    ],
-                    "IfSteps": [
-                        {"Name": "Profile", "Type": "Training", "Arguments": {"Seed": 1}},
-                        _control("Decide", ["decide"], uri),
-                        _control("Train", ["train", "w.json", "--name", job_name], uri),
-                        {
-                            "Name": "Gate",
-                            "Type": "Condition",
-                            "Arguments": {
-                                "Conditions": [],
-                                "IfSteps": [
-                                    {"Name": "Register", "Type": "RegisterModel", "Arguments": {}}
-                                ],
-                                "ElseSteps": [{"Name": "Refuse", "Type": "Fail", "Arguments": {}}],
-                            },
-                        },
-                    ],
-                    "ElseSteps": [_control("DecideAgain", ["decide"], uri)],
-                },
-            },
-            *added,
-        ],
-    }
-
-
-def _control(name: str, arguments: Sequence[Json], uri: str) -> dict[str, Json]:
-    return {
-        "Name": name,
-        "Type": "Processing",
-        "Arguments": {
-            "AppSpecification": {
-                "ImageUri": {"Get": "Parameters.Image"},
-                "ContainerEntrypoint": ["stoker"],
-                "ContainerArguments": list(arguments),
-            },
-            "ProcessingInputs": [
-                {"InputName": "workload", "S3Input": {"S3Uri": f"{uri}/workload.json"}}
-            ],
-        },
-    }
-
-
-def hand_made(of: Workload, *, added: Sequence[Json] = ()) -> Compiled:
+def hand_made(of: Workload) -> Compiled:
+    """Makes a pipeline of one step, with the workload's parameters and more of its own."""
     inputs = pack_inputs(of)
+    parameters: list[Json] = [
+        {"Name": p.camel_name, "Type": p.kind.capitalize(), "DefaultValue": defaults_of(of)[p.name]}
+        for p in parameters_of(of)
+    ]
+    parameters += [
+        {"Name": "OwnSetting", "Type": "Integer", "DefaultValue": 2},
+        {"Name": "Least", "Type": "Float", "DefaultValue": 0.5},
+        {"Name": "DryRun", "Type": "Boolean", "DefaultValue": False},
+    ]
+    refuse = {"Name": "Refuse", "Type": "Fail", "Arguments": {"ErrorMessage": inputs.uri}}
+    definition = {"Version": "2020-12-01", "Parameters": parameters, "Steps": [refuse]}
     return Compiled(
         name="mnist",
         description="Retrains mnist.",
-        definition=json.dumps(definition(of, added=added)),
+        definition=json.dumps(definition),
         parameters=parameters_of(of),
         uploads={f"{inputs.uri}/{name}": content for name, content in inputs.files.items()},
     )
@@ -139,12 +77,10 @@ def at(minute: int) -> datetime:
 
 @dataclass
 class Recorded:
-    """Plays an AWS that answers what was recorded, in order; a sleep moves its clock."""
+    """Plays an AWS that answers what was recorded, in order."""
 
     stubber: Stubber
-    client: object
-    seconds: float = 0.0
-    slept: list[float] = field(default_factory=list)
+    clock: Clock = field(default_factory=Clock)
 
     def add(self, operation: str, answer: Mapping[str, object], **asked: object) -> None:
         self.stubber.add_response(operation, dict(answer), dict(asked) or None)
@@ -154,16 +90,8 @@ class Recorded:
 
     def aws(self) -> Aws:
         self.stubber.activate()
-        return Aws(
-            region=REGION,
-            clients={"sagemaker": self.client},
-            sleep=self._sleep,
-            clock=lambda: self.seconds,
-        )
-
-    def _sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        self.seconds += seconds
+        clients = {"sagemaker": self.stubber.client}
+        return Aws(region=REGION, clients=clients, sleep=self.clock.sleep, clock=self.clock)
 
     def add_state(
         self,
@@ -194,46 +122,9 @@ class Recorded:
 
 
 def recorded() -> Recorded:
-    client = boto3.client(
-        "sagemaker",
-        region_name=REGION,
-        aws_access_key_id="recorded",
-        aws_secret_access_key="recorded",
-    )
-    return Recorded(stubber=Stubber(client), client=client)
+    keys = {"aws_access_key_id": "recorded", "aws_secret_access_key": "recorded"}
+    return Recorded(Stubber(boto3.client("sagemaker", region_name=REGION, **keys)))
 
 
 def step(name: str, status: str, **more: object) -> dict[str, object]:
     return {"StepName": name, "StepStatus": status, "StartTime": at(1), **more}
-
-
-def training_job(status: str, secondary: str, reason: str = "") -> dict[str, object]:
-    """Answers DescribeTrainingJob for the job that the train step started."""
-    return {
-        "TrainingJobName": LAUNCHED,
-        "TrainingJobArn": f"{ARN}:training-job/{LAUNCHED}",
-        "ModelArtifacts": {"S3ModelArtifacts": f"s3://{BUCKET}/model.tar.gz"},
-        "TrainingJobStatus": status,
-        "SecondaryStatus": secondary,
-        "AlgorithmSpecification": {"TrainingInputMode": "File"},
-        "ResourceConfig": {
-            "VolumeSizeInGB": 30,
-            "InstanceGroups": [
-                {
-                    "InstanceGroupName": "dnn",
-                    "InstanceType": "ml.g4dn.xlarge",
-                    "InstanceCount": 1,
-                },
-                {
-                    "InstanceGroupName": "data",
-                    "InstanceType": "ml.c5.2xlarge",
-                    "InstanceCount": 2,
-                },
-            ],
-        },
-        "StoppingCondition": {"MaxRuntimeInSeconds": 3600},
-        "CreationTime": at(3),
-        "TrainingStartTime": at(5),
-        **({"TrainingEndTime": at(9)} if status not in ("InProgress", "Stopping") else {}),
-        **({"FailureReason": reason} if reason else {}),
-    }

@@ -11,11 +11,11 @@
     Pipeline(name="mine", steps=[measured, decided]).upsert(role_arn=role)
     upload_inputs(run)
 
-Needs the extra `sagemaker`. Steps are steps of the SDK, with `properties` and `depends_on`; their
-`outputs` map names to addresses. Functions take `name` (the run's branch is added), `depends_on`
-(steps to wait for) and, where a container runs, `image` (default: the run's, or that of control
-steps). `run.given(...)` is the run with other values of parameters, `run.branch(...)` the run for
-the steps of another branch.
+Needs the extra `sagemaker`. Each step is a step of the SDK, with `properties` and `depends_on`. Its
+`outputs` map names to addresses. Functions take `name` (the branch's suffix is added), `depends_on`
+(steps to wait for) and, if the step runs a container, `image` (default: the run's image; for
+control steps the control image). `run.given(...)` returns the run with other parameter values,
+`run.branch(...)` the run for another branch.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -24,6 +24,7 @@ from stoker.errors import UsageError
 from stoker.evaluate import metadata_names
 from stoker.parameters import main_channel
 from stoker.pipelines.sagemaker.compile import ONLY_RUN, PipelineRequest, no_profile
+from stoker.platforms.sagemaker.checks import TOKEN_CHANNEL
 from stoker.platforms.sagemaker.request import PROFILE_FOLDER
 from stoker.records import Json
 from stoker.records.base import mapping, mappings
@@ -51,15 +52,14 @@ from stoker.sagemaker.steps import (
     value_in,
 )
 
-# Called as in stoker.kubeflow; in here no class name is there twice.
+# The name is stoker.kubeflow's, too; inside stoker each class name occurs once.
 from stoker.sagemaker.steps import SageMakerPipelineRun as PipelineRun
 
 Waits = Sequence[Step | StepDependency | str]
 
-_TOKEN = "stoker_token"
 # Characters of an address, and bytes of a key in S3.
 _MAX_URI = 1024
-# Variables that are true of one job only.
+# Variables that differ from job to job.
 _OF_ONE_PROFILE = ("STOKER_TOKEN_FILE", "STOKER_WORKLOAD_SHA256")
 
 
@@ -70,10 +70,10 @@ def profile_step(
     depends_on: Waits = (),
     name: str = "Profile",
 ) -> RequestStep:
-    """Makes a training step on today's cluster that measures what a training step waits for.
+    """Makes a step that measures, on today's cluster, what a training step waits for.
 
-    It is a training job, because processing jobs cannot have the large GPU types. The profile
-    leaves the job as a checkpoint, in a folder that the script does not use.
+    It is a training job, because processing jobs cannot have the large GPU types. The profile is
+    uploaded as a checkpoint, from a folder that the script does not use.
 
     Returns:
         The step, with the output `profile`: the folder of profile.json.
@@ -86,8 +86,7 @@ def profile_step(
         "STOKER_PROFILE_FILE": f"{PROFILE_FOLDER}/profile.json",
     }
     if cache_days:
-        # Only tells one cluster's profile from another's when the service looks for an earlier run:
-        # it does not compare instance types.
+        # For the cache: the service does not compare the instance types of an earlier run.
         variables["STOKER_PROFILED_CLUSTER"] = text(instance_count, " x ", instance_type)
     return RequestStep(
         f"{name}{run.suffix}",
@@ -101,7 +100,7 @@ def profile_step(
             },
             "CheckpointConfig": {"S3Uri": folder, "LocalPath": PROFILE_FOLDER},
             "HyperParameters": _hyperparameters(run, request) or None,
-            # No token: there is no data group. It would also differ from run to run.
+            # Without the token: a profile has no data group, and tokens differ from run to run.
             "InputDataConfig": _channels(run, request) or None,
             "Environment": variables,
             "OutputDataConfig": {
@@ -124,14 +123,14 @@ def profile_or_reuse(
     *,
     depends_on: Waits = (),
 ) -> list[Step]:
-    """Makes the step of a profile, unless `reuse_profile` names one, and the steps after it.
+    """Makes a profile step, unless `reuse_profile` names a profile, and the steps after it.
 
-    Branches of a SageMaker pipeline cannot meet again, so `after` is called twice; in the second
-    branch, without a profile step, step names end in `Again`. With `sagemaker.overlap: refuse` the
-    first step is `only_run_step`.
+    Branches of a SageMaker pipeline cannot join, so `after` is called twice. In the second branch,
+    without a profile step, step names end in `Again`. With `sagemaker.overlap: refuse` the first
+    step is `only_run_step`.
 
     Args:
-        after: Makes the steps that follow, from the run and the profile: a step or an address.
+        after: Makes the steps that follow, from the run and the profile (a step or an address).
     """
     guard = [only_run_step(run, depends_on=depends_on)] if run.settings.overlap == "refuse" else []
     reuse = run.reused_profile
@@ -152,7 +151,7 @@ def only_run_step(
 ) -> RequestStep:
     """Makes a step that fails while an earlier run of the pipeline is active.
 
-    A later run that has passed this step counts as well: the asking run is a retry then.
+    A later run counts, too, if it has passed this step: then this run is a retry.
     """
     return control_step(
         run,
@@ -172,12 +171,12 @@ def decide_step(
     depends_on: Waits = (),
     name: str = "Decide",
 ) -> RequestStep:
-    """Makes a step that ranks the clusters that could train, and writes decision.json of the run.
+    """Makes a step that ranks the possible clusters, and writes the run's decision.json.
 
-    It is never cached: it is cheap, and prices get old.
+    It is never cached: it is cheap, and prices change.
 
     Args:
-        profile: The step that measures, or a folder with profile.json.
+        profile: The profile step, or a folder with profile.json.
 
     Returns:
         The step, with the output `decision`; `value_in(step, "action")` reads decision.json.
@@ -195,7 +194,7 @@ def decide_step(
         inputs={"profile": _profile_in(profile)},
         outputs={"decision": run.uri("decision")},
         property_files={"Decision": "decision/decision.json"},
-        depends_on=[*_waits_for(profile), *depends_on],
+        depends_on=[*([profile] if isinstance(profile, RequestStep) else []), *depends_on],
         description="Which cluster pays, in time and money.",
         is_isolated=True,
     )
@@ -209,12 +208,9 @@ def train_step(
     depends_on: Waits = (),
     name: str = "Train",
 ) -> RequestStep:
-    """Makes a small step that starts the decision's training job, and follows or adopts it.
+    """Makes a step that starts the decision's training job, or adopts it, and follows it.
 
     The service's own training step cannot take the number of groups from an earlier step.
-
-    Args:
-        decision: The step that decides.
 
     Returns:
         The step, with the outputs `training`, the folder of training.json, and `model`, the address
@@ -239,7 +235,7 @@ def train_step(
         description="Trains on the cluster that was decided on, and waits for it.",
         max_run_seconds=run.settings.control.max_run_seconds,
     )
-    # Known before, for the job's name is.
+    # Known in advance, as the job's name is.
     step.outputs["model"] = text(f"{run.output_uri}/", run.job_name, "/output/model.tar.gz")
     return step
 
@@ -253,14 +249,13 @@ def evaluate_step(
     depends_on: Waits = (),
     name: str = "Evaluate",
 ) -> RequestStep:
-    """Makes a step that judges the run, and writes evaluation.json and report.html.
+    """Makes a step that evaluates the run, and writes evaluation.json and report.html.
 
-    It runs after any outcome of the training, so that a failed one has a report. Its input is the
-    run's whole folder, as the service refuses an input that does not exist.
+    It runs after any outcome of the training, so that a failed training has a report, too. Its
+    input is the run's whole folder, because the service refuses an input that does not exist.
 
     Args:
-        profile: The step that measured, or a folder with profile.json.
-        training: A train step, of any outcome.
+        profile: The profile step, or a folder with profile.json.
 
     Returns:
         The step, with the outputs `evaluation` (a folder), `report` and `model_quality`;
@@ -289,7 +284,7 @@ def evaluate_step(
         },
         environment=run.told_run,
         depends_on=[StepDependency(training, TriggerCondition.ANY), *depends_on],
-        # Never isolated: a run's own gate may ask the registry for the champion.
+        # Never isolated: a run's gate may ask the registry for the champion.
         description="Checks the gates and the prediction; writes the report.",
     )
     folder = step.outputs["evaluation"]
@@ -305,13 +300,13 @@ def gate_step(
     passed: Sequence[Step] = (),
     name: str = "Gate",
 ) -> Step:
-    """Makes a condition: the steps `passed` if the model passed, else a failed run.
+    """Makes a condition: the steps `passed` if the model passed, else the run fails.
 
-    It compares a JSON boolean, as the SDK's local mode does; AWS documents numbers and texts only.
+    It compares a JSON boolean, as the SDK's local mode does. AWS documents only numbers and texts.
 
     Args:
         evaluation: A step, stoker's or yours, whose first property file has `passed` and `reason`.
-        passed: Steps to run if the model passed, such as its registration.
+        passed: Steps for a model that passed, such as its registration.
     """
     report = evaluation.outputs.get("report")
     return ConditionStep(
@@ -344,11 +339,11 @@ def register_step(
     depends_on: Waits = (),
     name: str = "Register",
 ) -> RequestStep:
-    """Makes a step that registers the model in the group that the parameters name.
+    """Makes a step that registers the model in the group of the parameter `model_group`.
 
     Args:
-        training: A train step, or one of yours with an output `model`, the address of an archive.
-        evaluation: The step that judged; of stoker's the model has metrics and report, too.
+        training: A train step, or your step with an output `model`, the address of an archive.
+        evaluation: The step that evaluated. From stoker's step the model gets metrics and report.
     """
     model, left = run.settings.model, evaluation.outputs
     judged = (
@@ -373,7 +368,7 @@ def register_step(
             + ("" if model.image else " It names no image to serve it."),
             "ModelApprovalStatus": run.value("approval"),
             "InferenceSpecification": {
-                # Without an image of the user's own there is none: the training's cannot serve.
+                # The user's image, if any: the training's image cannot serve.
                 "Containers": [
                     {
                         "Image": model.image,
@@ -394,7 +389,7 @@ def register_step(
             }
             if "model_quality" in left
             else None,
-            # Links the model to the run that made it.
+            # The run that made the model.
             "MetadataProperties": {"GeneratedBy": EXECUTION_ARN},
             "CustomerMetadataProperties": judged,
         },
@@ -405,11 +400,11 @@ def register_step(
 
 
 def _profile_uri(run: PipelineRun, *, image: Text) -> Text:
-    """Returns the folder of profile.json: of this run, or with caching of what is profiled.
+    """Returns the folder of profile.json: one for each run, or with caching for each profile.
 
-    The service compares the folder when it looks in its cache. So its name has everything that a
-    run can change: a run with another batch size must not overwrite a cached profile. It is outside
-    the run's own folder, as the training's code may write to it.
+    The service compares the folder when it searches its cache. Its name contains all that a run can
+    change, so that a run with another batch size does not overwrite a cached profile. It is outside
+    the run's folder, as the training's code may write to it.
 
     Raises:
         UsageError: If the name is too long with the workload's values.
@@ -422,8 +417,8 @@ def _profile_uri(run: PipelineRun, *, image: Text) -> Text:
     length = len(str(_profile_in(text(f"{folder}{key}/", *_profiled(usual, image=usual.image)))))
     if length > _MAX_URI:
         raise UsageError(
-            f"the address of a cached profile has {length} characters, at most {_MAX_URI}: image, "
-            "input data and hyperparameters are in it",
+            f"the address of a cached profile has {length} characters, at most {_MAX_URI}: it "
+            "contains image, input data and hyperparameters",
             where="key sagemaker.cache_days",
             fix="sagemaker.cache_days: 0, or shorten hyperparameters",
         )
@@ -431,7 +426,7 @@ def _profile_uri(run: PipelineRun, *, image: Text) -> Text:
 
 
 def _profiled(run: PipelineRun, *, image: Text) -> Iterator[Text | int | float]:
-    """Yields, for a folder's name, what a run can change of its profile."""
+    """Yields the parts of a folder's name: all that a run can change in its profile."""
     yield from (run.value("instance_type"), "-", run.value("instance_count"), ",image=", image)
     if _has_address(run):
         yield from (",input_data=", run.value("input_data"))
@@ -439,16 +434,9 @@ def _profiled(run: PipelineRun, *, image: Text) -> Iterator[Text | int | float]:
         yield from (f",{parameter.name}=", run.value(parameter.name))
 
 
-def _profile_folder(profile: RequestStep | Text) -> Text:
-    return profile.outputs["profile"] if isinstance(profile, RequestStep) else profile
-
-
 def _profile_in(profile: RequestStep | Text) -> Text:
-    return text(_profile_folder(profile), "/profile.json")
-
-
-def _waits_for(profile: RequestStep | Text) -> list[Step]:
-    return [profile] if isinstance(profile, RequestStep) else []
+    folder = profile.outputs["profile"] if isinstance(profile, RequestStep) else profile
+    return text(folder, "/profile.json")
 
 
 def _job_request(
@@ -469,15 +457,17 @@ def _job_request(
 
 
 def _channels(run: PipelineRun, request: Mapping[str, Json]) -> list[StepRequest]:
-    """Returns the channels with the input data's parameter, without the token of a single job."""
-    main, has_address = main_channel(run.workload), _has_address(run)
-    return [
-        _placed(channel, text(run.value("input_data")))
-        if channel["ChannelName"] == main and has_address
-        else dict(channel)
-        for channel in mappings(request.get("InputDataConfig"))
-        if channel["ChannelName"] != _TOKEN
-    ]
+    """Returns the channels with the parameter for input data, without the token of one job."""
+    main, has_address, found = main_channel(run.workload), _has_address(run), []
+    for channel in mappings(request.get("InputDataConfig")):
+        made: StepRequest = dict(channel)
+        if channel["ChannelName"] == main and has_address:
+            source = mapping(channel, "DataSource", "S3DataSource")
+            uri = text(run.value("input_data"))
+            made["DataSource"] = {"S3DataSource": {**source, "S3Uri": uri}}
+        if channel["ChannelName"] != TOKEN_CHANNEL:
+            found.append(made)
+    return found
 
 
 def _has_address(run: PipelineRun) -> bool:
@@ -485,14 +475,9 @@ def _has_address(run: PipelineRun) -> bool:
 
 
 def _hyperparameters(run: PipelineRun, request: Mapping[str, Json]) -> StepRequest:
-    """Returns the request's hyperparameters; those that a run can change by their parameters."""
+    """Returns the request's hyperparameters, with parameters for those that a run can change."""
     known = {p.hyperparameter: text("", run.value(p.name)) for p in run.request.hyperparameters}
     return {**mapping(request.get("HyperParameters") or {}), **known}
-
-
-def _placed(channel: Mapping[str, Json], uri: Text) -> StepRequest:
-    source = mapping(mapping(channel["DataSource"])["S3DataSource"])
-    return {**channel, "DataSource": {"S3DataSource": {**source, "S3Uri": uri}}}
 
 
 def _without(request: Json, keys: Collection[str]) -> StepRequest:

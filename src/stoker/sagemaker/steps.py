@@ -1,9 +1,9 @@
 """Steps of a SageMaker pipeline as literal requests, and the definition made of them.
 
-The SDK's own step classes want a session, look roles up and upload code while a pipeline is built.
-A `RequestStep` carries the literal API request instead, so a definition is the same text whenever
-and wherever it is made. The values that differ from run to run are pipeline variables. Both kinds
-of steps go into one pipeline, since this one is an SDK step, too.
+The SDK's step classes need a session, look up roles and upload code while a pipeline is built. A
+`RequestStep` contains the literal API request instead, so that a definition is the same text at any
+time and place. Values that differ from run to run are pipeline variables. A `RequestStep` is a step
+of the SDK, too: a pipeline may have both kinds.
 """
 
 import contextlib
@@ -32,8 +32,8 @@ from stoker.pipelines.sagemaker.compile import (
 from stoker.platforms.aws import Aws
 from stoker.records import SageMakerSettings, Workload, nearest
 
-# The SDK makes AWS clients while it is imported: without a region that is an error, without keys a
-# search for them over the network. These are for that moment only; no request is ever signed.
+# The SDK makes AWS clients while it is imported. Without a region that is an error, without keys it
+# searches for them on the network. These are used during the import only, and sign no request.
 _OFFLINE = {
     "AWS_DEFAULT_REGION": "us-east-1",
     "AWS_ACCESS_KEY_ID": "offline",
@@ -46,14 +46,14 @@ _OFFLINE = {
     "SAGEMAKER_USER_CONFIG_OVERRIDE": os.devnull,
 }
 _NOT_OFFLINE = ("AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_ENDPOINT_URL", "AWS_SESSION_TOKEN")
-# Where the container of a control step finds its inputs, and leaves its outputs.
+# Folders of the inputs and outputs in a control step's container.
 INPUT = "/opt/ml/processing/input"
 OUTPUT = "/opt/ml/processing/output"
 WORKLOAD = f"{INPUT}/workload/workload.json"
-# A small step's job has read and written a few files by then, image pull included.
+# Enough to pull an image, and to read and write a few files.
 _SMALL_STEP_SECONDS = 3600
 _MAX_ARGUMENTS = 100
-# Small hosts are of a type that is rarely short; what waits for a GPU is another job.
+# Small hosts are rarely unavailable. The job that waits for GPUs is another one.
 _CONTROL_CAPACITY_MINUTES = 30
 _SHAPES = {
     "Processing": "DescribeProcessingJobResponse",
@@ -70,12 +70,12 @@ def offline() -> Iterator[None]:
     session = getattr(sys.modules.get("boto3"), "DEFAULT_SESSION", None)
     handlers = list(logging.getLogger().handlers)
     is_collecting = gc.isenabled()
-    # Classes by the thousand, of which none is garbage: 1.6 CPU-seconds, with collections 2.3.
+    # Thousands of classes, none of them garbage: 1.6 CPU-seconds, with collections 2.3.
     gc.disable()
     os.environ.update(_OFFLINE)
     try:
         with warnings.catch_warnings():
-            # The SDK imports modules of its own that it calls deprecated.
+            # The SDK imports modules that it calls deprecated.
             warnings.simplefilter("ignore")
             yield
     except ModuleNotFoundError as err:
@@ -88,7 +88,7 @@ def offline() -> Iterator[None]:
         for name in names:
             os.environ.pop(name, None)
         os.environ.update(before)
-        # The SDK leaves a session with the keys above behind, and a log handler of its own.
+        # The SDK leaves a session with the keys above, and a log handler.
         if "boto3" in sys.modules:
             setattr(sys.modules["boto3"], "DEFAULT_SESSION", session)  # noqa: B010
         logging.getLogger().handlers[:] = handlers
@@ -124,18 +124,18 @@ with offline():
 
 
 class PipelineVariable(Protocol):
-    """A pipeline's variable, without a value before a run starts or an earlier step ends."""
+    """A pipeline variable. It gets its value when a run starts or an earlier step ends."""
 
     @property
     def expr(self) -> Mapping[str, object]:
-        """The variable as the definition holds it."""
+        """The variable as it is written in the definition."""
         ...
 
 
 Text = str | PipelineVariable
 StepRequest = dict[str, object]
 
-# Letters and digits, and the address that the service knows the run by.
+# The run's id, of letters and digits, and its ARN.
 EXECUTION_ID: PipelineVariable = ExecutionVariables.PIPELINE_EXECUTION_ID
 EXECUTION_ARN: PipelineVariable = ExecutionVariables.PIPELINE_EXECUTION_ARN
 
@@ -158,7 +158,7 @@ class RequestStep(ConfigurableRetryStep):  # type: ignore[misc]
         depends_on: Steps, or `StepDependency` for another outcome than success.
         property_files: JSON outputs that conditions and other steps may read.
         cache_days: Days for which the service re-uses a run of the same request; 0: never.
-        capacity_minutes: How long a job without capacity is tried again.
+        capacity_minutes: How long a job without capacity is retried.
     """
 
     def __init__(
@@ -195,11 +195,11 @@ class RequestStep(ConfigurableRetryStep):  # type: ignore[misc]
 
     @property
     def properties(self) -> Properties:
-        """What the Describe call will return of the job or model package."""
+        """Variables for the answer of the Describe call of the job or model package."""
         return self._properties
 
     def to_request(self) -> StepRequest:
-        """Returns the step as the definition holds it."""
+        """Returns the step as it is written in the definition."""
         step: StepRequest = super().to_request()
         if self.property_files:
             step["PropertyFiles"] = [file.expr for file in self.property_files]
@@ -209,10 +209,10 @@ class RequestStep(ConfigurableRetryStep):  # type: ignore[misc]
 
 
 # Retries. A kind of error may be in one policy only.
-#   Throttled, or the service had a fault: soon again; the service's own default is about this.
-#   A quota is in use by another run: jobs end, so it is asked for during an hour and a half.
-#   The job broke inside the service: minutes apart; each attempt may be billed.
-#   No capacity: for as long as the workload's on_no_capacity says.
+#   Throttling, or a fault of the service: soon, about as the service's default.
+#   A quota that other runs use: for an hour and a half, as their jobs end.
+#   A job that broke inside the service: minutes apart, as each attempt may be billed.
+#   No capacity: as long as the workload's on_no_capacity says.
 _STEP_POLICY = StepRetryPolicy(
     [StepExceptionTypeEnum.SERVICE_FAULT, StepExceptionTypeEnum.THROTTLING],
     interval_seconds=5,
@@ -252,7 +252,7 @@ def text(*parts: Text | int | float) -> Text:
     """Joins texts and pipeline variables to one value."""
     values: list[Text] = []
     for part in parts:
-        # Flat: that the service takes a join inside a join is nowhere said.
+        # Flat: AWS does not document a join inside a join.
         for piece in part.values if isinstance(part, Join) else (_word(part),):
             before = values[-1] if values else None
             if isinstance(piece, str) and isinstance(before, str):
@@ -278,12 +278,12 @@ def value_in(step: RequestStep, path: str, *, file: str = "") -> PipelineVariabl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SageMakerPipelineRun:
-    """A run that steps are made for: its workload, and the values of the parameters.
+    """A run of a pipeline: its workload, and the values of its parameters.
 
     Attributes:
         request: What the pipeline is compiled from.
-        parameters: Values by name; the others have the workload's.
-        execution_id: Id of the run whose folder the steps write to.
+        parameters: Values by name; default: the workload's.
+        execution_id: Id of the run, which names its folder.
         suffix: End of each step's name, for branches.
     """
 
@@ -329,7 +329,7 @@ class SageMakerPipelineRun:
 
     @property
     def workload(self) -> Workload:
-        """The workload, with the address of its code in place of its folder."""
+        """The workload, with the address of its code instead of the folder."""
         return self.request.workload
 
     @property
@@ -360,7 +360,7 @@ class SageMakerPipelineRun:
         return self.settings.control.image or self.image
 
     def uri(self, path: str) -> Text:
-        """Returns an address in the run's own folder, which its execution id names."""
+        """Returns an address in the run's folder, which the execution id names."""
         head = f"{self.output_uri}/pipelines/{self.workload.name}/"
         return text(head, self.execution_id, f"/{path}")
 
@@ -371,7 +371,7 @@ class SageMakerPipelineRun:
         return self._known(name).default(self.workload)
 
     def words(self, *more: str, has_hyperparameters: bool = False) -> list[Text]:
-        """Returns `--param NAME=VALUE` of all that the run's owner may change, and of `more`."""
+        """Returns `--param NAME=VALUE` for each parameter that a run can change, and for `more`."""
         names = (*self.request.passed, *more)
         words = [w for n in names for w in ("--param", text(f"{n}=", self.value(n)))]
         if has_hyperparameters:
@@ -423,13 +423,15 @@ def control_step(
         property_files: Name to OUTPUT/PATH of a JSON file that conditions may read (`value_in`).
         instance_type, role: Default: those of `sagemaker.control`.
         display_name: Name in the console; default: the name without the branch.
-        is_isolated: It has no network where the workload's job has none.
+        is_isolated: Without network, if the workload's job has none.
     """
     _check_command(command, name=name)
     settings = run.settings
     control = settings.control
+    is_isolated = settings.network_isolation and is_isolated
+    network = {"EnableNetworkIsolation": is_isolated, "VpcConfig": settings.vpc or None}
     files = {"workload": f"{run.request.inputs_uri}/workload.json", **(inputs or {})}
-    # SageMaker tells a container its region, but not in the variable that boto3 reads.
+    # SageMaker gives a container its region, but not in the variable that boto3 reads.
     region = {"AWS_DEFAULT_REGION": settings.region} if settings.region else {}
     request: StepRequest = {
         "AppSpecification": {
@@ -438,7 +440,7 @@ def control_step(
             "ContainerArguments": list(command[1:]) or None,
         },
         "Environment": {**region, **(environment or {})} or None,
-        "NetworkConfig": _network(settings, is_isolated=settings.network_isolation and is_isolated),
+        "NetworkConfig": network if settings.vpc or is_isolated else None,
         "ProcessingInputs": [
             {
                 "InputName": input_name,
@@ -503,7 +505,7 @@ def _check_command(command: Sequence[Text], *, name: str) -> None:
         )
     for word in command:
         parts = word.values if isinstance(word, Join) else (word,)
-        # What is known of a value when the pipeline is compiled: a parameter's default, or nothing.
+        # When the pipeline is compiled, only a parameter's default is known.
         told = [str(getattr(p, "default_value", None) or "") if _is_late(p) else p for p in parts]
         length = sum(len(str(part)) for part in told)
         if length > MAX_ARGUMENT:
@@ -540,7 +542,7 @@ def pipeline(
                 f"argument {argument.name} of the steps is the parameter {name}, and so is "
                 f"{taken[name]}",
                 where="pipelines/, the function that makes the steps",
-                fix="name the argument otherwise; run.value gives the workload's parameters",
+                fix="rename the argument; run.value gives the workload's parameters",
             )
         taken[name] = f"the argument {argument.name}"
     own = {argument.name: _variable_of(argument) for argument in arguments}
@@ -550,7 +552,7 @@ def pipeline(
     }
     run = SageMakerPipelineRun(request=request, parameters=named)
     bound = inspect.signature(body).bind(run, **own)
-    # All that Pipeline does with a session here is to keep clients for calls that we never make.
+    # Pipeline only takes clients from the session, for calls that are not made here.
     clients = SimpleNamespace(client=lambda service: None)
     session = SimpleNamespace(boto_session=clients, local_mode=False)
     made = Pipeline(
@@ -562,14 +564,14 @@ def pipeline(
     )
     with offline():
         document = json.loads(made.definition())
-    # The SDK writes nulls for what is not used: MLflow, experiments.
+    # The SDK writes nulls for unused parts: MLflow, experiments.
     return json.dumps(_without_absent(document), indent=1, sort_keys=True) + "\n"
 
 
 def upload_inputs(run: SageMakerPipelineRun, *, aws: Aws | None = None) -> tuple[str, ...]:
     """Uploads the workload and its code for the steps; returns the addresses that were missing.
 
-    For pipelines that `stoker upload` does not know. Addresses contain a digest of the content.
+    `stoker upload` does this, too. Addresses contain a digest of the content.
 
     Raises:
         PlatformError: If S3 refuses.
@@ -596,7 +598,7 @@ def _variable(parameter: Parameter, *, default: str | int | float) -> PipelineVa
     elif parameter.kind == "number":
         made = ParameterFloat(name=name, default_value=float(default))
     else:
-        # A truth value is a text of two choices: how the service writes one in a text is not said.
+        # A boolean is a text with two choices: AWS does not document how it is spelt in a text.
         made = ParameterString(
             name=name,
             default_value=str(_word(default)),
@@ -625,12 +627,6 @@ def _property_file(name: str, path: str) -> PropertyFile:
     return PropertyFile(name=name, output_name=output, path=file)
 
 
-def _network(settings: SageMakerSettings, *, is_isolated: bool) -> StepRequest | None:
-    if not settings.vpc and not is_isolated:
-        return None
-    return {"EnableNetworkIsolation": is_isolated, "VpcConfig": settings.vpc or None}
-
-
 def _without_absent(request: Mapping[str, object]) -> StepRequest:
     """Returns the request without the keys whose value is None, at any depth."""
     return {key: _plain(value) for key, value in request.items() if value is not None}
@@ -644,27 +640,13 @@ def _plain(value: object) -> object:
     return value
 
 
+# The SDK's names that stoker.sagemaker hands on.
 __all__ = [
-    "EXECUTION_ARN",
-    "EXECUTION_ID",
-    "INPUT",
-    "OUTPUT",
-    "WORKLOAD",
     "ConditionEquals",
     "ConditionIn",
     "ConditionStep",
     "FailStep",
-    "PipelineVariable",
-    "RequestStep",
-    "SageMakerPipelineRun",
     "Step",
     "StepDependency",
-    "StepRequest",
-    "Text",
     "TriggerCondition",
-    "control_step",
-    "pipeline",
-    "text",
-    "upload_inputs",
-    "value_in",
 ]

@@ -1,4 +1,4 @@
-"""SageMaker platform: a job is a training job, with instance groups if it has a data group."""
+"""The SageMaker platform: a job with a data group is a training job with instance groups."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -16,11 +16,11 @@ __all__ = ["SageMakerPlatform", "SageMakerRequest"]
 
 
 class SageMakerPlatform:
-    """Runs jobs as SageMaker training jobs.
+    """SageMaker as a platform: a job is a training job.
 
     Args:
-        aws: The account; absent: what boto3 finds.
-        region: Absent: what boto3 finds.
+        aws: The account; default: what boto3 finds.
+        region: Default: what boto3 finds.
     """
 
     name = "sagemaker"
@@ -29,7 +29,7 @@ class SageMakerPlatform:
         self._aws = aws or Aws(region=region)
 
     def plan(self, job: JobSpec) -> SageMakerRequest:
-        """Returns the CreateTrainingJob request of `job`; needs no network and reads no folder."""
+        """Returns the CreateTrainingJob request of `job`, without network or files."""
         return plan_request(job)
 
     def describe(self, request: SageMakerRequest) -> dict[str, Json]:
@@ -50,7 +50,7 @@ class SageMakerPlatform:
         """
         log = Log(run=request.job.name, host="sagemaker")
         started = start(self._aws, request, rename=self._renamed(request), log=log)
-        return SageMakerRun(self._aws, request=started.request, asked_name=request.job.run_name)
+        return SageMakerRun(self._aws, request=started, asked_name=request.job.run_name)
 
     def resumed(self, requests: Sequence[SageMakerRequest]) -> int:
         if find_job(self._aws, requests[0].job.name) is None:
@@ -61,6 +61,6 @@ class SageMakerPlatform:
         return 0
 
     def _renamed(self, request: SageMakerRequest) -> Callable[[str], SageMakerRequest]:
-        # A new plan: addresses of token, code and outputs contain the name.
+        # A new plan, as the addresses of token, code and outputs contain the name.
         job = dataclasses.replace(request.job, run=request.job.run_name)
         return lambda name: self.plan(dataclasses.replace(job, name=name))

@@ -1,7 +1,7 @@
-"""Rules of a CreateTrainingJob request that nothing else checks in time.
+"""Rules of a CreateTrainingJob request that the service checks late, or not at all.
 
-The service refuses wrong lengths and patterns at once. What it knows about instance groups it says
-minutes later, or after a pipeline's first steps.
+The service refuses wrong lengths and patterns at once. It checks instance groups minutes later, or
+after a pipeline's first steps.
 """
 
 import functools
@@ -26,7 +26,7 @@ _GROUPS_FIX = "plan fewer groups: stoker decide proposes one data group"
 
 
 def groups_of(body: Body) -> list[Body]:
-    """Returns the instance groups; none of a homogeneous job."""
+    """Returns the instance groups; a homogeneous job has none."""
     return mappings(body, "ResourceConfig", "InstanceGroups")
 
 
@@ -53,13 +53,13 @@ def s3_source(channel: Body) -> Body:
 
 
 def mode_of(body: Body, channel: Body) -> str:
-    """Returns the channel's own mode, else the job's."""
+    """Returns the channel's mode; default: the job's."""
     algorithm = mapping(body.get("AlgorithmSpecification"))
     return str(channel.get("InputMode") or algorithm.get("TrainingInputMode") or "File")
 
 
 def text(value: Body, key: str) -> str:
-    """Returns the value under the key as text; empty by default."""
+    """Returns the value of the key as text; empty if it is missing."""
     return str(value.get(key) or "")
 
 
@@ -69,10 +69,10 @@ def without_none(values: Mapping[str, Json]) -> dict[str, Json]:
 
 
 def settings_of(job: JobSpec) -> SageMakerSettings:
-    """Returns the job's settings for SageMaker, after checks of what the request is made of.
+    """Returns the job's settings for SageMaker; checks the job.
 
     Raises:
-        UsageError: Naming the key of the workload and the reason.
+        UsageError: With the workload's key, the reason and a fix.
     """
     settings = job.platform_settings.sagemaker
     if settings is None:
@@ -94,7 +94,7 @@ def settings_of(job: JobSpec) -> SageMakerSettings:
     source = settings.source or ""
     if "://" in source and not (source.startswith("s3://") and source.endswith(".tar.gz")):
         raise UsageError(
-            f"code comes from a folder or from a .tar.gz in S3, not from {source}",
+            f"code comes from a folder or a .tar.gz in S3, not from {source}",
             where="key sagemaker.source",
             fix="name a folder: stoker packs and uploads it",
         )
@@ -104,12 +104,12 @@ def settings_of(job: JobSpec) -> SageMakerSettings:
 def _check_channel(name: str, channel: Channel) -> None:
     if name in (TOKEN_CHANNEL, CODE_CHANNEL):
         raise UsageError(
-            f"channel {name} is stoker's own", where=f"key channels.{name}", fix="rename it"
+            f"channel {name} is stoker's own", where=f"key channels.{name}", fix="rename yours"
         )
     if file_system(channel.uri):
         if channel.mode != "File" or channel.data_type != "S3Prefix" or channel.groups:
             raise UsageError(
-                f"channel {name} is a file system: mode, data_type and groups are S3's",
+                f"channel {name} is a file system: mode, data_type and groups are for S3",
                 where=f"key channels.{name}",
                 fix="leave them out: all groups mount it",
             )
@@ -123,7 +123,7 @@ def _check_channel(name: str, channel: Channel) -> None:
 
 
 def file_system(uri: str) -> dict[str, Json] | None:
-    """Returns the FileSystemDataSource of an efs:// or fsx:// address, read only; else None."""
+    """Returns a read-only FileSystemDataSource for an efs:// or fsx:// address, else None."""
     found = _FILE_SYSTEM.fullmatch(uri)
     if not found:
         return None
@@ -160,16 +160,6 @@ def _channel_rules(body: Body) -> Iterator[UsageError]:
             )
 
 
-def choices(shape_name: str) -> tuple[str, ...]:
-    """Returns all values of an enumeration of the model, such as `TrainingInstanceType`."""
-    return tuple(_model().shape_for(shape_name).enum)
-
-
-def maximum(shape_name: str) -> int:
-    """Returns the largest number, length or count that the model allows, as of `InstanceGroups`."""
-    return int(_model().shape_for(shape_name).metadata["max"])
-
-
 @functools.cache
 def _model() -> "ServiceModel":
     try:
@@ -177,7 +167,7 @@ def _model() -> "ServiceModel":
         from botocore.model import ServiceModel
     except ImportError as err:
         raise MissingExtraError.of(err, extra="aws") from None
-    # Without a client: that would need a region, and look for credentials in the network.
+    # Not from a client, which would need a region, and look for credentials on the network.
     return ServiceModel(Loader().load_service_model("sagemaker", "service-2"))
 
 
@@ -188,16 +178,16 @@ def check_body(body: Body) -> None:
 
 
 def problems(body: Body) -> Iterator[UsageError]:
-    """Yields each rule that the request breaks; if types are wrong, only those."""
+    """Yields an error for each broken rule; one alone if botocore refuses the request."""
     model = _model()
     from botocore.validate import ParamValidator
 
     shape = model.operation_model("CreateTrainingJob").input_shape
     if wrong := ParamValidator().validate(body, shape).generate_report():
         yield UsageError(
-            "CreateTrainingJob does not take this: " + wrong.replace("\n", "; "),
+            "CreateTrainingJob would refuse this: " + wrong.replace("\n", "; "),
             where="key sagemaker.request",
-            fix="correct it by the API reference of CreateTrainingJob",
+            fix="see the API reference of CreateTrainingJob",
         )
         return
     for rule in _RULES:
@@ -209,22 +199,22 @@ def notes(body: Body) -> list[str]:
     found = []
     if body.get("VpcConfig"):
         found.append("the security groups must let the hosts reach each other by any TCP port")
-        found.append("the subnets need a way to S3, for example a gateway endpoint")
+        found.append("the subnets need a route to S3, for example a gateway endpoint")
         if body.get("EnableInterContainerTrafficEncryption"):
             found.append(
                 "for the encryption the hosts also need UDP port 500 and protocol 50 (ESP)"
             )
     if body.get("EnableNetworkIsolation"):
-        found.append("the containers reach only each other: all data comes by channels")
+        found.append("the containers reach only each other: all data comes through channels")
     for name, channel in channels_of(body):
         source = s3_source(channel)
         if source.get("S3DataDistributionType") == "ShardedByS3Key":
             found.append(
                 f"channel {name}: each host gets only a part of the objects; a sampler must not "
-                "draw indices of samples on other hosts"
+                "choose samples of other hosts"
             )
         if mode_of(body, channel) == "Pipe":
-            found.append(f"channel {name}: a pipe is read by one process, and once an epoch")
+            found.append(f"channel {name}: only one process can read a pipe, once per epoch")
     if body.get("EnableManagedSpotTraining") and not body.get("CheckpointConfig"):
         found.append("without sagemaker.checkpoint_uri an interrupted job starts from scratch")
     return found
@@ -235,8 +225,8 @@ def _group_rules(body: Body) -> Iterator[UsageError]:
     groups = groups_of(body)
     if not groups:
         return
-    most = maximum("InstanceGroups")
-    # botocore checks no upper limits: the service would refuse it when the job is created.
+    # botocore checks no upper limits.
+    most = int(_model().shape_for("InstanceGroups").metadata["max"])
     if len(groups) > most:
         yield UsageError(
             f"a job has at most {most} instance groups, found {len(groups)}",
@@ -259,11 +249,11 @@ def _group_rules(body: Body) -> Iterator[UsageError]:
 
 
 def _type_rules(body: Body) -> Iterator[UsageError]:
-    known = choices("TrainingInstanceType")
+    known = tuple(_model().shape_for("TrainingInstanceType").enum)
     for where, name in instance_types(body):
         if name in known:
             continue
-        # SageMaker's SDK calls its local mode `local` and `local_gpu`.
+        # In SageMaker's SDK, `local` and `local_gpu` are the types of local mode.
         if bare_type(name).startswith("local"):
             yield UsageError(
                 f"{name} is a type of local mode, not of training jobs",

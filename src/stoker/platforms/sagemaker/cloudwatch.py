@@ -1,11 +1,11 @@
 """CloudWatch's log of a training job, and the load of each of its hosts.
 
-The log has one stream per host (JOB/algo-1-1234567890) and does not name groups. They are read from
-the lines that the launcher writes at each host's start; earlier lines wait until then.
+The log has one stream per host (JOB/algo-1-1234567890). A stream does not name its host's group:
+the launcher does, in one of its first lines. Earlier lines are held back until then.
 
-Any training job can be read. CloudWatch sums CPU over cores and GPU over GPUs; here the load is a
-fraction of what the host has. Hosts without lines of stoker's launcher are assigned to groups by
-their GPUs, if only one group has some.
+Any training job can be read. CloudWatch adds up CPU over cores and GPU over GPUs. Here a load is a
+fraction of what the host has. If no launcher names the groups, hosts with GPUs count as members of
+the only group with GPUs.
 """
 
 import json
@@ -24,11 +24,10 @@ from stoker.records import Json, bare_type
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 
-# A launcher names its group in its first line. After this time a host counts as not started by
-# stoker, and its lines are shown without a group.
+# After this time a host counts as not started by stoker: its lines are shown without a group.
 HOLD_SECONDS = 30.0
 UNKNOWN = "unknown"
-# How often to look for streams of restarted hosts.
+# Between searches for streams of restarted hosts.
 FIND_SECONDS = 60.0
 # Pages of up to 1 MB per stream, before the job and other hosts are polled again.
 MAX_PAGES = 10
@@ -37,7 +36,7 @@ NAMESPACE = "/aws/sagemaker/TrainingJobs"
 MIN_PERIOD_SECONDS = 60
 MAX_POINTS = 720
 _DAY, _HOUR = 86400, 3600
-# An hour less: a query rounds its start down.
+# Age, and the resolution up to it. An hour less, as a query rounds its start down.
 _KEPT = ((15 * _DAY - _HOUR, MIN_PERIOD_SECONDS), (63 * _DAY - _HOUR, 300))
 KEPT_DAYS = 455
 _METRICS = ("CPUUtilization", "GPUUtilization", "MemoryUtilization")
@@ -55,24 +54,10 @@ class LogEntry:
 
 
 class JobLogs:
-    """Reader of a job's log: each line once, none left out.
+    """Reader of a job's log: each line once, none left out."""
 
-    Args:
-        job_name: Name in the names of the streams.
-        num_hosts: Absent: unknown.
-        log_group: Log group; other kinds of jobs have others.
-    """
-
-    def __init__(
-        self,
-        aws: Aws,
-        *,
-        job_name: str,
-        num_hosts: int | None = None,
-        log_group: str = LOG_GROUP,
-    ) -> None:
+    def __init__(self, aws: Aws, *, job_name: str, num_hosts: int) -> None:
         self._aws = aws
-        self._log_group = log_group
         self._job_name = job_name
         self._num_hosts = num_hosts
         self._streams: dict[str, _Stream] = {}
@@ -96,7 +81,7 @@ class JobLogs:
     def _find_streams(self) -> None:
         now = self._aws.clock()
         hosts = {stream.host for stream in self._streams.values()}
-        is_complete = self._num_hosts is not None and len(hosts) >= self._num_hosts
+        is_complete = len(hosts) >= self._num_hosts
         if is_complete and self._found_at is not None and now < self._found_at + FIND_SECONDS:
             return
         try:
@@ -104,14 +89,14 @@ class JobLogs:
                 "logs",
                 "DescribeLogStreams",
                 items="logStreams",
-                logGroupName=self._log_group,
+                logGroupName=LOG_GROUP,
                 logStreamNamePrefix=f"{self._job_name}/",
             ):
                 name = item.get("logStreamName")
                 if isinstance(name, str) and name not in self._streams:
-                    self._streams[name] = _Stream(self._aws, name, self._log_group)
+                    self._streams[name] = _Stream(self._aws, name)
         except ServiceError as err:
-            # An account's first job creates the log group, its first line the stream.
+            # An account's first job creates the log group, a host's first line the stream.
             if err.kind != "missing":
                 raise
         self._found_at = now
@@ -120,15 +105,14 @@ class JobLogs:
 class _Stream:
     """Reader of one log stream."""
 
-    def __init__(self, aws: Aws, name: str, log_group: str) -> None:
+    def __init__(self, aws: Aws, name: str) -> None:
         found = re.fullmatch(r".*/(algo-\d+)(?:-\d+)?", name)
         self.host = found.group(1) if found else name.rpartition("/")[2]
         self.is_behind = False
         self._aws = aws
         self._name = name
-        self._log_group = log_group
         self._token: str | None = None
-        # Time of the last event, and the number of events with it, in case the token expires.
+        # Time of the last event, and how many events have it: needed if the token expires.
         self._last_millis = 0
         self._num_at_last = 0
 
@@ -138,7 +122,7 @@ class _Stream:
             events, token = self._page()
             for event in events:
                 yield from self._entries(event)
-            # At the end of a stream GetLogEvents returns the request's token.
+            # At the end of a stream the answer has the request's token.
             if token is None or token == self._token:
                 return
             self._token = token
@@ -154,9 +138,8 @@ class _Stream:
                 return [], None
             if not self._token or not err.code.startswith("InvalidParameter"):
                 raise
-            # Tokens expire after a day.
+            # Tokens expire after a day. The start is inclusive: known events are skipped below.
             self._token, known = None, self._num_at_last
-            # The start is inclusive: events of that millisecond are skipped below.
             answer = self._get(startTime=self._last_millis)
         listed = answer.get("events")
         items = listed if isinstance(listed, list) else []
@@ -168,9 +151,9 @@ class _Stream:
         return self._aws.call(
             "logs",
             "GetLogEvents",
-            logGroupName=self._log_group,
+            logGroupName=LOG_GROUP,
             logStreamName=self._name,
-            # Otherwise the newest page comes first; a forward token needs it, too.
+            # The default is the newest page first. A forward token needs it, too.
             startFromHead=True,
             **asked,
         )
@@ -186,11 +169,7 @@ class _Stream:
 
 
 class Labels:
-    """Adds the group to lines; holds lines back until their host's group is known.
-
-    Args:
-        groups: Names of the job's groups; a single one has all hosts.
-    """
+    """Groups of log lines; a line waits until its host's group is known."""
 
     def __init__(self, groups: Sequence[str]) -> None:
         self._only = groups[0] if len(groups) == 1 else None
@@ -203,11 +182,7 @@ class Labels:
         return dict(self._groups)
 
     def label(self, entries: Iterable[LogEntry], *, now: float) -> Iterator[LogLine]:
-        """Yields lines of known groups, in order for each host, and lines that waited too long.
-
-        Args:
-            now: Monotonic seconds.
-        """
+        """Yields lines of known groups, each host's in order, and lines that waited too long."""
         for entry in entries:
             self._learn(entry)
             self._held.setdefault(entry.host, deque()).append((now, entry))
@@ -218,16 +193,14 @@ class Labels:
         yield from self._release()
 
     def flush(self) -> Iterator[LogLine]:
-        """Yields everything that is held back."""
-        for host, held in self._held.items():
-            while held:
-                yield _line(self._groups.get(host, UNKNOWN), held.popleft()[1])
+        """Yields all lines that still wait."""
+        yield from self._release(UNKNOWN)
 
-    def _release(self) -> Iterator[LogLine]:
+    def _release(self, default: str = "") -> Iterator[LogLine]:
         for host, held in self._held.items():
-            group = self._groups.get(host)
+            group = self._groups.get(host, default)
             while group and held:
-                yield _line(group, held.popleft()[1])
+                yield LogLine(group=group, host=host, text=held.popleft()[1].text)
 
     def _learn(self, entry: LogEntry) -> None:
         if self._only:
@@ -236,7 +209,7 @@ class Labels:
         event = parse_line(entry.text) if entry.text.startswith("stoker ") else None
         if event is None:
             return
-        # A script may print lines of other hosts or runs.
+        # A script may print another host's line.
         if event.event == EventName.HOST_ROLE and event.host == entry.host:
             self._groups[entry.host] = event.values.get("group") or UNKNOWN
         elif event.event == EventName.ROSTER:
@@ -245,16 +218,11 @@ class Labels:
                     self._groups[host] = group
 
 
-def _line(group: str, entry: LogEntry) -> LogLine:
-    return LogLine(group=group, host=entry.host, text=entry.text)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostLoad:
     """Average load of a host over the training, as fractions of all its vCPUs, GPUs and memory.
 
-    Attributes:
-        gpu: None on hosts without GPUs; all are None if unknown.
+    None: no data points, or no GPUs.
     """
 
     host: str
@@ -287,14 +255,13 @@ def read_utilisation(
     end: datetime,
     now: datetime | None = None,
 ) -> tuple[HostLoad, ...]:
-    """Returns the load of each host between two moments; None without data points.
+    """Returns the load of each host between two moments; the last minute may be missing.
 
     Args:
         roster: Host (algo-1) to group.
         types: Group to instance type.
-        sizes: Instance type to its vCPUs and GPUs, with or without `ml.`.
-        end: End of the training; its last minute may be missing.
-        now: Old points are kept at a coarser resolution; absent: `end`.
+        sizes: Instance type to vCPUs and GPUs, with or without `ml.`.
+        now: Default: `end`. CloudWatch keeps old points at a coarser resolution.
 
     Raises:
         ServiceError: If CloudWatch cannot be read.
@@ -355,7 +322,7 @@ def loads_in(
         results: MetricDataResults of all pages; a label may occur more than once.
         roster: Host to group, in the order of the result.
         types: Group to instance type.
-        sizes: Instance type to its vCPUs and GPUs.
+        sizes: Instance type to vCPUs and GPUs.
     """
     points: dict[str, list[float]] = {}
     for result in results:
@@ -411,7 +378,7 @@ def point_seconds(seconds: float, *, age_seconds: float = 0.0) -> int:
 
     Args:
         seconds: Length of the training.
-        age_seconds: Since its beginning; older points are kept at a coarser resolution.
+        age_seconds: Time since it began.
     """
     kept = next((size for age, size in _KEPT if age_seconds <= age), _HOUR)
     points = -(-seconds // (MAX_POINTS * kept))
@@ -424,7 +391,7 @@ def _size(kind: str, sizes: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
 
 
 def _fraction(values: Sequence[float] | None, *, parts: int) -> float | None:
-    """Returns the mean of percentages that add up to 100 x parts, as a fraction."""
+    """Returns the mean of percentages as a fraction, where 100 x parts is the maximum."""
     if not values or parts < 1:
         return None
     # A sample may be a little above the maximum.
@@ -455,10 +422,10 @@ class ObservedJob:
     Attributes:
         groups: Name to type and count; a job without groups has one with an empty name.
         dnn: Name of the group that trains.
-        began_at: Beginning of the training: UTC, ISO 8601.
-        minutes: Minutes of training, until its end or until now.
+        began_at: Start of the training: UTC, ISO 8601.
+        minutes: Length of the training, until its end or until now.
         point_seconds: Period of CloudWatch's data points.
-        notes: How hosts were assigned to groups, if not by the log.
+        notes: How the hosts' groups were found, if not by the log.
     """
 
     name: str
@@ -512,18 +479,18 @@ def observe_job(
     """Reads the load of a job's hosts.
 
     Args:
-        sizes: Instance type to its vCPUs and GPUs, of all types of the job.
+        sizes: Instance type to vCPUs and GPUs, for all types of the job.
         log: Its lines; None: read from CloudWatch if needed.
-        now: End of a running job.
+        now: Counts as the end of a running job.
 
     Raises:
-            PlatformError: If CloudWatch has no data points, the hosts' groups are unknown, or AWS
+        PlatformError: If CloudWatch has no data points, the hosts' groups are unknown, or AWS
             refuses.
     """
     assert state.began_at is not None
     begin = datetime.fromisoformat(state.began_at)
     end = datetime.fromisoformat(state.ended_at) if state.ended_at else now
-    # The service's names for hosts, over all groups.
+    # The service numbers the hosts of all groups together.
     hosts = [f"algo-{n + 1}" for n in range(sum(count for _, count in state.groups.values()))]
     members, notes = _members(aws, state, hosts, log)
     if members is None:
@@ -598,29 +565,24 @@ def _members(
     if len(state.groups) == 1:
         (only,) = state.groups
         return GroupMembers(groups=dict.fromkeys(hosts, only), roles={}), []
-    notes: list[str] = []
-    if log is not None:
-        found = members_in(log)
-    else:
-        try:
-            found = _members_of_cloud(aws, state, hosts)
-        except ServiceError as err:
-            notes.append(f"the log, which may tell hosts' groups, cannot be read: {err.what}")
-            return None, notes
+    try:
+        found = members_in(_first_lines(aws, state, hosts) if log is None else log)
+    except ServiceError as err:
+        return None, [f"the log, which may name the hosts' groups, cannot be read: {err.what}"]
     ours = {host: group for host, group in found.groups.items() if group in state.groups}
     if set(hosts) <= ours.keys():
-        return GroupMembers(groups={host: ours[host] for host in hosts}, roles=found.roles), notes
-    return None, notes
+        return GroupMembers(groups={host: ours[host] for host in hosts}, roles=found.roles), []
+    return None, []
 
 
-def _members_of_cloud(aws: Aws, state: TrainingJobState, hosts: Sequence[str]) -> GroupMembers:
+def _first_lines(aws: Aws, state: TrainingJobState, hosts: Sequence[str]) -> list[str]:
     logs = JobLogs(aws, job_name=state.name, num_hosts=len(hosts))
     lines: list[str] = []
     for _ in range(MAX_LOG_READS):
         lines += [entry.text for entry in logs.read() if entry.text.startswith("stoker ")]
         if set(hosts) <= members_in(lines).groups.keys() or not logs.is_behind:
             break
-    return members_in(lines)
+    return lines
 
 
 def _by_gpus(
@@ -633,11 +595,11 @@ def _by_gpus(
     end: datetime,
     now: datetime,
 ) -> tuple[GroupMembers, str]:
-    """Returns each host's group by its GPUs, if one of two groups has some, and a note."""
+    """Returns each host's group by its GPUs, if one of two groups has GPUs, and a note."""
     with_gpus = [name for name, (kind, _) in state.groups.items() if sizes[kind][1]]
     others = [name for name in state.groups if name not in with_gpus]
     if len(with_gpus) == 1 and len(others) == 1:
-        # Sizes do not matter: only whether a host has points counts.
+        # Sizes do not matter here, only which hosts have data points.
         loads = read_utilisation(
             aws,
             job_name=state.name,
@@ -648,17 +610,17 @@ def _by_gpus(
             end=end,
             now=now,
         )
-        # A host without any points may have GPUs, too.
+        # A host without data points may have GPUs.
         is_seen = all(load.cpu is not None for load in loads)
         gpu_hosts = {load.host for load in loads if load.gpu is not None}
         if is_seen and len(gpu_hosts) == state.groups[with_gpus[0]][1]:
             groups = {h: with_gpus[0] if h in gpu_hosts else others[0] for h in hosts}
-            note = "the log does not tell which host is in which group: those with GPUs count as "
+            note = "the log does not name the hosts' groups: those with GPUs count as "
             return GroupMembers(groups=groups, roles={}), f"{note}{with_gpus[0]}"
     listed = ", ".join(f"{name} ({count} x {kind})" for name, (kind, count) in state.groups.items())
     raise PlatformError(
-        f"which of the {len(hosts)} hosts is in which group is not known: {listed}",
-        where=f"the log of {state.name}: no line of stoker's launcher says it",
+        f"it is unknown which of the {len(hosts)} hosts is in which group: {listed}",
+        where=f"the log of {state.name} has no such lines of stoker's launcher",
         fix="give the whole log with --logs FILE, or profile the training: stoker profile",
     )
 
@@ -674,7 +636,7 @@ def _dnn_group(
         if len(found) == 1:
             return found[0]
     raise PlatformError(
-        f"which group trains is not known: {', '.join(state.groups)}",
+        f"cannot find out which group trains: {', '.join(state.groups)}",
         where=f"job {state.name}",
         fix="profile the training: stoker profile",
     )
@@ -683,9 +645,9 @@ def _dnn_group(
 def _no_points(state: TrainingJobState, age_seconds: float, seconds: float) -> PlatformError:
     why = "it trained for less than two minutes" if seconds < 120 else "none were written"
     if age_seconds > KEPT_DAYS * _DAY:
-        why = f"it began {age_seconds / _DAY:.0f} days ago, they are kept {KEPT_DAYS}"
+        why = f"it began {age_seconds / _DAY:.0f} days ago, and they are kept {KEPT_DAYS}"
     return PlatformError(
-        f"CloudWatch has no points of {state.name}'s training hosts: {why}",
+        f"CloudWatch has no points for {state.name}'s training hosts: {why}",
         where="cloudwatch:GetMetricData, namespace /aws/sagemaker/TrainingJobs",
         fix="name a job that trained for some minutes, or profile the training: stoker profile",
     )

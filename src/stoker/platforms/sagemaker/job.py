@@ -34,26 +34,25 @@ from stoker.platforms.sagemaker.submit import (
     no_capacity,
     stop_job,
 )
-from stoker.records import Event
 
 FOLDER = "stoker"
-# Limit of the archive with the user's outputs, which are skipped.
+# Limit of the whole archive: the user's outputs are in it, too, and skipped.
 MAX_ARCHIVE_BYTES = 16 << 30
-# Records, timelines and failures: 64 MiB a file, for a day of steps in a timeline.
+# Limits of records, timelines and failures. A day of steps is a timeline of less than 64 MiB.
 MAX_FILE_BYTES = 64 << 20
 MAX_TOTAL_BYTES = 512 << 20
 MAX_FILES = 1000
-# Between polls: short after news, then growing.
+# Between polls: short after news, then longer each time.
 MIN_INTERVAL_SECONDS = 2.0
 MAX_INTERVAL_SECONDS = 15.0
 INTERVAL_GROWTH = 1.4
-# Lines reach CloudWatch with a delay of seconds: after the end the log is read until it is quiet,
-# and no longer than DRAIN_SECONDS.
+# Lines reach CloudWatch some seconds late: after the end the log is read until it is quiet for this
+# time, and no longer than DRAIN_SECONDS.
 QUIET_SECONDS = 6.0
 DRAIN_SECONDS = 60.0
-# SIGTERM, 120 s of grace, and the service's own time for it.
+# SIGTERM, 120 s until SIGKILL, and the service's own time.
 STOP_SECONDS = 240.0
-# Host name of lines that no host wrote.
+# Host name of lines that come from the service.
 SERVICE = "sagemaker"
 
 
@@ -129,16 +128,6 @@ class _Bounded(io.RawIOBase):
         return chunk
 
 
-def _outputs(aws: Aws, state: TrainingJobState, run_dir: Path, log: Log) -> Path | None:
-    """Fetches the leader's records; None if they cannot be read."""
-    archive = f"{state.output_prefix}/output.tar.gz"
-    try:
-        return fetch_outputs(aws, archive, folder=run_dir / "output")
-    except PlatformError as err:
-        log.event(EventName.OUTPUTS_READ_FAILED, object=archive, why=err.what)
-        return None
-
-
 def _model_uri(aws: Aws, state: TrainingJobState) -> str | None:
     uri = state.model_uri or f"{state.output_prefix}/model.tar.gz"
     if state.status == "Completed":
@@ -150,10 +139,7 @@ def _model_uri(aws: Aws, state: TrainingJobState) -> str | None:
 
 
 def _copy_model(aws: Aws, uri: str, state: TrainingJobState, asked_name: str, log: Log) -> None:
-    """Copies the model to where a job called `asked_name` would have written it.
-
-    A pipeline registers it under that name.
-    """
+    """Copies the model to where a pipeline registers it: under the name `asked_name`."""
     known = f"{state.output_prefix}/model.tar.gz".replace(f"/{state.name}/", f"/{asked_name}/")
     try:
         aws.copy_object(uri, known)
@@ -168,14 +154,13 @@ def _verdict(
 ) -> tuple[Literal["succeeded", "failed", "stopped"], str | None]:
     if state.status == "Completed":
         return "succeeded", None
+    # MaxRuntimeExceeded, MaxWaitTimeExceeded.
+    if state.status == "Stopped" and state.secondary.startswith("Max"):
+        return "failed", (
+            f"the service stopped the job: {state.secondary}; raise sagemaker.max_run_seconds "
+            "(with spot: MaxWaitTimeInSeconds in sagemaker.request)"
+        )
     if state.status == "Stopped":
-        if state.secondary.startswith("Max"):
-            # MaxRuntimeExceeded, MaxWaitTimeExceeded.
-            return "failed", (
-                f"the service stopped the job: {state.secondary}; "
-                "raise sagemaker.max_run_seconds (with spot: MaxWaitTimeInSeconds in "
-                "sagemaker.request)"
-            )
         return "stopped", None
     return "failed", state.reason or "the service gave no reason"
 
@@ -184,8 +169,8 @@ class SageMakerRun(FollowedRun):
     """A submitted job, followed by polling the service.
 
     Args:
-        request: Request of the job, as it was created.
-        asked_name: Requested name; the job has another if that was in use.
+        request: The request that created the job.
+        asked_name: Requested name; the job has another if that one was in use.
     """
 
     def __init__(self, aws: Aws, *, request: SageMakerRequest, asked_name: str) -> None:
@@ -203,27 +188,12 @@ class SageMakerRun(FollowedRun):
         self._told: dict[tuple[str, str], Transition] = {}
         self._interval = 0.0
         self._reached_at = aws.clock()
-        # After the job's end: when to stop reading its log at the latest, and if it is quiet.
+        # After the job's end: when its log is no longer read, at the latest and if it stays quiet.
         self._drain_until = self._quiet_at = 0.0
-
-    @property
-    def roster(self) -> Mapping[str, str]:
-        """Host to group, as far as the log shows it."""
-        return self._labels.roster
-
-    @property
-    def state(self) -> TrainingJobState | None:
-        """The last known state."""
-        return self._state
-
-    @property
-    def events(self) -> tuple[Event, ...]:
-        """States that the job went through, with their reasons."""
-        return tuple(transition.event for transition in self._told.values())
 
     def stop(self) -> None:
         """Stops the job unless it has ended; blocks until its end, STOP_SECONDS at most."""
-        # With its token, which the next follower needs.
+        # A job that keeps running keeps its token, which the next follower needs.
         if self._is_left:
             self._close_files()
             return
@@ -241,23 +211,23 @@ class SageMakerRun(FollowedRun):
         self._close_files()
 
     def utilisation(self, sizes: Mapping[str, tuple[int, int]]) -> tuple[GroupLoad, ...]:
-        """Returns the average load of each group's hosts so far; () before the training began.
+        """Returns the average load of each group's hosts so far; () before the training begins.
 
         Args:
-            sizes: Instance type to its vCPUs and GPUs, with or without `ml.`.
+            sizes: Instance type to vCPUs and GPUs, with or without `ml.`.
 
         Raises:
             ServiceError: If CloudWatch cannot be read.
         """
-        state = self._state
-        if state is None or state.began_at is None or not self.roster:
+        state, roster = self._state, self._labels.roster
+        if state is None or state.began_at is None or not roster:
             return ()
         types = {group.name: group.instance_type for group in self._job.groups}
         end = state.ended_at or now_utc()
         loads = read_utilisation(
             self._aws,
             job_name=self.name,
-            roster=self.roster,
+            roster=roster,
             types=types,
             sizes=sizes,
             begin=datetime.fromisoformat(state.began_at),
@@ -275,12 +245,17 @@ class SageMakerRun(FollowedRun):
         assert self._state is not None
         self._delete_token()
         state, job = self._state, self._job
-        # The service looks for hosts only after it has created the job.
+        # The service looks for hosts after it has created the job.
         if state.status == "Failed" and lacks_capacity(state.reason):
             raise no_capacity(
                 state.reason, job.groups, job_name=state.name, next_best=job.next_best
             )
-        output_dir = _outputs(self._aws, state, job.run_dir, self._log)
+        archive = f"{state.output_prefix}/output.tar.gz"
+        try:
+            output_dir = fetch_outputs(self._aws, archive, folder=job.run_dir / "output")
+        except PlatformError as err:
+            output_dir = None
+            self._log.event(EventName.OUTPUTS_READ_FAILED, object=archive, why=err.what)
         training = leader_record(output_dir)
         status, failure = _verdict(state)
         exit_code = training.exit_code if training else None
@@ -294,7 +269,7 @@ class SageMakerRun(FollowedRun):
             output_dir=output_dir,
             model_uri=model_uri,
             job_url=state.url,
-            events=self.events,
+            events=tuple(transition.event for transition in self._told.values()),
             mlflow_run_id=state.mlflow_run_id,
             billed_seconds=state.billed_seconds,
             what={"job_arn": state.arn, **kept_facts(self._aws, state.arn)},
@@ -315,7 +290,7 @@ class SageMakerRun(FollowedRun):
             self._aws.sleep(MIN_INTERVAL_SECONDS)
 
     def _look(self) -> None:
-        """Polls the job's state and its new log lines, after a pause."""
+        """Waits, then polls the job's state and its new log lines."""
         if self._interval:
             self._aws.sleep(self._interval)
         has_news = self._look_at_state()
@@ -335,7 +310,7 @@ class SageMakerRun(FollowedRun):
             self._interval = MIN_INTERVAL_SECONDS
         else:
             self._interval = min(self._interval * INTERVAL_GROWTH, MAX_INTERVAL_SECONDS)
-        # A page was full: more of the log is available.
+        # More of the log is available now.
         if is_behind:
             self._interval = 0.0
 
@@ -360,15 +335,16 @@ class SageMakerRun(FollowedRun):
         return self._take(job_state(answer))
 
     def _take(self, state: TrainingJobState) -> bool:
-        """Takes a new state; returns whether it has something to report."""
+        """Reports what is new in a state; returns whether anything is."""
         if self._state is not None and self._state.is_final:
             # Another thread may have stopped the run since the request.
             return False
         self._state = state
         # A step's message may change: then it is reported again.
-        told = [item for item in state.transitions if self._told.get(_key(item)) != item]
-        for transition in told:
-            self._told[_key(transition)] = transition
+        keyed = [((item.status, item.since), item) for item in state.transitions]
+        told = [(key, item) for key, item in keyed if self._told.get(key) != item]
+        for key, transition in told:
+            self._told[key] = transition
             self._say(transition.words)
         if state.is_final and state.reason:
             self._say(f"{state.status}: {state.reason}")
@@ -399,7 +375,3 @@ class SageMakerRun(FollowedRun):
         if self._token_uri:
             uri, self._token_uri = self._token_uri, None
             delete_token(self._aws, uri, log=self._log)
-
-
-def _key(transition: Transition) -> tuple[str, str]:
-    return transition.status, transition.since

@@ -1,7 +1,7 @@
 """Lineage of a training job, kept in its tags: the image's digest and the inputs' versions.
 
-They are read once, before the job is created: later the image's tag may name another image, and
-the data may have changed.
+Both are read before the job is created. Later the image's tag may name another image, and the data
+may have changed.
 """
 
 import hashlib
@@ -19,14 +19,14 @@ _ECR = re.compile(
     r"(?P<account>\d{12})\.dkr\.ecr\.[a-z0-9-]+\.amazonaws\.com(?:\.cn)?/"
     r"(?P<repository>[^:@]+)(?::(?P<tag>[^@]+))?"
 )
-# A listing has 1000 objects a page: ten calls, some seconds. More objects have no version.
+# Of 1000 objects each: ten calls take some seconds. A channel with more objects has no version.
 MAX_PAGES = 10
 
 
 def made_of(aws: Aws, job: JobSpec) -> dict[str, str]:
     """Returns facts by name: `image_digest`, and address and version of each channel in S3.
 
-    What this account may not read is left out.
+    Facts that this account may not read are left out.
     """
     facts = {"image_digest": _image_digest(aws, job.image or "")}
     for name, channel in sorted(job.channels.items()):
@@ -44,7 +44,7 @@ def tags_of(facts: Mapping[str, str]) -> list[Json]:
 
 
 def kept_facts(aws: Aws, arn: str) -> dict[str, str]:
-    """Returns the facts in a job's tags; {} if they cannot be read."""
+    """Returns the facts in a job's tags; {} if the tags cannot be read."""
     try:
         tags = list(aws.pages("sagemaker", "ListTags", items="Tags", ResourceArn=arn))
     except StokerError:
@@ -73,7 +73,7 @@ def _image_digest(aws: Aws, image: str) -> str:
 
 
 def _version(aws: Aws, uri: str) -> str:
-    """Returns a digest of names and entity tags of all objects under the address."""
+    """Returns a digest of the names and entity tags of all objects under the address."""
     bucket, prefix = split_uri(uri)
     digest, count, last = hashlib.sha256(), 0, ""
     try:

@@ -1,4 +1,4 @@
-"""SageMaker's model registry: a group's last approved model is the champion."""
+"""SageMaker's model registry: the last approved model of a group is the champion."""
 
 import json
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ def champion_quality(aws: Aws, group: str) -> dict[str, float] | None:
         raise PlatformError(
             f"the approved model {name} has no metrics to compare with",
             where=f"model package group {group}",
-            fix="approve a model that a pipeline of stoker registered, or use a gate of numbers",
+            fix="approve a model that stoker's pipeline registered, or write numbers into the gate",
         )
     told = {
         metric: mapping(value).get("value")
@@ -46,7 +46,7 @@ def champion_quality(aws: Aws, group: str) -> dict[str, float] | None:
 
 
 def tag_group(aws: Aws, group: str, tags: Mapping[str, str]) -> None:
-    """Tags a group of models, which is created if needed; its models inherit the tags."""
+    """Tags a group of models, and creates it if needed; its models inherit the tags."""
     listed = [{"Key": key, "Value": value} for key, value in sorted(tags.items())]
     try:
         found = aws.call("sagemaker", "DescribeModelPackageGroup", ModelPackageGroupName=group)

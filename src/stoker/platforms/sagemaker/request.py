@@ -26,22 +26,22 @@ from stoker.platforms.sagemaker.checks import (
     settings_of,
     without_none,
 )
-from stoker.records import Channel, Json, Role, SageMakerSettings, nearest
+from stoker.records import Channel, Json, SageMakerSettings, nearest
 from stoker.records.base import mapping, mappings
 from stoker.records.platforms import patch_document
 
 # The service's folders in every container.
 _HOME = "/opt/ml"
 CHECKPOINTS = "/opt/ml/checkpoints"
-# A profile's own: what the script saves meanwhile is not kept.
+# Of a profile. What the script saves in CHECKPOINTS meanwhile is not kept.
 PROFILE_FOLDER = "/opt/ml/profile"
 _INPUT = "/opt/ml/input/data"
 REQUEST_TAG = "stoker:request-sha256"
 WORKLOAD_TAG = "stoker:workload-sha256"
-# If a profile does not end in time, the service ends it. Downloads count, too.
+# After its budget and this time, the service ends a profile. Downloads are included.
 PROFILE_ALLOWANCE_SECONDS = 7200
 _NUMBER = r"([0-9.]+(?:e[-+]?[0-9]+)?)"
-# Of the launcher's line, by stoker.logs: progress steps=.. step_seconds=.. wait_seconds=..
+# They read the launcher's log line: progress steps=.. step_seconds=.. wait_seconds=..
 PROGRESS_METRICS: Sequence[Mapping[str, str]] = (
     {
         "Name": "stoker:step_seconds",
@@ -53,7 +53,7 @@ PROGRESS_METRICS: Sequence[Mapping[str, str]] = (
     },
 )
 DISK_GB = 100
-# Survives a host that breaks, and ends what always breaks.
+# For a host that breaks, but not for a job that always breaks.
 MAX_RETRIES = 2
 # Paths of the request that `sagemaker.request` cannot set, and what to do instead.
 RESERVED = {
@@ -64,8 +64,8 @@ RESERVED = {
     "AlgorithmSpecification ContainerEntrypoint": "use sagemaker.entrypoint",
     "AlgorithmSpecification ContainerArguments": "use the workload's key command",
     "AlgorithmSpecification TrainingInputMode": "use mode of the workload's key channels",
-    "ResourceConfig Instance*": "hosts come from the plan",
-    "ResourceConfig SelectedInstance*": "hosts come from the plan",
+    "ResourceConfig Instance*": "the plan decides on the hosts",
+    "ResourceConfig SelectedInstance*": "the plan decides on the hosts",
     f"InputDataConfig {TOKEN_CHANNEL}": "",
     f"InputDataConfig {CODE_CHANNEL}": "use sagemaker.source",
     "InputDataConfig * DataSource": "use the workload's key channels",
@@ -77,17 +77,17 @@ RESERVED = {
     "CheckpointConfig": "use sagemaker.checkpoint_uri",
     "MlflowConfig": "use the workload's key tracking",
     "TensorBoardOutputConfig": "use the workload's key tracking",
-    "Environment STOKER_*": "use the workload's keys in place of variables of stoker",
+    "Environment STOKER_*": "use the workload's keys instead of stoker's variables",
     "Tags stoker:*": "choose another key",
 }
 
 
 def input_channels(job: JobSpec, *, token_folder: str, code: str | None) -> list[Json]:
-    """Returns InputDataConfig of `job`.
+    """Returns the InputDataConfig of `job`.
 
     Args:
         token_folder: Address of the folder with the object `token`.
-        code: Address of the packed code, or of its folder; None: it is in the image.
+        code: Address of the packed code, or of its folder; None: the code is in the image.
 
     Raises:
         UsageError: If a channel names a group that the job does not have.
@@ -106,11 +106,11 @@ def input_channels(job: JobSpec, *, token_folder: str, code: str | None) -> list
         named = next(name for name, found in groups.items() if found)
         raise UsageError(
             f"channel {mounted} is a file system, which all groups mount, but {named} names "
-            "groups: SageMaker takes groups at all channels or at none",
+            "groups: on SageMaker, all channels name groups or none does",
             where=f"key channels.{named}.groups",
             fix="leave the groups out",
         )
-    # One channel with groups means all channels with groups.
+    # If one channel names groups, all have to.
     everyone = tuple(group.name for group in job.groups)
     return [_channel(name, channel, groups[name] or everyone) for name, channel in channels.items()]
 
@@ -140,12 +140,13 @@ def _channel(name: str, channel: Channel, groups: Sequence[str]) -> dict[str, Js
 
 
 def environment_of(job: JobSpec, *, code_uri: str | None) -> dict[str, Json]:
-    """Returns Environment of `job`: STOKER_* and the user's own."""
+    """Returns the Environment of `job`: STOKER_* and the user's own."""
     told = run_environment(job)
     code = Path(_INPUT, CODE_CHANNEL, PurePosixPath(code_uri).name) if code_uri else None
-    # What the launcher finds out takes no variable: the service allows 100.
-    are_known = len(job.groups) == 1 or all(_role_by_name(g.name) == g.role for g in job.groups)
-    # The run's id is the job's name, which the service tells each container.
+    # The service allows 100 variables: roles are left out if the launcher finds them by the names,
+    # and so is the run's id, which is the job's name.
+    by_name = ("data" if g.name.lower().startswith("data") else "dnn" for g in job.groups)
+    are_known = len(job.groups) == 1 or [*by_name] == [group.role for group in job.groups]
     ours = replace(
         told,
         token_file=Path(_INPUT, TOKEN_CHANNEL, "token"),
@@ -158,16 +159,11 @@ def environment_of(job: JobSpec, *, code_uri: str | None) -> dict[str, Json]:
 
 
 def _managed_mlflow(job: JobSpec) -> dict[str, str]:
-    """Returns the variables by which a script's `mlflow.log_metric` finds the managed MLflow."""
+    """Returns the variables with which `mlflow.log_metric` finds the managed MLflow."""
     if not job.tracking.is_managed or job.settings.profile:
         return {}
     told = {MLFLOW_URI: job.tracking.mlflow, MLFLOW_EXPERIMENT: job.tracking.experiment}
     return {name: value for name, value in told.items() if value}
-
-
-def _role_by_name(group: str) -> Role:
-    """Returns the role by the group's name, as launch.topology does by default."""
-    return "data" if group.lower().startswith("data") else "dnn"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,10 +171,10 @@ class SageMakerRequest:
     """The call that creates a job, and the objects that are written before it.
 
     Attributes:
-        body: The whole CreateTrainingJob request; it holds nothing secret.
-        token_uri: Object for the run's token, deleted at the end.
-        code_uri: Object for the packed folder `code_folder`.
-        code_folder: None where the code is in the image, or packed already.
+        body: The whole CreateTrainingJob request, without secrets.
+        token_uri: Address of the run's token, which is deleted at the end.
+        code_uri: Address of the packed folder `code_folder`.
+        code_folder: None if the code is in the image, or already packed.
     """
 
     job: JobSpec
@@ -189,16 +185,24 @@ class SageMakerRequest:
 
 
 def plan_request(job: JobSpec) -> SageMakerRequest:
-    """Returns the request for `job`; reads only botocore's model, and calls no service.
+    """Returns the request for `job`, without calling a service.
 
     Raises:
         UsageError: If the service would refuse it, with the rule, the reason and a fix.
     """
     settings = settings_of(job)
     folder = f"{settings.output_uri.rstrip('/')}/{job.name}"
-    code_uri, code_folder = _code(settings.source, folder)
-    # A prefix would match other objects, too: where the folder is ours, it is the whole folder.
-    code = f"{folder}/{CODE_CHANNEL}/" if code_folder else code_uri
+    code_uri = code = settings.source
+    code_folder = None
+    if code_uri is not None and not code_uri.startswith("s3://"):
+        code_folder = Path(code_uri)
+        code_uri = f"{folder}/{CODE_CHANNEL}/code.tar.gz"
+        # The whole folder: as a prefix, an object's name could match other objects, too.
+        code = f"{folder}/{CODE_CHANNEL}/"
+    max_run_seconds = settings.max_run_seconds
+    if job.settings.profile:
+        allowed = int(job.settings.profile.budget_seconds) + PROFILE_ALLOWANCE_SECONDS
+        max_run_seconds = min(max_run_seconds, allowed)
     made: dict[str, Json] = {
         "TrainingJobName": job.name,
         "RoleArn": settings.role,
@@ -206,7 +210,7 @@ def plan_request(job: JobSpec) -> SageMakerRequest:
             "TrainingImage": job.image,
             # Required by the API; each channel has its own.
             "TrainingInputMode": "File",
-            # Set, whatever the image's ENTRYPOINT is: the launcher has to come first.
+            # In place of the image's ENTRYPOINT: the launcher has to come first.
             "ContainerEntrypoint": list(settings.entrypoint),
             "ContainerArguments": list(job.command),
             "MetricDefinitions": list(PROGRESS_METRICS),
@@ -216,7 +220,7 @@ def plan_request(job: JobSpec) -> SageMakerRequest:
             job, token_folder=f"{folder}/{TOKEN_CHANNEL}/", code=code
         ),
         "OutputDataConfig": {"S3OutputPath": settings.output_uri.rstrip("/")},
-        "StoppingCondition": {"MaxRuntimeInSeconds": _max_run_seconds(job, settings)},
+        "StoppingCondition": {"MaxRuntimeInSeconds": max_run_seconds},
         "Environment": environment_of(job, code_uri=code_uri),
         "EnableNetworkIsolation": False,
         "EnableInterContainerTrafficEncryption": False,
@@ -227,7 +231,14 @@ def plan_request(job: JobSpec) -> SageMakerRequest:
     patch = patch_document(settings.request)
     check_patch(patch, made, key="sagemaker.request", reserved=RESERVED)
     body = mapping_of(made, patch)
-    _check_channels(body, job)
+    for channel in mappings(body, "InputDataConfig"):
+        if "DataSource" not in channel:
+            name = str(channel["ChannelName"])
+            raise UsageError(
+                f"unknown channel {name}",
+                where=f"key sagemaker.request.InputDataConfig[{name}]",
+                fix=nearest(name, list(job.channels)),
+            )
     body["Environment"] = dict(sorted(mapping(body, "Environment").items()))
     tags: list[Json] = [*mappings(body, "Tags"), {"Key": REQUEST_TAG, "Value": body_digest(body)}]
     if job.settings.workload_sha256:
@@ -243,19 +254,8 @@ def plan_request(job: JobSpec) -> SageMakerRequest:
     )
 
 
-def _check_channels(body: Mapping[str, Json], job: JobSpec) -> None:
-    for channel in mappings(body, "InputDataConfig"):
-        name = str(channel["ChannelName"])
-        if "DataSource" not in channel:
-            raise UsageError(
-                f"unknown channel {name}",
-                where=f"key sagemaker.request.InputDataConfig[{name}]",
-                fix=nearest(name, list(job.channels)),
-            )
-
-
 def body_digest(body: Mapping[str, Json]) -> str:
-    """Returns a digest of the request without its tags, one of which it becomes."""
+    """Returns a digest of the request without its tags, where the digest is kept."""
     content = {key: value for key, value in body.items() if key != "Tags"}
     variables = content.get("Environment")
     if isinstance(variables, Mapping):
@@ -267,11 +267,11 @@ def body_digest(body: Mapping[str, Json]) -> str:
 def _hosts(job: JobSpec) -> dict[str, Json]:
     if len(job.groups) == 1:
         (only,) = job.groups
-        return {"InstanceType": _service_type(only.instance_type), "InstanceCount": only.count}
+        return {"InstanceType": _ml_type(only.instance_type), "InstanceCount": only.count}
     groups: list[Json] = [
         {
             "InstanceGroupName": group.name,
-            "InstanceType": _service_type(group.instance_type),
+            "InstanceType": _ml_type(group.instance_type),
             "InstanceCount": group.count,
         }
         for group in job.groups
@@ -279,31 +279,15 @@ def _hosts(job: JobSpec) -> dict[str, Json]:
     return {"InstanceGroups": groups}
 
 
-def _service_type(name: str) -> str:
-    return name if name.startswith("ml.") else f"ml.{name}"
-
-
-def _code(source: str | None, folder: str) -> tuple[str | None, Path | None]:
-    """Returns the address of the packed code, and the folder that is still to be packed."""
-    if source is None:
-        return None, None
-    if source.startswith("s3://"):
-        return source, None
-    return f"{folder}/{CODE_CHANNEL}/code.tar.gz", Path(source)
-
-
-def _max_run_seconds(job: JobSpec, settings: SageMakerSettings) -> int:
-    seconds = settings.max_run_seconds
-    if not job.settings.profile:
-        return seconds
-    return min(seconds, int(job.settings.profile.budget_seconds) + PROFILE_ALLOWANCE_SECONDS)
+def _ml_type(name: str) -> str:
+    return f"ml.{name.removeprefix('ml.')}"
 
 
 def checkpoints_of(settings: SageMakerSettings, *, run: str) -> str | None:
-    """Returns the address of a run's checkpoints; None where none are kept.
+    """Returns the address of a run's checkpoints; None if they are not kept.
 
-    A folder for each run: the service copies its content to the hosts before the command starts,
-    so that a run in another's folder would continue a training that has ended.
+    Each run has a folder: the service copies it to the hosts before the command starts. A run in
+    another run's folder would continue a training that has ended.
     """
     if settings.resume_from or not settings.checkpoint_uri:
         return settings.resume_from

@@ -1,14 +1,12 @@
 """Submission of a training job, exactly once, and its state.
 
-A job's name is unique in its account and region: an attempt that finds its own job there continues
-with it. One that ended badly, or is another one, is left alone: NAME-2, NAME-3 ... are tried, each
-with its own outputs and token.
+A job's name is unique in its account and region. An attempt that finds its own job under the name
+continues with it. A job that failed, or that is another one, is left alone: NAME-2, NAME-3 ... are
+tried, each with its own outputs and token. A folder of code is always packed to the same bytes, so
+that an attempt can also compare the code.
 
-A folder of code is packed to the same bytes whenever and wherever that is done: an attempt
-recognises its job by them, too.
-
-The token is written before the job is created, and deleted at its end; neither the request nor a
-log holds it. An existing token stays as it is, for hosts may have read it (docs/threat-model.md).
+The token is written before the job is created, and deleted at its end. It is in no request and in
+no log. An existing token is not replaced, as hosts may have read it (docs/threat-model.md).
 """
 
 import gzip
@@ -26,6 +24,7 @@ from pathlib import Path
 from stoker.errors import NoCapacityError, PlatformError, ServiceError, StokerError, UsageError
 from stoker.logs import EventName, Log
 from stoker.platforms.aws import EVENTUAL_SECONDS, Aws
+from stoker.platforms.sagemaker.checks import text
 from stoker.platforms.sagemaker.lineage import made_of, tags_of
 from stoker.platforms.sagemaker.request import REQUEST_TAG, SageMakerRequest
 from stoker.records import Event, Group, Json, bare_type
@@ -33,7 +32,7 @@ from stoker.records.base import mapping, mappings
 
 FINAL = ("Completed", "Failed", "Stopped")
 
-# AlgorithmError: what the launcher wrote, exit code: 7
+# For example: AlgorithmError: what the launcher wrote, exit code: 7
 _EXIT_CODE = re.compile(r"exit code:? (-?\d+)", re.IGNORECASE)
 _NO_CAPACITY = re.compile(
     r"CapacityError|InsufficientCapacity|InsufficientInstanceCapacity|"
@@ -41,29 +40,29 @@ _NO_CAPACITY = re.compile(
     re.IGNORECASE,
 )
 _TYPE = re.compile(r"\bml\.[a-z0-9-]+\.[a-z0-9]+\b")
-# The account-level service limit 'ml.p4d.24xlarge for training job usage' is 0 Instances, ...
+# For example: The account-level service limit 'ml.p4d.24xlarge for training job usage' is 0 ...
 _QUOTA = re.compile(r"limit '(?P<quota>[^']+)' is (?P<limit>[0-9.]+)")
-# Code, not data: it is made in memory, and every host of a job downloads it before it starts.
+# Code, not data: it is packed in memory, and each host downloads it before it starts.
 MAX_CODE_BYTES = 256 << 20
 _NOWHERE = frozenset(
     (".git", "__pycache__", ".venv", ".mypy_cache", ".pytest_cache", ".ruff_cache")
 )
-# Further down a package of the user may have this name.
+# Below the top, a package of the user may have this name.
 _NOT_AT_THE_TOP = frozenset(("runs",))
 _NUM_LARGEST = 3
-# As many as the feed needs; the file has them as hexadecimal digits.
+# As many as the feed needs; the object has them as hexadecimal digits.
 TOKEN_BYTES = 32
-# NAME, NAME-2 ... NAME-5: if all are taken, the name is not the problem. Jobs that got no hosts do
-# not count: they are tried again under further names, for hours.
+# NAME, NAME-2 ... NAME-5: if all are taken, the name is not the problem. A job that got no hosts is
+# not counted: it is tried again for hours, each time under another name.
 MAX_NAMES = 5
 MAX_TRIES = 100
 MAX_NAME_LENGTH = 63
 MAX_TAGS = 50
-# Between looks for a job that was just created.
+# Between polls for a job that was just created.
 POLL_SECONDS = 2.0
-_GOES_ON = ("InProgress", "Completed")
+_USABLE = ("InProgress", "Completed")
 _IN_USE = ("ResourceInUse", "ResourceInUseException", "ConflictException")
-# Where tags cannot be read: parts that tell whether a job is the one that was asked for.
+# Parts of a request that identify a job whose tags cannot be read.
 _TELLING = (
     "AlgorithmSpecification",
     "RoleArn",
@@ -77,13 +76,7 @@ _TELLING = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transition:
-    """A transition of a job, as SageMaker reports it.
-
-    Attributes:
-        status: Such as Starting, Downloading, Training, Uploading.
-        since: UTC, ISO 8601.
-        message: May change while the status lasts.
-    """
+    """A transition of a job: its new status, and since when (UTC, ISO 8601)."""
 
     status: str
     since: str
@@ -107,9 +100,9 @@ class TrainingJobState:
     Attributes:
         status: InProgress, Completed, Failed, Stopping or Stopped.
         secondary: What it is doing, or why it stopped.
-        reason: FailureReason; empty without one.
-        groups: Instance groups by name: their type and count.
-        began_at: Beginning of the training itself: UTC, ISO 8601.
+        reason: FailureReason; may be empty.
+        groups: Name to type and count; a job without groups has one with an empty name.
+        began_at: Start of the training itself: UTC, ISO 8601.
     """
 
     name: str
@@ -132,13 +125,8 @@ class TrainingJobState:
         return self.status in FINAL
 
     @property
-    def is_ending(self) -> bool:
-        """Whether the job has ended, or is about to."""
-        return self.is_final or self.status == "Stopping"
-
-    @property
     def exit_code(self) -> int | None:
-        """The training command's exit code, where the reason contains it."""
+        """The training command's exit code, if the reason contains it."""
         if self.status == "Completed":
             return 0
         found = _EXIT_CODE.search(self.reason)
@@ -154,37 +142,37 @@ def job_state(answer: Mapping[str, Json]) -> TrainingJobState:
     """Returns the state in an answer of DescribeTrainingJob."""
     resources = mapping(answer.get("ResourceConfig"))
     groups = {
-        _text(group.get("InstanceGroupName")): (
-            _text(group.get("InstanceType")),
+        text(group, "InstanceGroupName"): (
+            text(group, "InstanceType"),
             _count(group.get("InstanceCount")),
         )
         for group in mappings(resources.get("InstanceGroups"))
     }
     if not groups and resources.get("InstanceType"):
-        kind, count = _text(resources["InstanceType"]), _count(resources.get("InstanceCount"))
+        kind, count = text(resources, "InstanceType"), _count(resources.get("InstanceCount"))
         groups = {"": (kind, count)}
-    name = _text(answer.get("TrainingJobName"))
-    prefix = _text(mapping(answer.get("OutputDataConfig")).get("S3OutputPath")).rstrip("/")
+    name = text(answer, "TrainingJobName")
+    prefix = text(mapping(answer, "OutputDataConfig"), "S3OutputPath").rstrip("/")
     return TrainingJobState(
         name=name,
-        arn=_text(answer.get("TrainingJobArn")),
-        status=_text(answer.get("TrainingJobStatus")),
-        secondary=_text(answer.get("SecondaryStatus")),
-        reason=_text(answer.get("FailureReason")),
+        arn=text(answer, "TrainingJobArn"),
+        status=text(answer, "TrainingJobStatus"),
+        secondary=text(answer, "SecondaryStatus"),
+        reason=text(answer, "FailureReason"),
         transitions=tuple(
             Transition(
-                status=_text(item.get("Status")),
-                since=_text(item.get("StartTime")),
-                message=_text(item.get("StatusMessage")),
+                status=text(item, "Status"),
+                since=text(item, "StartTime"),
+                message=text(item, "StatusMessage"),
             )
             for item in mappings(answer.get("SecondaryStatusTransitions"))
         ),
         output_prefix=f"{prefix}/{name}/output",
-        model_uri=_text(mapping(answer.get("ModelArtifacts")).get("S3ModelArtifacts")) or None,
+        model_uri=text(mapping(answer, "ModelArtifacts"), "S3ModelArtifacts") or None,
         groups=groups,
-        began_at=_text(answer.get("TrainingStartTime")) or None,
-        ended_at=_text(answer.get("TrainingEndTime")) or None,
-        mlflow_run_id=_text(mapping(answer.get("MlflowDetails")).get("MlflowRunId")) or None,
+        began_at=text(answer, "TrainingStartTime") or None,
+        ended_at=text(answer, "TrainingEndTime") or None,
+        mlflow_run_id=text(mapping(answer, "MlflowDetails"), "MlflowRunId") or None,
         billed_seconds=_count(answer.get("BillableTimeInSeconds")) or None,
     )
 
@@ -237,7 +225,7 @@ def no_quota(
 
 
 def _asked(message: str, groups: Sequence[Group]) -> str:
-    """Returns the groups of the types that a message names; all where it names none."""
+    """Returns the groups whose types a message names; all if it names none."""
     named = {bare_type(kind) for kind in _TYPE.findall(message)}
     meant = [g for g in groups if bare_type(g.instance_type) in named] or groups
     return ", ".join(f"{g.count} x {g.instance_type} (group {g.name})" for g in meant)
@@ -247,10 +235,6 @@ def _instead(advice: str, next_best: str) -> str:
     return f"{advice}, or take the next best plan: {next_best}" if next_best else advice
 
 
-def _text(value: Json) -> str:
-    return value if isinstance(value, str) else ""
-
-
 def _count(value: Json) -> int:
     return value if isinstance(value, int) else 0
 
@@ -258,25 +242,25 @@ def _count(value: Json) -> int:
 def pack(folder: Path, *, max_bytes: int = MAX_CODE_BYTES) -> bytes:
     """Returns the files of `folder` as a .tar.gz that depends only on their names and contents.
 
-    Without .git, virtual environments, caches, *.pyc, runs/ at the top, and empty folders.
+    It leaves out .git, virtual environments, caches, *.pyc, runs/ at the top, and empty folders.
 
     Args:
         max_bytes: Limit of all files together, before compression.
 
     Raises:
-        UsageError: If the folder is missing, empty or too large, or has a link that leaves it or
-            something that is not a file.
+        UsageError: If the folder is missing, empty or too large, a link leaves it, or an entry is
+            not a file, folder or link.
     """
     if not folder.is_dir():
         raise UsageError(f"no such folder: {folder}", fix="check sagemaker.source")
-    # os.walk gives the order of the file system, which differs from machine to machine.
+    # The order of os.walk differs from machine to machine.
     found = sorted(_members(folder), key=lambda path: path.as_posix())
     if not found:
         raise UsageError("nothing to pack", where=str(folder), fix="name another folder")
     _check_size(folder, found, max_bytes)
     packed = io.BytesIO()
     with (
-        # gzip's head has a name and a time, which would make other bytes each time.
+        # gzip's header has a name and a time, which would change the bytes each time.
         gzip.GzipFile(filename="", mode="wb", fileobj=packed, mtime=0) as compressed,
         tarfile.open(fileobj=compressed, mode="w", format=tarfile.PAX_FORMAT) as archive,
     ):
@@ -292,7 +276,7 @@ def _members(folder: Path) -> Iterator[Path]:
         here = Path(root).relative_to(folder)
         left_out = _NOWHERE | _NOT_AT_THE_TOP if here == Path() else _NOWHERE
         kept = [name for name in folders if name not in left_out]
-        # os.walk counts a link to a folder among the folders, and does not enter it.
+        # os.walk lists a link to a folder as a folder, and does not enter it.
         links = [name for name in kept if (Path(root) / name).is_symlink()]
         folders[:] = [name for name in kept if name not in links]
         for name in (*files, *links):
@@ -314,7 +298,7 @@ def _check_size(folder: Path, names: list[Path], max_bytes: int) -> None:
     raise UsageError(
         f"the code is too large to pack: {_mib(total)}, at most {_mib(max_bytes)}",
         where=f"{folder}, largest: {shown}",
-        fix="keep data out of the code's folder, and hand it over as a channel",
+        fix="keep data out of the code's folder, and pass it as a channel",
     )
 
 
@@ -325,7 +309,7 @@ def _mib(size: int) -> str:
 def _add_file(archive: tarfile.TarFile, folder: Path, name: Path) -> None:
     path = folder / name
     entry = tarfile.TarInfo(name.as_posix())
-    # As owner and group, which stay TarInfo's zeros: only name and content count.
+    # Zero, as owner and group are: only name and content count.
     entry.mtime = 0
     try:
         mode = path.lstat().st_mode
@@ -356,39 +340,25 @@ def _link(folder: Path, path: Path) -> str:
         target = path.resolve()
     except RuntimeError:
         target = path
-    # Still a link only where it leads to itself, for which Python 3.13 raises nothing.
+    # Still a link: it leads to itself, for which Python 3.13 raises nothing.
     if target.is_symlink() or not target.is_relative_to(inside):
         raise UsageError(
             f"the link {path.relative_to(folder).as_posix()} leaves the folder: {said}",
             where=str(folder),
-            fix="put a copy of what it points to in its place",
+            fix="replace it with a copy of what it points to",
         )
     if not said.is_absolute():
         return said.as_posix()
-    # An absolute link into the folder: on the hosts the folder has another path.
+    # An absolute link into the folder, which has another path on the hosts.
     return Path(os.path.relpath(target, path.parent.resolve())).as_posix()
 
 
-def put_token(aws: Aws, uri: str, *, kms_key: str | None) -> None:
-    """Writes the token unless there is one, which hosts of another attempt's job may have read."""
-    content = secrets.token_bytes(TOKEN_BYTES).hex().encode("ascii")
-    aws.create_object(uri, content, kms_key=kms_key)
-
-
 def delete_token(aws: Aws, uri: str, *, log: Log) -> None:
-    """Deletes the token; logs errors, as the job has ended by then."""
+    """Deletes the token; logs an error instead of raising it, as the job has ended."""
     try:
         aws.delete_object(uri)
     except StokerError as err:
         log.event(EventName.TOKEN_DELETE_FAILED, object=uri, why=err.what)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartedTrainingJob:
-    """A job that exists, with the request that created it."""
-
-    request: SageMakerRequest
-    is_adopted: bool
 
 
 def start(
@@ -397,8 +367,8 @@ def start(
     *,
     rename: Callable[[str], SageMakerRequest],
     log: Log,
-) -> StartedTrainingJob:
-    """Creates the job, or adopts the one that an earlier attempt created.
+) -> SageMakerRequest:
+    """Creates the job, or adopts the one that an earlier attempt created; returns its request.
 
     Args:
         rename: Returns the same request under another name.
@@ -406,7 +376,7 @@ def start(
     Raises:
         PlatformError: If the service refuses, or all names are taken.
     """
-    # First: a folder that cannot be packed leaves nothing behind.
+    # First, so that a folder that cannot be packed leaves nothing behind.
     packed = pack(request.code_folder) if request.code_folder else None
     num_taken = 0
     for candidate in _named(request, rename):
@@ -414,13 +384,13 @@ def start(
         found = find_job(aws, name)
         if found is None:
             if _create(aws, candidate, packed=packed, log=log):
-                return StartedTrainingJob(request=candidate, is_adopted=False)
+                return candidate
             found = await_found(aws, name)
         state = job_state(found)
         is_ours = _is_ours(aws, found, candidate, packed=packed)
-        if is_ours and state.status in _GOES_ON:
+        if is_ours and state.status in _USABLE:
             log.event(EventName.JOB_RESUMED, job=name, status=state.status, url=state.url)
-            return StartedTrainingJob(request=candidate, is_adopted=True)
+            return candidate
         why = f"it is {state.status}" if is_ours else "it is another job"
         log.event(EventName.JOB_NAME_CONFLICT, job=name, why=why)
         _forget_token(aws, found, candidate, log=log)
@@ -437,7 +407,7 @@ def start(
 def find_own(
     aws: Aws, request: SageMakerRequest, *, rename: Callable[[str], SageMakerRequest]
 ) -> str | None:
-    """Returns the name of this request's job that runs or has completed, or None.
+    """Returns the name of this request's job if it runs or has completed, else None.
 
     Raises:
         ServiceError: If the service refuses.
@@ -447,8 +417,8 @@ def find_own(
         found = find_job(aws, candidate.job.name)
         if found is None:
             return None
-        is_going_on = job_state(found).status in _GOES_ON
-        if is_going_on and _is_ours(aws, found, candidate, packed=packed):
+        is_usable = job_state(found).status in _USABLE
+        if is_usable and _is_ours(aws, found, candidate, packed=packed):
             return candidate.job.name
     return None
 
@@ -497,21 +467,21 @@ def await_found(aws: Aws, name: str) -> Mapping[str, Json]:
 
 
 def stop_job(aws: Aws, name: str) -> None:
-    """Asks the service to stop a job: SIGTERM to its hosts, SIGKILL 120 s later. Does not wait.
+    """Asks the service to stop a job (SIGTERM, SIGKILL 120 s later); does not wait.
 
-    A job that has ended, or never existed, is not an error.
+    A job that has ended, or does not exist, is not an error.
 
     Raises:
-        ServiceError: If the service refuses, and the job runs.
+        ServiceError: If the service refuses, and the job still runs.
     """
     try:
         aws.call("sagemaker", "StopTrainingJob", TrainingJobName=name)
     except ServiceError as err:
         if err.kind in ("denied", "stale", "away"):
             raise
-        # It may have ended meanwhile.
+        # The job may have ended meanwhile.
         found = find_job(aws, name)
-        if found is not None and not job_state(found).is_ending:
+        if found is not None and job_state(found).status not in (*FINAL, "Stopping"):
             raise
 
 
@@ -523,25 +493,26 @@ def _create(aws: Aws, request: SageMakerRequest, *, packed: bytes | None, log: L
     facts = [] if request.job.settings.profile else tags_of(made_of(aws, request.job))
     is_sent = False
     try:
-        # Before the job: its hosts download them as channels when they start.
-        put_token(aws, request.token_uri, kms_key=kms_key)
+        # Before the job: its hosts download both as channels when they start.
+        token = secrets.token_bytes(TOKEN_BYTES).hex().encode("ascii")
+        aws.create_object(request.token_uri, token, kms_key=kms_key)
         if packed is not None and request.code_uri:
             aws.write_object(request.code_uri, packed, kms_key=kms_key)
         is_sent = True
         tags = [*mappings(request.body.get("Tags")), *facts][:MAX_TAGS]
         answer = aws.call("sagemaker", "CreateTrainingJob", **{**request.body, "Tags": tags})
     except ServiceError as err:
-        # The token stays: another attempt's job may have the name, and read it.
+        # Another attempt's job may have this name, and read this token: it is not deleted.
         if err.code in _IN_USE:
             return False
-        # Refused, there is no job; not answered, there may be one.
+        # Without an answer, the job may exist.
         _abandon(aws, request, is_sent=is_sent and err.kind == "away", log=log)
         refusal = _quota_or_capacity(err, request)
         if refusal:
             raise refusal from err
         raise
     except BaseException:
-        # Interrupted: the service may have got the request.
+        # Interrupted: the service may have received the request.
         _abandon(aws, request, is_sent=is_sent, log=log)
         raise
     url = console_url(str(answer.get("TrainingJobArn")))
@@ -550,7 +521,7 @@ def _create(aws: Aws, request: SageMakerRequest, *, packed: bytes | None, log: L
 
 
 def _abandon(aws: Aws, request: SageMakerRequest, *, is_sent: bool, log: Log) -> None:
-    """Stops a job that will have no follower, and deletes its token."""
+    """Deletes the token, and stops the job if its request was sent."""
     name = request.job.name
     try:
         if is_sent:
@@ -600,7 +571,7 @@ def _tag_of(aws: Aws, arn: str) -> str | None:
     try:
         return _tag(list(aws.pages("sagemaker", "ListTags", items="Tags", ResourceArn=arn)))
     except ServiceError:
-        # Without the right to read tags the job itself is compared.
+        # Without permission to read tags, the job itself is compared.
         return None
 
 
@@ -615,7 +586,7 @@ def _has_code(aws: Aws, request: SageMakerRequest, packed: bytes) -> bool:
     try:
         return request.code_uri is None or aws.read_object(request.code_uri) == packed
     except ServiceError as err:
-        # Deleted afterwards: its hosts have read it.
+        # Somebody deleted it after the hosts had read it.
         if err.kind == "missing":
             return True
         raise
