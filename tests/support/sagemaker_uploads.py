@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import boto3
 from botocore.stub import Stubber
 
-from stoker.parameters import defaults_of, parameters_of
+from stoker.parameters import parameters_of
 from stoker.pipelines.base import pack_inputs
 from stoker.pipelines.sagemaker.compile import Compiled
 from stoker.platforms.aws import Aws
@@ -52,7 +52,7 @@ def hand_made(of: Workload) -> Compiled:
     """Makes a pipeline of one step, with the workload's parameters and more of its own."""
     inputs = pack_inputs(of)
     parameters: list[Json] = [
-        {"Name": p.camel_name, "Type": p.kind.capitalize(), "DefaultValue": defaults_of(of)[p.name]}
+        {"Name": p.camel_name, "Type": p.kind.capitalize(), "DefaultValue": p.default(of)}
         for p in parameters_of(of)
     ]
     parameters += [
