@@ -32,11 +32,7 @@ from stoker.profile.rank_results import (
     RankResult,
     Reads,
 )
-from stoker.records import (
-    Constraints,
-    ProfileSettings,
-    TodaysGroup,
-)
+from stoker.records import Constraints, ProfileSettings, TodaysGroup
 from support import builders
 
 

@@ -3,6 +3,7 @@
 import base64
 import io
 import traceback
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,6 @@ from stoker.launch import finish
 from stoker.launch.supervise import STDERR_TAIL_BYTES, OutputTail
 from stoker.launch.topology import HostGroup, Topology
 from stoker.logs import Log
-from stoker.platforms.kubernetes.pod_outputs import log_files
 from stoker.reasons import cause_of, reason_of_failure, said_in, shortened
 
 WHO = "dnn host s7a-dnn-0-0"
@@ -47,51 +47,30 @@ def reason(*lines: str, code: int = 1, out_of_memory: str = "") -> str:
     return found.removeprefix(f"{WHO} ")
 
 
-# --- the audit's two
+@pytest.mark.parametrize(
+    ("lines", "code", "found"),
+    [
+        # An error counts before a traceback, and the last one with its own advice alone.
+        (("error: first", "try: this", "error: second"), 1, "ended with exit code 1: second"),
+        (("error: no disk", *TRACE), 1, "ended with exit code 1: no disk"),
+        ((*TRACE, METER), 1, "ended with exit code 1: KeyError: 'x'"),
+        # Without words the code is the reason, and never a line of the meter.
+        ((METER, PART, ROLE), 3, "ended with exit code 3"),
+        (("cp: no such file", ROLE), 3, "ended with exit code 3; its last line: cp: no such file"),
+        ((METER, PART), 137, "ended with signal 9 (SIGKILL), perhaps out of memory"),
+        (("epoch 1",), -11, "ended with signal 11 (SIGSEGV)"),
+        (("epoch 1",), 255, "ended with exit code 255; its last line: epoch 1"),
+    ],
+)
+def test_the_reason_is_the_error_or_the_traceback_or_the_code(lines, code, found):
+    assert reason(*lines, code=code) == found
 
 
-def test_a_killed_host_is_named_with_its_signal_and_not_with_a_line_of_the_meter():
-    assert reason(METER, PART, code=137) == "ended with signal 9 (SIGKILL), perhaps out of memory"
-
-
-def test_an_error_after_events_is_the_reason_with_what_to_try():
-    lines = (
-        ROLE,
-        "error: user 1000 cannot write /stoker",
-        "where: claim runs",
-        event("host_ends"),
-        "try:   chown 1000 the folder",
-    )
-    words = "user 1000 cannot write /stoker; chown 1000 the folder"
-    assert reason(*lines, code=2) == f"ended with exit code 2: {words}"
-
-
-# --- what comes before what
-
-
-def test_the_last_error_counts_and_only_its_own_advice():
-    lines = ("error: first", "try: this", "error: second")
-    assert reason(*lines) == "ended with exit code 1: second"
-
-
-def test_an_error_comes_before_a_traceback_and_that_before_the_memory():
+def test_memory_is_told_next_to_a_traceback_and_alone_without_one():
     memory = "took more memory than its limit, 28Gi"
-    assert reason("error: no disk", *TRACE) == "ended with exit code 1: no disk"
-    assert reason(*TRACE, METER) == "ended with exit code 1: KeyError: 'x'"
-    assert (
-        reason(*TRACE, out_of_memory=memory)
-        == f"ended with exit code 1: KeyError: 'x'; it {memory}"
-    )
+    found = reason(*TRACE, out_of_memory=memory)
+    assert found == f"ended with exit code 1: KeyError: 'x'; it {memory}"
     assert reason("epoch 1", code=137, out_of_memory=memory) == memory
-
-
-def test_without_words_the_code_is_the_reason():
-    assert reason(METER, PART, ROLE, code=3) == "ended with exit code 3"
-    assert reason("cp: no such file", ROLE, code=3) == (
-        "ended with exit code 3; its last line: cp: no such file"
-    )
-    assert reason("epoch 1", code=-11) == "ended with signal 11 (SIGSEGV)"
-    assert reason("epoch 1", code=255) == "ended with exit code 255; its last line: epoch 1"
 
 
 # --- tracebacks
@@ -108,15 +87,14 @@ def test_without_words_the_code_is_the_reason():
         (TRACE[1:], "KeyError: 'x'"),
         ([f"[rank0]: {line}" for line in TRACE], "KeyError: 'x'"),
         ([f"[1,3]<stderr>:{line}" for line in TRACE], "KeyError: 'x'"),
-        ([*TRACE[:3], ROLE, "KeyError: 'x'", METER], "KeyError: 'x'"),
-        ([*TRACE[:3], "queue.Empty"], "queue.Empty"),
-        (
-            [*TRACE[:3], "RuntimeError: CUDA error: out of memory", "CUDA kernel errors might be"],
-            "RuntimeError: CUDA error: out of memory",
-        ),
+        ([*TRACE[:3], ROLE, "queue.Empty", METER], "queue.Empty"),
         (
             [*TRACE[:3], "RuntimeError: Error(s) in loading state_dict for Net:", "\tMissing: w"],
             "RuntimeError: Error(s) in loading state_dict for Net: Missing: w",
+        ),
+        (
+            [*TRACE[:3], "RuntimeError: CUDA error: out of memory", "CUDA kernel errors might be"],
+            "RuntimeError: CUDA error: out of memory",
         ),
         (
             [
@@ -177,13 +155,8 @@ def by_torch(err: Exception) -> Exception:
     raise AssertionError
 
 
-def by_the_feed(err: Exception) -> Exception:
-    packed = pack_error(err, host="algo-2", where="index 37 of data worker 0")
-    return raised(unpack_error(packed))
-
-
-def by_the_pool(err: Exception) -> Exception:
-    return raised(unpack_error(pack_error(err, host="algo-2", where="data worker 0")))
+def by_the_feed(err: Exception, where: str = "index 37 of data worker 0") -> Exception:
+    return raised(unpack_error(pack_error(err, host="algo-2", where=where)))
 
 
 def raised(err: Exception) -> Exception:
@@ -245,7 +218,16 @@ _ERRORS = st.sampled_from(
     [RuntimeError, ValueError, KeyError, OSError, lambda text: TwoArguments(text, 3), StokerError]
 )
 _WRAPPERS = st.lists(
-    st.sampled_from([by_torch, by_the_feed, by_the_pool, raised, raised_while_handling]), max_size=5
+    st.sampled_from(
+        [
+            by_torch,
+            by_the_feed,
+            partial(by_the_feed, where="data worker 0"),
+            raised,
+            raised_while_handling,
+        ]
+    ),
+    max_size=5,
 )
 
 
@@ -259,25 +241,6 @@ def test_the_text_of_the_innermost_error_is_in_the_line_however_often_it_was_wra
     line = failure_of(err)
     assert words in line
     assert "Caught" not in line
-
-
-# --- a failure's text
-
-
-def test_a_long_failure_keeps_its_first_line_and_its_end():
-    text = "the cause\n" + "x" * 5000 + "\nthe end"
-    short = shortened(text, most=1000)
-    assert len(short) == 1000
-    assert (cause_of(short), short[-7:]) == ("the cause", "the end")
-    assert shortened("short", most=1000) == "short"
-
-
-def test_files_in_a_log_are_no_reason(tmp_path, capsys):
-    (tmp_path / "timeline.csv").write_text("a,b,c,d,e,f\n" * 50_000)
-    log_files(tmp_path, under="stoker", log=Log(run="r", host="h"))
-    lines = capsys.readouterr().err.splitlines()
-    assert lines
-    assert reason(*lines, code=4) == "ended with exit code 4"
 
 
 def test_the_launcher_leaves_its_failure_in_the_pod_s_status_as_an_error(tmp_path, monkeypatch):
@@ -295,6 +258,12 @@ def test_the_launcher_leaves_its_failure_in_the_pod_s_status_as_an_error(tmp_pat
     )
     found = reason(*status.read_text().splitlines())
     assert found == "ended with exit code 1: rank 0 on a: KeyError: 'x'"
+
+
+def test_a_long_failure_keeps_its_first_line_and_its_end():
+    short = shortened("the cause\n" + "x" * 5000 + "\nthe end", most=1000)
+    assert len(short) == 1000
+    assert (cause_of(short), short[-7:]) == ("the cause", "the end")
 
 
 def test_the_end_of_a_stream_that_is_cut_begins_with_a_whole_line():
