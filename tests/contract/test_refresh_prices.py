@@ -21,6 +21,7 @@ from support import builders
 
 REGION = "eu-central-1"
 TODAY = date(2027, 1, 5)
+ASKED = {"AmazonSageMaker": refresh_prices.TRAINING, "AmazonEC2": refresh_prices.ON_DEMAND}
 
 
 def product(region: str, usd: str, unit: str = "Hrs", **attributes: str) -> str:
@@ -58,9 +59,9 @@ def product(region: str, usd: str, unit: str = "Hrs", **attributes: str) -> str:
     )
 
 
-def trains(kind: str, usd: str, *, usage: str = "EUC1-Train", region: str = REGION) -> str:
+def trains(kind: str, usd: str, *, usage: str = "EUC1-Train") -> str:
     return product(
-        region,
+        REGION,
         usd,
         usagetype=f"{usage}:{kind}",
         instanceName=kind,
@@ -69,7 +70,7 @@ def trains(kind: str, usd: str, *, usage: str = "EUC1-Train", region: str = REGI
     )
 
 
-def runs(kind: str, usd: str, *, region: str = REGION, **changes: str) -> str:
+def runs(kind: str, usd: str, **changes: str) -> str:
     attributes = {
         "instanceType": kind,
         "operatingSystem": "Linux",
@@ -80,7 +81,7 @@ def runs(kind: str, usd: str, *, region: str = REGION, **changes: str) -> str:
         "usagetype": f"EUC1-BoxUsage:{kind}",
         **changes,
     }
-    return product(region, usd, **attributes)
+    return product(REGION, usd, **attributes)
 
 
 @pytest.fixture
@@ -103,8 +104,7 @@ def client(service: str) -> object:
 
 def answer(pricing: Stubber, service: str, *pages: Sequence[str], region: str = REGION) -> None:
     """Answers GetProducts page by page, if it asks for this service and region."""
-    own = refresh_prices.TRAINING if service == "AmazonSageMaker" else refresh_prices.ON_DEMAND
-    fields = {"regionCode": region, **own}
+    fields = {"regionCode": region, **ASKED[service]}
     asked = {
         "ServiceCode": service,
         "FormatVersion": "aws_v1",
@@ -117,10 +117,9 @@ def answer(pricing: Stubber, service: str, *pages: Sequence[str], region: str = 
         pricing.add_response("get_products", found, {**asked, **begun})
 
 
-def prices(pricing: Stubber, service: str, *products: str, region: str = REGION) -> dict[str, str]:
-    answer(pricing, service, products, region=region)
-    fields = refresh_prices.TRAINING if service == "AmazonSageMaker" else refresh_prices.ON_DEMAND
-    return refresh_prices.prices(pricing.client, service, region, fields)
+def prices(pricing: Stubber, service: str, *products: str) -> dict[str, str]:
+    answer(pricing, service, products)
+    return refresh_prices.prices(pricing.client, service, REGION, ASKED[service])
 
 
 def test_a_training_price_is_one_price_of_on_demand_hours(pricing):
