@@ -163,7 +163,7 @@ def test_a_decision_is_made_of_pools_and_its_pods_go_to_their_nodes(project):
 def test_a_spot_pool_is_part_of_plans_once_it_has_a_price(project):
     file = project / "pools.csv"
     (line,) = [x for x in file.read_text().splitlines() if x.startswith("cpu-c7i.4xlarge-spot")]
-    priced = line.replace(",,karpenter", ",0.05,2026-11-19,karpenter")
+    priced = line.replace(",,,karpenter", ",0.05,2026-11-19,karpenter")
     file.write_text(file.read_text().replace(line, priced))
     decision = decided(project)
     (data,) = [group for group in decision.plan.groups if group.role == "data"]

@@ -96,7 +96,7 @@ def test_price_of_another_platform_does_not_count(tmp_path):
         ("instance_type,usd_per_hour\nc5.xlarge,-1\n", "found '-1'", ":2, column usd_per_hour"),
         ("instance_type,usd_per_hour\nc5.xlarge,0\n", "found '0'", ":2, column usd_per_hour"),
         ("instance_type,usd_per_hour\nc5.xlarge,nan\n", "'nan'", ":2, column usd_per_hour"),
-        ("instance_type,priced_on\nc5.xlarge,soon\n", "'soon'", ":2, column priced_on"),
+        ("instance_type,usd_per_hour,priced_on\nc5.xlarge,1,soon\n", "'soon'", ":2, column priced"),
         ("instance_type\nc5.xlarge\n\nml.c5.xlarge\n", "is in line 2, too", ":4, column"),
         ("instance_type,vcpus\n,4\n", "has no name", ":2, column instance_type"),
         ("instance_type,in_training_enum\nc5.xlarge,maybe\n", "yes or no", "in_training_enum"),

@@ -513,7 +513,7 @@ KNOWN = {
     "disk and copies": (
         ms(step=166, wait=160, accelerator=5.3, trainer=0.2, loader=101, wall=151),
         {"rates": {2: 7.98, 1: 6.54}, "workers": 1, "vcpus": 2, "read_bytes": 134.2e6},
-        ("storage", "keep"),
+        ("storage", "tune"),
     ),
     "one core": (
         ms(step=61.5, wait=36, accelerator=20.3, trainer=20, loader=40, wall=40),

@@ -311,27 +311,29 @@ def test_an_error_shows_the_line_as_it_would_be_right(key, found, fix):
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        (b"", "not a JSON document"),
-        (b"{", "not a JSON document"),
-        (b'{"a": 1,}', "not a JSON document"),
-        (b"schema: x", "not a JSON document"),
-        (b'{"schema": "stoker.profile/v1", "schema": "stoker.profile/v1"}', "duplicate key"),
-        (b"\xff\xfe\x00", "cannot read"),
+        ("", "not a JSON document"),
+        ("{", "not a JSON document"),
+        ('{"a": 1,}', "not a JSON document"),
+        ("schema: x", "not a JSON document"),
+        ('{"schema": "stoker.profile/v1", "schema": "stoker.profile/v1"}', "duplicate key"),
     ],
 )
 def test_a_file_that_holds_no_document_is_refused_with_its_name(tmp_path, text, what):
     file = tmp_path / "profile.json"
-    file.write_bytes(text)
+    file.write_text(text)
     with pytest.raises(UsageError, match=what) as caught:
         read_json(file, Profile)
     assert str(file) in caught.value.where
 
 
-def test_missing_files_and_folders_are_usage_errors(tmp_path):
+def test_missing_and_unreadable_files_are_usage_errors(tmp_path):
     with pytest.raises(UsageError, match="no such file"):
         read_json(tmp_path / "none.json", Profile)
     with pytest.raises(UsageError, match="cannot read"):
         read_json(tmp_path, Profile)
+    (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match="cannot read"):
+        read_json(tmp_path / "binary.json", Profile)
 
 
 def test_writing_over_a_file_leaves_the_new_one_and_nothing_else(tmp_path):
