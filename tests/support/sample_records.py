@@ -18,10 +18,8 @@ from stoker.records import (
     Fix,
     Gate,
     GateResult,
-    Group,
     Host,
     Job,
-    Limit,
     Measured,
     Performance,
     Plan,
@@ -38,6 +36,7 @@ from stoker.records import (
     Workload,
 )
 from stoker.report import write_report
+from support import builders
 
 BASELINE_SECONDS = 0.062
 WAIT_SECONDS = 0.040
@@ -91,22 +90,16 @@ def profile() -> Profile:
 
 
 def decision() -> Decision:
-    keep = _plan("keep", data_hosts=0, step=BASELINE_SECONDS, limit="cpu", second="accelerator")
-    chosen = _plan(
-        "heterogeneous", data_hosts=1, step=PREDICTED_SECONDS, limit="cpu", second="accelerator"
-    )
-    tune = _plan("tune", data_hosts=0, step=0.0609, limit="cpu", second="accelerator")
+    keep = _plan("keep", data_hosts=0, step=BASELINE_SECONDS)
+    chosen = _plan("heterogeneous", data_hosts=1, step=PREDICTED_SECONDS)
+    tune = _plan("tune", data_hosts=0, step=0.0609)
     others = tuple(
         msgspec.structs.replace(
-            _plan("heterogeneous", data_hosts=hosts, step=step, limit=limit, second=second),
+            _plan("heterogeneous", data_hosts=hosts, step=step),
             feasible=False,
             reason=f"needs {hosts + 1} cores, this machine has 2",
         )
-        for hosts, step, limit, second in (
-            (2, 0.0247, "cpu", "accelerator"),
-            (3, 0.0223, "accelerator", "cpu"),
-            (4, 0.0223, "accelerator", "cpu"),
-        )
+        for hosts, step in ((2, 0.0247), (3, 0.0223), (4, 0.0223))
     )
     return Decision(
         bottleneck="cpu",
@@ -119,16 +112,6 @@ def decision() -> Decision:
                 answer="yes",
                 because="the trainer waits 40.0 ms of a 62.0 ms step; with cached batches a step"
                 " takes 21.4 ms",
-            ),
-            Answer(
-                question="Is there a free fix that is enough?",
-                answer="no",
-                because="uint8 saves 1.1 ms of 40.0 ms",
-            ),
-            Answer(
-                question="Is there a larger type of the same family with the same accelerators?",
-                answer="no",
-                because="this machine has 2 cores, local.c2 would leave none for a data host",
             ),
             Answer(
                 question="Do data hosts pay?",
@@ -264,18 +247,11 @@ def _usd(step_seconds: float, *, hosts: int) -> float:
     return step_seconds * 1000 / 3600 * USD_PER_HOST_HOUR * hosts
 
 
-def _plan(action: Action, *, data_hosts: int, step: float, limit: Limit, second: Limit) -> Plan:
-    groups = [Group(name="dnn", role="dnn", instance_type="local.c1", count=1, workers_per_host=1)]
+def _plan(action: Action, *, data_hosts: int, step: float) -> Plan:
+    groups = [builders.group("dnn", workers_per_host=1)]
     if data_hosts:
-        groups.append(
-            Group(
-                name="data",
-                role="data",
-                instance_type="local.c1",
-                count=data_hosts,
-                workers_per_host=1,
-            )
-        )
+        groups.append(builders.group("data", count=data_hosts, workers_per_host=1))
+    limit, second = ("cpu", "accelerator") if data_hosts < 3 else ("accelerator", "cpu")
     usd = _usd(step, hosts=1 + data_hosts)
     return Plan(
         action=action,

@@ -240,8 +240,8 @@ def test_larger_instance_comes_before_more_instances():
 @pytest.mark.parametrize(
     ("batch", "of_plan", "words"),
     [
-        (256, 1024, "1024 samples instead of 256"),
-        (1, 4, "4 samples instead of 1"),
+        (256, 2048, "2048 samples instead of 256"),
+        (1, 8, "8 samples instead of 1"),
         (None, None, ""),
     ],
 )
