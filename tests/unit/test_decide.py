@@ -61,37 +61,31 @@ def _decide(profile, *, catalog=AWS, constraints=None, steps=None, extra=(), **m
     )
 
 
-def _one_core(**changes):
-    terms = {
-        "step_seconds": 0.062,
-        "accelerator_step_seconds": 0.022,
-        "loader_cpu_seconds": 0.040,
-        "trainer_cpu_seconds": 0.022,
-        "receive_cpu_seconds": 0.0,
-        "num_workers": 1,
-        "global_batch_size": 64,
-    }
-    return _profile("local.c1", **(terms | changes))
-
-
+_profile = partial(builders.profile, is_explained=True, global_batch_size=64)
+_one_core = partial(
+    _profile,
+    step_seconds=0.062,
+    accelerator_step_seconds=0.022,
+    loader_cpu_seconds=0.040,
+    trainer_cpu_seconds=0.022,
+    receive_cpu_seconds=0.0,
+    num_workers=1,
+)
 _starved = builders.starved
 
 
 def _accelerator_bound(count=1, **terms):
-    bound = {"accelerator_step_seconds": 0.2, "loader_cpu_seconds": 1.0 * count}
-    return _starved(count=count, **bound, **terms)
+    return _starved(
+        count=count, accelerator_step_seconds=0.2, loader_cpu_seconds=1.0 * count, **terms
+    )
 
 
-def _profile(instance_type, **terms):
-    return builders.profile(instance_type, is_explained=True, **{"global_batch_size": 64, **terms})
-
-
-def _local(profile=None, *, max_data_hosts=1, **more):
+def _local(profile=None, **more):
     return _decide(
         profile or _one_core(),
         catalog=LOCAL,
         objective="time",
-        max_data_hosts=max_data_hosts,
+        max_data_hosts=1,
         allowed_instance_types=("local.c1",),
         **more,
     )
@@ -103,19 +97,6 @@ def _plans(decision, action):
 
 def _asked(profile, *groups):
     (plan,) = [p for p in _decide(profile, extra=[groups]).plans if p.reason.startswith("asked")]
-    return plan
-
-
-def _offered(decision):
-    """Returns the step of each type and number of hosts that have more accelerators."""
-    return {
-        (plan.groups[0].instance_type, plan.groups[0].count): plan.predicted.step_seconds
-        for plan in _plans(decision, "scale_out")
-    }
-
-
-def _of_types(decision, *types):
-    (plan,) = [p for p in decision.plans if tuple(g.instance_type for g in p.groups) == types]
     return plan
 
 
@@ -149,7 +130,7 @@ def test_trainer_without_accelerators_is_faster_on_a_faster_cpu():
         trainer_cpu_seconds=0.1,
     )
     decision = _decide(profile, extra=[builders.clusters("ml.c7i.24xlarge")])
-    plan = _of_types(decision, "ml.c7i.24xlarge")
+    (plan,) = [p for p in decision.plans if p.groups[0].instance_type == "ml.c7i.24xlarge"]
     assert plan.predicted.step_seconds == pytest.approx(0.1 / (20677 / 14320), rel=0.01)
 
 
@@ -193,11 +174,7 @@ def test_share_stays_below_one_where_the_network_is_the_limit():
 
 def test_starved_only_by_time_and_utilization_is_still_seen_as_cpu_bound():
     profile = builders.profile(
-        "ml.p4d.24xlarge",
-        step_seconds=0.192,
-        global_batch_size=8192,
-        cpu_utilization=0.98,
-        gpu_utilization=0.45,
+        "ml.p4d.24xlarge", step_seconds=0.192, cpu_utilization=0.98, gpu_utilization=0.45
     )
     decision = _decide(profile)
     assert (decision.bottleneck, decision.action) == ("cpu", "heterogeneous")
@@ -227,14 +204,14 @@ def test_more_accelerators_are_offered_where_they_are_the_limit_for_time_and_not
 
 
 def test_larger_instance_comes_before_more_instances():
-    decision = _decide(_accelerator_bound(), objective="time")
-    (group,) = decision.plan.groups
+    (group,) = _decide(_accelerator_bound(), objective="time").plan.groups
     assert group.count == 1
-    steps = _offered(decision)
-    assert steps["ml.g5.12xlarge", 1] < steps["ml.g5.8xlarge", 4]
     # Two accelerators today: four in one g5.12xlarge.
-    of_two = _offered(_decide(_accelerator_bound(count=2), objective="time"))
-    assert {("ml.g5.12xlarge", 1), ("ml.g5.8xlarge", 4)} <= set(of_two)
+    of_two = _decide(_accelerator_bound(count=2), objective="time")
+    offered = {plan.groups[0].instance_type: plan for plan in _plans(of_two, "scale_out")}
+    one, four = offered["ml.g5.12xlarge"], offered["ml.g5.8xlarge"]
+    assert [plan.groups[0].count for plan in (one, four)] == [1, 4]
+    assert one.predicted.step_seconds < four.predicted.step_seconds
 
 
 @pytest.mark.parametrize(
@@ -332,44 +309,23 @@ def test_start_is_paid_back_where_both_clusters_have_cost_the_same():
 
 
 @pytest.mark.parametrize(
-    ("profile", "more", "said"),
+    ("more", "field", "words"),
     [
-        (
-            _starved(),
-            {"allowed_instance_types": ("c5.4xlarg",)},
-            {"where": "allowed_instance_types[0]", "fix": "ml.c5.4xlarge"},
-        ),
-        (
-            _starved(),
-            {"extra": [(builders.group("data", "c5.9xlarge"),)]},
-            {"what": "one dnn group"},
-        ),
-        (_profile("ml.g5.8xlarg", step_seconds=0.2), {}, {"fix": "did you mean ml.g5.8xlarge"}),
-        (_starved(step_seconds=1e9), {}, {"where": "step.step_seconds"}),
-        (_starved(step_seconds=1e-12), {}, {"where": "step.step_seconds"}),
-        (_starved(loader_cpu_seconds=1e300), {}, {"where": "step.loader_cpu_seconds"}),
-        (
-            _starved(),
-            {"max_data_hosts": 1_000_000},
-            {"what": "256 at most", "where": "key constraints.max_data_hosts"},
-        ),
-        (
-            _starved(),
-            {"regions": ("eu-west-1",)},
-            {"what": "for region us-east-1, but only eu-west-1", "where": "constraints.regions"},
-        ),
-        (
-            _starved(),
-            {"catalog": Catalog(platform="sagemaker", instances=(), source="nothing")},
-            {"what": "has no instance type", "fix": "--prices FILE"},
-        ),
+        ({"allowed_instance_types": ("c5.4xlarg",)}, "where", "allowed_instance_types[0]"),
+        ({"extra": [(builders.group("data", "c5.9xlarge"),)]}, "what", "one dnn group"),
+        ({"profile": _profile("ml.g5.8xl", step_seconds=0.2)}, "fix", "did you mean ml.g5.8xlarge"),
+        ({"profile": _starved(step_seconds=1e9)}, "where", "step.step_seconds"),
+        ({"profile": _starved(step_seconds=1e-12)}, "where", "step.step_seconds"),
+        ({"profile": _starved(loader_cpu_seconds=1e300)}, "where", "step.loader_cpu_seconds"),
+        ({"max_data_hosts": 1_000_000}, "where", "key constraints.max_data_hosts"),
+        ({"regions": ("eu-west-1",)}, "what", "for region us-east-1, but only eu-west-1"),
+        ({"catalog": Catalog(platform="sagemaker", instances=(), source="")}, "fix", "--prices"),
     ],
 )
-def test_impossible_input_is_an_error_that_says_where_and_what_to_do(profile, more, said):
+def test_impossible_input_is_an_error_that_says_where_and_what_to_do(more, field, words):
     with pytest.raises(UsageError) as caught:
-        _decide(profile, **more)
-    for field, words in said.items():
-        assert words in getattr(caught.value, field)
+        _decide(**{"profile": _starved(), **more})
+    assert words in getattr(caught.value, field)
 
 
 def test_prices_of_an_allowed_region_are_used():
@@ -414,6 +370,12 @@ def test_todays_type_without_a_price_is_kept_and_never_free():
     assert explain(decision).startswith("stoker does not help here")
 
 
+SIX_GROUPS = [
+    *builders.clusters("ml.g5.8xlarge", "ml.c7i.xlarge"),
+    *(builders.group("data", "ml.c7i.xlarge", name=f"data-{n}") for n in range(4)),
+]
+
+
 @pytest.mark.parametrize(
     ("groups", "reason"),
     [
@@ -421,13 +383,7 @@ def test_todays_type_without_a_price_is_kept_and_never_free():
         (builders.clusters("ml.g5.8xlarge", "ml.p3.2xlarge"), "ml.p3.2xlarge has no price"),
         (builders.clusters("ml.p4d.24xlarge"), "the accelerators differ (A10G today, A100 here"),
         (builders.clusters("ml.c5.9xlarge"), "the accelerators differ (A10G today, none"),
-        (
-            (
-                builders.group("dnn", "ml.g5.8xlarge"),
-                *(builders.group("data", "ml.c7i.xlarge", name=f"data-{n}") for n in range(5)),
-            ),
-            "a SageMaker training job has at most 5 instance groups, not 6",
-        ),
+        (SIX_GROUPS, "a SageMaker training job has at most 5 instance groups, not 6"),
     ],
 )
 def test_a_cluster_that_was_asked_for_and_may_not_run_says_why(groups, reason):
@@ -452,8 +408,8 @@ def test_a_quota_of_one_and_a_half_vcpus_is_divided_by_as_it_is():
     assert "on 1.5 vCPUs: 50.0 ms" in made.path[1].because
     assert any("has 1.5 vCPUs, the catalog's local.c1 1" in text for text in made.warnings)
     # A data host of one core makes all batches, or both kinds of hosts make some.
-    together = _of_types(made, "local.c1", "local.c1").predicted.step_seconds
-    assert 0.075 / (1.5 + 0.93) < together < 0.050
+    (together,) = _plans(made, "heterogeneous")
+    assert 0.075 / (1.5 + 0.93) < together.predicted.step_seconds < 0.050
 
 
 def test_missing_trainer_cpu_widens_the_band():
