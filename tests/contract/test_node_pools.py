@@ -173,17 +173,6 @@ def test_a_spot_pool_is_part_of_plans_once_it_has_a_price(project):
     ]
 
 
-def test_a_type_that_is_no_pool_is_refused_where_it_is_allowed(project):
-    done = stoker(
-        *("decide", "profile.json", "--workload", "mnist.yaml"),
-        *("--set", "constraints.allowed_instance_types=[c5.4xlarge]"),
-        cwd=project,
-    )
-    assert done.returncode == 2
-    assert "key constraints.allowed_instance_types[0]" in done.stderr
-    assert "kubernetes.pools_file" in done.stderr
-
-
 def test_a_pipelines_run_may_bring_pools_of_its_own(project):
     table = (
         "instance_type,vcpus,memory_gib,gpus,gpu_model,usd_per_hour,node_selector\n"

@@ -26,35 +26,16 @@ ASKED = {"AmazonSageMaker": refresh_prices.TRAINING, "AmazonEC2": refresh_prices
 
 def product(region: str, usd: str, unit: str = "Hrs", **attributes: str) -> str:
     """Makes a product of GetProducts' PriceList: a JSON text with a term and a price dimension."""
-    sku = "ABCDEFGH12345678"
-    dimension = {
-        "unit": unit,
-        "endRange": "Inf",
-        "description": f"$ {usd} per hour",
-        "appliesTo": [],
-        "rateCode": f"{sku}.JRTCKXETXF.6YS6EN2CT7",
-        "beginRange": "0",
-        "pricePerUnit": {"USD": usd},
-    }
-    term = {
-        "priceDimensions": {f"{sku}.JRTCKXETXF.6YS6EN2CT7": dimension},
-        "sku": sku,
-        "effectiveDate": "2026-12-01T00:00:00Z",
-        "offerTermCode": "JRTCKXETXF",
-        "termAttributes": {},
-    }
+    dimension = {"unit": unit, "description": f"$ {usd} per hour", "pricePerUnit": {"USD": usd}}
+    term = {"priceDimensions": {"x.y.z": dimension}, "termAttributes": {}}
     reserved = {"priceDimensions": {"x": {**dimension, "pricePerUnit": {"USD": "0.0001"}}}}
     return json.dumps(
         {
             "product": {
                 "productFamily": "ML Instance",
                 "attributes": {"regionCode": region, **attributes},
-                "sku": sku,
             },
-            "serviceCode": "AmazonSageMaker",
-            "terms": {"OnDemand": {f"{sku}.JRTCKXETXF": term}, "Reserved": {"r": reserved}},
-            "version": "20261201000000",
-            "publicationDate": "2026-12-01T00:00:00Z",
+            "terms": {"OnDemand": {"x.y": term}, "Reserved": {"r": reserved}},
         }
     )
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 from datetime import date
+from functools import partial
 from itertools import pairwise
 
 import msgspec
@@ -36,16 +37,19 @@ CONSTRAINTS = Constraints(objective="time", max_data_hosts=1, allowed_instance_t
 NOTHING = Calibration()
 
 
-def profile(**changes):
-    terms = {
-        "step_seconds": 0.062,
-        "accelerator_step_seconds": 0.022,
-        "loader_cpu_seconds": 0.040,
-        "trainer_cpu_seconds": 0.022,
-        "receive_cpu_seconds": 0.001,
-    }
-    own = {"global_batch_size": 64, "num_workers": 1, **terms, **changes}
-    return builders.profile(is_explained=True, predicted=0.062, workload_sha256="a" * 64, **own)
+profile = partial(
+    builders.profile,
+    is_explained=True,
+    predicted=0.062,
+    workload_sha256="a" * 64,
+    step_seconds=0.062,
+    accelerator_step_seconds=0.022,
+    loader_cpu_seconds=0.040,
+    trainer_cpu_seconds=0.022,
+    receive_cpu_seconds=0.001,
+    global_batch_size=64,
+    num_workers=1,
+)
 
 
 def run(slower=1.0, **training):
@@ -70,6 +74,9 @@ def run(slower=1.0, **training):
     return EarlierRun(profile=found, decision=decision, training=replace(record, **training))
 
 
+FITS = run(1.1)
+
+
 def learned(*runs):
     return calibrate(runs, like=profile(vcpus=1), catalog=LOCAL)
 
@@ -87,14 +94,14 @@ def outcome_after(calibration):
 
 
 def test_three_runs_that_came_slower_make_the_next_prediction_the_measured_step():
-    found = learned(run(1.1), run(1.1), run(1.1))
+    found = learned(FITS, FITS, FITS)
     assert found.runs == 3
     assert found.efficiency < 1
     assert found.receive == 1
-    measured = run(1.1).training.measured
+    measured = FITS.training.measured
     assert outcome_after(found).step_seconds == pytest.approx(measured.step_seconds, rel=1e-3)
     # The middle run counts, and not the odd one.
-    five = learned(run(1.1), run(1.1), run(1.1), run(1.3), run(1.1))
+    five = learned(FITS, FITS, FITS, run(1.3), FITS)
     assert five.efficiency == pytest.approx(found.efficiency)
     assert learned(run(), run(), run()).efficiency == pytest.approx(1, abs=1e-6)
 
@@ -103,6 +110,23 @@ def test_runs_that_disagree_widen_the_bands_of_data_groups():
     agreed, torn = learned(*[run(1.08)] * 3), learned(run(1.0), run(1.08), run(1.16))
     assert torn.spread > agreed.spread
     assert error_band(outcome_after(torn)) > error_band(outcome_after(agreed))
+
+
+def run_of(found, groups, *, catalog, slower=1.0):
+    """Returns a run on the hosts of these groups, and the limit that was predicted of them."""
+    decision = decide(
+        found, catalog=catalog, constraints=Constraints(), extra_clusters=[groups], today=TODAY
+    )
+    plan = next(plan for plan in decision.plans if plan.reason == "asked for")
+    one = FITS.training
+    training = replace(
+        one,
+        groups=plan.groups,
+        measured=replace(one.measured, step_seconds=slower * plan.predicted.step_seconds),
+        job=Job(platform=catalog.platform, name="job"),
+    )
+    earlier = EarlierRun(profile=found, decision=replace(decision, plan=plan), training=training)
+    return earlier, plan.predicted.limit
 
 
 def test_receiving_is_corrected_where_the_data_hosts_are_not_the_limit():
@@ -117,23 +141,13 @@ def test_receiving_is_corrected_where_the_data_hosts_are_not_the_limit():
         receive_cpu_seconds=0.2,
     )
     groups = builders.clusters("ml.g5.8xlarge", "ml.c7i.24xlarge", 8, workers_per_host=0)
-    decision = decide(
-        found, catalog=aws, constraints=Constraints(), extra_clusters=[groups], today=TODAY
-    )
-    plan = next(plan for plan in decision.plans if plan.reason == "asked for")
-    assert plan.predicted.limit == "receive"
-    record = run().training
-    measured = replace(record.measured, step_seconds=1.5 * plan.predicted.step_seconds)
-    training = replace(
-        record, groups=plan.groups, measured=measured, job=Job(platform="sagemaker", name="job")
-    )
-    one = EarlierRun(profile=found, decision=replace(decision, plan=plan), training=training)
+    one, limit = run_of(found, groups, catalog=aws, slower=1.5)
+    assert limit == "receive"
     corrected = calibrate([one] * 3, like=found, catalog=aws)
     assert corrected.efficiency == 1
     assert corrected.receive == pytest.approx(1.5, rel=0.01)
 
 
-FITS = run(1.1)
 SHORT = replace(FITS.training, measured=replace(FITS.training.measured, steps=20))
 UNEXPLAINED = Check(predicted_step_seconds=0.02, error=-0.6, explained=False)
 OTHER_HOSTS = ProfiledHost(instance_type="local.c1", vcpus=4)
@@ -208,19 +222,9 @@ def test_todays_data_hosts_give_todays_step_whatever_was_learned():
 
 def test_a_run_that_came_as_predicted_changes_nothing_where_its_profile_had_data_hosts():
     found, catalog = fed_profile(), load_catalog("local", cores=4)
-    decision = decide(
-        found,
-        catalog=catalog,
-        constraints=replace(CONSTRAINTS, max_data_hosts=3),
-        extra_clusters=[builders.clusters("local.c1", "local.c1", 3, workers_per_host=0)],
-        today=TODAY,
-    )
-    plan = next(plan for plan in decision.plans if plan.reason == "asked for")
-    one = run().training
-    measured = replace(one.measured, step_seconds=plan.predicted.step_seconds)
-    training = replace(one, groups=plan.groups, measured=measured)
-    earlier = EarlierRun(profile=found, decision=replace(decision, plan=plan), training=training)
-    corrected = calibrate([earlier] * 3, like=found, catalog=catalog)
+    groups = builders.clusters("local.c1", "local.c1", 3, workers_per_host=0)
+    one, _ = run_of(found, groups, catalog=catalog)
+    corrected = calibrate([one] * 3, like=found, catalog=catalog)
     assert corrected.efficiency == pytest.approx(1.0, abs=1e-6)
     assert corrected.runs == 3
 
