@@ -197,11 +197,6 @@ IN_TORCH = " (DataLoader worker process 0)"
         (by_torch(raised(KeyError("label"))), "KeyError: 'label'", IN_TORCH),
         (by_the_feed(by_torch(raised(OSError("a.tar")))), "OSError: a.tar", IN_FEED),
         (
-            by_torch(by_the_feed(raised_while_handling(TwoArguments("a.tar", 3)))),
-            "test_reasons.TwoArguments: a.tar, line 3",
-            IN_TORCH,
-        ),
-        (
             by_the_feed(UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")),
             "UnicodeDecodeError: 'utf-8' codec can't decode byte 0xff in position 0: invalid start "
             "byte",
@@ -221,6 +216,12 @@ def test_the_error_of_a_data_worker_is_told_with_its_own_text_and_where(err, tex
     # As the end of a script's output, where no hook could keep it.
     said = said_in("".join(traceback.format_exception(err)).splitlines())
     assert said == f"{text}{where}"
+
+
+def test_an_error_that_was_wrapped_twice_and_cannot_be_made_again_keeps_its_own_text():
+    found = failure_of(by_torch(by_the_feed(raised_while_handling(TwoArguments("a.tar", 3)))))
+    assert "TwoArguments: a.tar, line 3" in found
+    assert "Caught" not in found
 
 
 def test_the_launcher_leaves_its_failure_in_the_pod_s_status_as_an_error(tmp_path, monkeypatch):
