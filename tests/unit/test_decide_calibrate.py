@@ -11,23 +11,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.catalog import load_catalog
+from stoker.cli.decide import calibration_of
 from stoker.decide import EarlierRun, calibrate, decide, explain
 from stoker.decide.calibrate import BOUNDS
 from stoker.decide.choose import error_band
 from stoker.decide.model import ClusterShape, Hosts, estimate
 from stoker.decide.work import measure
+from stoker.errors import UsageError
 from stoker.records import (
     Calibration,
     Check,
     Constraints,
     Event,
     Job,
-    Measured,
     ProfiledData,
     ProfiledHost,
-    Training,
+    write_json,
 )
-from support import builders
+from support import builders, sample_records
 from support.property_tests import examples
 
 replace = msgspec.structs.replace
@@ -56,20 +57,14 @@ def run(slower=1.0, **training):
     found = profile()
     decision = decide(found, catalog=LOCAL, constraints=CONSTRAINTS, today=TODAY)
     assert decision.action == "heterogeneous"
+    one = sample_records.training()
     step = decision.plan.predicted.step_seconds * slower
-    record = Training(
+    record = replace(
+        one,
         workload_sha256=found.workload_sha256,
-        status="succeeded",
-        exit_code=0,
         groups=decision.plan.groups,
-        measured=Measured(
-            step_seconds=step,
-            wait_seconds=0.0,
-            compute_seconds=step,
-            samples_per_second=1.0,
-            steps=700,
-        ),
-        job=Job(platform="local", name="job"),
+        measured=replace(one.measured, step_seconds=step),
+        events=(),
     )
     return EarlierRun(profile=found, decision=decision, training=replace(record, **training))
 
@@ -233,3 +228,24 @@ def test_the_text_says_on_how_many_runs_it_was_calibrated():
     assert "Calibrated on 3 runs" in explain(decided(Calibration(runs=3)))
     assert "alibrated" not in explain(decided(None))
     assert "Not calibrated: fewer than 3 earlier runs fit" in explain(decided(NOTHING))
+
+
+def test_whole_runs_are_read_and_the_rest_is_left(tmp_path):
+    whole = {
+        "profile": sample_records.profile(),
+        "decision": sample_records.decision(),
+        "training": sample_records.training(),
+    }
+    for run in ("one", "two", "three"):
+        for name, record in whole.items():
+            known = replace(record, workload_sha256="a" * 64)
+            write_json(tmp_path / run / f"{name}.json", known)
+    write_json(tmp_path / "half" / "profile.json", whole["profile"])
+    (tmp_path / "torn").mkdir()
+    for name in whole:
+        (tmp_path / "torn" / f"{name}.json").write_text("{")
+    (tmp_path / "notes.txt").write_text("not a run")
+    found = calibration_of(tmp_path, like=sample_records.profile(), catalog=LOCAL)
+    assert found.runs == 3
+    with pytest.raises(UsageError, match="no runs in"):
+        calibration_of(tmp_path / "runs", like=sample_records.profile(), catalog=LOCAL)

@@ -41,54 +41,50 @@ def containers(tmp_path):
     return load_catalog("kubernetes", file)
 
 
+def _decided(catalog, groups, *, today=TODAY, **profile):
+    return decide(
+        builders.profile(groups[0].instance_type, **profile),
+        catalog=catalog,
+        constraints=Constraints(),
+        extra_clusters=[groups],
+        today=today,
+    )
+
+
 def _tensorflow(catalog, today=TODAY):
-    profile = builders.profile(
-        "ml.p4d.24xlarge",
+    return _decided(
+        catalog,
+        builders.clusters("ml.p4d.24xlarge", "ml.c5.18xlarge", 2),
+        today=today,
         step_seconds=0.192,
         accelerator_step_seconds=0.064,
         global_batch_size=8192,
         gpu_utilization=0.45,
     )
-    return decide(
-        profile,
-        catalog=catalog,
-        constraints=Constraints(),
-        extra_clusters=[builders.clusters("ml.p4d.24xlarge", "ml.c5.18xlarge", 2)],
-        today=today,
-    )
 
 
 def _pytorch(catalog, cpu=None):
-    profile = builders.profile(
-        "ml.p3.2xlarge",
+    return _decided(
+        catalog,
+        # The data host did all preprocessing, with 32 workers.
+        builders.clusters("ml.p3.2xlarge", "ml.c5.9xlarge", workers_per_host=0),
         step_seconds=1.193,
         accelerator_step_seconds=0.06,
         loader_cpu_seconds=cpu,
         num_workers=8,
         global_batch_size=8192,
     )
-    return decide(
-        profile,
-        catalog=catalog,
-        constraints=Constraints(),
-        # The data host did all preprocessing, with 32 workers.
-        extra_clusters=[builders.clusters("ml.p3.2xlarge", "ml.c5.9xlarge", workers_per_host=0)],
-        today=TODAY,
-    )
 
 
 def _fastflow(catalog, *, gpus, data):
-    profile = builders.profile(
-        "box.gpu",
+    decision = _decided(
+        catalog,
+        (builders.group("dnn", "box.gpu", gpus), builders.group("data", "box.cpu", data)),
         count=gpus,
         step_seconds=1.0,
         accelerator_step_seconds=0.05,
         trainer_vcpus=0,
         global_batch_size=32,
-    )
-    groups = (builders.group("dnn", "box.gpu", gpus), builders.group("data", "box.cpu", data))
-    decision = decide(
-        profile, catalog=catalog, constraints=Constraints(), extra_clusters=[groups], today=TODAY
     )
     return _named(decision).step_seconds
 
