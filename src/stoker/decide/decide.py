@@ -41,13 +41,13 @@ from stoker.decide.pricing import (
     ASKED_FOR,
     Rules,
     allowed_types,
-    is_usable,
     measured,
     plan_of,
     predicted,
     problem_of,
     refuse_endless_search,
     refuse_foreign_prices,
+    why_unusable,
 )
 from stoker.decide.work import data_hosts_of, measure, today_of, with_own_storage
 from stoker.errors import UsageError
@@ -65,6 +65,7 @@ from stoker.records import (
     Profile,
     TakenElsewhere,
     TrainingSize,
+    Workload,
 )
 from stoker.records.decision import NOMINAL
 from stoker.records.parts import bottleneck_of, too_busy
@@ -160,10 +161,7 @@ def _path(observed: Observed) -> tuple[Answer, ...]:
         "Is the CPU the limit?": meaning,
         "Is the best change worth more than its error band?": _NOTHING,
     }
-    return tuple(
-        Answer(question=question, answer="unknown", because=text)
-        for question, text in because.items()
-    )
+    return tuple(Answer(question=q, answer="unknown", because=text) for q, text in because.items())
 
 
 def _advice_on_observed(
@@ -184,17 +182,11 @@ def _advice_on_observed(
             )
             yield Advice(id="break-even", text=text)
     elif suspect == "neither":
-        text = (
-            "More loader workers, prefetching and faster storage come before any host: today's "
-            "CPUs are not busy."
-        )
-        yield Advice(id="idle-cpus", text=text)
+        text = "More loader workers, prefetching and faster storage come before any host: today's "
+        yield Advice(id="idle-cpus", text=f"{text}CPUs are not busy.")
     elif suspect == "accelerator":
-        text = (
-            "A data group would probably change nothing: look at the model first (mixed "
-            "precision, compilation, batch size)."
-        )
-        yield Advice(id="accelerator", text=text)
+        text = "A data group would probably change nothing: look at the model first (mixed "
+        yield Advice(id="accelerator", text=f"{text}precision, compilation, batch size).")
 
 
 def _again(profile: Profile) -> str:
@@ -426,7 +418,8 @@ def _candidates(site: Site, rules: Rules, keep_plan: Plan) -> Iterator[Candidate
     for candidate in scale_up(site):
         # On this machine even if not allowed, as an infeasible plan: the cores of data hosts are
         # compared with the same cores in one host.
-        if site.catalog.info.is_this_machine or is_usable(candidate.shape.dnn.instance, rules):
+        instance = candidate.shape.dnn.instance
+        if site.catalog.info.is_this_machine or not why_unusable(instance, rules):
             yield candidate
     yield from _best_heterogeneous(site, rules)
     outcome = keep_plan.predicted
@@ -435,7 +428,7 @@ def _candidates(site: Site, rules: Rules, keep_plan: Plan) -> Iterator[Candidate
         outcome.limit == "accelerator" or misses_deadline(outcome, rules.constraints)
     ):
         for candidate in scale_out(site):
-            if is_usable(candidate.shape.dnn.instance, rules):
+            if not why_unusable(candidate.shape.dnn.instance, rules):
                 yield candidate
 
 
@@ -497,7 +490,7 @@ def _data_types(site: Site, rules: Rules) -> list[Instance]:
         for _, instance in sorted(listed.items())
         if instance.accelerators == 0
         and instance.usd_per_hour is not None
-        and is_usable(instance, rules)
+        and not why_unusable(instance, rules)
     ]
 
 
@@ -562,3 +555,20 @@ def _distinct(plans: Iterable[Plan]) -> list[Plan]:
 
 def _is_same(one: Plan, other: Plan) -> bool:
     return one.action == other.action and one.groups == other.groups
+
+
+def refuse_unfed(profile: Profile, workload: Workload) -> None:
+    """Raises UsageError if the training needs the feed, which cannot reach its loader."""
+    loader, feed = profile.loader, workload.feed
+    words = unfed_words(loader, feed)
+    is_fed = feed.replace_dataloader is not False and workload.engine_settings.name == "feed"
+    if loader is None or not words or not is_fed:
+        return
+    fix = "give the training a loader of torch's or stoker's"
+    if loader.reach == "left":
+        fix = "read stoker's class, or train with --replace-dataloader true"
+    raise UsageError(
+        words,
+        where=f"workload {workload.name}, the loader that was profiled",
+        fix=f"{fix}; or set feed.replace_dataloader: false, to train without data hosts",
+    )
