@@ -472,9 +472,9 @@ def _is_there(found: Walk, action: Action, question: str) -> Answer:
 
 def _why_none(found: Walk, action: Action) -> str:
     work = found.work
+    if action == "tune" and work.num_workers is None:
+        return "today's number of loader workers is not known"
     if action == "tune":
-        if work.num_workers is None:
-            return "today's number of loader workers is not known"
         return f"more than today's {work.num_workers} loader workers would not help on these hosts"
     if action == "scale_up":
         return f"{work.reference.type} has none that may be used"

@@ -335,11 +335,7 @@ def decide(
         # Today's cluster with its data hosts was measured and needs no prediction.
         if not (work.data and _hosts_of(candidate) == _hosts_of(kept))
     ]
-    unknown = (
-        [f"what the named groups would do is not known: {nothing_holds}"]
-        if nothing_holds and asked
-        else []
-    )
+    unknown = f"what the named groups would do is not known: {nothing_holds}"
     more_shards = next(
         (plan for plan in others if plan.action == "tune" and not plan.feasible and plan.predicted),
         None,
@@ -392,7 +388,7 @@ def decide(
         ),
         warnings=(
             *warnings_of(found, profile, rules, prices, is_taken=taken is not None),
-            *unknown,
+            *([unknown] if nothing_holds and asked else []),
             *_dated_later(used, today),
         ),
         prices=prices,
@@ -438,20 +434,25 @@ def _best_heterogeneous(site: Site, rules: Rules) -> Iterator[Candidate]:
     objective = rules.constraints.objective
     other = "time" if objective == "cost" else "cost"
     by_type: dict[str, list[Candidate]] = {}
-    best: dict[str, tuple[tuple[bool, float, str], tuple[bool, float, str]]] = {}
+    plans: dict[str, list[Plan]] = {}
     for instance in _data_types(site, rules):
         made = list(heterogeneous(site, instance, most=rules.constraints.max_data_hosts))
         if made:
             by_type[instance.type] = made
-            plans = [_plan(site, candidate, rules) for candidate in made]
-            best[instance.type] = (
-                min(_type_rank(plan, objective, instance) for plan in plans),
-                min(_type_rank(plan, other, instance) for plan in plans),
-            )
-    names = sorted(best, key=lambda name: best[name][0])[:_BEST_TYPES]
-    names += sorted(best, key=lambda name: best[name][1])[:_BEST_BY_OTHER]
+            plans[instance.type] = [_plan(site, candidate, rules) for candidate in made]
+    names = sorted(plans, key=lambda name: _best_rank(plans[name], objective))[:_BEST_TYPES]
+    names += sorted(plans, key=lambda name: _best_rank(plans[name], other))[:_BEST_BY_OTHER]
     for name in dict.fromkeys(names):
         yield from by_type[name]
+
+
+def _best_rank(plans: Sequence[Plan], objective: str) -> tuple[bool, float]:
+    return min(
+        (not plan.feasible, objective_value(plan.predicted, objective))
+        if plan.predicted
+        else (True, float("inf"))
+        for plan in plans
+    )
 
 
 def _advice_on_shards(site: Site, rules: Rules, plans: Sequence[Plan]) -> list[Advice]:
@@ -492,13 +493,6 @@ def _data_types(site: Site, rules: Rules) -> list[Instance]:
         and instance.usd_per_hour is not None
         and not why_unusable(instance, rules)
     ]
-
-
-def _type_rank(plan: Plan, objective: str, instance: Instance) -> tuple[bool, float, str]:
-    outcome = plan.predicted
-    if outcome is None:
-        return True, float("inf"), instance.type
-    return not plan.feasible, objective_value(outcome, objective), instance.type
 
 
 def _plan(site: Site, candidate: Candidate, rules: Rules) -> Plan:
