@@ -5,6 +5,7 @@ needs no node. STOKER_TEST_RESTART may hold a shell command that starts its API 
 """
 
 import dataclasses
+import functools
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -107,8 +108,7 @@ def nothing_is_left(plane: Plane, parts: Sequence[str] = PARTS) -> bool:
     return not any(name.startswith(NAME) for name in found)
 
 
-def wait_until(condition, *, what):
-    until(condition, what=what, seconds=SECONDS)
+wait_until = functools.partial(until, seconds=SECONDS)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import dataclasses
 from datetime import date
 from functools import partial
-from itertools import pairwise
 
 import msgspec
 import pytest
@@ -179,23 +178,6 @@ def test_a_correction_stays_within_its_bounds_whatever_was_measured(slower):
     assert found.runs == 0 or found.runs >= 3
     if found.runs == 0:
         assert found == NOTHING
-
-
-@settings(max_examples=examples(15), derandomize=True)
-@given(st.floats(min_value=0.6, max_value=1.15), st.floats(min_value=0.5, max_value=3))
-def test_more_hosts_are_never_slower_whatever_was_learned(efficiency, receive):
-    decision = decide(
-        profile(),
-        catalog=load_catalog("local", cores=12),
-        constraints=replace(CONSTRAINTS, max_data_hosts=10),
-        today=TODAY,
-        calibration=Calibration(runs=3, efficiency=efficiency, receive=receive),
-    )
-    plans = [plan for plan in decision.plans if plan.action == "heterogeneous"]
-    plans.sort(key=lambda plan: plan.groups[1].count)
-    steps = [plan.predicted.step_seconds for plan in plans if plan.predicted]
-    assert len(steps) == 10
-    assert all(more <= fewer * (1 + 1e-9) for fewer, more in pairwise(steps))
 
 
 # Profiles of trainings that had a data host already.

@@ -63,20 +63,6 @@ def test_every_plan_that_may_run_is_a_spot_and_the_front_is_marked():
     assert names == {"today", "tuned", "+1 local.c1"}
 
 
-@pytest.mark.parametrize(
-    ("purchase", "title"),
-    [("nominal", "Time against CPU time"), ("on-demand", "Time against money")],
-)
-def test_two_plans_have_no_picture_and_three_have_one(purchase, title):
-    decision = sample_records.decision()
-    tuned, keep = (plan for plan in decision.plans if len(plan.groups) == 1)
-    prices = replace(decision.prices, purchase=purchase)
-    two = replace(decision, action="tune", plan=tuned, plans=(tuned, keep), prices=prices)
-    assert draw(two) is None
-    three = replace(two, plans=(*two.plans, replace(tuned, action="scale_up")))
-    assert title in {label.text for label in draw(three).labels}
-
-
 BASES = (
     starved(),
     starved(accelerator_step_seconds=0.19),

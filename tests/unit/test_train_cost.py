@@ -1,58 +1,37 @@
 """A training on a platform that bills nobody."""
 
 import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
 from stoker.catalog import load_catalog
 from stoker.errors import UsageError
-from stoker.platforms.base import JobEnd, JobSpec, LogLine
-from stoker.records import Decision, Json, Training, write_json
+from stoker.platforms.base import JobEnd, JobSpec
+from stoker.records import Decision, Training, write_json
 from stoker.records.training import TrainingFacts, training_record
 from stoker.train import train
 from support import sample_records
 
 
-@dataclass
-class _Run:
-    output_dir: Path
-    name: str = "job"
-
-    def lines(self) -> Iterator[LogLine]:
-        return iter(())
-
-    def wait(self) -> JobEnd:
-        return JobEnd(
-            status="succeeded",
-            exit_code=0,
-            failure=None,
-            output_dir=self.output_dir,
-            data_group_release_seconds=None,
-        )
-
-    def stop(self) -> None:
-        """It has ended."""
-
-
-@dataclass
-class _Here:
-    """A double of the local platform, whose job has ended."""
-
-    output_dir: Path
-    name: str = "local"
-
-    def plan(self, job: JobSpec) -> JobSpec:
-        return job
-
-    def describe(self, request: JobSpec) -> dict[str, Json]:
-        return {}
-
-    def submit(self, request: JobSpec) -> _Run:
-        return _Run(self.output_dir)
+def here(output_dir: Path) -> SimpleNamespace:
+    """Returns a double of the local platform, whose job has ended."""
+    end = JobEnd(
+        status="succeeded",
+        exit_code=0,
+        failure=None,
+        output_dir=output_dir,
+        data_group_release_seconds=None,
+    )
+    run = SimpleNamespace(
+        name="job", output_dir=output_dir, lines=lambda: iter(()), wait=lambda: end, stop=list
+    )
+    return SimpleNamespace(
+        name="local", plan=lambda job: job, describe=lambda _: {}, submit=lambda _: run
+    )
 
 
 def trained(folder: Path, decision: Decision) -> Training:
@@ -68,7 +47,7 @@ def trained(folder: Path, decision: Decision) -> Training:
         image="registry/job@sha256:12",
         what={"git": "ab"},
     )
-    return train(job, platform=_Here(folder), catalog=load_catalog("local"), decision=decision)
+    return train(job, platform=here(folder), catalog=load_catalog("local"), decision=decision)
 
 
 def test_what_a_run_cost_is_the_time_that_is_billed_at_the_catalog_s_prices():
