@@ -29,7 +29,6 @@ from stoker.records import (
     ProfiledHost,
     Spread,
     StepCost,
-    StepTerms,
     TodaysGroup,
     Training,
     TrainingSize,
@@ -57,20 +56,18 @@ def workload() -> Workload:
 
 
 def profile() -> Profile:
-    return Profile(
+    return builders.profile(
         host=ProfiledHost(instance_type="local.c1", vcpus=1, accelerators=0),
-        step=StepTerms(
-            step_seconds=BASELINE_SECONDS,
-            wait_seconds=WAIT_SECONDS,
-            accelerator_step_seconds=0.0214,
-            loader_cpu_seconds=0.0386,
-            loader_wall_seconds=0.0391,
-            trainer_cpu_seconds=0.0219,
-            receive_cpu_seconds=0.0008,
-            num_workers=2,
-            global_batch_size=32,
-            batch_bytes=32 * 96 * 96,
-        ),
+        step_seconds=BASELINE_SECONDS,
+        wait_seconds=WAIT_SECONDS,
+        accelerator_step_seconds=0.0214,
+        loader_cpu_seconds=0.0386,
+        loader_wall_seconds=0.0391,
+        trainer_cpu_seconds=0.0219,
+        receive_cpu_seconds=0.0008,
+        num_workers=2,
+        global_batch_size=32,
+        batch_bytes=32 * 96 * 96,
         spread={
             "step_seconds": Spread(low=0.0597, high=0.0651, samples=212),
             "wait_seconds": Spread(low=0.0379, high=0.0433, samples=212),

@@ -254,18 +254,6 @@ def test_a_cluster_to_fall_back_on_is_run_where_others_keep_the_machine_busy():
     assert not quiet.is_noisy
 
 
-# Two vCPUs, no workers; other programs took 1.8 of the vCPUs.
-TWO_BUSY_CORES = profile_of(
-    rank_of(
-        ms(step=172, wait=139, accelerator=6, trainer=6, loader=27.8, wall=27.8),
-        rates={2: 7.0, 1: 6.0},
-        workers=0,
-        vcpus=2,
-        others=1.8,
-    )
-)
-
-
 def test_other_programs_widen_the_band_by_what_they_took():
     core = rank_of(
         ms(step=36.8, wait=30, accelerator=2, trainer=2, loader=26.8, wall=26.8),
@@ -457,14 +445,6 @@ def test_the_self_check_and_the_model_sum_the_parts_alike_whatever_was_measured(
     assert work.loader_cpu_seconds == profile.timed_step.loader_cpu_seconds
 
 
-def test_a_cluster_that_is_asked_for_is_shown_on_a_busy_profile_and_marked():
-    asked = builders.clusters("local.c2", "local.c2")
-    decision = decided(TWO_BUSY_CORES, asked=[asked])
-    assert [plan.action for plan in decision.plans] == ["keep", "heterogeneous"]
-    assert any(line.startswith("?heterogeneous") for line in explain(decision).splitlines())
-    assert "Rough guide only" in words(decision)
-
-
 def test_two_plans_that_need_too_many_cores_are_told_with_one_number():
     profile = profile_of(ONE_CORE)
     decision = decided(profile, cores=1, asked=[builders.clusters("local.c1", "local.c4")])
@@ -554,6 +534,15 @@ def test_where_others_keep_most_of_the_machine_busy_that_is_said_once_and_nothin
     assert words(decision).count(f"ther programs were using {others:.1f} of the ") == 1
     assert "so the measurement is not reliable" in words(decision)
     assert "saves" not in explain_profile(profile)
+
+
+def test_a_cluster_that_is_asked_for_is_shown_on_a_busy_profile_and_marked():
+    took, how, _ = KNOWN["no workers"]
+    busy = profile_of(rank_of(took, **how, others=1.8))
+    decision = decided(busy, asked=[builders.clusters("local.c2", "local.c2")])
+    assert [plan.action for plan in decision.plans] == ["keep", "heterogeneous"]
+    assert any(line.startswith("?heterogeneous") for line in explain(decision).splitlines())
+    assert "Rough guide only" in words(decision)
 
 
 def test_a_data_host_takes_away_half_of_what_loading_and_training_cost_each_other():

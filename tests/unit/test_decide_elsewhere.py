@@ -46,9 +46,8 @@ def _workstation(*, cpu_model=None, **changes):
         "batch_bytes": 600_000.0,
         "num_workers": 2,
     }
-    made = builders.profile("local.c2", vcpus=2, is_explained=True, **{**terms, **changes})
     host = ProfiledHost(instance_type="local.c2", vcpus=2, accelerators=0, cpu_model=cpu_model)
-    return msgspec.structs.replace(made, host=host)
+    return builders.profile(host=host, is_explained=True, **(terms | changes))
 
 
 def _decide(profile, take_as, *, catalog=AWS):
@@ -60,20 +59,16 @@ def _keep(decision):
     return next(p.predicted for p in decision.plans if p.action == "keep" and p.predicted)
 
 
-def test_cpu_seconds_become_fewer_as_a_vcpu_there_is_faster():
-    slow, fast = (
-        _keep(_decide(_workstation(), TakeAs(instance_type="ml.c5.large", cpu_speed=speed)))
-        for speed in (1.0, 2.0)
+def test_cpu_seconds_become_fewer_as_a_vcpu_there_is_faster_and_waiting_takes_as_long():
+    waits = _workstation(loader_cpu_seconds=0.010, loader_wall_seconds=0.410, step_seconds=0.205)
+    slow, fast, waiting = (
+        _keep(_decide(profile, TakeAs(instance_type="ml.c5.large", cpu_speed=speed)))
+        for profile, speed in ((_workstation(), 1.0), (_workstation(), 2.0), (waits, 10.0))
     )
     assert slow.limit == "cpu"
     assert slow.step_seconds == pytest.approx(0.110, rel=0.01)
     assert fast.step_seconds == pytest.approx(slow.step_seconds / 2)
-
-
-def test_what_a_loader_waits_takes_as_long_there():
-    waits = _workstation(loader_cpu_seconds=0.010, loader_wall_seconds=0.410, step_seconds=0.205)
-    fast = _decide(waits, TakeAs(instance_type="ml.c5.large", cpu_speed=10.0))
-    assert _keep(fast).step_seconds == pytest.approx((0.4 + 0.001) / 2)
+    assert waiting.step_seconds == pytest.approx((0.4 + 0.001) / 2)
 
 
 def test_unknown_cpu_is_taken_to_be_as_fast_and_is_less_sure():
@@ -92,8 +87,7 @@ def test_unknown_cpu_is_taken_to_be_as_fast_and_is_less_sure():
 
 def test_accelerator_that_nobody_measured_forbids_spending_and_says_what_loading_takes():
     found = _decide(_workstation(), TakeAs(instance_type="ml.g5.2xlarge"))
-    assert found.action == "keep"
-    assert found.bottleneck == "unexplained"
+    assert (found.bottleneck, found.action) == ("unexplained", "keep")
     assert [plan.action for plan in found.plans] == ["keep"]
     advice = next(each.text for each in found.advice if each.id == "accelerator-step")
     assert "62.9 ms per batch on 1 x ml.g5.2xlarge, and 21.0 ms with 7 workers per host" in advice
@@ -104,8 +98,7 @@ def test_accelerator_step_that_is_given_makes_it_a_decision():
     given_step = TakeAs(instance_type="ml.g5.2xlarge", accelerator_step_seconds=0.012)
     found = _decide(_workstation(), given_step)
     assert found.taken_elsewhere.accelerator_step_source == "given"
-    assert found.bottleneck == "workers"
-    assert found.action == "tune"
+    assert (found.bottleneck, found.action) == ("workers", "tune")
     # What the training took of the workstation's CPU was the training itself.
     assert any("with an accelerator was not measured" in text for text in found.warnings)
 

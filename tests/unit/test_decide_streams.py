@@ -28,7 +28,7 @@ STREAM = ProfiledLoader(
 )
 
 
-def profile_of(loader=STREAM, *, instance_type="ml.g5.8xlarge", **terms):
+def profile_of(loader=STREAM, **changes):
     given = {
         "step_seconds": 0.4,
         "accelerator_step_seconds": 0.02,
@@ -37,9 +37,9 @@ def profile_of(loader=STREAM, *, instance_type="ml.g5.8xlarge", **terms):
         "trainer_cpu_seconds": 0.02,
         "receive_cpu_seconds": 0.001,
         "num_workers": 2,
-        "global_batch_size": 64,
+        "batch_bytes": None,
     }
-    made = builders.profile(instance_type, is_explained=True, **(given | terms))
+    made = builders.starved(**(given | changes))
     return msgspec.structs.replace(made, loader=loader, what={"ranks": 1})
 
 
@@ -54,11 +54,12 @@ def decided(profile, *groups, **more):
     )
 
 
-def promised(decision, *, action):
+def promised(decision):
+    """Returns the steps of the plans with data hosts that may be run."""
     return [
         plan.predicted.step_seconds
         for plan in decision.plans
-        if plan.action == action and plan.predicted and plan.feasible
+        if plan.action == "heterogeneous" and plan.predicted and plan.feasible
     ]
 
 
@@ -70,10 +71,10 @@ MANY = (
 
 def test_on_another_type_a_stream_has_as_many_shards_for_each_rank():
     elsewhere = TakeAs(instance_type="ml.g5.2xlarge", accelerator_step_seconds=0.002)
-    profile = profile_of(instance_type="local.c2", step_seconds=0.42)
+    profile = profile_of(kind="local.c2", step_seconds=0.42)
     groups = (msgspec.structs.replace(MANY[0], instance_type="ml.g5.2xlarge"), MANY[1])
     decision = decided(profile, *groups, take_as=elsewhere)
-    for seconds in promised(decision, action="heterogeneous"):
+    for seconds in promised(decision):
         assert seconds > 0.8 / 2 / 3, "two workers, on a CPU that is at most three times as fast"
 
 
@@ -92,7 +93,7 @@ def test_the_free_fix_comes_with_its_figure_before_any_money():
 
 def test_data_hosts_are_promised_no_more_than_the_shards_make():
     stream, sharded, items = (
-        min(promised(decided(profile_of(loader), *MANY, feed=feed), action="heterogeneous"))
+        min(promised(decided(profile_of(loader), *MANY, feed=feed)))
         for loader, feed in (
             (STREAM, FeedSettings()),
             (STREAM, FeedSettings(shards=64)),
@@ -139,7 +140,7 @@ LEFT = ProfiledLoader(class_name=STREAM.class_name, reach="left")
 )
 def test_no_data_host_is_advised_for_a_loader_that_is_not_fed(loader, feed):
     decision = decided(profile_of(loader, num_workers=32, step_seconds=0.03), *MANY, feed=feed)
-    assert not promised(decision, action="heterogeneous")
+    assert not promised(decision)
     answer = next(own for own in decision.path if "data group" in own.question)
     assert answer.answer == "no"
     assert loader.class_name in answer.because

@@ -40,8 +40,7 @@ def refused(workload, other):
     [
         {"name": "numbers"},
         {"gate": [{"metric": "accuracy", "min": 0.9}]},
-        {"constraints": {"max_usd_per_hour": 3.0, "allowed_instance_types": ["local.c1"]}},
-        {"training": {"epochs": 9, "samples_per_epoch": 10, "global_batch_size": 2}},
+        {"constraints": {"max_usd_per_hour": 3.0}, "training": {"steps": 9}},
         {"feed": {"credits": 4, "port": 7700}},
         {"hyperparameters": {"epochs": 3}},
         {"channels": {"train": {"uri": "data"}}},
