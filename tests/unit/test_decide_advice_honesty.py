@@ -1,7 +1,4 @@
-"""`decide` neither contradicts a measured profile nor promises what the profile ruled out.
-
-The numbers are those of trainings that were advised wrongly.
-"""
+"""`decide` promises nothing that a profile ruled out, on figures that were advised wrongly once."""
 
 import math
 from dataclasses import replace

@@ -115,13 +115,6 @@ def test_a_stream_is_given_more_workers_only_where_it_may_divide_itself():
     assert "divide itself by get_worker_info()" in advice.text
 
 
-def test_with_shards_enough_a_stream_is_as_any_loader():
-    loader = msgspec.structs.replace(STREAM, shards=640)
-    with_shards = decided(profile_of(loader, num_workers=32, step_seconds=0.03))
-    without = decided(profile_of(None, num_workers=32, step_seconds=0.03))
-    assert with_shards.plan.groups == without.plan.groups
-
-
 OWN = ProfiledLoader(class_name="litdata.streaming.dataloader.StreamingDataLoader", reach="own")
 # Torch's class, in a script that imports stoker's.
 LEFT = ProfiledLoader(class_name=STREAM.class_name, reach="left")
