@@ -1,4 +1,4 @@
-"""A profile is taken for another machine: scaled by CPU speed, and never surer than it was."""
+"""A profile is taken for another machine, never surer than it was; or there are only numbers."""
 
 import shlex
 from datetime import date
@@ -241,20 +241,88 @@ def test_profile_with_data_hosts_or_without_a_step_cannot_be_taken_elsewhere(pro
         _decide(profile, TakeAs(instance_type="ml.c5.large"))
 
 
+P4D = ["--instance-type", "ml.p4d.24xlarge"]
+STEP = ["--step-seconds", "0.192"]
+ACCELERATOR = ["--accelerator-step-seconds", "0.064"]
+
+
 @pytest.mark.parametrize(
-    ("options", "word"),
+    ("options", "words"),
     [
         (["--as", "ml.g5.2xlarge"], "--as needs a profile"),
         (["profile.json", "--cpu-speed", "2"], "add --as"),
         (["profile.json", "--as", "ml.g5.2xlarge", "--cpu-speed", "0"], "not between 0.01 and 100"),
         (["profile.json", "--as", "ml.g5.2xlrge"], "did you mean"),
-        (
-            ["profile.json", "--as", "ml.g5.2xlarge", "--calibrate", "runs"],
-            "--calibrate cannot be used with --as",
-        ),
+        (["profile.json", "--as", "ml.g5.2xlarge", "--calibrate", "x"], "cannot be used with --as"),
+        (["profile.json", *STEP], "profile.json cannot be used with --step-seconds"),
+        ([], "no profile to decide on"),
+        (P4D, "no profile, and no --step-seconds either"),
+        (STEP, "no profile, and no --instance-type either"),
+        (["--instance-type", "ml.p4d.24xlarg", *STEP], "no instance type 'ml.p4d.24xlarg'"),
+        ([*P4D, "--step-seconds", "-1"], "-1 is not a number above 0"),
+        ([*P4D, "--step-seconds", "nan"], "nan is not a number above 0"),
+        ([*P4D, "--step-seconds", "1e9"], "out of range"),
+        ([*P4D, *STEP, "--accelerator-step-seconds", "0"], "0 is not a number above 0"),
+        ([*P4D, *STEP, "--accelerator-step-seconds", "0.3"], "cannot be longer"),
+        ([*P4D, *STEP, "--vcpus-needed", "100"], "needs the accelerator's speed"),
+        ([*P4D, *STEP, *ACCELERATOR, "--vcpus-needed", "0"], "0 is not a number above 0"),
     ],
 )
 @pytest.mark.usefixtures("folder")
-def test_options_that_contradict_each_other_are_refused(options, word, capsys):
+def test_options_that_contradict_each_other_and_impossible_numbers_are_refused(
+    options, words, capsys
+):
     assert run(["decide", *options]) == 2
-    assert word in capsys.readouterr().err
+    assert words in capsys.readouterr().err
+
+
+# Without a profile.
+
+
+def _decided(folder, *options):
+    assert run(["decide", *options]) == 0
+    return read_json(folder / "decision.json", Decision)
+
+
+@pytest.mark.parametrize(
+    ("options", "bottleneck", "action", "advice"),
+    [
+        (STEP, "unexplained", "keep", "profile-again"),
+        ([*STEP, *ACCELERATOR], "cpu", "heterogeneous", "profile"),
+        ([*STEP, *ACCELERATOR, "--vcpus-needed", "250"], "cpu", "heterogeneous", "profile"),
+        # 10 vCPUs feed the accelerator's 64 ms, and today's 96 vCPUs are said to take 192 ms.
+        ([*STEP, *ACCELERATOR, "--vcpus-needed", "10"], "unexplained", "keep", "profile-again"),
+    ],
+)
+def test_step_and_accelerator_are_enough_to_see_who_waits(
+    options, bottleneck, action, advice, folder
+):
+    decision = _decided(folder, *P4D, *options)
+    assert (decision.bottleneck, decision.action) == (bottleneck, action)
+    assert advice in [each.id for each in decision.advice]
+
+
+def test_a_workload_says_which_hosts_train_today(folder):
+    (folder / "w.yaml").write_text(
+        "name: w\ncommand: [python, train.py]\nplatform: sagemaker\nimage: an.image/w:1\n"
+        "cluster: {dnn: {instance_type: ml.g5.12xlarge, count: 2, processes_per_host: 4}}\n"
+        "training: {steps: 1000}\n"
+    )
+    made = _decided(folder, "--workload", "w.yaml", *STEP, *ACCELERATOR)
+    keep = next(plan for plan in made.plans if plan.action == "keep")
+    (group,) = keep.groups
+    assert (group.instance_type, group.count, group.processes_per_host) == ("ml.g5.12xlarge", 2, 4)
+    assert keep.predicted.total_hours == pytest.approx(1000 * 0.192 / 3600)
+    other = _decided(folder, "--workload", "w.yaml", "--instance-type", "ml.g5.24xlarge", *STEP)
+    assert other.plan.groups[0].instance_type == "ml.g5.24xlarge"
+
+
+def test_prices_of_an_own_cluster_join_the_catalog_and_old_ones_are_said_to_be(folder):
+    (folder / "own.csv").write_text(
+        "instance_type,vcpus,gpus,coremark_per_vcpu,network_gbps,usd_per_hour,priced_on\n"
+        "big.box,64,0,20000,25,0.2,2020-01-01\n"
+    )
+    decision = _decided(folder, *P4D, *STEP, *ACCELERATOR, "--prices", "own.csv")
+    assert [group.instance_type for group in decision.plan.groups][1:] == ["ml.big.box"]
+    assert decision.prices.stale
+    assert any("older than 90 days" in text for text in decision.warnings)
