@@ -74,8 +74,8 @@ def test_on_another_type_a_stream_has_as_many_shards_for_each_rank():
     profile = profile_of(kind="local.c2", step_seconds=0.42)
     groups = (msgspec.structs.replace(MANY[0], instance_type="ml.g5.2xlarge"), MANY[1])
     decision = decided(profile, *groups, take_as=elsewhere)
-    for seconds in promised(decision):
-        assert seconds > 0.8 / 2 / 3, "two workers, on a CPU that is at most three times as fast"
+    # Two workers, on a CPU that is at most three times as fast.
+    assert min(promised(decision)) > 0.8 / 2 / 3
 
 
 def test_the_free_fix_comes_with_its_figure_before_any_money():
@@ -178,7 +178,8 @@ def test_no_cluster_makes_a_batch_sooner_than_the_shards_workers_do(
         loader_wall_seconds=wall,
         num_workers=shards,
     )
-    work = replace(measure(profile, today=instance, processes=1), shards=shards)
+    work = measure(profile, today=instance, processes=1)
+    work = replace(work, shards=shards, corrected=(), accelerator_seconds=0.0)
     data = (Hosts(instance=instance, count=hosts, workers=workers),) if hosts else ()
     shape = ClusterShape(dnn=Hosts(instance=instance, count=1, workers=local), data=data)
     assert sum(busy_workers(work, shape)) <= shards
