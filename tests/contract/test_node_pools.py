@@ -4,7 +4,6 @@ import csv
 import io
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +15,6 @@ from stoker.records import Decision, read_json, write_json
 from support import builders
 from support.command import stoker
 from support.kubernetes_nodes import EKS, KARPENTER, node
-
-DRY_RUN = ("train", "--dry-run", "mnist.yaml", "--decision", "decision.json")
 
 
 def pools_file(*nodes: Mapping[str, Any], label: str = "") -> str:
@@ -102,8 +99,7 @@ def test_without_a_usable_node_there_is_no_file():
 # From the nodes to the pods of the plan.
 
 
-@pytest.fixture
-def project(tmp_path):
+def test_a_decision_is_made_of_pools_and_its_pods_go_to_their_nodes(tmp_path):
     (tmp_path / "pools.csv").write_text(pools_file(*EKS))
     workload = {
         "name": "mnist",
@@ -118,31 +114,18 @@ def project(tmp_path):
         "gpu", step_seconds=0.4, loader_cpu_seconds=1.0, trainer_cpu_seconds=0.05, num_workers=3
     )
     write_json(tmp_path / "profile.json", starved)
-    return tmp_path
-
-
-def decided(project: Path, *options: str) -> Decision:
     arguments = ("decide", "profile.json", "--workload", "mnist.yaml", "--out", "decision.json")
-    done = stoker(*arguments, *options, cwd=project)
+    done = stoker(*arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    return read_json(project / "decision.json", Decision)
-
-
-def pods_of(project: Path) -> dict[str, Any]:
-    """Returns the pods of a dry run by their groups."""
-    done = stoker(*DRY_RUN, cwd=project)
-    assert done.returncode == 0, done.stderr
-    *_, jobset = yaml.safe_load_all(done.stdout)
-    jobs = jobset["spec"]["replicatedJobs"]
-    return {job["name"]: job["template"]["spec"]["template"]["spec"] for job in jobs}
-
-
-def test_a_decision_is_made_of_pools_and_its_pods_go_to_their_nodes(project):
-    decision = decided(project)
+    decision = read_json(tmp_path / "decision.json", Decision)
     assert decision.action == "heterogeneous"
     types = {group.instance_type for plan in decision.plans for group in plan.groups}
     assert types == {"gpu", "cpu-c7i.2xlarge", "cpu-c7i.4xlarge"}
-    pods = pods_of(project)
+    done = stoker("train", "--dry-run", "mnist.yaml", "--decision", "decision.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    *_, jobset = yaml.safe_load_all(done.stdout)
+    jobs = jobset["spec"]["replicatedJobs"]
+    pods = {job["name"]: job["template"]["spec"]["template"]["spec"] for job in jobs}
     assert pods["dnn"]["nodeSelector"] == {
         "eks.amazonaws.com/nodegroup": "gpu",
         "node.kubernetes.io/instance-type": "g5.xlarge",
@@ -158,26 +141,3 @@ def test_a_decision_is_made_of_pools_and_its_pods_go_to_their_nodes(project):
     assert selector["karpenter.sh/nodepool"] == "cpu"
     assert f"cpu-{selector['node.kubernetes.io/instance-type']}" == data.instance_type
     assert selector["karpenter.sh/capacity-type"] == "on-demand"
-
-
-def test_a_spot_pool_is_part_of_plans_once_it_has_a_price(project):
-    file = project / "pools.csv"
-    (line,) = [x for x in file.read_text().splitlines() if x.startswith("cpu-c7i.4xlarge-spot")]
-    priced = line.replace(",,,karpenter", ",0.05,2026-11-19,karpenter")
-    file.write_text(file.read_text().replace(line, priced))
-    decision = decided(project)
-    (data,) = [group for group in decision.plan.groups if group.role == "data"]
-    assert data.instance_type == "cpu-c7i.4xlarge-spot"
-    assert pods_of(project)["data"]["tolerations"] == [
-        {"key": "spot", "operator": "Equal", "value": "true", "effect": "NoSchedule"}
-    ]
-
-
-def test_a_pipelines_run_may_bring_pools_of_its_own(project):
-    table = (
-        "instance_type,vcpus,memory_gib,gpus,gpu_model,usd_per_hour,node_selector\n"
-        "gpu,3,12,1,A10G,1,pool=a\n"
-        "lots,60,100,0,,0.9,pool=b\n"
-    )
-    decision = decided(project, "--param", f"pools_file={table}")
-    assert {g.instance_type for plan in decision.plans for g in plan.groups} == {"gpu", "lots"}

@@ -406,10 +406,7 @@ def test_threads_of_torch_are_blamed_only_where_there_are_several_and_nobody_els
 
 @given(
     numbers=st.fixed_dictionaries(
-        {
-            name: st.floats(1e-4, 1.0)
-            for name in ("step", "accelerator", "trainer", "loader", "wall")
-        }
+        dict.fromkeys(("step", "accelerator", "trainer", "loader", "wall"), st.floats(1e-4, 1.0))
     ),
     few=st.floats(0.1, 100),
     many=st.floats(0.1, 100),

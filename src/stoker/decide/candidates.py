@@ -349,8 +349,6 @@ def _groups(shape: ClusterShape) -> tuple[Group, ...]:
 
 
 def _is_comparable(one: Instance, other: Instance) -> bool:
-    if one.type == other.type:
-        return True
     if one.accelerators == 0 or other.accelerators == 0:
         return one.accelerators == other.accelerators
     return one.accelerator_model == other.accelerator_model
