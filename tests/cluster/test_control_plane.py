@@ -1,12 +1,11 @@
-"""Checks what a cluster's controllers do to stoker's jobs, on the double and a real control plane.
+"""What a cluster's controllers do to stoker's jobs, on the double and a real control plane.
 
-The same scenarios run on both, so that the double can be held against the real thing: `make
-test-cluster` runs them on whatever KUBECONFIG names. That has JobSet's controller, and need not
-have a node. STOKER_TEST_RESTART may hold a shell command that starts its API server again, and
-ends when it answers.
+`make test-cluster` runs them on the cluster that KUBECONFIG names: it has JobSet's controller, and
+needs no node. STOKER_TEST_RESTART may hold a shell command that starts its API server again.
 """
 
 import dataclasses
+import functools
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -109,8 +108,7 @@ def nothing_is_left(plane: Plane, parts: Sequence[str] = PARTS) -> bool:
     return not any(name.startswith(NAME) for name in found)
 
 
-def wait_until(condition, *, what):
-    until(condition, what=what, seconds=SECONDS)
+wait_until = functools.partial(until, seconds=SECONDS)
 
 
 @pytest.fixture
@@ -249,9 +247,12 @@ def test_a_drain_waits_for_a_dnn_pod_and_a_lost_node_restarts_the_job(plane, sta
 
 
 @BOTH
-def test_a_dnn_pod_that_fails_ends_the_run_with_its_code(plane, api_name, start):
+def test_a_dnn_pod_that_fails_ends_the_run_and_the_next_attempt_replaces_it(
+    plane, tmp_path, follow, api_name
+):
     need(plane, api_name)
-    followed = start(api=api_name)
+    spec = described(plane, tmp_path, api=api_name)
+    followed = follow(submit(plane, spec))
     plane.run_pods(NAME)
     wait_until(lambda: "-0-0: runs" in followed.status, what="it runs")
     plane.end(NAME, EXIT_CODE)
@@ -259,20 +260,9 @@ def test_a_dnn_pod_that_fails_ends_the_run_with_its_code(plane, api_name, start)
     assert (end.status, end.exit_code) == ("failed", EXIT_CODE)
     plane.pass_seconds_after_end(SETTLED_SECONDS)
     assert not plane.pods(NAME, "dnn")
-
-
-@BOTH
-def test_the_next_attempt_replaces_a_job_that_has_failed(plane, tmp_path, follow, api_name):
-    need(plane, api_name)
-    spec = described(plane, tmp_path, api=api_name)
-    followed = follow(submit(plane, spec))
-    plane.run_pods(NAME)
-    plane.end(NAME, EXIT_CODE)
-    assert followed.ended().status == "failed"
     again = submit(plane, spec)
     assert not again.is_adopted
-    followed = follow(again)
-    succeed(plane, followed)
+    succeed(plane, follow(again))
 
 
 def test_all_hosts_are_started_again_as_often_as_is_allowed(plane, start):

@@ -4,7 +4,6 @@ import csv
 import io
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +11,10 @@ import yaml
 
 import node_pools
 from stoker.catalog import load_catalog
-from stoker.records import Decision, read_json
+from stoker.records import Decision, read_json, write_json
+from support import builders
 from support.command import stoker
 from support.kubernetes_nodes import EKS, KARPENTER, node
-
-DRY_RUN = ("train", "--dry-run", "mnist.yaml", "--decision", "decision.json")
 
 
 def pools_file(*nodes: Mapping[str, Any], label: str = "") -> str:
@@ -31,7 +29,7 @@ def rows(*nodes: Mapping[str, Any], label: str = "") -> dict[str, dict[str, str]
     return {row["instance_type"]: row for row in table}
 
 
-def test_nodes_of_one_kind_are_one_pool_and_pods_get_what_the_smallest_has():
+def test_nodes_of_one_kind_are_one_pool_and_pods_get_what_the_smallest_has(capsys):
     found = rows(*EKS)
     assert list(found) == ["cpu-c7i.2xlarge", "cpu-c7i.4xlarge", "cpu-c7i.4xlarge-spot", "gpu"]
     cpu, known = found["cpu-c7i.4xlarge"], load_catalog("kubernetes").get("c7i.4xlarge")
@@ -44,24 +42,13 @@ def test_nodes_of_one_kind_are_one_pool_and_pods_get_what_the_smallest_has():
         "karpenter.sh/capacity-type=on-demand",
     ]
     assert (found["gpu"]["gpus"], found["gpu"]["gpu_model"]) == ("1", "A10G")
-
-
-def test_spot_nodes_are_another_pool_without_a_price(capsys):
-    spot = rows(*EKS)["cpu-c7i.4xlarge-spot"]
+    # Taints of GPUs and of a node's state are not the pool's.
+    assert (found["gpu"]["taints"], cpu["taints"]) == ("team=vision:NoSchedule", "")
+    spot = found["cpu-c7i.4xlarge-spot"]
     assert "karpenter.sh/capacity-type=spot" in spot["node_selector"]
     assert (spot["taints"], spot[node_pools.PRICE]) == ("spot=true:NoSchedule", "")
-    assert "cpu-c7i.4xlarge-spot has no price" in capsys.readouterr().err
-
-
-def test_taints_of_gpus_and_of_a_nodes_state_are_not_the_pools():
-    found = rows(*EKS)
-    assert found["gpu"]["taints"] == "team=vision:NoSchedule"
-    assert found["cpu-c7i.4xlarge"]["taints"] == ""
-
-
-def test_nodes_that_are_left_out_are_named_with_the_reason(capsys):
-    rows(*EKS)
     said = capsys.readouterr().err
+    assert "cpu-c7i.4xlarge-spot has no price" in said
     assert [line for line in said.splitlines() if "left out" in line] == [
         "note: node broken left out: not ready",
         "note: node cordoned left out: cordoned",
@@ -91,15 +78,13 @@ def test_pools_of_every_provider_are_known_by_their_labels(labels, kind, name, i
 def test_another_label_can_name_the_pools():
     nodes = [node("a", labels={"team/pool": "big"}), node("b", kind="c5.large")]
     found = rows(*nodes, label="team/pool")
-    assert [(name, row["node_selector"]) for name, row in found.items()] == [
-        ("big", "team/pool=big")
-    ]
+    assert {name: row["node_selector"] for name, row in found.items()} == {"big": "team/pool=big"}
 
 
 def test_arm_shared_gpus_and_gpus_that_are_not_offered_are_named(capsys):
     shared = {"nvidia.com/gpu.product": "NVIDIA-A10G-SHARED", "kubernetes.io/arch": "arm64"}
-    (row,) = rows(node("n", labels=shared, gpus=4), node("m", kind="g5.xlarge", cpu="900m"))\
-        .values()  # fmt: skip
+    found = rows(node("n", labels=shared, gpus=4), node("m", kind="g5.xlarge", cpu="900m"))
+    (row,) = found.values()
     assert "kubernetes.io/arch=arm64" in row["node_selector"]
     said = capsys.readouterr().err
     assert "shares its GPUs" in said
@@ -114,8 +99,7 @@ def test_without_a_usable_node_there_is_no_file():
 # From the nodes to the pods of the plan.
 
 
-@pytest.fixture
-def project(tmp_path):
+def test_a_decision_is_made_of_pools_and_its_pods_go_to_their_nodes(tmp_path):
     (tmp_path / "pools.csv").write_text(pools_file(*EKS))
     workload = {
         "name": "mnist",
@@ -126,44 +110,22 @@ def project(tmp_path):
         "kubernetes": {"pools_file": "pools.csv", "namespace": "team-a"},
     }
     (tmp_path / "mnist.yaml").write_text(yaml.safe_dump(workload))
-    # What the profile of a starved GPU says: a quarter of the step computes.
-    profile = {
-        "schema": "stoker.profile/v1",
-        "host": {"instance_type": "gpu", "count": 1, "vcpus": 3},
-        "step": {
-            "step_seconds": 0.4,
-            "wait_seconds": 0.3,
-            "accelerator_step_seconds": 0.1,
-            "loader_cpu_seconds": 1.0,
-            "trainer_cpu_seconds": 0.05,
-            "num_workers": 3,
-            "global_batch_size": 256,
-            "batch_bytes": 800000,
-        },
-    }
-    (tmp_path / "profile.json").write_text(json.dumps(profile))
-    return tmp_path
-
-
-def decided(project: Path, *options: str) -> Decision:
+    starved = builders.starved(
+        "gpu", step_seconds=0.4, loader_cpu_seconds=1.0, trainer_cpu_seconds=0.05, num_workers=3
+    )
+    write_json(tmp_path / "profile.json", starved)
     arguments = ("decide", "profile.json", "--workload", "mnist.yaml", "--out", "decision.json")
-    done = stoker(*arguments, *options, cwd=project)
+    done = stoker(*arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    return read_json(project / "decision.json", Decision)
-
-
-def test_a_decision_is_made_of_pools_and_its_pods_go_to_their_nodes(project):
-    decision = decided(project)
+    decision = read_json(tmp_path / "decision.json", Decision)
     assert decision.action == "heterogeneous"
     types = {group.instance_type for plan in decision.plans for group in plan.groups}
     assert types == {"gpu", "cpu-c7i.2xlarge", "cpu-c7i.4xlarge"}
-    done = stoker(*DRY_RUN, cwd=project)
+    done = stoker("train", "--dry-run", "mnist.yaml", "--decision", "decision.json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     *_, jobset = yaml.safe_load_all(done.stdout)
-    pods = {
-        job["name"]: job["template"]["spec"]["template"]["spec"]
-        for job in jobset["spec"]["replicatedJobs"]
-    }
+    jobs = jobset["spec"]["replicatedJobs"]
+    pods = {job["name"]: job["template"]["spec"]["template"]["spec"] for job in jobs}
     assert pods["dnn"]["nodeSelector"] == {
         "eks.amazonaws.com/nodegroup": "gpu",
         "node.kubernetes.io/instance-type": "g5.xlarge",
@@ -175,44 +137,7 @@ def test_a_decision_is_made_of_pools_and_its_pods_go_to_their_nodes(project):
         "limits": {"memory": "13Gi", "nvidia.com/gpu": "1"},
     }
     (data,) = [group for group in decision.plan.groups if group.role == "data"]
-    assert pods["data"]["nodeSelector"]["karpenter.sh/nodepool"] == "cpu"
-    selected = pods["data"]["nodeSelector"]["node.kubernetes.io/instance-type"]
-    assert f"cpu-{selected}" == data.instance_type
-    assert pods["data"]["nodeSelector"]["karpenter.sh/capacity-type"] == "on-demand"
-
-
-def test_a_spot_pool_is_part_of_plans_once_it_has_a_price(project):
-    file = project / "pools.csv"
-    (line,) = [x for x in file.read_text().splitlines() if x.startswith("cpu-c7i.4xlarge-spot")]
-    priced = line.replace(",,,karpenter", ",0.05,2026-11-19,karpenter")
-    file.write_text(file.read_text().replace(line, priced))
-    decision = decided(project)
-    (data,) = [group for group in decision.plan.groups if group.role == "data"]
-    assert data.instance_type == "cpu-c7i.4xlarge-spot"
-    done = stoker(*DRY_RUN, cwd=project)
-    *_, jobset = yaml.safe_load_all(done.stdout)
-    job = next(j for j in jobset["spec"]["replicatedJobs"] if j["name"] == "data")
-    assert job["template"]["spec"]["template"]["spec"]["tolerations"] == [
-        {"key": "spot", "operator": "Equal", "value": "true", "effect": "NoSchedule"}
-    ]
-
-
-def test_a_type_that_is_no_pool_is_refused_where_it_is_allowed(project):
-    done = stoker(
-        *("decide", "profile.json", "--workload", "mnist.yaml"),
-        *("--set", "constraints.allowed_instance_types=[c5.4xlarge]"),
-        cwd=project,
-    )
-    assert done.returncode == 2
-    assert "key constraints.allowed_instance_types[0]" in done.stderr
-    assert "kubernetes.pools_file" in done.stderr
-
-
-def test_a_pipelines_run_may_bring_pools_of_its_own(project):
-    table = (
-        "instance_type,vcpus,memory_gib,gpus,gpu_model,usd_per_hour,node_selector\n"
-        "gpu,3,12,1,A10G,1,pool=a\n"
-        "lots,60,100,0,,0.9,pool=b\n"
-    )
-    decision = decided(project, "--param", f"pools_file={table}")
-    assert {g.instance_type for plan in decision.plans for g in plan.groups} == {"gpu", "lots"}
+    selector = pods["data"]["nodeSelector"]
+    assert selector["karpenter.sh/nodepool"] == "cpu"
+    assert f"cpu-{selector['node.kubernetes.io/instance-type']}" == data.instance_type
+    assert selector["karpenter.sh/capacity-type"] == "on-demand"

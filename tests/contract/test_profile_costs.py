@@ -1,4 +1,4 @@
-"""Checks what loading is made of: getitem, collate, and transforms found by their shape."""
+"""What loading is made of: getitem, collate, and transforms found by their shape."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +12,6 @@ from stoker.profile.combine import transforms_of
 from stoker.profile.costs import measure_costs, name_of, size_of, time_transforms
 from stoker.profile.explain import transform_table
 from stoker.profile.rank_results import Cost, RankResult
-from stoker.records import Place, Profile, ProfiledHost, StepTerms, convert, to_document
 
 Sample = torch.Tensor
 
@@ -71,9 +70,7 @@ class Pictures(Dataset[Sample]):
 
 class Listed(Dataset[Sample]):
     def __init__(
-        self,
-        transforms: Sequence[Callable[[Sample], Sample]],
-        dataset: Dataset[Sample] | None = None,
+        self, transforms: list[Callable[[Sample], Sample]], dataset: object = None
     ) -> None:
         self.transforms = transforms
         self.dataset = dataset
@@ -91,15 +88,12 @@ def everything() -> Compose:
     "dataset",
     [
         Pictures(everything()),
-        Subset(Pictures(everything()), [0, 1]),
-        ConcatDataset([Pictures(everything())]),
         Subset(ConcatDataset([Pictures(everything())]), [0, 1]),
         Pictures(Compose(tuple(everything().transforms))),
-        Listed(everything().transforms),
         Subset(Listed(everything().transforms), [0, 1]),
         Listed([to_float], Pictures(Compose([Blur(), Slotted(), Crop()]))),
     ],
-    ids=["plain", "subset", "concat", "both", "tuple", "own", "own-subset", "own-and-wrapped"],
+    ids=["plain", "wrapped", "tuple", "own-wrapped", "own-and-wrapped"],
 )
 def test_transforms_are_found_timed_and_unchanged(dataset):
     composed = time_transforms(dataset)
@@ -117,13 +111,6 @@ def test_transforms_are_found_timed_and_unchanged(dataset):
     assert timed["Blur"].cpu_seconds == pytest.approx(0.004, rel=0.5)
 
 
-def test_a_timed_transform_is_still_of_its_class():
-    blur = Blur()
-    time_transforms(Pictures(Compose([blur])))
-    assert isinstance(blur, Blur)
-    assert type(blur).__name__ == "Blur"
-
-
 def test_a_transform_of_two_lists_is_timed_once():
     blur = Blur(0.0)
     both = ConcatDataset([Pictures(Compose([blur])), Pictures(Compose([blur]))])
@@ -133,19 +120,17 @@ def test_a_transform_of_two_lists_is_timed_once():
     assert composed[0].calls == 2
 
 
-def test_a_compose_in_a_list_is_one_row():
-    composed = time_transforms(Listed([Compose([Blur(0.0)]), to_float]))
-    assert [each.name for each in composed] == ["Compose", "to_float"]
-
-
-def test_a_sequential_of_modules_is_a_compose():
-    composed = time_transforms(Pictures(torch.nn.Sequential(Crop(), torch.nn.ReLU())))
-    assert [each.name for each in composed] == ["Crop", "ReLU"]
-
-
-@pytest.mark.parametrize("transform", [lambda sample: sample, Blur(0.0)])
-def test_a_dataset_without_a_list_of_transforms_has_none(transform):
-    assert time_transforms(Pictures(transform)) == []
+@pytest.mark.parametrize(
+    ("dataset", "names"),
+    [
+        (Listed([Compose([Blur(0.0)]), to_float]), ["Compose", "to_float"]),
+        (Pictures(torch.nn.Sequential(Crop(), torch.nn.ReLU())), ["Crop", "ReLU"]),
+        (Pictures(Blur(0.0)), []),
+        (Pictures(lambda sample: sample), []),
+    ],
+)
+def test_a_list_of_transforms_has_a_row_for_each(dataset, names):
+    assert [each.name for each in time_transforms(dataset)] == names
 
 
 class Picture:
@@ -198,28 +183,18 @@ def test_a_compose_is_taken_apart_in_a_worker_and_the_trainer_keeps_its_own():
     assert type(dataset.transform.transforms[0]) is Blur
 
 
-def decode() -> Sample:
-    burn(2.0)
-    return torch.zeros(100)
-
-
-def augment(sample: Sample) -> Sample:
-    burn(6.0)
-    return sample
-
-
 class Written(Dataset[Sample]):
     def __len__(self) -> int:
         return 8
 
     def __getitem__(self, index: int) -> Sample:
-        return augment(decode())
+        burn(8.0)
+        return torch.zeros(100)
 
 
 class Stream(IterableDataset[Sample]):
     def __iter__(self) -> Iterator[Sample]:
-        for _ in range(8):
-            yield augment(decode())
+        return (Written()[index] for index in range(8))
 
 
 @pytest.mark.parametrize(
@@ -252,14 +227,12 @@ ROWS = (
 )
 
 
-def test_parts_stand_below_their_whole_and_the_dearest_first():
+def test_parts_stand_below_their_whole_in_a_table_that_is_short_and_fits_88_columns():
     found = transforms_of([result(*ROWS)])
     assert [row.name for row in found] == ["collate", "getitem", "Blur", "Crop"]
     assert [row.share for row in found] == pytest.approx([0.25, 0.75, 0.625, 0.125])
-    assert transforms_of([result()]) == ()
-
-
-def test_the_table_is_short_and_fits_88_columns():
+    (crop,) = [line for line in transform_table(found) if "Crop" in line]
+    assert "900 kB -> 100 B" in crop
     many = [
         Cost(name=f"{'x' * 90}{number}", within="getitem", cpu_seconds=1.0, samples=1)
         for number in range(30)
@@ -267,36 +240,12 @@ def test_the_table_is_short_and_fits_88_columns():
     lines = transform_table(transforms_of([result(*ROWS, *many)]))
     assert len(lines) <= 11
     assert max(map(len, lines)) <= 88
-    (crop,) = [line for line in transform_table(transforms_of([result(*ROWS)])) if "Crop" in line]
-    assert "900 kB -> 100 B" in crop
-    assert transform_table(()) == []
+    assert transform_table(transforms_of([result()])) == []
 
 
-def test_a_name_that_is_too_long_keeps_both_ends_and_the_record_can_be_read():
+def test_a_name_that_is_too_long_for_a_record_keeps_both_ends():
     long = name_of(" > ".join(f"package.module{number}.Class.method" for number in range(30)))
     assert len(long) == 200
     assert long.startswith("package.module0.Class")
     assert long.endswith("package.module29.Class.method")
-    assert "\u2026" in long
     assert name_of("x" * 200) == "x" * 200
-
-
-def a_function_of_a_very_long_name(sample: Sample) -> Sample:
-    burn(0.012)
-    return sample
-
-
-a_function_of_a_very_long_name.__qualname__ = "f" * 300
-
-
-def test_a_transform_of_a_long_name_has_a_row_that_a_record_holds():
-    costs = measured(DataLoader(Pictures(Compose([a_function_of_a_very_long_name])), 2))
-    (name,) = {name for within, name in costs if within}
-    profile = Profile(
-        host=ProfiledHost(instance_type="local.c1"),
-        step=StepTerms(step_seconds=1.0),
-        transforms=transforms_of([result(*costs.values())]),
-    )
-    assert name in {
-        row.name for row in convert(to_document(profile), Profile, Place("p")).transforms
-    }

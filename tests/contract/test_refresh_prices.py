@@ -7,7 +7,7 @@ import csv
 import io
 import json
 from collections.abc import Sequence
-from datetime import date, timedelta
+from datetime import date
 
 import boto3
 import pytest
@@ -16,50 +16,33 @@ from botocore.stub import ANY, Stubber
 import refresh_prices
 from stoker.catalog import load_catalog
 from stoker.decide import decide
-from stoker.records import Constraints, Group, Observed, Profile, ProfiledHost, StepTerms
+from stoker.records import Constraints
+from support import builders
 
 REGION = "eu-central-1"
 TODAY = date(2027, 1, 5)
+ASKED = {"AmazonSageMaker": refresh_prices.TRAINING, "AmazonEC2": refresh_prices.ON_DEMAND}
 
 
 def product(region: str, usd: str, unit: str = "Hrs", **attributes: str) -> str:
     """Makes a product of GetProducts' PriceList: a JSON text with a term and a price dimension."""
-    sku = "ABCDEFGH12345678"
-    dimension = {
-        "unit": unit,
-        "endRange": "Inf",
-        "description": f"$ {usd} per hour",
-        "appliesTo": [],
-        "rateCode": f"{sku}.JRTCKXETXF.6YS6EN2CT7",
-        "beginRange": "0",
-        "pricePerUnit": {"USD": usd},
-    }
-    term = {
-        "priceDimensions": {f"{sku}.JRTCKXETXF.6YS6EN2CT7": dimension},
-        "sku": sku,
-        "effectiveDate": "2026-12-01T00:00:00Z",
-        "offerTermCode": "JRTCKXETXF",
-        "termAttributes": {},
-    }
+    dimension = {"unit": unit, "description": f"$ {usd} per hour", "pricePerUnit": {"USD": usd}}
+    term = {"priceDimensions": {"x.y.z": dimension}, "termAttributes": {}}
     reserved = {"priceDimensions": {"x": {**dimension, "pricePerUnit": {"USD": "0.0001"}}}}
     return json.dumps(
         {
             "product": {
                 "productFamily": "ML Instance",
                 "attributes": {"regionCode": region, **attributes},
-                "sku": sku,
             },
-            "serviceCode": "AmazonSageMaker",
-            "terms": {"OnDemand": {f"{sku}.JRTCKXETXF": term}, "Reserved": {"r": reserved}},
-            "version": "20261201000000",
-            "publicationDate": "2026-12-01T00:00:00Z",
+            "terms": {"OnDemand": {"x.y": term}, "Reserved": {"r": reserved}},
         }
     )
 
 
-def trains(kind: str, usd: str, *, usage: str = "EUC1-Train", region: str = REGION) -> str:
+def trains(kind: str, usd: str, *, usage: str = "EUC1-Train") -> str:
     return product(
-        region,
+        REGION,
         usd,
         usagetype=f"{usage}:{kind}",
         instanceName=kind,
@@ -68,7 +51,7 @@ def trains(kind: str, usd: str, *, usage: str = "EUC1-Train", region: str = REGI
     )
 
 
-def runs(kind: str, usd: str, *, region: str = REGION, **changes: str) -> str:
+def runs(kind: str, usd: str, **changes: str) -> str:
     attributes = {
         "instanceType": kind,
         "operatingSystem": "Linux",
@@ -79,7 +62,7 @@ def runs(kind: str, usd: str, *, region: str = REGION, **changes: str) -> str:
         "usagetype": f"EUC1-BoxUsage:{kind}",
         **changes,
     }
-    return product(region, usd, **attributes)
+    return product(REGION, usd, **attributes)
 
 
 @pytest.fixture
@@ -102,8 +85,7 @@ def client(service: str) -> object:
 
 def answer(pricing: Stubber, service: str, *pages: Sequence[str], region: str = REGION) -> None:
     """Answers GetProducts page by page, if it asks for this service and region."""
-    own = refresh_prices.TRAINING if service == "AmazonSageMaker" else refresh_prices.ON_DEMAND
-    fields = {"regionCode": region, **own}
+    fields = {"regionCode": region, **ASKED[service]}
     asked = {
         "ServiceCode": service,
         "FormatVersion": "aws_v1",
@@ -116,43 +98,29 @@ def answer(pricing: Stubber, service: str, *pages: Sequence[str], region: str = 
         pricing.add_response("get_products", found, {**asked, **begun})
 
 
-def prices(pricing: Stubber, service: str, *products: str, region: str = REGION) -> dict[str, str]:
-    answer(pricing, service, products, region=region)
-    fields = refresh_prices.TRAINING if service == "AmazonSageMaker" else refresh_prices.ON_DEMAND
-    return refresh_prices.prices(pricing.client, service, region, fields)
+def prices(pricing: Stubber, service: str, *products: str) -> dict[str, str]:
+    answer(pricing, service, products)
+    return refresh_prices.prices(pricing.client, service, REGION, ASKED[service])
 
 
-def test_a_training_price_is_that_of_on_demand_hours(pricing):
+def test_a_training_price_is_one_price_of_on_demand_hours(pricing):
     assert prices(
         pricing,
         "AmazonSageMaker",
         trains("ml.p4d.24xlarge", "27.5000000000"),
+        # us-east-1 has usage types with and without a head.
+        trains("ml.p5.48xlarge", "60", usage="Train"),
         trains("ml.c5.xlarge", "0.3", usage="EUC1-SpotTraining"),
         trains("ml.c5.2xlarge", "0.3", usage="EUC1-Host"),
         trains("ml.c5.4xlarge", "0.3", usage="EUC1-ReservedTrain"),
         trains("ml.m5.large", "0.0000000000"),
         product(REGION, "1.0", unit="GB-Mo", usagetype="EUC1-Train:ml.m5.xlarge"),
-    ) == {"p4d.24xlarge": "27.5"}
-
-
-@pytest.mark.parametrize("usage", ["Train", "USE1-Train"])
-def test_us_east_1_has_usage_types_with_and_without_a_head(pricing, usage):
-    one = trains("ml.p5.48xlarge", "60", usage=usage)
-    assert prices(pricing, "AmazonSageMaker", one) == {"p5.48xlarge": "60"}
-
-
-def test_two_prices_of_a_type_are_none_and_the_same_twice_is_one(pricing):
-    assert prices(
-        pricing,
-        "AmazonSageMaker",
+        # Two prices of a type are none, and the same twice is one.
         trains("ml.g5.xlarge", "1.2"),
         trains("ml.g5.xlarge", "1.3"),
         trains("ml.g5.2xlarge", "1.50"),
         trains("ml.g5.2xlarge", "1.5000"),
-    ) == {"g5.2xlarge": "1.5"}
-
-
-def test_capacity_blocks_are_no_on_demand_price(pricing):
+    ) == {"p4d.24xlarge": "27.5", "p5.48xlarge": "60", "g5.2xlarge": "1.5"}
     block = runs("c5.xlarge", "9.9", marketoption="CapacityBlock")
     assert prices(pricing, "AmazonEC2", runs("c5.xlarge", "0.194"), block) == {"c5.xlarge": "0.194"}
 
@@ -194,11 +162,7 @@ def test_the_table_has_todays_sizes_and_prices_and_no_others(pricing, ec2, tmp_p
     priced = {i.type for i in catalog.instances if i.usd_per_hour is not None}
     assert priced == {"ml.p4d.24xlarge", "ml.c5.18xlarge", "ml.c5.24xlarge"}
     assert catalog.region == REGION
-    profile = Profile(
-        host=ProfiledHost(instance_type="ml.p4d.24xlarge"),
-        step=StepTerms(step_seconds=0.192, wait_seconds=0.1, global_batch_size=8),
-        observed=Observed(cpu_utilization=0.99, gpu_utilization=0.45),
-    )
+    profile = builders.starved("ml.p4d.24xlarge")
     plans = decide(profile, catalog=catalog, constraints=Constraints(), today=TODAY)
     used = {group.instance_type for plan in plans.plans for group in plan.groups}
     # The cheap c5.24xlarge cannot train, others have no price.
@@ -214,33 +178,3 @@ def test_a_region_without_prices_makes_no_table(pricing, ec2):
             pricing.client, ec2.client, region="mars-1", trainable=(), today=TODAY, out=out
         )
     assert out.getvalue() == ""
-
-
-def test_a_named_type_without_a_price_is_no_plan_to_run():
-    profile = Profile(
-        host=ProfiledHost(instance_type="ml.p4d.24xlarge"),
-        step=StepTerms(step_seconds=0.192, wait_seconds=0.1, global_batch_size=8),
-    )
-    groups = (
-        Group(name="dnn", role="dnn", instance_type="ml.p4d.24xlarge", count=1),
-        Group(name="data", role="data", instance_type="ml.p3.2xlarge", count=1),
-    )
-    found = decide(
-        profile,
-        catalog=load_catalog("sagemaker"),
-        constraints=Constraints(),
-        extra_clusters=(groups,),
-        today=TODAY,
-    )
-    (named,) = (p for p in found.plans if p.groups[-1].instance_type == "ml.p3.2xlarge")
-    assert (named.feasible, named.predicted) == (False, None)
-    assert named.reason == "asked for, but ml.p3.2xlarge has no price"
-
-
-@pytest.mark.parametrize(("days", "is_stale"), [(90, False), (91, True)])
-def test_a_price_is_stale_from_the_ninety_first_day(days, is_stale):
-    catalog = load_catalog("sagemaker")
-    priced_on = catalog.get("ml.p4d.24xlarge").priced_on
-    assert priced_on is not None
-    used = [catalog.get("ml.p4d.24xlarge")]
-    assert catalog.prices(used, today=priced_on + timedelta(days=days)).stale is is_stale

@@ -1,8 +1,6 @@
 """Drives a control plane with JobSet's controller: the double, or a real one (KUBECONFIG).
 
-Both do the same for a test. Of a real one only the API is used. No kubelet is needed: where there
-is none, `RealPlane` is one for the pods of its own namespace; it says how they end, and takes away
-what was deleted. It makes a namespace for each test, and deletes it.
+`RealPlane` makes a namespace for each test, and is the kubelet of its pods.
 """
 
 import contextlib

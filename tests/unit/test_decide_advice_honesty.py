@@ -1,7 +1,4 @@
-"""`decide` neither contradicts a measured profile nor promises what the profile ruled out.
-
-The numbers are those of trainings that were advised wrongly.
-"""
+"""`decide` promises nothing that a profile ruled out, on figures that were advised wrongly once."""
 
 import math
 from dataclasses import replace
@@ -16,6 +13,7 @@ from hypothesis import strategies as st
 from stoker.catalog import load_catalog
 from stoker.cli.outputs import free_advice
 from stoker.decide import decide, explain
+from stoker.decide.choose import error_band
 from stoker.decide.model import ClusterShape, Hosts, estimate
 from stoker.decide.work import measure, today_of
 from stoker.profile.combine import combine
@@ -31,16 +29,7 @@ from stoker.profile.rank_results import (
     RankResult,
     Reads,
 )
-from stoker.records import (
-    Check,
-    Constraints,
-    Profile,
-    ProfiledHost,
-    ProfileSettings,
-    StepTerms,
-    TodaysGroup,
-    to_document,
-)
+from stoker.records import Constraints, ProfileSettings, TodaysGroup
 from support import builders
 
 
@@ -101,10 +90,12 @@ def rank_of(took, *, rates, workers, vcpus, others=0.0, read_bytes=0.0, threads=
     )
 
 
-def profile_of(rank):
+def profile_of(*ranks):
+    """Returns the profile of hosts that have one rank each."""
+    kind = f"local.c{round(ranks[0].vcpus)}"
     return combine(
-        [rank],
-        group=TodaysGroup(instance_type=f"local.c{round(rank.vcpus)}"),
+        list(ranks),
+        group=TodaysGroup(instance_type=kind, count=len(ranks)),
         settings=ProfileSettings(),
         workload_sha256=None,
         what={},
@@ -142,40 +133,20 @@ DISK = profile_of(
 )
 
 
-def test_more_workers_are_promised_no_more_than_the_profile_measured_of_them():
-    # Of 345 ms two workers save 32, so that 65 are divided among workers and 280 are shared.
-    for plan in decided(DISK, objective="time").plans:
-        assert plan.predicted.speedup <= 345 / 280, plan.action
-
-
-def test_a_disk_at_its_limit_is_not_mended_by_hosts_that_may_share_it():
+def test_workers_that_share_a_disk_are_promised_no_more_than_was_measured_of_them():
     decision = decided(DISK, objective="time")
-    assert decision.action == "keep"
-    assert decision.bottleneck == "storage"
-
-
-def test_what_a_profile_says_of_storage_does_not_exclude_itself():
+    assert (decision.bottleneck, decision.action) == ("storage", "keep")
+    # Of 345 ms two workers save 32, so that 65 are divided among workers and 280 are shared.
+    for plan in decision.plans:
+        assert plan.predicted.speedup <= 345 / 280, plan.action
+    own = decided(DISK, objective="time", storage="per_host", max_data_hosts=2)
+    assert own.action == "heterogeneous"
+    assert max(plan.predicted.speedup for plan in plans(own, "heterogeneous")) > 2
+    # The profile's own words name the storage alone.
     text = " ".join(explain_profile(DISK).split())
     assert "bound by storage or network" in text
     assert "too few loader workers" not in text
     assert "keeps up" not in text
-
-
-# 16 MB files, eight a batch, one disk; copying them is two thirds of a worker's time.
-DISK_AND_COPIES = profile_of(
-    rank_of(
-        ms(step=166, wait=160, accelerator=5.3, trainer=0.2, loader=101, wall=151),
-        rates={2: 7.98, 1: 6.54},
-        workers=1,
-        vcpus=2,
-        read_bytes=134.2e6,
-    )
-)
-
-
-def test_a_profile_names_the_storage_where_its_parts_do():
-    assert decided(DISK_AND_COPIES, objective="time").bottleneck == "storage"
-    assert [state.id for state in DISK_AND_COPIES.states] == ["storage"]
 
 
 def test_taking_a_batch_from_a_busy_worker_is_part_of_what_workers_are_promised_to_give():
@@ -188,13 +159,17 @@ def test_taking_a_batch_from_a_busy_worker_is_part_of_what_workers_are_promised_
         vcpus=2,
     )
     drains = [msgspec.structs.replace(drain, handover_seconds=at(0.0025)) for drain in rank.drains]
-    profile = profile_of(msgspec.structs.replace(rank, drains=tuple(drains)))
+    rank = msgspec.structs.replace(rank, drains=tuple(drains))
+    profile = profile_of(rank)
     assert profile.timed_step.handover_seconds == 0.0025
     (tuned,) = plans(decided(profile, objective="time"), "tune")
     assert tuned.predicted.step_seconds == pytest.approx(0.0229, abs=0.0001)
     assert tuned.predicted.step_seconds_low < 0.0237 < tuned.predicted.step_seconds_high
     # Today, nobody takes a batch from a worker: the parts explain the step without it.
     assert profile.check.predicted_step_seconds == pytest.approx(0.0524, abs=0.0001)
+    # A GPU works meanwhile.
+    on_a_gpu = profile_of(msgspec.structs.replace(rank, uses_cuda=True))
+    assert on_a_gpu.timed_step.handover_seconds is None
 
 
 # The main process loads, on a virtual machine whose cores others use as well: a batch took 42 ms
@@ -208,96 +183,24 @@ UNSTEADY = rank_of(
 )
 
 
-def test_a_gpu_works_while_a_batch_is_taken_from_a_worker():
-    drain = Drain(
-        workers=2,
-        cpu_seconds=at(0.03),
-        wall_seconds=at(0.03),
-        batches_per_second=60.0,
-        handover_seconds=at(0.0025),
-    )
-    rank = msgspec.structs.replace(UNSTEADY, drains=(drain,))
-    assert profile_of(rank).timed_step.handover_seconds == 0.0025
-    rank = msgspec.structs.replace(rank, uses_cuda=True)
-    assert profile_of(rank).timed_step.handover_seconds is None
-
-
 def test_a_cpu_whose_own_speed_changes_widens_the_bands_and_is_told():
     profile = profile_of(UNSTEADY)
     assert profile.observed.cpu_speed_spread == pytest.approx(0.114, abs=0.002)
-    assert "CPU's speed varied by 11% between seconds of the profile" in " ".join(
-        explain_profile(profile).split()
-    )
+    said = "CPU's speed varied by 11% between seconds of the profile"
+    assert said in " ".join(explain_profile(profile).split())
     decision = decided(profile, objective="time")
-    assert "CPU's speed varied by 11% between seconds of the profile" in words(decision)
-    steady = decided(profile_of(msgspec.structs.replace(UNSTEADY, evidence=None)), objective="time")
-    assert "own speed" not in words(steady)
+    assert said in words(decision)
+    quiet = msgspec.structs.replace(UNSTEADY, evidence=None)
+    steady = decided(profile_of(quiet), objective="time")
+    assert "CPU's speed varied" not in words(steady)
     for unsure, sure in zip(decision.plans, steady.plans, strict=True):
         # Two standard deviations, as an independent doubt.
-        width = (unsure.predicted.step_seconds_high / unsure.predicted.step_seconds) - 1
-        known = (sure.predicted.step_seconds_high / sure.predicted.step_seconds) - 1
-        assert width == pytest.approx(math.hypot(known, 2 * 0.114), abs=0.005), unsure.action
-
-
-def test_cores_that_others_keep_busy_promise_nothing_of_hosts_on_them():
-    # One core of a machine of two, whose other one is burning: the data host would be there.
-    rank = ONE_CORE
-    evidence = Evidence(elsewhere_vcpus=1.0)
-    busy = profile_of(msgspec.structs.replace(rank, evidence=evidence))
-    decide_on_two = partial(
-        decided, cores=2, objective="time", max_data_hosts=1, allowed_instance_types=("local.c1",)
-    )
-    assert decide_on_two(profile_of(rank)).action == "heterogeneous"
-    decision = decide_on_two(busy)
-    assert (decision.action, decision.bottleneck) == ("keep", "unexplained")
-    reason = (
-        "other programs were using 1.0 of this machine's other vCPU, so the measurement is not "
-        "reliable; profile again on a quiet machine"
-    )
-    assert decision.plan.reason == reason
-    # Said once, in the text and in the record, and without a word about money: nobody is billed.
-    assert words(decision).count(reason.removeprefix("o")) == 1
-    assert str(to_document(decision)).count("not reliable; profile again") == 2  # plan, and plans
-    assert "were using" not in str(to_document(decision)["path"])
-    assert not decision.advice
-    assert not decision.warnings
-    for word in ("money", "spending", "$", "costs"):
-        assert word not in words(decision)
-
-
-def test_a_cluster_to_fall_back_on_is_run_where_others_keep_the_machine_busy():
-    rank = ONE_CORE
-    fallback = builders.clusters("local.c1", "local.c1")
-
-    decided_on = partial(decided, objective="time", fallback=fallback)
-
-    evidence = Evidence(elsewhere_vcpus=1.0)
-    busy = profile_of(msgspec.structs.replace(rank, evidence=evidence))
-    decision = decided_on(busy, cores=2)
-    assert (decision.bottleneck, decision.action) == ("unexplained", "heterogeneous")
-    assert [group.instance_type for group in decision.plan.groups] == ["local.c1", "local.c1"]
-    assert decision.plan.reason.startswith("asked for, as other programs were using 1.0")
-    assert decision.is_noisy
-    assert words(decision).startswith("Add 1 data host: dnn 1 x local.c1, data 1 x local.c1. Asked")
-    assert "Prediction error" not in words(decision)
-    # One core has no room for it, and a quiet machine has figures of its own.
-    assert decided_on(busy, cores=1).action == "keep"
-    quiet = decided_on(profile_of(rank), cores=2)
-    assert quiet.bottleneck == "cpu"
-    assert not quiet.is_noisy
-
-
-def test_of_several_hosts_the_least_steady_one_counts():
-    second = msgspec.structs.replace(UNSTEADY, rank=1, world_size=2, host="algo-2", evidence=None)
-    first = msgspec.structs.replace(UNSTEADY, world_size=2)
-    profile = combine(
-        [first, second],
-        group=TodaysGroup(instance_type="local.c2", count=2),
-        settings=ProfileSettings(),
-        workload_sha256=None,
-        what={},
-    )
-    assert profile.observed.cpu_speed_spread == pytest.approx(0.114, abs=0.002)
+        width = math.hypot(error_band(sure.predicted), 2 * 0.114)
+        assert error_band(unsure.predicted) == pytest.approx(width, abs=0.005), unsure.action
+    # Of several hosts the least steady one counts.
+    second = msgspec.structs.replace(quiet, rank=1, world_size=2, host="algo-2")
+    both = profile_of(msgspec.structs.replace(UNSTEADY, world_size=2), second)
+    assert both.observed.cpu_speed_spread == profile.observed.cpu_speed_spread
 
 
 ONE_CORE = rank_of(
@@ -306,61 +209,46 @@ ONE_CORE = rank_of(
     workers=1,
     vcpus=1,
 )
-# One vCPU, one worker; other programs took 0.6 of the vCPU.
-ONE_BUSY_CORE = profile_of(
-    rank_of(
-        ms(step=66.3, wait=60, accelerator=0.5, trainer=0.1, loader=26.8, wall=26.8),
-        rates={1: 15.0},
-        workers=1,
-        vcpus=1,
-        others=0.594,
-    )
+BUSY_NEIGHBOUR = profile_of(
+    msgspec.structs.replace(ONE_CORE, evidence=Evidence(elsewhere_vcpus=1.0))
 )
-# Two vCPUs, no workers; other programs took 1.8 of the vCPUs.
-TWO_BUSY_CORES = profile_of(
-    rank_of(
-        ms(step=172, wait=139, accelerator=6, trainer=6, loader=27.8, wall=27.8),
-        rates={2: 7.0, 1: 6.0},
-        workers=0,
-        vcpus=2,
-        others=1.8,
+
+
+def test_cores_that_others_keep_busy_promise_nothing_of_hosts_on_them():
+    # One core of a machine of two, whose other one is burning: the data host would be there.
+    decide_on_two = partial(
+        decided, cores=2, objective="time", max_data_hosts=1, allowed_instance_types=("local.c1",)
     )
-)
-BUSY = pytest.mark.parametrize("profile", [ONE_BUSY_CORE, TWO_BUSY_CORES], ids=["one", "two"])
+    assert decide_on_two(profile_of(ONE_CORE)).action == "heterogeneous"
+    decision = decide_on_two(BUSY_NEIGHBOUR)
+    assert (decision.action, decision.bottleneck) == ("keep", "unexplained")
+    assert decision.plan.reason == (
+        "other programs were using 1.0 of this machine's other vCPU, so the measurement is not "
+        "reliable; profile again on a quiet machine"
+    )
+    # Said once, and without a word about money: nobody is billed.
+    assert words(decision).count("were using 1.0 of this machine's other vCPU") == 1
+    assert not decision.advice
+    assert not decision.warnings
+    for word in ("money", "spending", "$", "costs"):
+        assert word not in words(decision)
 
 
-@BUSY
-def test_the_parts_give_one_sum_in_profile_and_decision(profile):
-    given = f"{profile.check.predicted_step_seconds * 1000:.3g} ms"
-    (answer, *_) = decided(profile).path
-    assert f"give {given}" in answer.because
-
-
-@BUSY
-def test_what_other_programs_took_is_in_the_decision_and_said(profile):
-    decision = decided(profile)
-    took = f"{0.594:.1f} of the 1 vCPU" if profile is ONE_BUSY_CORE else "1.8 of the 2 vCPUs"
-    reason = f"other programs were using {took}, so the measurement is not reliable"
-    assert words(decision).count(reason.removeprefix("o")) == 1
-
-
-@BUSY
-def test_time_of_other_programs_is_never_booked_as_loading(profile):
-    step = profile.timed_step
-    assert step.loader_cpu_seconds in (0.0268, 0.0278)
-    said = words(decided(profile))
-    assert "0.0661 CPU-s" not in said
-    assert "0.139 CPU-s" not in said
-
-
-def test_on_a_machine_that_others_keep_busy_decide_does_not_choose_and_says_so():
-    decision = decided(TWO_BUSY_CORES, objective="time")
-    assert decision.action == "keep"
-    assert "so the measurement is not reliable" in words(decision)
-    assert "x as fast, at no cost" not in words(decision)
-    # A figure that nobody can bear is not shown either, in no row and in no record.
-    assert [plan.action for plan in decision.plans] == ["keep"]
-    assert "saves" not in explain_profile(TWO_BUSY_CORES)
+def test_a_cluster_to_fall_back_on_is_run_where_others_keep_the_machine_busy():
+    fallback = builders.clusters("local.c1", "local.c1")
+    decided_on = partial(decided, objective="time", fallback=fallback)
+    decision = decided_on(BUSY_NEIGHBOUR, cores=2)
+    assert (decision.bottleneck, decision.action) == ("unexplained", "heterogeneous")
+    assert [group.instance_type for group in decision.plan.groups] == ["local.c1", "local.c1"]
+    assert decision.plan.reason.startswith("asked for, as other programs were using 1.0")
+    assert decision.is_noisy
+    assert words(decision).startswith("Add 1 data host: dnn 1 x local.c1, data 1 x local.c1. Asked")
+    assert "Prediction error" not in words(decision)
+    # One core has no room for it, and a quiet machine has figures of its own.
+    assert decided_on(BUSY_NEIGHBOUR, cores=1).action == "keep"
+    quiet = decided_on(profile_of(ONE_CORE), cores=2)
+    assert quiet.bottleneck == "cpu"
+    assert not quiet.is_noisy
 
 
 def test_other_programs_widen_the_band_by_what_they_took():
@@ -371,13 +259,11 @@ def test_other_programs_widen_the_band_by_what_they_took():
         vcpus=1,
         others=0.2,
     )
-    assert core.as_is is not None
     gone = msgspec.structs.replace(core.as_is, others_vcpus=0.0, step_seconds=at(0.0288))
 
     def band(rank):
         decision = decided(profile_of(rank), objective="time", max_data_hosts=1)
-        (plan, *_) = plans(decision, "heterogeneous")
-        return plan.predicted.step_seconds_high / plan.predicted.step_seconds - 1
+        return error_band(plans(decision, "heterogeneous")[0].predicted)
 
     # 0.2 of 1 vCPU: what is left may be a quarter more.
     quiet = band(msgspec.structs.replace(core, as_is=gone))
@@ -396,28 +282,16 @@ SLEEPY = profile_of(
 )
 
 
-def test_money_buys_only_what_the_best_free_plan_does_not_give():
+def test_a_loader_that_waits_gets_the_free_workers_that_the_profile_names_before_hosts():
     decision = decided(
         SLEEPY, objective="time", max_data_hosts=1, allowed_instance_types=("local.c1",)
     )
+    assert (decision.bottleneck, decision.action) == ("latency", "tune")
     (free,) = plans(decision, "tune")
     assert free.predicted.speedup == pytest.approx(4.0, rel=0.05)
-    assert decision.action == "tune"
-
-
-def test_the_bottleneck_of_a_loader_that_waits_is_called_latency_in_words_and_record():
-    decision = decided(SLEEPY, objective="time")
-    assert decision.bottleneck == "latency"
-
-
-def test_profile_and_decision_advise_one_number_of_workers():
     (fix,) = [fix for fix in SLEEPY.fixes if fix.id == "num_workers"]
-    (free,) = plans(decided(SLEEPY), "tune")
     assert f"num_workers={free.groups[0].workers_per_host} instead of 1" in fix.text
-
-
-def test_free_advice_is_told_by_the_chain_whichever_plan_is_run():
-    (told,) = free_advice(SLEEPY, decided(SLEEPY, objective="time"))
+    (told,) = free_advice(SLEEPY, decision)
     assert "Give the loaders 4 workers per host instead of 1: 4.00x as fast, at no cost." in told
 
 
@@ -431,35 +305,29 @@ COLD = msgspec.structs.replace(
 )
 
 
-@pytest.mark.parametrize(
-    ("storage", "speedup"),
-    [(None, 1.0), ("unknown", 1.0), ("shared", 1.0), ("per_host", 2.0)],
-    ids=str,
-)
-def test_data_hosts_bring_storage_bandwidth_only_where_that_is_known(storage, speedup):
-    decision, outcome = with_a_data_host(COLD, storage)
-    assert decision.bottleneck == "storage"
-    assert outcome.speedup == pytest.approx(speedup, rel=0.05)
-
-
-def with_a_data_host(profile, storage):
+def with_a_data_host(profile, storage, kind="local.c2"):
     decision = decided(
         profile,
         objective="time",
         storage=storage,
         max_data_hosts=1,
-        allowed_instance_types=("local.c2",),
+        allowed_instance_types=(kind,),
     )
-    (plan,) = plans(decision, "heterogeneous")
-    assert plan.predicted is not None
+    (plan,) = [p for p in plans(decision, "heterogeneous") if p.groups[1].instance_type == kind]
     return decision, plan.predicted
 
 
-@pytest.mark.parametrize("profile", [COLD, DISK], ids=["a rate", "shared by workers"])
-def test_where_storage_is_not_known_the_hosts_gain_is_a_range(profile):
+@pytest.mark.parametrize(
+    ("profile", "least", "most"),
+    [(COLD, 1.0, 2.0), (DISK, 1.16, 2.19)],
+    ids=["a rate", "shared by workers"],
+)
+def test_where_storage_is_not_known_the_hosts_gain_is_a_range(profile, least, most):
     _, shared = with_a_data_host(profile, "shared")
     _, own = with_a_data_host(profile, "per_host")
     decision, unknown = with_a_data_host(profile, None)
+    assert decision.bottleneck == "storage"
+    assert (shared.speedup, own.speedup) == pytest.approx((least, most), rel=0.05)
     # From the one, which is the plan's own figure, to the other.
     assert (unknown.step_seconds, unknown.speedup) == (shared.step_seconds, shared.speedup)
     assert unknown.step_seconds_high == shared.step_seconds_high
@@ -483,55 +351,34 @@ def test_a_storage_at_its_limit_is_said_first_with_what_costs_nothing(storage):
     assert decision.plan.reason.startswith("the storage is the limit")
     first = decision.advice[0]
     assert first.id == "storage"
-    for remedy in ("local disk", "page cache", "faster volume", "shards", "smaller"):
-        assert remedy in first.text
+    assert "page cache" in first.text
     assert ("read from the same storage" in first.text) == (storage == "shared")
-    pays = next(own for own in decision.path if own.question.startswith("Would a data group"))
-    assert pays.answer == "no"
 
 
 def test_a_storage_that_is_nearly_the_limit_bounds_what_hosts_are_promised():
     # The CPU is the limit; a second host would halve it, and the storage is at three quarters.
-    busy = msgspec.structs.replace(
-        COLD,
-        step=msgspec.structs.replace(
-            COLD.timed_step,
-            read_bytes=155e6,
-            loader_cpu_seconds=0.68,
-            loader_wall_seconds=0.68,
-            used_cpu_seconds=None,
-            num_workers=2,
-        ),
+    step = msgspec.structs.replace(
+        COLD.timed_step,
+        read_bytes=155e6,
+        loader_cpu_seconds=0.68,
+        loader_wall_seconds=0.68,
+        used_cpu_seconds=None,
+        num_workers=2,
     )
+    busy = msgspec.structs.replace(COLD, step=step)
     _, shared = with_a_data_host(busy, "shared")
     decision, unknown = with_a_data_host(busy, None)
     assert decision.bottleneck == "cpu"
     assert unknown.step_seconds == shared.step_seconds == pytest.approx(155 / 600, rel=0.01)
-    assert unknown.own_storage_speedup is not None
     assert unknown.own_storage_speedup > 1.2 * unknown.speedup
     assert decision.advice[0].text.startswith("The storage is the next limit.")
 
 
 def test_hosts_of_another_type_may_have_a_volume_of_another_rate():
-    def width(kind):
-        decision = decided(
-            COLD,
-            objective="time",
-            storage="per_host",
-            max_data_hosts=1,
-            allowed_instance_types=(kind,),
-        )
-        (plan,) = [p for p in plans(decision, "heterogeneous") if p.groups[1].instance_type == kind]
-        return plan.predicted.step_seconds_high / plan.predicted.step_seconds - 1
-
-    assert width("local.c1") == pytest.approx(math.hypot(width("local.c2"), 0.2), abs=0.001)
-
-
-def test_storage_that_workers_share_is_mended_by_hosts_that_have_their_own():
-    own = decided(DISK, objective="time", storage="per_host", max_data_hosts=2)
-    best = max(plan.predicted.speedup for plan in plans(own, "heterogeneous") if plan.predicted)
-    assert best > 2
-    assert own.action == "heterogeneous"
+    same, other = (
+        error_band(with_a_data_host(COLD, "per_host", kind)[1]) for kind in ("local.c2", "local.c1")
+    )
+    assert other == pytest.approx(math.hypot(same, 0.2), abs=0.001)
 
 
 def test_threads_of_torch_are_blamed_only_where_there_are_several_and_nobody_else():
@@ -554,10 +401,7 @@ def test_threads_of_torch_are_blamed_only_where_there_are_several_and_nobody_els
 
 @given(
     numbers=st.fixed_dictionaries(
-        {
-            name: st.floats(1e-4, 1.0)
-            for name in ("step", "accelerator", "trainer", "loader", "wall")
-        }
+        dict.fromkeys(("step", "accelerator", "trainer", "loader", "wall"), st.floats(1e-4, 1.0))
     ),
     few=st.floats(0.1, 100),
     many=st.floats(0.1, 100),
@@ -590,14 +434,6 @@ def test_the_self_check_and_the_model_sum_the_parts_alike_whatever_was_measured(
     assert work.loader_cpu_seconds == profile.timed_step.loader_cpu_seconds
 
 
-def test_a_cluster_that_is_asked_for_is_shown_on_a_busy_profile_and_marked():
-    asked = builders.clusters("local.c2", "local.c2")
-    decision = decided(TWO_BUSY_CORES, asked=[asked])
-    assert [plan.action for plan in decision.plans] == ["keep", "heterogeneous"]
-    assert any(line.startswith("?heterogeneous") for line in explain(decision).splitlines())
-    assert "Rough guide only" in words(decision)
-
-
 def test_two_plans_that_need_too_many_cores_are_told_with_one_number():
     profile = profile_of(ONE_CORE)
     decision = decided(profile, cores=1, asked=[builders.clusters("local.c1", "local.c4")])
@@ -605,8 +441,8 @@ def test_two_plans_that_need_too_many_cores_are_told_with_one_number():
     assert "needs 5 cores, this machine has 1" in answer.because
 
 
-# What a quiet machine of two cores measures of the nine scripts of benchmarks/honesty.py.
-NINE = {
+# What a quiet machine of two cores measures, of the scripts of benchmarks/honesty.py for the most.
+KNOWN = {
     "compute": (
         ms(step=40.5, wait=0.2, accelerator=40.2, trainer=1, loader=4, wall=4),
         {"rates": {2: 480.0, 1: 245.0}, "workers": 1, "vcpus": 2},
@@ -642,6 +478,12 @@ NINE = {
         {"rates": {2: 3.5, 1: 3.3}, "workers": 1, "vcpus": 2, "read_bytes": 128e6},
         ("storage", "keep"),
     ),
+    # Copying is two thirds of a worker's time.
+    "disk and copies": (
+        ms(step=166, wait=160, accelerator=5.3, trainer=0.2, loader=101, wall=151),
+        {"rates": {2: 7.98, 1: 6.54}, "workers": 1, "vcpus": 2, "read_bytes": 134.2e6},
+        ("storage", "tune"),
+    ),
     "one core": (
         ms(step=61.5, wait=36, accelerator=20.3, trainer=20, loader=40, wall=40),
         {"rates": {1: 24.5}, "workers": 1, "vcpus": 1},
@@ -655,9 +497,9 @@ NINE = {
 }
 
 
-@pytest.mark.parametrize("name", list(NINE))
+@pytest.mark.parametrize("name", list(KNOWN))
 def test_a_training_of_a_known_bottleneck_is_advised_rightly(name):
-    took, how, advice = NINE[name]
+    took, how, advice = KNOWN[name]
     profile = profile_of(rank_of(took, **how))
     assert profile.check.explained
     # Waiting workers are too few of them.
@@ -669,17 +511,34 @@ def test_a_training_of_a_known_bottleneck_is_advised_rightly(name):
     assert (decision.bottleneck, decision.action) == advice
 
 
-@pytest.mark.parametrize("name", list(NINE))
-def test_where_others_keep_most_of_the_machine_busy_nothing_is_told_of_any_of_them(name):
-    took, how, _ = NINE[name]
-    profile = profile_of(rank_of(took, **how, others=0.8 * how["vcpus"]))
+@pytest.mark.parametrize("name", list(KNOWN))
+def test_where_others_keep_most_of_the_machine_busy_that_is_said_once_and_nothing_is_chosen(name):
+    took, how, _ = KNOWN[name]
+    others = 0.8 * how["vcpus"]
+    profile = profile_of(rank_of(took, **how, others=others))
     decision = decided(profile, objective="time")
     assert (decision.bottleneck, decision.action) == ("unexplained", "keep")
+    # Figures that do not count are in no row either.
+    assert [plan.action for plan in decision.plans] == ["keep"]
+    assert words(decision).count(f"ther programs were using {others:.1f} of the ") == 1
     assert "so the measurement is not reliable" in words(decision)
+    assert "saves" not in explain_profile(profile)
+
+
+def test_a_cluster_that_is_asked_for_is_shown_on_a_busy_profile_and_marked():
+    took, how, _ = KNOWN["no workers"]
+    busy = profile_of(rank_of(took, **how, others=1.8))
+    decision = decided(busy, asked=[builders.clusters("local.c2", "local.c2")])
+    assert [plan.action for plan in decision.plans] == ["keep", "heterogeneous"]
+    assert any(line.startswith("?heterogeneous") for line in explain(decision).splitlines())
+    assert "Rough guide only" in words(decision)
 
 
 def test_a_data_host_takes_away_half_of_what_loading_and_training_cost_each_other():
-    step = StepTerms(
+    profile = builders.profile(
+        vcpus=1,
+        is_explained=True,
+        predicted=0.128,
         step_seconds=0.130,
         wait_seconds=0.005,
         accelerator_step_seconds=0.060,
@@ -694,13 +553,10 @@ def test_a_data_host_takes_away_half_of_what_loading_and_training_cost_each_othe
         global_batch_size=8,
         batch_bytes=7e4,
     )
-    check = Check(predicted_step_seconds=0.128, error=-0.015, explained=True)
-    profile = Profile(host=ProfiledHost(instance_type="local.c1", vcpus=1), step=step, check=check)
     decision = decided(
         profile, objective="time", max_data_hosts=1, allowed_instance_types=("local.c1",)
     )
-    assert decision.bottleneck == "cpu"
-    assert decision.action == "heterogeneous"
+    assert (decision.bottleneck, decision.action) == ("cpu", "heterogeneous")
     predicted = decision.plan.predicted
     # Half of what the step used beyond both, and tried: 64 to 73 ms of CPU (benchmarks).
     assert predicted.step_seconds == pytest.approx((0.061 + 0.014) * 0.130 / 0.128, rel=0.01)

@@ -1,7 +1,8 @@
 """Earlier runs correct the model's constants; wrong, foreign and few ones never do."""
 
+import dataclasses
 from datetime import date
-from itertools import pairwise
+from functools import partial
 
 import msgspec
 import pytest
@@ -9,23 +10,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.catalog import load_catalog
+from stoker.cli.decide import calibration_of
 from stoker.decide import EarlierRun, calibrate, decide, explain
 from stoker.decide.calibrate import BOUNDS
+from stoker.decide.choose import error_band
 from stoker.decide.model import ClusterShape, Hosts, estimate
 from stoker.decide.work import measure
+from stoker.errors import UsageError
 from stoker.records import (
     Calibration,
     Check,
     Constraints,
     Event,
-    Group,
     Job,
-    Measured,
     ProfiledData,
     ProfiledHost,
-    Training,
+    write_json,
 )
-from support import builders
+from support import builders, sample_records
 from support.property_tests import examples
 
 replace = msgspec.structs.replace
@@ -35,42 +37,42 @@ CONSTRAINTS = Constraints(objective="time", max_data_hosts=1, allowed_instance_t
 NOTHING = Calibration()
 
 
-def profile(**changes):
-    terms = {
-        "step_seconds": 0.062,
-        "accelerator_step_seconds": 0.022,
-        "loader_cpu_seconds": 0.040,
-        "trainer_cpu_seconds": 0.022,
-        "receive_cpu_seconds": 0.001,
-    }
-    own = {"global_batch_size": 64, "num_workers": 1, **terms, **changes}
-    return builders.profile(is_explained=True, predicted=0.062, workload_sha256="a" * 64, **own)
+profile = partial(
+    builders.profile,
+    is_explained=True,
+    predicted=0.062,
+    workload_sha256="a" * 64,
+    step_seconds=0.062,
+    accelerator_step_seconds=0.022,
+    loader_cpu_seconds=0.040,
+    trainer_cpu_seconds=0.022,
+    receive_cpu_seconds=0.001,
+    global_batch_size=64,
+    num_workers=1,
+)
 
 
-def run(slower=1.0, *, measured_on=None, **training):
-    found = measured_on or profile()
+def run(slower=1.0, **training):
+    found = profile()
     decision = decide(found, catalog=LOCAL, constraints=CONSTRAINTS, today=TODAY)
     assert decision.action == "heterogeneous"
+    one = sample_records.training()
     step = decision.plan.predicted.step_seconds * slower
-    record = Training(
+    record = replace(
+        one,
         workload_sha256=found.workload_sha256,
-        status="succeeded",
-        exit_code=0,
         groups=decision.plan.groups,
-        measured=Measured(
-            step_seconds=step,
-            wait_seconds=0.0,
-            compute_seconds=step,
-            samples_per_second=1.0,
-            steps=700,
-        ),
-        job=Job(platform="local", name="job"),
+        measured=replace(one.measured, step_seconds=step),
+        events=(),
     )
     return EarlierRun(profile=found, decision=decision, training=replace(record, **training))
 
 
+FITS = run(1.1)
+
+
 def learned(*runs):
-    return calibrate(runs, like=profile(), catalog=LOCAL)
+    return calibrate(runs, like=profile(vcpus=1), catalog=LOCAL)
 
 
 def decided(calibration=None):
@@ -86,117 +88,85 @@ def outcome_after(calibration):
 
 
 def test_three_runs_that_came_slower_make_the_next_prediction_the_measured_step():
-    found = learned(run(1.1), run(1.1), run(1.1))
+    found = learned(FITS, FITS, FITS)
     assert found.runs == 3
     assert found.efficiency < 1
     assert found.receive == 1
-    measured = run(1.1).training.measured
+    measured = FITS.training.measured
     assert outcome_after(found).step_seconds == pytest.approx(measured.step_seconds, rel=1e-3)
-
-
-def test_runs_that_came_as_predicted_change_nothing():
-    found = learned(run(), run(), run())
-    assert found.efficiency == pytest.approx(1, abs=1e-6)
-
-
-def test_two_runs_correct_nothing():
-    assert learned(run(1.1), run(1.1)) == NOTHING
-
-
-def test_the_middle_run_counts_and_not_the_odd_one():
-    found = learned(run(1.1), run(1.1), run(1.1), run(1.3), run(1.1))
-    assert found.efficiency == pytest.approx(learned(*[run(1.1)] * 3).efficiency)
+    # The middle run counts, and not the odd one.
+    five = learned(FITS, FITS, FITS, run(1.3), FITS)
+    assert five.efficiency == pytest.approx(found.efficiency)
+    assert learned(run(), run(), run()).efficiency == pytest.approx(1, abs=1e-6)
 
 
 def test_runs_that_disagree_widen_the_bands_of_data_groups():
     agreed, torn = learned(*[run(1.08)] * 3), learned(run(1.0), run(1.08), run(1.16))
     assert torn.spread > agreed.spread
+    assert error_band(outcome_after(torn)) > error_band(outcome_after(agreed))
 
-    def band(calibration):
-        outcome = outcome_after(calibration)
-        return outcome.step_seconds_high / outcome.step_seconds
 
-    assert band(torn) > band(agreed)
+def run_of(found, groups, *, catalog, slower=1.0):
+    """Returns a run on the hosts of these groups, and the limit that was predicted of them."""
+    decision = decide(
+        found, catalog=catalog, constraints=Constraints(), extra_clusters=[groups], today=TODAY
+    )
+    plan = next(plan for plan in decision.plans if plan.reason == "asked for")
+    one = FITS.training
+    training = replace(
+        one,
+        groups=plan.groups,
+        measured=replace(one.measured, step_seconds=slower * plan.predicted.step_seconds),
+        job=Job(platform=catalog.platform, name="job"),
+    )
+    earlier = EarlierRun(profile=found, decision=replace(decision, plan=plan), training=training)
+    return earlier, plan.predicted.limit
 
 
 def test_receiving_is_corrected_where_the_data_hosts_are_not_the_limit():
     # All batches are made on data hosts with CPU to spare: the dnn host's receiving is the limit.
     aws = load_catalog("sagemaker")
-    found = builders.profile(
-        "ml.g5.8xlarge",
-        is_explained=True,
+    found = builders.starved(
         workload_sha256="a" * 64,
         step_seconds=1.0,
         accelerator_step_seconds=0.01,
         loader_cpu_seconds=30.0,
         trainer_cpu_seconds=1.0,
         receive_cpu_seconds=0.2,
-        num_workers=32,
-        global_batch_size=64,
     )
     groups = builders.clusters("ml.g5.8xlarge", "ml.c7i.24xlarge", 8, workers_per_host=0)
-    decision = decide(
-        found, catalog=aws, constraints=Constraints(), extra_clusters=[groups], today=TODAY
-    )
-    plan = next(plan for plan in decision.plans if plan.reason == "asked for")
-    assert plan.predicted.limit == "receive"
-    record = run().training
-    measured = replace(record.measured, step_seconds=1.5 * plan.predicted.step_seconds)
-    training = replace(
-        record, groups=plan.groups, measured=measured, job=Job(platform="sagemaker", name="job")
-    )
-    one = EarlierRun(profile=found, decision=replace(decision, plan=plan), training=training)
+    one, limit = run_of(found, groups, catalog=aws, slower=1.5)
+    assert limit == "receive"
     corrected = calibrate([one] * 3, like=found, catalog=aws)
     assert corrected.efficiency == 1
     assert corrected.receive == pytest.approx(1.5, rel=0.01)
 
 
-ALONE = (Group(name="dnn", role="dnn", instance_type="local.c1", count=1),)
+SHORT = replace(FITS.training, measured=replace(FITS.training.measured, steps=20))
+UNEXPLAINED = Check(predicted_step_seconds=0.02, error=-0.6, explained=False)
+OTHER_HOSTS = ProfiledHost(instance_type="local.c1", vcpus=4)
 
 
 @pytest.mark.parametrize(
-    "changes",
+    "runs",
     [
-        {"status": "failed"},
-        {"workload_sha256": "b" * 64},
-        {"workload_sha256": None},
-        {"measured": None},
-        {"groups": ALONE},
-        {"job": Job(platform="kubernetes", name="job")},
-        {"events": (Event(when="now", what="data host lost", host="algo-2"),)},
+        [FITS] * 2,
+        [run(1.1, status="failed")] * 3,
+        [run(1.1, workload_sha256="b" * 64)] * 3,
+        [run(1.1, workload_sha256=None)] * 3,
+        [run(1.1, measured=None)] * 3,
+        [run(1.1, groups=builders.clusters("local.c1"))] * 3,
+        [run(1.1, job=Job(platform="kubernetes", name="job"))] * 3,
+        [run(1.1, events=(Event(when="now", what="data host lost", host="algo-2"),))] * 3,
+        [dataclasses.replace(FITS, training=SHORT)] * 3,
+        [dataclasses.replace(FITS, profile=replace(FITS.profile, check=UNEXPLAINED))] * 3,
+        [dataclasses.replace(FITS, profile=replace(FITS.profile, host=OTHER_HOSTS))] * 3,
+        # A step that no constant explains.
+        [run(5.0)] * 3,
     ],
 )
-def test_a_record_that_does_not_fit_says_nothing(changes):
-    assert learned(*[run(1.1, **changes)] * 5) == NOTHING
-
-
-def test_a_short_run_says_nothing():
-    one = run(1.1)
-    short = replace(one.training, measured=replace(one.training.measured, steps=20))
-    runs = [EarlierRun(profile=one.profile, decision=one.decision, training=short)] * 3
+def test_few_runs_and_records_that_do_not_fit_say_nothing(runs):
     assert learned(*runs) == NOTHING
-
-
-def test_a_run_on_other_hosts_says_nothing():
-    other = replace(profile(), host=ProfiledHost(instance_type="local.c1", vcpus=4))
-    like = replace(profile(), host=ProfiledHost(instance_type="local.c1", vcpus=1))
-    runs = [EarlierRun(profile=other, decision=run().decision, training=run(1.1).training)] * 3
-    assert calibrate(runs, like=like, catalog=LOCAL) == NOTHING
-
-
-def test_an_unexplained_profile_says_nothing():
-    check = Check(predicted_step_seconds=0.02, error=-0.6, explained=False)
-    one = run(1.1)
-    runs = [
-        EarlierRun(
-            profile=replace(one.profile, check=check), decision=one.decision, training=one.training
-        )
-    ]
-    assert learned(*runs * 3) == NOTHING
-
-
-def test_a_step_that_no_constant_explains_says_nothing():
-    assert learned(*[run(5.0)] * 3) == NOTHING
 
 
 @settings(max_examples=examples(30), derandomize=True)
@@ -208,30 +178,6 @@ def test_a_correction_stays_within_its_bounds_whatever_was_measured(slower):
     assert found.runs == 0 or found.runs >= 3
     if found.runs == 0:
         assert found == NOTHING
-
-
-@settings(max_examples=examples(15), derandomize=True)
-@given(
-    st.permutations([0.9, 1.0, 1.1, 1.2]),
-    st.floats(min_value=0.6, max_value=1.15),
-    st.floats(min_value=0.5, max_value=3),
-)
-def test_order_of_the_runs_changes_nothing_and_more_hosts_are_never_slower(
-    slower, efficiency, receive
-):
-    assert learned(*map(run, slower)) == learned(*map(run, sorted(slower)))
-    decision = decide(
-        profile(),
-        catalog=load_catalog("local", cores=12),
-        constraints=replace(CONSTRAINTS, max_data_hosts=10),
-        today=TODAY,
-        calibration=Calibration(runs=3, efficiency=efficiency, receive=receive),
-    )
-    plans = [plan for plan in decision.plans if plan.action == "heterogeneous"]
-    plans.sort(key=lambda plan: plan.groups[1].count)
-    steps = [plan.predicted.step_seconds for plan in plans if plan.predicted]
-    assert len(steps) == 10
-    assert all(more <= fewer * (1 + 1e-9) for fewer, more in pairwise(steps))
 
 
 # Profiles of trainings that had a data host already.
@@ -253,29 +199,35 @@ def test_todays_data_hosts_give_todays_step_whatever_was_learned():
 
 def test_a_run_that_came_as_predicted_changes_nothing_where_its_profile_had_data_hosts():
     found, catalog = fed_profile(), load_catalog("local", cores=4)
-    decision = decide(
-        found,
-        catalog=catalog,
-        constraints=replace(CONSTRAINTS, max_data_hosts=3),
-        extra_clusters=[builders.clusters("local.c1", "local.c1", 3, workers_per_host=0)],
-        today=TODAY,
-    )
-    plan = next(plan for plan in decision.plans if plan.reason == "asked for")
-    one = run().training
-    measured = replace(one.measured, step_seconds=plan.predicted.step_seconds)
-    training = replace(one, groups=plan.groups, measured=measured)
-    earlier = EarlierRun(profile=found, decision=replace(decision, plan=plan), training=training)
-    corrected = calibrate([earlier] * 3, like=found, catalog=catalog)
+    groups = builders.clusters("local.c1", "local.c1", 3, workers_per_host=0)
+    one, _ = run_of(found, groups, catalog=catalog)
+    corrected = calibrate([one] * 3, like=found, catalog=catalog)
     assert corrected.efficiency == pytest.approx(1.0, abs=1e-6)
     assert corrected.runs == 3
 
 
 def test_the_text_says_on_how_many_runs_it_was_calibrated():
-    def text(calibration):
-        decision = decided(calibration)
-        assert decision.calibration == calibration
-        return explain(decision)
+    assert "Calibrated on 3 runs" in explain(decided(Calibration(runs=3)))
+    assert "alibrated" not in explain(decided(None))
+    assert "Not calibrated: fewer than 3 earlier runs fit" in explain(decided(NOTHING))
 
-    assert "Calibrated on 3 runs" in text(learned(*[run(1.1)] * 3))
-    assert "alibrated" not in text(None)
-    assert "Not calibrated: fewer than 3 earlier runs fit" in text(NOTHING)
+
+def test_whole_runs_are_read_and_the_rest_is_left(tmp_path):
+    whole = {
+        "profile": sample_records.profile(),
+        "decision": sample_records.decision(),
+        "training": sample_records.training(),
+    }
+    for run in ("one", "two", "three"):
+        for name, record in whole.items():
+            known = replace(record, workload_sha256="a" * 64)
+            write_json(tmp_path / run / f"{name}.json", known)
+    write_json(tmp_path / "half" / "profile.json", whole["profile"])
+    (tmp_path / "torn").mkdir()
+    for name in whole:
+        (tmp_path / "torn" / f"{name}.json").write_text("{")
+    (tmp_path / "notes.txt").write_text("not a run")
+    found = calibration_of(tmp_path, like=sample_records.profile(), catalog=LOCAL)
+    assert found.runs == 3
+    with pytest.raises(UsageError, match="no runs in"):
+        calibration_of(tmp_path / "runs", like=sample_records.profile(), catalog=LOCAL)

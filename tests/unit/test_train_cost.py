@@ -1,82 +1,53 @@
 """A training on a platform that bills nobody."""
 
 import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
 from stoker.catalog import load_catalog
 from stoker.errors import UsageError
-from stoker.platforms.base import JobEnd, JobSpec, LogLine
-from stoker.records import Decision, Group, Json, Training, write_json
+from stoker.platforms.base import JobEnd, JobSpec
+from stoker.records import Decision, Training, write_json
 from stoker.records.training import TrainingFacts, training_record
 from stoker.train import train
 from support import sample_records
 
 
-@dataclass
-class _Run:
-    output_dir: Path
-    name: str = "job"
-
-    def lines(self) -> Iterator[LogLine]:
-        return iter(())
-
-    def wait(self) -> JobEnd:
-        return JobEnd(
-            status="succeeded",
-            exit_code=0,
-            failure=None,
-            output_dir=self.output_dir,
-            data_group_release_seconds=None,
-        )
-
-    def stop(self) -> None:
-        """It has ended."""
+def here(output_dir: Path) -> SimpleNamespace:
+    """Returns a double of the local platform, whose job has ended."""
+    end = JobEnd(
+        status="succeeded",
+        exit_code=0,
+        failure=None,
+        output_dir=output_dir,
+        data_group_release_seconds=None,
+    )
+    run = SimpleNamespace(
+        name="job", output_dir=output_dir, lines=lambda: iter(()), wait=lambda: end, stop=list
+    )
+    return SimpleNamespace(
+        name="local", plan=lambda job: job, describe=lambda _: {}, submit=lambda _: run
+    )
 
 
-@dataclass
-class _Here:
-    """A double of the local platform, whose job has ended."""
-
-    output_dir: Path
-    name: str = "local"
-
-    def plan(self, job: JobSpec) -> JobSpec:
-        return job
-
-    def describe(self, request: JobSpec) -> dict[str, Json]:
-        return {}
-
-    def submit(self, request: JobSpec) -> _Run:
-        return _Run(self.output_dir)
-
-
-def trained(folder: Path, groups: tuple[Group, ...], decision: Decision) -> Training:
+def trained(folder: Path, decision: Decision) -> Training:
     record = sample_records.training()
-    assert record.measured
     measured = msgspec.structs.replace(record.measured, usd_per_1000_steps=None, timeline_file=None)
     record = msgspec.structs.replace(record, measured=measured)
     write_json(folder / "stoker" / "training.json", record)
     job = JobSpec(
         name="job",
         command=("true",),
-        groups=groups,
+        groups=decision.plan.groups,
         run_dir=folder,
         image="registry/job@sha256:12",
         what={"git": "ab"},
     )
-    return train(job, platform=_Here(folder), catalog=load_catalog("local"), decision=decision)
-
-
-def test_where_nobody_is_billed_a_run_has_no_dollars(tmp_path):
-    decision = sample_records.decision()
-    record = trained(tmp_path, decision.plan.groups, decision)
-    assert record.measured
-    assert record.measured.usd_per_1000_steps is None
+    return train(job, platform=here(folder), catalog=load_catalog("local"), decision=decision)
 
 
 def test_what_a_run_cost_is_the_time_that_is_billed_at_the_catalog_s_prices():
@@ -97,8 +68,10 @@ def test_a_disk_without_space_for_a_picture_does_not_end_a_training(tmp_path, mo
     (tmp_path / "stoker").mkdir()
     (tmp_path / "stoker" / "feed.csv").touch()
     monkeypatch.setattr(shutil, "copyfile", full)
-    record = trained(tmp_path, decision.plan.groups, decision)
+    record = trained(tmp_path, decision)
     assert record.status == "succeeded"
+    # Nobody is billed here.
+    assert record.measured.usd_per_1000_steps is None
     assert record.what == {"git": "ab", "image_digest": "sha256:12"}
     assert "a file was not kept: [Errno 28] No space left" in record.events[-1].what
 
@@ -107,4 +80,4 @@ def test_the_end_of_a_training_is_told_where_its_record_cannot_be_written(tmp_pa
     (tmp_path / "training.json").mkdir()
     decision = sample_records.decision()
     with pytest.raises(UsageError, match="the training succeeded, but its record is lost"):
-        trained(tmp_path, decision.plan.groups, decision)
+        trained(tmp_path, decision)

@@ -77,8 +77,6 @@ class Instance:
     Attributes:
         type: Name as the catalog's platform spells it: `ml.c5.xlarge`, `c5.xlarge`, `local.c2`.
         family: Types of one family have the same CPU and the same accelerator model.
-        vcpus: vCPUs of one host.
-        accelerators: Accelerators of one host.
         network_gbps: Gbit/s; a burst figure where `is_burst_network`.
         coremark_per_vcpu: CoreMark of all threads together over the vCPUs.
         usd_per_hour: Price of one host on the catalog's platform; None: the type cannot be used.
@@ -235,10 +233,9 @@ class Catalog:
         """Returns where the prices of these types come from, with the oldest date."""
         dates = [i.priced_on for i in used if i.usd_per_hour is not None]
         oldest = min((d for d in dates if d is not None), default=None)
-        # One price without a date leaves the date of all of them open.
-        is_known = oldest is not None and None not in dates
         return Prices(
-            date=oldest.isoformat() if oldest is not None and is_known else None,
+            # One price without a date leaves the date of all of them open.
+            date=oldest.isoformat() if oldest is not None and None not in dates else None,
             region=self.region,
             purchase=self.purchase,
             source=self.source,

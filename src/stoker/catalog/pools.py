@@ -25,13 +25,7 @@ from stoker.catalog.catalog import (
     load_catalog,
     parse_table,
 )
-from stoker.records import (
-    KubernetesSettings,
-    NodePool,
-    Workload,
-    bare_type,
-    read_text,
-)
+from stoker.records import KubernetesSettings, NodePool, Workload, bare_type, read_text
 from stoker.records.base import Document
 from stoker.records.platforms import ObjectPatch, Patch, amount, lacks_arm_image
 

@@ -2,10 +2,9 @@
 
 from stoker.decide.calibrate import EarlierRun, calibrate
 from stoker.decide.choose import local_core_words, pareto_front
-from stoker.decide.decide import decide
+from stoker.decide.decide import decide, refuse_unfed
 from stoker.decide.elsewhere import TakeAs
 from stoker.decide.explain import explain
-from stoker.decide.fed import refuse_unfed
 
 __all__ = [
     "EarlierRun",

@@ -45,12 +45,7 @@ _WORTH_A_LINE = 0.1
 
 
 def fix_first(profile: Profile, *, storage: Storage, bottleneck: Bottleneck) -> str:
-    """Returns what to fix before anything that costs; empty: nothing.
-
-    Args:
-        storage: per_host: data hosts have a separate storage.
-        bottleneck: Today's.
-    """
+    """Returns what to fix before anything that costs; empty: nothing."""
     step = profile.timed_step
     named = {
         _FORMERLY.get(state.id, state.id)

@@ -188,14 +188,13 @@ def named(site: Site, groups: Sequence[Group]) -> Candidate:
         _replicated(site, instance, group.count),
         data=tuple(
             Hosts(
-                instance=site.get(g.instance_type),
+                instance=kind,
                 count=g.count,
-                workers=site.get(g.instance_type).vcpus
-                if g.workers_per_host is None
-                else g.workers_per_host,
+                workers=kind.vcpus if g.workers_per_host is None else g.workers_per_host,
             )
             for g in groups
             if g.role == "data"
+            for kind in [site.get(g.instance_type)]
         ),
     )
     if group.processes_per_host is not None:
@@ -350,8 +349,6 @@ def _groups(shape: ClusterShape) -> tuple[Group, ...]:
 
 
 def _is_comparable(one: Instance, other: Instance) -> bool:
-    if one.type == other.type:
-        return True
     if one.accelerators == 0 or other.accelerators == 0:
         return one.accelerators == other.accelerators
     return one.accelerator_model == other.accelerator_model

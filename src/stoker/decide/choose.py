@@ -90,8 +90,10 @@ def choose(
     if worth:
         best = best_plan(worth, objective)
         text = _praise(best, today, is_late=is_late, is_billed=is_billed)
-        if free is not None and not is_free(best, keep):
-            text += f"; {_bought(best, free, objective)}"
+        if free and free.predicted and best.predicted and not is_free(best, keep):
+            more = percentage(gain(best.predicted, free.predicted, objective))
+            bands = percentage(combined_band(best.predicted, free.predicted))
+            text += f"; {more} beyond what is free, where both bands together are {bands}"
         return _because(best, text)
     if fix_first:
         when = "before money is spent" if is_billed else "first"
@@ -140,7 +142,12 @@ def _worth_running(
     assert today is not None
     # If today's cluster is late, every feasible plan, which makes the deadline, is worth it.
     is_late = misses_deadline(today, constraints)
-    worth = [plan for plan in able if is_late or _is_worth(plan, today, objective)]
+    worth = [
+        plan
+        for plan in able
+        if plan.predicted
+        and (is_late or gain(plan.predicted, today, objective) > error_band(plan.predicted))
+    ]
     at_no_cost = [plan for plan in worth if is_free(plan, keep)]
     free = min(at_no_cost, key=lambda plan: _rank(plan, "time"), default=None)
     if free is None:
@@ -165,26 +172,10 @@ def combined_band(one: Predicted, other: Predicted) -> float:
     return math.hypot(error_band(one), error_band(other))
 
 
-def _bought(plan: Plan, free: Plan, objective: str) -> str:
-    outcome, rival = plan.predicted, free.predicted
-    assert outcome is not None
-    assert rival is not None
-    return (
-        f"{percentage(gain(outcome, rival, objective))} beyond what is free, where both bands "
-        f"together are {percentage(combined_band(outcome, rival))}"
-    )
-
-
-def _is_worth(plan: Plan, today: Predicted, objective: str) -> bool:
-    outcome = plan.predicted
-    return outcome is not None and gain(outcome, today, objective) > error_band(outcome)
-
-
 def best_plan(plans: Sequence[Plan], objective: str) -> Plan:
     """Returns the smallest of the plans that are as good as the best."""
-    values = {id(plan): _value(plan, objective) for plan in plans}
-    least = min(values.values())
-    equal = [plan for plan in plans if values[id(plan)] <= least * (1 + TIE)]
+    least = min(_value(plan, objective) for plan in plans)
+    equal = [plan for plan in plans if _value(plan, objective) <= least * (1 + TIE)]
     return min(equal, key=lambda plan: (_machines(plan), *_rank(plan, objective)))
 
 
@@ -403,26 +394,22 @@ def best_of(found: Walk, actions: Sequence[Action]) -> Plan | None:
 
 def _is_explained(found: Walk) -> Answer:
     work = found.work
-    question = "Do the measured parts explain the step?"
-    if work.unexplained:
-        because = work.unexplained.text
-        if found.is_busy:
-            because = (
-                f"they give {ms(work.parts_seconds)}, measured {ms(work.step_seconds)}, while "
-                "other programs ran"
-            )
-        # Only measured parts can contradict the step.
-        reply: _Reply = "no" if work.unexplained.kind == "contradiction" else "unknown"
-        return Answer(question=question, answer=reply, because=because)
     because = f"they give {ms(work.parts_seconds)}, measured {ms(work.step_seconds)}"
-    if found.taken:
-        because = (
-            f"on {found.taken.profiled_on}; scaled to {found.taken.taken_as} a step takes "
-            f"{ms(work.step_seconds)}"
-        )
-    if work.is_checked:
-        return Answer(question=question, answer="yes", because=because)
-    return Answer(question=question, answer="unknown", because=f"not checked: {because}")
+    reply: _Reply = "yes"
+    if work.unexplained:
+        # Only measured parts can contradict the step.
+        reply = "no" if work.unexplained.kind == "contradiction" else "unknown"
+        because = f"{because}, while other programs ran" if found.is_busy else work.unexplained.text
+    else:
+        if found.taken:
+            because = (
+                f"on {found.taken.profiled_on}; scaled to {found.taken.taken_as} a step takes "
+                f"{ms(work.step_seconds)}"
+            )
+        if not work.is_checked:
+            reply, because = "unknown", f"not checked: {because}"
+    question = "Do the measured parts explain the step?"
+    return Answer(question=question, answer=reply, because=because)
 
 
 def _is_cpu_the_limit(found: Walk) -> Answer:
@@ -485,9 +472,9 @@ def _is_there(found: Walk, action: Action, question: str) -> Answer:
 
 def _why_none(found: Walk, action: Action) -> str:
     work = found.work
+    if action == "tune" and work.num_workers is None:
+        return "today's number of loader workers is not known"
     if action == "tune":
-        if work.num_workers is None:
-            return "today's number of loader workers is not known"
         return f"more than today's {work.num_workers} loader workers would not help on these hosts"
     if action == "scale_up":
         return f"{work.reference.type} has none that may be used"

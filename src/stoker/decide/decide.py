@@ -41,13 +41,13 @@ from stoker.decide.pricing import (
     ASKED_FOR,
     Rules,
     allowed_types,
-    is_usable,
     measured,
     plan_of,
     predicted,
     problem_of,
     refuse_endless_search,
     refuse_foreign_prices,
+    why_unusable,
 )
 from stoker.decide.work import data_hosts_of, measure, today_of, with_own_storage
 from stoker.errors import UsageError
@@ -65,6 +65,7 @@ from stoker.records import (
     Profile,
     TakenElsewhere,
     TrainingSize,
+    Workload,
 )
 from stoker.records.decision import NOMINAL
 from stoker.records.parts import bottleneck_of, too_busy
@@ -160,10 +161,7 @@ def _path(observed: Observed) -> tuple[Answer, ...]:
         "Is the CPU the limit?": meaning,
         "Is the best change worth more than its error band?": _NOTHING,
     }
-    return tuple(
-        Answer(question=question, answer="unknown", because=text)
-        for question, text in because.items()
-    )
+    return tuple(Answer(question=q, answer="unknown", because=text) for q, text in because.items())
 
 
 def _advice_on_observed(
@@ -184,17 +182,11 @@ def _advice_on_observed(
             )
             yield Advice(id="break-even", text=text)
     elif suspect == "neither":
-        text = (
-            "More loader workers, prefetching and faster storage come before any host: today's "
-            "CPUs are not busy."
-        )
-        yield Advice(id="idle-cpus", text=text)
+        text = "More loader workers, prefetching and faster storage come before any host: today's "
+        yield Advice(id="idle-cpus", text=f"{text}CPUs are not busy.")
     elif suspect == "accelerator":
-        text = (
-            "A data group would probably change nothing: look at the model first (mixed "
-            "precision, compilation, batch size)."
-        )
-        yield Advice(id="accelerator", text=text)
+        text = "A data group would probably change nothing: look at the model first (mixed "
+        yield Advice(id="accelerator", text=f"{text}precision, compilation, batch size).")
 
 
 def _again(profile: Profile) -> str:
@@ -343,11 +335,7 @@ def decide(
         # Today's cluster with its data hosts was measured and needs no prediction.
         if not (work.data and _hosts_of(candidate) == _hosts_of(kept))
     ]
-    unknown = (
-        [f"what the named groups would do is not known: {nothing_holds}"]
-        if nothing_holds and asked
-        else []
-    )
+    unknown = f"what the named groups would do is not known: {nothing_holds}"
     more_shards = next(
         (plan for plan in others if plan.action == "tune" and not plan.feasible and plan.predicted),
         None,
@@ -400,7 +388,7 @@ def decide(
         ),
         warnings=(
             *warnings_of(found, profile, rules, prices, is_taken=taken is not None),
-            *unknown,
+            *([unknown] if nothing_holds and asked else []),
             *_dated_later(used, today),
         ),
         prices=prices,
@@ -426,7 +414,8 @@ def _candidates(site: Site, rules: Rules, keep_plan: Plan) -> Iterator[Candidate
     for candidate in scale_up(site):
         # On this machine even if not allowed, as an infeasible plan: the cores of data hosts are
         # compared with the same cores in one host.
-        if site.catalog.info.is_this_machine or is_usable(candidate.shape.dnn.instance, rules):
+        instance = candidate.shape.dnn.instance
+        if site.catalog.info.is_this_machine or not why_unusable(instance, rules):
             yield candidate
     yield from _best_heterogeneous(site, rules)
     outcome = keep_plan.predicted
@@ -435,7 +424,7 @@ def _candidates(site: Site, rules: Rules, keep_plan: Plan) -> Iterator[Candidate
         outcome.limit == "accelerator" or misses_deadline(outcome, rules.constraints)
     ):
         for candidate in scale_out(site):
-            if is_usable(candidate.shape.dnn.instance, rules):
+            if not why_unusable(candidate.shape.dnn.instance, rules):
                 yield candidate
 
 
@@ -445,20 +434,25 @@ def _best_heterogeneous(site: Site, rules: Rules) -> Iterator[Candidate]:
     objective = rules.constraints.objective
     other = "time" if objective == "cost" else "cost"
     by_type: dict[str, list[Candidate]] = {}
-    best: dict[str, tuple[tuple[bool, float, str], tuple[bool, float, str]]] = {}
+    plans: dict[str, list[Plan]] = {}
     for instance in _data_types(site, rules):
         made = list(heterogeneous(site, instance, most=rules.constraints.max_data_hosts))
         if made:
             by_type[instance.type] = made
-            plans = [_plan(site, candidate, rules) for candidate in made]
-            best[instance.type] = (
-                min(_type_rank(plan, objective, instance) for plan in plans),
-                min(_type_rank(plan, other, instance) for plan in plans),
-            )
-    names = sorted(best, key=lambda name: best[name][0])[:_BEST_TYPES]
-    names += sorted(best, key=lambda name: best[name][1])[:_BEST_BY_OTHER]
+            plans[instance.type] = [_plan(site, candidate, rules) for candidate in made]
+    names = sorted(plans, key=lambda name: _best_rank(plans[name], objective))[:_BEST_TYPES]
+    names += sorted(plans, key=lambda name: _best_rank(plans[name], other))[:_BEST_BY_OTHER]
     for name in dict.fromkeys(names):
         yield from by_type[name]
+
+
+def _best_rank(plans: Sequence[Plan], objective: str) -> tuple[bool, float]:
+    return min(
+        (not plan.feasible, objective_value(plan.predicted, objective))
+        if plan.predicted
+        else (True, float("inf"))
+        for plan in plans
+    )
 
 
 def _advice_on_shards(site: Site, rules: Rules, plans: Sequence[Plan]) -> list[Advice]:
@@ -497,15 +491,8 @@ def _data_types(site: Site, rules: Rules) -> list[Instance]:
         for _, instance in sorted(listed.items())
         if instance.accelerators == 0
         and instance.usd_per_hour is not None
-        and is_usable(instance, rules)
+        and not why_unusable(instance, rules)
     ]
-
-
-def _type_rank(plan: Plan, objective: str, instance: Instance) -> tuple[bool, float, str]:
-    outcome = plan.predicted
-    if outcome is None:
-        return True, float("inf"), instance.type
-    return not plan.feasible, objective_value(outcome, objective), instance.type
 
 
 def _plan(site: Site, candidate: Candidate, rules: Rules) -> Plan:
@@ -562,3 +549,20 @@ def _distinct(plans: Iterable[Plan]) -> list[Plan]:
 
 def _is_same(one: Plan, other: Plan) -> bool:
     return one.action == other.action and one.groups == other.groups
+
+
+def refuse_unfed(profile: Profile, workload: Workload) -> None:
+    """Raises UsageError if the training needs the feed, which cannot reach its loader."""
+    loader, feed = profile.loader, workload.feed
+    words = unfed_words(loader, feed)
+    is_fed = feed.replace_dataloader is not False and workload.engine_settings.name == "feed"
+    if loader is None or not words or not is_fed:
+        return
+    fix = "give the training a loader of torch's or stoker's"
+    if loader.reach == "left":
+        fix = "read stoker's class, or train with --replace-dataloader true"
+    raise UsageError(
+        words,
+        where=f"workload {workload.name}, the loader that was profiled",
+        fix=f"{fix}; or set feed.replace_dataloader: false, to train without data hosts",
+    )

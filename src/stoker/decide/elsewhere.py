@@ -6,7 +6,7 @@ not known: then nothing is recommended. Each of these adds a doubt, so no band i
 the profiled host. The same type at a speed of 1 changes only the band.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -173,8 +173,8 @@ def taken_as(
     )
 
 
-def advice_of_taken(site: Site, taken: TakenElsewhere) -> Sequence[Advice]:
-    """Returns what would narrow the bands: the accelerator's step, a profile there."""
+def advice_of_taken(site: Site, taken: TakenElsewhere) -> Iterator[Advice]:
+    """Yields what would narrow the bands: the accelerator's step, a profile there."""
     there = taken.taken_as
     if taken.accelerator_step_source == "unknown":
         work = site.work
@@ -184,21 +184,18 @@ def advice_of_taken(site: Site, taken: TakenElsewhere) -> Sequence[Advice]:
             workers = tuned.shape.dnn.workers
             loading += f", and {ms(tuned.estimate.step_seconds)} with {workers} workers per host"
         waits = "the accelerators wait" if work.reference.accelerators else "the trainer waits"
-        return (
-            Advice(
-                id="accelerator-step",
-                text=f"{loading}. If a step there takes less with its data at hand, {waits}: "
-                "time one, then add --accelerator-step-seconds.",
-                when="before any money is spent",
-            ),
+        yield Advice(
+            id="accelerator-step",
+            text=f"{loading}. If a step there takes less with its data at hand, {waits}: "
+            "time one, then add --accelerator-step-seconds.",
+            when="before any money is spent",
         )
-    return (
-        Advice(
-            id="profile-there",
-            text=f"Profile the training on {there}: three minutes there replace all figures that "
-            "are scaled here.",
-            when="before you rent anything large",
-        ),
+        return
+    yield Advice(
+        id="profile-there",
+        text=f"Profile the training on {there}: three minutes there replace all figures that "
+        "are scaled here.",
+        when="before you rent anything large",
     )
 
 

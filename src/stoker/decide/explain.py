@@ -203,9 +203,10 @@ def _row(plan: Plan, name: str, *, mark: str, heads: tuple[str, str]) -> str:
     outcome = plan.predicted
     assert outcome is not None
     costs = _costs(outcome, heads)
+    speed = f"{outcome.speedup:.2f}x" if outcome.speedup < 100 else f"{outcome.speedup:.0e}"
     return (
         f"{mark}{plan.action:<13} {name} "
-        f"{_short(outcome.step_seconds):>7} {_times(outcome.speedup):>6} "
+        f"{_short(outcome.step_seconds):>7} {speed:>6} "
         f"{costs[0]:>6} {costs[1]:>6} "
         f"{outcome.limit}{'?' if outcome.own_storage_speedup else ''}"
     ).rstrip()
@@ -250,10 +251,6 @@ def _sentence(text: str) -> str:
 def _short(seconds: float) -> str:
     # Figures that do not fit into seven columns become a power of ten.
     return ms(seconds).replace(" ", "") if 1e-4 <= seconds < 1e4 else f"{seconds:.0e}s"
-
-
-def _times(speedup: float) -> str:
-    return f"{speedup:.2f}x" if speedup < 100 else f"{speedup:.0e}"
 
 
 def _costs(outcome: Predicted, heads: tuple[str, str]) -> list[str]:

@@ -181,6 +181,10 @@ class Hosts:
     count: int
     workers: int | None = None
 
+    @property
+    def all_workers(self) -> int:
+        return self.count * (self.instance.vcpus if self.workers is None else self.workers)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterShape:
@@ -277,12 +281,9 @@ def _ranks_on(work: Work, shape: ClusterShape) -> int:
 
 def busy_workers(work: Work, shape: ClusterShape) -> tuple[int, int]:
     """Returns the workers of the dnn hosts and of the data hosts that can be busy."""
-    dnn, shards = shape.dnn, shards_on(work, shape)
-    local = dnn.count * (dnn.instance.vcpus if dnn.workers is None else dnn.workers)
-    remote = sum(
-        hosts.count * max(1, hosts.instance.vcpus if hosts.workers is None else hosts.workers)
-        for hosts in shape.data
-    )
+    local, shards = shape.dnn.all_workers, shards_on(work, shape)
+    # A data host has one worker at least.
+    remote = sum(max(hosts.count, hosts.all_workers) for hosts in shape.data)
     if not shards:
         return local, remote
     # As the feed assigns shards: to a data host while one has a free worker.

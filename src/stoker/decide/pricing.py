@@ -7,7 +7,7 @@ import msgspec
 
 from stoker.catalog import Catalog, Instance
 from stoker.decide.candidates import Candidate
-from stoker.decide.model import ClusterShape, Doubt, Estimate, Hosts, Work
+from stoker.decide.model import ClusterShape, Doubt, Estimate, Work
 from stoker.errors import UsageError
 from stoker.records import Constraints, Plan, Predicted, Profile
 from stoker.records.decision import NOMINAL
@@ -125,7 +125,7 @@ def predicted(
     low, own = step * (1 - width), candidate.own_storage
     if own is not None and own.step_seconds >= _OWN_STORAGE * step:
         own = None
-    if own is not None:
+    elif own is not None:
         own_work = replace(work, storage="per_host")
         low = min(low, own.step_seconds * (1 - band(own_work, candidate.shape, own)))
     outcome = _priced(
@@ -229,10 +229,6 @@ def problem_of(candidate: Candidate, outcome: Predicted | None, rules: Rules) ->
     return ""
 
 
-def is_usable(instance: Instance, rules: Rules) -> bool:
-    return not why_unusable(instance, rules)
-
-
 def why_unusable(instance: Instance, rules: Rules) -> str:
     """Returns why no plan may use the type; empty: it may be used."""
     # Today's type runs the training already.
@@ -309,10 +305,6 @@ def allowed_types(constraints: Constraints, catalog: Catalog) -> frozenset[str] 
     return frozenset(names)
 
 
-def _workers(hosts: Hosts) -> int:
-    return hosts.count * (hosts.instance.vcpus if hosts.workers is None else hosts.workers)
-
-
 def _doubts_of(work: Work, shape: ClusterShape) -> list[Doubt]:
     doubts = []
     all_hosts = (shape.dnn, *shape.data)
@@ -328,7 +320,7 @@ def _doubts_of(work: Work, shape: ClusterShape) -> list[Doubt]:
         doubts.append(Doubt(width=work.calibration_spread, text=text))
     if shape.data and not work.batch_bytes:
         doubts.append(Doubt(width=0.05, text="the size of a batch is not known"))
-    workers = sum(_workers(hosts) for hosts in all_hosts)
+    workers = sum(hosts.all_workers for hosts in all_hosts)
     if work.shared.most and work.waits and workers > work.shared.most:
         width = min(_EACH_DOUBLING * math.log2(workers / work.shared.most), _MOST_OF_DOUBLINGS)
         text = f"the loader was tried with {work.shared.most} workers at most"

@@ -110,7 +110,6 @@ class Place:
         return f"{head}, key {path}" if path else head
 
     def is_overridden(self, path: str) -> bool:
-        """Returns whether the key was set on the command line."""
         return self._option_of(path) is not None
 
     def _option_of(self, path: str) -> str | None:
@@ -290,9 +289,8 @@ def _check_schema(document: Json, kind: type[Record], place: Place) -> None:
     if expected is None:
         return
     if not isinstance(document, Mapping):
-        raise UsageError(
-            f"expected a mapping ({expected}), found {_kind_of(document)}", where=place.at("")
-        )
+        kind_found = "nothing" if document is None else type(document).__name__
+        raise UsageError(f"expected a mapping ({expected}), found {kind_found}", where=place.at(""))
     # Optional in workloads only, which are written by hand.
     found = document.get("schema", expected if kind.__name__ == "Workload" else None)
     if found != expected:
@@ -336,19 +334,14 @@ def _explain(message: str, document: Json, kind: type[Record], place: Place) -> 
             where=place.at(path),
             fix=nearest(wrong, choices),
         )
-    types = set(_types_named(what))
+    named = _TYPES.search(what)
+    types = set(named.group(1).split(" | ")) if named else set()
     what = _TYPES.sub(_plain_words, _GOT.sub("", what[0].lower() + what[1:]))
     if "matching regex" in what and path == "name":
         what = "expected lower-case letters, digits and hyphens, at most 40"
     shown = "" if found is _MISSING else f", found {_shown(found)}"
     fix = _corrected(path, found, types) or _see(kind)
     return UsageError(f"{what}{shown}", where=place.at(path), fix=fix)
-
-
-def _types_named(what: str) -> list[str]:
-    """Returns the types that msgspec's message says were expected."""
-    named = _TYPES.search(what)
-    return named.group(1).split(" | ") if named else []
 
 
 def _corrected(path: str, found: object, types: set[str]) -> str:
@@ -406,10 +399,6 @@ def _with(document: Json, steps: Sequence[str], value: Json) -> Json:
 def _shown(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _kind_of(value: object) -> str:
-    return "nothing" if value is None else type(value).__name__
 
 
 def _steps(path: str) -> list[str]:

@@ -348,17 +348,14 @@ def _check_ports(engine: EngineSettings, taken: Mapping[int, str], place: Place)
                 + ", ".join(sorted(NAMES)),
             )
         if number in numbers:
+            used = {*numbers, *engine.ports.values()}
+            free = next(number for number in range(5050, _MAX_PORT) if number not in used)
             raise UsageError(
                 f"port {number} is already used by {numbers[number]}",
                 where=place.at(key),
-                fix=f"use another, such as {_free_port(numbers, engine)}",
+                fix=f"use another, such as {free}",
             )
         numbers[number] = key
-
-
-def _free_port(taken: dict[int, str], engine: EngineSettings) -> int:
-    used = {*taken, *engine.ports.values()}
-    return next(number for number in range(5050, _MAX_PORT) if number not in used)
 
 
 def _check_command(key: str, command: EngineCommand, engine: EngineSettings, place: Place) -> None:

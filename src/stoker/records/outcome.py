@@ -78,19 +78,17 @@ def outcome_of_gates(gates: Sequence[GateResult]) -> Outcome:
 
 def training_exit_code(training: Training) -> int:
     """Returns 0, 5 if the feed failed, 6 for a failed workload, 143 for a stopped one."""
-    if training.status == "failed" and _is_feeds(training):
+    # Both: a script may exit with 5 for another reason, or print this text and continue.
+    is_feeds = training.exit_code == FeedError.exit_code
+    if (
+        training.status == "failed"
+        and is_feeds
+        and _ERROR_OF_THE_FEED.search(training.failure or "")
+    ):
         return FeedError.exit_code
     return {"succeeded": 0, "failed": WorkloadError.exit_code, "stopped": EXIT_TERMINATED}[
         training.status
     ]
-
-
-def _is_feeds(training: Training) -> bool:
-    """Returns whether an error of the feed ended the training, not one of the user's."""
-    # Both: a script may exit with 5 for another reason, or print this text and continue.
-    return training.exit_code == FeedError.exit_code and bool(
-        _ERROR_OF_THE_FEED.search(training.failure or "")
-    )
 
 
 def _in_brackets(training: Training) -> str:

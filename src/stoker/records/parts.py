@@ -19,7 +19,7 @@ nothing. Pure.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from stoker.records.decision import Bottleneck, Limit
@@ -226,11 +226,7 @@ def parts_of(profile: Profile, *, ranks: int | None = None) -> Parts | None:
 
 def turns_cpu_seconds(step: StepTerms, *, ranks: int) -> float:
     """Returns CPU-seconds that a step used beyond loading and training apart; 0: not known."""
-    used, loader, trainer = (
-        step.used_cpu_seconds,
-        step.loader_cpu_seconds,
-        step.trainer_cpu_seconds,
-    )
+    used, loader, trainer = step.used_cpu_seconds, step.loader_cpu_seconds, step.trainer_cpu_seconds
     if used is None or loader is None or trainer is None:
         return 0.0
     receive = (step.local_receive_seconds or 0.0) * ranks if step.num_workers else 0.0
@@ -249,30 +245,11 @@ def read_seconds(profile: Profile) -> float:
 def shared_of(profile: Profile, *, vcpus: float) -> SharedLoading:
     """Returns what the profile's loader workers share, on `vcpus` of all hosts."""
     step, hosts = profile.timed_step, profile.host.count
-    cpu = step.loader_cpu_seconds
-    if cpu is None:
+    cpu, wall = step.loader_cpu_seconds, step.loader_wall_seconds
+    known = sorted(profile.loader_rates, key=lambda rate: rate.workers)
+    if cpu is None or not known:
         return SharedLoading()
-    wall = step.loader_wall_seconds
-    return shared_by_rates(
-        profile.loader_rates, wall=cpu if wall is None else wall, cpu=cpu, vcpus=vcpus, hosts=hosts
-    )
-
-
-def shared_by_rates(
-    rates: Sequence[LoaderRate], *, wall: float, cpu: float, vcpus: float, hosts: int = 1
-) -> SharedLoading:
-    """Returns what workers share, from throughputs with different numbers of them.
-
-    Args:
-        rates: Rates of the loader alone.
-        wall: Worker-seconds of a step's loading.
-        cpu: CPU-seconds of it.
-        vcpus: vCPUs of all hosts that the loader had.
-        hosts: Hosts that were tried at once.
-    """
-    known = sorted(rates, key=lambda rate: rate.workers)
-    if not known:
-        return SharedLoading()
+    wall = cpu if wall is None else wall
     few, many = known[0], known[-1]
     least, most = few.workers * hosts, many.workers * hosts
     if least == most:
@@ -295,9 +272,7 @@ def shared_by_rates(
 
 
 def _waited(few: LoaderRate, many: LoaderRate, *, wall: float, cpu: float, more: int) -> float:
-    """Returns how much longer a batch waits for each further worker: an upper bound of what is
-    shared.
-    """
+    """Returns the longer wait of a batch for each further worker, which bounds what is shared."""
     if few.wait_seconds is None or many.wait_seconds is None:
         # Not measured with many workers: a single worker that waits is the only evidence.
         return math.inf if wall - cpu > _MIN_IDLE * wall else 0.0

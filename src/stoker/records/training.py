@@ -210,9 +210,7 @@ class GateResult(Gate, frozen=True, kw_only=True):
 
     @property
     def is_inside(self) -> bool:
-        """Whether the value is within min and max; the gate may still fail for lack of a champion's
-        value.
-        """
+        """Whether the value is within min and max; the gate may need a champion's value, too."""
         return (
             self.value is not None
             and (self.min is None or self.value >= self.min)
@@ -354,6 +352,8 @@ def training_record(facts: TrainingFacts) -> Training:
         exit_code = facts.exit_code if leader.exit_code is None else leader.exit_code
         # Hosts announce to the leader that they leave, before the platform sees them end.
         release = leader.data_group_release_seconds if release is None else release
+    # The platform sees what the leader cannot record, such as the leader's death.
+    status = "failed" if inside.is_unfed and facts.status == "succeeded" else facts.status
     usd_total = None
     if facts.usd_per_hour is not None and facts.billed_seconds is not None:
         usd_total = facts.usd_per_hour * facts.billed_seconds / 3600
@@ -362,8 +362,7 @@ def training_record(facts: TrainingFacts) -> Training:
         workload_keys=facts.workload_keys,
         groups=facts.groups,
         decision_id=facts.decision_id,
-        # The platform sees what the leader cannot record, such as the leader's death.
-        status=_status(facts, is_unfed=inside.is_unfed),
+        status="stopped" if facts.is_interrupted else status,
         exit_code=exit_code,
         failure=_failure(facts),
         hosts=inside.hosts,
@@ -401,23 +400,13 @@ def write_training(facts: TrainingFacts, *, file: Path) -> Training:
 def copied_to(
     file: Path, record: Training, *, run_dir: Path, model_uri: str | None = None
 ) -> Training:
-    """Returns the record for a file outside its run's folder, and copies its timeline there.
-
-    Args:
-        model_uri: Location of a copy of the model.
-    """
+    """Returns the record for a file outside its run's folder, and copies its timeline there."""
     if record.measured and record.measured.timeline_file:
         name = _next_to(run_dir / record.measured.timeline_file, file)
         record = msgspec.structs.replace(
             record, measured=msgspec.structs.replace(record.measured, timeline_file=name)
         )
     return msgspec.structs.replace(record, model_uri=model_uri or record.model_uri)
-
-
-def _status(facts: TrainingFacts, *, is_unfed: bool) -> Literal["succeeded", "failed", "stopped"]:
-    if facts.is_interrupted:
-        return "stopped"
-    return "failed" if is_unfed and facts.status == "succeeded" else facts.status
 
 
 def _failure(facts: TrainingFacts) -> str | None:

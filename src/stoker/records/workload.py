@@ -353,12 +353,7 @@ def workload_keys(
 
 
 def own_keys(keys: Mapping[str, str] | None, *, is_elsewhere: bool) -> dict[str, str] | None:
-    """Returns the keys of a profile that apply to what is made from it.
-
-    Args:
-        is_elsewhere: Whether the profile was scaled to another instance type: its hosts do not
-            count then.
-    """
+    """Returns the keys that apply to what is made from a profile: elsewhere, none of its hosts."""
     if keys is None or not is_elsewhere:
         return {**keys} if keys else None
     return {key: value for key, value in keys.items() if not key.startswith("cluster.")}
@@ -503,9 +498,7 @@ class Workload(PlatformSettings, frozen=True, kw_only=True):
         return kinds.pop() if len(kinds) == 1 and is_data else "unknown"
 
     def run_name(self, run_id: str) -> str:
-        """Returns the job's name for a pipeline's run: the same on a retry, different for other
-        runs.
-        """
+        """Returns the job's name for a pipeline's run: the same on a retry, else another one."""
         return f"{self.name}-{_short_id(run_id)}"
 
     def digest(self) -> str:
