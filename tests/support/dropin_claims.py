@@ -991,7 +991,8 @@ def attributes_that_may_be_set(load: Load) -> object:
     loader.num_workers = loader.timeout = 0
     loader.worker_init_fn = None
     found.append(ids(loader))
-    for name in "batch_size batch_sampler sampler drop_last dataset persistent_workers".split():
+    names = "batch_size batch_sampler sampler drop_last dataset persistent_workers"
+    for name in names.split():
         try:
             setattr(loader, name, 3)
         except ValueError as err:
