@@ -53,7 +53,7 @@ class Run:
         with zmq.Context() as context, context.socket(zmq.PAIR) as probe:
             self.port = probe.bind_to_random_port("tcp://127.0.0.1")
 
-    def coordinator(self, *, agents=("d1",), followers=(), lease_seconds=1.0):
+    def coordinator(self, *, agents=("d1",), followers=(), lease_seconds=1.0, straggler=0.5):
         coordinator = Coordinator(
             keys=KEYS,
             run_id="run",
@@ -64,13 +64,13 @@ class Run:
             address="127.0.0.1",
             port=self.port,
             on_failure=self.failures.append,
-            straggler_seconds=0.5,
+            straggler_seconds=straggler,
         )
         coordinator.start()
         self._closing.append(coordinator.close)
         return coordinator
 
-    def member(self, host, *, keys=KEYS, run_id="run", lease_seconds=1.0):
+    def member(self, host, *, keys=KEYS, run_id="run", lease_seconds=1.0, deadline=1.0):
         membership = Membership(
             join=Join(
                 protocol=PROTOCOL_VERSION,
@@ -86,7 +86,7 @@ class Run:
             keys=keys,
             address="localhost",
             port=self.port,
-            feed=FeedSettings(lease_seconds=lease_seconds, start_deadline_seconds=1.0),
+            feed=FeedSettings(lease_seconds=lease_seconds, start_deadline_seconds=deadline),
             log=Log(run="run", host=host, stream=self.log),
             on_verdict=lambda verdict: self.verdicts.setdefault(host, verdict) and None,
         )
@@ -152,12 +152,19 @@ def attend(run_id="run", protocol=PROTOCOL_VERSION):
     return Attend(protocol=protocol, run_id=run_id, rank=0, host="leader")
 
 
-def test_members_are_told_how_the_run_ended(run):
-    coordinator = run.coordinator(agents=("d1", "d2"), followers=("f1",))
-    hosts = [run.member(host) for host in ("d1", "d2", "f1")]
+def test_members_are_told_how_the_run_ended_those_before_their_leader_and_late_ones_too(run):
+    early = run.member("d1", deadline=DEADLINE)
+    assert not early.wait_until_welcome(0.2)
+    agents = ("d1", "d2", "d3")
+    coordinator = run.coordinator(agents=agents, followers=("f1",), straggler=DEADLINE)
+    hosts = [early, run.member("d2"), run.member("f1")]
     assert all(host.wait_until_welcome(DEADLINE) for host in hosts)
     coordinator.end("failed", exit_code=7, reason="rank 1 broke")
-    until(lambda: len(run.verdicts) == 3)
+    closing = threading.Thread(target=coordinator.close)
+    closing.start()
+    run.member("d3")
+    until(lambda: len(run.verdicts) == 4)
+    closing.join(DEADLINE)
     for verdict in run.verdicts.values():
         assert verdict.kind == "decided"
         assert (verdict.state.outcome, verdict.state.exit_code) == ("failed", 7)

@@ -327,6 +327,6 @@ def test_init_asks_the_service_and_writes_the_workload(tmp_path):
 def test_a_job_that_is_not_there_leaves_no_folder(tmp_path):
     done = stoker("init", "mine", "--from-training-job", "none-such", cwd=tmp_path)
     assert done.returncode == 4
-    assert "there is no training job none-such in eu-central-1" in done.stderr
+    assert "training job none-such not found in eu-central-1" in done.stderr
     assert "try:" in done.stderr
     assert not (tmp_path / "mine").exists()

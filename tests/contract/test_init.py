@@ -74,7 +74,7 @@ def test_an_example_comes_with_what_it_needs_and_nothing_else(name, tmp_path):
 def test_an_example_of_another_name_is_refused_with_those_there_are(tmp_path):
     done = stoker("init", "mine", "--example", "mnits", cwd=tmp_path)
     assert done.returncode == 2
-    assert "there is no example mnits" in done.stderr
+    assert "example mnits not found" in done.stderr
     assert "mnist" in done.stderr.partition("try:")[2]
     assert not (tmp_path / "mine").exists()
 

@@ -226,14 +226,22 @@ def test_a_runtime_that_others_applied_must_be_that_of_the_plan(api, platform, j
 # --- trying again
 
 
-def test_a_second_attempt_makes_up_for_what_the_first_did_not_come_to(api, platform, job):
-    request = platform.plan(job)
+@BOTH
+def test_a_second_attempt_makes_what_the_first_did_not_and_a_failed_job_anew(
+    api, platform, job, api_name
+):
+    request, plural = platform.plan(with_settings(job, api=api_name)), PLURAL[api_name]
     platform.submit(request)
     api.remove("secrets", f"{NAME}-token")
     api.remove("configmaps", f"{NAME}-config")
     assert platform.submit(request).is_adopted
     assert api.names("secrets") == [f"{NAME}-token"]
-    assert api.names("configmaps") == [f"{NAME}-config"]
+    assert f"{NAME}-config" in api.names("configmaps")
+    uid, token = api.get(plural, NAME)["metadata"]["uid"], api.token(NAME)
+    api.end_job(NAME, "Failed", message="jobset failed")
+    assert not platform.submit(request).is_adopted
+    assert api.get(plural, NAME)["metadata"]["uid"] != uid
+    assert api.token(NAME) != token
 
 
 @BOTH

@@ -82,6 +82,23 @@ class Consumed(data.Sampler[int]):
         self.is_loaded = True
 
 
+class Yielded(data.DistributedSampler[int]):
+    yielded = 0
+    next_yielded: int | None = None
+
+    def __iter__(self) -> Iterator[int]:
+        self.yielded, self.next_yielded = self.next_yielded or 0, None
+        for index in list(super().__iter__())[self.yielded :]:
+            self.yielded += 1
+            yield index
+
+    def state_dict(self) -> State:
+        return {"yielded": self.yielded}
+
+    def load_state_dict(self, state: State) -> None:
+        self.next_yielded = state["yielded"]
+
+
 def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
@@ -119,6 +136,7 @@ SAMPLERS: dict[str, Callable[[], dict[str, object]]] = {
     },
     "held by the sampler": lambda: {"sampler": Held()},
     "stateful": lambda: {"sampler": Consumed()},
+    "stateful, distributed": lambda: {"sampler": Yielded(Drawing(), 2, 1, seed=9)},
 }
 
 

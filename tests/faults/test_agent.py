@@ -299,6 +299,39 @@ def test_a_dataset_comes_in_pieces_of_one_trainer(connect):
     assert second.makes(size=33)
 
 
+MALFORMED = {
+    "type": ["", "Shipped", 7, None],
+    "spec": ["", "s" * 201, 5, None, ["x"]],
+    "offset": [-1, 1 << 49, 1.5, "0", True, None],
+    "more": [1],
+}
+
+
+def test_pieces_with_a_malformed_field_are_refused_and_the_agent_goes_on(connect, capfd):
+    spec = spec_of(Images(size=41))
+    client, middle = connect(spec), len(spec.data) // 2
+    client.send_opening()
+    client.ship(spec.data[:middle])
+    right = {"type": "Ship", "spec": spec.digest, "offset": middle}
+    wrong = [right | {field: value} for field, values in MALFORMED.items() for value in values]
+    wrong += [{name: right[name] for name in right if name != left} for left in ("type", "spec")]
+    heads = [msgspec.msgpack.encode(fields) for fields in wrong] + [b"", b"\xc1" * 9]
+    for head in heads:
+        # Of another trainer, so that it is said, and of the one whose piece would complete it.
+        other = connect(spec)
+        for sender in (other, client):
+            sender.socket.send_multipart([head, spec.data[middle:]])
+        other.knock()
+        client.knock()
+    client.socket.send_multipart([msgspec.msgpack.encode(right), spec.data[middle:], b"more"])
+    client.send(protocol.Ship(spec="x" * 32, offset=middle), spec.data[middle:])
+    client.knock()
+    assert capfd.readouterr().err.count("malformed_peer") == len(heads) + 1
+    client.ship(spec.data[middle:], offset=middle)
+    client.expect(protocol.Ready)
+    assert client.makes(size=41)
+
+
 def test_another_dataset_than_the_one_named_is_not_used_and_the_right_one_asked_for_again(connect):
     spec, other = spec_of(Images(size=39)).data, spec_of(Images(size=40)).data
     assert len(other) == len(spec)

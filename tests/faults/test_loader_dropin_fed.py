@@ -45,7 +45,8 @@ def asked(cluster: Cluster, names: list[str], *, local: int, seeding: str = "bat
     trainer = cluster.train(
         script=SCRIPT,
         kind="stoker",
-        pool=4,
+        # A loader of the script has two local workers, too.
+        pool=2 + 2 * cluster.agents,
         only=names,
         env={"STOKER_FEED": json.dumps(cluster.settings | {"seeding": seeding})},
         local=local,
@@ -56,14 +57,14 @@ def asked(cluster: Cluster, names: list[str], *, local: int, seeding: str = "bat
 
 @pytest.fixture(scope="module")
 def fed():
-    """Returns what is found, by local workers (0 or 2) next to a host with two, and by seeding.
+    """Returns what is found, by local workers (0 or 2) next to two hosts, and by seeding.
 
     With local workers: what tells where a batch was made, not all claims.
     """
     # They wait more than they work: side by side.
     started("torch", 2, tuple(CLAIMS), "batch")
     started("stoker", 2, tuple(CLAIMS), "batch")
-    with Cluster(agents=1, workers=2) as cluster:
+    with Cluster(agents=2, workers=2) as cluster:
         cluster.wait_for_agents()
         found = {(0, "batch"): asked(cluster, [*SEEDED, *CLAIMS, *VALUED], local=0)}
         found[2, "batch"] = asked(cluster, [*SEEDED, *VALUED], local=2)
@@ -71,6 +72,8 @@ def fed():
             found[local, "sample"] = asked(cluster, [*SEEDED], local=local, seeding="sample")
         names = ["draws_of_samples_and_collate"]
         found[1, "torch"] = asked(cluster, names, local=1, seeding="torch")
+        for number in range(cluster.agents):
+            assert "session_opened" in cluster.log_of(number).read_text()
     return found
 
 

@@ -7,6 +7,7 @@ hosts, "only": names, "states": folder}. Prints a JSON line a claim, which the c
 import copy
 import dataclasses
 import functools
+import inspect
 import io
 import itertools
 import json
@@ -260,6 +261,18 @@ def samplers_that_draw_when_asked_for_an_iterator(load: Load) -> object:
             found.append([ids(loader) for _ in range(3)])
             found.append([next(iter(loader)).tolist(), *ids(loader)])
             found.append(torch.rand(1, generator=generator).item())
+    return found
+
+
+@claim
+def ranks_that_shuffle_by_epoch(load: Load) -> object:
+    found = []
+    for rank in range(2):
+        sampler = data.DistributedSampler(Plain(9), num_replicas=2, rank=rank, seed=3)
+        loader = load(Plain(9), batch_size=2, sampler=sampler)
+        for epoch in (0, 1, 1):
+            sampler.set_epoch(epoch)
+            found.append(ids(loader))
     return found
 
 
@@ -618,15 +631,17 @@ def worker_init_fn_runs_once_a_worker_with_its_number_and_seed(load: Load) -> ob
 
     torch.manual_seed(6)
     loader = load(Begun(12), num_workers=2, worker_init_fn=begin, batch_size=None, collate_fn=same)
-    batches = list(loader)
+    batches, later = list(loader), list(loader)
     workers = {begun[0] for begun, _, _ in batches}
     return [
-        all(len(begun) == 1 for begun, _, _ in batches),
+        all(len(begun) == 1 for begun, _, _ in batches + later),
         # Processes, numbers and draws: each another one.
         [len({worker[fact] for worker in workers}) == len(workers) for fact in (0, 1, 3)],
         all(number == of and is_seeded for _, number, of, _, _, is_seeded in workers),
         all(base == begun[0][4] for begun, _, base in batches),
-        [told for _, told, _ in batches],
+        [told for _, told, _ in batches + later],
+        # Base seeds of each epoch, and of both.
+        [len({base for *_, base in epoch}) for epoch in (batches, later, batches + later)],
     ]
 
 
@@ -976,6 +991,36 @@ def attributes_that_may_be_set(load: Load) -> object:
     loader.num_workers = loader.timeout = 0
     loader.worker_init_fn = None
     found.append(ids(loader))
+    names = "batch_size batch_sampler sampler drop_last dataset persistent_workers"
+    for name in names.split():
+        try:
+            setattr(loader, name, 3)
+        except ValueError as err:
+            found.append(str(err))
+    return [*found, ids(loader)]
+
+
+@claim
+def arguments_that_are_refused(load: Load) -> object:
+    wrong: list[dict[str, object]] = [
+        {"num_workers": -1},
+        {"timeout": -1},
+        {"num_workers": 0, "prefetch_factor": 2},
+        {"num_workers": 0, "persistent_workers": True},
+        {"num_workers": 1, "prefetch_factor": -1},
+        {"num_workers": 1, "multiprocessing_context": "nonsense"},
+        {"sampler": [1], "shuffle": True},
+        {"batch_sampler": [[1]], "batch_size": 2},
+        {"batch_size": None, "drop_last": True},
+        {"batch_size": 0},
+        {"sample": 1},
+    ]
+    found = []
+    for options in wrong:
+        try:
+            load(Plain(), **options)
+        except Exception as err:
+            found.append(f"{type(err).__name__}: {err}")
     return found
 
 
@@ -1012,6 +1057,18 @@ def library_that_subclasses(load: Load) -> object:
 
     shard = Shard(Plain(6), batch_size=2, num_workers=load.workers, skip=1)
     return [ids(shard), ids(shard), isinstance(shard, data.DataLoader), len(shard)]
+
+
+@claim
+def library_that_makes_the_loader_again(load: Load) -> object:
+    """Works as Lightning does: from __init__ arguments and attributes of the same names."""
+    loader = load(Plain(6), batch_size=2, shuffle=False, drop_last=True, worker_init_fn=None)
+    names = [*inspect.signature(data.DataLoader.__init__).parameters][1:]
+    kwargs = {name: getattr(loader, name) for name in names if hasattr(loader, name)}
+    kwargs |= {"batch_size": 1, "shuffle": False, "drop_last": False, "sampler": None}
+    kwargs |= {"batch_sampler": data.BatchSampler([5, 4, 3], 2, drop_last=False)}
+    again = type(loader)(**kwargs)
+    return [sorted(kwargs), ids(again), type(again) is type(loader)]
 
 
 @claim
@@ -1108,10 +1165,23 @@ class Holding(Plain):
         ]
 
 
+class Begun(Plain):
+    def __getitem__(self, index: int) -> float:
+        return self.begun.random() + float(np.random.rand())
+
+
+def make_generators(number: int) -> None:
+    np.random.seed(number)
+    data.get_worker_info().dataset.begun = random.Random(number)
+
+
 @seeded
 def draws_of_generators_that_a_dataset_holds(load: Load) -> object:
-    found = content(load(Holding(40), batch_size=2, shuffle=True, collate_fn=same), 2)
-    return [found, len({*map(str, found)})]
+    options = {"batch_size": 2, "shuffle": True, "collate_fn": same}
+    begun = load(Begun(40), num_workers=2, worker_init_fn=make_generators, **options)
+    found = content(load(Holding(40), **options), 2) + content(begun, 2)
+    assert len({*map(str, found)}) == 80
+    return found
 
 
 @seeded

@@ -14,7 +14,15 @@ from stoker.feed.trainer.scheduler import BatchScheduler
 from stoker.feed.trainer.session import LOCAL, AskedBatch, FeedSession, SharedState
 from stoker.feed.trainer.shards import ShardScheduler
 from stoker.feed.wire.dataset import DatasetSpec, pack_spec
-from stoker.feed.wire.protocol import Make, Member, Roster
+from stoker.feed.wire.protocol import (
+    Make,
+    Member,
+    Message,
+    Open,
+    Roster,
+    compare_versions,
+    own_versions,
+)
 from stoker.feed.workers.pipe import JobOrder
 from stoker.feed.workers.pool import Result, WorkerJob
 from stoker.logs import Log
@@ -149,10 +157,46 @@ class StartsOnlyOnce:
 
 
 class ReadyHost:
+    is_up = True
+
     def __init__(self, workers: int) -> None:
         (self.member,) = roster().lost
         self.member = msgspec.structs.replace(self.member, workers=workers)
         self.ready = {"s"}
+        self.opened: dict[str, str] = {}
+        self.sent: list[Message] = []
+        self.send = self.sent.append
+
+    def may_open(self, name: str, *, epoch_id: int) -> bool:
+        return True
+
+    def attach(self) -> None:
+        """It has a connection for batches."""
+
+
+def begin(session: FeedSession) -> None:
+    session.begin(
+        epoch=0,
+        spec=pack_spec(DatasetSpec(dataset=[1], collate_fn=len), max_bytes=1 << 20),
+        seeding="torch",
+        local=None,
+        indices=iter(()),
+        asked_each=AskedBatch(b"index", (7,)),
+        is_eager=False,
+        pins_on=None,
+    )
+
+
+@pytest.mark.parametrize("name", own_versions())
+def test_a_data_host_is_told_of_all_that_it_compares(name):
+    alone, host = Alone(comes_back=False), ReadyHost(1)
+    begin(alone.session)
+    alone._asking._links = {"d1": host}
+    alone._asking.announce(alone.session)
+    opening = host.sent[0]
+    assert isinstance(opening, Open)
+    assert compare_versions(opening, own_versions()) == ("", "")
+    assert name in "".join(compare_versions(opening, own_versions() | {name: "1.2"})).lower()
 
 
 def test_data_workers_without_a_shard_are_told_of_once():
@@ -171,16 +215,7 @@ def test_no_batch_of_a_shard_is_asked_of_a_new_process_before_its_first_one():
     alone = Alone(comes_back=False)
     schedule = ShardScheduler(num_shards=1, prefetch=3, max_bytes=1 << 20)
     session = FeedSession("s", lock=threading.Lock(), wake=lambda: None, schedule=schedule)
-    session.begin(
-        epoch=0,
-        spec=pack_spec(DatasetSpec(dataset=[1], collate_fn=len), max_bytes=1 << 20),
-        seeding="torch",
-        local=None,
-        indices=iter(()),
-        asked_each=AskedBatch(b"index", (7,)),
-        is_eager=False,
-        pins_on=None,
-    )
+    begin(session)
     local = StartsOnlyOnce()
     session.local = local
     schedule.grant(LOCAL, 2)

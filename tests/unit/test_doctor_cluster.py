@@ -212,7 +212,7 @@ def test_an_argo_whose_expression_decides_is_in_order(api):
     api.put("configmaps", argo_settings({"expression": expression, "retryPolicy": "OnError"}))
     assert one(found(), "argo").state == "warn"
     api.remove("configmaps", "workflow-controller-configmap")
-    assert "there is no ConfigMap workflow-controller-configmap" in one(found(), "argo").text
+    assert "ConfigMap workflow-controller-configmap" in one(found(), "argo").text
     api.installed.remove("argoproj.io")
     assert one(found(), "argo").state == "ok"
 

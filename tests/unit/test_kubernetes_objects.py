@@ -188,7 +188,13 @@ def run_patches(request: KubernetesRequest) -> dict[str, Any]:
 
 
 def test_runtime_and_train_job_make_the_pods_that_a_jobset_has():
-    direct, trainer = plan(job()), plan(job(settings={"api": "trainer"}))
+    labels = {"kueue.x-k8s.io/queue-name": "training"}
+    queued = {"jobset": {"metadata": {"labels": labels}}}
+    direct, trainer = plan(job(settings=queued)), plan(job(settings={"api": "trainer", **queued}))
+    for request in (direct, trainer):
+        # Kueue admits this object, and no pod of its own.
+        assert request.main["metadata"]["labels"].items() >= labels.items()
+        assert "kueue" not in json.dumps([request.config, pods(request)])
     main: Any = trainer.main
     for role, patch in run_patches(trainer).items():
         spec = pods(trainer)[role]

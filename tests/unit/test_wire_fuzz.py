@@ -35,6 +35,7 @@ VALID: list[protocol.Message] = [
     protocol.Roster(agents=(MEMBER,) * 3, expected=4, lost=(MEMBER,), awaited=("d4",)),
     protocol.State(outcome="failed", exit_code=1, reason="x"),
     protocol.Open(protocol=1, session="s", rank=0, spec="d", spec_bytes=3, versions={"torch": "2"}),
+    protocol.Ship(spec="d", offset=3),
     protocol.Make(session="s", epoch_id=1, number=2, index=b"4", seed=(1, 2, 3)),
     protocol.Made(
         session="s", epoch_id=1, number=2, tree=b"xyz", cpu_seconds=1.0, wall_seconds=2.0, worker=0

@@ -43,7 +43,7 @@ def from_training_job(name: str, *, aws: Aws) -> tuple[str, str]:
         # ValidationException: DescribeTrainingJob's answer for a missing job.
         if err.kind == "missing" or err.code == "ValidationException":
             raise ServiceError(
-                f"there is no training job {name} in {aws.region}",
+                f"training job {name} not found in {aws.region}",
                 where="sagemaker:DescribeTrainingJob",
                 fix="correct its name, or its region: --region R",
             ) from err

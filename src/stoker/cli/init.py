@@ -267,7 +267,7 @@ def _of_example(name: str) -> _Made:
     if not (root / file).is_file():
         known = sorted(path.stem for path in (root / "configs").glob("*.yaml"))
         raise UsageError(
-            f"there is no example {name}",
+            f"example {name} not found",
             where=f"folder {root / 'configs'}",
             fix=nearest(name, known),
         )

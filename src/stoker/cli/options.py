@@ -157,7 +157,7 @@ def known_target(target: str) -> str:
     from stoker.records import nearest
 
     if target not in _TARGETS:
-        raise UsageError(f"there is no target {target}", fix=nearest(target, _TARGETS))
+        raise UsageError(f"unknown target {target}", fix=nearest(target, _TARGETS))
     return target
 
 

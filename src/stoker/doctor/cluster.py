@@ -179,7 +179,7 @@ def claim_finding(cluster: ClusterApi, use: ClaimUse) -> Finding:
     """Checks whether a claim exists, and whether enough pods can mount it."""
     found = cluster.find(api.CLAIMS, use.claim)
     if found is None:
-        words = f"there is no claim {use.claim} in namespace {cluster.namespace} ({use.what})"
+        words = f"claim {use.claim} not found in namespace {cluster.namespace} ({use.what})"
         fix = "make it (docs/kubeflow.md, Storage), or correct its name"
         return Finding("claim", "fail", words, fix)
     spec, phase = mapping(found, "spec"), text(mapping(found, "status"), "phase")
@@ -229,7 +229,7 @@ def argo_finding(kubeflow: ClusterApi) -> Finding:
     where = f"ConfigMap {ARGO_SETTINGS} of namespace {KUBEFLOW_NAMESPACE}"
     found = kubeflow.find(api.CONFIG_MAPS, ARGO_SETTINGS)
     if found is None:
-        return Finding("argo", "warn", f"there is no {where}", "look at Argo's, wherever it is")
+        return Finding("argo", "warn", f"{where} not found", "check the controller's own ConfigMap")
     defaults = yaml.safe_load(text(mapping(found, "data"), "workflowDefaults"))
     strategy = mapping({"of": defaults}, "of", "spec", "templateDefaults", "retryStrategy")
     expression = text(strategy, "expression")

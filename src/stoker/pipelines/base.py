@@ -278,7 +278,7 @@ def project_pipeline(
     root = next((root for root in (folder, *carried) if (root / path).is_file()), None)
     if root is None:
         raise UsageError(
-            f"there is no {path}",
+            f"{path} not found",
             where=f"folder {folder}",
             fix=f"stoker init DIR --example mnist-{target} makes one; run stoker in that folder",
         )

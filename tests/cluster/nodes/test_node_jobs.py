@@ -178,7 +178,7 @@ def test_a_claim_that_is_missing_is_named(cluster):
     file = cluster.workload(kubernetes={"output": "pvc://no-such-claim/stoker"})
     told = cluster.type("doctor", "--cluster", str(file))
     assert told.ended() == PLATFORM_ERROR
-    assert "there is no claim no-such-claim" in told.text
+    assert "claim no-such-claim not found" in told.text
     # It waits ten minutes for somebody who makes it.
     command = cluster.train(file, *cluster.groups())
     fails(cluster, command, "no-such-claim", code=PLATFORM_ERROR)

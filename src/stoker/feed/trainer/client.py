@@ -3,7 +3,6 @@
 import atexit
 import functools
 import os
-import platform
 import secrets
 import select
 import sys
@@ -14,8 +13,6 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 
-import numpy as np
-import torch
 import zmq
 
 from stoker.errors import FeedError, FeedLostError, ProtocolError, UsageError
@@ -42,13 +39,7 @@ LOST_GRACE_SECONDS = 3.0
 # Instead of the lease, where the coordinator says that every data host has left or is lost.
 ALL_GONE_SECONDS = 10.0
 
-_VERSIONS = {
-    "python": platform.python_version(),
-    # Kinds of CPUs differ in the last bits of floats.
-    "processor": platform.machine(),
-    "torch": str(torch.__version__),
-    "numpy": np.__version__,
-}
+_VERSIONS = protocol.own_versions()
 # Interval of progress reports, and of checks for what no event reports.
 _TICK_SECONDS = 1.0
 _IN, _OUT = select.POLLIN, select.POLLOUT

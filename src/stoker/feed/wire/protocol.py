@@ -489,6 +489,7 @@ class Unpacker:
 
 def own_versions() -> dict[str, str]:
     """Returns the versions that the bytes of a batch or of a spec depend on."""
+    # Kinds of CPUs differ in the last bits of floats.
     versions = {"python": platform.python_version(), "processor": platform.machine()}
     for name in ("torch", "numpy", "cloudpickle"):
         try:

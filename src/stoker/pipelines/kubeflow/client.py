@@ -167,7 +167,7 @@ class KubeflowClient(PipelineClient):
                 if _pipeline_of(item) == found[0]:
                     return self.status(str(item.get("run_id")))
         raise UsageError(
-            f"there is no run of a pipeline {run}",
+            f"pipeline run {run} not found",
             where=self._place,
             fix="RUN is a run's id, the address of its page, or the name of a pipeline that ran",
         )

@@ -164,7 +164,7 @@ class SageMakerClient(PipelineClient):
                     reason=str(job.get("FailureReason") or ""),
                 )
             raise UsageError(
-                f"there is no pipeline and no training job {name}",
+                f"no pipeline or training job {name} found",
                 where=f"region {self._aws.region}",
                 fix="RUN is PIPELINE/EXECUTION_ID, a pipeline, a training job, or an ARN of these",
             )
