@@ -121,12 +121,13 @@ def test_dnn_host_loads_nothing_where_data_hosts_leave_room_below_the_accelerato
     assert plan.predicted.limit == "accelerator"
 
 
-def test_trainer_without_accelerators_is_faster_on_a_faster_cpu():
+@pytest.mark.parametrize(("training", "loading"), [(0.1, 0.01), (0.01, 9.5)])
+def test_training_and_loading_on_cpus_are_faster_on_a_faster_cpu(training, loading):
     profile = _profile(
         "ml.m5.24xlarge",
         step_seconds=0.1,
-        accelerator_step_seconds=0.1,
-        loader_cpu_seconds=0.01,
+        accelerator_step_seconds=training,
+        loader_cpu_seconds=loading,
         trainer_cpu_seconds=0.1,
     )
     decision = _decide(profile, extra=[builders.clusters("ml.c7i.24xlarge")])
