@@ -211,7 +211,7 @@ def test_a_run_that_ended_otherwise_ends_with_0_or_4(server, project, state, cod
 
 def test_a_run_that_is_not_there_is_named(server):
     upload(server)
-    with pytest.raises(UsageError, match="no run of a pipeline mnist"):
+    with pytest.raises(UsageError, match="pipeline run mnist not found"):
         client_at(server).status("mnist")
     with pytest.raises(ServiceError, match="404"):
         client_at(server).status("5b1f6c3e-0000-4000-8000-00000000abcd")
@@ -297,7 +297,7 @@ def test_many_users_need_a_namespace_and_it_goes_with_everything(server, project
     assert "--workload w.yaml --namespace ada" in done.stderr
     assert server.kept["pipelines"][0]["namespace"] == "ada"
     assert server.kept["experiments"][0]["namespace"] == "ada"
-    with pytest.raises(UsageError, match="no run of a pipeline mnist"):
+    with pytest.raises(UsageError, match="pipeline run mnist not found"):
         client_at(server, namespace="bob").status("mnist")
 
 

@@ -300,7 +300,7 @@ def test_a_training_job_is_shown_and_need_not_be_stopped(server, project):
 def test_a_run_that_is_not_there_is_a_usage_error(server, project, verb):
     done = stoker(verb, "sagemaker", "nothing")
     assert done.returncode == 2
-    assert "no pipeline and no training job nothing" in done.stderr
+    assert "no pipeline or training job nothing found" in done.stderr
 
 
 @pytest.mark.parametrize(

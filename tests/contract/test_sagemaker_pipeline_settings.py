@@ -147,7 +147,7 @@ def test_compile_writes_the_definition_of_the_project_that_it_is_run_in(tmp_path
     ("target", "change", "more", "words"),
     [
         ("kubeflow", {}, (), ["how many GPUs a pod gets", "kubernetes.pools"]),
-        ("sagemakr", {}, (), ["no target sagemakr", "did you mean sagemaker?"]),
+        ("sagemakr", {}, (), ["unknown target sagemakr", "did you mean sagemaker?"]),
         ("sagemaker", {"sagemaker": None}, (), ["no settings for SageMaker", "output_uri"]),
         ("sagemaker", {"image": None}, (), ["needs the workload's image"]),
         ("sagemaker", {"cluster": None}, (), ["needs the workload's cluster"]),

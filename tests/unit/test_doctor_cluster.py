@@ -169,7 +169,7 @@ def test_a_claim_that_fewer_pods_can_mount_than_need_it_is_found(api):
     volume = "{name: x, persistentVolumeClaim: {claimName: runs}}"
     assert claims(f"kubernetes.data.pod.spec.volumes=[{volume}]")[2:] == [("warn", "runs")]
     api.remove("persistentvolumeclaims", "runs")
-    assert claims()[1] == ("fail", "there")
+    assert claims()[1] == ("fail", "claim")
 
 
 def test_a_claim_that_is_not_bound_names_the_command_that_says_why(api):

@@ -48,7 +48,7 @@ def test_what_a_folder_lacks_comes_from_the_installation(tmp_path):
 
 
 def test_without_any_pipeline_the_way_to_one_is_named(tmp_path):
-    with pytest.raises(UsageError, match=r"no pipelines/sagemaker\.py") as caught:
+    with pytest.raises(UsageError, match=r"pipelines/sagemaker\.py not found") as caught:
         built(tmp_path)
     assert "stoker init" in caught.value.fix
 
