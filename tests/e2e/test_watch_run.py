@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.launch.telemetry import FeedInterval, bottleneck_of, joined, read_csv
+from stoker.launch.telemetry import FeedInterval, feed_limit_of, joined, read_csv
 from stoker.records import FeedSettings
 from support.local_job import LocalJob, until
 
@@ -130,7 +130,7 @@ def test_a_run_is_seen_from_outside_from_its_start_to_its_end(tmp_path):
     assert whole.wait_share is not None
     assert whole.wait_share > 0.5
     # On a busy machine the start takes most of the run: not of the whole.
-    assert "workers" in {bottleneck_of(each).limit for each in found}
+    assert "workers" in {feed_limit_of(each).limit for each in found}
     # One worker with two credits at least: what it was asked for is made elsewhere.
     assert sum(host.moved for host in whole.hosts if host.name == victim) >= 1
 

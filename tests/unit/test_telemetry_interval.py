@@ -15,8 +15,8 @@ from stoker.launch.telemetry import (
     HostRate,
     RankRate,
     _Figure,
-    bottleneck_of,
     csv_text,
+    feed_limit_of,
     interval_between,
     interval_in,
     joined,
@@ -257,7 +257,7 @@ def stream(*hosts, shards, workers, ready=0.0):
     ],
 )
 def test_the_bottleneck_is_named_with_what_was_seen(value, limit, words):
-    found = bottleneck_of(value)
+    found = feed_limit_of(value)
     assert found.limit == limit
     assert words in found.words
     assert found.advice
@@ -274,7 +274,7 @@ def test_the_bottleneck_is_named_with_what_was_seen(value, limit, words):
     ],
 )
 def test_a_stream_with_too_few_shards_is_told_to_have_more(host, shards, words):
-    found = bottleneck_of(stream(host, shards=shards, workers=8))
+    found = feed_limit_of(stream(host, shards=shards, workers=8))
     assert found.limit == "shards"
     assert words in found.words
     assert "num_workers" in found.advice
@@ -290,7 +290,7 @@ def test_faster_storage_is_no_advice_for_a_loader_that_waits_for_none(
 ):
     # Workers without a CPU: they read, or other processes have their cores.
     value = interval(host_rate(busy_workers=4.0, busy_cpus=2.2))
-    found = bottleneck_of(value, does_loading_wait=does_loading_wait)
+    found = feed_limit_of(value, does_loading_wait=does_loading_wait)
     assert found.limit == {True: "latency", False: "cpu", None: "workers"}[does_loading_wait]
     advice = found.advice
     assert ("storage" in advice) == is_storage_named

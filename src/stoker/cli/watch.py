@@ -29,7 +29,7 @@ from stoker.launch.telemetry import (
     FeedInterval,
     HostRate,
     StepProgress,
-    bottleneck_of,
+    feed_limit_of,
     interval_in,
     progress_in,
 )
@@ -130,7 +130,7 @@ class RunView:
     def document(self) -> dict[str, object]:
         """Returns the whole state, for JSON."""
         progress = self.progress or StepProgress(steps=0, step_seconds=0.0, wait_seconds=0.0)
-        limit = bottleneck_of(self.interval) if self.interval else None
+        limit = feed_limit_of(self.interval) if self.interval else None
         return {
             "run": self.run,
             "status": self.status or "running",
@@ -181,7 +181,7 @@ def plain_line(view: RunView) -> str:
         hosts = [_brief(host) for host in interval.hosts[:_HOSTS_IN_A_LINE]]
         more = len(interval.hosts) - len(hosts)
         parts.append(", ".join(hosts) + (f" and {more} more hosts" if more else ""))
-        parts.append(f"limit: {bottleneck_of(interval).limit}")
+        parts.append(f"limit: {feed_limit_of(interval).limit}")
     if view.status:
         parts.append(f"the run has {view.status}" if view.status == "ended" else view.status)
     return "; ".join(part for part in parts if part)
@@ -209,7 +209,7 @@ def as_table(view: RunView, *, max_ranks: int | None) -> Group:
             table.add_column(column, justify="left" if column == "host" else "right", no_wrap=True)
         for host in interval.hosts:
             table.add_row(*(Text(cell) for cell in _cells(host)))
-        limit = bottleneck_of(interval)
+        limit = feed_limit_of(interval)
         lines += [
             table,
             Text(f"limit: {limit.words}", style="bold"),

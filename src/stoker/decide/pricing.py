@@ -102,7 +102,7 @@ def capacity(shape: ClusterShape) -> float:
 
 
 def band(work: Work, shape: ClusterShape, made: Estimate) -> float:
-    """Returns the relative error of a prediction: independent doubts add up in squares."""
+    """Returns the relative error: the doubts of `work.measure` and of the shape, as squares."""
     widths = [_BAND, *(doubt.width for doubt in work.doubts)]
     widths.extend(doubt.width for doubt in _doubts_of(work, shape))
     if made.second_seconds >= _NEAR * made.step_seconds:

@@ -3,10 +3,12 @@
     measured = profile(**run.inputs(profile))
     follower(measured, run, name="Profile")
 
-`control_step` and `follower` take and return kfp's own task, and work on any step of any pipeline.
-kfp-kubernetes cannot set a priority class (use configs/kubernetes/priority.yaml), variables from
-all keys of a secret, node affinity by a rule, a seccomp profile or an fsGroup. Kubeflow Pipelines
-2.16 and later set the seccomp profile and drop capabilities.
+The steps of a project's pipeline are listed in its own file, pipelines/kubeflow.py at the top of a
+checkout; `stoker.parameters` has the parameters of a run. `control_step` and `follower` take and
+return kfp's own task, and work on any step of any pipeline. kfp-kubernetes cannot set a priority
+class (use configs/kubernetes/priority.yaml), variables from all keys of a secret, node affinity by
+a rule, a seccomp profile or an fsGroup. Kubeflow Pipelines 2.16 and later set the seccomp profile
+and drop capabilities.
 """
 
 import dataclasses

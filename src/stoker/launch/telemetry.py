@@ -394,7 +394,7 @@ class FeedBottleneck:
     advice: str
 
 
-def bottleneck_of(
+def feed_limit_of(
     interval: FeedInterval,
     *,
     does_loading_wait: bool | None = None,

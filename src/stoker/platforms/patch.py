@@ -1,7 +1,8 @@
 """Patches of the requests and objects that stoker makes, in the services' own names.
 
 Merged as RFC 7386 says: maps are merged, null deletes, lists are replaced. But lists of named items
-are merged by name, and tolerations are added: a patch does not repeat what stoker made.
+are merged by name, and tolerations are added: a patch does not repeat what stoker made. Pods are
+patched in `kubernetes.objects`, JobSets and SageMaker's requests in each platform's `request`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

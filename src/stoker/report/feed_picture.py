@@ -11,7 +11,7 @@ from stoker.launch.telemetry import (
     FeedBottleneck,
     FeedInterval,
     HostRate,
-    bottleneck_of,
+    feed_limit_of,
     joined,
     read_csv,
 )
@@ -98,7 +98,7 @@ def read_feed(
     since = whole.end_seconds - _PRESENT * whole.seconds
     present = joined([each for each in intervals if each.end_seconds > since])
     limits = [
-        bottleneck_of(each, does_loading_wait=does_loading_wait, names=names)
+        feed_limit_of(each, does_loading_wait=does_loading_wait, names=names)
         for each in (whole, present)
     ]
     share = whole.wait_share if wait_share is None else wait_share

@@ -1,6 +1,7 @@
 """Schedules iterable datasets: each shard is pinned to one peer, whose process makes all of it.
 
-As in `scheduler`, this is pure bookkeeping, and the clock is passed in. The script fixes S = max(1,
+`remote_iterators` counts the shards of a stream, `workers.worker` gives each process its own. As in
+`scheduler`, this is pure bookkeeping, and the clock is passed in. The script fixes S = max(1,
 num_workers) logical *shards*, unless the key `feed.shards` sets another number. Each is one
 *stream*, made by one process from its first batch to its last. Batch `position` of shard s has the
 number `position * S + s`; of three shards, shard 1 makes the numbers 1, 4, 7 and so on. Numbers in

@@ -1,6 +1,6 @@
 """torchrun in this process, so that the first failing rank and its exit code are known.
 
-torchrun itself always exits with 1. The launcher starts this module as `python -m
+torchrun itself always exits with 1. `start` composes the command line: `python -m
 stoker.launch.strategies.torchrun OPTIONS -- CMD`, with torchrun's options.
 """
 

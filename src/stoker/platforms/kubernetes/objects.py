@@ -1,4 +1,4 @@
-"""Parts of a run's objects: names, groups, volumes, environment, pods; see `request`."""
+"""Parts of a run's objects: names, groups, volumes, environment, patched pods; see `request`."""
 
 import hashlib
 import posixpath
