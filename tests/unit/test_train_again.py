@@ -48,7 +48,7 @@ class Keeper:
     def keep(self, _: JobSpec, record: str) -> None:
         self.record = msgspec.json.decode(record, type=Training)
 
-    is_cancelled = lost = adopting = submit = describe = plan
+    is_cancelled = has_failed = lost = adopting = submit = describe = plan
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 # As on Kubeflow's pages, and as its driver hands it to an exit handler.
 _FAILED = ("failed", "error", "system_error")
-# Kubeflow publishes nothing of a step whose driver failed or whose pod was killed: such steps still
-# run for it when the run is over.
+# Kubeflow publishes nothing of a step whose driver failed or whose pod was killed, nor of a last
+# condition that was not taken: such a run still runs for it when it is over.
 _UNPUBLISHED = ("running", "new")
 _SUCCEEDED = ("succeeded", "success", "complete", "cached")
 _NO_REPORT = "<p>No training of this run was lost: the report of the run is Evaluate's.</p>\n"
@@ -60,7 +60,7 @@ def finish_run(
         if recovering.is_cancelled(workload):
             state = "cancelled"
         elif state in _UNPUBLISHED:
-            state = "failed"
+            state = "failed" if recovering.has_failed(workload) else "succeeded"
     followed: list[str] = []
     is_left, ended = False, ""
     with telling(workload, run=run, step="the pipeline", quiet=as_json) as ending:

@@ -296,6 +296,10 @@ class RecoveringPlatform(Platform[RequestT], Protocol[RequestT]):
         """
         ...
 
+    def has_failed(self, settings: PlatformSettings) -> bool:
+        """Returns whether a step of the pipeline's run has failed; True if that is not known."""
+        ...
+
     def lost(
         self, name: str, settings: PlatformSettings, *, run_id: str
     ) -> Sequence[Mapping[str, str]]:

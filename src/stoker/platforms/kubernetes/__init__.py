@@ -1,7 +1,7 @@
 """Kubernetes platform: a job is a JobSet, or a TrainJob with its TrainingRuntime."""
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from stoker.errors import ServiceError, StokerError
 from stoker.logs import EventName, Log
@@ -14,7 +14,7 @@ from stoker.platforms.kubernetes.api import (
     name_of,
     text,
 )
-from stoker.platforms.kubernetes.follower import follower_of
+from stoker.platforms.kubernetes.follower import Follower, follower_of
 from stoker.platforms.kubernetes.job import SERVICE, KubernetesRun
 from stoker.platforms.kubernetes.manifest import manifest
 from stoker.platforms.kubernetes.objects import name_of_workload
@@ -141,14 +141,28 @@ class KubernetesPlatform:
             Log(run=run, host=SERVICE).event(EventName.RECORD_SAVE_FAILED, why=err.what)
 
     def is_cancelled(self, settings: PlatformSettings) -> bool:
+        meaning = "the run counts as not cancelled"
+        return bool(self._of_workflow(settings, Follower.is_cancelled, meaning))
+
+    def has_failed(self, settings: PlatformSettings) -> bool:
+        found = self._of_workflow(settings, Follower.has_failed, "the run counts as failed")
+        return found is None or found
+
+    def _of_workflow(
+        self,
+        settings: PlatformSettings,
+        ask: Callable[[Follower, ClusterApi], bool | None],
+        meaning: str,
+    ) -> bool | None:
+        """Asks the run's Workflow; `meaning` is logged if it does not answer."""
         known = settings.kubernetes or KubernetesSettings()
         cluster = self._cluster_of(known)
         log = Log(run=name_of_workload(settings), host=SERVICE)
         with _explained(cluster, known):
-            found = follower_of(cluster, own_pod(), log=log).is_cancelled(cluster)
+            found = ask(follower_of(cluster, own_pod(), log=log), cluster)
         if found is None:
-            log.event(EventName.WORKFLOW_READ_FAILED, meaning="the run counts as not cancelled")
-        return bool(found)
+            log.event(EventName.WORKFLOW_READ_FAILED, meaning=meaning)
+        return found
 
     def lost(
         self, name: str, settings: PlatformSettings, *, run_id: str

@@ -11,6 +11,7 @@ a volume, without a right on the cluster, and ends the run when it has not chang
 
 import queue
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from stoker.errors import ServiceError, StokerError
@@ -63,6 +64,14 @@ class Follower:
 
         Unknown counts as not cancelled: a job deleted by mistake costs the training.
         """
+        return self._ask(cluster, _is_ending)
+
+    def has_failed(self, cluster: ClusterApi) -> bool | None:
+        """Whether a part of the pipeline's run has failed; None if unknown, as above."""
+        return self._ask(cluster, _has_failed)
+
+    def _ask(self, cluster: ClusterApi, answer: Callable[[Document], bool]) -> bool | None:
+        """Returns the answer of the Workflow; True if it is gone."""
         if self.workflow is None:
             return None
         workflow, answers = self.workflow, queue.SimpleQueue[bool | None]()
@@ -71,7 +80,8 @@ class Follower:
         def ask() -> None:
             try:
                 found = asked.find(WORKFLOWS, text(workflow, "name"))
-                answers.put(found is None or _is_ending(found, uid=text(workflow, "uid")))
+                is_same = found and text(mapping(found, "metadata"), "uid") == text(workflow, "uid")
+                answers.put(not (found and is_same) or answer(found))
             except StokerError:
                 answers.put(None)
 
@@ -108,18 +118,25 @@ def follower_of(cluster: ClusterApi, pod: OwnPod | None, *, log: Log) -> Followe
     return Follower(pod=pod)
 
 
-def _is_ending(workflow: Document, *, uid: str) -> bool:
+def _is_ending(workflow: Document) -> bool:
     """Whether the run was cancelled, stopped or deleted.
 
     Kubeflow cancels a run by a deadline of 0 s; Argo's commands set `shutdown`.
     """
     described, spec = mapping(workflow, "metadata"), mapping(workflow, "spec")
     return (
-        text(described, "uid") != uid
-        or "deletionTimestamp" in described
+        "deletionTimestamp" in described
         or bool(spec.get("shutdown"))
         or spec.get("activeDeadlineSeconds") == 0
     )
+
+
+def _has_failed(workflow: Document) -> bool:
+    """Whether a group of steps has failed; True if Argo keeps the nodes elsewhere."""
+    nodes = [mapping(node) for node in mapping(workflow, "status", "nodes").values()]
+    # Of a step that was tried again only the pod has failed, not its group.
+    phases = {text(node, "phase") for node in nodes if text(node, "type") == "DAG"}
+    return not phases or bool(phases & {"Failed", "Error"})
 
 
 class LeaseKeeper(threading.Thread):
