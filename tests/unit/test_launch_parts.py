@@ -13,6 +13,7 @@ from stoker.errors import UsageError
 from stoker.feed.timeline import main_loader, read_timeline, read_timelines, steady
 from stoker.feed.wire.protocol import Progress
 from stoker.launch import sagemaker_variables
+from stoker.launch.feed_log import ProgressLog
 from stoker.launch.finish import (
     FAILURE_CHARACTERS,
     RankEnd,
@@ -28,7 +29,6 @@ from stoker.launch.launcher import output_folder
 from stoker.launch.passive_profile import measure
 from stoker.launch.strategies.start import STARTUP_DIR, Trainer
 from stoker.launch.supervise import resolve_program
-from stoker.launch.telemetry import ProgressLog
 from stoker.logs import Log, parse_line
 from stoker.settings import from_environment
 from support import builders

@@ -8,7 +8,7 @@ from itertools import combinations
 import msgspec
 import pytest
 
-from stoker.launch.telemetry import COLUMNS, FeedInterval, RankRate, csv_text
+from stoker.launch.feed_log import COLUMNS, FeedInterval, RankRate, csv_text
 from stoker.report.feed_picture import draw_feed, read_feed
 from stoker.report.page import does_loading_wait
 from support import sample_records

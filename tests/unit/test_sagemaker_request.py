@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from stoker.errors import UsageError
-from stoker.launch.telemetry import ProgressLog
+from stoker.launch.feed_log import ProgressLog
 from stoker.launch.topology import from_resourceconfig
 from stoker.logs import Log
 from stoker.platforms.base import JobSpec

@@ -11,8 +11,8 @@ from stoker.feed.timeline import (
     read_timelines,
 )
 from stoker.feed.wire.protocol import FeedWork, Progress
+from stoker.launch.feed_log import ProgressLog, interval_between
 from stoker.launch.passive_profile import measure
-from stoker.launch.telemetry import ProgressLog, interval_between
 from stoker.logs import Log, parse_line
 from stoker.platforms.base import LogLine
 from stoker.records import Group, Job, Training

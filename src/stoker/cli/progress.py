@@ -243,7 +243,7 @@ class Follow:
 
     def _progress(self, event: LogEvent) -> None:
         # Imported here: verbs that only print a line start faster.
-        from stoker.launch.telemetry import progress_in
+        from stoker.launch.feed_log import progress_in
 
         progress = progress_in(event)
         if progress is None:

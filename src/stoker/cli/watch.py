@@ -25,7 +25,7 @@ from rich.text import Text
 from stoker.cli.options import AsJson
 from stoker.cli.workloads import RUNS
 from stoker.errors import PlatformError, UsageError
-from stoker.launch.telemetry import (
+from stoker.launch.feed_log import (
     FeedInterval,
     HostRate,
     StepProgress,

@@ -28,6 +28,7 @@ from stoker.host.processes import why_not_found
 from stoker.launch import finish
 from stoker.launch.coordinator import Coordinator
 from stoker.launch.engines.commands import EngineCommands
+from stoker.launch.feed_log import FeedLog, ProgressLog
 from stoker.launch.finish import RunOutcome, record_end, write_failure
 from stoker.launch.follower_lease import FollowerLease
 from stoker.launch.host_leases import Change
@@ -43,7 +44,6 @@ from stoker.launch.supervise import (
     resolve_program,
     supervise,
 )
-from stoker.launch.telemetry import FeedLog, ProgressLog
 from stoker.launch.topology import is_job_pod, platform_name
 from stoker.logs import EventName, Log, now_utc
 from stoker.platforms.base import MLFLOW_RUN, MLFLOW_URI, MLFLOW_VARIABLES

@@ -1,4 +1,4 @@
-"""The workload: a training command with its inputs, its gate and today's cluster."""
+"""The workload, read by `stoker.settings`: a command, its inputs, gate and today's cluster."""
 
 import shlex
 from collections.abc import Mapping, Sequence

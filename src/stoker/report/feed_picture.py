@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from types import MappingProxyType
 
-from stoker.launch.telemetry import (
+from stoker.launch.feed_log import (
     FeedBottleneck,
     FeedInterval,
     HostRate,

@@ -172,7 +172,7 @@ def write_report(
             medians are drawn.
         environment: Facts to show (versions, cores, date). `command` is the command line of the
             run.
-        feed_file: CSV of the feed's rates (see launch.telemetry), if the run had a data group.
+        feed_file: CSV of the feed's rates (see launch.feed_log), if the run had a data group.
         log_files: Logs to name; those below the report's folder become links.
         failure: Why the run ended early, if no record has it.
         is_planned: Nothing was to be run after the decision.

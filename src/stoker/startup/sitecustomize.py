@@ -1,4 +1,4 @@
-"""Startup of each Python process of a training; the launcher puts this folder on PYTHONPATH.
+"""Startup of a training's Python processes; `launch.strategies.start` puts it on PYTHONPATH.
 
 It runs the next sitecustomize, keeps the traceback of a failing rank, ends ranks with their
 torchrun, and replaces torch's loader where requested. A failure here is one line on stderr: it must

@@ -1,7 +1,8 @@
 """`python -m stoker.launch.engines.ray_node` runs a node of a Ray cluster until it gets a signal.
 
-It runs `ray start --block`, and adds a folder with a short path for sockets, an object store that
-fits into /dev/shm, a port that listens once the node has joined, and cleanup, also of killed nodes.
+It runs `ray start --block` (the head or not: see `records.engine`), and adds a folder with a short
+path for sockets, an object store that fits into /dev/shm, a port that listens once the node has
+joined, and cleanup, also of killed nodes.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Telemetry of a run: how fast its feed is, and what limits it, per interval.
+"""feed.csv and its line in the log: how fast a run's feed is, and what limits it, per interval.
 
 Ranks send counters to the leader once a second (`feed.trainer.observer`). The leader computes a
 `FeedInterval` from two sets of counters, and writes it as rows of `feed.csv`, which the report

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.feed.wire.protocol import FeedWork, HostWork, Progress, WorkerWork
-from stoker.launch.telemetry import (
+from stoker.launch.feed_log import (
     COLUMNS,
     FeedInterval,
     FeedLog,
