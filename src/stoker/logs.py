@@ -110,7 +110,7 @@ class EventName(StrEnum):
     NO_DATA_HOST_LEFT = auto()  # All data hosts are lost.
     OUTPUT_LOG_FAILED = auto()  # A file of the job's output could not be read.
     OUTPUT_PART = auto()  # A part of a file of the job's output.
-    OUTPUT_SKIPPED = auto()  # A file of the job's output was too large for the log.
+    OUTPUT_SKIPPED = auto()  # A file of the job's output was too large to be taken.
     OUTPUT_TRUNCATED = auto()  # A file of the job's output was too long for the log and was cut.
     OUTPUT_WRITE_FAILED = auto()  # A file of the job's output could not be saved.
     OUTPUTS_READ_FAILED = auto()  # The archive of the job's output could not be read.

@@ -613,12 +613,18 @@ def test_outputs_that_cannot_be_unpacked_do_not_hide_how_the_job_ended(aws, cont
     assert "outputs_read_failed" in capsys.readouterr().err
 
 
-def test_a_file_too_large_for_a_record_is_not_taken(aws, monkeypatch, capsys, run):
-    monkeypatch.setattr("stoker.platforms.sagemaker.job.MAX_FILE_BYTES", 10)
-    content = archive(**{"stoker/training.json": b"x" * 11})
-    aws.write_object(OUTPUTS, content)
-    assert run.wait().output_dir is None
-    assert "stoker/training.json of 11 bytes is too much" in capsys.readouterr().err
+@pytest.mark.parametrize("limit", ["MAX_FILE_BYTES", "MAX_TOTAL_BYTES"])
+def test_a_timeline_that_is_too_large_is_left_out_and_the_record_is_not(
+    aws, monkeypatch, capsys, run, limit
+):
+    told = record(exit_code=0)
+    monkeypatch.setattr(f"stoker.platforms.sagemaker.job.{limit}", len(told))
+    timeline = b"x" * (len(told) + 1)
+    files = {"stoker/algo-1/timeline-rank0.csv": timeline, "stoker/training.json": told}
+    aws.write_object(OUTPUTS, archive(**files))
+    folder = run.wait().output_dir / "stoker"
+    assert [path.name for path in folder.rglob("*.*")] == ["training.json"]
+    assert "output_skipped file=stoker/algo-1/timeline-rank0.csv" in capsys.readouterr().err
 
 
 def test_the_records_exit_code_counts_more_than_the_services(aws, answers, run):

@@ -38,7 +38,7 @@ from stoker.platforms.sagemaker.submit import (
 FOLDER = "stoker"
 # Limit of the whole archive: the user's outputs are in it, too, and skipped.
 MAX_ARCHIVE_BYTES = 16 << 30
-# Limits of records, timelines and failures. A day of steps is a timeline of less than 64 MiB.
+# Limits of records, timelines and failures: 64 MiB are about 1.5 million steps.
 MAX_FILE_BYTES = 64 << 20
 MAX_TOTAL_BYTES = 512 << 20
 MAX_FILES = 1000
@@ -56,18 +56,18 @@ STOP_SECONDS = 240.0
 SERVICE = "sagemaker"
 
 
-def fetch_outputs(aws: Aws, uri: str, *, folder: Path) -> Path | None:
+def fetch_outputs(aws: Aws, uri: str, *, folder: Path, log: Log) -> Path | None:
     """Unpacks stoker/ of an output.tar.gz to `folder`; returns `folder`, or None without outputs.
 
-    Only regular files below stoker/ are written.
+    Only regular files below stoker/ are written, without those that are too large.
 
     Raises:
         ServiceError: If the archive cannot be read.
-        PlatformError: If it is not an archive, or too large.
+        PlatformError: If it is not an archive.
     """
     try:
         with aws.open_object(uri) as content:
-            num_files = _unpack(content, folder, where=uri)
+            num_files = _unpack(content, folder, where=uri, log=log)
     except ServiceError as err:
         if err.kind == "missing":
             return None
@@ -75,7 +75,7 @@ def fetch_outputs(aws: Aws, uri: str, *, folder: Path) -> Path | None:
     return folder if num_files else None
 
 
-def _unpack(content: IO[bytes], folder: Path, *, where: str) -> int:
+def _unpack(content: IO[bytes], folder: Path, *, where: str, log: Log) -> int:
     num_files = total = 0
     try:
         # `r|gz` is a stream: the archive may be too large to store.
@@ -84,11 +84,12 @@ def _unpack(content: IO[bytes], folder: Path, *, where: str) -> int:
                 target = _target(member, folder)
                 if target is None:
                     continue
+                is_too_large = member.size > min(MAX_FILE_BYTES, MAX_TOTAL_BYTES - total)
+                if is_too_large or num_files == MAX_FILES:
+                    log.event(EventName.OUTPUT_SKIPPED, file=member.name, bytes=member.size)
+                    continue
                 num_files += 1
                 total += member.size
-                if member.size > MAX_FILE_BYTES or total > MAX_TOTAL_BYTES or num_files > MAX_FILES:
-                    what = f"{member.name} of {member.size} bytes is too much"
-                    raise PlatformError(f"the job's outputs are too large: {what}", where=where)
                 source = archive.extractfile(member)
                 assert source is not None
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -252,7 +253,8 @@ class SageMakerRun(FollowedRun):
             )
         archive = f"{state.output_prefix}/output.tar.gz"
         try:
-            output_dir = fetch_outputs(self._aws, archive, folder=job.run_dir / "output")
+            folder = job.run_dir / "output"
+            output_dir = fetch_outputs(self._aws, archive, folder=folder, log=self._log)
         except PlatformError as err:
             output_dir = None
             self._log.event(EventName.OUTPUTS_READ_FAILED, object=archive, why=err.what)
