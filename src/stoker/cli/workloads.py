@@ -1,4 +1,4 @@
-"""Workloads, groups and run folders that a command line names."""
+"""Workloads (`settings` reads them), groups and run folders that a command line names."""
 
 import os
 import re

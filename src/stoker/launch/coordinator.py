@@ -1,8 +1,8 @@
 """The coordinator, a thread of the leader's launcher in runs with more than one host.
 
-Launchers join and send heartbeats, ranks attend and get the roster. At the end every launcher gets
-the outcome, so that no host waits for a lease. A rank may be several processes: a child process of
-the trainer has the same RANK, may have its own loader, and needs the roster, too.
+Launchers join and send heartbeats, ranks get the roster of `host_leases`. At the end every launcher
+gets the outcome, so that no host waits for a lease. A rank may be several processes: a child of the
+trainer has the same RANK, may have its own loader, and needs the roster, too.
 """
 
 import queue

@@ -1,4 +1,4 @@
-"""The leader's record of the run's hosts: a host that is silent for longer than its lease is lost.
+"""The roster of hosts that are there, by leases: a host that is silent for longer is lost.
 
 The lease is `FeedSettings.lease_seconds`, 60 s by default. Pure: the clock is a parameter, nothing
 is sent. `coordinator.py` calls `expire` and informs the ranks; its `on_failure` ends a run that

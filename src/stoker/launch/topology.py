@@ -1,4 +1,4 @@
-"""The topology of a run: which host this is, its group and role, and the other hosts.
+"""The topology of a run as planned: this host, its group and role, and the other hosts.
 
 Read from SageMaker's resourceconfig.json, else from SM_RESOURCE_CONFIG, else from the SM_*
 variables of SageMaker's toolkit, else from those of Kubernetes' pods; else this is the only host.
