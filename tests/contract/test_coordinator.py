@@ -23,10 +23,10 @@ from stoker.feed.wire.protocol import (
     pack,
 )
 from stoker.launch import coordinator as coordinator_module
-from stoker.launch import host_leases, leader_connection
+from stoker.launch import leader_connection, roster
 from stoker.launch.coordinator import Coordinator
-from stoker.launch.host_leases import Change
 from stoker.launch.leader_connection import Membership, MembershipVerdict
+from stoker.launch.roster import Change
 from stoker.logs import Log
 from stoker.records import FeedSettings
 from support.tokens import new_token
@@ -204,7 +204,7 @@ def test_close_waits_for_goodbyes_and_measures_the_release(run):
 
 
 def test_a_leader_whose_launcher_has_ended_is_lost_long_before_a_long_lease(run, monkeypatch):
-    monkeypatch.setattr(host_leases, "MAX_BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(roster, "MAX_BEAT_SECONDS", 0.1)
     monkeypatch.setattr(leader_connection, "REFUSED_SECONDS", 0.5)
     coordinator = run.coordinator(lease_seconds=600.0)
     assert run.member("d1", lease_seconds=600.0).wait_until_welcome(DEADLINE)
@@ -214,8 +214,8 @@ def test_a_leader_whose_launcher_has_ended_is_lost_long_before_a_long_lease(run,
 
 
 def test_a_launcher_whose_connection_ended_is_lost_long_before_a_long_lease(run, monkeypatch):
-    monkeypatch.setattr(host_leases, "MAX_BEAT_SECONDS", 0.1)
-    monkeypatch.setattr(host_leases, "CUT_OFF_SECONDS", 0.5)
+    monkeypatch.setattr(roster, "MAX_BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(roster, "CUT_OFF_SECONDS", 0.5)
     run.coordinator(followers=("f1",), lease_seconds=600.0)
     member = run.member("f1", lease_seconds=600.0)
     assert member.wait_until_welcome(DEADLINE)

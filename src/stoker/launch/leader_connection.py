@@ -38,7 +38,7 @@ from stoker.feed.wire.protocol import (
     pack,
 )
 from stoker.launch.coordinator import MAX_MESSAGE_BYTES
-from stoker.launch.host_leases import LATE_BEATS, heartbeat_seconds
+from stoker.launch.roster import LATE_BEATS, heartbeat_seconds
 from stoker.launch.supervise import Decided, Inbox
 from stoker.launch.topology import Topology
 from stoker.logs import EventName, Log

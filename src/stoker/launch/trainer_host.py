@@ -31,9 +31,9 @@ from stoker.launch.engines.commands import EngineCommands
 from stoker.launch.feed_log import FeedLog, ProgressLog
 from stoker.launch.finish import RunOutcome, record_end, write_failure
 from stoker.launch.follower_lease import FollowerLease
-from stoker.launch.host_leases import Change
 from stoker.launch.leader_connection import HostRun, Membership, MembershipVerdict
 from stoker.launch.prometheus import metrics_served
+from stoker.launch.roster import Change
 from stoker.launch.strategies.mpi import MpiHost
 from stoker.launch.strategies.start import Trainer
 from stoker.launch.supervise import (

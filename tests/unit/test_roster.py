@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.feed.wire.protocol import PROTOCOL_VERSION, Heartbeat, Join, Leave, Refused, Welcome
-from stoker.launch.host_leases import CUT_OFF_SECONDS, MAX_BEAT_SECONDS, HostLeases
+from stoker.launch.roster import CUT_OFF_SECONDS, MAX_BEAT_SECONDS, HostLeases
 from support.property_tests import examples
 
 LEASE = 12.0
