@@ -1,6 +1,6 @@
 """The coordinator, a thread of the leader's launcher in runs with more than one host.
 
-Launchers join and send heartbeats, ranks get the roster (`launch.roster`). At the end every launcher
+Launchers join and send heartbeats, ranks get the roster (`launch.roster`). In the end each launcher
 gets the outcome, so that no host waits for a lease. A rank may be several processes: a child of the
 trainer has the same RANK, may have its own loader, and needs the roster, too.
 """
