@@ -344,8 +344,9 @@ def test_another_dataset_than_the_one_named_is_not_used_and_the_right_one_asked_
     assert client.makes(size=39)
 
 
-def test_a_trainer_that_reconnects_is_asked_for_the_dataset_again(agent):
-    spec = spec_of(Images(size=34))
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_trainer_that_reconnects_is_asked_for_the_dataset_again(agent, times):
+    spec = spec_of(Images(size=51 + times))
     with client_of(agent.port, spec) as lost:
         lost.send_opening()
         lost.ship(spec.data[: len(spec.data) // 2])
@@ -353,9 +354,15 @@ def test_a_trainer_that_reconnects_is_asked_for_the_dataset_again(agent):
         lost.knock()
         # It goes without a word of its session.
         lost.name = "nobody"
+    for _ in range(times - 1):
+        with client_of(agent.port, spec) as again:
+            again.name, again.opening = lost.opening.session, lost.opening
+            # Gone before a piece has arrived.
+            again.send_opening()
+            again.name = "nobody"
     with client_of(agent.port, spec) as again:
         again.name, again.opening = lost.opening.session, lost.opening
-        assert again.open().makes(size=34)
+        assert again.open().makes(size=51 + times)
 
 
 def test_a_dataset_that_a_trainer_left_before_it_shipped_is_asked_for_again(connect):

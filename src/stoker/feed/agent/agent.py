@@ -175,7 +175,7 @@ class Service:
             self.outbox.send(session, protocol.Need(spec=message.spec))
         elif hosted.state == "ready":
             self._announce(hosted)
-        elif hosted.state == "expected" and before != identity and before == hosted.shipper:
+        elif hosted.state == "expected" and before != identity and hosted.shipper in (b"", before):
             # It was to come over a connection that is lost.
             self._request(hosted)
         hosted = self._specs.find(message.spec)
