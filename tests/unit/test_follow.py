@@ -2,6 +2,8 @@ import shutil
 from collections import namedtuple
 from contextlib import closing
 
+import pytest
+
 from stoker.platforms.base import LogLine
 from stoker.platforms.follow import FileTail, LogFiles, full_disk
 
@@ -53,3 +55,10 @@ def test_a_bar_that_has_no_end_of_line_for_hours_takes_no_memory(tmp_path):
         log.write(b"all steps\r\ndone\n")
         first, second = tail.read()
     assert (first.rpartition("\r")[2], second) == ("all steps", "done")
+
+
+@pytest.mark.timeout(30)  # Read again for each chunk of 64 KiB, it takes minutes.
+def test_a_line_of_any_length_is_read_once(tmp_path):
+    (tmp_path / "log").write_bytes(b"x" * (128 << 20) + b"\nlast")
+    with closing(FileTail(tmp_path / "log")) as tail:
+        assert [len(line) for line in tail.read(is_last=True)] == [128 << 20, 4]

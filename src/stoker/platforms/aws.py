@@ -151,7 +151,10 @@ class Aws:
             UsageError: If a parameter does not fit the API's model.
         """
         action = f"{service}:{operation}"
-        method = getattr(self.client(service), _snake(operation))
+        client = self.client(service)
+        from botocore import xform_name
+
+        method = getattr(client, xform_name(operation))
         with explained(action):
             answer = method(**parameters)
         return {key: _json(value) for key, value in answer.items() if key != "ResponseMetadata"}
@@ -350,11 +353,6 @@ def _new_client(service: str, region: str | None) -> object:
     with explained(f"{service}:*"):
         client: object = boto3.client(service, region_name=region, config=config)
     return client
-
-
-def _snake(operation: str) -> str:
-    # ListAWSDefaultServiceQuotas: list_aws_default_service_quotas.
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", operation).lower()
 
 
 def _json(value: object) -> Json:

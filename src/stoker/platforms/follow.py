@@ -161,13 +161,23 @@ class LogFiles:
             self._open.clear()
 
 
+def take_lines(rest: bytearray, chunk: bytes) -> list[bytes]:
+    """Adds a chunk to `rest`, and takes the lines out that end in it: in time with the chunk."""
+    begin = len(rest)
+    rest += chunk
+    end = rest.rfind(b"\n", begin) + 1
+    lines = bytes(rest[:end]).split(b"\n")[:-1]
+    del rest[:end]
+    return lines
+
+
 class FileTail:
     """Whole lines that were added to a file since the last read."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: BinaryIO | None = None
-        self._rest = b""
+        self._rest = bytearray()
 
     def read(self, *, is_last: bool = False) -> Iterator[str]:
         """Yields the new lines, without their ends; with `is_last` also an unfinished one."""
@@ -177,15 +187,14 @@ class FileTail:
             except FileNotFoundError:
                 return
         while chunk := self._file.read(_CHUNK_BYTES):
-            *lines, self._rest = (self._rest + chunk).split(b"\n")
-            # A progress bar may have no line end for hours: its last state is kept.
-            states = self._rest.rstrip(b"\r").rfind(b"\r")
-            self._rest = self._rest[max(0, states) :]
-            for line in lines:
+            for line in take_lines(self._rest, chunk):
                 yield line.decode(errors="replace").rstrip("\r")
+            # A progress bar may have no line end for hours: its last state is kept.
+            if b"\r" in chunk:
+                del self._rest[: max(0, self._rest.rstrip(b"\r").rfind(b"\r"))]
         if is_last and self._rest:
             yield self._rest.decode(errors="replace")
-            self._rest = b""
+            self._rest.clear()
 
     def close(self) -> None:
         if self._file is not None:

@@ -506,7 +506,7 @@ def _check_command(command: Sequence[Text], *, name: str) -> None:
     for word in command:
         parts = word.values if isinstance(word, Join) else (word,)
         # When the pipeline is compiled, only a parameter's default is known.
-        told = [str(getattr(p, "default_value", None) or "") if _is_late(p) else p for p in parts]
+        told = [p if isinstance(p, str) else getattr(p, "default_value", None) or "" for p in parts]
         length = sum(len(str(part)) for part in told)
         if length > MAX_ARGUMENT:
             raise UsageError(
@@ -515,10 +515,6 @@ def _check_command(command: Sequence[Text], *, name: str) -> None:
                 where=f"step {name}",
                 fix="shorten it, or pass a file: an input of the step",
             )
-
-
-def _is_late(part: object) -> bool:
-    return not isinstance(part, str)
 
 
 def pipeline(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from stoker.errors import MissingExtraError, PlatformError, ServiceError, ServiceErrorKind
+from stoker.platforms.follow import take_lines
 from stoker.records import Json
 from stoker.records.base import Document, mapping, mappings
 
@@ -175,11 +176,10 @@ class ByteStream:
         Raises:
             ServiceError: If the connection breaks off; a last partial line is not yielded then.
         """
-        rest = b""
+        rest = bytearray()
         with explained(self._action):
             for chunk in self._response.stream(None):
-                *lines, rest = (rest + chunk).split(b"\n")
-                for line in lines:
+                for line in take_lines(rest, chunk):
                     yield line.decode(errors="replace"), True
         if rest and not self._is_closed:
             yield rest.decode(errors="replace"), False
