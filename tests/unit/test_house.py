@@ -133,7 +133,7 @@ BUDGET = {
     "kubeflow": 410,
     "launch": 4_950,
     "pipelines": 1_060,
-    "platforms": 6_800,
+    "platforms": 6_810,
     "profile": 5_090,
     "records": 1_980,
     "report": 1_500,
