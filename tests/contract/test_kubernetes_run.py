@@ -396,14 +396,16 @@ def test_a_host_s_log_goes_on_with_its_next_container_and_its_next_pod(api, job,
         api.restart_container(pod, 5)
     api.say(pod, "three")
     until(lambda: "three" in running.texts(FIRST), what="the new container's log")
-    assert f"{FIRST}: runs on node node-1, restarted" in running.status
+    restarted = f"{FIRST}: runs on node node-1, restarted"
+    until(lambda: restarted in running.status, what="a log and a pod are followed apart")
     new = api.evict_pod(pod)
     api.start_pod(new, node="node-2")
     api.say(new, "four")
     until(lambda: "four" in running.texts(FIRST), what="the new pod's log")
     assert running.texts(FIRST) == ["one", "two", "three", "four"]
+    replaced = f"{FIRST}: runs on node node-2, replacing an earlier pod"
+    until(lambda: replaced in running.status, what="the new pod")
     assert f"{FIRST}: lost: TerminationByKubelet" in running.status
-    assert f"{FIRST}: runs on node node-2, replacing an earlier pod" in running.status
     complete(api, running)
     assert (job.run_dir / "logs" / f"data-{FIRST}.log").read_text() == "one\ntwo\nthree\nfour\n"
     assert any("lost: " in e.what and e.host == FIRST for e in running.run.events)
