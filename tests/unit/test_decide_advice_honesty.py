@@ -25,16 +25,12 @@ from stoker.profile.rank_results import (
     Drain,
     Evidence,
     LoaderFacts,
-    Quartiles,
     RankResult,
     Reads,
 )
 from stoker.records import Constraints, ProfileSettings, TodaysGroup
 from support import builders
-
-
-def at(value):
-    return Quartiles(mean=value, median=value, low=value, high=value, samples=60)
+from support.profiled_ranks import at
 
 
 def ms(**milliseconds):
