@@ -7,7 +7,8 @@
     ├── GateError                3  the model missed the workload's gate, or is not this run's
     ├── PlatformError            4  a platform refused or lost a request
     │   ├── ServiceError            a cloud service or cluster refused a call, or did not answer
-    │   └── NoCapacityError         no hosts for the job, now or by a quota
+    │   └── JobStoppedError         a rule stops the job, such as a bound of a wait
+    │       └── NoCapacityError     no hosts for the job, now or by a quota
     ├── FeedError                5  the feed failed
     │   ├── FeedLostError           no data worker is left, or none arrived in time (also a
     │   │                           RuntimeError, which torch's loader raises)
@@ -113,12 +114,14 @@ class ServiceError(PlatformError):
 
     Attributes:
         code: The service's own error code, or the HTTP status; empty without an answer.
+        status: HTTP status; 0 without an answer.
         action: The call as a policy names it: `sagemaker:CreateTrainingJob`, `create pods`.
         kind: `missing`: no such object; `denied`: a permission is missing; `taken`: the name is in
             use; `stale`: the login has expired; `away`: no answer, a retry may help; `refused`:
             anything else.
         user: Account that lacks the permission, where the service names it.
         is_repeated: An earlier attempt of the same call was sent and not answered.
+        retry_after_seconds: Pause that the service asks for; 0: it does not say.
     """
 
     def __init__(
@@ -128,19 +131,30 @@ class ServiceError(PlatformError):
         where: str = "",
         fix: str = "",
         code: str = "",
+        status: int = 0,
         action: str = "",
         kind: ServiceErrorKind = "refused",
         user: str = "",
+        retry_after_seconds: float = 0.0,
     ) -> None:
         super().__init__(what, where=where, fix=fix)
         self.code = code
+        self.status = status
         self.action = action
         self.kind = kind
         self.user = user
         self.is_repeated = False
+        self.retry_after_seconds = retry_after_seconds
 
 
-class NoCapacityError(PlatformError):
+class JobStoppedError(PlatformError):
+    """A written rule stops the job: the platform will not run it, or a bound has passed.
+
+    Any other error of a follower leaves the job running (`stoker.platforms.base.leave_or_stop`).
+    """
+
+
+class NoCapacityError(JobStoppedError):
     """A platform has no hosts for a job; a retry later or other instance types may work.
 
     Attributes:

@@ -10,7 +10,9 @@ from botocore.exceptions import (
     EndpointConnectionError,
     NoCredentialsError,
     NoRegionError,
+    ProxyConnectionError,
 )
+from botocore.parsers import ResponseParserError
 from botocore.response import StreamingBody
 from botocore.stub import Stubber
 
@@ -100,6 +102,51 @@ def test_a_refusal_has_a_kind_and_says_what_to_do(code, message, kind, words):
     assert isinstance(error, ServiceError)
     assert (error.kind, error.code) == (kind, code)
     assert words in str(error)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind"),
+    [
+        *((status, "InternalFailure", "away") for status in (500, 502, 503, 504)),
+        (400, "ThrottledException", "away"),
+        (400, "RequestLimitExceeded", "away"),
+        (400, "RequestTimeout", "away"),
+        (429, "Whatever", "away"),
+        # A proxy wants a login.
+        (407, "407", "away"),
+        (403, "RequestTimeTooSkewed", "stale"),
+        (403, "InvalidSignatureException", "stale"),
+        (403, "AccessDenied", "denied"),
+        # The store has no conditional writes: `create_object` writes otherwise.
+        (501, "NotImplemented", "refused"),
+        (400, "ResourceLimitExceeded", "refused"),
+    ],
+)
+def test_a_refusal_is_judged_by_its_status_before_its_words(status, code, kind):
+    answer = {
+        "Error": {"Code": code, "Message": "service not found"},
+        "ResponseMetadata": {"HTTPStatusCode": status},
+    }
+    if kind in ("refused", "denied"):
+        answer["Error"]["Message"] = "no"
+    error = raised(ClientError(answer, "x"))
+    assert isinstance(error, ServiceError)
+    assert (error.kind, error.status) == (kind, status)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (NoCredentialsError(), "stale"),
+        (RuntimeError("the refreshed credentials are still expired."), "stale"),
+        (ResponseParserError("not JSON"), "away"),
+        (ProxyConnectionError(proxy_url="http://proxy.invalid"), "away"),
+    ],
+)
+def test_a_call_without_an_answer_may_pass(error, kind):
+    found = raised(error)
+    assert isinstance(found, ServiceError)
+    assert found.kind == kind
 
 
 def test_a_service_out_of_reach_is_worth_a_retry():

@@ -30,8 +30,14 @@ _MISSING = (
 )
 # Some services name a missing object only in the message.
 _MISSING_WORDS = ("does not exist", "not found", "could not find")
-_THROTTLED = ("ThrottlingException", "Throttling", "TooManyRequestsException", "SlowDown")
+# Of throttling with another status than 429: ThrottlingException, RequestThrottled.
+_THROTTLED = re.compile(r"throttl|TooManyRequests|SlowDown|RequestLimitExceeded", re.IGNORECASE)
+# Without a final answer: timeouts, a proxy that wants a login, throttling.
+_PASSING_STATUS = (407, 408, 429)
+_PASSING_CODES = ("RequestTimeout", "RequestTimeoutException", "PriorRequestNotComplete")
 _DENIED = ("AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "403")
+# Codes of requests whose time differs too much from the service's.
+_CLOCK = ("RequestTimeTooSkewed", "InvalidSignatureException", "SignatureDoesNotMatch")
 _STALE_LOGIN = (
     "ExpiredToken",
     "ExpiredTokenException",
@@ -44,6 +50,9 @@ _STALE_LOGIN = (
     "SSOTokenLoadError",
     "TokenRetrievalError",
     "UnauthorizedSSOTokenError",
+    # The metadata service of a host may be away for a moment.
+    "NoCredentialsError",
+    *_CLOCK,
 )
 _LOG_IN = "log in again: aws sso login, or new keys"
 CONNECT_SECONDS = 10.0
@@ -59,10 +68,13 @@ _UNCONDITIONAL = ("NotImplemented", "501", "MethodNotAllowed")
 _CONFLICTS = 3
 
 
-def error_kind(code: str, message: str) -> ServiceErrorKind:
+def error_kind(code: str, message: str, *, status: int = 0) -> ServiceErrorKind:
     """Returns the kind of a refusal; some services name the reason only in the message."""
     words = message.lower()
-    if code in _THROTTLED:
+    has_no_answer = status >= 500 and code not in _UNCONDITIONAL
+    if has_no_answer or status in _PASSING_STATUS or code in _PASSING_CODES:
+        return "away"
+    if _THROTTLED.search(code):
         return "away"
     if code in _STALE_LOGIN:
         return "stale"
@@ -76,24 +88,30 @@ def error_kind(code: str, message: str) -> ServiceErrorKind:
     return "refused"
 
 
-def refusal(error: Mapping[str, object], action: str, where: str) -> ServiceError:
-    """Returns the error for a refusal as botocore has parsed it."""
+def refusal(
+    error: Mapping[str, object], action: str, where: str, *, status: int = 0
+) -> ServiceError:
+    """Returns the error for a refusal as botocore has parsed it; `status` is HTTP's."""
     code = str(error.get("Code", ""))
     message = str(error.get("Message", "")).strip()
-    what, fix, kind = f"{code}: {message}", "", error_kind(code, message)
+    kind = error_kind(code, message, status=status)
+    what, fix = f"{code}: {message}", ""
     if kind == "denied":
         found = _ACTION.search(message)
         missing = found.group(1) if found else action
         what = f"permission {missing} is missing: {message}"
         fix = f"allow {missing} as configs/sagemaker/stoker.yaml does"
     elif kind == "stale":
-        fix = _LOG_IN
+        fix = "check this machine's clock, and its keys" if code in _CLOCK else _LOG_IN
     elif kind == "away":
-        what = f"AWS throttled {action} {MAX_ATTEMPTS} times: {message}"
+        did = "throttled" if status < 500 and _THROTTLED.search(code) else "did not answer"
+        what = f"AWS {did} {action} {MAX_ATTEMPTS} times: {message or code}"
         fix = "try again in a minute"
     elif code == "NoSuchBucket":
         fix = "check the bucket's name, or create it"
-    return ServiceError(what, where=where or action, fix=fix, code=code, action=action, kind=kind)
+    return ServiceError(
+        what, where=where or action, fix=fix, code=code, status=status, action=action, kind=kind
+    )
 
 
 class Aws:
@@ -310,33 +328,32 @@ def explained(action: str, *, where: str = "") -> Iterator[None]:
         NoRegionError,
         ParamValidationError,
     )
+    from botocore.parsers import ResponseParserError
 
     try:
         yield
     except ClientError as err:
-        raise refusal(dict(err.response.get("Error", {})), action, where) from err
+        status = err.response.get("ResponseMetadata", {}).get("HTTPStatusCode") or 0
+        error = dict(err.response.get("Error", {}))
+        raise refusal(error, action, where, status=status) from err
     except ParamValidationError as err:
         raise UsageError(str(err).replace("\n", "; "), where=where or action) from err
     except NoRegionError as err:
         raise UsageError(
             "no AWS region is known", where=action, fix="set AWS_REGION, or sagemaker.region"
         ) from err
-    except NoCredentialsError as err:
-        raise ServiceError(
-            "no AWS credentials were found",
-            where=action,
-            fix="aws configure, or run under a role",
-            action=action,
-        ) from err
-    except BotoCoreError as err:
+    # RuntimeError: refreshed credentials that have expired already.
+    except (BotoCoreError, ResponseParserError, RuntimeError) as err:
         code, place = type(err).__name__, where or action
-        if code in _STALE_LOGIN:
-            raise ServiceError(
-                str(err), where=place, fix=_LOG_IN, code=code, action=action, kind="stale"
-            ) from err
-        raise ServiceError(
-            f"AWS did not answer: {err}", where=place, code=code, action=action, kind="away"
-        ) from err
+        kind: ServiceErrorKind = "away"
+        what, fix = f"AWS did not answer: {err}", ""
+        if isinstance(err, NoCredentialsError):
+            what, fix = "no AWS credentials were found", "aws configure, or run under a role"
+        elif code in _STALE_LOGIN or isinstance(err, RuntimeError):
+            what, fix = str(err), _LOG_IN
+        if fix:
+            kind = "stale"
+        raise ServiceError(what, where=place, fix=fix, code=code, action=action, kind=kind) from err
 
 
 def _new_client(service: str, region: str | None) -> object:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 # A missing right; quotas and admission rules answer 403, too.
 _DENIED = re.compile(r'User "(?P<user>[^"]*)" cannot (?P<verb>\S+) resource')
-_PASSING = frozenset((408, 429, 500, 502, 503, 504))
+# 407: a proxy between here and the cluster.
+_PASSING = frozenset((407, 408, 429, 500, 502, 503, 504))
 OLDER = {
     "jobset.x-k8s.io": "update JobSet: stoker is checked against v0.13",
     "trainer.kubeflow.org": "update Kubeflow Trainer to 2.2 or newer, or set kubernetes.api to "
@@ -145,7 +146,7 @@ def refusal(code: int, body: str, action: ApiAction) -> ServiceError:
     elif code in (400, 422):
         fix = "check the versions of the cluster's JobSet and Trainer: stoker expects others"
     user = denied.group("user") if denied else ""
-    return failed(what, action, code=str(code), kind=kind, user=user, fix=fix)
+    return failed(what, action, code=str(code), status=code, kind=kind, user=user, fix=fix)
 
 
 def failed(
@@ -154,11 +155,19 @@ def failed(
     *,
     kind: ServiceErrorKind,
     code: str = "",
+    status: int = 0,
     user: str = "",
     fix: str = "",
 ) -> ServiceError:
     return ServiceError(
-        what, where=str(action), fix=fix, code=code, action=action.right, kind=kind, user=user
+        what,
+        where=str(action),
+        fix=fix,
+        code=code,
+        status=status,
+        action=action.right,
+        kind=kind,
+        user=user,
     )
 
 
