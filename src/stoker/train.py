@@ -113,15 +113,17 @@ def train(
     on_line: Callable[[LogLine], None] | None = None,
     on_stop: Callable[[Training], None] | None = None,
     on_submit: Callable[[], None] | None = None,
+    may_stop: Callable[[], bool] = lambda: True,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> Training:
     """Submits the job, follows it to its end, and writes its record to `job.run_dir`.
 
-    Blocks until all hosts have ended. On an interrupt (Ctrl-C, SIGTERM) the job is stopped,
+    Blocks until all hosts have ended. After Ctrl-C the job is stopped if `may_stop` agrees,
     `on_stop` gets the record so far with status `stopped`, and the interrupt is raised again. After
-    a SIGTERM, a job that the next attempt can adopt may continue; then the interrupt says so.
-    `on_submit` is called whenever the platform has accepted a job, or has found an earlier one.
+    SIGTERM, or an error of following it, a job that outlives this process keeps running; the
+    interrupt or error says how to follow it again (`leave_or_stop`). `on_submit` is called whenever
+    the platform has accepted a job, or has found an earlier one.
 
     Without capacity the job is retried, and then the decision's next plans are tried, as the
     workload's `on_no_capacity` says; each try is logged.
@@ -171,6 +173,7 @@ def train(
                     on_line=on_line,
                     on_stop=on_stop,
                     on_submit=on_submit,
+                    may_stop=may_stop,
                 )
             except NoCapacityError as err:
                 last = err
@@ -243,6 +246,7 @@ def _train_once(
     on_line: Callable[[LogLine], None] | None,
     on_stop: Callable[[Training], None] | None,
     on_submit: Callable[[], None] | None,
+    may_stop: Callable[[], bool],
 ) -> Training:
     job = replace(job, prices=_prices(job, catalog))
     run = platform.submit(platform.plan(job))
@@ -259,8 +263,7 @@ def _train_once(
                 on_line(line)
         end = run.wait()
     except BaseException as err:
-        # An interrupt must not leave hosts that are billed.
-        leave_or_stop(run, err)
+        leave_or_stop(run, err, may_stop=may_stop)
         if isinstance(err, NoCapacityError) and isinstance(run, ResumableRun):
             err.still_there = run.remaining()
         # KeyboardInterrupt and TerminatedError only.

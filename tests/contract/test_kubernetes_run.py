@@ -525,8 +525,10 @@ def test_a_cluster_that_stays_away_leaves_the_job_with_its_way_back(
     clock.ahead += 901
     error = followed.failed()
     assert words in error.what
-    assert "for 15 minutes; the job keeps running" in error.what
+    assert "for 15 minutes" in error.what
+    assert f"the job {NAME} keeps running" in error.fix
     assert f"--name {NAME}" in error.fix
+    assert f"kubectl delete jobsets {NAME} -n team-a" in error.fix
     followed.run.stop()
     assert api.names("jobsets") == [NAME]
 
@@ -881,22 +883,32 @@ def test_the_last_step_deletes_a_profile_of_its_run_and_no_job_of_another_worklo
 # --- being told to end
 
 
-@pytest.mark.parametrize("is_pod", [True, False])
-def test_a_step_that_loses_a_right_names_it_and_leaves_the_job_to_the_next_attempt(
-    api, is_pod, start, step
-):
-    if is_pod:
-        step(workflow=None)
+def test_a_terminal_that_loses_a_right_names_it_and_leaves_the_job(api, clock, start):
     followed = start()
     until(lambda: "the job exists" in followed.status, what="it is followed")
     api.denied = {("watch", "pods")}
     api.drop_streams()
+    until(lambda: "the right watch pods is missing" in followed.status, what="it is told")
+    clock.ahead += 901
     error = followed.failed()
     assert "watch pods" in error.what
-    assert "kind: Role\n" in error.fix
+    assert "kubectl apply -k configs/kubernetes" in error.fix
     # As `train` does after an error.
     followed.run.stop()
-    assert api.names("jobsets") == ([NAME] if is_pod else [])
+    assert api.names("jobsets") == [NAME]
+
+
+def test_a_step_follows_its_job_for_as_long_as_that_may_last(api, clock, start, step):
+    step(workflow=None)
+    followed = start()
+    until(lambda: "the job exists" in followed.status, what="it is followed")
+    api.denied = {("watch", "pods"), ("watch", "jobsets")}
+    api.drop_streams()
+    until(lambda: "watch jobsets" in followed.status, what="it is told")
+    clock.ahead += 86400
+    api.denied = set()
+    trained(api, followed, lines=[])
+    assert followed.ended().status == "succeeded"
 
 
 @pytest.mark.parametrize(
@@ -942,10 +954,12 @@ def test_a_follower_leaves_its_job_unless_its_run_is_known_to_be_cancelled(api, 
     assert api.count("DELETE") == 0
 
 
-def test_a_terminal_s_follower_does_not_leave_its_job(api, run):
-    assert run.leave() == ""
+def test_a_terminal_s_follower_leaves_its_job_and_says_how_to_stop_it(api, run):
+    words = run.leave()
+    assert f"the same command with --name {NAME}" in words
+    assert f"kubectl delete jobsets {NAME} -n team-a" in words
     run.stop()
-    assert api.names("jobsets") == []
+    assert api.names("jobsets") == [NAME]
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
@@ -1256,7 +1270,7 @@ def test_without_the_right_to_events_a_run_is_followed(api, start):
     followed = start()
     trained(api, followed, lines=[])
     assert followed.ended().status == "succeeded"
-    assert "events cannot be read" in followed.status
+    assert "the right list events is missing" in followed.status
 
 
 def refused(job, platform, error=PlatformError):

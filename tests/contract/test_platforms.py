@@ -345,4 +345,5 @@ def test_a_job_that_is_not_there_any_more_ends_the_following_and_may_be_stopped(
         assert words in followed.status + str(end.failure)
     followed.run.stop()
     followed.run.stop()
-    assert list(job.left()) == []
+    # A job that may exist keeps its token.
+    assert len(list(job.left())) == (status == "error")

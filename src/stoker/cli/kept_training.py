@@ -89,6 +89,7 @@ def train_and_keep(
             on_line=follow.line,
             on_stop=partial(keep_stopped, job=job, out=out, again=again, quiet=quiet),
             on_submit=on_submit,
+            may_stop=follow.ask_to_stop,
         )
     if keeper:
         keeper.keep(request, carried(record, max_bytes=MAX_KEPT_BYTES))

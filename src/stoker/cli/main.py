@@ -84,8 +84,9 @@ def run(arguments: list[str]) -> int:
         return _say(
             f"error: {words}\ntry:   {shlex.join([program(), *wanted])}", code=UsageError.exit_code
         )
-    except KeyboardInterrupt:
-        return _say("interrupted; stopping all processes", code=EXIT_INTERRUPTED)
+    except KeyboardInterrupt as err:
+        words = printable(str(err)) or "stopping all processes"
+        return _say(f"interrupted; {words}", code=EXIT_INTERRUPTED)
     except TerminatedError as err:
         words = printable(str(err)) or "stopping all processes"
         return _say(f"stopped by SIGTERM; {words}", code=EXIT_TERMINATED)

@@ -7,6 +7,7 @@ report with a reason is shown; a lost connection alone only after SETTLE_SECONDS
 
 import json
 import os
+import select
 import shutil
 import sys
 import textwrap
@@ -40,6 +41,8 @@ _ENDS = (
     EventName.TRAINING_FAILED,
     EventName.TRAINING_ENDED,
 )
+# Time for an answer to a question about a job that is billed.
+ANSWER_SECONDS = 60.0
 # Without a terminal, one line in 15 s keeps the log of a CI job short.
 _QUIET_SECONDS = 15.0
 # A line of a step: its name, words, and its time at the right.
@@ -208,6 +211,24 @@ class Follow:
         self._said_at = time.monotonic()
         self._warned: set[str] = set()
         self._news = HostNews()
+
+    def ask_to_stop(self) -> bool:
+        """Asks after Ctrl-C whether the job is to be stopped; a second Ctrl-C means yes.
+
+        Without a terminal the answer is yes, and without an answer in ANSWER_SECONDS it is no.
+        """
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            return True
+        if self._bar:
+            self._bar.stop()
+        question = "\nCtrl-C: stop the job, which is billed while it runs? [Y/n] "
+        print(question, end="", file=sys.stderr, flush=True)
+        try:
+            is_answered, _, _ = select.select([sys.stdin], [], [], ANSWER_SECONDS)
+            answer = sys.stdin.readline().strip().lower() if is_answered else "n"
+        except KeyboardInterrupt:
+            answer = "y"
+        return answer in ("", "y", "yes")
 
     def line(self, line: "LogLine") -> None:
         """Shows a line of the user's script; of stoker's: warnings, progress, lost hosts."""

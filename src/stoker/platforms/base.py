@@ -2,14 +2,20 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
-from stoker.errors import PlatformError, TerminatedError, UsageError
+from stoker.errors import (
+    JobStoppedError,
+    PlatformError,
+    StokerError,
+    TerminatedError,
+    UsageError,
+)
 from stoker.records import (
     Channel,
     Event,
@@ -222,17 +228,48 @@ class ResumableRun(Protocol):
         ...
 
 
-def leave_or_stop(run: Run, err: BaseException) -> None:
-    """Stops a job whose follower ends with `err`; after a SIGTERM leaves one that may be adopted.
+def leave_or_stop(
+    run: Run, err: BaseException, *, may_stop: Callable[[], bool] = lambda: True
+) -> None:
+    """Decides what becomes of a job whose follower ends with `err`: the one place that does.
+
+    A job that outlives this process is stopped only by a person (Ctrl-C, and `may_stop`), a written
+    rule (JobStoppedError), or the cancellation of its pipeline's run. Any other job is stopped.
+
+    Args:
+        may_stop: Asks the person who pressed Ctrl-C.
 
     Raises:
-        TerminatedError: If the job was left, with words on what becomes of it.
+        KeyboardInterrupt: After Ctrl-C, with words on a job that keeps running.
+        TerminatedError: After SIGTERM, the same.
+        PlatformError: After a bug for which the job was left; other errors get these words.
     """
-    if isinstance(err, TerminatedError) and isinstance(run, ResumableRun):
-        words = run.leave()
-        if words:
-            raise TerminatedError(words) from err
-    run.stop()
+    if not isinstance(run, ResumableRun):
+        run.stop()
+        return
+    is_wanted = isinstance(err, JobStoppedError)
+    if isinstance(err, KeyboardInterrupt):
+        try:
+            is_wanted = may_stop()
+        except TerminatedError as later:
+            err = later
+    words = "" if is_wanted else run.leave()
+    if not words:
+        run.stop()
+        left = run.remaining()
+        if left is None or isinstance(err, Exception):
+            return
+        words = "; ".join(filter(None, (left.what, left.fix)))
+    match err:
+        case KeyboardInterrupt() | TerminatedError():
+            raise type(err)(words) from err
+        case StokerError():
+            # A follower that lost sight of the job says so itself.
+            if words not in err.fix:
+                err.fix = "; ".join(filter(None, (err.fix, words)))
+        case _:
+            what = f"stoker cannot follow the job any more: {type(err).__name__}: {err}"
+            raise PlatformError(what, where=run.name, fix=words) from err
 
 
 class Platform(Protocol[RequestT]):

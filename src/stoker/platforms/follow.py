@@ -12,23 +12,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, BinaryIO
 
-from stoker.errors import PlatformError
-from stoker.logs import Log
+from stoker.errors import PlatformError, ServiceError
+from stoker.logs import EventName, Log
 from stoker.platforms.base import JobEnd, LogLine
 
-# Control planes are upgraded while jobs run.
+# How long a terminal follows a job that it cannot see: control planes are upgraded while jobs run.
+# A pipeline's step follows it for as long as the job may last.
 UNREACHABLE_SECONDS = 900.0
+# A reason that was not seen for this time is told again.
+TOLD_SECONDS = 600.0
 _CHUNK_BYTES = 1 << 16
-
-
-def job_left(error: PlatformError, *, run: str) -> PlatformError:
-    """Returns the error for a service that was away so long that its job is left alone."""
-    fix = f"{error.fix}; then " if error.fix else ""
-    return PlatformError(
-        f"{error.what}, for {UNREACHABLE_SECONDS / 60:.0f} minutes; the job keeps running",
-        where=error.where,
-        fix=f"{fix}follow it again by the same command with --name {run}",
-    )
 
 
 class FollowedRun(ABC):
@@ -39,11 +32,32 @@ class FollowedRun(ABC):
         run: Its name in stoker's log.
         service: Name of the service, in lines that no host wrote.
         log_folder: Gets a log file per host.
+        way_back: The command that follows the job again.
+        way_to_stop: The command that ends it.
+        is_step: Whether a pipeline's step follows it, whose next attempt adopts it.
+        may_last_seconds: How long the job may last; for a step.
     """
 
-    def __init__(self, name: str, *, run: str, service: str, log_folder: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        run: str,
+        service: str,
+        log_folder: Path,
+        way_back: str,
+        way_to_stop: str,
+        is_step: bool,
+        may_last_seconds: float,
+    ) -> None:
         self.name = name
         self._service = service
+        self._is_step = is_step
+        self._patience_seconds = may_last_seconds if is_step else UNREACHABLE_SECONDS
+        self._way_back = way_back
+        self._way_to_stop = way_to_stop
+        # Reasons of failed looks, and when each was last seen.
+        self._failures: dict[tuple[str, ...], float] = {}
         self._log = Log(run=run, host=service)
         self._files = LogFiles(log_folder)
         self._waiting: deque[LogLine] = deque()
@@ -56,8 +70,9 @@ class FollowedRun(ABC):
         """Yields log lines of all hosts and changes of the job's state, until the job has ended.
 
         Raises:
-            PlatformError: If the hosts will never run, the job does not exist, or the service
-                refuses or does not answer for UNREACHABLE_SECONDS.
+            JobStoppedError: If the hosts will never run.
+            PlatformError: If the job cannot be seen for UNREACHABLE_SECONDS, in a pipeline's step
+                for as long as it may last. It is left running.
         """
         self._begin()
         while True:
@@ -75,6 +90,64 @@ class FollowedRun(ABC):
         if self._end is None:
             self._end = self._conclude()
         return self._end
+
+    def leave(self) -> str:
+        """Leaves the job to the next follower, unless its pipeline's run is being cancelled.
+
+        A SIGTERM to a pod does not mean that: its node may be drained.
+        """
+        # First: a second signal may interrupt the question, and must not end the job.
+        self._is_left = True
+        if self._has_ended:
+            return f"the job {self.name} has ended and is kept"
+        if self._is_cancelled():
+            self._is_left = False
+            return ""
+        self._log.event(EventName.JOB_DETACHED, job=self.name)
+        return self._words_of_leaving
+
+    @property
+    def _words_of_leaving(self) -> str:
+        then = f"to follow it again: {self._way_back}; to stop it: {self._way_to_stop}"
+        if self._is_step:
+            then = "the next attempt adopts it"
+        return f"the job {self.name} keeps running; {then}"
+
+    @property
+    @abstractmethod
+    def _has_ended(self) -> bool: ...
+
+    @abstractmethod
+    def _is_cancelled(self) -> bool:
+        """Returns whether the pipeline's run is known to be cancelled; blocks for seconds only."""
+
+    def _endure(self, error: PlatformError, *, now: float, failing_seconds: float) -> None:
+        """Tells of a failed look at the job, once for each reason.
+
+        Args:
+            now: Monotonic seconds.
+            failing_seconds: Time since the last successful look.
+
+        Raises:
+            PlatformError: If that is too long; the job is left.
+        """
+        if failing_seconds >= self._patience_seconds:
+            self._is_left = True
+            self._close_files()
+            raise PlatformError(
+                f"{error.what}, for {failing_seconds / 60:.0f} minutes",
+                where=error.where,
+                fix="; ".join(filter(None, (error.fix, self._words_of_leaving))),
+            ) from error
+        reason: tuple[str, ...] = (error.what,)
+        # Texts of services have ids that differ each time, but a missing right is named.
+        if isinstance(error, ServiceError) and error.kind != "denied":
+            reason = (error.kind, error.code)
+        last = self._failures.get(reason, float("-inf"))
+        self._failures[reason] = now
+        if now >= last + TOLD_SECONDS:
+            fix = f"; {error.fix}" if error.fix else ""
+            self._say(f"{error.what}; retrying, and the job continues{fix}")
 
     def _begin(self) -> None:  # noqa: B027
         """Prepares the first look; called again with each `lines`."""

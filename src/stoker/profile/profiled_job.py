@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
-from stoker.errors import StokerError, TerminatedError, UsageError, WorkloadError
+from stoker.errors import StokerError, UsageError, WorkloadError
 from stoker.feed import timeline
 from stoker.feed.resource_usage import read_usage
 from stoker.host.git import git_state
@@ -405,8 +405,8 @@ def profile(
     Blocks for about `workload.profile.budget_seconds` after the first batch. 120 s more from the
     first line of a dnn host, and the job is stopped; where no loader was read by then, it is
     stopped after the budget (120 s if that is less). Interrupted (KeyboardInterrupt), it stops the
-    job and gives the verdict so far, if there is one; after a SIGTERM it leaves a job that the next
-    attempt can adopt (one with `records`). Copies the steps as is to
+    job and gives the verdict so far, if there is one; after SIGTERM or an error it leaves a job
+    that the next attempt can adopt (one with `records`). Copies the steps as is to
     `run_dir`/baseline-timeline.csv.
 
     Args:
@@ -443,7 +443,7 @@ def profile(
         interrupted = err
         run.stop()
         end = run.wait()
-    except TerminatedError as err:
+    except BaseException as err:
         # Without records no later attempt can follow it.
         if records:
             leave_or_stop(run, err)

@@ -10,6 +10,7 @@ from typing import Literal
 from stoker.errors import (
     FeedError,
     FeedLostError,
+    JobStoppedError,
     NoCapacityError,
     PlatformError,
     ServiceError,
@@ -18,7 +19,7 @@ from stoker.errors import (
 )
 from stoker.logs import EventName, Log, now_utc
 from stoker.platforms.base import JobEnd, LogLine, leader_record
-from stoker.platforms.follow import FollowedRun, job_left
+from stoker.platforms.follow import FollowedRun
 from stoker.platforms.kubernetes.api import (
     EVENTS,
     OF_KIND,
@@ -46,7 +47,6 @@ from stoker.platforms.kubernetes.pods import (
     troubles_of,
 )
 from stoker.platforms.kubernetes.request import KubernetesRequest
-from stoker.platforms.kubernetes.rights import explained_denial
 from stoker.platforms.kubernetes.state import ObjectState, delete_and_wait, job_state
 from stoker.platforms.kubernetes.streams import (
     Following,
@@ -227,7 +227,7 @@ class RunPicture:
         self._happenings = Happenings(run=layout.name, groups=layout.groups, since=since)
         self._pods: dict[str, PodState] = {}
         self._gone_pods: dict[str, PodState] = {}
-        self._changed: list[PodState] = []
+        self._changed: list[tuple[PodState, bool]] = []
         self._refused: dict[str, str] = {}
         self._restarts = 0
 
@@ -263,8 +263,8 @@ class RunPicture:
         """Returns the uids of a role's pods, including deleted ones."""
         return frozenset(pod.uid for pod in self.all_pods if pod.role == role)
 
-    def changed_pods(self) -> list[PodState]:
-        """Returns the pods with news since the last call."""
+    def changed_pods(self) -> list[tuple[PodState, bool]]:
+        """Returns the pods with news since the last call, and whether each is deleted."""
         changed, self._changed = self._changed, []
         return changed
 
@@ -355,7 +355,7 @@ class RunPicture:
         before = self._pods.get(pod.uid)
         others = [p for p in self.all_pods if p.host == pod.host and p.uid != pod.uid]
         self._pods[pod.uid] = pod
-        self._changed.append(pod)
+        self._changed.append((pod, False))
         self._forget_refusals()
         if pod.is_running and not (before and before.is_running):
             again = ""
@@ -381,6 +381,7 @@ class RunPicture:
     def _lose_pod(self, pod: PodState) -> Iterator[str]:
         self._pods.pop(pod.uid, None)
         self._gone_pods[pod.uid] = pod
+        self._changed.append((pod, True))
         is_known = pod.is_final or pod.lost or pod.ended
         if not is_known and not self.has_ended:
             yield self._note("its pod was deleted", pod.host)
@@ -408,11 +409,18 @@ class KubernetesRun(FollowedRun):
         is_last: bool = False,
     ) -> None:
         layout = request.layout
+        self._resource = OF_KIND[text(request.main, "kind")]
+        plural = self._resource.plural
         super().__init__(
             request.name,
             run=request.job.name,
             service=SERVICE,
             log_folder=layout.job.run_dir / "logs",
+            way_back=f"the same command with --name {layout.job.run_name}",
+            way_to_stop=f"kubectl delete {plural} {request.name} -n {cluster.namespace}",
+            is_step=follower.pod is not None,
+            # Without a limit the bound of the pipeline's step counts.
+            may_last_seconds=layout.settings.max_run_seconds or float("inf"),
         )
         self.is_adopted = started.is_adopted
         self._cluster = cluster
@@ -422,7 +430,6 @@ class KubernetesRun(FollowedRun):
         self._lease = started.lease
         # When to ask next whether the run was cancelled; None: a signal tells.
         self._asks_at = cluster.clock() + ASK_SECONDS if is_last else None
-        self._resource = OF_KIND[text(request.main, "kind")]
         self._output = OutputParts()
         self._picture = RunPicture(
             layout,
@@ -438,7 +445,6 @@ class KubernetesRun(FollowedRun):
             name=self.name,
             containers={group.group.name: group.job for group in layout.groups},
         )
-        self._disturbed: set[str] = set()
         # Why the job was deleted before its end, which is recorded as a failure.
         self._given_up = ""
         # Why `stop` could not delete the job.
@@ -487,36 +493,28 @@ class KubernetesRun(FollowedRun):
         self._is_let_go.set()
         self._close()
 
-    def leave(self) -> str:
-        """Leaves the job to the next attempt, unless its run is being cancelled.
+    @property
+    def _has_ended(self) -> bool:
+        return self._picture.has_ended
 
-        A SIGTERM to a pod does not mean that: its node may be drained. Blocks for at most
-        CANCELLED_SECONDS.
-        """
-        state = self._picture.state
-        if self._follower.pod is None or self._is_stopped.is_set():
-            return ""
-        # First: a second signal may interrupt the question, and must not end the job.
-        self._is_left = True
-        if self._picture.is_gone or (state and state.has_ended):
-            return f"the job {self.name} has ended and is kept"
-        if self._follower.is_cancelled(self._cluster):
-            self._is_left = False
-            return ""
-        self._log.event(EventName.JOB_DETACHED, job=self.name, namespace=self._cluster.namespace)
+    def _is_cancelled(self) -> bool:
+        return bool(self._follower.is_cancelled(self._cluster))
+
+    def leave(self) -> str:
+        words = super().leave()
         minutes = self._lease.minutes if self._lease else 0
-        abandoned = f"; without one it ends after {minutes} minutes" if minutes else ""
-        return f"the job {self.name} keeps running and the next attempt adopts it{abandoned}"
+        if not words or self._has_ended or not minutes:
+            return words
+        return f"{words}; without a follower it ends after {minutes} minutes"
 
     def remaining(self) -> PlatformError | None:
         if not self._remains:
             return None
         namespace = self._cluster.namespace
         return PlatformError(
-            f"the job {self.name} has no hosts, and could not be deleted: {self._remains}",
+            f"the job {self.name} could not be deleted: {self._remains}",
             where=f"{self._resource.plural} {self.name} in namespace {namespace}",
-            fix=f"kubectl delete {self._resource.plural} {self.name} -n {namespace}, then the same "
-            f"command with --name {self._layout.job.run_name}",
+            fix=f"{self._way_to_stop}, then {self._way_back}",
         )
 
     def clean_up(self) -> None:
@@ -639,26 +637,11 @@ class KubernetesRun(FollowedRun):
             case LogLost(pod, error):
                 # The training continues without its log.
                 self._say(f"the log of {pod.host} cannot be read: {error.what}")
-            case WatchError(resource, error, is_final=False):
-                if resource.plural not in self._disturbed:
-                    self._disturbed.add(resource.plural)
-                    self._say(f"{error.what}; retrying")
-            case WatchError(resource, error) if resource == EVENTS:
+            case WatchError(resource, error, failing_seconds):
                 # A run can be followed without events: pods tell most of it.
-                self._say(f"events cannot be read: {error.what}")
-            case WatchError(_, error):
-                # While the cluster is away the job cannot be deleted either. A pipeline's step is
-                # retried, and adopts the job.
-                is_away = error.kind in ("away", "stale")
-                if is_away or self._follower.pod:
-                    self._is_left = True
-                    self._log.event(EventName.JOB_DETACHED, job=self.name)
-                if is_away:
-                    raise job_left(error, run=self._layout.job.run_name)
-                settings = self._layout.settings
-                raise explained_denial(error, settings, namespace=self._cluster.namespace)
+                seconds = 0.0 if resource == EVENTS else failing_seconds
+                self._endure(error, now=self._cluster.clock(), failing_seconds=seconds)
             case ObjectNews():
-                self._disturbed.discard(item.resource.plural)
                 self._take(item)
         self._looked_at = self._cluster.clock()
         if self._asks_at is not None and self._looked_at >= self._asks_at:
@@ -685,7 +668,7 @@ class KubernetesRun(FollowedRun):
             return
         where = f"{self._resource.plural} {self.name}"
         if not over.is_capacity:
-            raise PlatformError(over.what, where=where, fix=over.fix)
+            raise JobStoppedError(over.what, where=where, fix=over.fix)
         raise self._no_capacity(over, where=where)
 
     def _no_capacity(self, trouble: Trouble, *, where: str) -> NoCapacityError:
@@ -729,5 +712,5 @@ class KubernetesRun(FollowedRun):
     def _take(self, news: ObjectNews) -> None:
         for words in self._picture.take(news):
             self._say(words)
-        for pod in self._picture.changed_pods():
-            self._following.follow(pod)
+        for pod, is_deleted in self._picture.changed_pods():
+            self._following.follow(pod, is_deleted=is_deleted)

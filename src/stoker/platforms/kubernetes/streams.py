@@ -18,7 +18,6 @@ from json import JSONDecodeError, loads
 from typing import Literal
 
 from stoker.errors import ServiceError
-from stoker.platforms.follow import UNREACHABLE_SECONDS
 from stoker.platforms.kubernetes.api import EVENTS, PODS, ByteStream, ClusterApi, Resource, text
 from stoker.platforms.kubernetes.objects import JOBSET_LABEL
 from stoker.platforms.kubernetes.pods import PodState
@@ -40,7 +39,7 @@ _TOO_OLD = "410"
 # A silent training is normal; this long a silence may be a dead connection.
 LOG_READ_SECONDS = 300.0
 LOG_MAX_DELAY_SECONDS = 10.0
-# How long to retry the log of an ended pod while the cluster does not answer.
+# How long to retry the log of a pod that has ended.
 LAST_WORDS_SECONDS = 60.0
 # Above it, threads that read logs wait.
 MAX_WAITING = 10_000
@@ -106,11 +105,11 @@ class ObjectNews:
 
 @dataclass(frozen=True, slots=True)
 class WatchError:
-    """A failed watch; it is retried unless `is_final`."""
+    """A failed watch, which is retried; the last successful one was `failing_seconds` ago."""
 
     resource: Resource
     error: ServiceError
-    is_final: bool
+    failing_seconds: float
 
 
 class StreamReader(threading.Thread):
@@ -166,7 +165,7 @@ class ObjectWatch(StreamReader):
         self._has_news = False
 
     def run(self) -> None:
-        """Watches until it is closed, or the cluster refuses."""
+        """Watches until it is closed."""
         version = ""
         delay = MIN_DELAY_SECONDS
         reached_at = self._cluster.clock()
@@ -182,11 +181,8 @@ class ObjectWatch(StreamReader):
                 if err.code == _TOO_OLD:
                     version = ""
                 elif not self._is_closed.is_set():
-                    is_late = self._cluster.clock() >= reached_at + UNREACHABLE_SECONDS
-                    is_final = is_late or err.kind not in ("away", "stale")
-                    self._tell(WatchError(self._resource, err, is_final))
-                    if is_final:
-                        return
+                    failing_seconds = self._cluster.clock() - reached_at
+                    self._tell(WatchError(self._resource, err, failing_seconds))
             delay = MIN_DELAY_SECONDS if self._has_news else min(delay * 2, MAX_DELAY_SECONDS)
             self._is_closed.wait(delay)
 
@@ -269,10 +265,12 @@ class PodLog(StreamReader):
         self._is_changed = threading.Event()
         self._position = LogPosition()
         self._told = False
+        self._is_deleted = False
 
-    def update(self, pod: PodState) -> None:
+    def update(self, pod: PodState, *, is_deleted: bool = False) -> None:
         """Takes the pod's new state: a log is complete when it was read after the pod's end."""
         self._pod = pod
+        self._is_deleted = is_deleted
         self._is_changed.set()
 
     def close(self) -> None:
@@ -298,14 +296,14 @@ class PodLog(StreamReader):
                 if is_complete and pod.is_final:
                     return
             except ServiceError as err:
-                # A log is deleted with its pod.
-                if err.kind == "missing" or self._is_closed.is_set():
+                if self._is_closed.is_set():
                     return
                 now = self._cluster.clock()
                 failing_since = now if failing_since is None else failing_since
-                is_late = pod.is_final and now >= failing_since + LAST_WORDS_SECONDS
-                # 400: the restarted container has not started yet.
-                if is_late or (err.kind not in ("away", "stale") and err.code != "400"):
+                # A log is deleted with its pod.
+                if err.kind == "missing" and self._is_deleted:
+                    return
+                if pod.is_final and now >= failing_since + LAST_WORDS_SECONDS:
                     self._tell(LogLost(pod, err))
                     return
             delay = MIN_DELAY_SECONDS if self._told else min(delay * 2, LOG_MAX_DELAY_SECONDS)
@@ -399,10 +397,10 @@ class Following:
         items, _ = self._cluster.list(PODS, query=self._of_pods)
         return ObjectNews(PODS, "all", tuple(items))
 
-    def follow(self, pod: PodState) -> None:
+    def follow(self, pod: PodState, *, is_deleted: bool = False) -> None:
         """Follows the log of a pod once its container has started, or updates its reader."""
         if pod.uid in self._logs:
-            self._logs[pod.uid].update(pod)
+            self._logs[pod.uid].update(pod, is_deleted=is_deleted)
         elif pod.is_started:
             container = self._containers[pod.group]
             log = PodLog(self._cluster, pod, container=container, tell=self._put)

@@ -13,7 +13,7 @@ from stoker.errors import PlatformError, ServiceError, StokerError
 from stoker.logs import EventName, Log, now_utc
 from stoker.platforms.aws import Aws
 from stoker.platforms.base import JobEnd, LogLine, leader_record
-from stoker.platforms.follow import UNREACHABLE_SECONDS, FollowedRun, job_left
+from stoker.platforms.follow import FollowedRun
 from stoker.platforms.sagemaker.cloudwatch import (
     GroupLoad,
     JobLogs,
@@ -34,6 +34,8 @@ from stoker.platforms.sagemaker.submit import (
     no_capacity,
     stop_job,
 )
+from stoker.records.base import mapping
+from stoker.settings import pipeline_run
 
 FOLDER = "stoker"
 # Limit of the whole archive: the user's outputs are in it, too, and skipped.
@@ -52,6 +54,8 @@ QUIET_SECONDS = 6.0
 DRAIN_SECONDS = 60.0
 # SIGTERM, 120 s until SIGKILL, and the service's own time.
 STOP_SECONDS = 240.0
+# Beyond the job's runtime: to start the hosts, and to upload the outputs.
+MARGIN_SECONDS = 7200.0
 # Host name of lines that come from the service.
 SERVICE = "sagemaker"
 
@@ -176,7 +180,18 @@ class SageMakerRun(FollowedRun):
 
     def __init__(self, aws: Aws, *, request: SageMakerRequest, asked_name: str) -> None:
         job = request.job
-        super().__init__(job.name, run=job.name, service=SERVICE, log_folder=job.run_dir / "logs")
+        limits = mapping(request.body, "StoppingCondition")
+        longest = limits.get("MaxWaitTimeInSeconds") or limits.get("MaxRuntimeInSeconds")
+        super().__init__(
+            job.name,
+            run=job.name,
+            service=SERVICE,
+            log_folder=job.run_dir / "logs",
+            way_back=f"the same command with --name {job.run_name}",
+            way_to_stop=f"aws sagemaker stop-training-job --training-job-name {job.name}",
+            is_step=bool(pipeline_run()),
+            may_last_seconds=float(str(longest)) + MARGIN_SECONDS,
+        )
         self._aws = aws
         self._job = job
         self._asked_name = asked_name
@@ -191,6 +206,27 @@ class SageMakerRun(FollowedRun):
         self._reached_at = aws.clock()
         # After the job's end: when its log is no longer read, at the latest and if it stays quiet.
         self._drain_until = self._quiet_at = 0.0
+        # Why `stop` could not end the job.
+        self._remains = ""
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._state is not None and self._state.is_final
+
+    def _is_cancelled(self) -> bool:
+        return False
+
+    def remaining(self) -> PlatformError | None:
+        if not self._remains:
+            return None
+        return PlatformError(
+            f"the job {self.name} is not stopped: {self._remains}",
+            where=f"training job {self.name}",
+            fix=f"stop it, it is billed: {self._way_to_stop}",
+        )
+
+    def clean_up(self) -> None:
+        """Does nothing: the service keeps ended jobs without a cost."""
 
     def stop(self) -> None:
         """Stops the job unless it has ended; blocks until its end, STOP_SECONDS at most."""
@@ -203,12 +239,16 @@ class SageMakerRun(FollowedRun):
                 stop_job(self._aws, self.name)
                 self._log.event(EventName.JOB_STOPPING, job=self.name, at_most_seconds=STOP_SECONDS)
         except StokerError as err:
+            self._remains = err.what
             self._log.event(EventName.JOB_STOP_FAILED, job=self.name, why=err.what)
+            self._close_files()
             return
         finally:
             self._delete_token()
         with contextlib.suppress(StokerError):
             self._await_end()
+        if not self._has_ended:
+            self._remains = f"it has not ended after {STOP_SECONDS:g} s"
         self._close_files()
 
     def utilisation(self, sizes: Mapping[str, tuple[int, int]]) -> tuple[GroupLoad, ...]:
@@ -321,17 +361,11 @@ class SageMakerRun(FollowedRun):
             return False
         try:
             answer = await_found(self._aws, self.name)
-        except ServiceError as err:
-            if err.kind not in ("away", "stale"):
-                raise
-            if self._aws.clock() >= self._reached_at + UNREACHABLE_SECONDS:
-                self._is_left = True
-                raise job_left(err, run=self._job.run_name) from err
-            if err.kind == "stale":
+        except PlatformError as err:
+            now = self._aws.clock()
+            self._endure(err, now=now, failing_seconds=now - self._reached_at)
+            if isinstance(err, ServiceError) and err.kind == "stale":
                 self._aws.renew_login()
-                self._say(f"{err.what}; the job continues; {err.fix}")
-            else:
-                self._say(f"{err.what}; retrying")
             return False
         self._reached_at = self._aws.clock()
         return self._take(job_state(answer))

@@ -1,0 +1,331 @@
+"""Two minutes of any fault of a service end no training, whoever follows it.
+
+A proxy in front of moto and of the API server's double fails calls by rule. On AWS time passes only
+while somebody sleeps; on Kubernetes the clock is set forward.
+"""
+
+import dataclasses
+import io
+import tarfile
+import time
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+
+import pytest
+from botocore.exceptions import NoCredentialsError
+
+from stoker.catalog import load_catalog
+from stoker.errors import PlatformError
+from stoker.platforms.aws import Aws
+from stoker.platforms.base import JobSpec
+from stoker.platforms.follow import UNREACHABLE_SECONDS
+from stoker.platforms.kubernetes import KubernetesPlatform
+from stoker.platforms.kubernetes.api import ClusterApi
+from stoker.platforms.sagemaker import SageMakerPlatform
+from stoker.records import Group, PlatformSettings, SageMakerSettings, to_json
+from stoker.train import train
+from support import sample_records
+from support.aws_answers import Answers
+from support.aws_answers import Clock as SleepClock
+from support.faulty_service import ServiceFault, faulty_service
+from support.kubernetes_api import kube_config, kubernetes_api
+from support.kubernetes_jobs import job as kubernetes_job
+from support.local_job import until
+from support.moto import REGION, ROLE
+from support.platform_jobs import follower, use_kube_config
+
+NAME = "mnist-1"
+BUCKET = "stoker-test"
+BEGAN = datetime(2026, 11, 20, 8, tzinfo=UTC)
+# The job trains for ten minutes; a fault begins after one and lasts for two.
+TRAINS_SECONDS, FAULT_BEGINS, FAULT_SECONDS = 600.0, 60.0, 120.0
+
+UNAVAILABLE = ServiceFault(status=503, code="ServiceUnavailable")
+RESET = ServiceFault()
+AWS_FAULTS = {
+    **{str(code): ServiceFault(status=code, code="InternalFailure") for code in (500, 502, 504)},
+    "503": UNAVAILABLE,
+    "a proxy's 502": ServiceFault(status=502),
+    "a proxy's 407": ServiceFault(status=407),
+    **{
+        code: ServiceFault(status=400, code=code)
+        for code in ("ThrottlingException", "ThrottledException", "RequestLimitExceeded")
+    },
+    "a timeout": ServiceFault(status=400, code="RequestTimeout"),
+    "a skewed clock": ServiceFault(
+        status=403, code="InvalidSignatureException", message="Signature expired"
+    ),
+    "an expired login": ServiceFault(status=400, code="ExpiredTokenException"),
+    "a missing right": ServiceFault(
+        status=400,
+        code="AccessDeniedException",
+        message="User: x is not authorized to perform: sagemaker:DescribeTrainingJob",
+    ),
+    "not found": ServiceFault(
+        status=400, code="ValidationException", message="Requested resource not found."
+    ),
+    "a reset": RESET,
+    "a broken answer": ServiceFault(is_garbled=True),
+}
+
+
+@pytest.fixture
+def clock():
+    return SleepClock()
+
+
+@pytest.fixture
+def aws_proxy(aws_server, monkeypatch):
+    aws_server.make_bucket(BUCKET)
+    with faulty_service(aws_server.url) as service:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", service.url)
+        yield service
+
+
+@pytest.fixture
+def aws(aws_proxy, clock, monkeypatch):
+    # botocore's own pauses pass on the same clock.
+    monkeypatch.setattr("botocore.endpoint.time", SimpleNamespace(sleep=clock.sleep))
+    found = Aws(region=REGION, sleep=clock.sleep, clock=clock)
+
+    def in_time(answer: dict[str, object]) -> None:
+        has_ended = clock.now >= TRAINS_SECONDS
+        answer["TrainingJobStatus"] = "Completed" if has_ended else "InProgress"
+        answer["SecondaryStatus"] = "Completed" if has_ended else "Training"
+        answer["SecondaryStatusTransitions"] = [
+            {"Status": "Training", "StartTime": BEGAN, "StatusMessage": "it trains"},
+            *([{"Status": "Completed", "StartTime": BEGAN + timedelta(1)}] if has_ended else []),
+        ]
+
+    Answers(found).change("sagemaker", "DescribeTrainingJob", in_time)
+    # Services whose login is renewed get new clients: of those the real answers are seen.
+    monkeypatch.setattr(found, "renew_login", lambda: None)
+    return found
+
+
+@pytest.fixture
+def sagemaker_job(tmp_path):
+    settings = SageMakerSettings(role=ROLE, output_uri=f"s3://{BUCKET}/out")
+    return JobSpec(
+        name=NAME,
+        command=("python", "train.py"),
+        groups=(
+            Group(name="dnn", role="dnn", instance_type="ml.g5.2xlarge", count=1),
+            Group(name="data", role="data", instance_type="ml.c5.4xlarge", count=2),
+        ),
+        run_dir=tmp_path / "run",
+        image="123456789012.dkr.ecr.eu-central-1.amazonaws.com/stoker:1",
+        platform_settings=PlatformSettings(sagemaker=settings),
+    )
+
+
+def put_outputs(aws: Aws) -> None:
+    packed = io.BytesIO()
+    content = to_json(sample_records.training()).encode()
+    with tarfile.open(fileobj=packed, mode="w:gz") as output:
+        info = tarfile.TarInfo("stoker/training.json")
+        info.size = len(content)
+        output.addfile(info, io.BytesIO(content))
+    uri = f"s3://{BUCKET}/out/{NAME}/output/output.tar.gz"
+    aws.write_object(uri, packed.getvalue())
+
+
+def fails_for_two_minutes(proxy, clock, *, part: str, fault: ServiceFault) -> None:
+    """Calls with `part` fail from the first one on that comes after FAULT_BEGINS."""
+    began: list[float] = []
+
+    def rule(call: str) -> ServiceFault | None:
+        if part not in call or (clock.now < FAULT_BEGINS and "Describe" in part):
+            return None
+        began[:] = began or [clock.now]
+        return fault if clock.now < began[0] + FAULT_SECONDS else None
+
+    proxy.rule = rule
+
+
+def trained_on_sagemaker(aws: Aws, job: JobSpec):
+    put_outputs(aws)
+    said: list[str] = []
+    record = train(
+        job,
+        platform=SageMakerPlatform(aws=aws),
+        catalog=load_catalog("sagemaker"),
+        on_line=lambda line: said.append(line.text),
+    )
+    return record, said
+
+
+AWS_TABLE = [
+    *(("DescribeTrainingJob", name) for name in AWS_FAULTS),
+    *(("DescribeLogStreams", name) for name in ("503", "a missing right", "500", "a reset")),
+]
+
+
+@pytest.mark.parametrize(("call", "fault"), AWS_TABLE)
+def test_a_fault_of_aws_ends_no_training(aws, aws_proxy, clock, sagemaker_job, call, fault):
+    fails_for_two_minutes(aws_proxy, clock, part=call, fault=AWS_FAULTS[fault])
+    record, said = trained_on_sagemaker(aws, sagemaker_job)
+    assert aws_proxy.num_failed(call) > 0
+    assert (record.status, record.exit_code) == ("succeeded", 0)
+    assert record.metrics
+    assert not [call for call, _ in aws_proxy.calls if "StopTrainingJob" in call]
+    # Once, however often it was seen.
+    assert sum("and the job continues" in line for line in said) <= 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [NoCredentialsError(), RuntimeError("the refreshed credentials are still expired")],
+    ids=["none", "expired"],
+)
+def test_missing_credentials_end_no_training(aws, clock, sagemaker_job, error):
+    def missing(**_: object) -> None:
+        if FAULT_BEGINS <= clock.now < FAULT_BEGINS + FAULT_SECONDS:
+            raise error
+
+    events = aws.client("sagemaker").meta.events
+    events.register("before-call.sagemaker.DescribeTrainingJob", missing)
+    record, said = trained_on_sagemaker(aws, sagemaker_job)
+    assert record.status == "succeeded"
+    assert sum("and the job continues" in line for line in said) == 1
+
+
+def test_a_service_that_stays_away_leaves_the_training_to_the_next_follower(
+    aws, aws_proxy, clock, sagemaker_job
+):
+    aws_proxy.rule = lambda call: (
+        UNAVAILABLE if "DescribeTrainingJob" in call and clock.now >= FAULT_BEGINS else None
+    )
+    with pytest.raises(PlatformError) as caught:
+        trained_on_sagemaker(aws, sagemaker_job)
+    assert f"--name {NAME}" in caught.value.fix
+    assert clock.now >= UNREACHABLE_SECONDS
+    assert not [call for call, _ in aws_proxy.calls if "StopTrainingJob" in call]
+    aws_proxy.rule = lambda call: None
+    # The same command again.
+    record, _ = trained_on_sagemaker(aws, sagemaker_job)
+    assert record.status == "succeeded"
+    assert sum("CreateTrainingJob" in call for call, _ in aws_proxy.calls) == 1
+
+
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), KeyError("bug")])
+def test_an_error_of_the_terminal_or_a_bug_leaves_the_training(
+    aws, aws_proxy, sagemaker_job, error
+):
+    def fails(line: object) -> None:
+        raise error
+
+    with pytest.raises(PlatformError, match="cannot follow the job any more") as caught:
+        train(
+            sagemaker_job,
+            platform=SageMakerPlatform(aws=aws),
+            catalog=load_catalog("sagemaker"),
+            on_line=fails,
+        )
+    assert f"the job {NAME} keeps running" in caught.value.fix
+    assert not [call for call, _ in aws_proxy.calls if "StopTrainingJob" in call]
+
+
+@pytest.mark.parametrize("may_stop", [True, False])
+def test_ctrl_c_stops_the_training_only_if_the_person_says_so(
+    aws, aws_proxy, sagemaker_job, may_stop
+):
+    def interrupted(line: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        train(
+            sagemaker_job,
+            platform=SageMakerPlatform(aws=aws),
+            catalog=load_catalog("sagemaker"),
+            on_line=interrupted,
+            may_stop=lambda: may_stop,
+        )
+    stops = [call for call, _ in aws_proxy.calls if "StopTrainingJob" in call]
+    assert bool(stops) == may_stop
+    assert ("keeps running" in str(caught.value)) != may_stop
+
+
+# --- Kubernetes
+
+FORBIDDEN = 'pods is forbidden: User "system:serviceaccount:team-a:runner" cannot watch resource'
+KUBERNETES_FAULTS = {
+    **{
+        str(code): ServiceFault(status=code, code="InternalError", message="etcd timed out")
+        for code in (429, 500, 502, 503, 504)
+    },
+    "a proxy's 400": ServiceFault(status=400),
+    "a proxy's 403": ServiceFault(status=403),
+    "a proxy's 407": ServiceFault(status=407),
+    "an expired login": ServiceFault(status=401, code="Unauthorized"),
+    "a missing right": ServiceFault(status=403, code="Forbidden", message=FORBIDDEN),
+    "no API": ServiceFault(status=404, code="NotFound", message="page not found"),
+    "a reset": RESET,
+    "a broken answer": ServiceFault(is_garbled=True),
+}
+
+
+class SetClock:
+    """A clock that runs, and that a test sets forward."""
+
+    ahead = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.ahead
+
+
+@pytest.fixture
+def follow():
+    yield from follower()
+
+
+@pytest.mark.parametrize(
+    ("part", "fault"),
+    [
+        *(("/", name) for name in KUBERNETES_FAULTS),
+        *(("/pods", name) for name in ("503", "a missing right", "no API")),
+        *(("/jobsets", name) for name in ("503", "a missing right", "no API")),
+        *(("/log?", name) for name in ("503", "a missing right", "no API")),
+        *(("/events", name) for name in ("503", "a missing right")),
+    ],
+)
+def test_a_fault_of_the_cluster_ends_no_training(tmp_path, monkeypatch, follow, part, fault):
+    clock = SetClock()
+    monkeypatch.setattr("stoker.platforms.kubernetes.streams.MAX_DELAY_SECONDS", 0.2)
+    monkeypatch.setattr("stoker.platforms.kubernetes.streams.LOG_MAX_DELAY_SECONDS", 0.2)
+    with kubernetes_api() as api, faulty_service(api.url) as proxy:
+        use_kube_config(monkeypatch, kube_config(tmp_path, proxy.url))
+        cluster = ClusterApi(sleep=lambda seconds: time.sleep(min(seconds, 0.05)), clock=clock)
+        platform = KubernetesPlatform(cluster=cluster)
+        job = dataclasses.replace(kubernetes_job(name=NAME), run_dir=tmp_path / "run")
+        followed = follow(platform.submit(platform.plan(job)))
+        until(lambda: "the job exists" in followed.status, what="it is followed")
+        api.run_pods(NAME)
+        leader = api.pods(NAME, "dnn")[0]
+        until(lambda: "runs on node" in followed.status, what="its hosts are seen")
+        proxy.rule = lambda call: KUBERNETES_FAULTS[fault] if part in call else None
+        api.drop_streams()
+        until(lambda: proxy.num_failed(part) > 3, what="calls fail", seconds=5)
+        clock.ahead += FAULT_SECONDS
+        seen = proxy.num_failed(part)
+        until(
+            lambda: proxy.num_failed(part) > seen,
+            what="they fail after two minutes, too",
+            seconds=5,
+        )
+        assert followed.error is None
+        proxy.rule = lambda call: None
+        api.say(leader, "said later")
+        until(
+            lambda: "said later" in followed.texts(f"{NAME}-dnn-0-0"),
+            what="its log is read",
+            seconds=10,
+        )
+        for pod in (leader, *api.pods(NAME, "data")):
+            api.end_pod(pod)
+        api.end_job(NAME)
+        end = followed.ended()
+        assert end.status == "succeeded"
+        assert api.count("DELETE") == 0
+        told = [line for line in followed.texts("status") if "and the job continues" in line]
+        assert len(told) == len(set(told))
