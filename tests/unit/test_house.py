@@ -123,9 +123,9 @@ def test_no_circle_of_imports_and_none_is_hidden_by_late_imports_or_types():
 # Lines of code of each room: no blank lines, comments or docstrings. It is raised only in a commit
 # of its own, which says what users get for it.
 BUDGET = {
-    "stoker": 2_480,
+    "stoker": 2_490,
     "catalog": 540,
-    "cli": 4_830,
+    "cli": 4_850,
     "decide": 2_820,
     "doctor": 450,
     "feed": 10_290,
@@ -133,7 +133,7 @@ BUDGET = {
     "kubeflow": 410,
     "launch": 4_950,
     "pipelines": 1_060,
-    "platforms": 6_830,
+    "platforms": 6_920,
     "profile": 5_090,
     "records": 1_980,
     "report": 1_500,
