@@ -16,7 +16,7 @@
     │   └── ProtocolError           a peer violated the protocol
     └── WorkloadError            6  the user's command failed; its exit code is in training.json
 
-Ctrl-C exits with 130, SIGTERM with 143.
+Ctrl-C exits with 130, SIGTERM with 143, and a launcher whose peer was lost with 75.
 """
 
 import json
@@ -27,6 +27,11 @@ from urllib.parse import unquote
 
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
+# Of a launcher on a dnn host, if another dnn host was lost: EX_TEMPFAIL of sysexits.h. Platforms
+# restart the job for it, where the workload allows that.
+EXIT_PEER_LOST = 75
+# Of a container that was killed (SIGKILL), or ran out of memory.
+EXIT_KILLED = 137
 ServiceErrorKind = Literal["missing", "denied", "taken", "stale", "away", "refused"]
 
 

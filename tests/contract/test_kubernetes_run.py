@@ -11,7 +11,14 @@ import pytest
 from typer.testing import CliRunner
 
 from stoker.cli.app import app_for
-from stoker.errors import NoCapacityError, PlatformError, TerminatedError, UsageError
+from stoker.errors import (
+    EXIT_KILLED,
+    EXIT_PEER_LOST,
+    NoCapacityError,
+    PlatformError,
+    TerminatedError,
+    UsageError,
+)
 from stoker.feed.timeline import COLUMNS
 from stoker.platforms.base import JobSpec, leader_record
 from stoker.platforms.kubernetes import KubernetesPlatform
@@ -785,6 +792,17 @@ def test_a_drained_dnn_host_restarts_the_job_and_one_that_fails_ends_it(api, api
     api.fail_pod(only_pod(api, host), EXIT_CODE)
     end = followed.ended()
     assert (end.status, end.exit_code) == ("failed", EXIT_CODE)
+
+
+@pytest.mark.parametrize("code", [EXIT_PEER_LOST, EXIT_KILLED])
+def test_a_survivor_of_a_lost_host_and_a_killed_container_restart_the_job(api, code, start):
+    followed = start(output="pvc://runs")
+    api.run_pods(NAME)
+    until(lambda: f"{LEADER}: runs" in followed.status, what="it runs")
+    api.fail_pod(only_pod(api, LEADER), code)
+    until(lambda: "all hosts are restarted (restart 1)" in followed.status, what="it is told")
+    assert api.get("jobsets", NAME)["status"]["restartsCountTowardsMax"] == 0
+    complete(api, followed)
 
 
 def test_without_checkpoints_a_drained_dnn_host_ends_the_run_and_says_what_would_help(api, running):

@@ -302,7 +302,7 @@ class KubernetesApi:
                 earlier = began - timedelta(seconds=ran_seconds)
                 running["startedAt"] = earlier.strftime("%Y-%m-%dT%H:%M:%SZ")
             self.end_pod(name, code, message=message)
-            self._judge(name, is_disrupted=False)
+            self._judge(name, is_disrupted=False, code=code)
 
     def disrupt_pod(self, name: str) -> None:
         """Drains its node or takes it away, and the controllers of Job and JobSet judge that."""
@@ -378,7 +378,7 @@ class KubernetesApi:
                     return False
             return True
 
-    def _judge(self, name: str, *, is_disrupted: bool) -> None:
+    def _judge(self, name: str, *, is_disrupted: bool, code: int = 1) -> None:
         """Treats a job one of whose pods has failed as its own policy says."""
         labels = self._objects["pods", name]["metadata"]["labels"]
         run, job = labels[_JOBSET], labels[_REPLICATED]
@@ -386,7 +386,10 @@ class KubernetesApi:
         reason = "BackoffLimitExceeded"
         for rule in spec.get("podFailurePolicy", {}).get("rules", []):
             kinds = [condition["type"] for condition in rule.get("onPodConditions", [])]
-            if is_disrupted and "DisruptionTarget" in kinds and rule["action"] == "FailJob":
+            codes = rule.get("onExitCodes", {"operator": "In", "values": []})
+            assert codes["operator"] == "In", codes
+            is_met = (is_disrupted and "DisruptionTarget" in kinds) or code in codes["values"]
+            if is_met and rule["action"] == "FailJob":
                 reason = "PodFailurePolicy"
         if reason == "BackoffLimitExceeded" and spec["backoffLimit"]:
             self._replace_pod(name)

@@ -133,7 +133,7 @@ class Pod:
 class Pods:
     """Runs the pods of one run of the feed's test script; all end when the context ends."""
 
-    def __init__(self, folder, *, dnn=1, data=2, local=0, feed, given=None, code=""):
+    def __init__(self, folder, *, dnn=1, data=2, local=0, feed, given=None, code="", **keys):
         self.folder = folder
         self.gates = folder / "gates"
         self.gates.mkdir()
@@ -146,7 +146,7 @@ class Pods:
         ]
         nothing: dict[str, Any] = {"channels": {}, "hyperparameters": {}}
         self._request = KubernetesPlatform().plan(
-            job(*groups, name=RUN, command=["python", *words], feed=dict(feed), **nothing)
+            job(*groups, name=RUN, command=["python", *words], feed=dict(feed), **nothing, **keys)
         )
         self._token = new_token()
         self._network = PodNetwork(domain=NAMESPACE)

@@ -81,8 +81,8 @@ def check_fresh_starts(settings: ProcessSettings) -> None:
 def launch(command: Sequence[str], environ: Mapping[str, str]) -> int:
     """Does this host's part to its end; returns the exit code of the process.
 
-    On a dnn host that is the training command's, or 4 if another host was lost; on a data host 0 if
-    the dnn group decided, 5 if it never came. Also 0 if the data hosts were not used: only the
+    On a dnn host that is the training command's, or 75 if another dnn host was lost; on a data host
+    0 if the dnn group decided, 5 if it never came. Also 0 if the data hosts were not used: only the
     record says that the run failed. Blocks for the whole run.
 
     Raises:

@@ -201,13 +201,16 @@ class Membership:
         """Waits until the coordinator has accepted this launcher; False after the timeout."""
         return self._is_welcome.wait(timeout_seconds)
 
-    def leave(self, *, exit_code: int | None = None, reason: str = "") -> None:
+    def leave(
+        self, *, exit_code: int | None = None, reason: str = "", is_signalled: bool = False
+    ) -> None:
         """Says goodbye; `close` waits until it is sent."""
         goodbye = Leave(
             host=self._join.host,
             incarnation=self._join.incarnation,
             exit_code=exit_code,
             reason=reason[:4000],
+            is_signalled=is_signalled,
         )
         self._leaving.put(goodbye)
 

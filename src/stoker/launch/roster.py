@@ -47,6 +47,12 @@ class Change:
     kind: Literal["agent", "follower"]
     reason: str = ""
     exit_code: int | None = None
+    is_signalled: bool = False
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether the host is gone, and not its command: it died, restarted, or was drained."""
+        return self.what in ("lost", "rejoined") or self.is_signalled
 
     @property
     def fails_the_run(self) -> bool:
@@ -186,6 +192,7 @@ class HostLeases:
             kind=state.kind,
             reason=message.reason,
             exit_code=message.exit_code,
+            is_signalled=message.is_signalled,
         )
 
     def expire(self, now: float) -> list[Change]:

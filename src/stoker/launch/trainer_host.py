@@ -21,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.errors import PlatformError, UsageError
+from stoker.errors import EXIT_KILLED, EXIT_PEER_LOST, PlatformError, UsageError
 from stoker.feed.bookkeeping import Unfed
 from stoker.feed.loading import discard_loadings, why_unfed
 from stoker.host.processes import why_not_found
@@ -52,12 +52,16 @@ from stoker.records.training import STARTED
 from stoker.settings import PROFILE_ENDED_FILE, RELEASED_FILE, unfed_file
 
 _POLL_SECONDS = 1.0
-# A lost host, or an abandoned run: the platform's code, as the training has none.
+# A host that never came, or an abandoned run: the platform's code, as the training has none.
 HOST_LOST = ABANDONED = PlatformError.exit_code
+# Of a command: any failure. Its own code would restart the job as the loss of a host does.
+FAILED = 1
 # When the leader's ranks fail, a follower may report the cause a moment later.
 FOLLOWERS_CAUSE_SECONDS = 3.0
 # And a follower's failure may only say that the leader's rank is gone.
 OWN_CAUSE_SECONDS = 3.0
+# Beyond a lease, for the news that a peer was lost.
+NEWS_SECONDS = 5.0
 
 
 class Release:
@@ -127,7 +131,7 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
     def fail(change: Change) -> None:
         causes.append(change)
         decided = partial(run.inbox.put, Decided(_words_of(change)))
-        if change.what == "left" and finish.says_peer_is_gone(change.reason):
+        if _is_consequence(change):
             # Perhaps the leader's own ranks failed first: give them time to report it.
             timer = threading.Timer(OWN_CAUSE_SECONDS, decided)
             timer.daemon = True
@@ -232,16 +236,22 @@ def follow(run: HostRun, command: Sequence[str]) -> int:
         engine.stop()
         ending = _as_a_pod_ends(run, ending)
         failure = _failure_of(run, ending) if ending.exit_code else ""
+        if finish.says_peer_is_gone(failure) and not (ending.decided or ending.signals):
+            ending = _await_verdict(run, membership, ending)
         # After a verdict an engine's failure is a consequence: its other end is gone.
         has_failed = bool(engine.failure) and membership.verdict is None
         if has_failed:
             ending = dataclasses.replace(ending, exit_code=HOST_LOST, decided="")
             failure = engine.failure
         # Then the training has no exit code.
-        membership.leave(exit_code=None if has_failed else ending.exit_code, reason=failure)
+        membership.leave(
+            exit_code=None if has_failed else ending.exit_code,
+            reason=failure,
+            is_signalled=bool(ending.signals),
+        )
         if failure and not ending.decided:
             _write_failure(run, failure)
-        return _follower_code(ending, membership.verdict)
+        return _follower_code(run, ending, membership.verdict)
     finally:
         engine.stop()
         membership.close()
@@ -258,14 +268,48 @@ def _as_a_pod_ends(run: HostRun, ending: Ending) -> Ending:
     return ending
 
 
-def _follower_code(ending: Ending, verdict: MembershipVerdict | None) -> int:
+def _is_consequence(change: Change) -> bool:
+    """Whether a host's failure only says that another host is gone."""
+    return (
+        change.what == "left"
+        and not change.is_signalled
+        and finish.says_peer_is_gone(change.reason)
+    )
+
+
+def _await_verdict(run: HostRun, membership: Membership, ending: Ending) -> Ending:
+    """Waits until it is known why a peer is gone: a lost host shows within a lease.
+
+    The leader may be the one that is lost. A signal ends the wait.
+    """
+    deadline = time.monotonic() + run.settings.feed.lease_seconds + NEWS_SECONDS
+    while membership.verdict is None and time.monotonic() < deadline:
+        with contextlib.suppress(queue.Empty):
+            happening = run.inbox.get(timeout=0.1)
+            if isinstance(happening, SignalReceived):
+                return dataclasses.replace(ending, signals=(happening.number,))
+    if membership.verdict is None:
+        return ending
+    return dataclasses.replace(ending, decided=membership.verdict.reason)
+
+
+def _code_of_command(run: HostRun, code: int) -> int:
+    """Returns the launcher's exit code for that of its command, which must not restart the job."""
+    restarts = (EXIT_PEER_LOST, EXIT_KILLED) if is_job_pod(run.environ) else (EXIT_PEER_LOST,)
+    return FAILED if code in restarts else code
+
+
+def _follower_code(run: HostRun, ending: Ending, verdict: MembershipVerdict | None) -> int:
     if verdict is None or not ending.decided:
-        return ending.exit_code
+        return _code_of_command(run, ending.exit_code)
     # The leader was lost, or refused this host: the run's outcome is not known.
     if verdict.state is None:
-        return HOST_LOST
+        return EXIT_PEER_LOST if verdict.kind == "lost" else HOST_LOST
     if verdict.state.outcome == "succeeded":
         return ending.exit_code
+    # Its host was told to end.
+    if verdict.state.outcome == "stopped":
+        return EXIT_PEER_LOST
     return verdict.state.exit_code or ending.exit_code
 
 
@@ -275,12 +319,16 @@ def _await_followers(
     """Waits for the other dnn hosts, which may have more to do, or be the cause of a failure.
 
     After success, each of them has until its lease ends, or the start deadline if it has not come
-    yet; after a failure FOLLOWERS_CAUSE_SECONDS. A signal ends the wait.
+    yet; after a failure FOLLOWERS_CAUSE_SECONDS, or a lease if the failure only says that a peer is
+    gone. A signal ends the wait.
     """
     has_failed = ending.exit_code != 0
-    deadline = time.monotonic() + FOLLOWERS_CAUSE_SECONDS if has_failed else float("inf")
+    seconds = FOLLOWERS_CAUSE_SECONDS if has_failed else float("inf")
+    if has_failed and not ending.decided and finish.says_peer_is_gone(_failure_of(run, ending)):
+        seconds = run.settings.feed.lease_seconds + NEWS_SECONDS
+    deadline = time.monotonic() + seconds
     while coordinator.followers(live_only=has_failed) and time.monotonic() < deadline:
-        if causes or ending.signals:
+        if ending.signals or not all(map(_is_consequence, causes)):
             break
         try:
             happening = run.inbox.get(timeout=0.1)
@@ -432,13 +480,17 @@ def _judge(run: HostRun, ending: Ending, causes: Sequence[Change]) -> tuple[RunO
         # mpirun's message about a rank elsewhere, whose host has the rank's own.
         is_consequence = True
     if causes and is_consequence:
-        change = causes[0]
-        code = change.exit_code or HOST_LOST
-        failure = change.reason if change.what == "left" and change.reason else _words_of(change)
+        change = next((each for each in causes if not _is_consequence(each)), causes[0])
+        code = _code_of_command(run, change.exit_code or HOST_LOST)
+        if change.is_loss:
+            code = EXIT_PEER_LOST
+        failure = change.reason if change.what == "left" else ""
+        if change.is_signalled or not failure:
+            failure = _words_of(change)
         return RunOutcome(status="failed", exit_code=change.exit_code, failure=failure), code
     if ending.exit_code:
         failed = RunOutcome(status="failed", exit_code=ending.exit_code, failure=own)
-        return failed, ending.exit_code
+        return failed, _code_of_command(run, ending.exit_code)
     return RunOutcome(status="succeeded", exit_code=0), 0
 
 
@@ -477,6 +529,8 @@ def _write_failure(run: HostRun, failure: str) -> None:
 def _words_of(change: Change) -> str:
     who = f"dnn host {change.host}"
     match change.what:
+        case "left" if change.is_signalled:
+            return f"{who} was told to end, as by a drain (exit code {change.exit_code})"
         case "left":
             return f"{who} ended with exit code {change.exit_code}"
         case "rejoined":

@@ -141,12 +141,16 @@ class State(Message, frozen=True, kw_only=True):
 
 
 class Leave(Message, frozen=True, kw_only=True):
-    """Deregisters a launcher; exit_code is its training command's on a follower."""
+    """Deregisters a launcher; exit_code is its training command's on a follower.
+
+    `is_signalled`: the launcher was told to end, as by a drain.
+    """
 
     host: Identifier
     incarnation: Identifier
     exit_code: int | None = None
     reason: str = ""
+    is_signalled: bool = False
 
 
 class Attend(Message, frozen=True, kw_only=True):

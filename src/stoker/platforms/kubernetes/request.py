@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from stoker.errors import UsageError
+from stoker.errors import EXIT_KILLED, EXIT_PEER_LOST, UsageError
 from stoker.platforms.base import MLFLOW_VARIABLES, JobSpec, hyperparameters
 from stoker.platforms.kubernetes.api import name_of, number, text
 from stoker.platforms.kubernetes.objects import (
@@ -122,7 +122,7 @@ def _failure_policy(layout: Layout) -> dict[str, Json]:
             {
                 "name": "disrupted",
                 "action": "RestartJobSetAndIgnoreMaxRestarts",
-                # The only pod failure policy is the one for disruptions.
+                # The only pod failure policy is the one for disruptions and lost hosts.
                 "onJobFailureReasons": ["PodFailurePolicy"],
                 "targetReplicatedJobs": [layout.dnn.job],
             }
@@ -151,8 +151,13 @@ def _replicated_job(layout: Layout, group: PodGroup) -> dict[str, Json]:
         job["activeDeadlineSeconds"] = layout.settings.max_run_seconds
     if group.is_dnn and layout.settings.output:
         disrupted: Json = {"type": "DisruptionTarget", "status": "True"}
+        # The pod that fails first decides: a drained one, one that was killed, or a survivor.
+        codes: Json = {"operator": "In", "values": [EXIT_PEER_LOST, EXIT_KILLED]}
         job["podFailurePolicy"] = {
-            "rules": [{"action": "FailJob", "onPodConditions": [disrupted]}],
+            "rules": [
+                {"action": "FailJob", "onPodConditions": [disrupted]},
+                {"action": "FailJob", "onExitCodes": codes},
+            ],
         }
     job["template"] = pod_template(layout, group)
     template: dict[str, Json] = {"spec": job}
