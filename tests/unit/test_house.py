@@ -131,7 +131,7 @@ BUDGET = {
     "feed": 10_290,
     "host": 510,
     "kubeflow": 410,
-    "launch": 4_950,
+    "launch": 5_000,
     "pipelines": 1_060,
     "platforms": 6_920,
     "profile": 5_090,
