@@ -329,3 +329,33 @@ def test_a_fault_of_the_cluster_ends_no_training(tmp_path, monkeypatch, follow, 
         assert api.count("DELETE") == 0
         told = [line for line in followed.texts("status") if "and the job continues" in line]
         assert len(told) == len(set(told))
+
+
+# More than any client repeats by itself.
+MANY_TIMES = 12
+
+
+@pytest.mark.parametrize("fault", ["503", "429", "a reset", "a broken answer", "a proxy's 407"])
+@pytest.mark.parametrize("part", ["accessreviews", "/jobsets", "/secrets", "/configmaps"])
+def test_a_fault_at_the_start_is_waited_for_and_makes_nothing_twice(
+    tmp_path, monkeypatch, part, fault
+):
+    left = MANY_TIMES
+
+    def rule(call: str) -> ServiceFault | None:
+        nonlocal left
+        if part not in call or not call.startswith("POST") or not left:
+            return None
+        left -= 1
+        return KUBERNETES_FAULTS[fault]
+
+    with kubernetes_api() as api, faulty_service(api.url) as proxy:
+        use_kube_config(monkeypatch, kube_config(tmp_path, proxy.url))
+        cluster = ClusterApi(sleep=lambda seconds: time.sleep(min(seconds, 0.01)))
+        platform = KubernetesPlatform(cluster=cluster)
+        job = dataclasses.replace(kubernetes_job(name=NAME), run_dir=tmp_path / "run")
+        proxy.rule = rule
+        run = platform.submit(platform.plan(job))
+        assert not left
+        assert api.names("jobsets") == [NAME]
+        run.stop()

@@ -91,7 +91,10 @@ class KubernetesPlatform:
         with _explained(cluster, settings):
             follower = follower_of(cluster, pod, log=log)
             begin = adopt if self._adopts_only else start
-            started = begin(cluster, request, follower=follower, log=log)
+            patient = cluster.patient(
+                lambda err: log.event(EventName.CALL_REPEATED, action=err.action, why=err.what)
+            )
+            started = begin(patient, request, follower=follower, log=log)
         is_last = self._adopts_only
         return KubernetesRun(
             cluster, request=request, started=started, follower=follower, is_last=is_last

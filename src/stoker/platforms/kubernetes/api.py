@@ -1,6 +1,7 @@
 """Calls to a cluster: one connection, retries, refusals as errors."""
 
 import contextlib
+import copy
 import json
 import os
 import re
@@ -16,6 +17,7 @@ from stoker.errors import MissingExtraError, PlatformError, ServiceError, Servic
 from stoker.platforms.follow import take_lines
 from stoker.records import Json
 from stoker.records.base import Document, mapping, mappings
+from stoker.repeat import READ_AGAIN_SECONDS, repeated
 
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse
@@ -42,9 +44,8 @@ _NOT_STRICT = (
 )
 CONNECT_SECONDS = 10.0
 READ_SECONDS = 60.0
-# Pauses of 0.5, 1, 2 and 4 s between them.
-MAX_ATTEMPTS = 5
-RETRY_SECONDS = 0.5
+# How long a call is repeated that is not answered; `ClusterApi.patient` repeats longer.
+RETRY_SECONDS = 8.0
 # Objects per page of a list.
 PAGE = 500
 _METHODS = {"get": "GET", "list": "GET", "create": "POST", "patch": "PATCH", "delete": "DELETE"}
@@ -376,8 +377,20 @@ class ClusterApi:
         self._namespace = namespace
         self._strict_tls = strict_tls
         self._client: object | None = None
+        self._patience_seconds = RETRY_SECONDS
+        self._tell: Callable[[ServiceError], None] = lambda error: None
         self.sleep = sleep
         self.clock = clock
+
+    def patient(self, tell: Callable[[ServiceError], None]) -> "ClusterApi":
+        """Returns the same cluster for calls that matter: repeated for READ_AGAIN_SECONDS.
+
+        Args:
+            tell: Called with the first error of each call.
+        """
+        found = copy.copy(self)
+        found._patience_seconds, found._tell = READ_AGAIN_SECONDS, tell
+        return found
 
     @property
     def namespace(self) -> str:
@@ -406,7 +419,7 @@ class ClusterApi:
         """Returns an object.
 
         Raises:
-            ServiceError: As all calls: the cluster refuses, or does not answer MAX_ATTEMPTS times.
+            ServiceError: As all calls: the cluster refuses, or does not answer.
         """
         return self._call("get", resource, name)
 
@@ -429,7 +442,7 @@ class ClusterApi:
             asked = {**(query or {}), "limit": str(PAGE)}
             if following:
                 asked["continue"] = following
-            page = self._call("list", resource, query=asked, attempts=1)
+            page = self._call("list", resource, query=asked, is_repeated=False)
             found += mappings(page, "items")
             described = mapping(page, "metadata")
             following = text(described, "continue")
@@ -523,12 +536,14 @@ class ClusterApi:
         *,
         query: Mapping[str, str] | None = None,
         body: Document | None = None,
-        attempts: int = MAX_ATTEMPTS,
+        is_repeated: bool = True,
     ) -> Document:
         action = self._action(verb, resource, name=name)
         method = _METHODS[verb]
         path = self._path(resource, name)
-        for attempt in range(attempts):
+        errors: list[ServiceError] = []
+
+        def send() -> Document:
             try:
                 response = self._send(
                     method, path, action, query=query or {}, body=body, read_seconds=READ_SECONDS
@@ -537,11 +552,18 @@ class ClusterApi:
                     document = json.loads(response.data)
                 return mapping(document)
             except ServiceError as err:
-                err.is_repeated = attempt > 0
-                if err.kind != "away" or attempt == attempts - 1:
-                    raise
-                self.sleep(RETRY_SECONDS * 2**attempt)
-        raise AssertionError("unreachable")
+                err.is_repeated = bool(errors)
+                errors.append(err)
+                raise
+
+        return repeated(
+            send,
+            seconds=self._patience_seconds if is_repeated else 0.0,
+            is_passing=lambda err: err.kind == "away",
+            tell=self._tell,
+            sleep=self.sleep,
+            clock=self.clock,
+        )
 
     def _send(
         self,
