@@ -133,7 +133,7 @@ BUDGET = {
     "kubeflow": 410,
     "launch": 5_000,
     "pipelines": 1_060,
-    "platforms": 6_920,
+    "platforms": 6_940,
     "profile": 5_090,
     "records": 1_980,
     "report": 1_500,
