@@ -1350,7 +1350,8 @@ def test_a_server_that_cannot_be_reached_is_retried_for_seconds_and_an_unsafe_on
 ):
     use_kube_config(monkeypatch, kube_config(tmp_path, change(api.url)))
     waited = []
-    error = refused(job, KubernetesPlatform(cluster=ClusterApi(sleep=waited.append)))
+    cluster = ClusterApi(sleep=waited.append, clock=lambda: sum(waited))
+    error = refused(job, KubernetesPlatform(cluster=cluster))
     assert words in str(error)
     assert error.fix
     assert bool(waited) == is_retried
