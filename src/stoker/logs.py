@@ -136,6 +136,7 @@ class EventName(StrEnum):
     ROSTER = auto()  # All groups and hosts of the run.
     RUN_ABANDONED = auto()  # The leader is gone; the host stops its training.
     RUN_JOINED = auto()  # This host joined the run.
+    RUN_RESTARTED = auto()  # All hosts were restarted; so many restarts made no progress.
     RUNTIME_REPLACED = auto()  # The TrainingRuntime was replaced.
     SESSION_ENDED = auto()  # A trainer's session on a data host ended.
     SESSION_OPENED = auto()  # A trainer opened a session on a data host.

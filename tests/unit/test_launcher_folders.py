@@ -9,6 +9,8 @@ import pytest
 
 from stoker.errors import PlatformError, UsageError
 from stoker.launch import launch, launcher
+from stoker.launch.restarts import check_restarts
+from stoker.logs import Log
 from stoker.settings import RunEnvironment, RunGroup, from_environment
 
 USER = 1000
@@ -85,7 +87,7 @@ def test_a_run_that_saves_nothing_does_not_begin_anew_for_ever(base_dir, stokers
     assert "max_fresh_starts" in caught.value.fix
     assert not (base_dir / "began").exists()
     # For the pod's status, where whoever follows the job reads it.
-    assert "without a checkpoint" in (base_dir / "output" / "failure").read_text()
+    assert "without progress" in (base_dir / "output" / "failure").read_text()
 
 
 @pytest.mark.parametrize(
@@ -105,4 +107,69 @@ def test_a_run_that_goes_on_from_what_it_saved_may_be_started_again(base_dir, to
     if saved:
         (base_dir / saved).parent.mkdir(parents=True, exist_ok=True)
         (base_dir / saved).touch()
-    launcher.check_fresh_starts(from_environment({**environ(base_dir), **told}))
+    restart(base_dir, **told)
+
+
+def restart(base_dir, **told):
+    """Begins as the leader does."""
+    output = base_dir / "output" / "data" / "stoker"
+    settings = from_environment({**environ(base_dir), **told})
+    check_restarts(settings, output=output, log=Log(run="r", host="leader"))
+
+
+def saves(base_dir, name, at):
+    path = base_dir / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    os.utime(path, (at, at))
+
+
+def steps(base_dir, number):
+    path = base_dir / "output" / "data" / "stoker" / "timeline-rank0.csv"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("# by rank 0\nloader,epoch\n" + "0,0\n" * number)
+
+
+@pytest.mark.parametrize(
+    ("saved", "num_steps", "advances"),
+    [
+        # One old file does not lift the limit for ever.
+        ("", 5, False),
+        ("checkpoints/last.pt", 5, True),
+        # Saved at each start, without a step.
+        ("checkpoints/last.pt", 0, False),
+        # The checkpoints are elsewhere: these are logs.
+        ("output/data/events.log", 5, False),
+    ],
+)
+def test_a_crash_loop_is_bounded_by_progress(base_dir, saved, num_steps, advances):
+    restart(base_dir)
+    saves(base_dir, "checkpoints/first.pt", at=1000)
+    steps(base_dir, 5)
+    restart(base_dir, **AGAIN | {"STOKER_RESTARTS": "1"})
+    for number in range(2, 4):
+        if saved:
+            saves(base_dir, saved, at=1000 + number)
+        steps(base_dir, num_steps)
+        restart(base_dir, **AGAIN | {"STOKER_RESTARTS": str(number)})
+    for number in range(4, 12):
+        if saved:
+            saves(base_dir, saved, at=1000 + number)
+        told = AGAIN | {"STOKER_RESTARTS": str(number)}
+        if advances or number == 4:
+            restart(base_dir, **told)
+        else:
+            with pytest.raises(PlatformError, match=f"restarted {number - 1} times without"):
+                restart(base_dir, **told)
+            break
+
+
+def test_progress_starts_the_count_again(base_dir):
+    restart(base_dir)
+    for number in range(1, 4):
+        restart(base_dir, **AGAIN | {"STOKER_RESTARTS": str(number)})
+    saves(base_dir, "checkpoints/last.pt", at=1000)
+    for number in range(4, 8):
+        restart(base_dir, **AGAIN | {"STOKER_RESTARTS": str(number)})
+    with pytest.raises(PlatformError, match="restarted 4 times without progress"):
+        restart(base_dir, **AGAIN | {"STOKER_RESTARTS": "8"})

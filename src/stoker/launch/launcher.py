@@ -8,12 +8,13 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from stoker.errors import PlatformError, StokerError, UsageError
+from stoker.errors import StokerError, UsageError
 from stoker.launch.code import check_words, order_of
 from stoker.launch.engines.data_host import serve_command
 from stoker.launch.engines.server import forget_secret
 from stoker.launch.finish import leave_in_pod, write_failure
 from stoker.launch.leader_connection import HostRun, keys_of
+from stoker.launch.restarts import check_restarts
 from stoker.launch.supervise import Inbox, signals_to
 from stoker.launch.topology import Topology, from_resourceconfig, is_job_pod
 from stoker.launch.trainer_host import follow, lead
@@ -49,33 +50,6 @@ def check_kept_folders(base_dir: Path) -> None:
                 "set the folder's owner on the server or in the storage class (csi-driver-nfs: "
                 "mountPermissions). Or set kubernetes.run_as; see docs/kubeflow.md, Storage",
             ) from None
-
-
-def check_fresh_starts(settings: ProcessSettings) -> None:
-    """Refuses another restart of all hosts without a checkpoint, which would lose as much again.
-
-    Raises:
-        PlatformError: If nothing was saved in as many restarts as the platform allows.
-    """
-    most = settings.max_fresh_starts
-    folders = [settings.base_dir / name for name in ("checkpoints", "model", "output/data")]
-    # Besides probes of check_kept_folders, NFS's leftovers, and stoker's own records.
-    ours = settings.base_dir / "output" / "data" / "stoker"
-    saved = (
-        path
-        for each in folders
-        if each.is_dir()
-        for path in each.iterdir()
-        if not path.name.startswith((".stoker-", ".nfs")) and path != ours
-    )
-    if most is None or settings.restarts <= most or next(saved, None):
-        return
-    raise PlatformError(
-        f"restarted {settings.restarts} times without a checkpoint; giving up",
-        where=", ".join(str(folder) for folder in folders),
-        fix="let the script save checkpoints there and resume from them, use nodes that are not "
-        "preempted, or raise kubernetes.max_fresh_starts if it saves elsewhere",
-    )
 
 
 def launch(command: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -114,7 +88,7 @@ def launch(command: Sequence[str], environ: Mapping[str, str]) -> int:
             if is_job_pod(environ):
                 check_kept_folders(settings.base_dir)
                 if topology.is_leader:
-                    check_fresh_starts(settings)
+                    check_restarts(settings, output=output_folder(settings, topology), log=log)
             order = order_of(command, settings=settings, environ=environ)
             run = HostRun(
                 settings=settings,

@@ -412,9 +412,9 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
         max_restarts: Restarts of all pods after failures of the dnn group. A dnn host that is
             drained or preempted does not count where `output` keeps checkpoints. 0, as a script
             that fails once mostly fails again.
-        max_fresh_starts: With `output`: restarts of all pods beyond max_restarts, after dnn hosts
-            were taken away, while the run has saved nothing below checkpoints, model or
-            output/data. Raise it for a script that saves elsewhere.
+        max_fresh_starts: With `output`: restarts of all pods beyond max_restarts in a row without
+            progress: no step, or nothing new below checkpoints (below model or output/data if that
+            is empty). Raise it for a script that saves elsewhere.
         max_run_seconds: Upper limit on the dnn group, the wait for nodes included, in seconds.
             Absent: none. With trainer all restarts are included, too.
         follower_lease_minutes: Minutes after which a run without a follower is ended by its first
