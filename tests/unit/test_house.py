@@ -131,7 +131,7 @@ BUDGET = {
     "feed": 10_290,
     "host": 510,
     "kubeflow": 410,
-    "launch": 5_000,
+    "launch": 5_050,
     "pipelines": 1_060,
     "platforms": 6_940,
     "profile": 5_090,
