@@ -359,3 +359,27 @@ def test_a_fault_at_the_start_is_waited_for_and_makes_nothing_twice(
         assert not left
         assert api.names("jobsets") == [NAME]
         run.stop()
+
+
+@pytest.mark.parametrize("fault", ["503", "an expired login", "a reset"])
+def test_a_stop_is_repeated_until_it_is_confirmed(tmp_path, monkeypatch, fault):
+    left = 8
+
+    def rule(call: str) -> ServiceFault | None:
+        nonlocal left
+        if not call.startswith("DELETE") or not left:
+            return None
+        left -= 1
+        return KUBERNETES_FAULTS[fault]
+
+    clock = SleepClock()
+    with kubernetes_api() as api, faulty_service(api.url) as proxy:
+        use_kube_config(monkeypatch, kube_config(tmp_path, proxy.url))
+        platform = KubernetesPlatform(cluster=ClusterApi(sleep=clock.sleep, clock=clock))
+        job = dataclasses.replace(kubernetes_job(name=NAME), run_dir=tmp_path / "run")
+        run = platform.submit(platform.plan(job))
+        proxy.rule = rule
+        run.stop()
+        assert not left
+        assert api.names("jobsets") == []
+        assert run.remaining() is None

@@ -59,6 +59,7 @@ from stoker.platforms.kubernetes.submit import StartedObjects
 from stoker.reasons import reason_of_failure
 from stoker.records import Event, Training
 from stoker.records.base import mapping
+from stoker.repeat import repeated
 
 # Reason of a container that its node killed because of its memory.
 _OUT_OF_MEMORY = "OOMKilled"
@@ -477,8 +478,13 @@ class KubernetesRun(FollowedRun):
         seconds = self._layout.grace_seconds + STOP_SECONDS
         try:
             self._log.event(EventName.JOB_STOPPING, job=self.name, at_most_seconds=seconds)
-            is_gone = delete_and_wait(
-                self._cluster, self._resource, self.name, uid=self._uid, seconds=seconds
+            is_gone = repeated(
+                lambda: delete_and_wait(
+                    self._cluster, self._resource, self.name, uid=self._uid, seconds=seconds
+                ),
+                seconds=seconds,
+                sleep=self._cluster.sleep,
+                clock=self._cluster.clock,
             )
             self._log.event(
                 EventName.JOB_DELETED if is_gone else EventName.JOB_STILL_STOPPING, job=self.name
