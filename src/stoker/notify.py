@@ -1,6 +1,6 @@
 """A webhook's message of how a run ended: JSON for Slack, Teams and plain receivers.
 
-The webhook's address is a secret: who has it can write to the channel. It is in no record and in no
+The webhook's address is a secret: anyone who has it can write there. It is in no record and in no
 error message: messages of Python's own libraries can hold it, so only their kind is printed.
 """
 

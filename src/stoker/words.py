@@ -60,7 +60,7 @@ def profile_words(record: Profile) -> str:
 
 
 def unfed_words(loader: ProfiledLoader | None, feed: FeedSettings | None = None) -> str:
-    """Says why data hosts cannot make a loader's batches; empty: they can, or it is not known."""
+    """Returns why data hosts cannot make a loader's batches; empty: they can, or unknown."""
     if loader is None:
         return ""
     feed = feed or FeedSettings()
@@ -80,7 +80,7 @@ def unfed_words(loader: ProfiledLoader | None, feed: FeedSettings | None = None)
 
 
 def loader_words(loader: ProfiledLoader) -> str:
-    """Says which loader was read, and how far data hosts can make its batches."""
+    """Returns which loader was read, and how far data hosts can make its batches."""
     unfed = unfed_words(loader)
     if unfed:
         return f"loader: {unfed}"
@@ -118,7 +118,7 @@ def plan_reason(decision: Decision) -> str:
 
 
 def kept_words(decision: Decision, style: Style = "terminal") -> str:
-    """Says why today's cluster is kept; it may be unknown whether stoker would help."""
+    """Returns why today's cluster is kept; it may be unknown whether stoker would help."""
     is_known, reason = decision.bottleneck != "unexplained", plan_reason(decision)
     if style == "terminal":
         keep = "stoker does not help here: keep today's cluster."
@@ -264,7 +264,7 @@ def _performance_words(performance: Performance | None) -> list[str]:
 def prediction_words(
     error: float, *, band: Band | None, is_inside: bool | None, unit: TimeUnit | None = None
 ) -> str:
-    """Says how the measured step compares with the predicted one and its band; unit: a page's."""
+    """Compares the measured step with the predicted one and its band; unit: a page's."""
     words = than_predicted(error, "page" if unit else "terminal")
     if band is None:
         # Evaluations of early versions have no band.

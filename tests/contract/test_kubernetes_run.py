@@ -582,7 +582,7 @@ def test_pods_without_a_node_for_wait_minutes_end_the_job(api, follow, clock, su
 
 
 LOST = "rank 0 on mnist-1-dnn-0-0: FeedLostError: no data worker came within 1800 s"
-SHIPPING = "rank 0 on mnist-1-dnn-0-0: ShippingError: the dataset cannot travel"
+SHIPPING = "rank 0 on mnist-1-dnn-0-0: ShippingError: cannot send the dataset"
 QUOTA = (
     'Error creating: pods "x" is forbidden: exceeded quota: gpus, requested: '
     "requests.nvidia.com/gpu=1, used: requests.nvidia.com/gpu=4, limited: "

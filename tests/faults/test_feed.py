@@ -288,7 +288,7 @@ def test_dataset_that_cannot_travel_is_named(nobody, num_workers, unshippable):
     feed = {} if unshippable is None else {"unshippable": unshippable}
     trainer = nobody.train(env=env_of(nobody, **feed), lock=True, num_workers=num_workers)
     assert trainer.end() == 5
-    assert "ShippingError: dataset.lock (_thread.lock) cannot travel" in trainer.errors
+    assert "ShippingError: cannot send dataset.lock (_thread.lock)" in trainer.errors
 
 
 @pytest.mark.parametrize(("num_workers", "unshippable"), [(0, None), (0, "local"), (2, "local")])
@@ -300,7 +300,7 @@ def test_dataset_that_cannot_travel_is_made_as_torch_makes_it(nobody, num_worker
     said = [line for line in trainer.errors.splitlines() if "loader_not_shippable" in line]
     # Once a loader, not once an epoch.
     assert len(said) == 2
-    assert "dataset.lock (_thread.lock) cannot travel" in said[0]
+    assert "cannot send dataset.lock (_thread.lock)" in said[0]
     assert "without help of data hosts" in said[0]
 
 

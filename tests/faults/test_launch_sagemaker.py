@@ -158,7 +158,7 @@ def test_code_that_cannot_be_unpacked_is_the_failure_reason(tmp_path):
     with Hosts(tmp_path, SMALL) as hosts:
         start_all(hosts, *CLI, "--", "python", "train.py", STOKER_CODE_FILE=CODE_FILE)
         assert hosts.codes() == {"algo-1": 2, "algo-2": 2}
-        assert "cannot unpack the package of code" in (failure(hosts, "algo-2") or "")
+        assert "cannot unpack the code package" in (failure(hosts, "algo-2") or "")
         assert failure(hosts, "algo-1") is None
 
 

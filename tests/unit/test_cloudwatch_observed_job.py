@@ -88,7 +88,7 @@ def test_stokers_own_lines_tell_the_step_and_its_wait():
     ids=["another's", "a bar's", "no times", "too few"],
 )
 def test_a_log_without_enough_steps_of_stokers_is_refused(lines, found):
-    with pytest.raises(UsageError, match="does not tell a step's time") as caught:
+    with pytest.raises(UsageError, match="does not show a step's time") as caught:
         steps_in(lines, source="job.log")
     assert f"{found} of the 20 lines" in caught.value.what
     assert caught.value.where == "job.log"
@@ -154,7 +154,7 @@ def test_a_log_adds_the_step_and_its_wait_in_place_of_a_guess():
 
 def test_what_is_not_known_of_a_load_is_said_in_words_and_no_gpus_are_made_up():
     text = explain(profile(0.9, None)).splitlines()[0]
-    assert "vCPUs 90% busy, GPUs: load not known; that does not tell" in text
+    assert "vCPUs 90% busy, GPUs: load not known; that does not show" in text
     made = profile(0.9, None, "ml.c5.xlarge")
     without = msgspec.structs.replace(made, host=msgspec.structs.replace(made.host, accelerators=0))
     assert "GPU" not in explain(without).splitlines()[0]

@@ -83,7 +83,7 @@ def unshippable():
         "dataset.inner.files['a'][0] (_thread.lock)": Numbers(inner=Numbers(files={"a": [LOCK]})),
         "dataset.lock (_thread.lock) cannot": Numbers(cached=Cached(), lock=LOCK),
         "dataset.__getitem__ global LOCK (_thread.lock)": WithGlobal(),
-        "dataset.lock (_thread.lock) cannot travel": WithShared(),
+        "cannot send dataset.lock (_thread.lock)": WithShared(),
         "dataset.g (builtins.generator)": Numbers(g=(i for i in ())),
     }
 

@@ -153,7 +153,7 @@ def test_a_trainers_runtime_stands_for_its_job(api):
     assert (older.state, "spec.runtimePatches" in older.text) == ("fail", True)
     assert "update Kubeflow Trainer to 2.2 or newer" in older.fix
     runtime = one(found("kubernetes.api=trainer", "kubernetes.runtime=theirs"), "job")
-    assert (runtime.state, runtime.text) == ("fail", "TrainingRuntime theirs is not there")
+    assert (runtime.state, runtime.text) == ("fail", "TrainingRuntime theirs does not exist")
 
 
 def test_a_claim_that_fewer_pods_can_mount_than_need_it_is_found(api):

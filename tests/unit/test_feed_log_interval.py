@@ -222,7 +222,7 @@ def stream(*hosts, shards, workers, ready=0.0):
     [
         (interval(host_rate(), wait=None), "unknown", "not known: no step"),
         (interval(host_rate(), wait=0.02, ready=5.0), "accelerator", "5.0 batches are ready"),
-        (interval(host_rate(credits=0)), "workers", "none is there"),
+        (interval(host_rate(credits=0)), "workers", "none is connected"),
         (interval(host_rate(busy_workers=3.9, busy_cpus=3.8)), "cpu", "at work 98% of the time"),
         (interval(host_rate(busy_workers=4.0, busy_cpus=0.4)), "workers", "have a CPU for 10%"),
         (

@@ -75,7 +75,7 @@ def test_what_leads_out_of_the_folder_is_refused_and_what_is_there_stays(tmp_pat
     folder = tmp_path / "ml" / "code"
     folder.mkdir(parents=True)
     (folder / "train.py").write_text("mine")
-    with pytest.raises(UsageError, match="not a package of code") as caught:
+    with pytest.raises(UsageError, match="not a code package") as caught:
         code.unpack(made, folder)
     assert str(made) in caught.value.where
     assert [path.read_text() for path in folder.iterdir()] == ["mine"]

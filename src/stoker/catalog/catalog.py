@@ -30,7 +30,7 @@ from stoker.records import (
 )
 from stoker.records.decision import NOMINAL
 
-# Prices that are older are said to be stale.
+# Older prices count as stale.
 STALE_DAYS = 90
 
 # AWS's baseline behind an "up to" figure is at least this for c, m and p types (c5.xlarge: 1.25
@@ -234,7 +234,7 @@ class Catalog:
         dates = [i.priced_on for i in used if i.usd_per_hour is not None]
         oldest = min((d for d in dates if d is not None), default=None)
         return Prices(
-            # One price without a date leaves the date of all of them open.
+            # With one price without a date, the date of all is unknown.
             date=oldest.isoformat() if oldest is not None and None not in dates else None,
             region=self.region,
             purchase=self.purchase,

@@ -1,4 +1,4 @@
-"""The command line consists of thin verbs over the bodies of the components."""
+"""The command line: thin verbs over the bodies of the components."""
 
 from stoker.cli.main import main
 

@@ -86,7 +86,7 @@ def from_training_job(name: str, *, aws: Aws) -> tuple[str, str]:
     metrics = mappings(job, "FinalMetricDataList")
     ended = ", ".join(f"{text(each, 'MetricName')} {each.get('Value')}" for each in metrics)
     notes.append(
-        "The job does not tell how good the model must be, nor how long it trains. Add gate: "
+        "The job does not say how good the model must be, nor how long it trains. Add gate: "
         "[{metric: accuracy, min: 0.94}] for what the script reports with stoker.log_metrics, and "
         "training: {epochs: 10, samples_per_epoch: 50000, global_batch_size: 256}."
         + (f" The job's metrics ended at {ended}." if ended else "")

@@ -221,7 +221,7 @@ def _of_script(script: Path, folder: Path, *, platform: str) -> _Made:
     program = os.path.relpath(script, folder)
     if platform != "local" and program.startswith(os.pardir):
         raise UsageError(
-            f"{script} is outside of {folder}: only that folder travels with the job",
+            f"{script} is outside of {folder}: only that folder is sent with the job",
             where="--script",
             fix=f"stoker init {script.parent} --script {script} --platform {platform}",
         )

@@ -94,9 +94,9 @@ def writable_file(param: typer.CallbackParam, value: Path | None) -> Path | None
         )
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(
-            f"cannot write {value}: no right to write to {folder.absolute()}",
+            f"cannot write {value}: no permission to write to {folder.absolute()}",
             where=flag,
-            fix="name another file, or change the rights of that folder",
+            fix="name another file, or change that folder's permissions",
         )
     return value
 

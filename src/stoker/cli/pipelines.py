@@ -58,7 +58,7 @@ def upload_verb(
         say(f"pipeline {of.name}: {words}", quiet=as_json)
     else:
         say("\n".join([f"pipeline {of.name} changes:", *changes]), quiet=as_json)
-        refused = UsageError("not updated: you said no", fix="use --yes to update without asking")
+        refused = UsageError("upload cancelled", fix="use --yes to update without asking")
         # An update changes what schedules will run; a new pipeline changes nothing.
         ask(f"update {of.name}", assume_yes=yes or as_json, refused=refused)
     with working(f"uploading {of.name}", quiet=as_json):

@@ -233,7 +233,7 @@ def named_run_dir(name: str) -> Path:
         (runs / name).mkdir(parents=True, exist_ok=True)
     except OSError as err:
         raise UsageError(
-            f"cannot make a run folder: {err}", where=str(runs), fix="check its rights"
+            f"cannot make a run folder: {err}", where=str(runs), fix="check its permissions"
         ) from None
     return runs / name
 
@@ -251,7 +251,7 @@ def new_run_dir(name: str) -> Path:
             continue
         except OSError as err:
             raise UsageError(
-                f"cannot make a run folder: {err}", where=str(runs), fix="check its rights"
+                f"cannot make a run folder: {err}", where=str(runs), fix="check its permissions"
             ) from None
         return folder
     raise UsageError("too many runs were started within one second", where=str(runs))

@@ -1,4 +1,4 @@
-"""Decides which cluster pays, from a profile, a catalog and constraints."""
+"""Choice of the cluster that pays, from a profile, a catalog and constraints."""
 
 from stoker.decide.calibrate import EarlierRun, calibrate
 from stoker.decide.choose import local_core_words, pareto_front

@@ -25,10 +25,10 @@ _ADVICE = {
     "make it faster.",
     "storage": "Read nearer, faster or less: a copy on a local disk, more memory for the page "
     "cache, a faster volume; fewer and larger files (shards), smaller or compressed samples.",
-    "gil": "No data host takes over what the trainer's main process does in Python: move it into "
+    "gil": "Data hosts cannot do what the trainer's main process does in Python: move it into "
     "the dataset or collate function first.",
     "other-programs": "Profile again when the machine is quiet: other programs used a part of the "
-    "vCPUs, which makes all figures less sure.",
+    "vCPUs, which makes all figures less certain.",
 }
 _DATA_HOSTS: Mapping[Storage, str] = {
     "per_host": "Each data host has a separate storage.",

@@ -53,7 +53,7 @@ def _verdict(decision: Decision) -> str:
 
 
 def _taken(taken: TakenElsewhere) -> str:
-    """Says that nothing was measured on today's hosts, and how figures were scaled."""
+    """Returns a note that nothing was measured on today's hosts, and how figures were scaled."""
     here, there = taken.profiled_on, taken.taken_as
     speed = {
         "catalog": "by the catalog",
@@ -68,7 +68,7 @@ def _taken(taken: TakenElsewhere) -> str:
         "unknown": "the accelerator's step is not known: set it with --accelerator-step-seconds",
     }[taken.accelerator_step_source]
     return (
-        f"Profile taken elsewhere: on {here}. What is called today is {there}, where nothing was "
+        f"Profile taken elsewhere: on {here}. Today's type is {there}, where nothing was "
         f"measured: a vCPU there counts {taken.cpu_speed:.2f} times as fast as one of {here}, "
         f"{speed}; {step}. All bands are wider for that."
     )

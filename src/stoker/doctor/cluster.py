@@ -57,7 +57,7 @@ def examine_cluster(workload: Workload) -> Iterator[Finding]:
             yield Finding("cluster", "fail", err.what, err.fix)
             return
         version = {}
-    said = text(version, "gitVersion") or "of unknown version (no right to ask)"
+    said = text(version, "gitVersion") or "of unknown version (no permission)"
     yield Finding("cluster", "ok", f"Kubernetes {said}, namespace {cluster.namespace}")
     for resource in [api.TRAINJOBS, api.RUNTIMES] if settings.api == "trainer" else [api.JOBSETS]:
         yield _check("api", partial(api_finding, cluster, resource))
@@ -121,9 +121,9 @@ def job_finding(cluster: ClusterApi, workload: Workload) -> Finding:
     shown = request.runtime or request.main
     if request.runtime and not request.runtime_is_ours:
         if cluster.find(api.RUNTIMES, name_of(shown)) is not None:
-            return Finding("job", "ok", f"TrainingRuntime {name_of(shown)} is there")
+            return Finding("job", "ok", f"TrainingRuntime {name_of(shown)} exists")
         fix = "apply the TrainingRuntime of stoker train --dry-run, with this name"
-        return Finding("job", "fail", f"TrainingRuntime {name_of(shown)} is not there", fix)
+        return Finding("job", "fail", f"TrainingRuntime {name_of(shown)} does not exist", fix)
     cluster.create(api.OF_KIND[text(shown, "kind")], shown, is_dry_run=True)
     if request.runtime is not None:
         try:

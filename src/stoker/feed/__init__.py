@@ -1,1 +1,1 @@
-"""The feed gives batches from local workers and from the data group, in one order."""
+"""The feed: batches from local workers and from the data group, in one order."""

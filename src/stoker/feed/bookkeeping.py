@@ -419,7 +419,7 @@ def this_process() -> TrainerProcess:
 
 
 def known_process() -> TrainerProcess | None:
-    """Returns the same, if something has asked for it before."""
+    """Returns the same if it exists already."""
     return this_process() if _process.cache_info().currsize else None
 
 

@@ -1,4 +1,4 @@
-"""Finds and seeds generators that a dataset, transform or library holds.
+"""Random generators that a dataset, transform or library holds: found and seeded.
 
 The three global states are set before each batch (see seeding). A dataset or a library may draw
 from another generator: numpy's `default_rng()` in an attribute, the `RandomState` of MONAI's

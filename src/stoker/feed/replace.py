@@ -1,4 +1,4 @@
-"""Puts stoker's iterators under a class of torch's, for scripts that are not changed.
+"""Stoker's iterators under a class of torch's, for scripts that are not changed.
 
 Replacing the class `torch.utils.data.DataLoader` would miss `from ... import` and subclasses;
 replacing its method catches them all, and keeps errors, `isinstance` and `len`. The constructor

@@ -1,4 +1,4 @@
-"""Sets the random states that a dataset may draw from, for each batch.
+"""Seeding of the random states that a dataset may draw from, for each batch.
 
 A batch (or a sample) is the same wherever it is made because everything that it may draw from is
 set from (base seed, replica, epoch, number) before it is made. The words are hashed by BLAKE2b,

@@ -22,7 +22,7 @@ _MAX_DEPTH = 4
 def timed(
     batches: Iterable[_T], *, samples: Samples[_T] | None = None, name: str | None = None
 ) -> "TimedBatches[_T]":
-    """Returns the same batches; in a run, records how long each was waited for and computed with.
+    """Returns the same batches; in a run, records the wait for each and the compute time after it.
 
         for batch in stoker.timed(dataset.iter_torch_batches(batch_size=64)):
             ...

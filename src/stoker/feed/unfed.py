@@ -1,4 +1,4 @@
-"""Counts optimizer steps, and reports a training that takes no batches from its data hosts.
+"""Detection, by optimizer steps, of a training that takes no batches from its data hosts.
 
 Libraries have other loaders, and scripts read loaders that the feed does not see. Nothing fails
 then, and data hosts would idle as long as the training lasts. Optimizer steps show that batches

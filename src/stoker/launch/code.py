@@ -1,6 +1,6 @@
 """The training's command and its code, which may be a .tar.gz package in a channel.
 
-SageMaker starts images with an own entry point with the one word `train`. The command is then
+SageMaker starts images that have an entry point with the single word `train`. The command is then
 STOKER_COMMAND, or the program of an estimator of SageMaker's SDK.
 """
 
@@ -40,14 +40,14 @@ def unpack(package: Path, folder: Path) -> Path:
             archive.extractall(fresh)
         entries = sorted(fresh.iterdir())
         if not entries:
-            raise UsageError("the package of code is empty", where=str(package), fix=_FIX)
+            raise UsageError("the code package is empty", where=str(package), fix=_FIX)
         for entry in entries:
             _replace(entry, folder / entry.name)
     except (tarfile.TarError, EOFError) as err:
-        raise UsageError(f"not a package of code: {err}", where=str(package), fix=_FIX) from None
+        raise UsageError(f"not a code package: {err}", where=str(package), fix=_FIX) from None
     except OSError as err:
         raise UsageError(
-            f"cannot unpack the package of code: {err.strerror or err}",
+            f"cannot unpack the code package: {err.strerror or err}",
             where=f"{package}, into {folder}",
             fix="check that the channel contains it, and that the folder is writable and has space",
         ) from None

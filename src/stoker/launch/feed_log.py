@@ -425,7 +425,7 @@ def feed_limit_of(
     if not hosts:
         return FeedBottleneck(
             "workers",
-            "the lack of data workers: none is there",
+            "the lack of data workers: none is connected",
             "see the data hosts' logs, and stoker doctor --peer HOST",
         )
     workers = sum(host.workers for host in hosts)

@@ -66,8 +66,8 @@ _METRICS = (
             "Batches of the host that the rank used. Equal hosts have equal rates; a lower one "
             "marks a slow host."),
     _Metric(HostWork, "frame_bytes", "counter", "stoker_feed_bytes",
-            "Bytes of batches that came from the host. rate() against the network's limit says "
-            "whether the way is full."),
+            "Bytes of batches that came from the host. rate() against the network's limit shows "
+            "whether the network is full."),
     _Metric(HostWork, "duplicates", "counter", "stoker_feed_duplicate_batches",
             "Batches that came after another host had delivered them, and were dropped. A few "
             "after a slow spell are normal."),

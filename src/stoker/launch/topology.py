@@ -122,7 +122,7 @@ def from_resourceconfig(base_dir: Path, environ: Mapping[str, str]) -> Topology:
 
 
 def platform_name(topology: Topology, environ: Mapping[str, str]) -> str:
-    """Returns the platform that started this run, as far as its traces show."""
+    """Returns the platform that started this run, by its files and variables."""
     # First, as a local run may be inside a job or a pod.
     if bare_type(topology.dnn.instance_type).startswith("local"):
         return "local"

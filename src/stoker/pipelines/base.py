@@ -1,4 +1,4 @@
-"""What both services have in common: runs, the inputs of steps, the project's own pipeline."""
+"""Parts that both services share: runs, the inputs of steps, the project's own pipeline."""
 
 import contextlib
 import hashlib

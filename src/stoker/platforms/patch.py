@@ -131,7 +131,7 @@ def _walk(patch: Json, base: Json, path: Path, key: str) -> Iterator[tuple[Path,
                 raise UsageError(
                     f"{name} occurs twice" if name else f"an item has no {named_by}",
                     where=f"key {key}.{_shown(path)}",
-                    fix=f"give each item its own {named_by}",
+                    fix=f"give each item a unique {named_by}",
                 )
             seen.add(name)
             yield (*path, name), item, items.get(name)

@@ -1,4 +1,4 @@
-"""The profiler runs a workload's command until it is known what a step waits for."""
+"""The profiler: it runs a workload's command until it knows what a step waits for."""
 
 from stoker.profile.explain import explain
 from stoker.profile.profiled_job import profile

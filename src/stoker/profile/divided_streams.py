@@ -1,4 +1,4 @@
-"""Finds out whether a stream divides itself among workers: it calls `get_worker_info()` in one.
+"""Detection of streams that divide themselves among workers: they call `get_worker_info()`.
 
 The call is observed where it happens, in the worker: a library may make it deep below the script.
 """

@@ -23,14 +23,14 @@ _LEAST_BATCHES = 5
 _OF_STATES = {
     "throttled": Fix(
         id="throttled",
-        text="take the container's CPU limit away, or raise it: its host may have idle vCPUs that "
+        text="remove the container's CPU limit, or raise it: its host may have idle vCPUs that "
         "it cannot use (on Kubernetes kubernetes.cpu_limit sets it, to the cpu of the pool or of "
         "kubernetes.dnn)",
     ),
     "gil": Fix(
         id="gil",
         text="move Python work out of the trainer's main process: into the dataset or the collate "
-        "function, with num_workers=1 or more; or run threads as processes of their own",
+        "function, with num_workers=1 or more; or run threads as separate processes",
         cost="small",
     ),
     "straggler": Fix(

@@ -21,7 +21,7 @@ _SUSPECTS = {
     "accelerator": "the GPUs are busy: probably the accelerator sets the pace",
     "neither": "neither CPUs nor GPUs are busy: steps probably wait for storage or a service, "
     "for too few loader workers, or for one thread",
-    "unknown": "that does not tell what the limit is",
+    "unknown": "that does not show the limit",
 }
 
 
@@ -64,7 +64,7 @@ def steps_in(lines: Iterable[str], *, source: str = "--logs") -> LoggedSteps:
                 waits.append(min(wait, step))
     if len(steps) < MIN_SAMPLES:
         raise UsageError(
-            f"the log does not tell a step's time: {len(steps)} of the {MIN_SAMPLES} lines needed, "
+            f"the log does not show a step's time: {len(steps)} of the {MIN_SAMPLES} lines needed, "
             "as stoker writes them (progress steps=... step_seconds=...)",
             where=source,
             fix="leave --logs out: the hosts' load is read without it; stoker profile times steps",

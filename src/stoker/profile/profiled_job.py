@@ -54,7 +54,7 @@ NOTE = (
     "cached batches nor the cost of loading could be measured, and no plan is advised"
 )
 _CPU_NOTE = "the CPU time covers the script's processes and all their descendants"
-# Packages with loaders of their own, in the words of their users.
+# Packages that have loaders, in the words of their users.
 _OTHER_LOADERS = {
     "tensorflow": "tf.data",
     "jax": "jax",

@@ -9,7 +9,7 @@ from pathlib import Path
 from stoker.errors import UsageError
 from stoker.text import size
 
-# More takes longer to copy than to measure; data sets belong into a folder of their own.
+# More takes longer to copy than to measure; data sets belong in another folder.
 MAX_BYTES = 2 << 30
 # Neither of them is read by a training.
 _LEFT_OUT = frozenset({".git", "runs", "__pycache__", ".mypy_cache", ".ruff_cache"})

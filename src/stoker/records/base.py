@@ -1,4 +1,4 @@
-"""What all records share: constrained numbers, reading with exact errors, and writing."""
+"""Parts that all records share: constrained numbers, reading with exact errors, and writing."""
 
 import difflib
 import functools

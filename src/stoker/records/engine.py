@@ -140,7 +140,7 @@ class EngineCommand(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class EngineSettings(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """What makes data on the data group. Without a data group no engine runs.
+    """The program that makes data on the data group. Without a data group it does not run.
 
     Attributes:
         name: `feed`: stoker's own; `command`: the commands below; `tf.data.service`, `ray`:

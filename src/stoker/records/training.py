@@ -302,7 +302,7 @@ class Evaluation(Record, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingFacts:
-    """What one process knows of a run that ended.
+    """Facts that one process knows of a run that ended.
 
     Attributes:
         leader: Record of the leader's launcher; None in that launcher, or if there is none.

@@ -102,8 +102,7 @@ def draw_plans(decision: Decision, *, unit: TimeUnit, width: float, name: str) -
         height=HEAD + 14 + PLOT + FOOT,
         title="What the plans promise",
         # Read out by screen readers.
-        description=f"{len(spots)} plans, of them no other is both faster and cheaper than: "
-        f"{listed}.",
+        description=f"{len(spots)} plans; no other is both faster and cheaper than: {listed}.",
     )
     # Much more expensive plans would flatten the others: they are counted below instead.
     needed = [spot for spot in spots if spot.is_front or spot.is_today or spot.is_chosen]

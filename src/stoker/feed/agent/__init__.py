@@ -1,1 +1,1 @@
-"""The agent is the data host's side of the feed: it serves trainers; its workers make batches."""
+"""The agent, the data host's side of the feed: it serves trainers; its workers make batches."""

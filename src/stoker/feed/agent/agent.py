@@ -111,7 +111,7 @@ class Service:
             self._log.event(event, peer=identity.hex(), reason=reason[:200])
 
     def take(self, identity: bytes, message: protocol.Message, frame: memoryview) -> None:
-        """Handles one message of a trainer; ProtocolError if it makes no sense."""
+        """Handles one message of a trainer; raises ProtocolError if it is invalid."""
         match message:
             case protocol.Attach(host=host) if host != self._host:
                 self.outbox.answer(identity, protocol.WrongHost(host=self._host))
@@ -176,7 +176,7 @@ class Service:
         elif hosted.state == "ready":
             self._announce(hosted)
         elif hosted.state == "expected" and before != identity and hosted.shipper in (b"", before):
-            # It was to come over a connection that is lost.
+            # It was sent over a connection that is lost.
             self._request(hosted)
         hosted = self._specs.find(message.spec)
         if hosted is not None:
@@ -443,7 +443,7 @@ class Agent:
         self.wake()
 
     def drain(self) -> None:
-        """Ends `run` when begun batches are sent, within 10 s; begins no new ones. As `stop`."""
+        """Ends `run` once begun batches are sent, within 10 s; begins no new ones. See `stop`."""
         if self._state == "serving":
             self._state = "draining"
         self.wake()
@@ -485,7 +485,7 @@ class Agent:
         if self._context is not None:
             self._context.destroy(linger=linger)
         with self._wake_lock:
-            # A thread that still sends may call `wake` when the number is another file's.
+            # A thread that still sends may call `wake` after the number is reused.
             wake_fd, self._wake_fd = self._wake_fd, -1
             os.close(wake_fd)
         self._log.event(EventName.AGENT_ENDED, batches=self.num_sent)

@@ -64,7 +64,7 @@ class BatchPort:
             raise UsageError(
                 f"port {port} cannot be bound: {err.strerror}",
                 where=f"host {host}, run {run_id}",
-                fix="set feed.port to a port that is free on every host, as is the next one",
+                fix="set feed.port so that it and the next port are free on every host",
             ) from None
         self.port = int(self._listener.getsockname()[1])
         self._log = log
@@ -157,7 +157,7 @@ class BatchPort:
                 connection, str(address[0]), now
             )
             if len(self._waiting) > MAX_WAITING:
-                # Trainers send their ticket at once, so the oldest is none.
+                # Trainers send their ticket at once, so the oldest is not one.
                 self._reject(next(iter(self._waiting)), f"more than {MAX_WAITING} at a time")
 
     def _read(self, fileno: int) -> None:

@@ -38,7 +38,7 @@ class StartDataset(msgspec.Struct, frozen=True, tag=True):
 class Fork(msgspec.Struct, frozen=True, tag=True):
     """Order to a dataset process to fork a worker, whose channel is passed as a file descriptor.
 
-    Of a shard's worker, `worker_id` is the shard and `num_workers` the number of shards.
+    For a shard's worker, `worker_id` is the shard and `num_workers` the number of shards.
     """
 
     token: int
@@ -370,7 +370,7 @@ class Specs:
         self._pool(spec, ("seeding", seeding), base_seed=base_seed)
 
     def close_unused(self, used: set[str]) -> None:
-        """Closes specs that are not in use, but for the last two."""
+        """Closes specs that are not in use, except the last two."""
         for digest in self._specs:
             if digest in used and digest in self._unused:
                 self._unused.remove(digest)

@@ -1,1 +1,1 @@
-"""The trainer's side of the feed is one client, which asks over its connections for batches."""
+"""The trainer's side of the feed: a client that requests batches over its connections."""

@@ -1,4 +1,4 @@
-"""Takes the answers of agents and local workers, and hands them to sessions.
+"""Answers of agents and local workers, received and handed to sessions.
 
 Each data host's batches are received by a thread, to where they will live: pinned, where the loader
 pins. Everything else is read by the I/O thread. Neither is the thread that trains.

@@ -1,4 +1,4 @@
-"""Receives batches from a data host, in a thread for each one.
+"""Receiver of batches from a data host, with one thread for each host.
 
 The thread blocks in the kernel until a batch comes, decrypts it record by record to where it will
 live, and hands it over. A slow network delays this thread only.

@@ -1,4 +1,4 @@
-"""Decides which peer is asked for which batch, by credits, requests in flight and pace.
+"""Choice of the peer that is asked for a batch, by credits, requests in flight and pace.
 
 A *peer* makes batches: the agent of a data host, or the local workers of this process. Its credits
 say how many batches it may have in flight. `BatchScheduler` is for batches that any peer can make;

@@ -1,4 +1,4 @@
-"""Schedules iterable datasets: each shard is pinned to one peer, whose process makes all of it.
+"""Scheduling of iterable datasets: each shard is pinned to one peer, whose process makes all of it.
 
 `remote_iterators` counts the shards of a stream, `workers.worker` gives each process its own. As in
 `scheduler`, this is pure bookkeeping, and the clock is passed in. The script fixes S = max(1,

@@ -1,1 +1,1 @@
-"""Messages, batches and datasets cross a connection of the feed; keys decide who may speak."""
+"""Messages, batches and datasets on the feed's connections, and the keys that protect them."""

@@ -219,7 +219,7 @@ class Encoded:
         kind = type(value)
         if not self.allow_pickle:
             raise ShippingError(
-                f"{path} is a {kind.__module__}.{kind.__qualname__}, which travels only pickled, "
+                f"{path} is a {kind.__module__}.{kind.__qualname__}, which is sent only pickled, "
                 "and pickles are not allowed here",
                 fix="return tensors, arrays, numbers, strings, lists, tuples or dicts",
             )

@@ -309,7 +309,7 @@ def why_unshippable(spec: DatasetSpec, *, max_bytes: int, max_seconds: float) ->
 
 
 def _why(spec: DatasetSpec, err: Exception) -> str:
-    return f"{culprit(_parts(spec))} cannot travel to a data host: {type(err).__name__}: {err}"
+    return f"cannot send {culprit(_parts(spec))} to a data host: {type(err).__name__}: {err}"
 
 
 class _BoundReachedError(Exception):

@@ -516,7 +516,7 @@ def compare_versions(message: Open, own: Mapping[str, str]) -> tuple[str, str]:
     if "python" in theirs and theirs["python"].split(".")[:2] != own["python"].split(".")[:2]:
         return (
             f"the trainer runs Python {theirs['python']}, this host {own['python']}: functions "
-            "cannot travel; use one image"
+            "cannot be sent; use one image"
         ), ""
     differing = [
         f"{name} {theirs[name]} in the trainer, {version} here"

@@ -93,7 +93,7 @@ class _DataHost:
             raise FeedError(
                 what,
                 where=f"data host {run.topology.host}",
-                fix=f"its last words:\n{last_words}" if last_words else "see the log of this host",
+                fix=f"its last output:\n{last_words}" if last_words else "see the log of this host",
             )
         # The leader knows why: before the training it ends the run, later the training decides.
         return 0

@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--gcs", required=True, metavar="ADDRESS:PORT", help="of the head")
     parser.add_argument("--address", required=True, help="of this node")
     parser.add_argument("--ports", required=True, help="node manager, object manager, client")
-    parser.add_argument("--joined", type=int, required=True, help="port that says it is there")
+    parser.add_argument("--joined", type=int, required=True, help="port opened once the node is up")
     parser.add_argument("--cpus", type=int, required=True, help="for tasks; 0: none run here")
     options = parser.parse_args(arguments)
     try:

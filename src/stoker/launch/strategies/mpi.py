@@ -2,8 +2,8 @@
 
 mpirun would log in to each host by ssh. Instead it gets a small program (mpi_programs), which asks
 the leader's launcher through a socket. That asks the follower's launcher over the coordinator,
-where every connection is authenticated, to start the daemon (orted) of its own Open MPI. So there
-is no sshd, key or root, and only mpirun of this run can ask.
+where every connection is authenticated, to start the daemon (orted) of its Open MPI. This needs
+no sshd, key or root, and only mpirun of this run can ask.
 """
 
 import dataclasses

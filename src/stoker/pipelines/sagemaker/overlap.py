@@ -1,4 +1,4 @@
-"""The runs that a run has to give way to, with `overlap: refuse`."""
+"""Active runs that a new run has to give way to, with `overlap: refuse`."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta

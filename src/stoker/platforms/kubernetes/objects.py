@@ -66,7 +66,7 @@ PIPELINE_RUN_ANNOTATION = "stoker/pipeline-run"
 WORKLOAD_NAME_ANNOTATION = "stoker/workload"
 REQUEST_ANNOTATION = "stoker/request-sha256"
 WORKLOAD_ANNOTATION = "stoker/workload-sha256"
-# What Kubeflow Trainer calls the job that trains, and its container.
+# Kubeflow Trainer's name of the job that trains, and of its container.
 TRAINER_JOB = "node"
 JOB_FOLDER = "/opt/ml"
 TOKEN_FOLDER = "/var/run/secrets/stoker"

@@ -266,7 +266,7 @@ def refused_pods(group: PodGroup, message: str) -> Trouble:
         # The words of a ResourceQuota's admission: `failed quota: q: must specify limits.cpu for:`.
         fix = "set kubernetes.cpu_limit: true, as the namespace's quota wants a CPU limit"
     elif "PodSecurity" in message:
-        fix = "take out of kubernetes." + group.group.role + " what the namespace does not allow"
+        fix = "remove what the namespace does not allow from kubernetes." + group.group.role
     elif "serviceaccount" in message or "service account" in message:
         fix = "make the service account, or change serviceAccountName in kubernetes.*.pod.spec"
     return Trouble(
@@ -384,7 +384,7 @@ def _dead_nodes(
             continue
         told.add(key)
         what = f"{pod.host}: pod {pod.name} should have ended by {pod.deleted_at}, and its node "
-        what += f"{pod.node} does not say that it has"
+        what += f"{pod.node} has not confirmed it"
         fatal_after = None
         # A data host's pod is replaced without waiting for that.
         if by_name[pod.group].is_dnn and pod.host not in replaced:
@@ -397,7 +397,7 @@ def _dead_nodes(
             what=what,
             hosts=1,
             fix=f"if that node is down: kubectl taint nodes {pod.node} {OUT_OF_SERVICE}, or "
-            f"kubectl delete node {pod.node}; if only the pod's processes have surely ended: "
+            f"kubectl delete node {pod.node}; if only the pod's processes have certainly ended: "
             f"kubectl delete pod {pod.name} -n {namespace} --force --grace-period=0",
             fatal_after=fatal_after,
             since=pod.deleted_at,

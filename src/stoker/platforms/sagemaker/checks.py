@@ -104,7 +104,7 @@ def settings_of(job: JobSpec) -> SageMakerSettings:
 def _check_channel(name: str, channel: Channel) -> None:
     if name in (TOKEN_CHANNEL, CODE_CHANNEL):
         raise UsageError(
-            f"channel {name} is stoker's own", where=f"key channels.{name}", fix="rename yours"
+            f"channel name {name} is reserved", where=f"key channels.{name}", fix="rename yours"
         )
     if file_system(channel.uri):
         if channel.mode != "File" or channel.data_type != "S3Prefix" or channel.groups:
