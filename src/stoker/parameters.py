@@ -345,7 +345,7 @@ _PARAMETERS = (
     ),
     Parameter(
         name="allowed_types",
-        text="Instance types that a plan may have, by commas; empty: all of the catalog.",
+        text="Comma-separated instance types that a plan may have; empty: the catalog's.",
         default=lambda w: ", ".join(w.constraints.allowed_instance_types or ()),
         overrides=_types,
     ),

@@ -29,7 +29,7 @@ _Popen = subprocess.Popen
 
 
 class Forked:
-    """Stands in for subprocess.Popen of `python -m MODULE FD`, forked of this process."""
+    """A replacement for subprocess.Popen of `python -m MODULE FD`, forked from this process."""
 
     def __init__(self, command: list[str], *, pass_fds: list[int], **_: object) -> None:
         module, descriptor = command[-2:]

@@ -13,7 +13,7 @@ Answer = Mapping[str, object]
 
 
 class Clock:
-    """Plays a clock on which time passes only while somebody sleeps.
+    """A clock on which time passes only while somebody sleeps.
 
     Attributes:
         slept: Every sleep, in order.

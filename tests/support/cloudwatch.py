@@ -1,4 +1,4 @@
-"""Plays what hosts of a job left in CloudWatch: lines of their logs, points of their load."""
+"""What hosts of a job left in CloudWatch: lines of their logs, points of their load."""
 
 import contextlib
 from datetime import UTC, datetime, timedelta

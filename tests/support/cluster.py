@@ -149,7 +149,7 @@ def run_script(
     """Starts a test script of the feed.
 
     Args:
-        env: With other variables that matter to the start of Python or torch, it starts anew; else
+        env: With other variables that matter to the start of Python or torch, it is started; else
             it is forked of a Python that has torch imported.
     """
     clean = {key: value for key, value in os.environ.items() if not key.startswith("STOKER_")}

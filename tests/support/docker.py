@@ -1,6 +1,6 @@
-"""Runs a Docker engine of its own, builds images in it, starts hosts as SageMaker does.
+"""A separate Docker engine: it builds images, and starts hosts as SageMaker does.
 
-The engine changes nothing on the machine: no bridge of its own, no firewall rules, no forwarding.
+The engine changes nothing on the machine: no bridge, no firewall rules, no forwarding.
 Where another engine has closed the firewall for what is forwarded, our hosts' bridges are let
 through while ours runs.
 """
@@ -38,7 +38,7 @@ NEEDED = ("dockerd", "debootstrap", "iptables")
 
 
 def missing() -> str:
-    """Says what this machine lacks for these tests."""
+    """Returns what this machine lacks for these tests."""
     if os.geteuid() != 0:
         return "needs root"
     lacking = [*(() if DOCKER else ("docker",)), *(n for n in NEEDED if not shutil.which(n))]
@@ -195,7 +195,7 @@ CONTAINER_SECONDS = 180.0
 
 
 class Cluster:
-    """Holds hosts of one training job on a network of their own, each with SageMaker's /opt/ml.
+    """Hosts of one training job on a separate network, each with SageMaker's /opt/ml.
 
     Args:
         groups: Group name to its hosts, in SageMaker's order, which need not be sorted.
@@ -272,7 +272,7 @@ class Cluster:
         return {host: int(state["ExitCode"]) for host, state in self._states().items()}
 
     def ended_at(self, host: str) -> float:
-        """Says when the container of `host` ended; seconds since the epoch."""
+        """Returns when the container of `host` ended; seconds since the epoch."""
         return seconds_of(str(self._states()[host]["FinishedAt"]))
 
     def docker(self, verb: str, host: str, *words: str) -> str:

@@ -1140,7 +1140,7 @@ def draws_of_samples_that_are_fetched_alone_or_many_at_once(load: Load) -> objec
 
 
 class Holding(Plain):
-    """Holds generators in every way that datasets and their transforms do."""
+    """Generators in every way that datasets and their transforms do."""
 
     of_class = np.random.RandomState(3)
     lazy: np.random.Generator | None = None

@@ -1,6 +1,6 @@
 """An HTTP proxy between a client and the double of a service, which fails calls by rule.
 
-Everything else passes through, streams included.
+All other calls pass through, streams included.
 """
 
 import contextlib

@@ -2,7 +2,7 @@
 
 Prints one JSON line a batch: loader, epoch, batch, hash over the bytes of every tensor, ids.
 With `pause_at`, it prints {"pause": n} before batch n is asked for (-1: before the first iter())
-and goes on after a line on stdin; with `gates`, a folder, after a file n is there. With `until`, a
+and resumes after a line on stdin; with `gates`, a folder, after a file n is there. With `until`, a
 file, it takes up epochs until that is there. With `ddp`, ranks are torchrun's, and all take each
 step together.
 """

@@ -1,4 +1,4 @@
-"""Plays Kubeflow Pipelines on loopback: keeps what it is sent, and checks it by the API."""
+"""A double of Kubeflow Pipelines on loopback: keeps what it is sent, and checks it by the API."""
 
 import email.parser
 import email.policy
@@ -38,7 +38,7 @@ _BEGAN = datetime(2026, 11, 20, 10, 0, tzinfo=UTC)
 
 @dataclass(frozen=True)
 class Request:
-    """Holds a request that came."""
+    """A request that came."""
 
     method: str
     path: str
@@ -54,7 +54,7 @@ class Request:
 
 @dataclass
 class Trouble:
-    """Holds an answer for requests that match, in place of the service's own."""
+    """An answer for requests that match, in place of the service's own."""
 
     pattern: str
     status: int
@@ -63,7 +63,7 @@ class Trouble:
 
 
 class RefusedError(Exception):
-    """Says that the service refuses."""
+    """A refusal by the service."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)

@@ -1169,7 +1169,7 @@ def _typed(name: str, about: Document, values: dict[str, Any]) -> dict[str, Any]
             )
         if about.get("isOptional"):
             return values
-        # The driver goes on with a value that is not there.
+        # The driver continues with a missing value.
         if about["parameterType"] == "STRING":
             return {**values, name: ""}
         raise DriverError(f"parameter {name} has unknown protobuf.Value type: <nil>")

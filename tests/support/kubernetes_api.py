@@ -89,7 +89,7 @@ class Refusal(Exception):
 
 
 class KubernetesApi:
-    """Holds the server's objects, and does with them what tests want.
+    """The server's objects, and what tests do with them.
 
     Attributes:
         calls: Method and path of each call, with the query of GETs.
@@ -98,7 +98,7 @@ class KubernetesApi:
         used: Verb, group and resource of each call that was allowed.
         other_versions: Of APIs that this cluster has in another version than stoker speaks.
         unknown_fields: Fields that the CRDs of this cluster do not have yet: "spec.new".
-        trained_again: TrainJobs whose JobSet was made anew after its TTL.
+        trained_again: TrainJobs whose JobSet was made again after its TTL.
         max_pods: What the namespace's quota allows; None: it has none.
         is_deletion_held: What is deleted is marked, and stays.
         cut_off: Names of pods whose node does not answer: what deletes them only marks them.
@@ -348,7 +348,7 @@ class KubernetesApi:
                     self._drop_unless_held(*key)
 
     def may_evict(self, name: str) -> bool:
-        """Says whether the eviction API lets a drain take the pod: disruption budgets decide.
+        """Returns whether the eviction API lets a drain take the pod: disruption budgets decide.
 
         As pkg/registry/core/pod/storage/eviction.go has it: a pod that has ended may always go,
         and one with two budgets is refused with 500, on which kubectl drain gives up.
@@ -452,7 +452,7 @@ class KubernetesApi:
     def _run_trainer(self) -> None:
         """Plays Trainer's controller, which makes a JobSet per TrainJob: see its Reconcile in 2.3.
 
-        A JobSet of a failed TrainJob that its TTL has deleted is made anew, and trains again
+        A JobSet of a failed TrainJob that its TTL has deleted is made and trained again
         (kubeflow/trainer#3779).
         """
         for (plural, name), train_job in list(self._objects.items()):
@@ -542,7 +542,7 @@ class KubernetesApi:
             self._changed("pods", name)
 
     def pod_finds_no_node(self, name: str, message: str) -> None:
-        """Says so as the scheduler does, again and again; when it began stays what it was."""
+        """Reports it as the scheduler does, again and again, with the same start time."""
         with self.changed:
             status = self._objects["pods", name]["status"]
             before = [c for c in status.get("conditions", []) if c["status"] == "False"]
@@ -1046,7 +1046,7 @@ def _is_selected(item: Object, query: Mapping[str, str]) -> bool:
 
 
 def _waits_for(owner: Object, reference: Mapping[str, Any]) -> bool:
-    """Says whether an owner is deleted after what refers to it so, and takes it along now."""
+    """Returns whether an owner is deleted after what refers to it so, and takes it along now."""
     is_waiting = _FOREGROUND in owner["metadata"].get("finalizers", ())
     return is_waiting and bool(reference.get("blockOwnerDeletion"))
 

@@ -1,4 +1,4 @@
-"""Runs a fit with Lightning, which may be stopped in an epoch and gone on with.
+"""Runs a fit with Lightning, which may be stopped in an epoch and continued.
 
 Who imports it imports Lightning: 4 CPU-seconds.
 """

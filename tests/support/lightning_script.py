@@ -1,4 +1,4 @@
-"""Plays a script of Lightning's, unchanged: sanity check, validation, checkpoints, progress bar.
+"""A script of Lightning's, unchanged: sanity check, validation, checkpoints, progress bar.
 
 Arguments: processes.
 """

@@ -1,4 +1,4 @@
-"""Plays AWS for tests: moto's server in its own process, on a free port of the loopback interface.
+"""AWS for tests: moto's server in its own process, on a free port of the loopback interface.
 
 `aws_server` gives an empty AWS for one test; the process is started once a test session, for the
 first test that asks, and ended with the session. The environment of the test is changed so that
@@ -32,7 +32,7 @@ _FOREIGN = re.compile(r"^(AWS_|BOTO_|MOTO_)|_proxy$", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwsServer:
-    """Stands for an AWS of a test's own.
+    """An AWS for one test.
 
     Attributes:
         url: Of all its services.

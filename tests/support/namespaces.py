@@ -1,6 +1,6 @@
-"""Plays hosts of a training job as SageMaker lays them out, without an engine for containers.
+"""Hosts of a training job as SageMaker lays them out, without an engine for containers.
 
-Each host is a process tree in namespaces of its own: its own /opt/ml, /etc/hosts and process
+Each host is a process tree in separate namespaces: its own /opt/ml, /etc/hosts and process
 numbers, in which its command is the first process. Hosts share one network: names are addresses of
 the loopback interface, and ports differ.
 """

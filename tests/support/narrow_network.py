@@ -1,4 +1,4 @@
-"""Plays two hosts, and a line between them that lets little through.
+"""Two hosts, and a line between them that lets little through.
 
 Each has a network namespace of its own, which a process holds that ends with the context: nothing
 is left behind.
@@ -21,7 +21,7 @@ _FAR, _NEAR = "10.9.0.1", "10.9.0.2"
 
 @dataclass(frozen=True)
 class Line:
-    """Holds what a process of the near host needs."""
+    """What a process of the near host needs."""
 
     enter: list[str]
     server: str

@@ -50,7 +50,7 @@ def wait_for(condition: Callable[[], object], *, what: str, seconds: float = 10 
 
 @dataclass(frozen=True)
 class Given:
-    """Holds what the environment says of the cluster: CONTRIBUTING.md explains each variable.
+    """What the environment says of the cluster: CONTRIBUTING.md explains each variable.
 
     Attributes:
         train: Label of the nodes that train, as (key, value).
@@ -146,7 +146,7 @@ class TypedCommand:
 
 
 class NodeCluster:
-    """Does with one namespace what a user, an administrator and bad luck do."""
+    """One namespace, and what users, administrators and failures do to it."""
 
     def __init__(self, given: Given, folder: Path, *, namespace: str | None = None) -> None:
         from kubernetes import client, config
@@ -387,7 +387,7 @@ class NodeCluster:
 
 
 class PipelinesServer:
-    """Asks Kubeflow Pipelines what its pages ask (KF_PIPELINES_ENDPOINT)."""
+    """Kubeflow Pipelines, asked what its pages ask (KF_PIPELINES_ENDPOINT)."""
 
     def __init__(self) -> None:
         self._host = os.environ.get("KF_PIPELINES_ENDPOINT", "").rstrip("/")

@@ -1,4 +1,4 @@
-"""Plays a cluster's network: pods with addresses of their own, and a DNS server for them.
+"""A cluster's network: pods with separate addresses, and a DNS server for them.
 
 Each pod has a network namespace with one interface, routed by one more namespace that stands for
 the nodes. What no pod has is a black hole, as the address of a pod that is gone: no answer, no
@@ -41,7 +41,7 @@ class _Records:
 
 
 class Names:
-    """Plays the DNS server: answers for A records over UDP, all else is empty or NXDOMAIN.
+    """The DNS server: answers for A records over UDP, all else is empty or NXDOMAIN.
 
     Attributes:
         domain: What names end with.
@@ -116,7 +116,7 @@ class Names:
 
 
 class Sandbox:
-    """Holds a pod's network namespace, host name and address, whatever runs in it.
+    """A pod's network namespace, host name and address, whatever runs in it.
 
     Attributes:
         address: Of the pod.
@@ -163,7 +163,7 @@ class Sandbox:
 
 
 class PodNetwork:
-    """Plays the nodes' network, and ends it with all sandboxes when the context ends.
+    """The nodes' network; it ends with all sandboxes when the context ends.
 
     Attributes:
         names: The DNS server.

@@ -58,7 +58,7 @@ WAIT_SECONDS = 60.0
 
 @dataclass(eq=False)
 class Pod:
-    """Plays one pod, a host of the run until it is gone; the next of the same name is another pod.
+    """One pod, a host of the run until it is gone; the next of the same name is another pod.
 
     Attributes:
         host: Its name in the cluster's DNS, as other pods use it.

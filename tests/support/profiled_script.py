@@ -1,4 +1,4 @@
-"""Plays a training script as people write them, for the profiler to find unchanged.
+"""A training script as people write them, for the profiler to find unchanged.
 
 Torch is imported late; it trains with persistent workers and validates in between; it keeps a log,
 and saves a last checkpoint however it ends. Arguments: batches an epoch, epochs, [how its two

@@ -1,4 +1,4 @@
-"""Plays a TCP proxy before an agent, which cuts its connections in the middle of messages."""
+"""A TCP proxy in front of an agent, which cuts its connections in the middle of messages."""
 
 import select
 import socket

@@ -1,4 +1,4 @@
-"""Holds classes of batches that are not found under their own names, as in torch's own tests."""
+"""Classes of batches that are not found under their own names, as in torch's own tests."""
 
 from collections import namedtuple
 from dataclasses import dataclass, make_dataclass

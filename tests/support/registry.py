@@ -1,4 +1,4 @@
-"""Plays a registry on loopback with one image of one layer.
+"""A registry on loopback with one image of one layer.
 
 An engine that pulls the image knows its digest.
 """

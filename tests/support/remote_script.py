@@ -1,4 +1,4 @@
-"""Plays a training whose datasets are only on the data hosts. Prints one JSON object per line."""
+"""A training whose datasets are only on the data hosts. Prints one JSON object per line."""
 
 import importlib.util
 import json

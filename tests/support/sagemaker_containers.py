@@ -41,7 +41,7 @@ Body = Mapping[str, Json]
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """Tells how a job ended.
+    """How a job ended.
 
     Attributes:
         status: Completed, Failed or Stopped.
@@ -318,7 +318,7 @@ class Containers:
 
 
 class NoObjectsError(Exception):
-    """Nothing is where a request reads."""
+    """A request's input without objects."""
 
 
 @dataclass
@@ -344,7 +344,7 @@ def job_arn(name: str) -> str:
 def _all_ended(
     hosts: Sequence[_Host], *, is_stopped: Callable[[], bool], lets_go: Callable[[], bool]
 ) -> bool:
-    """Waits for all hosts, ends what goes on after a failure; tells whether it was stopped."""
+    """Waits for all hosts, ends what still runs after a failure; returns whether it was stopped."""
     deadline, was_stopped, is_failing = time.monotonic() + JOB_SECONDS, False, False
     has_gone = False
     while any(host.code is None for host in hosts):

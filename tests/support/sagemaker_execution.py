@@ -1,4 +1,4 @@
-"""Plays SageMaker Pipelines: walks an uploaded definition, and runs its jobs for real.
+"""A double of SageMaker Pipelines: walks an uploaded definition, and runs its jobs for real.
 
 What the service's documentation does not say to work is refused here; what only the SDK's sources
 say is counted in `Execution.undocumented`, and docs/sagemaker.md has to admit it.
@@ -74,11 +74,11 @@ _CACHE_KEY = (
 
 
 class DefinitionError(AssertionError):
-    """The service would refuse the definition, or a part of it when it is resolved."""
+    """A definition, or a part of it, that the service would refuse."""
 
 
 class Account(SageMakerService):
-    """Holds what lasts from run to run: jobs, whose containers run, cached steps, faults to come.
+    """What lasts from run to run: jobs, whose containers run, cached steps, faults to come.
 
     Attributes:
         lacks: Instance types that the region has none of; a job that asks for one gets no hosts.
@@ -196,7 +196,7 @@ def _of_moto(
 
 @dataclass
 class StepRun:
-    """Tells what became of a step.
+    """What became of a step.
 
     Attributes:
         status: Succeeded, Failed, or Not run.
@@ -216,7 +216,7 @@ class StepRun:
 
 
 class Execution:
-    """Plays a run of a definition.
+    """A run of a definition.
 
     Attributes:
         steps: By name, of all that were reached or left out.

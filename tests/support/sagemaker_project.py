@@ -100,7 +100,7 @@ WORKLOAD = {
 
 
 class Project:
-    """Holds a project folder, its account, and the runs of its uploaded pipeline."""
+    """A project folder, its account, and the runs of its uploaded pipeline."""
 
     def __init__(self, folder: Path, account: Account) -> None:
         self.folder = folder
@@ -218,7 +218,7 @@ class Project:
         }
 
     def lose_host_while_training(self, run: Execution) -> None:
-        """Loses the host of the run's TrainAgain once a job trains, which goes on when adopted."""
+        """Loses the host of the run's TrainAgain once a job trains, which continues when adopted."""
         log = self.account.containers.log
 
         def num_begun() -> int:
@@ -232,5 +232,5 @@ class Project:
 
 
 def statuses(run: Execution) -> dict[str, str]:
-    """Says what became of the steps that were reached."""
+    """Returns what became of the steps that were reached."""
     return {name: step.status for name, step in run.steps.items() if step.status != "Not run"}

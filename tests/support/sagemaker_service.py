@@ -1,4 +1,4 @@
-"""Plays SageMaker's training jobs as moto does not have them: they run until somebody ends them.
+"""SageMaker's training jobs as moto does not have them: they run until somebody ends them.
 
 Speaks the service's JSON protocol on a port of the loopback interface; everything else (S3, logs)
 is moto's. A process finds it by AWS_ENDPOINT_URL_SAGEMAKER.
@@ -20,7 +20,7 @@ STOPPING_LOOKS = 2
 
 
 class SageMakerService:
-    """Holds the jobs, and what was asked for.
+    """The jobs, and what was asked for.
 
     Attributes:
         calls: Operations in order.

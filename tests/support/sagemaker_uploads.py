@@ -1,4 +1,4 @@
-"""Holds a pipeline as stoker compiles it, by hand and short, and recorded answers on its runs."""
+"""A pipeline as stoker compiles it, by hand and short, and recorded answers on its runs."""
 
 import json
 from collections.abc import Mapping
@@ -77,7 +77,7 @@ def at(minute: int) -> datetime:
 
 @dataclass
 class Recorded:
-    """Plays an AWS that answers what was recorded, in order."""
+    """An AWS that answers what was recorded, in order."""
 
     stubber: Stubber
     clock: Clock = field(default_factory=Clock)

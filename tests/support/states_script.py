@@ -1,4 +1,4 @@
-"""Plays a training script that is in the state that its arguments put it in.
+"""A training script that is in the state that its arguments put it in.
 
 Arguments: name=value pairs, all optional: workers, batches (an epoch), burn_ms and sleep_ms (of a
 batch, to load), model_ms (the accelerator: the main thread waits and leaves the CPU), python_ms (of

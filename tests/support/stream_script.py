@@ -1,7 +1,7 @@
-"""Plays a training script over iterable datasets. Argument: one JSON object, see `DEFAULTS`.
+"""A training script over iterable datasets. Argument: one JSON object, see `DEFAULTS`.
 
 Prints one JSON line per batch: loader, epoch, batch, hash over its bytes, ids. With `pause_at`, it
-prints {"pause": n} before batch n of epoch `pause_epoch` is asked for and goes on after a line on
+prints {"pause": n} before batch n of epoch `pause_epoch` is asked for and resumes after a line on
 stdin; with `pause_before`, before that epoch begins. With `until`, a file, it takes up epochs until
 that is there.
 """

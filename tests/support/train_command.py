@@ -1,4 +1,4 @@
-"""Runs verbs of stoker as processes of their own, as people and pipelines start them."""
+"""Runs verbs of stoker as separate processes, as people and pipelines start them."""
 
 import contextlib
 import subprocess

@@ -18,7 +18,7 @@ BATCH_SIZE = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """Tells what is right to say of a script.
+    """What is right to say of a script.
 
     Attributes:
         needs: Package without which it cannot run.

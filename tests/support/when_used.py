@@ -16,7 +16,7 @@ def needs(package: str) -> pytest.MarkDecorator:
 
 
 class WhenUsed:
-    """Stands for a module that is imported when one of its names is used."""
+    """A module that is imported when one of its names is used."""
 
     def __init__(self, name: str) -> None:
         self._name = name

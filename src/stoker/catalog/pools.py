@@ -5,8 +5,8 @@ node, less the share of daemons. Two more columns tell where the pods run:
 
 | column | what it holds |
 | --- | --- |
-| node_selector | labels of the pool's nodes, KEY=VALUE, by spaces; blank: the name is a type |
-| taints | of the nodes, which its pods tolerate: KEY=VALUE:EFFECT or KEY:EFFECT, by spaces |
+| node_selector | labels of the pool's nodes, KEY=VALUE, space-separated; blank: the name is a type |
+| taints | of the nodes, which its pods tolerate: KEY=VALUE:EFFECT or KEY:EFFECT, space-separated |
 """
 
 from collections.abc import Iterator
