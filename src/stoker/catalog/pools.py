@@ -5,7 +5,7 @@ node, less the share of daemons. Two more columns tell where the pods run:
 
 | column | what it holds |
 | --- | --- |
-| node_selector | labels of the pool's nodes, KEY=VALUE, space-separated; blank: the name is a type |
+| node_selector | node labels, KEY=VALUE, space-separated; blank: the name is a type |
 | taints | of the nodes, which its pods tolerate: KEY=VALUE:EFFECT or KEY:EFFECT, space-separated |
 """
 
