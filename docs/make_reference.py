@@ -919,7 +919,7 @@ _CODES = {
     3: "The model missed its gate, or the training did no step.",
     4: "The platform refused, or lost a host, or has none; the run lost its follower.",
     5: "The feed was lost: no data worker is left, or none came in time. Or a dataset cannot "
-    "travel to the data hosts ([what to do](../how-to/what-cannot-travel.md)).",
+    "be sent to the data hosts ([what to do](../how-to/what-cannot-travel.md)).",
     6: "Your training failed, or took no batch from its data hosts.",
 }
 

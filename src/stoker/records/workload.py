@@ -426,7 +426,7 @@ class Workload(PlatformSettings, frozen=True, kw_only=True):
         gate: Bounds on reported metrics; all must hold.
         feed: How batches reach the trainer.
         strategy: How the processes of the dnn group start: a name, or settings with a name.
-        engine: What makes data on the data group: a name, or settings with a name.
+        engine: Program that makes data on the data group: a name, or settings with a name.
         profile: How a profile is measured.
         tracking: Experiment tracking besides stoker's own records.
         notify: Webhook for the end of runs.
