@@ -13,7 +13,7 @@ Answer = Mapping[str, object]
 
 
 class Clock:
-    """A clock on which time passes only while somebody sleeps.
+    """A clock on which time passes only during sleeps.
 
     Attributes:
         slept: Every sleep, in order.

@@ -1,4 +1,4 @@
-"""Drives a control plane with JobSet's controller: the double, or a real one (KUBECONFIG).
+"""Control planes with JobSet's controller: the double, or a real one (KUBECONFIG).
 
 `RealPlane` makes a namespace for each test, and is the kubelet of its pods.
 """
@@ -38,7 +38,7 @@ _INDEX = "batch.kubernetes.io/job-completion-index"
 
 
 class DoublePlane:
-    """Drives the double of the tests."""
+    """The double of the tests."""
 
     namespace = NAMESPACE
 
@@ -105,7 +105,7 @@ class DoublePlane:
 
 
 class RealPlane:
-    """Drives a control plane that KUBECONFIG names, through its API alone."""
+    """The control plane that KUBECONFIG names, driven through its API alone."""
 
     def __init__(self, folder: Path, *, restart: str = "") -> None:
         from kubernetes import client, config

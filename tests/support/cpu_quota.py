@@ -62,7 +62,7 @@ def cpu_quota(*, vcpus: float) -> Iterator[Path]:
             (_ROOT / "cgroup.subtree_control").write_text("+cpu")
         folder.mkdir()
     except OSError as err:
-        pytest.skip(f"no control group of our own: {err}")
+        pytest.skip(f"cannot make a control group: {err}")
     try:
         if is_v2:
             (folder / "cpu.max").write_text(f"{quota} {_PERIOD_US}")

@@ -257,7 +257,7 @@ class Cluster:
             self.engine.run(
                 *("run", "--detach", "--name", self._name(host), "--hostname", host),
                 *("--network", self.job, "--network-alias", host, *self._environment),
-                # A name that is not there yet is asked for elsewhere, which nobody answers here.
+                # A name that does not exist yet is looked up elsewhere, without an answer here.
                 *("--dns-option=timeout:1", "--dns-option=attempts:1"),
                 *("--volume", f"{self.base_dir(host)}:/opt/ml"),
                 *("--entrypoint", "stoker", self._images[host], "launch", "--", *command),

@@ -481,7 +481,7 @@ class Values(data.Dataset):
 
 @valued
 def values(load: Load) -> object:
-    """Counts as one claim per value for whoever compares."""
+    """Counts as one claim per value in comparisons."""
     # Some kinds of tensors are announced as experimental, or as going.
     warnings.simplefilter("ignore")
     iterator = iter(load(Values(), sampler=list(VALUES), batch_size=None, collate_fn=same))
@@ -719,7 +719,7 @@ def epoch_goes_on_after_a_timeout(load: Load) -> object:
 
 @pinned
 def early_break_leaves_the_generator(load: Load) -> object:
-    """Holds however far ahead the sampler was asked; torch's options say how far that is."""
+    """Is true however far ahead the sampler was asked; torch's options set how far that is."""
     found: list[object] = []
     options = [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "prefetch_factor": 8}]
     options.append({"num_workers": 2, "persistent_workers": True})

@@ -111,7 +111,7 @@ class KfpServer:
             do_POST = do_DELETE = do_GET
 
             def log_message(self, format: str, *args: object) -> None:
-                """Says nothing."""
+                """Logs nothing."""
 
         class Server(http.server.ThreadingHTTPServer):
             def handle_error(self, request: object, client_address: object) -> None:

@@ -84,7 +84,7 @@ class DriverError(Exception):
 
 
 class LauncherError(Exception):
-    """A step's launcher that ends with an error of its own, before or after the command."""
+    """An error of a step's launcher itself, before or after the command."""
 
 
 class _NullError(Exception):

@@ -156,11 +156,11 @@ class Kubelet:
     # Pods of jobs.
 
     def _control(self) -> None:
-        """Does what controllers and kubelets do, again and again."""
+        """Acts as controllers and kubelets do, repeatedly."""
         try:
             while not self._is_over.wait(0.2):
                 self._reconcile()
-        except BaseException as err:  # Told by whoever waits.
+        except BaseException as err:  # Reported by the waiting thread.
             self._broken.append(err)
 
     def _reconcile(self) -> None:

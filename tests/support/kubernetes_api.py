@@ -1,6 +1,6 @@
 """A double of Kubernetes' API server on a loopback port, as far as stoker asks one.
 
-It keeps objects, refuses what the real CRDs refuse, serves lists, watches and logs, and has the
+It keeps objects, refuses what the real CRDs refuse, serves lists, watches and logs, and plays the
 troubles of real ones on command. The garbage collector and Trainer's controller run on their own.
 No other one does: tests say what becomes of jobs and pods, in the real controllers' words. Those of
 Job and JobSet judge on demand (`fail_pod`, `disrupt_pod`, `pass_deadline`,
@@ -1175,7 +1175,7 @@ def _handler(api: KubernetesApi) -> type[BaseHTTPRequestHandler]:
                 while True:
                     with api.changed:
                         is_last = log.is_closed or query.get("follow") != "true"
-                        # A container that is started again has a log of its own.
+                        # A restarted container has a new log.
                         is_last = is_last or log.lines is not lines
                         new = lines[position:]
                         position += len(new)

@@ -1,6 +1,6 @@
 """Runs a fit with Lightning, which may be stopped in an epoch and continued.
 
-Who imports it imports Lightning: 4 CPU-seconds.
+Importing it imports Lightning: 4 CPU-seconds.
 """
 
 import random

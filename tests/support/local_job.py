@@ -63,7 +63,7 @@ def marked_processes(base_dir: Path) -> set[int]:
 
 
 def has_fork_ahead(base_dir: Path) -> bool:
-    """Says whether the data host there imported torch and forked a process for the next dataset."""
+    """Whether the data host there imported torch and forked a process for the next dataset."""
     pids = marked_processes(base_dir)
     parents = {}
     for pid in pids:

@@ -26,7 +26,7 @@ ACCOUNT = "123456789012"
 ROLE = f"arn:aws:iam::{ACCOUNT}:role/stoker"
 
 _RUNNING = re.compile(r"Running on (http://127\.0\.0\.1:\d+)")
-# Nobody's own settings, keys or proxies: a test may reach the loopback interface only.
+# Without the user's settings, keys or proxies: a test may reach the loopback interface only.
 _FOREIGN = re.compile(r"^(AWS_|BOTO_|MOTO_)|_proxy$", re.IGNORECASE)
 
 
@@ -94,7 +94,7 @@ def moto_process(tmp_path_factory):
             stdout=output,
             stderr=subprocess.STDOUT,
             cwd=folder,
-            # Nobody asks for a machine image; to read the list takes a second.
+            # Machine images are not used; reading their list takes a second.
             env={
                 **kept,
                 **_environment("http://127.0.0.1:9"),

@@ -1,6 +1,6 @@
 """Two hosts, and a line between them that lets little through.
 
-Each has a network namespace of its own, which a process holds that ends with the context: nothing
+Each has a network namespace, held by a process that ends with the context: nothing
 is left behind.
 """
 

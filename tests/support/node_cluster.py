@@ -1,4 +1,4 @@
-"""Drives a cluster with nodes, through its API and the `stoker` command, as users do.
+"""A cluster with nodes, driven through its API and the `stoker` command, as users do.
 
 Nothing here is a double, and nothing is asked of stoker's own modules but a job's name. What a
 stranger sets in the environment is explained in CONTRIBUTING.md, On a cluster with nodes.

@@ -50,7 +50,7 @@ REASON = "ValueError: no such layer"
 
 
 class Followed:
-    """Follows a run, whose lines a thread of its own reads, as `train` does."""
+    """A followed run, whose lines a separate thread reads, as `train` does."""
 
     def __init__(self, run: Run) -> None:
         self.run = run

@@ -181,7 +181,7 @@ class PodNetwork:
             self.run(_NEEDED)
         except AssertionError as err:
             self.__exit__()
-            pytest.skip(f"no network of our own here: {err}")
+            pytest.skip(f"cannot make a network here: {err}")
         self.names = Names(f"/proc/{self._holder.pid}/ns/net", domain=self._domain)
         return self
 

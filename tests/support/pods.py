@@ -205,7 +205,7 @@ class Pods:
         return read_json(self.output(leader) / "training.json", Training)
 
     def figures(self, leader: Pod) -> str:
-        """Tells in words what the run was like: the longest waits, joins, goodbyes."""
+        """Returns a summary of the run: the longest waits, joins, goodbyes."""
         rows = (self.output(leader) / "timeline-rank0.csv").read_text().splitlines()
         column = rows[0].split(",").index("wait_seconds")
         waits = sorted((float(row.split(",")[column]) for row in rows[2:]), reverse=True)

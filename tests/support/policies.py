@@ -172,7 +172,7 @@ def is_allowed(
     *,
     context: Mapping[str, str] | None = None,
 ) -> bool:
-    """Says whether a policy of the example allows an action on a resource, as IAM matches both."""
+    """Whether a policy of the example allows an action on a resource, as IAM matches both."""
     for allowed, statement in actions(rendered()[name]):
         matches = any(fnmatch.fnmatchcase(resource, p) for p in resources(statement))
         if allowed != action or not matches:

@@ -10,10 +10,10 @@ class Proxy:
 
     Attributes:
         port: Where trainers dial.
-        target: Port of the agent; 0: nobody answers.
+        target: Port of the agent; 0: no answer.
         num_cut: Connections that were cut.
         num_forged: Bytes that were changed.
-        is_hole: While it is set nothing is passed on, and nobody is told.
+        is_hole: While it is set, bytes are silently dropped.
     """
 
     def __init__(self, *, cut_after: int = 0) -> None:

@@ -56,7 +56,7 @@ def run(loader: "DataLoader[torch.Tensor]", *, epochs: int) -> list[str]:
 
 def main() -> None:
     given = json.loads(sys.argv[1])
-    signal.alarm(MAX_SECONDS)  # Whoever waits for ever is ended, and fails the test.
+    signal.alarm(MAX_SECONDS)  # An endless wait is ended, and fails the test.
     torch.manual_seed(7)
     random.seed(7)
     np.random.seed(7)

@@ -99,7 +99,7 @@ class Account(SageMakerService):
         self._threads: list[threading.Thread] = []
 
     def train(self, request: Body, *, is_stopped: Callable[[], bool]) -> Ended:
-        """Runs a training job from its request to its end, whoever asked for it."""
+        """Runs a training job from its request to its end."""
         problems = [str(problem) for problem in rule_problems(request)]
         if problems:
             raise DefinitionError(f"the service would refuse the job: {problems}")
@@ -538,7 +538,7 @@ class Execution:
 
     def _register(self, request: Body) -> Ended:
         aws = Aws(region=REGION)
-        # As in AWS's own tutorials, which name a group that nobody has made.
+        # As in AWS's own tutorials, which name a group that does not exist.
         with contextlib.suppress(ServiceError):
             aws.call(
                 "sagemaker",

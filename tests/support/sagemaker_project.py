@@ -218,7 +218,7 @@ class Project:
         }
 
     def lose_host_while_training(self, run: Execution) -> None:
-        """Loses the host of the run's TrainAgain once a job trains, which goes on if adopted."""
+        """Loses the host of the run's TrainAgain once a job trains, which continues if adopted."""
         log = self.account.containers.log
 
         def num_begun() -> int:

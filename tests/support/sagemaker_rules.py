@@ -1,4 +1,4 @@
-"""Applies SageMaker's rules to a whole CreateTrainingJob request, whoever wrote it.
+"""Applies SageMaker's rules to a whole CreateTrainingJob request of any origin.
 
 What users write is checked by `stoker.platforms.sagemaker.checks`, in each run; what stoker's own
 code alone can get wrong, or SageMaker's SDK, is checked here.

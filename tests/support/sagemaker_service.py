@@ -1,4 +1,4 @@
-"""SageMaker's training jobs as moto does not have them: they run until somebody ends them.
+"""SageMaker's training jobs, which moto lacks: they run until a test ends them.
 
 Speaks the service's JSON protocol on a port of the loopback interface; everything else (S3, logs)
 is moto's. A process finds it by AWS_ENDPOINT_URL_SAGEMAKER.

@@ -1,11 +1,11 @@
 """Trains for tests of strategies: tells what each rank saw and the loss curve; a rank may die.
 
-Whoever starts it gives it its rank; else it is all ranks of one host itself, without a launcher.
+Its starter sets its rank; else it is all ranks of one host, without a launcher.
 
 Arguments: OUT [KILL_RANK KILL_STEP], or without a launcher: OUT RANKS. Each rank's batches (epoch,
 sample numbers, a digest of the noise in them) and the losses of all ranks together go to
 OUT/rank-R.json and OUT/losses.json. With a rank to kill, that one ends by signal 9 before that
-step, in the first attempt; each step is saved, and later attempts go on from it.
+step, in the first attempt; each step is saved, and later attempts resume from it.
 """
 
 import hashlib

@@ -55,7 +55,7 @@ def toolkit() -> Path:
 
 
 def _run(*command: str) -> None:
-    # A run of its own: nothing of stoker's environment reaches it.
+    # A separate run, without stoker's environment.
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         command, env=environ, capture_output=True, text=True, timeout=_INSTALL_SECONDS, check=False

@@ -19,7 +19,7 @@ from stoker.platforms.base import JobEnd, LogLine
 # How long a terminal follows a job that it cannot see: control planes are upgraded while jobs run.
 # A pipeline's step follows it for as long as the job may last.
 UNREACHABLE_SECONDS = 900.0
-# A reason that was not seen for this time is told again.
+# A reason that was not seen for this time is reported again.
 TOLD_SECONDS = 600.0
 _CHUNK_BYTES = 1 << 16
 
@@ -122,7 +122,7 @@ class FollowedRun(ABC):
         """Returns whether the pipeline's run is known to be cancelled; blocks for seconds only."""
 
     def _endure(self, error: PlatformError, *, now: float, failing_seconds: float) -> None:
-        """Tells of a failed look at the job, once for each reason.
+        """Reports a failed look at the job, once for each reason.
 
         Args:
             now: Monotonic seconds.

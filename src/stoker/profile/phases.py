@@ -597,7 +597,7 @@ def place_of(settings: ProcessSettings) -> RankPlace:
 
 
 def _what_stays_here(loader: Loader) -> list[str]:
-    """Notes why the dataset cannot be sent to data hosts, if so; no error ends the profile."""
+    """Records why the dataset cannot be sent to data hosts, if so; no error ends the profile."""
     try:
         why = why_unshippable(
             DatasetSpec(

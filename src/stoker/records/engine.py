@@ -64,7 +64,7 @@ class StrategySettings(Record, frozen=True, kw_only=True):
             rank; `smddp`: the same with SageMaker's library; `mpi`: mpirun; `none`: a process per
             host.
         max_restarts: torchrun, smddp: how often all ranks restart after one failed.
-        fallback: smddp: backend if SageMaker's is missing. None: such a run is refused.
+        fallback: smddp: backend if SageMaker's is missing. None: the run is refused.
         mpi_arguments: mpi: more arguments of mpirun, such as `["-x", "NCCL_DEBUG=INFO"]`.
     """
 

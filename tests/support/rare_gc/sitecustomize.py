@@ -1,7 +1,7 @@
 """Makes the garbage collector rare in each Python that a test starts: a fifth of its CPU time.
 
 Most of these processes are short: they import torch, or stoker, of which nothing is garbage, and
-end. What they hold at their end is not searched for cycles either. Nobody's files wait in one.
+end. What they hold at their end is not searched for cycles either. No files depend on it.
 """
 
 import atexit

@@ -143,7 +143,7 @@ def _of_service(parameter: Parameter) -> Parameter:
 
 
 def no_profile(workload: Workload) -> str:
-    """Returns the value of `reuse_profile` that means none: a folder that nobody makes."""
+    """Returns the value of `reuse_profile` that means none: a folder that is never made."""
     assert workload.sagemaker
     return f"{workload.sagemaker.output_uri.rstrip('/')}/stoker/no-profile"
 

@@ -668,7 +668,7 @@ class KubernetesRun(FollowedRun):
         if over is None:
             return
         if over.is_dead_node:
-            # The run is recorded as failed, with the output so far.
+            # The run is recorded as failed, with its output so far.
             self._given_up = f"{over.what}; {over.fix}"
             self.stop()
             return

@@ -586,7 +586,7 @@ def _has_code(aws: Aws, request: SageMakerRequest, packed: bytes) -> bool:
     try:
         return request.code_uri is None or aws.read_object(request.code_uri) == packed
     except ServiceError as err:
-        # Somebody deleted it after the hosts had read it.
+        # It was deleted after the hosts had read it.
         if err.kind == "missing":
             return True
         raise
