@@ -355,7 +355,7 @@ def test_a_run_is_followed_to_its_end_with_its_records(api, job, tmp_path, api_n
     assert api.names(PLURAL[api_name]) == ([NAME] if api_name == "jobset" else [])
 
 
-STEPS_AS_IS = f"{COLUMNS}\n0,0,0,0.0,0.1,0.2,8\n"
+STEPS_AS_IS = f"{COLUMNS}\n0,0,0,0.0,0.1,0.2,8,1,1\n"
 
 
 def test_a_profile_s_results_come_back_in_the_leader_s_log(api, platform, tmp_path, monkeypatch):

@@ -83,7 +83,7 @@ def test_the_timeline_has_the_loaders_of_the_script_and_not_those_of_a_dataset(t
     )
     run_code(script, STOKER_OUTPUT=str(tmp_path), RANK="1")
     rows = [row.split(",") for row in (tmp_path / "timeline-rank1.csv").read_text().splitlines()]
-    assert [(row[0], row[1], row[2], row[-1]) for row in rows[1:]] == [
+    assert [(row[0], row[1], row[2], row[6]) for row in rows[1:]] == [
         (loader, epoch, batch, samples)
         for loader, epoch in [("0", "0"), ("1", "0"), ("0", "1")]
         for batch, samples in [("0", "4"), ("1", "4"), ("2", "2")]

@@ -69,7 +69,10 @@ def test_burnt_costs_are_found(fork, tmp_path):
     # Ended at once and whole: no exit handler.
     assert "exit handlers ran" not in output
     rows = (tmp_path / "out" / "baseline-timeline-rank0.csv").read_text().splitlines()
-    assert rows[0] == "loader,epoch,batch,start_seconds,wait_seconds,compute_seconds,samples"
+    assert (
+        rows[0]
+        == "loader,epoch,batch,start_seconds,wait_seconds,compute_seconds,samples,steps,weight"
+    )
     assert len(rows) - 1 >= found.as_is.step_seconds.samples
 
 

@@ -64,7 +64,7 @@ import os
 from pathlib import Path
 # What a rank leaves that was fed.
 output = Path(os.environ["STOKER_OUTPUT"])
-(output / "timeline-rank0.csv").write_text("0,0,0,0,0.1,0.1,4")
+(output / "timeline-rank0.csv").write_text("0,0,0,0,0.1,0.1,4,1,1")
 (output / "loading-0.json").write_text('{"is_fed": true}')
 if (Path(os.environ["SM_CHANNEL_TRAINING"]) / "broken").exists():
     raise ValueError("sample 7 is broken")

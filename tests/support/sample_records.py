@@ -177,7 +177,7 @@ def write_timeline(
 ) -> Path:
     """Writes a timeline with the noise of a real one, and a validation loader between epochs."""
     noise = random.Random(7)
-    lines = ["loader,epoch,batch,start_seconds,wait_seconds,compute_seconds,samples"]
+    lines = ["loader,epoch,batch,start_seconds,wait_seconds,compute_seconds,samples,steps,weight"]
     now = 0.0
     for epoch in range(epochs):
         for loader, batches in ((0, steps), (1, steps // 8)):
@@ -186,7 +186,7 @@ def write_timeline(
                 wait = first + wait_seconds * noise.lognormvariate(0, 0.12)
                 wait += 0.06 if noise.random() < 0.01 else 0.0
                 compute = compute_seconds * noise.lognormvariate(0, 0.05) / (1 + loader)
-                lines.append(f"{loader},{epoch},{batch},{now:.6f},{wait:.6f},{compute:.6f},32")
+                lines.append(f"{loader},{epoch},{batch},{now:.6f},{wait:.6f},{compute:.6f},32,1,1")
                 now += wait + compute
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path

@@ -239,8 +239,8 @@ def test_a_program_is_looked_for_where_it_will_run(tmp_path, command, found):
 
 
 def rows(*steps):
-    head = "loader,epoch,batch,start_seconds,wait_seconds,compute_seconds,samples\n"
-    lines = (f"{lo},{ep},0,0.0,{wait},{comp},{n}\n" for lo, ep, wait, comp, n in steps)
+    head = "loader,epoch,batch,start_seconds,wait_seconds,compute_seconds,samples,steps,weight\n"
+    lines = (f"{lo},{ep},0,0.0,{wait},{comp},{n},1,1\n" for lo, ep, wait, comp, n in steps)
     return head + "".join(lines)
 
 
@@ -295,7 +295,7 @@ def test_progress_is_logged_for_the_main_loader_at_most_every_two_seconds(tmp_pa
     path.write_text(rows(*[(0, 0, 1.0, 2.0, 4)] * 3))
     progress.tick()
     with path.open("a") as file:
-        file.write("0,0,3,0.0,3.0,2.0,4\n1,0,0,0.0,9.0,9.0,4\n0,0,4,0.0")
+        file.write("0,0,3,0.0,3.0,2.0,4,1,1\n1,0,0,0.0,9.0,9.0,4,1,1\n0,0,4,0.0")
     progress.tick()
     now[0] = 2.0
     progress.tick()

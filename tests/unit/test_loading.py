@@ -74,7 +74,7 @@ def test_a_run_without_a_fed_batch_is_told_by_its_cause(tmp_path, loadings, why)
 def test_batches_of_the_feed_count_wherever_they_were_made(tmp_path):
     say(tmp_path, Loading(is_fed=True, optimizer_steps=9))
     assert why_unfed(tmp_path, PROGRESS) == ""
-    (tmp_path / FILE.format(rank=0)).write_text("0,0,0,0,0.1,0.1,4")
+    (tmp_path / FILE.format(rank=0)).write_text("0,0,0,0,0.1,0.1,4,1,1")
     assert why_unfed(tmp_path, {}) == ""
     # Batches that are only timed are none of the feed's.
     say(tmp_path, Loading(optimizer_steps=9, own=("x.Loader",)))

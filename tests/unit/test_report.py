@@ -519,7 +519,7 @@ def contrast(one, other):
 # ---------------------------------------------------------------- timelines
 
 
-HEADER = "loader,epoch,batch,start_seconds,wait_seconds,compute_seconds,samples\n"
+HEADER = "loader,epoch,batch,start_seconds,wait_seconds,compute_seconds,samples,steps,weight\n"
 
 
 @pytest.fixture
@@ -532,10 +532,11 @@ def steps_in(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "broken", ["1,0,1,0.5,0.", "1,0,1,x,0,0,8", "1,0,1,0,nan,0,8", "1,0,1,0,-1,0,8", "", "1,0"]
+    "broken",
+    ["1,0,1,0.5,0.", "1,0,1,x,0,0,8,1,1", "1,0,1,0,nan,0,8,1,1", "1,0,1,0,-1,0,8,1,1", "", "1,0"],
 )
 def test_whole_rows_of_the_main_loader_are_the_steps(steps_in, broken):
-    rows = ["0,0,0,0.0,1.0,1.0,8", "1,0,0,2.0,0.1,0.2,8", "1,0,5,2.3,0.1,0.2,8"]
+    rows = ["0,0,0,0,1,1,8,1,1", "1,0,0,2.0,0.1,0.2,8,1,1", "1,0,5,2.3,0.1,0.2,8,1,1"]
     steps = steps_in(HEADER + "\n".join([*rows, broken])).steps
     assert [(step.loader, step.batch) for step in steps] == [(1, 0), (1, 5)]
 

@@ -200,8 +200,8 @@ def test_the_metric_definitions_read_numbers_of_any_size_in_progress_lines_alone
 
 def test_the_metric_definitions_read_what_the_progress_log_writes(tmp_path):
     timeline = tmp_path / "timeline-rank0.csv"
-    head = "loader,epoch,batch,start_seconds,wait_seconds,compute_seconds,samples"
-    rows = [head, *["0,0,0,0.0,0.125,0.125,8"] * 3]
+    head = "loader,epoch,batch,start_seconds,wait_seconds,compute_seconds,samples,steps,weight"
+    rows = [head, *["0,0,0,0.0,0.125,0.125,8,1,1"] * 3]
     timeline.write_text("\n".join(rows) + "\n", encoding="utf-8")
     stream = io.StringIO()
     progress = ProgressLog(tmp_path, Log(run="r", host="h", stream=stream))

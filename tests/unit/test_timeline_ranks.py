@@ -27,7 +27,7 @@ WAITS = {0: 0.04, 1: 0.8}
 def write(folder, shares, *, steps=100):
     for rank, share in shares.items():
         wait = share * STEP
-        rows = [f"0,0,{n},{n * STEP:.6f},{wait:.6f},{STEP - wait:.6f},8" for n in range(steps)]
+        rows = [f"0,0,{n},{n * STEP:.6f},{wait:.6f},{STEP - wait:.6f},8,1,1" for n in range(steps)]
         (folder / FILE.format(rank=rank)).write_text("\n".join([COLUMNS, *rows]) + "\n")
 
 
@@ -116,7 +116,7 @@ def test_a_rank_without_a_new_step_still_waits_as_it_did(tmp_path):
     lines = ProgressLog(tmp_path, Log(run="r", host="h", stream=stream), clock=lambda: now[0])
     lines.tick()
     with (tmp_path / FILE.format(rank=0)).open("a") as file:
-        file.write(f"0,0,3,{3 * STEP},0.001,0.049,8\n")
+        file.write(f"0,0,3,{3 * STEP},0.001,0.049,8,1,1\n")
     now[0] = 2.0
     lines.tick()
     lines.close()

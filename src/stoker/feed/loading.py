@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.feed.timeline import MeasuredStep, has_no_step, read_timelines
+from stoker.feed.timeline import MeasuredStep, has_no_step, read_timelines, steps_in
 from stoker.feed.wire.protocol import Progress
 
 # By process, because a rank's launcher and helpers have its number, too.
@@ -81,7 +81,7 @@ def counted_steps(
     Returns:
         0 only where a loader or an optimizer was there and did nothing; None: unknown.
     """
-    batches = [len(steps) for steps in timelines.values()]
+    batches = [steps_in(steps) for steps in timelines.values()]
     batches += [report.steps for report in progress.values()]
     if any(batches):
         return max(batches)

@@ -4,7 +4,14 @@ It has one row for each delivered batch, written when the next one is asked for 
 step's compute is known), to STOKER_OUTPUT/timeline-rankR.csv. Rows are written about once a second
 and at the end of each epoch, so that a process that leaves by `os._exit` loses at most a second.
 Launcher and report read it back with `step_of`. It is separate from the counters that a rank
-reports (`trainer.observer`), because medians and pictures need every step.
+reports (`trainer.observer`), because medians and pictures need single steps.
+
+The file is bounded, however long the training is (docs/method.md, "A step and its wait"). With each
+further LEVEL_BYTES that it has, single steps get rarer by half: STRETCH_STEPS of them, whose
+`weight` says for how many each stands, then rows that are sums of `steps` steps, of weight 0. Sums
+over all rows stay exact; medians are over the single steps, by weight. 1.7 million steps are
+3.6 MiB, a billion are 9 MiB. Rows are only appended, so a process that is killed loses its last
+row.
 """
 
 import contextlib
@@ -12,7 +19,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -23,7 +30,13 @@ from stoker.text import wait_share
 
 # In the output folder of the rank's host.
 FILE = "timeline-rank{rank}.csv"
-COLUMNS = "loader,epoch,batch,start_seconds,wait_seconds,compute_seconds,samples"
+COLUMNS = "loader,epoch,batch,start_seconds,wait_seconds,compute_seconds,samples,steps,weight"
+# About 10,000 rows.
+LEVEL_BYTES = 512 << 10
+# The report's picture shows 24 to 40 steps; medians need blocks of BLOCK_STEPS.
+STRETCH_STEPS = 100
+# Bound for reading: more than a timeline ever has.
+MAX_READ_BYTES = 16 << 20
 
 _FLUSH_SECONDS = 1.0
 # The first steps of an epoch hold the start of workers and the filling of the pipeline.
@@ -31,11 +44,18 @@ SKIPPED_STEPS = 2
 # Consecutive steps of an epoch whose mean is one sample: longer than any burst, and still dozens of
 # blocks in a run of a minute.
 BLOCK_STEPS = 20
+# Blocks whose means are compared; those of longer runs stand for several.
+_MAX_BLOCKS = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredStep:
-    """A step, one row of a timeline: it waits for its batch, then computes."""
+    """A step, one row of a timeline: it waits for its batch, then computes.
+
+    Attributes:
+        steps: Number of steps that the row is the sum of.
+        weight: Number of steps that a single step stands for; 0: not a single step.
+    """
 
     loader: int
     epoch: int
@@ -44,6 +64,8 @@ class MeasuredStep:
     wait_seconds: float
     compute_seconds: float
     samples: int
+    steps: int = 1
+    weight: int = 1
 
     @property
     def seconds(self) -> float:
@@ -58,7 +80,7 @@ class MeasuredStep:
 def step_of(row: str) -> MeasuredStep | None:
     """Returns the step in a row of a timeline; None for the header, and for a truncated row."""
     try:
-        loader, epoch, batch, start, wait, compute, samples = row.split(",")
+        loader, epoch, batch, start, wait, compute, samples, steps, weight = row.split(",")
         step = MeasuredStep(
             loader=int(loader),
             epoch=int(epoch),
@@ -67,46 +89,64 @@ def step_of(row: str) -> MeasuredStep | None:
             wait_seconds=float(wait),
             compute_seconds=float(compute),
             samples=int(samples),
+            steps=int(steps),
+            weight=int(weight),
         )
     except ValueError:
         return None
-    is_whole = math.isfinite(step.end_seconds) and min(step.wait_seconds, step.compute_seconds) >= 0
+    is_whole = math.isfinite(step.end_seconds) and step.steps > 0
+    is_whole &= min(step.wait_seconds, step.compute_seconds, step.weight) >= 0
     return step if is_whole else None
 
 
 def steady(steps: Sequence[MeasuredStep]) -> list[MeasuredStep]:
-    """Drops the first SKIPPED_STEPS steps of each epoch, unless nothing else is left."""
+    """Returns single steps, without the first ones of epochs unless nothing else is left."""
     seen: Counter[int] = Counter()
     kept = []
     for step in steps:
-        seen[step.epoch] += 1
-        if seen[step.epoch] > SKIPPED_STEPS:
+        seen[step.epoch] += step.steps
+        if step.weight and seen[step.epoch] > SKIPPED_STEPS:
             kept.append(step)
-    return kept or list(steps)
+    return kept or [step for step in steps if step.weight]
 
 
 def block_means(
     steps: Sequence[MeasuredStep], value: Callable[[MeasuredStep], float]
 ) -> list[float]:
-    """Returns means of `value` over blocks of about BLOCK_STEPS consecutive steps of one epoch."""
-    epochs: dict[int, list[float]] = {}
+    """Returns means of `value` over blocks of about BLOCK_STEPS consecutive steps of one epoch.
+
+    The mean of steps that stand for several is there as often.
+
+    Args:
+        steps: Single steps.
+    """
+    epochs: dict[int, list[MeasuredStep]] = {}
     for step in steps:
-        epochs.setdefault(step.epoch, []).append(value(step))
+        epochs.setdefault(step.epoch, []).append(step)
+    per_block = BLOCK_STEPS * max(1, sum(each.weight for each in steps) // _MAX_BLOCKS)
     means = []
-    for values in epochs.values():
-        count = max(1, len(values) // BLOCK_STEPS)
-        bounds = [len(values) * block // count for block in range(count + 1)]
-        means += [fmean(values[low:high]) for low, high in pairwise(bounds)]
+    for own in epochs.values():
+        count = max(1, len(own) // BLOCK_STEPS)
+        bounds = [len(own) * block // count for block in range(count + 1)]
+        for low, high in pairwise(bounds):
+            stands_for = sum(each.weight for each in own[low:high]) // per_block
+            means += [fmean(map(value, own[low:high]))] * max(1, stands_for)
     return means
 
 
 def read_timeline(path: Path) -> list[MeasuredStep]:
     """Returns the steps in a timeline, without truncated rows (the process was killed)."""
     try:
-        rows = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        with path.open("rb") as file:
+            rows = file.read(MAX_READ_BYTES).decode(errors="replace").splitlines()
     except OSError:
         return []
     return [step for row in rows if (step := step_of(row)) is not None]
+
+
+def steps_in(rows: Iterable[MeasuredStep]) -> int:
+    """Returns the number of steps in these rows."""
+    return sum(row.steps for row in rows)
 
 
 def typical_step(steps: Sequence[MeasuredStep]) -> tuple[float, float]:
@@ -124,7 +164,9 @@ def typical_step(steps: Sequence[MeasuredStep]) -> tuple[float, float]:
 
 def main_loader(steps: Sequence[MeasuredStep]) -> list[MeasuredStep]:
     """Returns the steps of the loader that made most batches: the training's."""
-    counts = Counter(step.loader for step in steps)
+    counts: Counter[int] = Counter()
+    for step in steps:
+        counts[step.loader] += step.steps
     main = max(counts, key=counts.__getitem__, default=0)
     return [step for step in steps if step.loader == main]
 
@@ -202,6 +244,49 @@ class LoaderSums:
 _Row = tuple[str, int, float, float, float, int]
 
 
+@dataclass(slots=True)
+class _Thinning:
+    """Rows of one loader, from all of its steps.
+
+    Attributes:
+        level: Of the file when the present stretch began.
+        place: Steps since then.
+        sum: First step, end, and sums of the open row of several steps.
+    """
+
+    level: int = 0
+    place: int = 0
+    sum: tuple[_Row, float, float, int, int] | None = None
+
+    def rows_of(self, row: _Row, *, level: int, zero: float) -> Iterator[str]:
+        """Yields the rows that one more step completes."""
+        head, batch, asked, got, ended, samples = row
+        if self.place == 0:
+            self.level = level
+        self.place += 1
+        if self.place <= STRETCH_STEPS:
+            times = f"{asked - zero:.6f},{got - asked:.6f},{ended - got:.6f}"
+            yield f"{head}{batch},{times},{samples},1,{1 << self.level}\n"
+        else:
+            first, wait, compute, total, steps = self.sum or (row, 0.0, 0.0, 0, 0)
+            wait, compute = wait + got - asked, compute + ended - got
+            self.sum = first, wait, compute, total + samples, steps + 1
+            # Also by time: readers of a running training must see that it advances.
+            if self.place == STRETCH_STEPS << self.level or (
+                ended - first[2] >= (1 << self.level) / 4
+            ):
+                yield from self.rest(zero=zero)
+        if self.place == STRETCH_STEPS << self.level:
+            self.place = 0
+
+    def rest(self, *, zero: float) -> Iterator[str]:
+        """Yields the open row, if there is one."""
+        if self.sum:
+            (head, batch, asked, *_), wait, compute, samples, steps = self.sum
+            self.sum = None
+            yield f"{head}{batch},{asked - zero:.6f},{wait:.6f},{compute:.6f},{samples},{steps},0\n"
+
+
 class Timeline:
     """Steps of all loaders of a process; any thread may read the totals.
 
@@ -230,6 +315,7 @@ class Timeline:
         self.begun = 0
         self._loaders = 0
         self._sums: dict[int, LoaderSums] = {}
+        self._thinned: dict[str, _Thinning] = {}
         self._lock = threading.Lock()
 
     def new_loader(self) -> int:
@@ -266,27 +352,31 @@ class Timeline:
             if may_write and ended - self._flushed > _FLUSH_SECONDS:
                 self.flush()
 
-    def flush(self) -> None:
+    def flush(self, *, is_last: bool = False) -> None:
         """Writes what has been collected; a full disk ends the timeline, not the training."""
         with self._lock, contextlib.suppress(OSError):
             self._flushed = self.clock()
             rows, self._rows = self._rows, []
-            if not rows or self._path is None:
+            if self._path is None or not (rows or (is_last and self._thinned)):
                 return
             zero = self._zero or 0.0
-            lines = [
-                f"{head}{batch},{asked - zero:.6f},{got - asked:.6f},{ended - got:.6f},{samples}"
-                for head, batch, asked, got, ended, samples in rows
-            ]
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a", encoding="utf-8") as file:
-                if file.tell() == 0:
-                    lines.insert(0, COLUMNS)
-                file.write("\n".join(lines) + "\n")
+                size = file.tell()
+                lines = [] if size else [COLUMNS + "\n"]
+                for row in rows:
+                    loader, _, _ = row[0].partition(",")
+                    own = self._thinned.setdefault(loader, _Thinning())
+                    for line in own.rows_of(row, level=size // LEVEL_BYTES, zero=zero):
+                        lines.append(line)
+                        size += len(line)
+                for own in self._thinned.values() if is_last else ():
+                    lines += own.rest(zero=zero)
+                file.writelines(lines)
 
     def close(self) -> None:
         """Writes the rest, or the header if there was no step; may be called twice."""
-        self.flush()
+        self.flush(is_last=True)
         if self._path is not None and not self.steps:
             with contextlib.suppress(OSError):
                 self._path.parent.mkdir(parents=True, exist_ok=True)

@@ -22,7 +22,7 @@ from typing import Annotated, Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from stoker.feed.timeline import FILE, step_of, timeline_ranks, waits_longest
+from stoker.feed.timeline import FILE, step_of, steps_in, timeline_ranks, waits_longest
 from stoker.feed.wire.protocol import FeedWork, HostWork, Progress
 from stoker.logs import EventName, Log, LogEvent
 from stoker.platforms.follow import FileTail
@@ -611,14 +611,16 @@ class ProgressLog:
             rows = map(step_of, tail.read(is_last=is_last))
             new = [step for step in rows if step is not None]
             counts = self._counts[rank]
-            counts.update(step.loader for step in new)
+            for step in new:
+                counts[step.loader] += step.steps
             # The training's loader has most steps; others may be for validation.
             main = max(counts, key=counts.__getitem__, default=0)
             own = [step for step in new if step.loader == main]
             if own:
+                count = steps_in(own)
                 found[rank] = (
-                    fmean(step.seconds for step in own),
-                    fmean(step.wait_seconds for step in own),
+                    sum(step.seconds for step in own) / count,
+                    sum(step.wait_seconds for step in own) / count,
                 )
         return found
 

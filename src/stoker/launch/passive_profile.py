@@ -20,6 +20,7 @@ from stoker.feed.timeline import (
     MeasuredStep,
     block_means,
     steady,
+    steps_in,
     typical_step,
     typical_wait_share,
     waits_longest,
@@ -84,7 +85,7 @@ def measure(
         wait_seconds=wait_seconds,
         compute_seconds=compute_seconds,
         samples_per_second=sum(rates.values()),
-        steps=len(ranks[shown]),
+        steps=steps_in(ranks[shown]),
         spread={name: spread_of(values) for name, values in fields.items()},
         rank=slowest,
         least_wait_share=min(shares.values()) if len(shares) > 1 else None,
@@ -105,8 +106,8 @@ def wait_shares(
 
 
 def _rate(steps: Sequence[MeasuredStep]) -> float:
-    seconds = sum(step.seconds for step in steps)
-    return sum(step.samples for step in steps) / seconds if seconds else 0.0
+    seconds = sum(step.weight * step.seconds for step in steps)
+    return sum(step.weight * step.samples for step in steps) / seconds if seconds else 0.0
 
 
 def _reported_rate(report: Progress) -> float:
@@ -291,7 +292,8 @@ def _main(usage: RankUsage) -> LoaderUsage | None:
 
 
 def _samples(timelines: Mapping[int, Sequence[MeasuredStep]], world: int) -> int | None:
-    sizes = Counter(step.samples for steps in timelines.values() for step in steps)
+    single = (step for steps in timelines.values() for step in steps if step.weight)
+    sizes = Counter(step.samples for step in single)
     del sizes[0]
     return sizes.most_common(1)[0][0] * world if sizes else None
 

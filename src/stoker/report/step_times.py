@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from markupsafe import Markup
@@ -20,14 +21,18 @@ _ROW = 17.0
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Steps of the main loader in the order of their start, at least one.
+    """Single steps of the main loader in the order of their start, at least one.
 
     Attributes:
+        numbers: Each step's number in the run, from 1; empty: they are all steps of it.
+        total: Steps of the run, as far as `numbers` are given.
         measured: False where no timeline was kept: all steps are the median.
     """
 
     steps: tuple[MeasuredStep, ...]
     measured: bool = True
+    numbers: tuple[int, ...] = ()
+    total: int = 0
 
     def window(self, seconds: float) -> tuple[MeasuredStep, ...]:
         """Returns consecutive steps that fill `seconds`, as near to the run's middle as can be.
@@ -55,8 +60,13 @@ class StepTimes:
 
 def read_steps(path: Path) -> StepTimes | None:
     """Reads the main loader's steps; None where the file is missing or holds no step."""
-    steps = main_loader(read_timeline(path))
-    return StepTimes(tuple(sorted(steps, key=lambda step: step.start_seconds))) if steps else None
+    rows = sorted(main_loader(read_timeline(path)), key=lambda step: step.start_seconds)
+    ends = list(accumulate(row.steps for row in rows))
+    single = [(row, end) for row, end in zip(rows, ends, strict=True) if row.weight]
+    if not single:
+        return None
+    steps, numbers = zip(*single, strict=True)
+    return StepTimes(steps, numbers=numbers, total=ends[-1])
 
 
 def flat_steps(*, wait_seconds: float, compute_seconds: float, steps: int) -> StepTimes | None:
@@ -156,11 +166,13 @@ def describe_windows(strips: Sequence[Strip]) -> str:
     sentences = []
     for strip in strips:
         shown = strip.timeline.window(seconds)
-        first = strip.timeline.steps.index(shown[0]) + 1
+        place = strip.timeline.steps.index(shown[0])
+        first = strip.timeline.numbers[place] if strip.timeline.numbers else place + 1
+        total = strip.timeline.total or len(strip.timeline.steps)
         if strip.timeline.measured:
             sentences.append(
                 f"{strip.name}: steps {whole(first)} to {whole(first + len(shown) - 1)}"
-                f" of {whole(len(strip.timeline.steps))}, from the middle of the run."
+                f" of {whole(total)}, from the middle of the run."
             )
         else:
             sentences.append(

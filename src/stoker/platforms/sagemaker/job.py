@@ -40,7 +40,7 @@ from stoker.settings import pipeline_run
 FOLDER = "stoker"
 # Limit of the whole archive: the user's outputs are in it, too, and skipped.
 MAX_ARCHIVE_BYTES = 16 << 30
-# Limits of records, timelines and failures: 64 MiB are about 1.5 million steps.
+# Limits of records, timelines and failures: a timeline has a few MiB.
 MAX_FILE_BYTES = 64 << 20
 MAX_TOTAL_BYTES = 512 << 20
 MAX_FILES = 1000
