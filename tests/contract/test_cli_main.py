@@ -1,13 +1,18 @@
 """A command answers wrong input and broken surroundings with words and exit code 2, never a bug."""
 
+import fcntl
+import json
 import os
+import signal
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
 
 from stoker.cli.main import main, run
+from stoker.records import Training, read_json
 from support.command import process
 
 CLI = [sys.executable, "-m", "stoker.cli"]
@@ -98,6 +103,70 @@ pathlib.Path("done").touch()
         assert train.wait(60) == 0
     assert (tmp_path / "done").exists()
     assert (tmp_path / "t.json").exists()
+
+
+def test_a_training_goes_on_when_its_terminal_goes(tmp_path):
+    script = """
+import pathlib, time
+print("step 0", flush=True)
+while not pathlib.Path("gone").exists():
+    time.sleep(0.01)
+for n in range(1, 20):
+    print("step", n, flush=True)
+    time.sleep(0.01)
+# Longer than it takes the bar to be drawn again.
+time.sleep(1.0)
+pathlib.Path("done").touch()
+"""
+    (tmp_path / "q.py").write_text(script)
+    master, slave = os.openpty()
+    # With a size, so that the bar is drawn, too.
+    termios.tcsetwinsize(slave, (24, 100))
+    train = subprocess.Popen(
+        [*CLI, "train", "--", sys.executable, "q.py"],
+        cwd=tmp_path,
+        env={**os.environ, "TERM": "xterm"},
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        # As `trap "" HUP`, nohup and disown leave it: without a signal, only writes fail.
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
+        start_new_session=True,
+    )
+    os.close(slave)
+    with train:
+        shown = b""
+        while b"step 0" not in shown:
+            shown += os.read(master, 1 << 16)
+        os.close(master)
+        (tmp_path / "gone").touch()
+        assert train.wait(60) == 0
+    assert (tmp_path / "done").exists()
+    (record,) = tmp_path.glob("runs/*/training.json")
+    assert read_json(record, Training).status == "succeeded"
+
+
+def test_what_only_prints_ends_quietly_when_its_terminal_goes(tmp_path):
+    master, slave = os.openpty()
+    os.close(master)
+    printed = subprocess.run(
+        [*CLI, "catalog"], stdout=slave, stderr=subprocess.PIPE, text=True, timeout=60
+    )
+    os.close(slave)
+    assert (printed.returncode, printed.stderr) == (0, "")
+
+
+def test_output_that_another_program_made_non_blocking_is_whole():
+    reading, writing = os.pipe()
+    # Less than the document has.
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+    os.set_blocking(writing, False)
+    with subprocess.Popen([*CLI, "catalog", "--json"], stdout=writing) as printed:
+        os.close(writing)
+        with open(reading) as stream:
+            document = json.load(stream)
+        assert printed.wait(60) == 0
+    assert document["platform"] == "sagemaker"
 
 
 def test_a_training_whose_record_cannot_be_written_has_not_failed(tmp_path):

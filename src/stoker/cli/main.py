@@ -3,15 +3,18 @@
 `stoker launch`, which a container of a run starts with, continues in `stoker.launch`, without the
 parser.
 
-Where the output's reader has gone, as in `stoker catalog | head -1`, or its disk is full, a command
-that only prints ends, and a training continues without that output.
+Where the output's reader has gone, as in `stoker catalog | head -1`, its terminal is closed, or its
+disk is full, a command that only prints ends, and a training continues without that output.
 """
 
+import errno
 import io
 import os
+import select
 import shlex
 import shutil
 import signal
+import stat
 import sys
 import traceback
 from types import FrameType
@@ -196,7 +199,7 @@ class ReaderGoneError(BaseException):
 
 
 def guard_standard_streams(arguments: list[str]) -> None:
-    """Replaces sys.stdout and sys.stderr where they are not a terminal.
+    """Replaces sys.stdout and sys.stderr by streams that may be lost.
 
     Args:
         arguments: The command line; its verb decides what a closed or full output means.
@@ -208,14 +211,11 @@ def guard_standard_streams(arguments: list[str]) -> None:
 
 
 def _guarded(stream: TextIO, *, goes_on: bool) -> TextIO:
-    """Returns a stream that handles a closed pipe and a full disk; a terminal as it is."""
+    """Returns a stream that handles a closed pipe, a terminal that is gone, and a full disk."""
     # A test or a notebook has replaced it.
     if not isinstance(stream, io.TextIOWrapper):
         return stream
     try:
-        # A terminal has neither a reader that closes it nor a disk.
-        if os.isatty(stream.fileno()):
-            return stream
         raw = _Output(stream.fileno(), goes_on=goes_on)
     except (OSError, ValueError):
         return stream
@@ -234,16 +234,21 @@ class _Output(io.FileIO):
         self._goes_on = goes_on
 
     def write(self, data: "ReadableBuffer", /) -> int:
-        """Writes; drops what a full disk refuses, and all after the reader has gone."""
+        """Writes; drops what a full disk refuses, and all after the reader or terminal has gone."""
         try:
-            return super().write(data)
-        except BrokenPipeError:
-            self._drop_the_rest()
-            if not self._goes_on:
-                raise ReaderGoneError from None
+            while (written := super().write(data)) is None:
+                # Another program has made this pipe or terminal non-blocking for all.
+                select.select([], [self.fileno()], [])
+            return written
         except OSError as err:
+            # EIO: of a terminal that is gone while SIGHUP is ignored, as after nohup or disown.
+            is_terminal = stat.S_ISCHR(os.fstat(self.fileno()).st_mode)
+            if err.errno == errno.EPIPE or (err.errno == errno.EIO and is_terminal):
+                self._drop_the_rest()
+                if not self._goes_on:
+                    raise ReaderGoneError from None
             # A disk may have room again: a command that continues tries its next lines.
-            if not self._goes_on:
+            elif not self._goes_on:
                 self._drop_the_rest()
                 raise UsageError(
                     f"cannot write the output: {err.strerror}", fix="free some space"

@@ -5,6 +5,7 @@ the host itself gives the reason a moment later, and the leader's lease for it e
 report with a reason is shown; a lost connection alone only after SETTLE_SECONDS.
 """
 
+import contextlib
 import json
 import os
 import select
@@ -174,7 +175,11 @@ def ask(question: str, *, assume_yes: bool, refused: UsageError) -> None:
     if assume_yes or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return
     print(f"{question}? [y/N] ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+    answer = ""
+    # The terminal may be closed meanwhile.
+    with contextlib.suppress(OSError):
+        answer = sys.stdin.readline()
+    if answer.strip().lower() not in ("y", "yes"):
         raise refused
 
 
