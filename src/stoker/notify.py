@@ -6,15 +6,23 @@ error message: messages of Python's own libraries can hold it, so only their kin
 
 import http.client
 import json
+import queue
+import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from functools import partial
 from typing import Literal
 
+from stoker.errors import ServiceError
 from stoker.logs import now_utc, printable
 from stoker.records import Json
+from stoker.repeat import MAX_PAUSE_SECONDS, may_pass, repeated
 
+ATTEMPTS = 3
 _MAX_ERROR = 500
 
 
@@ -77,22 +85,75 @@ def body_of(ending: RunEnding, *, format: Literal["text", "teams"]) -> dict[str,
 def post(url: str, body: Mapping[str, Json], *, timeout: float) -> str:
     """Sends the body; returns why it could not be sent, without the address, or an empty text.
 
-    Blocks for about `timeout` seconds at most.
+    Tries up to ATTEMPTS times, `timeout` seconds each, where the webhook does not answer, is
+    overloaded or fails (429, 5xx); waits between them as it asks, at most MAX_PAUSE_SECONDS.
     """
     if not url.startswith(("https://", "http://")):
         return "the webhook's address does not begin with https://"
-    headers = {"Content-Type": "application/json", "User-Agent": "stoker"}
+    left = iter(range(ATTEMPTS - 1))
     try:
-        request = urllib.request.Request(url, data=json.dumps(body).encode(), headers=headers)
-        with urllib.request.build_opener(_NoRedirect).open(request, timeout=timeout):
-            return ""
-    except urllib.error.HTTPError as err:
-        err.close()
-        return f"the webhook answered with {err.code}"
-    except (OSError, ValueError, http.client.HTTPException) as err:
-        reason = err.reason if isinstance(err, urllib.error.URLError) else err
-        words = reason.strerror if isinstance(reason, OSError) and reason is not err else ""
-        return f"the webhook cannot be reached: {words or type(reason).__name__}"
+        repeated(
+            partial(_attempt, url, json.dumps(body).encode(), timeout=timeout),
+            seconds=ATTEMPTS * (timeout + MAX_PAUSE_SECONDS),
+            is_passing=lambda error: may_pass(error) and next(left, None) is not None,
+        )
+    except ServiceError as err:
+        return err.what
+    return ""
+
+
+def _attempt(url: str, content: bytes, *, timeout: float) -> None:
+    """Sends once; raises ServiceError without the address.
+
+    In a thread: neither a slow resolver nor an answer that trickles in exceeds the timeout.
+    """
+    ends: queue.SimpleQueue[ServiceError | None] = queue.SimpleQueue()
+
+    def send() -> None:
+        headers = {"Content-Type": "application/json", "User-Agent": "stoker"}
+        try:
+            request = urllib.request.Request(url, data=content, headers=headers)
+            with urllib.request.build_opener(_NoRedirect).open(request, timeout=timeout):
+                ends.put(None)
+        except urllib.error.HTTPError as err:
+            err.close()
+            pause = _pause(err.headers.get("Retry-After", ""))
+            is_passing = err.code == 429 or err.code >= 500
+            what = f"the webhook answered with {err.code}"
+            kind: Literal["away", "refused"] = "away" if is_passing else "refused"
+            ends.put(ServiceError(what, kind=kind, status=err.code, retry_after_seconds=pause))
+        except (OSError, http.client.HTTPException) as err:
+            reason = err.reason if isinstance(err, urllib.error.URLError) else err
+            words = reason.strerror if isinstance(reason, OSError) and reason is not err else ""
+            ends.put(_away(words or type(reason).__name__))
+        except Exception as err:
+            # The address is malformed.
+            ends.put(ServiceError(f"the webhook cannot be reached: {type(err).__name__}"))
+
+    threading.Thread(target=send, name="webhook", daemon=True).start()
+    try:
+        end = ends.get(timeout=timeout)
+    except queue.Empty:
+        end = _away(f"no answer within {timeout:g} s")
+    if end is not None:
+        raise end
+
+
+def _away(why: str) -> ServiceError:
+    return ServiceError(f"the webhook cannot be reached: {why}", kind="away")
+
+
+def _pause(retry_after: str) -> float:
+    """Returns the seconds in a Retry-After header, which may be a date; 0 where it is neither."""
+    try:
+        seconds = float(retry_after)
+    except ValueError:
+        try:
+            seconds = parsedate_to_datetime(retry_after).timestamp() - time.time()
+        except (ValueError, OverflowError):
+            return 0.0
+    # In this order: not a number is 0.
+    return min(max(0.0, seconds), MAX_PAUSE_SECONDS)
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

@@ -1,7 +1,12 @@
 """Webhooks are told how a run ended: a receiver on loopback gets what is sent."""
 
 import json
+import socket
+import struct
 import threading
+import time
+from collections.abc import Callable
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -14,16 +19,19 @@ from stoker.cli.notify import telling
 from stoker.errors import DeclinedError, GateError, TerminatedError
 from stoker.notify import RunEnding, body_of, post
 from stoker.records import NotifySettings, Workload, to_json, write_json
+from stoker.repeat import repeated
 from support import sample_records
 
 SECRET = "T0/B0/a-secret"
 
 
 class Receiver:
-    """Receives webhooks, and answers with `code`."""
+    """Receives webhooks, and answers with `code`, after what `first` does."""
 
     def __init__(self) -> None:
         self.code = 200
+        # Answers to the first posts: a code with headers, or something else to do.
+        self.first: list[tuple[int, dict[str, str]] | Callable[[Any], None]] = []
         self.bodies: list[dict[str, Any]] = []
         receiver = self
 
@@ -32,8 +40,14 @@ class Receiver:
                 content = self.rfile.read(int(self.headers["Content-Length"]))
                 assert self.headers["Content-Type"] == "application/json"
                 receiver.bodies.append(json.loads(content))
-                self.send_response(receiver.code)
-                self.send_header("Location", "/elsewhere")
+                answer = receiver.first.pop(0) if receiver.first else (receiver.code, {})
+                if callable(answer):
+                    answer(self)
+                    return
+                code, headers = answer
+                self.send_response(code)
+                for name, value in {"Location": "/elsewhere", **headers}.items():
+                    self.send_header(name, value)
                 self.end_headers()
 
             def log_message(self, format: str, *args: object) -> None:
@@ -49,6 +63,7 @@ def receiver(monkeypatch):
     thread = threading.Thread(target=made.server.serve_forever, daemon=True)
     thread.start()
     monkeypatch.setenv("STOKER_WEBHOOK_URL", made.url)
+    monkeypatch.setattr("stoker.repeat.MIN_PAUSE_SECONDS", 0.001)
     yield made
     made.server.shutdown()
     made.server.server_close()
@@ -106,10 +121,70 @@ def test_a_webhook_that_fails_is_a_line_without_its_address(receiver, code, caps
     assert said == f"notify: webhook failed: the webhook answered with {code}\n"
 
 
+def reset(handler: BaseHTTPRequestHandler) -> None:
+    linger = struct.pack("ii", 1, 0)
+    handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    handler.connection.close()
+
+
+@pytest.mark.parametrize("fault", [(429, {}), (500, {}), (503, {"Retry-After": "x"}), reset])
+def test_a_webhook_that_falters_twice_is_told(receiver, fault, capsys):
+    receiver.first = [fault, fault]
+    with ends() as ending:
+        ending.failed("no", exit_code=6)
+    assert len(receiver.bodies) == 3
+    assert "".join(capsys.readouterr()) == ""
+
+
+@pytest.mark.parametrize(("code", "tries"), [(503, 3), (429, 3), (404, 1), (403, 1), (302, 1)])
+def test_only_what_may_pass_is_tried_three_times(receiver, code, tries, capsys):
+    receiver.code = code
+    assert post(receiver.url, {"text": ""}, timeout=5) == f"the webhook answered with {code}"
+    assert len(receiver.bodies) == tries
+
+
+@pytest.mark.parametrize(
+    ("header", "pauses"),
+    [("0.002", [0.002]), ("7", [7.0]), ("9999999", [60.0]), ("-1", [0.001]), ("nan", [0.001])],
+)
+def test_a_webhook_is_left_alone_as_long_as_it_asks(receiver, monkeypatch, header, pauses):
+    slept: list[float] = []
+    monkeypatch.setitem(repeated.__kwdefaults__, "sleep", slept.append)
+    receiver.first = [(429, {"Retry-After": header})]
+    assert post(receiver.url, {"text": ""}, timeout=5) == ""
+    assert slept == pauses
+
+
+def test_a_date_to_come_again_is_understood(receiver, monkeypatch):
+    slept: list[float] = []
+    monkeypatch.setitem(repeated.__kwdefaults__, "sleep", slept.append)
+    receiver.first = [(503, {"Retry-After": formatdate(time.time() + 30, usegmt=True)})]
+    assert post(receiver.url, {"text": ""}, timeout=5) == ""
+    assert slept == [pytest.approx(30, abs=5)]
+
+
+def test_an_answer_that_trickles_in_is_not_waited_for(receiver):
+    is_over = threading.Event()
+
+    def trickle(handler: BaseHTTPRequestHandler) -> None:
+        handler.wfile.write(b"HTTP/1.1 200 ")
+        while not is_over.wait(0.02):
+            handler.wfile.write(b"x")
+
+    receiver.first = [trickle] * 3
+    try:
+        said = post(receiver.url, {"text": ""}, timeout=0.3)
+    finally:
+        is_over.set()
+    assert said == "the webhook cannot be reached: no answer within 0.3 s"
+    assert len(receiver.bodies) == 3
+
+
 @pytest.mark.parametrize(
     "url", ["{}", "file:///{}", "http://127.0.0.1:1/{}", "http://127.0.0.1:1/{} a", "https://[{}"]
 )
-def test_no_address_is_in_what_is_said_of_it(url):
+def test_no_address_is_in_what_is_said_of_it(url, monkeypatch):
+    monkeypatch.setattr("stoker.repeat.MIN_PAUSE_SECONDS", 0.001)
     said = post(url.format(SECRET), {"text": ""}, timeout=5)
     assert said
     assert SECRET not in said

@@ -315,7 +315,7 @@ class NotifySettings(Record, frozen=True, kw_only=True):
         variable: Environment variable with the webhook's address.
         secret: Kubernetes: Secret whose key `url` is the address, for pipelines on Kubeflow.
         secret_arn: SageMaker: ARN of a Secrets Manager secret with the address, for pipelines.
-        timeout_seconds: Timeout of the call; the run then ends without it.
+        timeout_seconds: Timeout of each of three attempts; the run then ends without it.
     """
 
     on: Literal["failure", "always"] = "failure"
