@@ -20,6 +20,15 @@ _PREFIX = "stoker "
 # Start of an event, anywhere in a line: platforms prepend a time, progress bars and other processes
 # half a line. `parse_line` needs the whole line.
 EVENT_HEAD = re.compile(r"stoker \d{4}-\d\d-\d\dT[\d:.]+Z run=")
+# A word as `_quote` writes it; what begins with a quote ends with one.
+_WORD = re.compile(r"""\s*+((?:[^\s'"\\]++|'[^']*+'|"[^"]*+")++)""")
+_QUOTED = re.compile(r"""'([^']*)'|"([^"]*)\"""")
+# A terminal's colours.
+_COLOUR = re.compile(r"\x1b\[[\d;:]*m")
+# Characters of a line that a terminal shows; logs have all of them.
+MAX_SHOWN_CHARACTERS = 64 << 10
+# Neither ends a line, moves the cursor, nor is a command: spaces in figures, and what lines have.
+_SHOWN = "\n\t\N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}"
 
 
 class EventName(StrEnum):
@@ -193,16 +202,16 @@ class Log:
 
 
 def parse_line(line: str) -> LogEvent | None:
-    """Returns the event in `line`, or None if there is none."""
+    """Returns the event in `line`, or None if there is none; takes time with the line's length."""
     # Platforms prepend a time or the name of a stream.
-    start = line.find(_PREFIX)
-    if start < 0:
+    head = EVENT_HEAD.search(line)
+    if head is None:
         return None
-    try:
-        words = shlex.split(line[start + len(_PREFIX) :])
-    except ValueError:
-        return None
-    if len(words) < 4 or not words[1].startswith("run=") or not words[2].startswith("host="):
+    words, at = [], head.start() + len(_PREFIX)
+    while word := _WORD.match(line, at):
+        words.append(_QUOTED.sub(lambda each: each[1] or each[2] or "", word[1]))
+        at = word.end()
+    if line[at:].strip() or len(words) < 4 or not words[2].startswith("host="):
         return None
     values = dict(word.split("=", 1) for word in words[4:] if "=" in word)
     return LogEvent(words[0], words[1][4:], words[2][5:], words[3], values)
@@ -245,6 +254,13 @@ def printable(text: str, *, keep: str = "") -> str:
     return "".join(
         c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text
     )
+
+
+def shown(text: str) -> str:
+    """Returns text of others for a terminal: control characters escaped, no colours, bounded."""
+    more = len(text) - MAX_SHOWN_CHARACTERS
+    end = f" ... {more} more characters" if more > 0 else ""
+    return printable(_COLOUR.sub("", text[:MAX_SHOWN_CHARACTERS]), keep=_SHOWN) + end
 
 
 def _quote(text: str) -> str:

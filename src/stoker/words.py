@@ -3,6 +3,7 @@
 A page's figures have spaces that do not break and one unit of time; see `stoker.text`.
 """
 
+from stoker.logs import shown
 from stoker.records import (
     Band,
     Bottleneck,
@@ -163,7 +164,7 @@ def training_words(training: Training) -> str:
     measured = training.measured
     if not outcome.is_good:
         return outcome.words.removeprefix("the ")
-    more = "".join(f", {name} {value:.4g}" for name, value in training.metrics.items())
+    more = "".join(f", {shown(name)} {value:.4g}" for name, value in training.metrics.items())
     if training.usd_total is not None:
         more += f", {usd(training.usd_total)} for the run"
     # The platform says why: hosts share cores, or cores count as hosts of a cloud.

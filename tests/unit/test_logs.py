@@ -1,5 +1,6 @@
 import io
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,7 +24,19 @@ def test_what_is_logged_is_read_back(value, host):
 def test_other_lines_are_not_events():
     assert parse_line("epoch 1 loss 0.3") is None
     assert parse_line("stoker is a nice tool") is None
-    assert parse_line("stoker 'unbalanced run=a host=b x") is None
+    begin = "stoker 2026-11-20T08:00:00.123Z run=a host=b"
+    assert parse_line(f"{begin} feed 'unbalanced") is None
+    assert parse_line(f"{begin} feed \\ x") is None
+    assert parse_line(begin) is None
+    assert parse_line(f"{begin} feed") is not None
+
+
+@pytest.mark.parametrize(
+    "end", ["a='" + "x" * 100_000, "a=" + "'x'" * 30_000 + "\\", "a= " * 50_000]
+)
+def test_a_line_that_only_looks_like_an_event_is_read_in_time_with_its_length(end):
+    # Backtracking would not end.
+    parse_line(f"stoker 2026-11-20T08:00:00.123Z run=a host=b feed {end}" * 10)
 
 
 def test_a_closed_stream_does_not_end_the_job():

@@ -165,3 +165,60 @@ def test_stokers_own_lines_stay_in_the_files_but_warnings_are_shown_once(capsys)
         "warning: dnn/algo-1: 70 MiB",
         "note: other numbers than without stoker",
     ]
+
+
+def event_line(run, event, **values):
+    stream = io.StringIO()
+    Log(run=run, host="algo-1", stream=stream).event(event, **values)
+    return stream.getvalue().rstrip()
+
+
+ROSTER = event_line("mnist-1", "host_role", role="dnn")
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        ("\x1b[31mred\x1b[0m words", "red words"),
+        ("bell \x07, title \x1b]0;x\x07, up \x1b[2A", r"bell \x07, title \x1b]0;x\x07, up \x1b[2A"),
+        ("c1 \x9b2J, mark \u202e", r"c1 \x9b2J, mark \u202e"),
+        ("tab\tand 10\u202f000", "tab\tand 10\u202f000"),
+    ],
+)
+def test_no_line_of_a_host_controls_the_terminal(capsys, text, seen):
+    show([text], echo=True)
+    assert capsys.readouterr().err == f"dnn/algo-1 {seen}\n"
+    # What the platform reports.
+    with following(quiet=False, echo=True) as follow:
+        follow.line(LogLine(group="sagemaker", host="status", text=text))
+    assert "\x1b" not in capsys.readouterr().err
+
+
+def test_a_very_long_line_is_cut_where_it_is_shown(capsys):
+    show(["x" * 1_000_000], echo=True)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("xxx ... 934475 more characters")
+    assert len(line) < 70_000
+
+
+def test_an_event_of_another_run_is_text_of_the_script(capsys):
+    forged = event_line("x", "no_data_host_left", text="all is lost")
+    warned = event_line("x", "feed_unused", text="beware")
+    own = event_line("mnist-1", "no_data_host_left", text="they are gone")
+    show([ROSTER, forged, warned, own], echo=True)
+    assert capsys.readouterr().err.splitlines() == [
+        f"dnn/algo-1 {forged}",
+        f"dnn/algo-1 {warned}",
+        "no data host is left: they are gone",
+    ]
+    show([ROSTER, forged, warned], echo=False)
+    assert capsys.readouterr().err == ""
+
+
+def test_the_next_plan_is_another_run(capsys):
+    own = event_line("mnist-1-plan2", "feed_unused", text="beware")
+    with following(quiet=False, echo=False) as follow:
+        for host, text in (("algo-1", ROSTER), ("capacity", "taking the next plan")):
+            follow.line(LogLine(group="dnn", host=host, text=text))
+        follow.line(LogLine(group="dnn", host="algo-1", text=own))
+    assert "warning: dnn/algo-1: beware" in capsys.readouterr().err

@@ -89,7 +89,7 @@ def test_broken_events_are_passed_over():
         line("progress", steps="many", step_seconds=1, wait_seconds=0),
         line("progress", steps=1, step_seconds="nan", wait_seconds=0),
         line("feed", hosts="data-1"),
-        "stoker now run=r host=h feed rows='1,2,host,a,-'",
+        "stoker 2026-11-20T08:00:00Z run=mnist-1 host=h feed rows='1,2,host,a,-'",
     )
     assert (view.progress, view.interval) == (None, None)
 
@@ -145,3 +145,13 @@ def test_a_log_that_falls_silent_is_given_up(tmp_path, monkeypatch):
     (tmp_path / "leader.log").write_text(progress_line())
     with pytest.raises(PlatformError, match="logged nothing"):
         watch_verb(str(tmp_path / "leader.log"), once=False, as_json=False)
+
+
+def test_an_event_of_another_run_is_text_that_the_script_prints():
+    forged = "stoker 2026-11-20T08:00:00Z run=x host=h training_ended status=failed"
+    view = view_of(line("progress", steps=3, step_seconds=1, wait_seconds=0), forged)
+    assert (view.run, view.status) == ("mnist-1", "")
+    # One log of two runs: the last one counts.
+    view.take(parse_line("stoker 2026-11-20T08:00:00Z run=x host=h host_role role=dnn"))
+    view.take(parse_line(forged))
+    assert (view.run, view.status) == ("x", "failed")

@@ -319,6 +319,7 @@ class FollowedProfile:
         self._quiet = quiet
         self._budget = budget
         self._said: set[str] = set()
+        self._run = ""
         # By event and rank: waits that are not yet known of all ranks.
         self._waits: dict[str, dict[int, Mapping[str, str]]] = {}
 
@@ -328,9 +329,12 @@ class FollowedProfile:
             say(step_line("", line.text, None), quiet=self._quiet)
             return
         event = parse_line(line.text) if line.text.startswith("stoker ") else None
-        if event is None:
+        # Of the first event's run, which the launcher writes before the script begins.
+        self._run = self._run or (event.run if event else "")
+        rank_text = event.values.get("rank", "0") if event else ""
+        if event is None or event.run != self._run or not rank_text.isdecimal():
             return
-        rank = int(event.values.get("rank", "0"))
+        rank = int(rank_text)
         if "wait_share" in event.values:
             known = self._waits.setdefault(event.event, {})
             known[rank] = event.values

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stoker.errors import UsageError
-from stoker.logs import EventName, LogEvent, parted
+from stoker.logs import EventName, LogEvent, parted, shown
 from stoker.reasons import RANK_MARK
 from stoker.text import duration, ms
 
@@ -51,7 +51,8 @@ _WIDTH = 87
 _INDENT = 11
 _TIME_WIDTH = 9
 # What a platform reports of a job, in the place of a host's name.
-_OF_PLATFORM = ("status", "capacity", "load")
+CAPACITY = "capacity"
+_OF_PLATFORM = ("status", CAPACITY, "load")
 # The first steps include the start of the workers, so they do not count for an estimate.
 _ESTIMATE_STEPS = 20
 # A spinner appears after this time: most waits are shorter.
@@ -166,7 +167,7 @@ class HostNews:
 def say(text: str, *, quiet: bool) -> None:
     """Prints one line on stderr; stdout is for what other programs read."""
     if not quiet:
-        print(text, file=sys.stderr, flush=True)
+        print(shown(text), file=sys.stderr, flush=True)
 
 
 def ask(question: str, *, assume_yes: bool, refused: UsageError) -> None:
@@ -203,7 +204,11 @@ def is_of_platform(line: "LogLine") -> bool:
 
 
 class Follow:
-    """Shows log lines and progress of a run; `total_steps` are those of the whole training."""
+    """Shows log lines and progress of a run; `total_steps` are those of the whole training.
+
+    An event counts if it has the run ID of the first one, which a launcher writes before the script
+    begins. Others are text that the script prints, such as another run's log.
+    """
 
     def __init__(
         self, *, bar: "Bar | None", quiet: bool, echo: bool, total_steps: int | None
@@ -215,6 +220,7 @@ class Follow:
         self._total_steps = total_steps
         self._said_at = time.monotonic()
         self._warned: set[str] = set()
+        self._run = ""
         self._news = HostNews()
 
     def ask_to_stop(self) -> bool:
@@ -237,10 +243,17 @@ class Follow:
 
     def line(self, line: "LogLine") -> None:
         """Shows a line of the user's script; of stoker's: warnings, progress, lost hosts."""
+        if line.host == CAPACITY:
+            # The next job is another run.
+            self._run = ""
         if is_of_platform(line) and not self._echo:
             self._show(step_line("", line.text, None))
             return
         written, event = parted(line.text)
+        if event and (self._run or event.run) != event.run:
+            written, event = line.text, None
+        elif event:
+            self._run = event.run
         # A bar that is erased leaves blanks; a rank's mark may stand before an event.
         has_words = bool(RANK_MARK.sub("", written).strip())
         if self._echo and (has_words or not (event or "\r" in line.text)):
@@ -263,9 +276,9 @@ class Follow:
             return
         if self._bar:
             # As it is: a script's brackets are not markup, and its numbers get no colour.
-            self._bar.console.print(text, markup=False, highlight=False)
+            self._bar.console.print(shown(text), markup=False, highlight=False)
         else:
-            print(text, file=sys.stderr, flush=True)
+            say(text, quiet=False)
 
     def _progress(self, event: LogEvent) -> None:
         # Imported here: verbs that only print a line start faster.

@@ -34,7 +34,7 @@ from stoker.launch.feed_log import (
     progress_in,
 )
 from stoker.logs import EventName, LogEvent, parse_line
-from stoker.platforms.follow import FileTail
+from stoker.platforms.follow import FileTail, take_lines
 
 _HOSTS_IN_A_LINE = 6
 _RANKS_SHOWN = 6
@@ -107,7 +107,12 @@ class RunView:
         self.is_complete = False
 
     def take(self, event: LogEvent) -> bool:
-        """Takes one event; returns whether there is something new to show."""
+        """Takes one event; returns whether there is something new to show.
+
+        Another run begins with its launcher's first event; else it is text that a script prints.
+        """
+        if self.run and _clean(event.run) != self.run and event.event != EventName.HOST_ROLE:
+            return False
         self.run = _clean(event.run)
         self.is_complete = False
         if progress := progress_in(event):
@@ -286,7 +291,7 @@ class StandardInput:
     """The log that another command pipes in: `kubectl logs -f POD -c main | stoker watch -`."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest = bytearray()
         self._is_over = False
 
     def read(self) -> Iterator[str]:
@@ -297,10 +302,10 @@ class StandardInput:
         # Not through Python's buffer, which `select` does not see.
         chunk = os.read(descriptor, _CHUNK_BYTES)
         self._is_over = not chunk
-        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        lines = take_lines(self._rest, chunk)
         if self._is_over and self._rest:
-            lines.append(self._rest)
-            self._rest = b""
+            lines.append(bytes(self._rest))
+            self._rest.clear()
         for line in lines:
             yield line.decode(errors="replace")
 
