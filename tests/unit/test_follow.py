@@ -58,7 +58,37 @@ def test_a_bar_that_has_no_end_of_line_for_hours_takes_no_memory(tmp_path):
 
 
 @pytest.mark.timeout(30)  # Read again for each chunk of 64 KiB, it takes minutes.
-def test_a_line_of_any_length_is_read_once(tmp_path):
+def test_a_line_of_any_length_is_read_once_in_pieces_of_bounded_size(tmp_path):
     (tmp_path / "log").write_bytes(b"x" * (128 << 20) + b"\nlast")
     with closing(FileTail(tmp_path / "log")) as tail:
-        assert [len(line) for line in tail.read(is_last=True)] == [128 << 20, 4]
+        *pieces, last = map(len, tail.read(is_last=True))
+    assert (sum(pieces), last) == (128 << 20, 4)
+    assert max(pieces) < (1 << 20) + (1 << 17)
+
+
+def test_logs_of_many_hosts_keep_their_beginning_and_their_end_in_bounded_space(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("stoker.platforms.follow.MAX_LOG_BYTES", 30_000)
+    # Of an earlier attempt.
+    (tmp_path / "dnn-a.more.log.old").write_text("x" * 100_000)
+    files = LogFiles(tmp_path)
+    seen = []
+    with closing(FileTail(tmp_path / "dnn-b.more.log")) as tail:
+        for number in range(5000):
+            for host in ("a", "b"):
+                files.write(LogLine(group="dnn", host=host, text=f"step {number}"))
+            seen += tail.read()
+    files.close()
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 40_000
+    begun, old, latest = (
+        (tmp_path / f"dnn-b{end}").read_text().splitlines()
+        for end in (".log", ".more.log.old", ".more.log")
+    )
+    assert begun[0] == "step 0"
+    assert begun[-1] == "(the latest lines are in dnn-b.more.log)"
+    assert latest[-1] == "step 4999"
+    kept = [*old, *latest]
+    assert kept == [f"step {number}" for number in range(5000 - len(kept), 5000)]
+    # Who reads them meanwhile misses none.
+    assert seen == [f"step {number}" for number in range(len(begun) - 1, 5000)]

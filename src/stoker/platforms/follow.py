@@ -4,6 +4,7 @@ SageMaker is polled, Kubernetes is watched. Local hosts write their log files th
 """
 
 import contextlib
+import os
 import shutil
 import threading
 from abc import ABC, abstractmethod
@@ -22,6 +23,10 @@ UNREACHABLE_SECONDS = 900.0
 # A reason that was not seen for this time is reported again.
 TOLD_SECONDS = 600.0
 _CHUNK_BYTES = 1 << 16
+# Of all log files of a run, about: a follower's pod has a small disk.
+MAX_LOG_BYTES = 1 << 30
+# A longer line is taken in pieces.
+MAX_LINE_BYTES = 1 << 20
 
 
 class FollowedRun(ABC):
@@ -181,12 +186,19 @@ def full_disk(folder: Path) -> str:
 
 
 class LogFiles:
-    """GROUP-HOST.log files of a run; those of an earlier attempt are replaced."""
+    """GROUP-HOST.log files of a run; those of an earlier attempt are replaced.
+
+    A host's log that is too long for its share of MAX_LOG_BYTES continues in GROUP-HOST.more.log,
+    which has its latest lines: with GROUP-HOST.more.log.old at least a third of the share.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._open: dict[str, IO[str]] = {}
         self._begun: set[str] = set()
+        self._sizes: Counter[str] = Counter()
+        # The file that has a host's latest lines, by the name of its first one.
+        self._latest: dict[str, str] = {}
         self._missing: Counter[str] = Counter()
         # A run may be stopped by a thread that does not read its lines.
         self._lock = threading.Lock()
@@ -215,14 +227,32 @@ class LogFiles:
             return ""
         return f"{self._folder / name} is written again; {missing} lines are missing"
 
-    def _add(self, name: str, text: str) -> None:
+    def _add(self, first: str, text: str) -> None:
+        more = f"{first.removesuffix('.log')}.more.log"
+        name = self._latest.setdefault(first, first)
+        if first not in self._begun:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            for stale in (more, f"{more}.old"):
+                (self._folder / stale).unlink(missing_ok=True)
+        if self._sizes[name] > MAX_LOG_BYTES // (3 * len(self._latest)):
+            if name == first:
+                self._write(first, f"(the latest lines are in {more})")
+            self._open.pop(name).close()
+            if name == more:
+                (self._folder / more).replace(self._folder / f"{more}.old")
+            self._begun.discard(more)
+            self._sizes[more] = 0
+            name = self._latest[first] = more
+        self._write(name, text)
+
+    def _write(self, name: str, text: str) -> None:
         if name not in self._open:
             self._folder.mkdir(parents=True, exist_ok=True)
             mode = "a" if name in self._begun else "w"
             self._open[name] = (self._folder / name).open(mode, encoding="utf-8")
             self._begun.add(name)
         file = self._open[name]
-        file.write(text + "\n")
+        self._sizes[name] += file.write(text + "\n")
         file.flush()
 
     def close(self) -> None:
@@ -235,17 +265,23 @@ class LogFiles:
 
 
 def take_lines(rest: bytearray, chunk: bytes) -> list[bytes]:
-    """Adds a chunk to `rest`, and takes the lines out that end in it: in time with the chunk."""
+    """Adds a chunk to `rest`, and takes the lines out that end in it: in time with the chunk.
+
+    What has no end after MAX_LINE_BYTES is taken for a line.
+    """
     begin = len(rest)
     rest += chunk
     end = rest.rfind(b"\n", begin) + 1
     lines = bytes(rest[:end]).split(b"\n")[:-1]
     del rest[:end]
+    if len(rest) > MAX_LINE_BYTES:
+        lines.append(bytes(rest))
+        rest.clear()
     return lines
 
 
 class FileTail:
-    """Whole lines that were added to a file since the last read."""
+    """Whole lines that were added to a file since the last read; a new file of its name is next."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -259,15 +295,23 @@ class FileTail:
                 self._file = self._path.open("rb")
             except FileNotFoundError:
                 return
-        while chunk := self._file.read(_CHUNK_BYTES):
+        yield from self._added(self._file)
+        with contextlib.suppress(OSError):
+            if not os.path.samestat(self._path.stat(), os.fstat(self._file.fileno())):
+                # What came since the end was read, and then the new file, with the next read.
+                yield from self._added(self._file)
+                self.close()
+        if is_last and self._rest:
+            yield self._rest.decode(errors="replace")
+            self._rest.clear()
+
+    def _added(self, file: BinaryIO) -> Iterator[str]:
+        while chunk := file.read(_CHUNK_BYTES):
             for line in take_lines(self._rest, chunk):
                 yield line.decode(errors="replace").rstrip("\r")
             # A progress bar may have no line end for hours: its last state is kept.
             if b"\r" in chunk:
                 del self._rest[: max(0, self._rest.rstrip(b"\r").rfind(b"\r"))]
-        if is_last and self._rest:
-            yield self._rest.decode(errors="replace")
-            self._rest.clear()
 
     def close(self) -> None:
         if self._file is not None:
