@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from stoker.catalog import Catalog
-from stoker.errors import NoCapacityError, StokerError, UsageError
+from stoker.errors import NoCapacityError, StokerError, TerminatedError, UsageError
 from stoker.logs import now_utc
 from stoker.platforms.base import (
     MLFLOW_RUN,
@@ -319,7 +319,8 @@ def _stopped(
         if isinstance(end, StokerError):
             raise end
         facts = facts_of(job, end, ran=ran, catalog=catalog, decision=decision)
-    except (StokerError, queue.Empty) as err:
+    # An interrupt: also who does not wait gets a record.
+    except (StokerError, queue.Empty, KeyboardInterrupt, TerminatedError) as err:
         why = err.what if isinstance(err, StokerError) else "the job has not ended yet"
         end = JobEnd(status="stopped")
         lost = f"no record was left: {why}"

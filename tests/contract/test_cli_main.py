@@ -272,3 +272,37 @@ def test_ctrl_c_while_the_parser_is_imported_ends_without_a_word(monkeypatch, ca
         main()
     assert ended.value.code == 130
     assert capsys.readouterr() == ("", "")
+
+
+INTERRUPTED = """
+import os, signal, sys
+class Finder:
+    def find_spec(self, name, *rest):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+from stoker.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("module", ["stoker.cli.main", "stoker.errors", "typer", "stoker.cli.app"])
+def test_ctrl_c_while_stoker_is_imported_is_no_traceback(module):
+    # Whatever follows is `stoker MODULE`, which it does not come to.
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, module], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode in (-signal.SIGINT, 130)
+    assert "Traceback" not in done.stderr
+
+
+def test_a_process_that_ignores_ctrl_c_still_does():
+    # As a shell's background jobs do.
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, "typer"],
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, "no such command" in done.stderr) == (2, True)

@@ -65,3 +65,45 @@ def test_ctrl_c_leaves_a_record_and_nothing_running_and_says_how_to_go_on(tmp_pa
     assert "The training was stopped" in (run_dir / "report.html").read_text()
     assert f"again: stoker {shlex.join(arguments)}" in said
     assert_nothing_left(run_dir, pids)
+
+
+STUBBORN = """\
+import pathlib, signal, time
+signal.signal(signal.SIGTERM, lambda *_: pathlib.Path("asked").touch())
+pathlib.Path("begun").touch()
+while True:
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("times", [2, 3, 20])
+def test_ctrl_c_again_ends_all_at_once_and_leaves_a_record_and_no_token(tmp_path, times):
+    (tmp_path / "script.py").write_text(STUBBORN)
+    errors = tmp_path / "errors"
+    with errors.open("w") as stream:
+        train = subprocess.Popen(
+            [sys.executable, "-m", "stoker.cli", "train", "--", "python", "script.py"],
+            cwd=tmp_path,
+            stdout=stream,
+            stderr=stream,
+            start_new_session=True,
+        )
+    try:
+        until((tmp_path / "begun").exists, what="the script has begun")
+        (run_dir,) = tmp_path.resolve().glob("runs/*")
+        assert (run_dir / "token").exists()
+        pids = marked_processes(run_dir)
+        os.killpg(train.pid, signal.SIGINT)
+        until((tmp_path / "asked").exists, what="the script is asked to end")
+        for _ in range(times - 1):
+            os.killpg(train.pid, signal.SIGINT)
+        # Long before the script's grace has passed.
+        assert train.wait(25) == 130
+    finally:
+        train.kill()
+        train.wait()
+    said = errors.read_text()
+    assert "Traceback" not in said
+    assert read_json(run_dir / "training.json", Training).status == "stopped"
+    assert not (run_dir / "token").exists()
+    assert_nothing_left(run_dir, pids)

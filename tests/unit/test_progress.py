@@ -222,3 +222,21 @@ def test_the_next_plan_is_another_run(capsys):
             follow.line(LogLine(group="dnn", host=host, text=text))
         follow.line(LogLine(group="dnn", host="algo-1", text=own))
     assert "warning: dnn/algo-1: beware" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("answer", ["n\n", "", None], ids=["no", "closed", "gone"])
+def test_a_terminal_that_goes_when_it_is_asked_does_not_stop_the_job(monkeypatch, answer):
+    master, slave = os.openpty()
+    with open(slave) as stdin, following(quiet=True, echo=False) as follow:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        # While it was asked both were terminals.
+        for stream in (stdin, sys.stderr):
+            monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
+        if answer is None:
+            os.close(master)
+        else:
+            # Ctrl-D, the end of input.
+            os.write(master, answer.encode() or b"\x04")
+        assert follow.ask_to_stop() is False
+    if answer is not None:
+        os.close(master)

@@ -1,5 +1,15 @@
 """The command line: thin verbs over the bodies of the components."""
 
-from stoker.cli.main import main
+import signal
+from typing import NoReturn
 
 __all__ = ["main"]
+
+
+def main() -> NoReturn:
+    """Runs the command line of this process; Ctrl-C during the imports ends it without words."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from stoker.cli.main import main as run_command_line
+
+    run_command_line()

@@ -43,12 +43,15 @@ _WORKING_VERBS = ("run", "profile", "train", "start", "upload")
 def main() -> NoReturn:
     """Runs the command line of this process and ends it with the right exit code."""
     arguments = sys.argv[1:]
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        # As Python has it; `stoker.cli.main` ends without words until here.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if arguments[:1] == ["launch"]:
         # The launcher handles signals and exit codes itself: it is the job's first process.
         sys.exit(_launch(arguments[1:]))
-    signal.signal(signal.SIGTERM, _terminate)
-    guard_standard_streams(arguments)
     try:
+        signal.signal(signal.SIGTERM, _terminate)
+        guard_standard_streams(arguments)
         code = run(arguments)
     except KeyboardInterrupt:
         # While the parser is imported: nothing has begun.

@@ -236,10 +236,13 @@ class Follow:
         print(question, end="", file=sys.stderr, flush=True)
         try:
             is_answered, _, _ = select.select([sys.stdin], [], [], ANSWER_SECONDS)
-            answer = sys.stdin.readline().strip().lower() if is_answered else "n"
+            # Without its line end: the terminal was closed.
+            answer = sys.stdin.readline().lower() if is_answered else "n"
         except KeyboardInterrupt:
-            answer = "y"
-        return answer in ("", "y", "yes")
+            answer = "\n"
+        except OSError:
+            answer = "n"
+        return answer.endswith("\n") and answer.strip() in ("", "y", "yes")
 
     def line(self, line: "LogLine") -> None:
         """Shows a line of the user's script; of stoker's: warnings, progress, lost hosts."""

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from stoker.errors import PlatformError, UsageError
+from stoker.errors import PlatformError, TerminatedError, UsageError
 from stoker.host import spawn
 from stoker.host.processes import KILL_SECONDS, ended_words, free_ports, kill_all
 from stoker.logs import EventName, Log, now_utc
@@ -54,6 +54,8 @@ _FOREIGN_NAMES = frozenset((*_TORCHRUN, "TRAINING_JOB_NAME", "SAGEMAKER_BASE_DIR
 AFTER_LEADER_SECONDS = 30.0
 # Asked to stop, a trainer may save its state.
 STOP_SECONDS = 30.0
+# The same, asked a second time.
+HURRY_SECONDS = 10.0
 # The leader tells the others; in case it cannot reach them they get a SIGTERM, too.
 STOP_OTHERS_SECONDS = 1.0
 _POLL_SECONDS = 0.05
@@ -357,6 +359,8 @@ class LocalRun:
         self._failure = ""
         self._is_stopping = threading.Event()
         self._stopped_by_caller = False
+        # While it stops.
+        self._interrupts = 0
         self._has_ended = threading.Event()
         self._end: JobEnd | None = None
         self._error: BaseException | None = None
@@ -411,12 +415,20 @@ class LocalRun:
         return self._end
 
     def stop(self) -> None:
-        """Stops the job; blocks for STOP_SECONDS plus the time to kill."""
+        """Stops the job; blocks for STOP_SECONDS plus the time to kill.
+
+        An interrupt meanwhile asks the hosts a second time, which end at once; a third one kills.
+        """
         if not self._has_ended.is_set():
             self._stopped_by_caller = True
             self._is_stopping.set()
-            limit = STOP_SECONDS + KILL_SECONDS * (len(self._hosts) + 1)
-            self._has_ended.wait(limit)
+        limit = STOP_SECONDS + KILL_SECONDS * (len(self._hosts) + 1)
+        deadline = time.monotonic() + limit
+        while not self._has_ended.is_set() and time.monotonic() < deadline:
+            try:
+                self._has_ended.wait(deadline - time.monotonic())
+            except (KeyboardInterrupt, TerminatedError):
+                self._interrupts += 1
 
     def _start(self, environ: Mapping[str, str]) -> None:
         request, lock = self._request, self._lock
@@ -461,6 +473,7 @@ class LocalRun:
     def _follow(self) -> None:
         leader = self._hosts[0]
         stop_at: float | None = None
+        is_hurried = False
         while not self._look_for_ended():
             now = time.monotonic()
             if self._is_stopping.is_set() and stop_at is None:
@@ -473,7 +486,13 @@ class LocalRun:
                         if started.host.name not in self._asked:
                             self._asked.add(started.host.name)
                             started.process.terminate()
-                if now > stop_at + STOP_SECONDS:
+                if self._interrupts and not is_hurried:
+                    is_hurried, stop_at = True, min(stop_at, now + HURRY_SECONDS - STOP_SECONDS)
+                    for started in self._hosts:
+                        started.process.terminate()
+                if self._interrupts > 1:
+                    self._kill_rest("it was interrupted again")
+                elif now > stop_at + STOP_SECONDS:
                     self._kill_rest(f"did not stop within {STOP_SECONDS:g} s")
             if leader.ended_at is not None and now > leader.ended_at + AFTER_LEADER_SECONDS:
                 self._kill_rest(f"did not end within {AFTER_LEADER_SECONDS:g} s of the leader")
