@@ -130,6 +130,15 @@ def test_a_failed_command_keeps_its_code_and_last_words(tmp_path, script, code, 
         assert job.failure_file() == end.failure[:1024]
 
 
+@pytest.mark.parametrize("content", ["'[' * 200_000", "'[' + '1,' * 2**21 + '1]'", "'{}' + chr(0)"])
+def test_metrics_that_cannot_be_read_cost_no_record(tmp_path, content):
+    script = f"import os; open(os.environ['STOKER_METRICS'], 'w').write({content})"
+    with LocalJob(tmp_path, script) as job:
+        assert job.end().status == "succeeded"
+        assert job.training().metrics == {}
+        assert "metrics_read_failed" in job.log(job.leader)
+
+
 def test_a_command_that_is_not_found_is_three_lines_and_127(tmp_path):
     with LocalJob(tmp_path, ("no-such-program", "x"), data=1, has_torch=False) as job:
         end = job.end()

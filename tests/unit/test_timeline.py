@@ -282,3 +282,13 @@ def test_only_so_much_of_a_timeline_is_read(tmp_path, monkeypatch):
     trained(path, Clock(), epochs=1, steps=100)
     monkeypatch.setattr("stoker.feed.timeline.MAX_READ_BYTES", 1000)
     assert 10 < len(read_timeline(path)) < 25
+
+
+def test_no_row_is_longer_than_a_minute(tmp_path, monkeypatch):
+    # Levels that are else reached after weeks.
+    monkeypatch.setattr("stoker.feed.timeline.LEVEL_BYTES", 1000)
+    trained(tmp_path / "t.csv", Clock(), epochs=40, steps=1000)
+    rows = read_timeline(tmp_path / "t.csv")
+    assert max(row.weight for row in rows) > 1000
+    # The other loader has its own rows.
+    assert 50 < max(row.seconds for row in rows if not row.weight) <= 60.1

@@ -9,9 +9,9 @@ reports (`trainer.observer`), because medians and pictures need single steps.
 The file is bounded, however long the training is (docs/method.md, "A step and its wait"). With each
 further LEVEL_BYTES that it has, single steps get rarer by half: STRETCH_STEPS of them, whose
 `weight` says for how many each stands, then rows that are sums of `steps` steps, of weight 0. Sums
-over all rows stay exact; medians are over the single steps, by weight. 1.7 million steps are
-3.6 MiB, a billion are 9 MiB. Rows are only appended, so a process that is killed loses its last
-row.
+over all rows stay exact; medians are over the single steps, by weight. 50 ms steps of a day are
+3.8 MiB, steps of any length for ten years less than 15. Rows are only appended, so a process that
+is killed loses its last row.
 """
 
 import contextlib
@@ -35,6 +35,8 @@ COLUMNS = "loader,epoch,batch,start_seconds,wait_seconds,compute_seconds,samples
 LEVEL_BYTES = 512 << 10
 # The report's picture shows 24 to 40 steps; medians need blocks of BLOCK_STEPS.
 STRETCH_STEPS = 100
+# Longest time of a row: readers of a running training must see that it advances.
+MAX_ROW_SECONDS = 60.0
 # Bound for reading: more than a timeline ever has.
 MAX_READ_BYTES = 16 << 20
 
@@ -271,10 +273,11 @@ class _Thinning:
             first, wait, compute, total, steps = self.sum or (row, 0.0, 0.0, 0, 0)
             wait, compute = wait + got - asked, compute + ended - got
             self.sum = first, wait, compute, total + samples, steps + 1
-            # Also by time: readers of a running training must see that it advances.
-            if self.place == STRETCH_STEPS << self.level or (
-                ended - first[2] >= (1 << self.level) / 4
-            ):
+            longest = (1 << self.level) / 4
+            if longest > MAX_ROW_SECONDS:
+                # Longer after 90 days: else a year would have half a million such rows.
+                longest = max(MAX_ROW_SECONDS, longest / 4096)
+            if self.place == STRETCH_STEPS << self.level or ended - first[2] >= longest:
                 yield from self.rest(zero=zero)
         if self.place == STRETCH_STEPS << self.level:
             self.place = 0

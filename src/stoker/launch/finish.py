@@ -33,6 +33,8 @@ from stoker.settings import ProcessSettings
 
 # SageMaker shows the first 1024 characters of output/failure as the job's FailureReason.
 FAILURE_CHARACTERS = 1024
+# Metrics and failures, which a script's processes write.
+MAX_READ_BYTES = 4 << 20
 # Its text is shown in the pod's status.
 TERMINATION_LOG = Path("/dev/termination-log")
 # Errors of gloo, NCCL, torch's store and a pipe when a peer is gone.
@@ -201,10 +203,11 @@ def _hyperparameters(settings: ProcessSettings, log: Log) -> dict[str, Scalar]:
 def _metrics(settings: ProcessSettings, output: Path, log: Log) -> dict[str, float]:
     path = settings.metrics or output / "metrics.json"
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(_bounded(path))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as err:
+    # RecursionError: of lists in lists.
+    except (OSError, ValueError, RecursionError) as err:
         log.event(EventName.METRICS_READ_FAILED, reason=str(err))
         return {}
     if not isinstance(document, dict):
@@ -218,6 +221,15 @@ def _metrics(settings: ProcessSettings, output: Path, log: Log) -> dict[str, flo
         else:
             log.event(EventName.METRIC_READ_FAILED, metric=name, reason="not a finite number")
     return metrics
+
+
+def _bounded(path: Path) -> bytes:
+    """Reads a file that a script wrote; raises ValueError where it is too large."""
+    with path.open("rb") as file:
+        content = file.read(MAX_READ_BYTES + 1)
+    if len(content) > MAX_READ_BYTES:
+        raise ValueError(f"larger than {MAX_READ_BYTES >> 20} MiB")
+    return content
 
 
 class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
@@ -280,9 +292,10 @@ def first_cause(ends: Sequence[RankEnd]) -> RankEnd:
 def read_failure(output: Path, rank: int) -> RankFailure | None:
     """Reads the failure of a rank; None if there is none."""
     try:
-        text = (output / _FILE.format(rank=rank)).read_bytes()
+        text = _bounded(output / _FILE.format(rank=rank))
         return msgspec.json.decode(text, type=RankFailure)
-    except (OSError, msgspec.DecodeError):
+    # DecodeError is one, too.
+    except (OSError, ValueError):
         return None
 
 
