@@ -20,6 +20,7 @@ _PREFIX = "stoker "
 # Start of an event, anywhere in a line: platforms prepend a time, progress bars and other processes
 # half a line. `parse_line` needs the whole line.
 EVENT_HEAD = re.compile(r"stoker \d{4}-\d\d-\d\dT[\d:.]+Z run=")
+_HEAD = re.compile(r"stoker \S+ run=")
 # A word as `_quote` writes it; what begins with a quote ends with one.
 _WORD = re.compile(r"""\s*+((?:[^\s'"\\]++|'[^']*+'|"[^"]*+")++)""")
 _QUOTED = re.compile(r"""'([^']*)'|"([^"]*)\"""")
@@ -204,7 +205,7 @@ class Log:
 def parse_line(line: str) -> LogEvent | None:
     """Returns the event in `line`, or None if there is none; takes time with the line's length."""
     # Platforms prepend a time or the name of a stream.
-    head = EVENT_HEAD.search(line)
+    head = _HEAD.search(line)
     if head is None:
         return None
     words, at = [], head.start() + len(_PREFIX)
