@@ -39,7 +39,7 @@ def test_a_folder_whose_name_is_not_utf8_is_a_usage_error(tmp_path, monkeypatch,
 
 @pytest.mark.parametrize(
     ("out", "words"),
-    [(".", "it is a folder"), ("file/x.json", "is not a folder"), ("shut", "rights")],
+    [(".", "it is a folder"), ("file/x.json", "is not a folder"), ("shut", "permission")],
 )
 @pytest.mark.parametrize(
     "command",

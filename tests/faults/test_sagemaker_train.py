@@ -48,15 +48,17 @@ def start(tmp_path, aws_server, service):
 
 
 # SIGINT: in test_kubernetes_train, for all platforms.
-def test_sigterm_while_following_stops_the_job_and_deletes_the_token(start, service, aws):
+def test_sigterm_while_following_leaves_the_job_and_says_how_to_stop_it(start, service, aws):
     train = start()
     until(lambda: "Training: it runs" in train.said, what="the job is followed")
     assert aws.has_object(TOKEN)
     train.process.terminate()
     assert train.ended_with() == 143, train.said
-    assert service.calls.count("StopTrainingJob") == 1
-    assert service.jobs[NAME]["TrainingJobStatus"] == "Stopped"
-    assert not aws.has_object(TOKEN)
+    assert service.calls.count("StopTrainingJob") == 0
+    assert aws.has_object(TOKEN)
+    last = train.said.splitlines()[-1]
+    assert last.startswith(f"stopped by SIGTERM; the job {NAME} keeps running"), train.said
+    assert f"stop-training-job --training-job-name {NAME}" in last
     assert "Traceback" not in train.said
 
 
