@@ -123,17 +123,17 @@ def test_no_circle_of_imports_and_none_is_hidden_by_late_imports_or_types():
 # Lines of code of each room: no blank lines, comments or docstrings. It is raised only in a commit
 # of its own, which says what users get for it.
 BUDGET = {
-    "stoker": 2_490,
+    "stoker": 2_550,
     "catalog": 540,
-    "cli": 4_850,
+    "cli": 4_880,
     "decide": 2_820,
     "doctor": 450,
-    "feed": 10_290,
+    "feed": 10_340,
     "host": 510,
     "kubeflow": 410,
-    "launch": 5_050,
+    "launch": 5_060,
     "pipelines": 1_060,
-    "platforms": 6_940,
+    "platforms": 6_990,
     "profile": 5_090,
     "records": 1_980,
     "report": 1_500,
