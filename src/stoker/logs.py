@@ -43,6 +43,7 @@ class EventName(StrEnum):
     AGENT_READY = auto()  # A trainer may ask a data host for batches.
     BACKEND_FALLBACK = auto()  # The communication backend cannot run here; another one is used.
     BATCH_DROPPED = auto()  # A data host gave up a batch; the trainer asks another host for it.
+    BATCH_HANGS = auto()  # A rank waits for a batch for a minute or more; the text names it.
     BATCH_LOST = auto()  # A data worker failed while it made a batch.
     BATCH_OVERDUE = auto()  # A batch takes much longer than others.
     BATCHES_LOST = auto()  # The connection for batches of a data host broke.
@@ -119,6 +120,7 @@ class EventName(StrEnum):
     MPI_DAEMON_REQUESTED = auto()  # The leader asked a host to start an MPI daemon.
     MPI_DAEMON_STARTED = auto()  # A host started its MPI daemon.
     NO_DATA_HOST_LEFT = auto()  # All data hosts are lost.
+    NO_PROGRESS = auto()  # No step for watchdog.no_progress_minutes; what follows is in the text.
     OUTPUT_LOG_FAILED = auto()  # A file of the job's output could not be read.
     OUTPUT_PART = auto()  # A part of a file of the job's output.
     OUTPUT_SKIPPED = auto()  # A file of the job's output was too large to be taken.
@@ -139,6 +141,7 @@ class EventName(StrEnum):
     PROFILE_STARTED = auto()  # The profiler started.
     PROFILE_WRITTEN = auto()  # The profile was saved.
     PROGRESS = auto()  # Steps so far, their time and their wait.
+    PROGRESS_RESUMED = auto()  # Steps are made again after no_progress.
     RECORD_READ_FAILED = auto()  # A record of the job could not be read.
     RECORD_SAVE_FAILED = auto()  # A record of the job could not be saved.
     RECORD_WRITE_FAILED = auto()  # The training's record could not be written.
@@ -153,6 +156,7 @@ class EventName(StrEnum):
     SIGNAL_RECEIVED = auto()  # The launcher received a signal.
     SPEC_FAILED = auto()  # A data host could not load a dataset.
     SPEC_RECEIVED = auto()  # A data host received a dataset.
+    STACKS_WRITTEN = auto()  # A training process writes the stacks of its threads to the log.
     TOKEN_DELETE_FAILED = auto()  # The run's token could not be deleted from S3.
     TOKEN_MISSING = auto()  # No token: hosts cannot join, and a lost one is noticed late.
     TRAINING_CONTINUES = auto()  # Training continues after a wait for data.
@@ -161,6 +165,7 @@ class EventName(StrEnum):
     TRAINING_NOT_STARTED = auto()  # Training was not started; the reason says why.
     TRAINING_WAITING = auto()  # No batch is ready: training waits for data.
     VERSIONS_DIFFER = auto()  # A trainer and a data host run different versions of a library.
+    WATCHDOG_IDLE = auto()  # No step was ever seen, so the watchdog has nothing to watch.
     WORKFLOW_READ_FAILED = auto()  # The Argo workflow could not be read.
 
 

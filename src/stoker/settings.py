@@ -29,6 +29,7 @@ from stoker.records import (
     ProfileSettings,
     Role,
     StrategySettings,
+    WatchdogSettings,
     Workload,
     convert,
     read_text,
@@ -220,6 +221,7 @@ class RunEnvironment:
         restarts: Kubernetes: how often all hosts were restarted.
         max_fresh_starts: Kubernetes: maximum restarts of all hosts without a checkpoint. Default:
             no maximum.
+        watchdog: The workload's key `watchdog`, as JSON.
     """
 
     run_id: Annotated[str, Variable("STOKER_RUN_ID", "TRAINING_JOB_NAME")] = "adhoc"
@@ -259,6 +261,9 @@ class RunEnvironment:
     follower_lease: Annotated[Path | None, Variable("STOKER_FOLLOWER_LEASE")] = None
     restarts: Annotated[int, Variable("STOKER_RESTARTS")] = 0
     max_fresh_starts: Annotated[int | None, Variable("STOKER_MAX_FRESH_STARTS")] = None
+    watchdog: Annotated[WatchdogSettings, Variable("STOKER_WATCHDOG")] = field(
+        default_factory=WatchdogSettings
+    )
 
     @classmethod
     def of(cls, workload: Workload, *, profile: ProfileSettings | None = None) -> "RunEnvironment":
@@ -274,6 +279,8 @@ class RunEnvironment:
             workload_sha256=workload.digest(),
             profile=profile,
             replace_dataloader=replaced,
+            # A profile has its own limits of time.
+            watchdog=WatchdogSettings() if profile else workload.watchdog,
         )
 
     @classmethod

@@ -1,5 +1,6 @@
 """Each peer that speaks to a socket of the run proves that it has its token."""
 
+import io
 import threading
 from dataclasses import replace
 
@@ -8,6 +9,7 @@ import zmq
 
 from stoker.feed.wire import crypto
 from stoker.feed.wire.crypto import AllowList, Keys, RejectionLog
+from stoker.logs import Log
 
 OURS = Keys.from_token(b"\x01" * 32)
 FOREIGN = Keys.from_token(b"\x02" * 32)
@@ -134,3 +136,17 @@ def test_who_sends_in_the_turn_in_which_he_is_let_in_waits_for_no_handshake(monk
         guard.close()
         allow_list.close()
         context.destroy(linger=0)
+
+
+def test_strangers_that_go_on_have_a_line_ever_less_often():
+    stream = io.StringIO()
+    log = RejectionLog(Log(run="r", host="h", stream=stream), port=1)
+    for second in range(1000, 1000 + 3600):
+        log.add("10.0.0.9", "no handshake of this run")
+        log.tick(float(second))
+    assert stream.getvalue().count("connections_rejected") == 9
+    # After a rest it begins with ten seconds again.
+    for second in range(20_000, 20_012):
+        log.add("10.0.0.9", "no handshake of this run")
+        log.tick(float(second))
+    assert stream.getvalue().count("connections_rejected") == 11

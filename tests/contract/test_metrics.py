@@ -32,6 +32,8 @@ NAMES = {
     "stoker_feed_worker_batches": "counter",
     "stoker_feed_worker_busy_seconds": "counter",
     "stoker_data_host_up": "gauge",
+    "stoker_seconds_since_last_step": "gauge",
+    "stoker_no_progress_warnings": "counter",
 }
 
 
@@ -73,6 +75,13 @@ class Seen:
         }
 
 
+class Waiting:
+    """Plays a watchdog that has warned twice, and waits for a step."""
+
+    seconds_since_last_step = 61.5
+    num_warnings = 2
+
+
 def scrape(port):
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         return answer.read().decode()
@@ -87,7 +96,8 @@ def test_the_metrics_are_as_the_library_itself_reads_them():
     from prometheus_client.parser import text_string_to_metric_families
 
     port = free_port()
-    with metrics_served(FeedSettings(metrics_port=port), Seen(), run_id="mnist-1", log=quiet_log()):
+    feed = FeedSettings(metrics_port=port)
+    with metrics_served(feed, Seen(), Waiting(), run_id="mnist-1", log=quiet_log()):
         families = {each.name: each for each in text_string_to_metric_families(scrape(port))}
     assert {name: each.type for name, each in families.items()} == NAMES
     # Each says how it is read.
@@ -109,13 +119,16 @@ def test_the_metrics_are_as_the_library_itself_reads_them():
     assert values["stoker_feed_moved_batches_total", host, rank, run] == 2
     assert values["stoker_feed_worker_batches_total", host, rank, run, ("worker", "1")] == 8
     assert values["stoker_data_host_up", host, run] == 1
+    assert values["stoker_seconds_since_last_step", run] == 61.5
+    assert values["stoker_no_progress_warnings_total", run] == 2
     assert values["stoker_data_host_up", ("host", 'data-"2"\\'), run] == 0
 
 
 def test_the_port_is_on_loopback_and_free_again_after_the_run():
     pytest.importorskip("prometheus_client")
     port = free_port()
-    with metrics_served(FeedSettings(metrics_port=port), Seen(), run_id="r", log=quiet_log()):
+    feed = FeedSettings(metrics_port=port)
+    with metrics_served(feed, Seen(), Waiting(), run_id="r", log=quiet_log()):
         with socket.socket() as probe:
             # Another loopback address is another interface: nothing listens there.
             assert probe.connect_ex(("127.0.0.2", port)) != 0
@@ -127,7 +140,9 @@ def test_the_port_is_on_loopback_and_free_again_after_the_run():
 def not_served(port, coordinator):
     stream = StringIO()
     log = Log(run="run", host="gpu-1", stream=stream)
-    with metrics_served(FeedSettings(metrics_port=port), coordinator, run_id="r", log=log):
+    with metrics_served(
+        FeedSettings(metrics_port=port), coordinator, Waiting(), run_id="r", log=log
+    ):
         pass
     event = parse_line(stream.getvalue())
     assert event.event == "metrics_serve_failed"
@@ -157,6 +172,6 @@ def test_nothing_is_served_unless_asked_for():
     assert FeedSettings().metrics_port is None
     stream = StringIO()
     log = Log(run="run", host="gpu-1", stream=stream)
-    with metrics_served(FeedSettings(), Seen(), run_id="r", log=log):
+    with metrics_served(FeedSettings(), Seen(), Waiting(), run_id="r", log=log):
         pass
     assert stream.getvalue() == ""

@@ -238,6 +238,19 @@ def test_a_training_that_was_stopped_is_not_told_as_failed(receiver, tmp_path, m
     assert [body["stoker"]["status"] for body in receiver.bodies] == ["stopped", "stopped"]
 
 
+def test_a_training_that_hangs_is_told_once_while_it_runs(receiver, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    line = "stoker 2026-11-25T03:00:00.000Z run=r host=algo-1 no_progress text='no step for 20 min'"
+    workload = msgspec.structs.replace(of(), command=("sh", "-c", f'echo "{line}"; echo "{line}"'))
+    assert command(["train", to_json(workload), "--group=dnn=local.c1:1", "--yes"]) == 0
+    (body,) = receiver.bodies
+    assert body["text"] == "stoker: run {run} of mnist running in train: {error}".format(
+        **body["stoker"]
+    )
+    assert body["stoker"]["error"] == "no step for 20 min"
+    assert "warning: dnn/algo-1: no step for 20 min" in capsys.readouterr().err
+
+
 def test_a_step_on_sagemaker_reads_the_address_from_secrets_manager(
     receiver, aws_server, monkeypatch, capsys
 ):

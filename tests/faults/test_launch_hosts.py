@@ -1,8 +1,12 @@
 """`stoker launch` on hosts that SageMaker describes: when one of them ends, how do the others?"""
 
+import contextlib
 import os
 import signal
+import socket
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +21,13 @@ GROUPS = {"gpu": ["algo-3", "algo-1"], "data_group": ["algo-2"]}
 SMALL = {"gpu": ["algo-3"], "data_group": ["algo-2"]}
 SAY = "print('has trained', flush=True)"
 WAIT = "import time; print('trains', flush=True); time.sleep(300)"
+PATIENT = '{"lease_seconds": 3, "start_deadline_seconds": 1800}'
+FED = """
+import torch
+from stoker import DataLoader
+for batch in DataLoader(torch.arange(8), batch_size=2):
+    print(batch, flush=True)
+"""
 # A host that is started again when it fails, as a pod is.
 POD = {"STOKER_COMES_BACK": "1"}
 
@@ -110,3 +121,49 @@ def test_a_kill_for_memory_is_named_with_the_limit(tmp_path, small_memory):
         failure = (hosts.ml("algo-3") / "output" / "failure").read_text()
     assert "out of memory" in failure
     assert "limit 0.1 GiB" in failure
+
+
+def test_a_data_host_with_another_runs_token_is_told_within_a_minute(tmp_path):
+    with Hosts(tmp_path, SMALL) as hosts:
+        other = hosts.ml("algo-2") / "other"
+        other.write_text("ab" * 32)
+        start(hosts, "algo-3", WAIT)
+        hosts.wait_for_log("algo-3", "trains")
+        began = time.monotonic()
+        start(hosts, "algo-2", WAIT, STOKER_TOKEN_FILE="/opt/ml/other", STOKER_FEED=PATIENT)
+        assert hosts.code("algo-2") == 5
+        assert time.monotonic() - began < 60
+        assert "algo-3 refuses the key of this host" in hosts.log("algo-2")
+        assert 1 <= hosts.log("algo-3").count("connections_rejected") <= 3
+
+
+def test_what_accepts_connections_before_a_leader_is_there_refuses_no_key(tmp_path):
+    with Hosts(tmp_path, SMALL) as hosts, socket.create_server(("127.0.2.1", 0)) as proxy:
+        closing = threading.Thread(target=hang_up, args=(proxy,), daemon=True)
+        closing.start()
+        quick = '{"lease_seconds": 3, "start_deadline_seconds": 45}'
+        address = f"algo-3:{proxy.getsockname()[1]}"
+        start(hosts, "algo-2", WAIT, STOKER_COORDINATOR=address, STOKER_FEED=quick)
+        assert hosts.code("algo-2") == 5
+        assert "did not answer within 45 s" in hosts.log("algo-2")
+
+
+def hang_up(server):
+    with contextlib.suppress(OSError):
+        while True:
+            server.accept()[0].close()
+
+
+@pytest.mark.parametrize("files", [24, 40])
+def test_a_data_host_without_file_descriptors_ends_with_words_and_tells_the_trainer(
+    tmp_path, files
+):
+    with Hosts(tmp_path, SMALL) as hosts:
+        start(hosts, "algo-3", FED, STOKER_FEED=PATIENT, PYTHONPATH="")
+        command = ("sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", sys.executable, "-m")
+        hosts.start("algo-2", *command, "stoker.launch", "--", "true", STOKER_FEED=PATIENT)
+        assert hosts.code("algo-2") == 5
+        assert "ulimit -n" in hosts.log("algo-2")
+        # Not after PATIENT's deadline of half an hour.
+        assert hosts.code("algo-3") == 5
+        assert f"reason='failed: at most {files} files may be open" in hosts.log("algo-3")

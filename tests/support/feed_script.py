@@ -9,8 +9,11 @@ step together.
 
 import hashlib
 import json
+import os
 import random
+import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -33,6 +36,9 @@ DEFAULTS = {
     "until": None,
     "raise_at": None,
     "exit_at": None,
+    "kill_at": None,
+    "hang_at": None,
+    "long_error_at": None,
     "break_at": None,
     "loaders": 1,
     "shape": [3, 40, 40],
@@ -61,6 +67,12 @@ class Images(torch.utils.data.Dataset):
             time.sleep(given["sample_seconds"])
         if index == given["raise_at"]:
             raise LookupError(f"sample {index} is broken")
+        if index == given["kill_at"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if index == given["hang_at"]:
+            threading.Event().wait()
+        if index == given["long_error_at"]:
+            raise ValueError("long " * (60 << 20))
         if index == given["exit_at"]:
             sys.exit(3)
         image = torch.randint(0, 256, given["shape"], dtype=torch.uint8)

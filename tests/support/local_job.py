@@ -22,6 +22,7 @@ from stoker.records import (
     Job,
     StrategySettings,
     Training,
+    WatchdogSettings,
 )
 from stoker.records.training import training_record
 from stoker.settings import RunEnvironment
@@ -119,6 +120,7 @@ class LocalJob:
         engine=None,
         strategy="auto",
         has_torch=True,
+        watchdog=None,
     ):
         self.tmp_path = tmp_path
         if isinstance(script, str):
@@ -144,6 +146,7 @@ class LocalJob:
                 replace_dataloader=replace_dataloader,
                 strategy=StrategySettings(name=strategy),
                 engine=engine or EngineSettings(),
+                watchdog=watchdog or WatchdogSettings(),
             ),
         )
         self.pids: set[int] = set()

@@ -13,6 +13,7 @@ from stoker.feed.trainer.client import ALL_GONE_SECONDS, LOST_GRACE_SECONDS, Req
 from stoker.feed.trainer.scheduler import BatchScheduler
 from stoker.feed.trainer.session import LOCAL, AskedBatch, FeedSession, SharedState
 from stoker.feed.trainer.shards import ShardScheduler
+from stoker.feed.wire.codec import pack_value
 from stoker.feed.wire.dataset import DatasetSpec, pack_spec
 from stoker.feed.wire.protocol import (
     Make,
@@ -33,13 +34,13 @@ PATIENCE = 4.0 + LOST_GRACE_SECONDS
 
 
 class Alone:
-    def __init__(self, *, comes_back: bool, lease_seconds: float = 4.0) -> None:
+    def __init__(self, *, comes_back: bool, lease_seconds: float = 4.0, **more: float) -> None:
         self.log = io.StringIO()
         self._shared = SharedState(
             timeline=Timeline(None), log=Log(run="run", host="dnn", stream=self.log)
         )
         self._shared.close()
-        feed = FeedSettings(lease_seconds=lease_seconds, start_deadline_seconds=60.0)
+        feed = FeedSettings(lease_seconds=lease_seconds, start_deadline_seconds=60.0, **more)
         settings = dataclasses.replace(from_environment({}), feed=feed, comes_back=comes_back)
         self._asking = Requester(self._shared, settings, {})
         self._lock = threading.Lock()
@@ -51,6 +52,10 @@ class Alone:
 
     def tell(self, roster: Roster) -> None:
         self._asking.take_roster(roster, 0.0)
+
+    def check_hang(self, now: int) -> None:
+        with self._lock:
+            self._asking.check_hang(self.session, float(now))
 
     def check_peers(self, now: float) -> BaseException | None:
         with self._lock:
@@ -224,3 +229,63 @@ def test_no_batch_of_a_shard_is_asked_of_a_new_process_before_its_first_one():
         alone._asking.ask(session, 0.0)
     assert local.asked == [(0, 1), (1, 1), (2, 1), (0, 2), (1, 2), (2, 2)]
     assert session.failure is None
+
+
+def test_hosts_that_failed_before_they_made_a_batch_are_not_waited_for():
+    alone = Alone(comes_back=False)
+    alone.session.had_peers = False
+    # It said goodbye: neither listed, nor lost, nor awaited.
+    alone.tell(Roster(agents=(), expected=1))
+    assert alone.check_peers(PATIENCE - 0.1) is None
+    assert isinstance(alone.check_peers(PATIENCE + 0.1), FeedLostError)
+
+
+def hanging(**feed: float) -> Alone:
+    """Returns a session that waits for batch 0, which host d1 was asked for at 100 s."""
+    alone = Alone(comes_back=False, **feed)
+    session = alone.session
+    session.epoch, session.waits_since = 0, 0.1
+    session._asked[0] = AskedBatch(pack_value([7, 3], allow_pickle=True), ())
+    session.schedule.grant("d1", 2)
+    session.schedule.supply(1)
+    assert session.schedule.assign(100.0) == [("d1", 0)]
+    session.slow[0] = {"d1": [3]}
+    return alone
+
+
+def test_a_batch_that_is_waited_for_is_named_after_1_5_and_30_minutes():
+    alone = hanging()
+    told = []
+    for second in range(100, 100 + 3 * 3600):
+        alone.check_hang(second)
+        if alone.log.tell():
+            told.append((second - 100, alone.log.getvalue()))
+            alone.log.seek(0)
+            alone.log.truncate()
+    assert [second for second, _ in told] == [60, 300, 1800, 3600, 5400, 7200, 9000]
+    words = (
+        "batch 0 of epoch 0 (samples 7, 3) is being made for 60 s, on d1 (worker 3); rank 0 waits"
+    )
+    assert words in told[0][1]
+    assert alone.session.failure is None
+
+
+def test_batches_that_always_take_long_are_named_later():
+    alone = hanging()
+    alone.session.schedule.peers["d1"].p95_seconds = 100.0
+    for second in range(100, 500):
+        alone.check_hang(second)
+    assert alone.log.getvalue() == ""
+    alone.check_hang(501)
+    assert "is being made for 401 s" in alone.log.getvalue()
+
+
+def test_a_batch_is_given_up_after_the_timeout_and_named_at_half_of_it():
+    alone = hanging(sample_timeout_seconds=20.0)
+    for second in range(100, 120):
+        alone.check_hang(second)
+    assert alone.log.getvalue().count("is being made for 10 s") == 1
+    assert alone.session.failure is None
+    alone.check_hang(120)
+    assert "samples 7, 3" in str(alone.session.failure)
+    assert "feed.sample_timeout_seconds (20)" in str(alone.session.failure)

@@ -1,6 +1,20 @@
+import errno
+import io
+import queue
 from math import inf
+from pathlib import Path
 
-from stoker.launch.leader_connection import ENDED_SECONDS, REFUSED_SECONDS, Silence
+from stoker.feed.wire.crypto import Keys
+from stoker.launch.engines.data_host import exit_code_of
+from stoker.launch.leader_connection import (
+    ENDED_SECONDS,
+    REFUSED_SECONDS,
+    HostRun,
+    Membership,
+    Silence,
+)
+from stoker.logs import Log
+from stoker.settings import from_environment
 
 LEASE = 60.0
 
@@ -74,3 +88,33 @@ def test_a_connection_that_ends_in_silence_or_comes_back_tells_nothing():
     silence.end(1.0)
     silence.hear(3.0)
     assert silence.reason(50.0, trainers_heard_at=-inf) == ""
+
+
+def test_a_membership_without_open_files_fails_with_words_and_a_code(monkeypatch):
+    def connect(_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(Membership, "_connect", connect)
+    found = []
+    run = HostRun(
+        settings=from_environment({}),
+        topology=None,  # type: ignore[arg-type]
+        environ={},
+        output=Path(),
+        log=Log(run="r", host="data-1", stream=io.StringIO()),
+        inbox=queue.SimpleQueue(),
+        keys=Keys.from_token(bytes(32)),
+    )
+    membership = Membership(
+        join=None,  # type: ignore[arg-type]
+        keys=run.keys,  # type: ignore[arg-type]
+        address="127.0.0.1",
+        port=1,
+        feed=run.settings.feed,
+        log=run.log,
+        on_verdict=found.append,
+    )
+    membership.start()
+    membership.close()
+    assert "ulimit -n" in found[0].reason
+    assert exit_code_of(run, found[0], is_asked=False) == 5

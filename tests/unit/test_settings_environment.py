@@ -6,7 +6,13 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import UsageError
-from stoker.records import EngineSettings, FeedSettings, ProfileSettings, StrategySettings
+from stoker.records import (
+    EngineSettings,
+    FeedSettings,
+    ProfileSettings,
+    StrategySettings,
+    WatchdogSettings,
+)
 from stoker.records.engine import EngineHost
 from stoker.settings import (
     ProcessSettings,
@@ -44,6 +50,7 @@ FULL = ProcessSettings(
     follower_lease=Path("/follower"),
     restarts=2,
     max_fresh_starts=3,
+    watchdog=WatchdogSettings(then="stop"),
     has_data_group=True,
     output=Path("/out"),
     metrics=Path("/out/metrics.json"),

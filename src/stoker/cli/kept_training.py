@@ -1,5 +1,6 @@
 """A training that is shown while it runs, and whose record is kept."""
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -8,13 +9,18 @@ from typing import TYPE_CHECKING
 
 from stoker.cli.progress import following, relative, say
 from stoker.host.git import git_state
+from stoker.logs import EventName, parted
 
 if TYPE_CHECKING:
     from stoker.catalog import Catalog
     from stoker.cli.outputs import Outputs
-    from stoker.platforms.base import JobSpec, Platform
+    from stoker.platforms.base import JobSpec, LogLine, Platform
     from stoker.records import Decision, Profile, Training, Workload
 
+# Events of a run that continues, of which its webhook is told.
+_ALERTS = (EventName.BATCH_HANGS, EventName.NO_PROGRESS)
+# Between two alerts of a kind: all ranks may report the same.
+_ALERT_PAUSE_SECONDS = 60.0
 # Of the profile that is kept with a job: what its ConfigMap has room for.
 _MAX_PROFILE_BYTES = 700 << 10
 # Of a training's record that is kept on the platform.
@@ -43,6 +49,7 @@ def records_of_step(
 def train_and_keep(
     job: "JobSpec",
     *,
+    workload: "Workload",
     platform: "Platform[object]",
     catalog: "Catalog",
     decision: "Decision | None",
@@ -62,7 +69,9 @@ def train_and_keep(
         out: Second file for the record of a training that is stopped.
         again: The command that continues after a stop.
         echo: Whether to show the lines of the script, too.
+        workload: Its webhook gets warnings.
     """
+    from stoker.cli.notify import warned
     from stoker.cli.outputs import carried
     from stoker.cli.tracking import start_tracking
     from stoker.platforms.base import RecoveringPlatform
@@ -80,13 +89,24 @@ def train_and_keep(
         return found
     job = replace(job, what=git_state(Path.cwd()))
     job = start_tracking(job, platform=platform.name, quiet=quiet)
+    alerted: dict[str, float] = {}
     with following(quiet=quiet, echo=echo, total_steps=total_steps) as follow:
+
+        def show(line: "LogLine") -> None:
+            follow.line(line)
+            event = parted(line.text)[1] if any(name in line.text for name in _ALERTS) else None
+            now = time.monotonic()
+            if event and event.event in _ALERTS and now >= alerted.get(event.event, now):
+                alerted[event.event] = now + _ALERT_PAUSE_SECONDS
+                text = event.values.get("text", "")
+                warned(workload, run=job.name, step="train", text=text, quiet=quiet)
+
         record = train(
             job,
             platform=platform,
             catalog=catalog,
             decision=decision,
-            on_line=follow.line,
+            on_line=show,
             on_stop=partial(keep_stopped, job=job, out=out, again=again, quiet=quiet),
             on_submit=on_submit,
             may_stop=follow.ask_to_stop,

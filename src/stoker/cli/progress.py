@@ -59,6 +59,7 @@ _ESTIMATE_STEPS = 20
 _SPINNER_SECONDS = 1.5
 # Events whose text is shown as a warning.
 _WARNINGS = (
+    EventName.BATCH_HANGS,
     EventName.FEED_UNUSED,
     EventName.FEED_WRITE_FAILED,
     EventName.FEW_SHARDS,
@@ -69,10 +70,11 @@ _WARNINGS = (
     EventName.LOADER_NOT_SHIPPABLE,
     EventName.METRICS_SERVE_FAILED,
     EventName.MLFLOW_FAILED,
+    EventName.NO_PROGRESS,
     EventName.RECORD_WRITE_FAILED,
 )
 # Events whose text is shown as a note: no action is needed.
-_NOTES = (EventName.BATCHES_SEEDED,)
+_NOTES = (EventName.BATCHES_SEEDED, EventName.PROGRESS_RESUMED, EventName.WATCHDOG_IDLE)
 
 
 def _time_of(when: str) -> datetime | None:

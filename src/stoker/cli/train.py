@@ -213,6 +213,7 @@ def train_verb(
             try:
                 record = train_and_keep(
                     job,
+                    workload=workload,
                     platform=runs_on,
                     catalog=catalog,
                     decision=decided,

@@ -49,6 +49,8 @@ _HAPPENINGS: dict[str, str] = {
     EventName.HOST_ABSENT: "did not join",
     EventName.AGENT_CONNECTION_LOST: "lost its connection to a trainer",
     EventName.BATCH_DROPPED: "dropped a batch",
+    EventName.BATCH_HANGS: "waits for a batch",
+    EventName.NO_PROGRESS: "makes no progress",
     EventName.LOCAL_WORKER_DIED: "lost a local worker",
     EventName.DATA_WORKER_DIED: "lost a worker",
     EventName.TRAINING_FAILED: "training failed",
@@ -124,7 +126,7 @@ class RunView:
             self.status = _clean(event.values.get("status", "")) or "ended"
         elif event.event in _HAPPENINGS:
             host = event.values.get("about") or event.values.get("agent") or event.host
-            reason = event.values.get("reason", "")
+            reason = event.values.get("reason") or event.values.get("text", "")
             words = _HAPPENINGS[event.event] + (f": {reason}" if reason else "")
             # HH:MM:SS of ISO 8601.
             self.happenings.append(_clean(f"{event.when[11:19]} {host} {words}")[:200])

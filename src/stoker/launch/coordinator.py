@@ -174,6 +174,7 @@ class Coordinator:
         self._released: State | None = None
         self._stage: RunStage = "begun"
         self._told_stage: RunStage = "begun"
+        self._stacks = self._told_stacks = 0
         self._gone_agents: dict[str, str] = {}
         self._ended_agents: dict[str, float] = {}
         self._is_closing = threading.Event()
@@ -262,6 +263,10 @@ class Coordinator:
     def announce(self, stage: RunStage) -> None:
         """Announces the state of the engine's commands to every launcher; returns at once."""
         self._stage = stage
+
+    def ask_for_stacks(self) -> None:
+        """Asks the other dnn hosts for the stacks of their ranks; returns at once."""
+        self._stacks += 1
 
     def start_daemon(self, host: str, arguments: Sequence[str]) -> str:
         """Makes a follower start the daemon of the leader's mpirun, once it has joined.
@@ -352,7 +357,7 @@ class Coordinator:
             self._members.stood_still(turn_seconds)
         if now - self._looked_at >= _POLL_SECONDS:
             self._looked_at = now
-            state = self._end or State(stage=self._told_stage)
+            state = self._end or self._state()
             for host in self._members.late(now):
                 # Not news: sending shows whether the connection exists.
                 if not self._send(socket, self._launchers[host], state):
@@ -403,13 +408,13 @@ class Coordinator:
                     self._send_start(socket, message.host)
                     decided = self._decided_for(message.host)
                     if decided or self._stage != "begun":
-                        self._send(socket, sender, decided or State(stage=self._stage))
+                        self._send(socket, sender, decided or self._state())
                 self._note(socket, [change] if change else [])
             case Heartbeat():
                 if self._members.beat(message, now):
                     # A launcher that reconnected has a new routing id.
                     self._launchers[message.host] = sender
-                    state = self._decided_for(message.host) or State(stage=self._stage)
+                    state = self._decided_for(message.host) or self._state()
                     self._send(socket, sender, state)
                     # Repeated until the follower has it: a connection may lose it.
                     if not message.has_start:
@@ -476,10 +481,10 @@ class Coordinator:
             for sender in self._launchers.values():
                 self._send(socket, sender, self._end)
             return
-        if self._told_stage != self._stage:
-            self._told_stage = self._stage
+        if (self._told_stage, self._told_stacks) != (self._stage, self._stacks):
+            self._told_stage, self._told_stacks = self._stage, self._stacks
             for sender in self._launchers.values():
-                self._send(socket, sender, State(stage=self._told_stage))
+                self._send(socket, sender, self._state())
         if self._released is None and not self._to_release.empty():
             self._released = self._to_release.get()
             what = f"data hosts released: {self._released.reason}"
@@ -488,6 +493,9 @@ class Coordinator:
             # Hosts that have not come yet get it when they join, see `_decided_for`.
             for host in self.expected_agents & self._launchers.keys():
                 self._send(socket, self._launchers[host], self._released)
+
+    def _state(self) -> State:
+        return State(stage=self._stage, stacks=self._stacks)
 
     def _decided_for(self, host: str) -> State | None:
         """Returns the state that ends a launcher; None while it may run."""

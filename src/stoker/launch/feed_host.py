@@ -2,13 +2,14 @@
 
 import os
 import queue
+import resource
 import threading
 import time
 from collections.abc import Collection
 
 import psutil
 
-from stoker.errors import StokerError
+from stoker.errors import FeedLostError, StokerError
 from stoker.feed.agent.agent import Agent
 from stoker.host import machine, spawn
 from stoker.launch.engines.data_host import exit_code_of
@@ -18,6 +19,8 @@ from stoker.logs import EventName
 
 # After the first SIGTERM, batches in progress may still be sent; trainers ask other hosts.
 DRAIN_SECONDS = 10.0
+# A worker's and a trainer's among them; more of either need more.
+MIN_FILES = 48
 
 
 def serve(run: HostRun) -> int:
@@ -45,14 +48,24 @@ def serve(run: HostRun) -> int:
         # its own folder on the path.
         os.chdir(run.folder)
     spawn.adopt_orphans()
-    agent.open()
+    # What is told of a failure before it listens: trainers must not wait for this host.
+    join = run.join(port=settings.port or settings.feed.port, workers=workers)
+    try:
+        _check_files(run.topology.host)
+        agent.open()
+    except StokerError as err:
+        run.tell_failure(join, f"failed: {err.what}")
+        raise
+    except OSError as err:
+        run.tell_failure(join, f"failed: {err}")
+        raise FeedLostError(
+            f"the agent cannot start: {err}", where=f"host {run.topology.host}"
+        ) from err
     # The agent's own children: it reads their exit status itself.
     own = {child.pid for child in psutil.Process().children()}
     # Now that the agent listens: trainers connect as soon as the leader has accepted this host.
-    membership = run.membership(
-        run.join(port=agent.port, batch_port=agent.batch_port, workers=workers),
-        trainers_heard_at=lambda: agent.trainers_heard_at,
-    )
+    join = run.join(port=agent.port, batch_port=agent.batch_port, workers=workers)
+    membership = run.membership(join, trainers_heard_at=lambda: agent.trainers_heard_at)
     is_over, is_asked = threading.Event(), threading.Event()
     watcher = threading.Thread(
         target=_watch_agent, args=(run, agent, is_over, is_asked, own), name="watcher", daemon=True
@@ -76,6 +89,9 @@ def serve(run: HostRun) -> int:
         membership.leave(reason=reason)
         membership.close()
         end_descendants()
+    if membership.verdict is not None and membership.verdict.kind == "failed":
+        # Once more, as the agent's files are closed now.
+        run.tell_failure(join, f"failed: {membership.verdict.reason}")
     if failure is not None and membership.verdict is None:
         run.log.event(EventName.DATA_HOST_FAILED, reason=str(failure))
         if settings.comes_back or not membership.wait_until_welcome(0):
@@ -83,6 +99,17 @@ def serve(run: HostRun) -> int:
         # The training continues without this host: the dnn group decides the outcome.
         return 0
     return exit_code_of(run, membership.verdict, is_asked=is_asked.is_set())
+
+
+def _check_files(host: str) -> None:
+    """Refuses a limit of open files at which connections fail, one way or another."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= most < MIN_FILES:
+        raise FeedLostError(
+            f"at most {most} files may be open at a time, a data host needs {MIN_FILES}",
+            where=f"host {host}",
+            fix="raise the limit of open files (ulimit -n 65536)",
+        )
 
 
 def _watch_agent(

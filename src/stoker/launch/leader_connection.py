@@ -6,6 +6,8 @@ no launcher restarts in the same run. Or it hangs (a live migration, SIGSTOP): t
 trainers continue, and a data host that serves one knows that the run is alive.
 """
 
+import contextlib
+import errno
 import queue
 import random
 import secrets
@@ -49,6 +51,10 @@ from stoker.settings import ProcessSettings
 REFUSED_SECONDS = 5.0
 # The same if the leader's side closed the connection (its container ended) and nothing answers.
 ENDED_SECONDS = 12.0
+# The leader's port answers, but no handshake succeeds for this long: it refuses this host's key.
+KEY_REFUSED_SECONDS = 40.0
+# A pause between failed handshakes, after which their time is counted from the next one.
+_FAILURES_APART_SECONDS = 10.0
 # A connection that ends this soon after a message was closed by the other side: libzmq closes a
 # silent one after 15 s.
 _ALIVE_SECONDS = 9.0
@@ -58,11 +64,20 @@ STANDSTILL_SECONDS = 2.0
 # Interval of repeated joins, and timeout of a silent connection.
 JOIN_SECONDS = 0.5
 RECONNECT_SECONDS = 3.0
+# For a leader that is to hear of a failure; one that comes later waits for its start deadline.
+FAILURE_SECONDS = 30.0
 # Interval for trying the port of a silent leader.
 _POLL_SECONDS = 1.0
 # Short, as it blocks the thread that sends heartbeats.
 _DIAL_SECONDS = 0.3
 _POLL_MS = 50
+# How a connection of ZeroMQ begins, on both sides; no proxy of another protocol sends it.
+_GREETING = b"\xff" + bytes(8) + b"\x7f"
+_HANDSHAKE_FAILED = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
 
 
 class Silence:
@@ -122,9 +137,12 @@ class Silence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MembershipVerdict:
-    """Why this launcher must end: the leader decided, was lost, never answered, or refused it."""
+    """Why this launcher must end: the leader decided, was lost, never answered, or refused it.
 
-    kind: Literal["decided", "lost", "never", "refused"]
+    Or its own membership failed, for want of open files, say.
+    """
+
+    kind: Literal["decided", "lost", "never", "refused", "failed"]
     reason: str
     state: State | None = None
 
@@ -141,6 +159,7 @@ class Membership:
     Attributes:
         leader_ip: The leader's address as last resolved.
         run_stage: State of the engine's commands, as last announced by the leader.
+        stacks: How often the leader has asked for the stacks of this host's ranks.
         start_order: The leader's order for this follower; None until it has come.
         verdict: Why this launcher must end; None while it may run.
     """
@@ -170,11 +189,13 @@ class Membership:
         self._beat_seconds = heartbeat_seconds(feed.lease_seconds)
         self._started_at = self._looked_at = clock()
         self._silence = Silence(lease_seconds=feed.lease_seconds, now=self._started_at)
+        self._failed_since = self._failed_at = self._started_at
         self._leaving: queue.SimpleQueue[Leave] = queue.SimpleQueue()
         self._is_closing = threading.Event()
         self._is_welcome = threading.Event()
         self.leader_ip: str | None = None
         self.run_stage: RunStage = "begun"
+        self.stacks = 0
         self.start_order: Start | None = None
         self.verdict: MembershipVerdict | None = None
         self._stage: HostStage = "begun"
@@ -225,7 +246,9 @@ class Membership:
             while not self._is_closing.is_set():
                 connection = self._connect()
                 if connection is not None:
-                    monitor = connection.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+                    monitor = connection.get_monitor_socket(
+                        zmq.EVENT_DISCONNECTED | _HANDSHAKE_FAILED
+                    )
                     try:
                         self._speak(connection, monitor)
                     finally:
@@ -237,7 +260,10 @@ class Membership:
                     self._is_closing.wait(JOIN_SECONDS)
                     self._judge_silence()
         except Exception as err:  # at the edge of a thread, for which the launcher must not wait
-            self._decide(MembershipVerdict(kind="lost", reason=f"membership failed: {err!r}"))
+            reason = f"membership failed: {err!r}"
+            if getattr(err, "errno", None) == errno.EMFILE:
+                reason = "membership failed: too many open files; raise their limit (ulimit -n)"
+            self._decide(MembershipVerdict(kind="failed", reason=reason))
         finally:
             self._context.term()
 
@@ -303,9 +329,11 @@ class Membership:
                     if is_member:
                         next_at = min(next_at, heard_at + self._beat_seconds)
             if monitor.poll(0):
-                read_event(monitor)
-                # Closed by the leader's side or by libzmq: `end` decides by the time.
-                self._silence.end(self._clock())
+                if read_event(monitor)[0] == zmq.EVENT_DISCONNECTED:
+                    # Closed by the leader's side or by libzmq: `end` decides by the time.
+                    self._silence.end(self._clock())
+                else:
+                    self._judge_key()
             self._judge_silence()
             # libzmq retries the same address forever; a new connection resolves the name again.
             patience = max(RECONNECT_SECONDS, 2 * self._beat_seconds)
@@ -355,11 +383,35 @@ class Membership:
                 # The leader lost this host, or is a new process: the next message is a Join.
                 return False
             case State():
-                self.run_stage = message.stage
+                self.run_stage, self.stacks = message.stage, message.stacks
             case Start():
                 # The first one counts; the next heartbeat confirms it.
                 self.start_order = self.start_order or message
         return is_member
+
+    def _judge_key(self) -> None:
+        """Decides, after a failed handshake, whether the leader refuses this host's key.
+
+        libzmq only says that the other side hung up, as a proxy does while the leader is not there.
+        """
+        now = self._clock()
+        if now - self._failed_at > _FAILURES_APART_SECONDS:
+            self._failed_since = now
+        self._failed_at = now
+        is_long = now - self._failed_since > KEY_REFUSED_SECONDS
+        if (
+            self._silence.heard_at is not None
+            or not is_long
+            or now - self._looked_at < _POLL_SECONDS
+        ):
+            return
+        self._looked_at = now
+        if self.leader_ip is not None and _greets(self.leader_ip, self._port):
+            reason = (
+                f"{self._address} refuses the key of this host: STOKER_TOKEN_FILE has another "
+                "run's token"
+            )
+            self._decide(MembershipVerdict(kind="refused", reason=reason))
 
     def _judge_silence(self) -> None:
         now = self._clock()
@@ -405,6 +457,17 @@ def _refuses(address: str, port: int) -> bool | None:
         return True
     except OSError:
         return None
+    return False
+
+
+def _greets(address: str, port: int) -> bool:
+    """Returns whether a server of ZeroMQ listens there."""
+    with (
+        contextlib.suppress(OSError),
+        socket.create_connection((address, port), timeout=_DIAL_SECONDS) as connection,
+    ):
+        connection.sendall(_GREETING)
+        return connection.recv(len(_GREETING)).startswith(_GREETING[:1])
     return False
 
 
@@ -461,6 +524,21 @@ class HostRun:
             # Names this process, in place of a restarted one.
             incarnation=secrets.token_hex(8),
         )
+
+    def tell_failure(self, join: Join, reason: str) -> None:
+        """Tells the leader that this host fails before it is a member, or cannot stay one.
+
+        Blocks for FAILURE_SECONDS at most; never raises.
+        """
+        until = time.monotonic() + FAILURE_SECONDS
+        with contextlib.suppress(zmq.ZMQError, OSError):
+            membership = self.membership(join)
+            membership.start()
+            while not membership.wait_until_welcome(0.1) and membership.verdict is None:
+                if time.monotonic() > until:
+                    break
+            membership.leave(reason=reason)
+            membership.close()
 
     def membership(
         self, join: Join, *, trainers_heard_at: Callable[[], float] = lambda: float("-inf")

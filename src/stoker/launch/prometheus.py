@@ -17,6 +17,7 @@ import msgspec
 from stoker.errors import UsageError, install_command
 from stoker.feed.wire.protocol import FeedWork, HostWork, Progress, WorkerWork
 from stoker.launch.coordinator import Coordinator
+from stoker.launch.watchdog import Watchdog
 from stoker.logs import EventName, Log
 from stoker.records import FeedSettings
 
@@ -100,8 +101,9 @@ _METRICS = (
 class Metrics:
     """Collector of a run's metrics for prometheus-client."""
 
-    def __init__(self, coordinator: Coordinator, *, run_id: str) -> None:
+    def __init__(self, coordinator: Coordinator, watchdog: Watchdog, *, run_id: str) -> None:
         self._coordinator = coordinator
+        self._watchdog = watchdog
         self._run_id = run_id
 
     def collect(self) -> Iterator[object]:
@@ -128,6 +130,21 @@ class Metrics:
         for name in sorted(self._coordinator.expected_agents):
             up.add_metric((self._run_id, name), float(name in live))
         yield up
+        since = GaugeMetricFamily(
+            "stoker_seconds_since_last_step",
+            "Seconds since any rank finished a step, or since the start before the first one. "
+            "Alert above a few times your longest checkpoint or evaluation.",
+            labels=("run",),
+        )
+        since.add_metric((self._run_id,), self._watchdog.seconds_since_last_step)
+        yield since
+        warnings = CounterMetricFamily(
+            "stoker_no_progress_warnings",
+            "How often there was no step for watchdog.no_progress_minutes.",
+            labels=("run",),
+        )
+        warnings.add_metric((self._run_id,), self._watchdog.num_warnings)
+        yield warnings
 
     def _records(self) -> Iterator[tuple[msgspec.Struct, tuple[str, ...]]]:
         """Yields each record in the ranks' reports, with the values of its labels."""
@@ -146,7 +163,12 @@ class Metrics:
 
 @contextmanager
 def metrics_served(
-    feed: FeedSettings, coordinator: Coordinator | None, *, run_id: str, log: Log
+    feed: FeedSettings,
+    coordinator: Coordinator | None,
+    watchdog: Watchdog,
+    *,
+    run_id: str,
+    log: Log,
 ) -> Iterator[None]:
     """Serves /metrics during the block, if the settings ask for it; a failure is logged."""
     if feed.metrics_port is None:
@@ -156,7 +178,7 @@ def metrics_served(
     try:
         if coordinator is None:
             raise UsageError("a run of one host has no feed")
-        started = _start(Metrics(coordinator, run_id=run_id), address, feed.metrics_port)
+        started = _start(Metrics(coordinator, watchdog, run_id=run_id), address, feed.metrics_port)
         log.event(EventName.METRICS_SERVED, address=address, port=feed.metrics_port)
     except UsageError as err:
         text = f"no metrics are served: {err.what}" + (f"; {err.fix}" if err.fix else "")

@@ -45,6 +45,7 @@ from stoker.launch.supervise import (
     supervise,
 )
 from stoker.launch.topology import is_job_pod, platform_name
+from stoker.launch.watchdog import RankStacks, Watchdog
 from stoker.logs import EventName, Log, now_utc
 from stoker.platforms.base import MLFLOW_RUN, MLFLOW_URI, MLFLOW_VARIABLES
 from stoker.records import Event
@@ -153,6 +154,7 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
             on_failure=fail,
         )
     lease = FollowerLease(run.settings.follower_lease)
+    watchdog = _watchdog(run, coordinator)
     engine = EngineCommands(
         run,
         # To the leader, an engine's failure is a follower's.
@@ -166,10 +168,17 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
     try:
         trainer = Trainer.of(run.settings, run.topology, run.environ, log=run.log)
         with metrics_served(
-            run.settings.feed, coordinator, run_id=run.settings.run_id, log=run.log
+            run.settings.feed, coordinator, watchdog, run_id=run.settings.run_id, log=run.log
         ):
             ending = engine.lead(coordinator) or _train(
-                run, command, trainer, engine, leader_ip=None, coordinator=coordinator, lease=lease
+                run,
+                command,
+                trainer,
+                engine,
+                leader_ip=None,
+                coordinator=coordinator,
+                lease=lease,
+                watchdog=watchdog,
             )
         if coordinator:
             ending = _await_followers(run, coordinator, ending, causes)
@@ -180,6 +189,9 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
         if lease.failure:
             outcome = RunOutcome(status="failed", exit_code=None, failure=lease.failure)
             code = ABANDONED
+        elif watchdog.failure and ending.decided == watchdog.failure:
+            outcome = RunOutcome(status="failed", exit_code=None, failure=watchdog.failure)
+            code = watchdog.exit_code
     # Also KeyboardInterrupt: otherwise the other hosts wait until their leases expire.
     except BaseException as err:
         if coordinator:
@@ -257,6 +269,23 @@ def follow(run: HostRun, command: Sequence[str]) -> int:
         membership.close()
 
 
+def _watchdog(run: HostRun, coordinator: Coordinator | None) -> Watchdog:
+    settings, folder = run.settings, run.settings.base_dir
+    is_fed = settings.engine.name == "feed" and bool(run.topology.data_hosts)
+    is_profile = settings.profile is not None
+    return Watchdog(
+        settings.watchdog,
+        output=run.output,
+        saved=(folder / "checkpoints", folder / "model"),
+        log=run.log,
+        start_seconds=settings.feed.start_deadline_seconds,
+        expects_steps=is_fed and not is_profile,
+        end=lambda reason: run.inbox.put(Decided(reason)),
+        told=(lambda: coordinator.progress) if coordinator else dict,
+        ask_others=coordinator.ask_for_stacks if coordinator else lambda: None,
+    )
+
+
 def _as_a_pod_ends(run: HostRun, ending: Ending) -> Ending:
     """Returns the end with a nonzero code if a pod was told to end.
 
@@ -310,7 +339,8 @@ def _follower_code(run: HostRun, ending: Ending, verdict: MembershipVerdict | No
     # Its host was told to end.
     if verdict.state.outcome == "stopped":
         return EXIT_PEER_LOST
-    return verdict.state.exit_code or ending.exit_code
+    code = verdict.state.exit_code
+    return ending.exit_code if code is None else code
 
 
 def _await_followers(
@@ -349,6 +379,7 @@ def _train(
     coordinator: Coordinator | None = None,
     membership: Membership | None = None,
     lease: FollowerLease | None = None,
+    watchdog: Watchdog | None = None,
 ) -> Ending:
     finish.forget_failures(run.output)
     discard_loadings(run.output)
@@ -395,9 +426,18 @@ def _train(
             run.output, in_run, ranks=ranks, all_ranks=ranks * len(run.topology.dnn_hosts)
         )
 
+    stacks, num_asked = RankStacks(run.log), 0
+
     def tick() -> None:
+        nonlocal num_asked
         for each in logs:
             each.tick()
+        if watchdog:
+            watchdog.tick()
+        elif membership and membership.stacks > num_asked:
+            num_asked = membership.stacks
+            stacks.begin()
+        stacks.tick()
         if release:
             release.tick()
         if lease and lease.tick():

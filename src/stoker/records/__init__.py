@@ -88,6 +88,7 @@ from stoker.records.workload import Storage as Storage
 from stoker.records.workload import TodaysGroup as TodaysGroup
 from stoker.records.workload import TrackingSettings as TrackingSettings
 from stoker.records.workload import TrainingSize as TrainingSize
+from stoker.records.workload import WatchdogSettings as WatchdogSettings
 from stoker.records.workload import Workload as Workload
 from stoker.records.workload import is_run_of as is_run_of
 

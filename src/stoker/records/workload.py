@@ -201,6 +201,8 @@ class FeedSettings(Record, frozen=True, kw_only=True):
             for a silent leader.
         start_deadline_seconds: Seconds that hosts wait for each other's first message; autoscalers
             may start a job's hosts minutes apart.
+        sample_timeout_seconds: Seconds that a rank waits for a batch that is being made, before
+            the training fails and names its samples. None: it waits, and says so after a minute.
         max_dataset_bytes: Maximum size of a pickled dataset. For a larger one use `stoker.remote`.
         unshippable: If a dataset cannot be pickled: error fails the training, local makes its
             batches on the trainer's host. None: local with `num_workers=0` and for PyTorch's own
@@ -226,6 +228,7 @@ class FeedSettings(Record, frozen=True, kw_only=True):
     replicas: tuple[tuple[NonNegativeInt, ...], ...] | None = None
     lease_seconds: Annotated[float, msgspec.Meta(ge=1)] = 60.0
     start_deadline_seconds: PositiveFloat = 1800.0
+    sample_timeout_seconds: PositiveFloat | None = None
     max_dataset_bytes: PositiveInt = 1 << 30
     unshippable: Literal["error", "local"] | None = None
     replace_dataloader: ReplaceDataLoader = "auto"
@@ -305,8 +308,24 @@ class TrackingSettings(Record, frozen=True, kw_only=True):
         return bool(self.mlflow) and str(self.mlflow).startswith(("file:", "sqlite:"))
 
 
+class WatchdogSettings(Record, frozen=True, kw_only=True):
+    """What happens if a training makes no step for long, while its hosts are billed.
+
+    Attributes:
+        no_progress_minutes: Minutes without a step, or a growing file of a checkpoint or model; at
+            least twice as long before the first step. None: 20 usual steps, or 3 times the longest
+            pause so far (checkpoint, evaluation), at least 15.
+        then: After the stacks of all ranks are in the log. warn: only a line, an event and the
+            webhook; stop: ends the run as failed; restart: ends it with exit code 75, which
+            Kubernetes restarts like a lost host (`kubernetes.output`).
+    """
+
+    no_progress_minutes: PositiveFloat | None = None
+    then: Literal["warn", "stop", "restart"] = "warn"
+
+
 class NotifySettings(Record, frozen=True, kw_only=True):
-    """Webhook that is called when a run ends. Its address is a secret and is in no file.
+    """Webhook that is called when a run ends or hangs. Its address is a secret and is in no file.
 
     Attributes:
         on: failure: failed runs and models below their gate; always: all runs.
@@ -430,6 +449,7 @@ class Workload(PlatformSettings, frozen=True, kw_only=True):
         profile: How a profile is measured.
         tracking: Experiment tracking besides stoker's own records.
         notify: Webhook for the end of runs.
+        watchdog: What happens if a training makes no step for long.
     """
 
     schema: Literal["stoker.workload/v1"] = "stoker.workload/v1"
@@ -449,6 +469,7 @@ class Workload(PlatformSettings, frozen=True, kw_only=True):
     profile: ProfileSettings = ProfileSettings()
     tracking: TrackingSettings = TrackingSettings()
     notify: NotifySettings | None = None
+    watchdog: WatchdogSettings = WatchdogSettings()
 
     @property
     def platform_info(self) -> PlatformInfo:

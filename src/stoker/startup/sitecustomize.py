@@ -1,8 +1,9 @@
 """Startup of a training's Python processes; `launch.strategies.start` puts it on PYTHONPATH.
 
 It runs the next sitecustomize, keeps the traceback of a failing rank, ends ranks with their
-torchrun, and replaces torch's loader where requested. A failure here is one line on stderr: it must
-never break the user's process. Modules are imported inside of functions: most processes need none.
+torchrun, lets processes write their stacks, and replaces torch's loader where requested. A failure
+here is one line on stderr: it must never break the user's process. Modules are imported inside of
+functions: most processes need none.
 """
 
 import contextlib
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from types import ModuleType, TracebackType
 
 _SIGKILL = 9
+# Of an error's text and of its traceback: half from the head, half from the tail.
+_MAX_CHARACTERS = 64 << 10
 _TORCH = ("torch", "torch.utils.data")
 # torchdata's subclass of torch's loader, which iterates in its own way.
 _STATEFUL = ("torchdata.stateful_dataloader.stateful_dataloader",)
@@ -49,6 +52,11 @@ def _grandparent() -> str:
         return ""
 
 
+def _cut(text: str) -> str:
+    half = _MAX_CHARACTERS // 2
+    return text if len(text) <= 2 * half else f"{text[:half]}\n[...]\n{text[-half:]}"
+
+
 def _keep_failures() -> None:
     output = os.environ.get("STOKER_OUTPUT")
     if not output:
@@ -70,8 +78,8 @@ def _keep_failures() -> None:
             "rank": rank,
             "host": os.environ.get("STOKER_HOST", ""),
             "type": kind.__name__,
-            "message": str(error),
-            "traceback": "".join(traceback.format_exception(kind, error, trace)),
+            "message": _cut(str(error)),
+            "traceback": _cut("".join(traceback.format_exception(kind, error, trace))),
         }
         path = os.path.join(output, f"failure-rank{rank}.json")
         # Renamed when complete: the launcher may read it at any time.
@@ -219,6 +227,21 @@ def _abort_with_mpi() -> None:
         os.execv(sys.executable, [sys.executable, *options, "-m", "mpi4py", *program])
 
 
+def _write_stacks_on_signal() -> None:
+    """Makes this process write the stacks of its threads when the watchdog asks.
+
+    Also while it hangs in native code: the handler is C, and needs no lock. A handler that the
+    script sets later replaces it.
+    """
+    import faulthandler
+
+    # Not `signal`, which imports enum: most processes need neither.
+    from _signal import SIG_DFL, SIGURG, getsignal  # type: ignore[import-not-found]
+
+    if getsignal(SIGURG) in (SIG_DFL, None):
+        faulthandler.register(SIGURG, file=2, all_threads=True)
+
+
 def _choose_backend() -> None:
     """Sets torch's process group backend for the strategy smddp."""
     backend = os.environ.get("STOKER_BACKEND", "")
@@ -247,6 +270,7 @@ if _is_rank():
     _guarded(_end_with_torchrun)
 if os.environ.get("STOKER_LAUNCHER_PID"):
     # At any depth: the trainer may be started by a script's script.
+    _guarded(_write_stacks_on_signal)
     _guarded(_watch_steps)
     _guarded(_replace_loader)
     _guarded(_choose_backend)

@@ -443,6 +443,12 @@ class Specs:
                 pool.close()
                 del spec.pools["session", session]
 
+    def long_jobs(self, seconds: float) -> Iterator[tuple[WorkerJob, int]]:
+        """Yields each job that has been made for so long, with its worker's number."""
+        for spec in self._specs.values():
+            for pool in spec.pools.values():
+                yield from pool.long_jobs(seconds)
+
     def give_late_jobs_again(self) -> list[WorkerJob]:
         """Assigns late jobs to other workers of the host, too; returns these jobs."""
         pools = [pool for spec in self._specs.values() for pool in spec.pools.values()]

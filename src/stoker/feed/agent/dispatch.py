@@ -37,6 +37,9 @@ _SECONDS_BEFORE_FEWER = 5
 ACTIVE_SECONDS = 5.0
 # A trainer may exceed its credits while a change is in transit.
 MAX_REQUESTS_PER_CREDIT = 8
+# A trainer is told which worker makes a batch for longer, or for a quarter of
+# feed.sample_timeout_seconds: before it reports the batch itself.
+_SLOW_SECONDS = 30.0
 # Open requests of one shard: far more than any prefetch factor in use.
 MAX_OPEN = 256
 
@@ -78,6 +81,7 @@ class BatchRequest:
     make: protocol.Make
     is_cancelled: bool = False
     arrival: int | None = None
+    slow_workers: set[int] = field(default_factory=set)
     epoch_id: int = field(init=False)
     number: int = field(init=False)
     generation: int = field(init=False)
@@ -361,6 +365,7 @@ class Dispatch:
         self._queue = Queue()
         self._credits = CreditPool(workers=workers, per_worker=feed.credits)
         self._max_bytes = memory.max_bytes(feed)
+        self._slow_seconds = min(_SLOW_SECONDS, (feed.sample_timeout_seconds or math.inf) / 4)
         self.num_begun = 0
 
     @property
@@ -385,6 +390,16 @@ class Dispatch:
             (late,) = job.key
             assert isinstance(late, BatchRequest)
             self._log.event(EventName.BATCH_OVERDUE, epoch_id=late.epoch_id, batch=late.number)
+        for job, worker in self._specs.long_jobs(self._slow_seconds):
+            (slow,) = job.key
+            assert isinstance(slow, BatchRequest)
+            if worker not in slow.slow_workers and not slow.is_cancelled:
+                slow.slow_workers.add(worker)
+                name, epoch_id = slow.session.name, slow.epoch_id
+                message = protocol.Slow(
+                    session=name, epoch_id=epoch_id, number=slow.number, worker=worker
+                )
+                self._outbox.send(slow.session, message)
         self._credits.adapt()
         self.share_credits()
 

@@ -43,7 +43,7 @@ def reassign(
         return
     error = FeedLostError(
         schedule.words(number, reason),
-        where=f"epoch {session.epoch}, batch {number}, last tried on host {host}",
+        where=f"rank {session.rank}, {session.batch_words(number)}, last tried on host {host}",
         fix=advice_on(reason),
     )
     # In place of the batch, so that the epoch continues after it.
@@ -172,6 +172,12 @@ class Answers:
                 self._grant(link, message.session, message.credits)
             case protocol.Failed():
                 self._take_failed(link, message, self._error_of(message, frame))
+            case protocol.Slow():
+                with self._shared.lock:
+                    session = self._shared.sessions.get(message.session)
+                    if session is not None and session.epoch_id == message.epoch_id:
+                        workers = session.slow.setdefault(message.number, {})
+                        workers.setdefault(link.member.host, []).append(message.worker)
             case protocol.Leaving():
                 link.is_draining = True
                 with self._shared.lock:

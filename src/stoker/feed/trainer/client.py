@@ -23,7 +23,7 @@ from stoker.feed.trainer.buffers import BatchBuffers
 from stoker.feed.trainer.control_connection import GOODBYE_SECONDS, ZmqContext
 from stoker.feed.trainer.links import AgentLink, Link
 from stoker.feed.trainer.observer import Observer, SessionState
-from stoker.feed.trainer.scheduler import BatchScheduler, Scheduler
+from stoker.feed.trainer.scheduler import BatchScheduler, Peer, Scheduler
 from stoker.feed.trainer.session import LOCAL, FeedSession, SharedState
 from stoker.feed.trainer.shards import idle_words
 from stoker.feed.wire import protocol
@@ -43,6 +43,11 @@ _VERSIONS = protocol.own_versions()
 # Interval of progress reports, and of checks for what no event reports.
 _TICK_SECONDS = 1.0
 _IN, _OUT = select.POLLIN, select.POLLOUT
+# A batch that is waited for is reported after the first of these, or half of
+# feed.sample_timeout_seconds if that is less; again after the others, and each last one.
+_HANG_SECONDS = (60.0, 300.0, 1800.0)
+# And not before it takes so many times as long as others.
+_HANG_FACTOR = 4.0
 # The I/O thread's goodbye takes milliseconds; local workers may take longer to stop.
 CLOSE_SECONDS = 8.0
 
@@ -179,10 +184,12 @@ class Requester:
         opening = any(link.is_up and session.name in link.opened for link in self._links.values())
         is_starting = opening or not session.had_peers
         patience = self._feed.lease_seconds + LOST_GRACE_SECONDS
-        if self.expected is not None and not self._listed and not self._awaited:
+        are_gone = self.expected is not None and not self._listed and not self._awaited
+        if are_gone:
             patience = min(patience, ALL_GONE_SECONDS)
         # A preempted host may have to wait for a new node, as at the start.
-        may_come = is_starting or self._settings.comes_back
+        may_start = is_starting and (bool(self.lost) or not are_gone)
+        may_come = may_start or self._settings.comes_back
         limit = self._feed.start_deadline_seconds if may_come else patience
         if alone > limit:
             session.mark_failed(self._lost_error(session, now))
@@ -194,6 +201,46 @@ class Requester:
                 batch=session.schedule.head,
                 expected=self.expected,
             )
+
+    def check_hang(self, session: FeedSession, now: float) -> None:
+        """Reports a batch that is waited for much too long, or gives it up, as the settings say."""
+        number, limit = session.schedule.head, self._feed.sample_timeout_seconds
+        makers = session.schedule.makers(number)
+        if session.waits_since is None or not makers:
+            return
+        # What is made again since its host was lost begins again.
+        seconds = now - max(session.waits_since, min(makers.values()))
+        hosts = " and ".join(self._maker_words(session, peer) for peer in makers)
+        text = f"{session.batch_words(number)} is being made for {seconds:.0f} s, on {hosts}"
+        if limit is not None and seconds >= limit:
+            session.mark_failed(
+                FeedLostError(
+                    f"{text}: more than feed.sample_timeout_seconds ({limit:g})",
+                    where=f"rank {session.rank}, host {self._settings.host}",
+                    fix="look at these samples, or raise feed.sample_timeout_seconds",
+                )
+            )
+        elif seconds >= self._hang_due(session):
+            session.num_hangs_told += 1
+            text += f"; rank {session.rank} waits for it"
+            self._shared.log.event(EventName.BATCH_HANGS, text=text)
+
+    def _hang_due(self, session: FeedSession) -> float:
+        """Returns after how many seconds a batch that is waited for is reported next."""
+        told, most = session.num_hangs_told, len(_HANG_SECONDS) - 1
+        due = _HANG_SECONDS[min(told, most)] * max(1, told - most + 1)
+        p95 = max(state.p95_seconds or 0.0 for state in session.schedule.peers.values())
+        due *= max(1.0, _HANG_FACTOR * p95 / _HANG_SECONDS[0])
+        limit = self._feed.sample_timeout_seconds
+        return due if told or limit is None else min(due, limit / 2)
+
+    def _maker_words(self, session: FeedSession, peer: Peer) -> str:
+        number = session.schedule.head
+        if peer == LOCAL and session.local is not None:
+            workers, host = session.local.workers_at(number), f"{self._settings.host}, local"
+        else:
+            workers, host = session.slow.get(number, {}).get(peer, []), str(peer)
+        return f"{host} (worker {', '.join(map(str, workers))})" if workers else host
 
     def log_alone(self) -> None:
         """Logs what happens now that no data host is connected, if a loader is busy."""
@@ -473,6 +520,7 @@ class IoThread:
                 if session.is_busy:
                     self._asking.ask(session, now)
                     self._asking.check_peers(session, now)
+                    self._asking.check_hang(session, now)
                 if session.is_due:
                     session.ring()
         for session in closing:
@@ -595,7 +643,13 @@ class Feed:
             name = f"r{self._settings.rank}-l{books.number}-{secrets.token_hex(8)}"
             share = memory.max_bytes(self._settings.feed) // self._settings.local_world_size
             schedule = new_schedule(share)
-            session = FeedSession(name, lock=shared.lock, wake=shared.wake, schedule=schedule)
+            session = FeedSession(
+                name,
+                lock=shared.lock,
+                wake=shared.wake,
+                schedule=schedule,
+                rank=self._settings.rank,
+            )
             session.reserve()
             session.failure = shared.failure
             shared.sessions[name] = session

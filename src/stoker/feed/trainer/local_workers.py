@@ -141,6 +141,10 @@ class LocalWorkers:
         self._feed()
         return results
 
+    def workers_at(self, number: int) -> list[int]:
+        """Returns the workers that make that batch now."""
+        return [worker for job, worker in self._pool.long_jobs(0.0) if job.key[1] == number]
+
     def give_late_jobs_again(self) -> list[WorkerJob]:
         """Assigns late jobs to other workers, too; returns them. Looks once a second."""
         now = time.monotonic()

@@ -245,6 +245,11 @@ class Scheduler(ABC):
         """Returns what is sent with the request for a batch of a shard; None without shards."""
         return None
 
+    def makers(self, number: int) -> dict[Peer, float]:
+        """Returns the peers that were asked for that batch, and when."""
+        peers = self.peers.items()
+        return {peer: each.asked[number][0] for peer, each in peers if number in each.asked}
+
     def may_assign(self) -> bool:
         """Returns False where `assign` is known to have nothing."""
         return True

@@ -21,11 +21,14 @@ from stoker.feed.trainer.buffers import BatchOutcome
 from stoker.feed.trainer.local_workers import LocalWorkers
 from stoker.feed.trainer.receiver import BatchReceiver
 from stoker.feed.trainer.scheduler import Peer, Scheduler
-from stoker.feed.wire.codec import pack_value
+from stoker.feed.wire.codec import pack_value, unpack_value
 from stoker.feed.wire.dataset import PackedSpec
 from stoker.feed.wire.protocol import Make
 from stoker.logs import Log
 
+# Samples of a batch that a message names.
+_MAX_SAMPLES = 64
+_MAX_SAMPLE_CHARACTERS = 100
 # The local workers of a session, among the peers of its schedule; hosts are named by strings.
 LOCAL: Peer = ("local",)
 
@@ -43,6 +46,7 @@ class FeedSession:
 
     Args:
         name: Unique in the run.
+        rank: Of this process, for messages.
         schedule: Its `max_bytes` are for all loaders of this process.
 
     Attributes:
@@ -55,12 +59,21 @@ class FeedSession:
         is_waiting: It has had no peers for longer than a lost host is waited for.
         is_due: The thread that iterates waits, and has something to do.
         has_news: The I/O thread has to announce a new epoch, or a new spec, to the agents.
+        waits_since: When the thread that iterates began to wait for `head`; None: it does not.
+        slow: Batch to the workers of each host that make it for long.
     """
 
     def __init__(
-        self, name: str, *, lock: threading.Lock, wake: Callable[[], None], schedule: Scheduler
+        self,
+        name: str,
+        *,
+        lock: threading.Lock,
+        wake: Callable[[], None],
+        schedule: Scheduler,
+        rank: int = 0,
     ) -> None:
         self.name = name
+        self.rank = rank
         self.max_bytes = schedule.max_bytes
         self.schedule = schedule
         self.epoch = self.epoch_id = -1
@@ -77,6 +90,9 @@ class FeedSession:
         self.alone_since = time.monotonic()
         self.had_peers = False
         self.is_waiting = False
+        self.waits_since: float | None = None
+        self.slow: dict[int, dict[Peer, list[int]]] = {}
+        self.num_hangs_told = 0
         self._asked: dict[int, AskedBatch] = {}
         self._asked_each: AskedBatch | None = None
         self.outcomes: dict[int, BatchOutcome] = {}
@@ -139,9 +155,8 @@ class FeedSession:
             self.epoch = epoch
             self.epoch_id += 1
             epoch_id = self.epoch_id
-            self._asked.clear()
             self._asked_each = asked_each
-            self.outcomes.clear()
+            self._forget()
             self.alone_since = time.monotonic()
             self.is_busy = self.has_news = True
             self._indices = indices
@@ -198,6 +213,8 @@ class FeedSession:
             if head in self.outcomes and self.schedule.is_there(head):
                 self.schedule.take(time.monotonic())
                 self._asked.pop(head, None)
+                self.slow.pop(head, None)
+                self.waits_since, self.num_hangs_told = None, 0
                 return self.outcomes.pop(head)
             if self.failure is not None:
                 raise self.failure
@@ -213,6 +230,7 @@ class FeedSession:
                 return None
             wait = None if deadline is None else deadline - time.monotonic()
             self._num_waiting += 1
+            self.waits_since = self.waits_since or time.monotonic()
             try:
                 if (wait is not None and wait <= 0) or not self._arrival.wait(wait):
                     raise RuntimeError(f"DataLoader timed out after {timeout_seconds} seconds")
@@ -229,9 +247,14 @@ class FeedSession:
         # An epoch without numbers: until the next one nothing is asked for.
         self.schedule.begin()
         self.schedule.mark_complete()
+        self._forget()
+        self._indices = iter(())
+
+    def _forget(self) -> None:
         self._asked.clear()
         self.outcomes.clear()
-        self._indices = iter(())
+        self.slow.clear()
+        self.waits_since, self.num_hangs_told = None, 0
 
     def _supply(self, epoch_id: int) -> None:
         with self._lock:
@@ -285,6 +308,21 @@ class FeedSession:
             seed=asked.seed,
             stream=self.schedule.stream_of(number, shared_seed=asked.shared_seed),
         )
+
+    def batch_words(self, number: int) -> str:
+        """Returns the batch as text, such as `batch 3 of epoch 0 (samples 6, 7)`."""
+        if self.schedule.num_shards:
+            position, shard = divmod(number, self.schedule.num_shards)
+            what = f"batch {position} of shard {shard}"
+        elif number in self._asked:
+            index = unpack_value(self._asked[number].index, allow_pickle=True)
+            samples = index if isinstance(index, list | tuple) else [index]
+            shown = [repr(each)[:_MAX_SAMPLE_CHARACTERS] for each in samples[:_MAX_SAMPLES]]
+            shown += [f"and {len(samples) - len(shown)} more"] if len(samples) > len(shown) else []
+            what = f"samples {', '.join(shown)}"
+        else:
+            what = "samples unknown"
+        return f"batch {number} of epoch {self.epoch} ({what})"
 
     def deliver(self, number: int, outcome: BatchOutcome, *, is_final: bool = False) -> None:
         """Records a batch or its error; no batch follows if `is_final`."""

@@ -42,6 +42,7 @@ _ZAP_DOMAIN = b"stoker"
 # Each takes at most a frame of MAX_CONTROL_BYTES and libzmq's buffers: less than 64 MiB in total.
 MAX_WAITING = 128
 _LOG_SECONDS = 10.0
+_MAX_LOG_SECONDS = 3600.0
 _ACCEPTED, _ENDED = int(zmq.EVENT_ACCEPTED), int(zmq.EVENT_DISCONNECTED)
 
 
@@ -200,7 +201,7 @@ def derive(secret: bytes, *, info: bytes) -> bytes:
 
 
 class RejectionLog:
-    """Logs rejected connections, at most one line every 10 s."""
+    """Logs rejected connections: one line every 10 s, and less often while they go on."""
 
     def __init__(self, log: Log, *, port: int) -> None:
         self._log = log
@@ -208,6 +209,7 @@ class RejectionLog:
         self._count = 0
         self._last = ("", "")
         self._silent_until = 0.0
+        self._pause = _LOG_SECONDS
 
     def add(self, address: str, reason: str) -> None:
         self._count += 1
@@ -223,7 +225,9 @@ class RejectionLog:
                 last=address,
                 reason=reason,
             )
-            self._count, self._silent_until = 0, now + _LOG_SECONDS
+            is_going_on = now - self._silent_until < self._pause
+            self._pause = min(2 * self._pause, _MAX_LOG_SECONDS) if is_going_on else _LOG_SECONDS
+            self._count, self._silent_until = 0, now + self._pause
 
 
 class HandshakeGuard:

@@ -64,7 +64,7 @@ ARGUMENT_BYTES = 8192
 # Larger specs are sent, with a warning: they delay the start and use memory on each host.
 LARGE_SPEC_BYTES = 64 << 20
 # Limits of an error's text, which is shortened in the middle, and of its pickled arguments.
-_MAX_ERROR_TEXT = 200_000
+_MAX_ERROR_TEXT = 64 << 10
 _MAX_ERROR_BYTES = 1 << 20
 
 

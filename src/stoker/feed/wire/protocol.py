@@ -13,7 +13,7 @@ agent (on a data host)
     trainers   Attach → Ticket | WrongHost
                Open → Need | Ready | Failed | Leaving | WrongHost;  Ship + frame → Ready | Failed
                Make → Made + payload, sealed | Raised + frame | Ended | Declined
-               Cancel;  Close;  Piece;  unasked, to trainers: Credits, Leaving
+               Cancel;  Close;  Piece;  unasked, to trainers: Credits, Slow, Leaving
 
 A *session* is one loader of one trainer process. A *spec* is what makes batches: dataset, collate
 function and worker_init_fn, pickled together and named by the digest of the bytes; each host gets
@@ -31,7 +31,7 @@ from stoker.errors import ProtocolError
 
 # To be raised with every change that an older peer would misread: of these messages, of a batch's
 # tree (codec), of what is pickled (dataset). tests/contract/test_wire_version.py pins them.
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 # Shards of an iterable dataset: workers of one loader of one rank.
 MAX_SHARDS = 4096
@@ -131,6 +131,7 @@ class State(Message, frozen=True, kw_only=True):
         outcome: None while the run lasts. To data hosts only, released: the training continues
             without their batches.
         unknown: The sender is not a member, or no longer: join again.
+        stacks: How often the leader has asked for the stacks of ranks.
     """
 
     outcome: Literal["succeeded", "failed", "stopped", "released"] | None = None
@@ -138,6 +139,7 @@ class State(Message, frozen=True, kw_only=True):
     reason: str = ""
     unknown: bool = False
     stage: RunStage = "begun"
+    stacks: Count = 0
 
 
 class Leave(Message, frozen=True, kw_only=True):
@@ -438,6 +440,15 @@ class Declined(Message, frozen=True, kw_only=True):
     generation: Count = 0
 
 
+class Slow(Message, frozen=True, kw_only=True):
+    """A data worker has been making that batch for long; sent once for each worker."""
+
+    session: Identifier
+    epoch_id: Count
+    number: Count
+    worker: Count
+
+
 class Cancel(Message, frozen=True, kw_only=True):
     """Cancels requests of epochs below `before_epoch_id`."""
 
@@ -465,7 +476,17 @@ ToCoordinator = Join | Heartbeat | Leave | Attend | Progress
 FromCoordinator = Welcome | Refused | State | Roster | Start
 ToAgent = Attach | Open | Ship | Make | Cancel | Close | Piece
 FromAgent = (
-    Ticket | Need | Ready | Failed | Credits | Ended | Raised | Declined | Leaving | WrongHost
+    Ticket
+    | Need
+    | Ready
+    | Failed
+    | Credits
+    | Ended
+    | Raised
+    | Declined
+    | Slow
+    | Leaving
+    | WrongHost
 )
 
 _AnyT = TypeVar("_AnyT")

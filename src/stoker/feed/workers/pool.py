@@ -404,6 +404,13 @@ class WorkerPool:
             given.append(job)
         return given
 
+    def long_jobs(self, seconds: float) -> Iterator[tuple[WorkerJob, int]]:
+        """Yields each job that has been made for so long, with its worker's number."""
+        now = self._clock()
+        for worker in self._all():
+            if worker.jobs and now - worker.begun_at >= seconds:
+                yield worker.jobs[0], worker.number
+
     def stop_shards(self, *, before_epoch_id: int) -> None:
         """Stops the workers of shards of earlier epochs that do not persist, cancels their jobs.
 

@@ -40,6 +40,8 @@ def exit_code_of(run: HostRun, verdict: MembershipVerdict | None, *, is_asked: b
         case "never":
             reason = f"no trainer came: {verdict.reason}"
             run.log.event(EventName.DATA_HOST_FAILED, reason=reason)
+        case "failed":
+            run.log.event(EventName.DATA_HOST_FAILED, reason=verdict.reason)
         case "refused":
             reason = f"the leader refused this host: {verdict.reason}"
             run.log.event(EventName.DATA_HOST_FAILED, reason=reason)

@@ -1,0 +1,267 @@
+"""The watchdog: a training without a step for long is reported, and ended if the workload says so.
+
+A rank that hangs in a collective, in native code or in its input ends after hours or never, and all
+hosts are billed meanwhile. First the stacks of all ranks go to the log: each Python process of a
+training writes them on STACKS_SIGNAL, natively hung or not (`startup.sitecustomize`).
+
+What counts as a step: a batch of any loader that stoker sees (`feed.timeline`), a step of torch's
+optimizers (`feed.loading`), or what ranks elsewhere report. Files that grow in the folders for
+checkpoints and models are no step, but a sign of life.
+"""
+
+import contextlib
+import math
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+
+import psutil
+
+from stoker.errors import EXIT_PEER_LOST
+from stoker.feed.loading import read_loadings
+from stoker.feed.timeline import FILE
+from stoker.feed.wire.protocol import Progress
+from stoker.host.processes import descendants
+from stoker.logs import EventName, Log
+from stoker.records import WatchdogSettings
+
+# Ignored by default, so a process without the handler is not killed by it; torch, NCCL and MPI do
+# not use it.
+STACKS_SIGNAL = signal.SIGURG
+# The default of no_progress_minutes, in seconds: at least this, and by what was measured.
+MIN_SECONDS = 900.0
+_STEPS_FACTOR = 20.0
+_GAP_FACTOR = 3.0
+_MEMORY = 64
+# Of a host: its ranks, then their data workers. Half a second each.
+_MAX_STACKS = 64
+# For the stacks of other hosts, before the run is ended.
+STACKS_SECONDS = 5.0
+_LOOK_SECONDS = 1.0
+# A look at folders, which may be on a slow file system; for many files at most.
+_FILES_SECONDS = 60.0
+_MAX_FILES = 10_000
+# A longer tick: this process was suspended, and the training with it.
+_STANDSTILL_SECONDS = 10.0
+_RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+
+
+class RankStacks:
+    """Stacks of this host's training processes, one after the other, on its standard error."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._left: deque[psutil.Process] = deque()
+
+    def begin(self) -> None:
+        found = sorted(filter(_has_handler, descendants()), key=_is_worker)
+        self._left = deque(found[:_MAX_STACKS])
+
+    def tick(self) -> bool:
+        """Asks the next process; returns whether all were asked.
+
+        One a tick: lines of two at a time would be mixed.
+        """
+        if self._left:
+            process = self._left.popleft()
+            with contextlib.suppress(psutil.Error):
+                environ = process.environ()
+                rank = next((environ[name] for name in _RANK_VARIABLES if environ.get(name)), "0")
+                self._log.event(EventName.STACKS_WRITTEN, pid=process.pid, rank=rank)
+                process.send_signal(STACKS_SIGNAL)
+        return not self._left
+
+
+def _has_handler(process: psutil.Process) -> bool:
+    with contextlib.suppress(OSError, StopIteration):
+        with open(f"/proc/{process.pid}/status", encoding="ascii", errors="replace") as file:
+            caught = next(line for line in file if line.startswith("SigCgt:"))
+        return bool(int(caught.split()[1], 16) >> (STACKS_SIGNAL - 1) & 1)
+    return False
+
+
+def _is_worker(process: psutil.Process) -> bool:
+    """Returns whether it is a process of multiprocessing, so more likely no rank."""
+    with contextlib.suppress(psutil.Error):
+        words, parent = process.cmdline(), process.parent()
+        return "--multiprocessing-fork" in words or (parent and parent.cmdline()) == words
+    return True
+
+
+class Watchdog:
+    """The time since a run's last step, and what happens if it is too long; for its leader.
+
+    Args:
+        output: Folder of the ranks' timelines.
+        saved: Folders for checkpoints and models.
+        start_seconds: Minimum time until the first step.
+        expects_steps: The feed makes the batches, so there will be steps.
+        told: Returns the reports of ranks.
+        ask_others: Asks the other dnn hosts for their stacks.
+        end: Ends the training; gets the reason.
+
+    Attributes:
+        failure: Why it ended the run; empty: it did not.
+        exit_code: The launcher's, if it ended the run.
+        num_warnings: How often there was no step for too long.
+    """
+
+    def __init__(
+        self,
+        settings: WatchdogSettings,
+        *,
+        output: Path,
+        saved: Sequence[Path],
+        log: Log,
+        start_seconds: float,
+        expects_steps: bool,
+        end: Callable[[str], None],
+        told: Callable[[], Mapping[int, Progress]] = dict,
+        ask_others: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._output = output
+        self._saved = saved
+        self._log = log
+        self._start_seconds = start_seconds
+        self._expects_steps = expects_steps
+        self._end = end
+        self._told = told
+        self._ask_others = ask_others
+        self._clock = clock
+        self._stacks = RankStacks(log)
+        self._ticked_at = self._step_at = self._life_at = clock()
+        self._look_at = self._files_at = -math.inf
+        self._counted: object = None
+        self._files: tuple[int, int, float] | None = None
+        self._gaps: deque[float] = deque(maxlen=_MEMORY)
+        self._longest_gap = 0.0
+        self._has_steps = False
+        self._warned_at: float | None = None
+        self._is_told = self._is_blind = False
+        self.failure = ""
+        self.num_warnings = 0
+
+    @property
+    def exit_code(self) -> int:
+        # 0, which no platform restarts; the record says that the run failed.
+        return EXIT_PEER_LOST if self._settings.then == "restart" else 0
+
+    @property
+    def seconds_since_last_step(self) -> float:
+        """Seconds since the last step, or since the start if there was none; any thread."""
+        return self._clock() - self._step_at
+
+    @property
+    def limit_seconds(self) -> float:
+        """Seconds without a step or a sign of life after which it acts."""
+        if self._settings.no_progress_minutes is not None:
+            limit = 60 * self._settings.no_progress_minutes
+        else:
+            usual = median(self._gaps) if self._gaps else 0.0
+            limit = max(MIN_SECONDS, _STEPS_FACTOR * usual, _GAP_FACTOR * self._longest_gap)
+        # Before the first step hosts come, data is copied, models are compiled.
+        return limit if self._has_steps else max(2 * limit, self._start_seconds)
+
+    def tick(self) -> None:
+        """Looks for new steps about once a second; acts if there is none for too long."""
+        now = self._clock()
+        elapsed, self._ticked_at = now - self._ticked_at, now
+        if elapsed > _STANDSTILL_SECONDS:
+            self._step_at += elapsed
+            self._life_at += elapsed
+        if now >= self._look_at:
+            self._look_at = now + _LOOK_SECONDS
+            self._look(now)
+        if self._warned_at is not None:
+            is_asked = self._stacks.tick()
+            if is_asked and not self._is_told and now - self._warned_at >= STACKS_SECONDS:
+                self._act(now)
+        elif now - self._life_at >= self.limit_seconds and not self._is_blind:
+            self._begin(now)
+
+    def _look(self, now: float) -> None:
+        counted = self._count()
+        if counted != self._counted:
+            is_first, self._counted = self._counted is None, counted
+            if not is_first:
+                self._step(now)
+        elif now - self._life_at >= self.limit_seconds / 2 and now >= self._files_at:
+            self._files_at = now + min(_FILES_SECONDS, self.limit_seconds / 10)
+            files, self._files = self._files, _newest(self._saved)
+            if files not in (None, self._files):
+                self._life_at = now
+
+    def _count(self) -> object:
+        """Returns what changes with each step."""
+        sizes = {}
+        for path in self._output.glob(FILE.format(rank="*")):
+            with contextlib.suppress(OSError):
+                sizes[path.name] = path.stat().st_size
+        taken = [loading.optimizer_steps for loading in read_loadings(self._output)]
+        told = {rank: report.steps for rank, report in self._told().items()}
+        return sizes, taken, {rank: steps for rank, steps in told.items() if steps}
+
+    def _step(self, now: float) -> None:
+        gap = now - self._step_at
+        if self._has_steps:
+            self._gaps.append(gap)
+            self._longest_gap = max(self._longest_gap, gap)
+        self._has_steps, self._is_blind, self._files = True, False, None
+        self._step_at = self._life_at = now
+        if self._warned_at is not None and self._is_told and not self.failure:
+            text = f"steps are made again, after {gap / 60:.1f} min"
+            self._log.event(EventName.PROGRESS_RESUMED, text=text)
+        if not self.failure:
+            self._warned_at, self._is_told = None, False
+
+    def _begin(self, now: float) -> None:
+        if not self._has_steps and not self._expects_steps:
+            self._is_blind = True
+            text = (
+                f"no step was seen in {(now - self._step_at) / 60:.0f} min: the watchdog has "
+                "nothing to watch, as it counts steps of torch's optimizers and batches of loaders "
+                "of torch and stoker"
+            )
+            self._log.event(EventName.WATCHDOG_IDLE, text=text)
+            return
+        self._warned_at = now
+        self.num_warnings += 1
+        self._ask_others()
+        self._stacks.begin()
+
+    def _act(self, now: float) -> None:
+        self._is_told = True
+        then = {
+            "warn": "the run continues (watchdog.then: warn)",
+            "stop": "the run is ended (watchdog.then: stop)",
+            "restart": "the run is ended for a restart (watchdog.then: restart)",
+        }[self._settings.then]
+        text = (
+            f"no step for {(now - self._step_at) / 60:.1f} min: {then}; the stacks of all ranks "
+            "are in the log"
+        )
+        self._log.event(EventName.NO_PROGRESS, text=text)
+        if self._settings.then != "warn":
+            self.failure = text
+            self._end(text)
+
+
+def _newest(folders: Sequence[Path]) -> tuple[int, int, float]:
+    """Returns number, bytes and newest time of the files in these folders."""
+    count, size, newest = 0, 0, 0.0
+    for folder in folders:
+        for parent, _, names in os.walk(folder):
+            for name in names:
+                with contextlib.suppress(OSError):
+                    found = os.stat(os.path.join(parent, name))
+                    count, size = count + 1, size + found.st_size
+                    newest = max(newest, found.st_mtime)
+                if count >= _MAX_FILES:
+                    return count, size, newest
+    return count, size, newest
