@@ -97,7 +97,7 @@ def test_the_metrics_are_as_the_library_itself_reads_them():
 
     port = free_port()
     feed = FeedSettings(metrics_port=port)
-    with metrics_served(feed, Seen(), Waiting(), run_id="mnist-1", log=quiet_log()):
+    with metrics_served(feed, Seen(), watchdog=Waiting(), run_id="mnist-1", log=quiet_log()):
         families = {each.name: each for each in text_string_to_metric_families(scrape(port))}
     assert {name: each.type for name, each in families.items()} == NAMES
     # Each says how it is read.
@@ -128,7 +128,7 @@ def test_the_port_is_on_loopback_and_free_again_after_the_run():
     pytest.importorskip("prometheus_client")
     port = free_port()
     feed = FeedSettings(metrics_port=port)
-    with metrics_served(feed, Seen(), Waiting(), run_id="r", log=quiet_log()):
+    with metrics_served(feed, Seen(), watchdog=Waiting(), run_id="r", log=quiet_log()):
         with socket.socket() as probe:
             # Another loopback address is another interface: nothing listens there.
             assert probe.connect_ex(("127.0.0.2", port)) != 0
@@ -141,7 +141,7 @@ def not_served(port, coordinator):
     stream = StringIO()
     log = Log(run="run", host="gpu-1", stream=stream)
     with metrics_served(
-        FeedSettings(metrics_port=port), coordinator, Waiting(), run_id="r", log=log
+        FeedSettings(metrics_port=port), coordinator, watchdog=Waiting(), run_id="r", log=log
     ):
         pass
     event = parse_line(stream.getvalue())
@@ -172,6 +172,6 @@ def test_nothing_is_served_unless_asked_for():
     assert FeedSettings().metrics_port is None
     stream = StringIO()
     log = Log(run="run", host="gpu-1", stream=stream)
-    with metrics_served(FeedSettings(), Seen(), Waiting(), run_id="r", log=log):
+    with metrics_served(FeedSettings(), Seen(), watchdog=Waiting(), run_id="r", log=log):
         pass
     assert stream.getvalue() == ""

@@ -101,7 +101,7 @@ _METRICS = (
 class Metrics:
     """Collector of a run's metrics for prometheus-client."""
 
-    def __init__(self, coordinator: Coordinator, watchdog: Watchdog, *, run_id: str) -> None:
+    def __init__(self, coordinator: Coordinator, *, watchdog: Watchdog, run_id: str) -> None:
         self._coordinator = coordinator
         self._watchdog = watchdog
         self._run_id = run_id
@@ -165,8 +165,8 @@ class Metrics:
 def metrics_served(
     feed: FeedSettings,
     coordinator: Coordinator | None,
-    watchdog: Watchdog,
     *,
+    watchdog: Watchdog,
     run_id: str,
     log: Log,
 ) -> Iterator[None]:
@@ -178,7 +178,9 @@ def metrics_served(
     try:
         if coordinator is None:
             raise UsageError("a run of one host has no feed")
-        started = _start(Metrics(coordinator, watchdog, run_id=run_id), address, feed.metrics_port)
+        started = _start(
+            Metrics(coordinator, watchdog=watchdog, run_id=run_id), address, feed.metrics_port
+        )
         log.event(EventName.METRICS_SERVED, address=address, port=feed.metrics_port)
     except UsageError as err:
         text = f"no metrics are served: {err.what}" + (f"; {err.fix}" if err.fix else "")

@@ -168,7 +168,11 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
     try:
         trainer = Trainer.of(run.settings, run.topology, run.environ, log=run.log)
         with metrics_served(
-            run.settings.feed, coordinator, watchdog, run_id=run.settings.run_id, log=run.log
+            run.settings.feed,
+            coordinator,
+            watchdog=watchdog,
+            run_id=run.settings.run_id,
+            log=run.log,
         ):
             ending = engine.lead(coordinator) or _train(
                 run,
@@ -190,8 +194,8 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
             outcome = RunOutcome(status="failed", exit_code=None, failure=lease.failure)
             code = ABANDONED
         elif watchdog.failure and ending.decided == watchdog.failure:
-            outcome = RunOutcome(status="failed", exit_code=None, failure=watchdog.failure)
             code = watchdog.exit_code
+            outcome = RunOutcome(status="failed", exit_code=code, failure=watchdog.failure)
     # Also KeyboardInterrupt: otherwise the other hosts wait until their leases expire.
     except BaseException as err:
         if coordinator:

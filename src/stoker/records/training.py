@@ -352,10 +352,10 @@ def training_record(facts: TrainingFacts) -> Training:
         exit_code = facts.exit_code if leader.exit_code is None else leader.exit_code
         # Hosts announce to the leader that they leave, before the platform sees them end.
         release = leader.data_group_release_seconds if release is None else release
-    # The platform sees what the leader cannot record, such as the leader's death. A leader that
-    # fails with code 0 (unfed, ended by a rule) keeps the platform from a restart.
-    is_failed = facts.status == "succeeded" and leader is not None and leader.status == "failed"
-    status = "failed" if is_failed else facts.status
+    # The platform sees what the leader cannot record, such as the leader's death.
+    # Hosts of a run that is unfed or ended by a rule end with 0, so that no platform restarts them.
+    is_failed = leader and leader.status == "failed" and leader.exit_code == 0
+    status = "failed" if is_failed and facts.status == "succeeded" else facts.status
     usd_total = None
     if facts.usd_per_hour is not None and facts.billed_seconds is not None:
         usd_total = facts.usd_per_hour * facts.billed_seconds / 3600
