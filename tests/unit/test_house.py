@@ -123,22 +123,22 @@ def test_no_circle_of_imports_and_none_is_hidden_by_late_imports_or_types():
 # Lines of code of each room: no blank lines, comments or docstrings. It is raised only in a commit
 # of its own, which says what users get for it.
 BUDGET = {
-    "stoker": 2_550,
+    "stoker": 2_560,
     "catalog": 540,
-    "cli": 4_880,
+    "cli": 4_910,
     "decide": 2_820,
     "doctor": 450,
-    "feed": 10_340,
+    "feed": 10_470,
     "host": 510,
     "kubeflow": 410,
-    "launch": 5_060,
+    "launch": 5_400,
     "pipelines": 1_060,
     "platforms": 6_990,
     "profile": 5_090,
     "records": 1_980,
     "report": 1_500,
     "sagemaker": 850,
-    "startup": 170,
+    "startup": 180,
 }
 
 
