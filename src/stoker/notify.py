@@ -42,7 +42,7 @@ class RunEnding:
     workload: str
     run: str
     step: str
-    status: Literal["succeeded", "failed", "stopped"] = "succeeded"
+    status: Literal["running", "succeeded", "failed", "stopped"] = "succeeded"
     exit_code: int | None = None
     error: str = ""
     links: dict[str, str] = field(default_factory=dict)

@@ -36,6 +36,7 @@ from stoker.records import (
 )
 from stoker.records.base import Record
 from stoker.records.engine import EngineHost, check_engine
+from stoker.records.training import Budget
 from stoker.records.workload import ReplaceDataLoader
 
 # Placeholders in the examples, and what goes there.
@@ -220,6 +221,7 @@ class RunEnvironment:
         restarts: Kubernetes: how often all hosts were restarted.
         max_fresh_starts: Kubernetes: maximum restarts of all hosts without a checkpoint. Default:
             no maximum.
+        budget: Prices by group, limit and prediction of the run, as JSON.
     """
 
     run_id: Annotated[str, Variable("STOKER_RUN_ID", "TRAINING_JOB_NAME")] = "adhoc"
@@ -259,11 +261,12 @@ class RunEnvironment:
     follower_lease: Annotated[Path | None, Variable("STOKER_FOLLOWER_LEASE")] = None
     restarts: Annotated[int, Variable("STOKER_RESTARTS")] = 0
     max_fresh_starts: Annotated[int | None, Variable("STOKER_MAX_FRESH_STARTS")] = None
+    budget: Annotated[Budget | None, Variable("STOKER_BUDGET")] = None
 
     @classmethod
     def of(cls, workload: Workload, *, profile: ProfileSettings | None = None) -> "RunEnvironment":
         """Returns the settings of a workload's runs."""
-        replaced = workload.feed.replace_dataloader
+        replaced, most = workload.feed.replace_dataloader, workload.constraints.max_usd
         if profile or (replaced == "auto" and workload.engine_settings.name != "feed"):
             # A profile measures the script's own loaders; other engines feed differently.
             replaced = False
@@ -274,6 +277,7 @@ class RunEnvironment:
             workload_sha256=workload.digest(),
             profile=profile,
             replace_dataloader=replaced,
+            budget=Budget(max_usd=most) if most and not profile else None,
         )
 
     @classmethod

@@ -39,7 +39,7 @@ VERBS = {
     | OUTPUTS
     | STEP
     | flags("platform profile decision group replace-dataloader dry-run name run-id finish")
-    | flags("evaluation report always model prices yes"),
+    | flags("evaluation report always model prices max-usd yes"),
     "evaluate": EVERY
     | OUTPUTS
     | STEP

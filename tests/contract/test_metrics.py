@@ -9,8 +9,10 @@ import pytest
 
 from stoker.feed.wire.protocol import FeedWork, HostWork, Progress, WorkerWork
 from stoker.launch.prometheus import metrics_served
+from stoker.launch.spending import Spending
 from stoker.logs import Log, parse_line
 from stoker.records import FeedSettings
+from stoker.records.training import Budget
 from support.cluster import free_port
 
 NAMES = {
@@ -32,7 +34,16 @@ NAMES = {
     "stoker_feed_worker_batches": "counter",
     "stoker_feed_worker_busy_seconds": "counter",
     "stoker_data_host_up": "gauge",
+    "stoker_spent_usd": "gauge",
+    "stoker_predicted_usd": "gauge",
+    "stoker_max_usd": "gauge",
 }
+SPENDING = Spending(
+    Budget(usd_per_hour={"dnn": 3600.0}, max_usd=5.0),
+    hosts={"dnn": 1},
+    log=Log(run="run", host="gpu-1", stream=StringIO()),
+    clock=iter((0.0, *[2.0] * 99)).__next__,
+)
 
 
 class Seen:
@@ -87,7 +98,13 @@ def test_the_metrics_are_as_the_library_itself_reads_them():
     from prometheus_client.parser import text_string_to_metric_families
 
     port = free_port()
-    with metrics_served(FeedSettings(metrics_port=port), Seen(), run_id="mnist-1", log=quiet_log()):
+    with metrics_served(
+        FeedSettings(metrics_port=port),
+        Seen(),
+        spending=SPENDING,
+        run_id="mnist-1",
+        log=quiet_log(),
+    ):
         families = {each.name: each for each in text_string_to_metric_families(scrape(port))}
     assert {name: each.type for name, each in families.items()} == NAMES
     # Each says how it is read.
@@ -108,6 +125,9 @@ def test_the_metrics_are_as_the_library_itself_reads_them():
     assert values["stoker_feed_bytes_total", host, rank, run] == 1 << 40
     assert values["stoker_feed_moved_batches_total", host, rank, run] == 2
     assert values["stoker_feed_worker_batches_total", host, rank, run, ("worker", "1")] == 8
+    assert values["stoker_spent_usd", run] == 2.0
+    assert values["stoker_max_usd", run] == 5.0
+    assert ("stoker_predicted_usd", run) not in values
     assert values["stoker_data_host_up", host, run] == 1
     assert values["stoker_data_host_up", ("host", 'data-"2"\\'), run] == 0
 
@@ -115,7 +135,9 @@ def test_the_metrics_are_as_the_library_itself_reads_them():
 def test_the_port_is_on_loopback_and_free_again_after_the_run():
     pytest.importorskip("prometheus_client")
     port = free_port()
-    with metrics_served(FeedSettings(metrics_port=port), Seen(), run_id="r", log=quiet_log()):
+    with metrics_served(
+        FeedSettings(metrics_port=port), Seen(), spending=SPENDING, run_id="r", log=quiet_log()
+    ):
         with socket.socket() as probe:
             # Another loopback address is another interface: nothing listens there.
             assert probe.connect_ex(("127.0.0.2", port)) != 0
@@ -127,7 +149,9 @@ def test_the_port_is_on_loopback_and_free_again_after_the_run():
 def not_served(port, coordinator):
     stream = StringIO()
     log = Log(run="run", host="gpu-1", stream=stream)
-    with metrics_served(FeedSettings(metrics_port=port), coordinator, run_id="r", log=log):
+    with metrics_served(
+        FeedSettings(metrics_port=port), coordinator, spending=SPENDING, run_id="r", log=log
+    ):
         pass
     event = parse_line(stream.getvalue())
     assert event.event == "metrics_serve_failed"
@@ -157,6 +181,6 @@ def test_nothing_is_served_unless_asked_for():
     assert FeedSettings().metrics_port is None
     stream = StringIO()
     log = Log(run="run", host="gpu-1", stream=stream)
-    with metrics_served(FeedSettings(), Seen(), run_id="r", log=log):
+    with metrics_served(FeedSettings(), Seen(), spending=SPENDING, run_id="r", log=log):
         pass
     assert stream.getvalue() == ""

@@ -8,6 +8,7 @@ import pytest
 from stoker.errors import UsageError
 from stoker.records import EngineSettings, FeedSettings, ProfileSettings, StrategySettings
 from stoker.records.engine import EngineHost
+from stoker.records.training import Budget
 from stoker.settings import (
     ProcessSettings,
     RunEnvironment,
@@ -44,6 +45,7 @@ FULL = ProcessSettings(
     follower_lease=Path("/follower"),
     restarts=2,
     max_fresh_starts=3,
+    budget=Budget(usd_per_hour={"dnn": 1.5}, max_usd=9.0, predicted_usd=3.0),
     has_data_group=True,
     output=Path("/out"),
     metrics=Path("/out/metrics.json"),

@@ -10,7 +10,7 @@ from stoker.errors import PlatformError
 from stoker.platforms.base import JobSpec
 from stoker.records import Evaluation, Event, Training, to_json, write_json
 from support.command import stoker
-from support.sample_records import training
+from support.sample_records import training, workload
 
 
 @pytest.mark.parametrize(
@@ -70,6 +70,7 @@ def test_a_step_that_is_tried_again_does_not_repeat_a_training_that_nobody_fed(
     job = JobSpec(name="a-1", command=("true",), groups=(), run_dir=tmp_path, records={"step": "t"})
     found = train_and_keep(
         job,
+        workload=workload(),
         platform=Keeper(record),  # type: ignore[arg-type]
         catalog=load_catalog("local"),
         decision=None,

@@ -206,6 +206,7 @@ def _follow_training(
     job = replace(job, records=records)
     record = train_and_keep(
         job,
+        workload=asked,
         platform=platform.adopting(),
         catalog=catalog_of(asked, None),
         decision=decided,

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 from stoker.cli.progress import following, relative, say
 from stoker.host.git import git_state
+from stoker.logs import EventName, parted
 
 if TYPE_CHECKING:
     from stoker.catalog import Catalog
     from stoker.cli.outputs import Outputs
-    from stoker.platforms.base import JobSpec, Platform
+    from stoker.platforms.base import JobSpec, LogLine, Platform
     from stoker.records import Decision, Profile, Training, Workload
 
 # Of the profile that is kept with a job: what its ConfigMap has room for.
@@ -43,6 +44,7 @@ def records_of_step(
 def train_and_keep(
     job: "JobSpec",
     *,
+    workload: "Workload",
     platform: "Platform[object]",
     catalog: "Catalog",
     decision: "Decision | None",
@@ -62,7 +64,9 @@ def train_and_keep(
         out: Second file for the record of a training that is stopped.
         again: The command that continues after a stop.
         echo: Whether to show the lines of the script, too.
+        workload: Its webhook gets the warning that most of the budget is spent.
     """
+    from stoker.cli.notify import warned
     from stoker.cli.outputs import carried
     from stoker.cli.tracking import start_tracking
     from stoker.platforms.base import RecoveringPlatform
@@ -81,12 +85,20 @@ def train_and_keep(
     job = replace(job, what=git_state(Path.cwd()))
     job = start_tracking(job, platform=platform.name, quiet=quiet)
     with following(quiet=quiet, echo=echo, total_steps=total_steps) as follow:
+
+        def show(line: "LogLine") -> None:
+            follow.line(line)
+            event = parted(line.text)[1] if EventName.BUDGET_NEARLY_SPENT in line.text else None
+            if event and event.event == EventName.BUDGET_NEARLY_SPENT:
+                text = event.values.get("text", "")
+                warned(workload, run=job.name, step="train", text=text, quiet=quiet)
+
         record = train(
             job,
             platform=platform,
             catalog=catalog,
             decision=decision,
-            on_line=follow.line,
+            on_line=show,
             on_stop=partial(keep_stopped, job=job, out=out, again=again, quiet=quiet),
             on_submit=on_submit,
             may_stop=follow.ask_to_stop,

@@ -52,6 +52,16 @@ def telling(
                 say(f"notify: webhook failed: {trouble}", quiet=quiet)
 
 
+def warned(workload: "Workload", *, run: str, step: str, text: str, quiet: bool) -> None:
+    """Sends a warning about a run that continues; an error of the webhook is only printed."""
+    from stoker.notify import RunEnding
+
+    if workload.notify:
+        ending = RunEnding(workload=workload.name, run=run, step=step, status="running", error=text)
+        if trouble := _told(workload.notify, workload, ending):
+            say(f"notify: webhook failed: {trouble}", quiet=quiet)
+
+
 def _told(notify: "NotifySettings", workload: "Workload", ending: "RunEnding") -> str:
     """Sends the message; returns why it could not be sent, or an empty text."""
     from stoker.cli.workloads import region_of

@@ -318,7 +318,7 @@ def told_of_training(record: Training) -> Told:
     names = ("step_seconds", "wait_seconds", "samples_per_second", "usd_per_1000_steps")
     return Told(
         parameters={"status": record.status, "training": carried(record)},
-        metrics={**record.metrics, **_values(record.measured, names)},
+        metrics={**record.metrics, **_values(record.measured, names), **record.dollars},
     )
 
 

@@ -302,6 +302,7 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
         )
         return train_and_keep(
             job,
+            workload=workload,
             platform=platform,
             catalog=catalog,
             decision=decision,

@@ -24,6 +24,7 @@ from stoker.feed.wire.protocol import Progress
 from stoker.host import machine
 from stoker.launch import sagemaker_variables
 from stoker.launch.passive_profile import FILE, is_elsewhere, measure, passive_profile
+from stoker.launch.spending import Spending
 from stoker.launch.topology import Topology
 from stoker.logs import EventName, Log
 from stoker.reasons import innermost, reason_of_failure, shortened, without_events
@@ -99,6 +100,7 @@ def record_end(
     events: Sequence[Event],
     progress: dict[int, Progress],
     release_seconds: float | None,
+    spending: Spending,
     log: Log,
 ) -> None:
     """Writes the leader's record and its passive profile; a full disk is logged."""
@@ -116,6 +118,11 @@ def record_end(
         hyperparameters=_hyperparameters(settings, log),
         measured=measured,
         steps=counted_steps(output, timelines, progress),
+        spending=spending.of_groups(
+            progress,
+            dnn=topology.dnn.name,
+            waited_seconds=measured.wait_seconds * measured.steps if measured else 0.0,
+        ),
         is_unfed=outcome.is_unfed,
         metrics=_metrics(settings, output, log),
         job=Job(platform=platform, name=settings.run_id),

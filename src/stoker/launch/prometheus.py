@@ -17,6 +17,7 @@ import msgspec
 from stoker.errors import UsageError, install_command
 from stoker.feed.wire.protocol import FeedWork, HostWork, Progress, WorkerWork
 from stoker.launch.coordinator import Coordinator
+from stoker.launch.spending import Spending
 from stoker.logs import EventName, Log
 from stoker.records import FeedSettings
 
@@ -100,8 +101,9 @@ _METRICS = (
 class Metrics:
     """Collector of a run's metrics for prometheus-client."""
 
-    def __init__(self, coordinator: Coordinator, *, run_id: str) -> None:
+    def __init__(self, coordinator: Coordinator, *, spending: Spending, run_id: str) -> None:
         self._coordinator = coordinator
+        self._spending = spending
         self._run_id = run_id
 
     def collect(self) -> Iterator[object]:
@@ -128,6 +130,16 @@ class Metrics:
         for name in sorted(self._coordinator.expected_agents):
             up.add_metric((self._run_id, name), float(name in live))
         yield up
+        budget = self._spending.budget
+        for name, text, value in (
+            ("spent", "Dollars of the run so far: hosts x price x time.", self._spending.usd),
+            ("predicted", "Dollars that the decision predicted for the run.", budget.predicted_usd),
+            ("max", "Dollars at which the run is ended (constraints.max_usd).", budget.max_usd),
+        ):
+            gauge = GaugeMetricFamily(f"stoker_{name}_usd", text, labels=("run",))
+            if value is not None:
+                gauge.add_metric((self._run_id,), value)
+            yield gauge
 
     def _records(self) -> Iterator[tuple[msgspec.Struct, tuple[str, ...]]]:
         """Yields each record in the ranks' reports, with the values of its labels."""
@@ -146,7 +158,12 @@ class Metrics:
 
 @contextmanager
 def metrics_served(
-    feed: FeedSettings, coordinator: Coordinator | None, *, run_id: str, log: Log
+    feed: FeedSettings,
+    coordinator: Coordinator | None,
+    *,
+    spending: Spending,
+    run_id: str,
+    log: Log,
 ) -> Iterator[None]:
     """Serves /metrics during the block, if the settings ask for it; a failure is logged."""
     if feed.metrics_port is None:
@@ -156,7 +173,9 @@ def metrics_served(
     try:
         if coordinator is None:
             raise UsageError("a run of one host has no feed")
-        started = _start(Metrics(coordinator, run_id=run_id), address, feed.metrics_port)
+        started = _start(
+            Metrics(coordinator, spending=spending, run_id=run_id), address, feed.metrics_port
+        )
         log.event(EventName.METRICS_SERVED, address=address, port=feed.metrics_port)
     except UsageError as err:
         text = f"no metrics are served: {err.what}" + (f"; {err.fix}" if err.fix else "")

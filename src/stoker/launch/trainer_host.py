@@ -8,7 +8,6 @@ import dataclasses
 import http.client
 import os
 import queue
-import signal
 import ssl
 import threading
 import time
@@ -34,6 +33,7 @@ from stoker.launch.follower_lease import FollowerLease
 from stoker.launch.leader_connection import HostRun, Membership, MembershipVerdict
 from stoker.launch.prometheus import metrics_served
 from stoker.launch.roster import Change
+from stoker.launch.spending import Spending
 from stoker.launch.strategies.mpi import MpiHost
 from stoker.launch.strategies.start import Trainer
 from stoker.launch.supervise import (
@@ -153,6 +153,11 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
             on_failure=fail,
         )
     lease = FollowerLease(run.settings.follower_lease)
+    spending = Spending(
+        run.settings.budget,
+        hosts={group.name: len(group.hosts) for group in run.topology.groups if group.hosts},
+        log=run.log,
+    )
     engine = EngineCommands(
         run,
         # To the leader, an engine's failure is a follower's.
@@ -166,10 +171,21 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
     try:
         trainer = Trainer.of(run.settings, run.topology, run.environ, log=run.log)
         with metrics_served(
-            run.settings.feed, coordinator, run_id=run.settings.run_id, log=run.log
+            run.settings.feed,
+            coordinator,
+            spending=spending,
+            run_id=run.settings.run_id,
+            log=run.log,
         ):
             ending = engine.lead(coordinator) or _train(
-                run, command, trainer, engine, leader_ip=None, coordinator=coordinator, lease=lease
+                run,
+                command,
+                trainer,
+                engine,
+                leader_ip=None,
+                coordinator=coordinator,
+                lease=lease,
+                spending=spending,
             )
         if coordinator:
             ending = _await_followers(run, coordinator, ending, causes)
@@ -180,6 +196,10 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
         if lease.failure:
             outcome = RunOutcome(status="failed", exit_code=None, failure=lease.failure)
             code = ABANDONED
+        elif spending.failure:
+            # All hosts end with 0, which no platform restarts; the record says that it failed.
+            code = 0
+            outcome = RunOutcome(status="failed", exit_code=code, failure=spending.failure)
     # Also KeyboardInterrupt: otherwise the other hosts wait until their leases expire.
     except BaseException as err:
         if coordinator:
@@ -196,11 +216,11 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
         run.log.event(EventName.TRAINING_FAILED, reason=outcome.failure.partition("\n")[0])
         _write_failure(run, outcome.failure)
     # Now, as this process may be killed while data hosts stop; again below, with their release.
-    _record(run, outcome, trainer, events, coordinator)
+    _record(run, outcome, trainer, events, coordinator, spending)
     run.log.event(EventName.TRAINING_ENDED, status=outcome.status, exit_code=code)
     if coordinator:
         coordinator.close()
-        _record(run, outcome, trainer, events, coordinator)
+        _record(run, outcome, trainer, events, coordinator, spending)
     return code
 
 
@@ -234,7 +254,11 @@ def follow(run: HostRun, command: Sequence[str]) -> int:
             # Other hosts may still use this host's engine commands.
             engine.outlast(membership)
         engine.stop()
-        ending = _as_a_pod_ends(run, ending)
+        if membership.run_stage == "ending":
+            # As the leader does: with another code a platform would restart the run.
+            ending = dataclasses.replace(ending, exit_code=0)
+        else:
+            ending = _as_a_pod_ends(run, ending)
         failure = _failure_of(run, ending) if ending.exit_code else ""
         if finish.says_peer_is_gone(failure) and not (ending.decided or ending.signals):
             ending = _await_verdict(run, membership, ending)
@@ -349,6 +373,7 @@ def _train(
     coordinator: Coordinator | None = None,
     membership: Membership | None = None,
     lease: FollowerLease | None = None,
+    spending: Spending | None = None,
 ) -> Ending:
     finish.forget_failures(run.output)
     discard_loadings(run.output)
@@ -381,7 +406,8 @@ def _train(
     logs: list[ProgressLog | FeedLog] = []
     if run.topology.is_leader:
         told = (lambda: coordinator.progress) if coordinator else dict
-        logs.append(ProgressLog(run.output, run.log, progress=told))
+        spent = (lambda: spending.usd) if spending else (lambda: None)
+        logs.append(ProgressLog(run.output, run.log, progress=told, spent_usd=spent))
     if coordinator:
         file = run.output / "feed.csv"
         # Of an earlier attempt in the same folder.
@@ -395,6 +421,11 @@ def _train(
             run.output, in_run, ranks=ranks, all_ranks=ranks * len(run.topology.dnn_hosts)
         )
 
+    def end_the_run() -> None:
+        if coordinator:
+            coordinator.announce("ending")
+        run.tell_ranks_to_save()
+
     def tick() -> None:
         for each in logs:
             each.tick()
@@ -402,8 +433,9 @@ def _train(
             release.tick()
         if lease and lease.tick():
             run.log.event(EventName.RUN_ABANDONED, reason=lease.failure)
-            # As a signal, so that the command can save.
-            run.inbox.put(SignalReceived(signal.SIGTERM))
+            end_the_run()
+        if spending and spending.tick():
+            end_the_run()
 
     with contextlib.ExitStack() as closed:
         for each in logs:
@@ -547,6 +579,7 @@ def _record(
     trainer: Trainer,
     events: Sequence[Event],
     coordinator: Coordinator | None,
+    spending: Spending,
 ) -> None:
     seen = coordinator.events if coordinator else ()
     record_end(
@@ -560,5 +593,6 @@ def _record(
         events=[*events, *seen],
         progress=coordinator.progress if coordinator else {},
         release_seconds=coordinator.release_seconds if coordinator else None,
+        spending=spending,
         log=run.log,
     )

@@ -41,6 +41,9 @@ MLFLOW_EXPERIMENT = "MLFLOW_EXPERIMENT_NAME"
 MLFLOW_RUN = "MLFLOW_RUN_ID"
 MLFLOW_FILES = "MLFLOW_ALLOW_FILE_STORE"
 MLFLOW_VARIABLES = frozenset((MLFLOW_URI, MLFLOW_EXPERIMENT, MLFLOW_RUN, MLFLOW_FILES))
+# A request that differs in these only is of the same job: MLflow may be unreachable in one attempt,
+# and prices or the limit may change.
+NOT_COMPARED = MLFLOW_VARIABLES | {"STOKER_BUDGET"}
 # SageMaker's own default.
 TENSORBOARD = "output/tensorboard"
 # These names become paths and object names.
@@ -136,7 +139,8 @@ class JobEnd:
         data_group_release_seconds: From the end of the dnn leader to the end of the last data host.
         events: Events that only the platform saw; the leader's are in its record.
         mlflow_run_id: Run that the platform created in its own MLflow.
-        billed_seconds: Seconds billed for each host; None where the platform does not say.
+        host_seconds: Time of all hosts of each group, in seconds; without groups of which the
+            platform does not say.
         what: Facts for the record that the platform knows, such as the image's digest.
     """
 
@@ -149,7 +153,7 @@ class JobEnd:
     job_url: str | None = None
     events: tuple[Event, ...] = ()
     mlflow_run_id: str | None = None
-    billed_seconds: float | None = None
+    host_seconds: Mapping[str, float] = field(default_factory=dict)
     what: Mapping[str, Value] = field(default_factory=dict)
 
 

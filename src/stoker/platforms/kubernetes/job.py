@@ -100,6 +100,7 @@ def conclude(
         state: Its last state; None if the job was gone before its end was seen.
         pods: Pods as they were last seen, including deleted ones.
     """
+    pods = list(pods)
     latest = _latest(pods)
     leader = latest.get((layout.dnn.group.name, 0))
     release = _release_seconds(latest.values(), leader)
@@ -131,7 +132,21 @@ def conclude(
         data_group_release_seconds=release,
         model_uri=f"{output_uri}/{layout.run_name}/model" if output_uri else None,
         events=tuple(events),
+        host_seconds=_host_seconds(pods, leader),
     )
+
+
+def _host_seconds(pods: Iterable[PodState], leader: PodState | None) -> dict[str, float]:
+    """Returns the time that nodes ran pods of each group, replaced ones too, as far as known."""
+    found: dict[str, float] = {}
+    ended_at = leader.ended.at if leader and leader.ended else ""
+    for pod in pods:
+        # A pod that was deleted in mid-run may have no end; the others end with the leader.
+        end = (pod.ended.at if pod.ended else "") or pod.deleted_at or ended_at
+        seconds = seconds_between(pod.placed_at, end)
+        if seconds is not None:
+            found[pod.group] = found.get(pod.group, 0.0) + max(0.0, seconds)
+    return found
 
 
 def _latest(pods: Iterable[PodState]) -> dict[tuple[str, int], PodState]:

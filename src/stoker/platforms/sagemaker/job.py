@@ -313,7 +313,11 @@ class SageMakerRun(FollowedRun):
             job_url=state.url,
             events=tuple(transition.event for transition in self._told.values()),
             mlflow_run_id=state.mlflow_run_id,
-            billed_seconds=state.billed_seconds,
+            host_seconds={
+                group.name: group.count * state.billed_seconds
+                for group in job.groups
+                if state.billed_seconds is not None
+            },
             what={"job_arn": state.arn, **kept_facts(self._aws, state.arn)},
         )
 

@@ -10,7 +10,7 @@ from stoker.errors import UsageError
 from stoker.platforms.base import (
     MLFLOW_EXPERIMENT,
     MLFLOW_URI,
-    MLFLOW_VARIABLES,
+    NOT_COMPARED,
     TENSORBOARD,
     JobSpec,
     groups_of_channel,
@@ -259,7 +259,7 @@ def body_digest(body: Mapping[str, Json]) -> str:
     content = {key: value for key, value in body.items() if key != "Tags"}
     variables = content.get("Environment")
     if isinstance(variables, Mapping):
-        known = {name: text for name, text in variables.items() if name not in MLFLOW_VARIABLES}
+        known = {name: text for name, text in variables.items() if name not in NOT_COMPARED}
         content["Environment"] = known
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
