@@ -219,9 +219,10 @@ def tags_of(training: Training, evaluation: Evaluation | None) -> dict[str, str]
         "stoker_outcome": outcome.state,
         "stoker_failure": outcome.reason,
     }
+    told |= {f"stoker_{name}": value for name, value in training.lineage.facts().items()}
     # MLflow's own name, which its pages show.
-    if commit := training.what.get("git"):
-        told["mlflow.source.git.commit"] = str(commit)
+    if training.lineage.git:
+        told["mlflow.source.git.commit"] = training.lineage.git
     # Empty values replace those of an earlier attempt.
     return {name: value or "" for name, value in told.items()}
 

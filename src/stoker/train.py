@@ -43,7 +43,7 @@ from stoker.records import (
     write_json,
 )
 from stoker.records.decision import NOMINAL, predicted_of
-from stoker.records.training import Budget, TrainingFacts, write_training
+from stoker.records.training import Budget, InputVersion, Lineage, TrainingFacts, write_training
 from stoker.records.workload import refuse_foreign, workload_keys
 from stoker.text import ms, usd
 
@@ -388,7 +388,15 @@ def facts_of(
         budget=budget_of(job, catalog=catalog, decision=decision),
         timeline_file=timeline_file,
         model_uri=end.model_uri,
-        what={**job.what, **({"image_digest": digest} if digest else {}), **end.what},
+        lineage=Lineage(
+            image=job.image,
+            image_digest=digest or None,
+            decision_sha256=sha256_of(decision) if decision else None,
+            inputs={name: InputVersion(address=c.uri) for name, c in job.channels.items()},
+            seeds={
+                name: value for name, value in job.hyperparameters.items() if "seed" in name.lower()
+            },
+        ).joined(job.lineage, end.lineage),
         host_seconds=end.host_seconds,
         mlflow_run_id=end.mlflow_run_id or job.environment.get(MLFLOW_RUN),
     )

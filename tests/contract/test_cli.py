@@ -44,7 +44,7 @@ VERBS = {
     | OUTPUTS
     | STEP
     | flags("profile decision training champion promote gate-of report always"),
-    "report": {"--scaling", "--json", "--debug"},
+    "report": {"--scaling", "--compare", "--json", "--debug"},
     "catalog": flags("platform prices json debug"),
     "schema": flags("debug"),
     "watch": flags("once json debug"),

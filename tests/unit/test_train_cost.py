@@ -11,8 +11,8 @@ import pytest
 from stoker.catalog import load_catalog
 from stoker.errors import UsageError
 from stoker.platforms.base import JobEnd, JobSpec
-from stoker.records import Decision, Group, Training, write_json
-from stoker.records.training import Budget, GroupSpending, TrainingFacts, training_record
+from stoker.records import Decision, Group, Training, sha256_of, write_json
+from stoker.records.training import Budget, GroupSpending, Lineage, TrainingFacts, training_record
 from stoker.train import train
 from support import sample_records
 
@@ -45,7 +45,7 @@ def trained(folder: Path, decision: Decision) -> Training:
         groups=decision.plan.groups,
         run_dir=folder,
         image="registry/job@sha256:12",
-        what={"git": "ab"},
+        lineage=Lineage(git="ab"),
     )
     return train(job, platform=here(folder), catalog=load_catalog("local"), decision=decision)
 
@@ -89,7 +89,12 @@ def test_a_disk_without_space_for_a_picture_does_not_end_a_training(tmp_path, mo
     assert record.status == "succeeded"
     # Nobody is billed here.
     assert record.measured.usd_per_1000_steps is None
-    assert record.what == {"git": "ab", "image_digest": "sha256:12"}
+    assert record.lineage == Lineage(
+        git="ab",
+        image="registry/job@sha256:12",
+        image_digest="sha256:12",
+        decision_sha256=sha256_of(decision),
+    )
     assert "a file was not kept: [Errno 28] No space left" in record.events[-1].what
 
 

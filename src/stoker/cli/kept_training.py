@@ -45,6 +45,7 @@ def train_and_keep(
     job: "JobSpec",
     *,
     workload: "Workload",
+    profile: "Profile | None",
     platform: "Platform[object]",
     catalog: "Catalog",
     decision: "Decision | None",
@@ -64,13 +65,15 @@ def train_and_keep(
         out: Second file for the record of a training that is stopped.
         again: The command that continues after a stop.
         echo: Whether to show the lines of the script, too.
+        profile: The decision's, for the lineage.
         workload: Its webhook gets the warning that most of the budget is spent.
     """
     from stoker.cli.notify import warned
     from stoker.cli.outputs import carried
     from stoker.cli.tracking import start_tracking
     from stoker.platforms.base import RecoveringPlatform
-    from stoker.records import Training, read_json, write_json
+    from stoker.records import Training, read_json, sha256_of, write_json
+    from stoker.records.training import Lineage
     from stoker.train import train
 
     keeper = platform if job.records and isinstance(platform, RecoveringPlatform) else None
@@ -82,7 +85,14 @@ def train_and_keep(
         say(f"{job.name} has trained before: this is its record", quiet=quiet)
         write_json(job.run_dir / "training.json", found)
         return found
-    job = replace(job, what=git_state(Path.cwd()))
+    state = git_state(Path.cwd())
+    lineage = Lineage(
+        git=str(state.get("git") or "") or None,
+        git_dirty=bool(state.get("git_dirty")),
+        workload_sha256=sha256_of(workload),
+        profile_sha256=sha256_of(profile) if profile else None,
+    )
+    job = replace(job, lineage=lineage)
     job = start_tracking(job, platform=platform.name, quiet=quiet)
     with following(quiet=quiet, echo=echo, total_steps=total_steps) as follow:
 

@@ -224,6 +224,7 @@ def train_verb(
                 record = train_and_keep(
                     job,
                     workload=workload,
+                    profile=profiled,
                     platform=runs_on,
                     catalog=catalog,
                     decision=decided,

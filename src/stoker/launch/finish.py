@@ -7,9 +7,11 @@ is chance, so a failure that only says "my peer is gone" is never the cause whil
 import contextlib
 import json
 import math
+import platform as machine_facts
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
@@ -29,7 +31,7 @@ from stoker.launch.topology import Topology
 from stoker.logs import EventName, Log
 from stoker.reasons import innermost, reason_of_failure, shortened, without_events
 from stoker.records import Event, Group, Host, Job, Scalar, write_json, write_text
-from stoker.records.training import TrainingFacts, write_training
+from stoker.records.training import Lineage, TrainingFacts, write_training
 from stoker.settings import ProcessSettings
 
 # SageMaker shows the first 1024 characters of output/failure as the job's FailureReason.
@@ -125,6 +127,10 @@ def record_end(
         ),
         is_unfed=outcome.is_unfed,
         metrics=_metrics(settings, output, log),
+        lineage=Lineage(
+            python=machine_facts.python_version(),
+            packages={each.name: each.version for each in metadata.distributions()},
+        ),
         job=Job(platform=platform, name=settings.run_id),
         release_seconds=release_seconds,
         events=tuple(events),

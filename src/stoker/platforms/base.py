@@ -31,7 +31,7 @@ from stoker.records import (
     nearest,
     read_json,
 )
-from stoker.records.base import Value
+from stoker.records.training import Lineage
 from stoker.settings import RunEnvironment
 
 _ROLES: tuple[Role, ...] = ("dnn", "data")
@@ -70,7 +70,7 @@ class JobSpec:
         run_dir: Local folder for logs and outputs of the run.
         records: Documents by name, from which a pipeline's last step can plan and follow this job
             after the step that submitted it was lost.
-        what: Facts for the run's record, such as the commit of its code.
+        lineage: What is known of the run's origin before it starts.
     """
 
     name: str
@@ -88,7 +88,7 @@ class JobSpec:
     run: str | None = None
     tracking: TrackingSettings = field(default_factory=TrackingSettings)
     records: Mapping[str, str] = field(default_factory=dict)
-    what: Mapping[str, Value] = field(default_factory=dict)
+    lineage: Lineage = field(default_factory=Lineage)
 
     @property
     def run_name(self) -> str:
@@ -141,7 +141,7 @@ class JobEnd:
         mlflow_run_id: Run that the platform created in its own MLflow.
         host_seconds: Time of all hosts of each group, in seconds; without groups of which the
             platform does not say.
-        what: Facts for the record that the platform knows, such as the image's digest.
+        lineage: What the platform knows of the run's origin, such as the image's digest.
     """
 
     status: Literal["succeeded", "failed", "stopped"]
@@ -154,7 +154,7 @@ class JobEnd:
     events: tuple[Event, ...] = ()
     mlflow_run_id: str | None = None
     host_seconds: Mapping[str, float] = field(default_factory=dict)
-    what: Mapping[str, Value] = field(default_factory=dict)
+    lineage: Lineage = field(default_factory=Lineage)
 
 
 def leader_record(output_dir: Path | None) -> Training | None:

@@ -22,7 +22,7 @@ from stoker.records.base import (
     PositiveFloat,
     Record,
     Scalar,
-    Value,
+    sha256_of,
     write_json,
 )
 from stoker.records.decision import Action, Group
@@ -89,6 +89,97 @@ class GroupSpending(Record, frozen=True, kw_only=True):
     usd: NonNegativeFloat | None = None
     idle_share: Fraction | None = None
     idle_usd: NonNegativeFloat | None = None
+
+
+class InputVersion(Record, frozen=True, kw_only=True):
+    """Data that a run read.
+
+    Attributes:
+        address: Its address; of a claim also its name.
+        version: Digest of a listing (S3: names and entity tags; a folder: names, sizes, times), or
+            the claim's UID. None: not known.
+    """
+
+    address: str
+    version: str | None = None
+
+
+class Lineage(Record, frozen=True, kw_only=True):
+    """What a run was made of. None, or empty: not known.
+
+    Attributes:
+        job_id: The platform's own id of the job: ARN, or UID.
+        image: Address of the image.
+        image_digest: Digest of the image that ran.
+        git: Commit of the folder in which the command was typed.
+        git_dirty: Whether tracked files there differed from it.
+        code: Digest of the packed code, or address and version of its archive.
+        inputs: Data of each channel.
+        workload_sha256: Digest of the whole workload.
+        profile_sha256: Digest of profile.json.
+        decision_sha256: Digest of decision.json.
+        seeds: Hyperparameters with `seed` in their name.
+        python: Version of the leader's Python.
+        packages: Versions of its distributions.
+    """
+
+    job_id: str | None = None
+    image: str | None = None
+    image_digest: str | None = None
+    git: str | None = None
+    git_dirty: bool = False
+    code: str | None = None
+    inputs: dict[Name, InputVersion] = msgspec.field(default_factory=dict)
+    workload_sha256: str | None = None
+    profile_sha256: str | None = None
+    decision_sha256: str | None = None
+    seeds: dict[Name, Scalar] = msgspec.field(default_factory=dict)
+    python: str | None = None
+    packages: dict[str, str] = msgspec.field(default_factory=dict)
+
+    def joined(self, *others: "Lineage") -> "Lineage":
+        """Returns all that is known; a later one counts before an earlier one."""
+        known = _fields(self)
+        for other in others:
+            for name, value in _fields(other).items():
+                if isinstance(value, dict):
+                    value = {**known[name], **value}  # type: ignore[dict-item]
+                known[name] = value or known[name]
+        return msgspec.structs.replace(self, **known)
+
+    def facts(self) -> dict[str, str]:
+        """Returns the known facts by name, as texts; of the packages their digest and number."""
+        found = {
+            name: str(value).lower() if value is True else str(value)
+            for name, value in _fields(self).items()
+            if value and not isinstance(value, dict)
+        }
+        for name, each in self.inputs.items():
+            found[f"input_{name}"] = " ".join(word for word in (each.address, each.version) if word)
+        found |= {f"seed_{name}": str(value) for name, value in self.seeds.items()}
+        if self.packages:
+            digest = sha256_of(dict(sorted(self.packages.items())))[:16]
+            found["packages"] = f"sha256:{digest} of {len(self.packages)}"
+        return found
+
+    def differences(self, other: "Lineage") -> list[tuple[str, str, str]]:
+        """Returns name, value here and value there of all that differs; packages one by one."""
+        both = []
+        for each in (self, other):
+            packages = {f"package {name}": value for name, value in each.packages.items()}
+            both.append({**each.facts(), **packages})
+        here, there = both
+        # Each run has another job.
+        names = sorted((here.keys() | there.keys()) - {"job_id", "packages"})
+        return [
+            (name, here.get(name, ""), there.get(name, ""))
+            for name in names
+            if here.get(name) != there.get(name)
+        ]
+
+
+def _fields(record: Lineage) -> dict[str, object]:
+    return {name: getattr(record, name) for name in record.__struct_fields__}
 
 
 class Measured(Record, frozen=True, kw_only=True):
@@ -183,7 +274,7 @@ class Training(Record, frozen=True, kw_only=True):
         failure: What failed, as its source reported it (a traceback, a lost host).
         mlflow_run_id: Run of MLflow.
         steps: Batches of the main loader, else the optimizer's steps. None: not counted.
-        what: Facts such as `git` (commit), `image_digest` and `job_arn`; not stable.
+        lineage: What the run was made of.
         predicted_usd: Dollars that the decision predicted for the whole run, with its start.
         spent_usd: Dollars of the run: the catalog's prices times the time that the platform reports
             of its hosts, else the time of the leader. None: a price is not known, or not billed.
@@ -211,7 +302,7 @@ class Training(Record, frozen=True, kw_only=True):
     failure: str | None = None
     mlflow_run_id: str | None = None
     steps: NonNegativeInt | None = None
-    what: dict[str, Value] = msgspec.field(default_factory=dict)
+    lineage: Lineage = Lineage()
     predicted_usd: NonNegativeFloat | None = None
     spent_usd: NonNegativeFloat | None = None
     spending: tuple[GroupSpending, ...] = ()
@@ -389,7 +480,7 @@ class TrainingFacts:
     metrics: Mapping[str, float] = field(default_factory=dict)
     events: tuple[Event, ...] = ()
     release_seconds: float | None = None
-    what: Mapping[str, Value] = field(default_factory=dict)
+    lineage: Lineage = field(default_factory=Lineage)
     budget: Budget | None = None
     host_seconds: Mapping[str, float] = field(default_factory=dict)
     spending: tuple[GroupSpending, ...] = ()
@@ -437,7 +528,7 @@ def training_record(facts: TrainingFacts) -> Training:
         is_unfed=inside.is_unfed,
         model_uri=facts.model_uri,
         mlflow_run_id=facts.mlflow_run_id,
-        what=dict(facts.what),
+        lineage=leader.lineage.joined(facts.lineage) if leader else facts.lineage,
         predicted_usd=facts.budget.predicted_usd if facts.budget else None,
         spent_usd=sum(known) if known and len(known) == len(facts.groups) else None,
         spending=spending,

@@ -22,7 +22,7 @@ from stoker.platforms.sagemaker.cloudwatch import (
     read_utilisation,
     utilisation_words,
 )
-from stoker.platforms.sagemaker.lineage import kept_facts
+from stoker.platforms.sagemaker.lineage import kept_lineage
 from stoker.platforms.sagemaker.request import SageMakerRequest
 from stoker.platforms.sagemaker.submit import (
     TrainingJobState,
@@ -318,7 +318,7 @@ class SageMakerRun(FollowedRun):
                 for group in job.groups
                 if state.billed_seconds is not None
             },
-            what={"job_arn": state.arn, **kept_facts(self._aws, state.arn)},
+            lineage=kept_lineage(self._aws, state.arn),
         )
 
     def _await_end(self) -> None:
