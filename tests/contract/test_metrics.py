@@ -1,19 +1,26 @@
 """The parser of Prometheus's own client library reads the metrics endpoint."""
 
+import json
+import re
 import socket
 import sys
 import urllib.request
 from io import StringIO
 
 import pytest
+import yaml
 
 from stoker.feed.wire.protocol import FeedWork, HostWork, Progress, WorkerWork
 from stoker.launch.prometheus import metrics_served
 from stoker.launch.spending import Spending
 from stoker.logs import Log, parse_line
+from stoker.platforms.kubernetes import KubernetesPlatform
+from stoker.platforms.kubernetes.request import replicated_jobs
 from stoker.records import FeedSettings
 from stoker.records.training import Budget
 from support.cluster import free_port
+from support.cluster_files import FOLDER
+from support.kubernetes_jobs import job
 
 NAMES = {
     "stoker_steps": "counter",
@@ -175,6 +182,48 @@ def test_a_training_goes_on_without_the_library(monkeypatch):
 
 def test_a_run_of_one_host_goes_on_without_metrics():
     assert "a run of one host" in not_served(free_port(), None)
+
+
+def expressions():
+    """Yields name and PromQL of each rule and panel that configs/kubernetes offers."""
+    documents = list(yaml.safe_load_all((FOLDER / "alerts.yaml").read_text()))
+    assert [each["kind"] for each in documents] == ["PodMonitor", "PrometheusRule"]
+    for group in documents[1]["spec"]["groups"]:
+        for rule in group["rules"]:
+            assert rule["annotations"]["summary"], rule["alert"]
+            yield rule["alert"], rule["expr"]
+    for panel in json.loads((FOLDER / "grafana.json").read_text())["panels"]:
+        for target in panel["targets"]:
+            yield panel["title"], target["expr"]
+
+
+@pytest.mark.parametrize(("name", "text"), list(expressions()))
+def test_alerts_and_dashboard_read_metrics_that_are_served(name, text):
+    served = {f"{each}_total" if kind == "counter" else each for each, kind in NAMES.items()}
+    # Made by the watchdog.
+    served.add("stoker_seconds_since_last_step")
+    found = set(re.findall(r"stoker_\w+", text))
+    assert found
+    assert found <= served
+    assert text.count("(") == text.count(")")
+
+
+def test_the_alerts_scrape_the_leader_alone_and_name_labels_that_metrics_have():
+    monitor, _ = yaml.safe_load_all((FOLDER / "alerts.yaml").read_text())
+    request = KubernetesPlatform().plan(job())
+    labels = {
+        each.name: each.template["metadata"]["labels"] for each in replicated_jobs(request.main)
+    }
+    wanted = {
+        each["key"]: each["values"] for each in monitor["spec"]["selector"]["matchExpressions"]
+    }
+    # Kubernetes and JobSet add these to a pod.
+    given = {"batch.kubernetes.io/job-completion-index": "0"}
+    for name, found in labels.items():
+        own = {**found, **given, "jobset.sigs.k8s.io/replicatedjob-name": name}
+        assert all(own.get(key) in values for key, values in wanted.items()) == (name == "dnn")
+    named = re.findall(r"\$labels\.(\w+)", (FOLDER / "alerts.yaml").read_text())
+    assert set(named) == {"run", "host"}
 
 
 def test_nothing_is_served_unless_asked_for():

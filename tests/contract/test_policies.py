@@ -322,7 +322,7 @@ def test_a_part_that_a_workload_does_not_use_has_no_rights():
 
 def test_the_stack_has_a_schedule_and_mail_where_they_are_asked_for():
     few, made = stack(EXAMPLE), stack(EVERYTHING)
-    mail = {"ScheduleAlarm", "FailureTopic", "FailureTopicPolicy", "FailureRule"}
+    mail = {"ScheduleAlarm", "HeartbeatAlarm", "FailureTopic", "FailureTopicPolicy", "FailureRule"}
     assert made.keys() - few.keys() == {
         *(*mail, "Schedule", "NetworkPolicy", "MlflowPolicy"),
         *("KeyPolicy", "WebhookPolicy", "QueuePolicy"),
@@ -338,6 +338,9 @@ def test_the_stack_has_a_schedule_and_mail_where_they_are_asked_for():
     alarm: Any = made["ScheduleAlarm"]["Properties"]
     assert alarm["MetricName"] == "InvocationDroppedCount"
     assert alarm["Dimensions"] == [{"Name": "ScheduleGroup", "Value": SCHEDULE_GROUP}]
+    heartbeat: Any = made["HeartbeatAlarm"]["Properties"]
+    assert heartbeat["Dimensions"] == [{"Name": "PipelineName", "Value": "mnist"}]
+    assert heartbeat["TreatMissingData"] == "breaching"
     rule: Any = made["FailureRule"]["Properties"]
     assert rule["EventPattern"]["detail"]["pipelineArn"] == [pipeline]
 

@@ -205,10 +205,11 @@ def test_the_metric_definitions_read_what_the_progress_log_writes(tmp_path):
     rows = [head, *["0,0,0,0.0,0.125,0.125,8,1,1"] * 3]
     timeline.write_text("\n".join(rows) + "\n", encoding="utf-8")
     stream = io.StringIO()
-    progress = ProgressLog(tmp_path, Log(run="r", host="h", stream=stream))
+    log = Log(run="r", host="h", stream=stream)
+    progress = ProgressLog(tmp_path, log, spent_usd=lambda: 1.5)
     progress.tick()
     progress.close()
-    assert metrics_in(stream.getvalue()) == [0.25, 0.125]
+    assert metrics_in(stream.getvalue()) == [0.25, 0.125, 1.5]
 
 
 def test_the_requests_digest_changes_with_the_job_alone():

@@ -1,5 +1,6 @@
 """A training that is shown while it runs, and whose record is kept."""
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from stoker.platforms.base import JobSpec, LogLine, Platform
     from stoker.records import Decision, Profile, Training, Workload
 
+# Events of a run that continues, of which its webhook is told.
+_ALERTS = (EventName.BUDGET_NEARLY_SPENT,)
+# Between two alerts of a kind: all ranks may report the same.
+_ALERT_PAUSE_SECONDS = 60.0
 # Of the profile that is kept with a job: what its ConfigMap has room for.
 _MAX_PROFILE_BYTES = 700 << 10
 # Of a training's record that is kept on the platform.
@@ -94,12 +99,15 @@ def train_and_keep(
     )
     job = replace(job, lineage=lineage)
     job = start_tracking(job, platform=platform.name, quiet=quiet)
+    alerted: dict[str, float] = {}
     with following(quiet=quiet, echo=echo, total_steps=total_steps) as follow:
 
         def show(line: "LogLine") -> None:
             follow.line(line)
-            event = parted(line.text)[1] if EventName.BUDGET_NEARLY_SPENT in line.text else None
-            if event and event.event == EventName.BUDGET_NEARLY_SPENT:
+            event = parted(line.text)[1] if any(name in line.text for name in _ALERTS) else None
+            now = time.monotonic()
+            if event and event.event in _ALERTS and now >= alerted.get(event.event, now):
+                alerted[event.event] = now + _ALERT_PAUSE_SECONDS
                 text = event.values.get("text", "")
                 warned(workload, run=job.name, step="train", text=text, quiet=quiet)
 

@@ -41,7 +41,7 @@ WORKLOAD_TAG = "stoker:workload-sha256"
 # After its budget and this time, the service ends a profile. Downloads are included.
 PROFILE_ALLOWANCE_SECONDS = 7200
 _NUMBER = r"([0-9.]+(?:e[-+]?[0-9]+)?)"
-# They read the launcher's log line: progress steps=.. step_seconds=.. wait_seconds=..
+# They read the launcher's log line: progress steps=.. step_seconds=.. wait_seconds=.. spent_usd=..
 PROGRESS_METRICS: Sequence[Mapping[str, str]] = (
     {
         "Name": "stoker:step_seconds",
@@ -50,6 +50,10 @@ PROGRESS_METRICS: Sequence[Mapping[str, str]] = (
     {
         "Name": "stoker:wait_seconds",
         "Regex": rf" progress steps=[0-9]+ .*wait_seconds={_NUMBER}",
+    },
+    {
+        "Name": "stoker:spent_usd",
+        "Regex": rf" progress steps=[0-9]+ .*spent_usd={_NUMBER}",
     },
 )
 DISK_GB = 100
