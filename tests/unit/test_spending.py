@@ -5,7 +5,7 @@ import io
 import pytest
 
 from stoker.feed.wire.protocol import FeedWork, HostWork, Progress
-from stoker.launch.spending import Spending
+from stoker.launch.spending import Spending, earlier_seconds
 from stoker.logs import Log
 from stoker.records.training import Budget
 
@@ -27,6 +27,16 @@ def test_hosts_times_price_times_time_since_the_first_start():
     spending = Counted(Budget(usd_per_hour=PRICES), earlier_seconds=1800)
     spending.now = 1800
     assert spending.usd == pytest.approx(2 * 4 + 3 * 1)
+
+
+def test_a_restarted_run_counts_from_its_first_start_and_a_new_one_of_its_name_anew(tmp_path):
+    assert earlier_seconds(tmp_path, restarts=0, now=1000.0) == 0
+    assert earlier_seconds(tmp_path, restarts=1, now=1600.0) == 600
+    assert earlier_seconds(tmp_path, restarts=2, now=4600.0) == 3600
+    # Trained again a day later, in the same folder.
+    assert earlier_seconds(tmp_path, restarts=0, now=90_000.0) == 0
+    assert earlier_seconds(tmp_path, restarts=1, now=90_010.0) == 10
+    assert earlier_seconds(tmp_path / "gone", restarts=1, now=5.0) == 0
 
 
 @pytest.mark.parametrize("budget", [None, Budget(max_usd=1), Budget(usd_per_hour={"dnn": 4.0})])

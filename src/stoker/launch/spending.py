@@ -7,15 +7,37 @@ has the platform's own times instead, where it reports them.
 
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from stoker.feed.wire.protocol import Progress
 from stoker.logs import EventName, Log
 from stoker.records.training import Budget, GroupSpending
 from stoker.text import usd
 
+# In the leader's output folder: time of the run's first start, in seconds since 1970.
+FIRST_START_FILE = "first-start"
 WARN_SHARE = 0.8
 # First words of the failure of a run that its budget ended.
 REACHED = "max_usd reached"
+
+
+def earlier_seconds(output: Path, *, restarts: int, now: float) -> float:
+    """Returns the seconds since the run's first start, which its output folder keeps.
+
+    Args:
+        output: Folder of the leader's outputs, which a restarted run finds again on Kubernetes.
+        restarts: How often all hosts were restarted. 0: the run starts now.
+        now: The time of this start.
+    """
+    file = output / FIRST_START_FILE
+    try:
+        if restarts:
+            return max(0.0, now - float(file.read_text(encoding="utf-8")))
+        file.write_text(f"{now:.3f}", encoding="utf-8")
+    except (OSError, ValueError):
+        # A full disk, or no folder that is kept: this start is all that is known.
+        pass
+    return 0.0
 
 
 class Spending:

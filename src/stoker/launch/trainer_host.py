@@ -33,7 +33,7 @@ from stoker.launch.follower_lease import FollowerLease
 from stoker.launch.leader_connection import HostRun, Membership, MembershipVerdict
 from stoker.launch.prometheus import metrics_served
 from stoker.launch.roster import Change
-from stoker.launch.spending import Spending
+from stoker.launch.spending import Spending, earlier_seconds
 from stoker.launch.strategies.mpi import MpiHost
 from stoker.launch.strategies.start import Trainer
 from stoker.launch.supervise import (
@@ -157,6 +157,9 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
         run.settings.budget,
         hosts={group.name: len(group.hosts) for group in run.topology.groups if group.hosts},
         log=run.log,
+        earlier_seconds=earlier_seconds(
+            run.output, restarts=run.settings.restarts, now=time.time()
+        ),
     )
     engine = EngineCommands(
         run,
