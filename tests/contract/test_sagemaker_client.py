@@ -145,7 +145,7 @@ COOLS = {"Transitions": [{"Days": 30, "StorageClass": "STANDARD_IA"}]}
         (of("out/", status="Disabled", **DAYS), False),
         (of("out/", **OLD), False),
         (of("other/", **DAYS), False),
-        (of("out/pipelines/", **DAYS), False),
+        (of("out/pipelines/", **DAYS), True),
         (of("out/stoker/jobs/mnist", **DAYS), False),
         (of("out/", **DAYS) | {"Filter": {"Tag": {"Key": "a", "Value": "b"}}}, False),
     ],
@@ -163,7 +163,7 @@ def test_an_upload_names_the_lifecycle_rule_that_would_delete_models(
     assert len(warnings) == is_harm
     if is_harm:
         assert rule["ID"] in warnings[0]
-        assert "only out/pipelines/ and out/stoker/jobs/ may expire" in warnings[0]
+        assert "only out/stoker/jobs/ may expire" in warnings[0]
 
 
 def test_a_new_tag_and_a_new_role_are_changes(server, project):

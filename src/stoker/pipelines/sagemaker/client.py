@@ -20,8 +20,9 @@ from stoker.records.base import mapping, mappings
 # A start that is an hour late is left to the next one.
 RETRY_POLICY = {"MaximumRetryAttempts": 3, "MaximumEventAgeInSeconds": 3600}
 SCHEDULE_GROUP = "default"
-# Folders of sagemaker.output_uri that no model, pipeline or running job needs.
-MAY_EXPIRE = ("pipelines/", "stoker/jobs/")
+# Folder of sagemaker.output_uri with outputs of profiles, which nothing needs later. Gates read the
+# metrics of approved models in pipelines/.
+MAY_EXPIRE = "stoker/jobs/"
 # Storage classes that an endpoint cannot read from.
 _ARCHIVES = ("GLACIER", "DEEP_ARCHIVE")
 _EXPRESSION = re.compile(r"cron\(\S+( \S+){5}\)|rate\(\d+ [a-z]+\)|at\(\S+\)")
@@ -51,16 +52,13 @@ def expiry_warnings(aws: Aws, output_uri: str) -> list[Json]:
         # What SageMaker writes has no tags.
         is_of_ours = not (only.get("Tag") or both.get("Tags")) and (
             key.startswith(prefix)
-            or (
-                prefix.startswith(key) and not prefix.startswith(tuple(key + p for p in MAY_EXPIRE))
-            )
+            or (prefix.startswith(key) and not prefix.startswith(key + MAY_EXPIRE))
         )
         if rule.get("Status") == "Enabled" and ends and is_of_ours:
             warned.append(
                 f"the lifecycle rule {rule.get('ID', '')!s} of bucket {bucket} (prefix "
-                f"{prefix or 'none'}) deletes or archives models and inputs of pipelines: only "
-                + " and ".join(f"{key}{each}" for each in MAY_EXPIRE)
-                + " may expire, and noncurrent versions"
+                f"{prefix or 'none'}) deletes or archives models, inputs or metrics: only "
+                f"{key}{MAY_EXPIRE} may expire, and noncurrent versions"
             )
     return warned
 
