@@ -99,9 +99,9 @@ _METRICS = (
 
 
 class Metrics:
-    """Collector of a run's metrics for prometheus-client."""
+    """Collector of a run's metrics for prometheus-client; a run of one host has no coordinator."""
 
-    def __init__(self, coordinator: Coordinator, *, spending: Spending, run_id: str) -> None:
+    def __init__(self, coordinator: Coordinator | None, *, spending: Spending, run_id: str) -> None:
         self._coordinator = coordinator
         self._spending = spending
         self._run_id = run_id
@@ -126,8 +126,8 @@ class Metrics:
             "training continues with the other hosts.",
             labels=("run", "host"),
         )
-        live = self._coordinator.live_agents
-        for name in sorted(self._coordinator.expected_agents):
+        live = self._coordinator.live_agents if self._coordinator else ()
+        for name in sorted(self._coordinator.expected_agents if self._coordinator else ()):
             up.add_metric((self._run_id, name), float(name in live))
         yield up
         budget = self._spending.budget
@@ -144,7 +144,8 @@ class Metrics:
     def _records(self) -> Iterator[tuple[msgspec.Struct, tuple[str, ...]]]:
         """Yields each record in the ranks' reports, with the values of its labels."""
         run = self._run_id
-        for number, report in sorted(self._coordinator.progress.items()):
+        told = self._coordinator.progress if self._coordinator else {}
+        for number, report in sorted(told.items()):
             rank = str(number)
             yield report, (run, rank)
             if report.feed is None:
@@ -171,8 +172,6 @@ def metrics_served(
         return
     address, started = feed.metrics_address or LOOPBACK, None
     try:
-        if coordinator is None:
-            raise UsageError("a run of one host has no feed")
         started = _start(
             Metrics(coordinator, spending=spending, run_id=run_id), address, feed.metrics_port
         )
