@@ -391,6 +391,7 @@ def facts_of(
         lineage=Lineage(
             image=job.image,
             image_digest=digest or None,
+            profile_sha256=decision.profile_sha256 if decision else None,
             decision_sha256=sha256_of(decision) if decision else None,
             inputs={name: InputVersion(address=c.uri) for name, c in job.channels.items()},
             seeds={

@@ -56,7 +56,10 @@ def test_a_run_profiles_decides_trains_evaluates_and_registers(project):
     version = training.lineage.inputs["training"].version
     assert version
     assert metadata["stoker-packages"] == training.lineage.facts()["packages"]
-    assert metadata["stoker-profile-sha256"] == training.lineage.profile_sha256
+    assert metadata["stoker-profile-sha256"] == decision.profile_sha256
+    # The double reports no billed seconds: the leader's count stands.
+    assert [each.group for each in training.spending] == [g.name for g in training.groups]
+    assert training.spent_usd
     assert metadata["stoker-input-training"] == f"s3://{BUCKET}/data/ {version}"
     assert decision.plan.action in str(metadata["stoker-decided"])
     assert f"mnist-{run.id}" in json.dumps(described["InferenceSpecification"])

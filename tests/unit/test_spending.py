@@ -2,12 +2,15 @@
 
 import io
 
+import msgspec
 import pytest
 
 from stoker.feed.wire.protocol import FeedWork, HostWork, Progress
 from stoker.launch.spending import Spending, earlier_seconds
 from stoker.logs import Log
-from stoker.records.training import Budget
+from stoker.records import Group
+from stoker.records.training import Budget, TrainingFacts, training_record
+from support.sample_records import training
 
 HOSTS = {"dnn": 2, "data": 3}
 PRICES = {"dnn": 4.0, "data": 1.0}
@@ -37,6 +40,24 @@ def test_a_restarted_run_counts_from_its_first_start_and_a_new_one_of_its_name_a
     assert earlier_seconds(tmp_path, restarts=0, now=90_000.0) == 0
     assert earlier_seconds(tmp_path, restarts=1, now=90_010.0) == 10
     assert earlier_seconds(tmp_path / "gone", restarts=1, now=5.0) == 0
+
+
+def test_the_only_group_is_counted_whatever_a_platform_calls_it():
+    log = Log(run="r", host="h", stream=io.StringIO())
+    now = iter((0.0, 3600.0, 3600.0, 3600.0))
+    spending = Spending(
+        Budget(usd_per_hour={"dnn": 4.0}),
+        hosts={"homogeneousCluster": 2},
+        log=log,
+        clock=now.__next__,
+    )
+    assert spending.usd == 8.0
+    told = spending.of_groups({}, dnn="homogeneousCluster", waited_seconds=900.0)
+    leader = msgspec.structs.replace(training(), spending=told)
+    asked = Group(name="dnn", role="dnn", instance_type="t", count=2)
+    facts = TrainingFacts(job=leader.job, status="succeeded", groups=(asked,), leader=leader)
+    (found,) = training_record(facts).spending
+    assert (found.group, found.usd, found.idle_usd) == ("dnn", 8.0, 2.0)
 
 
 @pytest.mark.parametrize("budget", [None, Budget(max_usd=1), Budget(usd_per_hour={"dnn": 4.0})])

@@ -71,7 +71,6 @@ def test_a_step_that_is_tried_again_does_not_repeat_a_training_that_nobody_fed(
     found = train_and_keep(
         job,
         workload=workload(),
-        profile=None,
         platform=Keeper(record),  # type: ignore[arg-type]
         catalog=load_catalog("local"),
         decision=None,

@@ -191,7 +191,7 @@ def _follow_training(
     from stoker.cli.outputs import Outputs, kept_model
     from stoker.cli.tracking import keep_tracked
     from stoker.cli.workloads import named_run_dir
-    from stoker.records import Decision, Profile, Workload, read_json, write_text
+    from stoker.records import Decision, Workload, read_json, write_text
     from stoker.records.outcome import outcome_of, training_exit_code
     from stoker.train import prepare
 
@@ -207,7 +207,6 @@ def _follow_training(
     record = train_and_keep(
         job,
         workload=asked,
-        profile=read_json(records["profile.json"], Profile) if "profile.json" in records else None,
         platform=platform.adopting(),
         catalog=catalog_of(asked, None),
         decision=decided,

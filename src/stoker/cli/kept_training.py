@@ -50,7 +50,6 @@ def train_and_keep(
     job: "JobSpec",
     *,
     workload: "Workload",
-    profile: "Profile | None",
     platform: "Platform[object]",
     catalog: "Catalog",
     decision: "Decision | None",
@@ -70,7 +69,6 @@ def train_and_keep(
         out: Second file for the record of a training that is stopped.
         again: The command that continues after a stop.
         echo: Whether to show the lines of the script, too.
-        profile: The decision's, for the lineage.
         workload: Its webhook gets the warning that most of the budget is spent.
     """
     from stoker.cli.notify import warned
@@ -95,7 +93,6 @@ def train_and_keep(
         git=str(state.get("git") or "") or None,
         git_dirty=bool(state.get("git_dirty")),
         workload_sha256=sha256_of(workload),
-        profile_sha256=sha256_of(profile) if profile else None,
     )
     job = replace(job, lineage=lineage)
     job = start_tracking(job, platform=platform.name, quiet=quiet)

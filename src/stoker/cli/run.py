@@ -303,7 +303,6 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
         return train_and_keep(
             job,
             workload=workload,
-            profile=profiled,
             platform=platform,
             catalog=catalog,
             decision=decision,

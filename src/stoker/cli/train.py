@@ -224,7 +224,6 @@ def train_verb(
                 record = train_and_keep(
                     job,
                     workload=workload,
-                    profile=profiled,
                     platform=runs_on,
                     catalog=catalog,
                     decision=decided,

@@ -58,6 +58,10 @@ class Spending:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.budget = budget or Budget()
+        self._prices = dict(self.budget.usd_per_hour)
+        if len(hosts) == 1 == len(self._prices):
+            # SageMaker has another name for the only group of a job.
+            self._prices = dict(zip(hosts, self._prices.values(), strict=True))
         self._hosts = hosts
         self._log = log
         self._clock = clock
@@ -74,11 +78,10 @@ class Spending:
 
     def _by_group(self) -> dict[str, float]:
         hours = (self._earlier_seconds + self._clock() - self._began) / 3600
-        prices = self.budget.usd_per_hour
         return {
-            name: prices[name] * count * hours
+            name: self._prices[name] * count * hours
             for name, count in self._hosts.items()
-            if name in prices
+            if name in self._prices
         }
 
     def tick(self) -> bool:

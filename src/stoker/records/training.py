@@ -580,7 +580,12 @@ def _failure(facts: TrainingFacts) -> str | None:
 
 def _spending(facts: TrainingFacts) -> tuple[GroupSpending, ...]:
     """Returns the dollars of each group, by the platform's times where it reports them."""
-    counted = {each.group: each for each in (facts.leader or facts).spending}
+    told = (facts.leader or facts).spending
+    counted = {each.group: each for each in told}
+    if len(facts.groups) == 1 == len(told):
+        # SageMaker has another name for the only group of a job.
+        only = facts.groups[0].name
+        counted = {only: msgspec.structs.replace(told[0], group=only)}
     prices = facts.budget.usd_per_hour if facts.budget else {}
     found = []
     for group in facts.groups:
