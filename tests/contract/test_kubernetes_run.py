@@ -188,7 +188,7 @@ def test_the_lineage_names_the_job_and_the_claims_that_may_be_read(
     lineage = complete(api, followed).lineage
     assert lineage.job_id == api.get("jobsets", NAME)["metadata"]["uid"]
     uid = api.get("persistentvolumeclaims", "digits")["metadata"]["uid"]
-    known = {"train": InputVersion(address="pvc://digits/train", version=f"uid {uid}")}
+    known = {"train": InputVersion(address="pvc://digits/train", claim_uid=uid)}
     assert lineage.inputs == ({} if is_denied else known)
 
 

@@ -5,6 +5,7 @@ import json
 import msgspec
 
 from stoker.cli.outputs import carried, told_of_training
+from stoker.host.listing import listing_version
 from stoker.records import write_json
 from stoker.records.training import InputVersion, Lineage, TrainingFacts, training_record
 from stoker.tracking import tags_of
@@ -28,6 +29,32 @@ def test_what_several_know_is_one_record_and_the_later_counts():
     # Who knows nothing of a fact does not delete it.
     more = WHOLE.joined(Lineage(inputs={"labels": InputVersion(address="s3://c/")}))
     assert (sorted(more.inputs), more.git) == (["labels", "train"], "0a1b")
+
+
+def test_the_version_of_a_folder_changes_with_its_files_and_is_bounded(tmp_path, monkeypatch):
+    assert listing_version(tmp_path) is None
+    (tmp_path / "a").mkdir()
+    for name in ("a/1", "b"):
+        (tmp_path / name).write_text("x")
+    first = listing_version(tmp_path)
+    assert first == listing_version(tmp_path)
+    assert first.endswith(" of 2 files")
+    (tmp_path / "b").write_text("xy")
+    assert listing_version(tmp_path) != first
+    late = iter((0.0, 4.0)).__next__
+    assert listing_version(tmp_path, clock=late) is None
+    monkeypatch.setattr("stoker.host.listing.MAX_FILES", 1)
+    assert listing_version(tmp_path) is None
+
+
+def test_the_leader_s_listing_stays_where_the_platform_knows_the_claim():
+    seen = Lineage(inputs={"train": InputVersion(address="/opt/ml/input/data/train", version="v")})
+    asked = Lineage(inputs={"train": InputVersion(address="pvc://digits")})
+    claim = Lineage(inputs={"train": InputVersion(address="pvc://digits", claim_uid="u")})
+    found = seen.joined(asked, claim)
+    whole = InputVersion(address="pvc://digits", version="v", claim_uid="u")
+    assert found.inputs == {"train": whole}
+    assert found.facts() == {"input_train": "pvc://digits v claim u"}
 
 
 def test_only_the_leader_knows_the_packages_that_were_there():

@@ -9,7 +9,7 @@ import json
 import math
 import platform as machine_facts
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -31,7 +31,7 @@ from stoker.launch.topology import Topology
 from stoker.logs import EventName, Log
 from stoker.reasons import innermost, reason_of_failure, shortened, without_events
 from stoker.records import Event, Group, Host, Job, Scalar, write_json, write_text
-from stoker.records.training import Lineage, TrainingFacts, write_training
+from stoker.records.training import InputVersion, Lineage, TrainingFacts, write_training
 from stoker.settings import ProcessSettings
 
 # SageMaker shows the first 1024 characters of output/failure as the job's FailureReason.
@@ -103,6 +103,7 @@ def record_end(
     progress: dict[int, Progress],
     release_seconds: float | None,
     spending: Spending,
+    inputs: Mapping[str, InputVersion],
     log: Log,
 ) -> None:
     """Writes the leader's record and its passive profile; a full disk is logged."""
@@ -128,6 +129,7 @@ def record_end(
         is_unfed=outcome.is_unfed,
         metrics=_metrics(settings, output, log),
         lineage=Lineage(
+            inputs=dict(inputs),
             python=machine_facts.python_version(),
             packages={each.name: each.version for each in metadata.distributions()},
         ),

@@ -23,6 +23,7 @@ import msgspec
 from stoker.errors import EXIT_KILLED, EXIT_PEER_LOST, PlatformError, UsageError
 from stoker.feed.bookkeeping import Unfed
 from stoker.feed.loading import discard_loadings, why_unfed
+from stoker.host.listing import listing_version
 from stoker.host.processes import why_not_found
 from stoker.launch import finish
 from stoker.launch.coordinator import Coordinator
@@ -48,7 +49,7 @@ from stoker.launch.topology import is_job_pod, platform_name
 from stoker.logs import EventName, Log, now_utc
 from stoker.platforms.base import MLFLOW_RUN, MLFLOW_URI, MLFLOW_VARIABLES
 from stoker.records import Event
-from stoker.records.training import STARTED
+from stoker.records.training import STARTED, InputVersion
 from stoker.settings import PROFILE_ENDED_FILE, RELEASED_FILE, unfed_file
 
 _POLL_SECONDS = 1.0
@@ -168,6 +169,7 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
             Change(what="left", host=run.topology.host, kind="follower", reason=words)
         ),
     )
+    inputs = _input_versions(run)
     events = [Event(when=now_utc(), what=STARTED, host=run.topology.host)]
     if coordinator:
         coordinator.start()
@@ -219,11 +221,11 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
         run.log.event(EventName.TRAINING_FAILED, reason=outcome.failure.partition("\n")[0])
         _write_failure(run, outcome.failure)
     # Now, as this process may be killed while data hosts stop; again below, with their release.
-    _record(run, outcome, trainer, events, coordinator, spending)
+    _record(run, outcome, trainer, events, coordinator, spending, inputs)
     run.log.event(EventName.TRAINING_ENDED, status=outcome.status, exit_code=code)
     if coordinator:
         coordinator.close()
-        _record(run, outcome, trainer, events, coordinator, spending)
+        _record(run, outcome, trainer, events, coordinator, spending, inputs)
     return code
 
 
@@ -504,6 +506,18 @@ def with_reachable_mlflow(environ: Mapping[str, str], log: Log) -> dict[str, str
     return dict(environ)
 
 
+def _input_versions(run: HostRun) -> dict[str, InputVersion]:
+    """Returns the versions of the channels' folders; SageMaker's are known from S3."""
+    folder = run.settings.base_dir / "input" / "data"
+    if platform_name(run.topology, run.environ) == "sagemaker" or not folder.is_dir():
+        return {}
+    return {
+        each.name: InputVersion(address=str(each), version=listing_version(each))
+        for each in folder.iterdir()
+        if each.is_dir()
+    }
+
+
 def _judge(run: HostRun, ending: Ending, causes: Sequence[Change]) -> tuple[RunOutcome, int]:
     """Returns the run's outcome and the leader's exit code."""
     # First: failures of ranks that were asked to end do not count.
@@ -583,6 +597,7 @@ def _record(
     events: Sequence[Event],
     coordinator: Coordinator | None,
     spending: Spending,
+    inputs: Mapping[str, InputVersion],
 ) -> None:
     seen = coordinator.events if coordinator else ()
     record_end(
@@ -597,5 +612,6 @@ def _record(
         progress=coordinator.progress if coordinator else {},
         release_seconds=coordinator.release_seconds if coordinator else None,
         spending=spending,
+        inputs=inputs,
         log=run.log,
     )

@@ -95,13 +95,28 @@ class InputVersion(Record, frozen=True, kw_only=True):
     """Data that a run read.
 
     Attributes:
-        address: Its address; of a claim also its name.
-        version: Digest of a listing (S3: names and entity tags; a folder: names, sizes, times), or
-            the claim's UID. None: not known.
+        address: Its address.
+        version: Digest of a listing when the run began. S3: names and entity tags; a folder: names,
+            sizes and times. None: not known.
+        claim_uid: UID of the claim that it is in.
     """
 
     address: str
     version: str | None = None
+    claim_uid: str | None = None
+
+    @property
+    def words(self) -> str:
+        """All that is known, as text."""
+        uid = self.claim_uid and f"claim {self.claim_uid}"
+        return " ".join(word for word in (self.address, self.version, uid) if word)
+
+    def joined(self, later: "InputVersion") -> "InputVersion":
+        return InputVersion(
+            address=later.address,
+            version=later.version or self.version,
+            claim_uid=later.claim_uid or self.claim_uid,
+        )
 
 
 class Lineage(Record, frozen=True, kw_only=True):
@@ -139,13 +154,15 @@ class Lineage(Record, frozen=True, kw_only=True):
 
     def joined(self, *others: "Lineage") -> "Lineage":
         """Returns all that is known; a later one counts before an earlier one."""
-        known = _fields(self)
+        known, inputs = _fields(self), dict(self.inputs)
         for other in others:
             for name, value in _fields(other).items():
                 if isinstance(value, dict):
                     value = {**known[name], **value}  # type: ignore[dict-item]
                 known[name] = value or known[name]
-        return msgspec.structs.replace(self, **known)
+            for name, each in other.inputs.items():
+                inputs[name] = inputs.get(name, each).joined(each)
+        return msgspec.structs.replace(self, **{**known, "inputs": inputs})
 
     def facts(self) -> dict[str, str]:
         """Returns the known facts by name, as texts; of the packages their digest and number."""
@@ -155,7 +172,7 @@ class Lineage(Record, frozen=True, kw_only=True):
             if value and not isinstance(value, dict)
         }
         for name, each in self.inputs.items():
-            found[f"input_{name}"] = " ".join(word for word in (each.address, each.version) if word)
+            found[f"input_{name}"] = each.words
         found |= {f"seed_{name}": str(value) for name, value in self.seeds.items()}
         if self.packages:
             digest = sha256_of(dict(sorted(self.packages.items())))[:16]

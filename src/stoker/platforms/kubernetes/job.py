@@ -600,7 +600,7 @@ class KubernetesRun(FollowedRun):
             if claim.scheme == "pvc":
                 with contextlib.suppress(StokerError):
                     uid = text(mapping(self._cluster.get(CLAIMS, claim.netloc), "metadata"), "uid")
-                    found[name] = InputVersion(address=channel.uri, version=f"uid {uid}")
+                    found[name] = InputVersion(address=channel.uri, claim_uid=uid)
         return found
 
     def _without_hosts(self, role: str) -> dict[str, str]:
