@@ -261,9 +261,9 @@ def follow(run: HostRun, command: Sequence[str]) -> int:
         engine.stop()
         if membership.run_stage == "ending":
             # As the leader does: with another code a platform would restart the run.
-            ending = dataclasses.replace(ending, exit_code=0)
-        else:
-            ending = _as_a_pod_ends(run, ending)
+            membership.leave(exit_code=0)
+            return 0
+        ending = _as_a_pod_ends(run, ending)
         failure = _failure_of(run, ending) if ending.exit_code else ""
         if finish.says_peer_is_gone(failure) and not (ending.decided or ending.signals):
             ending = _await_verdict(run, membership, ending)
