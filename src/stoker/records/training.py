@@ -95,7 +95,7 @@ class InputVersion(Record, frozen=True, kw_only=True):
     """Data that a run read.
 
     Attributes:
-        address: Its address.
+        address: Where it is: in S3, a folder, or a claim (pvc://).
         version: Digest of a listing when the run began. S3: names and entity tags; a folder: names,
             sizes and times. None: not known.
         claim_uid: UID of the claim that it is in.
