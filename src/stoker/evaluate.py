@@ -32,6 +32,11 @@ from stoker.text import aws_value
 
 # SageMaker Studio's names of regression metrics; all others are of a classification.
 _REGRESSION = frozenset({"mae", "mse", "rmse", "r2"})
+# Facts of a run's lineage in a model's metadata.
+_ORIGIN = (
+    *("image_digest", "git", "code", "workload_sha256", "profile_sha256"),
+    *("seeds", "packages"),
+)
 
 
 def evaluate(
@@ -109,23 +114,23 @@ def metadata_names(workload: Workload) -> dict[str, str]:
     """Returns the names of a model's metadata; each input's with its channel."""
     # JSON paths allow no dashes.
     inputs = {f"input_{re.sub('[^A-Za-z0-9]', '_', name)}": name for name in workload.channels}
-    return {"training_job": "", "image_digest": "", "decided": "", **inputs}
+    return {"training_job": "", "decided": "", **dict.fromkeys(_ORIGIN, ""), **inputs}
 
 
 def model_metadata(workload: Workload, training: Training, decision: Decision) -> dict[str, str]:
     """Returns a model's origin for SageMaker's model registry; no value is empty."""
     groups = groups_in_words(training.groups)
+    facts = training.lineage.facts()
     what = {
-        **training.what,
-        "training_job": training.what.get("job_arn"),
+        **facts,
+        "training_job": facts.get("job_id", ""),
         "decided": f"{sha256_of(decision)[:12]}: {decision.plan.action}: {groups}",
+        "seeds": " ".join(f"{name}={value}" for name, value in training.lineage.seeds.items()),
     }
-    found: dict[str, str] = {}
-    for name, channel in metadata_names(workload).items():
-        keys = (f"input_{channel}", f"input_{channel}_version") if channel else (name,)
-        words = " ".join(str(what[key]) for key in keys if what.get(key))
-        found[name] = aws_value(words) or "not known"
-    return found
+    return {
+        name: aws_value(what.get(f"input_{channel}" if channel else name, "")) or "not known"
+        for name, channel in metadata_names(workload).items()
+    }
 
 
 def lost_training(workload: Workload, decision: Decision) -> Training:

@@ -48,6 +48,8 @@ class EventName(StrEnum):
     BATCH_OVERDUE = auto()  # A batch takes much longer than others.
     BATCHES_LOST = auto()  # The connection for batches of a data host broke.
     BATCHES_SEEDED = auto()  # Each batch has its own seed, unlike in a run without stoker.
+    BUDGET_NEARLY_SPENT = auto()  # 80 % of constraints.max_usd are spent.
+    BUDGET_SPENT = auto()  # constraints.max_usd is spent; the training is told to save and ended.
     CALL_REPEATED = auto()  # A service did not answer a call, which is repeated.
     CLOCK_JUMP = auto()  # The process was suspended; leases are not counted for this time.
     COMMAND_ENDED = auto()  # The training command ended, with its exit code and CPU time.

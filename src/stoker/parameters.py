@@ -337,6 +337,12 @@ _PARAMETERS = (
         overrides=_number("constraints.max_usd_per_hour"),
     ),
     Parameter(
+        name="max_usd",
+        text="Dollars at which the training is ended; empty: no limit.",
+        default=lambda w: "" if (usd := w.constraints.max_usd) is None else f"{usd:g}",
+        overrides=_number("constraints.max_usd"),
+    ),
+    Parameter(
         name="max_data_hosts",
         kind="integer",
         text="Most data hosts that a plan may have; 0: no data group.",

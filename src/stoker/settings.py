@@ -37,6 +37,7 @@ from stoker.records import (
 )
 from stoker.records.base import Record
 from stoker.records.engine import EngineHost, check_engine
+from stoker.records.training import Budget
 from stoker.records.workload import ReplaceDataLoader
 
 # Placeholders in the examples, and what goes there.
@@ -222,6 +223,7 @@ class RunEnvironment:
         max_fresh_starts: Kubernetes: maximum restarts of all hosts without a checkpoint. Default:
             no maximum.
         watchdog: The workload's key `watchdog`, as JSON.
+        budget: Prices by group, limit and prediction of the run, as JSON.
     """
 
     run_id: Annotated[str, Variable("STOKER_RUN_ID", "TRAINING_JOB_NAME")] = "adhoc"
@@ -264,11 +266,12 @@ class RunEnvironment:
     watchdog: Annotated[WatchdogSettings, Variable("STOKER_WATCHDOG")] = field(
         default_factory=WatchdogSettings
     )
+    budget: Annotated[Budget | None, Variable("STOKER_BUDGET")] = None
 
     @classmethod
     def of(cls, workload: Workload, *, profile: ProfileSettings | None = None) -> "RunEnvironment":
         """Returns the settings of a workload's runs."""
-        replaced = workload.feed.replace_dataloader
+        replaced, most = workload.feed.replace_dataloader, workload.constraints.max_usd
         if profile or (replaced == "auto" and workload.engine_settings.name != "feed"):
             # A profile measures the script's own loaders; other engines feed differently.
             replaced = False
@@ -281,6 +284,7 @@ class RunEnvironment:
             replace_dataloader=replaced,
             # A profile has its own limits of time.
             watchdog=WatchdogSettings() if profile else workload.watchdog,
+            budget=Budget(max_usd=most) if most and not profile else None,
         )
 
     @classmethod

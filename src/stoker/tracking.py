@@ -180,7 +180,9 @@ def parameters_of(training: Training) -> dict[str, str]:
 def metrics_of(training: Training | None, evaluation: Evaluation | None) -> dict[str, float]:
     """Returns the script's metrics, measured steps, and results of the evaluation."""
     found: dict[str, float | None] = {**(training.metrics if training else {})}
-    found["stoker_usd_total"] = training.usd_total if training else None
+    found |= {
+        f"stoker_{name}": value for name, value in (training.dollars if training else {}).items()
+    }
     measured = training.measured if training else None
     if measured and measured.steps:
         found |= {
@@ -217,9 +219,10 @@ def tags_of(training: Training, evaluation: Evaluation | None) -> dict[str, str]
         "stoker_outcome": outcome.state,
         "stoker_failure": outcome.reason,
     }
+    told |= {f"stoker_{name}": value for name, value in training.lineage.facts().items()}
     # MLflow's own name, which its pages show.
-    if commit := training.what.get("git"):
-        told["mlflow.source.git.commit"] = str(commit)
+    if training.lineage.git:
+        told["mlflow.source.git.commit"] = training.lineage.git
     # Empty values replace those of an earlier attempt.
     return {name: value or "" for name, value in told.items()}
 

@@ -42,8 +42,8 @@ from stoker.records import (
     sha256_of,
     write_json,
 )
-from stoker.records.decision import NOMINAL
-from stoker.records.training import TrainingFacts, write_training
+from stoker.records.decision import NOMINAL, predicted_of
+from stoker.records.training import Budget, InputVersion, Lineage, TrainingFacts, write_training
 from stoker.records.workload import refuse_foreign, workload_keys
 from stoker.text import ms, usd
 
@@ -248,7 +248,12 @@ def _train_once(
     on_submit: Callable[[], None] | None,
     may_stop: Callable[[], bool],
 ) -> Training:
-    job = replace(job, prices=_prices(job, catalog))
+    budget = budget_of(job, catalog=catalog, decision=decision)
+    known = [group for group in job.groups if group.name in budget.usd_per_hour]
+    prices = {group.instance_type: budget.usd_per_hour[group.name] for group in known}
+    job = replace(
+        job, prices=prices, settings=replace(job.settings, budget=budget if prices else None)
+    )
     run = platform.submit(platform.plan(job))
     if on_submit:
         on_submit()
@@ -380,22 +385,37 @@ def facts_of(
         failure=end.failure,
         events=events,
         release_seconds=end.data_group_release_seconds,
-        usd_per_hour=None if catalog.purchase == NOMINAL else catalog.usd_per_hour(job.groups),
+        budget=budget_of(job, catalog=catalog, decision=decision),
         timeline_file=timeline_file,
         model_uri=end.model_uri,
-        what={**job.what, **({"image_digest": digest} if digest else {}), **end.what},
-        billed_seconds=end.billed_seconds,
+        lineage=Lineage(
+            image=job.image,
+            image_digest=digest or None,
+            profile_sha256=decision.profile_sha256 if decision else None,
+            decision_sha256=sha256_of(decision) if decision else None,
+            inputs={name: InputVersion(address=c.uri) for name, c in job.channels.items()},
+            seeds={
+                name: value for name, value in job.hyperparameters.items() if "seed" in name.lower()
+            },
+        ).joined(job.lineage, end.lineage),
+        host_seconds=end.host_seconds,
         mlflow_run_id=end.mlflow_run_id or job.environment.get(MLFLOW_RUN),
     )
 
 
-def _prices(job: JobSpec, catalog: Catalog) -> dict[str, float]:
-    """Returns the known prices of one host per group; empty where nothing is billed."""
+def budget_of(job: JobSpec, *, catalog: Catalog, decision: Decision | None) -> Budget:
+    """Returns a job's prices, limit and prediction; prices are empty where nothing is billed."""
+    promise = predicted_of(job.groups, decision)
+    limit = job.settings.budget.max_usd if job.settings.budget else None
     if catalog.purchase == NOMINAL:
-        return {}
-    single = [msgspec.structs.replace(group, count=1) for group in job.groups]
-    prices = {group.instance_type: catalog.usd_per_hour([group]) for group in single}
-    return {name: price for name, price in prices.items() if price is not None}
+        return Budget(max_usd=limit)
+    single = {each.name: msgspec.structs.replace(each, count=1) for each in job.groups}
+    prices = {name: catalog.usd_per_hour([group]) for name, group in single.items()}
+    return Budget(
+        usd_per_hour={name: price for name, price in prices.items() if price is not None},
+        max_usd=limit,
+        predicted_usd=promise.run_usd if promise else None,
+    )
 
 
 def _keep(file: Path, kept: Path) -> bool:

@@ -165,8 +165,10 @@ def training_words(training: Training) -> str:
     if not outcome.is_good:
         return outcome.words.removeprefix("the ")
     more = "".join(f", {shown(name)} {value:.4g}" for name, value in training.metrics.items())
-    if training.usd_total is not None:
-        more += f", {usd(training.usd_total)} for the run"
+    if training.spent_usd is not None:
+        told = training.predicted_usd
+        promise = "" if told is None else f" (predicted {usd(told)})"
+        more += f", {usd(training.spent_usd)} for the run{promise}"
     # The platform says why: hosts share cores, or cores count as hosts of a cloud.
     more += "".join(
         f"; {event.what}" for event in training.events if event.what.startswith(NOT_COMPARABLE)

@@ -39,12 +39,12 @@ VERBS = {
     | OUTPUTS
     | STEP
     | flags("platform profile decision group replace-dataloader dry-run name run-id finish")
-    | flags("evaluation report always model prices yes"),
+    | flags("evaluation report always model prices max-usd yes"),
     "evaluate": EVERY
     | OUTPUTS
     | STEP
     | flags("profile decision training champion promote gate-of report always"),
-    "report": {"--scaling", "--json", "--debug"},
+    "report": {"--scaling", "--compare", "--json", "--debug"},
     "catalog": flags("platform prices json debug"),
     "schema": flags("debug"),
     "watch": flags("once json debug"),

@@ -70,8 +70,11 @@ def _rounded(value):
 
 
 def _written(decision):
+    document = to_document(decision)
+    # The profiles are not what this file is about.
+    assert len(document.pop("profile_sha256")) == 64
     return {
-        "decision": _rounded(to_document(decision)),
+        "decision": _rounded(document),
         "text": list(explain(decision).splitlines()),
     }
 

@@ -31,8 +31,9 @@ from stoker.platforms.kubernetes.rights import rules
 from stoker.platforms.kubernetes.submit import keep_runtime
 from stoker.profile import profile
 from stoker.profile.rank_results import AcceleratorOnly, RankResult, quartiles
-from stoker.records import Group, Profile, to_json, write_json
+from stoker.records import Channel, Group, Profile, to_json, write_json
 from stoker.records.base import Document
+from stoker.records.training import InputVersion
 from stoker.settings import workload_from
 from support.kubernetes_api import (
     NAMESPACE,
@@ -172,6 +173,23 @@ def trained(api, followed, *, api_name="jobset", lines):
     until(lambda: bool(followed.texts(SECOND) and followed.texts(FIRST)), what="the data hosts")
     api.end_pod(leader)
     api.end_job(NAME)
+
+
+@pytest.mark.parametrize("is_denied", [False, True])
+def test_the_lineage_names_the_job_and_the_claims_that_may_be_read(
+    api, follow, platform, job, is_denied
+):
+    api.denied |= {("get", "persistentvolumeclaims")} if is_denied else set()
+    claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "digits"}}
+    api.put("persistentvolumeclaims", claim)
+    reads = dataclasses.replace(job, channels={"train": Channel(uri="pvc://digits/train")})
+    followed = follow(platform.submit(platform.plan(reads)))
+    api.run_pods(NAME)
+    lineage = complete(api, followed).lineage
+    assert lineage.job_id == api.get("jobsets", NAME)["metadata"]["uid"]
+    uid = api.get("persistentvolumeclaims", "digits")["metadata"]["uid"]
+    known = {"train": InputVersion(address="pvc://digits/train", claim_uid=uid)}
+    assert lineage.inputs == ({} if is_denied else known)
 
 
 # --- making the objects

@@ -1,17 +1,26 @@
 """The parser of Prometheus's own client library reads the metrics endpoint."""
 
+import json
+import re
 import socket
 import sys
 import urllib.request
 from io import StringIO
 
 import pytest
+import yaml
 
 from stoker.feed.wire.protocol import FeedWork, HostWork, Progress, WorkerWork
 from stoker.launch.prometheus import metrics_served
+from stoker.launch.spending import Spending
 from stoker.logs import Log, parse_line
+from stoker.platforms.kubernetes import KubernetesPlatform
+from stoker.platforms.kubernetes.request import replicated_jobs
 from stoker.records import FeedSettings
+from stoker.records.training import Budget
 from support.cluster import free_port
+from support.cluster_files import FOLDER
+from support.kubernetes_jobs import job
 
 NAMES = {
     "stoker_steps": "counter",
@@ -34,7 +43,16 @@ NAMES = {
     "stoker_data_host_up": "gauge",
     "stoker_seconds_since_last_step": "gauge",
     "stoker_no_progress_warnings": "counter",
+    "stoker_spent_usd": "gauge",
+    "stoker_predicted_usd": "gauge",
+    "stoker_max_usd": "gauge",
 }
+SPENDING = Spending(
+    Budget(usd_per_hour={"dnn": 3600.0}, max_usd=5.0),
+    hosts={"dnn": 1},
+    log=Log(run="run", host="gpu-1", stream=StringIO()),
+    clock=iter((0.0, *[2.0] * 99)).__next__,
+)
 
 
 class Seen:
@@ -96,8 +114,14 @@ def test_the_metrics_are_as_the_library_itself_reads_them():
     from prometheus_client.parser import text_string_to_metric_families
 
     port = free_port()
-    feed = FeedSettings(metrics_port=port)
-    with metrics_served(feed, Seen(), watchdog=Waiting(), run_id="mnist-1", log=quiet_log()):
+    with metrics_served(
+        FeedSettings(metrics_port=port),
+        Seen(),
+        spending=SPENDING,
+        watchdog=Waiting(),
+        run_id="mnist-1",
+        log=quiet_log(),
+    ):
         families = {each.name: each for each in text_string_to_metric_families(scrape(port))}
     assert {name: each.type for name, each in families.items()} == NAMES
     # Each says how it is read.
@@ -118,6 +142,9 @@ def test_the_metrics_are_as_the_library_itself_reads_them():
     assert values["stoker_feed_bytes_total", host, rank, run] == 1 << 40
     assert values["stoker_feed_moved_batches_total", host, rank, run] == 2
     assert values["stoker_feed_worker_batches_total", host, rank, run, ("worker", "1")] == 8
+    assert values["stoker_spent_usd", run] == 2.0
+    assert values["stoker_max_usd", run] == 5.0
+    assert ("stoker_predicted_usd", run) not in values
     assert values["stoker_data_host_up", host, run] == 1
     assert values["stoker_seconds_since_last_step", run] == 61.5
     assert values["stoker_no_progress_warnings_total", run] == 2
@@ -127,8 +154,14 @@ def test_the_metrics_are_as_the_library_itself_reads_them():
 def test_the_port_is_on_loopback_and_free_again_after_the_run():
     pytest.importorskip("prometheus_client")
     port = free_port()
-    feed = FeedSettings(metrics_port=port)
-    with metrics_served(feed, Seen(), watchdog=Waiting(), run_id="r", log=quiet_log()):
+    with metrics_served(
+        FeedSettings(metrics_port=port),
+        Seen(),
+        spending=SPENDING,
+        watchdog=Waiting(),
+        run_id="r",
+        log=quiet_log(),
+    ):
         with socket.socket() as probe:
             # Another loopback address is another interface: nothing listens there.
             assert probe.connect_ex(("127.0.0.2", port)) != 0
@@ -141,7 +174,12 @@ def not_served(port, coordinator):
     stream = StringIO()
     log = Log(run="run", host="gpu-1", stream=stream)
     with metrics_served(
-        FeedSettings(metrics_port=port), coordinator, watchdog=Waiting(), run_id="r", log=log
+        FeedSettings(metrics_port=port),
+        coordinator,
+        spending=SPENDING,
+        watchdog=Waiting(),
+        run_id="r",
+        log=log,
     ):
         pass
     event = parse_line(stream.getvalue())
@@ -164,14 +202,64 @@ def test_a_training_goes_on_without_the_library(monkeypatch):
     assert "[metrics]" in not_served(free_port(), Seen())
 
 
-def test_a_run_of_one_host_goes_on_without_metrics():
-    assert "a run of one host" in not_served(free_port(), None)
+def test_a_run_of_one_host_has_its_dollars():
+    pytest.importorskip("prometheus_client")
+    port = free_port()
+    settings = FeedSettings(metrics_port=port)
+    with metrics_served(settings, None, spending=SPENDING, run_id="r", log=quiet_log()):
+        lines = scrape(port).splitlines()
+    assert 'stoker_spent_usd{run="r"} 2.0' in lines
+    assert not [line for line in lines if line.startswith(("stoker_steps", "stoker_data_host"))]
+
+
+def expressions():
+    """Yields name and PromQL of each rule and panel that configs/kubernetes offers."""
+    documents = list(yaml.safe_load_all((FOLDER / "alerts.yaml").read_text()))
+    assert [each["kind"] for each in documents] == ["PodMonitor", "PrometheusRule"]
+    for group in documents[1]["spec"]["groups"]:
+        for rule in group["rules"]:
+            assert rule["annotations"]["summary"], rule["alert"]
+            yield rule["alert"], rule["expr"]
+    for panel in json.loads((FOLDER / "grafana.json").read_text())["panels"]:
+        for target in panel["targets"]:
+            yield panel["title"], target["expr"]
+
+
+@pytest.mark.parametrize(("name", "text"), list(expressions()))
+def test_alerts_and_dashboard_read_metrics_that_are_served(name, text):
+    served = {f"{each}_total" if kind == "counter" else each for each, kind in NAMES.items()}
+    # Made by the watchdog.
+    served.add("stoker_seconds_since_last_step")
+    found = set(re.findall(r"stoker_\w+", text))
+    assert found
+    assert found <= served
+    assert text.count("(") == text.count(")")
+
+
+def test_the_alerts_scrape_the_leader_alone_and_name_labels_that_metrics_have():
+    monitor, _ = yaml.safe_load_all((FOLDER / "alerts.yaml").read_text())
+    request = KubernetesPlatform().plan(job())
+    labels = {
+        each.name: each.template["metadata"]["labels"] for each in replicated_jobs(request.main)
+    }
+    wanted = {
+        each["key"]: each["values"] for each in monitor["spec"]["selector"]["matchExpressions"]
+    }
+    # Kubernetes and JobSet add these to a pod.
+    given = {"batch.kubernetes.io/job-completion-index": "0"}
+    for name, found in labels.items():
+        own = {**found, **given, "jobset.sigs.k8s.io/replicatedjob-name": name}
+        assert all(own.get(key) in values for key, values in wanted.items()) == (name == "dnn")
+    named = re.findall(r"\$labels\.(\w+)", (FOLDER / "alerts.yaml").read_text())
+    assert set(named) == {"run", "host"}
 
 
 def test_nothing_is_served_unless_asked_for():
     assert FeedSettings().metrics_port is None
     stream = StringIO()
     log = Log(run="run", host="gpu-1", stream=stream)
-    with metrics_served(FeedSettings(), Seen(), watchdog=Waiting(), run_id="r", log=log):
+    with metrics_served(
+        FeedSettings(), Seen(), spending=SPENDING, watchdog=Waiting(), run_id="r", log=log
+    ):
         pass
     assert stream.getvalue() == ""

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from stoker.cli.main import run as command
-from stoker.cli.notify import telling
+from stoker.cli.notify import telling, warned
 from stoker.errors import DeclinedError, GateError, TerminatedError
 from stoker.notify import RunEnding, body_of, post
 from stoker.records import NotifySettings, Workload, to_json, write_json
@@ -103,6 +103,13 @@ def test_a_run_that_ends_well_is_told_only_where_it_is_asked_for(receiver):
             pass
     (body,) = receiver.bodies
     assert body["text"] == "stoker: run mnist-1 of mnist succeeded"
+
+
+def test_a_warning_of_a_run_that_continues_is_sent_at_once(receiver):
+    warned(of(), run="mnist-1", step="train", text="$8 of $10 are spent", quiet=True)
+    (body,) = receiver.bodies
+    assert body["text"] == "stoker: run mnist-1 of mnist running in train: $8 of $10 are spent"
+    assert body["stoker"]["status"] == "running"
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt(), TerminatedError(), DeclinedError("no")])

@@ -76,7 +76,10 @@ OF_OTHERS = {
     *OF_MLFLOW,
 }
 # Actions of IAM that are no operation of the API.
-PERMISSION_ONLY = {"iam:PassRole", "s3:ListBucket", *OF_MLFLOW}
+PERMISSION_ONLY = {
+    *("iam:PassRole", "s3:ListBucket", "s3:GetLifecycleConfiguration"),
+    *OF_MLFLOW,
+}
 # Actions for which IAM takes no resource: metrics, logins to the registry, listings, and EC2's
 # Describe calls.
 NO_RESOURCE = {
@@ -86,7 +89,11 @@ NO_RESOURCE = {
     *("ec2:DescribeSubnets", "ec2:DescribeVpcEndpoints", "ec2:DescribeVpcs"),
 }
 # Operations, and services, that IAM calls otherwise than the API.
-IAM_NAMES = {"s3:ListObjectsV2": "s3:ListBucket", "s3:HeadBucket": "s3:ListBucket"}
+IAM_NAMES = {
+    "s3:ListObjectsV2": "s3:ListBucket",
+    "s3:HeadBucket": "s3:ListBucket",
+    "s3:GetBucketLifecycleConfiguration": "s3:GetLifecycleConfiguration",
+}
 IAM_SERVICES = {"service-quotas": "servicequotas"}
 # What Aws's methods for objects ask for.
 OBJECT_ACTIONS = {
@@ -300,8 +307,11 @@ def call_as_iam_sees_it(model: OperationModel, params: Mapping[str, str]) -> tup
     """Returns action and ARN of a call."""
     service, place = model.service_model.service_name, f"{REGION}:{ACCOUNT}"
     if service == "s3":
+        bucket = f"arn:aws:s3:::{params['Bucket']}"
+        if "Key" not in params:
+            return IAM_NAMES[f"s3:{model.name}"], bucket
         action = {"HeadObject": "GetObject"}.get(model.name, model.name)
-        return f"s3:{action}", f"arn:aws:s3:::{params['Bucket']}/{params['Key']}"
+        return f"s3:{action}", f"{bucket}/{params['Key']}"
     if service == "scheduler":
         name = f"arn:aws:scheduler:{place}:schedule/default/{params.get('Name')}"
         return f"scheduler:{model.name}", "*" if model.name == "ListSchedules" else name
@@ -322,7 +332,7 @@ def test_a_part_that_a_workload_does_not_use_has_no_rights():
 
 def test_the_stack_has_a_schedule_and_mail_where_they_are_asked_for():
     few, made = stack(EXAMPLE), stack(EVERYTHING)
-    mail = {"ScheduleAlarm", "FailureTopic", "FailureTopicPolicy", "FailureRule"}
+    mail = {"ScheduleAlarm", "HeartbeatAlarm", "FailureTopic", "FailureTopicPolicy", "FailureRule"}
     assert made.keys() - few.keys() == {
         *(*mail, "Schedule", "NetworkPolicy", "MlflowPolicy"),
         *("KeyPolicy", "WebhookPolicy", "QueuePolicy"),
@@ -338,6 +348,9 @@ def test_the_stack_has_a_schedule_and_mail_where_they_are_asked_for():
     alarm: Any = made["ScheduleAlarm"]["Properties"]
     assert alarm["MetricName"] == "InvocationDroppedCount"
     assert alarm["Dimensions"] == [{"Name": "ScheduleGroup", "Value": SCHEDULE_GROUP}]
+    heartbeat: Any = made["HeartbeatAlarm"]["Properties"]
+    assert heartbeat["Dimensions"] == [{"Name": "PipelineName", "Value": "mnist"}]
+    assert heartbeat["TreatMissingData"] == "breaching"
     rule: Any = made["FailureRule"]["Properties"]
     assert rule["EventPattern"]["detail"]["pipelineArn"] == [pipeline]
 

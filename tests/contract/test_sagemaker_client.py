@@ -123,6 +123,49 @@ def test_an_input_that_was_deleted_is_uploaded_again(server, project):
     assert Aws(region=REGION).has_object(uri)
 
 
+def of(prefix, *, status="Enabled", **more):
+    return {"ID": f"on {prefix}", "Status": status, "Filter": {"Prefix": prefix}, **more}
+
+
+DAYS = {"Expiration": {"Days": 30}}
+OLD = {"NoncurrentVersionExpiration": {"NoncurrentDays": 30}}
+ARCHIVES = {"Transitions": [{"Days": 30, "StorageClass": "GLACIER"}]}
+COOLS = {"Transitions": [{"Days": 30, "StorageClass": "STANDARD_IA"}]}
+
+
+@pytest.mark.parametrize(
+    ("rule", "is_harm"),
+    [
+        (of("", **DAYS), True),
+        (of("out", **DAYS), True),
+        (of("out/stoker/", **DAYS), True),
+        (of("out/mnist-", **DAYS), True),
+        (of("out/", **ARCHIVES), True),
+        (of("out/", **COOLS), False),
+        (of("out/", status="Disabled", **DAYS), False),
+        (of("out/", **OLD), False),
+        (of("other/", **DAYS), False),
+        (of("out/pipelines/", **DAYS), True),
+        (of("out/stoker/jobs/mnist", **DAYS), False),
+        (of("out/", **DAYS) | {"Filter": {"Tag": {"Key": "a", "Value": "b"}}}, False),
+    ],
+    ids=lambda value: value["ID"] if isinstance(value, dict) else str(value),
+)
+def test_an_upload_names_the_lifecycle_rule_that_would_delete_models(
+    server, project, rule, is_harm
+):
+    aws = Aws(region=REGION)
+    assert upload()["warnings"] == []
+    rules = {"Rules": [rule]}
+    aws.call("s3", "PutBucketLifecycleConfiguration", Bucket=BUCKET, LifecycleConfiguration=rules)
+    warnings = upload()["warnings"]
+    assert isinstance(warnings, list)
+    assert len(warnings) == is_harm
+    if is_harm:
+        assert rule["ID"] in warnings[0]
+        assert "only out/stoker/jobs/ may expire" in warnings[0]
+
+
 def test_a_new_tag_and_a_new_role_are_changes(server, project):
     upload()
     other = "arn:aws:iam::123456789012:role/pipeline"

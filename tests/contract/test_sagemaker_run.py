@@ -560,15 +560,16 @@ def test_a_jobs_tags_keep_the_image_and_the_inputs_that_it_began_with(platform, 
     aws.write_object(f"{uri}more", b"2")
     _, again = submit(platform, job)
     assert again.name == first.name
-    what = first.wait().what
-    assert again.wait().what == what
-    assert what["job_arn"] == f"arn:aws:sagemaker:{REGION}:123456789012:training-job/{NAME}"
-    assert what["image_digest"] == digest
-    assert what["input_train"] == uri
-    assert str(what["input_train_version"]).endswith(" of 1001 objects")
-    other = submit(platform, dataclasses.replace(job, name="other"))[1].wait().what
-    assert other["image_digest"] != digest
-    assert str(other["input_train_version"]).endswith(" of 1002 objects")
+    lineage = first.wait().lineage
+    assert again.wait().lineage == lineage
+    assert lineage.job_id == f"arn:aws:sagemaker:{REGION}:123456789012:training-job/{NAME}"
+    assert lineage.image_digest == digest
+    assert lineage.inputs["train"].address == uri
+    assert str(lineage.inputs["train"].version).endswith(" of 1001 objects")
+    other = submit(platform, dataclasses.replace(job, name="other"))[1].wait().lineage
+    assert other.image_digest != digest
+    assert str(other.inputs["train"].version).endswith(" of 1002 objects")
+    assert [name for name, _, _ in lineage.differences(other)] == ["image_digest", "input_train"]
 
 
 def test_an_account_that_may_read_neither_image_nor_data_trains_all_the_same(
@@ -579,7 +580,7 @@ def test_an_account_that_may_read_neither_image_nor_data_trains_all_the_same(
     uri = f"s3://{BUCKET}/data/"
     end = submit(platform, dataclasses.replace(job, channels={"train": Channel(uri=uri)}))[1].wait()
     assert end.status == "succeeded"
-    assert sorted(end.what) == ["input_train", "job_arn"]
+    assert sorted(end.lineage.facts()) == ["code", "input_train", "job_id"]
 
 
 def test_an_archive_that_means_harm_writes_nothing_outside(aws, tmp_path, run):

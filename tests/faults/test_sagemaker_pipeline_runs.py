@@ -52,8 +52,14 @@ def test_a_run_profiles_decides_trains_evaluates_and_registers(project):
     )
     metadata = described["CustomerMetadataProperties"]
     assert isinstance(metadata, dict)
-    assert metadata["stoker-training-job"] == training.what["job_arn"] == job_arn(f"mnist-{run.id}")
-    version = training.what["input_training_version"]
+    assert metadata["stoker-training-job"] == training.lineage.job_id == job_arn(f"mnist-{run.id}")
+    version = training.lineage.inputs["training"].version
+    assert version
+    assert metadata["stoker-packages"] == training.lineage.facts()["packages"]
+    assert metadata["stoker-profile-sha256"] == decision.profile_sha256
+    # The double reports no billed seconds: the leader's count stands.
+    assert [each.group for each in training.spending] == [g.name for g in training.groups]
+    assert training.spent_usd
     assert metadata["stoker-input-training"] == f"s3://{BUCKET}/data/ {version}"
     assert decision.plan.action in str(metadata["stoker-decided"])
     assert f"mnist-{run.id}" in json.dumps(described["InferenceSpecification"])

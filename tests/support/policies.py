@@ -27,6 +27,7 @@ EVERYTHING = {
     "DeadLetterQueue": f"arn:aws:sqs:{REGION}:{ACCOUNT}:starts",
     "ScheduleExpression": "rate(1 day)",
     "FailureEmail": "ada@example.org",
+    "HeartbeatHours": "30",
 }
 # By the part of the work.
 ROLES = {

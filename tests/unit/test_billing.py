@@ -3,6 +3,7 @@ import sys
 from datetime import date
 from functools import partial
 
+import msgspec
 import pytest
 
 from stoker.catalog import load_catalog
@@ -165,6 +166,34 @@ def test_a_limit_that_nothing_can_be_held_against_stops_the_run():
         with pytest.raises(UsageError, match="not known") as caught:
             start(workload, groups)
         assert "max_usd_per_run" in caught.value.where
+
+
+def test_a_run_that_should_cost_more_than_max_usd_is_not_started():
+    made = decision()
+    groups, promise = made.plan.groups, made.plan.predicted
+    run_usd = promise.total_usd + promise.usd_per_hour * 300 / 3600
+
+    def begin(usd: float, *, made: Decision | None = made, groups=groups, steps: bool = True):
+        workload = Workload(
+            name="job",
+            command=("true",),
+            platform="sagemaker",
+            constraints=Constraints(max_usd=usd),
+        )
+        confirm(workload, groups, catalog=CATALOG, decision=made, assume_yes=True, quiet=True)
+        return bill(workload, groups, catalog=CATALOG, decision=made)[-1]
+
+    with pytest.raises(UsageError, match="is predicted to cost") as caught:
+        begin(run_usd - 0.01)
+    assert "constraints.max_usd" in caught.value.where
+    assert f"${run_usd:,.2f} predicted".replace(",", "\u202f") in begin(run_usd)
+    assert "not predicted: without a decision" in begin(1.0, made=None)
+    unknown = msgspec.structs.replace(promise, total_usd=None)
+    plan = msgspec.structs.replace(made.plan, predicted=unknown)
+    told = begin(1.0, made=msgspec.structs.replace(made, plan=plan, plans=(plan,)))
+    assert "the number of steps is not known (key training)" in told
+    with pytest.raises(UsageError, match="a price is unknown"):
+        begin(1.0, groups=dnn("ml.foo"))
 
 
 def test_decide_counts_with_the_dollars_per_hour_that_a_run_leaves():

@@ -279,6 +279,16 @@ def test_a_budget_that_todays_cluster_misses_by_less_than_a_cent_keeps_it_and_sa
     assert float(cost) - float(budget) == pytest.approx(0.001)
 
 
+def test_a_plan_that_costs_more_than_max_usd_with_its_start_is_not_chosen():
+    free = _decide(_starved(), steps=100_000)
+    cost = free.plan.predicted.total_usd + free.plan.predicted.usd_per_hour / 12
+    assert _decide(_starved(), steps=100_000, max_usd=cost).plan.groups == free.plan.groups
+    tight = _decide(_starved(), steps=100_000, max_usd=cost - 0.01)
+    (barred,) = [plan for plan in tight.plans if plan.groups == free.plan.groups]
+    assert not barred.feasible
+    assert "above max_usd" in barred.reason
+
+
 def test_deadline_that_nothing_meets_keeps_todays_cluster_and_says_so():
     decision = _decide(_starved(), steps=100_000, deadline_hours=0.01)
     assert decision.action == "keep"

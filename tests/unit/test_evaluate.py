@@ -27,6 +27,7 @@ from stoker.records import (
     Workload,
     to_json,
 )
+from stoker.records.training import InputVersion, Lineage
 from stoker.words import evaluation_table, evaluation_words
 from support import builders
 
@@ -149,13 +150,17 @@ def test_metrics_are_told_in_the_form_that_studio_shows():
 def test_a_models_metadata_names_job_image_inputs_and_decision_as_the_registry_takes_them():
     channels = {"train": Channel(uri="s3://b/t/"), "my-data": Channel(uri="s3://b/" + "d" * 400)}
     workload = replace(_workload(), channels=channels)
-    what = {
-        "job_arn": "arn:job",
-        "input_train": "s3://b/t/",
-        "input_train_version": "sha256:1 of 2",
-        "input_my-data": "s3://b/(" + "d" * 400,
-    }
-    metadata = model_metadata(workload, replace(_training(), what=what), _decision())
+    lineage = Lineage(
+        job_id="arn:job",
+        git="0a1b",
+        seeds={"seed": 7},
+        inputs={
+            "train": InputVersion(address="s3://b/t/", version="sha256:1 of 2"),
+            "my-data": InputVersion(address="s3://b/(" + "d" * 400),
+        },
+    )
+    metadata = model_metadata(workload, replace(_training(), lineage=lineage), _decision())
+    assert (metadata["git"], metadata["seeds"]) == ("0a1b", "seed=7")
     assert list(metadata) == list(metadata_names(workload))
     assert metadata["training_job"] == "arn:job"
     assert metadata["image_digest"] == "not known"

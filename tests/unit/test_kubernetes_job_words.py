@@ -301,6 +301,21 @@ def test_the_record_s_words_come_before_the_pod_s(tmp_path):
     assert (found.exit_code, found.failure) == (9, "its words")
 
 
+def test_a_run_is_billed_from_a_pod_s_place_on_a_node_to_its_end_replaced_pods_too():
+    minute = dataclasses.replace(pod(), placed_at="2026-11-20T08:59:00Z", image_digest="sha256:1")
+    seen = (
+        dataclasses.replace(minute, ended=ended(50)),
+        # Replaced in mid-run: it has no end of its container.
+        dataclasses.replace(minute, group="data", uid="1", deleted_at="2026-11-20T09:00:10Z"),
+        # Its replacement ends with the leader.
+        dataclasses.replace(minute, group="data", uid="2", placed_at="2026-11-20T09:00:40Z"),
+        # It never had a node.
+        dataclasses.replace(minute, group="data", uid="3", placed_at=""),
+    )
+    assert end("succeeded", *seen).lineage.image_digest == "sha256:1"
+    assert end("succeeded", *seen).host_seconds == {"dnn": 110.0, "data": 70.0 + 10.0}
+
+
 @pytest.mark.parametrize(
     ("data_ends", "seconds"),
     [((7, 9), 4.0), ((3, 4), 0.0), ((7, None), None), ((None, None), None)],

@@ -21,6 +21,7 @@ from stoker.platforms.kubernetes.objects import (
     object_name,
     verbatim,
 )
+from stoker.records.training import Budget
 from support.kubernetes_jobs import CPU, DATA, DNN, GPU, POOLS, job
 
 BOTH = pytest.mark.parametrize("api", ["jobset", "trainer"])
@@ -403,6 +404,10 @@ def test_an_attempt_for_which_mlflow_was_away_is_the_same_job(api):
     spec = job(settings={"api": api}, tracking={"tensorboard": True})
     with_run = plan(dataclasses.replace(spec, environment=told))
     assert with_run.request_sha256 == plan(spec).request_sha256
+    budget = dataclasses.replace(spec.settings, budget=Budget(max_usd=9.0))
+    limited = plan(dataclasses.replace(spec, settings=budget))
+    assert "STOKER_BUDGET" in json.dumps(limited.main["spec"])
+    assert limited.request_sha256 == plan(spec).request_sha256
     # What Trainer's runtime has is the same for all runs: these are in what is this run's alone.
     of_run = json.dumps(with_run.main["spec"])
     assert '{"name": "MLFLOW_RUN_ID", "value": "0a1b"}' in of_run

@@ -28,6 +28,7 @@ from stoker.records import (
     write_json,
 )
 from stoker.records.base import sha256_of
+from stoker.records.training import GroupSpending, Lineage
 from stoker.report.step_times import (
     StepTimes,
     Strip,
@@ -330,8 +331,8 @@ def test_many_plans_are_folded_and_todays_cluster_is_in_sight(report):
 
 
 def test_path_hosts_events_commands_and_advice_are_shown(report):
-    what = {"image_digest": "sha256:ab", "job_arn": "arn:aws:sagemaker:r:1:training-job/mnist"}
-    page = report(training=training(what=what))
+    arn = "arn:aws:sagemaker:r:1:training-job/mnist"
+    page = report(training=training(lineage=Lineage(image_digest="sha256:ab", job_id=arn)))
     for words in (
         *(answer.question for answer in decision().path),
         *(answer.because for answer in decision().path),
@@ -348,7 +349,18 @@ def test_path_hosts_events_commands_and_advice_are_shown(report):
     ):
         assert words in page.text
     assert page.row("image digest")[-1] == "sha256:ab"
-    assert page.row("job arn")[-1] == what["job_arn"]
+    assert page.row("job id")[-1] == arn
+
+
+def test_predicted_spent_and_idle_dollars_stand_side_by_side(report):
+    spending = (
+        GroupSpending(group="gpus", usd=8.0, idle_share=0.25, idle_usd=2.0),
+        GroupSpending(group="cpus", usd=1.5),
+    )
+    page = report(training=training(predicted_usd=7.25, spent_usd=9.5, spending=spending))
+    assert "The run: $7.25 predicted, $9.50 spent" in page.text
+    assert page.row("gpus")[1:] == ["$8.00", "25 %", "$2.00"]
+    assert page.row("cpus")[1:] == ["$1.50", "\N{EN DASH}", "not known"]
 
 
 def test_where_nobody_is_billed_no_dollar_is_shown(report):

@@ -18,6 +18,7 @@ from stoker.platforms.base import JobSpec
 from stoker.platforms.sagemaker.checks import notes
 from stoker.platforms.sagemaker.request import PROGRESS_METRICS, REQUEST_TAG
 from stoker.records import Channel, FeedSettings, Json, StrategySettings, TrackingSettings
+from stoker.records.training import Budget
 from stoker.settings import RunEnvironment, from_environment
 from support.sagemaker_job import (
     DATA,
@@ -204,10 +205,11 @@ def test_the_metric_definitions_read_what_the_progress_log_writes(tmp_path):
     rows = [head, *["0,0,0,0.0,0.125,0.125,8,1,1"] * 3]
     timeline.write_text("\n".join(rows) + "\n", encoding="utf-8")
     stream = io.StringIO()
-    progress = ProgressLog(tmp_path, Log(run="r", host="h", stream=stream))
+    log = Log(run="r", host="h", stream=stream)
+    progress = ProgressLog(tmp_path, log, spent_usd=lambda: 1.5)
     progress.tick()
     progress.close()
-    assert metrics_in(stream.getvalue()) == [0.25, 0.125]
+    assert metrics_in(stream.getvalue()) == [0.25, 0.125, 1.5]
 
 
 def test_the_requests_digest_changes_with_the_job_alone():
@@ -215,10 +217,13 @@ def test_the_requests_digest_changes_with_the_job_alone():
     tagged = settings(request={"Tags": [{"Key": "a", "Value": "b"}]})
     # An attempt that reaches MLflow has these variables, one that does not has none.
     mlflow = {"MLFLOW_TRACKING_URI": "https://mlflow", "MLFLOW_RUN_ID": "0a1b"}
+    limited = dataclasses.replace(job().settings, budget=Budget(max_usd=9.0))
     for same in (
         job(sagemaker=tagged),
         job(run_dir=Path("elsewhere/mnist-1")),
         job(environment=mlflow),
+        # Prices may change between attempts, and the user may raise the limit.
+        dataclasses.replace(job(), settings=limited),
     ):
         assert digest(same) == first
     for other in (job(command=("python", "train.py")), job(DNN, group("data", count=3))):

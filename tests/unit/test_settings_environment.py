@@ -14,6 +14,7 @@ from stoker.records import (
     WatchdogSettings,
 )
 from stoker.records.engine import EngineHost
+from stoker.records.training import Budget
 from stoker.settings import (
     ProcessSettings,
     RunEnvironment,
@@ -51,6 +52,7 @@ FULL = ProcessSettings(
     restarts=2,
     max_fresh_starts=3,
     watchdog=WatchdogSettings(then="stop"),
+    budget=Budget(usd_per_hour={"dnn": 1.5}, max_usd=9.0, predicted_usd=3.0),
     has_data_group=True,
     output=Path("/out"),
     metrics=Path("/out/metrics.json"),

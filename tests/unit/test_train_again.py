@@ -8,9 +8,9 @@ from stoker.cli.kept_training import train_and_keep
 from stoker.cli.train import command_line
 from stoker.errors import PlatformError
 from stoker.platforms.base import JobSpec
-from stoker.records import Evaluation, Event, Training, Workload, to_json, write_json
+from stoker.records import Evaluation, Event, Training, to_json, write_json
 from support.command import stoker
-from support.sample_records import training
+from support.sample_records import training, workload
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_step_that_is_tried_again_does_not_repeat_a_training_that_nobody_fed(
     job = JobSpec(name="a-1", command=("true",), groups=(), run_dir=tmp_path, records={"step": "t"})
     found = train_and_keep(
         job,
-        workload=Workload(name="a", command=("true",)),
+        workload=workload(),
         platform=Keeper(record),  # type: ignore[arg-type]
         catalog=load_catalog("local"),
         decision=None,

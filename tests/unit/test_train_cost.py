@@ -11,8 +11,8 @@ import pytest
 from stoker.catalog import load_catalog
 from stoker.errors import UsageError
 from stoker.platforms.base import JobEnd, JobSpec
-from stoker.records import Decision, Training, write_json
-from stoker.records.training import TrainingFacts, training_record
+from stoker.records import Decision, Group, Training, sha256_of, write_json
+from stoker.records.training import Budget, GroupSpending, Lineage, TrainingFacts, training_record
 from stoker.train import train
 from support import sample_records
 
@@ -45,19 +45,36 @@ def trained(folder: Path, decision: Decision) -> Training:
         groups=decision.plan.groups,
         run_dir=folder,
         image="registry/job@sha256:12",
-        what={"git": "ab"},
+        lineage=Lineage(git="ab"),
     )
     return train(job, platform=here(folder), catalog=load_catalog("local"), decision=decision)
 
 
 def test_what_a_run_cost_is_the_time_that_is_billed_at_the_catalog_s_prices():
     record = sample_records.training()
-    facts = TrainingFacts(
-        job=record.job, status="succeeded", groups=record.groups, usd_per_hour=6.0
+    dnn, data = (
+        Group(name=name, role=name, instance_type="t", count=count)
+        for name, count in (("dnn", 1), ("data", 2))
     )
-    assert training_record(facts).usd_total is None
-    assert training_record(replace(facts, billed_seconds=1800)).usd_total == 3.0
-    assert training_record(replace(facts, usd_per_hour=None, billed_seconds=9)).usd_total is None
+    budget = Budget(usd_per_hour={"dnn": 6.0, "data": 1.0}, predicted_usd=2.5)
+    facts = TrainingFacts(job=record.job, status="succeeded", groups=(dnn, data), budget=budget)
+    hours = {"host_seconds": {"dnn": 1800.0, "data": 3600.0}}
+    assert training_record(facts).spent_usd is None
+    found = training_record(replace(facts, **hours))
+    assert (found.predicted_usd, found.spent_usd) == (2.5, 4.0)
+    assert training_record(replace(facts, budget=None, **hours)).spent_usd is None
+    dear = replace(facts, budget=Budget(usd_per_hour={"dnn": 6.0}), **hours)
+    assert training_record(dear).spent_usd is None, "the price of data is not known"
+    # The leader counts as well, from its start only; it alone knows when hosts had no work.
+    counted = (
+        GroupSpending(group="dnn", usd=2.0, idle_share=0.25),
+        GroupSpending(group="data", usd=0.5, idle_share=0.5),
+    )
+    leader = msgspec.structs.replace(record, spending=counted)
+    assert training_record(replace(facts, leader=leader)).spent_usd == 2.5
+    found = training_record(replace(facts, leader=leader, **hours))
+    assert [(each.usd, each.idle_usd) for each in found.spending] == [(3.0, 0.75), (1.0, 0.5)]
+    assert found.dollars == {"predicted_usd": 2.5, "spent_usd": 4.0, "idle_usd": 1.25}
 
 
 def test_a_disk_without_space_for_a_picture_does_not_end_a_training(tmp_path, monkeypatch):
@@ -72,7 +89,12 @@ def test_a_disk_without_space_for_a_picture_does_not_end_a_training(tmp_path, mo
     assert record.status == "succeeded"
     # Nobody is billed here.
     assert record.measured.usd_per_1000_steps is None
-    assert record.what == {"git": "ab", "image_digest": "sha256:12"}
+    assert record.lineage == Lineage(
+        git="ab",
+        image="registry/job@sha256:12",
+        image_digest="sha256:12",
+        decision_sha256=sha256_of(decision),
+    )
     assert "a file was not kept: [Errno 28] No space left" in record.events[-1].what
 
 

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from stoker.records import Event, Group, Job
-from stoker.records.training import TrainingFacts, copied_to, training_record
+from stoker.records.training import Budget, TrainingFacts, copied_to, training_record
 from support.sample_records import training
 
 LEADER = training()
@@ -60,6 +60,9 @@ UNFED = {"status": "failed", "exit_code": 0, "is_unfed": True, "failure": "no ba
         # A training that nobody fed has failed, though its hosts ended well.
         (UNFED, {"exit_code": 0}, {k: UNFED[k] for k in ("status", "exit_code", "failure")}),
         (UNFED, {"is_interrupted": True}, {"status": "stopped"}),
+        # So has one that its budget ended.
+        ({**FAILED, "exit_code": 0}, {}, {"status": "failed"}),
+        ({**FAILED, "exit_code": 9}, {}, {"status": "succeeded"}),
         ({}, {"release_seconds": 7.5}, {"data_group_release_seconds": 7.5}),
     ],
 )
@@ -81,7 +84,7 @@ def test_events_of_all_who_saw_some_are_in_the_order_of_time():
 
 
 def test_a_step_costs_what_all_hosts_cost_while_it_lasts():
-    found = told(usd_per_hour=7.2).measured
+    found = told(budget=Budget(usd_per_hour={"dnn": 7.2})).measured
     assert found
     assert found.usd_per_1000_steps == pytest.approx(found.step_seconds * 2)
     unknown = told().measured

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from stoker.catalog import Catalog, catalog_of
 from stoker.cli.progress import ask, say
 from stoker.decide.choose import own_storage_words
-from stoker.decide.pricing import START_UP_SECONDS, break_even_words
+from stoker.decide.pricing import break_even_words
 from stoker.errors import DeclinedError, UsageError
 from stoker.records import Decision, Group, Predicted, Workload, bare_type, groups_in_words
+from stoker.records.decision import START_UP_SECONDS, predicted_of
 from stoker.settings import named_instance_type
 from stoker.text import apart, duration, ms, usd
 
@@ -25,13 +26,14 @@ def confirm(
     """Prints what the job will cost and asks; does not ask where there is no terminal.
 
     Raises:
-        UsageError: If a training could cost more than the workload allows.
+        UsageError: If a training could cost, or should cost, more than the workload allows.
         DeclinedError: If the answer is no.
     """
     if workload.platform_info.is_this_machine:
         return
     if not is_profile:
         _check_run(workload, catalog.usd_per_hour(groups))
+        _check_prediction(workload, groups, catalog=catalog, decision=decision)
     for line in bill(workload, groups, catalog=catalog, decision=decision):
         say(line, quiet=quiet)
     _ask(assume_yes=assume_yes or quiet)
@@ -112,6 +114,27 @@ def _check_run(workload: Workload, usd_per_hour: float | None) -> None:
         )
 
 
+def _check_prediction(
+    workload: Workload, groups: Sequence[Group], *, catalog: Catalog, decision: Decision | None
+) -> None:
+    """Checks the predicted dollars of the run against constraints.max_usd."""
+    limit = workload.constraints.max_usd
+    if limit is None:
+        return
+    where = f"constraints.max_usd: {limit:g}"
+    if catalog.usd_per_hour(groups) is None:
+        raise UsageError("a price is unknown", where=where, fix="give prices: --prices FILE")
+    promise = predicted_of(groups, decision)
+    run_usd = promise.run_usd if promise else None
+    if run_usd is not None and run_usd > limit * (1 + 1e-9):
+        cost, allowed = apart(run_usd, limit)
+        raise UsageError(
+            f"the run is predicted to cost ${cost}, above ${allowed}",
+            where=where,
+            fix="train fewer steps, take a cheaper plan, or raise the limit: --max-usd",
+        )
+
+
 def _ask(*, assume_yes: bool) -> None:
     refused = DeclinedError("cancelled", fix="use --yes to start without this question")
     ask("start it", assume_yes=assume_yes, refused=refused)
@@ -128,10 +151,8 @@ def bill(
         else "price unknown"
     )
     lines = [f"{workload.platform}: {groups_in_words(groups)}, {costs}"]
-    # A decision may be there although other groups were named: its prediction is not theirs.
-    is_chosen = decision is not None and decision.plan.groups == tuple(groups)
-    plan = decision.plan if decision and is_chosen else None
-    promise = plan.predicted if plan else None
+    promise = predicted_of(groups, decision)
+    plan = decision.plan if decision and promise else None
     plans = decision.plans if decision else ()
     keep = next((p.predicted for p in plans if p.action == "keep"), None)
     if promise:
@@ -144,6 +165,14 @@ def bill(
         )
     if promise and keep and plan and plan.action != "keep":
         lines.append(break_even_words(promise, keep))
+    if limit := workload.constraints.max_usd:
+        run_usd = promise.run_usd if promise else None
+        why = "the number of steps is not known (key training)" if promise else "without a decision"
+        known = f"not predicted: {why}" if run_usd is None else f"{usd(run_usd)} predicted"
+        lines.append(
+            f"the run, with its start: {known}; retries are counted as they come; it is ended at "
+            f"{usd(limit)} (max_usd)"
+        )
     return lines
 
 

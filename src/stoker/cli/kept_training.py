@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from stoker.records import Decision, Profile, Training, Workload
 
 # Events of a run that continues, of which its webhook is told.
-_ALERTS = (EventName.BATCH_HANGS, EventName.NO_PROGRESS)
+_ALERTS = (EventName.BATCH_HANGS, EventName.BUDGET_NEARLY_SPENT, EventName.NO_PROGRESS)
 # Between two alerts of a kind: all ranks may report the same.
 _ALERT_PAUSE_SECONDS = 60.0
 # Of the profile that is kept with a job: what its ConfigMap has room for.
@@ -75,7 +75,8 @@ def train_and_keep(
     from stoker.cli.outputs import carried
     from stoker.cli.tracking import start_tracking
     from stoker.platforms.base import RecoveringPlatform
-    from stoker.records import Training, read_json, write_json
+    from stoker.records import Training, read_json, sha256_of, write_json
+    from stoker.records.training import Lineage
     from stoker.train import train
 
     keeper = platform if job.records and isinstance(platform, RecoveringPlatform) else None
@@ -87,7 +88,13 @@ def train_and_keep(
         say(f"{job.name} has trained before: this is its record", quiet=quiet)
         write_json(job.run_dir / "training.json", found)
         return found
-    job = replace(job, what=git_state(Path.cwd()))
+    state = git_state(Path.cwd())
+    lineage = Lineage(
+        git=str(state.get("git") or "") or None,
+        git_dirty=bool(state.get("git_dirty")),
+        workload_sha256=sha256_of(workload),
+    )
+    job = replace(job, lineage=lineage)
     job = start_tracking(job, platform=platform.name, quiet=quiet)
     alerted: dict[str, float] = {}
     with following(quiet=quiet, echo=echo, total_steps=total_steps) as follow:

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
@@ -157,6 +158,7 @@ def write_executor_output(
     parameters: Mapping[str, str],
     metrics: Mapping[str, float],
     model_uri: str = "",
+    origin: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Writes the file that Kubeflow reads after the step.
 
@@ -164,6 +166,7 @@ def write_executor_output(
         parameters: Values; those that the component does not declare are left out.
         metrics: Values for metrics artifacts, shown on the run's page; finite ones only.
         model_uri: URI for model artifacts.
+        origin: Facts for model artifacts: the lineage.
 
     Raises:
         UsageError: If a parameter is too long for Kubeflow, or the file cannot be written.
@@ -178,7 +181,10 @@ def write_executor_output(
             )
     # JSON has no NaN: Kubeflow would reject the whole file.
     told: dict[str, Json] = {n: v for n, v in sorted(metrics.items()) if math.isfinite(v)}
-    about: dict[str, dict[str, Json]] = {_METRICS: told, MODEL: {"model_uri": model_uri}}
+    about: dict[str, dict[str, Json]] = {
+        _METRICS: told,
+        MODEL: {**origin, "model_uri": model_uri},
+    }
     artifacts: dict[str, Json] = {
         name: {"artifacts": [{"name": name, "uri": uri, "metadata": about.get(kind, {})}]}
         for name, (kind, uri) in sorted(executor.artifacts.items())
@@ -228,10 +234,11 @@ def outputs_of(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """Values of a record for Kubeflow: `metrics` are shown on the page of the run."""
+    """Values of a record for Kubeflow: `metrics` on the run's page, `origin` on the model's."""
 
     parameters: Mapping[str, str] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
+    origin: Mapping[str, str] = field(default_factory=dict)
 
 
 def check_writable(out: Path) -> None:
@@ -278,7 +285,11 @@ def deliver(
         write_text(outputs.summary, f"# {name.capitalize()}\n\n```text\n{words}\n```\n")
     if outputs.executor:
         write_executor_output(
-            outputs.executor, parameters=told.parameters, metrics=told.metrics, model_uri=model_uri
+            outputs.executor,
+            parameters=told.parameters,
+            metrics=told.metrics,
+            model_uri=model_uri,
+            origin=told.origin,
         )
     if as_json:
         # With its final newline, which `print` would double.
@@ -318,7 +329,8 @@ def told_of_training(record: Training) -> Told:
     names = ("step_seconds", "wait_seconds", "samples_per_second", "usd_per_1000_steps")
     return Told(
         parameters={"status": record.status, "training": carried(record)},
-        metrics={**record.metrics, **_values(record.measured, names)},
+        metrics={**record.metrics, **_values(record.measured, names), **record.dollars},
+        origin=record.lineage.facts(),
     )
 
 
@@ -352,7 +364,8 @@ def carried(record: Training, *, max_bytes: int = _MAX_RECORD_BYTES) -> str:
     if measured:
         # The file stays in the step that trained.
         measured = msgspec.structs.replace(measured, timeline_file=None)
-    short = msgspec.structs.replace(record, failure=failure, measured=measured)
+    lineage = msgspec.structs.replace(record.lineage, packages={})
+    short = msgspec.structs.replace(record, failure=failure, measured=measured, lineage=lineage)
     # What an evaluation needs least goes first: it reads status, metrics and times.
     for less in (
         {},

@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
@@ -66,6 +67,9 @@ def upload_verb(
     if as_json:
         print(json.dumps({"name": of.name, **done, "changes": changes}, indent=2))
         return
+    warnings = done.get("warnings")
+    for words in warnings if isinstance(warnings, list) else ():
+        print(f"warning: {words}", file=sys.stderr)
     print(f"{done['action']}: {done['id']}")
     print("\n".join(f"{key + ':':<9}{done[key]}" for key in ("version", "url") if done[key]))
     again = again_words(overrides=overrides or ()) + reach.words(None)

@@ -60,6 +60,7 @@ _SPINNER_SECONDS = 1.5
 # Events whose text is shown as a warning.
 _WARNINGS = (
     EventName.BATCH_HANGS,
+    EventName.BUDGET_NEARLY_SPENT,
     EventName.FEED_UNUSED,
     EventName.FEED_WRITE_FAILED,
     EventName.FEW_SHARDS,

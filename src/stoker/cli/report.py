@@ -28,6 +28,12 @@ def report_verb(
     scaling: Annotated[
         bool, typer.Option("--scaling", help="Same as the word scaling before the runs.")
     ] = False,
+    compare: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Print in what the run differs from this one: code, data, image."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write the HTML report of a run again, or compare several runs.
@@ -38,6 +44,7 @@ def report_verb(
     Examples:
         stoker report runs/ID
         stoker report scaling runs/*
+        stoker report runs/ID --compare runs/OTHER
     """
     first, *others = runs
     # A folder of that name is a run like any other.
@@ -45,6 +52,11 @@ def report_verb(
         runs, scaling = others, True
     if scaling:
         report_scaling(runs, as_json=as_json)
+        return
+    if compare:
+        if len(runs) != 1:
+            raise UsageError("--compare takes one run", fix="stoker report ID --compare OTHER")
+        print(compared(runs[0], compare, as_json=as_json))
         return
     files: list[Json] = [str(report_of_run(run)) for run in runs]
     print(json.dumps({"reports": files}) if as_json else "\n".join(map(str, files)))
@@ -65,6 +77,25 @@ def report_scaling(runs: Sequence[Path], *, as_json: bool) -> None:
         raise UsageError("no training.json in these folders", where="report scaling", fix="ls runs")
     found = scaling_of_runs(trainings)
     print(json.dumps(asdict(found)) if as_json else "\n".join(found.table()))
+
+
+def compared(run: Path, other: Path, *, as_json: bool) -> str:
+    """Returns what differs in the lineage of two runs (folders, or their training.json)."""
+    from stoker.records import Training, read_json
+
+    one, two = (
+        read_json(each / "training.json" if each.is_dir() else each, Training)
+        for each in (run, other)
+    )
+    found = one.lineage.differences(two.lineage)
+    if as_json:
+        return json.dumps({name: {"run": here, "other": there} for name, here, there in found})
+    return (
+        "\n".join(
+            f"{name}: {here or 'not known'} | {there or 'not known'}" for name, here, there in found
+        )
+        or "no difference is known"
+    )
 
 
 def report_of_run(

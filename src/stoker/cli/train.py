@@ -28,6 +28,7 @@ from stoker.cli.options import (
     Words,
     Yes,
     told_by_flag,
+    typed_keys,
 )
 from stoker.cli.progress import program, relative, say
 from stoker.errors import NoCapacityError, StokerError, TerminatedError, UsageError
@@ -100,6 +101,14 @@ def train_verb(
         ),
     ] = None,
     prices: Prices = None,
+    max_usd: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X",
+            help="End the run at this many dollars, retries included: the script gets SIGTERM, and "
+            "can save (default: as in the workload, or none).",
+        ),
+    ] = None,
     params: StepParams = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
@@ -139,7 +148,8 @@ def train_verb(
     from stoker.train import prepare
     from stoker.words import training_words
 
-    sets = [*(overrides or ()), *([f"platform={platform}"] if platform else ())]
+    keys = {("platform", "--platform"): platform, ("constraints.max_usd", "--max-usd"): max_usd}
+    flags, sets = typed_keys(keys, overrides)
     sets += [f"feed.replace_dataloader={replace_dataloader}"] if replace_dataloader else []
     given = step_inputs(files)
     words, run_id = words or given.words, run_id or given.run_id
@@ -162,7 +172,7 @@ def train_verb(
         )
         return 0
     outputs = outputs_of(files, model=model, parameters=TRAIN_PARAMETERS)
-    with told_by_flag({"platform": "--platform"} if platform else {}):
+    with told_by_flag(flags):
         workload = resolve(words, overrides=sets, params=params, verb="train")
     # A retry of a pipeline's step has the same id, so it follows the job of the first attempt.
     name = name or (workload.run_name(run_id) if run_id else None)

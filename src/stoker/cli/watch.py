@@ -35,6 +35,7 @@ from stoker.launch.feed_log import (
 )
 from stoker.logs import EventName, LogEvent, parse_line
 from stoker.platforms.follow import FileTail, take_lines
+from stoker.text import usd
 
 _HOSTS_IN_A_LINE = 6
 _RANKS_SHOWN = 6
@@ -42,6 +43,8 @@ _FILE_WIDTH = 500
 _EVENTS = 5
 # Events of hosts and workers, as they are shown.
 _HAPPENINGS: dict[str, str] = {
+    EventName.BUDGET_NEARLY_SPENT: "has spent 80 % of constraints.max_usd",
+    EventName.BUDGET_SPENT: "ends",
     EventName.HOST_JOINED: "joined",
     EventName.HOST_REJOINED: "joined again",
     EventName.HOST_LEFT: "left",
@@ -149,7 +152,10 @@ class RunView:
 
     def head(self) -> str:
         progress = self.progress
-        return f"step {progress.steps}, {progress.words}" if progress else "no step yet"
+        if progress is None:
+            return "no step yet"
+        spent = "" if progress.spent_usd is None else f", {usd(progress.spent_usd)} spent"
+        return f"step {progress.steps}, {progress.words}{spent}"
 
 
 def shower(stack: ExitStack, *, as_json: bool, once: bool) -> Callable[[RunView], None]:

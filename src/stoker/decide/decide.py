@@ -67,6 +67,7 @@ from stoker.records import (
     TrainingSize,
     Workload,
 )
+from stoker.records.base import sha256_of
 from stoker.records.decision import NOMINAL
 from stoker.records.parts import bottleneck_of, too_busy
 from stoker.records.workload import own_keys
@@ -125,6 +126,7 @@ def decide_observed(
     if now.usd_per_hour is None:
         warnings.append(f"{now.type} has no price: give one with --prices FILE")
     return Decision(
+        profile_sha256=sha256_of(profile),
         workload_sha256=profile.workload_sha256,
         workload_keys=profile.workload_keys,
         bottleneck="unexplained",
@@ -269,6 +271,7 @@ def decide(
             feed=feed,
             processes_per_host=processes_per_host,
         )
+    profile_sha256 = sha256_of(profile)
     listed = profiled_type(profile, catalog) if take_as else catalog.get(profile.host.instance_type)
     now = today_of(profile, listed)
     processes = processes_per_host or max(1, now.accelerators)
@@ -374,6 +377,7 @@ def decide(
     used = [catalog.get(g.instance_type) for plan in (keep_plan, chosen) for g in plan.groups]
     prices = catalog.prices(used, today=today)
     return Decision(
+        profile_sha256=profile_sha256,
         workload_sha256=profile.workload_sha256,
         workload_keys=own_keys(profile.workload_keys, is_elsewhere=take_as is not None),
         bottleneck=found.bottleneck,

@@ -10,11 +10,9 @@ from stoker.decide.candidates import Candidate
 from stoker.decide.model import ClusterShape, Doubt, Estimate, Work
 from stoker.errors import UsageError
 from stoker.records import Constraints, Plan, Predicted, Profile
-from stoker.records.decision import NOMINAL
+from stoker.records.decision import NOMINAL, START_UP_SECONDS
 from stoker.text import apart
 
-# Time from start, when billing begins, to the first step: an estimate for image and data.
-START_UP_SECONDS = 300.0
 # Reason of a feasible plan that the user named, and the beginning of an infeasible one's reason.
 ASKED_FOR = "asked for"
 # More than any training has; each number of hosts makes a plan for each type.
@@ -222,6 +220,10 @@ def problem_of(candidate: Candidate, outcome: Predicted | None, rules: Rules) ->
     if budget is not None and outcome.usd_per_hour > budget * (1 + 1e-9):
         cost, limit = apart(outcome.usd_per_hour, budget)
         return f"${cost} per hour is above the budget of ${limit}"
+    most_usd, run_usd = rules.constraints.max_usd, outcome.run_usd
+    if most_usd is not None and run_usd is not None and run_usd > most_usd * (1 + 1e-9):
+        cost, limit = apart(run_usd, most_usd)
+        return f"${cost} for the run is above max_usd, ${limit}"
     deadline = rules.constraints.deadline_hours
     if deadline is not None and outcome.total_hours is not None and outcome.total_hours > deadline:
         hours, limit = apart(outcome.total_hours, deadline)

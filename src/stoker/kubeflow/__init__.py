@@ -186,6 +186,7 @@ def decide(
     instance_count: int | None = None,
     objective: str | None = None,
     max_usd_per_hour: str | None = None,
+    max_usd: str | None = None,
     max_data_hosts: int | None = None,
     allowed_types: str | None = None,
     replace_dataloader: str | None = None,
@@ -204,6 +205,7 @@ def decide(
         instance_count: Number of hosts in today's cluster.
         objective: What the plans are ranked by: cost or time.
         max_usd_per_hour: Limit for the cost of all hosts, in dollars per hour; empty: no limit.
+        max_usd: Limit for the cost of the training, in dollars; empty: no limit.
         max_data_hosts: Limit for the number of data hosts; 0: no data group.
         allowed_types: Instance types to choose from, separated by commas; empty: all known types.
         replace_dataloader: As for train.
@@ -236,6 +238,7 @@ def train(
     instance_type: str | None = None,
     instance_count: int | None = None,
     input_data: str | None = None,
+    max_usd: str | None = None,
     replace_dataloader: str | None = None,
     epochs: int | None = None,
     pools_file: str | None = None,
@@ -254,6 +257,7 @@ def train(
         instance_type: Instance type, or node pool, of today's cluster.
         instance_count: Number of hosts in today's cluster.
         input_data: Address of the training data.
+        max_usd: Dollars at which the training is ended; empty: no limit.
         replace_dataloader: Whether stoker feeds loaders of PyTorch's own class: auto, true, false.
         epochs: Number of training epochs.
         pools_file: The CSV file of node pools, as text.

@@ -510,6 +510,7 @@ class StepProgress:
     Attributes:
         rank: The one that waits longest, whose steps these are.
         least_wait_share: Wait share of the rank that waits least; None: there is one rank.
+        spent_usd: Dollars of the run so far; None: not known, or nothing is billed.
     """
 
     steps: Annotated[int, msgspec.Meta(ge=0)]
@@ -517,6 +518,7 @@ class StepProgress:
     wait_seconds: _Figure
     rank: Annotated[int, msgspec.Meta(ge=0)] = 0
     least_wait_share: _Figure | None = None
+    spent_usd: _Figure | None = None
 
     @property
     def words(self) -> str:
@@ -552,11 +554,13 @@ class ProgressLog:
         log: Log,
         *,
         progress: Callable[[], Mapping[int, Progress]] = dict,
+        spent_usd: Callable[[], float | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folder = folder
         self._log = log
         self._progress = progress
+        self._spent_usd = spent_usd
         self._clock = clock
         self._tails: dict[int, FileTail] = {}
         self._counts: dict[int, Counter[int]] = {}
@@ -591,13 +595,17 @@ class ProgressLog:
         }
         rank = waits_longest(shares)
         step_seconds, wait_seconds = self._latest[rank]
-        ranks = {"rank": rank, "least_wait_share": min(shares.values())} if len(shares) > 1 else {}
+        more: dict[str, float | None] = {}
+        if len(shares) > 1:
+            more = {"rank": rank, "least_wait_share": min(shares.values())}
+        if (spent := self._spent_usd()) is not None:
+            more["spent_usd"] = spent
         self._log.event(
             EventName.PROGRESS,
             steps=max(max(counts.values(), default=0) for counts in self._counts.values()),
             step_seconds=step_seconds,
             wait_seconds=wait_seconds,
-            **ranks,
+            **more,
         )
 
     def _here(self, *, is_last: bool) -> dict[int, tuple[float, float]]:

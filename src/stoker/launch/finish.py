@@ -7,9 +7,11 @@ is chance, so a failure that only says "my peer is gone" is never the cause whil
 import contextlib
 import json
 import math
+import platform as machine_facts
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
@@ -24,11 +26,12 @@ from stoker.feed.wire.protocol import Progress
 from stoker.host import machine
 from stoker.launch import sagemaker_variables
 from stoker.launch.passive_profile import FILE, is_elsewhere, measure, passive_profile
+from stoker.launch.spending import Spending
 from stoker.launch.topology import Topology
 from stoker.logs import EventName, Log
 from stoker.reasons import innermost, reason_of_failure, shortened, without_events
 from stoker.records import Event, Group, Host, Job, Scalar, write_json, write_text
-from stoker.records.training import TrainingFacts, write_training
+from stoker.records.training import InputVersion, Lineage, TrainingFacts, write_training
 from stoker.settings import ProcessSettings
 
 # SageMaker shows the first 1024 characters of output/failure as the job's FailureReason.
@@ -99,6 +102,8 @@ def record_end(
     events: Sequence[Event],
     progress: dict[int, Progress],
     release_seconds: float | None,
+    spending: Spending,
+    inputs: Mapping[str, InputVersion],
     log: Log,
 ) -> None:
     """Writes the leader's record and its passive profile; a full disk is logged."""
@@ -116,8 +121,18 @@ def record_end(
         hyperparameters=_hyperparameters(settings, log),
         measured=measured,
         steps=counted_steps(output, timelines, progress),
+        spending=spending.of_groups(
+            progress,
+            dnn=topology.dnn.name,
+            waited_seconds=measured.wait_seconds * measured.steps if measured else 0.0,
+        ),
         is_unfed=outcome.is_unfed,
         metrics=_metrics(settings, output, log),
+        lineage=Lineage(
+            inputs=dict(inputs),
+            python=machine_facts.python_version(),
+            packages={each.name: each.version for each in metadata.distributions()},
+        ),
         job=Job(platform=platform, name=settings.run_id),
         release_seconds=release_seconds,
         events=tuple(events),

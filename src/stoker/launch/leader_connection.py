@@ -11,6 +11,7 @@ import errno
 import queue
 import random
 import secrets
+import signal
 import socket
 import threading
 import time
@@ -41,7 +42,7 @@ from stoker.feed.wire.protocol import (
 )
 from stoker.launch.coordinator import MAX_MESSAGE_BYTES
 from stoker.launch.roster import LATE_BEATS, heartbeat_seconds
-from stoker.launch.supervise import Decided, Inbox
+from stoker.launch.supervise import Decided, Inbox, SignalReceived
 from stoker.launch.topology import Topology
 from stoker.logs import EventName, Log
 from stoker.records import FeedSettings
@@ -153,6 +154,7 @@ class Membership:
     Args:
         address: Name or address of the leader; a name is resolved at each reconnect.
         on_verdict: Called once, in the thread, when this launcher must end.
+        on_ending: Called once, in the thread, when a rule ends the run and ranks may save.
         trainers_heard_at: Returns the last sign of life of a trainer: while this host serves one, a
             silent leader hangs and is not lost.
 
@@ -174,6 +176,7 @@ class Membership:
         feed: FeedSettings,
         log: Log,
         on_verdict: Callable[[MembershipVerdict], None],
+        on_ending: Callable[[], None] = lambda: None,
         trainers_heard_at: Callable[[], float] = lambda: float("-inf"),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -184,6 +187,7 @@ class Membership:
         self._feed = feed
         self._log = log
         self._on_verdict = on_verdict
+        self._on_ending = on_ending
         self._trainers_heard_at = trainers_heard_at
         self._clock = clock
         self._beat_seconds = heartbeat_seconds(feed.lease_seconds)
@@ -383,7 +387,10 @@ class Membership:
                 # The leader lost this host, or is a new process: the next message is a Join.
                 return False
             case State():
+                is_ending = message.stage == "ending" != self.run_stage
                 self.run_stage, self.stacks = message.stage, message.stacks
+                if is_ending:
+                    self._on_ending()
             case Start():
                 # The first one counts; the next heartbeat confirms it.
                 self.start_order = self.start_order or message
@@ -509,6 +516,10 @@ class HostRun:
         advertised = self.settings.advertise or ""
         return advertised if advertised.startswith("127.") else "*"
 
+    def tell_ranks_to_save(self) -> None:
+        """Ends the training as SIGTERM to this host does; callable from any thread."""
+        self.inbox.put(SignalReceived(signal.SIGTERM, is_of_rule=True))
+
     def join(self, *, port: int = 0, batch_port: int = 0, workers: int = 0) -> Join:
         """Returns the message with which this host joins the run."""
         return Join(
@@ -554,6 +565,7 @@ class HostRun:
             feed=self.settings.feed,
             log=self.log,
             on_verdict=lambda verdict: self.inbox.put(Decided(verdict.reason)),
+            on_ending=self.tell_ranks_to_save if self.topology.role == "dnn" else lambda: None,
             trainers_heard_at=trainers_heard_at,
         )
 

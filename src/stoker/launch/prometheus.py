@@ -17,6 +17,7 @@ import msgspec
 from stoker.errors import UsageError, install_command
 from stoker.feed.wire.protocol import FeedWork, HostWork, Progress, WorkerWork
 from stoker.launch.coordinator import Coordinator
+from stoker.launch.spending import Spending
 from stoker.launch.watchdog import Watchdog
 from stoker.logs import EventName, Log
 from stoker.records import FeedSettings
@@ -99,10 +100,18 @@ _METRICS = (
 
 
 class Metrics:
-    """Collector of a run's metrics for prometheus-client."""
+    """Collector of a run's metrics for prometheus-client; a run of one host has no coordinator."""
 
-    def __init__(self, coordinator: Coordinator, *, watchdog: Watchdog, run_id: str) -> None:
+    def __init__(
+        self,
+        coordinator: Coordinator | None,
+        *,
+        spending: Spending,
+        watchdog: Watchdog,
+        run_id: str,
+    ) -> None:
         self._coordinator = coordinator
+        self._spending = spending
         self._watchdog = watchdog
         self._run_id = run_id
 
@@ -126,8 +135,8 @@ class Metrics:
             "training continues with the other hosts.",
             labels=("run", "host"),
         )
-        live = self._coordinator.live_agents
-        for name in sorted(self._coordinator.expected_agents):
+        live = self._coordinator.live_agents if self._coordinator else ()
+        for name in sorted(self._coordinator.expected_agents if self._coordinator else ()):
             up.add_metric((self._run_id, name), float(name in live))
         yield up
         since = GaugeMetricFamily(
@@ -145,11 +154,22 @@ class Metrics:
         )
         warnings.add_metric((self._run_id,), self._watchdog.num_warnings)
         yield warnings
+        budget = self._spending.budget
+        for name, text, value in (
+            ("spent", "Dollars of the run so far: hosts x price x time.", self._spending.usd),
+            ("predicted", "Dollars that the decision predicted for the run.", budget.predicted_usd),
+            ("max", "Dollars at which the run is ended (constraints.max_usd).", budget.max_usd),
+        ):
+            gauge = GaugeMetricFamily(f"stoker_{name}_usd", text, labels=("run",))
+            if value is not None:
+                gauge.add_metric((self._run_id,), value)
+            yield gauge
 
     def _records(self) -> Iterator[tuple[msgspec.Struct, tuple[str, ...]]]:
         """Yields each record in the ranks' reports, with the values of its labels."""
         run = self._run_id
-        for number, report in sorted(self._coordinator.progress.items()):
+        told = self._coordinator.progress if self._coordinator else {}
+        for number, report in sorted(told.items()):
             rank = str(number)
             yield report, (run, rank)
             if report.feed is None:
@@ -166,6 +186,7 @@ def metrics_served(
     feed: FeedSettings,
     coordinator: Coordinator | None,
     *,
+    spending: Spending,
     watchdog: Watchdog,
     run_id: str,
     log: Log,
@@ -176,10 +197,10 @@ def metrics_served(
         return
     address, started = feed.metrics_address or LOOPBACK, None
     try:
-        if coordinator is None:
-            raise UsageError("a run of one host has no feed")
         started = _start(
-            Metrics(coordinator, watchdog=watchdog, run_id=run_id), address, feed.metrics_port
+            Metrics(coordinator, spending=spending, watchdog=watchdog, run_id=run_id),
+            address,
+            feed.metrics_port,
         )
         log.event(EventName.METRICS_SERVED, address=address, port=feed.metrics_port)
     except UsageError as err:

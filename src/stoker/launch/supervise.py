@@ -107,9 +107,10 @@ def forward(source: int, target: int, tail: OutputTail | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SignalReceived:
-    """A signal to the launcher."""
+    """A signal to the launcher, or of a rule, which is never a second one that ends at once."""
 
     number: int
+    is_of_rule: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +303,7 @@ def _follow(
         match happening:
             case CommandEnded():
                 return tuple(signals), decided
-            case SignalReceived():
+            case SignalReceived() if not (happening.is_of_rule and signals):
                 signals.append(happening.number)
                 log.event(EventName.SIGNAL_RECEIVED, number=happening.number, count=len(signals))
                 kill_at = (

@@ -8,7 +8,6 @@ import dataclasses
 import http.client
 import os
 import queue
-import signal
 import ssl
 import threading
 import time
@@ -24,6 +23,7 @@ import msgspec
 from stoker.errors import EXIT_KILLED, EXIT_PEER_LOST, PlatformError, UsageError
 from stoker.feed.bookkeeping import Unfed
 from stoker.feed.loading import discard_loadings, why_unfed
+from stoker.host.listing import listing_version
 from stoker.host.processes import why_not_found
 from stoker.launch import finish
 from stoker.launch.coordinator import Coordinator
@@ -34,6 +34,7 @@ from stoker.launch.follower_lease import FollowerLease
 from stoker.launch.leader_connection import HostRun, Membership, MembershipVerdict
 from stoker.launch.prometheus import metrics_served
 from stoker.launch.roster import Change
+from stoker.launch.spending import Spending, earlier_seconds
 from stoker.launch.strategies.mpi import MpiHost
 from stoker.launch.strategies.start import Trainer
 from stoker.launch.supervise import (
@@ -49,7 +50,7 @@ from stoker.launch.watchdog import RankStacks, Watchdog
 from stoker.logs import EventName, Log, now_utc
 from stoker.platforms.base import MLFLOW_RUN, MLFLOW_URI, MLFLOW_VARIABLES
 from stoker.records import Event
-from stoker.records.training import STARTED
+from stoker.records.training import STARTED, InputVersion
 from stoker.settings import PROFILE_ENDED_FILE, RELEASED_FILE, unfed_file
 
 _POLL_SECONDS = 1.0
@@ -155,6 +156,14 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
         )
     lease = FollowerLease(run.settings.follower_lease)
     watchdog = _watchdog(run, coordinator)
+    spending = Spending(
+        run.settings.budget,
+        hosts={group.name: len(group.hosts) for group in run.topology.groups if group.hosts},
+        log=run.log,
+        earlier_seconds=earlier_seconds(
+            run.output, restarts=run.settings.restarts, now=time.time()
+        ),
+    )
     engine = EngineCommands(
         run,
         # To the leader, an engine's failure is a follower's.
@@ -162,6 +171,7 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
             Change(what="left", host=run.topology.host, kind="follower", reason=words)
         ),
     )
+    inputs = _input_versions(run)
     events = [Event(when=now_utc(), what=STARTED, host=run.topology.host)]
     if coordinator:
         coordinator.start()
@@ -171,6 +181,7 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
             run.settings.feed,
             coordinator,
             watchdog=watchdog,
+            spending=spending,
             run_id=run.settings.run_id,
             log=run.log,
         ):
@@ -183,6 +194,7 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
                 coordinator=coordinator,
                 lease=lease,
                 watchdog=watchdog,
+                spending=spending,
             )
         if coordinator:
             ending = _await_followers(run, coordinator, ending, causes)
@@ -196,6 +208,10 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
         elif watchdog.failure and ending.decided == watchdog.failure:
             code = watchdog.exit_code
             outcome = RunOutcome(status="failed", exit_code=code, failure=watchdog.failure)
+        elif spending.failure:
+            # All hosts end with 0, which no platform restarts; the record says that it failed.
+            code = 0
+            outcome = RunOutcome(status="failed", exit_code=code, failure=spending.failure)
     # Also KeyboardInterrupt: otherwise the other hosts wait until their leases expire.
     except BaseException as err:
         if coordinator:
@@ -212,11 +228,11 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
         run.log.event(EventName.TRAINING_FAILED, reason=outcome.failure.partition("\n")[0])
         _write_failure(run, outcome.failure)
     # Now, as this process may be killed while data hosts stop; again below, with their release.
-    _record(run, outcome, trainer, events, coordinator)
+    _record(run, outcome, trainer, events, coordinator, spending, inputs)
     run.log.event(EventName.TRAINING_ENDED, status=outcome.status, exit_code=code)
     if coordinator:
         coordinator.close()
-        _record(run, outcome, trainer, events, coordinator)
+        _record(run, outcome, trainer, events, coordinator, spending, inputs)
     return code
 
 
@@ -250,6 +266,10 @@ def follow(run: HostRun, command: Sequence[str]) -> int:
             # Other hosts may still use this host's engine commands.
             engine.outlast(membership)
         engine.stop()
+        if membership.run_stage == "ending":
+            # As the leader does: with another code a platform would restart the run.
+            membership.leave(exit_code=0)
+            return 0
         ending = _as_a_pod_ends(run, ending)
         failure = _failure_of(run, ending) if ending.exit_code else ""
         if finish.says_peer_is_gone(failure) and not (ending.decided or ending.signals):
@@ -384,6 +404,7 @@ def _train(
     membership: Membership | None = None,
     lease: FollowerLease | None = None,
     watchdog: Watchdog | None = None,
+    spending: Spending | None = None,
 ) -> Ending:
     finish.forget_failures(run.output)
     discard_loadings(run.output)
@@ -416,7 +437,8 @@ def _train(
     logs: list[ProgressLog | FeedLog] = []
     if run.topology.is_leader:
         told = (lambda: coordinator.progress) if coordinator else dict
-        logs.append(ProgressLog(run.output, run.log, progress=told))
+        spent = (lambda: spending.usd) if spending else (lambda: None)
+        logs.append(ProgressLog(run.output, run.log, progress=told, spent_usd=spent))
     if coordinator:
         file = run.output / "feed.csv"
         # Of an earlier attempt in the same folder.
@@ -432,6 +454,11 @@ def _train(
 
     stacks, num_asked = RankStacks(run.log), 0
 
+    def end_the_run() -> None:
+        if coordinator:
+            coordinator.announce("ending")
+        run.tell_ranks_to_save()
+
     def tick() -> None:
         nonlocal num_asked
         for each in logs:
@@ -446,8 +473,9 @@ def _train(
             release.tick()
         if lease and lease.tick():
             run.log.event(EventName.RUN_ABANDONED, reason=lease.failure)
-            # As a signal, so that the command can save.
-            run.inbox.put(SignalReceived(signal.SIGTERM))
+            end_the_run()
+        if spending and spending.tick():
+            end_the_run()
 
     with contextlib.ExitStack() as closed:
         for each in logs:
@@ -511,6 +539,18 @@ def with_reachable_mlflow(environ: Mapping[str, str], log: Log) -> dict[str, str
             log.event(EventName.MLFLOW_FAILED, text=text)
             return {name: text for name, text in environ.items() if name not in MLFLOW_VARIABLES}
     return dict(environ)
+
+
+def _input_versions(run: HostRun) -> dict[str, InputVersion]:
+    """Returns the versions of the channels' folders; SageMaker's are known from S3."""
+    folder = run.settings.base_dir / "input" / "data"
+    if platform_name(run.topology, run.environ) == "sagemaker" or not folder.is_dir():
+        return {}
+    return {
+        each.name: InputVersion(address=str(each), version=listing_version(each))
+        for each in folder.iterdir()
+        if each.is_dir()
+    }
 
 
 def _judge(run: HostRun, ending: Ending, causes: Sequence[Change]) -> tuple[RunOutcome, int]:
@@ -591,6 +631,8 @@ def _record(
     trainer: Trainer,
     events: Sequence[Event],
     coordinator: Coordinator | None,
+    spending: Spending,
+    inputs: Mapping[str, InputVersion],
 ) -> None:
     seen = coordinator.events if coordinator else ()
     record_end(
@@ -604,5 +646,7 @@ def _record(
         events=[*events, *seen],
         progress=coordinator.progress if coordinator else {},
         release_seconds=coordinator.release_seconds if coordinator else None,
+        spending=spending,
+        inputs=inputs,
         log=run.log,
     )

@@ -31,7 +31,7 @@ from stoker.records import (
     nearest,
     read_json,
 )
-from stoker.records.base import Value
+from stoker.records.training import Lineage
 from stoker.settings import RunEnvironment
 
 _ROLES: tuple[Role, ...] = ("dnn", "data")
@@ -41,6 +41,9 @@ MLFLOW_EXPERIMENT = "MLFLOW_EXPERIMENT_NAME"
 MLFLOW_RUN = "MLFLOW_RUN_ID"
 MLFLOW_FILES = "MLFLOW_ALLOW_FILE_STORE"
 MLFLOW_VARIABLES = frozenset((MLFLOW_URI, MLFLOW_EXPERIMENT, MLFLOW_RUN, MLFLOW_FILES))
+# A request that differs in these only is of the same job: MLflow may be unreachable in one attempt,
+# and prices or the limit may change.
+NOT_COMPARED = MLFLOW_VARIABLES | {"STOKER_BUDGET"}
 # SageMaker's own default.
 TENSORBOARD = "output/tensorboard"
 # These names become paths and object names.
@@ -67,7 +70,7 @@ class JobSpec:
         run_dir: Local folder for logs and outputs of the run.
         records: Documents by name, from which a pipeline's last step can plan and follow this job
             after the step that submitted it was lost.
-        what: Facts for the run's record, such as the commit of its code.
+        lineage: What is known of the run's origin before it starts.
     """
 
     name: str
@@ -85,7 +88,7 @@ class JobSpec:
     run: str | None = None
     tracking: TrackingSettings = field(default_factory=TrackingSettings)
     records: Mapping[str, str] = field(default_factory=dict)
-    what: Mapping[str, Value] = field(default_factory=dict)
+    lineage: Lineage = field(default_factory=Lineage)
 
     @property
     def run_name(self) -> str:
@@ -136,8 +139,9 @@ class JobEnd:
         data_group_release_seconds: From the end of the dnn leader to the end of the last data host.
         events: Events that only the platform saw; the leader's are in its record.
         mlflow_run_id: Run that the platform created in its own MLflow.
-        billed_seconds: Seconds billed for each host; None where the platform does not say.
-        what: Facts for the record that the platform knows, such as the image's digest.
+        host_seconds: Time of all hosts of each group, in seconds; without groups of which the
+            platform does not say.
+        lineage: What the platform knows of the run's origin, such as the image's digest.
     """
 
     status: Literal["succeeded", "failed", "stopped"]
@@ -149,8 +153,8 @@ class JobEnd:
     job_url: str | None = None
     events: tuple[Event, ...] = ()
     mlflow_run_id: str | None = None
-    billed_seconds: float | None = None
-    what: Mapping[str, Value] = field(default_factory=dict)
+    host_seconds: Mapping[str, float] = field(default_factory=dict)
+    lineage: Lineage = field(default_factory=Lineage)
 
 
 def leader_record(output_dir: Path | None) -> Training | None:

@@ -24,6 +24,8 @@ Bottleneck = Literal[
 Role = Literal["dnn", "data"]
 # Purchase option of prices that are not billed, such as those of this machine's cores.
 NOMINAL = "nominal"
+# Time from start, when billing begins, to the first step: an estimate for image and data.
+START_UP_SECONDS = 300.0
 
 
 class Group(Record, frozen=True, kw_only=True):
@@ -105,6 +107,13 @@ class Predicted(Record, frozen=True, kw_only=True):
     own_storage_speedup: PositiveFloat | None = None
     cpu_seconds: NonNegativeFloat | None = None
     accelerator_seconds: NonNegativeFloat | None = None
+
+    @property
+    def run_usd(self) -> float | None:
+        """Dollars of the whole training and its start; None: its number of steps is not known."""
+        if self.total_usd is None:
+            return None
+        return self.total_usd + self.usd_per_hour * START_UP_SECONDS / 3600
 
 
 class Plan(Record, frozen=True, kw_only=True):
@@ -240,6 +249,7 @@ class Decision(Record, frozen=True, kw_only=True):
 
     Attributes:
         schema: Version of the file format.
+        profile_sha256: Digest of the profile.
         workload_sha256: As in the profile.
         workload_keys: As in the profile; without its hosts if it was scaled to another type.
         bottleneck: What limits today's step. workers: too few; latency: each worker waits for its
@@ -261,6 +271,7 @@ class Decision(Record, frozen=True, kw_only=True):
     """
 
     schema: Literal["stoker.decision/v1"] = "stoker.decision/v1"
+    profile_sha256: str | None = None
     workload_sha256: str | None = None
     workload_keys: dict[str, str] | None = None
     bottleneck: Bottleneck
@@ -277,3 +288,10 @@ class Decision(Record, frozen=True, kw_only=True):
     others_vcpus: NonNegativeFloat | None = None
     taken_elsewhere: TakenElsewhere | None = None
     is_noisy: bool = False
+
+
+def predicted_of(groups: Iterable[Group], decision: Decision | None) -> Predicted | None:
+    """Returns the prediction for these groups; None without one: they may be of no plan."""
+    named = tuple(groups)
+    plans = (decision.plan, *decision.plans) if decision else ()
+    return next((plan.predicted for plan in plans if plan.groups == named), None)

@@ -6,7 +6,7 @@ Others return facts; `training_record` says why each field has its value.
 """
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -15,13 +15,14 @@ import msgspec
 
 from stoker.reasons import cause_of, said_in, without_events
 from stoker.records.base import (
+    Fraction,
     Name,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     Record,
     Scalar,
-    Value,
+    sha256_of,
     write_json,
 )
 from stoker.records.decision import Action, Group
@@ -47,6 +48,155 @@ class Host(Record, frozen=True, kw_only=True):
     host: Name
     group: Name
     rank: NonNegativeInt | None = None
+
+
+class Budget(Record, frozen=True, kw_only=True):
+    """What a run may cost, and the prices by which its leader counts.
+
+    Attributes:
+        usd_per_hour: Price of one host, in dollars per hour, by group; without those that are not
+            known or not billed.
+        max_usd: Limit of the run (constraints.max_usd).
+        predicted_usd: Dollars that the decision predicted.
+    """
+
+    usd_per_hour: dict[Name, NonNegativeFloat] = msgspec.field(default_factory=dict)
+    max_usd: PositiveFloat | None = None
+    predicted_usd: NonNegativeFloat | None = None
+
+    def total_usd_per_hour(self, groups: Iterable[Group]) -> float | None:
+        """Returns the price of all hosts; None if one is not known."""
+        total = 0.0
+        for group in groups:
+            if group.name not in self.usd_per_hour:
+                return None
+            total += self.usd_per_hour[group.name] * group.count
+        return total
+
+
+class GroupSpending(Record, frozen=True, kw_only=True):
+    """Dollars of a group's hosts.
+
+    Attributes:
+        group: Name of the group.
+        usd: Dollars. None: its price is not known, or not billed.
+        idle_share: Share of its time without work, 0 to 1: a dnn host waits for data, a data host's
+            workers have no batch to make. None: not measured.
+        idle_usd: Dollars of that time.
+    """
+
+    group: Name
+    usd: NonNegativeFloat | None = None
+    idle_share: Fraction | None = None
+    idle_usd: NonNegativeFloat | None = None
+
+
+class InputVersion(Record, frozen=True, kw_only=True):
+    """Data that a run read.
+
+    Attributes:
+        address: Where it is: in S3, a folder, or a claim (pvc://).
+        version: Digest of a listing when the run began. S3: names and entity tags; a folder: names,
+            sizes and times. None: not known.
+        claim_uid: UID of the claim that it is in.
+    """
+
+    address: str
+    version: str | None = None
+    claim_uid: str | None = None
+
+    @property
+    def words(self) -> str:
+        """All that is known, as text."""
+        uid = self.claim_uid and f"claim {self.claim_uid}"
+        return " ".join(word for word in (self.address, self.version, uid) if word)
+
+    def joined(self, later: "InputVersion") -> "InputVersion":
+        return InputVersion(
+            address=later.address,
+            version=later.version or self.version,
+            claim_uid=later.claim_uid or self.claim_uid,
+        )
+
+
+class Lineage(Record, frozen=True, kw_only=True):
+    """What a run was made of. None, or empty: not known.
+
+    Attributes:
+        job_id: The platform's own id of the job: ARN, or UID.
+        image: Address of the image.
+        image_digest: Digest of the image that ran.
+        git: Commit of the folder in which the command was typed.
+        git_dirty: Whether tracked files there differed from it.
+        code: Digest of the packed code, or address and version of its archive.
+        inputs: Data of each channel.
+        workload_sha256: Digest of the whole workload.
+        profile_sha256: Digest of profile.json.
+        decision_sha256: Digest of decision.json.
+        seeds: Hyperparameters with `seed` in their name.
+        python: Version of the leader's Python.
+        packages: Versions of its distributions.
+    """
+
+    job_id: str | None = None
+    image: str | None = None
+    image_digest: str | None = None
+    git: str | None = None
+    git_dirty: bool = False
+    code: str | None = None
+    inputs: dict[Name, InputVersion] = msgspec.field(default_factory=dict)
+    workload_sha256: str | None = None
+    profile_sha256: str | None = None
+    decision_sha256: str | None = None
+    seeds: dict[Name, Scalar] = msgspec.field(default_factory=dict)
+    python: str | None = None
+    packages: dict[str, str] = msgspec.field(default_factory=dict)
+
+    def joined(self, *others: "Lineage") -> "Lineage":
+        """Returns all that is known; a later one counts before an earlier one."""
+        known, inputs = _fields(self), dict(self.inputs)
+        for other in others:
+            for name, value in _fields(other).items():
+                if isinstance(value, dict):
+                    value = {**known[name], **value}  # type: ignore[dict-item]
+                known[name] = value or known[name]
+            for name, each in other.inputs.items():
+                inputs[name] = inputs.get(name, each).joined(each)
+        return msgspec.structs.replace(self, **{**known, "inputs": inputs})
+
+    def facts(self) -> dict[str, str]:
+        """Returns the known facts by name, as texts; of the packages their digest and number."""
+        found = {
+            name: str(value).lower() if value is True else str(value)
+            for name, value in _fields(self).items()
+            if value and not isinstance(value, dict)
+        }
+        for name, each in self.inputs.items():
+            found[f"input_{name}"] = each.words
+        found |= {f"seed_{name}": str(value) for name, value in self.seeds.items()}
+        if self.packages:
+            digest = sha256_of(dict(sorted(self.packages.items())))[:16]
+            found["packages"] = f"sha256:{digest} of {len(self.packages)}"
+        return found
+
+    def differences(self, other: "Lineage") -> list[tuple[str, str, str]]:
+        """Returns name, value here and value there of all that differs; packages one by one."""
+        both = []
+        for each in (self, other):
+            packages = {f"package {name}": value for name, value in each.packages.items()}
+            both.append({**each.facts(), **packages})
+        here, there = both
+        # Each run has another job.
+        names = sorted((here.keys() | there.keys()) - {"job_id", "packages"})
+        return [
+            (name, here.get(name, ""), there.get(name, ""))
+            for name in names
+            if here.get(name) != there.get(name)
+        ]
+
+
+def _fields(record: Lineage) -> dict[str, object]:
+    return {name: getattr(record, name) for name in record.__struct_fields__}
 
 
 class Measured(Record, frozen=True, kw_only=True):
@@ -141,8 +291,11 @@ class Training(Record, frozen=True, kw_only=True):
         failure: What failed, as its source reported it (a traceback, a lost host).
         mlflow_run_id: Run of MLflow.
         steps: Batches of the main loader, else the optimizer's steps. None: not counted.
-        what: Facts such as `git` (commit), `image_digest` and `job_arn`; not stable.
-        usd_total: Dollars of the whole run: billed time at the catalog's prices. SageMaker only.
+        lineage: What the run was made of.
+        predicted_usd: Dollars that the decision predicted for the whole run, with its start.
+        spent_usd: Dollars of the run: the catalog's prices times the time that the platform reports
+            of its hosts, else the time of the leader. None: a price is not known, or not billed.
+        spending: Dollars of each group, and of its idle time.
         is_unfed: Whether the run failed only because no batch came through the feed.
     """
 
@@ -166,14 +319,27 @@ class Training(Record, frozen=True, kw_only=True):
     failure: str | None = None
     mlflow_run_id: str | None = None
     steps: NonNegativeInt | None = None
-    what: dict[str, Value] = msgspec.field(default_factory=dict)
-    usd_total: NonNegativeFloat | None = None
+    lineage: Lineage = Lineage()
+    predicted_usd: NonNegativeFloat | None = None
+    spent_usd: NonNegativeFloat | None = None
+    spending: tuple[GroupSpending, ...] = ()
     is_unfed: bool = False
 
     @property
     def num_steps(self) -> int | None:
         """Steps that were counted; None: not known."""
         return self.measured.steps if self.steps is None and self.measured else self.steps
+
+    @property
+    def dollars(self) -> dict[str, float]:
+        """Predicted, spent and idle dollars of the run by name, as far as known."""
+        idle = [each.idle_usd for each in self.spending if each.idle_usd is not None]
+        found = {
+            "predicted_usd": self.predicted_usd,
+            "spent_usd": self.spent_usd,
+            "idle_usd": sum(idle) if idle else None,
+        }
+        return {name: value for name, value in found.items() if value is not None}
 
     @property
     def cause(self) -> str:
@@ -309,7 +475,9 @@ class TrainingFacts:
         is_interrupted: Whether the user stopped the run here, so that nothing counts as failed.
         last_words: Last lines of the dnn group's log.
         events: Only those that are not in the leader's record.
-        billed_seconds: Time that the platform bills for each host.
+        budget: Prices, limit and prediction; None where nothing is billed.
+        host_seconds: Time of all hosts of each group that the platform reports.
+        spending: As the leader counted it.
         timeline_file: Name of the leader's timeline in the record's folder.
     """
 
@@ -329,9 +497,10 @@ class TrainingFacts:
     metrics: Mapping[str, float] = field(default_factory=dict)
     events: tuple[Event, ...] = ()
     release_seconds: float | None = None
-    what: Mapping[str, Value] = field(default_factory=dict)
-    usd_per_hour: float | None = None
-    billed_seconds: float | None = None
+    lineage: Lineage = field(default_factory=Lineage)
+    budget: Budget | None = None
+    host_seconds: Mapping[str, float] = field(default_factory=dict)
+    spending: tuple[GroupSpending, ...] = ()
     timeline_file: str | None = None
     workload_sha256: str | None = None
     workload_keys: dict[str, str] | None = None
@@ -356,9 +525,8 @@ def training_record(facts: TrainingFacts) -> Training:
     # Hosts of a run that is unfed or ended by a rule end with 0, so that no platform restarts them.
     is_failed = leader and leader.status == "failed" and leader.exit_code == 0
     status = "failed" if is_failed and facts.status == "succeeded" else facts.status
-    usd_total = None
-    if facts.usd_per_hour is not None and facts.billed_seconds is not None:
-        usd_total = facts.usd_per_hour * facts.billed_seconds / 3600
+    spending = _spending(facts)
+    known = [each.usd for each in spending if each.usd is not None]
     return Training(
         workload_sha256=facts.workload_sha256,
         workload_keys=facts.workload_keys,
@@ -377,8 +545,10 @@ def training_record(facts: TrainingFacts) -> Training:
         is_unfed=inside.is_unfed,
         model_uri=facts.model_uri,
         mlflow_run_id=facts.mlflow_run_id,
-        what=dict(facts.what),
-        usd_total=usd_total,
+        lineage=leader.lineage.joined(facts.lineage) if leader else facts.lineage,
+        predicted_usd=facts.budget.predicted_usd if facts.budget else None,
+        spent_usd=sum(known) if known and len(known) == len(facts.groups) else None,
+        spending=spending,
         job=facts.job,
         data_group_release_seconds=release,
         events=tuple(
@@ -425,14 +595,36 @@ def _failure(facts: TrainingFacts) -> str | None:
     return failure
 
 
+def _spending(facts: TrainingFacts) -> tuple[GroupSpending, ...]:
+    """Returns the dollars of each group, by the platform's times where it reports them."""
+    told = (facts.leader or facts).spending
+    counted = {each.group: each for each in told}
+    if len(facts.groups) == 1 == len(told):
+        # SageMaker has another name for the only group of a job.
+        only = facts.groups[0].name
+        counted = {only: msgspec.structs.replace(told[0], group=only)}
+    prices = facts.budget.usd_per_hour if facts.budget else {}
+    found = []
+    for group in facts.groups:
+        each = counted.get(group.name, GroupSpending(group=group.name))
+        seconds, price, usd = facts.host_seconds.get(group.name), prices.get(group.name), each.usd
+        if seconds is not None and price is not None:
+            usd = seconds * price / 3600
+        share = each.idle_share
+        idle_usd = None if usd is None or share is None else usd * share
+        found.append(msgspec.structs.replace(each, usd=usd, idle_usd=idle_usd))
+    return tuple(each for each in found if each.usd is not None or each.idle_share is not None)
+
+
 def _measured(measured: Measured | None, facts: TrainingFacts) -> Measured | None:
     """Returns the leader's figures with their cost and the place of the timeline."""
     # The leader's launcher knows neither prices nor where its timeline will be kept.
     if measured is None or facts.leader is None:
         return measured
     usd = None
-    if facts.usd_per_hour is not None and measured.steps:
-        usd = measured.step_seconds * facts.usd_per_hour / 3600 * 1000
+    price = facts.budget.total_usd_per_hour(facts.groups) if facts.budget else None
+    if price is not None and measured.steps:
+        usd = measured.step_seconds * price / 3600 * 1000
     return msgspec.structs.replace(
         measured, usd_per_1000_steps=usd, timeline_file=facts.timeline_file
     )

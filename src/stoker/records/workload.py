@@ -101,6 +101,9 @@ class Constraints(Record, frozen=True, kw_only=True):
         max_usd_per_hour: Maximum price of the whole cluster, in dollars per hour.
         max_usd_per_run: Maximum dollars of one training, if it ran for `max_run_seconds` of its
             platform.
+        max_usd: Maximum dollars of one run, retries included. A plan that is predicted to cost more
+            is refused. The leader counts hosts, prices and time, warns at 80 %, and at 100 % ends
+            the training as SIGTERM does, so that it can save.
         deadline_hours: Maximum hours of the whole training; needs `training`.
         max_data_hosts: Maximum number of data hosts; 0: no data group.
         allowed_instance_types: Types that hosts may have, besides today's. None: the whole catalog.
@@ -112,6 +115,7 @@ class Constraints(Record, frozen=True, kw_only=True):
     objective: Literal["cost", "time"] = "cost"
     max_usd_per_hour: PositiveFloat | None = None
     max_usd_per_run: PositiveFloat | None = None
+    max_usd: PositiveFloat | None = None
     deadline_hours: PositiveFloat | None = None
     max_data_hosts: NonNegativeInt = 8
     allowed_instance_types: tuple[Name, ...] | None = None

@@ -222,7 +222,7 @@ def write_report(
         "local_core": local_core_words(decision) if decision else "",
         "host_names": names,
         "events": _events(training) if training else [],
-        "origin": sorted(training.what.items()) if training else [],
+        "origin": sorted(training.lineage.facts().items()) if training else [],
         "today_limit": limit_words(decision.bottleneck) if decision else "",
         "verdict": judge(
             figures=figures,

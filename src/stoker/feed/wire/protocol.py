@@ -31,7 +31,7 @@ from stoker.errors import ProtocolError
 
 # To be raised with every change that an older peer would misread: of these messages, of a batch's
 # tree (codec), of what is pickled (dataset). tests/contract/test_wire_version.py pins them.
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 1
 
 # Shards of an iterable dataset: workers of one loader of one rank.
 MAX_SHARDS = 4096
@@ -61,8 +61,8 @@ Words = Annotated[tuple[Word, ...], msgspec.Meta(max_length=1 << 20)]
 # and they run until the run ends.
 HostStage = Literal["begun", "ready", "done"]
 # On all hosts: `led`: the leader's accept work, so the others may start theirs; `ready`: all accept
-# work, so the training may start.
-RunStage = Literal["begun", "led", "ready"]
+# work, so the training may start; `ending`: a rule ends the run, so ranks get SIGTERM and may save.
+RunStage = Literal["begun", "led", "ready", "ending"]
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):

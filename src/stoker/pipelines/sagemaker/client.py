@@ -11,7 +11,7 @@ from stoker.errors import ServiceError, UsageError
 from stoker.pipelines.base import Compiled, PipelineClient, RunState, RunStep, told_parameters
 from stoker.pipelines.sagemaker.compile import MAX_ARGUMENT, argument_of
 from stoker.pipelines.sagemaker.overlap import ACTIVE, steps_of
-from stoker.platforms.aws import Aws
+from stoker.platforms.aws import Aws, split_uri
 from stoker.platforms.sagemaker.registry import tag_group
 from stoker.platforms.sagemaker.submit import find_job, stop_job
 from stoker.records import Json, SageMakerSettings, Workload
@@ -20,10 +20,47 @@ from stoker.records.base import mapping, mappings
 # A start that is an hour late is left to the next one.
 RETRY_POLICY = {"MaximumRetryAttempts": 3, "MaximumEventAgeInSeconds": 3600}
 SCHEDULE_GROUP = "default"
+# Folder of sagemaker.output_uri with outputs of profiles, which nothing needs later. Gates read the
+# metrics of approved models in pipelines/.
+MAY_EXPIRE = "stoker/jobs/"
+# Storage classes that an endpoint cannot read from.
+_ARCHIVES = ("GLACIER", "DEEP_ARCHIVE")
 _EXPRESSION = re.compile(r"cron\(\S+( \S+){5}\)|rate\(\d+ [a-z]+\)|at\(\S+\)")
 # An ARN of a pipeline, of its run or of a job, or its end alone.
 _RUN = re.compile(r"(?:arn:.+:(?:pipeline|training-job)/)?([^/:]+)(?:(?:/execution)?/([^/]+))?")
 _JOB = "job "
+
+
+def expiry_warnings(aws: Aws, output_uri: str) -> list[Json]:
+    """Returns a line for each lifecycle rule that deletes or archives models or inputs.
+
+    Without the right to read the bucket's rules none is known.
+    """
+    bucket, key = split_uri(f"{output_uri.rstrip('/')}/")
+    try:
+        found = aws.call("s3", "GetBucketLifecycleConfiguration", Bucket=bucket)
+    except ServiceError:
+        return []
+    warned: list[Json] = []
+    for rule in mappings(found.get("Rules")):
+        only = mapping(rule, "Filter")
+        both = mapping(only, "And")
+        prefix = str(rule.get("Prefix") or only.get("Prefix") or both.get("Prefix") or "")
+        ends = mapping(rule, "Expiration").keys() & {"Days", "Date"} or any(
+            each.get("StorageClass") in _ARCHIVES for each in mappings(rule.get("Transitions"))
+        )
+        # What SageMaker writes has no tags.
+        is_of_ours = not (only.get("Tag") or both.get("Tags")) and (
+            key.startswith(prefix)
+            or (prefix.startswith(key) and not prefix.startswith(key + MAY_EXPIRE))
+        )
+        if rule.get("Status") == "Enabled" and ends and is_of_ours:
+            warned.append(
+                f"the lifecycle rule {rule.get('ID', '')!s} of bucket {bucket} (prefix "
+                f"{prefix or 'none'}) deletes or archives models, inputs or metrics: only "
+                f"{key}{MAY_EXPIRE} may expire, and noncurrent versions"
+            )
+    return warned
 
 
 class SageMakerClient(PipelineClient):
@@ -78,8 +115,14 @@ class SageMakerClient(PipelineClient):
             version = str(answer.get("PipelineVersionId") or "")
             if tags:
                 aws.call("sagemaker", "AddTags", ResourceArn=found["PipelineArn"], Tags=tags)
-        id = found["PipelineArn"]
-        return {"action": action, "id": id, "version": version, "url": "", "inputs": missing}
+        return {
+            "action": action,
+            "id": found["PipelineArn"],
+            "version": version,
+            "url": "",
+            "inputs": missing,
+            "warnings": expiry_warnings(aws, settings.output_uri),
+        }
 
     def _request(self, compiled: Compiled) -> dict[str, Json]:
         assert self._settings

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
+from urllib.parse import urlsplit
 
 from stoker.errors import (
     FeedError,
@@ -21,6 +22,7 @@ from stoker.logs import EventName, Log, now_utc
 from stoker.platforms.base import JobEnd, LogLine, leader_record
 from stoker.platforms.follow import FollowedRun
 from stoker.platforms.kubernetes.api import (
+    CLAIMS,
     EVENTS,
     OF_KIND,
     PODS,
@@ -59,6 +61,7 @@ from stoker.platforms.kubernetes.submit import StartedObjects
 from stoker.reasons import reason_of_failure
 from stoker.records import Event, Training
 from stoker.records.base import mapping
+from stoker.records.training import InputVersion, Lineage
 from stoker.repeat import repeated
 
 # Reason of a container that its node killed because of its memory.
@@ -100,6 +103,7 @@ def conclude(
         state: Its last state; None if the job was gone before its end was seen.
         pods: Pods as they were last seen, including deleted ones.
     """
+    pods = list(pods)
     latest = _latest(pods)
     leader = latest.get((layout.dnn.group.name, 0))
     release = _release_seconds(latest.values(), leader)
@@ -131,7 +135,25 @@ def conclude(
         data_group_release_seconds=release,
         model_uri=f"{output_uri}/{layout.run_name}/model" if output_uri else None,
         events=tuple(events),
+        host_seconds=_host_seconds(pods, leader),
+        lineage=Lineage(
+            job_id=state.uid if state else None,
+            image_digest=(leader.image_digest if leader else "") or None,
+        ),
     )
+
+
+def _host_seconds(pods: Iterable[PodState], leader: PodState | None) -> dict[str, float]:
+    """Returns the time that nodes ran pods of each group, replaced ones too, as far as known."""
+    found: dict[str, float] = {}
+    ended_at = leader.ended.at if leader and leader.ended else ""
+    for pod in pods:
+        # A pod that was deleted in mid-run may have no end; the others end with the leader.
+        end = (pod.ended.at if pod.ended else "") or pod.deleted_at or ended_at
+        seconds = seconds_between(pod.placed_at, end)
+        if seconds is not None:
+            found[pod.group] = found.get(pod.group, 0.0) + max(0.0, seconds)
+    return found
 
 
 def _latest(pods: Iterable[PodState]) -> dict[tuple[str, int], PodState]:
@@ -560,6 +582,7 @@ class KubernetesRun(FollowedRun):
             events=self.events,
             log=self._log,
         )
+        end = replace(end, lineage=Lineage(inputs=self._claims()).joined(end.lineage))
         if self._given_up:
             return replace(end, status="failed", failure=self._given_up)
         if state and state.phase == "failed":
@@ -568,6 +591,17 @@ class KubernetesRun(FollowedRun):
             else:
                 self._refuse_to_train_without_data_hosts(end.failure or "")
         return end
+
+    def _claims(self) -> dict[str, InputVersion]:
+        """Returns channels in claims with their UIDs, as far as this account may read them."""
+        found = {}
+        for name, channel in self._layout.job.channels.items():
+            claim = urlsplit(channel.uri)
+            if claim.scheme == "pvc":
+                with contextlib.suppress(StokerError):
+                    uid = text(mapping(self._cluster.get(CLAIMS, claim.netloc), "metadata"), "uid")
+                    found[name] = InputVersion(address=channel.uri, claim_uid=uid)
+        return found
 
     def _without_hosts(self, role: str) -> dict[str, str]:
         """Returns the groups of a role that lacked nodes or quota, with the reasons."""

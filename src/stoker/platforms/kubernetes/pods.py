@@ -81,6 +81,8 @@ class PodState:
     Attributes:
         name: Name of the pod; its replacement has another.
         host: Stable name of this place in the group.
+        image_digest: Digest of the image that its container runs; empty: not known.
+        placed_at: When its node took it, ISO 8601, or empty: from then on it is paid for.
         is_started: Whether its container has, or had, a process.
         attempt: Attempt of the whole job.
         ended: How its container ended; None if it is restarted.
@@ -101,6 +103,8 @@ class PodState:
     index: int
     node: str
     created_at: str
+    image_digest: str
+    placed_at: str
     is_started: bool
     is_running: bool
     restarts: int
@@ -145,6 +149,8 @@ def pod_state(document: Document, groups: Mapping[str, PodGroup], *, run: str) -
         index=index,
         node=text(mapping(document, "spec"), "nodeName"),
         created_at=text(described, "creationTimestamp"),
+        image_digest=text(container, "imageID").rpartition("@")[2],
+        placed_at=text(status, "startTime"),
         # `last`: it is about to be restarted.
         is_started=bool(mapping(state, "running") or mapping(state, "terminated") or last),
         is_running=bool(mapping(state, "running")),

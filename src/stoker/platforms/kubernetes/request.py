@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from stoker.errors import EXIT_KILLED, EXIT_PEER_LOST, UsageError
-from stoker.platforms.base import MLFLOW_VARIABLES, JobSpec, hyperparameters
+from stoker.platforms.base import NOT_COMPARED, JobSpec, hyperparameters
 from stoker.platforms.kubernetes.api import name_of, number, text
 from stoker.platforms.kubernetes.objects import (
     HYPERPARAMETERS_KEY,
@@ -232,17 +232,17 @@ def _train_job_spec(layout: Layout, *, runtime: str) -> dict[str, Json]:
 
 def digest(spec: Json) -> str:
     """Returns the digest by which specs of objects are compared: 64 hexadecimal digits."""
-    content = json.dumps(_without_mlflow(spec), sort_keys=True, separators=(",", ":"))
+    content = json.dumps(_compared(spec), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(content.encode()).hexdigest()
 
 
-def _without_mlflow(spec: Json) -> Json:
-    """Returns the spec without MLflow's variables: it may be unreachable in one attempt."""
+def _compared(spec: Json) -> Json:
+    """Returns the spec without the variables that do not identify a job."""
     if isinstance(spec, Mapping):
-        return {key: _without_mlflow(value) for key, value in spec.items()}
+        return {key: _compared(value) for key, value in spec.items()}
     if isinstance(spec, Sequence) and not isinstance(spec, str):
-        kept = [each for each in spec if str(mapping(each).get("name")) not in MLFLOW_VARIABLES]
-        return [_without_mlflow(each) for each in kept]
+        kept = [each for each in spec if str(mapping(each).get("name")) not in NOT_COMPARED]
+        return [_compared(each) for each in kept]
     return spec
 
 

@@ -22,7 +22,7 @@ from stoker.platforms.sagemaker.cloudwatch import (
     read_utilisation,
     utilisation_words,
 )
-from stoker.platforms.sagemaker.lineage import kept_facts
+from stoker.platforms.sagemaker.lineage import kept_lineage
 from stoker.platforms.sagemaker.request import SageMakerRequest
 from stoker.platforms.sagemaker.submit import (
     TrainingJobState,
@@ -313,8 +313,12 @@ class SageMakerRun(FollowedRun):
             job_url=state.url,
             events=tuple(transition.event for transition in self._told.values()),
             mlflow_run_id=state.mlflow_run_id,
-            billed_seconds=state.billed_seconds,
-            what={"job_arn": state.arn, **kept_facts(self._aws, state.arn)},
+            host_seconds={
+                group.name: group.count * state.billed_seconds
+                for group in job.groups
+                if state.billed_seconds is not None
+            },
+            lineage=kept_lineage(self._aws, state.arn),
         )
 
     def _await_end(self) -> None:

@@ -12,6 +12,7 @@ from stoker.errors import StokerError
 from stoker.platforms.aws import Aws, split_uri
 from stoker.platforms.base import JobSpec
 from stoker.records import Json
+from stoker.records.training import InputVersion, Lineage
 from stoker.text import aws_value
 
 _PREFIX = "stoker:made-of-"
@@ -23,12 +24,17 @@ _ECR = re.compile(
 MAX_PAGES = 10
 
 
-def made_of(aws: Aws, job: JobSpec) -> dict[str, str]:
-    """Returns facts by name: `image_digest`, and address and version of each channel in S3.
+def made_of(
+    aws: Aws, job: JobSpec, *, packed: bytes | None, code_uri: str | None
+) -> dict[str, str]:
+    """Returns facts by name: digests of image and code, address and version of channels in S3.
 
     Facts that this account may not read are left out.
     """
-    facts = {"image_digest": _image_digest(aws, job.image or "")}
+    code = f"sha256:{hashlib.sha256(packed).hexdigest()}" if packed else ""
+    if code_uri and not packed:
+        code = f"{code_uri} {_version(aws, code_uri)}".strip()
+    facts = {"image_digest": _image_digest(aws, job.image or ""), "code": code}
     for name, channel in sorted(job.channels.items()):
         if channel.uri.startswith("s3://"):
             facts[f"input_{name}"] = channel.uri
@@ -43,14 +49,26 @@ def tags_of(facts: Mapping[str, str]) -> list[Json]:
     ]
 
 
-def kept_facts(aws: Aws, arn: str) -> dict[str, str]:
-    """Returns the facts in a job's tags; {} if the tags cannot be read."""
+def kept_lineage(aws: Aws, arn: str) -> Lineage:
+    """Returns a job's ARN and the facts in its tags, which this account may not be able to read."""
     try:
         tags = list(aws.pages("sagemaker", "ListTags", items="Tags", ResourceArn=arn))
     except StokerError:
-        return {}
-    pairs = ((str(tag.get("Key")), str(tag.get("Value"))) for tag in tags)
-    return {key.removeprefix(_PREFIX): value for key, value in pairs if key.startswith(_PREFIX)}
+        tags = []
+    pairs = {str(tag.get("Key")): str(tag.get("Value")) for tag in tags}
+    facts = {k.removeprefix(_PREFIX): v for k, v in pairs.items() if k.startswith(_PREFIX)}
+    return Lineage(
+        job_id=arn,
+        image_digest=facts.pop("image_digest", None),
+        code=facts.pop("code", None),
+        inputs={
+            key.removeprefix("input_"): InputVersion(
+                address=address, version=facts.get(f"{key}_version")
+            )
+            for key, address in facts.items()
+            if not key.endswith("_version")
+        },
+    )
 
 
 def _image_digest(aws: Aws, image: str) -> str:

@@ -10,7 +10,7 @@ from stoker.errors import UsageError
 from stoker.platforms.base import (
     MLFLOW_EXPERIMENT,
     MLFLOW_URI,
-    MLFLOW_VARIABLES,
+    NOT_COMPARED,
     TENSORBOARD,
     JobSpec,
     groups_of_channel,
@@ -41,7 +41,7 @@ WORKLOAD_TAG = "stoker:workload-sha256"
 # After its budget and this time, the service ends a profile. Downloads are included.
 PROFILE_ALLOWANCE_SECONDS = 7200
 _NUMBER = r"([0-9.]+(?:e[-+]?[0-9]+)?)"
-# They read the launcher's log line: progress steps=.. step_seconds=.. wait_seconds=..
+# They read the launcher's log line: progress steps=.. step_seconds=.. wait_seconds=.. spent_usd=..
 PROGRESS_METRICS: Sequence[Mapping[str, str]] = (
     {
         "Name": "stoker:step_seconds",
@@ -50,6 +50,10 @@ PROGRESS_METRICS: Sequence[Mapping[str, str]] = (
     {
         "Name": "stoker:wait_seconds",
         "Regex": rf" progress steps=[0-9]+ .*wait_seconds={_NUMBER}",
+    },
+    {
+        "Name": "stoker:spent_usd",
+        "Regex": rf" progress steps=[0-9]+ .*spent_usd={_NUMBER}",
     },
 )
 DISK_GB = 100
@@ -259,7 +263,7 @@ def body_digest(body: Mapping[str, Json]) -> str:
     content = {key: value for key, value in body.items() if key != "Tags"}
     variables = content.get("Environment")
     if isinstance(variables, Mapping):
-        known = {name: text for name, text in variables.items() if name not in MLFLOW_VARIABLES}
+        known = {name: text for name, text in variables.items() if name not in NOT_COMPARED}
         content["Environment"] = known
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 

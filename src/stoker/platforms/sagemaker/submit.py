@@ -490,7 +490,11 @@ def _create(aws: Aws, request: SageMakerRequest, *, packed: bytes | None, log: L
     settings = request.job.platform_settings.sagemaker
     kms_key = settings.output_kms_key if settings else None
     # A profile makes no model.
-    facts = [] if request.job.settings.profile else tags_of(made_of(aws, request.job))
+    facts = (
+        []
+        if request.job.settings.profile
+        else tags_of(made_of(aws, request.job, packed=packed, code_uri=request.code_uri))
+    )
     is_sent = False
     try:
         # Before the job: its hosts download both as channels when they start.

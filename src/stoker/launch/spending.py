@@ -1,0 +1,139 @@
+"""Dollars of a run, counted by the dnn leader: hosts x price x time.
+
+The leader lives as long as the job, with or without a process that follows it. It counts all hosts
+from its own start, or from the run's first start where the job's folder has kept it. The record
+has the platform's own times instead, where it reports them.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from stoker.feed.wire.protocol import Progress
+from stoker.logs import EventName, Log
+from stoker.records.training import Budget, GroupSpending
+from stoker.text import usd
+
+# In the leader's output folder: time of the run's first start, in seconds since 1970.
+FIRST_START_FILE = "first-start"
+WARN_SHARE = 0.8
+# First words of the failure of a run that its budget ended.
+REACHED = "max_usd reached"
+
+
+def earlier_seconds(output: Path, *, restarts: int, now: float) -> float:
+    """Returns the seconds since the run's first start, which its output folder keeps.
+
+    Args:
+        output: Folder of the leader's outputs, which a restarted run finds again on Kubernetes.
+        restarts: How often all hosts were restarted. 0: the run starts now.
+        now: The time of this start.
+    """
+    file = output / FIRST_START_FILE
+    try:
+        if restarts:
+            return max(0.0, now - float(file.read_text(encoding="utf-8")))
+        file.write_text(f"{now:.3f}", encoding="utf-8")
+    except (OSError, ValueError):
+        # A full disk, or no folder that is kept: this start is all that is known.
+        pass
+    return 0.0
+
+
+class Spending:
+    """The dollars so far, and why the run is ended for them (`failure`).
+
+    Args:
+        hosts: Number of hosts of each group.
+        earlier_seconds: Time from the run's first start to this one.
+    """
+
+    def __init__(
+        self,
+        budget: Budget | None,
+        *,
+        hosts: Mapping[str, int],
+        log: Log,
+        earlier_seconds: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.budget = budget or Budget()
+        self._prices = dict(self.budget.usd_per_hour)
+        if len(hosts) == 1 == len(self._prices):
+            # SageMaker has another name for the only group of a job.
+            self._prices = dict(zip(hosts, self._prices.values(), strict=True))
+        self._hosts = hosts
+        self._log = log
+        self._clock = clock
+        self._began = clock()
+        self._earlier_seconds = earlier_seconds
+        self._is_warned = False
+        self.failure = ""
+
+    @property
+    def usd(self) -> float | None:
+        """Dollars of all groups; None if a price is not known, or nothing is billed."""
+        dollars = self._by_group()
+        return sum(dollars.values()) if len(dollars) == len(self._hosts) else None
+
+    def _by_group(self) -> dict[str, float]:
+        hours = (self._earlier_seconds + self._clock() - self._began) / 3600
+        return {
+            name: self._prices[name] * count * hours
+            for name, count in self._hosts.items()
+            if name in self._prices
+        }
+
+    def tick(self) -> bool:
+        """Warns once; returns True once, when the limit is reached."""
+        spent, most = self.usd, self.budget.max_usd
+        if spent is None or most is None or self.failure:
+            return False
+        if spent >= most:
+            self.failure = f"{REACHED}: {usd(spent)} spent, constraints.max_usd is {usd(most)}"
+            self._log.event(EventName.BUDGET_SPENT, usd=spent, max_usd=most, reason=self.failure)
+            return True
+        if spent >= WARN_SHARE * most and not self._is_warned:
+            self._is_warned = True
+            text = (
+                f"{usd(spent)} of {usd(most)} (constraints.max_usd) are spent; at {usd(most)} the "
+                "training is told to save, and ended"
+            )
+            self._log.event(EventName.BUDGET_NEARLY_SPENT, usd=spent, max_usd=most, text=text)
+        return False
+
+    def of_groups(
+        self, progress: Mapping[int, Progress], *, dnn: str, waited_seconds: float
+    ) -> tuple[GroupSpending, ...]:
+        """Returns what each group cost, and the share of its time without work.
+
+        Args:
+            progress: Last report of each rank.
+            dnn: Name of the dnn group.
+            waited_seconds: How long a rank waited for data that sent no report.
+        """
+        seconds, dollars = self._clock() - self._began, self._by_group()
+        found = []
+        for name in self._hosts:
+            if name == dnn:
+                waits = [each.wait_seconds for each in progress.values()]
+                # All ranks wait for the one that waits longest.
+                idle = max(waits, default=waited_seconds) / seconds if seconds > 0 else None
+            else:
+                idle = _idle_share(progress, seconds=seconds)
+            share = None if idle is None else min(1.0, max(0.0, idle))
+            found.append(GroupSpending(group=name, usd=dollars.get(name), idle_share=share))
+        return tuple(found)
+
+
+def _idle_share(progress: Mapping[int, Progress], *, seconds: float) -> float | None:
+    """Returns the share of time in which the data hosts' workers made no batch."""
+    busy, workers = 0.0, dict[str, int]()
+    for report in progress.values():
+        for host in report.feed.hosts if report.feed else ():
+            if not host.is_local:
+                busy += host.busy_seconds
+                # One host serves all ranks, which report the same workers.
+                workers[host.host] = max(workers.get(host.host, 0), host.num_workers)
+    total = sum(workers.values()) * seconds
+    return 1 - busy / total if total > 0 else None
