@@ -206,7 +206,9 @@ def test_a_run_of_one_host_has_its_dollars():
     pytest.importorskip("prometheus_client")
     port = free_port()
     settings = FeedSettings(metrics_port=port)
-    with metrics_served(settings, None, spending=SPENDING, run_id="r", log=quiet_log()):
+    with metrics_served(
+        settings, None, spending=SPENDING, watchdog=Waiting(), run_id="r", log=quiet_log()
+    ):
         lines = scrape(port).splitlines()
     assert 'stoker_spent_usd{run="r"} 2.0' in lines
     assert not [line for line in lines if line.startswith(("stoker_steps", "stoker_data_host"))]

@@ -247,7 +247,8 @@ def test_a_training_that_was_stopped_is_not_told_as_failed(receiver, tmp_path, m
 
 def test_a_training_that_hangs_is_told_once_while_it_runs(receiver, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    line = "stoker 2026-11-25T03:00:00.000Z run=r host=algo-1 no_progress text='no step for 20 min'"
+    line = "stoker 2026-11-25T03:00:00.000Z run=$STOKER_RUN_ID host=algo-1 no_progress "
+    line += "text='no step for 20 min'"
     workload = msgspec.structs.replace(of(), command=("sh", "-c", f'echo "{line}"; echo "{line}"'))
     assert command(["train", to_json(workload), "--group=dnn=local.c1:1", "--yes"]) == 0
     (body,) = receiver.bodies

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from stoker.cli.progress import following, relative, say
 from stoker.host.git import git_state
-from stoker.logs import EventName, parted
+from stoker.logs import EventName
 
 if TYPE_CHECKING:
     from stoker.catalog import Catalog
@@ -100,8 +100,7 @@ def train_and_keep(
     with following(quiet=quiet, echo=echo, total_steps=total_steps) as follow:
 
         def show(line: "LogLine") -> None:
-            follow.line(line)
-            event = parted(line.text)[1] if any(name in line.text for name in _ALERTS) else None
+            event = follow.line(line)
             now = time.monotonic()
             if event and event.event in _ALERTS and now >= alerted.get(event.event, now):
                 alerted[event.event] = now + _ALERT_PAUSE_SECONDS

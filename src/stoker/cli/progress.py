@@ -247,14 +247,18 @@ class Follow:
             answer = "n"
         return answer.endswith("\n") and answer.strip() in ("", "y", "yes")
 
-    def line(self, line: "LogLine") -> None:
-        """Shows a line of the user's script; of stoker's: warnings, progress, lost hosts."""
+    def line(self, line: "LogLine") -> LogEvent | None:
+        """Shows a line of the user's script; of stoker's: warnings, progress, lost hosts.
+
+        Returns:
+            The event of stoker's own that the line is.
+        """
         if line.host == CAPACITY:
             # The next job is another run.
             self._run = ""
         if is_of_platform(line) and not self._echo:
             self._show(step_line("", line.text, None))
-            return
+            return None
         written, event = parted(line.text)
         if event and (self._run or event.run) != event.run:
             written, event = line.text, None
@@ -265,7 +269,7 @@ class Follow:
         if self._echo and (has_words or not (event or "\r" in line.text)):
             self._show(f"{line.group}/{line.host} {written}")
         if event is None:
-            return
+            return None
         if event.event == EventName.PROGRESS:
             self._progress(event)
         for text in self._news.take(event):
@@ -276,6 +280,7 @@ class Follow:
             self._warned.add(text)
             is_note = event.event in _NOTES
             self._show(f"note: {text}" if is_note else f"warning: {line.group}/{line.host}: {text}")
+        return event
 
     def _show(self, text: str) -> None:
         if self._quiet:
