@@ -421,15 +421,30 @@ def pack_error(err: BaseException, *, host: str, where: str) -> bytes:
 
     `where` names worker and sample, as `data worker 1, index 41`.
     """
-    text = "".join(traceback.format_exception(err))
-    if len(text) > _MAX_ERROR_TEXT:
-        text = f"{text[: _MAX_ERROR_TEXT // 2]}\n[...]\n{text[-_MAX_ERROR_TEXT // 2 :]}"
+    trace = traceback.TracebackException.from_exception(err)
+    _cut_texts(trace)
+    text = _cut("".join(trace.format()))
     message = f"Caught {type(err).__name__} in {where} on host {host}.\nOriginal {text}"
-    arguments = pickle_of(err)
+    long = sum(len(each) for each in err.args if isinstance(each, str | bytes))
+    arguments = pickle_of(err) if long <= _MAX_ERROR_BYTES else None
     if arguments is not None and len(arguments) > _MAX_ERROR_BYTES:
         # The error has to fit a message.
         arguments = None
     return pickle.dumps(_PackedError(pickle_of(type(err)), type(err).__name__, message, arguments))
+
+
+def _cut(text: str) -> str:
+    half = _MAX_ERROR_TEXT // 2
+    return text if len(text) <= 2 * half else f"{text[:half]}\n[...]\n{text[-half:]}"
+
+
+def _cut_texts(trace: traceback.TracebackException) -> None:
+    """Cuts the texts of an exception and of those behind it before they are copied into one."""
+    found = [trace]
+    for each in found:
+        # Private, so that it may have no effect elsewhere: then `_cut` of the whole has to do.
+        vars(each)["_str"] = _cut(str(each))
+        found += filter(None, (each.__cause__, each.__context__))
 
 
 def unpack_error(data: bytes | memoryview) -> Exception:
