@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from stoker.catalog import load_catalog
-from stoker.errors import PlatformError, ServiceError, WorkloadError
+from stoker.errors import NoCapacityError, PlatformError, ServiceError, WorkloadError
 from stoker.logs import parse_line
 from stoker.platforms.aws import EVENTUAL_SECONDS, Aws, split_uri
 from stoker.platforms.base import JobSpec, LogLine, leader_record
@@ -293,6 +293,70 @@ def test_a_missing_quota_names_type_group_limit_and_the_next_best_plan(platform,
     assert "ml.g5.2xlarge" not in said
     assert caught.value.fix.endswith(NEXT_BEST)
     assert not aws.has_object(request.token_uri)
+
+
+ENUM = (
+    "1 validation error detected: Value 'ml.c5.4xlarge' at 'resourceConfig.instanceGroups.2.member."
+    "instanceType' failed to satisfy constraint: Member must satisfy enum value set: "
+    "[ml.g5.2xlarge, ml.m5.xlarge]"
+)
+LIMIT = "The account-level service limit "
+ASKED = " Instances and a request delta of 2 Instances. Please contact AWS support"
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "may_pass"),
+    [
+        (
+            "ResourceLimitExceeded",
+            "The requested resource training-job/ml.c5.4xlarge is not available in this region",
+            False,
+        ),
+        ("ValidationException", "Unsupported instance type ml.c5.4xlarge", False),
+        ("ValidationException", ENUM, False),
+        ("ResourceLimitExceeded", QUOTA, False),
+        (
+            "ResourceLimitExceeded",
+            f"{LIMIT}for training-job/ml.c5.4xlarge is 0 Instances, with current utilization of 0"
+            f"{ASKED}",
+            False,
+        ),
+        (
+            "ResourceLimitExceeded",
+            f"{LIMIT}'ml.c5.4xlarge for spot training job usage' is 8 Instances, with current "
+            f"utilization of 7{ASKED}",
+            True,
+        ),
+        ("ResourceLimitExceeded", "too many ml.c5.4xlarge", True),
+    ],
+)
+def test_what_no_wait_changes_is_told_from_what_may_pass(
+    platform, answers, job, code, message, may_pass
+):
+    answers.refuse("sagemaker", "CreateTrainingJob", code, message)
+    with pytest.raises(NoCapacityError) as caught:
+        platform.submit(platform.plan(job))
+    assert caught.value.may_pass == may_pass
+    assert caught.value.types == {"ml.c5.4xlarge"}
+    assert "2 x ml.c5.4xlarge (group data)" in caught.value.what
+
+
+def test_a_quota_of_all_jobs_names_no_type_and_is_not_waited_for(platform, answers, job):
+    words = f"{LIMIT}'Number of instances across all training jobs' is 1 Instances, with current"
+    message = f"{words} utilization of 0 Instances and a request delta of 3 Instances."
+    answers.refuse("sagemaker", "CreateTrainingJob", "ResourceLimitExceeded", message)
+    with pytest.raises(NoCapacityError) as caught:
+        platform.submit(platform.plan(job))
+    assert not caught.value.may_pass
+    assert not caught.value.types
+
+
+def test_a_wrong_role_ends_at_once(platform, answers, clock, job):
+    words = "Could not assume role x. Please ensure that the role exists and allows principal"
+    answers.always_refuse("sagemaker", "CreateTrainingJob", "ValidationException", words)
+    with pytest.raises(ServiceError, match="Could not assume role"):
+        train(job, platform=platform, catalog=load_catalog("sagemaker"), sleep=clock.sleep)
+    assert answers.count("CreateTrainingJob") == 1
 
 
 def test_no_job_is_created_where_its_token_cannot_be_written(platform, aws, answers, job):

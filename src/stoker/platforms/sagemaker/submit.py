@@ -40,8 +40,19 @@ _NO_CAPACITY = re.compile(
     re.IGNORECASE,
 )
 _TYPE = re.compile(r"\bml\.[a-z0-9-]+\.[a-z0-9]+\b")
-# For example: The account-level service limit 'ml.p4d.24xlarge for training job usage' is 0 ...
-_QUOTA = re.compile(r"limit '(?P<quota>[^']+)' is (?P<limit>[0-9.]+)")
+# The account-level service limit 'ml.p4d.24xlarge for training job usage' is 0 Instances, with
+# current utilization of 0 Instances and a request delta of 1 Instances.
+_QUOTA = re.compile(
+    r"limit (for )?'?(?P<quota>[^']+?)'? is (?P<limit>[0-9.]+)"
+    r"(.* request delta of (?P<asked>[0-9.]+))?"
+)
+# The requested resource training-job/ml.p2.xlarge is not available in this region; Unsupported
+# instance type ml.p3dn.24xlarge; Value 'ml.x' at '...instanceType' failed to satisfy constraint.
+_NEVER = re.compile(
+    r"is not available in this region|unsupported instance type|"
+    r"instance type \S+ is not supported|instanceType' failed to satisfy constraint",
+    re.IGNORECASE,
+)
 # Code, not data: it is packed in memory, and each host downloads it before it starts.
 MAX_CODE_BYTES = 256 << 20
 _NOWHERE = frozenset(
@@ -220,7 +231,24 @@ def no_quota(
         fix=_instead("raise it in Service Quotas (SageMaker, training job usage)", next_best),
     )
     error.types = frozenset(_TYPE.findall(message))
-    error.may_pass = found is None or float(found["limit"]) > 0
+    # Other jobs use up the rest of a quota, and end; a request above all of it never fits.
+    error.may_pass = found is None or 0 < float(found["limit"]) >= float(found["asked"] or 0)
+    return error
+
+
+def _no_such_type(
+    message: str, groups: Sequence[Group], *, where: str, next_best: str
+) -> NoCapacityError:
+    """Returns the error for an instance type that the region or the account does not have."""
+    # What follows is the list of all other types.
+    named, _, _ = message.partition("Member must satisfy")
+    error = NoCapacityError(
+        f"SageMaker does not have {_asked(named, groups)} here: {named.rstrip(': ')}",
+        where=where,
+        fix=_instead("take another instance type, or another region", next_best),
+    )
+    error.types = frozenset(_TYPE.findall(named))
+    error.may_pass = False
     return error
 
 
@@ -545,10 +573,12 @@ def _forget_token(
 
 def _quota_or_capacity(err: ServiceError, request: SageMakerRequest) -> NoCapacityError | None:
     job = request.job
-    if err.code.startswith("ResourceLimitExceeded"):
-        return no_quota(
-            err.what, job.groups, where=f"job {job.name}, {err.action}", next_best=job.next_best
-        )
+    refused = _no_such_type if _NEVER.search(err.what) else None
+    if refused is None and err.code.startswith("ResourceLimitExceeded"):
+        refused = no_quota
+    if refused:
+        where = f"job {job.name}, {err.action}"
+        return refused(err.what, job.groups, where=where, next_best=job.next_best)
     if lacks_capacity(err.what):
         return no_capacity(err.what, job.groups, job_name=job.name, next_best=job.next_best)
     return None
