@@ -1,14 +1,13 @@
 """A training job on SageMaker, followed to its end: its states, log and outputs."""
 
 import contextlib
-import io
 import tarfile
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import IO, Literal
 
+from stoker import archive
 from stoker.errors import PlatformError, ServiceError, StokerError
 from stoker.logs import EventName, Log, now_utc
 from stoker.platforms.aws import Aws
@@ -38,8 +37,9 @@ from stoker.records.base import mapping
 from stoker.settings import pipeline_run
 
 FOLDER = "stoker"
-# Limit of the whole archive: the user's outputs are in it, too, and skipped.
-MAX_ARCHIVE_BYTES = 16 << 30
+# Limits of the whole archive, unpacked: the user's outputs are in it, too, and skipped.
+MAX_ARCHIVE_BYTES = 64 << 30
+MAX_MEMBERS = 500_000
 # Limits of records, timelines and failures: a timeline has a few MiB.
 MAX_FILE_BYTES = 64 << 20
 MAX_TOTAL_BYTES = 512 << 20
@@ -82,24 +82,29 @@ def fetch_outputs(aws: Aws, uri: str, *, folder: Path, log: Log) -> Path | None:
 def _unpack(content: IO[bytes], folder: Path, *, where: str, log: Log) -> int:
     num_files = total = 0
     try:
-        # `r|gz` is a stream: the archive may be too large to store.
-        with tarfile.open(fileobj=_Bounded(content, where=where), mode="r|gz") as archive:
-            for member in archive:
-                target = _target(member, folder)
-                if target is None:
-                    continue
-                is_too_large = member.size > min(MAX_FILE_BYTES, MAX_TOTAL_BYTES - total)
-                if is_too_large or num_files == MAX_FILES:
-                    log.event(EventName.OUTPUT_SKIPPED, file=member.name, bytes=member.size)
-                    continue
-                num_files += 1
-                total += member.size
-                source = archive.extractfile(member)
-                assert source is not None
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(source.read())
-    except (tarfile.TarError, EOFError, zlib.error, OSError) as err:
-        raise PlatformError(f"the job's outputs cannot be unpacked: {err}", where=where) from err
+        for packed, member in archive.members(
+            content, max_bytes=MAX_ARCHIVE_BYTES, max_members=MAX_MEMBERS
+        ):
+            target = _target(member, folder)
+            if target is None:
+                continue
+            is_too_large = member.size > min(MAX_FILE_BYTES, MAX_TOTAL_BYTES - total)
+            if is_too_large or num_files == MAX_FILES:
+                log.event(EventName.OUTPUT_SKIPPED, file=member.name, bytes=member.size)
+                continue
+            source = packed.extractfile(member)
+            assert source is not None
+            data = source.read()
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(data)
+            num_files += 1
+            total += member.size
+    except (tarfile.TarError, OSError) as err:
+        what = f"the job's outputs cannot be unpacked: {err}"
+        # The record may be there; what comes after it is the user's.
+        if not num_files or isinstance(err, OSError):
+            raise PlatformError(what, where=where) from err
+        log.event(EventName.OUTPUTS_READ_FAILED, object=where, why=what)
     return num_files
 
 
@@ -111,26 +116,6 @@ def _target(member: tarfile.TarInfo, folder: Path) -> Path | None:
     if len(path.parts) < 2 or path.parts[0] != FOLDER:
         return None
     return folder / path
-
-
-class _Bounded(io.RawIOBase):
-    """A stream with at most MAX_ARCHIVE_BYTES; more is an error."""
-
-    def __init__(self, content: IO[bytes], *, where: str) -> None:
-        self._content = content
-        self._where = where
-        self._left = MAX_ARCHIVE_BYTES
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1) -> bytes:
-        chunk = self._content.read(size)
-        self._left -= len(chunk)
-        if self._left < 0:
-            what = f"the job's outputs are too large: more than {MAX_ARCHIVE_BYTES} bytes"
-            raise PlatformError(what, where=self._where)
-        return chunk
 
 
 def _model_uri(aws: Aws, state: TrainingJobState) -> str | None:
@@ -291,13 +276,13 @@ class SageMakerRun(FollowedRun):
             raise no_capacity(
                 state.reason, job.groups, job_name=state.name, next_best=job.next_best
             )
-        archive = f"{state.output_prefix}/output.tar.gz"
+        outputs = f"{state.output_prefix}/output.tar.gz"
         try:
             folder = job.run_dir / "output"
-            output_dir = fetch_outputs(self._aws, archive, folder=folder, log=self._log)
+            output_dir = fetch_outputs(self._aws, outputs, folder=folder, log=self._log)
         except PlatformError as err:
             output_dir = None
-            self._log.event(EventName.OUTPUTS_READ_FAILED, object=archive, why=err.what)
+            self._log.event(EventName.OUTPUTS_READ_FAILED, object=outputs, why=err.what)
         training = leader_record(output_dir)
         status, failure = _verdict(state)
         exit_code = training.exit_code if training else None
