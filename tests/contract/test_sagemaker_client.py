@@ -242,6 +242,21 @@ def test_a_schedule_holds_its_parameters_and_replaces_the_one_of_its_name(server
     assert scheduled() == found
 
 
+def test_a_schedule_that_somebody_switched_off_stays_off(server, project):
+    upload()
+    words = ("schedule", "sagemaker", "w.yaml", "--cron")
+    assert stoker(*words, "rate(12 hours)").returncode == 0
+    there = scheduled()
+    kept = {key: there[key] for key in ("Name", "ScheduleExpression", "FlexibleTimeWindow")}
+    call = Aws(region=REGION).call
+    call("scheduler", "UpdateSchedule", **kept, Target=there["Target"], State="DISABLED")
+    done = stoker(*words, "rate(2 days)")
+    assert "disabled, as before" in done.stdout
+    assert scheduled()["State"] == "DISABLED"
+    assert scheduled()["ScheduleExpression"] == "rate(2 days)"
+    assert not json.loads(stoker(*words, "rate(2 days)", "--json").stdout)["enabled"]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -106,7 +106,8 @@ class SageMakerClient(PipelineClient):
 
     def schedule(
         self, workload: Workload, parameters: Sequence[str], *, cron: str, name: str, time_zone: str
-    ) -> None:
+    ) -> bool:
+        """Makes the schedule or changes it; returns whether it is on: a disabled one stays so."""
         settings, place = self._settings, {"Name": name, "GroupName": SCHEDULE_GROUP}
         assert settings
         if not _EXPRESSION.fullmatch(cron):
@@ -121,7 +122,8 @@ class SageMakerClient(PipelineClient):
                 fix="name one; configs/sagemaker/stoker.yaml makes it",
             )
         arn, values = self._checked(workload, parameters)
-        there = mapping(self._found("scheduler", "GetSchedule", **place), "Target")
+        earlier = self._found("scheduler", "GetSchedule", **place) or {}
+        there, state = mapping(earlier, "Target"), earlier.get("State", "ENABLED")
         if there.get("Arn", arn) != arn:
             raise UsageError(
                 f"schedule {name} exists and starts something else",
@@ -136,7 +138,7 @@ class SageMakerClient(PipelineClient):
             Description=f"Starts the pipeline {workload.name}; made by stoker",
             ScheduleExpression=cron,
             ScheduleExpressionTimezone=time_zone,
-            State="ENABLED",
+            State=state,
             FlexibleTimeWindow={"Mode": "OFF"},
             Target={
                 "Arn": arn,
@@ -147,6 +149,7 @@ class SageMakerClient(PipelineClient):
             },
             ClientToken=secrets.token_hex(16),
         )
+        return state == "ENABLED"
 
     def status(self, run: str) -> RunState:
         """Returns a run by its ARN or PIPELINE/ID, the newest of a pipeline, or a training job."""
