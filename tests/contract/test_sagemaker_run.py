@@ -700,12 +700,22 @@ def test_the_records_exit_code_counts_more_than_the_services(aws, answers, run):
     assert run.wait().exit_code == 3
 
 
-def test_a_job_that_ran_out_of_time_has_failed(answers, run):
+@pytest.mark.parametrize(
+    ("checkpoint_uri", "words"),
+    [
+        (None, "its progress is lost, as sagemaker.checkpoint_uri is not set"),
+        (f"s3://{BUCKET}/checkpoints", "continues from the last checkpoint"),
+    ],
+)
+def test_a_job_that_ran_out_of_time_has_failed(platform, answers, job, checkpoint_uri, words):
+    changed = settings(checkpoint_uri=checkpoint_uri)
+    _, run = submit(platform, dataclasses.replace(job, platform_settings=changed))
     has_status(answers, ("Stopped", "MaxRuntimeExceeded"))
     end = run.wait()
     assert end.status == "failed"
     assert end.failure
-    assert "sagemaker.max_run_seconds" in end.failure
+    assert words in end.failure
+    assert "raise sagemaker.max_run_seconds" in end.failure
 
 
 @pytest.mark.parametrize(

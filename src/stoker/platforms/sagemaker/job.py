@@ -140,15 +140,18 @@ def _copy_model(aws: Aws, uri: str, state: TrainingJobState, asked_name: str, lo
 
 
 def _verdict(
-    state: TrainingJobState,
+    state: TrainingJobState, *, has_checkpoints: bool
 ) -> tuple[Literal["succeeded", "failed", "stopped"], str | None]:
     if state.status == "Completed":
         return "succeeded", None
     # MaxRuntimeExceeded, MaxWaitTimeExceeded.
     if state.status == "Stopped" and state.secondary.startswith("Max"):
+        saved = "the next attempt continues from the last checkpoint"
+        if not has_checkpoints:
+            saved = "its progress is lost, as sagemaker.checkpoint_uri is not set"
         return "failed", (
-            f"the service stopped the job: {state.secondary}; raise sagemaker.max_run_seconds "
-            "(with spot: MaxWaitTimeInSeconds in sagemaker.request)"
+            f"the service stopped the job: {state.secondary}; {saved}; raise "
+            "sagemaker.max_run_seconds (with spot: MaxWaitTimeInSeconds in sagemaker.request)"
         )
     if state.status == "Stopped":
         return "stopped", None
@@ -181,6 +184,7 @@ class SageMakerRun(FollowedRun):
         self._job = job
         self._asked_name = asked_name
         self._token_uri: str | None = request.token_uri
+        self._has_checkpoints = bool(request.body.get("CheckpointConfig"))
         self._logs: JobLogs | None = JobLogs(
             aws, job_name=job.name, num_hosts=sum(group.count for group in job.groups)
         )
@@ -284,7 +288,7 @@ class SageMakerRun(FollowedRun):
             output_dir = None
             self._log.event(EventName.OUTPUTS_READ_FAILED, object=outputs, why=err.what)
         training = leader_record(output_dir)
-        status, failure = _verdict(state)
+        status, failure = _verdict(state, has_checkpoints=self._has_checkpoints)
         exit_code = training.exit_code if training else None
         model_uri = _model_uri(self._aws, state)
         if status == "succeeded" and model_uri and self._asked_name != state.name:
