@@ -128,7 +128,10 @@ def full():
 def test_small_steps_run_in_the_control_image_with_its_role_in_the_vpc(full):
     train, decide, evaluate = (full[name]["Arguments"] for name in ("Train", "Decide", "Evaluate"))
     assert train["RoleArn"] == CONTROL_ROLE
-    assert train["Environment"] == {"AWS_DEFAULT_REGION": "eu-west-1"}
+    # Whether its run is being stopped, where it is told to end.
+    execution = {"Get": "Execution.PipelineExecutionArn"}
+    told = {"AWS_DEFAULT_REGION": "eu-west-1", "STOKER_PIPELINE_EXECUTION": execution}
+    assert train["Environment"] == told
     assert train["AppSpecification"]["ImageUri"].endswith("stoker-control:1")
     vpc = {"SecurityGroupIds": ["sg-1", "sg-2"], "Subnets": ["subnet-1"]}
     # Train calls SageMaker: isolated it could not. Decide needs nobody.

@@ -23,6 +23,7 @@ from stoker.platforms.kubernetes import KubernetesPlatform
 from stoker.platforms.kubernetes.api import ClusterApi
 from stoker.platforms.sagemaker import SageMakerPlatform
 from stoker.records import Group, PlatformSettings, SageMakerSettings, to_json
+from stoker.repeat import READ_AGAIN_SECONDS
 from stoker.train import train
 from support import sample_records
 from support.aws_answers import Answers
@@ -171,6 +172,53 @@ def test_a_fault_of_aws_ends_no_training(aws, aws_proxy, clock, sagemaker_job, c
     assert not [call for call, _ in aws_proxy.calls if "StopTrainingJob" in call]
     # Once, however often it was seen.
     assert sum("and the job continues" in line for line in said) <= 1
+
+
+START_CALLS = ("DescribeTrainingJob", f"PUT /{BUCKET}/out/{NAME}/stoker_token", "CreateTrainingJob")
+
+
+@pytest.mark.parametrize("part", START_CALLS)
+@pytest.mark.parametrize("fault", ["500", "503", "ThrottlingException", "a reset"])
+def test_a_fault_of_aws_at_the_start_delays_a_training(
+    aws, aws_proxy, clock, sagemaker_job, part, fault
+):
+    found = AWS_FAULTS[fault]
+    aws_proxy.rule = lambda call: (
+        found if part.lower() in call.lower() and clock.now < FAULT_SECONDS else None
+    )
+    record, _ = trained_on_sagemaker(aws, sagemaker_job)
+    assert aws_proxy.num_failed(part) > 8
+    assert (record.status, record.job.name) == ("succeeded", NAME)
+
+
+def test_a_job_whose_creation_got_no_answer_is_adopted(aws, aws_proxy, clock, sagemaker_job):
+    tokens: list[bytes] = []
+
+    def rule(call: str) -> ServiceFault | None:
+        if "CreateTrainingJob" not in call or clock.now > FAULT_SECONDS:
+            return None
+        # Its job is made, the answer is lost; later ones do not even arrive.
+        if not tokens:
+            uri = f"s3://{BUCKET}/out/{NAME}/stoker_token/token"
+            tokens.append(aws.read_object(uri))
+            return ServiceFault(is_cut=True)
+        return UNAVAILABLE
+
+    aws_proxy.rule = rule
+    record, _ = trained_on_sagemaker(aws, sagemaker_job)
+    assert (record.status, record.job.name) == ("succeeded", NAME)
+    assert not [call for call, _ in aws_proxy.calls if "StopTrainingJob" in call]
+
+
+def test_a_start_that_gets_no_answer_for_long_leaves_what_may_exist(
+    aws, aws_proxy, clock, sagemaker_job
+):
+    aws_proxy.rule = lambda call: UNAVAILABLE if "CreateTrainingJob" in call else None
+    with pytest.raises(PlatformError) as caught:
+        trained_on_sagemaker(aws, sagemaker_job)
+    assert clock.now >= READ_AGAIN_SECONDS
+    assert f"the job {NAME} may exist: the same command with --name {NAME}" in caught.value.fix
+    assert aws.has_object(f"s3://{BUCKET}/out/{NAME}/stoker_token/token")
 
 
 @pytest.mark.parametrize(

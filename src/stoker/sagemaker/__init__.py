@@ -236,7 +236,7 @@ def train_step(
         ],
         inputs={"decision": run.uri("decision")},
         outputs={"training": run.uri("training")},
-        environment=run.told_run,
+        environment={**run.told_run, "STOKER_PIPELINE_EXECUTION": EXECUTION_ARN},
         depends_on=[decision, *depends_on],
         description="Trains on the cluster that was decided on, and waits for it.",
         max_run_seconds=_longest_training(run),

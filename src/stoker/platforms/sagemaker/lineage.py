@@ -12,6 +12,7 @@ from stoker.errors import StokerError
 from stoker.platforms.aws import Aws, split_uri
 from stoker.platforms.base import JobSpec
 from stoker.records import Json
+from stoker.repeat import repeated
 from stoker.text import aws_value
 
 _PREFIX = "stoker:made-of-"
@@ -45,8 +46,12 @@ def tags_of(facts: Mapping[str, str]) -> list[Json]:
 
 def kept_facts(aws: Aws, arn: str) -> dict[str, str]:
     """Returns the facts in a job's tags; {} if the tags cannot be read."""
+
+    def listed() -> list[Mapping[str, Json]]:
+        return list(aws.pages("sagemaker", "ListTags", items="Tags", ResourceArn=arn))
+
     try:
-        tags = list(aws.pages("sagemaker", "ListTags", items="Tags", ResourceArn=arn))
+        tags = repeated(listed, sleep=aws.sleep, clock=aws.clock)
     except StokerError:
         return {}
     pairs = ((str(tag.get("Key")), str(tag.get("Value"))) for tag in tags)

@@ -9,6 +9,7 @@ The token is written before the job is created, and deleted at its end. It is in
 no log. An existing token is not replaced, as hosts may have read it (docs/threat-model.md).
 """
 
+import contextlib
 import gzip
 import io
 import json
@@ -21,7 +22,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.errors import NoCapacityError, PlatformError, ServiceError, StokerError, UsageError
+from stoker.errors import (
+    NoCapacityError,
+    PlatformError,
+    ServiceError,
+    StokerError,
+    TerminatedError,
+    UsageError,
+)
 from stoker.logs import EventName, Log
 from stoker.platforms.aws import EVENTUAL_SECONDS, Aws
 from stoker.platforms.sagemaker.checks import text
@@ -29,6 +37,7 @@ from stoker.platforms.sagemaker.lineage import made_of, tags_of
 from stoker.platforms.sagemaker.request import REQUEST_TAG, SageMakerRequest
 from stoker.records import Event, Group, Json, bare_type
 from stoker.records.base import mapping, mappings
+from stoker.repeat import may_pass
 
 FINAL = ("Completed", "Failed", "Stopped")
 
@@ -519,7 +528,7 @@ def _create(aws: Aws, request: SageMakerRequest, *, packed: bytes | None, log: L
     kms_key = settings.output_kms_key if settings else None
     # A profile makes no model.
     facts = [] if request.job.settings.profile else tags_of(made_of(aws, request.job))
-    is_sent = False
+    name, is_sent = request.job.name, False
     try:
         # Before the job: its hosts download both as channels when they start.
         token = secrets.token_bytes(TOKEN_BYTES).hex().encode("ascii")
@@ -533,32 +542,42 @@ def _create(aws: Aws, request: SageMakerRequest, *, packed: bytes | None, log: L
         # Another attempt's job may have this name, and read this token: it is not deleted.
         if err.code in _IN_USE:
             return False
-        # Without an answer, the job may exist.
-        _abandon(aws, request, is_sent=is_sent and err.kind == "away", log=log)
+        if may_pass(err):
+            # The job may exist: the next look adopts it.
+            if is_sent:
+                again = f"the same command with --name {request.job.run_name} adopts it"
+                err.fix = f"{err.fix}; the job {name} may exist: {again}"
+            raise
+        # An earlier call without an answer may have made it.
+        with contextlib.suppress(ServiceError):
+            if find_job(aws, name) is None:
+                delete_token(aws, request.token_uri, log=log)
         refusal = _quota_or_capacity(err, request)
         if refusal:
             raise refusal from err
         raise
-    except BaseException:
-        # Interrupted: the service may have received the request.
-        _abandon(aws, request, is_sent=is_sent, log=log)
+    except (KeyboardInterrupt, TerminatedError):
+        # The service may have received the request, and nothing is trained yet.
+        if not is_sent or _is_stopped(aws, name, log=log):
+            delete_token(aws, request.token_uri, log=log)
         raise
     url = console_url(str(answer.get("TrainingJobArn")))
-    log.event(EventName.JOB_CREATED, job=request.job.name, url=url)
+    log.event(EventName.JOB_CREATED, job=name, url=url)
     return True
 
 
-def _abandon(aws: Aws, request: SageMakerRequest, *, is_sent: bool, log: Log) -> None:
-    """Deletes the token, and stops the job if its request was sent."""
-    name = request.job.name
+def _is_stopped(aws: Aws, name: str, *, log: Log) -> bool:
+    """Stops a job that may have been created; returns whether its hosts need no token."""
     try:
-        if is_sent:
-            await_found(aws, name)
-            stop_job(aws, name)
-    except StokerError as err:
+        await_found(aws, name)
+        stop_job(aws, name)
+    except ServiceError as err:
         log.event(EventName.JOB_STOP_FAILED, job=name, why=err.what)
-    finally:
-        delete_token(aws, request.token_uri, log=log)
+        return False
+    except PlatformError:
+        # It did not appear.
+        return True
+    return True
 
 
 def _forget_token(
@@ -600,8 +619,10 @@ def _is_ours(
 def _tag_of(aws: Aws, arn: str) -> str | None:
     try:
         return _tag(list(aws.pages("sagemaker", "ListTags", items="Tags", ResourceArn=arn)))
-    except ServiceError:
+    except ServiceError as err:
         # Without permission to read tags, the job itself is compared.
+        if may_pass(err):
+            raise
         return None
 
 
