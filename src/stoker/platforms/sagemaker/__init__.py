@@ -86,7 +86,7 @@ class SageMakerPlatform:
             return True
 
         def tell(err: ServiceError) -> None:
-            log.event(EventName.CALL_REPEATED, why=err.what, fix=err.fix, at_most_seconds=seconds)
+            log.event(EventName.CALL_REPEATED, action=err.action, why=err.what, fix=err.fix)
 
         return repeated(
             call,
