@@ -295,7 +295,8 @@ def _train_once(
     except UsageError as err:
         what = f"the training {facts.status}, but its record is lost: {err.what}"
         raise UsageError(what, fix="free some space, or use another disk") from None
-    if isinstance(run, ResumableRun):
+    # A later attempt reads what this one could not.
+    if isinstance(run, ResumableRun) and not record.is_unknown:
         run.clean_up()
     return record
 
@@ -346,6 +347,8 @@ def facts_of(
         lost: Event to record if the leader's record is missing.
     """
     leader = leader_record(end.output_dir)
+    if end.unfetched:
+        lost = f"the outputs could not be read: {end.unfetched}"
     events = end.events if leader else (*end.events, Event(when=now_utc(), what=lost))
     timeline_file = None
     _, _, digest = (job.image or "").partition("@")
@@ -386,6 +389,7 @@ def facts_of(
         what={**job.what, **({"image_digest": digest} if digest else {}), **end.what},
         billed_seconds=end.billed_seconds,
         mlflow_run_id=end.mlflow_run_id or job.environment.get(MLFLOW_RUN),
+        unfetched=end.unfetched,
     )
 
 

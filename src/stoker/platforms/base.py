@@ -138,6 +138,7 @@ class JobEnd:
         mlflow_run_id: Run that the platform created in its own MLflow.
         billed_seconds: Seconds billed for each host; None where the platform does not say.
         what: Facts for the record that the platform knows, such as the image's digest.
+        unfetched: Address of the leader's outputs, where they could not be read.
     """
 
     status: Literal["succeeded", "failed", "stopped"]
@@ -151,6 +152,7 @@ class JobEnd:
     mlflow_run_id: str | None = None
     billed_seconds: float | None = None
     what: Mapping[str, Value] = field(default_factory=dict)
+    unfetched: str | None = None
 
 
 def leader_record(output_dir: Path | None) -> Training | None:
@@ -307,6 +309,19 @@ class ResumingPlatform(Protocol[_GivenT]):
 
         Raises:
             PlatformError: If the platform cannot be asked.
+        """
+        ...
+
+
+@runtime_checkable
+class FetchingPlatform(Protocol):
+    """A platform whose jobs leave their outputs at an address (`JobEnd.unfetched`)."""
+
+    def fetched(self, address: str, *, folder: Path) -> Path | None:
+        """Writes a job's outputs to `folder`; returns it, or None if the job left none.
+
+        Raises:
+            PlatformError: If they cannot be read.
         """
         ...
 

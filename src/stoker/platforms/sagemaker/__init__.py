@@ -2,13 +2,14 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from stoker.errors import ServiceError
 from stoker.logs import EventName, Log
 from stoker.platforms.aws import Aws
 from stoker.platforms.base import JobSpec
 from stoker.platforms.sagemaker.checks import notes
-from stoker.platforms.sagemaker.job import SageMakerRun
+from stoker.platforms.sagemaker.job import SageMakerRun, fetch_outputs
 from stoker.platforms.sagemaker.request import SageMakerRequest, plan_request
 from stoker.platforms.sagemaker.submit import find_job, find_own, start
 from stoker.records import Json
@@ -57,6 +58,11 @@ class SageMakerPlatform:
             lambda: start(self._aws, request, rename=rename, log=log), job=request.job, log=log
         )
         return SageMakerRun(self._aws, request=started, asked_name=request.job.run_name)
+
+    def fetched(self, address: str, *, folder: Path) -> Path | None:
+        """Unpacks the part of stoker in an output.tar.gz; repeated for READ_AGAIN_SECONDS."""
+        log = Log(run=folder.name, host="sagemaker")
+        return fetch_outputs(self._aws, address, folder=folder, log=log)
 
     def resumed(self, requests: Sequence[SageMakerRequest]) -> int:
         job = requests[0].job

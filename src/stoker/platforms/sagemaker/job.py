@@ -66,15 +66,23 @@ SERVICE = "sagemaker"
 def fetch_outputs(aws: Aws, uri: str, *, folder: Path, log: Log) -> Path | None:
     """Unpacks stoker/ of an output.tar.gz to `folder`; returns `folder`, or None without outputs.
 
-    Only regular files below stoker/ are written, without those that are too large.
+    Only regular files below stoker/ are written, without those that are too large. A stream that
+    breaks off is read again, for READ_AGAIN_SECONDS.
 
     Raises:
         ServiceError: If the archive cannot be read.
         PlatformError: If it is not an archive.
     """
-    try:
+
+    def read() -> int:
         with aws.open_object(uri) as content:
-            num_files = _unpack(content, folder, where=uri, log=log)
+            return _unpack(content, folder, where=uri, log=log)
+
+    def tell(err: ServiceError) -> None:
+        log.event(EventName.CALL_REPEATED, action=err.action, why=err.what)
+
+    try:
+        num_files = repeated(read, tell=tell, sleep=aws.sleep, clock=aws.clock)
     except ServiceError as err:
         if err.kind == "missing":
             return None
@@ -322,12 +330,14 @@ class SageMakerRun(FollowedRun):
                 state.reason, job.groups, job_name=state.name, next_best=job.next_best
             )
         outputs = f"{state.output_prefix}/output.tar.gz"
+        output_dir = unfetched = None
         try:
             folder = job.run_dir / "output"
             output_dir = fetch_outputs(self._aws, outputs, folder=folder, log=self._log)
         except PlatformError as err:
-            output_dir = None
             self._log.event(EventName.OUTPUTS_READ_FAILED, object=outputs, why=err.what)
+            # An archive that is broken stays so.
+            unfetched = outputs if isinstance(err, ServiceError) else None
         training = leader_record(output_dir)
         status, failure = _verdict(state, has_checkpoints=self._has_checkpoints)
         exit_code = training.exit_code if training else None
@@ -346,6 +356,7 @@ class SageMakerRun(FollowedRun):
             mlflow_run_id=state.mlflow_run_id,
             billed_seconds=state.billed_seconds,
             what={"job_arn": state.arn, **kept_facts(self._aws, state.arn)},
+            unfetched=unfetched,
         )
 
     def _look(self) -> None:
