@@ -16,6 +16,7 @@ import contextlib, io, json, pathlib, resource, sys
 from stoker.errors import StokerError
 from stoker.launch import code
 from stoker.logs import Log
+from stoker.platforms.aws import Aws
 from stoker.platforms.sagemaker import job
 
 job.MAX_MEMBERS = code.MAX_CODE_FILES = 1000
@@ -24,7 +25,7 @@ job.MAX_ARCHIVE_BYTES = code.MAX_UNPACKED_BYTES = 1 << 30
 file, folder, reader, free = *map(pathlib.Path, sys.argv[1:3]), sys.argv[3], int(sys.argv[4])
 
 
-class Stored:
+class Stored(Aws):
     @contextlib.contextmanager
     def open_object(self, uri):
         with file.open("rb") as content:

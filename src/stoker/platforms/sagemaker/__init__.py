@@ -13,7 +13,7 @@ from stoker.platforms.sagemaker.job import SageMakerRun, fetch_outputs
 from stoker.platforms.sagemaker.request import SageMakerRequest, plan_request
 from stoker.platforms.sagemaker.submit import find_job, find_own, start
 from stoker.records import Json
-from stoker.repeat import READ_AGAIN_SECONDS, ResultT, may_pass, repeated
+from stoker.repeat import READ_AGAIN_SECONDS, ResultT, may_pass
 from stoker.settings import pipeline_execution
 
 __all__ = ["SageMakerPlatform", "SageMakerRequest"]
@@ -85,23 +85,12 @@ class SageMakerPlatform:
 
         def is_passing(err: ServiceError) -> bool:
             # In a terminal nobody has logged in yet.
-            if not may_pass(err) or (err.code == "NoCredentialsError" and not is_step):
-                return False
-            if err.kind == "stale":
-                self._aws.renew_login()
-            return True
+            return may_pass(err) and (is_step or err.code != "NoCredentialsError")
 
         def tell(err: ServiceError) -> None:
             log.event(EventName.CALL_REPEATED, action=err.action, why=err.what, fix=err.fix)
 
-        return repeated(
-            call,
-            seconds=seconds,
-            is_passing=is_passing,
-            tell=tell,
-            sleep=self._aws.sleep,
-            clock=self._aws.clock,
-        )
+        return self._aws.repeated(call, seconds=seconds, is_passing=is_passing, tell=tell)
 
     def _renamed(self, request: SageMakerRequest) -> Callable[[str], SageMakerRequest]:
         # A new plan, as the addresses of token, code and outputs contain the name.

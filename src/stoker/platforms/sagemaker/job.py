@@ -34,7 +34,7 @@ from stoker.platforms.sagemaker.submit import (
     no_capacity,
     stop_job,
 )
-from stoker.repeat import ResultT, may_pass, repeated
+from stoker.repeat import ResultT, may_pass
 from stoker.settings import pipeline_execution
 
 FOLDER = "stoker"
@@ -82,7 +82,7 @@ def fetch_outputs(aws: Aws, uri: str, *, folder: Path, log: Log) -> Path | None:
         log.event(EventName.CALL_REPEATED, action=err.action, why=err.what)
 
     try:
-        num_files = repeated(read, tell=tell, sleep=aws.sleep, clock=aws.clock)
+        num_files = aws.repeated(read, tell=tell)
     except ServiceError as err:
         if err.kind == "missing":
             return None
@@ -134,7 +134,7 @@ def _model_uri(aws: Aws, state: TrainingJobState) -> str | None:
     if state.status == "Completed":
         return uri
     try:
-        has_model = repeated(lambda: aws.has_object(uri), sleep=aws.sleep, clock=aws.clock)
+        has_model = aws.repeated(lambda: aws.has_object(uri))
     except ServiceError:
         return None
     return uri if has_model else None
@@ -150,7 +150,7 @@ def _copy_model(
     """
     known = f"{state.output_prefix}/model.tar.gz".replace(f"/{state.name}/", f"/{asked_name}/")
     try:
-        repeated(lambda: aws.copy_object(uri, known), sleep=aws.sleep, clock=aws.clock)
+        aws.repeated(lambda: aws.copy_object(uri, known))
     except ServiceError as err:
         log.event(EventName.MODEL_COPY_FAILED, object=known, why=err.what)
         # A script may save no model.
@@ -285,9 +285,7 @@ class SageMakerRun(FollowedRun):
         self._log.event(EventName.JOB_STILL_STOPPING, job=self.name, after_seconds=STOP_SECONDS)
 
     def _repeated(self, call: Callable[[], ResultT], *, until: float) -> ResultT:
-        aws = self._aws
-        left = max(0.0, until - aws.clock())
-        return repeated(call, seconds=left, sleep=aws.sleep, clock=aws.clock)
+        return self._aws.repeated(call, seconds=max(0.0, until - self._aws.clock()))
 
     def utilisation(self, sizes: Mapping[str, tuple[int, int]]) -> tuple[GroupLoad, ...]:
         """Returns the average load of each group's hosts so far; () before the training begins.

@@ -12,7 +12,6 @@ from stoker.errors import StokerError
 from stoker.platforms.aws import Aws, split_uri
 from stoker.platforms.base import JobSpec
 from stoker.records import Json
-from stoker.repeat import repeated
 from stoker.text import aws_value
 
 _PREFIX = "stoker:made-of-"
@@ -51,7 +50,7 @@ def kept_facts(aws: Aws, arn: str) -> dict[str, str]:
         return list(aws.pages("sagemaker", "ListTags", items="Tags", ResourceArn=arn))
 
     try:
-        tags = repeated(listed, sleep=aws.sleep, clock=aws.clock)
+        tags = aws.repeated(listed)
     except StokerError:
         return {}
     pairs = ((str(tag.get("Key")), str(tag.get("Value"))) for tag in tags)
