@@ -211,7 +211,8 @@ class SageMakerSettings(Record, frozen=True, kw_only=True):
         pipeline_role: ARN of the role with which the pipeline starts its steps. Absent: the job's.
         schedule_role: ARN of the role with which `stoker schedule` starts the pipeline.
         overlap: What a run of the pipeline does while an earlier one is running. allow: it may
-            train at the same time; refuse: it fails at once, in a small step.
+            train at the same time; refuse: it fails at once, in a small step. EventBridge may
+            deliver a scheduled start twice: then refuse lets one of the two train.
         dead_letter_queue: ARN of an SQS queue for starts that the scheduler has given up. Absent:
             they are lost.
         cache_days: Days for which a step's result is used again for the same request; 0: never.
