@@ -562,6 +562,20 @@ def test_a_profiles_deadline_counts_from_the_trainers_first_line(
     assert len(started) == has_lines
 
 
+def test_a_profile_that_cannot_be_read_says_so(platform, aws, answers, job):
+    answers.always_refuse("s3", "GetObject", "AccessDenied")
+    workload = Workload(
+        name="mnist",
+        command=job.command,
+        platform="sagemaker",
+        image=job.image,
+        cluster=Cluster(dnn=TodaysGroup(instance_type="ml.g5.2xlarge")),
+        sagemaker=msgspec.structs.replace(job.platform_settings.sagemaker, source=None),
+    )
+    with pytest.raises(PlatformError, match="what it measured could not be read"):
+        profile(workload, platform=platform, run_dir=job.run_dir.with_name(NAME))
+
+
 # ---- stopping
 
 
