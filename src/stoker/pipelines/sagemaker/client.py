@@ -12,6 +12,7 @@ from stoker.pipelines.base import Compiled, PipelineClient, RunState, RunStep, t
 from stoker.pipelines.sagemaker.compile import MAX_ARGUMENT, argument_of
 from stoker.pipelines.sagemaker.overlap import ACTIVE, steps_of
 from stoker.platforms.aws import Aws
+from stoker.platforms.sagemaker.job import STOP_SECONDS
 from stoker.platforms.sagemaker.registry import tag_group
 from stoker.platforms.sagemaker.submit import find_job, stop_job
 from stoker.records import Json, SageMakerSettings, Workload
@@ -212,9 +213,11 @@ class SageMakerClient(PipelineClient):
         """Stops a run and the jobs of its steps, or a job; waits until they have ended."""
         state = self.status(run)
         name, slash, id = state.run.partition("/")
-        if not state.has_ended and not slash:
-            stop_job(self._aws, name)
-        elif not state.has_ended:
+
+        def ask() -> None:
+            if not slash:
+                stop_job(self._aws, name)
+                return
             self._aws.call(
                 "sagemaker",
                 "StopPipelineExecution",
@@ -232,7 +235,14 @@ class SageMakerClient(PipelineClient):
             note = ", ".join([*([] if found.has_ended else [name]), *(s.name for s in left)])
             return dataclasses.replace(found, has_ended=False, note=note) if note else found
 
-        return self._wait_until_stopped(look)
+        try:
+            if not state.has_ended:
+                self._aws.repeated(ask, seconds=STOP_SECONDS)
+            return self._wait_until_stopped(lambda: self._aws.repeated(look, seconds=STOP_SECONDS))
+        except ServiceError as err:
+            again = f"it may still run, and is billed: stoker stop sagemaker {state.run}"
+            err.fix = "; ".join(filter(None, (err.fix, again)))
+            raise
 
     def _checked(self, workload: Workload, texts: Sequence[str]) -> tuple[str, Json]:
         """Returns the pipeline's ARN, and parameters as the service takes them."""
