@@ -592,7 +592,8 @@ def _forget_token(
 
 def _quota_or_capacity(err: ServiceError, request: SageMakerRequest) -> NoCapacityError | None:
     job = request.job
-    refused = _no_such_type if _NEVER.search(err.what) else None
+    is_never = _NEVER.search(err.what) and _TYPE.search(err.what)
+    refused = _no_such_type if is_never else None
     if refused is None and err.code.startswith("ResourceLimitExceeded"):
         refused = no_quota
     if refused:
