@@ -28,6 +28,7 @@ from stoker.records import (
     Group,
     PlatformSettings,
     SageMakerSettings,
+    Training,
     read_json,
     to_json,
     write_json,
@@ -266,6 +267,29 @@ def test_a_training_whose_outputs_cannot_be_read_is_unknown_and_not_failed(
     again, _ = trained_on_sagemaker(aws, sagemaker_job)
     assert again.metrics
     assert outcome_of(again).is_good
+
+
+def test_an_unknown_training_ends_with_4_and_in_a_step_leaves_it_to_the_next_one(
+    aws, aws_proxy, sagemaker_job, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("stoker.platforms.sagemaker.job.QUIET_SECONDS", 0.0)
+    workload = msgspec.structs.replace(
+        sample_records.workload(),
+        platform="sagemaker",
+        image=sagemaker_job.image,
+        sagemaker=sagemaker_job.platform_settings.sagemaker,
+    )
+    write_json(tmp_path / "w.yaml", workload)
+    put_outputs(aws)
+    aws_proxy.rule = lambda call: DENIED if OUTPUTS in call else None
+    words = ("train", "w.yaml", "--name", NAME, "--group", "dnn=ml.g5.xlarge:1", "--yes")
+    done = stoker(*words, cwd=tmp_path)
+    assert done.returncode == 4, done.stderr
+    assert "its outputs could not be read" in done.stdout
+    monkeypatch.setenv("STOKER_PIPELINE_EXECUTION", "arn:aws:sagemaker:eu:1:pipeline/m/execution/x")
+    done = stoker(*words, "--out", "t.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert read_json(tmp_path / "t.json", Training).is_unknown
 
 
 def test_an_evaluation_reads_outputs_that_were_not_read_before(
