@@ -367,6 +367,11 @@ def pipeline_run(environ: Mapping[str, str] = os.environ) -> str:
     return environ.get("STOKER_PIPELINE_RUN", "")
 
 
+def pipeline_execution(environ: Mapping[str, str] = os.environ) -> str:
+    """Returns the ARN of the SageMaker pipeline's run whose training this process follows."""
+    return environ.get("STOKER_PIPELINE_EXECUTION", "")
+
+
 def named_instance_type(environ: Mapping[str, str] | None = None) -> str | None:
     """Returns the host's instance type if the environment names it."""
     env = os.environ if environ is None else environ

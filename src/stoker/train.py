@@ -300,7 +300,8 @@ def _train_once(
     except UsageError as err:
         what = f"the training {facts.status}, but its record is lost: {err.what}"
         raise UsageError(what, fix="free some space, or use another disk") from None
-    if isinstance(run, ResumableRun):
+    # A later attempt reads what this one could not.
+    if isinstance(run, ResumableRun) and not record.is_unknown:
         run.clean_up()
     return record
 
@@ -351,6 +352,8 @@ def facts_of(
         lost: Event to record if the leader's record is missing.
     """
     leader = leader_record(end.output_dir)
+    if end.unfetched:
+        lost = f"the outputs could not be read: {end.unfetched}"
     events = end.events if leader else (*end.events, Event(when=now_utc(), what=lost))
     timeline_file = None
     _, _, digest = (job.image or "").partition("@")
@@ -400,6 +403,7 @@ def facts_of(
         ).joined(job.lineage, end.lineage),
         host_seconds=end.host_seconds,
         mlflow_run_id=end.mlflow_run_id or job.environment.get(MLFLOW_RUN),
+        unfetched=end.unfetched,
     )
 
 

@@ -169,6 +169,17 @@ def test_a_schedule_starts_the_latest_version_and_replaces_the_one_of_its_name(s
     }
 
 
+def test_a_schedule_that_somebody_switched_off_stays_off(server, project):
+    upload(server)
+    words = ("schedule", "kubeflow", "w.yaml", "--cron")
+    assert "disabled" not in stoker(*words, "@daily").stdout
+    (made,) = server.kept["recurringruns"]
+    made["status"] = "DISABLED"
+    assert "disabled, as before" in stoker(*words, "@every 12h").stdout
+    (made,) = server.kept["recurringruns"]
+    assert made["status"] == "DISABLED"
+
+
 def test_a_run_whose_gate_failed_is_told_by_its_tasks_and_ends_with_3(
     server, tmp_path, monkeypatch, project
 ):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from stoker.errors import PlatformError
+from stoker.errors import PlatformError, ServiceError
 from stoker.pipelines.base import PATIENCE_SECONDS, RunState
 from stoker.pipelines.sagemaker.client import SageMakerClient
 from stoker.pipelines.sagemaker.compile import ONLY_RUN
@@ -285,6 +285,21 @@ def test_a_schedule_holds_its_parameters_and_replaces_the_one_of_its_name(server
     assert scheduled() == found
 
 
+def test_a_schedule_that_somebody_switched_off_stays_off(server, project):
+    upload()
+    words = ("schedule", "sagemaker", "w.yaml", "--cron")
+    assert stoker(*words, "rate(12 hours)").returncode == 0
+    there = scheduled()
+    kept = {key: there[key] for key in ("Name", "ScheduleExpression", "FlexibleTimeWindow")}
+    call = Aws(region=REGION).call
+    call("scheduler", "UpdateSchedule", **kept, Target=there["Target"], State="DISABLED")
+    done = stoker(*words, "rate(2 days)")
+    assert "disabled, as before" in done.stdout
+    assert scheduled()["State"] == "DISABLED"
+    assert scheduled()["ScheduleExpression"] == "rate(2 days)"
+    assert not json.loads(stoker(*words, "rate(2 days)", "--json").stdout)["enabled"]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -464,6 +479,31 @@ def test_a_stop_ends_the_jobs_that_the_run_left_behind():
     run = SageMakerClient(None, aws=answers.aws()).stop(EXECUTION)
     assert run.status == "Stopped"
     answers.stubber.assert_no_pending_responses()
+
+
+def test_a_stop_is_repeated_until_the_service_takes_it():
+    answers = recorded()
+    answers.add_state("Executing", TRAIN)
+    for _ in range(3):
+        answers.add("describe_pipeline", {"PipelineArn": PIPELINE}, PipelineName="mnist")
+        answers.stubber.add_client_error("stop_pipeline_execution", "ThrottlingException")
+    answers.add("describe_pipeline", {"PipelineArn": PIPELINE}, PipelineName="mnist")
+    answers.add("stop_pipeline_execution", {"PipelineExecutionArn": EXECUTION})
+    answers.stubber.add_client_error("describe_pipeline", "ServiceUnavailable", "", 503)
+    answers.add_state("Stopped")
+    run = SageMakerClient(None, aws=answers.aws()).stop(EXECUTION)
+    assert run.status == "Stopped"
+    answers.stubber.assert_no_pending_responses()
+
+
+def test_a_stop_that_is_refused_says_that_the_run_may_continue():
+    answers = recorded()
+    answers.add_state("Executing", TRAIN)
+    answers.add("describe_pipeline", {"PipelineArn": PIPELINE}, PipelineName="mnist")
+    answers.stubber.add_client_error("stop_pipeline_execution", "AccessDeniedException")
+    with pytest.raises(ServiceError) as caught:
+        SageMakerClient(None, aws=answers.aws()).stop(EXECUTION)
+    assert "it may still run, and is billed" in caught.value.fix
 
 
 def test_a_run_that_has_ended_is_not_stopped_but_its_job_is():

@@ -15,6 +15,7 @@ from stoker.records import (
     ControlSettings,
     ModelSettings,
     NotifySettings,
+    OnNoCapacity,
     SageMakerSettings,
     TodaysGroup,
     TrackingSettings,
@@ -53,6 +54,52 @@ def test_the_last_step_knows_of_which_run_it_tells_mlflow_and_the_webhook():
         assert found[step]["Arguments"]["Environment"]["STOKER_PIPELINE_RUN"] == named
 
 
+def longest_step(workload: Workload) -> int:
+    return int(steps_of(workload)["Train"]["Arguments"]["StoppingCondition"]["MaxRuntimeInSeconds"])
+
+
+HOUR, DAY = 3600, 86400
+
+
+def test_the_step_that_follows_the_training_lasts_a_little_longer_than_it_may():
+    once = OnNoCapacity(wait_minutes=60, then="fail")
+    hour = with_settings(max_run_seconds=HOUR)
+    assert longest_step(changed(sagemaker=hour, on_no_capacity=once)) == HOUR + HOUR + 2 * HOUR
+    # Each of the five plans may be waited for.
+    waits = OnNoCapacity(wait_minutes=60)
+    assert longest_step(changed(sagemaker=hour, on_no_capacity=waits)) == HOUR + 5 * HOUR + 2 * HOUR
+    # With spot the service's wait for hosts, too.
+    spot = {
+        "EnableManagedSpotTraining": True,
+        "StoppingCondition": {"MaxWaitTimeInSeconds": 4 * HOUR},
+    }
+    found = with_settings(max_run_seconds=HOUR, checkpoint_uri="s3://bucket/c", request=spot)
+    assert longest_step(changed(sagemaker=found, on_no_capacity=once)) == (4 + 1 + 2) * HOUR
+
+
+@pytest.mark.parametrize(
+    ("seconds", "given", "words"),
+    [
+        (6 * DAY, None, "the account's quota"),
+        (10 * DAY, None, "9 days"),
+        (10 * DAY, 9 * DAY, "9 days"),
+        (DAY, DAY - 1, "cannot outlast"),
+    ],
+)
+def test_a_training_that_its_step_cannot_outlast_is_refused(seconds, given, words):
+    control = ControlSettings(max_run_seconds=given)
+    long = with_settings(max_run_seconds=seconds, control=control)
+    with pytest.raises(UsageError) as caught:
+        compile_pipeline(changed(sagemaker=long), folder=sample.ROOT)
+    assert words in str(caught.value)
+
+
+def test_a_raised_quota_lets_a_step_last_nine_days():
+    control = ControlSettings(max_run_seconds=9 * DAY)
+    long = with_settings(max_run_seconds=6 * DAY, control=control)
+    assert longest_step(changed(sagemaker=long)) == 9 * DAY
+
+
 @pytest.fixture(scope="module")
 def full():
     settings = with_settings(
@@ -81,7 +128,10 @@ def full():
 def test_small_steps_run_in_the_control_image_with_its_role_in_the_vpc(full):
     train, decide, evaluate = (full[name]["Arguments"] for name in ("Train", "Decide", "Evaluate"))
     assert train["RoleArn"] == CONTROL_ROLE
-    assert train["Environment"] == {"AWS_DEFAULT_REGION": "eu-west-1"}
+    # Whether its run is being stopped, where it is told to end.
+    execution = {"Get": "Execution.PipelineExecutionArn"}
+    told = {"AWS_DEFAULT_REGION": "eu-west-1", "STOKER_PIPELINE_EXECUTION": execution}
+    assert train["Environment"] == told
     assert train["AppSpecification"]["ImageUri"].endswith("stoker-control:1")
     vpc = {"SecurityGroupIds": ["sg-1", "sg-2"], "Subnets": ["subnet-1"]}
     # Train calls SageMaker: isolated it could not. Decide needs nobody.

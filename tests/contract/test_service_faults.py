@@ -11,6 +11,7 @@ import time
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from botocore.exceptions import NoCredentialsError
 
@@ -22,11 +23,23 @@ from stoker.platforms.follow import UNREACHABLE_SECONDS
 from stoker.platforms.kubernetes import KubernetesPlatform
 from stoker.platforms.kubernetes.api import ClusterApi
 from stoker.platforms.sagemaker import SageMakerPlatform
-from stoker.records import Group, PlatformSettings, SageMakerSettings, to_json
+from stoker.records import (
+    Evaluation,
+    Group,
+    PlatformSettings,
+    SageMakerSettings,
+    Training,
+    read_json,
+    to_json,
+    write_json,
+)
+from stoker.records.outcome import outcome_of, training_exit_code
+from stoker.repeat import READ_AGAIN_SECONDS
 from stoker.train import train
 from support import sample_records
 from support.aws_answers import Answers
 from support.aws_answers import Clock as SleepClock
+from support.command import stoker
 from support.faulty_service import ServiceFault, faulty_service
 from support.kubernetes_api import kube_config, kubernetes_api
 from support.kubernetes_jobs import job as kubernetes_job
@@ -171,6 +184,149 @@ def test_a_fault_of_aws_ends_no_training(aws, aws_proxy, clock, sagemaker_job, c
     assert not [call for call, _ in aws_proxy.calls if "StopTrainingJob" in call]
     # Once, however often it was seen.
     assert sum("and the job continues" in line for line in said) <= 1
+
+
+START_CALLS = ("DescribeTrainingJob", f"PUT /{BUCKET}/out/{NAME}/stoker_token", "CreateTrainingJob")
+
+
+@pytest.mark.parametrize("part", START_CALLS)
+@pytest.mark.parametrize("fault", ["500", "503", "ThrottlingException", "a reset"])
+def test_a_fault_of_aws_at_the_start_delays_a_training(
+    aws, aws_proxy, clock, sagemaker_job, part, fault
+):
+    found = AWS_FAULTS[fault]
+    aws_proxy.rule = lambda call: (
+        found if part.lower() in call.lower() and clock.now < FAULT_SECONDS else None
+    )
+    record, _ = trained_on_sagemaker(aws, sagemaker_job)
+    assert aws_proxy.num_failed(part) > 8
+    assert (record.status, record.job.name) == ("succeeded", NAME)
+
+
+def test_a_job_whose_creation_got_no_answer_is_adopted(aws, aws_proxy, clock, sagemaker_job):
+    tokens: list[bytes] = []
+
+    def rule(call: str) -> ServiceFault | None:
+        if "CreateTrainingJob" not in call or clock.now > FAULT_SECONDS:
+            return None
+        # Its job is made, the answer is lost; later ones do not even arrive.
+        if not tokens:
+            uri = f"s3://{BUCKET}/out/{NAME}/stoker_token/token"
+            tokens.append(aws.read_object(uri))
+            return ServiceFault(is_cut=True)
+        return UNAVAILABLE
+
+    aws_proxy.rule = rule
+    record, _ = trained_on_sagemaker(aws, sagemaker_job)
+    assert (record.status, record.job.name) == ("succeeded", NAME)
+    assert not [call for call, _ in aws_proxy.calls if "StopTrainingJob" in call]
+
+
+def test_a_start_that_gets_no_answer_for_long_leaves_what_may_exist(
+    aws, aws_proxy, clock, sagemaker_job
+):
+    aws_proxy.rule = lambda call: UNAVAILABLE if "CreateTrainingJob" in call else None
+    with pytest.raises(PlatformError) as caught:
+        trained_on_sagemaker(aws, sagemaker_job)
+    assert clock.now >= READ_AGAIN_SECONDS
+    assert f"the job {NAME} may exist: the same command with --name {NAME}" in caught.value.fix
+    assert aws.has_object(f"s3://{BUCKET}/out/{NAME}/stoker_token/token")
+
+
+OUTPUTS = f"GET /{BUCKET}/out/{NAME}/output/output.tar.gz"
+OUTPUT_FAULTS = {**AWS_FAULTS, "a broken stream": ServiceFault(is_cut=True)}
+
+
+@pytest.mark.parametrize(
+    "fault", ["500", "503", "a reset", "a broken stream", "an expired login", "a proxy's 407"]
+)
+def test_outputs_are_read_until_they_are_whole(aws, aws_proxy, clock, sagemaker_job, fault):
+    fails_for_two_minutes(aws_proxy, clock, part=OUTPUTS, fault=OUTPUT_FAULTS[fault])
+    record, _ = trained_on_sagemaker(aws, sagemaker_job)
+    assert aws_proxy.num_failed(OUTPUTS) > 1
+    assert record.metrics
+    assert record.unfetched is None
+
+
+DENIED = ServiceFault(status=403, code="AccessDenied")
+
+
+@pytest.mark.parametrize("fault", [UNAVAILABLE, DENIED], ids=["503", "403"])
+def test_a_training_whose_outputs_cannot_be_read_is_unknown_and_not_failed(
+    aws, aws_proxy, clock, sagemaker_job, fault
+):
+    aws_proxy.rule = lambda call: fault if OUTPUTS in call else None
+    record, _ = trained_on_sagemaker(aws, sagemaker_job)
+    assert clock.now >= READ_AGAIN_SECONDS or fault is DENIED
+    assert record.unfetched == f"s3://{BUCKET}/out/{NAME}/output/output.tar.gz"
+    assert (record.status, record.metrics, record.steps) == ("succeeded", {}, None)
+    found = outcome_of(record)
+    assert (found.state, found.exit_code, training_exit_code(record)) == ("unknown", 4, 4)
+    aws_proxy.rule = lambda call: None
+    # The same command again.
+    again, _ = trained_on_sagemaker(aws, sagemaker_job)
+    assert again.metrics
+    assert outcome_of(again).is_good
+
+
+def test_an_unknown_training_ends_with_4_and_in_a_step_leaves_it_to_the_next_one(
+    aws, aws_proxy, sagemaker_job, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("stoker.platforms.sagemaker.job.QUIET_SECONDS", 0.0)
+    workload = msgspec.structs.replace(
+        sample_records.workload(),
+        platform="sagemaker",
+        image=sagemaker_job.image,
+        sagemaker=sagemaker_job.platform_settings.sagemaker,
+    )
+    write_json(tmp_path / "w.yaml", workload)
+    put_outputs(aws)
+    aws_proxy.rule = lambda call: DENIED if OUTPUTS in call else None
+    words = ("train", "w.yaml", "--name", NAME, "--group", "dnn=ml.g5.xlarge:1", "--yes")
+    done = stoker(*words, cwd=tmp_path)
+    assert done.returncode == 4, done.stderr
+    assert "its outputs could not be read" in done.stdout
+    monkeypatch.setenv("STOKER_PIPELINE_EXECUTION", "arn:aws:sagemaker:eu:1:pipeline/m/execution/x")
+    done = stoker(*words, "--out", "t.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert read_json(tmp_path / "t.json", Training).is_unknown
+
+
+def test_an_evaluation_reads_outputs_that_were_not_read_before(
+    aws, aws_proxy, sagemaker_job, tmp_path
+):
+    put_outputs(aws)
+    whole = sample_records.training()
+    unknown = msgspec.structs.replace(
+        whole,
+        metrics={},
+        measured=None,
+        steps=None,
+        hosts=(),
+        unfetched=f"s3://{BUCKET}/out/{NAME}/output/output.tar.gz",
+    )
+    workload = msgspec.structs.replace(
+        sample_records.workload(),
+        platform="sagemaker",
+        sagemaker=sagemaker_job.platform_settings.sagemaker,
+    )
+    write_json(tmp_path / "w.yaml", workload)
+    write_json(tmp_path / "p.json", sample_records.profile())
+    write_json(tmp_path / "d.json", sample_records.decision())
+    write_json(tmp_path / "t.json", unknown)
+    files = ("--profile", "p.json", "--decision", "d.json", "--training", "t.json")
+    words = ("evaluate", "w.yaml", *files, "--out", "e.json", "--always")
+    aws_proxy.rule = lambda call: DENIED if OUTPUTS in call else None
+    done = stoker(*words, cwd=tmp_path)
+    # No gate has failed, so that the step may be tried again.
+    assert done.returncode == 4, done.stderr
+    assert not (tmp_path / "e.json").exists()
+    aws_proxy.rule = lambda call: None
+    done = stoker(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = read_json(tmp_path / "e.json", Evaluation)
+    assert found.metrics == whole.metrics
+    assert found.performance
 
 
 @pytest.mark.parametrize(

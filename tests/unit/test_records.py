@@ -328,6 +328,13 @@ def test_a_file_that_holds_no_document_is_refused_with_its_name(tmp_path, text, 
     assert str(file) in caught.value.where
 
 
+def test_a_record_that_is_too_large_is_refused_before_it_is_parsed(tmp_path, monkeypatch):
+    file = _write(tmp_path, _documents()["training"])
+    monkeypatch.setattr("stoker.records.base.MAX_TEXT_LENGTH", file.stat().st_size - 1)
+    with pytest.raises(UsageError, match="is too large"):
+        read_json(file, RECORDS["training"])
+
+
 def test_missing_and_unreadable_files_are_usage_errors(tmp_path):
     with pytest.raises(UsageError, match="no such file"):
         read_json(tmp_path / "none.json", Profile)

@@ -12,7 +12,7 @@ import typer
 
 from stoker.cli.options import AsJson, OutputFiles, Overrides, Report, StepParams
 from stoker.cli.progress import say
-from stoker.errors import GateError, UsageError
+from stoker.errors import GateError, PlatformError, UsageError
 
 if TYPE_CHECKING:
     from stoker.cli.outputs import Outputs
@@ -182,6 +182,8 @@ def judged(
     trained, folder = _training(
         training, workload=workload, decision=decided, may_be_lost=may_be_lost
     )
+    if trained.is_unknown:
+        trained = _fetched(trained, workload=workload)
     record = evaluate(
         workload=workload,
         profile=profiled,
@@ -276,6 +278,29 @@ def _gate(evaluation_file: Path, *, champions: str | None) -> None:
         raise GateError(record.reason or "the evaluation did not pass", where="the gate")
     told = [promote(evaluation_file, named=champions)] if champions else []
     print("\n".join([outcome_of_gates(record.gates).words, *told]))
+
+
+def _fetched(training: "Training", *, workload: "Workload") -> "Training":
+    """Returns the record, with the leader's part that could not be read before.
+
+    Raises:
+        PlatformError: If it cannot be read now either.
+    """
+    from stoker.platforms import platform_named
+    from stoker.platforms.base import FetchingPlatform, leader_record
+    from stoker.records.outcome import outcome_of
+    from stoker.records.training import with_leader
+
+    platform = platform_named(workload.platform, settings=workload)
+    if not isinstance(platform, FetchingPlatform):
+        raise PlatformError(
+            outcome_of(training).words,
+            where=f"job {training.job.name}",
+            fix=f"the same `stoker train` with --name {training.job.name}",
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        found = platform.fetched(training.unfetched or "", folder=Path(folder))
+        return with_leader(training, leader_record(found))
 
 
 def _training(

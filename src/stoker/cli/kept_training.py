@@ -117,7 +117,7 @@ def train_and_keep(
             on_submit=on_submit,
             may_stop=follow.ask_to_stop,
         )
-    if keeper:
+    if keeper and not record.is_unknown:
         keeper.keep(request, carried(record, max_bytes=MAX_KEPT_BYTES))
     return record
 

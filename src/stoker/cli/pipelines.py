@@ -172,9 +172,10 @@ def schedule_verb(
     full_name = schedule_name(of, name)
     client = client_of(target, of, reach)
     with working(f"scheduling {of.name}", quiet=as_json):
-        client.schedule(of, params or (), cron=cron, time_zone=time_zone, name=full_name)
-    told = {"name": full_name, "expression": cron}
-    print(json.dumps(told) if as_json else f"scheduled: {full_name}  {cron}")
+        is_on = client.schedule(of, params or (), cron=cron, time_zone=time_zone, name=full_name)
+    told = {"name": full_name, "expression": cron, "enabled": is_on}
+    words = "" if is_on else "  (disabled, as before: enable it where it was disabled)"
+    print(json.dumps(told) if as_json else f"scheduled: {full_name}  {cron}{words}")
 
 
 def status_verb(

@@ -144,7 +144,7 @@ def train_verb(
     from stoker.platforms.local import lock_run_folder
     from stoker.records import Decision, Profile, Training, groups_in_words, read_json, write_json
     from stoker.records.outcome import outcome_of, training_exit_code
-    from stoker.settings import pipeline_run
+    from stoker.settings import pipeline_execution, pipeline_run
     from stoker.train import prepare
     from stoker.words import training_words
 
@@ -273,6 +273,9 @@ def train_verb(
         links = {"job": record.job.url, "mlflow": page, "logs": str(run_dir / "logs")}
         ending.links |= {name: link for name, link in links.items() if link}
         code = training_exit_code(record)
+        if record.is_unknown and pipeline_execution():
+            # The next step reads the outputs again.
+            code = 0
         if code:
             ending.failed(outcome_of(record).words, exit_code=code)
             # A training that was stopped has not failed.
@@ -294,7 +297,7 @@ def train_verb(
         page = f"not written: {err.what}"
     say(f"logs: {run_dir / 'logs'}\nreport: {page}", quiet=as_json)
     # A pipeline's next step judges a failed training, so this one must not end the pipeline.
-    if always:
+    if always and not record.is_unknown:
         return 0
     if shortage:
         raise shortage

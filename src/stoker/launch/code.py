@@ -12,10 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from stoker import archive
 from stoker.errors import UsageError
 from stoker.launch import sagemaker_variables
 from stoker.settings import ProcessSettings
 
+# A code package may have weights in it.
+MAX_UNPACKED_BYTES = 4 << 30
+MAX_CODE_FILES = 50_000
 _FIX = "pack the folder again with `tar -C FOLDER -czf code.tar.gz .`, and data as a channel"
 _EXAMPLE = 'STOKER_COMMAND=["python", "train.py"]'
 
@@ -35,15 +39,18 @@ def unpack(package: Path, folder: Path) -> Path:
     is_new = not folder.exists()
     try:
         fresh.mkdir(parents=True)
-        with tarfile.open(package, "r:gz") as archive:
-            archive.extraction_filter = getattr(tarfile, "data_filter", None)
-            archive.extractall(fresh)
+        with package.open("rb") as packed:
+            for found, member in archive.members(
+                packed, max_bytes=MAX_UNPACKED_BYTES, max_members=MAX_CODE_FILES
+            ):
+                found.extraction_filter = getattr(tarfile, "data_filter", None)
+                found.extract(member, fresh)
         entries = sorted(fresh.iterdir())
         if not entries:
             raise UsageError("the code package is empty", where=str(package), fix=_FIX)
         for entry in entries:
             _replace(entry, folder / entry.name)
-    except (tarfile.TarError, EOFError) as err:
+    except tarfile.TarError as err:
         raise UsageError(f"not a code package: {err}", where=str(package), fix=_FIX) from None
     except OSError as err:
         raise UsageError(

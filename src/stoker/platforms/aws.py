@@ -14,6 +14,7 @@ from typing import IO, cast
 
 from stoker.errors import MissingExtraError, ServiceError, ServiceErrorKind, UsageError
 from stoker.records import Json
+from stoker.repeat import READ_AGAIN_SECONDS, ResultT, may_pass, repeated
 from stoker.settings import cloud_region
 
 # Attempts of one call with exponential backoff (botocore's standard mode: at most 20 s each).
@@ -160,6 +161,32 @@ class Aws:
     def region(self) -> str:
         """The region in use; raises a UsageError if none is known."""
         return str(getattr(self.client("sagemaker"), "meta").region_name)  # noqa: B009
+
+    def repeated(
+        self,
+        call: Callable[[], ResultT],
+        *,
+        seconds: float = READ_AGAIN_SECONDS,
+        is_passing: Callable[[ServiceError], bool] = may_pass,
+        tell: Callable[[ServiceError], None] = lambda error: None,
+    ) -> ResultT:
+        """Repeats a call that AWS does not answer, or for which the login must be renewed."""
+
+        def is_worth_it(error: ServiceError) -> bool:
+            if not is_passing(error):
+                return False
+            if error.kind == "stale":
+                self.renew_login()
+            return True
+
+        return repeated(
+            call,
+            seconds=seconds,
+            is_passing=is_worth_it,
+            tell=tell,
+            sleep=self.sleep,
+            clock=self.clock,
+        )
 
     def call(self, service: str, operation: str, **parameters: object) -> dict[str, Json]:
         """Calls an operation of the API; returns the answer as JSON (times as ISO 8601 in UTC).

@@ -142,6 +142,7 @@ class JobEnd:
         host_seconds: Time of all hosts of each group, in seconds; without groups of which the
             platform does not say.
         lineage: What the platform knows of the run's origin, such as the image's digest.
+        unfetched: Address of the leader's outputs, where they could not be read.
     """
 
     status: Literal["succeeded", "failed", "stopped"]
@@ -155,6 +156,7 @@ class JobEnd:
     mlflow_run_id: str | None = None
     host_seconds: Mapping[str, float] = field(default_factory=dict)
     lineage: Lineage = field(default_factory=Lineage)
+    unfetched: str | None = None
 
 
 def leader_record(output_dir: Path | None) -> Training | None:
@@ -311,6 +313,19 @@ class ResumingPlatform(Protocol[_GivenT]):
 
         Raises:
             PlatformError: If the platform cannot be asked.
+        """
+        ...
+
+
+@runtime_checkable
+class FetchingPlatform(Protocol):
+    """A platform whose jobs leave their outputs at an address (`JobEnd.unfetched`)."""
+
+    def fetched(self, address: str, *, folder: Path) -> Path | None:
+        """Writes a job's outputs to `folder`; returns it, or None if the job left none.
+
+        Raises:
+            PlatformError: If they cannot be read.
         """
         ...
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
-from stoker.errors import StokerError, UsageError, WorkloadError
+from stoker.errors import PlatformError, StokerError, UsageError, WorkloadError
 from stoker.feed import timeline
 from stoker.feed.resource_usage import read_usage
 from stoker.host.git import git_state
@@ -452,6 +452,9 @@ def profile(
         run.stop()
     if isinstance(run, ResumableRun):
         run.clean_up()
+    if end.unfetched and not interrupted:
+        words = "the job has ended, but what it measured could not be read"
+        raise PlatformError(words, where=end.unfetched, fix="see its log, and profile again")
     output = end.output_dir / "stoker" if end.output_dir else None
     ranks = read_ranks(output) if output else []
     if interrupted and not (verdict_on_interrupt and has_verdict(ranks)):

@@ -29,6 +29,9 @@ ImageName = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
 Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 Document = Mapping[str, Json]
 
+# A document may come from a host of the job: its parser needs some times its size.
+MAX_TEXT_LENGTH = 64 << 20
+
 # Free-form values of a record: scalars, and lists and mappings of them.
 Scalar = None | bool | int | float | str
 Value = Scalar | list[Scalar] | dict[str, Scalar]
@@ -166,7 +169,8 @@ def read_text(path: Path | str) -> str:
         UsageError: If it cannot be read.
     """
     try:
-        return Path(path).read_text(encoding="utf-8")
+        with Path(path).open(encoding="utf-8") as file:
+            text = file.read(MAX_TEXT_LENGTH + 1)
     except FileNotFoundError:
         raise UsageError(
             f"no such file: {path}", where=f"folder {os.getcwd()}", fix="check the path"
@@ -175,6 +179,11 @@ def read_text(path: Path | str) -> str:
         raise UsageError(
             f"cannot read {path}: {err}", fix="check the file and its permissions"
         ) from None
+    if len(text) > MAX_TEXT_LENGTH:
+        raise UsageError(
+            f"{path} is too large: more than {MAX_TEXT_LENGTH} characters", fix="check the file"
+        )
+    return text
 
 
 def to_json(record: Record) -> str:

@@ -5,11 +5,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from stoker.errors import EXIT_TERMINATED, FeedError, GateError, WorkloadError
+from stoker.errors import (
+    EXIT_TERMINATED,
+    FeedError,
+    GateError,
+    PlatformError,
+    WorkloadError,
+)
 from stoker.records.training import GateResult, Training
 
 OutcomeState = Literal[
-    "passed", "no gate", "gate failed", "did no step", "not fed", "failed", "stopped"
+    "passed", "no gate", "gate failed", "did no step", "not fed", "failed", "stopped", "unknown"
 ]
 # In the first line of a rank's failure, or in the last line of its traceback.
 _ERROR_OF_THE_FEED = re.compile(
@@ -23,7 +29,8 @@ class Outcome:
 
     Attributes:
         state: did no step: it succeeded without a step, so its metrics are an earlier run's; not
-            fed: data hosts were planned, but no batch came through the feed.
+            fed: data hosts were planned, but no batch came through the feed; unknown: its metrics
+            could not be read.
         words: The result in one line, with the reason if the run did not pass.
         exit_code: Exit code of a command that judges the run.
     """
@@ -56,6 +63,9 @@ def outcome_of(training: Training, gates: Sequence[GateResult] = ()) -> Outcome:
     if training.status == "failed":
         words = f"the training failed{_in_brackets(training)}: {training.cause}"
         return Outcome(state="failed", words=words, exit_code=code)
+    if training.is_unknown:
+        words = f"the training succeeded, but its outputs could not be read: {training.unfetched}"
+        return Outcome(state="unknown", words=words, exit_code=code)
     if training.num_steps == 0:
         return Outcome(
             state="did no step",
@@ -77,7 +87,9 @@ def outcome_of_gates(gates: Sequence[GateResult]) -> Outcome:
 
 
 def training_exit_code(training: Training) -> int:
-    """Returns 0, 5 if the feed failed, 6 for a failed workload, 143 for a stopped one."""
+    """Returns 0, 4 if it is unknown, 5 if the feed failed, 6 if the workload did, 143: stopped."""
+    if training.is_unknown:
+        return PlatformError.exit_code
     # Both: a script may exit with 5 for another reason, or print this text and continue.
     is_feeds = training.exit_code == FeedError.exit_code
     if (

@@ -144,15 +144,16 @@ class ControlSettings(Record, frozen=True, kw_only=True):
         instance_type: Type of their host, one for processing jobs. The smallest is enough.
         volume_gb: Disk of their host, in GB. 30 is SageMaker's own default; raise it for a larger
             image.
-        max_run_seconds: Upper limit on one step, in seconds. Train waits for the whole training.
-            The service allows 9 days, an account's default quota 5.
+        max_run_seconds: Upper limit on the step that follows the training, in seconds. Absent: the
+            job's limit, all waits for hosts, and two hours. The service allows 9 days, an account's
+            default quota 5.
     """
 
     image: ImageName | None = None
     role: RoleArn | None = None
     instance_type: Name = "ml.t3.medium"
     volume_gb: PositiveInt = 30
-    max_run_seconds: Annotated[int, msgspec.Meta(ge=60, le=777600)] = 432000
+    max_run_seconds: Annotated[int, msgspec.Meta(ge=60, le=777600)] | None = None
 
 
 class ModelSettings(Record, frozen=True, kw_only=True):
@@ -210,7 +211,8 @@ class SageMakerSettings(Record, frozen=True, kw_only=True):
         pipeline_role: ARN of the role with which the pipeline starts its steps. Absent: the job's.
         schedule_role: ARN of the role with which `stoker schedule` starts the pipeline.
         overlap: What a run of the pipeline does while an earlier one is running. allow: it may
-            train at the same time; refuse: it fails at once, in a small step.
+            train at the same time; refuse: it fails at once, in a small step. EventBridge may
+            deliver a scheduled start twice: then refuse lets one of the two train.
         dead_letter_queue: ARN of an SQS queue for starts that the scheduler has given up. Absent:
             they are lost.
         cache_days: Days for which a step's result is used again for the same request; 0: never.
@@ -246,6 +248,13 @@ class SageMakerSettings(Record, frozen=True, kw_only=True):
     def vpc(self) -> Document:
         """VpcConfig of the job and of the pipeline's steps; empty: none."""
         return mapping(patch_document(self.request), "VpcConfig")
+
+    @property
+    def may_last_seconds(self) -> int:
+        """The longest time of a job; with spot the wait for hosts is part of it."""
+        limits = mapping(patch_document(self.request), "StoppingCondition")
+        wait, pending = limits.get("MaxWaitTimeInSeconds"), limits.get("MaxPendingTimeInSeconds")
+        return int(str(wait or self.max_run_seconds)) + int(str(pending or 0))
 
     @property
     def network_isolation(self) -> bool:

@@ -32,6 +32,11 @@ from stoker.text import wait_share
 
 # First event of the leader's record.
 STARTED = "training started"
+# Fields to which the leader's record contributes.
+_OF_LEADER = (
+    *("status", "exit_code", "failure", "hosts", "strategy", "engine", "hyperparameters"),
+    *("measured", "metrics", "steps", "is_unfed", "data_group_release_seconds", "events"),
+)
 # Start of the event of a run whose times mean nothing for other runs.
 NOT_COMPARABLE = "not comparable"
 
@@ -297,6 +302,8 @@ class Training(Record, frozen=True, kw_only=True):
             of its hosts, else the time of the leader. None: a price is not known, or not billed.
         spending: Dollars of each group, and of its idle time.
         is_unfed: Whether the run failed only because no batch came through the feed.
+        unfetched: Address of the leader's outputs if they could not be read: what was measured is
+            not known. `stoker evaluate` reads them again.
     """
 
     schema: Literal["stoker.training/v1"] = "stoker.training/v1"
@@ -324,6 +331,12 @@ class Training(Record, frozen=True, kw_only=True):
     spent_usd: NonNegativeFloat | None = None
     spending: tuple[GroupSpending, ...] = ()
     is_unfed: bool = False
+    unfetched: str | None = None
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether the run succeeded, and its metrics could not be read."""
+        return self.status == "succeeded" and self.unfetched is not None
 
     @property
     def num_steps(self) -> int | None:
@@ -509,6 +522,7 @@ class TrainingFacts:
     mlflow_run_id: str | None = None
     steps: int | None = None
     is_unfed: bool = False
+    unfetched: str | None = None
 
 
 def training_record(facts: TrainingFacts) -> Training:
@@ -543,6 +557,7 @@ def training_record(facts: TrainingFacts) -> Training:
         metrics=dict(inside.metrics),
         steps=inside.steps,
         is_unfed=inside.is_unfed,
+        unfetched=facts.unfetched,
         model_uri=facts.model_uri,
         mlflow_run_id=facts.mlflow_run_id,
         lineage=leader.lineage.joined(facts.lineage) if leader else facts.lineage,
@@ -555,6 +570,26 @@ def training_record(facts: TrainingFacts) -> Training:
             # ISO 8601 in UTC sorts as text.
             sorted((*(leader.events if leader else ()), *facts.events), key=lambda each: each.when)
         ),
+    )
+
+
+def with_leader(training: Training, leader: Training | None) -> Training:
+    """Returns the record of a run whose outputs (`unfetched`) were read since, if any were left."""
+    if leader is None:
+        return msgspec.structs.replace(training, unfetched=None)
+    facts = TrainingFacts(
+        job=training.job,
+        status=training.status,
+        groups=training.groups,
+        leader=leader,
+        exit_code=training.exit_code,
+        failure=training.failure,
+        events=training.events,
+        release_seconds=training.data_group_release_seconds,
+    )
+    found = training_record(facts)
+    return msgspec.structs.replace(
+        training, **{name: getattr(found, name) for name in _OF_LEADER}, unfetched=None
     )
 
 

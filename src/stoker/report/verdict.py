@@ -39,6 +39,7 @@ _BADGES: Mapping[OutcomeState, str] = {
     "not fed": "not fed",
     "stopped": "stopped",
     "did no step": "did no step",
+    "unknown": "unknown",
 }
 # A gain within the noise of two runs of a minute is not a gain.
 _NO_GAIN = 1.05

@@ -25,6 +25,7 @@ from stoker.evaluate import metadata_names
 from stoker.parameters import main_channel
 from stoker.pipelines.sagemaker.compile import ONLY_RUN, PipelineRequest, no_profile
 from stoker.platforms.sagemaker.checks import TOKEN_CHANNEL
+from stoker.platforms.sagemaker.job import MARGIN_SECONDS
 from stoker.platforms.sagemaker.request import PROFILE_FOLDER
 from stoker.records import Json
 from stoker.records.base import mapping, mappings
@@ -54,9 +55,14 @@ from stoker.sagemaker.steps import (
 
 # The name is stoker.kubeflow's, too; inside stoker each class name occurs once.
 from stoker.sagemaker.steps import SageMakerPipelineRun as PipelineRun
+from stoker.text import duration
+from stoker.train import MAX_PLANS
 
 Waits = Sequence[Step | StepDependency | str]
 
+# The longest processing job: by an account's default quota, and with a raised one.
+_STEP_SECONDS = 5 * 86400
+_MAX_STEP_SECONDS = 9 * 86400
 # Characters of an address, and bytes of a key in S3.
 _MAX_URI = 1024
 # Variables that differ from job to job.
@@ -230,10 +236,10 @@ def train_step(
         ],
         inputs={"decision": run.uri("decision")},
         outputs={"training": run.uri("training")},
-        environment=run.told_run,
+        environment={**run.told_run, "STOKER_PIPELINE_EXECUTION": EXECUTION_ARN},
         depends_on=[decision, *depends_on],
         description="Trains on the cluster that was decided on, and waits for it.",
-        max_run_seconds=run.settings.control.max_run_seconds,
+        max_run_seconds=_longest_training(run),
     )
     # Known in advance, as the job's name is.
     step.outputs["model"] = text(f"{run.output_uri}/", run.job_name, "/output/model.tar.gz")
@@ -397,6 +403,40 @@ def register_step(
         description="Adds the model to its group in the model registry.",
         depends_on=depends_on,
     )
+
+
+def _longest_training(run: PipelineRun) -> int:
+    """Returns how long the step that follows the training may last.
+
+    Raises:
+        UsageError: If the service ends the step before the training.
+    """
+    settings, policy = run.settings, run.workload.on_no_capacity
+    given, longest = settings.control.max_run_seconds, settings.may_last_seconds
+    num_plans = MAX_PLANS if policy.then == "next_plan" else 1
+    needed = longest + num_plans * 60 * policy.wait_minutes + int(MARGIN_SECONDS)
+    if longest > _MAX_STEP_SECONDS:
+        raise UsageError(
+            f"a training of up to {duration(longest)} is longer than a step of a pipeline may "
+            "last, 9 days",
+            where="key sagemaker.max_run_seconds",
+            fix="lower it, and continue from checkpoints in the next run",
+        )
+    if given is not None and given < longest:
+        raise UsageError(
+            f"a step of {duration(given)} cannot outlast a training of up to {duration(longest)}",
+            where="key sagemaker.control.max_run_seconds",
+            fix=f"leave it out, or set it to {needed} or more",
+        )
+    if given is None and needed > _STEP_SECONDS:
+        raise UsageError(
+            f"the step that follows the training may need {duration(needed)}, more than the "
+            "account's quota for processing jobs, by default 5 days",
+            where="key sagemaker.max_run_seconds",
+            fix="lower it, or on_no_capacity.wait_minutes; or raise the quota, and set "
+            f"sagemaker.control.max_run_seconds to {min(needed, _MAX_STEP_SECONDS)}",
+        )
+    return given or needed
 
 
 def _profile_uri(run: PipelineRun, *, image: Text) -> Text:

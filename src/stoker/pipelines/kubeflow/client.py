@@ -132,31 +132,40 @@ class KubeflowClient(PipelineClient):
 
     def schedule(
         self, workload: Workload, parameters: Sequence[str], *, cron: str, name: str, time_zone: str
-    ) -> None:
-        """Makes the recurring run that starts the latest version; replaces one of its name."""
+    ) -> bool:
+        """Makes the recurring run that starts the latest version; replaces one of its name.
+
+        Returns:
+            Whether it is on: one that replaces a disabled one is disabled, too.
+        """
         if time_zone != "UTC" or not _EXPRESSION.fullmatch(cron):
             raise UsageError(
                 f"--cron '{cron}' --time-zone {time_zone} is not for Kubeflow's scheduler",
                 fix="six fields, seconds first, such as '0 30 6 * * 1-5', in UTC; or '@every 12h'",
             )
         pipeline_id, wanted = self._request(workload, parameters)
+        there = [
+            item
+            for item in self._all("recurring_run", "list_recurring_runs", "recurringRuns")
+            if _pipeline_of(item) == pipeline_id and item.get("display_name") == name
+        ]
+        is_on = not there or any(item.get("status") != "DISABLED" for item in there)
         wanted |= {
             "display_name": name,
             "description": f"Starts the pipeline {workload.name}; made by stoker",
             # Without a version the service takes the latest; kfp's client insists on one.
             "pipeline_version_reference": {"pipeline_id": pipeline_id},
             "trigger": {"cron_schedule": {"cron": cron}},
-            "mode": "ENABLE",
+            "mode": "ENABLE" if is_on else "DISABLE",
             "max_concurrency": "1",
             "no_catchup": True,
         }
-        there = list(self._all("recurring_run", "list_recurring_runs", "recurringRuns"))
         self.call("recurring_run", "create_recurring_run", recurring_run=wanted)
         # Only now, so that no start is missed.
         for item in there:
-            if _pipeline_of(item) == pipeline_id and item.get("display_name") == name:
-                id = item.get("recurring_run_id")
-                self.call("recurring_run", "delete_recurring_run", recurring_run_id=id)
+            id = item.get("recurring_run_id")
+            self.call("recurring_run", "delete_recurring_run", recurring_run_id=id)
+        return is_on
 
     def status(self, run: str) -> RunState:
         """Returns the run of an id, of its page's address, or the newest of a pipeline."""

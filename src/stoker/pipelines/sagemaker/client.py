@@ -12,6 +12,7 @@ from stoker.pipelines.base import Compiled, PipelineClient, RunState, RunStep, t
 from stoker.pipelines.sagemaker.compile import MAX_ARGUMENT, argument_of
 from stoker.pipelines.sagemaker.overlap import ACTIVE, steps_of
 from stoker.platforms.aws import Aws, split_uri
+from stoker.platforms.sagemaker.job import STOP_SECONDS
 from stoker.platforms.sagemaker.registry import tag_group
 from stoker.platforms.sagemaker.submit import find_job, stop_job
 from stoker.records import Json, SageMakerSettings, Workload
@@ -149,7 +150,8 @@ class SageMakerClient(PipelineClient):
 
     def schedule(
         self, workload: Workload, parameters: Sequence[str], *, cron: str, name: str, time_zone: str
-    ) -> None:
+    ) -> bool:
+        """Makes the schedule or changes it; returns whether it is on: a disabled one stays so."""
         settings, place = self._settings, {"Name": name, "GroupName": SCHEDULE_GROUP}
         assert settings
         if not _EXPRESSION.fullmatch(cron):
@@ -164,7 +166,8 @@ class SageMakerClient(PipelineClient):
                 fix="name one; configs/sagemaker/stoker.yaml makes it",
             )
         arn, values = self._checked(workload, parameters)
-        there = mapping(self._found("scheduler", "GetSchedule", **place), "Target")
+        earlier = self._found("scheduler", "GetSchedule", **place) or {}
+        there, state = mapping(earlier, "Target"), earlier.get("State", "ENABLED")
         if there.get("Arn", arn) != arn:
             raise UsageError(
                 f"schedule {name} exists and starts something else",
@@ -179,7 +182,7 @@ class SageMakerClient(PipelineClient):
             Description=f"Starts the pipeline {workload.name}; made by stoker",
             ScheduleExpression=cron,
             ScheduleExpressionTimezone=time_zone,
-            State="ENABLED",
+            State=state,
             FlexibleTimeWindow={"Mode": "OFF"},
             Target={
                 "Arn": arn,
@@ -190,6 +193,7 @@ class SageMakerClient(PipelineClient):
             },
             ClientToken=secrets.token_hex(16),
         )
+        return state == "ENABLED"
 
     def status(self, run: str) -> RunState:
         """Returns a run by its ARN or PIPELINE/ID, the newest of a pipeline, or a training job."""
@@ -252,9 +256,11 @@ class SageMakerClient(PipelineClient):
         """Stops a run and the jobs of its steps, or a job; waits until they have ended."""
         state = self.status(run)
         name, slash, id = state.run.partition("/")
-        if not state.has_ended and not slash:
-            stop_job(self._aws, name)
-        elif not state.has_ended:
+
+        def ask() -> None:
+            if not slash:
+                stop_job(self._aws, name)
+                return
             self._aws.call(
                 "sagemaker",
                 "StopPipelineExecution",
@@ -272,7 +278,14 @@ class SageMakerClient(PipelineClient):
             note = ", ".join([*([] if found.has_ended else [name]), *(s.name for s in left)])
             return dataclasses.replace(found, has_ended=False, note=note) if note else found
 
-        return self._wait_until_stopped(look)
+        try:
+            if not state.has_ended:
+                self._aws.repeated(ask, seconds=STOP_SECONDS)
+            return self._wait_until_stopped(lambda: self._aws.repeated(look, seconds=STOP_SECONDS))
+        except ServiceError as err:
+            again = f"it may still run, and is billed: stoker stop sagemaker {state.run}"
+            err.fix = "; ".join(filter(None, (err.fix, again)))
+            raise
 
     def _checked(self, workload: Workload, texts: Sequence[str]) -> tuple[str, Json]:
         """Returns the pipeline's ARN, and parameters as the service takes them."""

@@ -2,15 +2,19 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
-from stoker.logs import Log
+from stoker.errors import ServiceError
+from stoker.logs import EventName, Log
 from stoker.platforms.aws import Aws
 from stoker.platforms.base import JobSpec
 from stoker.platforms.sagemaker.checks import notes
-from stoker.platforms.sagemaker.job import SageMakerRun
+from stoker.platforms.sagemaker.job import SageMakerRun, fetch_outputs
 from stoker.platforms.sagemaker.request import SageMakerRequest, plan_request
 from stoker.platforms.sagemaker.submit import find_job, find_own, start
 from stoker.records import Json
+from stoker.repeat import READ_AGAIN_SECONDS, ResultT, may_pass
+from stoker.settings import pipeline_execution
 
 __all__ = ["SageMakerPlatform", "SageMakerRequest"]
 
@@ -49,16 +53,44 @@ class SageMakerPlatform:
         If the name belongs to a failed or different job, the run is called NAME-2 and so on.
         """
         log = Log(run=request.job.name, host="sagemaker")
-        started = start(self._aws, request, rename=self._renamed(request), log=log)
+        rename = self._renamed(request)
+        started = self._patiently(
+            lambda: start(self._aws, request, rename=rename, log=log), job=request.job, log=log
+        )
         return SageMakerRun(self._aws, request=started, asked_name=request.job.run_name)
 
+    def fetched(self, address: str, *, folder: Path) -> Path | None:
+        """Unpacks the part of stoker in an output.tar.gz; repeated for READ_AGAIN_SECONDS."""
+        log = Log(run=folder.name, host="sagemaker")
+        return fetch_outputs(self._aws, address, folder=folder, log=log)
+
     def resumed(self, requests: Sequence[SageMakerRequest]) -> int:
+        job = requests[0].job
+        log = Log(run=job.name, host="sagemaker")
+        return self._patiently(lambda: self._resumed(requests), job=job, log=log)
+
+    def _resumed(self, requests: Sequence[SageMakerRequest]) -> int:
         if find_job(self._aws, requests[0].job.name) is None:
             return 0
         for index, request in reversed([*enumerate(requests)][1:]):
             if find_own(self._aws, request, rename=self._renamed(request)) is not None:
                 return index
         return 0
+
+    def _patiently(self, call: Callable[[], ResultT], *, job: JobSpec, log: Log) -> ResultT:
+        """Repeats a call before the job is followed, which finds what earlier calls have made."""
+        is_step = bool(pipeline_execution())
+        minutes = job.platform_settings.on_no_capacity.wait_minutes
+        seconds = max(READ_AGAIN_SECONDS, 60.0 * minutes) if is_step else READ_AGAIN_SECONDS
+
+        def is_passing(err: ServiceError) -> bool:
+            # In a terminal nobody has logged in yet.
+            return may_pass(err) and (is_step or err.code != "NoCredentialsError")
+
+        def tell(err: ServiceError) -> None:
+            log.event(EventName.CALL_REPEATED, action=err.action, why=err.what, fix=err.fix)
+
+        return self._aws.repeated(call, seconds=seconds, is_passing=is_passing, tell=tell)
 
     def _renamed(self, request: SageMakerRequest) -> Callable[[str], SageMakerRequest]:
         # A new plan, as the addresses of token, code and outputs contain the name.

@@ -1,19 +1,19 @@
 """A training job on SageMaker, followed to its end: its states, log and outputs."""
 
-import contextlib
-import io
 import tarfile
-import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Literal
 
+from stoker import archive
 from stoker.errors import PlatformError, ServiceError, StokerError
 from stoker.logs import EventName, Log, now_utc
 from stoker.platforms.aws import Aws
 from stoker.platforms.base import JobEnd, LogLine, leader_record
 from stoker.platforms.follow import FollowedRun
+from stoker.platforms.sagemaker.checks import settings_of
 from stoker.platforms.sagemaker.cloudwatch import (
     GroupLoad,
     JobLogs,
@@ -34,12 +34,13 @@ from stoker.platforms.sagemaker.submit import (
     no_capacity,
     stop_job,
 )
-from stoker.records.base import mapping
-from stoker.settings import pipeline_run
+from stoker.repeat import ResultT, may_pass
+from stoker.settings import pipeline_execution
 
 FOLDER = "stoker"
-# Limit of the whole archive: the user's outputs are in it, too, and skipped.
-MAX_ARCHIVE_BYTES = 16 << 30
+# Limits of the whole archive, unpacked: the user's outputs are in it, too, and skipped.
+MAX_ARCHIVE_BYTES = 64 << 30
+MAX_MEMBERS = 500_000
 # Limits of records, timelines and failures: a timeline has a few MiB.
 MAX_FILE_BYTES = 64 << 20
 MAX_TOTAL_BYTES = 512 << 20
@@ -52,6 +53,8 @@ INTERVAL_GROWTH = 1.4
 # time, and no longer than DRAIN_SECONDS.
 QUIET_SECONDS = 6.0
 DRAIN_SECONDS = 60.0
+# Until a log that cannot be read is tried again.
+LOGS_AGAIN_SECONDS = 60.0
 # SIGTERM, 120 s until SIGKILL, and the service's own time.
 STOP_SECONDS = 240.0
 # Beyond the job's runtime: to start the hosts, and to upload the outputs.
@@ -63,15 +66,23 @@ SERVICE = "sagemaker"
 def fetch_outputs(aws: Aws, uri: str, *, folder: Path, log: Log) -> Path | None:
     """Unpacks stoker/ of an output.tar.gz to `folder`; returns `folder`, or None without outputs.
 
-    Only regular files below stoker/ are written, without those that are too large.
+    Only regular files below stoker/ are written, without those that are too large. A stream that
+    breaks off is read again, for READ_AGAIN_SECONDS.
 
     Raises:
         ServiceError: If the archive cannot be read.
         PlatformError: If it is not an archive.
     """
-    try:
+
+    def read() -> int:
         with aws.open_object(uri) as content:
-            num_files = _unpack(content, folder, where=uri, log=log)
+            return _unpack(content, folder, where=uri, log=log)
+
+    def tell(err: ServiceError) -> None:
+        log.event(EventName.CALL_REPEATED, action=err.action, why=err.what)
+
+    try:
+        num_files = aws.repeated(read, tell=tell)
     except ServiceError as err:
         if err.kind == "missing":
             return None
@@ -82,24 +93,29 @@ def fetch_outputs(aws: Aws, uri: str, *, folder: Path, log: Log) -> Path | None:
 def _unpack(content: IO[bytes], folder: Path, *, where: str, log: Log) -> int:
     num_files = total = 0
     try:
-        # `r|gz` is a stream: the archive may be too large to store.
-        with tarfile.open(fileobj=_Bounded(content, where=where), mode="r|gz") as archive:
-            for member in archive:
-                target = _target(member, folder)
-                if target is None:
-                    continue
-                is_too_large = member.size > min(MAX_FILE_BYTES, MAX_TOTAL_BYTES - total)
-                if is_too_large or num_files == MAX_FILES:
-                    log.event(EventName.OUTPUT_SKIPPED, file=member.name, bytes=member.size)
-                    continue
-                num_files += 1
-                total += member.size
-                source = archive.extractfile(member)
-                assert source is not None
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(source.read())
-    except (tarfile.TarError, EOFError, zlib.error, OSError) as err:
-        raise PlatformError(f"the job's outputs cannot be unpacked: {err}", where=where) from err
+        for packed, member in archive.members(
+            content, max_bytes=MAX_ARCHIVE_BYTES, max_members=MAX_MEMBERS
+        ):
+            target = _target(member, folder)
+            if target is None:
+                continue
+            is_too_large = member.size > min(MAX_FILE_BYTES, MAX_TOTAL_BYTES - total)
+            if is_too_large or num_files == MAX_FILES:
+                log.event(EventName.OUTPUT_SKIPPED, file=member.name, bytes=member.size)
+                continue
+            source = packed.extractfile(member)
+            assert source is not None
+            data = source.read()
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(data)
+            num_files += 1
+            total += member.size
+    except (tarfile.TarError, OSError) as err:
+        what = f"the job's outputs cannot be unpacked: {err}"
+        # The record may be there; what comes after it is the user's.
+        if not num_files or isinstance(err, OSError):
+            raise PlatformError(what, where=where) from err
+        log.event(EventName.OUTPUTS_READ_FAILED, object=where, why=what)
     return num_files
 
 
@@ -113,57 +129,54 @@ def _target(member: tarfile.TarInfo, folder: Path) -> Path | None:
     return folder / path
 
 
-class _Bounded(io.RawIOBase):
-    """A stream with at most MAX_ARCHIVE_BYTES; more is an error."""
-
-    def __init__(self, content: IO[bytes], *, where: str) -> None:
-        self._content = content
-        self._where = where
-        self._left = MAX_ARCHIVE_BYTES
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1) -> bytes:
-        chunk = self._content.read(size)
-        self._left -= len(chunk)
-        if self._left < 0:
-            what = f"the job's outputs are too large: more than {MAX_ARCHIVE_BYTES} bytes"
-            raise PlatformError(what, where=self._where)
-        return chunk
-
-
 def _model_uri(aws: Aws, state: TrainingJobState) -> str | None:
     uri = state.model_uri or f"{state.output_prefix}/model.tar.gz"
     if state.status == "Completed":
         return uri
     try:
-        return uri if aws.has_object(uri) else None
+        has_model = aws.repeated(lambda: aws.has_object(uri))
     except ServiceError:
         return None
+    return uri if has_model else None
 
 
-def _copy_model(aws: Aws, uri: str, state: TrainingJobState, asked_name: str, log: Log) -> None:
-    """Copies the model to where a pipeline registers it: under the name `asked_name`."""
+def _copy_model(
+    aws: Aws, uri: str, state: TrainingJobState, asked_name: str, *, is_step: bool, log: Log
+) -> None:
+    """Copies the model to where a pipeline registers it: under the name `asked_name`.
+
+    Raises:
+        PlatformError: In a pipeline's step, if it cannot be copied for READ_AGAIN_SECONDS.
+    """
     known = f"{state.output_prefix}/model.tar.gz".replace(f"/{state.name}/", f"/{asked_name}/")
     try:
-        aws.copy_object(uri, known)
-    except StokerError as err:
+        aws.repeated(lambda: aws.copy_object(uri, known))
+    except ServiceError as err:
         log.event(EventName.MODEL_COPY_FAILED, object=known, why=err.what)
+        # A script may save no model.
+        if is_step and err.kind != "missing":
+            raise PlatformError(
+                f"the model {uri} could not be copied to where it is registered: {err.what}",
+                where=known,
+                fix=f"aws s3 cp {uri} {known}, or the same command with --name {asked_name}",
+            ) from err
     else:
         log.event(EventName.MODEL_COPIED, object=known)
 
 
 def _verdict(
-    state: TrainingJobState,
+    state: TrainingJobState, *, has_checkpoints: bool
 ) -> tuple[Literal["succeeded", "failed", "stopped"], str | None]:
     if state.status == "Completed":
         return "succeeded", None
     # MaxRuntimeExceeded, MaxWaitTimeExceeded.
     if state.status == "Stopped" and state.secondary.startswith("Max"):
+        saved = "the next attempt continues from the last checkpoint"
+        if not has_checkpoints:
+            saved = "its progress is lost, as sagemaker.checkpoint_uri is not set"
         return "failed", (
-            f"the service stopped the job: {state.secondary}; raise sagemaker.max_run_seconds "
-            "(with spot: MaxWaitTimeInSeconds in sagemaker.request)"
+            f"the service stopped the job: {state.secondary}; {saved}; raise "
+            "sagemaker.max_run_seconds (with spot: MaxWaitTimeInSeconds in sagemaker.request)"
         )
     if state.status == "Stopped":
         return "stopped", None
@@ -180,8 +193,6 @@ class SageMakerRun(FollowedRun):
 
     def __init__(self, aws: Aws, *, request: SageMakerRequest, asked_name: str) -> None:
         job = request.job
-        limits = mapping(request.body, "StoppingCondition")
-        longest = limits.get("MaxWaitTimeInSeconds") or limits.get("MaxRuntimeInSeconds")
         super().__init__(
             job.name,
             run=job.name,
@@ -189,16 +200,20 @@ class SageMakerRun(FollowedRun):
             log_folder=job.run_dir / "logs",
             way_back=f"the same command with --name {job.run_name}",
             way_to_stop=f"aws sagemaker stop-training-job --training-job-name {job.name}",
-            is_step=bool(pipeline_run()),
-            may_last_seconds=float(str(longest)) + MARGIN_SECONDS,
+            is_step=bool(pipeline_execution()),
+            may_last_seconds=settings_of(job).may_last_seconds + MARGIN_SECONDS,
         )
         self._aws = aws
         self._job = job
         self._asked_name = asked_name
         self._token_uri: str | None = request.token_uri
-        self._logs: JobLogs | None = JobLogs(
+        self._has_checkpoints = bool(request.body.get("CheckpointConfig"))
+        self._logs = JobLogs(
             aws, job_name=job.name, num_hosts=sum(group.count for group in job.groups)
         )
+        # When the log is read again after an error, and the errors since it was last read.
+        self._logs_at = 0.0
+        self._log_errors: set[str] = set()
         self._labels = Labels([group.name for group in job.groups])
         self._state: TrainingJobState | None = None
         self._told: dict[tuple[str, str], Transition] = {}
@@ -214,7 +229,16 @@ class SageMakerRun(FollowedRun):
         return self._state is not None and self._state.is_final
 
     def _is_cancelled(self) -> bool:
-        return False
+        run = pipeline_execution()
+        if not run:
+            return False
+        try:
+            asked = {"PipelineExecutionArn": run}
+            answer = self._aws.call("sagemaker", "DescribePipelineExecution", **asked)
+        except StokerError:
+            # A job that is stopped by mistake costs the training.
+            return False
+        return answer.get("PipelineExecutionStatus") in ("Stopping", "Stopped")
 
     def remaining(self) -> PlatformError | None:
         if not self._remains:
@@ -229,27 +253,39 @@ class SageMakerRun(FollowedRun):
         """Does nothing: the service keeps ended jobs without a cost."""
 
     def stop(self) -> None:
-        """Stops the job unless it has ended; blocks until its end, STOP_SECONDS at most."""
-        # A job that keeps running keeps its token, which the next follower needs.
-        if self._is_left:
-            self._close_files()
-            return
+        """Stops the job unless it has ended; blocks until its end, STOP_SECONDS at most.
+
+        What keeps it from ending is in `remaining`; such a job keeps its token.
+        """
+        deadline = self._aws.clock() + STOP_SECONDS
+        if not (self._is_left or self._has_ended or self._remains):
+            self._stop(deadline=deadline)
+        if not self._is_left and not self._remains:
+            self._delete_token()
+        self._close_files()
+
+    def _stop(self, *, deadline: float) -> None:
         try:
-            if self._state is None or not self._state.is_final:
-                stop_job(self._aws, self.name)
-                self._log.event(EventName.JOB_STOPPING, job=self.name, at_most_seconds=STOP_SECONDS)
+            self._repeated(lambda: stop_job(self._aws, self.name), until=deadline)
         except StokerError as err:
             self._remains = err.what
             self._log.event(EventName.JOB_STOP_FAILED, job=self.name, why=err.what)
-            self._close_files()
             return
-        finally:
-            self._delete_token()
-        with contextlib.suppress(StokerError):
-            self._await_end()
-        if not self._has_ended:
-            self._remains = f"it has not ended after {STOP_SECONDS:g} s"
-        self._close_files()
+        self._log.event(EventName.JOB_STOPPING, job=self.name, at_most_seconds=STOP_SECONDS)
+        try:
+            while self._aws.clock() < deadline:
+                look = partial(await_found, self._aws, self.name)
+                self._take(job_state(self._repeated(look, until=deadline)))
+                if self._has_ended:
+                    return
+                self._aws.sleep(MIN_INTERVAL_SECONDS)
+            self._remains = f"it was told to, and has not ended after {STOP_SECONDS:g} s"
+        except StokerError as err:
+            self._remains = f"it was told to, and cannot be seen: {err.what}"
+        self._log.event(EventName.JOB_STILL_STOPPING, job=self.name, after_seconds=STOP_SECONDS)
+
+    def _repeated(self, call: Callable[[], ResultT], *, until: float) -> ResultT:
+        return self._aws.repeated(call, seconds=max(0.0, until - self._aws.clock()))
 
     def utilisation(self, sizes: Mapping[str, tuple[int, int]]) -> tuple[GroupLoad, ...]:
         """Returns the average load of each group's hosts so far; () before the training begins.
@@ -291,19 +327,22 @@ class SageMakerRun(FollowedRun):
             raise no_capacity(
                 state.reason, job.groups, job_name=state.name, next_best=job.next_best
             )
-        archive = f"{state.output_prefix}/output.tar.gz"
+        outputs = f"{state.output_prefix}/output.tar.gz"
+        output_dir = unfetched = None
         try:
             folder = job.run_dir / "output"
-            output_dir = fetch_outputs(self._aws, archive, folder=folder, log=self._log)
+            output_dir = fetch_outputs(self._aws, outputs, folder=folder, log=self._log)
         except PlatformError as err:
-            output_dir = None
-            self._log.event(EventName.OUTPUTS_READ_FAILED, object=archive, why=err.what)
+            self._log.event(EventName.OUTPUTS_READ_FAILED, object=outputs, why=err.what)
+            # An archive that is broken stays so.
+            unfetched = outputs if isinstance(err, ServiceError) else None
         training = leader_record(output_dir)
-        status, failure = _verdict(state)
+        status, failure = _verdict(state, has_checkpoints=self._has_checkpoints)
         exit_code = training.exit_code if training else None
         model_uri = _model_uri(self._aws, state)
         if status == "succeeded" and model_uri and self._asked_name != state.name:
-            _copy_model(self._aws, model_uri, state, self._asked_name, self._log)
+            name, log = self._asked_name, self._log
+            _copy_model(self._aws, model_uri, state, name, is_step=self._is_step, log=log)
         return JobEnd(
             status=status,
             exit_code=state.exit_code if exit_code is None else exit_code,
@@ -319,21 +358,8 @@ class SageMakerRun(FollowedRun):
                 if state.billed_seconds is not None
             },
             lineage=kept_lineage(self._aws, state.arn),
+            unfetched=unfetched,
         )
-
-    def _await_end(self) -> None:
-        deadline = self._aws.clock() + STOP_SECONDS
-        while self._state is None or not self._state.is_final:
-            state = job_state(await_found(self._aws, self.name))
-            self._take(state)
-            if state.is_final:
-                return
-            if self._aws.clock() >= deadline:
-                self._log.event(
-                    EventName.JOB_STILL_STOPPING, job=self.name, after_seconds=STOP_SECONDS
-                )
-                return
-            self._aws.sleep(MIN_INTERVAL_SECONDS)
 
     def _look(self) -> None:
         """Waits, then polls the job's state and its new log lines."""
@@ -341,7 +367,7 @@ class SageMakerRun(FollowedRun):
             self._aws.sleep(self._interval)
         has_news = self._look_at_state()
         has_new_lines = self._look_at_logs()
-        is_behind = self._logs is not None and self._logs.is_behind
+        is_behind = self._logs.is_behind
         if self._state is not None and self._state.is_final:
             now = self._aws.clock()
             self._drain_until = self._drain_until or now + DRAIN_SECONDS
@@ -391,19 +417,21 @@ class SageMakerRun(FollowedRun):
         return bool(told)
 
     def _look_at_logs(self) -> bool:
-        """Emits the new lines; returns whether there were any, shown or held back."""
-        if self._logs is None:
-            return False
+        """Emits the new lines; returns whether more may come: there were any, or no answer."""
         now = self._aws.clock()
+        if now < self._logs_at and not self._has_ended:
+            return False
         try:
             entries = self._logs.read()
         except ServiceError as err:
-            if err.kind not in ("away", "stale"):
-                # The training continues without its log.
-                self._logs = None
+            # The training continues without its log. Others wait while it cannot be read.
+            self._logs_at = now + LOGS_AGAIN_SECONDS
+            if err.code not in self._log_errors:
+                self._log_errors.add(err.code)
                 self._log.event(EventName.LOGS_READ_FAILED, why=err.what)
-                self._say(f"the log cannot be read: {err.what}")
-            return False
+                self._say(f"the log cannot be read: {err.what}; it is tried again")
+            return may_pass(err)
+        self._log_errors.clear()
         self._emit_all(self._labels.label(entries, now=now))
         return bool(entries)
 

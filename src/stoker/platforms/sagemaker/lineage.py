@@ -51,8 +51,12 @@ def tags_of(facts: Mapping[str, str]) -> list[Json]:
 
 def kept_lineage(aws: Aws, arn: str) -> Lineage:
     """Returns a job's ARN and the facts in its tags, which this account may not be able to read."""
+
+    def listed() -> list[Mapping[str, Json]]:
+        return list(aws.pages("sagemaker", "ListTags", items="Tags", ResourceArn=arn))
+
     try:
-        tags = list(aws.pages("sagemaker", "ListTags", items="Tags", ResourceArn=arn))
+        tags = aws.repeated(listed)
     except StokerError:
         tags = []
     pairs = {str(tag.get("Key")): str(tag.get("Value")) for tag in tags}

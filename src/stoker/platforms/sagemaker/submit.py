@@ -9,6 +9,7 @@ The token is written before the job is created, and deleted at its end. It is in
 no log. An existing token is not replaced, as hosts may have read it (docs/threat-model.md).
 """
 
+import contextlib
 import gzip
 import io
 import json
@@ -21,7 +22,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.errors import NoCapacityError, PlatformError, ServiceError, StokerError, UsageError
+from stoker.errors import (
+    NoCapacityError,
+    PlatformError,
+    ServiceError,
+    StokerError,
+    TerminatedError,
+    UsageError,
+)
 from stoker.logs import EventName, Log
 from stoker.platforms.aws import EVENTUAL_SECONDS, Aws
 from stoker.platforms.sagemaker.checks import text
@@ -29,6 +37,7 @@ from stoker.platforms.sagemaker.lineage import made_of, tags_of
 from stoker.platforms.sagemaker.request import REQUEST_TAG, SageMakerRequest
 from stoker.records import Event, Group, Json, bare_type
 from stoker.records.base import mapping, mappings
+from stoker.repeat import may_pass
 
 FINAL = ("Completed", "Failed", "Stopped")
 
@@ -40,8 +49,19 @@ _NO_CAPACITY = re.compile(
     re.IGNORECASE,
 )
 _TYPE = re.compile(r"\bml\.[a-z0-9-]+\.[a-z0-9]+\b")
-# For example: The account-level service limit 'ml.p4d.24xlarge for training job usage' is 0 ...
-_QUOTA = re.compile(r"limit '(?P<quota>[^']+)' is (?P<limit>[0-9.]+)")
+# The account-level service limit 'ml.p4d.24xlarge for training job usage' is 0 Instances, with
+# current utilization of 0 Instances and a request delta of 1 Instances.
+_QUOTA = re.compile(
+    r"limit (for )?'?(?P<quota>[^']+?)'? is (?P<limit>[0-9.]+)"
+    r"(.* request delta of (?P<asked>[0-9.]+))?"
+)
+# The requested resource training-job/ml.p2.xlarge is not available in this region; Unsupported
+# instance type ml.p3dn.24xlarge; Value 'ml.x' at '...instanceType' failed to satisfy constraint.
+_NEVER = re.compile(
+    r"is not available in this region|unsupported instance type|"
+    r"instance type \S+ is not supported|instanceType' failed to satisfy constraint",
+    re.IGNORECASE,
+)
 # Code, not data: it is packed in memory, and each host downloads it before it starts.
 MAX_CODE_BYTES = 256 << 20
 _NOWHERE = frozenset(
@@ -220,7 +240,24 @@ def no_quota(
         fix=_instead("raise it in Service Quotas (SageMaker, training job usage)", next_best),
     )
     error.types = frozenset(_TYPE.findall(message))
-    error.may_pass = found is None or float(found["limit"]) > 0
+    # Other jobs use up the rest of a quota, and end; a request above all of it never fits.
+    error.may_pass = found is None or 0 < float(found["limit"]) >= float(found["asked"] or 0)
+    return error
+
+
+def _no_such_type(
+    message: str, groups: Sequence[Group], *, where: str, next_best: str
+) -> NoCapacityError:
+    """Returns the error for an instance type that the region or the account does not have."""
+    # What follows is the list of all other types.
+    named, _, _ = message.partition("Member must satisfy")
+    error = NoCapacityError(
+        f"SageMaker does not have {_asked(named, groups)} here: {named.rstrip(': ')}",
+        where=where,
+        fix=_instead("take another instance type, or another region", next_best),
+    )
+    error.types = frozenset(_TYPE.findall(named))
+    error.may_pass = False
     return error
 
 
@@ -495,7 +532,7 @@ def _create(aws: Aws, request: SageMakerRequest, *, packed: bytes | None, log: L
         if request.job.settings.profile
         else tags_of(made_of(aws, request.job, packed=packed, code_uri=request.code_uri))
     )
-    is_sent = False
+    name, is_sent = request.job.name, False
     try:
         # Before the job: its hosts download both as channels when they start.
         token = secrets.token_bytes(TOKEN_BYTES).hex().encode("ascii")
@@ -509,32 +546,42 @@ def _create(aws: Aws, request: SageMakerRequest, *, packed: bytes | None, log: L
         # Another attempt's job may have this name, and read this token: it is not deleted.
         if err.code in _IN_USE:
             return False
-        # Without an answer, the job may exist.
-        _abandon(aws, request, is_sent=is_sent and err.kind == "away", log=log)
+        if may_pass(err):
+            # The job may exist: the next look adopts it.
+            if is_sent:
+                again = f"the same command with --name {request.job.run_name} adopts it"
+                err.fix = f"{err.fix}; the job {name} may exist: {again}"
+            raise
+        # An earlier call without an answer may have made it.
+        with contextlib.suppress(ServiceError):
+            if find_job(aws, name) is None:
+                delete_token(aws, request.token_uri, log=log)
         refusal = _quota_or_capacity(err, request)
         if refusal:
             raise refusal from err
         raise
-    except BaseException:
-        # Interrupted: the service may have received the request.
-        _abandon(aws, request, is_sent=is_sent, log=log)
+    except (KeyboardInterrupt, TerminatedError):
+        # The service may have received the request, and nothing is trained yet.
+        if not is_sent or _is_stopped(aws, name, log=log):
+            delete_token(aws, request.token_uri, log=log)
         raise
     url = console_url(str(answer.get("TrainingJobArn")))
-    log.event(EventName.JOB_CREATED, job=request.job.name, url=url)
+    log.event(EventName.JOB_CREATED, job=name, url=url)
     return True
 
 
-def _abandon(aws: Aws, request: SageMakerRequest, *, is_sent: bool, log: Log) -> None:
-    """Deletes the token, and stops the job if its request was sent."""
-    name = request.job.name
+def _is_stopped(aws: Aws, name: str, *, log: Log) -> bool:
+    """Stops a job that may have been created; returns whether its hosts need no token."""
     try:
-        if is_sent:
-            await_found(aws, name)
-            stop_job(aws, name)
-    except StokerError as err:
+        await_found(aws, name)
+        stop_job(aws, name)
+    except ServiceError as err:
         log.event(EventName.JOB_STOP_FAILED, job=name, why=err.what)
-    finally:
-        delete_token(aws, request.token_uri, log=log)
+        return False
+    except PlatformError:
+        # It did not appear.
+        return True
+    return True
 
 
 def _forget_token(
@@ -549,10 +596,13 @@ def _forget_token(
 
 def _quota_or_capacity(err: ServiceError, request: SageMakerRequest) -> NoCapacityError | None:
     job = request.job
-    if err.code.startswith("ResourceLimitExceeded"):
-        return no_quota(
-            err.what, job.groups, where=f"job {job.name}, {err.action}", next_best=job.next_best
-        )
+    is_never = _NEVER.search(err.what) and _TYPE.search(err.what)
+    refused = _no_such_type if is_never else None
+    if refused is None and err.code.startswith("ResourceLimitExceeded"):
+        refused = no_quota
+    if refused:
+        where = f"job {job.name}, {err.action}"
+        return refused(err.what, job.groups, where=where, next_best=job.next_best)
     if lacks_capacity(err.what):
         return no_capacity(err.what, job.groups, job_name=job.name, next_best=job.next_best)
     return None
@@ -574,8 +624,10 @@ def _is_ours(
 def _tag_of(aws: Aws, arn: str) -> str | None:
     try:
         return _tag(list(aws.pages("sagemaker", "ListTags", items="Tags", ResourceArn=arn)))
-    except ServiceError:
+    except ServiceError as err:
         # Without permission to read tags, the job itself is compared.
+        if may_pass(err):
+            raise
         return None
 
 

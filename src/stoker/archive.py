@@ -1,0 +1,76 @@
+"""Archives from elsewhere, read in bounded memory and time."""
+
+import io
+import tarfile
+import zlib
+from collections.abc import Iterator
+from typing import IO
+
+# Limit of a member's headers: its name, the name of a link, attributes.
+MAX_HEADER_BYTES = 64 << 10
+_BUFFER_BYTES = 64 << 10
+
+
+class _Unzipped(io.RawIOBase):
+    """The content of a .gz; reading beyond `limit` is an error."""
+
+    def __init__(self, packed: IO[bytes], *, limit: int) -> None:
+        self._packed = packed
+        self._rest = b""
+        # gzip.GzipFile would read a long name in a header byte by byte.
+        self._unzip = zlib.decompressobj(wbits=31)
+        self._num_read = 0
+        self.limit = limit
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        chunk = b""
+        while not chunk:
+            packed = self._rest or self._packed.read(_BUFFER_BYTES)
+            if not packed:
+                if self._unzip.eof:
+                    return b""
+                raise tarfile.ReadError("it breaks off")
+            if self._unzip.eof:
+                self._unzip = zlib.decompressobj(wbits=31)
+            chunk = self._unzip.decompress(packed, size if size > 0 else _BUFFER_BYTES)
+            self._rest = self._unzip.unconsumed_tail or self._unzip.unused_data
+        self._num_read += len(chunk)
+        if self._num_read > self.limit:
+            raise tarfile.ReadError(f"too large: a header or the whole, at byte {self._num_read}")
+        return chunk
+
+
+def members(
+    packed: IO[bytes], *, max_bytes: int, max_members: int
+) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
+    """Yields the members of a .tar.gz, each with the archive to extract it from at once.
+
+    Args:
+        packed: A stream, which is read once.
+        max_bytes: Limit of all members together, unpacked.
+
+    Raises:
+        tarfile.TarError: If it is not an archive, or too large.
+    """
+    # tarfile reads a header whole, whatever its size: this ends before that.
+    margin = MAX_HEADER_BYTES + _BUFFER_BYTES
+    content = _Unzipped(packed, limit=margin)
+    try:
+        with tarfile.open(fileobj=content, mode="r|", bufsize=_BUFFER_BYTES) as archive:
+            for _ in range(max_members):
+                member = archive.next()
+                if member is None:
+                    return
+                # The offset of the next header. tarfile does not stop at the end of a stream.
+                if archive.offset > max_bytes:
+                    raise tarfile.ReadError(f"too large: more than {max_bytes} bytes")
+                content.limit = archive.offset + margin
+                yield archive, member
+                # It would keep them all.
+                getattr(archive, "members").clear()  # noqa: B009
+            raise tarfile.ReadError(f"too large: more than {max_members} members")
+    except zlib.error as err:
+        raise tarfile.ReadError(str(err)) from err
