@@ -123,21 +123,21 @@ def test_no_circle_of_imports_and_none_is_hidden_by_late_imports_or_types():
 # Lines of code of each room: no blank lines, comments or docstrings. It is raised only in a commit
 # of its own, which says what users get for it.
 BUDGET = {
-    "stoker": 2_600,
+    "stoker": 2_650,
     "catalog": 540,
-    "cli": 5_000,
+    "cli": 5_020,
     "decide": 2_830,
     "doctor": 450,
     "feed": 10_480,
     "host": 530,
     "kubeflow": 410,
-    "launch": 5_580,
-    "pipelines": 1_090,
-    "platforms": 7_050,
-    "profile": 5_090,
-    "records": 2_110,
-    "report": 1_500,
-    "sagemaker": 850,
+    "launch": 5_590,
+    "pipelines": 1_100,
+    "platforms": 7_160,
+    "profile": 5_100,
+    "records": 2_160,
+    "report": 1_510,
+    "sagemaker": 880,
     "startup": 180,
 }
 
