@@ -151,6 +151,7 @@ class EventName(StrEnum):
     ROSTER = auto()  # All groups and hosts of the run.
     RUN_ABANDONED = auto()  # The leader is gone; the host stops its training.
     RUN_JOINED = auto()  # This host joined the run.
+    RUN_OUT_OF_TIME = auto()  # All attempts of the run together took longer than allowed.
     RUN_RESTARTED = auto()  # All hosts were restarted; so many restarts made no progress.
     RUNTIME_REPLACED = auto()  # The TrainingRuntime was replaced.
     SESSION_ENDED = auto()  # A trainer's session on a data host ended.

@@ -222,6 +222,7 @@ class RunEnvironment:
         restarts: Kubernetes: how often all hosts were restarted.
         max_fresh_starts: Kubernetes: maximum restarts of all hosts without a checkpoint. Default:
             no maximum.
+        max_run_seconds: Kubernetes: limit on all attempts together. Default: none.
         watchdog: The workload's key `watchdog`, as JSON.
         budget: Prices by group, limit and prediction of the run, as JSON.
     """
@@ -263,6 +264,7 @@ class RunEnvironment:
     follower_lease: Annotated[Path | None, Variable("STOKER_FOLLOWER_LEASE")] = None
     restarts: Annotated[int, Variable("STOKER_RESTARTS")] = 0
     max_fresh_starts: Annotated[int | None, Variable("STOKER_MAX_FRESH_STARTS")] = None
+    max_run_seconds: Annotated[int | None, Variable("STOKER_MAX_RUN_SECONDS")] = None
     watchdog: Annotated[WatchdogSettings, Variable("STOKER_WATCHDOG")] = field(
         default_factory=WatchdogSettings
     )

@@ -51,6 +51,7 @@ FULL = ProcessSettings(
     follower_lease=Path("/follower"),
     restarts=2,
     max_fresh_starts=3,
+    max_run_seconds=7200,
     watchdog=WatchdogSettings(then="stop"),
     budget=Budget(usd_per_hour={"dnn": 1.5}, max_usd=9.0, predicted_usd=3.0),
     has_data_group=True,

@@ -108,3 +108,14 @@ def test_the_idle_share_of_a_group_is_its_time_without_work():
     assert (dnn.usd, data.usd) == (pytest.approx(8 / 36), pytest.approx(3 / 36))
     alone, unknown = spending.of_groups({}, dnn="dnn", waited_seconds=7.0)
     assert (alone.idle_share, unknown.idle_share) == (pytest.approx(0.07), None)
+
+
+def test_all_attempts_together_have_a_deadline():
+    spending = Counted(None, earlier_seconds=3000, max_seconds=3600)
+    spending.now = 599
+    assert not spending.tick()
+    spending.now = 600
+    assert spending.tick()
+    assert "all attempts together ran longer" in spending.failure
+    assert "run_out_of_time" in spending.text.getvalue()
+    assert not spending.tick()

@@ -41,11 +41,12 @@ def earlier_seconds(output: Path, *, restarts: int, now: float) -> float:
 
 
 class Spending:
-    """The dollars so far, and why the run is ended for them (`failure`).
+    """Dollars and time of the run so far, and why it is ended for them (`failure`).
 
     Args:
         hosts: Number of hosts of each group.
         earlier_seconds: Time from the run's first start to this one.
+        max_seconds: Limit on all attempts together; None: there is none.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Spending:
         hosts: Mapping[str, int],
         log: Log,
         earlier_seconds: float = 0.0,
+        max_seconds: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.budget = budget or Budget()
@@ -67,6 +69,7 @@ class Spending:
         self._clock = clock
         self._began = clock()
         self._earlier_seconds = earlier_seconds
+        self._max_seconds = max_seconds
         self._is_warned = False
         self.failure = ""
 
@@ -77,17 +80,29 @@ class Spending:
         return sum(dollars.values()) if len(dollars) == len(self._hosts) else None
 
     def _by_group(self) -> dict[str, float]:
-        hours = (self._earlier_seconds + self._clock() - self._began) / 3600
+        hours = self._seconds() / 3600
         return {
             name: self._prices[name] * count * hours
             for name, count in self._hosts.items()
             if name in self._prices
         }
 
+    def _seconds(self) -> float:
+        return self._earlier_seconds + self._clock() - self._began
+
     def tick(self) -> bool:
-        """Warns once; returns True once, when the limit is reached."""
+        """Warns once; returns True once, when a limit is reached."""
+        if self.failure:
+            return False
+        if self._max_seconds is not None and self._seconds() >= self._max_seconds:
+            self.failure = (
+                f"all attempts together ran longer than kubernetes.max_run_seconds, "
+                f"{self._max_seconds:g} s"
+            )
+            self._log.event(EventName.RUN_OUT_OF_TIME, reason=self.failure)
+            return True
         spent, most = self.usd, self.budget.max_usd
-        if spent is None or most is None or self.failure:
+        if spent is None or most is None:
             return False
         if spent >= most:
             self.failure = f"{REACHED}: {usd(spent)} spent, constraints.max_usd is {usd(most)}"

@@ -163,6 +163,7 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
         earlier_seconds=earlier_seconds(
             run.output, restarts=run.settings.restarts, now=time.time()
         ),
+        max_seconds=run.settings.max_run_seconds,
     )
     engine = EngineCommands(
         run,

@@ -425,7 +425,7 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
             progress: no step, or nothing new below checkpoints (below model or output/data if that
             is empty). Raise it for a script that saves elsewhere.
         max_run_seconds: Upper limit on the dnn group, the wait for nodes included, in seconds.
-            Absent: none. With trainer all restarts are included, too.
+            Absent: none. With trainer or output all restarts are included, too.
         follower_lease_minutes: Minutes after which a run without a follower is ended by its first
             dnn host; 0: never. Absent: 60 where stoker follows from a pod, never from a terminal.
         dead_node: End of a run whose dnn host is on a node that does not answer, so that its job
