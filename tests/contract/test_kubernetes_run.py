@@ -14,6 +14,7 @@ from stoker.cli.app import app_for
 from stoker.errors import (
     EXIT_KILLED,
     EXIT_PEER_LOST,
+    JobStoppedError,
     NoCapacityError,
     PlatformError,
     TerminatedError,
@@ -26,7 +27,15 @@ from stoker.platforms.kubernetes import api as connection
 from stoker.platforms.kubernetes.api import ClusterApi, Resource
 from stoker.platforms.kubernetes.job import ASK_SECONDS, KubernetesRun
 from stoker.platforms.kubernetes.objects import WORKLOAD_NAME_ANNOTATION
-from stoker.platforms.kubernetes.pods import IMAGE_SECONDS, QUOTA_SECONDS
+from stoker.platforms.kubernetes.pods import (
+    DEAD_SECONDS,
+    FIRST_REPEAT_SECONDS,
+    IMAGE_SECONDS,
+    QUOTA_SECONDS,
+    REPEAT_SECONDS,
+    START_SECONDS,
+    UNFIT_SECONDS,
+)
 from stoker.platforms.kubernetes.rights import rules
 from stoker.platforms.kubernetes.submit import keep_runtime
 from stoker.profile import profile
@@ -36,6 +45,7 @@ from stoker.records.base import Document
 from stoker.records.training import InputVersion
 from stoker.settings import workload_from
 from support.kubernetes_api import (
+    GRACE_SECONDS,
     NAMESPACE,
     USER,
     Fault,
@@ -157,6 +167,14 @@ def complete(api, followed):
     end = followed.ended()
     assert end.status == "succeeded"
     return end
+
+
+def another_look(api, followed):
+    """Waits until the run has looked at its troubles once more."""
+    for _ in range(2):
+        said = f"look {api.version}"
+        api.tell("Job", f"{NAME}-data-0", "Looked", said)
+        until(lambda said=said: said in followed.status, what="a look")
 
 
 def are_gone(api, *plurals):
@@ -453,14 +471,16 @@ def test_a_dnn_pod_on_a_node_that_is_cut_off_is_told_and_bounded(
     submitted = submit(**settings)
     api.run_pods(NAME)
     leader = only_pod(api, LEADER)
-    assert api.cut_off_node(leader, overdue_seconds=61) == ""
-    # Now: a follower that comes when its time is over sees the same.
+    assert api.cut_off_node(leader, overdue_seconds=7200) == ""
+    # Hours ahead by another host's clock: that counts for nothing.
     followed = follow(submitted)
+    another_look(api, followed)
+    assert "kubectl taint" not in followed.status
+    clock.ahead += GRACE_SECONDS + DEAD_SECONDS
     told = f"kubectl delete pod {leader} -n {NAMESPACE} --force --grace-period=0"
     until(lambda: told in followed.status, what="it is told")
     clock.ahead += 30 * 60 - 90
-    api.tell("Job", f"{NAME}-dnn-0", "SomethingElse", "so that something is looked at")
-    until(lambda: "SomethingElse" in followed.status, what="another look")
+    another_look(api, followed)
     assert api.names("jobsets")
     clock.ahead += 90
     until(lambda: set(api.names("pods")) == {leader}, what="the other hosts are let go")
@@ -580,8 +600,7 @@ def test_pods_without_a_node_for_wait_minutes_end_the_job(api, follow, clock, su
     api.pod_finds_no_node(only_pod(api, LEADER), NO_GPU)
     until(lambda: "1 of 1 dnn hosts wait" in followed.status, what="it is said")
     clock.ahead += 7190
-    api.tell("Job", f"{NAME}-dnn-0", "SomethingElse", "so that something is looked at")
-    until(lambda: "SomethingElse" in followed.status, what="another look")
+    another_look(api, followed)
     assert followed.error is None
     clock.ahead += 10
     error = followed.failed()
@@ -734,13 +753,176 @@ def test_a_quota_s_refusal_does_not_end_a_job_that_a_queue_holds_later(api, cloc
     assert "waits for admission by queue training" in followed.status
     # One that is told again, in the same words, counts.
     api.tell("Job", f"{NAME}-dnn-0", "FailedCreate", QUOTA, seconds_later=60)
-    until(lambda: followed.status.count("exceeded quota: gpus") == 2, what="it is said again")
+    until(lambda: followed.status.count("dnn are refused") == 2, what="it is said again")
     clock.ahead += QUOTA_SECONDS
     error = followed.failed()
     assert isinstance(error, NoCapacityError)
     assert "kubectl describe quota" in error.fix
     # It may be free later: asked again for as long as the workload says, from now on.
     assert (error.types, error.may_pass, error.had_hosts) == (frozenset(), True, True)
+
+
+def without_a_controller(api):
+    return "1 of 1 dnn hosts have no pod"
+
+
+def with_a_webhook_that_is_down(api):
+    words = 'Internal error occurred: failed calling webhook "vjob.kb.io": connection refused'
+    api.tell("JobSet", NAME, "JobCreationFailed", words)
+    return f"have no pod; last event: JobCreationFailed: {words}"
+
+
+def with_a_webhook_of_pods_that_is_down(api):
+    words = 'Error creating: Internal error occurred: failed calling webhook "mpod.kb.io"'
+    api.tell("Job", f"{NAME}-dnn-0", "FailedCreate", words)
+    return f"have no pod; last event: FailedCreate: {words}"
+
+
+def without_a_scheduler(api):
+    api.make_pods(NAME)
+    return "has no node, and no scheduler says why"
+
+
+def with_a_scheduling_gate(api):
+    api.make_pods(NAME)
+    api.hold_pod(only_pod(api, LEADER), "example.com/topology")
+    return "is held by scheduling gates: example.com/topology"
+
+
+def with_a_pull_that_hangs(api):
+    api.make_pods(NAME)
+    leader = only_pod(api, LEADER)
+    api.prepare_pod(leader)
+    api.tell("Pod", leader, "Pulling", 'Pulling image "registry.example/mnist:1"', type="Normal")
+    return "on node node-1 has no process (ContainerCreating); last event: Pulling: Pulling image"
+
+
+def without_a_secret(api):
+    api.make_pods(NAME)
+    leader = only_pod(api, LEADER)
+    api.prepare_pod(leader)
+    words = 'MountVolume.SetUp failed for volume "token" : secret "mnist-1-token" not found'
+    api.tell("Pod", leader, "FailedMount", words)
+    return f"(ContainerCreating); last event: FailedMount: {words}"
+
+
+def without_a_judge(api):
+    api.run_pods(NAME)
+    api.end_pod(only_pod(api, LEADER), 1)
+    return "has ended with exit code 1, and the job neither ends nor restarts"
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        without_a_controller,
+        with_a_webhook_that_is_down,
+        with_a_webhook_of_pods_that_is_down,
+        without_a_scheduler,
+        with_a_scheduling_gate,
+        with_a_pull_that_hangs,
+        without_a_secret,
+        without_a_judge,
+    ],
+)
+def test_each_wait_is_told_hourly_and_bounded(api, follow, clock, submit, cause):
+    submitted = submit()
+    words = cause(api)
+    followed = follow(submitted)
+    another_look(api, followed)
+    assert words not in followed.status
+    for number, seconds in enumerate((START_SECONDS, FIRST_REPEAT_SECONDS, REPEAT_SECONDS), 1):
+        clock.ahead += seconds
+        until(lambda n=number: followed.status.count(words) == n, what=f"it is told {number} times")
+        another_look(api, followed)
+        assert followed.status.count(words) == number
+    assert followed.error is None
+    clock.ahead += 7200 - START_SECONDS - FIRST_REPEAT_SECONDS - REPEAT_SECONDS
+    error = followed.failed()
+    assert isinstance(error, JobStoppedError)
+    assert not isinstance(error, NoCapacityError)
+    assert words in error.what
+    assert "kubectl get pods -n jobset-system" in error.fix
+
+
+def test_a_wait_is_not_ended_by_what_was_seen_before_the_control_plane_went_away(
+    api, clock, start, step
+):
+    step()
+    followed = start()
+    api.make_pods(NAME)
+    leader = only_pod(api, LEADER)
+    api.pod_finds_no_node(leader, NO_GPU)
+    until(lambda: "1 of 1 dnn hosts wait" in followed.status, what="it is told")
+    api.faults += [Fault("GET", plural, times=10_000, code=503) for plural in ("jobsets", "pods")]
+    api.forget_history()
+    api.drop_streams()
+    until(lambda: "retrying" in followed.status, what="it cannot be seen")
+    clock.ahead += 7300
+    api.tell("JobSet", NAME, "Looked", "now")
+    until(lambda: "Looked: now" in followed.status, what="a look")
+    assert followed.error is None
+    api.start_pod(leader)
+    api.faults.clear()
+    until(lambda: f"{LEADER}: runs" in followed.status, what="it is seen again")
+    complete(api, followed)
+
+
+def test_a_job_that_a_queue_holds_is_told_hourly_and_not_ended(api, follow, clock, submit):
+    submitted = submit(jobset=QUEUED)
+    words = "couldn't assign flavors to pod set dnn: insufficient unused quota"
+    api.set_status("jobsets", NAME, conditions=[{"type": "Suspended", "status": "True"}])
+    api.tell("Workload", f"jobset-{NAME}-12345", "Pending", words, type="Normal")
+    followed = follow(submitted)
+    another_look(api, followed)
+    told = f"the job waits for admission by queue training; last event: Pending: {words} (for"
+    for number in range(1, 4):
+        clock.ahead += REPEAT_SECONDS
+        until(lambda n=number: followed.status.count(told) == n, what="it is told")
+    clock.ahead += 100 * REPEAT_SECONDS
+    another_look(api, followed)
+    assert followed.error is None
+
+
+def test_a_job_whose_hosts_have_succeeded_is_ended_where_its_controller_does_not(
+    api, clock, running, tmp_path
+):
+    leader = only_pod(api, LEADER)
+    write_json(tmp_path / "leader" / "training.json", training())
+    api.say(leader, *leader_lines(tmp_path / "leader", run=NAME))
+    api.end_pod(leader)
+    clock.ahead += START_SECONDS + 60
+    until(lambda: "have succeeded, and their job does not end" in running.status, what="it is told")
+    clock.ahead += 7200
+    end = running.ended()
+    assert (end.status, api.names("jobsets")) == ("succeeded", [])
+
+
+def test_hosts_that_fit_no_group_of_the_autoscaler_take_the_next_plan(api, follow, clock, submit):
+    submitted = submit()
+    api.make_pods(NAME)
+    leader = only_pod(api, LEADER)
+    labels = "2 node(s) didn't match Pod's node affinity/selector"
+    api.pod_finds_no_node(leader, f"0/2 nodes are available: {labels}.")
+    words = f"pod didn't trigger scale-up: {labels}"
+    api.tell("Pod", leader, "NotTriggerScaleUp", words, type="Normal")
+    followed = follow(submitted)
+    until(lambda: f"selector; {words}" in followed.status, what="it is told")
+    clock.ahead += UNFIT_SECONDS
+    error = followed.failed()
+    assert isinstance(error, NoCapacityError)
+    assert (error.types, error.may_pass) == (frozenset(("g5.2xlarge",)), False)
+
+
+def test_a_quota_below_the_request_takes_the_next_plan_at_once(api, start):
+    followed = start()
+    few = QUOTA.replace("gpu=4, limited", "gpu=0, limited").replace(
+        "limited: requests.nvidia.com/gpu=4", "limited: requests.nvidia.com/gpu=0"
+    )
+    api.tell("Job", f"{NAME}-dnn-0", "FailedCreate", few)
+    error = followed.failed()
+    assert isinstance(error, NoCapacityError)
+    assert (error.types, error.may_pass) == (frozenset(("g5.2xlarge",)), False)
 
 
 # --- stopping
