@@ -141,7 +141,7 @@ def test_what_ends_a_cached_profile_is_the_number_of_a_span_of_days(tmp_path):
 
 
 def test_a_step_that_creates_a_job_knows_its_pod_stays_on_its_node_and_is_tried_again():
-    pipeline, pods = sample.documents()
+    _, pods = sample.documents()
     for task in ("profile", "train", "finish"):
         pod = pods[f"exec-{task}"]
         assert {env["name"]: env["fieldPath"] for env in pod["fieldPathAsEnv"]} == {

@@ -408,7 +408,9 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
         shm: Size of /dev/shm, through which workers pass batches: bytes, or a quantity such as
             2Gi. Absent: up to the pod's memory limit.
         scratch: Size of the job folder on the node, without output: bytes, or a quantity such as
-            20Gi. Absent: no limit.
+            20Gi. Absent: no limit. Pods request it of their node, and 1 GiB for logs: a node short
+            of disk evicts first what uses more than it requests. An autoscaler that starts from an
+            empty group must know its nodes' ephemeral-storage.
         max_restarts: Restarts of all pods after failures of the dnn group. A dnn host that is
             drained or preempted does not count where `output` keeps checkpoints. 0, as a script
             that fails once mostly fails again.
