@@ -454,6 +454,19 @@ def test_a_host_s_log_goes_on_with_its_next_container_and_its_next_pod(api, job,
     assert any("lost: " in e.what and e.host == FIRST for e in running.run.events)
 
 
+def test_a_tag_that_is_pushed_again_is_told_once_and_the_first_digest_recorded(api, running):
+    first, api.image_digest = api.image_digest, "sha256:" + "b" * 64
+    for host in (FIRST, SECOND):
+        api.start_pod(api.evict_pod(only_pod(api, host)))
+        until(lambda host=host: f"{host}: runs on node node-1, repl" in running.status, what=host)
+    told = f"{FIRST}: registry.example/mnist:1 is {api.image_digest} here, and {first} on earlier"
+    end = complete(api, running)
+    assert told in running.status
+    assert running.status.count(api.image_digest) == 1
+    assert end.lineage.image_digest == first
+    assert any(event.host == FIRST and "its digest" in event.what for event in end.events)
+
+
 @pytest.mark.parametrize(
     ("reason", "words"),
     [("OOMKilled", "more memory than its limit, 28Gi"), ("Error", "ended with signal 9 (SIGKILL)")],

@@ -259,6 +259,8 @@ class RunPicture:
         self._deleted: dict[str, float] = {}
         # The autoscaler's words on pods that fit none of its groups, by name.
         self._unfit: dict[str, str] = {}
+        # Digests of each image that pods have run, the first one first.
+        self._digests: dict[str, list[str]] = {}
         self._restarts = 0
 
     @property
@@ -416,11 +418,23 @@ class RunPicture:
             elif others:
                 again = ", replacing an earlier pod"
             yield self._note(f"runs on node {pod.node}{again}", pod.host)
+            yield from self._see_image(pod)
         if pod.lost and not (before and before.lost):
             yield self._note(f"lost: {pod.lost}", pod.host)
         if pod.ended and not (before and before.ended):
             reason = "" if pod.ended.reason in ("Error", "Completed") else f", {pod.ended.reason}"
             yield self._note(f"ended with exit code {pod.ended.exit_code}{reason}", pod.host)
+
+    def _see_image(self, pod: PodState) -> Iterator[str]:
+        """Tells once that the image's tag was pushed again, and hosts run different programs."""
+        group = next(g for g in self._layout.groups if g.group.name == pod.group)
+        image = group.settings.image or self._layout.image
+        known = self._digests.setdefault(image, [])
+        if pod.image_digest.startswith("sha256:") and pod.image_digest not in known:
+            known.append(pod.image_digest)
+            if len(known) > 1:
+                what = f"{image} is {pod.image_digest} here, and {known[0]} on earlier hosts"
+                yield self._note(f"{what}: name it by its digest", pod.host)
 
     def _forget_refusals(self) -> None:
         """Drops refusals of groups that have all their pods."""

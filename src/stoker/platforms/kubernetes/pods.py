@@ -120,7 +120,6 @@ class PodState:
         deleted_at: When it should be gone, ISO 8601; empty unless it is deleted.
         grace_seconds: Time from its deletion to `deleted_at`.
         gates: Names of the scheduling gates that hold it.
-        image: Digest of its container's image; empty until it runs.
     """
 
     name: str
@@ -146,7 +145,6 @@ class PodState:
     deleted_at: str
     grace_seconds: float
     gates: tuple[str, ...]
-    image: str
 
     @property
     def has_succeeded(self) -> bool:
@@ -199,8 +197,6 @@ def pod_state(document: Document, groups: Mapping[str, PodGroup], *, run: str) -
         deleted_at=text(described, "deletionTimestamp"),
         grace_seconds=number(described, "deletionGracePeriodSeconds"),
         gates=tuple(text(gate, "name") for gate in gates),
-        # Runtimes write the image's name, or `docker-pullable://`, before it.
-        image=text(container, "imageID").rpartition("@")[2],
     )
 
 
