@@ -10,7 +10,9 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from stoker.catalog import load_catalog
 from stoker.cli.app import app_for
+from stoker.cli.kept_training import train_and_keep
 from stoker.errors import (
     EXIT_KILLED,
     EXIT_PEER_LOST,
@@ -361,6 +363,61 @@ def test_a_secret_of_somebody_else_ends_the_attempt(api, monkeypatch, submit):
         submit()
     assert api.names("jobsets") == []
     assert api.names("secrets") == [f"{NAME}-token"]
+
+
+def trained_from(job, platform, *, assume_yes):
+    """Trains as the command line does, without a terminal."""
+    return train_and_keep(
+        job,
+        platform=platform,
+        catalog=load_catalog("local"),
+        decision=None,
+        total_steps=None,
+        out=None,
+        again="",
+        quiet=True,
+        echo=False,
+        on_submit=lambda: None,
+        assume_yes=assume_yes,
+    )
+
+
+def test_a_run_whose_job_is_gone_is_not_trained_again_unasked(
+    api, job, platform, start, monkeypatch
+):
+    trained = []
+    monkeypatch.setattr("stoker.train.train", lambda job, **_: trained.append(job) or training())
+    followed = start()
+    until(lambda: "the job exists" in followed.status, what="it is followed")
+    run = followed.run
+    assert isinstance(run, KubernetesRun)
+    # The terminal is closed; the job ends, and its TTL deletes it.
+    run.leave()
+    run.stop()
+    assert platform.vanished(platform.plan(job)) == ""
+    trained_from(job, platform, assume_yes=False)
+    api.remove("jobsets", NAME)
+    with pytest.raises(
+        UsageError, match=f"JobSet {NAME} was submitted at .* and is gone"
+    ) as caught:
+        trained_from(job, platform, assume_yes=False)
+    assert "another --name, or train again with --yes" in caught.value.fix
+    assert len(trained) == 1
+    trained_from(job, platform, assume_yes=True)
+    assert len(trained) == 2
+
+
+def test_a_run_whose_end_was_seen_may_be_trained_again(api, job, platform, running):
+    complete(api, running)
+    api.remove("jobsets", NAME)
+    assert platform.vanished(platform.plan(job)) == ""
+    found = json.loads((job.run_dir / "submitted.json").read_text())
+    assert (found["job"], found["namespace"]) == (NAME, NAMESPACE)
+    assert found["ended"] >= found["when"]
+    run = platform.submit(platform.plan(job))
+    assert "ended" not in json.loads((job.run_dir / "submitted.json").read_text())
+    run.stop()
+    assert platform.vanished(platform.plan(job)) == ""
 
 
 # --- following

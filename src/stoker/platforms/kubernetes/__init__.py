@@ -29,7 +29,13 @@ from stoker.platforms.kubernetes.state import (
     told_jobs,
     uids_of_run,
 )
-from stoker.platforms.kubernetes.submit import adopt, is_going_on, start
+from stoker.platforms.kubernetes.submit import (
+    adopt,
+    is_going_on,
+    note_submitted,
+    start,
+    vanished,
+)
 from stoker.records import Json, KubernetesSettings, PlatformSettings
 from stoker.records.base import mapping
 from stoker.settings import own_pod
@@ -95,10 +101,18 @@ class KubernetesPlatform:
                 lambda err: log.event(EventName.CALL_REPEATED, action=err.action, why=err.what)
             )
             started = begin(patient, request, follower=follower, log=log)
+        note_submitted(request, uid=started.uid, namespace=cluster.namespace)
         is_last = self._adopts_only
         return KubernetesRun(
             cluster, request=request, started=started, follower=follower, is_last=is_last
         )
+
+    def vanished(self, request: KubernetesRequest) -> str:
+        """Returns words on an earlier job of the run's folder that is gone; empty without one."""
+        settings = request.layout.settings
+        cluster = self._cluster_of(settings)
+        with _explained(cluster, settings):
+            return vanished(cluster, request)
 
     def resumed(self, requests: Sequence[KubernetesRequest]) -> int:
         settings = requests[0].layout.settings

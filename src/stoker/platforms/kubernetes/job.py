@@ -60,7 +60,7 @@ from stoker.platforms.kubernetes.streams import (
     ObjectNews,
     WatchError,
 )
-from stoker.platforms.kubernetes.submit import StartedObjects
+from stoker.platforms.kubernetes.submit import StartedObjects, note_ended
 from stoker.reasons import reason_of_failure
 from stoker.records import Event, Training
 from stoker.records.base import mapping
@@ -559,6 +559,8 @@ class KubernetesRun(FollowedRun):
                 EventName.JOB_DELETED if is_gone else EventName.JOB_STILL_STOPPING, job=self.name
             )
             self._remains = "" if is_gone else f"it is not gone after {seconds:g} s"
+            if is_gone:
+                note_ended(self._layout.job.run_dir, uid=self._uid)
         except StokerError as err:
             self._log.event(EventName.JOB_DELETE_FAILED, job=self.name, why=err.what)
             self._remains = err.what
@@ -620,6 +622,7 @@ class KubernetesRun(FollowedRun):
 
     def _conclude(self) -> JobEnd:
         state = self._picture.state
+        note_ended(self._layout.job.run_dir, uid=self._uid)
         end = conclude(
             state if state and state.has_ended else None,
             is_stopped=self._is_stopped.is_set() and not self._is_finished,
