@@ -420,7 +420,8 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
         max_run_seconds: Upper limit on the dnn group, the wait for nodes included, in seconds.
             Absent: none. With trainer all restarts are included, too.
         follower_lease_minutes: Minutes after which a run without a follower is ended by its first
-            dnn host; 0: never. Absent: 60 where stoker follows from a pod, never from a terminal.
+            dnn host; 0: never. Absent: 240 where stoker follows from a pod, never from a terminal.
+            Minutes in which the API server does not answer do not count.
         dead_node: End of a run whose dnn host is on a node that does not answer, so that its job
             cannot replace the pod. wait: after dead_node_minutes; fail: at once.
         dead_node_minutes: Minutes that `wait` waits. 30, as hosts are billed meanwhile, and most
