@@ -56,6 +56,12 @@ def _explained(cluster: ClusterApi, settings: KubernetesSettings) -> Iterator[No
         raise explained_denial(err, settings, namespace=cluster.namespace) from err
 
 
+def _patient(cluster: ClusterApi, log: Log) -> ClusterApi:
+    return cluster.patient(
+        lambda err: log.event(EventName.CALL_REPEATED, action=err.action, why=err.what)
+    )
+
+
 class KubernetesPlatform:
     """Runs jobs on a Kubernetes cluster with JobSet, or with Kubeflow Trainer on top of it.
 
@@ -97,10 +103,7 @@ class KubernetesPlatform:
         with _explained(cluster, settings):
             follower = follower_of(cluster, pod, log=log)
             begin = adopt if self._adopts_only else start
-            patient = cluster.patient(
-                lambda err: log.event(EventName.CALL_REPEATED, action=err.action, why=err.what)
-            )
-            started = begin(patient, request, follower=follower, log=log)
+            started = begin(_patient(cluster, log), request, follower=follower, log=log)
         note_submitted(request, uid=started.uid, namespace=cluster.namespace)
         is_last = self._adopts_only
         return KubernetesRun(
@@ -144,7 +147,9 @@ class KubernetesPlatform:
             return ""
 
     def keep(self, request: KubernetesRequest, record: str) -> None:
-        cluster, run = self._cluster_of(request.layout.settings), request.job.name
+        run = request.job.name
+        log = Log(run=run, host=SERVICE)
+        cluster = _patient(self._cluster_of(request.layout.settings), log)
         try:
             keep_finished(
                 cluster,
@@ -155,7 +160,7 @@ class KubernetesPlatform:
                 record=record,
             )
         except StokerError as err:
-            Log(run=run, host=SERVICE).event(EventName.RECORD_SAVE_FAILED, why=err.what)
+            log.event(EventName.RECORD_SAVE_FAILED, why=err.what)
 
     def is_cancelled(self, settings: PlatformSettings) -> bool:
         meaning = "the run counts as not cancelled"
@@ -215,7 +220,7 @@ class KubernetesPlatform:
             run_id: Id of the pipeline's run, whose profile may be a job, too.
         """
         known = settings.kubernetes or KubernetesSettings()
-        cluster = self._cluster_of(known)
+        cluster = _patient(self._cluster_of(known), Log(run=name, host=SERVICE))
         resource = TRAINJOBS if known.api == "trainer" else JOBSETS
         kind = "TrainJob" if resource == TRAINJOBS else "JobSet"
         workload = name_of_workload(settings)

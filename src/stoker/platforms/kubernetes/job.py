@@ -604,7 +604,11 @@ class KubernetesRun(FollowedRun):
         if is_kept or self._picture.is_gone or not (state and state.has_ended):
             return
         try:
-            self._cluster.delete(self._resource, self.name, uid=self._uid)
+            repeated(
+                lambda: self._cluster.delete(self._resource, self.name, uid=self._uid),
+                sleep=self._cluster.sleep,
+                clock=self._cluster.clock,
+            )
             self._log.event(EventName.JOB_DELETED, job=self.name)
         except StokerError as err:
             self._log.event(EventName.JOB_DELETE_FAILED, job=self.name, why=err.what)
