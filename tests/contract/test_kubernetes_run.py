@@ -369,6 +369,7 @@ def trained_from(job, platform, *, assume_yes):
     """Trains as the command line does, without a terminal."""
     return train_and_keep(
         job,
+        workload=workload_from(WORKLOAD),
         platform=platform,
         catalog=load_catalog("local"),
         decision=None,
@@ -961,7 +962,9 @@ def test_a_job_whose_hosts_have_succeeded_is_ended_where_its_controller_does_not
     write_json(tmp_path / "leader" / "training.json", training())
     api.say(leader, *leader_lines(tmp_path / "leader", run=NAME))
     api.end_pod(leader)
-    clock.ahead += START_SECONDS + 60
+    until(lambda: "ended with exit code 0" in running.status, what="its end is seen")
+    another_look(api, running)
+    clock.ahead += START_SECONDS
     until(lambda: "have succeeded, and their job does not end" in running.status, what="it is told")
     clock.ahead += 7200
     end = running.ended()

@@ -626,7 +626,9 @@ class KubernetesRun(FollowedRun):
 
     def _conclude(self) -> JobEnd:
         state = self._picture.state
-        note_ended(self._layout.job.run_dir, uid=self._uid)
+        # `stop` knows itself whether it is gone, and a job that was left has not ended.
+        if self._has_ended and not self._is_stopped.is_set():
+            note_ended(self._layout.job.run_dir, uid=self._uid)
         end = conclude(
             state if state and state.has_ended else None,
             is_stopped=self._is_stopped.is_set() and not self._is_finished,
