@@ -141,14 +141,8 @@ def test_what_ends_a_cached_profile_is_the_number_of_a_span_of_days(tmp_path):
 
 
 def test_a_step_that_creates_a_job_knows_its_pod_stays_on_its_node_and_is_tried_again():
-    pipeline, pods = sample.documents()
-    retried = {
-        name: task["retryPolicy"]["maxRetryCount"]
-        for name, task in sample.tasks(pipeline).items()
-        if "retryPolicy" in task
-    }
-    assert retried == {"profile": 3, "train": 3, "finish": 3}
-    for task in retried:
+    _, pods = sample.documents()
+    for task in ("profile", "train", "finish"):
         pod = pods[f"exec-{task}"]
         assert {env["name"]: env["fieldPath"] for env in pod["fieldPathAsEnv"]} == {
             "POD_NAME": "metadata.name",
@@ -160,6 +154,17 @@ def test_a_step_that_creates_a_job_knows_its_pod_stays_on_its_node_and_is_tried_
             "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
             "karpenter.sh/do-not-disrupt": "true",
         }
+
+
+def test_every_step_is_tried_again():
+    tasks = sample.tasks(sample.documents()[0])
+    waits = {
+        name: task["retryPolicy"]["backoffDuration"]
+        for name, task in tasks.items()
+        if task.get("retryPolicy", {}).get("maxRetryCount") == 3
+    }
+    followers = dict.fromkeys(("profile", "train", "finish"), "60s")
+    assert waits == followers | dict.fromkeys(("period", "decide", "evaluate", "gate"), "10s")
 
 
 def test_every_parameter_has_a_default_and_a_description_and_reaches_a_step():

@@ -10,10 +10,13 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from stoker.catalog import load_catalog
 from stoker.cli.app import app_for
+from stoker.cli.kept_training import train_and_keep
 from stoker.errors import (
     EXIT_KILLED,
     EXIT_PEER_LOST,
+    JobStoppedError,
     NoCapacityError,
     PlatformError,
     TerminatedError,
@@ -26,7 +29,15 @@ from stoker.platforms.kubernetes import api as connection
 from stoker.platforms.kubernetes.api import ClusterApi, Resource
 from stoker.platforms.kubernetes.job import ASK_SECONDS, KubernetesRun
 from stoker.platforms.kubernetes.objects import WORKLOAD_NAME_ANNOTATION
-from stoker.platforms.kubernetes.pods import IMAGE_SECONDS, QUOTA_SECONDS
+from stoker.platforms.kubernetes.pods import (
+    DEAD_SECONDS,
+    FIRST_REPEAT_SECONDS,
+    IMAGE_SECONDS,
+    QUOTA_SECONDS,
+    REPEAT_SECONDS,
+    START_SECONDS,
+    UNFIT_SECONDS,
+)
 from stoker.platforms.kubernetes.rights import rules
 from stoker.platforms.kubernetes.submit import keep_runtime
 from stoker.profile import profile
@@ -36,6 +47,7 @@ from stoker.records.base import Document
 from stoker.records.training import InputVersion
 from stoker.settings import workload_from
 from support.kubernetes_api import (
+    GRACE_SECONDS,
     NAMESPACE,
     USER,
     Fault,
@@ -157,6 +169,14 @@ def complete(api, followed):
     end = followed.ended()
     assert end.status == "succeeded"
     return end
+
+
+def another_look(api, followed):
+    """Waits until the run has looked at its troubles once more."""
+    for _ in range(2):
+        said = f"look {api.version}"
+        api.tell("Job", f"{NAME}-data-0", "Looked", said)
+        until(lambda said=said: said in followed.status, what="a look")
 
 
 def are_gone(api, *plurals):
@@ -345,6 +365,62 @@ def test_a_secret_of_somebody_else_ends_the_attempt(api, monkeypatch, submit):
     assert api.names("secrets") == [f"{NAME}-token"]
 
 
+def trained_from(job, platform, *, assume_yes):
+    """Trains as the command line does, without a terminal."""
+    return train_and_keep(
+        job,
+        workload=workload_from(WORKLOAD),
+        platform=platform,
+        catalog=load_catalog("local"),
+        decision=None,
+        total_steps=None,
+        out=None,
+        again="",
+        quiet=True,
+        echo=False,
+        on_submit=lambda: None,
+        assume_yes=assume_yes,
+    )
+
+
+def test_a_run_whose_job_is_gone_is_not_trained_again_unasked(
+    api, job, platform, start, monkeypatch
+):
+    trained = []
+    monkeypatch.setattr("stoker.train.train", lambda job, **_: trained.append(job) or training())
+    followed = start()
+    until(lambda: "the job exists" in followed.status, what="it is followed")
+    run = followed.run
+    assert isinstance(run, KubernetesRun)
+    # The terminal is closed; the job ends, and its TTL deletes it.
+    run.leave()
+    run.stop()
+    assert platform.vanished(platform.plan(job)) == ""
+    trained_from(job, platform, assume_yes=False)
+    api.remove("jobsets", NAME)
+    with pytest.raises(
+        UsageError, match=f"JobSet {NAME} was submitted at .* and is gone"
+    ) as caught:
+        trained_from(job, platform, assume_yes=False)
+    assert "another --name, or train again with --yes" in caught.value.fix
+    assert len(trained) == 1
+    trained_from(job, platform, assume_yes=True)
+    assert len(trained) == 2
+
+
+def test_a_run_whose_end_was_seen_may_be_trained_again(api, job, platform, running):
+    complete(api, running)
+    api.remove("jobsets", NAME)
+    assert platform.vanished(platform.plan(job)) == ""
+    found = json.loads((job.run_dir / "submitted.json").read_text())
+    assert (found["job"], found["namespace"]) == (NAME, NAMESPACE)
+    assert found["ended"] >= found["when"]
+    run = platform.submit(platform.plan(job))
+    assert "ended" not in json.loads((job.run_dir / "submitted.json").read_text())
+    run.stop()
+    assert platform.vanished(platform.plan(job)) == ""
+
+
 # --- following
 
 
@@ -436,6 +512,19 @@ def test_a_host_s_log_goes_on_with_its_next_container_and_its_next_pod(api, job,
     assert any("lost: " in e.what and e.host == FIRST for e in running.run.events)
 
 
+def test_a_tag_that_is_pushed_again_is_told_once_and_the_first_digest_recorded(api, running):
+    first, api.image_digest = api.image_digest, "sha256:" + "b" * 64
+    for host in (FIRST, SECOND):
+        api.start_pod(api.evict_pod(only_pod(api, host)))
+        until(lambda host=host: f"{host}: runs on node node-1, repl" in running.status, what=host)
+    told = f"{FIRST}: registry.example/mnist:1 is {api.image_digest} here, and {first} on earlier"
+    end = complete(api, running)
+    assert told in running.status
+    assert running.status.count(api.image_digest) == 1
+    assert end.lineage.image_digest == first
+    assert any(event.host == FIRST and "its digest" in event.what for event in end.events)
+
+
 @pytest.mark.parametrize(
     ("reason", "words"),
     [("OOMKilled", "more memory than its limit, 28Gi"), ("Error", "ended with signal 9 (SIGKILL)")],
@@ -453,14 +542,16 @@ def test_a_dnn_pod_on_a_node_that_is_cut_off_is_told_and_bounded(
     submitted = submit(**settings)
     api.run_pods(NAME)
     leader = only_pod(api, LEADER)
-    assert api.cut_off_node(leader, overdue_seconds=61) == ""
-    # Now: a follower that comes when its time is over sees the same.
+    assert api.cut_off_node(leader, overdue_seconds=7200) == ""
+    # Hours ahead by another host's clock: that counts for nothing.
     followed = follow(submitted)
+    another_look(api, followed)
+    assert "kubectl taint" not in followed.status
+    clock.ahead += GRACE_SECONDS + DEAD_SECONDS
     told = f"kubectl delete pod {leader} -n {NAMESPACE} --force --grace-period=0"
     until(lambda: told in followed.status, what="it is told")
     clock.ahead += 30 * 60 - 90
-    api.tell("Job", f"{NAME}-dnn-0", "SomethingElse", "so that something is looked at")
-    until(lambda: "SomethingElse" in followed.status, what="another look")
+    another_look(api, followed)
     assert api.names("jobsets")
     clock.ahead += 90
     until(lambda: set(api.names("pods")) == {leader}, what="the other hosts are let go")
@@ -580,8 +671,7 @@ def test_pods_without_a_node_for_wait_minutes_end_the_job(api, follow, clock, su
     api.pod_finds_no_node(only_pod(api, LEADER), NO_GPU)
     until(lambda: "1 of 1 dnn hosts wait" in followed.status, what="it is said")
     clock.ahead += 7190
-    api.tell("Job", f"{NAME}-dnn-0", "SomethingElse", "so that something is looked at")
-    until(lambda: "SomethingElse" in followed.status, what="another look")
+    another_look(api, followed)
     assert followed.error is None
     clock.ahead += 10
     error = followed.failed()
@@ -734,13 +824,178 @@ def test_a_quota_s_refusal_does_not_end_a_job_that_a_queue_holds_later(api, cloc
     assert "waits for admission by queue training" in followed.status
     # One that is told again, in the same words, counts.
     api.tell("Job", f"{NAME}-dnn-0", "FailedCreate", QUOTA, seconds_later=60)
-    until(lambda: followed.status.count("exceeded quota: gpus") == 2, what="it is said again")
+    until(lambda: followed.status.count("dnn are refused") == 2, what="it is said again")
     clock.ahead += QUOTA_SECONDS
     error = followed.failed()
     assert isinstance(error, NoCapacityError)
     assert "kubectl describe quota" in error.fix
     # It may be free later: asked again for as long as the workload says, from now on.
     assert (error.types, error.may_pass, error.had_hosts) == (frozenset(), True, True)
+
+
+def without_a_controller(api):
+    return "1 of 1 dnn hosts have no pod"
+
+
+def with_a_webhook_that_is_down(api):
+    words = 'Internal error occurred: failed calling webhook "vjob.kb.io": connection refused'
+    api.tell("JobSet", NAME, "JobCreationFailed", words)
+    return f"have no pod; last event: JobCreationFailed: {words}"
+
+
+def with_a_webhook_of_pods_that_is_down(api):
+    words = 'Error creating: Internal error occurred: failed calling webhook "mpod.kb.io"'
+    api.tell("Job", f"{NAME}-dnn-0", "FailedCreate", words)
+    return f"have no pod; last event: FailedCreate: {words}"
+
+
+def without_a_scheduler(api):
+    api.make_pods(NAME)
+    return "has no node, and no scheduler says why"
+
+
+def with_a_scheduling_gate(api):
+    api.make_pods(NAME)
+    api.hold_pod(only_pod(api, LEADER), "example.com/topology")
+    return "is held by scheduling gates: example.com/topology"
+
+
+def with_a_pull_that_hangs(api):
+    api.make_pods(NAME)
+    leader = only_pod(api, LEADER)
+    api.prepare_pod(leader)
+    api.tell("Pod", leader, "Pulling", 'Pulling image "registry.example/mnist:1"', type="Normal")
+    return "on node node-1 has no process (ContainerCreating); last event: Pulling: Pulling image"
+
+
+def without_a_secret(api):
+    api.make_pods(NAME)
+    leader = only_pod(api, LEADER)
+    api.prepare_pod(leader)
+    words = 'MountVolume.SetUp failed for volume "token" : secret "mnist-1-token" not found'
+    api.tell("Pod", leader, "FailedMount", words)
+    return f"(ContainerCreating); last event: FailedMount: {words}"
+
+
+def without_a_judge(api):
+    api.run_pods(NAME)
+    api.end_pod(only_pod(api, LEADER), 1)
+    return "has ended with exit code 1, and the job neither ends nor restarts"
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        without_a_controller,
+        with_a_webhook_that_is_down,
+        with_a_webhook_of_pods_that_is_down,
+        without_a_scheduler,
+        with_a_scheduling_gate,
+        with_a_pull_that_hangs,
+        without_a_secret,
+        without_a_judge,
+    ],
+)
+def test_each_wait_is_told_hourly_and_bounded(api, follow, clock, submit, cause):
+    submitted = submit()
+    words = cause(api)
+    followed = follow(submitted)
+    another_look(api, followed)
+    assert words not in followed.status
+    for number, seconds in enumerate((START_SECONDS, FIRST_REPEAT_SECONDS, REPEAT_SECONDS), 1):
+        clock.ahead += seconds
+        until(lambda n=number: followed.status.count(words) == n, what=f"it is told {number} times")
+        another_look(api, followed)
+        assert followed.status.count(words) == number
+    assert followed.error is None
+    clock.ahead += 7200 - START_SECONDS - FIRST_REPEAT_SECONDS - REPEAT_SECONDS
+    error = followed.failed()
+    assert isinstance(error, JobStoppedError)
+    assert not isinstance(error, NoCapacityError)
+    assert words in error.what
+    assert "kubectl get pods -n jobset-system" in error.fix
+
+
+def test_a_wait_is_not_ended_by_what_was_seen_before_the_control_plane_went_away(
+    api, clock, start, step
+):
+    step()
+    followed = start()
+    api.make_pods(NAME)
+    leader = only_pod(api, LEADER)
+    api.pod_finds_no_node(leader, NO_GPU)
+    until(lambda: "1 of 1 dnn hosts wait" in followed.status, what="it is told")
+    api.faults += [Fault("GET", plural, times=10_000, code=503) for plural in ("jobsets", "pods")]
+    api.forget_history()
+    api.drop_streams()
+    until(lambda: "retrying" in followed.status, what="it cannot be seen")
+    clock.ahead += 7300
+    api.tell("JobSet", NAME, "Looked", "now")
+    until(lambda: "Looked: now" in followed.status, what="a look")
+    assert followed.error is None
+    api.start_pod(leader)
+    api.faults.clear()
+    until(lambda: f"{LEADER}: runs" in followed.status, what="it is seen again")
+    complete(api, followed)
+
+
+def test_a_job_that_a_queue_holds_is_told_hourly_and_not_ended(api, follow, clock, submit):
+    submitted = submit(jobset=QUEUED)
+    words = "couldn't assign flavors to pod set dnn: insufficient unused quota"
+    api.set_status("jobsets", NAME, conditions=[{"type": "Suspended", "status": "True"}])
+    api.tell("Workload", f"jobset-{NAME}-12345", "Pending", words, type="Normal")
+    followed = follow(submitted)
+    another_look(api, followed)
+    told = f"the job waits for admission by queue training; last event: Pending: {words} (for"
+    for number in range(1, 4):
+        clock.ahead += REPEAT_SECONDS
+        until(lambda n=number: followed.status.count(told) == n, what="it is told")
+    clock.ahead += 100 * REPEAT_SECONDS
+    another_look(api, followed)
+    assert followed.error is None
+
+
+def test_a_job_whose_hosts_have_succeeded_is_ended_where_its_controller_does_not(
+    api, clock, running, tmp_path
+):
+    leader = only_pod(api, LEADER)
+    write_json(tmp_path / "leader" / "training.json", training())
+    api.say(leader, *leader_lines(tmp_path / "leader", run=NAME))
+    api.end_pod(leader)
+    until(lambda: "ended with exit code 0" in running.status, what="its end is seen")
+    another_look(api, running)
+    clock.ahead += START_SECONDS
+    until(lambda: "have succeeded, and their job does not end" in running.status, what="it is told")
+    clock.ahead += 7200
+    end = running.ended()
+    assert (end.status, api.names("jobsets")) == ("succeeded", [])
+
+
+def test_hosts_that_fit_no_group_of_the_autoscaler_take_the_next_plan(api, follow, clock, submit):
+    submitted = submit()
+    api.make_pods(NAME)
+    leader = only_pod(api, LEADER)
+    labels = "2 node(s) didn't match Pod's node affinity/selector"
+    api.pod_finds_no_node(leader, f"0/2 nodes are available: {labels}.")
+    words = f"pod didn't trigger scale-up: {labels}"
+    api.tell("Pod", leader, "NotTriggerScaleUp", words, type="Normal")
+    followed = follow(submitted)
+    until(lambda: f"selector; {words}" in followed.status, what="it is told")
+    clock.ahead += UNFIT_SECONDS
+    error = followed.failed()
+    assert isinstance(error, NoCapacityError)
+    assert (error.types, error.may_pass) == (frozenset(("g5.2xlarge",)), False)
+
+
+def test_a_quota_below_the_request_takes_the_next_plan_at_once(api, start):
+    followed = start()
+    few = QUOTA.replace("gpu=4, limited", "gpu=0, limited").replace(
+        "limited: requests.nvidia.com/gpu=4", "limited: requests.nvidia.com/gpu=0"
+    )
+    api.tell("Job", f"{NAME}-dnn-0", "FailedCreate", few)
+    error = followed.failed()
+    assert isinstance(error, NoCapacityError)
+    assert (error.types, error.may_pass) == (frozenset(("g5.2xlarge",)), False)
 
 
 # --- stopping
@@ -858,7 +1113,7 @@ def test_without_the_right_to_a_disruption_budget_the_job_runs_all_the_same(api,
 @pytest.mark.parametrize("kind", ["Completed", "Failed"])
 @pytest.mark.parametrize("is_pod", [False, True])
 def test_an_ended_train_job_is_deleted_by_its_follower_and_a_pipeline_s_by_the_last_step(
-    api, platform, job, start, step, kind, is_pod
+    api, platform, cluster, clock, job, start, step, kind, is_pod
 ):
     if is_pod:
         step()
@@ -870,6 +1125,9 @@ def test_an_ended_train_job_is_deleted_by_its_follower_and_a_pipeline_s_by_the_l
     followed.ended()
     followed.run.stop()
     assert api.names("trainjobs") == [NAME]
+    # For longer than a call that does not matter is repeated.
+    cluster.sleep = lambda seconds: setattr(clock, "ahead", clock.ahead + seconds)
+    api.faults.append(Fault("DELETE", "trainjobs", code=503, times=12))
     followed.run.clean_up()
     if is_pod:
         assert api.names("trainjobs") == [NAME]
@@ -1188,7 +1446,7 @@ def test_a_pod_s_follower_keeps_a_lease_that_the_next_renews(
     step()
     request = platform.plan(with_settings(job, api=api_name))
     first = follow(platform.submit(request))
-    assert lease(api)["minutes"] == "60"
+    assert lease(api)["minutes"] == "240"
     owners = api.get("configmaps", LEASE)["metadata"]["ownerReferences"]
     assert [owner["name"] for owner in owners] == [NAME]
     before = lease(api)["renewed"]
@@ -1209,7 +1467,7 @@ def test_a_pod_s_follower_keeps_a_lease_that_the_next_renews(
     [
         (False, {}, []),
         (False, {"follower_lease_minutes": 30}, ["30"]),
-        (True, {}, ["60"]),
+        (True, {}, ["240"]),
         (True, {"follower_lease_minutes": 0}, []),
     ],
 )

@@ -1,5 +1,6 @@
 """A real TLS handshake with an API server whose authority is older than RFC 5280's rules."""
 
+import socket
 import types
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -10,6 +11,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from stoker.errors import ServiceError
+from stoker.launch.follower_lease import server_answers
 from stoker.platforms.kubernetes.api import CONFIG_MAPS, ClusterApi
 from support.kubernetes_api import kube_config, kubernetes_api
 from support.platform_jobs import use_kube_config
@@ -87,3 +89,15 @@ def test_another_authority_is_refused_all_the_same(api, tmp_path, monkeypatch):
     with pytest.raises(ServiceError, match="no safe connection") as caught:
         ClusterApi().find(CONFIG_MAPS, "none")
     assert "check the cluster's certificate" in caught.value.fix
+
+
+def test_a_leader_sees_without_rights_whether_the_api_server_answers(api, monkeypatch):
+    assert server_answers()
+    host, _, port = api.url.removeprefix("https://").partition(":")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)
+    assert server_answers()
+    with socket.socket() as taken:
+        taken.bind((host, 0))
+        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(taken.getsockname()[1]))
+        assert not server_answers()

@@ -33,6 +33,8 @@ USER = "system:serviceaccount:team-a:runner"
 NAMESPACE = "team-a"
 # What is held is let go after it: a test has failed by then.
 HOLD_SECONDS = 30.0
+# The pods' terminationGracePeriodSeconds.
+GRACE_SECONDS = 120
 
 _PATH = re.compile(
     r"^/(?:api/(?P<core>v1)|apis/(?P<group>[^/]+)/(?P<version>[^/]+))"
@@ -104,6 +106,7 @@ class KubernetesApi:
         cut_off: Names of pods whose node does not answer: what deletes them only marks them.
         holds: Plurals whose creation is done, and not answered.
         silent: Plurals of which nothing is answered for a long time.
+        image_digest: What a pull of the image's tag gets now.
     """
 
     def __init__(self) -> None:
@@ -125,6 +128,7 @@ class KubernetesApi:
         self.cut_off: set[str] = set()
         self.holds: set[str] = set()
         self.silent: set[str] = set()
+        self.image_digest = "sha256:" + "a" * 64
         self.faults: list[Fault] = []
         self.reviews_work = True
         self.changed = threading.Condition(threading.RLock())
@@ -225,6 +229,7 @@ class KubernetesApi:
             container = self._container(pod)
             before = container.get("restartCount", 0)
             pod["spec"]["nodeName"] = node
+            container["imageID"] = f"registry.example/mnist@{self.image_digest}"
             container["state"] = {"running": {"startedAt": self._now()}}
             container["restartCount"] = before + 1 if "lastState" in container else before
             pod["status"].update(
@@ -310,6 +315,24 @@ class KubernetesApi:
             self.evict_pod(name, message="node drained", is_replaced=False)
             self._judge(name, is_disrupted=True)
 
+    def hold_pod(self, name: str, *gates: str) -> None:
+        """Holds a pod by scheduling gates: the scheduler says so, and looks at it no more."""
+        with self.changed:
+            pod = self._objects["pods", name]
+            pod["spec"]["schedulingGates"] = [{"name": gate} for gate in gates]
+            words = "Scheduling is blocked due to non-empty scheduling gates"
+            gated = _condition("PodScheduled", "SchedulingGated", words, status="False")
+            pod["status"]["conditions"] = [gated]
+            self._changed("pods", name)
+
+    def prepare_pod(self, name: str, *, node: str = "node-1") -> None:
+        """Gives a pod its node, whose kubelet begins with images and volumes."""
+        with self.changed:
+            pod = self._objects["pods", name]
+            pod["spec"]["nodeName"] = node
+            pod["status"]["conditions"] = [{"type": "PodScheduled", "status": "True"}]
+            self.pod_waits(name, "ContainerCreating")
+
     def cut_off_node(self, name: str, *, overdue_seconds: float = 0.0) -> str:
         """Cuts the pod's node off: the pod is marked, and stays until `free_pod`.
 
@@ -323,6 +346,7 @@ class KubernetesApi:
             message = "Taint manager: deleting due to NoExecute taint"
             self.cut_off.add(name)
             pod["metadata"]["deletionTimestamp"] = self._now(-overdue_seconds)
+            pod["metadata"]["deletionGracePeriodSeconds"] = GRACE_SECONDS
             pod["status"]["conditions"] = [
                 {"type": "Ready", "status": "False"},
                 _condition("DisruptionTarget", "DeletionByTaintManager", message),

@@ -1,8 +1,15 @@
 """The dnn leader looks whether anybody still follows its run."""
 
+import threading
+
 import pytest
 
-from stoker.launch.follower_lease import POLL_SECONDS, FollowerLease
+from stoker.launch.follower_lease import (
+    ASKING,
+    POLL_SECONDS,
+    SEEN_SECONDS,
+    FollowerLease,
+)
 
 
 class Followed:
@@ -12,7 +19,13 @@ class Followed:
         self.folder = folder
         self.folder.mkdir()
         self.now = 0.0
-        self.lease = FollowerLease(folder, clock=lambda: self.now)
+        self.is_up = True
+        self.asked = 0
+        self.lease = FollowerLease(folder, clock=lambda: self.now, ask=self.ask)
+
+    def ask(self):
+        self.asked += 1
+        return self.is_up
 
     def write(self, renewed, *, minutes="60"):
         (self.folder / "renewed").write_text(renewed)
@@ -22,8 +35,14 @@ class Followed:
         end = self.now + minutes * 60
         while self.now < end:
             self.now += POLL_SECONDS
+            before = self.asked
             if self.lease.tick():
                 return True
+            # Its thread has asked, or was not started.
+            for thread in threading.enumerate():
+                if thread.name == ASKING:
+                    thread.join()
+            assert self.asked - before in (0, 1)
         return False
 
 
@@ -61,3 +80,17 @@ def test_a_lease_without_an_end_or_a_meaning_ends_nothing(run, minutes):
 
 def test_without_a_lease_there_is_nothing_to_look_at():
     assert not FollowerLease(None, clock=lambda: 0.0).tick()
+
+
+def test_a_lease_lasts_while_the_api_server_is_away_and_for_minutes_after(run):
+    run.write("09:00")
+    assert not run.after(45)
+    assert run.asked == 0
+    run.is_up = False
+    assert not run.after(600)
+    run.is_up = True
+    # Kubelets bring a renewal within two minutes.
+    assert not run.after(SEEN_SECONDS / 60 - 2)
+    run.write("19:00")
+    assert not run.after(59)
+    assert run.after(2)

@@ -15,12 +15,19 @@ from stoker.platforms.kubernetes.pods import (
     CAPACITY_SECONDS,
     CHANGE_SECONDS,
     CLAIM_SECONDS,
+    DEAD_SECONDS,
+    FIRST_REPEAT_SECONDS,
     IMAGE_SECONDS,
+    QUOTA_SECONDS,
+    REPEAT_SECONDS,
+    UNFIT_SECONDS,
     PodEnd,
     PodState,
     Trouble,
     TroubleLog,
     by_job,
+    exceeds,
+    has_no_group,
     pod_state,
     refused_pods,
     troubles_of,
@@ -58,10 +65,20 @@ def ended(seconds: int, code: int = 0, *, reason: str = "", message: str = "") -
     return PodEnd(exit_code=code, reason=reason, message=message, at=at)
 
 
-def troubles(*pods: PodState, utc: str = BEGIN, **settings: Any) -> list[Trouble]:
+def troubles(
+    *pods: PodState, seconds: float = 0.0, unfit: str = "", **settings: Any
+) -> list[Trouble]:
+    """Returns the troubles, for deleted pods `seconds` after their deletion was seen."""
     made = job(name=RUN, image="image:1", settings=settings, on_no_capacity={"wait_minutes": 60})
     layout = lay_out(dataclasses.replace(made, next_best="another", prices=PRICES))
-    return [*troubles_of(pods, layout, namespace="team-a", utc=utc)]
+    found = troubles_of(
+        pods,
+        layout,
+        namespace="team-a",
+        deleted_seconds={pod.uid: seconds for pod in pods},
+        unfit={pod.name: unfit for pod in pods if unfit},
+    )
+    return [*found]
 
 
 # --- waiting
@@ -145,23 +162,39 @@ def test_refused_pods_say_what_to_do(message, fix):
     assert refused_pods(LAYOUT.data[0], message).fatal_after is None
 
 
-def test_a_trouble_is_said_once_then_seldom_and_anew_when_it_comes_back():
-    log = TroubleLog(repeat_seconds=600.0)
+def told_at(log: TroubleLog, now: float, *troubles: Trouble) -> list[str]:
+    return [words for _, words in log.news(troubles, now=now)]
+
+
+def test_a_trouble_is_told_at_once_after_ten_minutes_and_then_hourly():
+    log = TroubleLog()
     trouble = Trouble(key="k", group="dnn", what="it waits")
-    assert [words for _, words in log.news([trouble], now=0.0)] == ["it waits"]
-    assert list(log.news([trouble], now=599.0)) == []
-    assert [words for _, words in log.news([trouble], now=600.0)] == ["it waits (for 600 s)"]
-    assert list(log.news([], now=700.0)) == []
-    assert [words for _, words in log.news([trouble], now=701.0)] == ["it waits"]
+    times = [now for now in range(0, 3 * 3600, 60) if told_at(log, now, trouble)]
+    assert times == [0, FIRST_REPEAT_SECONDS, *(600 + n * REPEAT_SECONDS for n in (1, 2))]
+    assert told_at(log, 20_000.0) == []
+    assert told_at(log, 20_001.0, trouble) == ["it waits"]
+
+
+def test_troubles_that_alternate_end_the_wait_all_the_same():
+    log = TroubleLog()
+    one, other = (Trouble(key=k, group="dnn", what=k, fatal_after=600.0) for k in ("a", "b"))
+    of_data = Trouble(key="c", group="data", what="c")
+    times = []
+    for now in range(0, 3600, 60):
+        told_at(log, now, of_data, one if now // 120 % 2 else other)
+        times += [now] if log.over() else []
+    assert times[0] == 2 * 600
+    told_at(log, 3600.0, of_data)
+    told_at(log, 3660.0, of_data, one)
+    assert log.over() is None
 
 
 def test_that_other_hosts_wait_as_well_is_told_within_a_minute():
-    log = TroubleLog(repeat_seconds=600.0)
+    log = TroubleLog()
 
     def told(hosts: int, now: float) -> list[str]:
         what = f"{hosts} of 16 data hosts wait"
-        trouble = Trouble(key="k", group="data", what=what, hosts=hosts)
-        return [words for _, words in log.news([trouble], now=now)]
+        return told_at(log, now, Trouble(key="k", group="data", what=what, hosts=hosts))
 
     assert told(1, 0.0) == ["1 of 16 data hosts wait"]
     assert told(16, CHANGE_SECONDS - 1) == []
@@ -171,57 +204,136 @@ def test_that_other_hosts_wait_as_well_is_told_within_a_minute():
 
 
 def test_a_pull_that_is_tried_again_and_again_is_told_seldom():
-    log = TroubleLog(repeat_seconds=600.0)
+    log = TroubleLog()
     told: list[str] = []
     for turn, reason in enumerate(("ErrImagePull", "ImagePullBackOff") * 4):
-        told += [words for _, words in log.news(troubles(pod(waits_for=reason)), now=70.0 * turn)]
+        told += told_at(log, 70.0 * turn, *troubles(pod(waits_for=reason)))
     assert len(told) == 1
     assert "ErrImagePull" in told[0]
 
 
 def test_the_next_best_plan_is_told_when_waiting_has_become_long():
-    log = TroubleLog(repeat_seconds=10_000.0)
+    log = TroubleLog()
     waiting = troubles(pod(unschedulable=NODES))
-    assert "another" not in next(log.news(waiting, now=0.0))[1]
-    assert list(log.news(waiting, now=CAPACITY_SECONDS - 1)) == []
-    assert "another" in next(log.news(waiting, now=CAPACITY_SECONDS))[1]
-    assert list(log.news(waiting, now=CAPACITY_SECONDS + 1)) == []
+    assert "another" not in told_at(log, 0.0, *waiting)[0]
+    assert told_at(log, CAPACITY_SECONDS - 1, *waiting) == []
+    assert "another" in told_at(log, CAPACITY_SECONDS, *waiting)[0]
+    assert told_at(log, CAPACITY_SECONDS + 1, *waiting) == []
 
 
 def test_dnn_hosts_wait_for_nodes_as_long_as_the_workload_says():
-    (trouble,) = troubles(
-        pod(index=0, unschedulable=NODES, unschedulable_since="2026-11-20T09:30:00Z"),
-        pod(index=1, unschedulable=NODES, unschedulable_since="2026-11-20T09:20:00Z"),
-    )
+    (trouble,) = troubles(pod(index=0, unschedulable=NODES), pod(index=1, unschedulable=NODES))
     assert (trouble.fatal_after, trouble.is_capacity) == (3600.0, True)
-    assert trouble.since == "2026-11-20T09:20:00Z"
-    log = TroubleLog(repeat_seconds=600.0)
-    # Seen first by an attempt that adopts the job: 40 minutes of the hour are over.
-    (told,) = log.news([trouble], now=100.0, utc="2026-11-20T10:00:00+00:00")
-    assert "(for 2400 s)" in told[1]
-    assert log.over([trouble], now=100.0 + 1199) is None
-    assert log.over([trouble], now=100.0 + 1200) is trouble
+    log = TroubleLog()
+    told_at(log, 100.0, trouble)
+    told_at(log, 3699.0, trouble)
+    assert log.over() is None
+    told_at(log, 3700.0, trouble)
+    assert log.over() is trouble
+
+
+FULL = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."
+ELSEWHERE = "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector."
+NO_GROUP = "pod didn't trigger scale-up: 3 node(s) didn't match Pod's node affinity/selector"
+
+
+@pytest.mark.parametrize(
+    ("said", "is_final"),
+    [
+        (NO_GROUP, True),
+        (f"{NO_GROUP}, 2 Insufficient nvidia.com/gpu", True),
+        ("pod didn't trigger scale-up (it wouldn't fit if a new node is added)", True),
+        (
+            "pod didn't trigger scale-up: 1 node(s) had taint {spot: true}, that the pod didn't "
+            "tolerate, 1 node(s) had untolerated taint {gpu: true}",
+            True,
+        ),
+        (f"{NO_GROUP}, 1 max node group size reached", False),
+        ("pod didn't trigger scale-up: 1 in backoff after failed scale-up", False),
+        ("pod didn't trigger scale-up: max total nodes in cluster reached", False),
+        ("pod didn't trigger scale-up: ", False),
+    ],
+)
+def test_the_autoscaler_refuses_for_ever_where_no_group_of_its_fits(said, is_final):
+    assert has_no_group(said) == is_final
+
+
+@pytest.mark.parametrize(
+    ("said", "unfit", "fatal_after"),
+    [
+        (ELSEWHERE, NO_GROUP, UNFIT_SECONDS),
+        # A node that is full may get free, whatever the autoscaler has.
+        (FULL, NO_GROUP, 3600.0),
+        (ELSEWHERE, "", 3600.0),
+    ],
+)
+def test_only_hosts_that_fit_no_node_and_no_group_are_refused_early(said, unfit, fatal_after):
+    (trouble,) = troubles(pod(unschedulable=said), unfit=unfit)
+    assert (trouble.fatal_after, trouble.is_capacity, trouble.may_pass) == (
+        fatal_after,
+        True,
+        False,
+    )
+
+
+def quota(requested: str, used: str, limited: str) -> str:
+    words = f"exceeded quota: q, requested: {requested}, used: {used}, limited: {limited}"
+    return f'Error creating: pods "x" is forbidden: {words}'
+
+
+@pytest.mark.parametrize(
+    ("message", "times", "is_for_ever"),
+    [
+        (quota("cpu=4", "cpu=0", "cpu=1"), 1, True),
+        (quota("requests.nvidia.com/gpu=1", "g=0", "requests.nvidia.com/gpu=0"), 1, True),
+        (quota("pods=1", "pods=1", "pods=1"), 4, True),
+        (quota("cpu=500m,memory=8Gi", "cpu=0,memory=0", "cpu=4,memory=4Gi"), 1, True),
+        (quota("cpu=4", "cpu=2", "cpu=4"), 1, False),
+        (quota("cpu=x", "cpu=2", "cpu=4"), 1, False),
+        ("exceeded quota: q", 1, False),
+    ],
+)
+def test_a_request_above_the_whole_quota_never_passes(message, times, is_for_ever):
+    assert exceeds(message, times=times) == is_for_ever
+    if times == 1 and "=x" not in message:
+        trouble = refused_pods(LAYOUT.dnn, message)
+        assert trouble.may_pass != is_for_ever
+        assert trouble.fatal_after == (0.0 if is_for_ever else QUOTA_SECONDS)
+        assert refused_pods(LAYOUT.data[0], message).fatal_after is None
+
+
+def test_a_data_host_that_crashes_again_and_again_is_told_with_what_it_costs():
+    crashing = pod("data", node="n", restarts=3, waits_for="CrashLoopBackOff", is_started=True)
+    (trouble,) = troubles(crashing, pod("data", 1, node="n", is_running=True))
+    assert "1 of 2 data hosts crash at each start, up to 3 times" in trouble.what
+    assert "$1.43 an hour" in trouble.what
+    assert trouble.fatal_after is None
+    assert troubles(dataclasses.replace(crashing, restarts=2)) == []
 
 
 # --- nodes that are cut off
 
 
-STUCK = pod(node="node-1", is_started=True, is_running=True, deleted_at="2026-11-20T09:10:00Z")
-
-
-def seconds_past(seconds: int) -> str:
-    return f"2026-11-20T09:{10 + seconds // 60:02d}:{seconds % 60:02d}.500Z"
+GRACE = 120.0
+STUCK = pod(
+    node="node-1",
+    is_started=True,
+    is_running=True,
+    deleted_at="2026-11-20T09:10:00Z",
+    grace_seconds=GRACE,
+)
+OVERDUE = GRACE + DEAD_SECONDS
 
 
 def test_a_pod_has_a_minute_to_end_after_its_grace():
-    assert troubles(STUCK, utc=seconds_past(59)) == []
-    (trouble,) = troubles(STUCK, utc=seconds_past(60))
+    assert troubles(STUCK, seconds=OVERDUE - 1) == []
+    (trouble,) = troubles(STUCK, seconds=OVERDUE)
     assert trouble.is_dead_node
 
 
 def test_a_pod_that_cannot_end_is_told_with_what_frees_it_and_what_waiting_costs():
     data = [pod("data", index, node=f"node-{index + 2}", is_running=True) for index in range(2)]
-    (trouble,) = troubles(STUCK, *data, utc=seconds_past(60))
+    (trouble,) = troubles(STUCK, *data, seconds=OVERDUE)
     for words in (STUCK.name, STUCK.node, STUCK.deleted_at, "2 other hosts are billed, $1.43 an"):
         assert words in trouble.what
     for command in (
@@ -246,18 +358,18 @@ def test_only_a_dnn_host_that_cannot_end_ends_the_run_when_the_workload_says(
     role, settings, seconds
 ):
     stuck = dataclasses.replace(STUCK, group=role, role=role)
-    (trouble,) = troubles(stuck, utc=seconds_past(60), **settings)
-    assert (trouble.fatal_after, trouble.since) == (seconds, STUCK.deleted_at)
+    (trouble,) = troubles(stuck, seconds=OVERDUE, **settings)
+    assert trouble.fatal_after == seconds
 
 
 def test_a_dnn_host_whose_place_is_taken_does_not_end_the_run():
-    (trouble,) = troubles(STUCK, pod(uid="new"), utc=seconds_past(60), dead_node="fail")
+    (trouble,) = troubles(STUCK, pod(uid="new"), seconds=OVERDUE, dead_node="fail")
     assert trouble.fatal_after is None
 
 
 @pytest.mark.parametrize("changes", [{"is_final": True}, {"node": ""}, {"deleted_at": ""}])
 def test_a_pod_that_has_ended_or_never_had_a_node_holds_nothing(changes):
-    assert troubles(dataclasses.replace(STUCK, **changes), utc=seconds_past(600)) == []
+    assert troubles(dataclasses.replace(STUCK, **changes), seconds=OVERDUE + 540) == []
 
 
 # --- the end

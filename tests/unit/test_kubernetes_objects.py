@@ -18,6 +18,7 @@ from stoker.platforms.kubernetes.objects import (
     MAX_NAME,
     TOKEN_FOLDER,
     is_dns_label,
+    lay_out,
     object_name,
     verbatim,
 )
@@ -412,3 +413,27 @@ def test_an_attempt_for_which_mlflow_was_away_is_the_same_job(api):
     of_run = json.dumps(with_run.main["spec"])
     assert '{"name": "MLFLOW_RUN_ID", "value": "0a1b"}' in of_run
     assert '"/opt/ml/output/tensorboard"' in of_run
+
+
+@pytest.mark.parametrize(
+    ("settings", "sizes"),
+    [
+        ({}, [None, None]),
+        ({"scratch": "100Gi"}, [101, 101]),
+        # Its folder is in the claim.
+        ({"scratch": "100Gi", "output": "pvc://outputs"}, [None, 101]),
+    ],
+)
+def test_pods_request_the_disk_that_their_volumes_may_take(settings, sizes):
+    gib = [str(size << 30) if size else None for size in sizes]
+    groups = lay_out(job(settings=settings)).groups
+    assert [group.requests.get("ephemeral-storage") for group in groups] == gib
+    assert not any("ephemeral-storage" in group.limits for group in groups)
+
+
+def test_volumes_of_patches_are_requested_of_the_disk_unless_they_are_memory():
+    folders = [{"sizeLimit": "2Gi"}, {"sizeLimit": "4Gi", "medium": "Memory"}, {}]
+    volumes = [{"name": f"v{i}", "emptyDir": folder} for i, folder in enumerate(folders)]
+    dnn = {"pod": {"spec": {"volumes": volumes}}}
+    (group, _) = lay_out(job(settings={"dnn": dnn})).groups
+    assert group.requests["ephemeral-storage"] == str(3 << 30)

@@ -5,9 +5,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from stoker.cli.progress import following, relative, say
+from stoker.cli.progress import ask, following, is_interactive, relative, say
+from stoker.errors import UsageError
 from stoker.host.git import git_state
 from stoker.logs import EventName
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from stoker.cli.outputs import Outputs
     from stoker.platforms.base import JobSpec, LogLine, Platform
     from stoker.records import Decision, Profile, Training, Workload
+
+RequestT = TypeVar("RequestT")
 
 # Events of a run that continues, of which its webhook is told.
 _ALERTS = (EventName.BATCH_HANGS, EventName.BUDGET_NEARLY_SPENT, EventName.NO_PROGRESS)
@@ -46,6 +49,21 @@ def records_of_step(
     return found
 
 
+def _refuse_twice(job: "JobSpec", *, platform: "Platform[RequestT]", assume_yes: bool) -> None:
+    """Asks before a run is trained again whose job is gone; without a terminal it is refused."""
+    vanished: Callable[[RequestT], str] | None = getattr(platform, "vanished", None)
+    words = vanished(platform.plan(job)) if vanished and not assume_yes else ""
+    if words:
+        refused = UsageError(
+            f"not trained again: {words}",
+            where=str(job.run_dir / "submitted.json"),
+            fix="choose another --name, or train again with --yes",
+        )
+        if not is_interactive():
+            raise refused
+        ask(f"{words}. Train again", assume_yes=False, refused=refused)
+
+
 def train_and_keep(
     job: "JobSpec",
     *,
@@ -59,6 +77,7 @@ def train_and_keep(
     quiet: bool,
     echo: bool,
     on_submit: Callable[[], None],
+    assume_yes: bool = True,
 ) -> "Training":
     """Trains and shows the progress; keeps the record of a training that is stopped.
 
@@ -69,6 +88,8 @@ def train_and_keep(
         out: Second file for the record of a training that is stopped.
         again: The command that continues after a stop.
         echo: Whether to show the lines of the script, too.
+        assume_yes: Whether to train again without a question where an earlier job of the run is
+            gone, and nobody saw its end.
         workload: Its webhook gets warnings.
     """
     from stoker.cli.notify import warned
@@ -88,6 +109,7 @@ def train_and_keep(
         say(f"{job.name} has trained before: this is its record", quiet=quiet)
         write_json(job.run_dir / "training.json", found)
         return found
+    _refuse_twice(job, platform=platform, assume_yes=assume_yes)
     state = git_state(Path.cwd())
     lineage = Lineage(
         git=str(state.get("git") or "") or None,

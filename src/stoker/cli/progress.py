@@ -173,10 +173,15 @@ def say(text: str, *, quiet: bool) -> None:
         print(shown(text), file=sys.stderr, flush=True)
 
 
+def is_interactive() -> bool:
+    """Whether somebody can answer a question."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
 def ask(question: str, *, assume_yes: bool, refused: UsageError) -> None:
     """Asks for confirmation, only on a terminal; raises `refused` if the answer is no."""
     # In a pipeline no one answers, and nothing would ever start.
-    if assume_yes or not (sys.stdin.isatty() and sys.stderr.isatty()):
+    if assume_yes or not is_interactive():
         return
     print(f"{question}? [y/N] ", end="", file=sys.stderr, flush=True)
     answer = ""
@@ -231,7 +236,7 @@ class Follow:
 
         Without a terminal the answer is yes, and without an answer in ANSWER_SECONDS it is no.
         """
-        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        if not is_interactive():
             return True
         if self._bar:
             self._bar.stop()

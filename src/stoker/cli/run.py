@@ -312,6 +312,7 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
             quiet=chain.quiet,
             echo=False,
             on_submit=submitted,
+            assume_yes=chain.assume_yes,
         )
 
     def submitted() -> None:

@@ -233,6 +233,7 @@ def train_verb(
                     quiet=as_json,
                     echo=True,
                     on_submit=lambda: submitted.append(job.name),
+                    assume_yes=yes,
                 )
             finally:
                 after = _training_in(run_dir / "training.json")

@@ -50,6 +50,8 @@ _TYPES = {"string": str, "integer": int, "number": float, "boolean": bool}
 # kfp's names for the types of inputs.
 _INPUT_TYPES = {str: "String", int: "Integer", float: "Float", bool: "Boolean"}
 _RETRY_SECONDS = 60
+# Of a small step, whose failure may also be an honest one, such as the gate's.
+_CONTROL_RETRY_SECONDS = 10
 # From the start of the first attempt: a later attempt is ended then. kfp's default, one hour, would
 # end a follower in the middle of a training; kfp cannot express "no limit".
 _RETRIES_END_SECONDS = 365 * 86400
@@ -161,8 +163,8 @@ class PipelineRun:
         return {parameter.name: parameter for parameter in self.request.parameters}
 
 
-def control_step(task: Task, run: PipelineRun, *, name: str) -> Task:
-    """Gives a step a small pod on any node, and no result from the cache.
+def control_step(task: Task, run: PipelineRun, *, name: str, num_retries: int = 3) -> Task:
+    """Gives a step a small pod on any node, retries, and no result from the cache.
 
     A step with an input `champion` gets the claim of `kubernetes.champion` mounted.
 
@@ -170,6 +172,7 @@ def control_step(task: Task, run: PipelineRun, *, name: str) -> Task:
         task: A step of kfp.
         run: Run with `kubernetes.control`: the pod's resources and time limit.
         name: Name in the console.
+        num_retries: Number of retries, after ten seconds, twenty, forty: its pod may be evicted.
     """
     task.set_display_name(name).set_caching_options(False)
     control = run.request.settings.control
@@ -187,7 +190,18 @@ def control_step(task: Task, run: PipelineRun, *, name: str) -> Task:
     task.set_memory_request(_memory(control.memory)).set_memory_limit(_memory(control.memory_limit))
     if control.max_run_seconds:
         kubernetes.set_timeout(task, control.max_run_seconds)
+    _retried(task, num_retries, after_seconds=_CONTROL_RETRY_SECONDS)
     return task
+
+
+def _retried(task: Task, num_retries: int, *, after_seconds: int) -> None:
+    if num_retries:
+        task.set_retry(
+            num_retries,
+            backoff_duration=f"{after_seconds}s",
+            backoff_factor=2.0,
+            backoff_max_duration=f"{_RETRIES_END_SECONDS}s",
+        )
 
 
 def follower(task: Task, run: PipelineRun, *, name: str, num_retries: int = 3) -> Task:
@@ -203,14 +217,8 @@ def follower(task: Task, run: PipelineRun, *, name: str, num_retries: int = 3) -
         num_retries: Number of retries, after one minute, two, four. A retry adopts the job, and
             fails only if the cluster refuses or does not answer.
     """
-    control_step(task, run, name=name)
-    if num_retries:
-        task.set_retry(
-            num_retries,
-            backoff_duration=f"{_RETRY_SECONDS}s",
-            backoff_factor=2.0,
-            backoff_max_duration=f"{_RETRIES_END_SECONDS}s",
-        )
+    control_step(task, run, name=name, num_retries=0)
+    _retried(task, num_retries, after_seconds=_RETRY_SECONDS)
     kubernetes.set_timeout(task, 0)
     for key, path in _OWN_POD.items():
         kubernetes.use_field_path_as_env(task, f"POD_{key}", f"metadata.{path}")

@@ -417,7 +417,9 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
         shm: Size of /dev/shm, through which workers pass batches: bytes, or a quantity such as
             2Gi. Absent: up to the pod's memory limit.
         scratch: Size of the job folder on the node, without output: bytes, or a quantity such as
-            20Gi. Absent: no limit.
+            20Gi. Absent: no limit. Pods request it of their node, and 1 GiB for logs: a node short
+            of disk evicts first what uses more than it requests. An autoscaler that starts from an
+            empty group must know its nodes' ephemeral-storage.
         max_restarts: Restarts of all pods after failures of the dnn group. A dnn host that is
             drained or preempted does not count where `output` keeps checkpoints. 0, as a script
             that fails once mostly fails again.
@@ -427,7 +429,8 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
         max_run_seconds: Upper limit on the dnn group, the wait for nodes included, in seconds.
             Absent: none. With trainer or output all restarts are included, too.
         follower_lease_minutes: Minutes after which a run without a follower is ended by its first
-            dnn host; 0: never. Absent: 60 where stoker follows from a pod, never from a terminal.
+            dnn host; 0: never. Absent: 240 where stoker follows from a pod, never from a terminal.
+            Minutes in which the API server does not answer do not count.
         dead_node: End of a run whose dnn host is on a node that does not answer, so that its job
             cannot replace the pod. wait: after dead_node_minutes; fail: at once.
         dead_node_minutes: Minutes that `wait` waits. 30, as hosts are billed meanwhile, and most

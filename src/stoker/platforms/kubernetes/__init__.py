@@ -29,7 +29,13 @@ from stoker.platforms.kubernetes.state import (
     told_jobs,
     uids_of_run,
 )
-from stoker.platforms.kubernetes.submit import adopt, is_going_on, start
+from stoker.platforms.kubernetes.submit import (
+    adopt,
+    is_going_on,
+    note_submitted,
+    start,
+    vanished,
+)
 from stoker.records import Json, KubernetesSettings, PlatformSettings
 from stoker.records.base import mapping
 from stoker.settings import own_pod
@@ -48,6 +54,12 @@ def _explained(cluster: ClusterApi, settings: KubernetesSettings) -> Iterator[No
         yield
     except ServiceError as err:
         raise explained_denial(err, settings, namespace=cluster.namespace) from err
+
+
+def _patient(cluster: ClusterApi, log: Log) -> ClusterApi:
+    return cluster.patient(
+        lambda err: log.event(EventName.CALL_REPEATED, action=err.action, why=err.what)
+    )
 
 
 class KubernetesPlatform:
@@ -91,14 +103,19 @@ class KubernetesPlatform:
         with _explained(cluster, settings):
             follower = follower_of(cluster, pod, log=log)
             begin = adopt if self._adopts_only else start
-            patient = cluster.patient(
-                lambda err: log.event(EventName.CALL_REPEATED, action=err.action, why=err.what)
-            )
-            started = begin(patient, request, follower=follower, log=log)
+            started = begin(_patient(cluster, log), request, follower=follower, log=log)
+        note_submitted(request, uid=started.uid, namespace=cluster.namespace)
         is_last = self._adopts_only
         return KubernetesRun(
             cluster, request=request, started=started, follower=follower, is_last=is_last
         )
+
+    def vanished(self, request: KubernetesRequest) -> str:
+        """Returns words on an earlier job of the run's folder that is gone; empty without one."""
+        settings = request.layout.settings
+        cluster = self._cluster_of(settings)
+        with _explained(cluster, settings):
+            return vanished(cluster, request)
 
     def resumed(self, requests: Sequence[KubernetesRequest]) -> int:
         settings = requests[0].layout.settings
@@ -130,7 +147,9 @@ class KubernetesPlatform:
             return ""
 
     def keep(self, request: KubernetesRequest, record: str) -> None:
-        cluster, run = self._cluster_of(request.layout.settings), request.job.name
+        run = request.job.name
+        log = Log(run=run, host=SERVICE)
+        cluster = _patient(self._cluster_of(request.layout.settings), log)
         try:
             keep_finished(
                 cluster,
@@ -141,7 +160,7 @@ class KubernetesPlatform:
                 record=record,
             )
         except StokerError as err:
-            Log(run=run, host=SERVICE).event(EventName.RECORD_SAVE_FAILED, why=err.what)
+            log.event(EventName.RECORD_SAVE_FAILED, why=err.what)
 
     def is_cancelled(self, settings: PlatformSettings) -> bool:
         meaning = "the run counts as not cancelled"
@@ -201,7 +220,7 @@ class KubernetesPlatform:
             run_id: Id of the pipeline's run, whose profile may be a job, too.
         """
         known = settings.kubernetes or KubernetesSettings()
-        cluster = self._cluster_of(known)
+        cluster = _patient(self._cluster_of(known), Log(run=name, host=SERVICE))
         resource = TRAINJOBS if known.api == "trainer" else JOBSETS
         kind = "TrainJob" if resource == TRAINJOBS else "JobSet"
         workload = name_of_workload(settings)

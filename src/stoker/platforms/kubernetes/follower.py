@@ -26,8 +26,9 @@ from stoker.settings import LEASE_MINUTES_FILE, LEASE_RENEWED_FILE, OwnPod
 CANCELLED_SECONDS = 2.0
 # Kubelets bring a changed ConfigMap into pods within about two minutes.
 RENEW_SECONDS = 60.0
-# For followers in pods. Closing a laptop does not abandon a training.
-LEASE_MINUTES = 60
+# For followers in pods: a replacement may wait for a node that is full of this training. Closing a
+# laptop does not abandon a training.
+LEASE_MINUTES = 240
 FOLLOWER_LABELS = {ROLE_LABEL: "follower"}
 _WORKFLOW = (WORKFLOWS.group, "Workflow")
 

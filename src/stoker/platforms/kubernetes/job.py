@@ -35,12 +35,15 @@ from stoker.platforms.kubernetes.follower import Follower
 from stoker.platforms.kubernetes.objects import Layout
 from stoker.platforms.kubernetes.pod_outputs import OutputParts
 from stoker.platforms.kubernetes.pods import (
+    Happening,
     Happenings,
     PodEnd,
     PodState,
     Trouble,
     TroubleLog,
     by_job,
+    has_no_group,
+    idle_wait,
     is_of_quota,
     lacks_claim,
     pod_state,
@@ -57,7 +60,7 @@ from stoker.platforms.kubernetes.streams import (
     ObjectNews,
     WatchError,
 )
-from stoker.platforms.kubernetes.submit import StartedObjects
+from stoker.platforms.kubernetes.submit import StartedObjects, note_ended
 from stoker.reasons import reason_of_failure
 from stoker.records import Event, Training
 from stoker.records.base import mapping
@@ -76,8 +79,8 @@ SERVICE = "kubernetes"
 ASK_SECONDS = 5.0
 # Between looks at troubles and at the end.
 TICK_SECONDS = 0.25
-# The same trouble is reported again after this time.
-REPEAT_SECONDS = 600.0
+# Between questions whether a wait that is over still lasts, while the cluster does not answer.
+CONFIRM_SECONDS = 15.0
 # Time after the job's end to read the dnn hosts' logs, and then the data hosts'.
 DRAIN_SECONDS = 60.0
 DATA_DRAIN_SECONDS = 15.0
@@ -252,6 +255,12 @@ class RunPicture:
         self._gone_pods: dict[str, PodState] = {}
         self._changed: list[tuple[PodState, bool]] = []
         self._refused: dict[str, str] = {}
+        # Monotonic seconds of the first look at a deleted pod, by its uid.
+        self._deleted: dict[str, float] = {}
+        # The autoscaler's words on pods that fit none of its groups, by name.
+        self._unfit: dict[str, str] = {}
+        # Digests of each image that pods have run, the first one first.
+        self._digests: dict[str, list[str]] = {}
         self._restarts = 0
 
     @property
@@ -291,16 +300,30 @@ class RunPicture:
         changed, self._changed = self._changed, []
         return changed
 
-    def troubles(self) -> list[Trouble]:
-        """Returns why hosts do not run now."""
-        layout = self._layout
+    def troubles(self, now: float) -> list[Trouble]:
+        """Returns why hosts do not run now (monotonic seconds)."""
+        layout, namespace = self._layout, self._namespace
         pods = [*self._pods.values()]
-        found = [*troubles_of(pods, layout, namespace=self._namespace, utc=now_utc())]
+        deleted = [pod.uid for pod in pods if pod.deleted_at]
+        self._deleted = {uid: self._deleted.get(uid, now) for uid in deleted}
+        seconds = {uid: now - since for uid, since in self._deleted.items()}
+        found = [
+            *troubles_of(
+                pods, layout, namespace=namespace, deleted_seconds=seconds, unfit=self._unfit
+            )
+        ]
         for job, message in self._refused.items():
             group = self._groups[job]
             there = [p for p in self._pods.values() if p.group == group.group.name]
             if len(there) < group.group.count:
                 found.append(refused_pods(group, message))
+        name, state = layout.dnn.group.name, self.state
+        has_reason = any(each.group == name and each.fatal_after is not None for each in found)
+        if state is not None and not has_reason:
+            pods += [pod for pod in self._gone_pods.values() if pod.has_succeeded]
+            events = self._happenings
+            wait = idle_wait(pods, layout, state=state, events=events, namespace=namespace)
+            found += [wait] if wait else []
         return found
 
     def take(self, news: ObjectNews) -> Iterator[str]:
@@ -315,11 +338,19 @@ class RunPicture:
     def _take_events(self, news: ObjectNews) -> Iterator[str]:
         for event in news.items if news.what != "deleted" else ():
             for happening in self._happenings.take(event):
+                if happening.reason == "NotTriggerScaleUp":
+                    self._see_autoscaler(happening)
                 if not happening.job:
                     yield happening.text
                 # Outdated if a queue has suspended the job since.
                 elif not self._is_suspended:
                     self._refused[happening.job] = happening.message
+
+    def _see_autoscaler(self, happening: Happening) -> None:
+        pod = happening.about.removeprefix("Pod ")
+        self._unfit.pop(pod, None)
+        if has_no_group(happening.message):
+            self._unfit[pod] = happening.message
 
     def _take_job(self, news: ObjectNews) -> Iterator[str]:
         # By its uid: once this job is gone, another may have its name.
@@ -387,11 +418,23 @@ class RunPicture:
             elif others:
                 again = ", replacing an earlier pod"
             yield self._note(f"runs on node {pod.node}{again}", pod.host)
+            yield from self._see_image(pod)
         if pod.lost and not (before and before.lost):
             yield self._note(f"lost: {pod.lost}", pod.host)
         if pod.ended and not (before and before.ended):
             reason = "" if pod.ended.reason in ("Error", "Completed") else f", {pod.ended.reason}"
             yield self._note(f"ended with exit code {pod.ended.exit_code}{reason}", pod.host)
+
+    def _see_image(self, pod: PodState) -> Iterator[str]:
+        """Tells once that the image's tag was pushed again, and hosts run different programs."""
+        group = next(g for g in self._layout.groups if g.group.name == pod.group)
+        image = group.settings.image or self._layout.image
+        known = self._digests.setdefault(image, [])
+        if pod.image_digest.startswith("sha256:") and pod.image_digest not in known:
+            known.append(pod.image_digest)
+            if len(known) > 1:
+                what = f"{image} is {pod.image_digest} here, and {known[0]} on earlier hosts"
+                yield self._note(f"{what}: name it by its digest", pod.host)
 
     def _forget_refusals(self) -> None:
         """Drops refusals of groups that have all their pods."""
@@ -461,7 +504,7 @@ class KubernetesRun(FollowedRun):
             since=started.created_at,
             namespace=cluster.namespace,
         )
-        self._troubles = TroubleLog(repeat_seconds=REPEAT_SECONDS)
+        self._troubles = TroubleLog()
         self._following = Following(
             cluster,
             resource=self._resource,
@@ -470,12 +513,16 @@ class KubernetesRun(FollowedRun):
         )
         # Why the job was deleted before its end, which is recorded as a failure.
         self._given_up = ""
+        # Whether the job was deleted because its controller does not end it.
+        self._is_finished = False
         # Why `stop` could not delete the job.
         self._remains = ""
         self._is_stopped = threading.Event()
         # Set by `stop`: no further news comes.
         self._is_let_go = threading.Event()
         self._looked_at = float("-inf")
+        # When to ask again whether a wait that is over still lasts.
+        self._confirm_at = float("-inf")
         self._ended_at: float | None = None
         self._read_at: float | None = None
 
@@ -512,6 +559,8 @@ class KubernetesRun(FollowedRun):
                 EventName.JOB_DELETED if is_gone else EventName.JOB_STILL_STOPPING, job=self.name
             )
             self._remains = "" if is_gone else f"it is not gone after {seconds:g} s"
+            if is_gone:
+                note_ended(self._layout.job.run_dir, uid=self._uid)
         except StokerError as err:
             self._log.event(EventName.JOB_DELETE_FAILED, job=self.name, why=err.what)
             self._remains = err.what
@@ -555,7 +604,11 @@ class KubernetesRun(FollowedRun):
         if is_kept or self._picture.is_gone or not (state and state.has_ended):
             return
         try:
-            self._cluster.delete(self._resource, self.name, uid=self._uid)
+            repeated(
+                lambda: self._cluster.delete(self._resource, self.name, uid=self._uid),
+                sleep=self._cluster.sleep,
+                clock=self._cluster.clock,
+            )
             self._log.event(EventName.JOB_DELETED, job=self.name)
         except StokerError as err:
             self._log.event(EventName.JOB_DELETE_FAILED, job=self.name, why=err.what)
@@ -573,9 +626,12 @@ class KubernetesRun(FollowedRun):
 
     def _conclude(self) -> JobEnd:
         state = self._picture.state
+        # `stop` knows itself whether it is gone, and a job that was left has not ended.
+        if self._has_ended and not self._is_stopped.is_set():
+            note_ended(self._layout.job.run_dir, uid=self._uid)
         end = conclude(
             state if state and state.has_ended else None,
-            is_stopped=self._is_stopped.is_set(),
+            is_stopped=self._is_stopped.is_set() and not self._is_finished,
             layout=self._layout,
             pods=self._picture.all_pods,
             output=self._output,
@@ -694,21 +750,42 @@ class KubernetesRun(FollowedRun):
     def _look_at_troubles(self) -> None:
         if self._picture.has_ended or self._is_stopped.is_set():
             return
-        now = self._cluster.clock()
-        troubles = self._picture.troubles()
-        for _, words in self._troubles.news(troubles, now=now, utc=now_utc()):
-            self._say(words)
-        over = self._troubles.over(troubles, now=now)
-        if over is None:
+        self._tell_troubles()
+        if self._troubles.over() is None or self._cluster.clock() < self._confirm_at:
             return
-        if over.is_dead_node:
-            # The run is recorded as failed, with its output so far.
-            self._given_up = f"{over.what}; {over.fix}"
+        self._confirm_at = self._cluster.clock() + CONFIRM_SECONDS
+        # Not on what was seen before a control plane went away.
+        with contextlib.suppress(ServiceError):
+            found = self._cluster.find(self._resource, self.name)
+            self._take(ObjectNews(self._resource, "all", (found,) if found else ()))
+            self._take(self._following.pods_now())
+            self._tell_troubles()
+            over = self._troubles.over()
+            if over is not None and not self._picture.has_ended:
+                self._give_up(over)
+
+    def _tell_troubles(self) -> None:
+        now = self._cluster.clock()
+        for _, words in self._troubles.news(self._picture.troubles(now), now=now):
+            self._say(words)
+
+    def _give_up(self, over: Trouble) -> None:
+        """Ends a wait that has lasted too long.
+
+        Raises:
+            JobStoppedError: If the job has not trained.
+        """
+        if over.is_dead_node or over.is_finished:
+            # With the output so far; one that cannot be replaced is recorded as failed.
+            self._is_finished = over.is_finished
+            self._given_up = "" if over.is_finished else f"{over.what}; {over.fix}"
             self.stop()
             return
         where = f"{self._resource.plural} {self.name}"
         if not over.is_capacity:
-            raise JobStoppedError(over.what, where=where, fix=over.fix)
+            raise JobStoppedError(
+                f"{over.what} (for {over.fatal_after or 0:.0f} s)", where=where, fix=over.fix
+            )
         raise self._no_capacity(over, where=where)
 
     def _no_capacity(self, trouble: Trouble, *, where: str) -> NoCapacityError:
@@ -716,15 +793,16 @@ class KubernetesRun(FollowedRun):
         job = self._layout.job
         fix, types = trouble.fix, frozenset[str]()
         waited = trouble.what
-        if not trouble.key.startswith("refused"):
+        if not trouble.may_pass:
+            types = frozenset(g.instance_type for g in job.groups if g.name == trouble.group)
+        if trouble.key.startswith("unschedulable"):
             minutes = job.platform_settings.on_no_capacity.wait_minutes
             waited += f" (for {minutes} min, on_no_capacity.wait_minutes)"
-            types = frozenset(g.instance_type for g in job.groups if g.name == trouble.group)
             fix = f"give the cluster nodes of {', '.join(types)} (kubernetes.pools names their "
             fix += "labels), or let it wait longer"
             fix += f"; the next best plan: {job.next_best}" if job.next_best else ""
         error = NoCapacityError(waited, where=where, fix=fix)
-        error.types, error.may_pass = types, not types
+        error.types, error.may_pass = types, trouble.may_pass
         error.had_hosts = self._picture.had_dnn_hosts
         return error
 

@@ -3,7 +3,7 @@
 import hashlib
 import posixpath
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -81,6 +81,8 @@ _TOKEN_MODE = 0o400
 # With the dnn group's other results; in the claim for outputs, where there is one.
 PROFILE_FILE = f"{JOB_FOLDER}/output/profile/profile.json"
 GRACE_SECONDS = 120
+# Logs and temporary files, beyond a pod's volumes.
+_LOGS_BYTES = 1 << 30
 # The outline of a pod: where a patch must have maps and lists.
 _OUTLINE: Document = {
     "metadata": {"labels": {}, "annotations": {}},
@@ -313,6 +315,10 @@ def _pod_group(group: Group, *, name: str, settings: KubernetesSettings) -> PodG
     if cpu is None or memory is None:
         raise _unknown(group, "what a pod requests of its node, which daemons use as well,")
     requests: dict[str, Json] = {"cpu": str(cpu), "memory": str(memory)}
+    if storage := _storage_bytes(settings, patches, is_dnn=is_dnn):
+        # A node short of disk evicts first what uses more than it requests. No limit: logs and the
+        # image's own folders count, too, and an eviction restarts the run.
+        requests["ephemeral-storage"] = str(storage)
     limits: dict[str, Json] = {"memory": str(memory)}
     if settings.cpu_limit:
         # A CPU-bound training on a node was stopped in 97 % of the kernel's periods by it.
@@ -350,6 +356,18 @@ def _pod_group(group: Group, *, name: str, settings: KubernetesSettings) -> PodG
         gpus=gpus,
         grace_seconds=number(spec, "terminationGracePeriodSeconds", GRACE_SECONDS),
     )
+
+
+def _storage_bytes(
+    settings: KubernetesSettings, patches: Iterable[Document], *, is_dnn: bool
+) -> int:
+    """Returns what a pod's volumes may take of its node's disk, and its logs; 0 if unknown."""
+    on_node: list[Json] = [] if settings.output and is_dnn else [settings.scratch]
+    for volume in (v for patch in patches for v in mappings(patch, "spec", "volumes")):
+        folder = mapping(volume, "emptyDir")
+        on_node += [folder.get("sizeLimit")] if folder.get("medium") != "Memory" else []
+    sizes = [amount(str(size)) for size in on_node if size is not None]
+    return int(sum(sizes)) + _LOGS_BYTES if sizes else 0
 
 
 def _checked(

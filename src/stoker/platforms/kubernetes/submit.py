@@ -9,12 +9,14 @@ another job of that name is left alone.
 """
 
 import contextlib
+import json
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from stoker.errors import PlatformError, ServiceError, StokerError, TerminatedError
-from stoker.logs import EventName, Log
+from stoker.logs import EventName, Log, now_utc
 from stoker.platforms.kubernetes.api import (
     BUDGETS,
     CONFIG_MAPS,
@@ -47,7 +49,7 @@ from stoker.platforms.kubernetes.state import (
     resource_of,
 )
 from stoker.records import Json
-from stoker.records.base import Document, mapping
+from stoker.records.base import Document, mapping, write_text
 from stoker.settings import LEASE_MINUTES_FILE, LEASE_RENEWED_FILE
 
 # A runtime is deleted when the last TrainJob that uses it has gone.
@@ -56,6 +58,53 @@ GONE_SECONDS = 120.0
 TOKEN_BYTES = 32
 # What an earlier job of the name owned may be deleted a little later than it.
 LEFTOVER_SECONDS = 30.0
+
+
+# In the run's folder: the last job that was submitted from it, and when it had ended.
+_SUBMITTED = "submitted.json"
+
+
+def note_submitted(request: KubernetesRequest, *, uid: str, namespace: str) -> None:
+    """Writes down in the run's folder which job exists now, for a command that finds it gone."""
+    facts = {"platform": "kubernetes", "kind": text(request.main, "kind"), "job": request.name}
+    facts |= {"namespace": namespace, "uid": uid, "request_sha256": request.request_sha256}
+    _note(request.job.run_dir, {**facts, "when": now_utc()})
+
+
+def note_ended(run_dir: Path, *, uid: str) -> None:
+    """Adds that the job has ended, if it is the last one."""
+    found = _submitted(run_dir)
+    if text(found, "uid") == uid and "ended" not in found:
+        _note(run_dir, {**found, "ended": now_utc()})
+
+
+def vanished(cluster: ClusterApi, request: KubernetesRequest) -> str:
+    """Returns words on a job that was submitted from the run's folder and is gone without an end.
+
+    Empty if there is none.
+    """
+    found = _submitted(request.job.run_dir)
+    is_left = bool(found) and "ended" not in found and found.get("namespace") == cluster.namespace
+    name = text(found, "job")
+    if not is_left or cluster.find(resource_of(request.main), name) is not None:
+        return ""
+    return (
+        f"{text(found, 'kind')} {name} was submitted at {text(found, 'when')} and is gone: it may "
+        "have trained to its end, and its record is lost"
+    )
+
+
+def _submitted(run_dir: Path) -> Document:
+    with contextlib.suppress(OSError, ValueError):
+        return mapping(json.loads((run_dir / _SUBMITTED).read_text(encoding="utf-8")))
+    return {}
+
+
+def _note(run_dir: Path, facts: Document) -> None:
+    # The job runs, whatever the disk says.
+    with contextlib.suppress(OSError, StokerError):
+        run_dir.mkdir(parents=True, exist_ok=True)
+        write_text(run_dir / _SUBMITTED, json.dumps(facts, indent=2) + "\n")
 
 
 def provide_runtime(
