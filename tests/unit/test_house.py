@@ -123,17 +123,17 @@ def test_no_circle_of_imports_and_none_is_hidden_by_late_imports_or_types():
 # Lines of code of each room: no blank lines, comments or docstrings. It is raised only in a commit
 # of its own, which says what users get for it.
 BUDGET = {
-    "stoker": 2_650,
+    "stoker": 2_660,
     "catalog": 540,
-    "cli": 5_020,
+    "cli": 5_040,
     "decide": 2_830,
     "doctor": 450,
     "feed": 10_480,
     "host": 530,
     "kubeflow": 410,
-    "launch": 5_600,
+    "launch": 5_650,
     "pipelines": 1_100,
-    "platforms": 7_170,
+    "platforms": 7_420,
     "profile": 5_100,
     "records": 2_160,
     "report": 1_510,
