@@ -52,6 +52,7 @@ class EventName(StrEnum):
     BUDGET_SPENT = auto()  # constraints.max_usd is spent; the training is told to save and ended.
     CALL_REPEATED = auto()  # A service did not answer a call, which is repeated.
     CLOCK_JUMP = auto()  # The process was suspended; leases are not counted for this time.
+    CODE_DIFFERS = auto()  # A data host makes batches with other code than the trainer's.
     COMMAND_ENDED = auto()  # The training command ended, with its exit code and CPU time.
     COMMAND_KILLED = auto()  # The training command did not end in time and was killed.
     COMMAND_NOT_FOUND = auto()  # The training command does not exist.

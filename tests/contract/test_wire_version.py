@@ -17,9 +17,9 @@ from stoker.feed.wire.codec import Tag
 # After one that it would not (a limit that grew, say): the new digests alone.
 PINNED = {
     "version": 2,
-    "messages": "d6d3f35995f9f919",
+    "messages": "e04b3d0e60008f93",
     "trees": "52c3607ba96c49c6",
-    "pickles": "f997494fbe7094c8",
+    "pickles": "047832abde5969a1",
 }
 
 UNIONS = {

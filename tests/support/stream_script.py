@@ -2,8 +2,8 @@
 
 Prints one JSON line per batch: loader, epoch, batch, hash over its bytes, ids. With `pause_at`, it
 prints {"pause": n} before batch n of epoch `pause_epoch` is asked for and goes on after a line on
-stdin; with `pause_before`, before that epoch begins. `left` has the epochs that are left early, with
-the number of batches that are taken. With `until`, a file, it takes up epochs until that is there.
+stdin; with `pause_before`, before that epoch begins. `left` has the epochs that are left early, and
+after how many batches. With `until`, a file, it takes up epochs until that is there.
 """
 
 import hashlib

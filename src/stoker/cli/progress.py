@@ -61,6 +61,7 @@ _SPINNER_SECONDS = 1.5
 _WARNINGS = (
     EventName.BATCH_HANGS,
     EventName.BUDGET_NEARLY_SPENT,
+    EventName.CODE_DIFFERS,
     EventName.FEED_UNUSED,
     EventName.FEED_WRITE_FAILED,
     EventName.FEW_SHARDS,

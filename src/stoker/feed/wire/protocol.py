@@ -316,13 +316,14 @@ class Ship(Message, frozen=True, kw_only=True):
 
 
 class Ready(Message, frozen=True, kw_only=True):
-    """The session may have up to `credits` open requests."""
+    """The session may have up to `credits` open requests; `warning`: this host's code differs."""
 
     session: Identifier
     spec: Identifier
     credits: Count
     workers: Count
     versions: dict[str, str] = {}
+    warning: str = ""
 
 
 class Failed(Message, frozen=True, kw_only=True):
