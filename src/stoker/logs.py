@@ -161,6 +161,7 @@ class EventName(StrEnum):
     SPEC_RECEIVED = auto()  # A data host received a dataset.
     STACKS_WRITTEN = auto()  # A training process writes the stacks of its threads to the log.
     TOKEN_DELETE_FAILED = auto()  # The run's token could not be deleted from S3.
+    TOKEN_EXPOSED = auto()  # Other users of the host can change the run's token.
     TOKEN_MISSING = auto()  # No token: hosts cannot join, and a lost one is noticed late.
     TRAINING_CONTINUES = auto()  # Training continues after a wait for data.
     TRAINING_ENDED = auto()  # Training ended, with its status.

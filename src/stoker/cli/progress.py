@@ -74,6 +74,7 @@ _WARNINGS = (
     EventName.MLFLOW_FAILED,
     EventName.NO_PROGRESS,
     EventName.RECORD_WRITE_FAILED,
+    EventName.TOKEN_EXPOSED,
 )
 # Events whose text is shown as a note: no action is needed.
 _NOTES = (EventName.BATCHES_SEEDED, EventName.PROGRESS_RESUMED, EventName.WATCHDOG_IDLE)
