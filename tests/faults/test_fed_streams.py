@@ -161,6 +161,7 @@ LEFT: dict[str, dict[str, object]] = {
     "more prefetched": {"loader": PERSISTENT | {"prefetch_factor": 5}, "left": {"0": 1}},
     "after an error": {"kind": "resilient", "raise_at": 9, "left": {"0": 3}},
     "data pipe": {"kind": "pipe", "left": {"0": 0, "1": 2}, "epochs": 4},
+    "seeds of the loader's generator": {"generator": True, "left": {"0": 0, "1": 1}},
     "with a generator of its own": {"kind": "holding", "left": {"0": 0, "1": 2}},
 }
 

@@ -45,6 +45,7 @@ DEFAULTS = {
     "ask_length": False,
     "die_at": None,
     "loader": {"batch_size": 4},
+    "generator": False,
 }
 
 
@@ -159,12 +160,14 @@ def main() -> None:
     random.seed(7)
     np.random.seed(7)
     make = torch.utils.data.DataLoader if given["torch"] else stoker.DataLoader
+    generator = torch.Generator().manual_seed(3) if given["generator"] else None
     init = use_shard if given["init"] else None
     loaders = [
         make(
             dataset_of(given, number),
             num_workers=given["num_workers"],
             worker_init_fn=init,
+            generator=generator,
             **given["loader"],
         )
         for number in range(given["loaders"])
@@ -183,6 +186,8 @@ def main() -> None:
             text = str(warning.message)
             say(warning=text[text.index("was reported") :])
             break
+    if generator is not None:
+        say(generator=hashlib.sha256(generator.get_state().numpy().tobytes()).hexdigest()[:16])
     say(state=hashlib.sha256(torch.get_rng_state().numpy().tobytes()).hexdigest()[:16])
 
 
