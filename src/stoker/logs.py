@@ -52,6 +52,7 @@ class EventName(StrEnum):
     BUDGET_SPENT = auto()  # constraints.max_usd is spent; the training is told to save and ended.
     CALL_REPEATED = auto()  # A service did not answer a call, which is repeated.
     CLOCK_JUMP = auto()  # The process was suspended; leases are not counted for this time.
+    CODE_DIFFERS = auto()  # A data host makes batches with other code than the trainer's.
     COMMAND_ENDED = auto()  # The training command ended, with its exit code and CPU time.
     COMMAND_KILLED = auto()  # The training command did not end in time and was killed.
     COMMAND_NOT_FOUND = auto()  # The training command does not exist.
@@ -161,6 +162,7 @@ class EventName(StrEnum):
     SPEC_RECEIVED = auto()  # A data host received a dataset.
     STACKS_WRITTEN = auto()  # A training process writes the stacks of its threads to the log.
     TOKEN_DELETE_FAILED = auto()  # The run's token could not be deleted from S3.
+    TOKEN_EXPOSED = auto()  # Other users of the host can change the run's token.
     TOKEN_MISSING = auto()  # No token: hosts cannot join, and a lost one is noticed late.
     TRAINING_CONTINUES = auto()  # Training continues after a wait for data.
     TRAINING_ENDED = auto()  # Training ended, with its status.

@@ -1,13 +1,14 @@
 """Checks what the local platform plans (hosts and their cores), and what it refuses."""
 
 import dataclasses
+import os
 from pathlib import Path
 
 import pytest
 
 from stoker.errors import PlatformError, UsageError
 from stoker.platforms.base import JobSpec
-from stoker.platforms.local import SHARED_CORES, LocalPlatform, make_job_folder
+from stoker.platforms.local import SHARED_CORES, LocalPlatform, lock_run_folder, make_job_folder
 from stoker.records import Channel, Group
 from support.builders import group
 
@@ -99,3 +100,15 @@ def test_a_run_whose_folder_is_a_file_is_refused_in_words(tmp_path):
     with pytest.raises(PlatformError, match="the local run cannot start") as caught:
         platform.submit(request)
     assert caught.value.where == str(tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", ["logs", "hosts", "logs/data-algo-1.log", "hosts/algo-1"])
+def test_links_in_a_runs_folder_are_not_followed(name, tmp_path):
+    run, target = tmp_path / "run", tmp_path / "another"
+    target.mkdir()
+    (run / name).parent.mkdir(parents=True, exist_ok=True)
+    (run / name).symlink_to(target)
+    with pytest.raises(PlatformError, match=f"{name} is a link"):
+        lock_run_folder(run, run="run")
+    (run / name).unlink()
+    os.close(lock_run_folder(run, run="run"))

@@ -1,9 +1,11 @@
 """The parser of Prometheus's own client library reads the metrics endpoint."""
 
+import contextlib
 import json
 import re
 import socket
 import sys
+import threading
 import urllib.request
 from io import StringIO
 
@@ -11,14 +13,14 @@ import pytest
 import yaml
 
 from stoker.feed.wire.protocol import FeedWork, HostWork, Progress, WorkerWork
-from stoker.launch.prometheus import metrics_served
+from stoker.launch.prometheus import MAX_CONNECTIONS, metrics_served
 from stoker.launch.spending import Spending
 from stoker.logs import Log, parse_line
 from stoker.platforms.kubernetes import KubernetesPlatform
 from stoker.platforms.kubernetes.request import replicated_jobs
 from stoker.records import FeedSettings
 from stoker.records.training import Budget
-from support.cluster import free_port
+from support.cluster import free_port, wait_until
 from support.cluster_files import FOLDER
 from support.kubernetes_jobs import job
 
@@ -168,6 +170,27 @@ def test_the_port_is_on_loopback_and_free_again_after_the_run():
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(("127.0.0.1", port))
+
+
+def test_silent_connections_take_few_threads_and_delay_no_scrape():
+    pytest.importorskip("prometheus_client")
+    port, before = free_port(), threading.active_count()
+    with metrics_served(
+        FeedSettings(metrics_port=port),
+        Seen(),
+        spending=SPENDING,
+        watchdog=Waiting(),
+        run_id="r",
+        log=quiet_log(),
+    ):
+        with contextlib.ExitStack() as silent:
+            for _ in range(5 * MAX_CONNECTIONS):
+                silent.enter_context(socket.create_connection(("127.0.0.1", port)))
+            assert "stoker_steps_total" in scrape(port)
+            # Those that were replaced end at once, not after their timeout.
+            wait_until(
+                lambda: threading.active_count() <= before + MAX_CONNECTIONS + 1, "few threads", 5
+            )
 
 
 def not_served(port, coordinator):

@@ -17,9 +17,9 @@ from stoker.feed.wire.codec import Tag
 # After one that it would not (a limit that grew, say): the new digests alone.
 PINNED = {
     "version": 1,
-    "messages": "e887e4fed5873a36",
+    "messages": "92a7f40b898c8de9",
     "trees": "52c3607ba96c49c6",
-    "pickles": "f997494fbe7094c8",
+    "pickles": "047832abde5969a1",
 }
 
 UNIONS = {

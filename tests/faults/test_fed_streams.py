@@ -146,7 +146,44 @@ LOSSES: dict[str, dict[str, object]] = {
     "before its first batch": {"pause_before": 1},
     "with a generator of its own": {"pause_at": 5, "pause_epoch": 1, "kind": "holding"},
     "with a generator of its own, between epochs": {"pause_before": 2, "kind": "holding"},
+    "in an epoch that is then left": {"pause_at": 3, "left": {"0": 3}},
 }
+
+
+# Epochs of persistent streams that are left early, with the batches that are taken.
+LEFT: dict[str, dict[str, object]] = {
+    "at once, one worker": {"num_workers": 1, "left": {"0": 0}},
+    "at once, again and again": {"left": {"0": 0, "1": 0, "3": 0}, "epochs": 5},
+    "after some batches": {"left": {"0": 1, "1": 4}},
+    "in its last round": {"left": {"0": 9}},
+    # torch asks the other worker sooner then; of shards that end later, its timing decides.
+    "after a shard's end": {"kind": "first empty", "left": {"0": 2, "1": 1}},
+    "more prefetched": {"loader": PERSISTENT | {"prefetch_factor": 5}, "left": {"0": 1}},
+    "after an error": {"kind": "resilient", "raise_at": 9, "left": {"0": 3}},
+    "data pipe": {"kind": "pipe", "left": {"0": 0, "1": 2}, "epochs": 4},
+    "seeds of the loader's generator": {"generator": True, "left": {"0": 0, "1": 1}},
+    "with a generator of its own": {"kind": "holding", "left": {"0": 0, "1": 2}},
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_an_epoch_left_early_leaves_the_random_numbers_of_later_ones_as_torchs(hosts, name):
+    options = RANDOM | LEFT[name]
+    expected = torchs(**options)
+    assert run_script(options, script=SCRIPT).finish() == expected
+    for workers in (0, 1):
+        assert hosts.train(workers=workers, script=SCRIPT, **options).finish() == expected
+
+
+@pytest.mark.parametrize("name", ["at once, one worker", "data pipe"])
+def test_so_does_one_that_was_left_before_the_first_data_host_came(name):
+    options = RANDOM | LEFT[name]
+    with Cluster(agents=1, late=True) as cluster:
+        trainer = cluster.train(workers=0, script=SCRIPT, pause_before=1, **options)
+        trainer.until("pause")
+        cluster.start_agent(0)
+        trainer.go_on()
+        assert trainer.finish() == torchs(**options)
 
 
 LOST_WITH_A_HOST: dict[str, dict[str, object]] = {

@@ -1,6 +1,7 @@
 """A run ends, always: real runs on the local platform, ended in all the ways a run can end."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -36,6 +37,14 @@ def wait_for(name):
     while not path.exists():
         time.sleep(0.02)
 """
+CORE = (
+    TELL
+    + """
+import resource
+tell('core', resource.getrlimit(resource.RLIMIT_CORE)[0])
+wait_for('go')
+"""
+)
 STAY = TELL + "tell('ready', os.getpid()); time.sleep(300)\n"
 
 
@@ -95,6 +104,28 @@ if __name__ == "__main__":
     print("exact", are_exact and seen == list(range(64)), flush=True)
 """
 )
+
+
+@pytest.fixture
+def core_dumps():
+    before = resource.getrlimit(resource.RLIMIT_CORE)
+    if not before[1]:
+        pytest.skip("core dumps are off here")
+    resource.setrlimit(resource.RLIMIT_CORE, (before[1], before[1]))
+    yield before[1]
+    resource.setrlimit(resource.RLIMIT_CORE, before)
+
+
+def test_launchers_which_hold_the_keys_leave_no_core_dump_and_the_script_may(tmp_path, core_dumps):
+    with LocalJob(tmp_path, CORE, data=1, has_torch=False) as job:
+        assert int(job.wait_for_file("core")) == core_dumps
+        for host, pid in job.run.launchers.items():
+            until(
+                lambda pid=pid: psutil.Process(pid).rlimit(psutil.RLIMIT_CORE)[0] == 0,
+                what=f"{host} leaves none",
+            )
+        (tmp_path / "go").touch()
+        assert job.end().status == "succeeded"
 
 
 def test_a_normal_end_leaves_a_record_and_nothing_else(tmp_path):

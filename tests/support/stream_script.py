@@ -1,9 +1,9 @@
 """A training script over iterable datasets. Argument: one JSON object, see `DEFAULTS`.
 
 Prints one JSON line per batch: loader, epoch, batch, hash over its bytes, ids. With `pause_at`, it
-prints {"pause": n} before batch n of epoch `pause_epoch` is asked for and resumes after a line on
-stdin; with `pause_before`, before that epoch begins. With `until`, a file, it takes up epochs until
-that is there.
+prints {"pause": n} before batch n of epoch `pause_epoch` is asked for and goes on after a line on
+stdin; with `pause_before`, before that epoch begins. `left` has the epochs that are left early, and
+after how many batches. With `until`, a file, it takes up epochs until that is there.
 """
 
 import hashlib
@@ -34,6 +34,7 @@ DEFAULTS = {
     "pause_before": None,
     "until": None,
     "break_at": None,
+    "left": {},
     "raise_at": None,
     "loaders": 1,
     "rank": 0,
@@ -44,6 +45,7 @@ DEFAULTS = {
     "ask_length": False,
     "die_at": None,
     "loader": {"batch_size": 4},
+    "generator": False,
 }
 
 
@@ -62,6 +64,8 @@ class Stream(IterableDataset):
         assert info.dataset is self
         if given["kind"] == "unequal":
             return mine[: 5 * (info.id + 1)]
+        if given["kind"] == "first empty" and info.id == 0:
+            return []
         if given["kind"] == "initialised":
             return mine[self.start :: info.num_workers]
         return mine[info.id :: info.num_workers]
@@ -156,12 +160,14 @@ def main() -> None:
     random.seed(7)
     np.random.seed(7)
     make = torch.utils.data.DataLoader if given["torch"] else stoker.DataLoader
+    generator = torch.Generator().manual_seed(3) if given["generator"] else None
     init = use_shard if given["init"] else None
     loaders = [
         make(
             dataset_of(given, number),
             num_workers=given["num_workers"],
             worker_init_fn=init,
+            generator=generator,
             **given["loader"],
         )
         for number in range(given["loaders"])
@@ -180,6 +186,8 @@ def main() -> None:
             text = str(warning.message)
             say(warning=text[text.index("was reported") :])
             break
+    if generator is not None:
+        say(generator=hashlib.sha256(generator.get_state().numpy().tobytes()).hexdigest()[:16])
     say(state=hashlib.sha256(torch.get_rng_state().numpy().tobytes()).hexdigest()[:16])
 
 
@@ -188,6 +196,7 @@ def run_epoch(given: dict, epoch: int, loaders: list) -> None:
         say(lengths=[len(loader) for loader in loaders])
     iterators = [iter(loader) for loader in loaders]
     batch = 0
+    left_at = given["left"].get(str(epoch))
     while any(iterator is not None for iterator in iterators):
         for number, iterator in enumerate(iterators):
             if iterator is None:
@@ -196,6 +205,8 @@ def run_epoch(given: dict, epoch: int, loaders: list) -> None:
             if (batch, epoch, number) == (given["pause_at"], given["pause_epoch"], 0):
                 say(pause=batch)
                 sys.stdin.readline()
+            if batch == left_at:
+                return
             try:
                 value = next(iterator)
             except StopIteration:

@@ -34,6 +34,24 @@ def test_a_folder_that_cannot_be_made_is_said_too(tmp_path):
     )
 
 
+@pytest.mark.parametrize("link", ["dnn-a.log", "."])
+def test_links_are_not_followed(link, tmp_path):
+    target, logs = tmp_path / "another", tmp_path / "logs"
+    if link == ".":
+        target.mkdir()
+        logs.symlink_to(target)
+    else:
+        logs.mkdir()
+        target.write_text("another run's\n")
+        (logs / link).symlink_to(target)
+    files = LogFiles(logs)
+    told = f"cannot write {logs / 'dnn-a.log'}: {(logs / link).name} is a link, which is not"
+    assert files.write(line("step 1")).startswith(told)
+    assert files.write(line("step 2")) == ""
+    files.close()
+    assert list(target.iterdir()) == [] if link == "." else target.read_text() == "another run's\n"
+
+
 def test_only_a_disk_without_any_space_is_full(tmp_path, monkeypatch):
     usage = namedtuple("usage", "total used free")
     assert full_disk(tmp_path) == full_disk(tmp_path / "missing") == ""

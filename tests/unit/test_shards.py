@@ -184,18 +184,41 @@ def test_a_new_process_is_given_the_random_states_that_were_told_last():
     assert (start.state, start.earlier, start.made) == (b"of the second epoch", (), 1)
 
 
-def test_a_new_process_is_told_what_was_made_of_epochs_that_were_stopped_early():
+def left(books: ShardScheduler) -> None:
+    books.begin()
+    books.mark_complete()
+
+
+def test_a_new_process_is_told_what_torchs_worker_would_have_made_of_epochs_that_were_left():
     books = settled(1, persists=True)
     books.assign(0.0)
     answer(books, "a", 0)
+    books.take(0.0)
+    left(books)
     for _ in range(2):
+        # Left before anything was asked for.
         books.begin()
-        books.begin()
-        books.assign(0.0)
+        left(books)
     books.begin()
+    books.assign(0.0)
     books.mark_lost("a")
+    left(books)
+    books.begin()
     start = books.stream_of(0, shared_seed=None)
-    assert (start.state, start.earlier) == (b"", (2, 2, 2))
+    assert (start.state, start.earlier, start.epochs_before) == (b"", (3, 2, 2, 2), 4)
+
+
+def test_batches_are_counted_as_torch_asks_for_them_where_a_shard_has_ended():
+    books = settled(2, persists=True)
+    books.assign(0.0)
+    answer(books, "a", 0)
+    books.ended("a", 2, generation=books.stream_of(2, shared_seed=None).generation)
+    answer(books, "a", 1)
+    answer(books, "a", 3)
+    for _ in range(3):
+        books.take(0.0)
+    # 0 to 3 first, 4 and 5 after 0 and 1; for the end at 2 and for 3 the shard that is left.
+    assert [shard.sent for shard in books._shards] == [3, 5]
 
 
 def test_nothing_is_asked_for_once_nobody_wants_it():

@@ -1,5 +1,8 @@
 """Shards give every batch once, in the order of torch's loader, whatever happens in any order."""
 
+import itertools
+from collections import deque
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -13,6 +16,32 @@ Ask = tuple[str, int, int]
 def torchs_order(lengths: list[int]) -> list[int]:
     rounds = range(max(lengths, default=0))
     return [p * len(lengths) + s for p in rounds for s, n in enumerate(lengths) if p < n]
+
+
+def torchs_asks(lengths: list[int], *, prefetch: int, taken: int) -> list[int]:
+    """Returns what torch's loader has asked of each worker once `taken` batches are returned.
+
+    As its code does it, where batches arrive in their order.
+    """
+    asked, is_active, tasks = [0] * len(lengths), [True] * len(lengths), deque[tuple[int, int]]()
+    turns = itertools.cycle(range(len(lengths)))
+
+    def put() -> None:
+        worker = next((w for w in itertools.islice(turns, len(lengths)) if is_active[w]), None)
+        if worker is not None:
+            tasks.append((worker, asked[worker]))
+            asked[worker] += 1
+
+    for _ in range(prefetch * len(lengths)):
+        put()
+    while taken:
+        worker, position = tasks.popleft()
+        if not is_active[worker]:
+            continue
+        is_active[worker] = position < lengths[worker]
+        taken -= is_active[worker]
+        put()
+    return asked
 
 
 def digest_of(shard: int, count: int) -> int:
@@ -34,6 +63,8 @@ class AnyOrderOfShards(RuleBasedStateMachine):
         self.now = 0.0
         self.peers: set[str] = set()
         self.deaths = [0] * len(lengths)
+        self.persists = persists
+        self.epochs: list[list[int]] = []
         self.begin()
 
     def begin(self) -> None:
@@ -50,6 +81,9 @@ class AnyOrderOfShards(RuleBasedStateMachine):
             position, shard = divmod(number, len(self.lengths))
             assert peer in self.peers
             assert shard == start.shard
+            if self.persists:
+                assert list(start.earlier) == [epoch[shard] for epoch in self.epochs]
+                assert start.epochs_before == len(self.epochs)
             assert start.digest == digest_of(shard, start.made)
             assert start.made <= position < self.taken_of(shard) + self.prefetch
             ask = (str(peer), number, start.generation)
@@ -156,8 +190,23 @@ class AnyOrderOfShards(RuleBasedStateMachine):
         self.schedule.take(self.now)
         self.step()
 
+    @precondition(lambda self: self.flying)
+    @rule(rounds=st.integers(1, 6))
+    def go_on(self, rounds: int) -> None:
+        for _ in range(rounds):
+            self.step()
+            for ask in sorted(self.flying):
+                self.flying.discard(ask)
+                if self.answer(ask):
+                    self.arrived.add(ask[1])
+                    self.deaths[ask[1] % len(self.lengths)] = 0
+            while self.schedule.is_there(self.schedule.head) and not self.schedule.is_over():
+                self.take()
+
     @rule()
     def leave_the_epoch(self) -> None:
+        taken = len(self.delivered)
+        self.epochs.append(torchs_asks(self.lengths, prefetch=self.prefetch, taken=taken))
         self.schedule.begin()
         self.schedule.mark_complete()
         assert self.schedule.is_over()
@@ -175,14 +224,7 @@ class AnyOrderOfShards(RuleBasedStateMachine):
         self.now += 100.0
         self.grant("rescue", 2)
         self.now += 100.0
-        for _ in range(4 * sum(self.lengths) + 20):
-            self.step()
-            for ask in sorted(self.flying):
-                self.flying.discard(ask)
-                if self.answer(ask):
-                    self.arrived.add(ask[1])
-            while self.schedule.is_there(self.schedule.head) and not self.schedule.is_over():
-                self.take()
+        self.go_on(rounds=4 * sum(self.lengths) + 20)
         assert self.schedule.is_over()
         assert self.delivered == torchs_order(self.lengths)
 

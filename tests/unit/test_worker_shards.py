@@ -159,13 +159,21 @@ def test_a_new_process_goes_on_with_the_random_states_that_it_is_given(kind, sta
     assert vars_of(again[0]) != vars_of(first)
 
 
-def test_what_was_made_of_an_epoch_that_was_stopped_early_is_made_again(start):
-    worker = start(Holding())
-    worker.make(0, persists=True)
-    worker.make(1, persists=True)
-    expected = worker.make(0, epoch_id=1, persists=True)
-    again = start(Holding()).make(0, epoch_id=1, persists=True, earlier=(2,))
-    assert vars_of(again) == vars_of(expected)
+@pytest.mark.parametrize("made", [0, 1, 2])
+def test_epochs_that_were_left_are_made_as_far_as_torchs_worker_makes_them(made, start):
+    """Three epochs: 2, 0 and 4 batches, of which torch's worker makes all before the next one."""
+    stream = functools.partial(dict, persists=True)
+    torchs = start(Holding())
+    for epoch, count in enumerate((2, 0, 4)):
+        for position in range(count):
+            torchs.make(position, epoch_id=epoch, **stream(epochs_before=epoch))
+    expected = torchs.make(0, epoch_id=3, **stream(epochs_before=3))
+    kept = start(Holding())
+    for position in range(made):
+        kept.make(position, **stream())
+    last = {"epoch_id": 3, **stream(epochs_before=3, earlier=(2, 0, 4))}
+    for worker in (kept, start(Holding())):
+        assert vars_of(worker.make(0, **last)) == vars_of(expected)
 
 
 def test_states_are_told_once_an_epoch_and_by_streams_that_persist_only(start):

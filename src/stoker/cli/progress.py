@@ -61,6 +61,7 @@ _SPINNER_SECONDS = 1.5
 _WARNINGS = (
     EventName.BATCH_HANGS,
     EventName.BUDGET_NEARLY_SPENT,
+    EventName.CODE_DIFFERS,
     EventName.FEED_UNUSED,
     EventName.FEED_WRITE_FAILED,
     EventName.FEW_SHARDS,
@@ -73,6 +74,7 @@ _WARNINGS = (
     EventName.MLFLOW_FAILED,
     EventName.NO_PROGRESS,
     EventName.RECORD_WRITE_FAILED,
+    EventName.TOKEN_EXPOSED,
 )
 # Events whose text is shown as a note: no action is needed.
 _NOTES = (EventName.BATCHES_SEEDED, EventName.PROGRESS_RESUMED, EventName.WATCHDOG_IDLE)

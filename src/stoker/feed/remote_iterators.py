@@ -169,7 +169,8 @@ def num_local_workers(loader: "DataLoader[object]", process: TrainerProcess) -> 
 
 
 def _packed(spec: DatasetSpec, process: TrainerProcess) -> PackedSpec:
-    packed = pack_spec(spec, max_bytes=process.settings.feed.max_dataset_bytes)
+    feed = process.settings.feed
+    packed = pack_spec(spec, max_bytes=feed.max_dataset_bytes, checks_code=feed.code_check != "off")
     for warning in packed.warnings:
         Log(run=process.settings.run_id, host=process.settings.host).event(
             EventName.LARGE_DATASET, text=warning

@@ -7,6 +7,7 @@ import contextlib
 import math
 import os
 import re
+import resource
 import socket
 import time
 from collections.abc import Iterator, Mapping
@@ -204,6 +205,12 @@ def num_accelerators(environ: Mapping[str, str]) -> int:
 
 def has_interface(name: str) -> bool:
     return any(known == name for _, known in socket.if_nameindex())
+
+
+def turn_off_core_dumps() -> None:
+    """Keeps this process, which has the run's keys, and later children from leaving core dumps."""
+    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
 
 
 @contextlib.contextmanager

@@ -61,6 +61,8 @@ def serve(run: HostRun) -> int:
         raise FeedLostError(
             f"the agent cannot start: {err}", where=f"host {run.topology.host}"
         ) from err
+    # After the fork server's start: what a dataset's crash leaves is the user's.
+    machine.turn_off_core_dumps()
     # The agent's own children: it reads their exit status itself.
     own = {child.pid for child in psutil.Process().children()}
     # Now that the agent listens: trainers connect as soon as the leader has accepted this host.

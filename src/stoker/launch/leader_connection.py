@@ -8,11 +8,13 @@ trainers continue, and a data host that serves one knows that the run is alive.
 
 import contextlib
 import errno
+import os
 import queue
 import random
 import secrets
 import signal
 import socket
+import stat
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -579,7 +581,11 @@ def keys_of(settings: ProcessSettings, topology: Topology, log: Log) -> Keys | N
     if len(topology.hosts) == 1:
         return None
     if settings.token_file:
-        return Keys.from_token(read_token(settings.token_file))
+        keys = Keys.from_token(read_token(settings.token_file))
+        if os.stat(settings.token_file).st_mode & stat.S_IWOTH:
+            text = "any user of this host can change the run's token: set its mode to 600"
+            log.event(EventName.TOKEN_EXPOSED, file=str(settings.token_file), text=text)
+        return keys
     if topology.data_hosts:
         raise UsageError(
             "a run with a data group needs a token, which authenticates its hosts",

@@ -5,11 +5,12 @@ read its metric. The endpoint is plain HTTP without authentication, on loopback 
 `feed.metrics_address` is set; it shows host names and counts, never a token or a sample.
 """
 
+import socket
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
-from socketserver import BaseServer
+from contextlib import contextmanager, suppress
+from socketserver import BaseServer, ThreadingTCPServer
 from typing import Literal, NamedTuple, cast
 
 import msgspec
@@ -24,6 +25,8 @@ from stoker.records import FeedSettings
 
 # Timeout of a scraper's request.
 REQUEST_SECONDS = 10.0
+# Connections, each with a thread; one more replaces the oldest.
+MAX_CONNECTIONS = 16
 LOOPBACK = "127.0.0.1"
 _LABELS: dict[type[msgspec.Struct], tuple[str, ...]] = {
     Progress: ("run", "rank"),
@@ -238,4 +241,31 @@ def _start(metrics: Metrics, address: str, port: int) -> tuple[BaseServer, threa
     handler = cast("type", server.RequestHandlerClass)
     # start_http_server has no timeout; the standard library's handler reads this attribute.
     server.RequestHandlerClass = type("Handler", (handler,), {"timeout": REQUEST_SECONDS})
+    _bound(cast("ThreadingTCPServer", server))
     return server, thread
+
+
+def _bound(server: ThreadingTCPServer) -> None:
+    """Bounds the connections that are open at a time."""
+    connections: list[socket.socket] = []
+    lock = threading.Lock()
+    begin, work = server.process_request, server.process_request_thread
+
+    def process_request(request: socket.socket, address: object) -> None:
+        with lock:
+            connections.append(request)
+            while len(connections) > MAX_CONNECTIONS:
+                # Its thread ends: it reads the end of the request.
+                with suppress(OSError):
+                    connections.pop(0).shutdown(socket.SHUT_RDWR)
+        begin(request, address)
+
+    def process_request_thread(request: socket.socket, address: object) -> None:
+        try:
+            work(request, address)
+        finally:
+            with lock, suppress(ValueError):
+                connections.remove(request)
+
+    server.process_request = process_request  # type: ignore[method-assign, assignment]
+    server.process_request_thread = process_request_thread  # type: ignore[method-assign, assignment]

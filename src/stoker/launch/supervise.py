@@ -209,6 +209,8 @@ def supervise(
         # launcher's session, which identifies a host's processes.
         process_group=0,
     )
+    # Those of the training are the user's.
+    machine.turn_off_core_dumps()
     log.event(EventName.COMMAND_STARTED, pid=process.pid)
     assert process.stdout is not None
     assert process.stderr is not None

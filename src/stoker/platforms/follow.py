@@ -4,6 +4,7 @@ SageMaker is polled, Kubernetes is watched. Local hosts write their log files th
 """
 
 import contextlib
+import errno
 import os
 import shutil
 import threading
@@ -232,6 +233,7 @@ class LogFiles:
         name = self._latest.setdefault(first, first)
         if first not in self._begun:
             self._folder.mkdir(parents=True, exist_ok=True)
+            _refuse_link(self._folder)
             for stale in (more, f"{more}.old"):
                 (self._folder / stale).unlink(missing_ok=True)
         if self._sizes[name] > MAX_LOG_BYTES // (3 * len(self._latest)):
@@ -248,6 +250,7 @@ class LogFiles:
     def _write(self, name: str, text: str) -> None:
         if name not in self._open:
             self._folder.mkdir(parents=True, exist_ok=True)
+            _refuse_link(self._folder / name)
             mode = "a" if name in self._begun else "w"
             self._open[name] = (self._folder / name).open(mode, encoding="utf-8")
             self._begun.add(name)
@@ -262,6 +265,12 @@ class LogFiles:
                 with contextlib.suppress(OSError):
                     file.close()
             self._open.clear()
+
+
+def _refuse_link(path: Path) -> None:
+    # One to a device overwrites nothing.
+    if path.is_symlink() and not path.is_char_device():
+        raise OSError(errno.ELOOP, f"{path.name} is a link, which is not followed")
 
 
 def take_lines(rest: bytearray, chunk: bytes) -> list[bytes]:

@@ -189,10 +189,19 @@ def lock_run_folder(folder: Path, *, run: str) -> int:
     """Locks the run's folder and returns the descriptor that holds the lock.
 
     Raises:
-        PlatformError: If hosts of this run still run.
+        PlatformError: If hosts of this run still run, or links in the folder lead out of it.
         OSError: If the folder cannot be created.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    # What is written or emptied below them would be another folder's.
+    written = (folder / "hosts", folder / "logs", *folder.glob("hosts/*"), *folder.glob("logs/*"))
+    link = next((path for path in written if path.is_symlink()), None)
+    if link is not None:
+        raise PlatformError(
+            f"{link} is a link, which a run does not follow",
+            where=f"folder {folder}",
+            fix="remove the link, or choose another --name",
+        )
     lock = os.open(folder, os.O_RDONLY)
     try:
         # Launchers inherit the open folder: the lock holds until all have ended, even if this

@@ -211,6 +211,8 @@ class FeedSettings(Record, frozen=True, kw_only=True):
         unshippable: If a dataset cannot be pickled: error fails the training, local makes its
             batches on the trainer's host. None: local with `num_workers=0` and for PyTorch's own
             loaders with `replace_dataloader: auto`; else error.
+        code_check: If a data host has imported other code than the trainer, of the modules that a
+            dataset uses: error makes no batches there, warn only says so.
         replace_dataloader: Whether PyTorch's own loaders are fed. auto: unless the script imports
             stoker's.
         shards: Shards of an iterable dataset per rank, in place of `num_workers`. Only for datasets
@@ -235,6 +237,7 @@ class FeedSettings(Record, frozen=True, kw_only=True):
     sample_timeout_seconds: PositiveFloat | None = None
     max_dataset_bytes: PositiveInt = 1 << 30
     unshippable: Literal["error", "local"] | None = None
+    code_check: Literal["error", "warn", "off"] = "error"
     replace_dataloader: ReplaceDataLoader = "auto"
     shards: Annotated[int, msgspec.Meta(ge=1, le=4096)] | None = None
     port: Annotated[int, msgspec.Meta(ge=1024, le=65534)] = 7600

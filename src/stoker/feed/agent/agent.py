@@ -226,12 +226,19 @@ class Service:
                     credits=session.credits,
                     workers=self._workers,
                     versions=self._versions,
+                    warning=hosted.warning,
                 )
                 self.outbox.send(session, ready)
             elif hosted.state == "failed":
                 # Until it is opened again, on another connection or for the next epoch.
                 session.is_ready = False
-                self._fail(session, hosted.reason, hosted.error, is_of_host=not hosted.error)
+                self._fail(
+                    session,
+                    hosted.reason,
+                    hosted.error,
+                    is_of_host=not hosted.error,
+                    fix=hosted.fix,
+                )
         if hosted.state == "failed":
             self._log.event(EventName.SPEC_FAILED, spec=hosted.digest, reason=hosted.reason)
             # The next session that opens it sends it again: there may be enough memory then.
@@ -239,10 +246,17 @@ class Service:
             self.dispatch.cancel_queued("the dataset failed on this host", spec=hosted.digest)
 
     def _fail(
-        self, session: AgentSession, reason: str, error: bytes = b"", *, is_of_host: bool = False
+        self,
+        session: AgentSession,
+        reason: str,
+        error: bytes = b"",
+        *,
+        is_of_host: bool = False,
+        fix: str = "",
     ) -> None:
         if not error:
-            fix = "see that host's log; give it more memory, or fewer workers" if is_of_host else ""
+            if is_of_host and not fix:
+                fix = "see that host's log; give it more memory, or fewer workers"
             kind = FeedLostError if is_of_host else FeedError
             raised = kind(reason, where=f"host {self._host}", fix=fix)
             error = pack_error(raised, host=self._host, where="the agent")
@@ -370,7 +384,9 @@ class Agent:
         The calling thread must live as long as the agent: the fork server ends with it.
         """
         # First: it must not inherit zmq's descriptors, nor the limit that is raised below.
-        fork_server = ForkServer(host=self._host)
+        fork_server = ForkServer(
+            host=self._host, refuses_other_code=self._feed.code_check == "error"
+        )
         # Each unauthenticated connection takes an open file.
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         with contextlib.suppress(OSError, ValueError):

@@ -28,11 +28,18 @@ STOP_SECONDS = 5.0
 MAX_UNUSED_SPECS = 2
 
 
+MEND_CODE = (
+    "give all hosts the same image and the same files, and start anew those that had others; "
+    "feed.code_check: warn makes batches in spite of it"
+)
+
+
 class StartDataset(msgspec.Struct, frozen=True, tag=True):
     """Order to fork a dataset process; spec and channel are passed as file descriptors."""
 
     spec: str
     host: str
+    refuses_other_code: bool
 
 
 class Fork(msgspec.Struct, frozen=True, tag=True):
@@ -55,10 +62,22 @@ class Kill(msgspec.Struct, frozen=True, tag=True):
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
-    """Report of a dataset process that the spec is loaded, or the error, for `unpack_error`."""
+    """Report of a dataset process that the spec is loaded, or why not.
+
+    Attributes:
+        error: For `unpack_error`.
+        is_of_host: The spec was not loaded because this host has other code than the trainer.
+        warning: It was loaded in spite of that.
+    """
 
     error: bytes = b""
     summary: str = ""
+    is_of_host: bool = False
+    warning: str = ""
+
+    @property
+    def has_failed(self) -> bool:
+        return bool(self.error) or self.is_of_host
 
 
 class Exited(msgspec.Struct, frozen=True, tag=True):
@@ -150,8 +169,9 @@ class DatasetProcess:
 class ForkServer:
     """The fork server; it ends with the thread that starts it."""
 
-    def __init__(self, *, host: str) -> None:
+    def __init__(self, *, host: str, refuses_other_code: bool = False) -> None:
         self._host = host
+        self._refuses_other_code = refuses_other_code
         ours, theirs = channel_pair()
         with theirs:
             self._process = subprocess.Popen(
@@ -171,7 +191,8 @@ class ForkServer:
         """Starts a dataset process for the spec in `memory`, which the caller closes."""
         ours, theirs = channel_pair()
         try:
-            self.channel.send(pack(StartDataset(spec, self._host)), [memory, theirs.fileno()])
+            order = StartDataset(spec, self._host, self._refuses_other_code)
+            self.channel.send(pack(order), [memory, theirs.fileno()])
             # It has to be sent before its descriptors are closed, here and by the caller.
             deadline = time.monotonic() + STOP_SECONDS
             while self.channel.wants_write and (left := deadline - time.monotonic()) > 0:
@@ -216,6 +237,8 @@ class HostedSpec:
         since: Monotonic seconds of the last change, or of the last piece that arrived.
         shipper: Routing id of the trainer that sends it; empty: several were asked.
         error: What the spec itself raised, for `unpack_error`; empty: only this host cannot use it.
+        fix: What to do about that; empty: as where memory is short.
+        warning: How this host's code differs from the trainer's.
         first_worker, worker_step: Ids of its data workers, as every trainer sets them.
     """
 
@@ -227,6 +250,8 @@ class HostedSpec:
     arrival: Arrival | None = None
     reason: str = ""
     error: bytes = b""
+    fix: str = ""
+    warning: str = ""
     first_worker: int = 0
     worker_step: int = 1
     was_wrong: bool = False
@@ -268,7 +293,7 @@ class HostedSpec:
         if dataset_process.channel.fileno() in ready:
             dataset_process.handle()
         loaded = dataset_process.loaded
-        has_failed = dataset_process.channel.is_closed or (loaded is not None and loaded.error)
+        has_failed = dataset_process.channel.is_closed or (loaded is not None and loaded.has_failed)
         if self.state == "loading" and has_failed:
             # The channels of workers that are not forked yet have ended with it. Seen as deaths,
             # they would start others, in a dataset process that is gone.
@@ -285,8 +310,10 @@ class HostedSpec:
         if dataset_process is None:
             return False
         if self.state == "loading" and dataset_process.loaded is not None:
-            self.state = "failed" if dataset_process.loaded.error else "ready"
-            self.reason, self.error = dataset_process.loaded.summary, dataset_process.loaded.error
+            loaded = dataset_process.loaded
+            self.state = "failed" if loaded.has_failed else "ready"
+            self.reason, self.error, self.warning = loaded.summary, loaded.error, loaded.warning
+            self.fix = MEND_CODE if loaded.is_of_host else ""
             self.since = time.monotonic()
             return True
         if self.state in ("loading", "ready") and dataset_process.channel.is_closed:

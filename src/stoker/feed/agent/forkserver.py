@@ -13,12 +13,10 @@ import functools
 import gc
 import importlib
 import os
-import re
 import select
 import signal
 import socket
 import sys
-import sysconfig
 import time
 import traceback
 from collections import deque
@@ -35,6 +33,7 @@ from stoker.feed.agent.dataset_process import (
     to_fork_server,
 )
 from stoker.feed.wire.dataset import DatasetSpec, pack_error, read_place, read_spec
+from stoker.feed.wire.imported_code import INSTALLED, imported_code
 from stoker.feed.workers.pipe import Pipe, Received, channel_pair, pack
 from stoker.host.spawn import end_with_parent
 
@@ -44,11 +43,6 @@ END_SECONDS = 2.0
 # have made their first batch, and need not share a core with the fork. The script's next loader may
 # follow within a third of a second.
 SPARE_SECONDS = 0.15
-
-_INSTALLED = re.compile(
-    rf"^{re.escape(sysconfig.get_path('stdlib'))}{os.sep}|{os.sep}(site|dist)-packages{os.sep}"
-)
-
 
 # Modules that no dataset has named.
 _known: set[str] = set()
@@ -180,8 +174,9 @@ class _Modules:
         for name in news:
             path = getattr(sys.modules.get(name), "__file__", None)
             # What is not installed may be edited in a run.
-            if path and not _INSTALLED.search(path):
+            if path and not INSTALLED.search(path):
                 self._files[path] = _version_of(path)
+        imported_code().note(news)
         _known.update(news)
         is_on_accelerator = sys.modules["torch"].cuda.is_initialized()
         if len(sys._current_frames()) > num_threads or is_on_accelerator:
@@ -442,20 +437,33 @@ def _unpack(order: StartDataset, memory: int, channel: Pipe) -> DatasetSpec | No
         # The agent wrote it through the same descriptor.
         os.lseek(memory, 0, os.SEEK_SET)
         with open(memory, "rb", closefd=False) as file:
+            place = read_place(file)
+            # Before unpickling, which may fail with other code.
+            place.enter()
+            other_code = imported_code().differences(place.code)
+            if other_code and order.refuses_other_code:
+                _refuse(channel, Loaded(summary=other_code, is_of_host=True))
+                return None
+            file.seek(0)
             spec = read_spec(file)
     except Exception as err:
         packed = pack_error(err, host=order.host, where="the dataset process")
-        channel.send(pack(Loaded(packed, f"{type(err).__name__}: {err}")))
-        while channel.wants_write:
-            select.select([], [channel], [])
-            channel.flush()
+        _refuse(channel, Loaded(packed, f"{type(err).__name__}: {err}"))
         return None
     finally:
         os.close(memory)
     # A collection in a worker would copy the dataset's pages.
     gc.freeze()
-    channel.send(pack(Loaded()))
+    channel.send(pack(Loaded(warning=other_code)))
     return spec
+
+
+def _refuse(channel: Pipe, loaded: Loaded) -> None:
+    """Sends why nothing is loaded; this process ends next."""
+    channel.send(pack(loaded))
+    while channel.wants_write:
+        select.select([], [channel], [])
+        channel.flush()
 
 
 if __name__ == "__main__":

@@ -79,6 +79,7 @@ class Answers:
         self._max_bytes = memory.max_message_bytes(feed)
         self._accepts_pickles = feed.accept_pickles
         self._unpack_agent = protocol.Unpacker(protocol.FromAgent)
+        self._warned: set[tuple[str, str]] = set()
         self._unpack_batch = protocol.Unpacker(protocol.Made)
 
     def take(self, link: AgentLink, frames: Sequence[zmq.Frame]) -> None:
@@ -293,6 +294,11 @@ class Answers:
             workers=message.workers,
             credits=message.credits,
         )
+        host, warning = link.member.host, message.warning
+        if warning and (host, warning) not in self._warned:
+            self._warned.add((host, warning))
+            text = f"data host {host} makes batches with {warning}"
+            self._shared.log.event(EventName.CODE_DIFFERS, agent=host, text=text)
 
     def _take_failed(self, link: AgentLink, message: protocol.Failed, error: BaseException) -> None:
         """Handles that no host can use the spec, or only this one cannot."""

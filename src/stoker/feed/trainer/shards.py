@@ -18,9 +18,9 @@ deterministic one may be missing.
 
 With persistent workers random states carry over from epoch to epoch (see session). A process sends
 them with the first batch of an epoch and with the end of its shard, and a new process of the shard
-begins with them. Where an epoch was left before its end, the new process first makes what was asked
-of that epoch. What a dataset changed in itself in earlier epochs is not handed over: a new process
-has it as it was shipped.
+begins with them. Of an epoch that is left before its end, torch's worker still makes what it was
+asked for ahead; so does a process here, before it begins another epoch. What a dataset changed in
+itself in earlier epochs is not handed over: a new process has it as it was shipped.
 """
 
 from dataclasses import dataclass, field
@@ -42,14 +42,16 @@ class Shard:
     Attributes:
         generation: Counts its starts; an answer of another one is refused.
         asked, arrived, taken: Positions below were asked for, have come, were delivered.
+        sent: Positions below would have been asked for by torch's loader, and so were drawn.
         digest: Checksum of everything that has arrived.
         early: Checksums of positions that overtook others (there may be two connections).
         end: How many batches it has, once that is known.
         losses: Deaths in a row without one more batch.
         state: Random states at the beginning of this epoch or an earlier one; empty: as it is
             seeded.
-        earlier: Batches that were asked of each epoch since then.
+        earlier: `sent` of each epoch since then.
         state_at_end: The next epoch begins with it.
+        is_left_out: torch's loader has learned that it is exhausted.
     """
 
     owner: Peer | None = None
@@ -59,7 +61,9 @@ class Shard:
     digest: int = 0
     early: dict[int, int] = field(default_factory=dict)
     taken: int = 0
+    sent: int = 0
     end: int | None = None
+    is_left_out: bool = False
     losses: int = 0
     state: bytes = b""
     earlier: list[int] = field(default_factory=list)
@@ -69,14 +73,15 @@ class Shard:
         """Records, after an epoch, what the next one's random states follow from."""
         if self.state_at_end:
             self.state, self.earlier = self.state_at_end, []
-        elif self.asked:
-            self.earlier.append(self.asked)
+        else:
+            self.earlier.append(self.sent)
         self.state_at_end = b""
 
-    def begin(self, *, is_kept: bool) -> None:
+    def begin(self, *, is_kept: bool, prefetch: int) -> None:
         if not is_kept:
             self.owner, self.generation = None, self.generation + 1
         self.asked = self.arrived = self.digest = self.taken = self.losses = 0
+        self.sent, self.is_left_out = prefetch, False
         self.end = None
         self.early.clear()
 
@@ -174,13 +179,21 @@ class ShardScheduler(Scheduler):
         self._shards = [Shard() for _ in range(num_shards)]
         self._settle_at: float | None = None
         self._mean_bytes = 0.0
+        # Until an epoch begins.
+        self._is_complete = True
+        self._epochs_before = 0
+        # The number that torch's loader would wait for next, and the shard whose turn it is then.
+        self._received = self._turn = 0
 
     def begin(self) -> None:
+        is_noted = self._persists and not self._is_complete
         super().begin()
+        self._epochs_before += is_noted
+        self._received = self._turn = 0
         for shard in self._shards:
-            if self._persists:
+            if is_noted:
                 shard.note_epoch()
-            shard.begin(is_kept=self._persists and shard.owner is not None)
+            shard.begin(is_kept=self._persists and shard.owner is not None, prefetch=self._prefetch)
 
     def look(self, now: float) -> tuple[int, bool]:
         """Returns 0, as all batches have one index, and whether to `assign`."""
@@ -201,7 +214,9 @@ class ShardScheduler(Scheduler):
         return position < self._shards[shard].arrived
 
     def take(self, now: float) -> None:
-        self._shards[self.head % len(self._shards)].taken += 1
+        if self._persists:
+            self._ask_as_torch()
+        self._shard_of(self.head).taken += 1
         self.head += 1
         self._taken += 1
         self._ready_at_takes += self._num_ready()
@@ -308,6 +323,7 @@ class ShardScheduler(Scheduler):
             persists=self._persists,
             state=shard.state,
             earlier=tuple(shard.earlier),
+            epochs_before=self._epochs_before,
         )
 
     def next_check(self, now: float) -> float | None:
@@ -381,6 +397,23 @@ class ShardScheduler(Scheduler):
 
     def _shard_of(self, number: int) -> Shard:
         return self._shards[number % len(self._shards)]
+
+    def _ask_as_torch(self) -> None:
+        """Counts what torch's loader would have asked for by the time that it returns the head.
+
+        It asks for one more batch when it returns one, and when it learns that a shard has ended.
+        """
+        for number in range(self._received, self.head + 1):
+            shard = self._shard_of(number)
+            if shard.is_left_out:
+                continue
+            shard.is_left_out = number < self.head
+            # Never all of them: the head's is not.
+            while self._shard_of(self._turn).is_left_out:
+                self._turn += 1
+            self._shard_of(self._turn).sent += 1
+            self._turn += 1
+        self._received = self.head + 1
 
     def _answered(self, peer: Peer, number: int, generation: int) -> tuple[int, Shard | None]:
         """Returns the position that was answered, and its shard, if that is waited for."""

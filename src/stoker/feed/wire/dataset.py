@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from stoker.errors import ProtocolError, ShippingError, StokerError
+from stoker.feed.wire.imported_code import CodeFacts, imported_code
 from stoker.feed.wire.pickling import (
     DatasetFactory,
     SpecPickler,
@@ -215,9 +216,10 @@ class DatasetPlace:
     paths: tuple[str, ...]
     modules: tuple[str, ...]
     environment: ScriptEnvironment
+    code: CodeFacts
 
     @classmethod
-    def of_this_process(cls, modules: Iterable[str]) -> "DatasetPlace":
+    def of_this_process(cls, modules: Iterable[str], *, checks_code: bool) -> "DatasetPlace":
         try:
             directory = os.getcwd()
         except OSError:
@@ -229,6 +231,7 @@ class DatasetPlace:
             tuple(map(os.path.normpath, paths)),
             tuple(sorted(modules)),
             ScriptEnvironment.of_this_process(),
+            imported_code().facts(modules) if checks_code else CodeFacts(),
         )
 
     def enter(self) -> None:
@@ -253,8 +256,8 @@ class PackedSpec:
     num_workers: int = 1
 
 
-def pack_spec(spec: DatasetSpec, *, max_bytes: int) -> PackedSpec:
-    """Pickles a spec, with the place where this process finds its modules.
+def pack_spec(spec: DatasetSpec, *, max_bytes: int, checks_code: bool = True) -> PackedSpec:
+    """Pickles a spec, with the place where this process finds its modules, and their code's facts.
 
     Raises ShippingError if a part cannot be pickled (names the attribute) or lies on an
     accelerator, or the pickle is larger than `max_bytes`.
@@ -272,10 +275,12 @@ def pack_spec(spec: DatasetSpec, *, max_bytes: int) -> PackedSpec:
             "name the dataset by stoker.remote('module:function'), or have local workers make "
             "its batches: feed.unshippable=local",
         ) from err
-    place = DatasetPlace.of_this_process(pickler.modules)
+    place = DatasetPlace.of_this_process(pickler.modules, checks_code=checks_code)
     environment = place.environment
     # Arguments first, with a fixed size: `digest` leaves them out.
-    head = (place.directory, place.paths, place.modules, environment.packed_changes())
+    # Code as text: a pickle depends on which strings are one object.
+    code = json.dumps((dict(place.code.files), dict(place.code.versions))).encode()
+    head = (place.directory, place.paths, place.modules, environment.packed_changes(), code)
     data = b"".join((environment.packed_arguments(), pickle.dumps(head), buffer.getbuffer()))
     if len(data) > max_bytes:
         raise ShippingError(
@@ -356,8 +361,9 @@ def read_spec(file: BinaryIO) -> DatasetSpec:
 def read_place(file: BinaryIO) -> DatasetPlace:
     """Reads the place in front of a pickled spec."""
     arguments = file.read(ARGUMENT_BYTES)
-    directory, paths, modules, changes = pickle.load(file)
-    return DatasetPlace(directory, paths, modules, ScriptEnvironment.unpacked(changes, arguments))
+    directory, paths, modules, changes, code = pickle.load(file)
+    environment = ScriptEnvironment.unpacked(changes, arguments)
+    return DatasetPlace(directory, paths, modules, environment, CodeFacts(*json.loads(code)))
 
 
 def built(spec: DatasetSpec) -> DatasetSpec:

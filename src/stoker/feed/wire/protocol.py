@@ -316,13 +316,14 @@ class Ship(Message, frozen=True, kw_only=True):
 
 
 class Ready(Message, frozen=True, kw_only=True):
-    """The session may have up to `credits` open requests."""
+    """The session may have up to `credits` open requests; `warning`: this host's code differs."""
 
     session: Identifier
     spec: Identifier
     credits: Count
     workers: Count
     versions: dict[str, str] = {}
+    warning: str = ""
 
 
 class Failed(Message, frozen=True, kw_only=True):
@@ -352,7 +353,9 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         digest: Checksum of these.
         persists: The process continues with the next epoch.
         state: Random states that a process of the shard has sent, for a new one.
-        earlier: Batches of each epoch since `state` that a new process makes again first.
+        earlier: Batches that torch's worker would have made of each epoch since `state`: before
+            the process begins another epoch, it makes them, but for those that it has made.
+        epochs_before: Epochs of the same iterator before this one.
     """
 
     shard: Count
@@ -364,6 +367,7 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     persists: bool = False
     state: States = b""
     earlier: Annotated[tuple[Count, ...], msgspec.Meta(max_length=1 << 16)] = ()
+    epochs_before: Count = 0
 
 
 class Make(Message, frozen=True, kw_only=True):

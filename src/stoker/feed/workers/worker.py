@@ -420,6 +420,8 @@ class ShardStream:
         self._base_seed = base_seed
         self._dataset: object = None
         self._epoch_id: int | None = None
+        self._epochs_before = -1
+        self._is_reseeded = False
         self._fetcher: _Fetcher | None = None
         self._init_error: Exception | None = None
         self.position = 0
@@ -431,19 +433,13 @@ class ShardStream:
         if epoch_id == self._epoch_id:
             return
         is_new = self._epoch_id is None
-        self._epoch_id, self.position, self.is_exhausted = epoch_id, 0, False
-        self._init_error = None
+        self._epoch_id = epoch_id
         # worker_init_fn before the iterator, as in torch's worker: both may draw random numbers.
         try:
             if is_new:
                 self.spec = built(self.spec)
                 self._dataset = self.spec.dataset
-            # Each epoch, also for a process that persists: torch shuffles data pipes again then.
-            if isinstance(self._dataset, IterDataPipe) and resumed.shared_seed is not None:
-                generator = torch.Generator()
-                generator.manual_seed(resumed.shared_seed)
-                self._dataset = apply_random_seed(self._dataset, generator)
-            if is_new:
+                self._reseed(resumed)
                 _seed_as_torch(
                     self._dataset,
                     self._shard,
@@ -452,40 +448,57 @@ class ShardStream:
                 )
                 if self.spec.worker_init_fn is not None:
                     self.spec.worker_init_fn(self._shard)
-                self._resume(resumed, index)
+                self._set_states(resumed, index)
+            first = resumed.epochs_before - len(resumed.earlier)
+            for epoch, count in enumerate(resumed.earlier, first):
+                # An error was raised in that epoch already.
+                with contextlib.suppress(Exception):
+                    if epoch > self._epochs_before:
+                        self._iterate(resumed)
+                if epoch >= self._epochs_before:
+                    self._make_up_to(count, index)
+            self._epochs_before = resumed.epochs_before
             self.state = self.states() if resumed.persists else b""
-            self._fetcher = self._iterate()
+            self._iterate(resumed)
         except Exception as err:
             self._init_error = err
+            self.position, self.is_exhausted = 0, False
 
     def states(self) -> bytes:
         return states_here(self._roots())
 
-    def _resume(self, resumed: Stream, index: object) -> None:
-        """Continues with the random states of another process of the shard."""
+    def _set_states(self, resumed: Stream, index: object) -> None:
+        """Sets the random states of another process of the shard."""
         if resumed.state and set_states(resumed.state, self._roots()):
             # The dataset makes some generators at their first use: one batch makes them, then all
             # states are set again.
-            self._make_again(1, index)
+            self._iterate(resumed)
+            self._make_up_to(1, index)
             set_states(resumed.state, self._roots())
-        for count in resumed.earlier:
-            self._make_again(count, index)
 
-    def _make_again(self, count: int, index: object) -> None:
-        """Makes the first batches of an earlier epoch, for the random numbers they draw."""
-        fetcher = self._iterate()
-        for _ in range(count):
-            try:
-                fetcher.fetch(index)
-            except StopIteration:
-                return
-            except Exception:
-                # It was raised in that epoch already.
-                continue
+    def _make_up_to(self, count: int, index: object) -> None:
+        """Makes an epoch's batches up to that position, for the random numbers they draw."""
+        while self.position < count and not self.is_exhausted:
+            with contextlib.suppress(Exception):
+                self.make(index)
 
-    def _iterate(self) -> _Fetcher:
+    def _iterate(self, resumed: Stream) -> None:
+        """Begins an epoch's iterator."""
+        if not self._is_reseeded:
+            self._reseed(resumed)
+        self._is_reseeded = False
+        self.position, self.is_exhausted = 0, False
+        self._fetcher = self._init_error = None
         kind = _DatasetKind.Iterable
-        return _fetcher_of(self.spec, self._dataset, kind, drop_last=self.spec.drop_last)
+        self._fetcher = _fetcher_of(self.spec, self._dataset, kind, drop_last=self.spec.drop_last)
+
+    def _reseed(self, resumed: Stream) -> None:
+        # Each epoch, also for a process that persists: torch shuffles data pipes again then.
+        if isinstance(self._dataset, IterDataPipe) and resumed.shared_seed is not None:
+            generator = torch.Generator()
+            generator.manual_seed(resumed.shared_seed)
+            self._dataset = apply_random_seed(self._dataset, generator)
+        self._is_reseeded = True
 
     def _roots(self) -> dict[str, object]:
         return {"dataset": self._dataset, "collate_fn": self.spec.collate_fn}

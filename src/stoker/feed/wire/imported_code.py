@@ -1,0 +1,181 @@
+"""Comparison of the code that datasets come from, between a trainer and a data host.
+
+What can be imported travels by name, so a data host makes batches with the files that it has. With
+a spec goes what the trainer has imported of the modules that the pickle names, and of the modules
+that these use in their globals: a digest of a user's file, the version of an installed package.
+
+Compared is what a process has imported, not what is on disk by now. Of an installed package the
+version of the distribution of its name counts, else its `__version__`: to find the distributions of
+all packages takes 0.3 s. Not compared: what is in neither process, extension modules (each host
+may have built its own), stoker and cloudpickle, which `protocol.compare_versions` looks at.
+"""
+
+import functools
+import hashlib
+import importlib.util
+import os
+import re
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from importlib.machinery import ModuleSpec
+from types import FunctionType, ModuleType
+
+INSTALLED = re.compile(
+    rf"^{re.escape(sysconfig.get_path('stdlib'))}{os.sep}|{os.sep}(site|dist)-packages{os.sep}"
+)
+_NOT_COMPARED = sys.stdlib_module_names | {"__main__", "stoker", "cloudpickle"}
+_MAX_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class CodeFacts:
+    """Digests of users' modules and versions of installed packages, by name."""
+
+    files: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Imported:
+    """A module as it was imported: importlib.reload gives it another `spec`."""
+
+    spec: ModuleSpec
+    digest: str
+    uses: tuple[str, ...] = ()
+
+
+class ImportedCode:
+    """The users' modules that this process, or the one that forked it, has imported.
+
+    Each is looked at once, so that a file that is edited later changes nothing.
+    """
+
+    def __init__(self) -> None:
+        self._modules: dict[str, _Imported] = {}
+
+    def note(self, names: Iterable[str]) -> None:
+        """Records modules that were just imported."""
+        for name in names:
+            self._of_user(name)
+
+    def facts(self, names: Iterable[str]) -> CodeFacts:
+        """Returns the facts of these modules and of what they use."""
+        files: dict[str, str] = {}
+        packages: set[str] = set()
+        waiting, seen = list(names), set[str]()
+        while waiting:
+            name = waiting.pop()
+            package = name.partition(".")[0]
+            if name in seen or package in _NOT_COMPARED:
+                continue
+            seen.add(name)
+            imported = self._of_user(name)
+            if imported is None:
+                packages.add(package)
+                continue
+            files[name] = imported.digest
+            waiting += imported.uses
+            # Only their files: what else was imported of a package may be the training's.
+            while name := name.rpartition(".")[0]:
+                parent = self._of_user(name)
+                if parent is not None:
+                    files[name] = parent.digest
+        found = {name: _version(name) for name in packages - files.keys()}
+        versions = {name: version for name, version in sorted(found.items()) if version}
+        return CodeFacts(dict(sorted(files.items())), versions)
+
+    def differences(self, theirs: CodeFacts) -> str:
+        """Returns in words what differs here from a trainer's; empty: nothing."""
+        found = [*self._other_files(theirs.files), *_other_versions(theirs.versions)]
+        more = f"; and {len(found) - _MAX_SHOWN} more" if len(found) > _MAX_SHOWN else ""
+        what = "; ".join(found[:_MAX_SHOWN]) + more
+        return f"other code than in the trainer: {what}" if what else ""
+
+    def _other_files(self, theirs: Mapping[str, str]) -> Iterator[str]:
+        for name, digest in theirs.items():
+            imported = self._module(name) or _on_disk(name)
+            if imported is not None and imported.digest not in ("", digest):
+                yield (
+                    f"module {name} ({imported.spec.origin}) is {imported.digest[:8]} on the "
+                    f"data host, {digest[:8]} in the trainer"
+                )
+
+    def _of_user(self, name: str) -> _Imported | None:
+        """Returns a module, unless it is installed or has no source."""
+        imported = self._module(name)
+        if imported is None or not imported.digest or INSTALLED.search(imported.spec.origin or ""):
+            return None
+        return imported
+
+    def _module(self, name: str) -> _Imported | None:
+        module = sys.modules.get(name)
+        found = vars(module).get("__spec__") if isinstance(module, ModuleType) else None
+        if not isinstance(module, ModuleType) or not isinstance(found, ModuleSpec):
+            return None
+        known = self._modules.get(name)
+        if known is None or known.spec is not found:
+            digest = _digest(found)
+            uses = tuple(sorted(_used_by(module))) if digest else ()
+            known = self._modules[name] = _Imported(found, digest, uses)
+        return known
+
+
+@functools.cache
+def imported_code() -> ImportedCode:
+    """Returns that of this process; a forked child begins with its parent's."""
+    return ImportedCode()
+
+
+def _on_disk(name: str) -> _Imported | None:
+    """Returns a module that is not imported yet."""
+    try:
+        found = importlib.util.find_spec(name)
+    # Whatever a package raises as it is imported.
+    except Exception:
+        return None
+    return None if found is None else _Imported(found, _digest(found))
+
+
+def _digest(spec: ModuleSpec) -> str:
+    """Returns a digest of the source; empty: it has none."""
+    if not spec.has_location or not (spec.origin or "").endswith(".py"):
+        return ""
+    try:
+        # Of a file or of an archive.
+        data = spec.loader.get_data(spec.origin)  # type: ignore[union-attr]
+    except (AttributeError, OSError):
+        return ""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def _used_by(module: ModuleType) -> set[str]:
+    """Returns the modules that a module's globals are, or come from."""
+    found: set[object] = set()
+    # A list: another thread may modify the module meanwhile.
+    for value in list(vars(module).values()):
+        if isinstance(value, ModuleType):
+            found.add(vars(value).get("__name__"))
+        else:
+            kind = value if isinstance(value, type | FunctionType) else type(value)
+            found.add(kind.__module__)
+    return {name for name in found if isinstance(name, str)}
+
+
+@functools.cache
+def _version(package: str) -> str:
+    """Returns its version without the build (+cpu, +cu124); empty: unknown."""
+    try:
+        version: object = metadata.version(package)
+    except (metadata.PackageNotFoundError, ValueError):
+        version = getattr(sys.modules.get(package), "__dict__", {}).get("__version__")
+    return str(version or "").partition("+")[0]
+
+
+def _other_versions(theirs: Mapping[str, str]) -> Iterator[str]:
+    for name, version in theirs.items():
+        here = _version(name)
+        if here and here != version:
+            yield f"package {name} is {here} on the data host, {version} in the trainer"

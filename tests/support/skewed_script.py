@@ -1,0 +1,23 @@
+"""Reads a dataset whose module is beside it or in a folder. Argument: one JSON object.
+
+Prints one JSON line per epoch, with the samples and the versions of the code that made them. Before
+each epoch in `pauses` it prints {"pause": epoch} and goes on after a line on stdin.
+"""
+
+import importlib
+import json
+import sys
+
+import stoker
+
+given = json.loads(sys.argv[1])
+sys.path.insert(0, given["folder"])
+skewed = importlib.import_module("skewed")
+loader = stoker.DataLoader(skewed.Numbers(), batch_size=4, num_workers=given.get("num_workers", 1))
+for epoch in range(given["epochs"]):
+    if epoch in given.get("pauses", []):
+        print(json.dumps({"pause": epoch}), flush=True)
+        sys.stdin.readline()
+    samples = [pair for batch in loader for pair in zip(*map(list, batch), strict=True)]
+    ids, versions = [int(i) for i, _ in samples], sorted({int(v) for _, v in samples})
+    print(json.dumps({"ids": ids, "versions": versions}), flush=True)
