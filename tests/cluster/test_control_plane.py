@@ -297,7 +297,7 @@ def test_pods_that_a_quota_refuses_are_told_and_come_when_it_is_raised(plane, st
     plane.run_pods(NAME, count=1)
     words = "are refused: Error creating: pods"
     wait_until(lambda: words in followed.status, what="it is said")
-    assert "free some of the namespace's quota" in followed.status
+    assert "the quota is smaller than the request: ask for more" in followed.status
     plane.allow_pods(3)
     succeed(plane, followed)
 

@@ -971,6 +971,20 @@ def test_a_job_whose_hosts_have_succeeded_is_ended_where_its_controller_does_not
     assert (end.status, api.names("jobsets")) == ("succeeded", [])
 
 
+def test_a_run_whose_leader_s_node_went_before_its_log_was_read_is_unknown(api, follow, submit):
+    submitted = submit(output="pvc://outputs/runs")
+    api.run_pods(NAME)
+    leader = only_pod(api, LEADER)
+    api.say(leader, "hello")
+    api.end_pod(leader)
+    api.end_job(NAME)
+    # The autoscaler took the node, and the garbage collector the pod.
+    api.remove("pods", leader)
+    end = follow(submitted).ended()
+    address = f"pvc://outputs/runs/{NAME}/output/0/data/stoker/training.json"
+    assert (end.status, end.unfetched) == ("succeeded", address)
+
+
 def test_hosts_that_fit_no_group_of_the_autoscaler_take_the_next_plan(api, follow, clock, submit):
     submitted = submit()
     api.make_pods(NAME)

@@ -95,7 +95,7 @@ def test_a_follower_whose_node_is_taken_leaves_the_job_and_the_next_attempt_foll
     assert api.take_node("step-1", first.process, seconds=END_SECONDS) == 143, first.said
     last = first.said.splitlines()[-1]
     assert last.startswith(f"stopped by SIGTERM; the job {NAME} keeps running"), first.said
-    assert "the next attempt adopts it; without a follower it ends after 60 minutes" in last
+    assert "the next attempt adopts it; without a follower it ends after 240 minutes" in last
     assert (api.get("jobsets", NAME)["metadata"]["uid"], pods_of(api)) == (uid, pods)
     assert api.names("secrets") == [f"{NAME}-token"]
     second = start(**api.make_step("step-2", workflow=workflow))

@@ -375,8 +375,16 @@ def test_a_pod_that_has_ended_or_never_had_a_node_holds_nothing(changes):
 # --- the end
 
 
-def end(phase, *pods, record=None, is_stopped=False, run_dir=Path("nowhere")):
-    layout = dataclasses.replace(LAYOUT, job=dataclasses.replace(LAYOUT.job, run_dir=run_dir))
+def end(
+    phase,
+    *pods,
+    record=None,
+    is_stopped=False,
+    run_dir=Path("nowhere"),
+    layout=LAYOUT,
+    is_whole=False,
+):
+    layout = dataclasses.replace(layout, job=dataclasses.replace(layout.job, run_dir=run_dir))
     files = {"stoker/training.json": to_json(record).encode()} if record else {}
     return conclude(
         ObjectState(uid="u", phase=phase) if phase else None,
@@ -386,7 +394,29 @@ def end(phase, *pods, record=None, is_stopped=False, run_dir=Path("nowhere")):
         output=OutputParts(files=files),
         events=[],
         log=Log(run=RUN, host="kubernetes"),
+        is_whole=lambda uid: is_whole,
     )
+
+
+@pytest.mark.parametrize(
+    ("settings", "unfetched"),
+    [
+        ({}, f"the log of pod {RUN}-dnn-0-0-abcde"),
+        (
+            {"output": "pvc://outputs/runs/"},
+            f"pvc://outputs/runs/{RUN}/output/0/data/stoker/training.json",
+        ),
+    ],
+)
+def test_a_succeeded_run_whose_leader_s_log_is_gone_is_unknown(tmp_path, settings, unfetched):
+    layout = lay_out(job(name=RUN, settings=settings))
+    found = end("succeeded", pod(ended=ended(5)), layout=layout)
+    assert (found.status, found.unfetched) == ("succeeded", unfetched)
+    assert end("failed", pod(ended=ended(5, 1)), layout=layout).unfetched is None
+    # One that was read to its end had no record.
+    assert end("succeeded", pod(ended=ended(5)), layout=layout, is_whole=True).unfetched is None
+    known = end("succeeded", pod(ended=ended(5)), record=training(), run_dir=tmp_path)
+    assert known.unfetched is None
 
 
 METER = f"stoker {BEGIN} run={RUN} host={RUN}-dnn-0-0 feed rows='1.4,2.0,rank,0,,,{',9' * 300}'"

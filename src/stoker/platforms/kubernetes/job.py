@@ -3,7 +3,7 @@
 import contextlib
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
 from urllib.parse import urlsplit
@@ -99,12 +99,14 @@ def conclude(
     output: OutputParts,
     events: Sequence[Event],
     log: Log,
+    is_whole: Callable[[str], bool],
 ) -> JobEnd:
     """Returns the end of a job.
 
     Args:
         state: Its last state; None if the job was gone before its end was seen.
         pods: Pods as they were last seen, including deleted ones.
+        is_whole: Whether the log of a pod, by its uid, was read to its end.
     """
     pods = list(pods)
     latest = _latest(pods)
@@ -130,6 +132,12 @@ def conclude(
         # With a TTL of 0 a job may be gone before its end is seen.
         status, failure = training.status, training.failure
     output_uri = (layout.settings.output or "").rstrip("/")
+    unfetched = None
+    has_record = training or (layout.job.settings.profile and output.files)
+    if status == "succeeded" and not has_record and not (leader and is_whole(leader.uid)):
+        unfetched = f"the log of pod {leader.name if leader else layout.name}"
+        if output_uri:
+            unfetched = f"{output_uri}/{layout.run_name}/output/0/data/stoker/training.json"
     return JobEnd(
         status=status,
         exit_code=exit_code,
@@ -138,6 +146,7 @@ def conclude(
         data_group_release_seconds=release,
         model_uri=f"{output_uri}/{layout.run_name}/model" if output_uri else None,
         events=tuple(events),
+        unfetched=unfetched,
         host_seconds=_host_seconds(pods, leader),
         lineage=Lineage(
             job_id=state.uid if state else None,
@@ -637,6 +646,7 @@ class KubernetesRun(FollowedRun):
             output=self._output,
             events=self.events,
             log=self._log,
+            is_whole=self._following.is_whole,
         )
         end = replace(end, lineage=Lineage(inputs=self._claims()).joined(end.lineage))
         if self._given_up:

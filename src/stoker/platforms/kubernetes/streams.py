@@ -266,6 +266,8 @@ class PodLog(StreamReader):
         self._position = LogPosition()
         self._told = False
         self._is_deleted = False
+        # Whether it was read after the pod's end, to its last line.
+        self.is_whole = False
 
     def update(self, pod: PodState, *, is_deleted: bool = False) -> None:
         """Takes the pod's new state: a log is complete when it was read after the pod's end."""
@@ -294,6 +296,7 @@ class PodLog(StreamReader):
                 is_complete = self._read(is_final=pod.is_final)
                 failing_since = None
                 if is_complete and pod.is_final:
+                    self.is_whole = True
                     return
             except ServiceError as err:
                 if self._is_closed.is_set():
@@ -413,6 +416,10 @@ class Following:
     def is_read(self, uids: frozenset[str]) -> bool:
         """Returns whether the logs of these pods were read to their end."""
         return not any(uid in uids and log.is_alive() for uid, log in tuple(self._logs.items()))
+
+    def is_whole(self, uid: str) -> bool:
+        """Returns whether the whole log of a pod was read."""
+        return uid in self._logs and self._logs[uid].is_whole
 
     def await_logs(self, seconds: float) -> None:
         """Blocks until all logs were read to their end, `seconds` at most."""
