@@ -311,24 +311,17 @@ def _watchdog(run: HostRun, coordinator: Coordinator | None) -> Watchdog:
     )
 
 
-def _as_a_pod_ends(run: HostRun, ending: Ending) -> Ending:
-    """Returns the end with a nonzero code if a pod was told to end.
-
-    A command that saves its state on SIGTERM exits with 0; Kubernetes would take the job for
-    finished and delete its other pods, although only a node was drained.
-    """
-    if not ending.exit_code:
-        return _told_to_end(run, ending)
-    return ending
-
-
-def _told_to_end(run: HostRun, ending: Ending) -> Ending:
+def _as_a_pod_ends(run: HostRun, ending: Ending, *, was_running: bool = False) -> Ending:
     """Returns the end with the signal's code if a pod was told to end.
 
-    The command may end with any code. That of a pod that somebody deleted decides alone whether the
-    job restarts: only evictions have a DisruptionTarget.
+    A command that saves its state on SIGTERM exits with 0; Kubernetes would take the job for
+    finished and delete its other pods, although only a node was drained. And any other code would
+    be a failure if the pod was deleted: only evictions have a DisruptionTarget.
+
+    Args:
+        was_running: Whether the command was running when the signal came; else its failure counts.
     """
-    if ending.signals and is_job_pod(run.environ):
+    if ending.signals and (was_running or not ending.exit_code) and is_job_pod(run.environ):
         return dataclasses.replace(ending, exit_code=128 + ending.signals[0])
     return ending
 
@@ -525,7 +518,7 @@ def _train(
         )
         if mpi_host:
             ending = mpi_host.judged(ending)
-    ending = _told_to_end(run, ending)
+    ending = _as_a_pod_ends(run, ending, was_running=True)
     # A profile ends the command early, which is not a failure.
     return dataclasses.replace(ending, exit_code=0) if profile_ended.exists() else ending
 
