@@ -32,6 +32,8 @@ EXIT_TERMINATED = 143
 EXIT_PEER_LOST = 75
 # Of a container that was killed (SIGKILL), or ran out of memory.
 EXIT_KILLED = 137
+# Of a dnn host's pod, for which Kubernetes restarts the job: no failure of the script.
+RESTARTING_CODES = (EXIT_PEER_LOST, EXIT_KILLED, EXIT_TERMINATED)
 ServiceErrorKind = Literal["missing", "denied", "taken", "stale", "away", "refused"]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from stoker.errors import PlatformError
+from stoker.errors import EXIT_PEER_LOST, RESTARTING_CODES, PlatformError
 from stoker.platforms.base import JobSpec
 from stoker.platforms.kubernetes.follower import FOLLOWER_LABELS
 from stoker.platforms.kubernetes.job import KubernetesRun
@@ -69,15 +69,17 @@ def follow():
     yield from follower()
 
 
-def described(plane: Plane, folder: Path, **settings: Any) -> JobSpec:
-    """Describes one dnn host and two data hosts, which ask for no node of a certain kind."""
+def described(plane: Plane, folder: Path, *, num_dnn: int = 1, **settings: Any) -> JobSpec:
+    """Describes dnn hosts and two data hosts, which ask for no node of a certain kind."""
     pools = {
         "gpu": {"cpu": "100m", "memory": "64Mi", "gpus": 0},
         "cpu": {"cpu": "100m", "memory": "64Mi"},
     }
     groups = [
-        msgspec.structs.replace(group, instance_type=kind)
-        for group, kind in zip(described_job().groups, ("gpu", "cpu"), strict=True)
+        msgspec.structs.replace(group, instance_type=kind, count=count)
+        for group, kind, count in zip(
+            described_job().groups, ("gpu", "cpu"), (num_dnn, 2), strict=True
+        )
     ]
     spec = described_job(
         *groups,
@@ -113,7 +115,7 @@ wait_until = functools.partial(until, seconds=SECONDS)
 
 @pytest.fixture
 def start(plane, tmp_path, follow):
-    return lambda **settings: follow(submit(plane, described(plane, tmp_path, **settings)))
+    return lambda **about: follow(submit(plane, described(plane, tmp_path, **about)))
 
 
 def succeed(plane, followed):
@@ -280,6 +282,56 @@ def test_all_hosts_are_started_again_as_often_as_is_allowed(plane, start):
     end = followed.ended()
     assert (end.status, end.exit_code) == ("failed", EXIT_CODE)
     assert "all hosts are restarted (restart 1)" in followed.status
+
+
+@pytest.mark.parametrize("code", RESTARTING_CODES)
+def test_the_code_of_a_lost_host_s_pod_or_its_survivor_starts_all_hosts_again(plane, start, code):
+    followed = start(num_dnn=2, output="pvc://runs/stoker")
+    plane.run_pods(NAME)
+    first = plane.pods(NAME, "dnn")
+    # The other one still runs.
+    plane.fail(first[1], code)
+    wait_until(
+        lambda: len(plane.pods(NAME, "dnn")) == 2 and not {*plane.pods(NAME, "dnn")} & {*first},
+        what="the job is started again",
+    )
+    assert plane.get("jobsets", NAME)["status"].get("restartsCountTowardsMax", 0) == 0
+    succeed(plane, followed)
+
+
+def test_a_failure_of_one_of_two_hosts_ends_a_run_that_keeps_checkpoints(plane, start):
+    followed = start(num_dnn=2, output="pvc://runs/stoker")
+    plane.run_pods(NAME)
+    plane.fail(plane.pods(NAME, "dnn")[1], EXIT_CODE)
+    assert followed.ended().status == "failed"
+
+
+def test_a_restart_waits_for_a_node_that_is_cut_off_and_names_it(plane, start, monkeypatch):
+    monkeypatch.setattr("stoker.platforms.kubernetes.pods.DEAD_SECONDS", 1.0)
+    followed = start(num_dnn=2, output="pvc://runs/stoker")
+    plane.run_pods(NAME)
+    survivor, lost = plane.pods(NAME, "dnn")
+    plane.cut_off(lost)
+    plane.fail(survivor, EXIT_PEER_LOST)
+    wait_until(lambda: f"pod {lost} should have ended" in followed.status, what="it is named")
+    assert "out-of-service" in followed.status
+    assert {*plane.pods(NAME, "dnn")} <= {lost}
+    plane.free(lost)
+    wait_until(lambda: len(plane.pods(NAME, "dnn")) == 2, what="the job is started again")
+    assert not {*plane.pods(NAME, "dnn")} & {survivor, lost}
+    succeed(plane, followed)
+
+
+def test_a_role_that_is_taken_away_for_a_while_ends_nothing(plane, start):
+    plane.platform = plane.as_account(rbac(namespace=plane.namespace, account="runner"))
+    followed = start()
+    plane.run_pods(NAME)
+    wait_until(lambda: f"{NAME}-dnn-0-0: runs" in followed.status, what="it runs")
+    with plane.without_role():
+        plane.end(NAME, 0)
+        time.sleep(SETTLED_SECONDS)
+        assert plane.names("jobsets") == [NAME]
+    assert followed.ended().status == "succeeded"
 
 
 def test_a_dnn_pod_that_is_lost_ends_a_run_that_keeps_no_checkpoints(plane, start):

@@ -16,6 +16,7 @@ from stoker.cli.kept_training import train_and_keep
 from stoker.errors import (
     EXIT_KILLED,
     EXIT_PEER_LOST,
+    EXIT_TERMINATED,
     JobStoppedError,
     NoCapacityError,
     PlatformError,
@@ -1081,8 +1082,8 @@ def test_a_drained_dnn_host_restarts_the_job_and_one_that_fails_ends_it(api, api
     assert (end.status, end.exit_code) == ("failed", EXIT_CODE)
 
 
-@pytest.mark.parametrize("code", [EXIT_PEER_LOST, EXIT_KILLED])
-def test_a_survivor_of_a_lost_host_and_a_killed_container_restart_the_job(api, code, start):
+@pytest.mark.parametrize("code", [EXIT_PEER_LOST, EXIT_KILLED, EXIT_TERMINATED])
+def test_a_survivor_and_a_killed_or_deleted_pod_restart_the_job(api, code, start):
     followed = start(output="pvc://runs")
     api.run_pods(NAME)
     until(lambda: f"{LEADER}: runs" in followed.status, what="it runs")

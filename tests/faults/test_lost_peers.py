@@ -81,7 +81,7 @@ time.sleep(300)
 @pytest.mark.parametrize(
     ("code", "ends_with"),
     # Codes that would restart the job are not passed on.
-    [(7, 7), (1, 1), (EXIT_PEER_LOST, 1), (137, 1)],
+    [(7, 7), (1, 1), (EXIT_PEER_LOST, 1), (137, 1), (143, 1)],
 )
 def test_a_failure_of_the_script_is_no_lost_host(tmp_path, index, code, ends_with):
     script = FAILS.format(index=index, code=code)
@@ -91,6 +91,20 @@ def test_a_failure_of_the_script_is_no_lost_host(tmp_path, index, code, ends_wit
         record = pods.record(leader)
         assert (record.status, record.exit_code) == ("failed", code)
         assert "LookupError: of this rank only" in (record.failure or "")
+
+
+# As scripts do that handle SIGTERM.
+ENDS_WITH_7 = f"import os, signal; signal.signal(signal.SIGTERM, lambda *_: os._exit(7)); {ALONE}"
+
+
+@pytest.mark.parametrize("struck", ["leader", "follower"])
+def test_a_host_that_was_told_to_end_says_so_whatever_its_script_s_code(tmp_path, struck):
+    # A pod that somebody deletes has no DisruptionTarget: its code alone says what happened.
+    with Pods(tmp_path, dnn=2, data=1, feed=FEED, code=ENDS_WITH_7, strategy="none") as pods:
+        leader, follower = started(pods)
+        told, survivor = (leader, follower) if struck == "leader" else (follower, leader)
+        told.terminate()
+        assert [told.code(), survivor.code()] == [SIGTERM_CODE, EXIT_PEER_LOST]
 
 
 def test_a_host_that_never_comes_is_no_lost_host(tmp_path):

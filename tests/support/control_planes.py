@@ -66,12 +66,33 @@ class DoublePlane:
         return self._api.pods(run, "node" if is_trained else group)
 
     def end(self, run: str, code: int) -> None:
-        (leader,) = self.pods(run, "dnn")
+        pods = self.pods(run, "dnn")
         if code:
-            self._api.fail_pod(leader, code)
-        else:
-            self._api.end_pod(leader)
-            self._api.end_job(run)
+            self._api.fail_pod(pods[0], code)
+            return
+        for pod in pods:
+            self._api.end_pod(pod)
+        self._api.end_job(run)
+
+    def fail(self, pod: str, code: int) -> None:
+        self._api.fail_pod(pod, code)
+
+    def cut_off(self, pod: str) -> None:
+        """Cuts the pod's node off: the pod stays, whoever deletes it, until `free`."""
+        self._api.cut_off_node(pod)
+
+    def free(self, pod: str) -> None:
+        self._api.free_pod(pod)
+
+    @contextlib.contextmanager
+    def without_role(self) -> Iterator[None]:
+        """Takes the account's Role away while the block runs."""
+        role, self._api.role = self._api.role, []
+        self._api.drop_streams()
+        try:
+            yield
+        finally:
+            self._api.role = role
 
     def evict(self, pod: str) -> bool:
         """Evicts as a drain does; returns whether a disruption budget allowed it."""
@@ -119,6 +140,9 @@ class RealPlane:
         self._call("POST", "api/v1/namespaces", _object("Namespace", self.namespace, labels))
         self._node = f"{self.namespace}-node"
         self._call("POST", "api/v1/nodes", _object("Node", self._node))
+        # Pods whose kubelet is silent.
+        self._cut_off: set[str] = set()
+        self._bindings: list[dict[str, Any]] = []
         self._is_over = threading.Event()
         self._kubelet = threading.Thread(target=self._run_kubelet, name="kubelet")
         self._kubelet.start()
@@ -127,6 +151,7 @@ class RealPlane:
 
     def close(self) -> None:
         """Deletes what was made."""
+        self._cut_off.clear()
         for plural in ("trainjobs", "jobsets", "workflows", "pods"):
             with contextlib.suppress(Exception):
                 self._call("DELETE", self._path(plural))
@@ -183,6 +208,26 @@ class RealPlane:
     def end(self, run: str, code: int) -> None:
         for pod in self.pods(run, "dnn"):
             self._end_pod(pod, code)
+
+    def fail(self, pod: str, code: int) -> None:
+        self._end_pod(pod, code)
+
+    def cut_off(self, pod: str) -> None:
+        self._cut_off.add(pod)
+        self._call("DELETE", self._path("pods", pod), {"gracePeriodSeconds": 1})
+
+    def free(self, pod: str) -> None:
+        self._cut_off.remove(pod)
+
+    @contextlib.contextmanager
+    def without_role(self) -> Iterator[None]:
+        for each in self._bindings:
+            self._call("DELETE", self._path("rolebindings", each["metadata"]["name"]))
+        try:
+            yield
+        finally:
+            for each in self._bindings:
+                self._call("POST", self._path("rolebindings"), each)
 
     def evict(self, pod: str) -> bool:
         from kubernetes.client.exceptions import ApiException
@@ -281,19 +326,11 @@ class RealPlane:
         until(self._answers, what="it answers again", seconds=SECONDS)
 
     def as_account(self, objects: Sequence[Mapping[str, Any]]) -> KubernetesPlatform:
-        self._call("POST", self._path("serviceaccounts"), _object("ServiceAccount", "runner"))
-        for each in objects:
-            body = {**each, "metadata": {**each["metadata"], "namespace": self.namespace}}
-            self._call("POST", self._path(_plural(each["kind"])), body)
-        path = f"{self._path('serviceaccounts', 'runner')}/token"
-        asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
-        token = self._call("POST", path, asked)
-        config = yaml.safe_load(Path(os.environ["KUBECONFIG"]).read_text())
-        config["users"] = [{"name": "me", "user": {"token": token["status"]["token"]}}]
-        for context in config["contexts"]:
-            context["context"]["user"] = "me"
         file = self._folder / "runner"
-        file.write_text(yaml.safe_dump(config))
+        account_config(self._client, objects, namespace=self.namespace, file=file)
+        self._bindings = [
+            in_namespace(each, self.namespace) for each in objects if each["kind"] == "RoleBinding"
+        ]
         with pytest.MonkeyPatch.context() as patch:
             use_kube_config(patch, file)
             cluster = ClusterApi(namespace=self.namespace)
@@ -312,6 +349,8 @@ class RealPlane:
     def _tend(self, pod: Mapping[str, Any]) -> None:
         name = pod["metadata"]["name"]
         path = self._path("pods", name)
+        if name in self._cut_off:
+            return
         if "deletionTimestamp" in pod["metadata"]:
             self._call("DELETE", path, {"gracePeriodSeconds": 0})
         elif "nodeName" not in pod["spec"]:
@@ -372,6 +411,29 @@ def api_call(client, method, path, body=None, *, kind="application/json"):
         _return_http_data_only=True,
     )
     return json.loads(answer.data)
+
+
+def in_namespace(document: Mapping[str, Any], namespace: str) -> dict[str, Any]:
+    return {**document, "metadata": {**document["metadata"], "namespace": namespace}}
+
+
+def account_config(client, objects, *, namespace, file):
+    """Makes the service account `runner` with a Role; writes a kube config with its token."""
+    core = f"api/v1/namespaces/{namespace}/serviceaccounts"
+    api_call(client, "POST", core, _object("ServiceAccount", "runner"))
+    for each in objects:
+        plural = _plural(each["kind"])
+        place = f"{GROUPS.get(plural, 'api/v1')}/namespaces/{namespace}/{plural}"
+        api_call(client, "POST", place, in_namespace(each, namespace))
+    asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest"}
+    # Longer than any test.
+    asked["spec"] = {"expirationSeconds": 7200}
+    token = api_call(client, "POST", f"{core}/runner/token", asked)
+    config = yaml.safe_load(Path(os.environ["KUBECONFIG"]).read_text())
+    config["users"] = [{"name": "me", "user": {"token": token["status"]["token"]}}]
+    for context in config["contexts"]:
+        context["context"]["user"] = "me"
+    file.write_text(yaml.safe_dump(config))
 
 
 def _object(kind: str, name: str, labels: Mapping[str, str] | None = None) -> dict[str, Any]:

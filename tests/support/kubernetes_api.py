@@ -126,6 +126,7 @@ class KubernetesApi:
         self.max_pods: int | None = None
         self.is_deletion_held = False
         self.cut_off: set[str] = set()
+        self._restarting: dict[str, int] = {}
         self.holds: set[str] = set()
         self.silent: set[str] = set()
         self.image_digest = "sha256:" + "a" * 64
@@ -366,7 +367,10 @@ class KubernetesApi:
         """Removes a pod of a node that was cut off, as its taint or a deletion by force does."""
         with self.changed:
             self.cut_off.remove(name)
+            run = self._objects["pods", name]["metadata"]["labels"][_JOBSET]
             self._drop("pods", name)
+            if run in self._restarting and not self._is_blocked(run):
+                self.run_pods(run, attempt=self._restarting.pop(run))
             for key, item in list(self._objects.items()):
                 if _FOREGROUND in item["metadata"].get("finalizers", []):
                     self._drop_unless_held(*key)
@@ -442,11 +446,19 @@ class KubernetesApi:
             self.end_job(run, "Failed", reason=by, message=f"{words} {first}")
         else:
             restarts = status.get("restarts", 0) + 1
-            for other in [pod for pod in self.names("pods") if pod.startswith(f"{run}-")]:
+            left = [pod for pod in self.names("pods") if pod.startswith(f"{run}-")]
+            for other in [pod for pod in left if pod not in self.cut_off]:
                 self._drop("pods", other)
             counts = {"restarts": restarts, "restartsCountTowardsMax": counted + is_counted}
             self.set_status("jobsets", run, **counts)
-            self.run_pods(run, attempt=restarts)
+            if policy.get("restartStrategy") == "BlockingRecreate" and self._is_blocked(run):
+                # Nothing is made until the last pod of the earlier attempt is gone.
+                self._restarting[run] = restarts
+            else:
+                self.run_pods(run, attempt=restarts)
+
+    def _is_blocked(self, run: str) -> bool:
+        return any(pod.startswith(f"{run}-") for pod in self.cut_off)
 
     def pass_deadline(self, run: str) -> None:
         """Lets the job's deadline be over: that of a JobSet's jobs, or a TrainJob's."""

@@ -26,12 +26,13 @@ import pytest
 import yaml
 
 import node_pools
-from support.control_planes import GROUPS, api_call
+from support.control_planes import GROUPS, account_config, api_call, in_namespace
 
 # A pod that needs an image is started within it; a training of the tests ends within it.
 MINUTES = 60.0
 POLL_SECONDS = 2.0
 LOST = ("deleted", "evicted", "killed")
+PLATFORM_ERROR, FAILED_TRAINING = 4, 6
 # What is run in a container to end it: all its processes but the first, which ends then; too much
 # memory, for which the kernel ends the container.
 _ENDS = {
@@ -57,6 +58,8 @@ class Given:
         feed: Label of the nodes for data hosts; the key is the same.
         epochs: Length of a training: some minutes, so that there is time to interrupt it.
         store: Address of the store of Kubeflow's artifacts, by S3's protocol.
+        cut_off, rejoin, kill, restart_service, restart: Shell commands of an administrator.
+        pressure: Not empty: a node's memory may be filled.
     """
 
     image: str
@@ -71,7 +74,10 @@ class Given:
     account: str
     cut_off: str
     rejoin: str
+    kill: str
+    restart_service: str
     restart: str
+    pressure: str
     store: str
 
     @classmethod
@@ -99,7 +105,10 @@ class Given:
             account=said("ACCOUNT", "pipeline-runner"),
             cut_off=said("CUT_OFF"),
             rejoin=said("REJOIN"),
+            kill=said("KILL"),
+            restart_service=said("RESTART_SERVICE"),
             restart=said("RESTART"),
+            pressure=said("PRESSURE"),
             store=said("S3"),
         )
 
@@ -113,13 +122,14 @@ class Given:
 class TypedCommand:
     """A `stoker` command that runs as users start it, whose words are kept."""
 
-    def __init__(self, words: Sequence[str], *, folder: Path) -> None:
+    def __init__(self, words: Sequence[str], *, folder: Path, config: Path | None = None) -> None:
         self.words = words
         self._file = folder / f"{uuid.uuid4().hex[:6]}.txt"
         with self._file.open("w") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "stoker.cli", *words],
                 cwd=folder,
+                env={**os.environ, **({"KUBECONFIG": str(config)} if config else {})},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -128,6 +138,10 @@ class TypedCommand:
     @property
     def text(self) -> str:
         return self._file.read_text()
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
 
     def ended(self, seconds: float = 20 * MINUTES) -> int:
         """Waits until it has ended; returns its exit code."""
@@ -141,7 +155,7 @@ class TypedCommand:
         return self.text[-3000:]
 
     def signal(self, number: signal.Signals) -> None:
-        if self._process.poll() is None:
+        if not self.has_ended:
             self._process.send_signal(number)
 
 
@@ -275,7 +289,90 @@ class NodeCluster:
                 )
         return True
 
-    def restarts(self, pod: str) -> int:
+    def kill_container(self, pod: str) -> None:
+        """Kills a pod's container with its first process (SIGKILL), by the environment's command.
+
+        From within nothing can do that: a container's first process gets no SIGKILL of its own.
+        """
+        command = self.given.need(self.given.kill, "KILL", "it needs a command on the nodes")
+        (status,) = self.pod(pod)["status"]["containerStatuses"]
+        container = status["containerID"].partition("://")[2]
+        assert os.system(command.format(node=self.node_of(pod), container=container)) == 0
+
+    def restart_service(self, service: str, node: str) -> None:
+        why = "it needs a command on the nodes"
+        command = self.given.need(self.given.restart_service, "RESTART_SERVICE", why)
+        assert os.system(command.format(node=node, service=service)) == 0
+
+    @contextlib.contextmanager
+    def preempting(self, pod: str) -> Iterator[None]:
+        """Takes a pod's place on its node by a pod of a higher priority, while the block runs."""
+        # The scheduler would rather take others than a pod that a budget keeps.
+        for name in self.names("poddisruptionbudgets"):
+            self.delete("poddisruptionbudgets", name)
+        node = self.node_of(pod)
+        name = f"{self.namespace}-first"
+        path = "apis/scheduling.k8s.io/v1/priorityclasses"
+        priority = described("scheduling.k8s.io/v1", "PriorityClass", name)
+        self.call("POST", path, {**priority, "value": 1000})
+        try:
+            milli = self._free_milli(node, without=pod)
+            spec = self._idle_spec(node, ["sleep", "3600"], cpu=f"{milli}m")
+            body = {**described("v1", "Pod", name), "spec": {**spec, "priorityClassName": name}}
+            self.make("pods", body)
+            yield
+            self.delete("pods", name)
+            wait_for(lambda: name not in self.names("pods"), what="there is room again")
+        finally:
+            self.call("DELETE", f"{path}/{name}")
+
+    def hog(self, node: str) -> str:
+        """Fills a node's memory from a pod without requests; returns its name."""
+        self.given.need(self.given.pressure, "PRESSURE", "it fills the memory of a node")
+        spec = self._idle_spec(node, _ENDS["out of memory"])
+        return self.make("pods", {**described("v1", "Pod", "hog"), "spec": spec})
+
+    def _free_milli(self, node: str, *, without: str) -> int:
+        """Returns the thousandths of CPUs that are free on a node if a pod is gone."""
+        from kubernetes.utils import parse_quantity
+
+        allocatable = self.call("GET", f"api/v1/nodes/{node}")["status"]["allocatable"]["cpu"]
+        pods = self.call("GET", f"api/v1/pods?fieldSelector=spec.nodeName={node}")["items"]
+        asked = [
+            container.get("resources", {}).get("requests", {}).get("cpu", "0")
+            for pod in pods
+            if pod["status"]["phase"] in ("Pending", "Running")
+            if (pod["metadata"]["namespace"], pod["metadata"]["name"]) != (self.namespace, without)
+            for container in pod["spec"]["containers"]
+        ]
+        return int(1000 * (parse_quantity(allocatable) - sum(map(parse_quantity, asked))))
+
+    def _idle_spec(self, node: str, command: Sequence[str], *, cpu: str = "") -> dict[str, Any]:
+        """Returns the spec of a pod of the test's own on a node, as *restricted* wants it."""
+        labels = self.call("GET", f"api/v1/nodes/{node}")["metadata"]["labels"]
+        rights = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+        container = {"name": "main", "image": self.given.image, "command": [*command]}
+        return {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 1,
+            "nodeSelector": {"kubernetes.io/hostname": labels["kubernetes.io/hostname"]},
+            # Those of the nodes that train are not the test's to know.
+            "tolerations": [{"operator": "Exists", "effect": "NoSchedule"}],
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": 1000,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "containers": [
+                {
+                    **container,
+                    "securityContext": rights,
+                    "resources": {"requests": {"cpu": cpu}} if cpu else {},
+                }
+            ],
+        }
+
+    def container_restarts(self, pod: str) -> int:
         return sum(each["restartCount"] for each in self.pod(pod)["status"]["containerStatuses"])
 
     def node_of(self, pod: str) -> str:
@@ -306,6 +403,124 @@ class NodeCluster:
             yield
         finally:
             assert os.system(undo.format(node=node)) == 0
+
+    @contextlib.contextmanager
+    def without_node(self, node: str) -> Iterator[None]:
+        """Deletes a Node, as a cloud does with a machine that is gone, while the block runs."""
+        why = "a kubelet registers its node only when it starts"
+        self.given.need(self.given.restart_service, "RESTART_SERVICE", why)
+        path = f"api/v1/nodes/{node}"
+        before = self.call("GET", path)
+        taints = before["spec"].get("taints", [])
+        self.call("DELETE", path)
+        try:
+            yield
+        finally:
+            self.restart_service("kubelet", node)
+            nodes = "api/v1/nodes"
+            wait_for(
+                lambda: node in [n["metadata"]["name"] for n in self.call("GET", nodes)["items"]],
+                what=f"{node} is back",
+            )
+            # Its pool's label, and taints that keep other pods away.
+            body = {"metadata": {"labels": before["metadata"]["labels"]}}
+            body["spec"] = {"taints": taints}
+            self.call("PATCH", path, body, kind="application/merge-patch+json")
+
+    # --- the cluster's own services
+
+    def _jobset_service(self) -> dict[str, Any]:
+        """Returns the Service of JobSet's webhook, which its controller's pods serve."""
+        path = "apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+        for each in self.call("GET", path)["items"]:
+            for webhook in each.get("webhooks", []):
+                found = webhook["clientConfig"].get("service", {})
+                if "jobset" in found.get("name", ""):
+                    namespace, name = found["namespace"], found["name"]
+                    path = f"api/v1/namespaces/{namespace}/services/{name}"
+                    return self.call("GET", path)
+        pytest.skip("JobSet's webhook is no Service with jobset in its name")
+
+    @contextlib.contextmanager
+    def without_webhook(self) -> Iterator[None]:
+        """Leaves JobSet's webhook without a pod that answers, while the block runs."""
+        described = self._jobset_service()["metadata"]
+        path = f"api/v1/namespaces/{described['namespace']}/services/{described['name']}"
+        kind = "application/merge-patch+json"
+        nobody: dict[str, object] = {"stoker-test": "nobody"}
+        self.call("PATCH", path, {"spec": {"selector": nobody}}, kind=kind)
+        slices = f"apis/discovery.k8s.io/v1/namespaces/{described['namespace']}/endpointslices"
+        mine = f"{slices}?labelSelector=kubernetes.io/service-name={described['name']}"
+
+        def num_endpoints() -> int:
+            return sum(len(each["endpoints"] or ()) for each in self.call("GET", mine)["items"])
+
+        try:
+            wait_for(lambda: num_endpoints() == 0, what="the webhook has no pod")
+            yield
+        finally:
+            nobody["stoker-test"] = None
+            self.call("PATCH", path, {"spec": {"selector": nobody}}, kind=kind)
+            wait_for(lambda: num_endpoints() > 0, what="the webhook answers again")
+
+    @contextlib.contextmanager
+    def without_jobset(self) -> Iterator[None]:
+        """Takes JobSet's controller away, and its webhook with it, while the block runs."""
+        service = self._jobset_service()
+        place = f"apis/apps/v1/namespaces/{service['metadata']['namespace']}/deployments"
+        selector = service["spec"]["selector"].items()
+        found = [
+            each
+            for each in self.call("GET", place)["items"]
+            if selector <= each["spec"]["template"]["metadata"]["labels"].items()
+        ]
+        if len(found) != 1:
+            pytest.skip("JobSet's controller is no Deployment")
+        path = f"{place}/{found[0]['metadata']['name']}"
+
+        def scale(count: int) -> None:
+            body = {"spec": {"replicas": count}}
+            self.call("PATCH", path, body, kind="application/merge-patch+json")
+
+        def num_pods(key: str) -> int:
+            return self.call("GET", path)["status"].get(key, 0)
+
+        scale(0)
+        try:
+            wait_for(lambda: num_pods("replicas") == 0, what="JobSet's controller is gone")
+            yield
+        finally:
+            scale(found[0]["spec"]["replicas"])
+            wait_for(lambda: num_pods("readyReplicas") > 0, what="JobSet's controller is back")
+
+    def account_config(self, objects: Sequence[Mapping[str, Any]]) -> Path:
+        """Makes an account with a Role; returns a kube config of it."""
+        file = self.folder / "runner"
+        account_config(self._api, objects, namespace=self.namespace, file=file)
+        return file
+
+    @contextlib.contextmanager
+    def without_bindings(self, objects: Sequence[Mapping[str, Any]]) -> Iterator[None]:
+        """Takes what gives an account its Role away, while the block runs."""
+        bindings = [each for each in objects if each["kind"] == "RoleBinding"]
+        for each in bindings:
+            self.delete("rolebindings", each["metadata"]["name"])
+        try:
+            yield
+        finally:
+            for each in bindings:
+                self.call("POST", self.path("rolebindings"), in_namespace(each, self.namespace))
+
+    def let_pass(self, seconds: float, command: TypedCommand) -> None:
+        """Lets a time pass in which a command must not end."""
+        end = time.monotonic() + seconds
+        over = seconds + MINUTES
+
+        def is_over() -> bool:
+            return command.has_ended or time.monotonic() >= end
+
+        wait_for(is_over, what="time passes", seconds=over)
+        assert not command.has_ended, command.tail
 
     # --- stoker
 
@@ -341,8 +556,8 @@ class NodeCluster:
         flags = ["--group", f"dnn={self.given.train[1]}:{dnn}"]
         return flags + (["--group", f"data={self.given.feed[1]}:{data}"] if data else [])
 
-    def type(self, *words: str) -> TypedCommand:
-        self._commands.append(TypedCommand(words, folder=self.folder))
+    def type(self, *words: str, config: Path | None = None) -> TypedCommand:
+        self._commands.append(TypedCommand(words, folder=self.folder, config=config))
         return self._commands[-1]
 
     def typed(self, *words: str, seconds: float = 5 * MINUTES) -> str:
@@ -351,24 +566,50 @@ class NodeCluster:
         assert command.ended(seconds) == 0, command.tail
         return command.text
 
-    def train(self, file: Path, *flags: str, run: str = "t") -> TypedCommand:
-        """Starts `stoker train`, whose record is RUN.json."""
+    def train(
+        self, file: Path, *flags: str, run: str = "t", config: Path | None = None
+    ) -> TypedCommand:
+        """Starts `stoker train`, whose record is RUN.json; by default with KUBECONFIG."""
         named = ("--name", run, "--out", f"{run}.json")
-        return self.type("train", str(file), "--yes", *named, *flags)
+        return self.type("train", str(file), "--yes", *named, *flags, config=config)
 
     def record(self, run: str = "t") -> dict[str, Any]:
         return json.loads((self.folder / f"{run}.json").read_text())
 
-    def trains(self, run: str = "t") -> str:
-        """Waits until a training is in its epochs; returns the pod of its leader."""
+    def trains(self, run: str = "t", *, epoch: int = 1) -> str:
+        """Waits until a training has ended an epoch; returns the pod of its leader."""
         pods: list[str] = []
 
         def is_training() -> bool:
             pods[:] = self.pods_of(run, "dnn")
-            return bool(pods) and "epoch 1/" in self.logs(pods[0])
+            return bool(pods) and f"epoch {epoch}/" in self.logs(pods[0])
 
         wait_for(is_training, what=f"{run} trains", seconds=15 * MINUTES)
         return pods[0]
+
+    def restarted(self, before: Sequence[str], run: str = "t") -> list[str]:
+        """Waits until other dnn pods stand for all of `before`; returns them, the leader first."""
+        selector = f"jobset.sigs.k8s.io/jobset-name={run},stoker/role=dnn"
+        found: list[str] = []
+
+        def are_new() -> bool:
+            # Also those that have ended already.
+            found[:] = self.names("pods", selector)
+            return len(found) == len(before) and not {*found} & {*before}
+
+        wait_for(are_new, what=f"all dnn hosts of {run} are started again")
+        return found
+
+    def restarts(self, run: str = "t") -> int:
+        return self._restarts(run, "restarts")
+
+    def restarts_counted(self, run: str = "t") -> int:
+        """Returns the restarts that count towards kubernetes.max_restarts."""
+        return self._restarts(run, "restartsCountTowardsMax")
+
+    def _restarts(self, run: str, key: str) -> int:
+        status = self.call("GET", self.path("jobsets", run)).get("status", {})
+        return int(status.get(key, 0))
 
     def token(self, run: str = "t") -> str:
         """Returns the run's token, as an administrator can read it."""
@@ -427,6 +668,27 @@ def put_prices(pools: Path, usd: Mapping[str, float]) -> None:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
+
+
+def succeeds(cluster: NodeCluster, command: TypedCommand, run: str = "t") -> None:
+    assert command.ended() == 0, command.tail
+    assert cluster.record(run)["status"] == "succeeded"
+
+
+def fails(cluster: NodeCluster, command: TypedCommand, *words: str, code: int) -> None:
+    """Waits for an end with this exit code, whose last lines have these words."""
+    assert command.ended() == code, command.tail
+    assert [word for word in words if word not in command.tail] == [], command.tail
+
+
+def are_gone(cluster: NodeCluster, run: str = "t", *, seconds: float = 3 * MINUTES) -> None:
+    kinds = ("jobsets", "secrets", "configmaps", "services", "poddisruptionbudgets", "pods")
+
+    def left() -> list[str]:
+        names = [name for kind in kinds for name in cluster.names(kind)]
+        return [name for name in names if name == run or name.startswith(f"{run}-")]
+
+    wait_for(lambda: not left(), what=f"nothing of {run} is left", seconds=seconds)
 
 
 def described(api: str, kind: str, name: str, **metadata: Any) -> dict[str, Any]:

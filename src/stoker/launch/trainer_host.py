@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.errors import EXIT_KILLED, EXIT_PEER_LOST, PlatformError, UsageError
+from stoker.errors import EXIT_PEER_LOST, RESTARTING_CODES, PlatformError, UsageError
 from stoker.feed.bookkeeping import Unfed
 from stoker.feed.loading import discard_loadings, why_unfed
 from stoker.host.listing import listing_version
@@ -311,13 +311,17 @@ def _watchdog(run: HostRun, coordinator: Coordinator | None) -> Watchdog:
     )
 
 
-def _as_a_pod_ends(run: HostRun, ending: Ending) -> Ending:
-    """Returns the end with a nonzero code if a pod was told to end.
+def _as_a_pod_ends(run: HostRun, ending: Ending, *, was_running: bool = False) -> Ending:
+    """Returns the end with the signal's code if a pod was told to end.
 
     A command that saves its state on SIGTERM exits with 0; Kubernetes would take the job for
-    finished and delete its other pods, although only a node was drained.
+    finished and delete its other pods, although only a node was drained. And any other code would
+    be a failure if the pod was deleted: only evictions have a DisruptionTarget.
+
+    Args:
+        was_running: Whether the command was running when the signal came; else its failure counts.
     """
-    if ending.signals and not ending.exit_code and is_job_pod(run.environ):
+    if ending.signals and (was_running or not ending.exit_code) and is_job_pod(run.environ):
         return dataclasses.replace(ending, exit_code=128 + ending.signals[0])
     return ending
 
@@ -349,11 +353,13 @@ def _await_verdict(run: HostRun, membership: Membership, ending: Ending) -> Endi
 
 def _code_of_command(run: HostRun, code: int) -> int:
     """Returns the launcher's exit code for that of its command, which must not restart the job."""
-    restarts = (EXIT_PEER_LOST, EXIT_KILLED) if is_job_pod(run.environ) else (EXIT_PEER_LOST,)
+    restarts = RESTARTING_CODES if is_job_pod(run.environ) else (EXIT_PEER_LOST,)
     return FAILED if code in restarts else code
 
 
 def _follower_code(run: HostRun, ending: Ending, verdict: MembershipVerdict | None) -> int:
+    if ending.signals and not ending.decided:
+        return ending.exit_code
     if verdict is None or not ending.decided:
         return _code_of_command(run, ending.exit_code)
     # The leader was lost, or refused this host: the run's outcome is not known.
@@ -512,6 +518,7 @@ def _train(
         )
         if mpi_host:
             ending = mpi_host.judged(ending)
+    ending = _as_a_pod_ends(run, ending, was_running=True)
     # A profile ends the command early, which is not a failure.
     return dataclasses.replace(ending, exit_code=0) if profile_ended.exists() else ending
 

@@ -11,40 +11,21 @@ import signal
 import pytest
 
 from support.node_cluster import (
+    FAILED_TRAINING,
     LOST,
     MINUTES,
-    NodeCluster,
-    TypedCommand,
+    PLATFORM_ERROR,
+    are_gone,
     described,
+    fails,
     spellings,
+    succeeds,
     wait_for,
 )
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
 
 OUT_OF_MEMORY = "kept = [b'x' * (1 << 26) for _ in range(1 << 20)]"
-PLATFORM_ERROR, FAILED_TRAINING = 4, 6
-
-
-def succeeds(cluster: NodeCluster, command: TypedCommand, run: str = "t") -> None:
-    assert command.ended() == 0, command.tail
-    assert cluster.record(run)["status"] == "succeeded"
-
-
-def fails(cluster: NodeCluster, command: TypedCommand, *words: str, code: int) -> None:
-    """Waits for an end with this exit code, whose last lines have these words."""
-    assert command.ended() == code, command.tail
-    assert [word for word in words if word not in command.tail] == [], command.tail
-
-
-def are_gone(cluster: NodeCluster, run: str = "t", *, seconds: float = 3 * MINUTES) -> None:
-    kinds = ("jobsets", "secrets", "configmaps", "poddisruptionbudgets", "pods")
-
-    def left() -> list[str]:
-        names = [name for kind in kinds for name in cluster.names(kind)]
-        return [name for name in names if name == run or name.startswith(f"{run}-")]
-
-    wait_for(lambda: not left(), what=f"nothing of {run} is left", seconds=seconds)
 
 
 def test_doctor_finds_all_that_the_workload_needs(cluster):
@@ -84,7 +65,7 @@ def test_a_data_pod_that_is_lost_serves_again(cluster, how):
     def serves() -> bool:
         there = cluster.running("stoker/role=data")
         if how in ("killed", "out of memory"):
-            return first in there and cluster.restarts(first) > 0
+            return first in there and cluster.container_restarts(first) > 0
         return len(there) == 2 and first not in there and second in there
 
     wait_for(serves, what="another one serves", seconds=5 * MINUTES)
@@ -217,11 +198,18 @@ def test_a_follower_that_is_killed_leaves_a_job_that_the_next_one_follows(cluste
     assert pod in cluster.names("pods")
 
 
-def test_a_follower_that_is_told_to_end_deletes_the_job(cluster):
-    command = cluster.train(cluster.workload(), *cluster.groups(data=1))
-    cluster.trains()
-    command.signal(signal.SIGTERM)
-    assert command.ended() == 143
+def test_a_follower_that_is_told_to_end_leaves_the_job_and_ctrl_c_deletes_it(cluster):
+    file = cluster.workload()
+    first = cluster.train(file, *cluster.groups(data=1))
+    pod = cluster.trains()
+    first.signal(signal.SIGTERM)
+    assert first.ended() == 143
+    assert "keeps running" in first.tail
+    second = cluster.train(file, *cluster.groups(data=1))
+    wait_for(lambda: "job_resumed" in second.text, what="it is followed again")
+    assert pod in cluster.names("pods")
+    second.signal(signal.SIGINT)
+    assert second.ended() == 130
     are_gone(cluster)
 
 

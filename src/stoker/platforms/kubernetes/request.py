@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from stoker.errors import EXIT_KILLED, EXIT_PEER_LOST, UsageError
+from stoker.errors import RESTARTING_CODES, UsageError
 from stoker.platforms.base import NOT_COMPARED, JobSpec, hyperparameters
 from stoker.platforms.kubernetes.api import name_of, number, text
 from stoker.platforms.kubernetes.objects import (
@@ -151,8 +151,8 @@ def _replicated_job(layout: Layout, group: PodGroup) -> dict[str, Json]:
         job["activeDeadlineSeconds"] = layout.settings.max_run_seconds
     if group.is_dnn and layout.settings.output:
         disrupted: Json = {"type": "DisruptionTarget", "status": "True"}
-        # The pod that fails first decides: a drained one, one that was killed, or a survivor.
-        codes: Json = {"operator": "In", "values": [EXIT_PEER_LOST, EXIT_KILLED]}
+        # The pod that fails first decides: one that is drained, killed or deleted, or a survivor.
+        codes: Json = {"operator": "In", "values": list(RESTARTING_CODES)}
         job["podFailurePolicy"] = {
             "rules": [
                 {"action": "FailJob", "onPodConditions": [disrupted]},
