@@ -23,9 +23,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import FrameType
 from typing import Literal
 
-from stoker.errors import PlatformError, TerminatedError, UsageError
+from stoker.errors import PlatformError, UsageError
 from stoker.host import spawn
 from stoker.host.processes import KILL_SECONDS, ended_words, free_ports, kill_all
 from stoker.logs import EventName, Log, now_utc
@@ -432,12 +433,25 @@ class LocalRun:
             self._stopped_by_caller = True
             self._is_stopping.set()
         limit = STOP_SECONDS + KILL_SECONDS * (len(self._hosts) + 1)
-        deadline = time.monotonic() + limit
-        while not self._has_ended.is_set() and time.monotonic() < deadline:
-            try:
-                self._has_ended.wait(deadline - time.monotonic())
-            except (KeyboardInterrupt, TerminatedError):
-                self._interrupts += 1
+        with self._interrupts_counted():
+            self._has_ended.wait(limit)
+
+    @contextlib.contextmanager
+    def _interrupts_counted(self) -> Iterator[None]:
+        """Counts signals in place of raising them: one that is raised may strike anywhere."""
+
+        def count(number: int, frame: FrameType | None) -> None:
+            self._interrupts += 1
+
+        # Only the main thread has handlers.
+        is_main = threading.current_thread() is threading.main_thread()
+        numbers = (signal.SIGINT, signal.SIGTERM) if is_main else ()
+        before = {number: signal.signal(number, count) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler or signal.SIG_DFL)
 
     def _start(self, environ: Mapping[str, str]) -> None:
         request, lock = self._request, self._lock
