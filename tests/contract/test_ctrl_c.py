@@ -9,6 +9,8 @@ import time
 
 import pytest
 
+from stoker.cli import progress
+
 ASK = """
 import stoker.cli.progress as progress
 progress.ANSWER_SECONDS = {seconds}
@@ -66,3 +68,13 @@ def test_without_a_terminal_ctrl_c_stops_the_job():
     command = [sys.executable, "-c", ASK.format(seconds=60)]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     assert done.stdout == "answer: True\n", done.stderr
+
+
+def test_a_second_ctrl_c_while_the_question_is_written_stops_the_job(monkeypatch):
+    def interrupted(*_words, **_options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(progress, "is_interactive", lambda: True)
+    monkeypatch.setattr(progress, "print", interrupted, raising=False)
+    follow = progress.Follow(bar=None, quiet=False, echo=False, total_steps=None)
+    assert follow.ask_to_stop()

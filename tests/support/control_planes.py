@@ -35,6 +35,8 @@ GROUPS = {
 }
 _LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
 _INDEX = "batch.kubernetes.io/job-completion-index"
+# Seconds that a pod is given whose node is cut off: a taint gives it its own, which are 120.
+_CUT_OFF_GRACE_SECONDS = 1
 
 
 class DoublePlane:
@@ -79,7 +81,7 @@ class DoublePlane:
 
     def cut_off(self, pod: str) -> None:
         """Cuts the pod's node off: the pod stays, whoever deletes it, until `free`."""
-        self._api.cut_off_node(pod)
+        self._api.cut_off_node(pod, grace_seconds=_CUT_OFF_GRACE_SECONDS)
 
     def free(self, pod: str) -> None:
         self._api.free_pod(pod)
@@ -214,7 +216,9 @@ class RealPlane:
 
     def cut_off(self, pod: str) -> None:
         self._cut_off.add(pod)
-        self._call("DELETE", self._path("pods", pod), {"gracePeriodSeconds": 1})
+        self._call(
+            "DELETE", self._path("pods", pod), {"gracePeriodSeconds": _CUT_OFF_GRACE_SECONDS}
+        )
 
     def free(self, pod: str) -> None:
         self._cut_off.remove(pod)

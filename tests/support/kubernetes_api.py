@@ -334,7 +334,9 @@ class KubernetesApi:
             pod["status"]["conditions"] = [{"type": "PodScheduled", "status": "True"}]
             self.pod_waits(name, "ContainerCreating")
 
-    def cut_off_node(self, name: str, *, overdue_seconds: float = 0.0) -> str:
+    def cut_off_node(
+        self, name: str, *, overdue_seconds: float = 0.0, grace_seconds: int = GRACE_SECONDS
+    ) -> str:
         """Cuts the pod's node off: the pod is marked, and stays until `free_pod`.
 
         Its log breaks off, and its container is `running` for ever, as its kubelet said last. The
@@ -347,7 +349,7 @@ class KubernetesApi:
             message = "Taint manager: deleting due to NoExecute taint"
             self.cut_off.add(name)
             pod["metadata"]["deletionTimestamp"] = self._now(-overdue_seconds)
-            pod["metadata"]["deletionGracePeriodSeconds"] = GRACE_SECONDS
+            pod["metadata"]["deletionGracePeriodSeconds"] = grace_seconds
             pod["status"]["conditions"] = [
                 {"type": "Ready", "status": "False"},
                 _condition("DisruptionTarget", "DeletionByTaintManager", message),

@@ -1,14 +1,18 @@
 """Checks what strategies refuse at load and plan, and mpirun's command."""
 
 import json
+import os
 import shlex
+import shutil
+import signal
 from pathlib import Path
 
 import msgspec
 import pytest
+from torch.distributed.elastic.multiprocessing.api import _terminate_process_handler
 
 from stoker.errors import UsageError
-from stoker.launch.strategies import mpi, mpi_programs
+from stoker.launch.strategies import mpi, mpi_programs, torchrun
 from stoker.launch.strategies.start import Trainer
 from stoker.platforms.base import JobSpec, check_job
 from stoker.records import FeedSettings, StrategySettings
@@ -139,3 +143,25 @@ def test_a_host_without_open_mpi_4_is_told_what_to_install(tmp_path, names):
 def test_only_the_daemon_with_settings_is_started(line):
     with pytest.raises(ValueError, match="orted"):
         mpi.daemon_arguments(shlex.split(line))
+
+
+def test_a_stop_while_torchrun_s_log_files_are_deleted_leaves_none(tmp_path, monkeypatch):
+    handler = signal.getsignal(signal.SIGTERM)
+    delete = shutil.rmtree
+
+    def run(options):
+        signal.signal(signal.SIGTERM, _terminate_process_handler)
+        (Path(options.log_dir) / "0.log").touch()
+
+    def delete_while_stopped(path, **options):
+        os.kill(os.getpid(), signal.SIGTERM)
+        delete(path, **options)
+
+    monkeypatch.setattr(torchrun, "run", run)
+    monkeypatch.setattr(shutil, "rmtree", delete_while_stopped)
+    monkeypatch.setenv("STOKER_OUTPUT", str(tmp_path))
+    try:
+        assert torchrun.main(["train.py"]) == 0
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    assert not [*tmp_path.rglob("*.log")]

@@ -243,8 +243,8 @@ class Follow:
         if self._bar:
             self._bar.stop()
         question = "\nCtrl-C: stop the job, which is billed while it runs? [Y/n] "
-        print(question, end="", file=sys.stderr, flush=True)
         try:
+            print(question, end="", file=sys.stderr, flush=True)
             is_answered, _, _ = select.select([sys.stdin], [], [], ANSWER_SECONDS)
             # Without its line end: the terminal was closed.
             answer = sys.stdin.readline().lower() if is_answered else "n"

@@ -7,6 +7,8 @@ stoker.launch.strategies.torchrun OPTIONS -- CMD`, with torchrun's options.
 import atexit
 import contextlib
 import os
+import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -64,11 +66,14 @@ def _run(options: Namespace, output: Path | None) -> None:
         # PET_LOG_DIR: the user keeps them.
         run(options)  # type: ignore[no-untyped-call]
         return
-    with tempfile.TemporaryDirectory(
-        prefix="torchelastic-", dir=output, ignore_cleanup_errors=True
-    ) as folder:
-        options.log_dir = folder
+    options.log_dir = tempfile.mkdtemp(prefix="torchelastic-", dir=output)
+    try:
         run(options)  # type: ignore[no-untyped-call]
+    finally:
+        # The ranks have ended. When another host's rank has failed too, the launcher's SIGTERM may
+        # arrive now, and torchrun's handler would raise in the middle of the deletion.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        shutil.rmtree(options.log_dir, ignore_errors=True)
 
 
 def _leave(code: int) -> NoReturn:
