@@ -940,7 +940,7 @@ def test_a_wait_is_not_ended_by_what_was_seen_before_the_control_plane_went_away
     complete(api, followed)
 
 
-def test_a_job_that_a_queue_holds_is_told_hourly_and_not_ended(api, follow, clock, submit):
+def test_a_job_that_a_queue_holds_is_told_hourly_and_ended_after_a_week(api, follow, clock, submit):
     submitted = submit(jobset=QUEUED)
     words = "couldn't assign flavors to pod set dnn: insufficient unused quota"
     api.set_status("jobsets", NAME, conditions=[{"type": "Suspended", "status": "True"}])
@@ -954,6 +954,11 @@ def test_a_job_that_a_queue_holds_is_told_hourly_and_not_ended(api, follow, cloc
     clock.ahead += 100 * REPEAT_SECONDS
     another_look(api, followed)
     assert followed.error is None
+    clock.ahead += 65 * REPEAT_SECONDS
+    error = followed.failed()
+    assert isinstance(error, NoCapacityError)
+    assert "the job waits for admission by queue training" in error.what
+    assert "(for 10080 min, kubernetes.queue_wait_minutes)" in error.what
 
 
 def test_a_job_whose_hosts_have_succeeded_is_ended_where_its_controller_does_not(

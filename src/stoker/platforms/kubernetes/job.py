@@ -811,6 +811,9 @@ class KubernetesRun(FollowedRun):
             fix = f"give the cluster nodes of {', '.join(types)} (kubernetes.pools names their "
             fix += "labels), or let it wait longer"
             fix += f"; the next best plan: {job.next_best}" if job.next_best else ""
+        elif trouble.key.startswith("admission"):
+            minutes = self._layout.settings.queue_wait_minutes
+            waited += f" (for {minutes} min, kubernetes.queue_wait_minutes)"
         error = NoCapacityError(waited, where=where, fix=fix)
         error.types, error.may_pass = types, trouble.may_pass
         error.had_hosts = self._picture.had_dnn_hosts

@@ -531,13 +531,15 @@ def idle_wait(
     if state.phase == "suspended":
         by = f" by queue {layout.queue}" if layout.queue else ": its JobSet is suspended"
         why = events.last_of("Workload") or events.last_of("JobSet")
-        # A queue may hold a job for days, which costs nothing. A person ends that.
+        # A queue may hold a job for days, which costs nothing.
         return Trouble(
             key=f"admission {name}",
             group=name,
             what=f"the job waits for admission{by}{_last(why)}",
             fix=f"see whether the queue has quota: kubectl describe workloads -n {namespace}",
             told_after=FIRST_REPEAT_SECONDS,
+            fatal_after=60.0 * layout.settings.queue_wait_minutes,
+            is_capacity=True,
         )
     ordered = sorted(pods, key=lambda pod: (pod.attempt, pod.created_at))
     hosts = {pod.index: pod for pod in ordered if pod.group == name}
