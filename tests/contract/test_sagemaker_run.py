@@ -415,6 +415,29 @@ def test_an_interrupt_while_the_job_is_created_stops_it_and_deletes_the_token(
     assert not aws.has_object(request.token_uri)
 
 
+@pytest.mark.parametrize("status", ["", "Executing", "Stopping"])
+def test_a_job_that_is_being_created_outlives_sigterm_unless_its_run_is_stopped(
+    platform, aws, answers, job, monkeypatch, status
+):
+    request = platform.plan(job)
+
+    def ended(parsed: dict[str, object]) -> None:
+        raise TerminatedError
+
+    if status:
+        monkeypatch.setenv("STOKER_PIPELINE_EXECUTION", EXECUTION)
+        found = {"PipelineExecutionStatus": status}
+        answers.answer("sagemaker", "DescribePipelineExecution", found)
+    answers.change("sagemaker", "CreateTrainingJob", ended)
+    answers.answer("sagemaker", "StopTrainingJob", {})
+    with pytest.raises(TerminatedError) as raised:
+        platform.submit(request)
+    is_left = status != "Stopping"
+    assert answers.count("StopTrainingJob") == int(not is_left)
+    assert aws.has_object(request.token_uri) == is_left
+    assert ("aws sagemaker stop-training-job" in str(raised.value)) == is_left
+
+
 # ---- following
 
 

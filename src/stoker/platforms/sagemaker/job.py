@@ -29,9 +29,11 @@ from stoker.platforms.sagemaker.submit import (
     Transition,
     await_found,
     delete_token,
+    is_cancelled,
     job_state,
     lacks_capacity,
     no_capacity,
+    stop_command,
     stop_job,
 )
 from stoker.repeat import ResultT, may_pass
@@ -199,7 +201,7 @@ class SageMakerRun(FollowedRun):
             service=SERVICE,
             log_folder=job.run_dir / "logs",
             way_back=f"the same command with --name {job.run_name}",
-            way_to_stop=f"aws sagemaker stop-training-job --training-job-name {job.name}",
+            way_to_stop=stop_command(job.name),
             is_step=bool(pipeline_execution()),
             may_last_seconds=settings_of(job).may_last_seconds + MARGIN_SECONDS,
         )
@@ -229,16 +231,7 @@ class SageMakerRun(FollowedRun):
         return self._state is not None and self._state.is_final
 
     def _is_cancelled(self) -> bool:
-        run = pipeline_execution()
-        if not run:
-            return False
-        try:
-            asked = {"PipelineExecutionArn": run}
-            answer = self._aws.call("sagemaker", "DescribePipelineExecution", **asked)
-        except StokerError:
-            # A job that is stopped by mistake costs the training.
-            return False
-        return answer.get("PipelineExecutionStatus") in ("Stopping", "Stopped")
+        return is_cancelled(self._aws)
 
     def remaining(self) -> PlatformError | None:
         if not self._remains:

@@ -38,6 +38,7 @@ from stoker.platforms.sagemaker.request import REQUEST_TAG, SageMakerRequest
 from stoker.records import Event, Group, Json, bare_type
 from stoker.records.base import mapping, mappings
 from stoker.repeat import may_pass
+from stoker.settings import pipeline_execution
 
 FINAL = ("Completed", "Failed", "Stopped")
 
@@ -503,6 +504,23 @@ def await_found(aws: Aws, name: str) -> Mapping[str, Json]:
     return found
 
 
+def is_cancelled(aws: Aws) -> bool:
+    """Whether this process is a step of a pipeline's run that is being stopped."""
+    run = pipeline_execution()
+    if not run:
+        return False
+    try:
+        answer = aws.call("sagemaker", "DescribePipelineExecution", PipelineExecutionArn=run)
+    except StokerError:
+        # A job that is stopped by mistake costs the training.
+        return False
+    return answer.get("PipelineExecutionStatus") in ("Stopping", "Stopped")
+
+
+def stop_command(name: str) -> str:
+    return f"aws sagemaker stop-training-job --training-job-name {name}"
+
+
 def stop_job(aws: Aws, name: str) -> None:
     """Asks the service to stop a job (SIGTERM, SIGKILL 120 s later); does not wait.
 
@@ -560,11 +578,15 @@ def _create(aws: Aws, request: SageMakerRequest, *, packed: bytes | None, log: L
         if refusal:
             raise refusal from err
         raise
-    except (KeyboardInterrupt, TerminatedError):
-        # The service may have received the request, and nothing is trained yet.
-        if not is_sent or _is_stopped(aws, name, log=log):
+    except (KeyboardInterrupt, TerminatedError) as err:
+        # The service may have received the request.
+        words = f"the job {name} may exist, and is billed then; to stop it: {stop_command(name)}"
+        if is_sent and isinstance(err, TerminatedError) and not is_cancelled(aws):
+            words = f"{words}; the same command with --name {request.job.run_name} adopts it"
+        elif not is_sent or _is_stopped(aws, name, log=log):
             delete_token(aws, request.token_uri, log=log)
-        raise
+            words = ""
+        raise type(err)(words) from err
     url = console_url(str(answer.get("TrainingJobArn")))
     log.event(EventName.JOB_CREATED, job=name, url=url)
     return True
