@@ -433,8 +433,8 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
             Minutes in which the API server does not answer do not count.
         dead_node: End of a run whose dnn host is on a node that does not answer, so that its job
             cannot replace the pod. wait: after dead_node_minutes; fail: at once.
-        queue_wait_minutes: Minutes for which a queue (Kueue), or a suspended JobSet, may hold the job.
-            A week, as that costs nothing; then on_no_capacity.then applies.
+        queue_wait_minutes: Minutes for which a queue (Kueue), or a suspended JobSet, may hold the
+            job. A week, as that costs nothing; then on_no_capacity.then applies.
         dead_node_minutes: Minutes that `wait` waits. 30, as hosts are billed meanwhile, and most
             clusters replace a lost node within some minutes.
         control: Pods of a pipeline's steps that train nothing.
