@@ -1,0 +1,131 @@
+"""The alerts and the dashboard of configs/kubernetes on Prometheus's own tool."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+FOLDER = Path(__file__).parents[2] / "configs" / "kubernetes"
+RUN = '{run="night-7"}'
+# Values at each minute: begin, step and number of further ones.
+MINUTES = 2000
+# A training that runs as it should: no alert.
+HEALTHY = {
+    f"stoker_seconds_since_last_step{RUN}": f"0+0x{MINUTES}",
+    f"stoker_spent_usd{RUN}": f"0+0.01x{MINUTES}",
+    f"stoker_predicted_usd{RUN}": f"20+0x{MINUTES}",
+    f"stoker_max_usd{RUN}": f"100+0x{MINUTES}",
+    'stoker_data_host_up{run="night-7", host="data-0"}': f"1+0x{MINUTES}",
+    # Two workers that are busy for 60 of 120 seconds.
+    'stoker_feed_busy_seconds_total{run="night-7", host="data-0", rank="0"}': f"0+60x{MINUTES}",
+    'stoker_feed_workers{run="night-7", host="data-0", rank="0"}': f"2+0x{MINUTES}",
+}
+BUSY, WORKERS = list(HEALTHY)[-2:]
+
+pytestmark = pytest.mark.skipif(
+    not shutil.which("promtool"), reason="needs promtool (Debian: prometheus)"
+)
+
+
+def checked(folder, *words):
+    done = subprocess.run(
+        ["promtool", *words], cwd=folder, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def rules():
+    _, rule = yaml.safe_load_all((FOLDER / "alerts.yaml").read_text())
+    return rule["spec"]
+
+
+@pytest.mark.parametrize(
+    ("alert", "changed", "minute", "summary"),
+    [
+        (
+            "StokerMakesNoSteps",
+            {f"stoker_seconds_since_last_step{RUN}": f"0+60x{MINUTES}"},
+            31,
+            "Run night-7 made no step for 31m 0s, and its hosts are billed",
+        ),
+        (
+            "StokerRunEnded",
+            {f"stoker_seconds_since_last_step{RUN}": "0+0x60"},
+            70,
+            "Run night-7 has ended, or its leader does not answer; its record says how it ended",
+        ),
+        (
+            "StokerNothingTrained",
+            {f"stoker_seconds_since_last_step{RUN}": "0+0x10"},
+            1700,
+            "No run trained for 26 hours",
+        ),
+        (
+            "StokerCostsMoreThanPredicted",
+            {f"stoker_predicted_usd{RUN}": f"10+0x{MINUTES}"},
+            1250,
+            "Run night-7 has spent $12.5, over 20 % more than predicted",
+        ),
+        (
+            "StokerBudgetNearlySpent",
+            {f"stoker_max_usd{RUN}": f"15+0x{MINUTES}"},
+            1250,
+            "Run night-7 has spent $12.5, over 80 % of constraints.max_usd, at which it is ended",
+        ),
+        (
+            "StokerDataGroupIdle",
+            {BUSY: f"0+12x{MINUTES}"},
+            60,
+            "The data workers of run night-7 are idle 90% of the time: fewer data hosts would do",
+        ),
+        (
+            "StokerDataHostDown",
+            {'stoker_data_host_up{run="night-7", host="data-0"}': f"0+0x{MINUTES}"},
+            20,
+            "Data host data-0 of run night-7 is away; the run continues without it",
+        ),
+    ],
+)
+def test_each_alert_fires_for_its_cause_alone(tmp_path, alert, changed, minute, summary):
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rules()))
+    found = {each["alert"]: each for group in rules()["groups"] for each in group["rules"]}
+    labels = dict(found[alert]["labels"])
+    if "$labels.run" in found[alert]["annotations"]["summary"]:
+        labels["run"] = "night-7"
+    if "$labels.host" in found[alert]["annotations"]["summary"]:
+        labels["host"] = "data-0"
+    fires = {"exp_labels": labels, "exp_annotations": {"summary": summary}}
+
+    def played(series, *expected):
+        return {
+            "interval": "1m",
+            "input_series": [{"series": key, "values": each} for key, each in series.items()],
+            "alert_rule_test": [
+                {
+                    "eval_time": f"{minute}m",
+                    "alertname": name,
+                    "exp_alerts": [fires] if name in expected else [],
+                }
+                for name in found
+            ],
+        }
+
+    tests = [played(HEALTHY), played({**HEALTHY, **changed}, alert)]
+    document = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": tests}
+    (tmp_path / "tests.yaml").write_text(yaml.safe_dump(document))
+    checked(tmp_path, "test", "rules", "tests.yaml")
+
+
+def test_prometheus_reads_each_expression_of_the_dashboard(tmp_path):
+    panels = json.loads((FOLDER / "grafana.json").read_text())["panels"]
+    found = [
+        {"record": f"panel:{number}", "expr": each["expr"].replace("$__rate_interval", "5m")}
+        for number, each in enumerate(each for panel in panels for each in panel["targets"])
+    ]
+    assert found
+    groups = {"groups": [*rules()["groups"], {"name": "panels", "rules": found}]}
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(groups))
+    checked(tmp_path, "check", "rules", "--lint-fatal", "rules.yaml")
