@@ -133,7 +133,7 @@ BUDGET = {
     "kubeflow": 410,
     "launch": 5_680,
     "pipelines": 1_100,
-    "platforms": 7_460,
+    "platforms": 7_480,
     "profile": 5_100,
     "records": 2_160,
     "report": 1_510,
