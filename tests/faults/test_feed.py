@@ -247,7 +247,7 @@ def test_two_ranks_share_the_agents(hosts):
             )
     for number, (held_before, arrived_before) in enumerate(before):
         # The dataset is a class of the script: it is held, and has workers, once for both.
-        assert len(held(number) - held_before) == 1
+        wait_until(lambda n=number, had=held_before: len(held(n) - had) == 1, "one process")
         assert arrived(number) == arrived_before + 1
     for trainer in ranks:
         trainer.go_on()

@@ -26,7 +26,12 @@ while True:
     dist.all_reduce(torch.ones(1))
     time.sleep(0.02)
 """
-SCRIPTS = {"plain": (ALONE, "none"), "torchrun": (TOGETHER, "torchrun")}
+SCRIPTS = {
+    "plain": (ALONE, "none"),
+    "torchrun": (TOGETHER, "torchrun"),
+    # The survivor's ranks are started again, and wait for a host that does not come back.
+    "restarts": (TOGETHER, {"name": "torchrun", "max_restarts": 2}),
+}
 SIGTERM_CODE = 143
 
 
