@@ -73,7 +73,8 @@ def test_the_bill_names_price_promise_start_up_and_break_even():
     ]
     assert cost[0] == pytest.approx(cost[1], rel=0.01)
     # Groups of no plan get their price only.
-    assert len(bill(WORKLOAD, dnn("ml.g5.xlarge"), catalog=CATALOG, decision=made)) == 2
+    lines = bill(WORKLOAD, dnn("ml.g5.xlarge"), catalog=CATALOG, decision=made)
+    assert not any("predicted" in line for line in lines)
 
 
 class Terminal(io.StringIO):
@@ -102,7 +103,26 @@ def test_a_run_of_a_pipeline_names_its_profile_and_its_limit(capsys):
     usd = CATALOG.usd_per_hour([Group.of_today(today.dnn)])
     said = capsys.readouterr().err
     assert f"profile on sagemaker: dnn 2 x ml.g5.xlarge, ${usd:.2f} per hour in total" in said
-    assert "without a limit: set constraints.max_usd_per_hour" in said
+    assert "without a limit per hour: set constraints.max_usd_per_hour" in said
+
+
+@pytest.mark.parametrize(
+    ("settings", "constraints", "words"),
+    [
+        ({}, {}, "the run has no limit: set kubernetes.max_run_seconds or constraints.max_usd"),
+        ({"max_run_seconds": 7200}, {}, ""),
+        ({}, {"max_usd": 50.0}, "it is ended at $50.00 (max_usd)"),
+    ],
+)
+def test_a_run_that_nothing_ends_says_so(capsys, settings, constraints, words):
+    workload = limited(
+        None, platform="kubernetes", kubernetes=settings, constraints=constraints, image="app:1"
+    )
+    lines = bill(workload, dnn("g5.xlarge"), catalog=CATALOG, decision=None)
+    assert words in lines[-1]
+    assert ("has no limit" in "".join(lines)) == ("has no limit" in words)
+    confirm_run(workload, assume_yes=True, quiet=False)
+    assert ("has no limit" in capsys.readouterr().err) == ("has no limit" in words)
 
 
 @pytest.mark.parametrize(

@@ -68,12 +68,14 @@ def confirm_run(workload: Workload, *, assume_yes: bool, quiet: bool) -> None:
         catalog = catalog_of(workload)
         lines = bill(workload, [today], catalog=catalog, decision=None)
         say(f"profile on {lines[0]}", quiet=quiet)
-    most = workload.known_constraints.max_usd_per_hour
-    limit = (
-        f"at most {usd(most)} per hour{_at_most(workload, most)}"
-        if most
-        else "without a limit: set constraints.max_usd_per_hour or max_usd_per_run"
-    )
+    most, of_run = workload.known_constraints.max_usd_per_hour, workload.constraints.max_usd
+    limit = "without a limit per hour: set constraints.max_usd_per_hour"
+    if most:
+        limit = f"at most {usd(most)} per hour{_at_most(workload, most)}"
+    if of_run:
+        limit += f"; the run is ended at {usd(of_run)} (max_usd)"
+    elif workload.max_run_seconds is None:
+        limit += f"; {_no_limit(workload)}"
     say(f"then the training, on the cluster that the run decides on; {limit}", quiet=quiet)
     _ask(assume_yes=assume_yes or quiet)
 
@@ -85,6 +87,10 @@ def _at_most(workload: Workload, usd_per_hour: float) -> str:
         return ""
     most = usd(usd_per_hour * seconds / 3600)
     return f", at most {most} for this run (max_run_seconds {duration(seconds)})"
+
+
+def _no_limit(workload: Workload) -> str:
+    return f"the run has no limit: set {workload.platform}.max_run_seconds or constraints.max_usd"
 
 
 def _check_run(workload: Workload, usd_per_hour: float | None) -> None:
@@ -173,6 +179,8 @@ def bill(
             f"the run, with its start: {known}; retries are counted as they come; it is ended at "
             f"{usd(limit)} (max_usd)"
         )
+    elif workload.max_run_seconds is None:
+        lines.append(_no_limit(workload))
     return lines
 
 
