@@ -307,7 +307,7 @@ def test_a_failure_of_one_of_two_hosts_ends_a_run_that_keeps_checkpoints(plane, 
 
 
 def test_a_restart_waits_for_a_node_that_is_cut_off_and_names_it(plane, start, monkeypatch):
-    monkeypatch.setattr("stoker.platforms.kubernetes.pods.DEAD_SECONDS", 1.0)
+    monkeypatch.setattr("stoker.platforms.kubernetes.troubles.DEAD_SECONDS", 1.0)
     followed = start(num_dnn=2, output="pvc://runs/stoker")
     plane.run_pods(NAME)
     survivor, lost = plane.pods(NAME, "dnn")

@@ -30,7 +30,9 @@ from stoker.platforms.kubernetes import api as connection
 from stoker.platforms.kubernetes.api import ClusterApi, Resource
 from stoker.platforms.kubernetes.job import ASK_SECONDS, KubernetesRun
 from stoker.platforms.kubernetes.objects import WORKLOAD_NAME_ANNOTATION
-from stoker.platforms.kubernetes.pods import (
+from stoker.platforms.kubernetes.rights import rules
+from stoker.platforms.kubernetes.submit import keep_runtime
+from stoker.platforms.kubernetes.troubles import (
     DEAD_SECONDS,
     FIRST_REPEAT_SECONDS,
     IMAGE_SECONDS,
@@ -39,8 +41,6 @@ from stoker.platforms.kubernetes.pods import (
     START_SECONDS,
     UNFIT_SECONDS,
 )
-from stoker.platforms.kubernetes.rights import rules
-from stoker.platforms.kubernetes.submit import keep_runtime
 from stoker.profile import profile
 from stoker.profile.rank_results import AcceleratorOnly, RankResult, quartiles
 from stoker.records import Channel, Group, Profile, to_json, write_json

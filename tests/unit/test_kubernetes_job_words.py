@@ -12,6 +12,13 @@ from stoker.platforms.kubernetes.job import conclude
 from stoker.platforms.kubernetes.objects import COMPLETION_INDEX, REPLICATED_JOB_LABEL, lay_out
 from stoker.platforms.kubernetes.pod_outputs import OutputParts
 from stoker.platforms.kubernetes.pods import (
+    PodEnd,
+    PodState,
+    by_job,
+    pod_state,
+)
+from stoker.platforms.kubernetes.state import ObjectState
+from stoker.platforms.kubernetes.troubles import (
     CAPACITY_SECONDS,
     CHANGE_SECONDS,
     CLAIM_SECONDS,
@@ -21,18 +28,13 @@ from stoker.platforms.kubernetes.pods import (
     QUOTA_SECONDS,
     REPEAT_SECONDS,
     UNFIT_SECONDS,
-    PodEnd,
-    PodState,
     Trouble,
     TroubleLog,
-    by_job,
     exceeds,
     has_no_group,
-    pod_state,
     refused_pods,
     troubles_of,
 )
-from stoker.platforms.kubernetes.state import ObjectState
 from stoker.records import to_json
 from support.kubernetes_jobs import CPU, GPU, job
 from support.sample_records import training

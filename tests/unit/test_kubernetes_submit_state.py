@@ -6,13 +6,9 @@ from typing import Any
 import pytest
 
 from stoker.platforms.kubernetes.api import ApiAction, refusal
+from stoker.platforms.kubernetes.happenings import Happenings
 from stoker.platforms.kubernetes.objects import lay_out
-from stoker.platforms.kubernetes.pods import (
-    Happenings,
-    PodState,
-    by_job,
-    pod_state,
-)
+from stoker.platforms.kubernetes.pods import PodState, by_job, pod_state
 from stoker.platforms.kubernetes.state import job_state
 from stoker.settings import OwnPod, own_pod
 from support.kubernetes_jobs import job

@@ -32,24 +32,15 @@ from stoker.platforms.kubernetes.api import (
     text,
 )
 from stoker.platforms.kubernetes.follower import Follower
+from stoker.platforms.kubernetes.happenings import Happening, Happenings
 from stoker.platforms.kubernetes.objects import Layout
 from stoker.platforms.kubernetes.pod_outputs import OutputParts
 from stoker.platforms.kubernetes.pods import (
-    Happening,
-    Happenings,
     PodEnd,
     PodState,
-    Trouble,
-    TroubleLog,
     by_job,
-    has_no_group,
-    idle_wait,
-    is_of_quota,
-    lacks_claim,
     pod_state,
-    refused_pods,
     seconds_between,
-    troubles_of,
 )
 from stoker.platforms.kubernetes.request import KubernetesRequest
 from stoker.platforms.kubernetes.state import ObjectState, delete_and_wait, job_state
@@ -61,6 +52,16 @@ from stoker.platforms.kubernetes.streams import (
     WatchError,
 )
 from stoker.platforms.kubernetes.submit import StartedObjects, note_ended
+from stoker.platforms.kubernetes.troubles import (
+    Trouble,
+    TroubleLog,
+    has_no_group,
+    idle_wait,
+    is_of_quota,
+    lacks_claim,
+    refused_pods,
+    troubles_of,
+)
 from stoker.reasons import reason_of_failure
 from stoker.records import Event, Training
 from stoker.records.base import mapping

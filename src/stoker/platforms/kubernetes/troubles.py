@@ -1,0 +1,474 @@
+"""Why hosts of a run do not run, and for how long they are waited for.
+
+One rule for all waits: each is told when it begins, when its reason changes, after ten minutes and
+then every hour, and it ends with that reason. Kubernetes' own times are never compared with this
+host's: all waits are counted by one monotonic clock, from when this process made or adopted the
+job.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from stoker.platforms.base import JobSpec
+from stoker.platforms.kubernetes.happenings import Happenings
+from stoker.platforms.kubernetes.objects import Layout, PodGroup
+from stoker.platforms.kubernetes.pods import PodState
+from stoker.platforms.kubernetes.state import ObjectState
+from stoker.records import bare_type
+from stoker.records.platforms import amount
+from stoker.text import usd
+
+# The taint by which Kubernetes ends the pods of a node that is known to be down.
+OUT_OF_SERVICE = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
+# A registry may be away for a moment, and a secret may come late.
+IMAGE_SECONDS = 120.0
+CONTAINER_SECONDS = 120.0
+# Another run may end and free its quota.
+QUOTA_SECONDS = 120.0
+# Provisioners of file servers take some minutes until a claim is bound.
+CLAIM_SECONDS = 600.0
+# After the grace period of a deleted pod.
+DEAD_SECONDS = 60.0
+# For any other reason: on_no_capacity.wait_minutes, but at least this: large images take long.
+MIN_WAIT_SECONDS = 1800.0
+# Each start goes through states that last for seconds.
+START_SECONDS = 60.0
+# Nodes without a fitting label or taint, of which the autoscaler has no group either.
+UNFIT_SECONDS = 120.0
+# A wait is told again after this time, and then every hour.
+FIRST_REPEAT_SECONDS = 600.0
+REPEAT_SECONDS = 3600.0
+# Restarts of a data host after which it is told that it crashes again and again.
+CRASHES = 3
+# Wait for nodes after which the next best plan is shown.
+CAPACITY_SECONDS = 600.0
+_TWICE = re.compile(r"\b([a-z][a-z ]+[a-z])(?:[.;,] \1\b)+")
+_SHORT = re.compile(r"Insufficient ([A-Za-z0-9./_-]+[A-Za-z0-9])")
+_IMAGE = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable")
+# Waiting does not help.
+_IMAGE_FOR_EVER = ("InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
+_CONTAINER = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
+# A quota's message: `exceeded quota: q, requested: cpu=4,memory=8Gi, used: ..., limited: ...`.
+_QUOTA = re.compile(r"requested: (?P<requested>\S+), used: \S+, limited: (?P<limited>\S+)")
+# The autoscaler's reasons against a group, of which no time changes anything.
+_UNFIT = re.compile(
+    r"(?:\d+ )?(?:node\(s\) (?:didn't match|had (?:untolerated )?taint)[^,]*"
+    r"(?:, that the pod didn't tolerate)?|Insufficient [^,]*|"
+    r"it wouldn't fit if a new node is added)"
+)
+# Between two reports of one trouble whose number of hosts changes.
+CHANGE_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """Why hosts of a group do not run, what to do, and how long to wait.
+
+    Attributes:
+        key: Identity of the trouble over time.
+        hosts: Number of waiting hosts; 0 if unknown.
+        fix: What to do; may be empty.
+        told_after: Seconds after which it is first told.
+        fix_after: Seconds after which `fix` is worth showing.
+        fatal_after: Seconds after which waiting ends; None: never.
+        is_capacity: Whether other types or a later retry may help (on_no_capacity).
+        may_pass: Whether a later retry of the same plan may help.
+        is_dead_node: Whether a node that does not answer keeps a pod from ending.
+        is_finished: Whether all dnn hosts have succeeded.
+    """
+
+    key: str
+    group: str
+    what: str
+    hosts: int = 0
+    fix: str = ""
+    told_after: float = 0.0
+    fix_after: float = 0.0
+    fatal_after: float | None = None
+    is_capacity: bool = False
+    may_pass: bool = False
+    is_dead_node: bool = False
+    is_finished: bool = False
+
+
+def troubles_of(
+    pods: Sequence[PodState],
+    layout: Layout,
+    *,
+    namespace: str,
+    deleted_seconds: Mapping[str, float],
+    unfit: Mapping[str, str],
+) -> Iterator[Trouble]:
+    """Yields what is wrong with the pods: one trouble of a kind per group.
+
+    Args:
+        deleted_seconds: Time since the deletion of pods was seen, by their uids.
+        unfit: The autoscaler's words on pods for which none of its groups has nodes, by name.
+    """
+    by_group: dict[str, list[PodState]] = {}
+    for pod in pods:
+        if not pod.is_final and not pod.deleted_at:
+            by_group.setdefault(pod.group, []).append(pod)
+    for group in layout.groups:
+        waiting = by_group.get(group.group.name, [])
+        yield from _unschedulable_troubles(waiting, group, layout.job, unfit)
+        yield from _container_troubles(waiting, group, layout.image)
+        if not group.is_dnn:
+            yield from _crashes(waiting, group, _bill(waiting, layout))
+    yield from _dead_nodes(pods, layout, namespace=namespace, deleted_seconds=deleted_seconds)
+
+
+def refused_pods(group: PodGroup, message: str) -> Trouble:
+    """Returns the trouble of a group whose pods are refused, with the job controller's message."""
+    what, fix = f"pods of {group.group.name} are refused: {message}", "ask who runs the cluster"
+    is_for_ever = is_of_quota(message) and exceeds(message, times=group.group.count)
+    if is_for_ever:
+        fix = "the quota is smaller than the request: ask for more, or plan fewer or smaller hosts"
+    elif is_of_quota(message):
+        fix = (
+            "free some of the namespace's quota, or ask for more (kubectl describe quota); "
+            "or plan fewer or smaller hosts"
+        )
+    elif "must specify" in message and "limits.cpu" in message:
+        # The words of a ResourceQuota's admission: `failed quota: q: must specify limits.cpu for:`.
+        fix = "set kubernetes.cpu_limit: true, as the namespace's quota wants a CPU limit"
+    elif "PodSecurity" in message:
+        fix = "remove what the namespace does not allow from kubernetes." + group.group.role
+    elif "serviceaccount" in message or "service account" in message:
+        fix = "make the service account, or change serviceAccountName in kubernetes.*.pod.spec"
+    return Trouble(
+        key=f"refused {group.group.name}",
+        group=group.group.name,
+        what=what,
+        fix=fix,
+        # A training can run without data hosts, so only dnn troubles end the wait.
+        fatal_after=None if not group.is_dnn else 0.0 if is_for_ever else QUOTA_SECONDS,
+        is_capacity=is_of_quota(message),
+        may_pass=not is_for_ever,
+    )
+
+
+def exceeds(message: str, *, times: int) -> bool:
+    """Returns whether a quota's whole limit is below `times` the request that it refused."""
+    found = _QUOTA.search(message)
+    requested, limited = (
+        dict(part.partition("=")[::2] for part in (found[key].split(",") if found else ()))
+        for key in ("requested", "limited")
+    )
+    try:
+        return any(
+            times * amount(requested[key]) > amount(limited[key])
+            for key in requested.keys() & limited.keys()
+        )
+    except ArithmeticError:
+        return False
+
+
+def is_of_quota(message: str) -> bool:
+    return "exceeded quota" in message
+
+
+def lacks_claim(unschedulable: str) -> bool:
+    """Returns whether a pod waits for a volume claim, so that another node would not help."""
+    # The scheduler's words: `pod has unbound immediate PersistentVolumeClaims`,
+    # `persistentvolumeclaim "datasets" not found`.
+    return not short_of(unschedulable) and "persistentvolumeclaim" in unschedulable.lower()
+
+
+def short_of(message: str) -> list[str]:
+    """Returns the resources that the scheduler reports as missing: `nvidia.com/gpu`."""
+    return list(dict.fromkeys(_SHORT.findall(message)))
+
+
+def has_no_group(message: str) -> bool:
+    """Returns whether the autoscaler says of all its groups that their nodes never fit the pod."""
+    said = message.partition("scale-up")[2].strip(" :().")
+    return bool(said) and not _UNFIT.sub("", said).strip(", ")
+
+
+def _unschedulable_troubles(
+    pods: Sequence[PodState], group: PodGroup, job: JobSpec, unfit: Mapping[str, str]
+) -> Iterator[Trouble]:
+    wait_minutes = job.platform_settings.on_no_capacity.wait_minutes
+    without = [pod for pod in pods if pod.unschedulable]
+    if not without:
+        return
+    # The second half explains why preemption does not help, node by node.
+    said = " ".join(without[0].unschedulable.split(" preemption:")[0].split())
+    # Several plugins report the same: `persistentvolumeclaim "a" not found. not found`.
+    said = _TWICE.sub(r"\1", said).rstrip(".; ")
+    if lacks_claim(said):
+        fix = "make the claim that channels, volumes or kubernetes.output name, or see why it is "
+        fix += "not bound: kubectl describe pvc"
+        what = f"a claim of volumes: {said}"
+        yield _waiting("claim", without, group, what, fix=fix, seconds=CLAIM_SECONDS)
+        return
+    missing = short_of(said)
+    pool = bare_type(group.group.instance_type)
+    words = f"{_hosts(without, group)} for a node of {pool}"
+    words += f", short of {', '.join(missing)}" if missing else ""
+    # A training can run without data hosts, which may come later.
+    fix = f"it waits {wait_minutes} min in all (on_no_capacity)" if group.is_dnn else ""
+    fix_after = CAPACITY_SECONDS
+    if job.next_best:
+        fix += f"{'; ' if fix else ''}the next best plan: {job.next_best}"
+    # The scheduler's words where no node has the labels that are asked for.
+    if not missing and "didn't match" in said:
+        fix_after = 0.0
+        labels = ", ".join(f"{key}={value}" for key, value in group.node_selector.items())
+        fix = f"is there a node with {labels}? kubernetes.pools.{pool}.pod has its nodeSelector"
+    # A node that is only full may get free, and the autoscaler does not know all nodes.
+    why = next((unfit[pod.name] for pod in without if pod.name in unfit), "") if not missing else ""
+    if why:
+        said, fatal_after = f"{said}; {why}", UNFIT_SECONDS
+    else:
+        fatal_after = 60.0 * wait_minutes
+    yield Trouble(
+        key=f"{'unfit' if why else 'unschedulable'} {group.group.name}",
+        group=group.group.name,
+        what=f"{words}: {said}",
+        hosts=len(without),
+        fix=fix,
+        fix_after=fix_after,
+        fatal_after=fatal_after if group.is_dnn else None,
+        is_capacity=True,
+    )
+
+
+def _container_troubles(pods: Sequence[PodState], group: PodGroup, image: str) -> Iterator[Trouble]:
+    image_seconds = dict.fromkeys(_IMAGE, IMAGE_SECONDS) | dict.fromkeys(_IMAGE_FOR_EVER, 0.0)
+    image_fix = "push it, check its name, and set imagePullSecrets in kubernetes.*.pod.spec"
+    fix = f"check kubernetes.{group.group.role}.pod (envFrom, volumes) and the entry point"
+    for kind, what, seconds, advice in (
+        ("image", f"the image {group.settings.image or image}", image_seconds, image_fix),
+        ("container", "their containers", dict.fromkeys(_CONTAINER, CONTAINER_SECONDS), fix),
+    ):
+        found = [pod for pod in pods if pod.waits_for in seconds]
+        if found:
+            why = f"({found[0].waits_for}): {found[0].waits_because or 'no reason is given'}"
+            wait = seconds[found[0].waits_for]
+            yield _waiting(kind, found, group, f"{what} {why}", fix=advice, seconds=wait)
+
+
+def _waiting(
+    kind: str, pods: Sequence[PodState], group: PodGroup, what: str, *, fix: str, seconds: float
+) -> Trouble:
+    return Trouble(
+        key=f"{kind} {group.group.name}",
+        group=group.group.name,
+        what=f"{_hosts(pods, group)} for {what}",
+        hosts=len(pods),
+        fix=fix,
+        fatal_after=seconds if group.is_dnn else None,
+    )
+
+
+def _crashes(pods: Sequence[PodState], group: PodGroup, bill: str) -> Iterator[Trouble]:
+    """Yields the data hosts that crash at each start: they cost as much as others."""
+    found = [pod for pod in pods if pod.restarts >= CRASHES and not pod.is_running]
+    if not found:
+        return
+    most = max(pod.restarts for pod in found)
+    name = group.group.name
+    yield Trouble(
+        key=f"crashes {name}",
+        group=name,
+        what=f"{len(found)} of {group.group.count} {name} hosts crash at each start, up to {most} "
+        f"times{bill}: {found[0].waits_for}",
+        hosts=len(found),
+        fix=f"see the last lines of {found[0].host}; the training does not wait for them if it "
+        "loads samples itself",
+    )
+
+
+def _dead_nodes(
+    pods: Sequence[PodState],
+    layout: Layout,
+    *,
+    namespace: str,
+    deleted_seconds: Mapping[str, float],
+) -> Iterator[Trouble]:
+    """Yields the pods that cannot end until their kubelet answers."""
+    by_name = {group.group.name: group for group in layout.groups}
+    alive = [pod for pod in pods if not pod.is_final and not pod.deleted_at]
+    replaced = {pod.host for pod in alive}
+    told: set[str] = set()
+    for pod in pods:
+        is_held = pod.node and pod.deleted_at and not pod.is_final
+        overdue = deleted_seconds.get(pod.uid, 0.0) - pod.grace_seconds
+        key = f"dead node {pod.group} {pod.node}"
+        if not is_held or overdue < DEAD_SECONDS or key in told:
+            continue
+        told.add(key)
+        what = f"{pod.host}: pod {pod.name} should have ended by {pod.deleted_at}, and its node "
+        what += f"{pod.node} has not confirmed it"
+        fatal_after = None
+        # A data host's pod is replaced without waiting for that.
+        if by_name[pod.group].is_dnn and pod.host not in replaced:
+            what += f"; until then no other pod takes its place{_bill(alive, layout, 'other ')}"
+            is_waiting = layout.settings.dead_node == "wait"
+            fatal_after = 60.0 * layout.settings.dead_node_minutes if is_waiting else 0.0
+        yield Trouble(
+            key=key,
+            group=pod.group,
+            what=what,
+            hosts=1,
+            fix=f"if that node is down: kubectl taint nodes {pod.node} {OUT_OF_SERVICE}, or "
+            f"kubectl delete node {pod.node}; if only the pod's processes have certainly ended: "
+            f"kubectl delete pod {pod.name} -n {namespace} --force --grace-period=0",
+            fatal_after=fatal_after,
+            is_dead_node=True,
+        )
+
+
+def idle_wait(
+    pods: Sequence[PodState],
+    layout: Layout,
+    *,
+    state: ObjectState,
+    events: Happenings,
+    namespace: str,
+) -> Trouble | None:
+    """Returns why not all dnn hosts have a process, where `troubles_of` has no reason.
+
+    The rule for all other waits, whatever their cause: a controller, webhook, scheduler, kubelet or
+    registry that is down, an object that is missing, a queue.
+
+    Args:
+        pods: The pods that exist, and those that have succeeded.
+    """
+    name, count = layout.dnn.group.name, layout.dnn.group.count
+    if state.phase == "suspended":
+        by = f" by queue {layout.queue}" if layout.queue else ": its JobSet is suspended"
+        why = events.last_of("Workload") or events.last_of("JobSet")
+        # A queue may hold a job for days, which costs nothing.
+        return Trouble(
+            key=f"admission {name}",
+            group=name,
+            what=f"the job waits for admission{by}{_last(why)}",
+            fix=f"see whether the queue has quota: kubectl describe workloads -n {namespace}",
+            told_after=FIRST_REPEAT_SECONDS,
+            fatal_after=60.0 * layout.settings.queue_wait_minutes,
+            is_capacity=True,
+        )
+    ordered = sorted(pods, key=lambda pod: (pod.attempt, pod.created_at))
+    hosts = {pod.index: pod for pod in ordered if pod.group == name}
+    idle = [pod for pod in hosts.values() if not (pod.is_running or pod.has_succeeded)]
+    has_all = len(hosts) == count
+    is_finished = has_all and all(pod.has_succeeded for pod in hosts.values())
+    if has_all and not idle and not is_finished:
+        return None
+    kind, what, told_after = "unmade", "have no pod", START_SECONDS
+    why = events.last_of("Job", f"-{layout.dnn.job}-0") or events.last_of("JobSet")
+    if is_finished:
+        kind, what = "unended", "have succeeded, and their job does not end"
+    elif idle:
+        kind, words = _idleness(idle[0])
+        what, why = f"wait: pod {idle[0].name} {words}", events.last_of("Pod", idle[0].name)
+        told_after += idle[0].grace_seconds
+    number_of = len(idle) or (count if is_finished else count - len(hosts))
+    wait_minutes = layout.job.platform_settings.on_no_capacity.wait_minutes
+    return Trouble(
+        key=f"{kind} {name}",
+        group=name,
+        what=f"{number_of} of {count} {name} hosts {what}{_last(why)}",
+        hosts=number_of,
+        fix=f"kubectl describe jobsets,jobs,pods -n {namespace} shows what hinders it; "
+        "are JobSet's controller and its webhook up? kubectl get pods -n jobset-system",
+        told_after=told_after,
+        fatal_after=max(60.0 * wait_minutes, MIN_WAIT_SECONDS),
+        is_finished=is_finished,
+    )
+
+
+def _last(event: str) -> str:
+    return f"; last event: {event}" if event else ""
+
+
+def _idleness(pod: PodState) -> tuple[str, str]:
+    """Returns the kind of a wait for a pod's process, and its message."""
+    if pod.is_final:
+        code = f" with exit code {pod.ended.exit_code}" if pod.ended else ""
+        return "unreplaced", f"has ended{code}, and the job neither ends nor restarts"
+    if pod.deleted_at:
+        return "deleted", "is deleted, and still exists"
+    if pod.gates:
+        return "gated", f"is held by scheduling gates: {', '.join(pod.gates)}"
+    if not pod.node:
+        return "unseen", "has no node, and no scheduler says why"
+    return "container", f"on node {pod.node} has no process ({pod.waits_for or 'without a state'})"
+
+
+def _bill(pods: Sequence[PodState], layout: Layout, other: str = "") -> str:
+    """Returns the cost of the hosts that have a node meanwhile; empty if there are none."""
+    groups = {group.group.name: group.group for group in layout.groups}
+    billed = [groups[pod.group].instance_type for pod in pods if pod.node]
+    if not billed:
+        return ""
+    words = f", and {len(billed)} {other}host{'s are' if len(billed) > 1 else ' is'} billed"
+    prices = [layout.job.prices.get(name) for name in billed]
+    known = [price for price in prices if price is not None]
+    return words + (f", {usd(sum(known))} an hour" if len(known) == len(billed) else "")
+
+
+def _hosts(pods: Sequence[PodState], group: PodGroup) -> str:
+    return f"{len(pods)} of {group.group.count} {group.group.name} hosts wait"
+
+
+@dataclass(slots=True)
+class _Wait:
+    seconds: float = 0.0
+    told_at: float | None = None
+    told_hosts: int = 0
+    fix_is_told: bool = False
+
+    def is_due(self, trouble: Trouble) -> bool:
+        if self.told_at is None:
+            return self.seconds >= trouble.told_after
+        # By the number of hosts: the reasons for the same hosts come and go.
+        if self.told_hosts != trouble.hosts:
+            return self.seconds >= self.told_at + CHANGE_SECONDS
+        is_first = self.told_at < FIRST_REPEAT_SECONDS
+        rest = FIRST_REPEAT_SECONDS if is_first else REPEAT_SECONDS
+        return self.seconds >= self.told_at + rest
+
+
+class TroubleLog:
+    """Tells troubles when they begin, and at growing intervals while they last.
+
+    A trouble that alternates with others of its group lasts: its times add up.
+    """
+
+    def __init__(self) -> None:
+        # By group and key.
+        self._waits: dict[tuple[str, str], _Wait] = {}
+        self._current: dict[tuple[str, str], Trouble] = {}
+        self._looked_at = 0.0
+
+    def news(self, troubles: Iterable[Trouble], *, now: float) -> Iterator[tuple[Trouble, str]]:
+        """Yields the troubles to tell now (monotonic seconds), with their messages."""
+        before = self._current
+        self._current = {(trouble.group, trouble.key): trouble for trouble in troubles}
+        troubled = {group for group, _ in self._current}
+        self._waits = {key: wait for key, wait in self._waits.items() if key[0] in troubled}
+        seconds, self._looked_at = now - self._looked_at, now
+        for key in before.keys() & self._waits.keys():
+            self._waits[key].seconds += seconds
+        for key, trouble in self._current.items():
+            wait = self._waits.setdefault(key, _Wait())
+            has_fix = bool(trouble.fix) and wait.seconds >= trouble.fix_after
+            is_told = wait.told_at is not None
+            if wait.is_due(trouble) or (is_told and has_fix and not wait.fix_is_told):
+                wait.told_at, wait.told_hosts = wait.seconds, trouble.hosts
+                wait.fix_is_told = has_fix
+                words = trouble.what + (f" (for {wait.seconds:.0f} s)" if wait.seconds >= 1 else "")
+                yield trouble, words + (f"; {trouble.fix}" if has_fix else "")
+
+    def over(self) -> Trouble | None:
+        """Returns a current trouble for which waiting has ended, or None."""
+        for key, trouble in self._current.items():
+            limit = trouble.fatal_after
+            if limit is not None and self._waits[key].seconds >= limit:
+                return trouble
+        return None
