@@ -125,7 +125,7 @@ def test_no_circle_of_imports_and_none_is_hidden_by_late_imports_or_types():
 BUDGET = {
     "stoker": 2_660,
     "catalog": 540,
-    "cli": 5_040,
+    "cli": 5_050,
     "decide": 2_830,
     "doctor": 450,
     "feed": 10_690,
