@@ -54,8 +54,8 @@ from stoker.records.training import STARTED, InputVersion
 from stoker.settings import PROFILE_ENDED_FILE, RELEASED_FILE, unfed_file
 
 _POLL_SECONDS = 1.0
-# A host that never came, or an abandoned run: the platform's code, as the training has none.
-HOST_LOST = ABANDONED = PlatformError.exit_code
+# A host that never came: the platform's code, as the training has none.
+HOST_LOST = PlatformError.exit_code
 # Of a command: any failure. Its own code would restart the job as the loss of a host does.
 FAILED = 1
 # When the leader's ranks fail, a follower may report the cause a moment later.
@@ -203,16 +203,13 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
         if outcome.status == "succeeded" and coordinator:
             # The exit code stays 0: platforms then keep the model and do not retry.
             outcome = _fed(run, coordinator, outcome)
-        if lease.failure:
-            outcome = RunOutcome(status="failed", exit_code=None, failure=lease.failure)
-            code = ABANDONED
-        elif watchdog.failure and ending.decided == watchdog.failure:
+        if watchdog.failure and ending.decided == watchdog.failure:
             code = watchdog.exit_code
             outcome = RunOutcome(status="failed", exit_code=code, failure=watchdog.failure)
-        elif spending.failure:
+        elif failure := lease.failure or spending.failure:
             # All hosts end with 0, which no platform restarts; the record says that it failed.
             code = 0
-            outcome = RunOutcome(status="failed", exit_code=code, failure=spending.failure)
+            outcome = RunOutcome(status="failed", exit_code=code, failure=failure)
     # Also KeyboardInterrupt: otherwise the other hosts wait until their leases expire.
     except BaseException as err:
         if coordinator:
