@@ -62,14 +62,18 @@ def test_sigterm_while_following_leaves_the_job_and_says_how_to_stop_it(start, s
     assert "Traceback" not in train.said
 
 
-def test_sigterm_while_the_job_is_created_leaves_no_job_and_no_token(start, service, aws):
+def test_sigterm_while_the_job_is_created_leaves_it_and_says_so(start, service, aws):
     service.is_creation_held = True
     train = start()
     until(lambda: NAME in service.jobs, what="the service has the request")
     train.process.terminate()
     assert train.ended_with() == 143, train.said
-    assert service.jobs[NAME]["TrainingJobStatus"] in ("Stopping", "Stopped")
-    assert not aws.has_object(TOKEN)
+    assert service.calls.count("StopTrainingJob") == 0
+    assert aws.has_object(TOKEN)
+    last = train.said.splitlines()[-1]
+    assert last.startswith(f"stopped by SIGTERM; the job {NAME} may exist"), train.said
+    assert f"stop-training-job --training-job-name {NAME}" in last
+    assert f"--name {NAME} adopts it" in last
 
 
 def test_an_attempt_after_kill_9_goes_on_with_the_same_job_and_token(start, service, aws, tmp_path):
