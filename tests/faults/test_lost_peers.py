@@ -112,6 +112,19 @@ def test_a_host_that_was_told_to_end_says_so_whatever_its_script_s_code(tmp_path
         assert [told.code(), survivor.code()] == [SIGTERM_CODE, EXIT_PEER_LOST]
 
 
+@pytest.mark.parametrize("struck", ["leader", "follower"])
+def test_a_survivor_that_is_told_to_end_while_it_waits_for_the_cause_says_so(tmp_path, struck):
+    # As on a cluster: the job controller deletes the other pods of a Job that has failed.
+    feed = {**FEED, "lease_seconds": 60.0}
+    with Pods(tmp_path, dnn=2, data=1, feed=feed, code=TOGETHER, strategy="torchrun") as pods:
+        leader, follower = started(pods)
+        lost, survivor = (leader, follower) if struck == "leader" else (follower, leader)
+        kill_container(lost)
+        survivor.wait_for("command_ended")
+        survivor.terminate()
+        assert survivor.code() == SIGTERM_CODE
+
+
 def test_a_host_that_never_comes_is_no_lost_host(tmp_path):
     feed = {**FEED, "start_deadline_seconds": 3.0}
     with Pods(tmp_path, dnn=2, data=1, feed=feed, code=ALONE, strategy="none") as pods:

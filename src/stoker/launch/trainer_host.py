@@ -308,7 +308,7 @@ def _watchdog(run: HostRun, coordinator: Coordinator | None) -> Watchdog:
     )
 
 
-def _as_a_pod_ends(run: HostRun, ending: Ending, *, was_running: bool = False) -> Ending:
+def _as_a_pod_ends(run: HostRun, ending: Ending, *, counts: bool = True) -> Ending:
     """Returns the end with the signal's code if a pod was told to end.
 
     A command that saves its state on SIGTERM exits with 0; Kubernetes would take the job for
@@ -316,9 +316,10 @@ def _as_a_pod_ends(run: HostRun, ending: Ending, *, was_running: bool = False) -
     be a failure if the pod was deleted: only evictions have a DisruptionTarget.
 
     Args:
-        was_running: Whether the command was running when the signal came; else its failure counts.
+        counts: Whether a failure of the command counts: not if the command was running when the
+            signal came, or has failed because a peer is gone.
     """
-    if ending.signals and (was_running or not ending.exit_code) and is_job_pod(run.environ):
+    if ending.signals and not (counts and ending.exit_code) and is_job_pod(run.environ):
         return dataclasses.replace(ending, exit_code=128 + ending.signals[0])
     return ending
 
@@ -342,7 +343,8 @@ def _await_verdict(run: HostRun, membership: Membership, ending: Ending) -> Endi
         with contextlib.suppress(queue.Empty):
             happening = run.inbox.get(timeout=0.1)
             if isinstance(happening, SignalReceived):
-                return dataclasses.replace(ending, signals=(happening.number,))
+                ending = dataclasses.replace(ending, signals=(happening.number,))
+                return _as_a_pod_ends(run, ending, counts=False)
     if membership.verdict is None:
         return ending
     return dataclasses.replace(ending, decided=membership.verdict.reason)
@@ -382,7 +384,10 @@ def _await_followers(
     """
     has_failed = ending.exit_code != 0
     seconds = FOLLOWERS_CAUSE_SECONDS if has_failed else float("inf")
-    if has_failed and not ending.decided and finish.says_peer_is_gone(_failure_of(run, ending)):
+    is_consequence = (
+        has_failed and not ending.decided and finish.says_peer_is_gone(_failure_of(run, ending))
+    )
+    if is_consequence:
         seconds = run.settings.feed.lease_seconds + NEWS_SECONDS
     deadline = time.monotonic() + seconds
     while coordinator.followers(live_only=has_failed) and time.monotonic() < deadline:
@@ -393,7 +398,8 @@ def _await_followers(
         except queue.Empty:
             continue
         if isinstance(happening, SignalReceived):
-            return dataclasses.replace(ending, signals=(happening.number,))
+            ending = dataclasses.replace(ending, signals=(happening.number,))
+            return _as_a_pod_ends(run, ending, counts=not is_consequence)
     return ending
 
 
@@ -515,7 +521,7 @@ def _train(
         )
         if mpi_host:
             ending = mpi_host.judged(ending)
-    ending = _as_a_pod_ends(run, ending, was_running=True)
+    ending = _as_a_pod_ends(run, ending, counts=False)
     # A profile ends the command early, which is not a failure.
     return dataclasses.replace(ending, exit_code=0) if profile_ended.exists() else ending
 
