@@ -374,8 +374,9 @@ def idle_wait(
         group=name,
         what=f"{number_of} of {count} {name} hosts {what}{_last(why)}",
         hosts=number_of,
-        fix=f"kubectl describe jobsets,jobs,pods -n {namespace} shows what hinders it; "
-        "are JobSet's controller and its webhook up? kubectl get pods -n jobset-system",
+        fix=f"kubectl describe jobsets,jobs,pods -n {namespace} shows what hinders it; are "
+        "all nodes (kubectl get nodes), JobSet's controller and its webhook up (kubectl get pods "
+        "-n jobset-system)?",
         told_after=told_after,
         fatal_after=max(60.0 * wait_minutes, MIN_WAIT_SECONDS),
         is_finished=is_finished,
