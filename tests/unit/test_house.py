@@ -131,7 +131,7 @@ BUDGET = {
     "feed": 10_690,
     "host": 540,
     "kubeflow": 410,
-    "launch": 5_680,
+    "launch": 5_690,
     "pipelines": 1_100,
     "platforms": 7_480,
     "profile": 5_100,
