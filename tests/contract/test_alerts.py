@@ -3,13 +3,14 @@
 import json
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 import yaml
 
-FOLDER = Path(__file__).parents[2] / "configs" / "kubernetes"
+from support.cluster_files import FOLDER
+
 RUN = '{run="night-7"}'
+BUSY = 'stoker_feed_busy_seconds_total{run="night-7", host="data-0", rank="0"}'
 # Values at each minute: begin, step and number of further ones.
 MINUTES = 2000
 # A training that runs as it should: no alert.
@@ -20,10 +21,9 @@ HEALTHY = {
     f"stoker_max_usd{RUN}": f"100+0x{MINUTES}",
     'stoker_data_host_up{run="night-7", host="data-0"}': f"1+0x{MINUTES}",
     # Two workers that are busy for 60 of 120 seconds.
-    'stoker_feed_busy_seconds_total{run="night-7", host="data-0", rank="0"}': f"0+60x{MINUTES}",
+    BUSY: f"0+60x{MINUTES}",
     'stoker_feed_workers{run="night-7", host="data-0", rank="0"}': f"2+0x{MINUTES}",
 }
-BUSY, WORKERS = list(HEALTHY)[-2:]
 
 pytestmark = pytest.mark.skipif(
     not shutil.which("promtool"), reason="needs promtool (Debian: prometheus)"

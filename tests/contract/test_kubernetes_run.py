@@ -914,6 +914,7 @@ def test_each_wait_is_told_hourly_and_bounded(api, follow, clock, submit, cause)
     assert isinstance(error, JobStoppedError)
     assert not isinstance(error, NoCapacityError)
     assert words in error.what
+    assert "kubectl get pods -n jobset-system" in error.fix
     assert "kubectl get nodes" in error.fix
 
 

@@ -74,7 +74,9 @@ def test_the_bill_names_price_promise_start_up_and_break_even():
     assert cost[0] == pytest.approx(cost[1], rel=0.01)
     # Groups of no plan get their price only.
     lines = bill(WORKLOAD, dnn("ml.g5.xlarge"), catalog=CATALOG, decision=made)
-    assert not any("predicted" in line for line in lines)
+    assert len(lines) == 3
+    assert lines[1].startswith("start-up: ")
+    assert "has no limit" in lines[2]
 
 
 class Terminal(io.StringIO):

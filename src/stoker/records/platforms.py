@@ -431,10 +431,10 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
         follower_lease_minutes: Minutes after which a run without a follower is ended by its first
             dnn host; 0: never. Absent: 240 where stoker follows from a pod, never from a terminal.
             Minutes in which the API server does not answer do not count.
-        dead_node: End of a run whose dnn host is on a node that does not answer, so that its job
-            cannot replace the pod. wait: after dead_node_minutes; fail: at once.
         queue_wait_minutes: Minutes for which a queue (Kueue), or a suspended JobSet, may hold the
             job. A week, as that costs nothing; then on_no_capacity.then applies.
+        dead_node: End of a run whose dnn host is on a node that does not answer, so that its job
+            cannot replace the pod. wait: after dead_node_minutes; fail: at once.
         dead_node_minutes: Minutes that `wait` waits. 30, as hosts are billed meanwhile, and most
             clusters replace a lost node within some minutes.
         control: Pods of a pipeline's steps that train nothing.
@@ -464,8 +464,8 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
     max_fresh_starts: NonNegativeInt = 3
     max_run_seconds: PositiveInt | None = None
     follower_lease_minutes: NonNegativeInt | None = None
-    dead_node: Literal["wait", "fail"] = "wait"
     queue_wait_minutes: PositiveInt = 10080
+    dead_node: Literal["wait", "fail"] = "wait"
     dead_node_minutes: PositiveInt = 30
     control: ControlPodSettings = ControlPodSettings()
     kubeflow: KubeflowSettings | None = None
