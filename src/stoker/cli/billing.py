@@ -36,6 +36,8 @@ def confirm(
         _check_prediction(workload, groups, catalog=catalog, decision=decision)
     for line in bill(workload, groups, catalog=catalog, decision=decision):
         say(line, quiet=quiet)
+    if not is_profile and (words := _no_limit(workload)):
+        say(words, quiet=quiet)
     _ask(assume_yes=assume_yes or quiet)
 
 
@@ -74,8 +76,8 @@ def confirm_run(workload: Workload, *, assume_yes: bool, quiet: bool) -> None:
         limit = f"at most {usd(most)} per hour{_at_most(workload, most)}"
     if of_run:
         limit += f"; the run is ended at {usd(of_run)} (max_usd)"
-    elif workload.max_run_seconds is None:
-        limit += f"; {_no_limit(workload)}"
+    elif words := _no_limit(workload):
+        limit += f"; {words}"
     say(f"then the training, on the cluster that the run decides on; {limit}", quiet=quiet)
     _ask(assume_yes=assume_yes or quiet)
 
@@ -90,6 +92,9 @@ def _at_most(workload: Workload, usd_per_hour: float) -> str:
 
 
 def _no_limit(workload: Workload) -> str:
+    """Returns what to set where neither a time nor dollars end a run; else an empty text."""
+    if workload.constraints.max_usd or workload.max_run_seconds:
+        return ""
     return f"the run has no limit: set {workload.platform}.max_run_seconds or constraints.max_usd"
 
 
@@ -179,8 +184,6 @@ def bill(
             f"the run, with its start: {known}; retries are counted as they come; it is ended at "
             f"{usd(limit)} (max_usd)"
         )
-    elif workload.max_run_seconds is None:
-        lines.append(_no_limit(workload))
     return lines
 
 
