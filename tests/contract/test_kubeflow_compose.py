@@ -1,7 +1,8 @@
-"""stoker.kubeflow fits into pipelines of other people: the guide's examples compile as written."""
+"""stoker.kubeflow fits into pipelines of other people: the examples compile as written."""
 
 import inspect
 import re
+import shutil
 
 import msgspec
 import pytest
@@ -23,18 +24,11 @@ pytestmark = pytest.mark.usefixtures("quick_kfp")
 GUIDE = (sample.ROOT / "docs" / "kubeflow.md").read_text(encoding="utf-8")
 
 
-def block(words: str) -> str:
-    """Returns the guide's Python block that has these words."""
-    (found,) = (b for b in re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL) if words in b)
-    return str(found)
-
-
 @pytest.fixture(scope="module")
 def own(tmp_path_factory, quick_kfp):
-    """Compiles the guide's pipeline with steps before, between and after, as users compile it."""
+    """The example's pipeline with steps before, between and after, compiled as users do."""
     folder = tmp_path_factory.mktemp("own")
-    (folder / "pipelines").mkdir()
-    (folder / "pipelines" / "kubeflow.py").write_text(block("def prepare("))
+    shutil.copytree(sample.ROOT / "examples" / "kubeflow_pipeline", folder / "pipelines")
     return sample.read(compile_kubeflow(sample.WORKLOAD, folder=folder).definition)
 
 
@@ -70,7 +64,8 @@ def test_arguments_of_ones_own_are_parameters_with_their_words(own):
 
 def test_a_notebook_needs_the_workloads_file_alone(tmp_path, monkeypatch):
     monkeypatch.chdir(project(tmp_path))
-    exec(compile(block("def what_would_pay("), "notebook.py", "exec"), {"__name__": "notebook"})
+    (block,) = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+    exec(compile(block, "notebook.py", "exec"), {"__name__": "notebook"})
     pipeline, pods = sample.read((tmp_path / "what-would-pay.yaml").read_text())
     assert set(pipeline["root"]["inputDefinitions"]["parameters"]) == {"image"}
     given = sample.tasks(pipeline)

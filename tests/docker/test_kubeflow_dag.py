@@ -199,7 +199,7 @@ def test_an_unchanged_script_is_fed_to_its_gate(kubelet, tmp_path, script):
 
 
 def test_a_pipeline_of_ones_own_runs_to_its_last_step(kubelet, tmp_path):
-    """Its shape is the example's in docs/kubeflow.md."""
+    """Its shape is that of examples/kubeflow_pipeline."""
     request = kubeflow_request(WITH_CLAIM)
     definition = kubeflow.pipeline(request, own_steps, description="Digits, every night.")
     run = Run(kubelet, tmp_path, WITH_CLAIM, definition=definition)
