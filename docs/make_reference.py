@@ -323,8 +323,6 @@ def _record_table(schema: Schema, name: str, *, of: str) -> Iterator[str]:
     if name.lower() != of:
         yield from ("", f"### {name}")
     yield from ("", *kind["description"].splitlines(), "")
-    yield "| field | type | what it says |"
-    yield "| --- | --- | --- |"
     required = kind.get("required", ())
     for key, described in kind["properties"].items():
         shown = _type_words(schema, described)
@@ -337,13 +335,10 @@ def _record_table(schema: Schema, name: str, *, of: str) -> Iterator[str]:
         if links:
             shown = shown.replace("a mapping", links[0]).replace("mappings", links[0])
         is_required = ", required" if key in required else ""
-        yield f"| `{key}` | {_cell(shown)}{is_required} | {_cell(described['description'])} |"
+        yield f"- `{key}` ({shown}{is_required}): {described['description']}"
 
 
 # The command line.
-
-
-_OPTIONS_HEAD = ("| option | what it does | default |", "| --- | --- | --- |")
 
 
 def cli_page() -> str:
@@ -370,10 +365,10 @@ def cli_page() -> str:
         row
         for names in by_panel.values()
         for name in names
-        for row in _options(_visible_options(commands[name]))[2:]
+        for row in _options(_visible_options(commands[name]))
     )
     common = [row for row, count in rows.items() if count >= 3]
-    lines += ["", "## Options of several commands", "", *_OPTIONS_HEAD, *sorted(common)]
+    lines += ["", "## Options of several commands", "", *sorted(common)]
     for names in by_panel.values():
         for name in names:
             lines += _command(name, commands[name], common=common)
@@ -394,16 +389,16 @@ def _command(name: str, command: typing.Any, *, common: Collection[str]) -> Iter
     yield from _help_lines(command.help or VERBS.get(name, ""))
     shown = [param for param in arguments if not vars(param).get("hidden") and param.help]
     if shown:
-        yield from ("", "| argument | |", "| --- | --- |")
+        yield ""
         for param in shown:
-            yield f"| `{_cell(_argument_words(param))}` | {_cell(_flat(param.help))} |"
+            yield f"- `{_argument_words(param)}`: {_flat(param.help)}"
     visible = _visible_options(command)
     shared = []
     for panel in dict.fromkeys(map(_panel, visible)):
-        head, rule, *rows = _options([param for param in visible if _panel(param) == panel])
+        rows = _options([param for param in visible if _panel(param) == panel])
         shared += [row.split("`")[1].split()[0] for row in rows if row in common]
         if own := [row for row in rows if row not in common]:
-            yield from ("", *([f"**{panel}**", ""] if panel else []), head, rule, *own)
+            yield from ("", *([f"**{panel}**", ""] if panel else []), *own)
     if shared:
         flags = ", ".join(f"`{flag}`" for flag in shared)
         yield from (
@@ -429,8 +424,8 @@ def _visible_options(command: typing.Any) -> list[typing.Any]:
 
 
 def _options(params: Sequence[typing.Any]) -> list[str]:
-    """Returns a table of options: two lines of head, and a row for each."""
-    lines = [*_OPTIONS_HEAD]
+    """Returns a line for each option."""
+    lines = []
     for param in params:
         flags = ", ".join((*param.opts, *param.secondary_opts))
         value = "" if param.is_flag else f" {param.metavar or param.name.upper()}"
@@ -438,11 +433,9 @@ def _options(params: Sequence[typing.Any]) -> list[str]:
         if param.multiple and "repeat" not in text:
             text += " May be repeated."
         # Where the parser has no default, the text may say one in words.
-        said = re.search(r" ?\(default: ([^()]+|[^()]*\([^()]*\)[^()]*)\)", text)
-        default = said[1] if said else _option_default(param)
-        if said:
-            text = text.replace(said[0], "")
-        lines.append(f"| `{_cell(flags + value)}` | {_cell(text)} | {_cell(default)} |")
+        if "(default: " not in text and (default := _option_default(param)):
+            text += f" ({default})"
+        lines.append(f"- `{flags}{value}`: {text}")
     return lines
 
 
@@ -452,7 +445,7 @@ def _option_default(param: typing.Any) -> str:
         return "required"
     if default is None or default == () or callable(default) or param.is_flag:
         return ""
-    return f"`{default}`"
+    return f"default: `{default}`"
 
 
 def _help_lines(text: str) -> Iterator[str]:
@@ -927,14 +920,12 @@ _CODES = {
 def events_page() -> str:
     """Returns the page of the log events; a line's comment in `EventName` is its meaning."""
     found = re.findall(r"^    [A-Z_]+ = auto\(\)  # (.+)$", inspect.getsource(EventName), re.M)
-    rows = [f"| `{name}` | {text} |" for name, text in zip(EventName, found, strict=True)]
+    rows = [f"- `{name}`: {text}" for name, text in zip(EventName, found, strict=True)]
     lines = [
         "# Log events",
         "",
         "Each line is `stoker TIME run=RUN host=HOST EVENT key=value ...`.",
         "",
-        "| Event | Meaning |",
-        "| --- | --- |",
         *rows,
     ]
     return "\n".join(lines) + "\n"
