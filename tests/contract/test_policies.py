@@ -177,7 +177,7 @@ def calls_of_the_sources() -> dict[str, str]:
             if node.func.attr in OBJECT_ACTIONS:
                 found[OBJECT_ACTIONS[node.func.attr]] = where
             words = [arg.value for arg in node.args if isinstance(arg, ast.Constant)]
-            is_call = node.func.attr in ("call", "pages", "_found") and len(node.args) >= 2
+            is_call = node.func.attr in ("call", "pages", "find") and len(node.args) >= 2
             if is_call and isinstance(words[0] if words else None, str):
                 operations = _texts(node.args[1])
                 assert operations, f"{where}: the operation is not to be read from the source"

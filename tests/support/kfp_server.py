@@ -335,16 +335,19 @@ class KfpServer:
         known = root.get("inputDefinitions", {}).get("parameters", {})
         for name, value in body.get("runtime_config", {}).get("parameters", {}).items():
             kind = known.get(name, {}).get("parameterType")
-            kinds: Mapping[str, type | tuple[type, ...]] = {
-                "STRING": str,
-                "NUMBER_INTEGER": int,
-                "NUMBER_DOUBLE": (int, float),
-                "BOOLEAN": bool,
-                "LIST": list,
-                "STRUCT": dict,
+            # validatePipelineJobInputs in its v2_template.go: an integer may be 3.5 there.
+            kinds = {
+                "STRING": ("string", (str,)),
+                "NUMBER_INTEGER": ("double or integer", (int, float)),
+                "NUMBER_DOUBLE": ("double or integer", (int, float)),
+                "BOOLEAN": ("bool", (bool,)),
+                "LIST": ("list", (list,)),
+                "STRUCT": ("struct", (dict,)),
             }
-            if kind is None or not isinstance(value, kinds[kind]):
-                raise RefusedError(400, f"Invalid input error: parameter {name} is not {kind}")
+            words, types = kinds.get(str(kind), ("unknown", ()))
+            if type(value) not in types:
+                said = f"input parameter {name} requires type {words}, but is {value!r}"
+                raise RefusedError(400, f"Invalid input error: {said}")
 
     def _upload_version(self, request: Request) -> Any:
         pipeline = self._get("pipelines", request.query["pipelineid"])

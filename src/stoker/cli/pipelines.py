@@ -126,8 +126,8 @@ def start_verb(
     except (KeyboardInterrupt, TerminatedError) as err:
         name = run.run if run else of.name
         words = "stopped waiting; the run continues" if run else "a run may have started"
-        say(f"{words}\nsee:     stoker status {target} {name}{where}", quiet=False)
-        say(f"stop:    stoker stop {target} {name}{where}", quiet=False)
+        see = f"see:     stoker status {target} {name}{where}"
+        say(f"{words}\n{see}\nstop:    stoker stop {target} {name}{where}", quiet=False)
         return EXIT_TERMINATED if isinstance(err, TerminatedError) else EXIT_INTERRUPTED
 
 

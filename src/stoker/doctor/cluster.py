@@ -4,6 +4,7 @@ A check that needs a right the caller lacks is a warning that names the right. N
 the job is sent as a dry run.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -202,7 +203,7 @@ def claim_finding(cluster: ClusterApi, use: ClaimUse) -> Finding:
 def kubeflow_finding(workload: Workload) -> Finding:
     """Checks the version of Kubeflow Pipelines, and what it cannot do."""
     try:
-        version = KubeflowClient(workload).version
+        tag = KubeflowClient(workload).health.get("tag_name")
     except StokerError as err:
         # A site without it trains all the same, unless the workload says that there is one.
         is_named = bool(workload.kubernetes and workload.kubernetes.kubeflow)
@@ -211,9 +212,11 @@ def kubeflow_finding(workload: Workload) -> Finding:
         fix = f"{err.fix or 'kubernetes.kubeflow says where it is'}; only pipelines need it"
         return Finding("kubeflow", state, f"Kubeflow Pipelines cannot be checked: {err.what}", fix)
     least = "pipelines need 2.14 or later"
-    if version is None:
-        words = f"Kubeflow Pipelines of unknown version: {least}"
-        return Finding("kubeflow", "warn", words)
+    # Custom builds have no version.
+    found = re.match(r"v?(\d+)\.(\d+)", str(tag or ""))
+    if found is None:
+        return Finding("kubeflow", "warn", f"Kubeflow Pipelines of unknown version: {least}")
+    version = int(found[1]), int(found[2])
     said = f"Kubeflow Pipelines {version[0]}.{version[1]}"
     if version < LEAST_SERVER:
         return Finding("kubeflow", "fail", said, least)

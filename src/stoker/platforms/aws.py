@@ -204,6 +204,15 @@ class Aws:
             answer = method(**parameters)
         return {key: _json(value) for key, value in answer.items() if key != "ResponseMetadata"}
 
+    def find(self, service: str, operation: str, **parameters: object) -> dict[str, Json] | None:
+        """Calls an operation that describes something; returns None if that does not exist."""
+        try:
+            return self.call(service, operation, **parameters)
+        except ServiceError as err:
+            if err.kind == "missing":
+                return None
+            raise
+
     def pages(
         self, service: str, operation: str, *, items: str, **parameters: object
     ) -> Iterator[Mapping[str, Json]]:

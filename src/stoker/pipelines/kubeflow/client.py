@@ -43,13 +43,6 @@ _GATE = re.compile(r"gate(-\d+)?")
 _RUN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 # robfig/cron: six fields, seconds first, or @daily, @every 12h.
 _EXPRESSION = re.compile(r"@[a-z]+( \S+)?|\S+( \S+){5}")
-_KINDS: Mapping[str, tuple[type, ...]] = {
-    "NUMBER_INTEGER": (int,),
-    "NUMBER_DOUBLE": (int, float),
-    "BOOLEAN": (bool,),
-    "LIST": (list,),
-    "STRUCT": (dict,),
-}
 _LOGIN = (
     "kubectl create token default-editor -n NAMESPACE --audience pipelines.kubeflow.org > F, then "
     "--token-file F; with Kubeflow's dashboard the host is https://SITE/pipeline"
@@ -70,16 +63,19 @@ class KubeflowClient(PipelineClient):
     def __init__(self, workload: Workload | None, **reach: object) -> None:
         kubernetes = (workload.kubernetes if workload else None) or KubernetesSettings()
         given = {key: value for key, value in reach.items() if value}
-        settings = kubernetes.kubeflow or KubeflowSettings()
-        self._settings = msgspec.structs.replace(settings, **given)
-        self._context, self._environment = kubernetes.context, kubeflow_environment()
-        named = self._settings.namespace or kubernetes.namespace
-        self._namespace = named or self._environment.namespace
+        settings = msgspec.structs.replace(kubernetes.kubeflow or KubeflowSettings(), **given)
+        self._settings, self._context, of_host = (
+            settings,
+            kubernetes.context,
+            kubeflow_environment(),
+        )
+        self._token, named = of_host.token, settings.namespace or kubernetes.namespace
+        self._namespace = named or of_host.namespace
 
     @cached_property
     def namespace(self) -> str | None:
         """The user's namespace; None if the installation has a single user."""
-        is_multi_user = self._health.get("multi_user")
+        is_multi_user = self.health.get("multi_user")
         if self._namespace or not is_multi_user:
             return self._namespace if is_multi_user else None
         raise UsageError(
@@ -87,12 +83,6 @@ class KubeflowClient(PipelineClient):
             where=self._place,
             fix="name yours: --namespace N, or kubernetes.kubeflow.namespace in the workload",
         )
-
-    @property
-    def version(self) -> tuple[int, int] | None:
-        """The server's version; None if it does not say, as custom builds do."""
-        found = re.match(r"v?(\d+)\.(\d+)", str(self._health.get("tag_name") or ""))
-        return (int(found[1]), int(found[2])) if found else None
 
     def compared(self, compiled: Compiled) -> tuple[Json, Json]:
         """Returns the latest version, None if there is none, and the compiled one."""
@@ -133,11 +123,7 @@ class KubeflowClient(PipelineClient):
     def schedule(
         self, workload: Workload, parameters: Sequence[str], *, cron: str, name: str, time_zone: str
     ) -> bool:
-        """Makes the recurring run that starts the latest version; replaces one of its name.
-
-        Returns:
-            Whether it is on: one that replaces a disabled one is disabled, too.
-        """
+        """Makes or replaces the recurring run; returns if it is on: a disabled one stays so."""
         if time_zone != "UTC" or not _EXPRESSION.fullmatch(cron):
             raise UsageError(
                 f"--cron '{cron}' --time-zone {time_zone} is not for Kubeflow's scheduler",
@@ -313,7 +299,8 @@ class KubeflowClient(PipelineClient):
         return str(getattr(self._kfp, "_existing_config").host)  # noqa: B009
 
     @cached_property
-    def _health(self) -> dict[str, Json]:
+    def health(self) -> dict[str, Json]:
+        """The server's version and mode (`tag_name`, `multi_user`)."""
         return self.call("healthz", "get_healthz")
 
     @cached_property
@@ -335,7 +322,7 @@ class KubeflowClient(PipelineClient):
             client = type("Client", (kfp.Client,), quiet)(
                 # People copy what the browser shows.
                 host=(settings.host or "").partition("#")[0] or None,
-                existing_token=None if credentials else self._environment.token or None,
+                existing_token=None if credentials else self._token or None,
                 credentials=credentials,
                 ssl_ca_cert=str(settings.ca_file) if settings.ca_file else None,
                 kube_context=self._context,
@@ -367,12 +354,10 @@ def _values(there: Mapping[str, Json], workload: Workload, texts: Sequence[str])
     for name, value, _ in told:
         is_file = name == "reuse_profile" and Path(value).is_file()
         text = Path(value).read_text() if is_file else value.strip()
-        kind = str(mapping(there[name]).get("parameterType"))
-        found: Json = text
-        if kind in _KINDS:
+        kind = mapping(there[name]).get("parameterType")
+        values[name] = text
+        if kind != "STRING":
+            # The service refuses a value of another type.
             with contextlib.suppress(ValueError):
-                found = json.loads(truth_value(text) if kind == "BOOLEAN" else text)
-            if type(found) not in _KINDS[kind]:
-                raise UsageError(f"--param {name}={value}: expected {kind}")
-        values[name] = found
+                values[name] = json.loads(truth_value(text) if kind == "BOOLEAN" else text)
     return values

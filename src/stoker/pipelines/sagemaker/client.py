@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from stoker.errors import ServiceError, UsageError
 from stoker.pipelines.base import Compiled, PipelineClient, RunState, RunStep, told_parameters
 from stoker.pipelines.sagemaker.compile import MAX_ARGUMENT, argument_of
+from stoker.pipelines.sagemaker.expiry import expiry_warnings
 from stoker.pipelines.sagemaker.overlap import ACTIVE, steps_of
-from stoker.platforms.aws import Aws, split_uri
+from stoker.platforms.aws import Aws
 from stoker.platforms.sagemaker.job import STOP_SECONDS
 from stoker.platforms.sagemaker.registry import tag_group
 from stoker.platforms.sagemaker.submit import find_job, stop_job
@@ -21,47 +22,10 @@ from stoker.records.base import mapping, mappings
 # A start that is an hour late is left to the next one.
 RETRY_POLICY = {"MaximumRetryAttempts": 3, "MaximumEventAgeInSeconds": 3600}
 SCHEDULE_GROUP = "default"
-# Folder of sagemaker.output_uri with outputs of profiles, which nothing needs later. Gates read the
-# metrics of approved models in pipelines/.
-MAY_EXPIRE = "stoker/jobs/"
-# Storage classes that an endpoint cannot read from.
-_ARCHIVES = ("GLACIER", "DEEP_ARCHIVE")
 _EXPRESSION = re.compile(r"cron\(\S+( \S+){5}\)|rate\(\d+ [a-z]+\)|at\(\S+\)")
 # An ARN of a pipeline, of its run or of a job, or its end alone.
 _RUN = re.compile(r"(?:arn:.+:(?:pipeline|training-job)/)?([^/:]+)(?:(?:/execution)?/([^/]+))?")
 _JOB = "job "
-
-
-def expiry_warnings(aws: Aws, output_uri: str) -> list[Json]:
-    """Returns a line for each lifecycle rule that deletes or archives models or inputs.
-
-    Without the right to read the bucket's rules none is known.
-    """
-    bucket, key = split_uri(f"{output_uri.rstrip('/')}/")
-    try:
-        found = aws.call("s3", "GetBucketLifecycleConfiguration", Bucket=bucket)
-    except ServiceError:
-        return []
-    warned: list[Json] = []
-    for rule in mappings(found.get("Rules")):
-        only = mapping(rule, "Filter")
-        both = mapping(only, "And")
-        prefix = str(rule.get("Prefix") or only.get("Prefix") or both.get("Prefix") or "")
-        ends = mapping(rule, "Expiration").keys() & {"Days", "Date"} or any(
-            each.get("StorageClass") in _ARCHIVES for each in mappings(rule.get("Transitions"))
-        )
-        # What SageMaker writes has no tags.
-        is_of_ours = not (only.get("Tag") or both.get("Tags")) and (
-            key.startswith(prefix)
-            or (prefix.startswith(key) and not prefix.startswith(key + MAY_EXPIRE))
-        )
-        if rule.get("Status") == "Enabled" and ends and is_of_ours:
-            warned.append(
-                f"the lifecycle rule {rule.get('ID', '')!s} of bucket {bucket} (prefix "
-                f"{prefix or 'none'}) deletes or archives models, inputs or metrics: only "
-                f"{key}{MAY_EXPIRE} may expire, and noncurrent versions"
-            )
-    return warned
 
 
 class SageMakerClient(PipelineClient):
@@ -80,18 +44,17 @@ class SageMakerClient(PipelineClient):
 
     def compared(self, compiled: Compiled) -> tuple[Json, Json]:
         """Returns the uploaded pipeline, None if there is none, and the compiled one."""
-        found, request = self._find(compiled.name), self._request(compiled)
-        tags = {str(tag["Key"]): tag["Value"] for tag in mappings(request, "Tags")}
-        del request["Tags"]
-        wanted = {**request, "PipelineDefinition": json.loads(compiled.definition), "Tags": tags}
+        found, wanted = self._find(compiled.name), self._request(compiled)
+        wanted["PipelineDefinition"] = json.loads(compiled.definition)
         if not found:
             return None, wanted
-        there = {key: found.get(key) for key in request}
+        there = {key: found.get(key) for key in wanted}
         there["PipelineDefinition"] = json.loads(str(found["PipelineDefinition"]))
-        arn, call = found["PipelineArn"], self._aws.pages
-        listed = call("sagemaker", "ListTags", items="Tags", ResourceArn=arn) if tags else ()
+        arn, ours = found["PipelineArn"], mappings(wanted, "Tags")
+        pages = self._aws.pages("sagemaker", "ListTags", items="Tags", ResourceArn=arn)
+        listed = [*pages] if ours else []
         # Those of others stay.
-        there["Tags"] = {str(t["Key"]): t.get("Value") for t in listed if t.get("Key") in tags}
+        there["Tags"] = [tag for tag in ours if tag in listed]
         return there, wanted
 
     def upload(self, compiled: Compiled, *, is_changed: bool) -> dict[str, Json]:
@@ -166,7 +129,7 @@ class SageMakerClient(PipelineClient):
                 fix="name one; configs/sagemaker/stoker.yaml makes it",
             )
         arn, values = self._checked(workload, parameters)
-        earlier = self._found("scheduler", "GetSchedule", **place) or {}
+        earlier = self._aws.find("scheduler", "GetSchedule", **place) or {}
         there, state = mapping(earlier, "Target"), earlier.get("State", "ENABLED")
         if there.get("Arn", arn) != arn:
             raise UsageError(
@@ -201,31 +164,22 @@ class SageMakerClient(PipelineClient):
         name, id = named.groups() if named else (run, None)
         found = self._find(name) if ":training-job/" not in run else None
         if found is None:
-            if (job := find_job(self._aws, name)) is not None and not id:
-                status = str(job.get("TrainingJobStatus"))
-                return RunState(
-                    run=name,
-                    status=status,
-                    has_ended=status not in ACTIVE,
-                    exit_code=0 if status == "Completed" else 4,
-                    reason=str(job.get("FailureReason") or ""),
-                )
+            if not id and (job := find_job(self._aws, name)):
+                return _state(name, job["TrainingJobStatus"], job.get("FailureReason"))
             raise UsageError(
                 f"no pipeline or training job {name} found",
                 where=f"region {self._aws.region}",
                 fix="RUN is PIPELINE/EXECUTION_ID, a pipeline, a training job, or an ARN of these",
             )
         if id is None:
-            asked = {"SortBy": "CreationTime", "SortOrder": "Descending", "MaxResults": 1}
-            listed = self._aws.call(
-                "sagemaker", "ListPipelineExecutions", PipelineName=name, **asked
-            )
+            asked = {"PipelineName": name, "SortBy": "CreationTime", "SortOrder": "Descending"}
+            listed = self._aws.call("sagemaker", "ListPipelineExecutions", **asked, MaxResults=1)
             if not (newest := mappings(listed, "PipelineExecutionSummaries")):
                 raise UsageError(f"pipeline {name} has not run", fix="stoker start sagemaker ...")
             id = str(newest[0].get("PipelineExecutionArn")).rpartition("/")[2]
         arn = f"{found['PipelineArn']}/execution/{id}"
         answer = self._aws.call("sagemaker", "DescribePipelineExecution", PipelineExecutionArn=arn)
-        state, steps = str(answer.get("PipelineExecutionStatus")), steps_of(self._aws, arn)
+        steps, status = steps_of(self._aws, arn), answer["PipelineExecutionStatus"]
         # A Fail step is what a gate's condition leads to; 3 is stoker's exit code of a gate.
         has_gate = any(
             mapping(step, "Metadata").get("Fail")
@@ -234,23 +188,13 @@ class SageMakerClient(PipelineClient):
             if step.get("StepStatus") == "Failed"
         )
         # The names of a run's jobs, of all attempts, contain its id.
-        jobs = self._aws.pages(
-            "sagemaker", "ListTrainingJobs", items="TrainingJobSummaries", NameContains=id
-        )
+        asked = {"items": "TrainingJobSummaries", "NameContains": id}
+        jobs = self._aws.pages("sagemaker", "ListTrainingJobs", **asked)
         shown = [(s.get("StepName"), s.get("StepStatus"), s.get("FailureReason")) for s in steps]
         shown += [(f"{_JOB}{j['TrainingJobName']}", j.get("TrainingJobStatus"), "") for j in jobs]
-        return RunState(
-            run=f"{name}/{id}",
-            status=state,
-            has_ended=state not in ACTIVE,
-            exit_code=0 if state == "Succeeded" else 3 if has_gate else 4,
-            reason=str(answer.get("FailureReason") or ""),
-            steps=tuple(
-                RunStep(name=str(step), status=str(status), reason=str(reason or ""))
-                for step, status, reason in shown
-            ),
-            note="page: SageMaker Studio, Pipelines",
-        )
+        state = _state(f"{name}/{id}", status, answer.get("FailureReason"), has_gate=has_gate)
+        told = tuple(RunStep(name=str(s), status=str(t), reason=str(r or "")) for s, t, r in shown)
+        return dataclasses.replace(state, steps=told, note="page: SageMaker Studio, Pipelines")
 
     def stop(self, run: str) -> RunState:
         """Stops a run and the jobs of its steps, or a job; waits until they have ended."""
@@ -260,13 +204,10 @@ class SageMakerClient(PipelineClient):
         def ask() -> None:
             if not slash:
                 stop_job(self._aws, name)
-                return
-            self._aws.call(
-                "sagemaker",
-                "StopPipelineExecution",
-                PipelineExecutionArn=f"{(self._find(name) or {})['PipelineArn']}/execution/{id}",
-                ClientRequestToken=secrets.token_hex(16),
-            )
+            elif found := self._find(name):
+                arn, token = f"{found['PipelineArn']}/execution/{id}", secrets.token_hex(16)
+                asked = {"PipelineExecutionArn": arn, "ClientRequestToken": token}
+                self._aws.call("sagemaker", "StopPipelineExecution", **asked)
 
         def look() -> RunState:
             found = self.status(state.run)
@@ -307,12 +248,15 @@ class SageMakerClient(PipelineClient):
         return str(found["PipelineArn"]), values
 
     def _find(self, name: str) -> dict[str, Json] | None:
-        return self._found("sagemaker", "DescribePipeline", PipelineName=name)
+        return self._aws.find("sagemaker", "DescribePipeline", PipelineName=name)
 
-    def _found(self, service: str, operation: str, **asked: object) -> dict[str, Json] | None:
-        try:
-            return self._aws.call(service, operation, **asked)
-        except ServiceError as err:
-            if err.kind == "missing":
-                return None
-            raise
+
+def _state(run: str, status: Json, reason: Json, *, has_gate: bool = False) -> RunState:
+    code, is_good = 3 if has_gate else 4, status in ("Succeeded", "Completed")
+    return RunState(
+        run=run,
+        status=str(status),
+        has_ended=status not in ACTIVE,
+        exit_code=0 if is_good else code,
+        reason=str(reason or ""),
+    )

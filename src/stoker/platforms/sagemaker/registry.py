@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 
-from stoker.errors import PlatformError, ServiceError
+from stoker.errors import PlatformError
 from stoker.platforms.aws import Aws
 from stoker.platforms.sagemaker.checks import text
 from stoker.records.base import mapping, mappings
@@ -17,12 +17,7 @@ def champion_quality(aws: Aws, group: str) -> dict[str, float] | None:
     """
     named = {"ModelPackageGroupName": group, "ModelApprovalStatus": "Approved"}
     order = {"SortBy": "CreationTime", "SortOrder": "Descending", "MaxResults": 1}
-    try:
-        listed = aws.call("sagemaker", "ListModelPackages", **named, **order)
-    except ServiceError as err:
-        if err.kind == "missing":
-            return None
-        raise
+    listed = aws.find("sagemaker", "ListModelPackages", **named, **order) or {}
     models = mappings(listed.get("ModelPackageSummaryList"))
     if not models:
         return None
@@ -48,13 +43,8 @@ def champion_quality(aws: Aws, group: str) -> dict[str, float] | None:
 def tag_group(aws: Aws, group: str, tags: Mapping[str, str]) -> None:
     """Tags a group of models, and creates it if needed; its models inherit the tags."""
     listed = [{"Key": key, "Value": value} for key, value in sorted(tags.items())]
-    try:
-        found = aws.call("sagemaker", "DescribeModelPackageGroup", ModelPackageGroupName=group)
-    except ServiceError as err:
-        if err.kind != "missing":
-            raise
-        named = {"ModelPackageGroupName": group, "Tags": listed}
-        aws.call("sagemaker", "CreateModelPackageGroup", **named)
+    named = {"ModelPackageGroupName": group}
+    if found := aws.find("sagemaker", "DescribeModelPackageGroup", **named):
+        aws.call("sagemaker", "AddTags", ResourceArn=found["ModelPackageGroupArn"], Tags=listed)
     else:
-        arn = found["ModelPackageGroupArn"]
-        aws.call("sagemaker", "AddTags", ResourceArn=arn, Tags=listed)
+        aws.call("sagemaker", "CreateModelPackageGroup", **named, Tags=listed)

@@ -478,12 +478,7 @@ def numbered(name: str, number: int) -> str:
 
 def find_job(aws: Aws, name: str) -> Mapping[str, Json] | None:
     """Returns DescribeTrainingJob's answer, or None if the job does not exist."""
-    try:
-        return aws.call("sagemaker", "DescribeTrainingJob", TrainingJobName=name)
-    except ServiceError as err:
-        if err.kind == "missing":
-            return None
-        raise
+    return aws.find("sagemaker", "DescribeTrainingJob", TrainingJobName=name)
 
 
 def await_found(aws: Aws, name: str) -> Mapping[str, Json]:
