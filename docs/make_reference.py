@@ -111,7 +111,7 @@ def workload_page() -> str:
         "```",
         "",
         "`stoker schema workload > workload.schema.json` writes the schema of the version that is "
-        "installed; projects of `stoker init` have it beside their workloads.",
+        "installed; projects of `stoker init` have it next to their workloads.",
         "",
         "Keys without another note are read on all platforms.",
         "",

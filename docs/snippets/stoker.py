@@ -10,7 +10,7 @@ loader = DataLoader(dataset, batch_size=16, shuffle=True, num_workers=0)
 for images, labels in loader:
     assert images.shape == (16, 3, 8, 8)
 
-state = loader.state_dict()  # put it into your checkpoint; load_state_dict goes on there
+state = loader.state_dict()  # put it into your checkpoint; load_state_dict resumes there
 
 # %% log_metrics
 from stoker import log_metrics

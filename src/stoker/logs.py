@@ -49,7 +49,7 @@ class EventName(StrEnum):
     BATCHES_LOST = auto()  # The connection for batches of a data host broke.
     BATCHES_SEEDED = auto()  # Each batch has its own seed, unlike in a run without stoker.
     BUDGET_NEARLY_SPENT = auto()  # 80 % of constraints.max_usd are spent.
-    BUDGET_SPENT = auto()  # constraints.max_usd is spent; the training is told to save and ended.
+    BUDGET_SPENT = auto()  # constraints.max_usd is spent; the training saves, then is ended.
     CALL_REPEATED = auto()  # A service did not answer a call, which is repeated.
     CLOCK_JUMP = auto()  # The process was suspended; leases are not counted for this time.
     CODE_DIFFERS = auto()  # A data host makes batches with other code than the trainer's.
@@ -97,9 +97,9 @@ class EventName(StrEnum):
     JOB_NAME_CONFLICT = auto()  # Another job has this name.
     JOB_OWNER_FAILED = auto()  # The job could not be tied to the workflow that started it.
     JOB_RESUMED = auto()  # The job of an earlier attempt is followed.
-    JOB_STILL_STOPPING = auto()  # The job was told to stop and has not ended yet.
+    JOB_STILL_STOPPING = auto()  # The job was asked to stop and has not ended yet.
     JOB_STOP_FAILED = auto()  # The job could not be stopped.
-    JOB_STOPPING = auto()  # The job was told to stop.
+    JOB_STOPPING = auto()  # The job was asked to stop.
     JOIN_REFUSED = auto()  # A host may not join the run.
     LARGE_DATASET = auto()  # The dataset that is sent to data hosts is large.
     LEASE_CREATE_FAILED = auto()  # The lease that ends an abandoned job could not be created.
@@ -153,7 +153,7 @@ class EventName(StrEnum):
     RUN_ABANDONED = auto()  # Nobody follows the run any more; its leader ends it.
     RUN_JOINED = auto()  # This host joined the run.
     RUN_OUT_OF_TIME = auto()  # All attempts of the run together took longer than allowed.
-    RUN_RESTARTED = auto()  # All hosts were restarted; so many restarts made no progress.
+    RUN_RESTARTED = auto()  # All hosts were restarted; the number of restarts without progress.
     RUNTIME_REPLACED = auto()  # The TrainingRuntime was replaced.
     SESSION_ENDED = auto()  # A trainer's session on a data host ended.
     SESSION_OPENED = auto()  # A trainer opened a session on a data host.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 RequestT = TypeVar("RequestT")
 
-# Events of a run that continues, of which its webhook is told.
+# Events of a continuing run that go to its webhook.
 _ALERTS = (EventName.BATCH_HANGS, EventName.BUDGET_NEARLY_SPENT, EventName.NO_PROGRESS)
 # Between two alerts of a kind: all ranks may report the same.
 _ALERT_PAUSE_SECONDS = 60.0

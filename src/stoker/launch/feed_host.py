@@ -48,7 +48,7 @@ def serve(run: HostRun) -> int:
         # its own folder on the path.
         os.chdir(run.folder)
     spawn.adopt_orphans()
-    # What is told of a failure before it listens: trainers must not wait for this host.
+    # How a failure before it listens is reported: trainers must not wait for this host.
     join = run.join(port=settings.port or settings.feed.port, workers=workers)
     try:
         _check_files(run.topology.host)

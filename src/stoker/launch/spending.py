@@ -112,7 +112,7 @@ class Spending:
             self._is_warned = True
             text = (
                 f"{usd(spent)} of {usd(most)} (constraints.max_usd) are spent; at {usd(most)} the "
-                "training is told to save, and ended"
+                "training is asked to save, then ended"
             )
             self._log.event(EventName.BUDGET_NEARLY_SPENT, usd=spent, max_usd=most, text=text)
         return False

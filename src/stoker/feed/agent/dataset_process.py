@@ -29,7 +29,7 @@ MAX_UNUSED_SPECS = 2
 
 
 MEND_CODE = (
-    "give all hosts the same image and the same files, and start anew those that had others; "
+    "give all hosts the same image and the same files, and restart those that had others; "
     "feed.code_check: warn makes batches in spite of it"
 )
 

@@ -46,7 +46,7 @@ _IN, _OUT = select.POLLIN, select.POLLOUT
 # A batch that is waited for is reported after the first of these, or half of
 # feed.sample_timeout_seconds if that is less; again after the others, and each last one.
 _HANG_SECONDS = (60.0, 300.0, 1800.0)
-# And not before it takes so many times as long as others.
+# And not before it takes this many times as long as others.
 _HANG_FACTOR = 4.0
 # The I/O thread's goodbye takes milliseconds; local workers may take longer to stop.
 CLOSE_SECONDS = 8.0

@@ -1,9 +1,8 @@
 """Why hosts of a run do not run, and for how long they are waited for.
 
-One rule for all waits: each is told when it begins, when its reason changes, after ten minutes and
-then every hour, and it ends with that reason. Kubernetes' own times are never compared with this
-host's: all waits are counted by one monotonic clock, from when this process made or adopted the
-job.
+One rule for all waits: each is reported when it begins, when its reason changes, after ten minutes
+and then every hour, and it ends with that reason. Kubernetes' own times are never compared with
+this host's: one monotonic clock counts all waits, from when this process made or adopted the job.
 """
 
 import re
@@ -36,10 +35,10 @@ MIN_WAIT_SECONDS = 1800.0
 START_SECONDS = 60.0
 # Nodes without a fitting label or taint, of which the autoscaler has no group either.
 UNFIT_SECONDS = 120.0
-# A wait is told again after this time, and then every hour.
+# A wait is reported again after this time, and then every hour.
 FIRST_REPEAT_SECONDS = 600.0
 REPEAT_SECONDS = 3600.0
-# Restarts of a data host after which it is told that it crashes again and again.
+# Restarts of a data host after which its crashes are reported.
 CRASHES = 3
 # Wait for nodes after which the next best plan is shown.
 CAPACITY_SECONDS = 600.0

@@ -272,9 +272,9 @@ class SageMakerRun(FollowedRun):
                 if self._has_ended:
                     return
                 self._aws.sleep(MIN_INTERVAL_SECONDS)
-            self._remains = f"it was told to, and has not ended after {STOP_SECONDS:g} s"
+            self._remains = f"it was asked to stop, and has not ended after {STOP_SECONDS:g} s"
         except StokerError as err:
-            self._remains = f"it was told to, and cannot be seen: {err.what}"
+            self._remains = f"it was asked to stop, and cannot be seen: {err.what}"
         self._log.event(EventName.JOB_STILL_STOPPING, job=self.name, after_seconds=STOP_SECONDS)
 
     def _repeated(self, call: Callable[[], ResultT], *, until: float) -> ResultT:
