@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from stoker.catalog import load_catalog
-from stoker.cli.billing import bill, confirm, confirm_run, say_unused_types
+from stoker.cli.billing import bill, confirm, confirm_run, limit_words, say_unused_types
 from stoker.decide import decide
 from stoker.errors import UsageError
 from stoker.records import (
@@ -126,7 +126,9 @@ def test_a_run_that_nothing_ends_says_so(capsys, settings, constraints, words):
     assert ("has no limit" in said) == ("has no limit" in words)
     # A profile ends after its budget.
     start(quiet=False, is_profile=True)
-    assert "has no limit" not in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "has no limit" not in said
+    assert "max_usd" not in said
     confirm_run(workload, assume_yes=True, quiet=False)
     assert ("has no limit" in capsys.readouterr().err) == ("has no limit" in words)
 
@@ -207,7 +209,7 @@ def test_a_run_that_should_cost_more_than_max_usd_is_not_started():
             constraints=Constraints(max_usd=usd),
         )
         confirm(workload, groups, catalog=CATALOG, decision=made, assume_yes=True, quiet=True)
-        return bill(workload, groups, catalog=CATALOG, decision=made)[-1]
+        return limit_words(workload, groups, decision=made)
 
     with pytest.raises(UsageError, match="is predicted to cost") as caught:
         begin(run_usd - 0.01)

@@ -36,7 +36,7 @@ def confirm(
         _check_prediction(workload, groups, catalog=catalog, decision=decision)
     for line in bill(workload, groups, catalog=catalog, decision=decision):
         say(line, quiet=quiet)
-    if not is_profile and (words := _no_limit(workload)):
+    if not is_profile and (words := limit_words(workload, groups, decision=decision)):
         say(words, quiet=quiet)
     _ask(assume_yes=assume_yes or quiet)
 
@@ -76,7 +76,7 @@ def confirm_run(workload: Workload, *, assume_yes: bool, quiet: bool) -> None:
         limit = f"at most {usd(most)} per hour{_at_most(workload, most)}"
     if of_run:
         limit += f"; the run is ended at {usd(of_run)} (max_usd)"
-    elif words := _no_limit(workload):
+    elif words := limit_words(workload, (), decision=None):
         limit += f"; {words}"
     say(f"then the training, on the cluster that the run decides on; {limit}", quiet=quiet)
     _ask(assume_yes=assume_yes or quiet)
@@ -91,11 +91,21 @@ def _at_most(workload: Workload, usd_per_hour: float) -> str:
     return f", at most {most} for this run (max_run_seconds {duration(seconds)})"
 
 
-def _no_limit(workload: Workload) -> str:
-    """Returns what to set where neither a time nor dollars end a run; else an empty text."""
-    if workload.constraints.max_usd or workload.max_run_seconds:
-        return ""
-    return f"the run has no limit: set {workload.platform}.max_run_seconds or constraints.max_usd"
+def limit_words(workload: Workload, groups: Sequence[Group], *, decision: Decision | None) -> str:
+    """Returns at how many dollars a run is ended, or what to set where nothing ends it."""
+    limit = workload.constraints.max_usd
+    if not limit:
+        key = f"{workload.platform}.max_run_seconds"
+        words = f"the run has no limit: set {key} or constraints.max_usd"
+        return "" if workload.max_run_seconds else words
+    promise = predicted_of(groups, decision)
+    run_usd = promise.run_usd if promise else None
+    why = "the number of steps is not known (key training)" if promise else "without a decision"
+    known = f"not predicted: {why}" if run_usd is None else f"{usd(run_usd)} predicted"
+    return (
+        f"the run, with its start: {known}; retries are counted as they come; it is ended at "
+        f"{usd(limit)} (max_usd)"
+    )
 
 
 def _check_run(workload: Workload, usd_per_hour: float | None) -> None:
@@ -176,14 +186,6 @@ def bill(
         )
     if promise and keep and plan and plan.action != "keep":
         lines.append(break_even_words(promise, keep))
-    if limit := workload.constraints.max_usd:
-        run_usd = promise.run_usd if promise else None
-        why = "the number of steps is not known (key training)" if promise else "without a decision"
-        known = f"not predicted: {why}" if run_usd is None else f"{usd(run_usd)} predicted"
-        lines.append(
-            f"the run, with its start: {known}; retries are counted as they come; it is ended at "
-            f"{usd(limit)} (max_usd)"
-        )
     return lines
 
 
