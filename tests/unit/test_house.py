@@ -231,7 +231,8 @@ def test_no_key_of_the_workload_repeats_a_key_of_its_service():
 
 # Libraries that take long to import, or much memory, or are not in every image.
 HEAVY = {"torch", "numpy", "cryptography", "tensorflow", "ray", "boto3", "kubernetes", "kfp"}
-HEAVY |= {"asyncio"}
+# sysconfig reads a file of 0.6 MB, of which forked workers would have a copy each.
+HEAVY |= {"asyncio", "sysconfig"}
 # Modules that begin a process, or that a script's process imports before it does anything. A
 # launcher runs next to every training, also in small memory, where torch alone would be 200 MB; a
 # control image has no torch and no numpy; a script may be no torch script.

@@ -8,7 +8,6 @@ import functools
 import gc
 import os
 import sys
-import sysconfig
 import threading
 import time
 import types
@@ -22,6 +21,7 @@ import msgspec
 
 from stoker.feed.resource_usage import Usage
 from stoker.feed.timeline import FILE, Timeline
+from stoker.feed.wire.imported_code import INSTALLED
 from stoker.settings import ProcessSettings, from_environment
 
 if TYPE_CHECKING:
@@ -34,10 +34,6 @@ _GONE_SECONDS = 0.2
 # The attribute of a loader that holds its `Making`.
 _MADE = "_stoker_made"
 _MAKERS = ("torch", "torchdata", "stoker")
-_PACKAGES = (
-    "<frozen ",
-    *(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "purelib", "platlib")),
-)
 
 
 class SamplerSnapshot(TypedDict):
@@ -283,7 +279,8 @@ def note_making(loader: object) -> None:
         module, _, _ = str(frame.f_globals.get("__name__", "")).partition(".")
         file = frame.f_code.co_filename
         is_innermost = not lines and module not in _MAKERS
-        if is_innermost or (lines and not file.startswith(_PACKAGES)):
+        is_own = not (file.startswith("<frozen ") or INSTALLED.search(file))
+        if is_innermost or (lines and is_own):
             lines.append((file, frame.f_lineno))
         frame = frame.f_back
     setattr(loader, _MADE, Making(tuple(lines), time.monotonic()))
