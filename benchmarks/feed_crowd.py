@@ -70,11 +70,12 @@ def _row(case: str, kind: str, early: list[dict[str, float]], late: list[dict[st
 
     # Of an idle worker little is its own: what counts for a host is what is not shared.
     figure = "MB private" if kind == "worker" else "MB PSS"
+    kinds = f"{kind}es" if kind.endswith("s") else f"{kind}s"
     key = "private_bytes" if kind == "worker" else "pss_bytes"
     before = spread([each[key] / _MB for each in early])
     return Row(
         part="crowd",
-        case=f"{case}: each of {len(late)} {kind}s",
+        case=f"{case}: each of {len(late)} {kinds}",
         loader="stoker encrypted",
         figure=figure,
         value=spread([each[key] / _MB for each in late]),

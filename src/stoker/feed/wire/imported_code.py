@@ -83,7 +83,7 @@ class ImportedCode:
                 parent = self._of_user(name)
                 if parent is not None:
                     files[name] = parent.digest
-        found = {name: _version(name) for name in packages - files.keys()}
+        found = {name: installed_version(name) for name in packages - files.keys()}
         versions = {name: version for name, version in sorted(found.items()) if version}
         return CodeFacts(dict(sorted(files.items())), versions)
 
@@ -165,8 +165,8 @@ def _used_by(module: ModuleType) -> set[str]:
 
 
 @functools.cache
-def _version(package: str) -> str:
-    """Returns its version without the build (+cpu, +cu124); empty: unknown."""
+def installed_version(package: str) -> str:
+    """Returns a package's version without the build (+cpu, +cu124); empty: unknown."""
     try:
         version: object = metadata.version(package)
     except (metadata.PackageNotFoundError, ValueError):
@@ -176,6 +176,6 @@ def _version(package: str) -> str:
 
 def _other_versions(theirs: Mapping[str, str]) -> Iterator[str]:
     for name, version in theirs.items():
-        here = _version(name)
+        here = installed_version(name)
         if here and here != version:
             yield f"package {name} is {here} on the data host, {version} in the trainer"
