@@ -4,11 +4,12 @@ A service may refuse any call for some minutes: it is upgraded, throttles, or le
 Callers say for how long a call is worth repeating, and what they tell the user meanwhile.
 """
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from stoker.errors import ServiceError
+from stoker.errors import ServiceError, ServiceErrorKind
 
 ResultT = TypeVar("ResultT")
 
@@ -22,6 +23,16 @@ MAX_PAUSE_SECONDS = 60.0
 def may_pass(error: ServiceError) -> bool:
     """Whether the same call may succeed later: without an answer, or with an expired login."""
     return error.kind in ("away", "stale")
+
+
+@contextlib.contextmanager
+def suppressed(*kinds: ServiceErrorKind) -> Iterator[None]:
+    """Ends the block at an error of one of these kinds, as contextlib.suppress does."""
+    try:
+        yield
+    except ServiceError as err:
+        if err.kind not in kinds:
+            raise
 
 
 def repeated(

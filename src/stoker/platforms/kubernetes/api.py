@@ -17,7 +17,7 @@ from stoker.errors import MissingExtraError, PlatformError, ServiceError, Servic
 from stoker.platforms.follow import take_lines
 from stoker.records import Json
 from stoker.records.base import Document, mapping, mappings
-from stoker.repeat import READ_AGAIN_SECONDS, repeated
+from stoker.repeat import READ_AGAIN_SECONDS, ResultT, repeated, suppressed
 
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse
@@ -100,12 +100,7 @@ class ApiAction:
 
 
 def refusal(code: int, body: str, action: ApiAction) -> ServiceError:
-    """Returns the error for an answer with a bad status.
-
-    Args:
-        code: HTTP status.
-        body: A Status object as JSON, or a proxy's answer.
-    """
+    """Returns the error for a bad HTTP status; `body` is a Status as JSON, or a proxy's answer."""
     status: Document = {}
     with contextlib.suppress(ValueError):
         status = mapping(json.loads(body))
@@ -213,11 +208,7 @@ class ByteStream:
 
 
 def connect(context: str | None, *, strict_tls: bool = False) -> tuple[object, str]:
-    """Returns the client, and the namespace of its configuration.
-
-    Args:
-        context: Context of the kube config; None: the current one, or the pod's service account.
-    """
+    """Returns the client, and the namespace of its configuration."""
     try:
         from kubernetes import client, config  # type: ignore[import-untyped]
         from urllib3.util import ssl_
@@ -260,27 +251,20 @@ def connect(context: str | None, *, strict_tls: bool = False) -> tuple[object, s
 
 
 def _not_configured(err: Exception, context: str | None) -> PlatformError:
-    words = _words(err) or type(err).__name__
-    if context:
-        return PlatformError(
-            f"cannot use the kube config: {words}",
-            where=f"key kubernetes.context, {context}",
-            fix="kubectl config get-contexts lists the contexts",
-        )
-    return PlatformError(
-        f"no cluster is configured: {words}",
-        where="kube config (variable KUBECONFIG, else ~/.kube/config), or a pod's service account",
-        fix="see kubectl config view; set KUBECONFIG, or kubernetes.context",
+    what, where, fix = (
+        "no cluster is configured",
+        "kube config (variable KUBECONFIG, else ~/.kube/config), or a pod's service account",
+        "see kubectl config view; set KUBECONFIG, or kubernetes.context",
     )
+    if context:
+        what, where = "cannot use the kube config", f"key kubernetes.context, {context}"
+        fix = "kubectl config get-contexts lists the contexts"
+    return PlatformError(f"{what}: {_words(err) or type(err).__name__}", where=where, fix=fix)
 
 
 @contextlib.contextmanager
 def explained(action: ApiAction) -> Iterator[None]:
-    """Turns the client's errors into ours.
-
-    Raises:
-        ServiceError: If the cluster refuses or does not answer.
-    """
+    """Turns the client's errors into ServiceErrors."""
     import urllib3
     from kubernetes.client.exceptions import ApiException  # type: ignore[import-untyped]
 
@@ -383,23 +367,14 @@ class ClusterApi:
         self.clock = clock
 
     def patient(self, tell: Callable[[ServiceError], None]) -> "ClusterApi":
-        """Returns the same cluster for calls that matter: repeated for READ_AGAIN_SECONDS.
-
-        Args:
-            tell: Called with the first error of each call.
-        """
+        """Returns the same cluster for calls that matter: repeated for READ_AGAIN_SECONDS."""
         found = copy.copy(self)
         found._patience_seconds, found._tell = READ_AGAIN_SECONDS, tell
         return found
 
     @property
     def namespace(self) -> str:
-        """The namespace in use.
-
-        Raises:
-            PlatformError: If no cluster is configured.
-            UsageError: If the kubernetes client is not installed.
-        """
+        """The namespace in use; raises PlatformError if no cluster is configured."""
         if self._namespace is None:
             self._connected()
             assert self._namespace
@@ -415,22 +390,20 @@ class ClusterApi:
             clock=self.clock,
         )
 
-    def get(self, resource: Resource, name: str) -> Document:
-        """Returns an object.
+    def repeated(
+        self, call: Callable[[], ResultT], *, seconds: float = READ_AGAIN_SECONDS
+    ) -> ResultT:
+        return repeated(call, seconds=seconds, sleep=self.sleep, clock=self.clock)
 
-        Raises:
-            ServiceError: As all calls: the cluster refuses, or does not answer.
-        """
+    def get(self, resource: Resource, name: str) -> Document:
+        """Returns an object; raises ServiceError, as all calls, if the cluster refuses."""
         return self._call("get", resource, name)
 
     def find(self, resource: Resource, name: str) -> Document | None:
         """Returns an object, or None if it does not exist."""
-        try:
+        with suppressed("missing"):
             return self.get(resource, name)
-        except ServiceError as err:
-            if err.kind == "missing":
-                return None
-            raise
+        return None
 
     def list(
         self, resource: Resource, *, query: Mapping[str, str] | None = None
@@ -467,17 +440,9 @@ class ClusterApi:
             path: `/version`, or an API's: `/apis/jobset.x-k8s.io/v1alpha2`.
         """
         action = ApiAction(verb="get", group="", resource=path, namespace=self.namespace, name=path)
-        try:
-            response = self._send(
-                "GET", path, action, query={}, body=None, read_seconds=READ_SECONDS
-            )
-            with explained(action):
-                document = json.loads(response.data)
-        except ServiceError as err:
-            if err.kind == "missing":
-                return None
-            raise
-        return mapping(document)
+        with suppressed("missing"):
+            return self._answer("GET", path, action)
+        return None
 
     def patch(self, resource: Resource, name: str, body: Document) -> Document:
         """Changes the fields in `body` (a merge patch)."""
@@ -520,11 +485,10 @@ class ClusterApi:
             name: Name of one object; empty: all that `query` selects.
             read_seconds: How long the connection may be silent.
         """
-        verb = "get" if name else "watch"
-        action = self._action(verb, resource, name=name, part=part)
+        action = self._action("get" if name else "watch", resource, name, part)
         path = self._path(resource, name, part)
         response = self._send(
-            "GET", path, action, query=query, body=None, is_stream=True, read_seconds=read_seconds
+            "GET", path, action, query=query, is_stream=True, read_seconds=read_seconds
         )
         return ByteStream(response, action)
 
@@ -538,19 +502,12 @@ class ClusterApi:
         body: Document | None = None,
         is_repeated: bool = True,
     ) -> Document:
-        action = self._action(verb, resource, name=name)
-        method = _METHODS[verb]
-        path = self._path(resource, name)
+        action, path = self._action(verb, resource, name), self._path(resource, name)
         errors: list[ServiceError] = []
 
         def send() -> Document:
             try:
-                response = self._send(
-                    method, path, action, query=query or {}, body=body, read_seconds=READ_SECONDS
-                )
-                with explained(action):
-                    document = json.loads(response.data)
-                return mapping(document)
+                return self._answer(_METHODS[verb], path, action, query=query, body=body)
             except ServiceError as err:
                 err.is_repeated = bool(errors)
                 errors.append(err)
@@ -565,6 +522,19 @@ class ClusterApi:
             clock=self.clock,
         )
 
+    def _answer(
+        self,
+        method: str,
+        path: str,
+        action: ApiAction,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Document | None = None,
+    ) -> Document:
+        response = self._send(method, path, action, query=query or {}, body=body)
+        with explained(action):
+            return mapping(json.loads(response.data))
+
     def _send(
         self,
         method: str,
@@ -572,8 +542,8 @@ class ClusterApi:
         action: ApiAction,
         *,
         query: Mapping[str, str],
-        body: Document | None,
-        read_seconds: float,
+        body: Document | None = None,
+        read_seconds: float = READ_SECONDS,
         is_stream: bool = False,
     ) -> "BaseHTTPResponse":
         client = self._connected()
@@ -598,15 +568,11 @@ class ClusterApi:
                 response.data  # noqa: B018  read here, so that errors are explained
             return response
 
-    def _path(self, resource: Resource, name: str = "", part: str = "") -> str:
+    def _path(self, resource: Resource, name: str, part: str = "") -> str:
         place = "" if resource == ACCESS_REVIEWS else f"/namespaces/{self.namespace}"
-        return "/".join(
-            word for word in (f"{resource.api}{place}/{resource.plural}", name, part) if word
-        )
+        return "/".join(filter(None, (f"{resource.api}{place}/{resource.plural}", name, part)))
 
-    def _action(
-        self, verb: str, resource: Resource, *, name: str = "", part: str = ""
-    ) -> ApiAction:
+    def _action(self, verb: str, resource: Resource, name: str, part: str = "") -> ApiAction:
         plural = f"{resource.plural}/{part}" if part else resource.plural
         return ApiAction(
             verb=verb, group=resource.group, resource=plural, namespace=self.namespace, name=name

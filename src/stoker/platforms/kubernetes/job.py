@@ -5,6 +5,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -28,11 +29,10 @@ from stoker.platforms.kubernetes.api import (
     PODS,
     TRAINJOBS,
     ClusterApi,
-    Resource,
     text,
 )
 from stoker.platforms.kubernetes.follower import Follower
-from stoker.platforms.kubernetes.happenings import Happening, Happenings
+from stoker.platforms.kubernetes.happenings import Happenings
 from stoker.platforms.kubernetes.objects import Layout
 from stoker.platforms.kubernetes.pod_outputs import OutputParts
 from stoker.platforms.kubernetes.pods import (
@@ -66,7 +66,6 @@ from stoker.reasons import reason_of_failure
 from stoker.records import Event, Training
 from stoker.records.base import mapping
 from stoker.records.training import InputVersion, Lineage
-from stoker.repeat import repeated
 
 # Reason of a container that its node killed because of its memory.
 _OUT_OF_MEMORY = "OOMKilled"
@@ -106,13 +105,12 @@ def conclude(
 
     Args:
         state: Its last state; None if the job was gone before its end was seen.
-        pods: Pods as they were last seen, including deleted ones.
         is_whole: Whether the log of a pod, by its uid, was read to its end.
     """
-    pods = list(pods)
-    latest = _latest(pods)
+    ordered = sorted(pods, key=lambda pod: (pod.attempt, pod.created_at))
+    # The last pod of each host.
+    latest = {(pod.group, pod.index): pod for pod in ordered}
     leader = latest.get((layout.dnn.group.name, 0))
-    release = _release_seconds(latest.values(), leader)
     output_dir = layout.job.run_dir / "output" if output.files else None
     if output_dir:
         try:
@@ -144,11 +142,11 @@ def conclude(
         exit_code=exit_code,
         failure=failure,
         output_dir=output_dir,
-        data_group_release_seconds=release,
+        data_group_release_seconds=_release_seconds(latest.values(), leader),
         model_uri=f"{output_uri}/{layout.run_name}/model" if output_uri else None,
         events=tuple(events),
         unfetched=unfetched,
-        host_seconds=_host_seconds(pods, leader),
+        host_seconds=_host_seconds(ordered, leader),
         lineage=Lineage(
             job_id=state.uid if state else None,
             image_digest=(leader.image_digest if leader else "") or None,
@@ -169,25 +167,13 @@ def _host_seconds(pods: Iterable[PodState], leader: PodState | None) -> dict[str
     return found
 
 
-def _latest(pods: Iterable[PodState]) -> dict[tuple[str, int], PodState]:
-    """Returns the last pod of each host."""
-    found: dict[tuple[str, int], PodState] = {}
-    for pod in sorted(pods, key=lambda pod: (pod.attempt, pod.created_at)):
-        found[pod.group, pod.index] = pod
-    return found
-
-
 def _release_seconds(pods: Iterable[PodState], leader: PodState | None) -> float | None:
     """Returns seconds from the leader's end to the last data host's, if all are known."""
     if leader is None or leader.ended is None:
         return None
-    ended_at = leader.ended.at
-    ends = [
-        seconds_between(ended_at, pod.ended.at) if pod.ended else None
-        for pod in pods
-        if pod.role == "data" and (pod.ended or pod.is_started)
-    ]
-    known = [seconds for seconds in ends if seconds is not None]
+    data = [pod for pod in pods if pod.role == "data" and (pod.ended or pod.is_started)]
+    ends = [pod.ended.at if pod.ended else "" for pod in data]
+    known = [s for end in ends if (s := seconds_between(leader.ended.at, end)) is not None]
     return max(0.0, *known) if known and len(known) == len(ends) else None
 
 
@@ -211,8 +197,7 @@ def _failure(
                 " kubernetes.output keeps checkpoints, else kubernetes.max_restarts times"
             )
         if pod.ended and pod.ended.reason == _OUT_OF_MEMORY:
-            limit_of = layout.dnn.limits["memory"]
-            words = f"took more memory than its limit, {limit_of}"
+            words = f"took more memory than its limit, {layout.dnn.limits['memory']}"
             return _reason(pod, pod.ended, f"{words}; raise kubernetes.dnn.memory")
     for pod in dnn:
         if pod.ended and pod.ended.exit_code:
@@ -240,24 +225,19 @@ class RunPicture:
     """State of a run, collected from the cluster's news.
 
     Args:
-        main: JobSets or TrainJobs.
         since: Creation time of the job, ISO 8601.
 
     Attributes:
         state: State of the job; None until it is known.
         is_gone: Whether the job does not exist any more.
-        events: Events for the record.
     """
 
-    def __init__(
-        self, layout: Layout, *, main: Resource, uid: str, since: str, namespace: str
-    ) -> None:
+    def __init__(self, layout: Layout, *, uid: str, since: str, namespace: str) -> None:
         self.state: ObjectState | None = None
         self.is_gone = False
         self.events: list[Event] = []
         self._layout = layout
         self._namespace = namespace
-        self._main = main
         self._uid = uid
         self._groups = by_job(layout.groups)
         self._happenings = Happenings(run=layout.name, groups=layout.groups, since=since)
@@ -289,13 +269,6 @@ class RunPicture:
         """All pods as they were last seen, including deleted ones."""
         return (*self._gone_pods.values(), *self._pods.values())
 
-    @property
-    def had_dnn_hosts(self) -> bool:
-        """Whether each dnn host has, or had, a process, so that training could begin."""
-        dnn = self._layout.dnn.group
-        started = {pod.index for pod in self.all_pods if pod.is_started and pod.group == dnn.name}
-        return len(started) >= dnn.count
-
     def quota_refusals(self) -> dict[str, str]:
         """Returns the groups whose pods a quota refuses, with the controller's message."""
         refused = self._refused.items()
@@ -314,26 +287,24 @@ class RunPicture:
         """Returns why hosts do not run now (monotonic seconds)."""
         layout, namespace = self._layout, self._namespace
         pods = [*self._pods.values()]
-        deleted = [pod.uid for pod in pods if pod.deleted_at]
-        self._deleted = {uid: self._deleted.get(uid, now) for uid in deleted}
-        seconds = {uid: now - since for uid, since in self._deleted.items()}
+        there = Counter(pod.group for pod in pods)
+        for group in layout.groups:
+            # All its pods are there: the refusal is over.
+            if there[group.group.name] >= group.group.count:
+                self._refused.pop(group.job, None)
+        self._deleted = {p.uid: self._deleted.get(p.uid, now) for p in pods if p.deleted_at}
+        seconds, unfit = {uid: now - at for uid, at in self._deleted.items()}, self._unfit
         found = [
-            *troubles_of(
-                pods, layout, namespace=namespace, deleted_seconds=seconds, unfit=self._unfit
-            )
+            *troubles_of(pods, layout, namespace=namespace, deleted_seconds=seconds, unfit=unfit),
+            *(refused_pods(self._groups[job], said) for job, said in self._refused.items()),
         ]
-        for job, message in self._refused.items():
-            group = self._groups[job]
-            there = [p for p in self._pods.values() if p.group == group.group.name]
-            if len(there) < group.group.count:
-                found.append(refused_pods(group, message))
         name, state = layout.dnn.group.name, self.state
         has_reason = any(each.group == name and each.fatal_after is not None for each in found)
         if state is not None and not has_reason:
             pods += [pod for pod in self._gone_pods.values() if pod.has_succeeded]
             events = self._happenings
             wait = idle_wait(pods, layout, state=state, events=events, namespace=namespace)
-            found += [wait] if wait else []
+            found += filter(None, [wait])
         return found
 
     def take(self, news: ObjectNews) -> Iterator[str]:
@@ -349,18 +320,16 @@ class RunPicture:
         for event in news.items if news.what != "deleted" else ():
             for happening in self._happenings.take(event):
                 if happening.reason == "NotTriggerScaleUp":
-                    self._see_autoscaler(happening)
+                    # Its last words on a pod count.
+                    pod = happening.about.removeprefix("Pod ")
+                    self._unfit.pop(pod, None)
+                    if has_no_group(happening.message):
+                        self._unfit[pod] = happening.message
                 if not happening.job:
                     yield happening.text
                 # Outdated if a queue has suspended the job since.
                 elif not self._is_suspended:
                     self._refused[happening.job] = happening.message
-
-    def _see_autoscaler(self, happening: Happening) -> None:
-        pod = happening.about.removeprefix("Pod ")
-        self._unfit.pop(pod, None)
-        if has_no_group(happening.message):
-            self._unfit[pod] = happening.message
 
     def _take_job(self, news: ObjectNews) -> Iterator[str]:
         # By its uid: once this job is gone, another may have its name.
@@ -420,13 +389,10 @@ class RunPicture:
         others = [p for p in self.all_pods if p.host == pod.host and p.uid != pod.uid]
         self._pods[pod.uid] = pod
         self._changed.append((pod, False))
-        self._forget_refusals()
         if pod.is_running and not (before and before.is_running):
-            again = ""
+            again = ", replacing an earlier pod" if others else ""
             if before and before.is_started:
                 again = ", restarted"
-            elif others:
-                again = ", replacing an earlier pod"
             yield self._note(f"runs on node {pod.node}{again}", pod.host)
             yield from self._see_image(pod)
         if pod.lost and not (before and before.lost):
@@ -446,14 +412,6 @@ class RunPicture:
                 what = f"{image} is {pod.image_digest} here, and {known[0]} on earlier hosts"
                 yield self._note(f"{what}: name it by its digest", pod.host)
 
-    def _forget_refusals(self) -> None:
-        """Drops refusals of groups that have all their pods."""
-        there = Counter(pod.group for pod in self._pods.values())
-        for job in [*self._refused]:
-            group = self._groups[job].group
-            if there[group.name] >= group.count:
-                del self._refused[job]
-
     def _lose_pod(self, pod: PodState) -> Iterator[str]:
         self._pods.pop(pod.uid, None)
         self._gone_pods[pod.uid] = pod
@@ -471,8 +429,7 @@ class KubernetesRun(FollowedRun):
     """A submitted job, followed by watching the cluster.
 
     Args:
-        is_last: Whether it is followed by a pipeline's last step, which gets no signal when the run
-            is ended.
+        is_last: Whether a pipeline's last step follows it: no signal tells it of a cancelled run.
     """
 
     def __init__(
@@ -484,16 +441,15 @@ class KubernetesRun(FollowedRun):
         follower: Follower,
         is_last: bool = False,
     ) -> None:
-        layout = request.layout
-        self._resource = OF_KIND[text(request.main, "kind")]
-        plural = self._resource.plural
+        layout, self._resource = request.layout, OF_KIND[text(request.main, "kind")]
+        self._place = f"{self._resource.plural} {request.name}"
         super().__init__(
             request.name,
             run=request.job.name,
             service=SERVICE,
             log_folder=layout.job.run_dir / "logs",
             way_back=f"the same command with --name {layout.job.run_name}",
-            way_to_stop=f"kubectl delete {plural} {request.name} -n {cluster.namespace}",
+            way_to_stop=f"kubectl delete {self._place} -n {cluster.namespace}",
             is_step=follower.pod is not None,
             # Without a limit the bound of the pipeline's step counts.
             may_last_seconds=layout.settings.max_run_seconds or float("inf"),
@@ -508,11 +464,7 @@ class KubernetesRun(FollowedRun):
         self._asks_at = cluster.clock() + ASK_SECONDS if is_last else None
         self._output = OutputParts()
         self._picture = RunPicture(
-            layout,
-            main=self._resource,
-            uid=started.uid,
-            since=started.created_at,
-            namespace=cluster.namespace,
+            layout, uid=started.uid, since=started.created_at, namespace=cluster.namespace
         )
         self._troubles = TroubleLog()
         self._following = Following(
@@ -546,9 +498,7 @@ class KubernetesRun(FollowedRun):
 
         That takes at most STOP_SECONDS beyond their grace period. May be called by any thread.
         """
-        state = self._picture.state
-        is_over = self._is_stopped.is_set() or self._picture.is_gone
-        if is_over or self._is_left or (state and state.has_ended):
+        if self._is_stopped.is_set() or self._is_left or self._has_ended:
             self._is_drained = self._is_drained or self._is_left
             self._close()
             return
@@ -557,20 +507,16 @@ class KubernetesRun(FollowedRun):
         seconds = self._layout.grace_seconds + STOP_SECONDS
         try:
             self._log.event(EventName.JOB_STOPPING, job=self.name, at_most_seconds=seconds)
-            is_gone = repeated(
-                lambda: delete_and_wait(
-                    self._cluster, self._resource, self.name, uid=self._uid, seconds=seconds
-                ),
-                seconds=seconds,
-                sleep=self._cluster.sleep,
-                clock=self._cluster.clock,
+            delete = partial(delete_and_wait, self._cluster, self._resource, self.name)
+            is_gone = self._cluster.repeated(
+                lambda: delete(uid=self._uid, seconds=seconds), seconds=seconds
             )
-            self._log.event(
-                EventName.JOB_DELETED if is_gone else EventName.JOB_STILL_STOPPING, job=self.name
-            )
-            self._remains = "" if is_gone else f"it is not gone after {seconds:g} s"
+            event = EventName.JOB_DELETED if is_gone else EventName.JOB_STILL_STOPPING
+            self._log.event(event, job=self.name)
             if is_gone:
                 note_ended(self._layout.job.run_dir, uid=self._uid)
+            else:
+                self._remains = f"it is not gone after {seconds:g} s"
         except StokerError as err:
             self._log.event(EventName.JOB_DELETE_FAILED, job=self.name, why=err.what)
             self._remains = err.what
@@ -597,10 +543,9 @@ class KubernetesRun(FollowedRun):
     def remaining(self) -> PlatformError | None:
         if not self._remains:
             return None
-        namespace = self._cluster.namespace
         return PlatformError(
             f"the job {self.name} could not be deleted: {self._remains}",
-            where=f"{self._resource.plural} {self.name} in namespace {namespace}",
+            where=f"{self._place} in namespace {self._cluster.namespace}",
             fix=f"{self._way_to_stop}, then {self._way_back}",
         )
 
@@ -614,10 +559,8 @@ class KubernetesRun(FollowedRun):
         if is_kept or self._picture.is_gone or not (state and state.has_ended):
             return
         try:
-            repeated(
-                lambda: self._cluster.delete(self._resource, self.name, uid=self._uid),
-                sleep=self._cluster.sleep,
-                clock=self._cluster.clock,
+            self._cluster.repeated(
+                lambda: self._cluster.delete(self._resource, self.name, uid=self._uid)
             )
             self._log.event(EventName.JOB_DELETED, job=self.name)
         except StokerError as err:
@@ -685,8 +628,8 @@ class KubernetesRun(FollowedRun):
         advice = (fix, f"the next best plan: {job.next_best}" if job.next_best else "")
         error = NoCapacityError(
             f"{what}: {next(iter(without.values()))}",
-            where=f"{self._resource.plural} {self.name}",
-            fix="; ".join(words for words in advice if words),
+            where=self._place,
+            fix="; ".join(filter(None, advice)),
         )
         error.types = frozenset(g.instance_type for g in job.groups if g.name in without)
         error.may_pass = False
@@ -700,11 +643,9 @@ class KubernetesRun(FollowedRun):
             return
         limit = self._layout.settings.max_run_seconds
         minutes = self._layout.job.platform_settings.on_no_capacity.wait_minutes
-        raise self._lacked(
-            without,
-            what=f"no dnn host began within kubernetes.max_run_seconds, {limit} s",
-            fix=f"raise max_run_seconds above on_no_capacity.wait_minutes, {60 * minutes} s",
-        )
+        what = f"no dnn host began within kubernetes.max_run_seconds, {limit} s"
+        fix = f"raise max_run_seconds above on_no_capacity.wait_minutes, {60 * minutes} s"
+        raise self._lacked(without, what=what, fix=fix)
 
     def _refuse_to_train_without_data_hosts(self, failure: str) -> None:
         """Raises NoCapacityError if trainers waited for data hosts that got no nodes."""
@@ -714,22 +655,15 @@ class KubernetesRun(FollowedRun):
         loads_itself = job.groups[0].workers_per_host != 0
         if loads_itself or not without or any(p.is_started for p in pods if p.role == "data"):
             return
-        ends = [pod.ended for pod in pods if pod.role == "dnn" and pod.ended]
         limit = job.settings.feed.start_deadline_seconds
-        # The script may end with that code, too.
-        if not any(
-            end.exit_code == FeedError.exit_code
-            and (
+        for end in (pod.ended for pod in pods if pod.role == "dnn" and pod.ended):
+            # The script may end with that code, too.
+            if end.exit_code == FeedError.exit_code and (
                 FeedLostError.__name__ in failure + end.message
                 or (seconds_between(end.began_at, end.at) or 0.0) >= limit
-            )
-            for end in ends
-        ):
-            return
-        raise self._lacked(
-            without,
-            what="the training failed without data hosts, which got no nodes",
-        )
+            ):
+                what = "the training failed without data hosts, which got no nodes"
+                raise self._lacked(without, what=what)
 
     def _look(self) -> None:
         """Takes one piece of news, or waits for it."""
@@ -742,7 +676,6 @@ class KubernetesRun(FollowedRun):
                 if self._cluster.clock() < self._looked_at + TICK_SECONDS:
                     return
             case LogLost(pod, error):
-                # The training continues without its log.
                 self._say(f"the log of {pod.host} cannot be read: {error.what}")
             case WatchError(resource, error, failing_seconds):
                 # A run can be followed without events: pods tell most of it.
@@ -753,7 +686,7 @@ class KubernetesRun(FollowedRun):
         self._looked_at = self._cluster.clock()
         if self._asks_at is not None and self._looked_at >= self._asks_at:
             self._asks_at = self._looked_at + ASK_SECONDS
-            if not self._picture.has_ended and self._follower.is_cancelled(self._cluster):
+            if not self._has_ended and self._is_cancelled():
                 raise TerminatedError
         self._look_at_troubles()
         self._look_for_end()
@@ -792,18 +725,15 @@ class KubernetesRun(FollowedRun):
             self._given_up = "" if over.is_finished else f"{over.what}; {over.fix}"
             self.stop()
             return
-        where = f"{self._resource.plural} {self.name}"
-        if not over.is_capacity:
-            raise JobStoppedError(
-                f"{over.what} (for {over.fatal_after or 0:.0f} s)", where=where, fix=over.fix
-            )
-        raise self._no_capacity(over, where=where)
+        if over.is_capacity:
+            raise self._no_capacity(over)
+        what = f"{over.what} (for {over.fatal_after or 0:.0f} s)"
+        raise JobStoppedError(what, where=self._place, fix=over.fix)
 
-    def _no_capacity(self, trouble: Trouble, *, where: str) -> NoCapacityError:
+    def _no_capacity(self, trouble: Trouble) -> NoCapacityError:
         """Returns the error for missing hosts; only a quota is worth a retry."""
-        job = self._layout.job
+        job, waited = self._layout.job, trouble.what
         fix, types = trouble.fix, frozenset[str]()
-        waited = trouble.what
         if not trouble.may_pass:
             types = frozenset(g.instance_type for g in job.groups if g.name == trouble.group)
         if trouble.key.startswith("unschedulable"):
@@ -815,9 +745,12 @@ class KubernetesRun(FollowedRun):
         elif trouble.key.startswith("admission"):
             minutes = self._layout.settings.queue_wait_minutes
             waited += f" (for {minutes} min, kubernetes.queue_wait_minutes)"
-        error = NoCapacityError(waited, where=where, fix=fix)
+        error = NoCapacityError(waited, where=self._place, fix=fix)
         error.types, error.may_pass = types, trouble.may_pass
-        error.had_hosts = self._picture.had_dnn_hosts
+        dnn, pods = self._layout.dnn.group, self._picture.all_pods
+        started = {pod.index for pod in pods if pod.is_started and pod.group == dnn.name}
+        # Each has, or had, a process, so that training could begin.
+        error.had_hosts = len(started) >= dnn.count
         return error
 
     def _look_for_end(self) -> None:
