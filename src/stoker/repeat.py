@@ -4,9 +4,8 @@ A service may refuse any call for some minutes: it is upgraded, throttles, or le
 Callers say for how long a call is worth repeating, and what they tell the user meanwhile.
 """
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TypeVar
 
 from stoker.errors import ServiceError, ServiceErrorKind
@@ -25,14 +24,17 @@ def may_pass(error: ServiceError) -> bool:
     return error.kind in ("away", "stale")
 
 
-@contextlib.contextmanager
-def suppressed(*kinds: ServiceErrorKind) -> Iterator[None]:
-    """Ends the block at an error of one of these kinds, as contextlib.suppress does."""
-    try:
-        yield
-    except ServiceError as err:
-        if err.kind not in kinds:
-            raise
+class Suppressed:
+    """Ends its block at a service's error of one of these kinds, as contextlib.suppress does."""
+
+    def __init__(self, *kinds: ServiceErrorKind) -> None:
+        self._kinds = kinds
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        return isinstance(error, ServiceError) and error.kind in self._kinds
 
 
 def repeated(

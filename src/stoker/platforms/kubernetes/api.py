@@ -17,7 +17,7 @@ from stoker.errors import MissingExtraError, PlatformError, ServiceError, Servic
 from stoker.platforms.follow import take_lines
 from stoker.records import Json
 from stoker.records.base import Document, mapping, mappings
-from stoker.repeat import READ_AGAIN_SECONDS, ResultT, repeated, suppressed
+from stoker.repeat import READ_AGAIN_SECONDS, ResultT, Suppressed, repeated
 
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse
@@ -401,7 +401,7 @@ class ClusterApi:
 
     def find(self, resource: Resource, name: str) -> Document | None:
         """Returns an object, or None if it does not exist."""
-        with suppressed("missing"):
+        with Suppressed("missing"):
             return self.get(resource, name)
         return None
 
@@ -440,7 +440,7 @@ class ClusterApi:
             path: `/version`, or an API's: `/apis/jobset.x-k8s.io/v1alpha2`.
         """
         action = ApiAction(verb="get", group="", resource=path, namespace=self.namespace, name=path)
-        with suppressed("missing"):
+        with Suppressed("missing"):
             return self._answer("GET", path, action)
         return None
 

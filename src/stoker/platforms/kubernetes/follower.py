@@ -61,10 +61,7 @@ class Follower:
         return LEASE_MINUTES if self.pod else 0
 
     def is_cancelled(self, cluster: ClusterApi) -> bool | None:
-        """Whether the pipeline's run is being cancelled; None if unknown after CANCELLED_SECONDS.
-
-        Unknown counts as not cancelled: a job deleted by mistake costs the training.
-        """
+        """Whether the pipeline's run is being cancelled; None: unknown after CANCELLED_SECONDS."""
         return self._ask(cluster, _is_ending)
 
     def has_failed(self, cluster: ClusterApi) -> bool | None:
@@ -120,16 +117,10 @@ def follower_of(cluster: ClusterApi, pod: OwnPod | None, *, log: Log) -> Followe
 
 
 def _is_ending(workflow: Document) -> bool:
-    """Whether the run was cancelled, stopped or deleted.
-
-    Kubeflow cancels a run by a deadline of 0 s; Argo's commands set `shutdown`.
-    """
-    described, spec = mapping(workflow, "metadata"), mapping(workflow, "spec")
-    return (
-        "deletionTimestamp" in described
-        or bool(spec.get("shutdown"))
-        or spec.get("activeDeadlineSeconds") == 0
-    )
+    spec = mapping(workflow, "spec")
+    # Kubeflow cancels a run by a deadline of 0 s; Argo's commands set `shutdown`.
+    is_cancelled = bool(spec.get("shutdown")) or spec.get("activeDeadlineSeconds") == 0
+    return is_cancelled or "deletionTimestamp" in mapping(workflow, "metadata")
 
 
 def _has_failed(workflow: Document) -> bool:
@@ -158,12 +149,13 @@ class LeaseKeeper(threading.Thread):
         try:
             self._cluster.patch(CONFIG_MAPS, lease_map(self._job), {"data": dict(data)})
         except StokerError as err:
-            if isinstance(err, ServiceError) and err.kind == "missing":
+            kind = err.kind if isinstance(err, ServiceError) else ""
+            if kind == "missing":
                 return False
             if not self._why:
                 self._log.event(EventName.LEASE_RENEW_FAILED, job=self._job, why=err.what)
             self._why = err.what
-            return not (isinstance(err, ServiceError) and err.kind == "denied")
+            return kind != "denied"
         if self._why:
             self._log.event(EventName.LEASE_RENEWED, job=self._job)
         self._why = ""
@@ -174,5 +166,4 @@ class LeaseKeeper(threading.Thread):
             self.renew()
 
     def close(self) -> None:
-        """Ends the renewals; may be called twice, and before the start."""
         self._is_over.set()

@@ -9,26 +9,19 @@ from stoker.platforms.kubernetes.pods import seconds_between
 from stoker.records.base import Document, mapping
 
 # Normal events that explain why a run waits or lost a host.
-_TELLING = frozenset(
-    (
-        "Admitted",
-        "NotTriggerScaleUp",
-        "Pending",
-        "Preempted",
-        "QuotaReserved",
-        "TriggeredScaleUp",
-        "Nominated",
-    )
+_TELLING = (
+    *("Admitted", "NotTriggerScaleUp", "Pending", "Preempted", "QuotaReserved"),
+    *("TriggeredScaleUp", "Nominated"),
 )
 # Known from the pods' states, or part of every start or end.
-_TOLD_BY_PODS = frozenset(
-    ("FailedScheduling", "BackOff", "Failed", "ErrImageNeverPull", "InspectFailed", "Unhealthy")
+_TOLD_BY_PODS = (
+    *("FailedScheduling", "BackOff", "Failed", "ErrImageNeverPull", "InspectFailed", "Unhealthy"),
 )
 # Part of every start: pods exist before the objects that the job owns.
-_TOLD_LATE = frozenset(("FailedMount", "FailedAttachVolume"))
+_TOLD_LATE = ("FailedMount", "FailedAttachVolume")
 LATE_SECONDS = 60.0
 # A JobSet's end, known from its state.
-_TOLD_BY_JOB = frozenset(("FailJobSetFailurePolicyAction", "FailedJobs", "ReachedMaxRestarts"))
+_TOLD_BY_JOB = ("FailJobSetFailurePolicyAction", "FailedJobs", "ReachedMaxRestarts")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +52,8 @@ class Happenings:
     """
 
     def __init__(self, *, run: str, groups: Sequence[PodGroup], since: str) -> None:
-        self._since = since
+        self._run, self._since = run, since
         self._jobs: Mapping[str, str] = {f"{run}-{group.job}-0": group.job for group in groups}
-        self._names = (run, *self._jobs)
         # Names of Kueue's objects.
         self._workloads = (f"jobset-{run}-", f"trainjob-{run}-")
         self._told: set[tuple[str, str, str, str]] = set()
@@ -87,9 +79,8 @@ class Happenings:
         last = (_time_of(event), f"{reason}: {message}")
         self._last[kind, name] = max(last, self._last.get((kind, name), last))
         is_warning = text(event, "type") == "Warning" and reason not in _TOLD_BY_PODS
-        if not is_warning and reason not in _TELLING:
-            return
-        if kind == "JobSet" and reason in _TOLD_BY_JOB:
+        is_told = kind == "JobSet" and reason in _TOLD_BY_JOB
+        if is_told or not (is_warning or reason in _TELLING):
             return
         if reason in _TOLD_LATE:
             first = self._began.setdefault((name, reason), _time_of(event, is_first=True))
@@ -113,14 +104,11 @@ class Happenings:
     def _is_ours(self, kind: str, name: str) -> bool:
         match kind:
             case "JobSet" | "TrainJob":
-                return name == self._names[0]
+                return name == self._run
             case "Job":
                 return name in self._jobs
-            case "Pod":
-                return name.startswith(tuple(f"{job}-" for job in self._jobs))
-            case "Workload":
-                return name.startswith(self._workloads)
-        return False
+        begins = {"Pod": tuple(f"{job}-" for job in self._jobs), "Workload": self._workloads}
+        return name.startswith(begins.get(kind, ()))
 
 
 def _time_of(event: Document, *, is_first: bool = False) -> str:

@@ -10,6 +10,8 @@ from stoker.records.base import Document, mapping, mappings
 
 # Label of newer JobSets.
 _ATTEMPT = "jobset.sigs.k8s.io/restart-attempt"
+# Reasons of a lost pod's status.
+_LOST = ("Evicted", "NodeLost", "Shutdown", "Preempting", "NodeShutdown")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,15 +30,13 @@ class PodState:
     """State of a pod of the run.
 
     Attributes:
-        name: Name of the pod; its replacement has another.
-        host: Stable name of this place in the group.
+        host: Stable name of this place in the group; a pod's replacement has another name.
         image_digest: Digest of the image that its container runs; empty: not known.
         placed_at: When its node took it, ISO 8601, or empty: from then on it is paid for.
         is_started: Whether its container has, or had, a process.
         attempt: Attempt of the whole job.
         ended: How its container ended; None if it is restarted.
         waits_for: Why its container does not run, as Kubernetes' reason: ImagePullBackOff.
-        waits_because: Kubernetes' message for that.
         unschedulable: Why no node can run it; empty if one does.
         lost: Why it was lost: evicted, preempted, its node lost.
         is_final: Whether nothing of it runs any more.
@@ -75,12 +75,7 @@ class PodState:
 
 
 def pod_state(document: Document, groups: Mapping[str, PodGroup], *, run: str) -> PodState | None:
-    """Returns the state of a pod; None if it is in none of the groups.
-
-    Args:
-        groups: Groups of the run, by the name of their replicated job.
-        run: Name of the JobSet.
-    """
+    """Returns the state of a pod; None if it is in none of the groups (by replicated job)."""
     described, status = mapping(document, "metadata"), mapping(document, "status")
     labels, annotations = mapping(described, "labels"), mapping(described, "annotations")
     group = groups.get(text(labels, REPLICATED_JOB_LABEL))
@@ -150,27 +145,24 @@ def _ended(state: Document) -> PodEnd | None:
     )
 
 
+def _condition(status: Document, kind: str, value: str) -> Document:
+    found = mappings(status, "conditions")
+    return next((c for c in found if (c.get("type"), c.get("status")) == (kind, value)), {})
+
+
 def _unschedulable(status: Document) -> str:
-    """Returns why no node can run the pod; empty if one does."""
-    for condition in mappings(status, "conditions"):
-        if (
-            text(condition, "type") == "PodScheduled"
-            and condition.get("status") == "False"
-            and text(condition, "reason") == "Unschedulable"
-        ):
-            return text(condition, "message") or "no node can run it"
-    return ""
+    found = _condition(status, "PodScheduled", "False")
+    if text(found, "reason") != "Unschedulable":
+        return ""
+    return text(found, "message") or "no node can run it"
 
 
 def _lost(status: Document) -> str:
-    for condition in mappings(status, "conditions"):
-        # Since Kubernetes 1.26; for some causes still in the reason.
-        if text(condition, "type") == "DisruptionTarget" and condition.get("status") == "True":
-            words = (text(condition, "reason"), text(condition, "message"))
-            return ": ".join(word for word in words if word)
-    if text(status, "reason") in ("Evicted", "NodeLost", "Shutdown", "Preempting", "NodeShutdown"):
-        return ": ".join(w for w in (text(status, "reason"), text(status, "message")) if w)
-    return ""
+    # Since Kubernetes 1.26; for some causes still in the reason.
+    found = _condition(status, "DisruptionTarget", "True") or status
+    is_other = found is status and text(status, "reason") not in _LOST
+    words = (text(found, "reason"), text(found, "message"))
+    return "" if is_other else ": ".join(filter(None, words))
 
 
 def by_job(groups: Sequence[PodGroup]) -> Mapping[str, PodGroup]:

@@ -30,6 +30,7 @@ from stoker.platforms.kubernetes.objects import (
 from stoker.platforms.kubernetes.request import KubernetesRequest
 from stoker.records import Json, is_run_of
 from stoker.records.base import Document, mapping, mappings
+from stoker.repeat import Suppressed
 
 Phase = Literal["suspended", "running", "succeeded", "failed"]
 
@@ -52,7 +53,6 @@ class ObjectState:
     Attributes:
         phase: running also while pods wait for nodes.
         reason: Kubernetes' word for the phase, such as FailedJobs; empty without one.
-        since: Beginning of the phase, ISO 8601 in UTC; empty if unknown.
         restarts: Number of restarts of all pods.
         is_deleted: Whether its deletion has begun.
     """
@@ -61,7 +61,6 @@ class ObjectState:
     phase: Phase
     reason: str = ""
     message: str = ""
-    since: str = ""
     restarts: int = 0
     is_deleted: bool = False
 
@@ -78,7 +77,6 @@ def job_state(document: Document) -> ObjectState:
         phase=phase,
         reason=text(condition, "reason"),
         message=text(condition, "message"),
-        since=text(condition, "lastTransitionTime"),
         restarts=number(mapping(document, "status"), "restarts"),
         is_deleted="deletionTimestamp" in described,
     )
@@ -102,11 +100,9 @@ def _phase(document: Document) -> tuple[Phase, Document]:
 
 
 def object_reference(document: Document, *, is_waited_for: bool) -> Document:
-    """Returns an object as an owner.
+    """Returns an object as an owner, which `is_waited_for` if it goes only after what it owns.
 
-    Args:
-        is_waited_for: Whether the owner is deleted only after what it owns: a new owner of its name
-            then finds nothing of the old one.
+    A new owner of its name then finds nothing of the old one.
     """
     metadata = mapping(document, "metadata")
     reference = {key: text(document, key) for key in ("apiVersion", "kind")}
@@ -119,8 +115,7 @@ def owners_of(document: Document) -> list[Document]:
 
 
 def owned(document: Document, owners: Sequence[Document]) -> Document:
-    references: list[Json] = [dict(owner) for owner in owners]
-    metadata = {**mapping(document, "metadata"), "ownerReferences": references}
+    metadata = {**mapping(document, "metadata"), "ownerReferences": owners}
     return {**document, "metadata": metadata}
 
 
@@ -142,19 +137,14 @@ def delete_and_wait(
 def jobs_of_run(
     cluster: ClusterApi, resource: Resource, run: str, *, run_id: str = "", workload: str = ""
 ) -> Iterator[Document]:
-    """Yields the existing jobs of a workload's run, one for each attempt.
+    """Yields the existing jobs of a run, one for each attempt.
 
-    Args:
-        run_id: Of the pipeline's run, whose profile may be a job, too.
-        workload: Name of the workload: the pipeline's run may train others as well.
+    With the id of a pipeline's run, which may train others, its jobs of the workload count, too.
     """
-    try:
+    found: list[Document] = []
+    # The cluster may not know the kind.
+    with Suppressed("missing"):
         found, _ = cluster.list(resource, query=_OURS)
-    except ServiceError as err:
-        # The cluster does not know the kind.
-        if err.kind != "missing":
-            raise
-        return
     for job in found:
         is_workloads = bool(workload) and _annotation(job, WORKLOAD_NAME_ANNOTATION) == workload
         if (is_workloads and _is_step_of(job, run_id)) or _annotation(job, RUN_ANNOTATION) == run:
@@ -162,10 +152,7 @@ def jobs_of_run(
 
 
 def delete_jobs_of(cluster: ClusterApi, run_id: str) -> list[str]:
-    """Deletes the unfinished jobs of a pipeline's run, without a wait for their pods.
-
-    Returns kind and name of each.
-    """
+    """Deletes a pipeline run's unfinished jobs, without a wait; returns kind and name of each."""
     deleted, refusals = [], []
     for resource in (JOBSETS, TRAINJOBS):
         try:
@@ -232,11 +219,9 @@ def keep_finished(
     jobs: Sequence[str],
     record: str,
 ) -> None:
-    """Keeps the record of a finished run beyond its job; deletes the oldest ones.
+    """Keeps the record of a finished run (empty: it left none) beyond its jobs, given by uid.
 
-    Args:
-        jobs: Uids of the run's jobs.
-        record: JSON; empty: the run left none.
+    Deletes the oldest ones.
     """
     facts = {"request_sha256": request_sha256, "when": now_utc(), "record": record}
     made = json.dumps({**facts, "jobs": list(jobs)}, sort_keys=True)
@@ -258,13 +243,10 @@ def keep_finished(
             "metadata": {"name": name, "labels": {MANAGED_BY_LABEL: "stoker"}},
             "data": data,
         }
-        try:
+        # Another run may have made it meanwhile.
+        with Suppressed("taken"):
             cluster.create(CONFIG_MAPS, document)
             return
-        except ServiceError as err:
-            # Made by another run meanwhile.
-            if err.kind != "taken":
-                raise
     cluster.patch(CONFIG_MAPS, name, {"data": data})
 
 

@@ -19,11 +19,8 @@ from stoker.errors import PlatformError, ServiceError, StokerError, TerminatedEr
 from stoker.logs import EventName, Log, now_utc
 from stoker.platforms.kubernetes.api import (
     BUDGETS,
-    CONFIG_MAPS,
     RUNTIMES,
-    SECRETS,
     ClusterApi,
-    Resource,
     name_of,
     text,
 )
@@ -48,8 +45,8 @@ from stoker.platforms.kubernetes.state import (
     owners_of,
     resource_of,
 )
-from stoker.records import Json
 from stoker.records.base import Document, mapping, write_text
+from stoker.repeat import Suppressed
 from stoker.settings import LEASE_MINUTES_FILE, LEASE_RENEWED_FILE
 
 # A runtime is deleted when the last TrainJob that uses it has gone.
@@ -110,11 +107,7 @@ def _note(run_dir: Path, facts: Document) -> None:
 def provide_runtime(
     cluster: ClusterApi, request: KubernetesRequest, owners: Sequence[Document], *, log: Log
 ) -> bool:
-    """Makes the runtime unless it exists; returns whether it was made now.
-
-    Args:
-        owners: Owners of a new runtime, until the TrainJob owns it.
-    """
+    """Makes the runtime, first owned by `owners`, unless it exists; returns whether it was made."""
     wanted = request.runtime
     assert wanted is not None
     name, digest = name_of(wanted), _digest(wanted)
@@ -131,12 +124,9 @@ def provide_runtime(
         return False
     deadline = cluster.clock() + GONE_SECONDS
     while True:
-        try:
+        with Suppressed("taken"):
             cluster.create(RUNTIMES, owned(wanted, owners))
             return True
-        except ServiceError as err:
-            if err.kind != "taken":
-                raise
         found = cluster.find(RUNTIMES, name)
         if found is None:
             continue
@@ -156,23 +146,19 @@ def provide_runtime(
 def keep_runtime(
     cluster: ClusterApi, name: str, owners: Sequence[Document], *, job_uid: str
 ) -> None:
-    """Takes a runtime from a TrainJob that will be deleted, for the next TrainJob.
+    """Takes a runtime from a TrainJob that will be deleted, by its uid, for the next TrainJob.
 
-    Args:
-        owners: Owners of the runtime until the next TrainJob owns it; it may exist already.
-        job_uid: Of the TrainJob that is deleted.
+    Until that exists, `owners` own the runtime.
     """
     while (found := cluster.find(RUNTIMES, name)) is not None:
         known = owners_of(found)
         kept = [owner for owner in known if text(owner, "uid") != job_uid]
         if not any(text(owner, "kind") == "TrainJob" for owner in kept):
-            uids = {text(owner, "uid") for owner in kept}
-            kept += [owner for owner in owners if text(owner, "uid") not in uids]
+            kept = _joined(kept, owners)
         if kept == known:
             return
-        references: list[Json] = [dict(owner) for owner in kept]
         version = text(mapping(found, "metadata"), "resourceVersion")
-        described: Document = {"ownerReferences": references, "resourceVersion": version}
+        described: Document = {"ownerReferences": kept, "resourceVersion": version}
         try:
             cluster.patch(RUNTIMES, name, {"metadata": described})
             return
@@ -180,6 +166,10 @@ def keep_runtime(
             # Changed or gone since it was read.
             if err.code not in ("404", "409"):
                 raise
+
+
+def _joined(owners: list[Document], others: Sequence[Document]) -> list[Document]:
+    return list({text(each, "uid"): each for each in (*others, *owners)}.values())
 
 
 def _refuse_runtime(name: str, namespace: str) -> None:
@@ -263,12 +253,11 @@ def _started(
     log: Log,
 ) -> StartedObjects:
     described = mapping(job, "metadata")
-    minutes = follower.lease_minutes(request.layout.settings)
     return StartedObjects(
         uid=text(described, "uid"),
         created_at=text(described, "creationTimestamp"),
         is_adopted=is_adopted,
-        lease=_lease(cluster, request, job, minutes=minutes, is_adopted=is_adopted, log=log),
+        lease=_lease(cluster, request, job, follower, is_adopted=is_adopted, log=log),
     )
 
 
@@ -276,14 +265,15 @@ def _lease(
     cluster: ClusterApi,
     request: KubernetesRequest,
     job: Document,
+    follower: Follower,
     *,
-    minutes: int,
     is_adopted: bool,
     log: Log,
 ) -> LeaseKeeper | None:
     """Returns the lease, renewed once; None without minutes, rights, or a job that runs."""
     if job_state(job).has_ended:
         return None
+    minutes = follower.lease_minutes(request.layout.settings)
     keeper = LeaseKeeper(cluster, job=request.name, minutes=minutes, log=log)
     if is_adopted and keeper.renew():
         return keeper if minutes else None
@@ -297,7 +287,7 @@ def _lease(
         "data": {LEASE_RENEWED_FILE: "", LEASE_MINUTES_FILE: "0"},
     }
     try:
-        _create_part(cluster, CONFIG_MAPS, document, job, is_adopted=True)
+        _create_part(cluster, document, job, is_adopted=True)
     except ServiceError as err:
         log.event(EventName.LEASE_CREATE_FAILED, job=request.name, why=err.what)
         return None
@@ -328,14 +318,11 @@ def _create_or_adopt(
     seconds = request.layout.grace_seconds + GONE_SECONDS
     deadline = cluster.clock() + 2 * seconds
     while cluster.clock() < deadline:
-        try:
-            attempt.has_asked = True
+        attempt.has_asked = True
+        with Suppressed("taken"):
             job = cluster.create(resource, owned(_annotated(request, run_id), owners))
             log.event(EventName.JOB_CREATED, job=request.name, namespace=cluster.namespace)
             return job
-        except ServiceError as err:
-            if err.kind != "taken":
-                raise
         found = cluster.find(resource, request.name)
         if found is None:  # deleted between the two calls
             continue
@@ -392,12 +379,11 @@ def _adopt(
     name = name_of(found)
     log.event(EventName.JOB_RESUMED, job=name, namespace=cluster.namespace, phase=state.phase)
     known = owners_of(found)
-    uids = {text(owner, "uid") for owner in known}
-    new = [owner for owner in owners if owner["uid"] not in uids]
-    if not new or state.has_ended:
+    all_owners = _joined(known, owners)
+    if all_owners == known or state.has_ended:
         return
     # With an earlier attempt's owner: the job goes with the last of them.
-    references: Document = {"metadata": {"ownerReferences": [*known, *new]}}
+    references: Document = {"metadata": {"ownerReferences": all_owners}}
     try:
         cluster.patch(resource_of(found), name, references)
     except ServiceError as err:
@@ -407,20 +393,17 @@ def _adopt(
 def _provide_parts(
     cluster: ClusterApi, request: KubernetesRequest, job: Document, *, is_adopted: bool, log: Log
 ) -> None:
-    token = {TOKEN_KEY: secrets.token_bytes(TOKEN_BYTES).hex()}
+    token = {TOKEN_KEY: secrets.token_hex(TOKEN_BYTES)}
     # The token first: without it a data host does not even start.
-    for resource, document in (
-        (SECRETS, {**request.secret, "stringData": token}),
-        (CONFIG_MAPS, request.config),
-        *([(CONFIG_MAPS, request.records)] if request.records else []),
-    ):
-        _create_part(cluster, resource, document, job, is_adopted=is_adopted)
+    for part in ({**request.secret, "stringData": token}, request.config, request.records):
+        if part:
+            _create_part(cluster, part, job, is_adopted=is_adopted)
     with _unless_denied(request.name, log):
-        _create_part(cluster, BUDGETS, request.budget, job, is_adopted=is_adopted)
+        _create_part(cluster, request.budget, job, is_adopted=is_adopted)
     if request.runtime is not None and request.runtime_is_ours and not is_adopted:
         # Not waited for: a runtime is deleted only when no TrainJob uses it.
-        reference: Json = dict(object_reference(job, is_waited_for=False))
-        patch: Document = {"metadata": {"ownerReferences": [reference]}}
+        owners = [object_reference(job, is_waited_for=False)]
+        patch: Document = {"metadata": {"ownerReferences": owners}}
         cluster.patch(RUNTIMES, name_of(request.runtime), patch)
 
 
@@ -442,19 +425,15 @@ def _guard_follower(
     if not (follower.owner and follower.labels):
         return
     budget = follower_budget(request.layout, follower.owner, follower.labels)
-    with _unless_denied(request.name, log):
-        try:
-            cluster.create(BUDGETS, budget)
-        except ServiceError as err:
-            # Of an earlier attempt.
-            if err.kind != "taken":
-                raise
+    # It may be an earlier attempt's.
+    with _unless_denied(request.name, log), Suppressed("taken"):
+        cluster.create(BUDGETS, budget)
 
 
 def _create_part(
-    cluster: ClusterApi, resource: Resource, document: Document, job: Document, *, is_adopted: bool
+    cluster: ClusterApi, document: Document, job: Document, *, is_adopted: bool
 ) -> None:
-    is_waited_for = True
+    is_waited_for, resource = True, resource_of(document)
     deadline = cluster.clock() + LEFTOVER_SECONDS
     while True:
         reference = object_reference(job, is_waited_for=is_waited_for)
@@ -472,11 +451,12 @@ def _create_part(
             if is_adopted or err.is_repeated:
                 return
             if cluster.clock() >= deadline:
+                name, namespace = name_of(document), cluster.namespace
+                delete = f"kubectl delete {resource.plural} {name} -n {namespace}"
                 raise PlatformError(
-                    f"the {document['kind']} {name_of(document)} exists and is not this run's",
-                    where=f"namespace {cluster.namespace}",
-                    fix=f"kubectl delete {resource.plural} {name_of(document)} -n "
-                    f"{cluster.namespace}, or choose another --name",
+                    f"the {document['kind']} {name} exists and is not this run's",
+                    where=f"namespace {namespace}",
+                    fix=f"{delete}, or choose another --name",
                 ) from err
         cluster.sleep(POLL_SECONDS)
 
