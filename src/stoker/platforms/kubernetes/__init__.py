@@ -9,6 +9,7 @@ from stoker.platforms.base import JobSpec
 from stoker.platforms.kubernetes.api import (
     CONFIG_MAPS,
     JOBSETS,
+    OF_KIND,
     TRAINJOBS,
     ClusterApi,
     name_of,
@@ -37,7 +38,7 @@ from stoker.platforms.kubernetes.submit import (
     vanished,
 )
 from stoker.records import Json, KubernetesSettings, PlatformSettings
-from stoker.records.base import mapping
+from stoker.records.base import Document, mapping
 from stoker.settings import own_pod
 
 __all__ = ["KubernetesPlatform", "KubernetesRequest"]
@@ -46,14 +47,6 @@ _SECRET_NOTE = (
     "stoker writes a new token of 64 hexadecimal digits here when it submits the job.\n"
     "To apply this by hand, create one with openssl rand -hex 32."
 )
-
-
-@contextlib.contextmanager
-def _explained(cluster: ClusterApi, settings: KubernetesSettings) -> Iterator[None]:
-    try:
-        yield
-    except ServiceError as err:
-        raise explained_denial(err, settings, namespace=cluster.namespace) from err
 
 
 def _patient(cluster: ClusterApi, log: Log) -> ClusterApi:
@@ -94,52 +87,40 @@ class KubernetesPlatform:
         In a pod that its environment names (POD_NAME, POD_UID) the Workflow that controls the pod
         owns the job.
         """
-        settings = request.layout.settings
+        settings, pod = request.layout.settings, own_pod()
         log = Log(run=request.job.name, host=SERVICE)
-        cluster = self._cluster_of(settings)
-        pod = own_pod()
-        # Before anything is created: a later refusal would leave half of a run.
-        check_rights(cluster, settings, is_pod=pod is not None, log=log)
-        with _explained(cluster, settings):
+        with self._explained(settings) as cluster:
+            # Before anything is created: a later refusal would leave half of a run.
+            check_rights(cluster, settings, is_pod=pod is not None, log=log)
             follower = follower_of(cluster, pod, log=log)
             begin = adopt if self._adopts_only else start
             started = begin(_patient(cluster, log), request, follower=follower, log=log)
         note_submitted(request, uid=started.uid, namespace=cluster.namespace)
-        is_last = self._adopts_only
-        return KubernetesRun(
-            cluster, request=request, started=started, follower=follower, is_last=is_last
-        )
+        last, run = self._adopts_only, KubernetesRun
+        return run(cluster, request=request, started=started, follower=follower, is_last=last)
 
     def vanished(self, request: KubernetesRequest) -> str:
         """Returns words on an earlier job of the run's folder that is gone; empty without one."""
-        settings = request.layout.settings
-        cluster = self._cluster_of(settings)
-        with _explained(cluster, settings):
+        with self._explained(request.layout.settings) as cluster:
             return vanished(cluster, request)
 
     def resumed(self, requests: Sequence[KubernetesRequest]) -> int:
-        settings = requests[0].layout.settings
-        cluster = self._cluster_of(settings)
-        with _explained(cluster, settings):
+        with self._explained(requests[0].layout.settings) as cluster:
             for index, request in reversed([*enumerate(requests)][1:]):
                 if is_going_on(cluster, request, or_failed=self._adopts_only):
                     return index
         return 0
 
     def adopting(self) -> "KubernetesPlatform":
-        """Returns the platform for a last follower.
-
-        It polls for a cancelled run: Argo does not signal the pods of an exit handler.
-        """
+        """Returns the platform for a last follower, which polls whether the run is cancelled."""
         return KubernetesPlatform(cluster=self._cluster, adopts_only=True)
 
     def kept(self, request: KubernetesRequest) -> str:
         settings, run = request.layout.settings, request.job.name
         workload = name_of_workload(request.job.platform_settings)
+        cluster, digest = self._cluster_of(settings), request.request_sha256
         try:
-            return finished_record(
-                self._cluster_of(settings), workload, run, request_sha256=request.request_sha256
-            )
+            return finished_record(cluster, workload, run, request_sha256=digest)
         except ServiceError as err:
             if err.kind != "denied":
                 raise
@@ -147,18 +128,12 @@ class KubernetesPlatform:
             return ""
 
     def keep(self, request: KubernetesRequest, record: str) -> None:
-        run = request.job.name
-        log = Log(run=run, host=SERVICE)
+        run, workload = request.job.name, name_of_workload(request.job.platform_settings)
+        log, digest = Log(run=run, host=SERVICE), request.request_sha256
         cluster = _patient(self._cluster_of(request.layout.settings), log)
         try:
-            keep_finished(
-                cluster,
-                name_of_workload(request.job.platform_settings),
-                run,
-                request_sha256=request.request_sha256,
-                jobs=uids_of_run(cluster, request),
-                record=record,
-            )
+            jobs = uids_of_run(cluster, request)
+            keep_finished(cluster, workload, run, request_sha256=digest, jobs=jobs, record=record)
         except StokerError as err:
             log.event(EventName.RECORD_SAVE_FAILED, why=err.what)
 
@@ -177,10 +152,8 @@ class KubernetesPlatform:
         meaning: str,
     ) -> bool | None:
         """Asks the run's Workflow; `meaning` is logged if it does not answer."""
-        known = settings.kubernetes or KubernetesSettings()
-        cluster = self._cluster_of(known)
         log = Log(run=name_of_workload(settings), host=SERVICE)
-        with _explained(cluster, known):
+        with self._explained(settings.kubernetes or KubernetesSettings()) as cluster:
             found = ask(follower_of(cluster, own_pod(), log=log), cluster)
         if found is None:
             log.event(EventName.WORKFLOW_READ_FAILED, meaning=meaning)
@@ -190,24 +163,22 @@ class KubernetesPlatform:
         self, name: str, settings: PlatformSettings, *, run_id: str
     ) -> Sequence[Mapping[str, str]]:
         """Returns the records of the run's jobs without a recorded end, the profile's first."""
-        known = settings.kubernetes or KubernetesSettings()
-        cluster = self._cluster_of(known)
-        resource = TRAINJOBS if known.api == "trainer" else JOBSETS
-        workload = name_of_workload(settings)
-        try:
-            told = told_jobs(cluster, workload)
-            jobs = jobs_of_run(cluster, resource, name, run_id=run_id, workload=workload)
-            found = [
-                (text(mapping(job, "metadata"), "creationTimestamp"), records_of(cluster, each))
-                for job in jobs
-                if not ((state := job_state(job)).is_deleted or state.uid in told)
-                if (each := name_of(job))
-            ]
-        except ServiceError as err:
-            if err.kind == "denied" and CONFIG_MAPS.plural in err.action:
-                Log(run=name, host=SERVICE).event(EventName.RECORDS_READ_FAILED, why=err.what)
-                return ()
-            raise explained_denial(err, known, namespace=cluster.namespace) from err
+        known, workload = settings.kubernetes or KubernetesSettings(), name_of_workload(settings)
+        with self._explained(known) as cluster:
+            try:
+                told = told_jobs(cluster, workload)
+                jobs = self._jobs_of(cluster, name, settings, run_id=run_id)
+                found = [
+                    (text(mapping(job, "metadata"), "creationTimestamp"), records_of(cluster, each))
+                    for job in jobs
+                    if not ((state := job_state(job)).is_deleted or state.uid in told)
+                    if (each := name_of(job))
+                ]
+            except ServiceError as err:
+                if err.kind == "denied" and CONFIG_MAPS.plural in err.action:
+                    Log(run=name, host=SERVICE).event(EventName.RECORDS_READ_FAILED, why=err.what)
+                    return ()
+                raise
         return [records for _, records in sorted(found, key=lambda one: one[0]) if records]
 
     def clean_up(self, name: str, settings: PlatformSettings, *, run_id: str = "") -> str:
@@ -219,25 +190,36 @@ class KubernetesPlatform:
             settings: The workload, whose name identifies its profile's job.
             run_id: Id of the pipeline's run, whose profile may be a job, too.
         """
-        known = settings.kubernetes or KubernetesSettings()
-        cluster = _patient(self._cluster_of(known), Log(run=name, host=SERVICE))
-        resource = TRAINJOBS if known.api == "trainer" else JOBSETS
-        kind = "TrainJob" if resource == TRAINJOBS else "JobSet"
-        workload = name_of_workload(settings)
-        deleted = []
-        with _explained(cluster, known):
-            for found in jobs_of_run(cluster, resource, name, run_id=run_id, workload=workload):
+        known, deleted = settings.kubernetes or KubernetesSettings(), []
+        kind = "TrainJob" if known.api == "trainer" else "JobSet"
+        with self._explained(known) as asked:
+            cluster = _patient(asked, Log(run=name, host=SERVICE))
+            for found in self._jobs_of(cluster, name, settings, run_id=run_id):
                 state, job = job_state(found), name_of(found)
-                if state.is_deleted or (state.has_ended and resource != TRAINJOBS):
+                if state.is_deleted or (state.has_ended and kind == "JobSet"):
                     continue
-                cluster.delete(resource, job, uid=state.uid)
+                cluster.delete(OF_KIND[kind], job, uid=state.uid)
                 how = "had ended" if state.has_ended else "was still there"
                 deleted.append(f"{kind} {job} in namespace {cluster.namespace} {how}: deleted")
         return "; ".join(deleted)
 
+    def _jobs_of(
+        self, cluster: ClusterApi, name: str, settings: PlatformSettings, *, run_id: str
+    ) -> Iterator[Document]:
+        is_trainer = settings.kubernetes is not None and settings.kubernetes.api == "trainer"
+        resource, workload = TRAINJOBS if is_trainer else JOBSETS, name_of_workload(settings)
+        return jobs_of_run(cluster, resource, name, run_id=run_id, workload=workload)
+
+    @contextlib.contextmanager
+    def _explained(self, settings: KubernetesSettings) -> Iterator[ClusterApi]:
+        """Yields the cluster; a refusal in the block names the Role that is missing."""
+        cluster = self._cluster_of(settings)
+        try:
+            yield cluster
+        except ServiceError as err:
+            raise explained_denial(err, settings, namespace=cluster.namespace) from err
+
     def _cluster_of(self, settings: KubernetesSettings) -> ClusterApi:
         return self._cluster or ClusterApi(
-            context=settings.context,
-            namespace=settings.namespace,
-            strict_tls=settings.strict_tls,
+            context=settings.context, namespace=settings.namespace, strict_tls=settings.strict_tls
         )

@@ -16,7 +16,7 @@ class _Dumper(yaml.SafeDumper):
     """Quotes what a parser could take for a number, a date or a truth value."""
 
     def ignore_aliases(self, data: object) -> bool:
-        """Disables YAML aliases, which not every reader knows."""
+        # Not every reader knows them.
         return True
 
 
@@ -34,11 +34,7 @@ _Dumper.add_representer(str, _text)
 def manifest(
     objects: Sequence[Mapping[str, Json]], *, notes: Mapping[str, str] | None = None
 ) -> str:
-    """Returns the objects as YAML, one document each.
-
-    Args:
-        notes: Comments by the object's kind.
-    """
+    """Returns the objects as YAML, one document each, with `notes` by their kind as comments."""
     documents = []
     for document in objects:
         words = (notes or {}).get(str(document.get("kind")), "")

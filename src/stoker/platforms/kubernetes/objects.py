@@ -3,8 +3,10 @@
 import hashlib
 import posixpath
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 from stoker.errors import UsageError
@@ -241,9 +243,9 @@ def lay_out(job: JobSpec) -> Layout:
     settings = settings_of(job)
     name = object_name(job.name)
     groups = tuple(_pod_group(group, name=name, settings=settings) for group in job.groups)
-    repeated = [g.job for i, g in enumerate(groups) if g.job in {other.job for other in groups[:i]}]
-    if repeated:
-        raise UsageError(f"two groups are called {repeated[0]}", where="the plan's groups")
+    (job_name, count), *_ = Counter(group.job for group in groups).most_common()
+    if count > 1:
+        raise UsageError(f"two groups are called {job_name}", where="the plan's groups")
     assert job.image
     return Layout(job=job, name=name, settings=settings, groups=groups, image=job.image)
 
@@ -459,7 +461,6 @@ def _size_limit(size: str | int | float | None) -> Document:
 
 
 def has_lease(layout: Layout, group: PodGroup) -> bool:
-    """Whether a group's hosts check that the run has a follower."""
     return group.is_dnn and layout.settings.follower_lease_minutes != 0
 
 
@@ -494,12 +495,12 @@ def inputs_key(group: PodGroup) -> str:
 
 
 def channels_of(layout: Layout, group: PodGroup) -> dict[str, Channel]:
-    found = {}
-    for name, channel in sorted(layout.job.channels.items()):
-        groups = groups_of_channel(name, channel, layout.job.groups)
-        if not groups or group.group.name in groups:
-            found[name] = channel
-    return found
+    groups, own = layout.job.groups, group.group.name
+    return {
+        name: channel
+        for name, channel in sorted(layout.job.channels.items())
+        if own in (groups_of_channel(name, channel, groups) or (own,))
+    }
 
 
 def claim_of(uri: str, *, where: str) -> tuple[str, str]:
@@ -522,7 +523,9 @@ def _job_folder(layout: Layout, group: PodGroup) -> Mounted:
 
     Not the whole job folder, in which images have code.
     """
-    output = layout.settings.output
+    output, key = layout.settings.output, "subPath"
+    volume: Document = {"emptyDir": _size_limit(layout.settings.scratch)}
+    paths = {name: name for name in _WRITTEN}
     if output and group.is_dnn:
         claim, folder = claim_of(output, where="key kubernetes.output")
         # Filled in by the kubelet: a TrainingRuntime is the same for all runs. A further attempt of
@@ -532,26 +535,22 @@ def _job_folder(layout: Layout, group: PodGroup) -> Mounted:
         # Every host has its own output folder; model and checkpoints are the run's.
         paths = {name: f"{parent}/{name}" for name in _WRITTEN}
         paths["output"] += "/$(JOB_COMPLETION_INDEX)"
-        mounts = [
-            {"mountPath": f"{JOB_FOLDER}/{name}", "subPathExpr": paths[name]} for name in _WRITTEN
-        ]
-        return _mounted("job", {"persistentVolumeClaim": {"claimName": claim}}, *mounts)
-    mounts = [{"mountPath": f"{JOB_FOLDER}/{name}", "subPath": name} for name in _WRITTEN]
-    return _mounted("job", {"emptyDir": _size_limit(layout.settings.scratch)}, *mounts)
+        key, volume = "subPathExpr", {"persistentVolumeClaim": {"claimName": claim}}
+    mounts = [{"mountPath": f"{JOB_FOLDER}/{name}", key: path} for name, path in paths.items()]
+    return _mounted("job", volume, *mounts)
 
 
 def _channels(layout: Layout, group: PodGroup) -> Iterator[Mounted]:
     for index, (name, channel) in enumerate(channels_of(layout, group).items()):
+        key = f"key channels.{name}"
         if channel.data_type != "S3Prefix" or channel.distribution != "FullyReplicated":
-            raise UsageError(
-                "manifests and sharding by key exist on SageMaker only",
-                where=f"key channels.{name}",
-                fix="leave data_type and distribution out: every host sees the whole folder",
-            )
+            what = "manifests and sharding by key exist on SageMaker only"
+            fix = "leave data_type and distribution out: every host sees the whole folder"
+            raise UsageError(what, where=key, fix=fix)
         if channel.mode == "Pipe":
-            what, where = "mode Pipe exists on SageMaker only", f"key channels.{name}.mode"
-            raise UsageError(what, where=where, fix="use File")
-        claim, folder = claim_of(channel.uri, where=f"key channels.{name}.uri")
+            what = "mode Pipe exists on SageMaker only"
+            raise UsageError(what, where=f"{key}.mode", fix="use File")
+        claim, folder = claim_of(channel.uri, where=f"{key}.uri")
         mount: Document = {"mountPath": f"{JOB_FOLDER}/input/data/{name}", "readOnly": True}
         part: Document = {"subPath": folder} if folder else {}
         source: Document = {"persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
@@ -648,7 +647,6 @@ def environment_of_run(layout: Layout, group: PodGroup) -> list[Json]:
 
 
 def variables(values: Mapping[str, str]) -> list[Json]:
-    """Returns variables for a container, by name; their values are not expanded."""
     return [{"name": name, "value": verbatim(value)} for name, value in sorted(values.items())]
 
 
@@ -665,11 +663,9 @@ def pod_template(layout: Layout, group: PodGroup) -> dict[str, Json]:
     run_as = layout.settings.run_as
     # Containers have 64 MB of it by default, too little for batches in shared memory.
     shm: Document = {"medium": "Memory", **_size_limit(layout.settings.shm)}
-    mounted = [
-        _job_folder(layout, group),
-        _mounted("shm", {"emptyDir": shm}, {"mountPath": "/dev/shm"}),
-        *_channels(layout, group),
-    ]
+    in_shm = _mounted("shm", {"emptyDir": shm}, {"mountPath": "/dev/shm"})
+    mounted = (_job_folder(layout, group), in_shm, *_channels(layout, group))
+    volumes, mounts = zip(*mounted, strict=True)
     container: dict[str, Json] = {
         "name": group.job,
         "image": group.settings.image or layout.image,
@@ -680,7 +676,7 @@ def pod_template(layout: Layout, group: PodGroup) -> dict[str, Json]:
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         # The last words of a host that failed are in its pod's status.
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": [mount for _, mounts in mounted for mount in mounts],
+        "volumeMounts": [*chain(*mounts)],
     }
     spec: dict[str, Json] = {
         # A data host is restarted on its node, under its address. What the end of a dnn host means
@@ -704,7 +700,7 @@ def pod_template(layout: Layout, group: PodGroup) -> dict[str, Json]:
         "nodeSelector": group.node_selector,
         "tolerations": [*group.tolerations],
         "containers": [container],
-        "volumes": [volume for volume, _ in mounted],
+        "volumes": list(volumes),
     }
     # A mesh's sidecar does not end when the training does, and all traffic passes through it.
     no_mesh = {ISTIO_INJECT: "false"}
@@ -729,28 +725,21 @@ def pod_template(layout: Layout, group: PodGroup) -> dict[str, Json]:
 
 def spec_of_run(layout: Layout, group: PodGroup) -> dict[str, Json]:
     """Returns the part of a pod's spec that only this run has."""
-    mounted = _volumes_of_run(layout, group)
+    volumes, mounts = zip(*_volumes_of_run(layout, group), strict=True)
     container: dict[str, Json] = {
         "name": group.job,
-        "volumeMounts": [mount for _, mounts in mounted for mount in mounts],
+        "volumeMounts": [*chain(*mounts)],
         "env": environment_of_run(layout, group),
     }
-    spec: dict[str, Json] = {
-        "containers": [container],
-        "volumes": [volume for volume, _ in mounted],
-    }
+    spec: dict[str, Json] = {"containers": [container], "volumes": list(volumes)}
     zone = layout.settings.zone
     if zone != "any" and sum(g.group.count for g in layout.groups) > 1:
-        term: Document = {
-            "labelSelector": {"matchLabels": {JOBSET_LABEL: layout.name}},
-            "topologyKey": ZONE_LABEL,
-        }
-        # The greatest weight of a preference.
-        weighed: Json = {"weight": 100, "podAffinityTerm": term}
-        affinity: Document = (
-            {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
-            if zone == "require"
-            else {"preferredDuringSchedulingIgnoredDuringExecution": [weighed]}
-        )
+        pods: Document = {"matchLabels": {JOBSET_LABEL: layout.name}}
+        kind = "required"
+        term: Document = {"labelSelector": pods, "topologyKey": ZONE_LABEL}
+        if zone != "require":
+            # The greatest weight of a preference.
+            kind, term = "preferred", {"weight": 100, "podAffinityTerm": term}
+        affinity: Document = {f"{kind}DuringSchedulingIgnoredDuringExecution": [term]}
         spec["affinity"] = {"podAffinity": affinity}
     return spec

@@ -30,11 +30,7 @@ _MAX_PARTS = max(MAX_BYTES.values()) * 3 // 2 // PART_CHARACTERS
 
 
 def log_files(folder: Path, *, under: str, log: Log) -> None:
-    """Logs the JSON and CSV files of `folder`, not of subfolders; truncates long CSV files.
-
-    Args:
-        under: Prefix of their names where they are read back.
-    """
+    """Logs JSON and CSV files of `folder`, named `under`/FILE; truncates long CSV files."""
     try:
         paths = sorted(path for path in folder.iterdir() if path.suffix in MAX_BYTES)
     except OSError as err:
@@ -64,24 +60,14 @@ def _log_file(name: str, content: bytes, log: Log) -> None:
     digest = hashlib.sha256(packed).hexdigest()[:16]
     text = base64.b64encode(packed).decode()
     parts = [text[i : i + PART_CHARACTERS] for i in range(0, len(text), PART_CHARACTERS)]
+    of = len(parts)
     for number, part in enumerate(parts, 1):
-        log.event(
-            EventName.OUTPUT_PART,
-            file=name,
-            part=number,
-            parts=len(parts),
-            digest=digest,
-            data=part,
-        )
+        log.event(EventName.OUTPUT_PART, file=name, part=number, parts=of, digest=digest, data=part)
 
 
 @dataclass
 class OutputParts:
-    """Files that are reassembled from their parts in a log.
-
-    Attributes:
-        files: Complete files by name; a later one replaces an earlier one.
-    """
+    """Files reassembled from their parts in a log; a later file replaces one of its name."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     _parts: dict[tuple[str, str], dict[int, str]] = field(default_factory=dict)
@@ -95,11 +81,7 @@ class OutputParts:
         return True
 
     def write(self, folder: Path) -> None:
-        """Writes the complete files to `folder`.
-
-        Raises:
-            OSError: If that fails.
-        """
+        """Writes the complete files to `folder`; may raise OSError."""
         for name, content in self.files.items():
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -101,12 +101,13 @@ def _jobset_spec(layout: Layout) -> dict[str, Json]:
 
 def metadata(layout: Layout, *, name: str | None = None) -> dict[str, Json]:
     """Returns the metadata of an object of the run; its name is the run's by default."""
-    described: dict[str, Json] = {"name": name or layout.name}
-    if layout.settings.namespace:
-        described["namespace"] = layout.settings.namespace
-    described["labels"] = layout.labels
-    described["annotations"] = {RUN_ANNOTATION: layout.job.run_name}
-    return described
+    namespace = layout.settings.namespace
+    return {
+        "name": name or layout.name,
+        **({"namespace": namespace} if namespace else {}),
+        "labels": layout.labels,
+        "annotations": {RUN_ANNOTATION: layout.job.run_name},
+    }
 
 
 def _failure_policy(layout: Layout) -> dict[str, Json]:
@@ -115,18 +116,17 @@ def _failure_policy(layout: Layout) -> dict[str, Json]:
     if layout.settings.max_run_seconds and layout.settings.api == "jobset":
         # By default JobSet would restart all hosts, for as long again; and its state says by which
         # action it failed, not why.
-        reasons: Document = {"onJobFailureReasons": ["DeadlineExceeded"]}
-        rules.append({"name": "out_of_time", "action": "FailJobSet", **reasons})
+        reasons: Json = ["DeadlineExceeded"]
+        rules += [{"name": "out_of_time", "action": "FailJobSet", "onJobFailureReasons": reasons}]
     if layout.settings.output:
-        rules.append(
-            {
-                "name": "disrupted",
-                "action": "RestartJobSetAndIgnoreMaxRestarts",
-                # The only pod failure policy is the one for disruptions and lost hosts.
-                "onJobFailureReasons": ["PodFailurePolicy"],
-                "targetReplicatedJobs": [layout.dnn.job],
-            }
-        )
+        disrupted: Document = {
+            "name": "disrupted",
+            "action": "RestartJobSetAndIgnoreMaxRestarts",
+            # The only pod failure policy is the one for disruptions and lost hosts.
+            "onJobFailureReasons": ["PodFailurePolicy"],
+            "targetReplicatedJobs": [layout.dnn.job],
+        }
+        rules.append(disrupted)
     if rules or layout.settings.max_restarts:
         # A new leader must not be mistaken for the old one, which has the same name.
         policy["restartStrategy"] = "BlockingRecreate"
@@ -168,14 +168,10 @@ def _replicated_job(layout: Layout, group: PodGroup) -> dict[str, Json]:
 
 
 def follower_budget(layout: Layout, workflow: Document, labels: Document) -> Document:
-    """Returns the budget by which a drain waits for the pod that follows a Workflow's job.
+    """Returns the budget, owned by a Workflow, by which a drain waits for the follower of a job.
 
-    One for each step, not for each job: the eviction API refuses a pod with two budgets by an error
-    (500), on which a drain gives up instead of waiting.
-
-    Args:
-        workflow: Reference to the Workflow, which owns the budget.
-        labels: Labels that only this step's pods have in the Workflow.
+    One for each step, whose pods alone have `labels`: the eviction API refuses a pod with two
+    budgets by an error (500), on which a drain gives up instead of waiting.
     """
     name = text(workflow, "name")
     described = metadata(layout, name=f"{name}-{text(labels, STEP_LABEL) or 'followers'}")
@@ -191,7 +187,6 @@ def _budget(described: dict[str, Json], count: int, labels: Document) -> Documen
 
 
 def _training_runtime(layout: Layout, *, name: str) -> dict[str, Json]:
-    """Returns the TrainingRuntime of `layout`, without what only a run has."""
     spec: dict[str, Json] = {
         # Without torch's policy: stoker's launcher starts torchrun itself.
         "mlPolicy": {"numNodes": layout.dnn.group.count},
@@ -205,7 +200,6 @@ def _training_runtime(layout: Layout, *, name: str) -> dict[str, Json]:
 
 
 def _train_job_spec(layout: Layout, *, runtime: str) -> dict[str, Json]:
-    """Returns the spec of the TrainJob that runs `layout` on the TrainingRuntime `runtime`."""
     dnn = layout.dnn
     trainer: dict[str, Json] = {
         "image": layout.image,
@@ -217,13 +211,9 @@ def _train_job_spec(layout: Layout, *, runtime: str) -> dict[str, Json]:
     }
     patches: list[Json] = [_patch(layout, group) for group in layout.groups]
     patch: Document = {"template": {"spec": {"replicatedJobs": patches}}}
-    limit = layout.settings.max_run_seconds
+    limit, group = layout.settings.max_run_seconds, TRAINER_API.partition("/")[0]
     return {
-        "runtimeRef": {
-            "apiGroup": TRAINER_API.partition("/")[0],
-            "kind": "TrainingRuntime",
-            "name": runtime,
-        },
+        "runtimeRef": {"apiGroup": group, "kind": "TrainingRuntime", "name": runtime},
         **({"activeDeadlineSeconds": limit} if limit else {}),
         "trainer": trainer,
         "runtimePatches": [{"manager": MANAGER, "trainingRuntimeSpec": patch}],
@@ -237,7 +227,6 @@ def digest(spec: Json) -> str:
 
 
 def _compared(spec: Json) -> Json:
-    """Returns the spec without the variables that do not identify a job."""
     if isinstance(spec, Mapping):
         return {key: _compared(value) for key, value in spec.items()}
     if isinstance(spec, Sequence) and not isinstance(spec, str):
@@ -313,8 +302,7 @@ def check_objects(objects: Sequence[Document]) -> None:
 def problems_of(document: Document, *, among: Sequence[Document] = ()) -> Iterator[str]:
     """Yields what the server accepts in an object, although its pods could never run.
 
-    Args:
-        among: All objects of the run: a TrainJob takes the names of its runtime's jobs.
+    A TrainJob takes the names of the jobs of its runtime, which is `among` the run's objects.
     """
     name = name_of(document)
     match document.get("kind"):
@@ -342,10 +330,9 @@ def problems_of(document: Document, *, among: Sequence[Document] = ()) -> Iterat
 
 def _name_problems(job: ReplicatedJob, name: str) -> Iterator[str]:
     """Checks the names that controllers will give jobs and pods, with their suffix of five."""
-    replicas, completions = number(job.document, "replicas", 1), number(job.spec, "completions", 1)
-    names = [f"{name}-{job.name}-{replicas - 1}"]
+    names = [f"{name}-{job.name}-{number(job.document, 'replicas', 1) - 1}"]
     if text(job.spec, "completionMode") == "Indexed":
-        names.append(f"{names[0]}-{completions - 1}-abcde")
+        names.append(f"{names[0]}-{number(job.spec, 'completions', 1) - 1}-abcde")
     for generated in names:
         if not is_dns_label(generated):
             yield (
@@ -363,8 +350,7 @@ class KubernetesRequest:
 
     Attributes:
         main: JobSet or TrainJob.
-        runtime: TrainingRuntime of the TrainJob; None with a JobSet.
-        runtime_is_ours: Whether submit() makes the runtime; else it must exist, equal to this one.
+        runtime_is_ours: Whether submit() makes the runtime; else an equal one must exist.
         config: ConfigMap that launchers read.
         secret: Secret, with NO_TOKEN in place of the token.
         budget: PodDisruptionBudget of the dnn group.
@@ -399,11 +385,7 @@ class KubernetesRequest:
 
 
 def plan_request(job: JobSpec) -> KubernetesRequest:
-    """Returns the objects for `job`; reads no file and calls no cluster.
-
-    Raises:
-        UsageError: If the cluster would refuse them, with the rule, the reason and a fix.
-    """
+    """Returns the objects for `job`, without files or calls; raises UsageError for wrong ones."""
     layout = lay_out(job)
     if layout.settings.runtime and job.run is not None:
         raise UsageError(
@@ -422,6 +404,7 @@ def plan_request(job: JobSpec) -> KubernetesRequest:
         runtime = _training_runtime(layout, name=name)
         spec = _train_job_spec(layout, runtime=name)
         main = _object(TRAINER_API, "TrainJob", described, spec=spec)
+    pods = {JOBSET_LABEL: layout.name, ROLE_LABEL: "dnn"}
     request = KubernetesRequest(
         job=job,
         layout=layout,
@@ -438,9 +421,7 @@ def plan_request(job: JobSpec) -> KubernetesRequest:
             stringData={TOKEN_KEY: NO_TOKEN},
         ),
         # A drain waits for the dnn group to end.
-        budget=_budget(
-            metadata(layout), layout.dnn.group.count, {JOBSET_LABEL: layout.name, ROLE_LABEL: "dnn"}
-        ),
+        budget=_budget(metadata(layout), layout.dnn.group.count, pods),
         records=_config_map(layout, records_map(layout.name), job.records) if job.records else None,
     )
     existing = [runtime] if runtime and not request.runtime_is_ours else []
@@ -467,10 +448,7 @@ def _config(layout: Layout) -> Document:
     documents: dict[str, Json] = {HYPERPARAMETERS_KEY: hyperparameters(layout.job.hyperparameters)}
     for group in layout.groups:
         documents[inputs_key(group)] = dict.fromkeys(channels_of(layout, group), channel)
-    data = {
-        key: json.dumps(document, indent=2, sort_keys=True) + "\n"
-        for key, document in documents.items()
-    }
+    data = {k: json.dumps(v, indent=2, sort_keys=True) + "\n" for k, v in documents.items()}
     return _config_map(layout, config_map(layout.name), data)
 
 

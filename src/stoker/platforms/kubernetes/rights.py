@@ -35,15 +35,10 @@ def rules(settings: KubernetesSettings) -> list[Json]:
     job = ("create", "get", "list", "watch", "patch", "delete")
     found = [_rule("jobset.x-k8s.io", ["jobsets"], job)]
     if settings.api == "trainer":
-        found = [
-            _rule("trainer.kubeflow.org", ["trainjobs"], job),
-            # Patched: it exists before the TrainJob that owns it. Or only read.
-            _rule(
-                "trainer.kubeflow.org",
-                ["trainingruntimes"],
-                ("get",) if settings.runtime else ("create", "get", "patch", "delete"),
-            ),
-        ]
+        # Patched: it exists before the TrainJob that owns it. Or only read.
+        runtime = ("get",) if settings.runtime else ("create", "get", "patch", "delete")
+        trainer = "trainer.kubeflow.org"
+        found = [_rule(trainer, ["trainjobs"], job), _rule(trainer, ["trainingruntimes"], runtime)]
     return [
         *found,
         # Made after the job, which owns them: a token is never read back.
@@ -69,11 +64,7 @@ def _rule(group: str, resources: Sequence[str], verbs: Sequence[str]) -> dict[st
 def check_rights(
     cluster: ClusterApi, settings: KubernetesSettings, *, is_pod: bool, log: Log
 ) -> None:
-    """Raises PlatformError with all missing rights, and the Role that has them.
-
-    Args:
-        is_pod: Whether the caller is a pod, perhaps in a pipeline's run.
-    """
+    """Raises PlatformError with all missing rights, and the Role that has them."""
     try:
         missing = [
             action
@@ -120,15 +111,13 @@ def denied(
 
 
 def needed_rights(settings: KubernetesSettings, namespace: str) -> Iterator[ApiAction]:
-    for rule in mappings({"rules": rules(settings)}, "rules"):
-        for group, resource, verb in itertools.product(
-            texts(rule, "apiGroups"), texts(rule, "resources"), texts(rule, "verbs")
-        ):
+    for rule in mappings(rules(settings)):
+        parts = (texts(rule, key) for key in ("apiGroups", "resources", "verbs"))
+        for group, resource, verb in itertools.product(*parts):
             yield ApiAction(verb=verb, group=group, resource=resource, namespace=namespace)
 
 
 def is_allowed(cluster: ClusterApi, action: ApiAction) -> bool:
-    """Whether the caller may do it, by the cluster's answer."""
     resource, _, part = action.resource.partition("/")
     asked = {
         "namespace": action.namespace,

@@ -7,6 +7,7 @@ A watch breaks off often: servers end it after minutes, proxies sooner, and if i
 old (410 Gone) the objects are listed again. Callers see only what changed.
 """
 
+import contextlib
 import queue
 import re
 import threading
@@ -22,13 +23,12 @@ from stoker.platforms.kubernetes.api import EVENTS, PODS, ByteStream, ClusterApi
 from stoker.platforms.kubernetes.objects import JOBSET_LABEL
 from stoker.platforms.kubernetes.pods import PodState
 from stoker.records.base import Document, mapping
+from stoker.repeat import Suppressed
 
 # How much older a line may be than the one before it.
 OVERLAP_SECONDS = 2
 
-_TIME = re.compile(
-    r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d) ?", re.ASCII
-)
+_TIME = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d{1,9})?(Z|[+-]\d\d:\d\d) ?", re.ASCII)
 # The server ends a watch after this; a longer silence means a dead connection.
 WATCH_SECONDS = 60
 WATCH_READ_SECONDS = WATCH_SECONDS + 15.0
@@ -83,15 +83,11 @@ class LogPosition:
 
 def split_time(line: str) -> tuple[datetime | None, str]:
     """Returns a line's time (UTC, whole seconds; None if it has none) and text."""
-    found = _TIME.match(line)
-    if not found:
-        return None, line
-    zone = "+00:00" if found.group(3) == "Z" else found.group(3)
-    try:
-        when = datetime.fromisoformat(found.group(1) + zone).astimezone(UTC)
-    except ValueError:
-        return None, line
-    return when, line[found.end() :]
+    if found := _TIME.match(line):
+        with contextlib.suppress(ValueError):
+            when = datetime.fromisoformat(found[1] + found[2]).astimezone(UTC)
+            return when, line[found.end() :]
+    return None, line
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +140,7 @@ class StreamReader(threading.Thread):
 
 
 class ObjectWatch(StreamReader):
-    """A thread that reports changes of objects.
-
-    Args:
-        tell: Called with each change; may block.
-    """
+    """A thread that reports changes of objects by calling `tell`, which may block."""
 
     def __init__(
         self,
@@ -166,9 +158,7 @@ class ObjectWatch(StreamReader):
 
     def run(self) -> None:
         """Watches until it is closed."""
-        version = ""
-        delay = MIN_DELAY_SECONDS
-        reached_at = self._cluster.clock()
+        version, delay, reached_at = "", MIN_DELAY_SECONDS, self._cluster.clock()
         while not self._is_closed.is_set():
             self._has_news = False
             try:
@@ -197,15 +187,12 @@ class ObjectWatch(StreamReader):
             "timeoutSeconds": str(WATCH_SECONDS),
         }
         stream = self._cluster.open(self._resource, query=query, read_seconds=WATCH_READ_SECONDS)
-        try:
+        # Where it breaks off, the next watch continues.
+        with Suppressed("away"):
             for line, is_whole in self._lines(stream):
                 if is_whole and line:
                     self._has_news = True
                     version = self._take(line) or version
-        except ServiceError as err:
-            # Broken off: the next watch continues from here.
-            if err.kind != "away":
-                raise
         return version
 
     def _take(self, line: str) -> str:
@@ -243,12 +230,7 @@ class LogLost:
 
 
 class PodLog(StreamReader):
-    """A thread that reads the log of a pod's container.
-
-    Args:
-        pod: A pod whose container has started.
-        tell: Called with each line; may block.
-    """
+    """A thread that reads the log of a started pod's container; `tell` may block."""
 
     def __init__(
         self,
@@ -281,8 +263,7 @@ class PodLog(StreamReader):
 
     def run(self) -> None:
         """Reads until the pod's end."""
-        delay = MIN_DELAY_SECONDS
-        restarts = 0
+        delay, restarts = MIN_DELAY_SECONDS, 0
         failing_since: float | None = None
         while not self._is_closed.is_set():
             pod = self._pod
@@ -292,7 +273,12 @@ class PodLog(StreamReader):
                 # A new container has a new log: first the rest of the old one.
                 if pod.restarts > restarts:
                     restarts = pod.restarts
-                    self._read_previous()
+                    try:
+                        self._read(is_final=True, previous=True)
+                    except ServiceError as err:
+                        # 400: nodes keep at most one ended container.
+                        if err.code != "400":
+                            raise
                 is_complete = self._read(is_final=pod.is_final)
                 failing_since = None
                 if is_complete and pod.is_final:
@@ -312,14 +298,6 @@ class PodLog(StreamReader):
             delay = MIN_DELAY_SECONDS if self._told else min(delay * 2, LOG_MAX_DELAY_SECONDS)
             self._is_changed.wait(delay)
 
-    def _read_previous(self) -> None:
-        try:
-            self._read(is_final=True, previous=True)
-        except ServiceError as err:
-            # 400: nodes keep at most one ended container.
-            if err.code != "400":
-                raise
-
     def _read(self, *, is_final: bool, previous: bool = False) -> bool:
         """Reads and follows the log; returns whether it came to its end."""
         query = {"container": self._container, "timestamps": "true", **self._position.query()}
@@ -327,16 +305,13 @@ class PodLog(StreamReader):
         stream = self._cluster.open(
             PODS, self._pod.name, part="log", query=query, read_seconds=LOG_READ_SECONDS
         )
-        try:
+        with Suppressed("away"):
             for line, is_whole in self._lines(stream):
                 # A partial line of a log that continues comes again as a whole one.
                 if is_whole or is_final:
                     self._take(line)
-        except ServiceError as err:
-            if err.kind != "away":
-                raise
-            return False
-        return True
+            return True
+        return False
 
     def _take(self, line: str) -> None:
         text = self._position.take(line)
@@ -352,7 +327,6 @@ class Following:
     """The threads that watch a run, and the queue of their news.
 
     Args:
-        resource: JobSets or TrainJobs.
         containers: Group to the name of its pods' container.
     """
 
@@ -396,7 +370,6 @@ class Following:
         return self._items.empty()
 
     def pods_now(self) -> ObjectNews:
-        """Returns the run's pods, listed now; raises ServiceError as all calls."""
         items, _ = self._cluster.list(PODS, query=self._of_pods)
         return ObjectNews(PODS, "all", tuple(items))
 
@@ -418,7 +391,6 @@ class Following:
         return not any(uid in uids and log.is_alive() for uid, log in tuple(self._logs.items()))
 
     def is_whole(self, uid: str) -> bool:
-        """Returns whether the whole log of a pod was read."""
         return uid in self._logs and self._logs[uid].is_whole
 
     def await_logs(self, seconds: float) -> None:

@@ -67,7 +67,6 @@ class Trouble:
     Attributes:
         key: Identity of the trouble over time.
         hosts: Number of waiting hosts; 0 if unknown.
-        fix: What to do; may be empty.
         told_after: Seconds after which it is first told.
         fix_after: Seconds after which `fix` is worth showing.
         fatal_after: Seconds after which waiting ends; None: never.
@@ -105,17 +104,14 @@ def troubles_of(
         deleted_seconds: Time since the deletion of pods was seen, by their uids.
         unfit: The autoscaler's words on pods for which none of its groups has nodes, by name.
     """
-    by_group: dict[str, list[PodState]] = {}
-    for pod in pods:
-        if not pod.is_final and not pod.deleted_at:
-            by_group.setdefault(pod.group, []).append(pod)
+    alive = [pod for pod in pods if not pod.is_final and not pod.deleted_at]
     for group in layout.groups:
-        waiting = by_group.get(group.group.name, [])
+        waiting = [pod for pod in alive if pod.group == group.group.name]
         yield from _unschedulable_troubles(waiting, group, layout.job, unfit)
         yield from _container_troubles(waiting, group, layout.image)
         if not group.is_dnn:
             yield from _crashes(waiting, group, _bill(waiting, layout))
-    yield from _dead_nodes(pods, layout, namespace=namespace, deleted_seconds=deleted_seconds)
+    yield from _dead_nodes(pods, alive, layout, namespace, deleted_seconds)
 
 
 def refused_pods(group: PodGroup, message: str) -> Trouble:
@@ -169,7 +165,7 @@ def is_of_quota(message: str) -> bool:
 
 
 def lacks_claim(unschedulable: str) -> bool:
-    """Returns whether a pod waits for a volume claim, so that another node would not help."""
+    """Whether a pod waits for a volume claim, so that another node would not help."""
     # The scheduler's words: `pod has unbound immediate PersistentVolumeClaims`,
     # `persistentvolumeclaim "datasets" not found`.
     return not short_of(unschedulable) and "persistentvolumeclaim" in unschedulable.lower()
@@ -200,8 +196,7 @@ def _unschedulable_troubles(
     if lacks_claim(said):
         fix = "make the claim that channels, volumes or kubernetes.output name, or see why it is "
         fix += "not bound: kubectl describe pvc"
-        what = f"a claim of volumes: {said}"
-        yield _waiting("claim", without, group, what, fix=fix, seconds=CLAIM_SECONDS)
+        yield _waiting("claim", without, group, f"a claim of volumes: {said}", fix, CLAIM_SECONDS)
         return
     missing = short_of(said)
     pool = bare_type(group.group.instance_type)
@@ -219,14 +214,11 @@ def _unschedulable_troubles(
         fix = f"is there a node with {labels}? kubernetes.pools.{pool}.pod has its nodeSelector"
     # A node that is only full may get free, and the autoscaler does not know all nodes.
     why = next((unfit[pod.name] for pod in without if pod.name in unfit), "") if not missing else ""
-    if why:
-        said, fatal_after = f"{said}; {why}", UNFIT_SECONDS
-    else:
-        fatal_after = 60.0 * wait_minutes
+    fatal_after = UNFIT_SECONDS if why else 60.0 * wait_minutes
     yield Trouble(
         key=f"{'unfit' if why else 'unschedulable'} {group.group.name}",
         group=group.group.name,
-        what=f"{words}: {said}",
+        what=f"{words}: {'; '.join(filter(None, (said, why)))}",
         hosts=len(without),
         fix=fix,
         fix_after=fix_after,
@@ -247,11 +239,11 @@ def _container_troubles(pods: Sequence[PodState], group: PodGroup, image: str) -
         if found:
             why = f"({found[0].waits_for}): {found[0].waits_because or 'no reason is given'}"
             wait = seconds[found[0].waits_for]
-            yield _waiting(kind, found, group, f"{what} {why}", fix=advice, seconds=wait)
+            yield _waiting(kind, found, group, f"{what} {why}", advice, wait)
 
 
 def _waiting(
-    kind: str, pods: Sequence[PodState], group: PodGroup, what: str, *, fix: str, seconds: float
+    kind: str, pods: Sequence[PodState], group: PodGroup, what: str, fix: str, seconds: float
 ) -> Trouble:
     return Trouble(
         key=f"{kind} {group.group.name}",
@@ -268,8 +260,7 @@ def _crashes(pods: Sequence[PodState], group: PodGroup, bill: str) -> Iterator[T
     found = [pod for pod in pods if pod.restarts >= CRASHES and not pod.is_running]
     if not found:
         return
-    most = max(pod.restarts for pod in found)
-    name = group.group.name
+    most, name = max(pod.restarts for pod in found), group.group.name
     yield Trouble(
         key=f"crashes {name}",
         group=name,
@@ -283,33 +274,30 @@ def _crashes(pods: Sequence[PodState], group: PodGroup, bill: str) -> Iterator[T
 
 def _dead_nodes(
     pods: Sequence[PodState],
+    alive: Sequence[PodState],
     layout: Layout,
-    *,
     namespace: str,
     deleted_seconds: Mapping[str, float],
 ) -> Iterator[Trouble]:
-    """Yields the pods that cannot end until their kubelet answers."""
-    by_name = {group.group.name: group for group in layout.groups}
-    alive = [pod for pod in pods if not pod.is_final and not pod.deleted_at]
+    """Yields the pods that cannot end until their kubelet answers: one for a group and node."""
     replaced = {pod.host for pod in alive}
-    told: set[str] = set()
-    for pod in pods:
-        is_held = pod.node and pod.deleted_at and not pod.is_final
-        overdue = deleted_seconds.get(pod.uid, 0.0) - pod.grace_seconds
-        key = f"dead node {pod.group} {pod.node}"
-        if not is_held or overdue < DEAD_SECONDS or key in told:
-            continue
-        told.add(key)
+    held = {
+        (pod.group, pod.node): pod
+        for pod in reversed(pods)
+        if pod.node and pod.deleted_at and not pod.is_final
+        if deleted_seconds.get(pod.uid, 0.0) >= pod.grace_seconds + DEAD_SECONDS
+    }
+    for pod in reversed(held.values()):
         what = f"{pod.host}: pod {pod.name} should have ended by {pod.deleted_at}, and its node "
         what += f"{pod.node} has not confirmed it"
         fatal_after = None
         # A data host's pod is replaced without waiting for that.
-        if by_name[pod.group].is_dnn and pod.host not in replaced:
+        if pod.role == "dnn" and pod.host not in replaced:
             what += f"; until then no other pod takes its place{_bill(alive, layout, 'other ')}"
             is_waiting = layout.settings.dead_node == "wait"
             fatal_after = 60.0 * layout.settings.dead_node_minutes if is_waiting else 0.0
         yield Trouble(
-            key=key,
+            key=f"dead node {pod.group} {pod.node}",
             group=pod.group,
             what=what,
             hosts=1,
@@ -332,10 +320,7 @@ def idle_wait(
     """Returns why not all dnn hosts have a process, where `troubles_of` has no reason.
 
     The rule for all other waits, whatever their cause: a controller, webhook, scheduler, kubelet or
-    registry that is down, an object that is missing, a queue.
-
-    Args:
-        pods: The pods that exist, and those that have succeeded.
+    registry that is down, an object that is missing, a queue. `pods` exist, or have succeeded.
     """
     name, count = layout.dnn.group.name, layout.dnn.group.count
     if state.phase == "suspended":
