@@ -8,12 +8,14 @@ fraction of what the host has. If no launcher names the groups, hosts with GPUs 
 the only group with GPUs.
 """
 
+import contextlib
 import json
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 
 from stoker.errors import PlatformError, ServiceError
 from stoker.logs import EventName, parse_line
@@ -21,6 +23,8 @@ from stoker.platforms.aws import Aws
 from stoker.platforms.base import LogLine
 from stoker.platforms.sagemaker.submit import TrainingJobState, find_job, job_state
 from stoker.records import Json, bare_type
+from stoker.records.base import mapping, mappings
+from stoker.repeat import Suppressed
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 
@@ -69,11 +73,7 @@ class JobLogs:
         return any(stream.is_behind for stream in self._streams.values())
 
     def read(self) -> list[LogEntry]:
-        """Returns the new lines of all hosts, the earliest first; none while there is no log.
-
-        Raises:
-            ServiceError: If the log cannot be read.
-        """
+        """Returns the new lines of all hosts, the earliest first; none while there is no log."""
         self._find_streams()
         new = [entry for stream in self._streams.values() for entry in stream.read()]
         return sorted(new, key=lambda entry: entry.millis)
@@ -84,21 +84,13 @@ class JobLogs:
         is_complete = len(hosts) >= self._num_hosts
         if is_complete and self._found_at is not None and now < self._found_at + FIND_SECONDS:
             return
-        try:
-            for item in self._aws.pages(
-                "logs",
-                "DescribeLogStreams",
-                items="logStreams",
-                logGroupName=LOG_GROUP,
-                logStreamNamePrefix=f"{self._job_name}/",
-            ):
+        asked = {"logGroupName": LOG_GROUP, "logStreamNamePrefix": f"{self._job_name}/"}
+        # An account's first job creates the log group, a host's first line the stream.
+        with Suppressed("missing"):
+            for item in self._aws.pages("logs", "DescribeLogStreams", items="logStreams", **asked):
                 name = item.get("logStreamName")
                 if isinstance(name, str) and name not in self._streams:
                     self._streams[name] = _Stream(self._aws, name)
-        except ServiceError as err:
-            # An account's first job creates the log group, a host's first line the stream.
-            if err.kind != "missing":
-                raise
         self._found_at = now
 
 
@@ -141,11 +133,8 @@ class _Stream:
             # Tokens expire after a day. The start is inclusive: known events are skipped below.
             self._token, known = None, self._num_at_last
             answer = self._get(startTime=self._last_millis)
-        listed = answer.get("events")
-        items = listed if isinstance(listed, list) else []
-        events = [item for item in items if isinstance(item, Mapping)]
         token = answer.get("nextForwardToken")
-        return events[known:], token if isinstance(token, str) else None
+        return mappings(answer, "events")[known:], token if isinstance(token, str) else None
 
     def _get(self, **asked: object) -> Mapping[str, Json]:
         return self._aws.call(
@@ -193,7 +182,6 @@ class Labels:
         yield from self._release()
 
     def flush(self) -> Iterator[LogLine]:
-        """Yields all lines that still wait."""
         yield from self._release(UNKNOWN)
 
     def _release(self, default: str = "") -> Iterator[LogLine]:
@@ -220,10 +208,7 @@ class Labels:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostLoad:
-    """Average load of a host over the training, as fractions of all its vCPUs, GPUs and memory.
-
-    None: no data points, or no GPUs.
-    """
+    """Average load of a host, as fractions of all its vCPUs, GPUs and memory; None: no points."""
 
     host: str
     group: str
@@ -271,17 +256,13 @@ def read_utilisation(
     period = point_seconds((end - begin).total_seconds(), age_seconds=age)
     results: list[Mapping[str, Json]] = []
     # At most 500 queries per call.
-    for first in range(0, len(hosts), 500 // len(_METRICS)):
-        some = hosts[first : first + 500 // len(_METRICS)]
-        results += aws.pages(
-            "cloudwatch",
-            "GetMetricData",
-            items="MetricDataResults",
-            MetricDataQueries=metric_queries(job_name, some, period_seconds=period),
-            StartTime=begin,
-            # A training may be shorter than one point.
-            EndTime=max(end, begin + timedelta(seconds=period)),
-        )
+    most = 500 // len(_METRICS)
+    # A training may be shorter than one point.
+    times = {"StartTime": begin, "EndTime": max(end, begin + timedelta(seconds=period))}
+    for first in range(0, len(hosts), most):
+        asked = metric_queries(job_name, hosts[first : first + most], period_seconds=period)
+        call = {"MetricDataQueries": asked, **times}
+        results += aws.pages("cloudwatch", "GetMetricData", items="MetricDataResults", **call)
     return loads_in(results, roster=roster, types=types, sizes=sizes)
 
 
@@ -320,9 +301,7 @@ def loads_in(
 
     Args:
         results: MetricDataResults of all pages; a label may occur more than once.
-        roster: Host to group, in the order of the result.
-        types: Group to instance type.
-        sizes: Instance type to vCPUs and GPUs.
+        roster, types, sizes: As for `read_utilisation`; the result has the order of `roster`.
     """
     points: dict[str, list[float]] = {}
     for result in results:
@@ -332,16 +311,12 @@ def loads_in(
             points.setdefault(str(result.get("Label")), []).extend(numbers)
     loads = []
     for host, group in roster.items():
-        vcpus, gpus = _size(types.get(group, ""), sizes)
-        loads.append(
-            HostLoad(
-                host=host,
-                group=group,
-                cpu=_fraction(points.get(f"CPUUtilization {host}"), parts=vcpus),
-                gpu=_fraction(points.get(f"GPUUtilization {host}"), parts=gpus),
-                memory=_fraction(points.get(f"MemoryUtilization {host}"), parts=1),
-            )
+        parts = (*_size(types.get(group, ""), sizes), 1)
+        cpu, gpu, memory = (
+            _fraction(points.get(f"{metric} {host}"), parts=most)
+            for metric, most in zip(_METRICS, parts, strict=True)
         )
+        loads.append(HostLoad(host=host, group=group, cpu=cpu, gpu=gpu, memory=memory))
     return tuple(loads)
 
 
@@ -374,12 +349,7 @@ def utilisation_words(groups: Sequence[GroupLoad]) -> str:
 
 
 def point_seconds(seconds: float, *, age_seconds: float = 0.0) -> int:
-    """Returns the shortest period with which a job has MAX_POINTS at most.
-
-    Args:
-        seconds: Length of the training.
-        age_seconds: Time since it began.
-    """
+    """Returns the shortest period with which a training of this length has MAX_POINTS at most."""
     kept = next((size for age, size in _KEPT if age_seconds <= age), _HOUR)
     points = -(-seconds // (MAX_POINTS * kept))
     return kept * max(1, int(points))
@@ -445,11 +415,7 @@ class ObservedJob:
 
 
 def describe_job(aws: Aws, name: str) -> TrainingJobState:
-    """Returns the state of a job that has begun to train.
-
-    Raises:
-        PlatformError: If the job does not exist or has not begun, or AWS refuses.
-    """
+    """Returns the state of a job that has begun to train; raises PlatformError if it has not."""
     answer = find_job(aws, name)
     if answer is None:
         raise PlatformError(
@@ -492,33 +458,25 @@ def observe_job(
     end = datetime.fromisoformat(state.ended_at) if state.ended_at else now
     # The service numbers the hosts of all groups together.
     hosts = [f"algo-{n + 1}" for n in range(sum(count for _, count in state.groups.values()))]
+    age, seconds = (now - begin).total_seconds(), (end - begin).total_seconds()
+    read = partial(read_utilisation, aws, job_name=state.name, begin=begin, end=end, now=now)
     members, notes = _members(aws, state, hosts, log)
     if members is None:
-        members, guessed = _by_gpus(aws, state, hosts, sizes=sizes, begin=begin, end=end, now=now)
+        members, guessed = _by_gpus(read, state, hosts, sizes=sizes)
         notes = [*notes, guessed]
-    loads = read_utilisation(
-        aws,
-        job_name=state.name,
-        roster=members.groups,
-        types={name: kind for name, (kind, _) in state.groups.items()},
-        sizes=sizes,
-        begin=begin,
-        end=end,
-        now=now,
-    )
+    types = {name: kind for name, (kind, _) in state.groups.items()}
+    loads = read(roster=members.groups, types=types, sizes=sizes)
     dnn = _dnn_group(state, members, sizes)
     if all(load.cpu is None and load.gpu is None for load in loads if load.group == dnn):
-        raise _no_points(state, (now - begin).total_seconds(), (end - begin).total_seconds())
+        raise _no_points(state, age, seconds)
     return ObservedJob(
         name=state.name,
         groups=state.groups,
         dnn=dnn,
         loads=loads,
         began_at=state.began_at,
-        minutes=(end - begin).total_seconds() / 60,
-        point_seconds=point_seconds(
-            (end - begin).total_seconds(), age_seconds=(now - begin).total_seconds()
-        ),
+        minutes=seconds / 60,
+        point_seconds=point_seconds(seconds, age_seconds=age),
         is_running=state.ended_at is None and not state.is_final,
         notes=tuple(notes),
     )
@@ -545,16 +503,14 @@ def members_in(lines: Iterable[str]) -> GroupMembers:
 
 def _groups_in(text: str) -> list[tuple[str, list[str], str]]:
     """Returns name, hosts and role of the groups in the leader's line `roster groups=JSON`."""
-    try:
-        document: Json = json.loads(text)
-    except ValueError:
-        return []
     found = []
-    for name, group in document.items() if isinstance(document, Mapping) else ():
-        hosts = group.get("hosts") if isinstance(group, Mapping) else None
-        role = group.get("role") if isinstance(group, Mapping) else None
-        listed = hosts if isinstance(hosts, list) else []
-        found.append((name, [h for h in listed if isinstance(h, str)], str(role or "")))
+    with contextlib.suppress(ValueError):
+        for name, group in mapping(json.loads(text)).items():
+            told = mapping(group)
+            hosts = told.get("hosts")
+            listed = hosts if isinstance(hosts, list) else []
+            role = str(told.get("role") or "")
+            found.append((name, [host for host in listed if isinstance(host, str)], role))
     return found
 
 
@@ -586,30 +542,19 @@ def _first_lines(aws: Aws, state: TrainingJobState, hosts: Sequence[str]) -> lis
 
 
 def _by_gpus(
-    aws: Aws,
+    read: partial[tuple[HostLoad, ...]],
     state: TrainingJobState,
     hosts: Sequence[str],
     *,
     sizes: Mapping[str, tuple[int, int]],
-    begin: datetime,
-    end: datetime,
-    now: datetime,
 ) -> tuple[GroupMembers, str]:
     """Returns each host's group by its GPUs, if one of two groups has GPUs, and a note."""
     with_gpus = [name for name, (kind, _) in state.groups.items() if sizes[kind][1]]
     others = [name for name in state.groups if name not in with_gpus]
     if len(with_gpus) == 1 and len(others) == 1:
         # Sizes do not matter here, only which hosts have data points.
-        loads = read_utilisation(
-            aws,
-            job_name=state.name,
-            roster=dict.fromkeys(hosts, "any"),
-            types={"any": "any"},
-            sizes={"any": (1, 1)},
-            begin=begin,
-            end=end,
-            now=now,
-        )
+        roster = dict.fromkeys(hosts, "any")
+        loads = read(roster=roster, types={"any": "any"}, sizes={"any": (1, 1)})
         # A host without data points may have GPUs.
         is_seen = all(load.cpu is not None for load in loads)
         gpu_hosts = {load.host for load in loads if load.gpu is not None}

@@ -37,7 +37,7 @@ from stoker.platforms.sagemaker.lineage import made_of, tags_of
 from stoker.platforms.sagemaker.request import REQUEST_TAG, SageMakerRequest
 from stoker.records import Event, Group, Json, bare_type
 from stoker.records.base import mapping, mappings
-from stoker.repeat import may_pass
+from stoker.repeat import Suppressed, may_pass
 from stoker.settings import pipeline_execution
 
 FINAL = ("Completed", "Failed", "Stopped")
@@ -105,12 +105,10 @@ class Transition:
 
     @property
     def words(self) -> str:
-        """The transition in one line."""
         return f"{self.status}: {self.message}" if self.message else self.status
 
     @property
     def event(self) -> Event:
-        """The transition as an event of a record."""
         return Event(when=self.since, what=self.words)
 
 
@@ -142,7 +140,6 @@ class TrainingJobState:
 
     @property
     def is_final(self) -> bool:
-        """Whether the job has ended."""
         return self.status in FINAL
 
     @property
@@ -155,23 +152,19 @@ class TrainingJobState:
 
     @property
     def url(self) -> str:
-        """The console's page of the job."""
         return console_url(self.arn)
 
 
 def job_state(answer: Mapping[str, Json]) -> TrainingJobState:
     """Returns the state in an answer of DescribeTrainingJob."""
     resources = mapping(answer.get("ResourceConfig"))
+    listed = mappings(resources.get("InstanceGroups"))
+    if not listed and resources.get("InstanceType"):
+        listed = [resources]
     groups = {
-        text(group, "InstanceGroupName"): (
-            text(group, "InstanceType"),
-            _count(group.get("InstanceCount")),
-        )
-        for group in mappings(resources.get("InstanceGroups"))
+        text(each, "InstanceGroupName"): (text(each, "InstanceType"), _count(each, "InstanceCount"))
+        for each in listed
     }
-    if not groups and resources.get("InstanceType"):
-        kind, count = text(resources, "InstanceType"), _count(resources.get("InstanceCount"))
-        groups = {"": (kind, count)}
     name = text(answer, "TrainingJobName")
     prefix = text(mapping(answer, "OutputDataConfig"), "S3OutputPath").rstrip("/")
     return TrainingJobState(
@@ -194,7 +187,7 @@ def job_state(answer: Mapping[str, Json]) -> TrainingJobState:
         began_at=text(answer, "TrainingStartTime") or None,
         ended_at=text(answer, "TrainingEndTime") or None,
         mlflow_run_id=text(mapping(answer, "MlflowDetails"), "MlflowRunId") or None,
-        billed_seconds=_count(answer.get("BillableTimeInSeconds")) or None,
+        billed_seconds=_count(answer, "BillableTimeInSeconds") or None,
     )
 
 
@@ -220,13 +213,9 @@ def no_capacity(
     reason: str, groups: Sequence[Group], *, job_name: str, next_best: str
 ) -> NoCapacityError:
     """Returns the error for a job that got no hosts."""
-    error = NoCapacityError(
-        f"SageMaker has no capacity for {_asked(reason, groups)}: {reason}",
-        where=f"job {job_name}: the limit is what the region has free now, not a quota",
-        fix=_instead("try later or in another region", next_best),
-    )
-    error.types = frozenset(_TYPE.findall(reason))
-    return error
+    what = f"SageMaker has no capacity for {_asked(reason, groups)}: {reason}"
+    where = f"job {job_name}: the limit is what the region has free now, not a quota"
+    return _lacking(what, reason, where, "try later or in another region", next_best)
 
 
 def no_quota(
@@ -235,12 +224,9 @@ def no_quota(
     """Returns the error for a job above the account's quota."""
     found = _QUOTA.search(message)
     limit = f"the quota '{found['quota']}' is {found['limit']}" if found else "a quota is too small"
-    error = NoCapacityError(
-        f"{limit}, asked for: {_asked(message, groups)}: {message}",
-        where=where,
-        fix=_instead("raise it in Service Quotas (SageMaker, training job usage)", next_best),
-    )
-    error.types = frozenset(_TYPE.findall(message))
+    what = f"{limit}, asked for: {_asked(message, groups)}: {message}"
+    fix = "raise it in Service Quotas (SageMaker, training job usage)"
+    error = _lacking(what, message, where, fix, next_best)
     # Other jobs use up the rest of a quota, and end; a request above all of it never fits.
     error.may_pass = found is None or 0 < float(found["limit"]) >= float(found["asked"] or 0)
     return error
@@ -252,12 +238,9 @@ def _no_such_type(
     """Returns the error for an instance type that the region or the account does not have."""
     # What follows is the list of all other types.
     named, _, _ = message.partition("Member must satisfy")
-    error = NoCapacityError(
-        f"SageMaker does not have {_asked(named, groups)} here: {named.rstrip(': ')}",
-        where=where,
-        fix=_instead("take another instance type, or another region", next_best),
-    )
-    error.types = frozenset(_TYPE.findall(named))
+    what = f"SageMaker does not have {_asked(named, groups)} here: {named.rstrip(': ')}"
+    fix = "take another instance type, or another region"
+    error = _lacking(what, named, where, fix, next_best)
     error.may_pass = False
     return error
 
@@ -269,11 +252,15 @@ def _asked(message: str, groups: Sequence[Group]) -> str:
     return ", ".join(f"{g.count} x {g.instance_type} (group {g.name})" for g in meant)
 
 
-def _instead(advice: str, next_best: str) -> str:
-    return f"{advice}, or take the next best plan: {next_best}" if next_best else advice
+def _lacking(what: str, said: str, where: str, fix: str, next_best: str) -> NoCapacityError:
+    best = f", or take the next best plan: {next_best}" if next_best else ""
+    error = NoCapacityError(what, where=where, fix=f"{fix}{best}")
+    error.types = frozenset(_TYPE.findall(said))
+    return error
 
 
-def _count(value: Json) -> int:
+def _count(answer: Mapping[str, Json], key: str) -> int:
+    value = answer.get(key)
     return value if isinstance(value, int) else 0
 
 
@@ -282,12 +269,9 @@ def pack(folder: Path, *, max_bytes: int = MAX_CODE_BYTES) -> bytes:
 
     It leaves out .git, virtual environments, caches, *.pyc, runs/ at the top, and empty folders.
 
-    Args:
-        max_bytes: Limit of all files together, before compression.
-
     Raises:
-        UsageError: If the folder is missing, empty or too large, a link leaves it, or an entry is
-            not a file, folder or link.
+        UsageError: If the folder is missing, empty or larger than `max_bytes` (unpacked), a link
+            leaves it, or an entry is not a file, folder or link.
     """
     if not folder.is_dir():
         raise UsageError(f"no such folder: {folder}", fix="check sagemaker.source")
@@ -408,8 +392,7 @@ def start(
 ) -> SageMakerRequest:
     """Creates the job, or adopts the one that an earlier attempt created; returns its request.
 
-    Args:
-        rename: Returns the same request under another name.
+    `rename` returns the same request under another name.
 
     Raises:
         PlatformError: If the service refuses, or all names are taken.
@@ -445,11 +428,7 @@ def start(
 def find_own(
     aws: Aws, request: SageMakerRequest, *, rename: Callable[[str], SageMakerRequest]
 ) -> str | None:
-    """Returns the name of this request's job if it runs or has completed, else None.
-
-    Raises:
-        ServiceError: If the service refuses.
-    """
+    """Returns the name of this request's job if it runs or has completed, else None."""
     packed = pack(request.code_folder) if request.code_folder else None
     for candidate in _named(request, rename):
         found = find_job(aws, candidate.job.name)
@@ -519,8 +498,6 @@ def stop_command(name: str) -> str:
 def stop_job(aws: Aws, name: str) -> None:
     """Asks the service to stop a job (SIGTERM, SIGKILL 120 s later); does not wait.
 
-    A job that has ended, or does not exist, is not an error.
-
     Raises:
         ServiceError: If the service refuses, and the job still runs.
     """
@@ -539,16 +516,14 @@ def _create(aws: Aws, request: SageMakerRequest, *, packed: bytes | None, log: L
     """Writes token and code and creates the job; returns False if the name is taken."""
     settings = request.job.platform_settings.sagemaker
     kms_key = settings.output_kms_key if settings else None
+    facts: list[Json] = []
     # A profile makes no model.
-    facts = (
-        []
-        if request.job.settings.profile
-        else tags_of(made_of(aws, request.job, packed=packed, code_uri=request.code_uri))
-    )
+    if not request.job.settings.profile:
+        facts = tags_of(made_of(aws, request.job, packed=packed, code_uri=request.code_uri))
     name, is_sent = request.job.name, False
     try:
         # Before the job: its hosts download both as channels when they start.
-        token = secrets.token_bytes(TOKEN_BYTES).hex().encode("ascii")
+        token = secrets.token_hex(TOKEN_BYTES).encode("ascii")
         aws.create_object(request.token_uri, token, kms_key=kms_key)
         if packed is not None and request.code_uri:
             aws.write_object(request.code_uri, packed, kms_key=kms_key)
@@ -592,12 +567,11 @@ def _is_stopped(aws: Aws, name: str, *, log: Log) -> bool:
     try:
         await_found(aws, name)
         stop_job(aws, name)
-    except ServiceError as err:
-        log.event(EventName.JOB_STOP_FAILED, job=name, why=err.what)
-        return False
-    except PlatformError:
-        # It did not appear.
-        return True
+    except PlatformError as err:
+        # Another error: it did not appear.
+        if isinstance(err, ServiceError):
+            log.event(EventName.JOB_STOP_FAILED, job=name, why=err.what)
+            return False
     return True
 
 
@@ -612,14 +586,11 @@ def _forget_token(
 
 
 def _quota_or_capacity(err: ServiceError, request: SageMakerRequest) -> NoCapacityError | None:
-    job = request.job
-    is_never = _NEVER.search(err.what) and _TYPE.search(err.what)
-    refused = _no_such_type if is_never else None
-    if refused is None and err.code.startswith("ResourceLimitExceeded"):
-        refused = no_quota
-    if refused:
-        where = f"job {job.name}, {err.action}"
-        return refused(err.what, job.groups, where=where, next_best=job.next_best)
+    job, where = request.job, f"job {request.job.name}, {err.action}"
+    if _NEVER.search(err.what) and _TYPE.search(err.what):
+        return _no_such_type(err.what, job.groups, where=where, next_best=job.next_best)
+    if err.code.startswith("ResourceLimitExceeded"):
+        return no_quota(err.what, job.groups, where=where, next_best=job.next_best)
     if lacks_capacity(err.what):
         return no_capacity(err.what, job.groups, job_name=job.name, next_best=job.next_best)
     return None
@@ -649,33 +620,24 @@ def _tag_of(aws: Aws, arn: str) -> str | None:
 
 
 def _tag(tags: Json) -> str | None:
-    for tag in tags if isinstance(tags, list | tuple) else ():
-        if isinstance(tag, Mapping) and tag.get("Key") == REQUEST_TAG:
-            return str(tag.get("Value"))
-    return None
+    found = (str(tag.get("Value")) for tag in mappings(tags) if tag.get("Key") == REQUEST_TAG)
+    return next(found, None)
 
 
 def _has_code(aws: Aws, request: SageMakerRequest, packed: bytes) -> bool:
-    try:
+    with Suppressed("missing"):
         return request.code_uri is None or aws.read_object(request.code_uri) == packed
-    except ServiceError as err:
-        # It was deleted after the hosts had read it.
-        if err.kind == "missing":
-            return True
-        raise
+    # It was deleted after the hosts had read it.
+    return True
 
 
 def is_within(ours: Json, theirs: Json) -> bool:
     """Whether `theirs` contains all of `ours`; the service adds its defaults."""
     if isinstance(ours, Mapping):
+        there = mapping(theirs)
         return (not ours or isinstance(theirs, Mapping)) and all(
-            is_within(value, theirs.get(key) if isinstance(theirs, Mapping) else None)
-            for key, value in ours.items()
+            is_within(value, there.get(key)) for key, value in ours.items()
         )
-    if isinstance(ours, list | tuple):
-        return (
-            isinstance(theirs, list | tuple)
-            and len(ours) == len(theirs)
-            and all(is_within(one, other) for one, other in zip(ours, theirs, strict=True))
-        )
+    if isinstance(ours, list | tuple) and isinstance(theirs, list | tuple):
+        return len(ours) == len(theirs) and all(map(is_within, ours, theirs))
     return ours is None or ours == theirs
