@@ -56,9 +56,7 @@ def repeated(
     Raises:
         ServiceError: The last one, if it cannot pass or the time is over.
     """
-    deadline = clock() + seconds
-    pause = MIN_PAUSE_SECONDS
-    has_told = False
+    deadline, pause, has_told = clock() + seconds, MIN_PAUSE_SECONDS, False
     while True:
         try:
             return call()

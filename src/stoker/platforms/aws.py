@@ -14,7 +14,8 @@ from typing import IO, cast
 
 from stoker.errors import MissingExtraError, ServiceError, ServiceErrorKind, UsageError
 from stoker.records import Json
-from stoker.repeat import READ_AGAIN_SECONDS, ResultT, may_pass, repeated
+from stoker.records.base import mappings
+from stoker.repeat import READ_AGAIN_SECONDS, ResultT, Suppressed, may_pass, repeated
 from stoker.settings import cloud_region
 
 # Attempts of one call with exponential backoff (botocore's standard mode: at most 20 s each).
@@ -22,12 +23,8 @@ MAX_ATTEMPTS = 8
 
 _ACTION = re.compile(r"perform:? ([a-z0-9-]+:[A-Za-z*]+)")
 _MISSING = (
-    "ResourceNotFound",
-    "ResourceNotFoundException",
-    "NoSuchKey",
-    "NoSuchEntity",
-    "404",
-    "NotFound",
+    *("ResourceNotFound", "ResourceNotFoundException", "NoSuchKey", "NoSuchEntity"),
+    *("404", "NotFound"),
 )
 # Some services name a missing object only in the message.
 _MISSING_WORDS = ("does not exist", "not found", "could not find")
@@ -40,16 +37,10 @@ _DENIED = ("AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "40
 # Codes of requests whose time differs too much from the service's.
 _CLOCK = ("RequestTimeTooSkewed", "InvalidSignatureException", "SignatureDoesNotMatch")
 _STALE_LOGIN = (
-    "ExpiredToken",
-    "ExpiredTokenException",
-    "InvalidClientTokenId",
-    "RequestExpired",
+    *("ExpiredToken", "ExpiredTokenException", "InvalidClientTokenId", "RequestExpired"),
     "UnrecognizedClientException",
     # botocore's, if it cannot renew a login.
-    "CredentialRetrievalError",
-    "SSOError",
-    "SSOTokenLoadError",
-    "TokenRetrievalError",
+    *("CredentialRetrievalError", "SSOError", "SSOTokenLoadError", "TokenRetrievalError"),
     "UnauthorizedSSOTokenError",
     # The metadata service of a host may be away for a moment.
     "NoCredentialsError",
@@ -73,9 +64,8 @@ def error_kind(code: str, message: str, *, status: int = 0) -> ServiceErrorKind:
     """Returns the kind of a refusal; some services name the reason only in the message."""
     words = message.lower()
     has_no_answer = status >= 500 and code not in _UNCONDITIONAL
-    if has_no_answer or status in _PASSING_STATUS or code in _PASSING_CODES:
-        return "away"
-    if _THROTTLED.search(code):
+    is_passing = status in _PASSING_STATUS or code in _PASSING_CODES or _THROTTLED.search(code)
+    if has_no_answer or is_passing:
         return "away"
     if code in _STALE_LOGIN:
         return "stale"
@@ -121,8 +111,6 @@ class Aws:
     Args:
         region: Absent: AWS_REGION, else what boto3 finds.
         clients: Clients by service, instead of boto3's (for recorded answers).
-        sleep: Waits for some seconds.
-        clock: Monotonic seconds, for deadlines.
     """
 
     def __init__(
@@ -141,11 +129,7 @@ class Aws:
         self.clock = clock
 
     def client(self, service: str) -> object:
-        """Returns the boto3 client of a service.
-
-        Raises:
-            UsageError: If boto3 is not installed, or no region is known.
-        """
+        """Returns the boto3 client of a service; raises UsageError without boto3 or a region."""
         if service not in self._clients:
             self._clients[service] = _new_client(service, self._region)
         return self._clients[service]
@@ -191,9 +175,7 @@ class Aws:
     def call(self, service: str, operation: str, **parameters: object) -> dict[str, Json]:
         """Calls an operation of the API; returns the answer as JSON (times as ISO 8601 in UTC).
 
-        Raises:
-            ServiceError: If AWS refuses it, or cannot be reached.
-            UsageError: If a parameter does not fit the API's model.
+        Raises ServiceError if AWS refuses it or is away, UsageError for a wrong parameter.
         """
         action = f"{service}:{operation}"
         client = self.client(service)
@@ -206,21 +188,16 @@ class Aws:
 
     def find(self, service: str, operation: str, **parameters: object) -> dict[str, Json] | None:
         """Calls an operation that describes something; returns None if that does not exist."""
-        try:
+        with Suppressed("missing"):
             return self.call(service, operation, **parameters)
-        except ServiceError as err:
-            if err.kind == "missing":
-                return None
-            raise
+        return None
 
     def pages(
         self, service: str, operation: str, *, items: str, **parameters: object
     ) -> Iterator[Mapping[str, Json]]:
         """Yields the objects of all pages of a listing; `items` is their key."""
         for answer in self.answers(service, operation, **parameters):
-            found = answer.get(items)
-            if isinstance(found, list):
-                yield from (item for item in found if isinstance(item, Mapping))
+            yield from mappings(answer, items)
 
     def answers(
         self, service: str, operation: str, **parameters: object
@@ -244,11 +221,7 @@ class Aws:
 
     @contextlib.contextmanager
     def open_object(self, uri: str) -> Iterator[IO[bytes]]:
-        """Opens an object as a stream for the duration of the block.
-
-        Raises:
-            ServiceError: If it cannot be opened, or the stream breaks off.
-        """
+        """Opens an object as a stream; raises ServiceError, also if the stream breaks off."""
         bucket, key = split_uri(uri)
         # Around the `yield`, as the stream may break off.
         with explained("s3:GetObject", where=uri):
@@ -278,14 +251,8 @@ class Aws:
                 self.sleep(1.0)
             try:
                 with explained("s3:PutObject", where=uri):
-                    self._s3(
-                        "put_object",
-                        Bucket=bucket,
-                        Key=key,
-                        Body=content,
-                        IfNoneMatch="*",
-                        **_encryption(kms_key),
-                    )
+                    put = {"Bucket": bucket, "Key": key, "Body": content, **_encryption(kms_key)}
+                    self._s3("put_object", **put, IfNoneMatch="*")
                 return True
             except ServiceError as err:
                 if err.kind == "taken":
@@ -316,14 +283,10 @@ class Aws:
 
     def has_object(self, uri: str) -> bool:
         bucket, key = split_uri(uri)
-        try:
-            with explained("s3:GetObject", where=uri):
-                self._s3("head_object", Bucket=bucket, Key=key)
-        except ServiceError as err:
-            if err.kind == "missing":
-                return False
-            raise
-        return True
+        with Suppressed("missing"), explained("s3:GetObject", where=uri):
+            self._s3("head_object", Bucket=bucket, Key=key)
+            return True
+        return False
 
     def _s3(self, method: str, **parameters: object) -> Mapping[str, object]:
         answer: Mapping[str, object] = getattr(self.client("s3"), method)(**parameters)
@@ -331,17 +294,11 @@ class Aws:
 
 
 def _encryption(kms_key: str | None) -> dict[str, object]:
-    if not kms_key:
-        return {}
-    return {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": kms_key}
+    return {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": kms_key} if kms_key else {}
 
 
 def split_uri(uri: str) -> tuple[str, str]:
-    """Returns bucket and key of an s3:// address.
-
-    Raises:
-        UsageError: If it is not one.
-    """
+    """Returns bucket and key of an s3:// address; raises UsageError if it is not one."""
     scheme, _, rest = uri.partition("://")
     bucket, _, key = rest.partition("/")
     if scheme != "s3" or not bucket:
@@ -351,12 +308,7 @@ def split_uri(uri: str) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def explained(action: str, *, where: str = "") -> Iterator[None]:
-    """Turns botocore's errors into ours.
-
-    Raises:
-        ServiceError: If AWS refuses or cannot be reached.
-        UsageError: If a parameter does not fit the API's model.
-    """
+    """Turns botocore's errors into ServiceError, and UsageError for what does not fit its model."""
     from botocore.exceptions import (
         BotoCoreError,
         ClientError,

@@ -46,6 +46,12 @@ MLFLOW_VARIABLES = frozenset((MLFLOW_URI, MLFLOW_EXPERIMENT, MLFLOW_RUN, MLFLOW_
 NOT_COMPARED = MLFLOW_VARIABLES | {"STOKER_BUDGET"}
 # SageMaker's own default.
 TENSORBOARD = "output/tensorboard"
+# A channel in inputdataconfig.json, where SageMaker does not write it.
+PLAIN_CHANNEL: Mapping[str, Json] = {
+    "TrainingInputMode": "File",
+    "S3DistributionType": "FullyReplicated",
+    "RecordWrapperType": "None",
+}
 # These names become paths and object names.
 _RUN_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?")
 # Not dots alone, such as `..`.
@@ -59,12 +65,10 @@ class JobSpec:
     Attributes:
         name: Run id: letters, digits and dashes.
         run: Name of the run that this job retries and whose checkpoints it resumes; absent: `name`.
-        command: Program and arguments of the training.
         groups: The dnn group first.
         hyperparameters: Put after the command.
         environment: Further variables of the user's command.
         settings: Settings of all processes of the run, except for what `groups` say.
-        image: Image of all hosts, where the platform runs images.
         next_best: The decision's next plan, as text for error messages.
         prices: Known prices in dollars per hour of one host, by instance type.
         run_dir: Local folder for logs and outputs of the run.
@@ -189,15 +193,12 @@ class Run(Protocol):
 
     def lines(self) -> Iterator[LogLine]:
         """Yields log lines of all hosts as they come; ends when the job has ended."""
-        ...
 
     def wait(self) -> JobEnd:
         """Blocks until all hosts have ended."""
-        ...
 
     def stop(self) -> None:
         """Stops the job, by force where needed; may be called twice, never raises."""
-        ...
 
 
 @runtime_checkable
@@ -207,10 +208,8 @@ class ObservedRun(Protocol):
     def load_words(self, sizes: Mapping[str, tuple[int, int]]) -> Sequence[str]:
         """Returns the load of CPUs and GPUs, one line per group, or why it cannot be read.
 
-        Args:
-            sizes: Instance type to its vCPUs and GPUs.
+        `sizes` are the vCPUs and GPUs of instance types.
         """
-        ...
 
 
 @runtime_checkable
@@ -220,18 +219,14 @@ class ResumableRun(Protocol):
     def leave(self) -> str:
         """Leaves the job running unless it is to be stopped; blocks for some seconds at most.
 
-        Returns:
-            What happens to the job, in one line; empty where it is to be stopped.
+        Returns what happens to it, in one line; empty where it is to be stopped.
         """
-        ...
 
     def remaining(self) -> PlatformError | None:
         """The error for a job that `stop` could not end, or None."""
-        ...
 
     def clean_up(self) -> None:
         """Deletes what the platform would keep of an ended job; never raises."""
-        ...
 
 
 def leave_or_stop(
@@ -239,11 +234,8 @@ def leave_or_stop(
 ) -> None:
     """Decides what becomes of a job whose follower ends with `err`: the one place that does.
 
-    A job that outlives this process is stopped only by a person (Ctrl-C, and `may_stop`), a written
-    rule (JobStoppedError), or the cancellation of its pipeline's run. Any other job is stopped.
-
-    Args:
-        may_stop: Asks the person who pressed Ctrl-C.
+    A job that outlives this process is stopped only by a person (Ctrl-C, then asked by `may_stop`),
+    a written rule (JobStoppedError), or its pipeline run's cancellation. Any other job is stopped.
 
     Raises:
         KeyboardInterrupt: After Ctrl-C, with words on a job that keeps running.
@@ -284,24 +276,13 @@ class Platform(Protocol[RequestT]):
     name: str
 
     def plan(self, job: JobSpec) -> RequestT:
-        """Returns the request for `job`, with every rule of the platform checked.
-
-        Raises:
-            UsageError: If the platform cannot run such a job, naming the rule.
-        """
-        ...
+        """Returns the request for `job`; raises UsageError for a broken rule of the platform."""
 
     def describe(self, request: RequestT) -> dict[str, Json]:
         """Returns the request as `--dry-run` prints it."""
-        ...
 
     def submit(self, request: RequestT) -> Run:
-        """Starts the job.
-
-        Raises:
-            PlatformError: If the platform refuses.
-        """
-        ...
+        """Starts the job; raises PlatformError if the platform refuses."""
 
 
 @runtime_checkable
@@ -309,12 +290,7 @@ class ResumingPlatform(Protocol[_GivenT]):
     """A platform whose jobs outlive stoker."""
 
     def resumed(self, requests: Sequence[_GivenT]) -> int:
-        """Returns the index of the request for which an earlier attempt got hosts; else 0.
-
-        Raises:
-            PlatformError: If the platform cannot be asked.
-        """
-        ...
+        """Returns the index of the request for which an earlier attempt got hosts; else 0."""
 
 
 @runtime_checkable
@@ -322,12 +298,7 @@ class FetchingPlatform(Protocol):
     """A platform whose jobs leave their outputs at an address (`JobEnd.unfetched`)."""
 
     def fetched(self, address: str, *, folder: Path) -> Path | None:
-        """Writes a job's outputs to `folder`; returns it, or None if the job left none.
-
-        Raises:
-            PlatformError: If they cannot be read.
-        """
-        ...
+        """Writes a job's outputs to `folder`; returns it, or None if the job left none."""
 
 
 @runtime_checkable
@@ -339,40 +310,30 @@ class RecoveringPlatform(Platform[RequestT], Protocol[RequestT]):
 
     def kept(self, request: RequestT) -> str:
         """Returns the record with which an earlier attempt ended, or an empty text."""
-        ...
 
     def keep(self, request: RequestT, record: str) -> None:
         """Keeps the record of an ended job, empty if it left none; never raises."""
-        ...
 
     def is_cancelled(self, settings: PlatformSettings) -> bool:
-        """Returns whether the pipeline's run is cancelled or being cancelled.
+        """Returns whether the pipeline's run is being cancelled; False without the right to ask.
 
-        False without the right to ask: a job that is deleted by mistake costs the training.
+        A job that is deleted by mistake costs the training.
         """
-        ...
 
     def has_failed(self, settings: PlatformSettings) -> bool:
         """Returns whether a step of the pipeline's run has failed; True if that is not known."""
-        ...
 
     def lost(
         self, name: str, settings: PlatformSettings, *, run_id: str
     ) -> Sequence[Mapping[str, str]]:
         """Returns the records (`JobSpec.records`) of jobs without a `keep`."""
-        ...
 
     def adopting(self) -> "RecoveringPlatform[RequestT]":
         """Returns the platform for a last follower: it adopts jobs, failed ones too."""
-        ...
 
 
 def groups_of_channel(name: str, channel: Channel, groups: Sequence[Group]) -> tuple[str, ...]:
-    """Returns the names of the groups that get a channel, which names groups or roles; () for all.
-
-    Raises:
-        UsageError: If it names a group that the job does not have.
-    """
+    """Returns the groups that get a channel, () for all; raises UsageError for an unknown one."""
     names = [group.name for group in groups]
     for named in channel.groups or ():
         if named not in names and named not in _ROLES:
@@ -399,16 +360,7 @@ def hyperparameters(values: Mapping[str, Scalar]) -> dict[str, str]:
 
 
 def check_container(job: JobSpec, entrypoint: Sequence[str], *, platform: str, key: str) -> None:
-    """Refuses a job that no container can run.
-
-    Args:
-        entrypoint: Words before the job's command.
-        platform: Its name, for errors.
-        key: Key of its settings in the workload, for errors.
-
-    Raises:
-        UsageError: Naming the key of the workload and the reason.
-    """
+    """Refuses a job that no container can run; `key` is that of the platform's settings."""
     if not job.image:
         raise UsageError(
             f"no image: {platform} runs only images",
@@ -417,37 +369,23 @@ def check_container(job: JobSpec, entrypoint: Sequence[str], *, platform: str, k
         )
     # Without it the launcher would parse options of the user's command.
     if entrypoint[-1] != "--":
-        raise UsageError(
-            "the entry point must end with --: " + " ".join(entrypoint),
-            where=f"key {key}.entrypoint",
-            fix="add -- as its last word",
-        )
+        what = "the entry point must end with --: " + " ".join(entrypoint)
+        raise UsageError(what, where=f"key {key}.entrypoint", fix="add -- as its last word")
 
 
 def check_run_name(name: str, *, most: int | None = None) -> None:
     """Raises a UsageError for an invalid run name, or one longer than `most` characters."""
     if not _RUN_NAME.fullmatch(name) or (most is not None and len(name) > most):
-        raise UsageError(
-            f"invalid run name {name!r}",
-            where="option --name, or key name",
-            fix="use letters, digits and dashes" + (f", {most} at most" if most else ""),
-        )
+        fix = "use letters, digits and dashes" + (f", {most} at most" if most else "")
+        raise UsageError(f"invalid run name {name!r}", where="option --name, or key name", fix=fix)
 
 
 def check_job(job: JobSpec) -> None:
-    """Refuses a job that no platform runs.
-
-    Raises:
-        UsageError: If a name is invalid or used twice, there is no command, there is not one dnn
-            group at the front, or the strategy cannot use its hosts.
-    """
+    """Raises UsageError for a job that no platform runs: its names, command, groups, strategy."""
     check_run_name(job.name)
     if not job.command:
-        raise UsageError(
-            "no command to run",
-            where=f"job {job.name}, key command",
-            fix="name the command in the workload, or after --: -- python train.py",
-        )
+        fix = "name the command in the workload, or after --: -- python train.py"
+        raise UsageError("no command to run", where=f"job {job.name}, key command", fix=fix)
     _check_groups(job)
     for channel in job.channels:
         _check_name(channel, what="channel", where=f"key channels.{channel}")
@@ -455,40 +393,28 @@ def check_job(job: JobSpec) -> None:
 
 def _check_groups(job: JobSpec) -> None:
     where = "the plan's groups"
-    trainers = [group for group in job.groups if group.role == "dnn"]
     # All platforms take the first group's first host for the leader.
-    if len(trainers) != 1 or job.groups[0].role != "dnn":
+    if [group.role for group in job.groups].count("dnn") != 1 or job.groups[0].role != "dnn":
         found = ", ".join(f"{group.name} ({group.role})" for group in job.groups)
-        raise UsageError(
-            f"a job needs exactly one dnn group, as its first group; found {found}",
-            where=where,
-            fix="for example --group dnn=1 --group data=2",
-        )
+        what = f"a job needs exactly one dnn group, as its first group; found {found}"
+        raise UsageError(what, where=where, fix="for example --group dnn=1 --group data=2")
     names = [group.name for group in job.groups]
     for name in names:
         _check_name(name, what="group", where=where)
         if names.count(name) > 1:
-            raise UsageError(
-                f"duplicate group name {name}",
-                where=where,
-                fix="give each group a unique name",
-            )
-    dnn = trainers[0]
-    refusal = job.settings.strategy.refusal(
-        instance_type=dnn.instance_type, processes_per_host=dnn.processes_per_host or 1
-    )
-    if refusal is not None:
+            what = f"duplicate group name {name}"
+            raise UsageError(what, where=where, fix="give each group a unique name")
+    dnn, strategy = job.groups[0], job.settings.strategy
+    processes = dnn.processes_per_host or 1
+    if refusal := strategy.refusal(instance_type=dnn.instance_type, processes_per_host=processes):
         what, fix = refusal
         raise UsageError(what, where=f"key strategy, group {dnn.name}", fix=fix)
 
 
 def _check_name(name: str, *, what: str, where: str) -> None:
     if not _NAME.fullmatch(name):
-        raise UsageError(
-            f"invalid {what} name {name!r}",
-            where=where,
-            fix="use letters, digits, dots, dashes and underscores",
-        )
+        fix = "use letters, digits, dots, dashes and underscores"
+        raise UsageError(f"invalid {what} name {name!r}", where=where, fix=fix)
 
 
 def run_environment(job: JobSpec) -> RunEnvironment:
@@ -496,10 +422,6 @@ def run_environment(job: JobSpec) -> RunEnvironment:
     return replace(
         job.settings,
         roles={group.name: group.role for group in job.groups},
-        workers={
-            group.role: group.workers_per_host
-            for group in job.groups
-            if group.workers_per_host is not None
-        },
+        workers={g.role: g.workers_per_host for g in job.groups if g.workers_per_host is not None},
         processes_per_host=job.groups[0].processes_per_host,
     )

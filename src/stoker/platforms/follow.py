@@ -37,7 +37,6 @@ class FollowedRun(ABC):
         name: Name of the job at its service.
         run: Its name in stoker's log.
         service: Name of the service, in lines that no host wrote.
-        log_folder: Gets a log file per host.
         way_back: The command that follows the job again.
         way_to_stop: The command that ends it.
         is_step: Whether a pipeline's step follows it, whose next attempt adopts it.
@@ -115,8 +114,7 @@ class FollowedRun(ABC):
     @property
     def _words_of_leaving(self) -> str:
         then = f"to follow it again: {self._way_back}; to stop it: {self._way_to_stop}"
-        if self._is_step:
-            then = "the next attempt adopts it"
+        then = "the next attempt adopts it" if self._is_step else then
         return f"the job {self.name} keeps running; {then}"
 
     @property
@@ -130,12 +128,8 @@ class FollowedRun(ABC):
     def _endure(self, error: PlatformError, *, now: float, failing_seconds: float) -> None:
         """Reports a failed look at the job, once for each reason.
 
-        Args:
-            now: Monotonic seconds.
-            failing_seconds: Time since the last successful look.
-
         Raises:
-            PlatformError: If that is too long; the job is left.
+            PlatformError: If the last successful look is too long ago; the job is left.
         """
         if failing_seconds >= self._patience_seconds:
             self._is_left = True
@@ -169,10 +163,11 @@ class FollowedRun(ABC):
     def _say(self, words: str) -> None:
         self._emit(LogLine(group=self._service, host="status", text=words))
 
-    def _emit(self, line: LogLine) -> None:
-        self._waiting.append(line)
-        if words := self._files.write(line):
-            self._waiting.append(LogLine(group=self._service, host="status", text=words))
+    def _emit(self, *lines: LogLine) -> None:
+        for line in lines:
+            self._waiting.append(line)
+            if words := self._files.write(line):
+                self._waiting.append(LogLine(group=self._service, host="status", text=words))
 
     def _close_files(self) -> None:
         self._files.close()
@@ -207,8 +202,7 @@ class LogFiles:
     def write(self, line: LogLine) -> str:
         """Adds a line to its host's file, or drops it where the disk is full.
 
-        Returns:
-            A message for the user: once when lines are dropped, once when it works again.
+        Returns words for the user: once when lines are dropped, once when it works again.
         """
         # Both names come from a log: no name must lead out of the folder.
         name = f"{line.group}-{line.host}.log".replace("/", "_")
@@ -220,13 +214,11 @@ class LogFiles:
                 with contextlib.suppress(KeyError, OSError):
                     self._open.pop(name).close()
                 self._missing[name] += 1
-                if self._missing[name] > 1:
-                    return ""
-                return f"cannot write {self._folder / name}: {err.strerror}; the job continues"
+                words = f"cannot write {self._folder / name}: {err.strerror}; the job continues"
+                return words if self._missing[name] == 1 else ""
             missing = self._missing.pop(name, 0)
-        if not missing:
-            return ""
-        return f"{self._folder / name} is written again; {missing} lines are missing"
+        words = f"{self._folder / name} is written again; {missing} lines are missing"
+        return words if missing else ""
 
     def _add(self, first: str, text: str) -> None:
         more = f"{first.removesuffix('.log')}.more.log"

@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Literal
@@ -31,6 +32,7 @@ from stoker.host import spawn
 from stoker.host.processes import KILL_SECONDS, ended_words, free_ports, kill_all
 from stoker.logs import EventName, Log, now_utc
 from stoker.platforms.base import (
+    PLAIN_CHANNEL,
     JobEnd,
     JobSpec,
     LogLine,
@@ -63,6 +65,8 @@ _POLL_SECONDS = 0.05
 # End of a host's log that is searched for the reason of a failure.
 _LAST_BYTES = 16 << 10
 _TYPE = re.compile(r"^(?:ml\.)?local\.c(\d+)$")
+# What `--dry-run` shows of a host.
+_SHOWN = ("name", "group", "role", "instance_type", "processes")
 SHARED_CORES = "hosts share cores"
 UNPINNED = "this system cannot pin processes to cores"
 
@@ -111,31 +115,19 @@ class LocalRequest:
 
 
 def channel_folder(name: str, uri: str) -> Path:
-    """Returns the folder of a local channel, which need not exist.
-
-    Raises:
-        UsageError: If the address is not a folder of this machine.
-    """
+    """Returns the folder of a local channel, which need not exist."""
     scheme, _, path = uri.rpartition("://")
     if scheme not in ("", "file"):
-        raise UsageError(
-            f"the local platform reads folders, not {uri}",
-            where=f"key channels.{name}.uri",
-            fix=(
-                "set platform: kubernetes, whose pods mount the claim, or name a folder"
-                if scheme == "pvc"
-                else "copy the data to a folder and name that"
-            ),
-        )
+        what = f"the local platform reads folders, not {uri}"
+        fix = "copy the data to a folder and name that"
+        if scheme == "pvc":
+            fix = "set platform: kubernetes, whose pods mount the claim, or name a folder"
+        raise UsageError(what, where=f"key channels.{name}.uri", fix=fix)
     return Path(path).absolute()
 
 
 def make_job_folder(request: LocalRequest, host: LocalHost) -> None:
-    """Creates the folder of `host` in SageMaker's layout, without what an earlier run left.
-
-    Raises:
-        UsageError: If a channel's folder does not exist.
-    """
+    """Creates the folder of `host` in SageMaker's layout, without what an earlier run left."""
     job = request.job
     base = request.base_dir(host)
     shutil.rmtree(base, ignore_errors=True)
@@ -145,20 +137,19 @@ def make_job_folder(request: LocalRequest, host: LocalHost) -> None:
     for name, channel in sorted(job.channels.items()):
         if host.group not in (groups_of_channel(name, channel, job.groups) or (host.group,)):
             continue
-        data = channel_folder(name, channel.uri)
+        data, fix = channel_folder(name, channel.uri), "check the channel's uri"
         if not data.is_dir():
-            raise UsageError(
-                f"no such folder: {data}", where=f"channel {name}", fix="check the channel's uri"
-            )
+            raise UsageError(f"no such folder: {data}", where=f"channel {name}", fix=fix)
         (base / "input" / "data" / name).symlink_to(data)
-        channels[name] = {
-            "TrainingInputMode": "File",
-            "S3DistributionType": "FullyReplicated",
-            "RecordWrapperType": "None",
-        }
-    _write(base, "inputdataconfig", channels)
-    _write(base, "hyperparameters", {**hyperparameters(job.hyperparameters)})
-    _write(base, "resourceconfig", resource_config(request, host))
+        channels[name] = PLAIN_CHANNEL
+    documents: dict[str, Json] = {
+        "inputdataconfig": channels,
+        "hyperparameters": hyperparameters(job.hyperparameters),
+        "resourceconfig": resource_config(request, host),
+    }
+    for name, document in documents.items():
+        path = base / "input" / "config" / f"{name}.json"
+        path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 
 def resource_config(request: LocalRequest, host: LocalHost) -> dict[str, Json]:
@@ -181,28 +172,20 @@ def resource_config(request: LocalRequest, host: LocalHost) -> dict[str, Json]:
     }
 
 
-def _write(base: Path, name: str, document: dict[str, Json]) -> None:
-    path = base / "input" / "config" / f"{name}.json"
-    path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-
-
 def lock_run_folder(folder: Path, *, run: str) -> int:
-    """Locks the run's folder and returns the descriptor that holds the lock.
+    """Locks the run's folder and returns the descriptor that holds the lock; may raise OSError.
 
     Raises:
         PlatformError: If hosts of this run still run, or links in the folder lead out of it.
-        OSError: If the folder cannot be created.
     """
     folder.mkdir(parents=True, exist_ok=True)
     # What is written or emptied below them would be another folder's.
     written = (folder / "hosts", folder / "logs", *folder.glob("hosts/*"), *folder.glob("logs/*"))
     link = next((path for path in written if path.is_symlink()), None)
     if link is not None:
-        raise PlatformError(
-            f"{link} is a link, which a run does not follow",
-            where=f"folder {folder}",
-            fix="remove the link, or choose another --name",
-        )
+        what = f"{link} is a link, which a run does not follow"
+        fix = "remove the link, or choose another --name"
+        raise PlatformError(what, where=f"folder {folder}", fix=fix)
     lock = os.open(folder, os.O_RDONLY)
     try:
         # Launchers inherit the open folder: the lock holds until all have ended, even if this
@@ -210,24 +193,19 @@ def lock_run_folder(folder: Path, *, run: str) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(lock)
-        raise PlatformError(
-            f"run {run} is still running on this machine",
-            where=f"folder {folder}",
-            fix="wait for its end, stop it, or choose another --name",
-        ) from None
+        what = f"run {run} is still running on this machine"
+        fix = "wait for its end, stop it, or choose another --name"
+        raise PlatformError(what, where=f"folder {folder}", fix=fix) from None
     except OSError:
         pass  # this file system has no locks
     return lock
 
 
 def _cannot_start(err: OSError, request: LocalRequest) -> PlatformError:
-    return PlatformError(
-        f"the local run cannot start: {err.strerror or err}",
-        where=str(err.filename or request.job.run_dir),
-        fix="free some space there, or start it from a folder on another disk"
-        if err.errno in (errno.ENOSPC, errno.EDQUOT)
-        else "",
-    )
+    what, where = f"the local run cannot start: {err.strerror or err}", err.filename
+    is_full = err.errno in (errno.ENOSPC, errno.EDQUOT)
+    fix = "free some space there, or start it from a folder on another disk" if is_full else ""
+    return PlatformError(what, where=str(where or request.job.run_dir), fix=fix)
 
 
 @dataclass(slots=True)
@@ -245,11 +223,7 @@ def start_host(
 ) -> StartedHost:
     """Starts the launcher of `host` in a new session, with its output in the log file.
 
-    Args:
-        lock: Descriptor that the launcher inherits, see `lock_run_folder`.
-
-    Raises:
-        OSError: If it cannot be started.
+    It inherits the descriptor `lock`, see `lock_run_folder`. May raise OSError.
     """
     log_file = request.log_file(host)
     log_file.parent.mkdir(parents=True, exist_ok=True)
@@ -298,10 +272,8 @@ def host_variables(
         environ: Environment to start from; variables of an outer run are left out.
         ports: Host to the first of its ports.
         engine: Addresses of the engine's servers.
-        token_file: File with the run's token.
     """
     job = request.job
-    leader_port = ports[request.leader.name]
     told = replace(
         run_environment(job),
         run_id=job.name,
@@ -309,7 +281,7 @@ def host_variables(
         token_file=token_file,
         advertise=LOOPBACK,
         port=ports[host.name],
-        coordinator=f"{LOOPBACK}:{leader_port}",
+        coordinator=f"{LOOPBACK}:{ports[request.leader.name]}",
         host=host.name,
         group=host.group,
         engine_hosts=engine,
@@ -326,19 +298,10 @@ def host_variables(
 
 
 def engine_hosts(request: LocalRequest, taken: set[int]) -> dict[str, EngineHost]:
-    """Returns the address of each host's engine servers: loopback with different ports.
-
-    Args:
-        taken: Ports of this run; those of the engine are added.
-
-    Raises:
-        OSError: If no ports are free.
-    """
+    """Returns each host's engine servers: free ports of loopback, which are added to `taken`."""
     names = sorted(completed(request.job.settings.engine).ports)
-    if not names:
-        return {}
     found = {}
-    for host in request.hosts:
+    for host in request.hosts if names else ():
         first = free_ports(taken, count=len(names))
         numbers = {name: first + index for index, name in enumerate(names)}
         found[host.name] = EngineHost(address=LOOPBACK, ports=numbers)
@@ -347,9 +310,6 @@ def engine_hosts(request: LocalRequest, taken: set[int]) -> dict[str, EngineHost
 
 class LocalRun:
     """A job on this machine: creating it starts the hosts, `stop` ends them.
-
-    Args:
-        environ: Environment of the hosts' processes; variables of an outer run are left out.
 
     Raises:
         UsageError: If a channel's folder does not exist.
@@ -375,7 +335,6 @@ class LocalRun:
         self._end: JobEnd | None = None
         self._error: BaseException | None = None
         self._hosts: list[StartedHost] = []
-        self._asked: set[str] = set()
         self._said: queue.SimpleQueue[LogLine] = queue.SimpleQueue()
         if request.not_comparable:
             self._note(f"{NOT_COMPARABLE}: {request.not_comparable}")
@@ -384,11 +343,6 @@ class LocalRun:
         self._start(environ)
         self._monitor = threading.Thread(target=self._watch, name=f"run {self.name}", daemon=True)
         self._monitor.start()
-
-    @property
-    def events(self) -> tuple[Event, ...]:
-        """Events so far that only the platform sees."""
-        return tuple(self._events)
 
     @property
     def launchers(self) -> Mapping[str, int]:
@@ -465,17 +419,11 @@ class LocalRun:
             taken: set[int] = set()
             ports = {host.name: free_ports(taken) for host in request.hosts}
             engine = engine_hosts(request, taken)
+            of_run = partial(host_variables, environ=environ, token_file=self._token_file)
             # Processes of a killed launcher become children of this process, which kills them.
             spawn.adopt_orphans()
             for host in request.hosts:
-                variables = host_variables(
-                    request,
-                    host,
-                    environ=environ,
-                    ports=ports,
-                    engine=engine,
-                    token_file=self._token_file,
-                )
+                variables = of_run(request, host, ports=ports, engine=engine)
                 self._hosts.append(start_host(request, host, variables, lock=lock))
         except BaseException as err:
             self._clean_up()
@@ -496,19 +444,16 @@ class LocalRun:
     def _follow(self) -> None:
         leader = self._hosts[0]
         stop_at: float | None = None
-        is_hurried = False
+        is_hurried, others = False, self._hosts[1:]
         while not self._look_for_ended():
             now = time.monotonic()
             if self._is_stopping.is_set() and stop_at is None:
                 stop_at = now
                 leader.process.terminate()
             if stop_at is not None:
-                if now > stop_at + STOP_OTHERS_SECONDS:
-                    # Once each: a second SIGTERM ends a host at once.
-                    for started in self._hosts[1:]:
-                        if started.host.name not in self._asked:
-                            self._asked.add(started.host.name)
-                            started.process.terminate()
+                # Once each: a second SIGTERM ends a host at once.
+                while others and now > stop_at + STOP_OTHERS_SECONDS:
+                    others.pop().process.terminate()
                 if self._interrupts and not is_hurried:
                     is_hurried, stop_at = True, min(stop_at, now + HURRY_SECONDS - STOP_SECONDS)
                     for started in self._hosts:
@@ -587,13 +532,12 @@ class LocalRun:
         training = leader_record(base / "output" / "data")
         failure = self._failure or (training.failure if training else None)
         exit_code = training.exit_code if training else (code if code >= 0 else None)
-        status: Literal["succeeded", "failed", "stopped"]
-        if self._stopped_by_caller:
+        status: Literal["succeeded", "failed", "stopped"] = "succeeded"
+        is_stopped = training is not None and training.status == "stopped" and not self._failure
+        if self._stopped_by_caller or is_stopped:
             status = "stopped"
-        else:
-            status = "failed" if code != 0 or self._failure else "succeeded"
-            if training and training.status == "stopped" and not self._failure:
-                status = "stopped"
+        elif code != 0 or self._failure:
+            status = "failed"
         model = base / "model"
         if status == "failed" and not failure:
             with contextlib.suppress(OSError):
@@ -647,6 +591,7 @@ class LocalPlatform:
     def plan(self, job: JobSpec) -> LocalRequest:
         check_job(job)
         for name, channel in job.channels.items():
+            # Both refuse what the run could not use.
             channel_folder(name, channel.uri)
             groups_of_channel(name, channel, job.groups)
         sizes = [(group, self._num_cores(group, job)) for group in job.groups]
@@ -687,14 +632,7 @@ class LocalPlatform:
             "command": list(job.command),
             "run_dir": str(job.run_dir),
             "hosts": [
-                {
-                    "name": host.name,
-                    "group": host.group,
-                    "role": host.role,
-                    "instance_type": host.instance_type,
-                    "cores": list(host.cores),
-                    "processes": host.processes,
-                }
+                {name: getattr(host, name) for name in _SHOWN} | {"cores": list(host.cores)}
                 for host in request.hosts
             ],
             "channels": {name: channel.uri for name, channel in job.channels.items()},
@@ -711,28 +649,21 @@ class LocalPlatform:
         return LocalRun(request, environ=self._environ)
 
     def _num_cores(self, group: Group, job: JobSpec) -> int:
-        found = _TYPE.match(group.instance_type)
-        if found and int(found.group(1)):
-            number = int(found.group(1))
+        found, most = _TYPE.match(group.instance_type), len(self._cores)
+        where = f"group {group.name}"
+        if found and (number := int(found.group(1))):
             # Times on fewer cores would be wrong for this type; data hosts may share cores.
-            if group.role == "dnn" and number > len(self._cores):
-                raise UsageError(
-                    f"{group.instance_type} asks for {number} cores; this machine has "
-                    f"{len(self._cores)}",
-                    where=f"group {group.name}",
-                    fix=f"use local.c{len(self._cores)}, or fewer cores",
-                )
+            if group.role == "dnn" and number > most:
+                what = f"{group.instance_type} asks for {number} cores; this machine has {most}"
+                raise UsageError(what, where=where, fix=f"use local.c{most}, or fewer cores")
             return number
         is_of_cloud = not group.instance_type.startswith(("local.", "ml.local."))
         if is_of_cloud and sum(each.count for each in job.groups) == 1:
-            return len(self._cores)
-        raise UsageError(
-            f"the local platform has no instance type {group.instance_type}",
-            where=f"group {group.name}",
-            fix=("start it by --platform sagemaker or kubernetes; here " if is_of_cloud else "")
-            + "use local.c1 for one core, local.c2 for two, ...; "
-            "a job of one host may name the type that this machine is",
-        )
+            return most
+        fix = "start it by --platform sagemaker or kubernetes; here " if is_of_cloud else ""
+        fix += "use local.c1 for one core, local.c2 for two, ...; a job of one host may name the "
+        what = f"the local platform has no instance type {group.instance_type}"
+        raise UsageError(what, where=where, fix=f"{fix}type that this machine is")
 
     def _slice(self, offset: int, size: int) -> tuple[int, ...]:
         count = len(self._cores)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from stoker.errors import RESTARTING_CODES, UsageError
-from stoker.platforms.base import NOT_COMPARED, JobSpec, hyperparameters
+from stoker.platforms.base import NOT_COMPARED, PLAIN_CHANNEL, JobSpec, hyperparameters
 from stoker.platforms.kubernetes.api import name_of, number, text
 from stoker.platforms.kubernetes.objects import (
     HYPERPARAMETERS_KEY,
@@ -440,14 +440,9 @@ def _signed(main: dict[str, Json], layout: Layout, *, parts: list[Json]) -> Docu
 
 
 def _config(layout: Layout) -> Document:
-    channel: Document = {
-        "TrainingInputMode": "File",
-        "S3DistributionType": "FullyReplicated",
-        "RecordWrapperType": "None",
-    }
     documents: dict[str, Json] = {HYPERPARAMETERS_KEY: hyperparameters(layout.job.hyperparameters)}
     for group in layout.groups:
-        documents[inputs_key(group)] = dict.fromkeys(channels_of(layout, group), channel)
+        documents[inputs_key(group)] = dict.fromkeys(channels_of(layout, group), PLAIN_CHANNEL)
     data = {k: json.dumps(v, indent=2, sort_keys=True) + "\n" for k, v in documents.items()}
     return _config_map(layout, config_map(layout.name), data)
 

@@ -169,7 +169,8 @@ def keep_runtime(
 
 
 def _joined(owners: list[Document], others: Sequence[Document]) -> list[Document]:
-    return list({text(each, "uid"): each for each in (*others, *owners)}.values())
+    known = {text(owner, "uid") for owner in owners}
+    return [*owners, *(other for other in others if text(other, "uid") not in known)]
 
 
 def _refuse_runtime(name: str, namespace: str) -> None:

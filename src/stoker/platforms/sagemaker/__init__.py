@@ -66,16 +66,15 @@ class SageMakerPlatform:
 
     def resumed(self, requests: Sequence[SageMakerRequest]) -> int:
         job = requests[0].job
-        log = Log(run=job.name, host="sagemaker")
-        return self._patiently(lambda: self._resumed(requests), job=job, log=log)
 
-    def _resumed(self, requests: Sequence[SageMakerRequest]) -> int:
-        if find_job(self._aws, requests[0].job.name) is None:
+        def find() -> int:
+            there = [*enumerate(requests)][1:] if find_job(self._aws, job.name) else []
+            for index, request in reversed(there):
+                if find_own(self._aws, request, rename=self._renamed(request)) is not None:
+                    return index
             return 0
-        for index, request in reversed([*enumerate(requests)][1:]):
-            if find_own(self._aws, request, rename=self._renamed(request)) is not None:
-                return index
-        return 0
+
+        return self._patiently(find, job=job, log=Log(run=job.name, host="sagemaker"))
 
     def _patiently(self, call: Callable[[], ResultT], *, job: JobSpec, log: Log) -> ResultT:
         """Repeats a call before the job is followed, which finds what earlier calls have made."""

@@ -21,8 +21,6 @@ Body = Mapping[str, Json]
 TOKEN_CHANNEL = "stoker_token"
 CODE_CHANNEL = "stoker_code"
 _FILE_SYSTEM = re.compile(r"(efs|fsx)://(fs-[0-9a-f]{8,17})(/.*)")
-_FILE_SYSTEM_TYPES = {"efs": "EFS", "fsx": "FSxLustre"}
-_GROUPS_FIX = "plan fewer groups: stoker decide proposes one data group"
 
 
 def groups_of(body: Body) -> list[Body]:
@@ -32,30 +30,24 @@ def groups_of(body: Body) -> list[Body]:
 
 def instance_types(body: Body) -> list[tuple[str, str]]:
     """Returns (place, type) of all hosts."""
-    resources = mapping(body.get("ResourceConfig"))
-    found = [
-        (f"group {text(group, 'InstanceGroupName')}", text(group, "InstanceType"))
-        for group in groups_of(body)
-    ]
-    if "InstanceType" in resources:
-        found.append(("ResourceConfig", text(resources, "InstanceType")))
-    return found
+    resources = mapping(body, "ResourceConfig")
+    alone = [("ResourceConfig", resources)] if "InstanceType" in resources else []
+    groups = [(f"group {text(each, 'InstanceGroupName')}", each) for each in groups_of(body)]
+    return [(place, text(each, "InstanceType")) for place, each in (*groups, *alone)]
 
 
 def channels_of(body: Body) -> list[tuple[str, Body]]:
-    """Returns (name, channel) of all channels."""
     return [(text(c, "ChannelName"), c) for c in mappings(body.get("InputDataConfig"))]
 
 
 def s3_source(channel: Body) -> Body:
-    """Returns the S3 source of a channel."""
     return mapping(channel, "DataSource", "S3DataSource")
 
 
 def mode_of(body: Body, channel: Body) -> str:
     """Returns the channel's mode; default: the job's."""
-    algorithm = mapping(body.get("AlgorithmSpecification"))
-    return str(channel.get("InputMode") or algorithm.get("TrainingInputMode") or "File")
+    default = mapping(body, "AlgorithmSpecification").get("TrainingInputMode")
+    return str(channel.get("InputMode") or default or "File")
 
 
 def text(value: Body, key: str) -> str:
@@ -64,16 +56,11 @@ def text(value: Body, key: str) -> str:
 
 
 def without_none(values: Mapping[str, Json]) -> dict[str, Json]:
-    """Returns the values without those that are None."""
     return {key: value for key, value in values.items() if value is not None}
 
 
 def settings_of(job: JobSpec) -> SageMakerSettings:
-    """Returns the job's settings for SageMaker; checks the job.
-
-    Raises:
-        UsageError: With the workload's key, the reason and a fix.
-    """
+    """Returns the settings for SageMaker of a job; raises UsageError if it cannot run there."""
     settings = job.platform_settings.sagemaker
     if settings is None:
         raise UsageError(
@@ -93,11 +80,9 @@ def settings_of(job: JobSpec) -> SageMakerSettings:
             )
     source = settings.source or ""
     if "://" in source and not (source.startswith("s3://") and source.endswith(".tar.gz")):
-        raise UsageError(
-            f"code comes from a folder or a .tar.gz in S3, not from {source}",
-            where="key sagemaker.source",
-            fix="name a folder: stoker packs and uploads it",
-        )
+        what = f"code comes from a folder or a .tar.gz in S3, not from {source}"
+        fix = "name a folder: stoker packs and uploads it"
+        raise UsageError(what, where="key sagemaker.source", fix=fix)
     return settings
 
 
@@ -130,7 +115,7 @@ def file_system(uri: str) -> dict[str, Json] | None:
     return {
         "FileSystemId": found.group(2),
         "FileSystemAccessMode": "ro",
-        "FileSystemType": _FILE_SYSTEM_TYPES[found.group(1)],
+        "FileSystemType": "EFS" if found.group(1) == "efs" else "FSxLustre",
         "DirectoryPath": found.group(3),
     }
 
@@ -140,24 +125,18 @@ def _channel_rules(body: Body) -> Iterator[UsageError]:
         where, source, mode = f"channel {name}", s3_source(channel), mode_of(body, channel)
         is_augmented = source.get("S3DataType") == "AugmentedManifestFile"
         if is_augmented and mode != "Pipe":
-            yield UsageError(
-                f"an augmented manifest is streamed: it needs mode Pipe, not {mode}",
-                where=where,
-                fix="set the channel's mode to Pipe, or its data_type to ManifestFile",
-            )
+            what = f"an augmented manifest is streamed: it needs mode Pipe, not {mode}"
+            fix = "set the channel's mode to Pipe, or its data_type to ManifestFile"
+            yield UsageError(what, where=where, fix=fix)
         if is_augmented != bool(source.get("AttributeNames")):
-            yield UsageError(
-                "attribute_names and data_type: AugmentedManifestFile need each other",
-                where=where,
-                fix="data_type: AugmentedManifestFile, attribute_names: [source-ref, ...]",
-            )
+            what = "attribute_names and data_type: AugmentedManifestFile need each other"
+            fix = "data_type: AugmentedManifestFile, attribute_names: [source-ref, ...]"
+            yield UsageError(what, where=where, fix=fix)
         wrapper = channel.get("RecordWrapperType", "None")
         if wrapper != "None" and mode != "Pipe":
-            yield UsageError(
-                f"RecordWrapperType {wrapper} is for mode Pipe only, not for {mode}",
-                where=where,
-                fix="leave record_wrapper out, or set the channel's mode to Pipe",
-            )
+            what = f"RecordWrapperType {wrapper} is for mode Pipe only, not for {mode}"
+            fix = "leave record_wrapper out, or set the channel's mode to Pipe"
+            yield UsageError(what, where=where, fix=fix)
 
 
 @functools.cache
@@ -201,14 +180,11 @@ def notes(body: Body) -> list[str]:
         found.append("the security groups must let the hosts reach each other by any TCP port")
         found.append("the subnets need a route to S3, for example a gateway endpoint")
         if body.get("EnableInterContainerTrafficEncryption"):
-            found.append(
-                "for the encryption the hosts also need UDP port 500 and protocol 50 (ESP)"
-            )
+            found += ["for the encryption the hosts also need UDP port 500 and protocol 50 (ESP)"]
     if body.get("EnableNetworkIsolation"):
         found.append("the containers reach only each other: all data comes through channels")
     for name, channel in channels_of(body):
-        source = s3_source(channel)
-        if source.get("S3DataDistributionType") == "ShardedByS3Key":
+        if s3_source(channel).get("S3DataDistributionType") == "ShardedByS3Key":
             found.append(
                 f"channel {name}: each host gets only a part of the objects; a sampler must not "
                 "choose samples of other hosts"
@@ -221,7 +197,6 @@ def notes(body: Body) -> list[str]:
 
 
 def _group_rules(body: Body) -> Iterator[UsageError]:
-    resources = mapping(body.get("ResourceConfig"))
     groups = groups_of(body)
     if not groups:
         return
@@ -231,21 +206,16 @@ def _group_rules(body: Body) -> Iterator[UsageError]:
         yield UsageError(
             f"a job has at most {most} instance groups, found {len(groups)}",
             where="ResourceConfig.InstanceGroups",
-            fix=_GROUPS_FIX,
+            fix="plan fewer groups: stoker decide proposes one data group",
         )
-    if resources.get("KeepAlivePeriodInSeconds"):
-        yield UsageError(
-            "instance groups have no warm pools",
-            where="ResourceConfig.KeepAlivePeriodInSeconds",
-            fix="remove it from sagemaker.request",
-        )
-    if body.get("EnableManagedSpotTraining"):
-        yield UsageError(
-            "managed spot with instance groups is not documented: a lost data host would not "
-            "be replaced",
-            where="EnableManagedSpotTraining",
-            fix="remove it from sagemaker.request",
-        )
+    fix = "remove it from sagemaker.request"
+    warm, spot = "KeepAlivePeriodInSeconds", "EnableManagedSpotTraining"
+    if mapping(body, "ResourceConfig").get(warm):
+        what = "instance groups have no warm pools"
+        yield UsageError(what, where=f"ResourceConfig.{warm}", fix=fix)
+    if body.get(spot):
+        what = "managed spot with instance groups is not documented: a lost data host would not "
+        yield UsageError(f"{what}be replaced", where=spot, fix=fix)
 
 
 def _type_rules(body: Body) -> Iterator[UsageError]:
@@ -253,17 +223,12 @@ def _type_rules(body: Body) -> Iterator[UsageError]:
     for where, name in instance_types(body):
         if name in known:
             continue
+        what, fix = f"SageMaker has no instance type {name}", nearest(name, known)
         # In SageMaker's SDK, `local` and `local_gpu` are the types of local mode.
         if bare_type(name).startswith("local"):
-            yield UsageError(
-                f"{name} is a type of local mode, not of training jobs",
-                where=where,
-                fix="use --platform local, which has instance groups, too",
-            )
-            continue
-        yield UsageError(
-            f"SageMaker has no instance type {name}", where=where, fix=nearest(name, known)
-        )
+            what = f"{name} is a type of local mode, not of training jobs"
+            fix = "use --platform local, which has instance groups, too"
+        yield UsageError(what, where=where, fix=fix)
 
 
 _RULES = (_group_rules, _type_rules, _channel_rules)

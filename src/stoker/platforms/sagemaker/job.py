@@ -1,7 +1,7 @@
 """A training job on SageMaker, followed to its end: its states, log and outputs."""
 
 import tarfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -11,7 +11,7 @@ from stoker import archive
 from stoker.errors import PlatformError, ServiceError, StokerError
 from stoker.logs import EventName, Log, now_utc
 from stoker.platforms.aws import Aws
-from stoker.platforms.base import JobEnd, LogLine, leader_record
+from stoker.platforms.base import JobEnd, leader_record
 from stoker.platforms.follow import FollowedRun
 from stoker.platforms.sagemaker.checks import settings_of
 from stoker.platforms.sagemaker.cloudwatch import (
@@ -36,7 +36,7 @@ from stoker.platforms.sagemaker.submit import (
     stop_command,
     stop_job,
 )
-from stoker.repeat import ResultT, may_pass
+from stoker.repeat import ResultT, Suppressed, may_pass
 from stoker.settings import pipeline_execution
 
 FOLDER = "stoker"
@@ -68,12 +68,11 @@ SERVICE = "sagemaker"
 def fetch_outputs(aws: Aws, uri: str, *, folder: Path, log: Log) -> Path | None:
     """Unpacks stoker/ of an output.tar.gz to `folder`; returns `folder`, or None without outputs.
 
-    Only regular files below stoker/ are written, without those that are too large. A stream that
-    breaks off is read again, for READ_AGAIN_SECONDS.
+    Only regular files are written, without those that are too large. A stream that breaks off is
+    read again, for READ_AGAIN_SECONDS.
 
     Raises:
-        ServiceError: If the archive cannot be read.
-        PlatformError: If it is not an archive.
+        PlatformError: If the archive cannot be read (ServiceError), or is none.
     """
 
     def read() -> int:
@@ -83,13 +82,9 @@ def fetch_outputs(aws: Aws, uri: str, *, folder: Path, log: Log) -> Path | None:
     def tell(err: ServiceError) -> None:
         log.event(EventName.CALL_REPEATED, action=err.action, why=err.what)
 
-    try:
-        num_files = aws.repeated(read, tell=tell)
-    except ServiceError as err:
-        if err.kind == "missing":
-            return None
-        raise
-    return folder if num_files else None
+    with Suppressed("missing"):
+        return folder if aws.repeated(read, tell=tell) else None
+    return None
 
 
 def _unpack(content: IO[bytes], folder: Path, *, where: str, log: Log) -> int:
@@ -124,11 +119,8 @@ def _unpack(content: IO[bytes], folder: Path, *, where: str, log: Log) -> int:
 def _target(member: tarfile.TarInfo, folder: Path) -> Path | None:
     """Returns the path of a member, or None unless it is a regular file below stoker/."""
     path = PurePosixPath(member.name)
-    if not member.isreg() or path.is_absolute() or ".." in path.parts:
-        return None
-    if len(path.parts) < 2 or path.parts[0] != FOLDER:
-        return None
-    return folder / path
+    is_below = len(path.parts) > 1 and path.parts[0] == FOLDER and ".." not in path.parts
+    return folder / path if member.isreg() and is_below else None
 
 
 def _model_uri(aws: Aws, state: TrainingJobState) -> str | None:
@@ -145,11 +137,7 @@ def _model_uri(aws: Aws, state: TrainingJobState) -> str | None:
 def _copy_model(
     aws: Aws, uri: str, state: TrainingJobState, asked_name: str, *, is_step: bool, log: Log
 ) -> None:
-    """Copies the model to where a pipeline registers it: under the name `asked_name`.
-
-    Raises:
-        PlatformError: In a pipeline's step, if it cannot be copied for READ_AGAIN_SECONDS.
-    """
+    """Copies the model to where a pipeline's later step registers it: under `asked_name`."""
     known = f"{state.output_prefix}/model.tar.gz".replace(f"/{state.name}/", f"/{asked_name}/")
     try:
         aws.repeated(lambda: aws.copy_object(uri, known))
@@ -171,18 +159,18 @@ def _verdict(
 ) -> tuple[Literal["succeeded", "failed", "stopped"], str | None]:
     if state.status == "Completed":
         return "succeeded", None
+    if state.status != "Stopped":
+        return "failed", state.reason or "the service gave no reason"
     # MaxRuntimeExceeded, MaxWaitTimeExceeded.
-    if state.status == "Stopped" and state.secondary.startswith("Max"):
-        saved = "the next attempt continues from the last checkpoint"
-        if not has_checkpoints:
-            saved = "its progress is lost, as sagemaker.checkpoint_uri is not set"
-        return "failed", (
-            f"the service stopped the job: {state.secondary}; {saved}; raise "
-            "sagemaker.max_run_seconds (with spot: MaxWaitTimeInSeconds in sagemaker.request)"
-        )
-    if state.status == "Stopped":
+    if not state.secondary.startswith("Max"):
         return "stopped", None
-    return "failed", state.reason or "the service gave no reason"
+    saved = "its progress is lost, as sagemaker.checkpoint_uri is not set"
+    if has_checkpoints:
+        saved = "the next attempt continues from the last checkpoint"
+    return "failed", (
+        f"the service stopped the job: {state.secondary}; {saved}; raise "
+        "sagemaker.max_run_seconds (with spot: MaxWaitTimeInSeconds in sagemaker.request)"
+    )
 
 
 class SageMakerRun(FollowedRun):
@@ -281,19 +269,11 @@ class SageMakerRun(FollowedRun):
         return self._aws.repeated(call, seconds=max(0.0, until - self._aws.clock()))
 
     def utilisation(self, sizes: Mapping[str, tuple[int, int]]) -> tuple[GroupLoad, ...]:
-        """Returns the average load of each group's hosts so far; () before the training begins.
-
-        Args:
-            sizes: Instance type to vCPUs and GPUs, with or without `ml.`.
-
-        Raises:
-            ServiceError: If CloudWatch cannot be read.
-        """
+        """Returns the average load of each group's hosts so far; () before the training begins."""
         state, roster = self._state, self._labels.roster
         if state is None or state.began_at is None or not roster:
             return ()
         types = {group.name: group.instance_type for group in self._job.groups}
-        end = state.ended_at or now_utc()
         loads = read_utilisation(
             self._aws,
             job_name=self.name,
@@ -301,7 +281,7 @@ class SageMakerRun(FollowedRun):
             types=types,
             sizes=sizes,
             begin=datetime.fromisoformat(state.began_at),
-            end=datetime.fromisoformat(end),
+            end=datetime.fromisoformat(state.ended_at or now_utc()),
         )
         return group_loads(loads, types=types)
 
@@ -321,9 +301,8 @@ class SageMakerRun(FollowedRun):
                 state.reason, job.groups, job_name=state.name, next_best=job.next_best
             )
         outputs = f"{state.output_prefix}/output.tar.gz"
-        output_dir = unfetched = None
+        output_dir, unfetched, folder = None, None, job.run_dir / "output"
         try:
-            folder = job.run_dir / "output"
             output_dir = fetch_outputs(self._aws, outputs, folder=folder, log=self._log)
         except PlatformError as err:
             self._log.event(EventName.OUTPUTS_READ_FAILED, object=outputs, why=err.what)
@@ -358,16 +337,15 @@ class SageMakerRun(FollowedRun):
         """Waits, then polls the job's state and its new log lines."""
         if self._interval:
             self._aws.sleep(self._interval)
-        has_news = self._look_at_state()
-        has_new_lines = self._look_at_logs()
+        has_news, has_new_lines = self._look_at_state(), self._look_at_logs()
         is_behind = self._logs.is_behind
-        if self._state is not None and self._state.is_final:
+        if self._has_ended:
             now = self._aws.clock()
             self._drain_until = self._drain_until or now + DRAIN_SECONDS
             if has_new_lines or is_behind or not self._quiet_at:
                 self._quiet_at = now + QUIET_SECONDS
             if now >= min(self._drain_until, self._quiet_at):
-                self._emit_all(self._labels.flush())
+                self._emit(*self._labels.flush())
                 self._is_drained = True
                 self._close_files()
             self._interval = MIN_INTERVAL_SECONDS
@@ -380,7 +358,7 @@ class SageMakerRun(FollowedRun):
             self._interval = 0.0
 
     def _look_at_state(self) -> bool:
-        if self._state is not None and self._state.is_final:
+        if self._has_ended:
             return False
         try:
             answer = await_found(self._aws, self.name)
@@ -395,19 +373,18 @@ class SageMakerRun(FollowedRun):
 
     def _take(self, state: TrainingJobState) -> bool:
         """Reports what is new in a state; returns whether anything is."""
-        if self._state is not None and self._state.is_final:
+        if self._has_ended:
             # Another thread may have stopped the run since the request.
             return False
         self._state = state
         # A step's message may change: then it is reported again.
-        keyed = [((item.status, item.since), item) for item in state.transitions]
-        told = [(key, item) for key, item in keyed if self._told.get(key) != item]
-        for key, transition in told:
-            self._told[key] = transition
+        new = [each for each in state.transitions if each not in self._told.values()]
+        for transition in new:
+            self._told[transition.status, transition.since] = transition
             self._say(transition.words)
         if state.is_final and state.reason:
             self._say(f"{state.status}: {state.reason}")
-        return bool(told)
+        return bool(new)
 
     def _look_at_logs(self) -> bool:
         """Emits the new lines; returns whether more may come: there were any, or no answer."""
@@ -425,12 +402,8 @@ class SageMakerRun(FollowedRun):
                 self._say(f"the log cannot be read: {err.what}; it is tried again")
             return may_pass(err)
         self._log_errors.clear()
-        self._emit_all(self._labels.label(entries, now=now))
+        self._emit(*self._labels.label(entries, now=now))
         return bool(entries)
-
-    def _emit_all(self, lines: Iterable[LogLine]) -> None:
-        for line in lines:
-            self._emit(line)
 
     def _delete_token(self) -> None:
         if self._token_uri:

@@ -4,6 +4,7 @@ Both are read before the job is created. Later the image's tag may name another 
 may have changed.
 """
 
+import contextlib
 import hashlib
 import re
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from stoker.errors import StokerError
 from stoker.platforms.aws import Aws, split_uri
 from stoker.platforms.base import JobSpec
 from stoker.records import Json
+from stoker.records.base import mappings
 from stoker.records.training import InputVersion, Lineage
 from stoker.text import aws_value
 
@@ -27,10 +29,7 @@ MAX_PAGES = 10
 def made_of(
     aws: Aws, job: JobSpec, *, packed: bytes | None, code_uri: str | None
 ) -> dict[str, str]:
-    """Returns facts by name: digests of image and code, address and version of channels in S3.
-
-    Facts that this account may not read are left out.
-    """
+    """Returns facts, as far as they may be read: digests of image and code, channels in S3."""
     code = f"sha256:{hashlib.sha256(packed).hexdigest()}" if packed else ""
     if code_uri and not packed:
         code = f"{code_uri} {_version(aws, code_uri)}".strip()
@@ -43,22 +42,15 @@ def made_of(
 
 
 def tags_of(facts: Mapping[str, str]) -> list[Json]:
-    """Returns a job's tags with these facts."""
-    return [
-        {"Key": _PREFIX + name, "Value": aws_value(value)} for name, value in sorted(facts.items())
-    ]
+    return [{"Key": _PREFIX + name, "Value": aws_value(facts[name])} for name in sorted(facts)]
 
 
 def kept_lineage(aws: Aws, arn: str) -> Lineage:
     """Returns a job's ARN and the facts in its tags, which this account may not be able to read."""
 
-    def listed() -> list[Mapping[str, Json]]:
-        return list(aws.pages("sagemaker", "ListTags", items="Tags", ResourceArn=arn))
-
-    try:
-        tags = aws.repeated(listed)
-    except StokerError:
-        tags = []
+    asked, tags = {"items": "Tags", "ResourceArn": arn}, []
+    with contextlib.suppress(StokerError):
+        tags = aws.repeated(lambda: list(aws.pages("sagemaker", "ListTags", **asked)))
     pairs = {str(tag.get("Key")): str(tag.get("Value")) for tag in tags}
     facts = {k.removeprefix(_PREFIX): v for k, v in pairs.items() if k.startswith(_PREFIX)}
     return Lineage(
@@ -98,17 +90,13 @@ def _version(aws: Aws, uri: str) -> str:
     """Returns a digest of the names and entity tags of all objects under the address."""
     bucket, prefix = split_uri(uri)
     digest, count, last = hashlib.sha256(), 0, ""
-    try:
+    with contextlib.suppress(StokerError):
         for _ in range(MAX_PAGES):
             after = {"StartAfter": last} if last else {}
             page = aws.call("s3", "ListObjectsV2", Bucket=bucket, Prefix=prefix, **after)
-            listed = page.get("Contents")
-            for item in listed if isinstance(listed, list) else []:
-                if isinstance(item, Mapping):
-                    last, count = str(item.get("Key")), count + 1
-                    digest.update(f"{last}\n{item.get('ETag')}\n".encode())
+            for item in mappings(page, "Contents"):
+                last, count = str(item.get("Key")), count + 1
+                digest.update(f"{last}\n{item.get('ETag')}\n".encode())
             if not page.get("IsTruncated"):
                 return f"sha256:{digest.hexdigest()[:16]} of {count} objects" if count else ""
-    except StokerError:
-        pass
     return ""

@@ -42,19 +42,9 @@ WORKLOAD_TAG = "stoker:workload-sha256"
 PROFILE_ALLOWANCE_SECONDS = 7200
 _NUMBER = r"([0-9.]+(?:e[-+]?[0-9]+)?)"
 # They read the launcher's log line: progress steps=.. step_seconds=.. wait_seconds=.. spent_usd=..
-PROGRESS_METRICS: Sequence[Mapping[str, str]] = (
-    {
-        "Name": "stoker:step_seconds",
-        "Regex": rf" progress steps=[0-9]+ step_seconds={_NUMBER}",
-    },
-    {
-        "Name": "stoker:wait_seconds",
-        "Regex": rf" progress steps=[0-9]+ .*wait_seconds={_NUMBER}",
-    },
-    {
-        "Name": "stoker:spent_usd",
-        "Regex": rf" progress steps=[0-9]+ .*spent_usd={_NUMBER}",
-    },
+PROGRESS_METRICS: Sequence[Mapping[str, str]] = tuple(
+    {"Name": f"stoker:{key}", "Regex": rf" progress steps=[0-9]+ {between}{key}={_NUMBER}"}
+    for between, key in (("", "step_seconds"), (".*", "wait_seconds"), (".*", "spent_usd"))
 )
 DISK_GB = 100
 # For a host that breaks, but not for a job that always breaks.
@@ -92,9 +82,6 @@ def input_channels(job: JobSpec, *, token_folder: str, code: str | None) -> list
     Args:
         token_folder: Address of the folder with the object `token`.
         code: Address of the packed code, or of its folder; None: the code is in the image.
-
-    Raises:
-        UsageError: If a channel names a group that the job does not have.
     """
     own = {TOKEN_CHANNEL: Channel(uri=token_folder)}
     if code:
@@ -120,8 +107,7 @@ def input_channels(job: JobSpec, *, token_folder: str, code: str | None) -> list
 
 
 def _channel(name: str, channel: Channel, groups: Sequence[str]) -> dict[str, Json]:
-    disk = file_system(channel.uri)
-    if disk:
+    if disk := file_system(channel.uri):
         return {"ChannelName": name, "DataSource": {"FileSystemDataSource": disk}}
     wrapper = channel.record_wrapper
     if wrapper is None and channel.data_type == "AugmentedManifestFile":
@@ -164,10 +150,9 @@ def environment_of(job: JobSpec, *, code_uri: str | None) -> dict[str, Json]:
 
 def _managed_mlflow(job: JobSpec) -> dict[str, str]:
     """Returns the variables with which `mlflow.log_metric` finds the managed MLflow."""
-    if not job.tracking.is_managed or job.settings.profile:
-        return {}
     told = {MLFLOW_URI: job.tracking.mlflow, MLFLOW_EXPERIMENT: job.tracking.experiment}
-    return {name: value for name, value in told.items() if value}
+    is_used = job.tracking.is_managed and not job.settings.profile
+    return {name: value for name, value in told.items() if value and is_used}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,11 +174,7 @@ class SageMakerRequest:
 
 
 def plan_request(job: JobSpec) -> SageMakerRequest:
-    """Returns the request for `job`, without calling a service.
-
-    Raises:
-        UsageError: If the service would refuse it, with the rule, the reason and a fix.
-    """
+    """Returns the request for `job`, without a call; raises UsageError for one to be refused."""
     settings = settings_of(job)
     folder = f"{settings.output_uri.rstrip('/')}/{job.name}"
     code_uri = code = settings.source
@@ -261,38 +242,29 @@ def plan_request(job: JobSpec) -> SageMakerRequest:
 def body_digest(body: Mapping[str, Json]) -> str:
     """Returns a digest of the request without its tags, where the digest is kept."""
     content = {key: value for key, value in body.items() if key != "Tags"}
-    variables = content.get("Environment")
-    if isinstance(variables, Mapping):
-        known = {name: text for name, text in variables.items() if name not in NOT_COMPARED}
-        content["Environment"] = known
+    variables = mapping(body, "Environment").items()
+    content["Environment"] = {name: text for name, text in variables if name not in NOT_COMPARED}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _hosts(job: JobSpec) -> dict[str, Json]:
-    if len(job.groups) == 1:
-        (only,) = job.groups
-        return {"InstanceType": _ml_type(only.instance_type), "InstanceCount": only.count}
-    groups: list[Json] = [
+    groups: list[dict[str, Json]] = [
         {
             "InstanceGroupName": group.name,
-            "InstanceType": _ml_type(group.instance_type),
+            "InstanceType": f"ml.{group.instance_type.removeprefix('ml.')}",
             "InstanceCount": group.count,
         }
         for group in job.groups
     ]
-    return {"InstanceGroups": groups}
-
-
-def _ml_type(name: str) -> str:
-    return f"ml.{name.removeprefix('ml.')}"
+    if len(groups) > 1:
+        return {"InstanceGroups": groups}
+    del groups[0]["InstanceGroupName"]
+    return groups[0]
 
 
 def checkpoints_of(settings: SageMakerSettings, *, run: str) -> str | None:
-    """Returns the address of a run's checkpoints; None if they are not kept.
-
-    Each run has a folder: the service copies it to the hosts before the command starts. A run in
-    another run's folder would continue a training that has ended.
-    """
+    """Returns the address of a run's checkpoints; None if they are not kept."""
+    # A folder for each run: in another run's it would continue a training that has ended.
     if settings.resume_from or not settings.checkpoint_uri:
         return settings.resume_from
     return f"{settings.checkpoint_uri.rstrip('/')}/{run}"
@@ -300,29 +272,22 @@ def checkpoints_of(settings: SageMakerSettings, *, run: str) -> str | None:
 
 def _optional(job: JobSpec, settings: SageMakerSettings, *, folder: str) -> dict[str, Json]:
     checkpoints, place = checkpoints_of(settings, run=job.run_name), CHECKPOINTS
-    if job.settings.profile:
+    told, is_profile = job.tracking, job.settings.profile is not None
+    if is_profile:
         # Not the training's checkpoints, which a profile must not touch.
         checkpoints, place = f"{folder}/profile", PROFILE_FOLDER
-    return without_none(
-        {
-            "HyperParameters": hyperparameters(job.hyperparameters) or None,
-            "CheckpointConfig": checkpoints and {"S3Uri": checkpoints, "LocalPath": place},
-            **({} if job.settings.profile else _tracking(job, folder=folder)),
-        }
-    )
-
-
-def _tracking(job: JobSpec, *, folder: str) -> dict[str, Json]:
-    told, place = job.tracking, f"{_HOME}/{TENSORBOARD}"
     managed: dict[str, Json] = {
         "MlflowResourceArn": told.mlflow,
         "MlflowExperimentName": told.experiment,
         # Shared by all attempts of the run.
         "MlflowRunName": job.run_name,
     }
-    return {
-        "MlflowConfig": without_none(managed) if told.is_managed else None,
-        "TensorBoardOutputConfig": {"S3OutputPath": f"{folder}/tensorboard", "LocalPath": place}
-        if told.tensorboard
-        else None,
-    }
+    board = {"S3OutputPath": f"{folder}/tensorboard", "LocalPath": f"{_HOME}/{TENSORBOARD}"}
+    return without_none(
+        {
+            "HyperParameters": hyperparameters(job.hyperparameters) or None,
+            "CheckpointConfig": checkpoints and {"S3Uri": checkpoints, "LocalPath": place},
+            "MlflowConfig": without_none(managed) if told.is_managed and not is_profile else None,
+            "TensorBoardOutputConfig": board if told.tensorboard and not is_profile else None,
+        }
+    )
