@@ -20,7 +20,7 @@ from stoker.cli.progress import say, working
 from stoker.errors import StokerError, UsageError
 
 if TYPE_CHECKING:
-    from stoker.pipelines.sagemaker.compile import Compiled
+    from stoker.pipelines.base import Compiled
     from stoker.records import Workload
 
 

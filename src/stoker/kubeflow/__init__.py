@@ -100,10 +100,9 @@ def _component(function: Callable[P, ContainerSpec]) -> Component:
 def _training_component(function: Callable[P, ContainerSpec]) -> Component:
     """Makes a component with hyperparameters: `profile(..., hyperparameters={...})`."""
     plain = _component(function)
-    made = TrainingComponent(plain.component_spec, function)
+    made, shown = TrainingComponent(plain.component_spec, function), plain.__signature__
     kind, changed = inspect.Parameter.KEYWORD_ONLY, Mapping[str, object] | None
     further = inspect.Parameter("hyperparameters", kind, default=None, annotation=changed)
-    shown = plain.__signature__
     made.__doc__ = plain.__doc__
     made.__signature__ = shown.replace(parameters=[*shown.parameters.values(), further])
     return made

@@ -37,7 +37,7 @@ from stoker.pipelines.kubeflow.compile import (
 )
 from stoker.platforms.kubernetes.follower import FOLLOWER_LABELS
 from stoker.platforms.kubernetes.objects import MAX_LABEL, STAY_ANNOTATIONS, STEP_LABEL
-from stoker.records import KubernetesSettings, Workload, nearest
+from stoker.records import Workload, nearest
 from stoker.records.platforms import amount
 
 # Stands for the run's id, but only as the whole value of an input.
@@ -116,11 +116,9 @@ class PipelineRun:
         """
         request = kubeflow_request(workload)
         known = [parameter.name for parameter in request.parameters]
-        for name in parameters:
-            if name not in known:
-                raise UsageError(
-                    f"a run of {workload.name} has no parameter {name}", fix=nearest(name, known)
-                )
+        if unknown := next((name for name in parameters if name not in known), None):
+            what = f"a run of {workload.name} has no parameter {unknown}"
+            raise UsageError(what, fix=nearest(unknown, known))
         return cls(request=request, parameters=parameters)
 
     @property
@@ -146,11 +144,7 @@ class PipelineRun:
             component: Component of stoker, or yours with inputs of the same names.
             own: Inputs that replace these.
         """
-        shared: dict[str, object] = {
-            "image": self.control_image,
-            "job_image": self.image,
-            "run_id": RUN_ID,
-        }
+        shared = {"image": self.control_image, "job_image": self.image, "run_id": RUN_ID}
         named = component.component_spec.inputs or {}
         known = {name: self.value(name) for name in named if name in self._known}
         if isinstance(component, TrainingComponent):
@@ -175,8 +169,16 @@ def control_step(task: Task, run: PipelineRun, *, name: str, num_retries: int = 
         num_retries: Number of retries, after ten seconds, twenty, forty: its pod may be evicted.
     """
     task.set_display_name(name).set_caching_options(False)
-    control = run.request.settings.control
-    _restricted(task, run)
+    settings = run.request.settings
+    control, user = settings.control, settings.run_as
+    # The user of the jobs' pods.
+    set_security_context(task, run_as_user=user, run_as_group=user, run_as_non_root=True)
+    # The image may not know the user.
+    task.set_env_variable("HOME", "/tmp").set_env_variable("USER", "stoker")
+    if settings.image_pull_policy:
+        kubernetes.set_image_pull_policy(task, settings.image_pull_policy)
+    if settings.image_pull_secrets:
+        kubernetes.set_image_pull_secrets(task, list(settings.image_pull_secrets))
     _secrets(task, run)
     # Images for GPUs ask for all GPUs of the node, whatever the pod has.
     task.set_env_variable("NVIDIA_VISIBLE_DEVICES", "void")
@@ -185,7 +187,7 @@ def control_step(task: Task, run: PipelineRun, *, name: str, num_retries: int = 
         claim, folder = champions
         kubernetes.mount_pvc(task, pvc_name=claim, mount_path=CHAMPIONS_FOLDER, sub_path=folder)
     task.set_cpu_request(str(control.cpu))
-    if run.request.settings.cpu_limit:
+    if settings.cpu_limit:
         task.set_cpu_limit(str(control.cpu_limit))
     task.set_memory_request(_memory(control.memory)).set_memory_limit(_memory(control.memory_limit))
     if control.max_run_seconds:
@@ -245,9 +247,9 @@ def pipeline(
     names = [parameter.name for parameter in request.parameters]
 
     def graph(*values: object) -> None:
-        run = PipelineRun(request=request, parameters=dict(zip(names, values, strict=False)))
-        further = zip((each.name for each in own), values[len(names) :], strict=True)
-        body(run, **dict(further))
+        given = dict(zip((*names, *(each.name for each in own)), values, strict=True))
+        known = {name: given.pop(name) for name in names}
+        body(PipelineRun(request=request, parameters=known), **given)
 
     signature = [
         inspect.Parameter(
@@ -280,23 +282,6 @@ def _texts_of(body: Callable[[PipelineRun], None]) -> list[str]:
     _, _, lines = (inspect.getdoc(body) or "").partition("Args:\n")
     found = [line.strip() for line in lines.partition("\n\n")[0].splitlines()]
     return [line for line in found if not line.startswith("run:")]
-
-
-def _restricted(task: Task, run: PipelineRun) -> None:
-    """Sets the user of the jobs' pods, and the secrets that pull the image."""
-    settings: KubernetesSettings = run.request.settings
-    set_security_context(
-        task,
-        run_as_user=settings.run_as,
-        run_as_group=settings.run_as,
-        run_as_non_root=True,
-    )
-    # The image may not know the user.
-    task.set_env_variable("HOME", "/tmp").set_env_variable("USER", "stoker")
-    if settings.image_pull_policy:
-        kubernetes.set_image_pull_policy(task, settings.image_pull_policy)
-    if settings.image_pull_secrets:
-        kubernetes.set_image_pull_secrets(task, list(settings.image_pull_secrets))
 
 
 def _secrets(task: Task, run: PipelineRun) -> None:

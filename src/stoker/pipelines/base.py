@@ -139,23 +139,16 @@ class PipelineClient(ABC):
         deadline = self.clock() + self.stop_seconds
         while not (state := look()).has_ended:
             if self.clock() >= deadline:
-                raise PlatformError(
-                    f"{state.run} is {state.status} after {self.stop_seconds:.0f} s",
-                    where=state.note,
-                    fix=f"it was asked to stop; see stoker status {self.target} {state.run}",
-                )
+                what = f"{state.run} is {state.status} after {self.stop_seconds:.0f} s"
+                fix = f"it was asked to stop; see stoker status {self.target} {state.run}"
+                raise PlatformError(what, where=state.note, fix=fix)
             self.sleep(STOP_POLL_SECONDS)
         return state
 
 
 def fixed(name: str, kind: Kind, text: str, default: str | int) -> Parameter:
-    return Parameter(
-        name=name,
-        kind=kind,
-        text=text,
-        default=lambda workload: default,
-        overrides=lambda value: (),
-    )
+    known, nothing = (lambda workload: default), (lambda value: ())
+    return Parameter(name=name, kind=kind, text=text, default=known, overrides=nothing)
 
 
 def told_parameters(
@@ -179,27 +172,19 @@ def told_parameters(
 
 
 def check_complete(workload: Workload, *, image: str, instance_type: str) -> None:
-    """Refuses a workload without image or cluster, or whose MLflow is a local folder.
-
-    Args:
-        image, instance_type: Examples, for the error.
-    """
+    """Refuses a workload without image or cluster, or whose MLflow is a local folder."""
+    where = f"workload {workload.name}, key"
     if workload.tracking.is_local:
-        raise UsageError(
-            "the steps of a pipeline do not share a folder of this machine",
-            where=f"workload {workload.name}, key tracking.mlflow",
-            fix="the address of a tracking server",
-        )
+        what = "the steps of a pipeline do not share a folder of this machine"
+        fix = "the address of a tracking server"
+        raise UsageError(what, where=f"{where} tracking.mlflow", fix=fix)
     for key, found, example in (
         ("image", workload.image, f"image: {image}"),
         ("cluster", workload.cluster, f"cluster: {{dnn: {{instance_type: {instance_type}}}}}"),
     ):
         if found is None:
-            raise UsageError(
-                f"the pipeline needs the workload's {key}",
-                where=f"workload {workload.name}, key {key}",
-                fix=f"add {example}",
-            )
+            what = f"the pipeline needs the workload's {key}"
+            raise UsageError(what, where=f"{where} {key}", fix=f"add {example}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,11 +205,7 @@ class Inputs:
 def pack_inputs(workload: Workload, *, folder: Path | None = None) -> Inputs:
     """Packs the workload and its code, under an address made of a digest of their content.
 
-    Args:
-        folder: Folder of a relative `sagemaker.source`; default: the current one.
-
-    Raises:
-        UsageError: If there are no settings for SageMaker, or the code cannot be packed.
+    A relative `sagemaker.source` is in `folder`, by default the current one.
     """
     settings = sagemaker_of(workload)
     code = None
@@ -238,20 +219,16 @@ def pack_inputs(workload: Workload, *, folder: Path | None = None) -> Inputs:
     # The address names the content: an upload never changes what a running pipeline reads.
     uri = f"{settings.output_uri.rstrip('/')}/stoker/inputs/{digest.hexdigest()[:16]}"
     placed = _with_source(workload, settings, f"{uri}/{CODE}") if code is not None else workload
-    files = {WORKLOAD: to_json(placed).encode()}
-    if code is not None:
-        files[CODE] = code
+    files = {WORKLOAD: to_json(placed).encode(), **({} if code is None else {CODE: code})}
     return Inputs(uri=uri, files=files, workload=placed)
 
 
 def sagemaker_of(workload: Workload) -> SageMakerSettings:
     """Returns the workload's settings for SageMaker; raises UsageError if it has none."""
     if workload.sagemaker is None:
-        raise UsageError(
-            "the workload has no settings for SageMaker",
-            where=f"workload {workload.name}, key sagemaker",
-            fix="add sagemaker: {role: ARN, output_uri: s3://...}",
-        )
+        what, where = "the workload has no settings for SageMaker", f"workload {workload.name}"
+        fix = "add sagemaker: {role: ARN, output_uri: s3://...}"
+        raise UsageError(what, where=f"{where}, key sagemaker", fix=fix)
     return workload.sagemaker
 
 
@@ -277,11 +254,8 @@ def project_pipeline(
     path = f"pipelines/{target}.py"
     root = next((root for root in (folder, *carried) if (root / path).is_file()), None)
     if root is None:
-        raise UsageError(
-            f"{path} not found",
-            where=f"folder {folder}",
-            fix=f"stoker init DIR --example mnist-{target} makes one; run stoker in that folder",
-        )
+        fix = f"stoker init DIR --example mnist-{target} makes one; run stoker in that folder"
+        raise UsageError(f"{path} not found", where=f"folder {folder}", fix=fix)
     before = _unloaded()
     sys.path.insert(0, str(root.resolve()))
     try:
@@ -304,16 +278,12 @@ def _imported(name: str, *, file: Path) -> ModuleType:
     except ImportError as err:
         missing = (err.name or "").partition(".")[0]
         if missing in _EXTRAS:
-            raise UsageError(
-                f"the library {missing} is not installed, or too old: {err}",
-                fix=install_command(_EXTRAS[missing]),
-            ) from err
+            what = f"the library {missing} is not installed, or too old: {err}"
+            raise UsageError(what, fix=install_command(_EXTRAS[missing])) from err
         if missing in ("stoker", "pipelines"):
-            raise UsageError(
-                f"the pipeline cannot be imported: {err}",
-                where=f"{file} and what it imports",
-                fix=f"correct the import, or add the file (docs/{file.stem}.md has an example)",
-            ) from err
+            what, where = f"the pipeline cannot be imported: {err}", f"{file} and what it imports"
+            fix = f"correct the import, or add the file (docs/{file.stem}.md has an example)"
+            raise UsageError(what, where=where, fix=fix) from err
         raise
     except SyntaxError as err:
         raise UsageError(

@@ -351,20 +351,19 @@ def register_step(
         training: A train step, or your step with an output `model`, the address of an archive.
         evaluation: The step that evaluated. From stoker's step the model gets metrics and report.
     """
-    model, left = run.settings.model, evaluation.outputs
-    judged = (
-        {
+    model, left, judged = run.settings.model, evaluation.outputs, None
+    if any(file.name == "Metadata" for file in evaluation.property_files):
+        judged = {
             "stoker-decision": run.uri("decision/decision.json"),
             "stoker-evaluation": text(left["evaluation"], "/evaluation.json"),
             "stoker-report": left["report"],
             **{
-                f"stoker-{name.replace('_', '-')}": value_in(evaluation, name, file="Metadata")
-                for name in metadata_names(run.workload)
+                f"stoker-{key.replace('_', '-')}": value_in(evaluation, key, file="Metadata")
+                for key in metadata_names(run.workload)
             },
         }
-        if any(file.name == "Metadata" for file in evaluation.property_files)
-        else None
-    )
+    quality = {"ContentType": "application/json", "S3Uri": left.get("model_quality")}
+    metrics = {"ModelQuality": {"Statistics": quality}} if "model_quality" in left else None
     return RequestStep(
         f"{name}{run.suffix}",
         "RegisterModel",
@@ -385,16 +384,7 @@ def register_step(
                 "SupportedContentTypes": list(model.content_types),
                 "SupportedResponseMIMETypes": list(model.response_types),
             },
-            "ModelMetrics": {
-                "ModelQuality": {
-                    "Statistics": {
-                        "ContentType": "application/json",
-                        "S3Uri": left["model_quality"],
-                    }
-                }
-            }
-            if "model_quality" in left
-            else None,
+            "ModelMetrics": metrics,
             # The run that made the model.
             "MetadataProperties": {"GeneratedBy": EXECUTION_ARN},
             "CustomerMetadataProperties": judged,
@@ -406,35 +396,28 @@ def register_step(
 
 
 def _longest_training(run: PipelineRun) -> int:
-    """Returns how long the step that follows the training may last.
-
-    Raises:
-        UsageError: If the service ends the step before the training.
-    """
+    """Returns how long the step that follows the training may last, and needs to."""
     settings, policy = run.settings, run.workload.on_no_capacity
     given, longest = settings.control.max_run_seconds, settings.may_last_seconds
     num_plans = MAX_PLANS if policy.then == "next_plan" else 1
     needed = longest + num_plans * 60 * policy.wait_minutes + int(MARGIN_SECONDS)
+    training, where = f"a training of up to {duration(longest)}", "key sagemaker.max_run_seconds"
+    control = "sagemaker.control.max_run_seconds"
     if longest > _MAX_STEP_SECONDS:
-        raise UsageError(
-            f"a training of up to {duration(longest)} is longer than a step of a pipeline may "
-            "last, 9 days",
-            where="key sagemaker.max_run_seconds",
-            fix="lower it, and continue from checkpoints in the next run",
-        )
+        what = f"{training} is longer than a step of a pipeline may last, 9 days"
+        fix = "lower it, and continue from checkpoints in the next run"
+        raise UsageError(what, where=where, fix=fix)
     if given is not None and given < longest:
-        raise UsageError(
-            f"a step of {duration(given)} cannot outlast a training of up to {duration(longest)}",
-            where="key sagemaker.control.max_run_seconds",
-            fix=f"leave it out, or set it to {needed} or more",
-        )
+        what = f"a step of {duration(given)} cannot outlast {training}"
+        fix = f"leave it out, or set it to {needed} or more"
+        raise UsageError(what, where=f"key {control}", fix=fix)
     if given is None and needed > _STEP_SECONDS:
         raise UsageError(
             f"the step that follows the training may need {duration(needed)}, more than the "
             "account's quota for processing jobs, by default 5 days",
-            where="key sagemaker.max_run_seconds",
+            where=where,
             fix="lower it, or on_no_capacity.wait_minutes; or raise the quota, and set "
-            f"sagemaker.control.max_run_seconds to {min(needed, _MAX_STEP_SECONDS)}",
+            f"{control} to {min(needed, _MAX_STEP_SECONDS)}",
         )
     return given or needed
 
@@ -445,9 +428,6 @@ def _profile_uri(run: PipelineRun, *, image: Text) -> Text:
     The service compares the folder when it searches its cache. Its name contains all that a run can
     change, so that a run with another batch size does not overwrite a cached profile. It is outside
     the run's folder, as the training's code may write to it.
-
-    Raises:
-        UsageError: If the name is too long with the workload's values.
     """
     folder = f"{run.output_uri}/stoker/profiles/{run.workload.name}/"
     if not run.settings.cache_days:
@@ -456,12 +436,10 @@ def _profile_uri(run: PipelineRun, *, image: Text) -> Text:
     usual = PipelineRun(request=run.request)
     length = len(str(_profile_in(text(f"{folder}{key}/", *_profiled(usual, image=usual.image)))))
     if length > _MAX_URI:
-        raise UsageError(
-            f"the address of a cached profile has {length} characters, at most {_MAX_URI}: it "
-            "contains image, input data and hyperparameters",
-            where="key sagemaker.cache_days",
-            fix="sagemaker.cache_days: 0, or shorten hyperparameters",
-        )
+        what = f"the address of a cached profile has {length} characters, at most {_MAX_URI}: it "
+        what += "contains image, input data and hyperparameters"
+        fix = "sagemaker.cache_days: 0, or shorten hyperparameters"
+        raise UsageError(what, where="key sagemaker.cache_days", fix=fix)
     return text(f"{folder}{key}/", *_profiled(run, image=image))
 
 
@@ -483,9 +461,7 @@ def _job_request(
     run: PipelineRun, request: Mapping[str, Json], *, image: Text | None
 ) -> StepRequest:
     """Returns the request with the image parameter, without the name and digests of one job."""
-    tags = [
-        tag for tag in mappings(request.get("Tags")) if not str(tag["Key"]).startswith("stoker:")
-    ]
+    tags = [t for t in mappings(request, "Tags") if not str(t["Key"]).startswith("stoker:")]
     return {
         **_without(request, ("TrainingJobName",)),
         "AlgorithmSpecification": {
@@ -499,7 +475,7 @@ def _job_request(
 def _channels(run: PipelineRun, request: Mapping[str, Json]) -> list[StepRequest]:
     """Returns the channels with the parameter for input data, without the token of one job."""
     main, has_address, found = main_channel(run.workload), _has_address(run), []
-    for channel in mappings(request.get("InputDataConfig")):
+    for channel in mappings(request, "InputDataConfig"):
         made: StepRequest = dict(channel)
         if channel["ChannelName"] == main and has_address:
             source = mapping(channel, "DataSource", "S3DataSource")

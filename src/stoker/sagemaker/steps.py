@@ -53,6 +53,7 @@ WORKLOAD = f"{INPUT}/workload/workload.json"
 # Enough to pull an image, and to read and write a few files.
 _SMALL_STEP_SECONDS = 3600
 _MAX_ARGUMENTS = 100
+_BODY = "pipelines/, the function that makes the steps"
 # Small hosts are rarely unavailable. The job that waits for GPUs is another one.
 _CONTROL_CAPACITY_MINUTES = 30
 _SHAPES = {
@@ -129,7 +130,6 @@ class PipelineVariable(Protocol):
     @property
     def expr(self) -> Mapping[str, object]:
         """The variable as it is written in the definition."""
-        ...
 
 
 Text = str | PipelineVariable
@@ -175,14 +175,9 @@ class RequestStep(ConfigurableRetryStep):  # type: ignore[misc]
         cache_days: int = 0,
         capacity_minutes: int = 0,
     ) -> None:
-        super().__init__(
-            name,
-            StepTypeEnum(kind),
-            display_name,
-            description,
-            list(depends_on),
-            _policies(capacity_minutes) if kind != "RegisterModel" else [_STEP_POLICY],
-        )
+        retries = _policies(capacity_minutes) if kind != "RegisterModel" else [_STEP_POLICY]
+        waits, enum = list(depends_on), StepTypeEnum(kind)
+        super().__init__(name, enum, display_name, description, waits, retries)
         self.outputs: dict[str, Text] = dict(outputs or {})
         self._request = _without_absent(request)
         self._cache_days = cache_days
@@ -221,9 +216,7 @@ _STEP_POLICY = StepRetryPolicy(
 )
 
 
-def _policies(
-    capacity_minutes: int,
-) -> list[StepRetryPolicy | SageMakerJobStepRetryPolicy]:
+def _policies(capacity_minutes: int) -> list[StepRetryPolicy | SageMakerJobStepRetryPolicy]:
     waiting = SageMakerJobStepRetryPolicy(
         failure_reason_types=[SageMakerJobExceptionTypeEnum.CAPACITY_ERROR],
         interval_seconds=300,
@@ -388,10 +381,8 @@ class SageMakerPipelineRun:
     def _known(self, name: str) -> Parameter:
         known = {parameter.name: parameter for parameter in self.request.parameters}
         if name not in known:
-            raise UsageError(
-                f"a run of {self.workload.name} has no parameter {name}",
-                fix=nearest(name, list(known)),
-            )
+            what = f"a run of {self.workload.name} has no parameter {name}"
+            raise UsageError(what, fix=nearest(name, list(known)))
         return known[name]
 
 
@@ -433,6 +424,8 @@ def control_step(
     files = {"workload": f"{run.request.inputs_uri}/workload.json", **(inputs or {})}
     # SageMaker gives a container its region, but not in the variable that boto3 reads.
     region = {"AWS_DEFAULT_REGION": settings.region} if settings.region else {}
+    as_files = {"S3DataType": "S3Prefix", "S3InputMode": "File"}
+    while_written = {"S3UploadMode": "Continuous"}
     request: StepRequest = {
         "AppSpecification": {
             "ImageUri": image or run.control_image,
@@ -442,29 +435,17 @@ def control_step(
         "Environment": {**region, **(environment or {})} or None,
         "NetworkConfig": network if settings.vpc or is_isolated else None,
         "ProcessingInputs": [
-            {
-                "InputName": input_name,
-                "S3Input": {
-                    "S3Uri": uri,
-                    "LocalPath": f"{INPUT}/{input_name}",
-                    "S3DataType": "S3Prefix",
-                    "S3InputMode": "File",
-                },
-            }
-            for input_name, uri in files.items()
+            {"InputName": key, "S3Input": {"S3Uri": uri, "LocalPath": f"{INPUT}/{key}", **as_files}}
+            for key, uri in files.items()
         ],
         "ProcessingOutputConfig": {
             "KmsKeyId": settings.output_kms_key,
             "Outputs": [
                 {
-                    "OutputName": output_name,
-                    "S3Output": {
-                        "S3Uri": uri,
-                        "LocalPath": f"{OUTPUT}/{output_name}",
-                        "S3UploadMode": "Continuous",
-                    },
+                    "OutputName": key,
+                    "S3Output": {"S3Uri": uri, "LocalPath": f"{OUTPUT}/{key}", **while_written},
                 }
-                for output_name, uri in (outputs or {}).items()
+                for key, uri in (outputs or {}).items()
             ],
         },
         "ProcessingResources": {
@@ -477,8 +458,7 @@ def control_step(
         },
         "RoleArn": role or control.role or settings.role,
         "StoppingCondition": {"MaxRuntimeInSeconds": max_run_seconds},
-        "Tags": [{"Key": key, "Value": value} for key, value in sorted(settings.tags.items())]
-        or None,
+        "Tags": [{"Key": k, "Value": v} for k, v in sorted(settings.tags.items())] or None,
     }
     return RequestStep(
         f"{name}{run.suffix}",
@@ -489,7 +469,9 @@ def control_step(
         outputs=outputs,
         depends_on=depends_on,
         property_files=[
-            _property_file(file_name, path) for file_name, path in (property_files or {}).items()
+            PropertyFile(name=key, output_name=output, path=path)
+            for key, file in (property_files or {}).items()
+            for output, _, path in [file.partition("/")]
         ],
         capacity_minutes=_CONTROL_CAPACITY_MINUTES,
     )
@@ -497,24 +479,19 @@ def control_step(
 
 def _check_command(command: Sequence[Text], *, name: str) -> None:
     """Refuses a command with too many or too long words, given the parameters' defaults."""
+    where, fix = f"step {name}", "pass a file: an input of the step"
     if len(command) - 1 > _MAX_ARGUMENTS:
-        raise UsageError(
-            f"the command has {len(command)} words, at most {_MAX_ARGUMENTS + 1}",
-            where=f"step {name}",
-            fix="pass a file: an input of the step",
-        )
+        what = f"the command has {len(command)} words, at most {_MAX_ARGUMENTS + 1}"
+        raise UsageError(what, where=where, fix=fix)
     for word in command:
         parts = word.values if isinstance(word, Join) else (word,)
         # When the pipeline is compiled, only a parameter's default is known.
         told = [p if isinstance(p, str) else getattr(p, "default_value", None) or "" for p in parts]
         length = sum(len(str(part)) for part in told)
         if length > MAX_ARGUMENT:
-            raise UsageError(
-                f"a word of the command has {length} characters, at most {MAX_ARGUMENT}: "
-                f"{''.join(map(str, told))[:40]}...",
-                where=f"step {name}",
-                fix="shorten it, or pass a file: an input of the step",
-            )
+            what = f"a word of the command has {length} characters, at most {MAX_ARGUMENT}"
+            begin = "".join(map(str, told))[:40]
+            raise UsageError(f"{what}: {begin}...", where=where, fix=f"shorten it, or {fix}")
 
 
 def pipeline(
@@ -534,12 +511,9 @@ def pipeline(
     for argument in arguments:
         name = camel(argument.name)
         if name in taken:
-            raise UsageError(
-                f"argument {argument.name} of the steps is the parameter {name}, and so is "
-                f"{taken[name]}",
-                where="pipelines/, the function that makes the steps",
-                fix="rename the argument; run.value gives the workload's parameters",
-            )
+            what = f"argument {argument.name} of the steps is the parameter {name}, and so is "
+            fix = "rename the argument; run.value gives the workload's parameters"
+            raise UsageError(f"{what}{taken[name]}", where=_BODY, fix=fix)
         taken[name] = f"the argument {argument.name}"
     own = {argument.name: _variable_of(argument) for argument in arguments}
     named: dict[str, PipelineVariable] = {
@@ -587,40 +561,26 @@ def _word(part: Text | int | float) -> Text:
 
 
 def _variable(parameter: Parameter, *, default: str | int | float) -> PipelineVariable:
-    name = parameter.camel_name
-    made: PipelineVariable
-    if parameter.kind == "integer":
-        made = ParameterInteger(name=name, default_value=int(default))
-    elif parameter.kind == "number":
-        made = ParameterFloat(name=name, default_value=float(default))
-    else:
-        # A boolean is a text with two choices: AWS does not document how it is spelt in a text.
-        made = ParameterString(
-            name=name,
-            default_value=str(_word(default)),
-            enum_values=list(parameter.choices) or None,
-        )
+    kind = {"integer": int, "number": float}.get(parameter.kind, str)
+    more = {"enum_values": list(parameter.choices) or None} if kind is str else {}
+    # A boolean is a text with two choices: AWS does not document how it is spelt in a text.
+    value = kind(_word(default) if kind is str else default)
+    made: PipelineVariable = _PARAMETERS[kind](
+        name=parameter.camel_name, default_value=value, **more
+    )
     return made
 
 
 def _variable_of(argument: inspect.Parameter) -> PipelineVariable:
     if argument.annotation not in _PARAMETERS:
-        raise UsageError(
-            f"argument {argument.name} of the steps is no parameter of a pipeline",
-            where="pipelines/, the function that makes the steps",
-            fix=f"{argument.name}: str, int, float or bool",
-        )
+        what = f"argument {argument.name} of the steps is no parameter of a pipeline"
+        raise UsageError(what, where=_BODY, fix=f"{argument.name}: str, int, float or bool")
     kind, default = argument.annotation, argument.default
     made: PipelineVariable = _PARAMETERS[kind](
         name=camel(argument.name),
         default_value=None if default is inspect.Parameter.empty else kind(default),
     )
     return made
-
-
-def _property_file(name: str, path: str) -> PropertyFile:
-    output, _, file = path.partition("/")
-    return PropertyFile(name=name, output_name=output, path=file)
 
 
 def _without_absent(request: Mapping[str, object]) -> StepRequest:

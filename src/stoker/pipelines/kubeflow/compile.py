@@ -73,10 +73,8 @@ class KubeflowRequest:
     @property
     def champions(self) -> tuple[str, str] | None:
         """Claim and folder of the champions, if they are in a claim."""
-        named = self.settings.champion
-        if not named or not named.startswith("pvc://"):
-            return None
-        return claim_of(named, where="key kubernetes.champion")
+        named, where = self.settings.champion or "", "key kubernetes.champion"
+        return claim_of(named, where=where) if named.startswith("pvc://") else None
 
 
 def compile_kubeflow(workload: Workload, *, folder: Path | None = None) -> Compiled:
@@ -103,16 +101,12 @@ def compile_kubeflow(workload: Workload, *, folder: Path | None = None) -> Compi
 def component_files() -> dict[str, str]:
     """Returns the YAML document of each component, by name."""
     for root in CARRIED:
-        if all((root / "components" / file).is_file() for file in COMPONENTS.values()):
-            return {
-                name: (root / "components" / file).read_text(encoding="utf-8")
-                for name, file in COMPONENTS.items()
-            }
-    raise UsageError(
-        "this installation of stoker has no compiled components",
-        where=" and ".join(map(str, CARRIED)),
-        fix="install stoker from its wheel, or run it in its checkout",
-    )
+        files = {name: root / "components" / file for name, file in COMPONENTS.items()}
+        if all(file.is_file() for file in files.values()):
+            return {name: file.read_text(encoding="utf-8") for name, file in files.items()}
+    what = "this installation of stoker has no compiled components"
+    fix = "install stoker from its wheel, or run it in its checkout"
+    raise UsageError(what, where=" and ".join(map(str, CARRIED)), fix=fix)
 
 
 def kubeflow_request(workload: Workload) -> KubeflowRequest:
@@ -122,11 +116,9 @@ def kubeflow_request(workload: Workload) -> KubeflowRequest:
     # The connections of the user who compiles are not for pods.
     inside = msgspec.structs.replace(settings, kubeflow=None, context=None)
     # Profile and training are jobs on Kubeflow's cluster, whatever platform the file names.
+    pods = inside if workload.kubernetes else None
     placed = msgspec.structs.replace(
-        workload,
-        platform="kubernetes",
-        sagemaker=None,
-        kubernetes=inside if workload.kubernetes else None,
+        workload, platform="kubernetes", sagemaker=None, kubernetes=pods
     )
     assert placed.cluster
     today = Group.of_today(placed.cluster.dnn)
@@ -134,19 +126,16 @@ def kubeflow_request(workload: Workload) -> KubeflowRequest:
     lay_out(JobSpec.of(with_pools(placed), groups=[today], run_dir=Path("runs"), name=placed.name))
     days = (settings.kubeflow or KubeflowSettings()).cache_days
     parameters = kubeflow_parameters(placed, cache_days=days)
+    where = f"workload {workload.name}"
     if not _champion(placed) and any(gate.needs_champion for gate in workload.gate):
-        raise UsageError(
-            "a gate compares with the champion, but no champion is configured",
-            where=f"workload {workload.name}, key gate",
-            fix="kubernetes.champion: pvc://CLAIM/FOLDER, or registry:GROUP of SageMaker",
-        )
-    text = workload_text(placed)
-    if len(text.encode()) > MAX_WORKLOAD_BYTES:
-        raise UsageError(
-            f"the workload's document has {len(text.encode())} bytes, at most {MAX_WORKLOAD_BYTES}",
-            where=f"workload {workload.name}",
-            fix="shorten it; a pools file needs only the pools that plans may have",
-        )
+        what = "a gate compares with the champion, but no champion is configured"
+        fix = "kubernetes.champion: pvc://CLAIM/FOLDER, or registry:GROUP of SageMaker"
+        raise UsageError(what, where=f"{where}, key gate", fix=fix)
+    size = len(workload_text(placed).encode())
+    if size > MAX_WORKLOAD_BYTES:
+        what = f"the workload's document has {size} bytes, at most {MAX_WORKLOAD_BYTES}"
+        fix = "shorten it; a pools file needs only the pools that plans may have"
+        raise UsageError(what, where=where, fix=fix)
     return KubeflowRequest(workload=placed, parameters=parameters, settings=settings)
 
 

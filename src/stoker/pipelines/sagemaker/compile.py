@@ -80,11 +80,8 @@ def compile_pipeline(workload: Workload, *, folder: Path | None = None) -> Compi
 def pipeline_request(workload: Workload, *, folder: Path | None) -> PipelineRequest:
     """Returns what a pipeline of `workload` is built from; arguments as of `compile_pipeline`."""
     sagemaker_of(workload)
-    check_complete(
-        workload,
-        image="ACCOUNT.dkr.ecr.REGION.amazonaws.com/stoker:TAG",
-        instance_type="ml.g5.xlarge",
-    )
+    image = "ACCOUNT.dkr.ecr.REGION.amazonaws.com/stoker:TAG"
+    check_complete(workload, image=image, instance_type="ml.g5.xlarge")
     # Whatever platform the file names: the pipeline's steps submit to this one.
     inputs = pack_inputs(msgspec.structs.replace(workload, platform="sagemaker"), folder=folder)
     placed = inputs.workload
@@ -103,14 +100,13 @@ def pipeline_request(workload: Workload, *, folder: Path | None) -> PipelineRequ
     if main and file_system(placed.channels[main].uri):
         # It has an id and a folder, and no address that one value could replace.
         known = [p for p in known if p.name != "input_data"]
+    changing = tuple(p for p in known if p.hyperparameter)
     return PipelineRequest(
         workload=placed,
         inputs_uri=inputs.uri,
         parameters=tuple(known),
-        passed=tuple(
-            p.name for p in known if p.name not in _OF_THE_PIPELINE and not p.hyperparameter
-        ),
-        hyperparameters=tuple(p for p in known if p.hyperparameter),
+        passed=tuple(p.name for p in known if p.name not in _OF_THE_PIPELINE and p not in changing),
+        hyperparameters=changing,
         profile=SageMakerPlatform().plan(profiled).body,
         uploads={f"{inputs.uri}/{name}": content for name, content in inputs.files.items()},
     )
@@ -152,13 +148,3 @@ def argument_of(parameter: Parameter, value: str | int | float) -> str:
     """Returns the word in which a step hands a parameter's value on to stoker."""
     # There may be many hyperparameters, and a step takes 100 words: theirs is one word, not two.
     return f"{'--param=' if parameter.hyperparameter else ''}{parameter.name}={value}"
-
-
-__all__ = [
-    "Compiled",
-    "PipelineRequest",
-    "compile_pipeline",
-    "describe",
-    "no_profile",
-    "pipeline_request",
-]
