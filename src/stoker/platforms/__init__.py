@@ -27,15 +27,7 @@ PLATFORMS = ("local", "sagemaker", "kubernetes")
 
 
 def platform_named(name: str, *, settings: "PlatformSettings | None" = None) -> "Platform[object]":
-    """Returns the platform of that name; each has its own type of requests.
-
-    Args:
-        name: One of PLATFORMS.
-        settings: The workload's, if there is one.
-
-    Raises:
-        UsageError: If there is none.
-    """
+    """Returns the platform of that name, each with its own type of requests."""
     match name:
         case "local":
             from stoker.platforms.local import LocalPlatform

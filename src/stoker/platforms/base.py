@@ -139,12 +139,10 @@ class JobEnd:
     Attributes:
         exit_code: Exit code of the training command, where known.
         output_dir: Local folder with the dnn leader's output/data.
-        job_url: The platform's page of the job.
         data_group_release_seconds: From the end of the dnn leader to the end of the last data host.
         events: Events that only the platform saw; the leader's are in its record.
         mlflow_run_id: Run that the platform created in its own MLflow.
-        host_seconds: Time of all hosts of each group, in seconds; without groups of which the
-            platform does not say.
+        host_seconds: Time of all hosts of each group, in seconds, where known.
         lineage: What the platform knows of the run's origin, such as the image's digest.
         unfetched: Address of the leader's outputs, where they could not be read.
     """
@@ -206,10 +204,7 @@ class ObservedRun(Protocol):
     """A run whose platform measures how busy its hosts are."""
 
     def load_words(self, sizes: Mapping[str, tuple[int, int]]) -> Sequence[str]:
-        """Returns the load of CPUs and GPUs, one line per group, or why it cannot be read.
-
-        `sizes` are the vCPUs and GPUs of instance types.
-        """
+        """Returns the load of hosts (`sizes`: vCPUs and GPUs of types), one line per group."""
 
 
 @runtime_checkable
@@ -315,10 +310,7 @@ class RecoveringPlatform(Platform[RequestT], Protocol[RequestT]):
         """Keeps the record of an ended job, empty if it left none; never raises."""
 
     def is_cancelled(self, settings: PlatformSettings) -> bool:
-        """Returns whether the pipeline's run is being cancelled; False without the right to ask.
-
-        A job that is deleted by mistake costs the training.
-        """
+        """Returns whether the pipeline's run is being cancelled; False without the right to ask."""
 
     def has_failed(self, settings: PlatformSettings) -> bool:
         """Returns whether a step of the pipeline's run has failed; True if that is not known."""
@@ -337,11 +329,8 @@ def groups_of_channel(name: str, channel: Channel, groups: Sequence[Group]) -> t
     names = [group.name for group in groups]
     for named in channel.groups or ():
         if named not in names and named not in _ROLES:
-            raise UsageError(
-                f"unknown instance group {named}",
-                where=f"key channels.{name}.groups",
-                fix=nearest(named, [*names, *_ROLES]),
-            )
+            what, fix = f"unknown instance group {named}", nearest(named, [*names, *_ROLES])
+            raise UsageError(what, where=f"key channels.{name}.groups", fix=fix)
     # A single group loads the data too, and gets every channel.
     if len(groups) == 1 or not channel.groups:
         return ()
@@ -362,11 +351,9 @@ def hyperparameters(values: Mapping[str, Scalar]) -> dict[str, str]:
 def check_container(job: JobSpec, entrypoint: Sequence[str], *, platform: str, key: str) -> None:
     """Refuses a job that no container can run; `key` is that of the platform's settings."""
     if not job.image:
-        raise UsageError(
-            f"no image: {platform} runs only images",
-            where=f"job {job.name}, key image",
-            fix="build one with make image, push it, and set image to its address",
-        )
+        what, where = f"no image: {platform} runs only images", f"job {job.name}, key image"
+        fix = "build one with make image, push it, and set image to its address"
+        raise UsageError(what, where=where, fix=fix)
     # Without it the launcher would parse options of the user's command.
     if entrypoint[-1] != "--":
         what = "the entry point must end with --: " + " ".join(entrypoint)

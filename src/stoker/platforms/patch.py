@@ -29,11 +29,7 @@ Path = tuple[str, ...]
 
 
 def merged(base: Json, patch: Json, *, key: str = "") -> Json:
-    """Returns `base` with `patch` merged into it.
-
-    Args:
-        key: Name of the list, where they are lists.
-    """
+    """Returns `base` with `patch` merged into it; `key` is their name, where they are lists."""
     if isinstance(patch, Mapping):
         result = dict(base) if isinstance(base, Mapping) else {}
         for name, value in patch.items():
@@ -69,24 +65,18 @@ def check_patch(patch: Document, base: Document, *, key: str, reserved: Mapping[
         key: Key of the patch in the workload.
         reserved: Paths, their steps divided by spaces and with `*` for any characters, and what to
             do instead.
-
-    Raises:
-        UsageError: Naming the path.
     """
     for path, value, old in _walk(patch, base, (), key):
         where = f"key {key}.{_shown(path)}"
         for pattern, fix in reserved.items():
             # Null also removes what is below the path.
             if _is_at(path, pattern, or_above=value is None):
-                raise UsageError(
-                    f"{_shown(path)} is set by stoker", where=where, fix=fix or "leave it out"
-                )
+                what = f"{_shown(path)} is set by stoker"
+                raise UsageError(what, where=where, fix=fix or "leave it out")
         if None not in (old, value) and _kind(old) != _kind(value):
-            raise UsageError(
-                f"{_shown(path)} must be {_kind(old)}, found {_kind(value)}",
-                where=where,
-                fix="write it as the service's reference shows it",
-            )
+            what = f"{_shown(path)} must be {_kind(old)}, found {_kind(value)}"
+            fix = "write it as the service's reference shows it"
+            raise UsageError(what, where=where, fix=fix)
 
 
 def unreserved(value: Json, reserved: Mapping[str, str], path: Path = ()) -> Json:
@@ -128,11 +118,9 @@ def _walk(patch: Json, base: Json, path: Path, key: str) -> Iterator[tuple[Path,
         for item in patch:
             name = item.get(named_by) if isinstance(item, Mapping) else None
             if not isinstance(name, str) or name in seen:
-                raise UsageError(
-                    f"{name} occurs twice" if name else f"an item has no {named_by}",
-                    where=f"key {key}.{_shown(path)}",
-                    fix=f"give each item a unique {named_by}",
-                )
+                what = f"{name} occurs twice" if name else f"an item has no {named_by}"
+                fix = f"give each item a unique {named_by}"
+                raise UsageError(what, where=f"key {key}.{_shown(path)}", fix=fix)
             seen.add(name)
             yield (*path, name), item, items.get(name)
             yield from _walk(item, items.get(name), (*path, name), key)

@@ -78,10 +78,7 @@ class KubeflowRequest:
 
 
 def compile_kubeflow(workload: Workload, *, folder: Path | None = None) -> Compiled:
-    """Compiles the workload's pipeline by pipelines/kubeflow.py: reproducible, without network.
-
-    Args:
-        folder: Project folder; default: the current one.
+    """Compiles the workload's pipeline by pipelines/kubeflow.py of the project, without network.
 
     Raises:
         UsageError: If the workload lacks something, or the project's files or kfp cannot be used.

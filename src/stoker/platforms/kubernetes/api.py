@@ -76,7 +76,6 @@ class ApiAction:
     """An API call in RBAC's terms.
 
     Attributes:
-        verb: get, list, watch, create, patch or delete.
         group: API group; empty for the core.
         resource: Plural; `pods/log` for a subresource.
         name: Name of the object, if the call is about one.
@@ -141,30 +140,13 @@ def refusal(code: int, body: str, action: ApiAction) -> ServiceError:
         fix = "try again in a minute"
     elif code in (400, 422):
         fix = "check the versions of the cluster's JobSet and Trainer: stoker expects others"
-    user = denied.group("user") if denied else ""
-    return failed(what, action, code=str(code), status=code, kind=kind, user=user, fix=fix)
+    error = failed(what, action, kind=kind, fix=fix)
+    error.code, error.status, error.user = str(code), code, denied["user"] if denied else ""
+    return error
 
 
-def failed(
-    what: str,
-    action: ApiAction,
-    *,
-    kind: ServiceErrorKind,
-    code: str = "",
-    status: int = 0,
-    user: str = "",
-    fix: str = "",
-) -> ServiceError:
-    return ServiceError(
-        what,
-        where=str(action),
-        fix=fix,
-        code=code,
-        status=status,
-        action=action.right,
-        kind=kind,
-        user=user,
-    )
+def failed(what: str, action: ApiAction, *, kind: ServiceErrorKind, fix: str = "") -> ServiceError:
+    return ServiceError(what, where=str(action), fix=fix, action=action.right, kind=kind)
 
 
 class ByteStream:
@@ -178,8 +160,7 @@ class ByteStream:
     def lines(self) -> Iterator[tuple[str, bool]]:
         """Yields lines without their ends, and whether they had one (the last one may not).
 
-        Raises:
-            ServiceError: If the connection breaks off; a last partial line is not yielded then.
+        Raises ServiceError if the connection breaks off, without a last partial line.
         """
         rest = bytearray()
         with explained(self._action):
@@ -201,10 +182,9 @@ class ByteStream:
 
     def release(self) -> None:
         """Releases the connection; called by the thread that reads."""
-        with contextlib.suppress(Exception):
-            self._response.close()
-        with contextlib.suppress(Exception):
-            self._response.release_conn()
+        for release in (self._response.close, self._response.release_conn):
+            with contextlib.suppress(Exception):
+                release()
 
 
 def connect(context: str | None, *, strict_tls: bool = False) -> tuple[object, str]:
@@ -280,12 +260,9 @@ def explained(action: ApiAction) -> Iterator[None]:
     except exceptions.SSLError as err:
         raise _unsafe(err, action) from err
     except (exceptions.HTTPError, OSError) as err:
-        raise failed(
-            f"the cluster does not answer: {_words(err)}",
-            action,
-            kind="away",
-            fix="check with kubectl get pods: VPN, proxy, the context's server",
-        ) from err
+        fix = "check with kubectl get pods: VPN, proxy, the context's server"
+        what = f"the cluster does not answer: {_words(err)}"
+        raise failed(what, action, kind="away", fix=fix) from err
     except ValueError as err:
         what = f"the cluster's answer is not JSON: {_words(err)}"
         raise failed(what, action, kind="away") from err
@@ -345,7 +322,6 @@ class ClusterApi:
     Args:
         context: Context of the kube config; absent: the current one, or the pod's service account.
         namespace: Absent: the context's, or the pod's.
-        clock: Monotonic seconds, for deadlines.
     """
 
     def __init__(
@@ -423,22 +399,13 @@ class ClusterApi:
                 return found, text(described, "resourceVersion")
 
     def create(self, resource: Resource, body: Document, *, is_dry_run: bool = False) -> Document:
-        """Creates an object; a retry after a lost answer raises the kind `taken`.
-
-        Unknown fields are refused, which the cluster would drop silently otherwise.
-
-        Args:
-            is_dry_run: The cluster only checks the object, webhooks and quotas included.
-        """
+        """Creates an object, or has it checked; a retry after a lost answer raises `taken`."""
+        # Strict: otherwise the cluster would drop unknown fields silently.
         query = {"fieldValidation": "Strict", **({"dryRun": "All"} if is_dry_run else {})}
         return self._call("create", resource, query=query, body=body)
 
     def discover(self, path: str) -> Document | None:
-        """Returns what the server publishes at a path, or None if it does not exist.
-
-        Args:
-            path: `/version`, or an API's: `/apis/jobset.x-k8s.io/v1alpha2`.
-        """
+        """Returns what the server publishes at a path such as /version; None: nothing."""
         action = ApiAction(verb="get", group="", resource=path, namespace=self.namespace, name=path)
         with Suppressed("missing"):
             return self._answer("GET", path, action)
@@ -449,11 +416,7 @@ class ClusterApi:
         return self._call("patch", resource, name, body=body)
 
     def delete(self, resource: Resource, name: str, *, uid: str | None = None) -> None:
-        """Deletes an object after everything that it owns; it may be missing.
-
-        Args:
-            uid: Only the object with this uid is deleted, not a newer one of the same name.
-        """
+        """Deletes an object (with this uid) after all that it owns; it may be missing."""
         options: dict[str, Json] = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
@@ -479,11 +442,9 @@ class ClusterApi:
         query: Mapping[str, str],
         read_seconds: float,
     ) -> ByteStream:
-        """Opens a watch, or a subresource such as `log`, as a stream; without retries.
+        """Opens a watch, or a subresource of one object, as a stream; without retries.
 
-        Args:
-            name: Name of one object; empty: all that `query` selects.
-            read_seconds: How long the connection may be silent.
+        The connection may be silent for `read_seconds`.
         """
         action = self._action("get" if name else "watch", resource, name, part)
         path = self._path(resource, name, part)

@@ -46,9 +46,7 @@ class Happening:
 class Happenings:
     """Filter of the events that users should see, each once.
 
-    Args:
-        run: Name of its objects.
-        since: Creation time of the job, ISO 8601: earlier events are of another job of that name.
+    Those before `since` (ISO 8601), the job's creation, are of another job of its name.
     """
 
     def __init__(self, *, run: str, groups: Sequence[PodGroup], since: str) -> None:

@@ -222,17 +222,10 @@ def _too_long(layout: Layout) -> str:
 
 
 class RunPicture:
-    """State of a run, collected from the cluster's news.
-
-    Args:
-        since: Creation time of the job, ISO 8601.
-
-    Attributes:
-        state: State of the job; None until it is known.
-        is_gone: Whether the job does not exist any more.
-    """
+    """State of a run, whose job was created at `since` (ISO 8601), from the cluster's news."""
 
     def __init__(self, layout: Layout, *, uid: str, since: str, namespace: str) -> None:
+        # Of the job; None until it is known.
         self.state: ObjectState | None = None
         self.is_gone = False
         self.events: list[Event] = []
@@ -426,11 +419,7 @@ class RunPicture:
 
 
 class KubernetesRun(FollowedRun):
-    """A submitted job, followed by watching the cluster.
-
-    Args:
-        is_last: Whether a pipeline's last step follows it: no signal tells it of a cancelled run.
-    """
+    """A submitted job, followed by watching the cluster; `is_last`: by a pipeline's last step."""
 
     def __init__(
         self,
@@ -460,7 +449,7 @@ class KubernetesRun(FollowedRun):
         self._uid = started.uid
         self._follower = follower
         self._lease = started.lease
-        # When to ask next whether the run was cancelled; None: a signal tells.
+        # When to ask next whether the run was cancelled; None: a signal tells, but not a last step.
         self._asks_at = cluster.clock() + ASK_SECONDS if is_last else None
         self._output = OutputParts()
         self._picture = RunPicture(
@@ -541,13 +530,10 @@ class KubernetesRun(FollowedRun):
         return f"{words}; without a follower it ends after {minutes} minutes"
 
     def remaining(self) -> PlatformError | None:
-        if not self._remains:
-            return None
-        return PlatformError(
-            f"the job {self.name} could not be deleted: {self._remains}",
-            where=f"{self._place} in namespace {self._cluster.namespace}",
-            fix=f"{self._way_to_stop}, then {self._way_back}",
-        )
+        what = f"the job {self.name} could not be deleted: {self._remains}"
+        where = f"{self._place} in namespace {self._cluster.namespace}"
+        fix = f"{self._way_to_stop}, then {self._way_back}"
+        return PlatformError(what, where=where, fix=fix) if self._remains else None
 
     def clean_up(self) -> None:
         """Deletes a finished TrainJob with what it owns; a JobSet has a TTL.
@@ -625,12 +611,9 @@ class KubernetesRun(FollowedRun):
     def _lacked(self, without: dict[str, str], *, what: str, fix: str = "") -> NoCapacityError:
         """Returns the error for groups without hosts; the next plan is tried at once."""
         job = self._layout.job
-        advice = (fix, f"the next best plan: {job.next_best}" if job.next_best else "")
-        error = NoCapacityError(
-            f"{what}: {next(iter(without.values()))}",
-            where=self._place,
-            fix="; ".join(filter(None, advice)),
-        )
+        best = f"the next best plan: {job.next_best}" if job.next_best else ""
+        what, fix = f"{what}: {next(iter(without.values()))}", "; ".join(filter(None, (fix, best)))
+        error = NoCapacityError(what, where=self._place, fix=fix)
         error.types = frozenset(g.instance_type for g in job.groups if g.name in without)
         error.may_pass = False
         return error
@@ -714,11 +697,7 @@ class KubernetesRun(FollowedRun):
             self._say(words)
 
     def _give_up(self, over: Trouble) -> None:
-        """Ends a wait that has lasted too long.
-
-        Raises:
-            JobStoppedError: If the job has not trained.
-        """
+        """Ends a wait that has lasted too long; raises JobStoppedError if it has not trained."""
         if over.is_dead_node or over.is_finished:
             # With the output so far; one that cannot be replaced is recorded as failed.
             self._is_finished = over.is_finished

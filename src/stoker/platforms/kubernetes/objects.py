@@ -255,19 +255,15 @@ def settings_of(job: JobSpec) -> KubernetesSettings:
     settings = job.platform_settings.kubernetes or KubernetesSettings()
     check_container(job, settings.entrypoint, platform="Kubernetes", key="kubernetes")
     if settings.runtime and settings.api != "trainer":
-        raise UsageError(
-            "only Kubeflow Trainer has TrainingRuntimes",
-            where="key kubernetes.runtime",
-            fix="set kubernetes.api to trainer, or leave runtime out",
-        )
+        what, where = "only Kubeflow Trainer has TrainingRuntimes", "key kubernetes.runtime"
+        fix = "set kubernetes.api to trainer, or leave runtime out"
+        raise UsageError(what, where=where, fix=fix)
     if settings.data.gpus:
         raise UsageError(_NO_GPUS, where="key kubernetes.data.gpus", fix="leave it out")
     if settings.dnn.image:
-        raise UsageError(
-            "kubernetes.dnn.image cannot be set: the dnn group uses the key image",
-            where="key kubernetes.dnn.image",
-            fix="set image, and another one for data hosts in kubernetes.data.image",
-        )
+        what = "kubernetes.dnn.image cannot be set: the dnn group uses the key image"
+        fix = "set image, and another one for data hosts in kubernetes.data.image"
+        raise UsageError(what, where="key kubernetes.dnn.image", fix=fix)
     if 0 < (settings.follower_lease_minutes or 0) < MIN_LEASE_MINUTES:
         raise UsageError(
             f"follower_lease_minutes must be 0 or at least {MIN_LEASE_MINUTES}: a renewal takes "
@@ -283,11 +279,9 @@ def _pod_group(group: Group, *, name: str, settings: KubernetesSettings) -> PodG
     is_dnn = group.role == "dnn"
     job = TRAINER_JOB if is_dnn and settings.api == "trainer" else group.name.lower()
     if not is_dns_label(job):
-        raise UsageError(
-            f"{group.name} cannot be part of a host's name",
-            where="the plan's groups",
-            fix="use letters, digits and dashes, a letter first",
-        )
+        what = f"{group.name} cannot be part of a host's name"
+        fix = "use letters, digits and dashes, a letter first"
+        raise UsageError(what, where="the plan's groups", fix=fix)
     pods = settings.dnn if is_dnn else settings.data
     pool_name, pool = settings.pool_of(group.instance_type)
     gpus = (pool.gpus if pods.gpus is None else pods.gpus) if is_dnn else 0
@@ -431,11 +425,10 @@ def _check_memory(group: Group, resources: Document) -> None:
     except ArithmeticError:
         is_enough = False
     if not is_enough:
-        raise UsageError(
-            f"the memory limit is below the request, or not a quantity: {limit} < {request}",
-            where=f"key kubernetes.{group.role}.pod.spec.containers",
-            fix="raise resources.limits.memory, or leave it out",
-        )
+        what = f"the memory limit is below the request, or not a quantity: {limit} < {request}"
+        where = f"key kubernetes.{group.role}.pod.spec.containers"
+        fix = "raise resources.limits.memory, or leave it out"
+        raise UsageError(what, where=where, fix=fix)
 
 
 def _unknown(group: Group, what: str) -> UsageError:
@@ -519,10 +512,8 @@ def claim_of(uri: str, *, where: str) -> tuple[str, str]:
 
 
 def _job_folder(layout: Layout, group: PodGroup) -> Mounted:
-    """Mounts model, checkpoints and output: on the node, or the dnn group's in the output claim.
-
-    Not the whole job folder, in which images have code.
-    """
+    """Mounts model, checkpoints and output: on the node, or the dnn group's in the output claim."""
+    # Not the whole job folder, in which images have code.
     output, key = layout.settings.output, "subPath"
     volume: Document = {"emptyDir": _size_limit(layout.settings.scratch)}
     paths = {name: name for name in _WRITTEN}

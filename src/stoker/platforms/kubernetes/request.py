@@ -292,11 +292,9 @@ def check_objects(objects: Sequence[Document]) -> None:
     for document in objects:
         found = list(problems_of(document, among=objects))
         if found:
-            raise UsageError(
-                "the cluster would refuse this: " + "; ".join(found[:5]),
-                where=f"{document.get('kind')} {name_of(document)}",
-                fix="change the workload's kubernetes settings",
-            )
+            what = "the cluster would refuse this: " + "; ".join(found[:5])
+            where = f"{document.get('kind')} {name_of(document)}"
+            raise UsageError(what, where=where, fix="change the workload's kubernetes settings")
 
 
 def problems_of(document: Document, *, among: Sequence[Document] = ()) -> Iterator[str]:
@@ -388,11 +386,9 @@ def plan_request(job: JobSpec) -> KubernetesRequest:
     """Returns the objects for `job`, without files or calls; raises UsageError for wrong ones."""
     layout = lay_out(job)
     if layout.settings.runtime and job.run is not None:
-        raise UsageError(
-            f"the TrainingRuntime {layout.settings.runtime} fits the run's first plan only",
-            where="key kubernetes.runtime",
-            fix="leave it out: one is made for each plan",
-        )
+        what = f"the TrainingRuntime {layout.settings.runtime} fits the run's first plan only"
+        fix = "leave it out: one is made for each plan"
+        raise UsageError(what, where="key kubernetes.runtime", fix=fix)
     config = _config(layout)
     runtime: Document | None = None
     # Kueue admits the main object: it gets the patch's labels.

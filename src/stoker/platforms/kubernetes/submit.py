@@ -76,10 +76,7 @@ def note_ended(run_dir: Path, *, uid: str) -> None:
 
 
 def vanished(cluster: ClusterApi, request: KubernetesRequest) -> str:
-    """Returns words on a job that was submitted from the run's folder and is gone without an end.
-
-    Empty if there is none.
-    """
+    """Returns words on a job of the run's folder that is gone without an end; empty: none is."""
     found = _submitted(request.job.run_dir)
     is_left = bool(found) and "ended" not in found and found.get("namespace") == cluster.namespace
     name = text(found, "job")
@@ -174,11 +171,8 @@ def _joined(owners: list[Document], others: Sequence[Document]) -> list[Document
 
 
 def _refuse_runtime(name: str, namespace: str) -> None:
-    raise PlatformError(
-        f"another TrainingRuntime has the name {name}, and a TrainJob uses it",
-        where=f"namespace {namespace}",
-        fix="choose another --name",
-    )
+    what = f"another TrainingRuntime has the name {name}, and a TrainJob uses it"
+    raise PlatformError(what, where=f"namespace {namespace}", fix="choose another --name")
 
 
 def _digest(document: Document | None) -> str:
@@ -343,11 +337,9 @@ def _create_or_adopt(
             delete_and_wait(cluster, resource, request.name, uid=state.uid, seconds=seconds)
         if request.runtime is not None:
             provide_runtime(cluster, request, owners, log=log)
-    raise PlatformError(
-        f"the previous {request.main['kind']} was not deleted within {2 * seconds:g} s",
-        where=_place(request, cluster.namespace),
-        fix="check what keeps it: kubectl get pods; or choose another --name",
-    )
+    what = f"the previous {request.main['kind']} was not deleted within {2 * seconds:g} s"
+    fix = "check what keeps it: kubectl get pods; or choose another --name"
+    raise PlatformError(what, where=_place(request, cluster.namespace), fix=fix)
 
 
 def _annotated(request: KubernetesRequest, run_id: str) -> Document:
@@ -453,12 +445,10 @@ def _create_part(
                 return
             if cluster.clock() >= deadline:
                 name, namespace = name_of(document), cluster.namespace
-                delete = f"kubectl delete {resource.plural} {name} -n {namespace}"
-                raise PlatformError(
-                    f"the {document['kind']} {name} exists and is not this run's",
-                    where=f"namespace {namespace}",
-                    fix=f"{delete}, or choose another --name",
-                ) from err
+                what = f"the {document['kind']} {name} exists and is not this run's"
+                fix = f"kubectl delete {resource.plural} {name} -n {namespace}, or choose another"
+                where, fix = f"namespace {namespace}", f"{fix} --name"
+                raise PlatformError(what, where=where, fix=fix) from err
         cluster.sleep(POLL_SECONDS)
 
 

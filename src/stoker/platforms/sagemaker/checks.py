@@ -63,21 +63,17 @@ def settings_of(job: JobSpec) -> SageMakerSettings:
     """Returns the settings for SageMaker of a job; raises UsageError if it cannot run there."""
     settings = job.platform_settings.sagemaker
     if settings is None:
-        raise UsageError(
-            "the workload has no settings for SageMaker",
-            where=f"job {job.name}, key sagemaker",
-            fix="add sagemaker: {role: arn:aws:iam::ACCOUNT:role/NAME, output_uri: s3://...}",
-        )
+        what = "the workload has no settings for SageMaker"
+        fix = "add sagemaker: {role: arn:aws:iam::ACCOUNT:role/NAME, output_uri: s3://...}"
+        raise UsageError(what, where=f"job {job.name}, key sagemaker", fix=fix)
     check_container(job, settings.entrypoint, platform="SageMaker", key="sagemaker")
     check_job(job)
     for name, channel in job.channels.items():
         _check_channel(name, channel)
         if file_system(channel.uri) and not settings.vpc:
-            raise UsageError(
-                f"channel {name} is a file system, which is reached through a VPC",
-                where="key sagemaker.request.VpcConfig",
-                fix="name Subnets and SecurityGroupIds that reach it (NFS: port 2049; Lustre: 988)",
-            )
+            what = f"channel {name} is a file system, which is reached through a VPC"
+            fix = "name Subnets and SecurityGroupIds that reach it (NFS: port 2049; Lustre: 988)"
+            raise UsageError(what, where="key sagemaker.request.VpcConfig", fix=fix)
     source = settings.source or ""
     if "://" in source and not (source.startswith("s3://") and source.endswith(".tar.gz")):
         what = f"code comes from a folder or a .tar.gz in S3, not from {source}"
@@ -93,11 +89,9 @@ def _check_channel(name: str, channel: Channel) -> None:
         )
     if file_system(channel.uri):
         if channel.mode != "File" or channel.data_type != "S3Prefix" or channel.groups:
-            raise UsageError(
-                f"channel {name} is a file system: mode, data_type and groups are for S3",
-                where=f"key channels.{name}",
-                fix="leave them out: all groups mount it",
-            )
+            what = f"channel {name} is a file system: mode, data_type and groups are for S3"
+            fix = "leave them out: all groups mount it"
+            raise UsageError(what, where=f"key channels.{name}", fix=fix)
     elif not channel.uri.startswith("s3://"):
         raise UsageError(
             f"SageMaker reads S3, EFS and FSx for Lustre, not {channel.uri}",

@@ -247,9 +247,6 @@ def read_utilisation(
         types: Group to instance type.
         sizes: Instance type to vCPUs and GPUs, with or without `ml.`.
         now: Default: `end`. CloudWatch keeps old points at a coarser resolution.
-
-    Raises:
-        ServiceError: If CloudWatch cannot be read.
     """
     hosts = tuple(roster)
     age = ((now or end) - begin).total_seconds()
@@ -418,19 +415,15 @@ def describe_job(aws: Aws, name: str) -> TrainingJobState:
     """Returns the state of a job that has begun to train; raises PlatformError if it has not."""
     answer = find_job(aws, name)
     if answer is None:
-        raise PlatformError(
-            f"training job {name} does not exist",
-            where=f"region {aws.region}, sagemaker:DescribeTrainingJob",
-            fix="check its name, and name its region with --region",
-        )
+        where = f"region {aws.region}, sagemaker:DescribeTrainingJob"
+        fix = "check its name, and name its region with --region"
+        raise PlatformError(f"training job {name} does not exist", where=where, fix=fix)
     state = job_state(answer)
     if state.began_at is None or not state.groups:
         reason = f": {state.reason}" if state.reason else ""
-        raise PlatformError(
-            f"{name} has not trained: it is {state.secondary or state.status}{reason}",
-            where="sagemaker:DescribeTrainingJob",
-            fix="name a job that trained for some minutes",
-        )
+        what = f"{name} has not trained: it is {state.secondary or state.status}{reason}"
+        fix = "name a job that trained for some minutes"
+        raise PlatformError(what, where="sagemaker:DescribeTrainingJob", fix=fix)
     return state
 
 
@@ -580,11 +573,9 @@ def _dnn_group(
     for found in (by_role, by_gpus, by_name, list(state.groups)):
         if len(found) == 1:
             return found[0]
-    raise PlatformError(
-        f"cannot find out which group trains: {', '.join(state.groups)}",
-        where=f"job {state.name}",
-        fix="profile the training: stoker profile",
-    )
+    what = f"cannot find out which group trains: {', '.join(state.groups)}"
+    fix = "profile the training: stoker profile"
+    raise PlatformError(what, where=f"job {state.name}", fix=fix)
 
 
 def _no_points(state: TrainingJobState, age_seconds: float, seconds: float) -> PlatformError:

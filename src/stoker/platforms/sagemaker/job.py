@@ -145,11 +145,9 @@ def _copy_model(
         log.event(EventName.MODEL_COPY_FAILED, object=known, why=err.what)
         # A script may save no model.
         if is_step and err.kind != "missing":
-            raise PlatformError(
-                f"the model {uri} could not be copied to where it is registered: {err.what}",
-                where=known,
-                fix=f"aws s3 cp {uri} {known}, or the same command with --name {asked_name}",
-            ) from err
+            what = f"the model {uri} could not be copied to where it is registered: {err.what}"
+            fix = f"aws s3 cp {uri} {known}, or the same command with --name {asked_name}"
+            raise PlatformError(what, where=known, fix=fix) from err
     else:
         log.event(EventName.MODEL_COPIED, object=known)
 
@@ -174,12 +172,7 @@ def _verdict(
 
 
 class SageMakerRun(FollowedRun):
-    """A submitted job, followed by polling the service.
-
-    Args:
-        request: The request that created the job.
-        asked_name: Requested name; the job has another if that one was in use.
-    """
+    """A submitted job, followed by polling; it may have another name than was asked for."""
 
     def __init__(self, aws: Aws, *, request: SageMakerRequest, asked_name: str) -> None:
         job = request.job
@@ -222,13 +215,10 @@ class SageMakerRun(FollowedRun):
         return is_cancelled(self._aws)
 
     def remaining(self) -> PlatformError | None:
-        if not self._remains:
-            return None
-        return PlatformError(
-            f"the job {self.name} is not stopped: {self._remains}",
-            where=f"training job {self.name}",
-            fix=f"stop it, it is billed: {self._way_to_stop}",
-        )
+        what = f"the job {self.name} is not stopped: {self._remains}"
+        where = f"training job {self.name}"
+        fix = f"stop it, it is billed: {self._way_to_stop}"
+        return PlatformError(what, where=where, fix=fix) if self._remains else None
 
     def clean_up(self) -> None:
         """Does nothing: the service keeps ended jobs without a cost."""

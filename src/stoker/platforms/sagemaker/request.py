@@ -160,7 +160,7 @@ class SageMakerRequest:
     """The call that creates a job, and the objects that are written before it.
 
     Attributes:
-        body: The whole CreateTrainingJob request, without secrets.
+        body: CreateTrainingJob's, without secrets.
         token_uri: Address of the run's token, which is deleted at the end.
         code_uri: Address of the packed folder `code_folder`.
         code_folder: None if the code is in the image, or already packed.
@@ -219,11 +219,9 @@ def plan_request(job: JobSpec) -> SageMakerRequest:
     for channel in mappings(body, "InputDataConfig"):
         if "DataSource" not in channel:
             name = str(channel["ChannelName"])
-            raise UsageError(
-                f"unknown channel {name}",
-                where=f"key sagemaker.request.InputDataConfig[{name}]",
-                fix=nearest(name, list(job.channels)),
-            )
+            where = f"key sagemaker.request.InputDataConfig[{name}]"
+            fix = nearest(name, list(job.channels))
+            raise UsageError(f"unknown channel {name}", where=where, fix=fix)
     body["Environment"] = dict(sorted(mapping(body, "Environment").items()))
     tags: list[Json] = [*mappings(body, "Tags"), {"Key": REQUEST_TAG, "Value": body_digest(body)}]
     if job.settings.workload_sha256:

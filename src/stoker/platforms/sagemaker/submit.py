@@ -18,6 +18,7 @@ import re
 import secrets
 import stat
 import tarfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -311,17 +312,13 @@ def _refuse(err: OSError) -> None:
 
 
 def _check_size(folder: Path, names: list[Path], max_bytes: int) -> None:
-    sizes = {name: (folder / name).lstat().st_size for name in names}
-    total = sum(sizes.values())
-    if total <= max_bytes:
-        return
-    largest = sorted(sizes, key=lambda name: -sizes[name])[:_NUM_LARGEST]
-    shown = ", ".join(f"{name.as_posix()} ({_mib(sizes[name])})" for name in largest)
-    raise UsageError(
-        f"the code is too large to pack: {_mib(total)}, at most {_mib(max_bytes)}",
-        where=f"{folder}, largest: {shown}",
-        fix="keep data out of the code's folder, and pass it as a channel",
-    )
+    sizes = Counter({name: (folder / name).lstat().st_size for name in names})
+    if sizes.total() > max_bytes:
+        largest = sizes.most_common(_NUM_LARGEST)
+        shown = ", ".join(f"{name.as_posix()} ({_mib(size)})" for name, size in largest)
+        what = f"the code is too large to pack: {_mib(sizes.total())}, at most {_mib(max_bytes)}"
+        fix = "keep data out of the code's folder, and pass it as a channel"
+        raise UsageError(what, where=f"{folder}, largest: {shown}", fix=fix)
 
 
 def _mib(size: int) -> str:
@@ -364,11 +361,9 @@ def _link(folder: Path, path: Path) -> str:
         target = path
     # Still a link: it leads to itself, for which Python 3.13 raises nothing.
     if target.is_symlink() or not target.is_relative_to(inside):
-        raise UsageError(
-            f"the link {path.relative_to(folder).as_posix()} leaves the folder: {said}",
-            where=str(folder),
-            fix="replace it with a copy of what it points to",
-        )
+        what = f"the link {path.relative_to(folder).as_posix()} leaves the folder: {said}"
+        fix = "replace it with a copy of what it points to"
+        raise UsageError(what, where=str(folder), fix=fix)
     if not said.is_absolute():
         return said.as_posix()
     # An absolute link into the folder, which has another path on the hosts.
@@ -418,11 +413,9 @@ def start(
         num_taken += not lacks_capacity(state.reason)
         if num_taken == MAX_NAMES:
             break
-    raise PlatformError(
-        f"the jobs {request.job.name} to {name} exist already, and none can be continued",
-        where="sagemaker:CreateTrainingJob",
-        fix="check why they ended, then choose another --name",
-    )
+    what = f"the jobs {request.job.name} to {name} exist already, and none can be continued"
+    fix = "check why they ended, then choose another --name"
+    raise PlatformError(what, where="sagemaker:CreateTrainingJob", fix=fix)
 
 
 def find_own(
@@ -461,19 +454,15 @@ def find_job(aws: Aws, name: str) -> Mapping[str, Json] | None:
 
 
 def await_found(aws: Aws, name: str) -> Mapping[str, Json]:
-    """Returns DescribeTrainingJob's answer for a new job; blocks for EVENTUAL_SECONDS at most.
-
-    Raises:
-        PlatformError: If the service does not show it in time.
-    """
+    """Returns DescribeTrainingJob's answer for a new job; PlatformError after EVENTUAL_SECONDS."""
     deadline = aws.clock() + EVENTUAL_SECONDS
     while (found := find_job(aws, name)) is None:
         if aws.clock() >= deadline:
-            raise PlatformError(
-                f"the job was created, but the service did not show it for {EVENTUAL_SECONDS:g} s",
-                where=f"job {name}, sagemaker:DescribeTrainingJob",
-                fix="check region and account",
+            what = (
+                f"the job was created, but the service did not show it for {EVENTUAL_SECONDS:g} s"
             )
+            where = f"job {name}, sagemaker:DescribeTrainingJob"
+            raise PlatformError(what, where=where, fix="check region and account")
         aws.sleep(POLL_SECONDS)
     return found
 
