@@ -134,11 +134,9 @@ class FollowedRun(ABC):
         if failing_seconds >= self._patience_seconds:
             self._is_left = True
             self._close_files()
-            raise PlatformError(
-                f"{error.what}, for {failing_seconds / 60:.0f} minutes",
-                where=error.where,
-                fix="; ".join(filter(None, (error.fix, self._words_of_leaving))),
-            ) from error
+            what = f"{error.what}, for {failing_seconds / 60:.0f} minutes"
+            fix = "; ".join(filter(None, (error.fix, self._words_of_leaving)))
+            raise PlatformError(what, where=error.where, fix=fix) from error
         reason: tuple[str, ...] = (error.what,)
         # Texts of services have ids that differ each time, but a missing right is named.
         if isinstance(error, ServiceError) and error.kind != "denied":

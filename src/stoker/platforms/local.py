@@ -266,12 +266,9 @@ def host_variables(
     engine: Mapping[str, EngineHost],
     token_file: Path,
 ) -> dict[str, str]:
-    """Returns the environment of a host's launcher.
+    """Returns the environment of a host's launcher: `environ` without variables of an outer run.
 
-    Args:
-        environ: Environment to start from; variables of an outer run are left out.
-        ports: Host to the first of its ports.
-        engine: Addresses of the engine's servers.
+    `ports` are each host's first one, `engine` the addresses of the engine's servers.
     """
     job = request.job
     told = replace(
@@ -594,14 +591,10 @@ class LocalPlatform:
             # Both refuse what the run could not use.
             channel_folder(name, channel.uri)
             groups_of_channel(name, channel, job.groups)
-        sizes = [(group, self._num_cores(group, job)) for group in job.groups]
-        wanted = sum(group.count * size for group, size in sizes)
         # Numbered from the last group: algo-1 need not lead on SageMaker either.
-        number = sum(group.count for group in job.groups)
-        offset = 0
-        hosts = []
-        for group, size in sizes:
-            number -= group.count
+        number, offset, hosts = sum(group.count for group in job.groups), 0, []
+        for group in job.groups:
+            number, size = number - group.count, self._num_cores(group, job)
             for index in range(group.count):
                 hosts.append(
                     LocalHost(
@@ -615,12 +608,9 @@ class LocalPlatform:
                     )
                 )
                 offset += size
-        reason = SHARED_CORES if wanted > len(self._cores) else ""
-        return LocalRequest(
-            job=job,
-            hosts=tuple(hosts),
-            not_comparable=reason if self._can_pin else UNPINNED,
-        )
+        reason = SHARED_CORES if offset > len(self._cores) else ""
+        reason = reason if self._can_pin else UNPINNED
+        return LocalRequest(job=job, hosts=tuple(hosts), not_comparable=reason)
 
     def describe(self, request: LocalRequest) -> dict[str, Json]:
         job = request.job

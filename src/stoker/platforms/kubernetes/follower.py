@@ -9,6 +9,7 @@ a volume, without a right on the cluster, and ends the run when it has not chang
 (`stoker.launch.follower_lease`).
 """
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable
@@ -85,10 +86,9 @@ class Follower:
 
         # In a thread, so that a silent name service or server does not block the process.
         threading.Thread(target=ask, name="asks for the workflow", daemon=True).start()
-        try:
+        with contextlib.suppress(queue.Empty):
             return answers.get(timeout=CANCELLED_SECONDS)
-        except queue.Empty:
-            return None
+        return None
 
 
 def follower_of(cluster: ClusterApi, pod: OwnPod | None, *, log: Log) -> Follower:

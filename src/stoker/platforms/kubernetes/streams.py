@@ -340,15 +340,10 @@ class Following:
         self._logs: dict[str, PodLog] = {}
         self._starting = threading.Lock()
         self._of_pods = {"labelSelector": f"{JOBSET_LABEL}={name}"}
-        self._watches = [
-            ObjectWatch(cluster, kind, query=query, tell=self._put)
-            for kind, query in (
-                (resource, {"fieldSelector": f"metadata.name={name}"}),
-                (PODS, self._of_pods),
-                # The whole namespace: no selector covers the job, its pods and Kueue's workload.
-                (EVENTS, {}),
-            )
-        ]
+        job = {"fieldSelector": f"metadata.name={name}"}
+        # Events of the whole namespace: no selector covers the job, its pods and Kueue's workload.
+        watched = ((resource, job), (PODS, self._of_pods), (EVENTS, dict[str, str]()))
+        self._watches = [ObjectWatch(cluster, r, query=q, tell=self._put) for r, q in watched]
         self._is_begun = False
 
     def begin(self) -> None:
@@ -360,10 +355,9 @@ class Following:
 
     def next(self, seconds: float) -> Item | None:
         """Returns the next news, or None if there is none within `seconds`."""
-        try:
+        with contextlib.suppress(queue.Empty):
             return self._items.get(timeout=seconds)
-        except queue.Empty:
-            return None
+        return None
 
     @property
     def is_empty(self) -> bool:
@@ -412,9 +406,8 @@ class Following:
 
     def _put(self, item: Item) -> None:
         while True:
-            try:
+            with contextlib.suppress(queue.Full):
                 self._items.put(item, timeout=_PUT_SECONDS)
-                break
-            except queue.Full:
-                if self._is_closed.is_set():
-                    break
+                return
+            if self._is_closed.is_set():
+                return

@@ -121,10 +121,8 @@ def refused_pods(group: PodGroup, message: str) -> Trouble:
     if is_for_ever:
         fix = "the quota is smaller than the request: ask for more, or plan fewer or smaller hosts"
     elif is_of_quota(message):
-        fix = (
-            "free some of the namespace's quota, or ask for more (kubectl describe quota); "
-            "or plan fewer or smaller hosts"
-        )
+        fix = "free some of the namespace's quota, or ask for more (kubectl describe quota); "
+        fix += "or plan fewer or smaller hosts"
     elif "must specify" in message and "limits.cpu" in message:
         # The words of a ResourceQuota's admission: `failed quota: q: must specify limits.cpu for:`.
         fix = "set kubernetes.cpu_limit: true, as the namespace's quota wants a CPU limit"
@@ -341,7 +339,7 @@ def idle_wait(
     idle = [pod for pod in hosts.values() if not (pod.is_running or pod.has_succeeded)]
     has_all = len(hosts) == count
     is_finished = has_all and all(pod.has_succeeded for pod in hosts.values())
-    if has_all and not idle and not is_finished:
+    if has_all and not (idle or is_finished):
         return None
     kind, what, told_after = "unmade", "have no pod", START_SECONDS
     why = events.last_of("Job", f"-{layout.dnn.job}-0") or events.last_of("JobSet")
@@ -392,8 +390,7 @@ def _bill(pods: Sequence[PodState], layout: Layout, other: str = "") -> str:
     if not billed:
         return ""
     words = f", and {len(billed)} {other}host{'s are' if len(billed) > 1 else ' is'} billed"
-    prices = [layout.job.prices.get(name) for name in billed]
-    known = [price for price in prices if price is not None]
+    known = [layout.job.prices[name] for name in billed if name in layout.job.prices]
     return words + (f", {usd(sum(known))} an hour" if len(known) == len(billed) else "")
 
 

@@ -568,9 +568,8 @@ def _forget_token(
     aws: Aws, found: Mapping[str, Json], request: SageMakerRequest, *, log: Log
 ) -> None:
     """Deletes the token unless the existing job of the name reads it."""
-    state = job_state(found)
     folder = request.token_uri.rpartition("/")[0]
-    if state.is_final or folder not in json.dumps(found.get("InputDataConfig")):
+    if job_state(found).is_final or folder not in json.dumps(found.get("InputDataConfig")):
         delete_token(aws, request.token_uri, log=log)
 
 
@@ -591,9 +590,8 @@ def _is_ours(
     """Whether a job was created with this request and this code."""
     wanted = _tag(request.body.get("Tags"))
     tagged = _tag_of(aws, str(found.get("TrainingJobArn"))) if wanted else None
-    if wanted and tagged:
-        is_same = wanted == tagged
-    else:
+    is_same = wanted == tagged
+    if not tagged:
         is_same = all(is_within(request.body.get(key), found.get(key)) for key in _TELLING)
     return is_same and (packed is None or _has_code(aws, request, packed))
 
