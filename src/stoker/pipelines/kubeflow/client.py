@@ -78,11 +78,9 @@ class KubeflowClient(PipelineClient):
         is_multi_user = self.health.get("multi_user")
         if self._namespace or not is_multi_user:
             return self._namespace if is_multi_user else None
-        raise UsageError(
-            "this Kubeflow has many users, each with a namespace",
-            where=self._place,
-            fix="name yours: --namespace N, or kubernetes.kubeflow.namespace in the workload",
-        )
+        what = "this Kubeflow has many users, each with a namespace"
+        fix = "name yours: --namespace N, or kubernetes.kubeflow.namespace in the workload"
+        raise UsageError(what, where=self._place, fix=fix)
 
     def compared(self, compiled: Compiled) -> tuple[Json, Json]:
         """Returns the latest version, None if there is none, and the compiled one."""
@@ -161,11 +159,8 @@ class KubeflowClient(PipelineClient):
             for item in self._all("run", "list_runs", "runs", sort_by="created_at desc"):
                 if _pipeline_of(item) == found[0]:
                     return self.status(str(item.get("run_id")))
-        raise UsageError(
-            f"pipeline run {run} not found",
-            where=self._place,
-            fix="RUN is a run's id, the address of its page, or the name of a pipeline that ran",
-        )
+        fix = "RUN is a run's id, the address of its page, or the name of a pipeline that ran"
+        raise UsageError(f"pipeline run {run} not found", where=self._place, fix=fix)
 
     def stop(self, run: str) -> RunState:
         """Terminates a run, deletes the jobs of its steps, and waits until it has ended."""

@@ -123,20 +123,16 @@ class SageMakerClient(PipelineClient):
                 fix="'cron(0 6 ? * MON-FRI *)': minute hour day month weekday year; 'rate(1 day)'",
             )
         if settings.schedule_role is None:
-            raise UsageError(
-                "no role with which the scheduler may start the pipeline",
-                where=f"workload {workload.name}, key sagemaker.schedule_role",
-                fix="name one; configs/sagemaker/stoker.yaml makes it",
-            )
+            what = "no role with which the scheduler may start the pipeline"
+            where = f"workload {workload.name}, key sagemaker.schedule_role"
+            fix = "name one; configs/sagemaker/stoker.yaml makes it"
+            raise UsageError(what, where=where, fix=fix)
         arn, values = self._checked(workload, parameters)
         earlier = self._aws.find("scheduler", "GetSchedule", **place) or {}
         there, state = mapping(earlier, "Target"), earlier.get("State", "ENABLED")
         if there.get("Arn", arn) != arn:
-            raise UsageError(
-                f"schedule {name} exists and starts something else",
-                where=str(there["Arn"]),
-                fix="choose another --name",
-            )
+            what = f"schedule {name} exists and starts something else"
+            raise UsageError(what, where=str(there["Arn"]), fix="choose another --name")
         queue = settings.dead_letter_queue
         self._aws.call(
             "scheduler",
@@ -166,11 +162,9 @@ class SageMakerClient(PipelineClient):
         if found is None:
             if not id and (job := find_job(self._aws, name)):
                 return _state(name, job["TrainingJobStatus"], job.get("FailureReason"))
-            raise UsageError(
-                f"no pipeline or training job {name} found",
-                where=f"region {self._aws.region}",
-                fix="RUN is PIPELINE/EXECUTION_ID, a pipeline, a training job, or an ARN of these",
-            )
+            what, where = f"no pipeline or training job {name} found", f"region {self._aws.region}"
+            fix = "RUN is PIPELINE/EXECUTION_ID, a pipeline, a training job, or an ARN of these"
+            raise UsageError(what, where=where, fix=fix)
         if id is None:
             asked = {"PipelineName": name, "SortBy": "CreationTime", "SortOrder": "Descending"}
             listed = self._aws.call("sagemaker", "ListPipelineExecutions", **asked, MaxResults=1)

@@ -313,7 +313,7 @@ class RunPicture:
         for event in news.items if news.what != "deleted" else ():
             for happening in self._happenings.take(event):
                 if happening.reason == "NotTriggerScaleUp":
-                    # Its last words on a pod count.
+                    # The autoscaler's last words on a pod count.
                     pod = happening.about.removeprefix("Pod ")
                     self._unfit.pop(pod, None)
                     if has_no_group(happening.message):

@@ -288,12 +288,9 @@ def _pod_group(group: Group, *, name: str, settings: KubernetesSettings) -> PodG
     if gpus is None:
         raise _unknown(group, "how many GPUs a pod gets (0: training on CPUs)")
     if not is_dnn and pool.gpus:
-        raise UsageError(
-            f"{group.instance_type} has GPUs, which pods of the data group do not use: they do not "
-            "tolerate GPU nodes",
-            where=f"group {group.name}",
-            fix="plan data hosts of a type without GPUs",
-        )
+        what = f"{group.instance_type} has GPUs, which pods of the data group do not use: they do "
+        fix = "plan data hosts of a type without GPUs"
+        raise UsageError(f"{what}not tolerate GPU nodes", where=f"group {group.name}", fix=fix)
     if not is_dnn and lacks_arm_image(settings, group.instance_type):
         raise UsageError(
             f"the nodes of {group.instance_type} are arm64, and the workload's image may be for "
@@ -432,13 +429,10 @@ def _check_memory(group: Group, resources: Document) -> None:
 
 
 def _unknown(group: Group, what: str) -> UsageError:
-    pool = bare_type(group.instance_type)
-    gpus = ", gpus: 1" if group.role == "dnn" else ""
-    return UsageError(
-        f"the workload does not say {what} on {pool}",
-        where=f"group {group.name}, key kubernetes.pools.{pool}",
-        fix=f'for example kubernetes: {{pools: {{"{pool}": {{cpu: 7, memory: 28Gi{gpus}}}}}}}',
-    )
+    pool, gpus = bare_type(group.instance_type), ", gpus: 1" if group.role == "dnn" else ""
+    where = f"group {group.name}, key kubernetes.pools.{pool}"
+    fix = f'for example kubernetes: {{pools: {{"{pool}": {{cpu: 7, memory: 28Gi{gpus}}}}}}}'
+    return UsageError(f"the workload does not say {what} on {pool}", where=where, fix=fix)
 
 
 # A volume of a pod, and its mounts.

@@ -556,11 +556,10 @@ def _by_gpus(
             note = "the log does not name the hosts' groups: those with GPUs count as "
             return GroupMembers(groups=groups, roles={}), f"{note}{with_gpus[0]}"
     listed = ", ".join(f"{name} ({count} x {kind})" for name, (kind, count) in state.groups.items())
-    raise PlatformError(
-        f"it is unknown which of the {len(hosts)} hosts is in which group: {listed}",
-        where=f"the log of {state.name} has no such lines of stoker's launcher",
-        fix="give the whole log with --logs FILE, or profile the training: stoker profile",
-    )
+    what = f"it is unknown which of the {len(hosts)} hosts is in which group: {listed}"
+    where = f"the log of {state.name} has no such lines of stoker's launcher"
+    fix = "give the whole log with --logs FILE, or profile the training: stoker profile"
+    raise PlatformError(what, where=where, fix=fix)
 
 
 def _dnn_group(
@@ -582,8 +581,7 @@ def _no_points(state: TrainingJobState, age_seconds: float, seconds: float) -> P
     why = "it trained for less than two minutes" if seconds < 120 else "none were written"
     if age_seconds > KEPT_DAYS * _DAY:
         why = f"it began {age_seconds / _DAY:.0f} days ago, and they are kept {KEPT_DAYS}"
-    return PlatformError(
-        f"CloudWatch has no points for {state.name}'s training hosts: {why}",
-        where="cloudwatch:GetMetricData, namespace /aws/sagemaker/TrainingJobs",
-        fix="name a job that trained for some minutes, or profile the training: stoker profile",
-    )
+    what = f"CloudWatch has no points for {state.name}'s training hosts: {why}"
+    where = f"cloudwatch:GetMetricData, namespace {NAMESPACE}"
+    fix = "name a job that trained for some minutes, or profile the training: stoker profile"
+    return PlatformError(what, where=where, fix=fix)

@@ -10,11 +10,7 @@ from stoker.records.base import mapping, mappings
 
 
 def champion_quality(aws: Aws, group: str) -> dict[str, float] | None:
-    """Returns the metrics of a group's last approved model; None if there is none.
-
-    Raises:
-        PlatformError: If the service refuses, or the approved model has no metrics.
-    """
+    """Returns the metrics of a group's last approved model; PlatformError if it has none."""
     named = {"ModelPackageGroupName": group, "ModelApprovalStatus": "Approved"}
     order = {"SortBy": "CreationTime", "SortOrder": "Descending", "MaxResults": 1}
     listed = aws.find("sagemaker", "ListModelPackages", **named, **order) or {}
@@ -23,14 +19,11 @@ def champion_quality(aws: Aws, group: str) -> dict[str, float] | None:
         return None
     name = text(models[0], "ModelPackageArn")
     found = aws.call("sagemaker", "DescribeModelPackage", ModelPackageName=name)
-    quality = mapping(mapping(found.get("ModelMetrics")).get("ModelQuality"))
-    uri = text(mapping(quality.get("Statistics")), "S3Uri")
+    uri = text(mapping(found, "ModelMetrics", "ModelQuality", "Statistics"), "S3Uri")
     if not uri:
-        raise PlatformError(
-            f"the approved model {name} has no metrics to compare with",
-            where=f"model package group {group}",
-            fix="approve a model that stoker's pipeline registered, or write numbers into the gate",
-        )
+        what = f"the approved model {name} has no metrics to compare with"
+        fix = "approve a model that stoker's pipeline registered, or write numbers into the gate"
+        raise PlatformError(what, where=f"model package group {group}", fix=fix)
     told = {
         metric: mapping(value).get("value")
         for kind, part in mapping(json.loads(aws.read_object(uri))).items()
