@@ -104,7 +104,7 @@ class Agreement:
         self._steps: dict[str, int] = {}
 
     def propose(self, phase: str, *, at_step: int) -> None:
-        """Announces a change of phase for soon after `at_step`; ignored in all ranks but 0."""
+        """Announces, as rank 0, a change of phase for soon after `at_step`."""
         if self._rank != 0 or phase in self._steps:
             return
         self._steps[phase] = at_step + (self._lead_steps if self._world_size > 1 else 0)
@@ -158,12 +158,10 @@ class Agreement:
         return max(1, names.count(host))
 
     def come_from(self, host: str) -> None:
-        """Announces this rank's host."""
         if self._world_size > 1:
             self._board.post(f"profile-host-{self._rank}", host)
 
     def arrive(self, name: str) -> None:
-        """Announces that this rank is at `name`; does not wait."""
         if self._world_size > 1:
             self._board.post(f"profile-{name}-{self._rank}", "here")
 
@@ -188,7 +186,6 @@ class RankPlace:
     """The place of a trainer process among all of them.
 
     Attributes:
-        leads_host: First rank of its host.
         ranks_on_host: Trainer processes there; None where no variable says.
     """
 
@@ -199,12 +196,7 @@ class RankPlace:
 
 
 class Findings:
-    """The result of this rank, which grows from phase to phase.
-
-    Args:
-        folder: Folder of `profile-rank{R}.json`.
-        is_stopped: Whether the profile was stopped: then it waits for no other rank.
-    """
+    """The result of this rank, which grows from phase to phase."""
 
     def __init__(
         self,
@@ -230,19 +222,13 @@ class Findings:
         )
 
     def learn(self, **parts: object) -> None:
-        """Sets fields of the result."""
         self.result = msgspec.structs.replace(self.result, **parts)
 
     def note(self, *notes: str) -> None:
-        """Adds notes for readers of the figures."""
         self._notes.extend(notes)
 
     def write(self, *, missing: str = "") -> None:
-        """Writes the file, which is read if this process is killed.
-
-        Args:
-            missing: Why the profile is incomplete; empty: it is not.
-        """
+        """Writes the file, which is read if this process is killed."""
         self.learn(missing=missing, notes=tuple(self._notes))
         write_text(self._file(self.result.rank), self._text())
 

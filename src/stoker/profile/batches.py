@@ -94,7 +94,6 @@ def _is_uint8_like(image: torch.Tensor) -> bool:
 
 
 def facts_of(loader: DataLoader[object]) -> LoaderFacts:
-    """Returns how the script set up its loader."""
     kind = type(loader.dataset)
     name, reach = reach_of(type(loader))
     return LoaderFacts(
@@ -125,7 +124,6 @@ def is_cuda_used() -> bool:
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of the packages that batches and steps depend on."""
     found = {}
     for name in _PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
@@ -148,7 +146,7 @@ class Cache:
         self.batches.append(clone(batch))
 
     def give(self, index: int) -> object:
-        """Returns copies of the kept batches in turn, again and again; at least one is needed."""
+        """Returns copies of the kept batches in turn; at least one is needed."""
         return clone(self.batches[index % len(self.batches)])
 
 
@@ -156,10 +154,7 @@ class OtherLoaders:
     """Other loaders that are read within the main one's steps, as of labelled and unlabelled data.
 
     A step's wait for them is waiting, too; and where the main one's batches come from the cache,
-    theirs do.
-
-    Attributes:
-        count: Batches that were read this way, as is.
+    theirs do. `count`: batches that were read this way, as is.
     """
 
     def __init__(self) -> None:
@@ -176,10 +171,6 @@ class OtherLoaders:
         is_replaying: bool,
     ) -> object:
         """Returns the next batch: the loader's own in the phase as is, then a cached one.
-
-        Args:
-            delivered: Its batches in this epoch.
-            is_replaying: Whether the main one's batches come from the cache.
 
         Raises:
             StopIteration: At the end of an epoch, of cached batches, too.
@@ -223,18 +214,12 @@ class Choice:
 
     @property
     def loader(self) -> DataLoader[object] | None:
-        """The main loader, if there is one and the script still has it."""
         return self._main() if self._main else None
 
     def is_main(
         self, loader: DataLoader[object], *, delivered: int, steps: AsIsSteps | None
     ) -> bool:
-        """Returns whether `loader` is the main one, or becomes it now.
-
-        Args:
-            delivered: Its batches in this epoch.
-            steps: The main loader's so far.
-        """
+        """Whether `loader`, with `delivered` batches in this epoch, is or becomes the main one."""
         main = self.loader
         if main is loader:
             return True

@@ -69,7 +69,6 @@ def transforms_of(ranks: Sequence[RankResult]) -> tuple[TransformCost, ...]:
 
 
 def loader_of(ranks: Sequence[RankResult]) -> ProfiledLoader | None:
-    """Returns the loader that the ranks read, with its shards if it is a stream."""
     facts = [rank.loader for rank in ranks if rank.loader is not None]
     if not facts or not facts[0].class_name:
         return None
@@ -87,12 +86,7 @@ def loader_of(ranks: Sequence[RankResult]) -> ProfiledLoader | None:
 def host_of(
     rank: RankResult, *, group: TodaysGroup, settings: ProfileSettings, is_named: bool
 ) -> ProfiledHost:
-    """Returns the profiled hosts, under the best known name.
-
-    Args:
-        rank: The first one.
-        is_named: Whether the workload itself names `group`'s type.
-    """
+    """Returns the hosts under their best known name; `is_named`: the workload has `group`'s."""
     found = rank.inventory
     given = settings.instance_type
     name = group.instance_type
@@ -125,7 +119,6 @@ def note_of_host(rank: RankResult, host: ProfiledHost) -> str | None:
 
 
 def _added_if_known(parts: Sequence[Quartiles | None]) -> Quartiles | None:
-    """Returns the sum over all ranks; None if the part of one rank is not known."""
     known = [part for part in parts if part is not None]
     return _added(known) if len(known) == len(parts) else None
 
@@ -166,11 +159,7 @@ def combine(
 ) -> Profile:
     """Returns the profile of a *global* step from the results of all ranks.
 
-    Args:
-        ranks: Ranks of all hosts.
-        workload_keys: Of the workload, with the hosts that were measured.
-        is_named: False: the type of `group` is a guess, and the type that the host reports is
-            better.
+    Where not `is_named`, the type of `group` is a guess, and what the host reports is better.
 
     Raises:
         UsageError: If there are no ranks, some are missing, or one lacks a part.
@@ -367,7 +356,6 @@ def _handover(own: _Whole) -> Quartiles | None:
 
 
 def _drain_with(drains: Sequence[Drain], *, workers: int) -> Drain | None:
-    """Returns the drain with that many workers, else with most; None if there are none."""
     return max(drains, key=lambda own: (own.workers == workers, own.workers), default=None)
 
 

@@ -196,7 +196,7 @@ def _in_place(transform: object, timed: Timed) -> object:
     return timed_function
 
 
-def load_in_parts(source: TaskSource, *, until: float) -> tuple[Cost, ...]:
+def load_in_parts(source: TaskSource, until: float) -> tuple[Cost, ...]:
     """Fetches and collates in a worker, with every transform timed; returns the costs.
 
     There are none where the dataset gave fewer than two batches.
@@ -264,11 +264,7 @@ def load_in_parts(source: TaskSource, *, until: float) -> tuple[Cost, ...]:
 def measure_costs(
     loader: Loader, *, seconds: float, iterate: Iterate
 ) -> tuple[tuple[Cost, ...], list[str]]:
-    """Loads in one worker alone for about `seconds`; returns its costs in parts, and notes.
-
-    Raises:
-        Exception: Any error of the dataset.
-    """
+    """Loads in one worker alone for about `seconds`; returns its costs in parts, and notes."""
     reports = run_in_workers(
         loader, load_in_parts, workers=1, num_batches=_MAX_BATCHES, seconds=seconds, iterate=iterate
     )
@@ -277,7 +273,6 @@ def measure_costs(
 
 
 def name_of(text: str) -> str:
-    """Shortens `text` to the length of a row's name, by its middle."""
     if len(text) <= _MAX_NAME:
         return text
     rest = _MAX_NAME - 1

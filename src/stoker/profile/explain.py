@@ -38,7 +38,7 @@ _OF_STATES = {
 
 
 def transform_table(transforms: Sequence[TransformCost]) -> list[str]:
-    """Returns a table of at most eleven lines of 88 columns, or no lines."""
+    """Returns at most eleven lines of 88 columns, or none."""
     if not transforms:
         return []
     lines = [f"{'loading a sample, one worker':<{_NAME}}{'CPU ms':>9}{'share':>8}   {'bytes':>19}"]

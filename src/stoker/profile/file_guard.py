@@ -35,7 +35,7 @@ _HARMLESS_PROGRAMS = frozenset(
 
 
 class GuardedError(StokerError):
-    """A worker of the loader was about to write a file while the profile repeats batches."""
+    """A loader's worker was about to write a file while the profile repeats batches."""
 
 
 # The guard of this process, once it listens.
@@ -43,10 +43,7 @@ _listening: "list[FileGuard]" = []
 
 
 def guard_worker() -> None:
-    """Makes it an error that this worker of a loader changes an existing file.
-
-    For workers that were not forked, which inherit nothing.
-    """
+    """Makes it an error that this worker, which was not forked, changes an existing file."""
     for guard in _listening:
         guard.refuse()
 
@@ -115,7 +112,6 @@ class FileGuard:
             self._process = 0
 
     def free_this_thread(self) -> None:
-        """Exempts this thread: it is the profile's from now on."""
         self._free_thread = threading.get_ident()
 
     def made(self) -> list[str]:
@@ -233,8 +229,6 @@ def _wrap_torch(before: Callable[[object], None]) -> None:
 
 
 class _Write(Protocol):
-    """A library's function or method that writes a file."""
-
     def __call__(self, *given: object, **named: object) -> object: ...
 
 

@@ -31,11 +31,9 @@ _SKIPPED = frozenset({".git", ".venv", "venv", "node_modules", "__pycache__", ".
 
 @dataclass(frozen=True, slots=True)
 class FolderSnapshot:
-    """The files of some folders at one time.
+    """Files of some folders at one time: path to (bytes, nanoseconds of the last change).
 
-    Attributes:
-        files: Path to (size in bytes, time of change in nanoseconds).
-        is_whole: False: there were more files, or they took too long to read.
+    `is_whole` is False where there were more files, or they took too long to read.
     """
 
     files: Mapping[str, tuple[int, int]] = field(default_factory=dict)
@@ -107,7 +105,6 @@ def folders_of(words: Sequence[str], *, cwd: Path, outputs: Sequence[Path]) -> l
 
 
 def words_of(files: Sequence[GrownFile], *, cwd: Path) -> str:
-    """Returns one sentence; it is empty where no file grew."""
     if not files:
         return ""
     named = []
@@ -162,11 +159,7 @@ def own_folders(settings: ProcessSettings) -> list[Path]:
 
 
 class Growth:
-    """The files that one run of a script makes grow, from now on.
-
-    Args:
-        skipped: Folders not to scan: stoker's own.
-    """
+    """The files that one run of a script makes grow, outside the folders `skipped`."""
 
     def __init__(self, folders: Sequence[Path], *, skipped: Sequence[Path]) -> None:
         self._folders = folders
@@ -214,6 +207,5 @@ def _files(folders: Sequence[Path], outside: set[str]) -> Iterator["os.DirEntry[
 
 
 def short_path(path: str, cwd: Path | None = None) -> str:
-    """Returns the path relative to `cwd` if it is below it."""
     relative = os.path.relpath(path, cwd)
     return path if relative.startswith("..") else relative

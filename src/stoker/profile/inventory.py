@@ -29,8 +29,7 @@ _MAX_NAME = 64
 def take_inventory(*, given: str | None = None) -> Inventory:
     """Returns the inventory of this host; blocks for some seconds at most.
 
-    Args:
-        given: Its type, if the user gave one; `auto`: always asks the metadata service.
+    `given`: its type, by the user; `auto` always asks the metadata service.
     """
     count, model = accelerators()
     name, source = instance_type(given=given)
@@ -110,7 +109,6 @@ def accelerators(
 
 
 def cpu_model(file: Path = _CPU) -> str | None:
-    """Returns the CPU's name, as the kernel spells it."""
     with contextlib.suppress(OSError):
         for line in file.read_text(errors="replace").splitlines():
             key, _, value = line.partition(":")

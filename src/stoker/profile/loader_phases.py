@@ -14,10 +14,11 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol, cast
+from typing import NamedTuple, cast
 
+import msgspec
 import torch.utils.data
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
@@ -76,17 +77,11 @@ _BLOCK = 8
 _WAIT_SECONDS = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
-    """One pass over a loader, with the times of its batches.
-
-    Attributes:
-        stamps: Stamps of each worker's batches.
-        handovers: Seconds of the reader to take batches that were ready.
-    """
+class Round(NamedTuple):
+    """One pass: each worker's stamps, and the reader's seconds to take batches that were ready."""
 
     stamps: list[list[Stamp]]
-    handovers: list[float] = field(default_factory=list)
+    handovers: Sequence[float] = ()
 
 
 class StampedCollate:
@@ -126,9 +121,8 @@ def read_round(
 ) -> Round:
     """Reads from `workers` fresh workers for about `seconds`: flat out, then a little slower.
 
-    The workers are torch's own, with the loader's dataset, sampler and collate function. A worker's
-    first batch includes its start and is not counted; then a batch's cost is what the worker used
-    from one batch to the next: fetch, collate and the hand-over.
+    A worker's first batch includes its start and is not counted; then a batch's cost is what the
+    worker used from one batch to the next: fetch, collate and the hand-over.
 
     Raises:
         Exception: Any error of the dataset; RuntimeError if no batch comes for 20 s beyond
@@ -221,8 +215,7 @@ def summarize(rounds: list[Round], *, workers: int) -> Drain | None:
 
 def shut_down(iterator: object) -> None:
     """Ends the workers of a torch iterator, if it has any; a worker ends after its batch."""
-    end = getattr(iterator, "_shutdown_workers", None)
-    if callable(end):
+    if end := getattr(iterator, "_shutdown_workers", None):
         end()
 
 
@@ -246,23 +239,12 @@ def _with_workers(loader: Loader, *, workers: int, timeout: float) -> Loader:
     )
 
 
-class WorkerTask(Protocol):
-    """A task for a loader's worker in place of its batches; task and report are pickled."""
-
-    def __call__(self, source: "TaskSource", *, until: float) -> object:
-        """Works until about `until`, monotonic seconds, and returns the report."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSource:
     """The script's dataset inside a worker, batched as its loader does.
 
-    Attributes:
-        indices: A list for each batch, or an index for each item where `is_batched` is false; of a
-            stream only their number counts.
-        is_batched: Whether items are collated by the loader.
-        batch_size: Batch size of a stream that is batched.
+    `indices` holds a list for each batch, or an index for each item where `is_batched` is false; of
+    a stream only their number counts.
     """
 
     dataset: object
@@ -274,22 +256,17 @@ class TaskSource:
 
     def samples(self) -> Iterator[object]:
         """Yields the items of each batch, once around; a stream starts over."""
-        if self.is_stream:
-            items = iter(self.dataset)  # type: ignore[call-overload]
-            for _ in self.indices:
-                if not self.is_batched:
-                    yield from itertools.islice(items, 1)
-                    continue
-                found = list(itertools.islice(items, self.batch_size))
-                if not found:
-                    return
+        if not self.is_stream:
+            yield from map(self._get, self.indices)
+            return
+        items = iter(self.dataset)  # type: ignore[call-overload]
+        for _ in self.indices:
+            if not self.is_batched:
+                yield from itertools.islice(items, 1)
+            elif found := list(itertools.islice(items, self.batch_size)):
                 yield found
-        else:
-            for index in self.indices:
-                yield self.get(index)
 
-    def get(self, index: object) -> object:
-        """Returns the items of a batch, or one item where they are not batched."""
+    def _get(self, index: object) -> object:
         dataset = self.dataset
         if not self.is_batched:
             return dataset[index]  # type: ignore[index]
@@ -298,6 +275,10 @@ class TaskSource:
         if many:
             return cast("object", many(index))
         return [dataset[each] for each in index]  # type: ignore[index, attr-defined]
+
+
+# For a worker in place of its batches, until monotonic seconds; task and report are pickled.
+WorkerTask = Callable[[TaskSource, float], object]
 
 
 def run_in_workers(
@@ -369,7 +350,7 @@ class _TaskDataset(torch.utils.data.Dataset[object]):
         ]
 
     def __getitem__(self, number: int) -> object:
-        return self._task(self._sources[number], until=time.monotonic() + self._seconds)
+        return self._task(self._sources[number], time.monotonic() + self._seconds)
 
 
 class _WorkerInit:
@@ -382,10 +363,9 @@ class _WorkerInit:
         self._shell = shell
 
     def __call__(self, worker_id: int) -> None:
-        info = get_worker_info()
-        if self._shell is not None and info is not None:
+        if self._shell is not None:
             # The script's function looks for its dataset there. The class refuses assignments.
-            object.__setattr__(info, "dataset", self._shell.dataset)
+            object.__setattr__(get_worker_info(), "dataset", self._shell.dataset)
         guard_worker()
         if self._own is not None:
             self._own(worker_id)
@@ -457,11 +437,10 @@ def measure_loading(
             read = read_round(
                 loader, workers=workers, seconds=share, is_stopped=is_stopped, iterate=iterate
             )
+            rounds_of.setdefault(workers, []).append(read)
         except Exception as err:
             # A process edge: the dataset is the user's, and may not work in workers at all.
             failed[workers] = f"the loader failed with {workers} workers: {error_words(err)}"
-            continue
-        rounds_of.setdefault(workers, []).append(read)
     drains: list[Drain] = []
     for workers in counts:
         drained = summarize(rounds_of.get(workers, []), workers=workers)
@@ -479,8 +458,7 @@ def measure_loading(
     return drains, list(failed.values())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchRead:
+class BatchRead(NamedTuple):
     """Times of one batch of one worker; `wait_seconds`: neither on a CPU nor ready to run."""
 
     wall_seconds: float
@@ -489,8 +467,7 @@ class BatchRead:
     fetched: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ColdAndWarm:
+class ColdAndWarm(NamedTuple):
     """Times of one worker's batches, cold and then warm; `first` found out their files."""
 
     first: tuple[BatchRead, ...] = ()
@@ -498,7 +475,7 @@ class ColdAndWarm:
     warm: tuple[BatchRead, ...] = ()
 
 
-def read_cold_and_warm(source: TaskSource, *, until: float) -> ColdAndWarm | None:
+def read_cold_and_warm(source: TaskSource, until: float) -> ColdAndWarm | None:
     """Reads a worker's batches, drops their files, reads them cold, then warm.
 
     The later reads are empty where the first read nothing.
@@ -509,14 +486,17 @@ def read_cold_and_warm(source: TaskSource, *, until: float) -> ColdAndWarm | Non
     opened = OpenedFiles()
     begun = time.monotonic()
     first = _read(source, until=begun + (until - begun) / 3)
-    if sum(each.asked + each.fetched for each in first) < _MIN_BYTES * len(first):
-        return ColdAndWarm(first=first)
-    if not drop_cached(opened.paths()):
+    if not _read_something(first) or not drop_cached(opened.paths()):
         return ColdAndWarm(first=first)
     # Where the first reads found all in memory, the storage may be much slower than it was.
     cold = _read(source, until=until, most=len(first))
     warm = _read(source, until=float("inf"), most=len(cold))
     return ColdAndWarm(first=first, cold=cold, warm=warm)
+
+
+def _read_something(batches: Sequence[BatchRead]) -> bool:
+    read = sum(each.asked + each.fetched for each in batches)
+    return read >= _MIN_BYTES * max(1, len(batches))
 
 
 def measure_reads(
@@ -543,16 +523,11 @@ def summarize_reads(
     reports: Sequence[ColdAndWarm], *, workers: int
 ) -> tuple[Reads | None, list[str]]:
     """Computes the storage's rate from the workers' reads; also returns notes."""
-    first = [each for report in reports for each in report.first]
-    if not first or sum(each.asked + each.fetched for each in first) < _MIN_BYTES * len(first):
+    if not _read_something([each for report in reports for each in report.first]):
         return None, []
-    pairs = [
-        (cold, warm)
-        for report in reports
-        for cold, warm in zip(report.cold, report.warm, strict=False)
-    ]
+    pairs = [pair for report in reports for pair in zip(report.cold, report.warm, strict=False)]
     cold = [each for each, _ in pairs]
-    if not cold or sum(each.asked + each.fetched for each in cold) < _MIN_BYTES * len(cold):
+    if not _read_something(cold):
         return None, [
             "the storage was not measured: data stays in memory after the first read, or the "
             "kernel does not see these reads"
@@ -567,16 +542,14 @@ def summarize_reads(
         if not is_waiting:
             return None, ["the storage's rate is not known: its reads could not be made cold"]
         fetched = [each.asked for each in cold]
-    return (
-        Reads(
-            workers=workers,
-            batch_bytes=quartiles(fetched),
-            cold_seconds=quartiles([each.wall_seconds for each in cold]),
-            warm_seconds=quartiles([each.wall_seconds for _, each in pairs]),
-            bytes_per_second=_rate(fetched, waits, workers=workers) if is_waiting else None,
-        ),
-        [],
+    reads = Reads(
+        workers=workers,
+        batch_bytes=quartiles(fetched),
+        cold_seconds=quartiles([each.wall_seconds for each in cold]),
+        warm_seconds=quartiles([each.wall_seconds for _, each in pairs]),
+        bytes_per_second=_rate(fetched, waits, workers=workers) if is_waiting else None,
     )
+    return reads, []
 
 
 def _rate(fetched: Sequence[int], waits: Sequence[float], *, workers: int) -> Quartiles:
@@ -584,13 +557,8 @@ def _rate(fetched: Sequence[int], waits: Sequence[float], *, workers: int) -> Qu
     whole = workers * sum(fetched) / sum(waits)
     single = [workers * size / wait for size, wait in zip(fetched, waits, strict=True) if wait > 0]
     found = quartiles(single)
-    return Quartiles(
-        mean=whole,
-        median=found.median,
-        low=min(found.low, whole),
-        high=max(found.high, whole),
-        samples=found.samples,
-    )
+    low, high = min(found.low, whole), max(found.high, whole)
+    return msgspec.structs.replace(found, mean=whole, low=low, high=high)
 
 
 def _read(source: TaskSource, *, until: float, most: int | None = None) -> tuple[BatchRead, ...]:

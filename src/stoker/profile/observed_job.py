@@ -27,15 +27,7 @@ _SUSPECTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedSteps:
-    """Step times from stoker's own log lines.
-
-    Attributes:
-        step_seconds: Median.
-        wait_seconds: Median of the wait for data; None where the lines lack it.
-        low_seconds: Lower quartile of the step.
-        high_seconds: Upper quartile.
-        samples: Lines behind it.
-    """
+    """Median of a step, its wait (None where lines lack it), and its quartiles, from log lines."""
 
     step_seconds: float
     wait_seconds: float | None
@@ -95,7 +87,6 @@ def observed_profile(
 
     Args:
         sizes: Instance type to its vCPUs and GPUs, as the loads were normalised by.
-        steps: Steps in its log, if a log was given.
     """
     kind, count = job.groups[job.dnn]
     loads = {load.group: load for load in group_loads(job.loads, types=job.types)}

@@ -89,11 +89,7 @@ _FoundT = TypeVar("_FoundT")
 
 
 class ProfileSession:
-    """The profile of this process's main loader: the first that is read to train on.
-
-    Args:
-        folder: Folder for the results.
-    """
+    """The profile of this process's main loader: the first that is read to train on."""
 
     def __init__(
         self,
@@ -147,7 +143,6 @@ class ProfileSession:
         return self._replay is not None and self._replay.steps.count > 0
 
     def begin_epoch(self) -> None:
-        """Records that a loader is iterated now."""
         self._loaders += 1
         self._reading.watch.pause()
         if self._loaders == 1:
@@ -159,7 +154,7 @@ class ProfileSession:
                 self._growth = Growth.of_process(self._settings)
 
     def is_main(self, loader: Loader, *, delivered: int) -> bool:
-        """Returns whether `loader` is to be measured; `delivered` counts its epoch's batches."""
+        """Whether `loader` is to be measured; `delivered` counts its epoch's batches."""
         is_main = self._choice.is_main(loader, delivered=delivered, steps=self._reading.steps)
         if is_main and self._choice.has_changed:
             self._choice.has_changed = False
@@ -167,11 +162,11 @@ class ProfileSession:
         return is_main
 
     def is_replaying(self, loader: Loader) -> bool:
-        """Returns whether the loader's batches come from the cache: its workers are idle."""
+        """Whether the loader's batches come from the cache: its workers are idle."""
         return self._replay is not None and self._choice.loader is loader
 
     def end_epoch(self) -> None:
-        """Ends the main loader's epoch, whether complete or given up; may be called twice."""
+        """Ends the main loader's epoch, complete or not; may be called twice."""
         self._reading.end_epoch()
 
     def other_batch(self, loader: Loader, inner: Iterator[object], *, delivered: int) -> object:
@@ -310,7 +305,6 @@ class ProfileSession:
         return steps.count > 0 and self._agreement.is_due("accelerator", at_step=self._steps)
 
     def _has_time_before_it_saves(self) -> bool:
-        """Returns whether the script does not save soon, which would end the profile."""
         changes = self._guard.changes
         has_saved, self._changes = changes != self._changes, changes
         is_late = self._reading.elapsed_seconds >= _LATEST_SHARE * self._budget
@@ -415,8 +409,7 @@ class ProfileSession:
     def _finish(self, *, before: str = "") -> NoReturn:
         """Measures the loader alone, hands the results over, and always ends the process.
 
-        Args:
-            before: What the script is about to do, where that is the reason.
+        `before`: what the script is about to do, where that is the reason.
         """
         self._end.acquire()
         self._guard.free_this_thread()
@@ -597,7 +590,7 @@ def place_of(settings: ProcessSettings) -> RankPlace:
 
 
 def _what_stays_here(loader: Loader) -> list[str]:
-    """Records why the dataset cannot be sent to data hosts, if so; no error ends the profile."""
+    """Returns why the dataset cannot be sent to data hosts, if so; no error ends the profile."""
     try:
         why = why_unshippable(
             DatasetSpec(

@@ -92,10 +92,7 @@ _FIX_OF_REPLAY = (
 def timed_profile(
     output: Path, ranks: Sequence[RankResult], *, what: Mapping[str, Value]
 ) -> Profile | None:
-    """Returns the profile by `stoker.timed`; None where a DataLoader was measured, or steps lack.
-
-    Args:
-        output: Folder of the leader, where its launcher left the profile.
+    """Returns the profile by `stoker.timed` in the leader's folder `output`; else None.
 
     Raises:
         UsageError: If the launcher's file is malformed.
@@ -127,11 +124,7 @@ def too_few(output: Path) -> str:
 
 
 class UnmeasuredError(UsageError):
-    """The reason why no profile could be made.
-
-    Attributes:
-        observed: What is known nevertheless; None if nothing is.
-    """
+    """The reason why no profile could be made; `observed` is what is known nevertheless."""
 
     def __init__(
         self, what: str, *, where: str = "", fix: str = "", observed: Profile | None = None
@@ -144,7 +137,6 @@ class ProcessReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a process of a profiled command worked with, written at its end.
 
     Attributes:
-        packages: Packages that it had imported.
         problem: Why the profiler could not be put in; empty where it could, or had no reason to.
         loaders: Loaders that data hosts cannot feed (`feed.own_loaders`), whose modules it had.
     """
@@ -156,12 +148,7 @@ class ProcessReport(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandUsage:
-    """Time and CPU of the command and all processes below it, all hosts together.
-
-    Attributes:
-        wall_seconds: Time of the host that took longest.
-        vcpus: vCPUs of one host that it may use.
-    """
+    """Time of the slowest host, CPU of the command on all of them, and the vCPUs of one host."""
 
     wall_seconds: float
     cpu_seconds: float
@@ -170,16 +157,11 @@ class CommandUsage:
 
     @property
     def utilization(self) -> float:
-        """Share of all vCPUs that the command used."""
         return min(1.0, self.cpu_seconds / max(1e-9, self.wall_seconds * self.vcpus * self.hosts))
 
 
 class Heard:
-    """The hosts' log lines about the command's end, and whether measuring began.
-
-    Attributes:
-        has_begun: A rank has read from a loader that can be measured.
-    """
+    """The hosts' log lines about the command's end, and whether a loader to measure was read."""
 
     def __init__(self) -> None:
         self.has_begun = False
@@ -199,7 +181,6 @@ class Heard:
 
     @property
     def used(self) -> CommandUsage | None:
-        """The command's usage as far as it is known; None if nothing is."""
         if not self._hosts:
             return None
         own = list(self._hosts.values())
@@ -213,7 +194,6 @@ class Heard:
 
 
 def read_seen(folder: Path) -> list[ProcessReport]:
-    """Reads the reports of the processes in `folder`."""
     seen = []
     for file in sorted(folder.glob("seen-*.json")):
         with contextlib.suppress(OSError, msgspec.DecodeError):
@@ -255,7 +235,6 @@ def unmeasured(
     """Returns why there is no profile of a command; None if there is one.
 
     Args:
-        seen: Reports of its processes.
         timed: Why the steps of `stoker.timed` are not enough; empty where it was not used.
         cut_off_seconds: Time after which it was stopped because no loader had been read; None: it
             was not.
@@ -300,7 +279,6 @@ def _problem(
     command: Sequence[str],
     cut_off_seconds: float | None,
 ) -> tuple[str, str]:
-    """Returns why there is no profile, and what to do."""
     packages = {name for process in seen for name in process.packages}
     others = ", ".join(title for name, title in _OTHER_LOADERS.items() if name in packages)
     uses = f"; it uses {others}" if others else ""
@@ -503,8 +481,6 @@ def whole_profile(
 ) -> Profile:
     """Returns the profile of a command that ended; copies its steps to `folder`.
 
-    The arguments are as for `unmeasured` and `combine`.
-
     Raises:
         UnmeasuredError: If not enough was measured: with what could be observed.
     """
@@ -550,7 +526,6 @@ def no_verdict(ranks: Sequence[RankResult], *, budget_seconds: float) -> Workloa
 
 
 def what_of(command: Sequence[str]) -> dict[str, Value]:
-    """Returns facts about the run, for the record."""
     return {"command": [*command], "when": now_utc(), **git_state(Path.cwd())}
 
 
@@ -566,11 +541,7 @@ def keep_timeline(
 
 @dataclass(slots=True, kw_only=True)
 class _Deadline:
-    """Stops the run once it has passed; counts from the first `start`.
-
-    Attributes:
-        saw_nothing: It was stopped because nothing had been read that can be measured.
-    """
+    """Stops the run once it has passed, or where nothing had been read that can be measured."""
 
     run: Run
     heard: Heard
@@ -586,14 +557,13 @@ class _Deadline:
                 self._timer.cancel()
 
     def start(self) -> None:
-        """Starts the clock; may be called again."""
+        """Starts the clock at the first call."""
         with self._lock:
             if self._timer is None:
                 self._wait(self.first_seconds, self._look)
 
     @property
     def first_seconds(self) -> float:
-        """Seconds within which a loader must have been read."""
         return max(self.budget_seconds, START_ALLOWANCE_SECONDS)
 
     def _wait(self, seconds: float, then: Callable[[], None]) -> None:
@@ -634,7 +604,6 @@ def profiled_job(
     name: str | None = None,
     records: Mapping[str, str],
 ) -> JobSpec:
-    """Returns the job of a profile on today's group; the arguments are as for `profile`."""
     job = JobSpec.of(
         workload,
         groups=(Group.of_today(group),),

@@ -12,13 +12,7 @@ from stoker.records import read_text
 
 
 class ProfiledEpoch(msgspec.Struct, frozen=True, kw_only=True):
-    """Means of one epoch of the main loader, without its first batch, which waits for new workers.
-
-    Attributes:
-        batches: Batches behind the means.
-        wait_seconds: Time per step in next().
-        step_seconds: Time from one batch to the next.
-    """
+    """Means of an epoch of the main loader, less its first batch, which waits for new workers."""
 
     batches: int
     wait_seconds: float
@@ -31,8 +25,6 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     The *reading thread* is the one that takes batches: the trainer's main thread, as a rule.
 
     Attributes:
-        seconds: Watched time.
-        steps: Steps in that time.
         wait_seconds: Time of the reading thread in next().
         own_cpu_seconds: CPU of the reading thread outside next().
         queued_seconds: The reading thread was ready to run and others had the CPU.
@@ -45,9 +37,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         elsewhere_vcpus: Busy vCPUs of this machine that this process may not use.
         quota_vcpus: Smallest CPU quota of this control group and those above it.
         periods: Periods of the CPU quota; 0: there is no quota.
-        throttled_periods: Periods in which the group was stopped.
         throttled_seconds: Time for which its threads were stopped, summed over vCPUs.
-        received_bytes: Bytes that the network interfaces of this host or pod got, without loopback.
         storage_stall_seconds: Some process of the machine waited for storage; None: not known.
         core_looks: CPU-seconds of one and the same short computation, one every 0.1 s.
     """
@@ -74,7 +64,6 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def outside_seconds(self) -> float:
-        """Seconds of the reading thread outside next()."""
         return max(0.0, self.seconds - self.wait_seconds)
 
     @property
@@ -106,17 +95,16 @@ class Quartiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AsIs(msgspec.Struct, frozen=True, kw_only=True):
-    """The user's loop, untouched.
+    """The user's loop, untouched; per step.
 
     Attributes:
         step_seconds: Time from batch to batch, over blocks of steps (workers deliver in bursts).
         wait_seconds: Part of step_seconds in next().
-        trainer_cpu_seconds: CPU time of the trainer per step; without workers, loading included.
-        children_cpu_seconds: CPU time per step of all processes below the trainer.
-        receive_seconds: CPU-seconds of the trainer's own thread inside next(), per step.
+        trainer_cpu_seconds: CPU time of the trainer; without workers, loading included.
+        children_cpu_seconds: CPU time of all processes below the trainer.
+        receive_seconds: CPU-seconds of the trainer's own thread inside next().
         first_wait_seconds: Median wait for the first batch of an epoch; None: not met.
         others_vcpus: vCPUs of this process that other programs kept busy meanwhile.
-        epoch_batches: Batches of an epoch, where the loader knows.
     """
 
     step_seconds: Quartiles
@@ -145,8 +133,7 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True):
         wall_seconds: Time of a worker for a batch, less the time when it was ready to run and
             others had the CPU: more than cpu_seconds where it waits for storage or a service.
         batches_per_second: Rate of all its workers; 0: too few batches.
-        handover_seconds: Time to take a batch that is ready, while its worker makes the next one;
-            None: not measured.
+        handover_seconds: Time to take a batch that is ready, while its worker makes the next one.
     """
 
     workers: int
@@ -162,16 +149,14 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def idle_share(self) -> float:
-        """`idle_seconds` as a share of the worker's time for a batch; 0 to 1."""
         return self.idle_seconds / self.wall_seconds.mean if self.wall_seconds.mean > 0 else 0.0
 
 
 class Receive(msgspec.Struct, frozen=True, kw_only=True):
     """The feed's cost for the trainer per batch, measured with sealed ones over loopback.
 
-    Attributes:
-        thread_seconds: CPU time of the trainer's own thread.
-        cpu_seconds: CPU-seconds off that thread: receiving, decryption.
+    `thread_seconds` is CPU time of its own thread, `cpu_seconds` that of others, for receiving and
+    decryption.
     """
 
     thread_seconds: Quartiles
@@ -182,8 +167,6 @@ class Reads(msgspec.Struct, frozen=True, kw_only=True):
     """Reads of this rank's workers, with their files dropped from the page cache and again.
 
     Attributes:
-        workers: Workers that read at the same time.
-        batch_bytes: Bytes from storage per batch.
         cold_seconds: Time of a worker for a batch from storage, less its time in the run queue.
         warm_seconds: Time for the same batches again, from memory.
         bytes_per_second: Rate of all these workers, from the time that cold batches waited longer
@@ -209,13 +192,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Inventory(msgspec.Struct, frozen=True, kw_only=True):
-    """Equipment and name of this host; None: not known.
-
-    Attributes:
-        accelerator_model: Of the first one.
-        instance_type: As the cloud or the platform calls it.
-        source: Where that name is from.
-    """
+    """Equipment and name of this host, and the `source` of the name; None: not known."""
 
     accelerators: int | None = None
     accelerator_model: str | None = None
@@ -228,8 +205,6 @@ class BatchFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Samples and bytes of a batch, and how its images are stored.
 
     Attributes:
-        samples: Samples of one rank.
-        num_bytes: Bytes of its tensors and arrays.
         float_image_bytes: Bytes of its float32 tensors of four or more dimensions.
         is_uint8_like: Those hold only multiples of 1/255, or whole numbers from 0 to 255.
         sizes: Bytes of all cached batches.
@@ -246,11 +221,9 @@ class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Settings that the script gave its loader.
 
     Attributes:
-        torch_threads: Threads of torch's operations in the trainer; None: not known.
         class_name: Full name of the loader's class; of a class made from one of a library that
             makes batches in its own way, the library's.
         reach: As in `ProfiledLoader`.
-        iterable: Whether the dataset is an iterable one.
         divides: Whether the dataset asked `get_worker_info()` in a worker; None: no worker ran.
     """
 
@@ -266,11 +239,7 @@ class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GrownFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that the script wrote while it was profiled.
-
-    Attributes:
-        num_bytes: Bytes by which it grew; the size of a new or rewritten file.
-    """
+    """A file that the script wrote: its growth, or the size of a new or rewritten one."""
 
     path: str
     num_bytes: int
@@ -285,10 +254,8 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
         missing: Why the profile is incomplete; empty where it is not.
         vcpus: vCPUs that this process may use: 1.5 under a quota of one and a half.
         ranks_on_host: Trainer processes that share them.
-        replayed_steps: Steps that got cached batches so far.
         has_ended: The profile ended the process, not the script.
         ended_before: What the script was about to do to a user's file, which ended the profile.
-        grown_files: Seen by rank 0.
     """
 
     rank: int
@@ -321,7 +288,6 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def quartiles(values: Sequence[float], *, samples: int | None = None) -> Quartiles:
-    """Returns the statistics of at least one value."""
     ordered = sorted(values)
     last = len(ordered) - 1
     return Quartiles(

@@ -21,16 +21,10 @@ _LINKED = frozenset({".venv", "venv", "node_modules"})
 def scratch_copy(
     folder: Path, copy: Path, *, linked: Sequence[Path] = (), max_bytes: int = MAX_BYTES
 ) -> Iterator[int]:
-    """Makes `copy`, changes this process into it while the block runs, and deletes it then.
+    """Makes `copy`, runs the block in it, and deletes it then; yields the number of bytes copied.
 
-    Args:
-        folder: What is copied, without .git and earlier runs. Links to folders stay links, and
-            environments are linked.
-        copy: Path of the copy; it must not exist.
-        linked: Folders that are linked, too: data that is only read.
-
-    Yields:
-        The number of bytes that were copied.
+    Not copied are .git and earlier runs. Links to folders stay links; environments and the `linked`
+    folders, whose data is only read, are linked.
 
     Raises:
         UsageError: If the folder holds more than `max_bytes`, or cannot be copied.

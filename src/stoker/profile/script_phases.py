@@ -23,13 +23,7 @@ _WARM_UP_SHARE = 0.08
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepsSoFar:
-    """The steps after the first batch, warm-up and unfinished step included.
-
-    Attributes:
-        steps: Steps that have ended.
-        step_seconds: Mean of those; None where none has.
-        wait_share: Share of all time after the first batch.
-    """
+    """Steps that ended after the first batch, their mean, and the share of all time waited."""
 
     steps: int
     step_seconds: float | None
@@ -98,12 +92,7 @@ class FirstWords:
 class Reading:
     """Reads the main loader as the script would, and keeps batches to be replayed.
 
-    Args:
-        say: Called early with what is known, in another thread.
-
     Attributes:
-        steps: Steps of the main loader; None before its first batch.
-        cache: Its first batches.
         others: Loaders that are read within its steps.
         first_words: The early report; to be cancelled when there are better figures.
         watch: Observations during the steps; to be paused while workers are forked.
@@ -183,7 +172,7 @@ class Reading:
             self.steps.gave(now=time.monotonic(), cpu=time.process_time())
 
     def end_epoch(self) -> None:
-        """Ends the epoch, whether complete or given up; may be called twice."""
+        """Ends the epoch, complete or not; may be called twice."""
         if self.steps is not None:
             self.steps.epoch_ended()
         self.watch.epoch_ended()
@@ -195,12 +184,7 @@ class Reading:
 
 
 class Replay:
-    """Replays the cached batches in turn, again and again, and times the steps on them.
-
-    Args:
-        cache: Cache with at least one batch.
-        uses_cuda: The accelerator is waited for at the end of each block of steps.
-    """
+    """Replays the cached batches in turn, again and again, and times the steps on them."""
 
     def __init__(self, cache: Cache, steps: ReplaySteps, *, uses_cuda: bool) -> None:
         self.steps = steps
@@ -229,5 +213,4 @@ class Replay:
         self.steps.gave(now=time.monotonic(), cpu=time.process_time())
 
     def result(self) -> AcceleratorOnly:
-        """Returns the figures of at least one step."""
         return self.steps.result(cached_batches=len(self._cache.batches))

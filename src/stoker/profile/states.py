@@ -58,14 +58,7 @@ MIN_THREADS_RATIO = 1.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signs:
-    """Figures of a rank's phases, from which the states follow.
-
-    Attributes:
-        as_is: Its steps.
-        evidence: Observations during those; all zero: none.
-        alone: The loader with its fewest workers.
-        many: The loader with its most workers, where more than one number was tried.
-    """
+    """Figures of a rank's phases: `alone` is its loader with fewest workers, `many` with most."""
 
     rank: RankResult
     as_is: AsIs
@@ -145,7 +138,6 @@ class Signs:
         )
 
     def rate(self, workers: int) -> float:
-        """Returns batches per second of the loader alone with `workers`; 0: not known."""
         drain = self.drain(workers)
         return drain.batches_per_second if drain else 0.0
 
@@ -187,7 +179,6 @@ def within(parts: Parts, *, vcpus: float, is_throttled: bool) -> Parts:
 
 
 def vcpus_of(signs: Sequence[Signs]) -> float:
-    """Returns the vCPUs of all hosts that quotas leave."""
     hosts = {
         own.rank.host: min(own.rank.vcpus, own.evidence.quota_vcpus or own.rank.vcpus)
         for own in signs
@@ -229,7 +220,6 @@ def others_by_host(signs: Sequence[Signs]) -> dict[str, float]:
 
 
 def others_of(signs: Sequence[Signs]) -> float:
-    """Returns the vCPUs that other programs kept busy on all hosts of these ranks."""
     return sum(others_by_host(signs).values())
 
 
@@ -261,7 +251,6 @@ def with_one_step(ranks: Sequence[RankResult]) -> Sequence[RankResult]:
 
 
 def where(own: Signs, signs: Sequence[Signs]) -> str:
-    """Returns the rank in parentheses, where there are several."""
     return f" (rank {own.rank.rank}, host {own.rank.host})" if len(signs) > 1 else ""
 
 
@@ -360,9 +349,7 @@ def straggler(signs: Sequence[Signs]) -> ProfileState | None:
 def find_states(ranks: Sequence[RankResult], *, parts: Parts | None) -> tuple[ProfileState, ...]:
     """Returns the states that the figures support, the one with the largest share of a step first.
 
-    Args:
-        ranks: Ranks whose steps as is are known.
-        parts: Parts of the step; None: the loader could not be measured alone.
+    The steps as is of all ranks must be known; without `parts` the loader was not measured alone.
     """
     signs = [signs_of(rank) for rank in ranks]
     # The others wait for this rank in all-reduce: it shows what all of them wait for.

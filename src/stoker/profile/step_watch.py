@@ -106,7 +106,6 @@ class Enough:
         )
 
     def holds(self, *, steps: int, elapsed_seconds: float, budget_seconds: float) -> bool:
-        """Returns whether the phase may end."""
         passed = elapsed_seconds / budget_seconds
         return any(steps >= needed and passed >= share for needed, share in self._rules)
 
@@ -164,17 +163,12 @@ class AsIsSteps:
 
     @property
     def count(self) -> int:
-        """Steps that count."""
         return len(self._steps)
 
     def got(self, *, now: float, cpu: float, wait: float, receive: float) -> None:
-        """Records that a batch is there.
+        """Records that a batch is there, after `wait` seconds in next().
 
-        Args:
-            now: Monotonic seconds.
-            cpu: CPU-seconds so far of this process.
-            wait: Seconds in next().
-            receive: CPU-seconds of this thread in next().
+        `cpu` is this process's CPU time so far, `receive` that of this thread in next().
         """
         self.batches += 1
         if self._first is None and self.batches >= self.clock_batches:
@@ -244,12 +238,9 @@ class AsIsSteps:
 class ReplaySteps:
     """Times of steps on cached batches, in blocks.
 
-    Args:
+    Attributes:
         block: Steps that are timed together; more than one where the accelerator runs behind the
             host and is waited for at the end of each block.
-        warm_up: Steps that are not counted.
-
-    Attributes:
         given: Batches that were handed out.
     """
 
@@ -264,11 +255,10 @@ class ReplaySteps:
 
     @property
     def count(self) -> int:
-        """Steps that count."""
         return len(self._steps) * self.block
 
     def is_block_end(self) -> bool:
-        """Returns whether this step ends a block: wait for the accelerator, then call `asked`."""
+        """Whether this step ends a block: wait for the accelerator, then call `asked`."""
         return self.given >= self.warm_up and (self.given - self.warm_up) % self.block == 0
 
     def asked(self, *, now: float, cpu: float) -> None:
@@ -282,7 +272,6 @@ class ReplaySteps:
             self._begin = None
 
     def gave(self, *, now: float, cpu: float) -> None:
-        """Records that a batch was handed out."""
         if self._begin is None and self.given >= self.warm_up:
             self._begin = (now, cpu)
             self._cpu_in_block = 0.0
@@ -290,7 +279,6 @@ class ReplaySteps:
         self._cpu_given = cpu
 
     def result(self, *, cached_batches: int) -> AcceleratorOnly:
-        """Returns the figures of at least one step."""
         return AcceleratorOnly(
             step_seconds=quartiles(self._steps, samples=self.count),
             trainer_cpu_seconds=quartiles(self._cpu_seconds, samples=self.count),
@@ -309,7 +297,6 @@ def missing_of(
     """Returns what the profile lacks where the script ended before it, in one figure.
 
     Args:
-        elapsed_seconds: Time of the phase as is, so far.
         is_read_out: Whether the script reads its loader until it ends, alone: then its last epoch
             is made longer, and few steps are enough.
     """
@@ -380,8 +367,7 @@ class Alarm:
     def sleep(self, seconds: float) -> float:
         """Returns after `seconds`, or at once when the alarm has been rung.
 
-        Returns:
-            Seconds by which the machine woke this thread too late; 0 outside Linux.
+        The result is the seconds by which the machine woke this thread too late; 0 outside Linux.
         """
         if self._timer is None:
             if not self.is_rung:
@@ -424,12 +410,9 @@ def look() -> float:
 def speed_spread(looks: Sequence[float]) -> float | None:
     """Returns the CPU speed's standard deviation from second to second, as a share of its mean.
 
-    Looks differ by chance as well, for instance by what runs on a core's other hyper-thread at that
-    moment. The variance within seconds is subtracted from the variance between them, as in an
-    analysis of variance. None where there are too few looks.
-
-    Args:
-        looks: CPU-seconds each, one every _SPEED_SAMPLE_SECONDS, in order.
+    Looks (CPU-seconds, one every _SPEED_SAMPLE_SECONDS) differ by chance as well, as by what runs
+    on a core's other hyper-thread. The variance within seconds is subtracted from the variance
+    between them, as in an analysis of variance. None where there are too few looks.
     """
     size = _LOOKS_OF_A_WINDOW
     windows = [looks[at : at + size] for at in range(0, len(looks) - size + 1, size)]
@@ -462,14 +445,7 @@ class StepWatch:
         self._is_reading = True
 
     def got(self, *, now: float, wait: float, receive: float, is_counted: bool) -> None:
-        """Records that the reading thread has its batch.
-
-        Args:
-            now: Monotonic seconds.
-            wait: Seconds after it asked.
-            receive: CPU-seconds of this thread meanwhile.
-            is_counted: Whether steps count by now; else they are warm-up.
-        """
+        """Records that the reading thread has its batch; steps before `is_counted` are warm-up."""
         self._is_reading = False
         if not self._waits:
             self._pass_began = now
@@ -575,11 +551,7 @@ class _WatchedStretch:
 
 
 class _Knocker:
-    """Thread that samples how often the interpreter lock is held.
-
-    Args:
-        is_reading: Whether the thread that made this is in next() now.
-    """
+    """Thread that samples how often the interpreter lock is held, with its maker outside next()."""
 
     def __init__(self, *, is_reading: Callable[[], bool]) -> None:
         self.knocks = 0

@@ -70,7 +70,6 @@ class _Session:
         )
 
     def asked(self) -> None:
-        """Counts a batch that was asked for."""
         # A process that the script forked inherited the changed class.
         if os.getpid() != self._process:
             return
