@@ -131,7 +131,6 @@ def storage_stall_seconds(pressure: Path = Path("/proc/pressure/io")) -> float |
 
 
 def children_cpu_seconds() -> float:
-    """Returns CPU-seconds of all processes below this one, ended ones included."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     live = sum(_process_cpu_seconds(pid) for pid in descendant_pids())
     return ended.ru_utime + ended.ru_stime + live

@@ -161,7 +161,6 @@ def host_bytes() -> int:
 
 
 def limit_bytes() -> int | None:
-    """Returns the memory limit of this cgroup; None: none."""
     lines = _memory_lines("memory.max", "memory.limit_in_bytes")
     return next((int(line) for line in lines if line.isdigit() and int(line) < 1 << 60), None)
 
@@ -220,8 +219,7 @@ def without_preempting() -> Iterator[None]:
     A worker that hands over a batch wakes the agent, and the kernel may run the agent at once on
     the worker's core, even if another core is idle: the worker then waits while its batch is sealed
     (1 ms for 5 MB). SCHED_BATCH keeps threads from "extra preemptions (between the workload's
-    tasks)", sched(7). On a busy machine their turn comes with the next slice, within some 3 ms. A
-    thread with another policy than the default keeps it.
+    tasks)", sched(7). A thread with another policy than the default keeps it.
     """
     is_set = False
     with contextlib.suppress(OSError):

@@ -22,11 +22,10 @@ PORTS_PER_HOST = 3
 
 
 def descendant_pids() -> list[int]:
-    """Returns the pids of all processes below this one.
+    """Returns the pids of all processes below this one; one that starts or ends may be missing.
 
-    One that starts or ends meanwhile may be missing. Reads only the files of these processes where
-    the kernel lists children: in a process whose threads contend for the GIL each file may take
-    5 ms.
+    Reads only the files of these processes where the kernel lists children: in a process whose
+    threads contend for the GIL each file may take 5 ms.
     """
     if not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
         return [child.pid for child in descendants()]
@@ -184,7 +183,6 @@ def _is_free(port: int) -> bool:
 
 
 def _reap(session: int) -> None:
-    """Reaps orphans of that session that this process has adopted."""
     for child in psutil.Process().children():
         with contextlib.suppress(OSError, psutil.Error):
             is_theirs = os.getsid(child.pid) == session and child.pid != session

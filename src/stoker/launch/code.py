@@ -25,10 +25,9 @@ _EXAMPLE = 'STOKER_COMMAND=["python", "train.py"]'
 
 
 def unpack(package: Path, folder: Path) -> Path:
-    """Unpacks a package over `folder`, and returns `folder`.
+    """Unpacks a package over `folder`, and returns `folder`; if it is refused, nothing changes.
 
-    If the package is refused, `folder` does not change. Python's data filter (3.11.4) refuses
-    members outside of the folder.
+    Python's data filter (3.11.4) refuses members outside of the folder.
 
     Raises:
         UsageError: If there is no package, it is broken or empty, or contains anything but files,
@@ -77,12 +76,7 @@ def _replace(entry: Path, target: Path) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchedCommand:
-    """The training command and its folder.
-
-    Attributes:
-        folder: Where it runs, with modules for it and the data hosts; None: where the launcher was
-            started.
-    """
+    """The training command and its folder; None: where the launcher was started."""
 
     command: tuple[str, ...]
     folder: Path | None

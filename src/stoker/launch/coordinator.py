@@ -74,7 +74,6 @@ class Attendance:
 
     @property
     def progress(self) -> dict[int, Progress]:
-        """Last report of each rank."""
         # Copied atomically: other threads read while the coordinator's thread adds ranks.
         return {rank: message for rank, (_, _, message) in self._reports.copy().items()}
 
@@ -120,9 +119,6 @@ class Coordinator:
         on_failure: Called in the coordinator's thread if a follower failed, was lost or did not
             come.
         straggler_seconds: How long after the end absent hosts are waited for.
-
-    Attributes:
-        expected_agents: All data hosts of the run.
     """
 
     def __init__(
@@ -184,32 +180,26 @@ class Coordinator:
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """Joins, losses and departures so far."""
         return tuple(self._events)
 
     @property
     def progress(self) -> dict[int, Progress]:
-        """Last report of each rank."""
         return self._ranks.progress
 
     @property
     def live_agents(self) -> frozenset[str]:
-        """Data hosts whose lease is valid."""
         return self.expected_agents & set(self._members.live)
 
     @property
     def unready(self) -> tuple[str, ...]:
-        """Hosts whose engine commands are not ready."""
         return self._members.unready
 
     @property
     def gone_agents(self) -> dict[str, str]:
-        """Data hosts that have left or were lost, and why."""
         return dict(self._gone_agents)
 
     @property
     def unfed_ranks(self) -> int:
-        """Number of ranks on other dnn hosts that never ask for a batch of the feed."""
         return self._members.unfed_ranks
 
     @property
@@ -269,13 +259,9 @@ class Coordinator:
         self._stacks += 1
 
     def start_daemon(self, host: str, arguments: Sequence[str]) -> str:
-        """Makes a follower start the daemon of the leader's mpirun, once it has joined.
+        """Makes a follower start mpirun's daemon, once it has joined; returns why it cannot.
 
-        Returns at once; callable from any thread. Once per host and run: a daemon's end ends the
-        run.
-
-        Returns:
-            Why it cannot; empty if it will.
+        Returns at once; callable from any thread. Once per host: a daemon's end ends the run.
         """
         if host not in self._followers:
             return f"{host} is not a dnn host of this run, or it is the leader"

@@ -104,7 +104,6 @@ def serve(run: HostRun) -> int:
 
 
 def _check_files(host: str) -> None:
-    """Refuses a limit of open files at which connections fail, one way or another."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= most < MIN_FILES:
         raise FeedLostError(

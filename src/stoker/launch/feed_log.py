@@ -134,7 +134,6 @@ class FeedInterval:
 
     @property
     def queue_depth(self) -> float | None:
-        """Batches ready for a rank, mean over the ranks."""
         depths = [rank.queue_depth for rank in self.ranks if rank.queue_depth is not None]
         return fmean(depths) if depths else None
 
@@ -152,7 +151,6 @@ def csv_text(interval: FeedInterval) -> str:
 
 
 def read_csv(text: str) -> list[FeedInterval]:
-    """Returns the intervals in a feed.csv; incomplete rows are ignored."""
     found: dict[tuple[float, float], tuple[list[RankRate], list[HostRate]]] = {}
     for row in csv.DictReader(text.splitlines()):
         cells = {column: cell for column, cell in row.items() if cell}
@@ -185,11 +183,7 @@ _RateT = TypeVar("_RateT", RankRate, HostRate)
 
 
 def joined(intervals: Sequence[FeedInterval]) -> FeedInterval:
-    """Merges intervals, in order of time, into one.
-
-    Raises:
-        ValueError: If there is none.
-    """
+    """Merges intervals, in order of time, into one; without any it raises ValueError."""
     if not intervals:
         raise ValueError("no interval")
     first, last = intervals[0], intervals[-1]
@@ -343,7 +337,6 @@ class FeedLog:
         self._is_broken = False
 
     def tick(self) -> None:
-        """Writes an interval if it is due."""
         now = self._clock()
         due = min((now - self._began) * _SHARE_OF_RUN, _MAX_INTERVAL_SECONDS)
         if now - self._looked_at >= max(INTERVAL_SECONDS, due):
@@ -380,13 +373,11 @@ class FeedLog:
 
 @dataclass(frozen=True, slots=True)
 class FeedBottleneck:
-    """What limits the run.
+    """What limits the run, what was measured, and what to do.
 
     Attributes:
         limit: As in a decision, and for the feed only: shards: a stream has fewer shards than
             workers; order: one late batch delays others; hand-out: credits are not used.
-        words: What was measured.
-        advice: What to do.
     """
 
     limit: Limit | Literal["workers", "unknown", "shards", "order", "hand-out"]
@@ -407,7 +398,6 @@ def feed_limit_of(
     Args:
         does_loading_wait: Whether a single worker waits for its reads, from a profile; None: not
             known. Workers without a CPU may also be waiting for one.
-        names: Display names of hosts.
     """
     wait, ready = interval.wait_share, interval.queue_depth
     if wait is None:
@@ -510,7 +500,6 @@ class StepProgress:
     Attributes:
         rank: The one that waits longest, whose steps these are.
         least_wait_share: Wait share of the rank that waits least; None: there is one rank.
-        spent_usd: Dollars of the run so far; None: not known, or nothing is billed.
     """
 
     steps: Annotated[int, msgspec.Meta(ge=0)]
@@ -522,11 +511,9 @@ class StepProgress:
 
     @property
     def words(self) -> str:
-        """Time of a step, and its wait, as text."""
         return f"{ms(self.step_seconds)} per step, {self.wait_words('of it waiting for data')}"
 
     def wait_words(self, of: str) -> str:
-        """Returns the wait of a step as text that ends with `of`."""
         share = wait_share(step_seconds=self.step_seconds, wait_seconds=self.wait_seconds)
         return wait_words(share, least=self.least_wait_share, rank=self.rank, of=of)
 
@@ -570,7 +557,6 @@ class ProgressLog:
         self._reported_at = -math.inf
 
     def tick(self) -> None:
-        """Logs a line if there are new steps and the last line is old enough."""
         if self._clock() - self._reported_at >= REPORT_SECONDS:
             self._report(is_last=False)
 

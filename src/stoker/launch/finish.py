@@ -59,7 +59,6 @@ class RunOutcome:
 
     Attributes:
         exit_code: The training command's; None if it never ran or another host ended it.
-        failure: The failing part's words; None unless it failed.
         is_unfed: Whether it failed only because no batch came through the feed.
     """
 
@@ -257,7 +256,6 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
     traceback: str = ""
 
     def text(self) -> str:
-        """Returns one line, then the traceback."""
         raised = f"{self.type}: {self.message}"
         # A worker's error that kept its arguments has its text in a note.
         _, head, note = self.traceback.rpartition(f"{raised}\nCaught ")
@@ -268,10 +266,7 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
 def words_of_end(who: str, *, exit_code: int, stderr: str) -> str:
     """Returns how a command ended that left no error: a line with the cause, then its last output.
 
-    Args:
-        who: Such as `the training command on algo-1`.
-        exit_code: As a shell counts.
-        stderr: End of its stderr, which may contain lines of stoker's log.
+    `stderr` is its end, which may contain lines of stoker's log.
     """
     lines = without_events(stderr.splitlines())
     first = reason_of_failure(lines, who=who, exit_code=exit_code)
@@ -305,7 +300,6 @@ def first_cause(ends: Sequence[RankEnd]) -> RankEnd:
 
 
 def read_failure(output: Path, rank: int) -> RankFailure | None:
-    """Reads the failure of a rank; None if there is none."""
     try:
         text = _bounded(output / _FILE.format(rank=rank))
         return msgspec.json.decode(text, type=RankFailure)
@@ -315,7 +309,6 @@ def read_failure(output: Path, rank: int) -> RankFailure | None:
 
 
 def read_failures(output: Path) -> list[RankFailure]:
-    """Reads the failures of this host's ranks, by rank."""
     files = output.glob(_FILE.format(rank="*"))
     found = (re.fullmatch(r"failure-rank(\d+)\.json", file.name) for file in files)
     ranks = sorted(int(each.group(1)) for each in found if each)
@@ -323,7 +316,6 @@ def read_failures(output: Path) -> list[RankFailure]:
 
 
 def forget_failures(output: Path) -> None:
-    """Deletes the failures of an earlier attempt."""
     for name in (_FILE, _CAUSE):
         for path in output.glob(name.format(rank="*")):
             path.unlink(missing_ok=True)
@@ -336,6 +328,5 @@ def read_cause(output: Path) -> int | None:
 
 
 def write_cause(output: Path, rank: int) -> None:
-    """Records which rank failed first, for the launcher."""
     output.mkdir(parents=True, exist_ok=True)
     (output / _CAUSE.format(rank=rank)).touch()

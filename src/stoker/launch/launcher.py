@@ -123,7 +123,6 @@ def launch(command: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def output_folder(settings: ProcessSettings, topology: Topology) -> Path:
-    """Returns the folder of this host's outputs, which the platform keeps."""
     # The platform merges all hosts' folders: names must differ.
     leaders = settings.base_dir / "output" / "data" / "stoker"
     return leaders if topology.is_leader else leaders / topology.host

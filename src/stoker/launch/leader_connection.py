@@ -94,7 +94,6 @@ class Silence:
         self.heard_at: float | None = None
 
     def hear(self, now: float) -> None:
-        """Records a message of the leader."""
         self.heard_at, self._refused_since, self._ended_at = now, None, None
 
     def dial(self, now: float, *, is_refused: bool | None) -> None:
@@ -161,7 +160,6 @@ class Membership:
             silent leader hangs and is not lost.
 
     Attributes:
-        leader_ip: The leader's address as last resolved.
         run_stage: State of the engine's commands, as last announced by the leader.
         stacks: How often the leader has asked for the stacks of this host's ranks.
         start_order: The leader's order for this follower; None until it has come.
@@ -307,7 +305,6 @@ class Membership:
         return ()
 
     def _speak(self, connection: "zmq.Socket[bytes]", monitor: "zmq.Socket[bytes]") -> None:
-        """Uses one connection until it falls silent, the run ends, or `close`."""
         connected_at = self._clock()
         is_member = False
         next_at = connected_at
@@ -470,7 +467,6 @@ def _refuses(address: str, port: int) -> bool | None:
 
 
 def _greets(address: str, port: int) -> bool:
-    """Returns whether a server of ZeroMQ listens there."""
     with (
         contextlib.suppress(OSError),
         socket.create_connection((address, port), timeout=_DIAL_SECONDS) as connection,
@@ -501,7 +497,6 @@ class HostRun:
 
     @property
     def coordinator_address(self) -> tuple[str, int]:
-        """Name and port of the coordinator."""
         named = self.settings.coordinator
         if not named:
             return self.topology.leader, self.settings.feed.port
@@ -523,7 +518,6 @@ class HostRun:
         self.inbox.put(SignalReceived(signal.SIGTERM, is_of_rule=True))
 
     def join(self, *, port: int = 0, batch_port: int = 0, workers: int = 0) -> Join:
-        """Returns the message with which this host joins the run."""
         return Join(
             protocol=PROTOCOL_VERSION,
             run_id=self.settings.run_id,

@@ -116,7 +116,6 @@ def _reported_rate(report: Progress) -> float:
 
 
 def spread_of(values: Sequence[float]) -> Spread:
-    """Returns the quartiles of at least one value."""
     if len(values) < 2:
         return Spread(low=values[0], high=values[0], samples=1)
     low, _, high = quantiles(values, n=4, method="inclusive")
@@ -124,7 +123,6 @@ def spread_of(values: Sequence[float]) -> Spread:
 
 
 def _loader_of(usage: Sequence[LoaderUsage], *, world: int) -> ProfiledLoader | None:
-    """Returns the loader of these ranks, with the shards of all `world` ranks."""
     first = next((own for own in usage if own.class_name), None)
     if first is None:
         return None
@@ -148,10 +146,7 @@ def passive_profile(
 ) -> Profile | None:
     """Returns the profile of a run that ended, or None if there is too little data.
 
-    Args:
-        timelines: The main loader's steps of the leader's ranks, as are `usages`.
-        host_types: Type of each data host.
-        vcpus: Usable vCPUs of this dnn host.
+    `timelines` and `usages` are the main loader's of the leader's ranks.
     """
     measured = record.measured
     if measured is None or measured.steps < MIN_STEPS or not measured.step_seconds:
@@ -211,9 +206,7 @@ def _loading(
 ) -> tuple[dict[str, float | None], dict[str, Spread]]:
     """Returns the known costs of loading, which arises in the feed, in children, or in the trainer.
 
-    Args:
-        usage: Usage of the main loader, rank by rank.
-        made: CPU-seconds of a global step's batches from the feed, rank by rank.
+    `made` are CPU-seconds of a global step's batches from the feed, rank by rank.
     """
     if any(own.is_elsewhere for own in usage):
         # The trainer's threads or unknown hosts may make batches.
@@ -280,13 +273,11 @@ def _speed(catalog: Catalog, instance_type: str, *, over: str) -> float:
 
 
 def is_elsewhere(usages: Sequence[RankUsage]) -> bool:
-    """Returns whether the training's batches come from no DataLoader."""
     mains = [_main(each) for each in usages]
     return any(own is not None and own.is_elsewhere for own in mains)
 
 
 def _main(usage: RankUsage) -> LoaderUsage | None:
-    """Returns the loader with most steps."""
     busiest = max(usage.loaders.values(), key=lambda own: own.steps, default=None)
     return busiest if busiest is not None and busiest.steps else None
 
@@ -309,7 +300,6 @@ def _read_bytes(usage: Sequence[LoaderUsage], world: int) -> float | None:
 
 
 def _observed(usage: Sequence[LoaderUsage], vcpus: int) -> Observed | None:
-    """Returns how busy the ranks of this host kept its vCPUs; None if not known."""
     if not usage or any(not own.wall_seconds for own in usage):
         return None
     busy = sum(

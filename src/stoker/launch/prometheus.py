@@ -169,7 +169,6 @@ class Metrics:
             yield gauge
 
     def _records(self) -> Iterator[tuple[msgspec.Struct, tuple[str, ...]]]:
-        """Yields each record in the ranks' reports, with the values of its labels."""
         run = self._run_id
         told = self._coordinator.progress if self._coordinator else {}
         for number, report in sorted(told.items()):
@@ -246,7 +245,6 @@ def _start(metrics: Metrics, address: str, port: int) -> tuple[BaseServer, threa
 
 
 def _bound(server: ThreadingTCPServer) -> None:
-    """Bounds the connections that are open at a time."""
     connections: list[socket.socket] = []
     lock = threading.Lock()
     begin, work = server.process_request, server.process_request_thread

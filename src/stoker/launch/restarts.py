@@ -26,8 +26,7 @@ class Restarts(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         without_progress: Restarts since the last attempt that made steps and saved something new.
-        saved_at: Time of the newest saved file, in nanoseconds since 1970 by the clock of its file
-            system; only compared with itself. 0: nothing is saved.
+        saved_at: Newest saved file, in nanoseconds by its file system's clock; 0: nothing is saved.
     """
 
     without_progress: int = 0
@@ -39,9 +38,6 @@ def check_restarts(settings: ProcessSettings, *, output: Path, log: Log) -> None
 
     An attempt advanced if it made a step, as far as steps are measured, and saved something new
     below checkpoints; below model or output/data if there is nothing.
-
-    Args:
-        output: Folder of the leader's outputs.
 
     Raises:
         PlatformError: After `settings.max_fresh_starts` restarts without progress.

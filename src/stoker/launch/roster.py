@@ -64,8 +64,6 @@ class Change:
 
 @dataclass(slots=True)
 class _HostState:
-    """A host of the run: absent, live, lost or left."""
-
     kind: Literal["agent", "follower"]
     join: Join | None = None
     heard_at: float = 0.0
@@ -101,7 +99,6 @@ class HostLeases:
 
     @property
     def live(self) -> tuple[str, ...]:
-        """Hosts whose lease is valid."""
         return tuple(host for host, state in self._hosts.items() if state.is_live)
 
     @property
@@ -127,7 +124,6 @@ class HostLeases:
         )
 
     def live_followers(self) -> tuple[str, ...]:
-        """Returns dnn hosts whose lease is valid."""
         return tuple(h for h, state in self._hosts.items() if state.is_live and _trains(state))
 
     def join(self, message: Join, now: float) -> tuple[Welcome | Refused, Change | None]:
@@ -159,7 +155,6 @@ class HostLeases:
 
     @property
     def unfed_ranks(self) -> int:
-        """Number of ranks of live hosts that never ask for a batch of the feed."""
         return sum(state.unfed_ranks for state in self._hosts.values() if state.is_live)
 
     def late(self, now: float) -> tuple[str, ...]:
@@ -210,7 +205,6 @@ class HostLeases:
         return changes
 
     def _loss(self, state: _HostState, now: float) -> str:
-        """Returns why a live host is lost; empty: it is not."""
         if not state.is_live:
             return ""
         silent = now - state.heard_at
@@ -221,7 +215,6 @@ class HostLeases:
         return ""
 
     def roster(self, now: float) -> Roster:
-        """Returns live, lost and absent agents, for trainers."""
         hosts = [(host, state) for host, state in self._hosts.items() if state.kind == "agent"]
         agents = [(place, s, s.join) for place, (_, s) in enumerate(hosts) if s.join]
         return Roster(
@@ -267,7 +260,6 @@ class HostLeases:
 
 
 def heartbeat_seconds(lease_seconds: float) -> float:
-    """Returns the interval of a launcher's heartbeats."""
     return min(MAX_BEAT_SECONDS, lease_seconds / BEATS_PER_LEASE)
 
 

@@ -47,7 +47,6 @@ def program(base_dir: Path, environ: Mapping[str, str]) -> str:
 
 
 def module_dir(base_dir: Path) -> str:
-    """Returns folder or address of that program; by default `code` in the job folder."""
     named = _text(_parameters(base_dir), "sagemaker_submit_directory")
     return named or str(base_dir / "code")
 

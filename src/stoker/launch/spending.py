@@ -43,10 +43,7 @@ def earlier_seconds(output: Path, *, restarts: int, now: float) -> float:
 class Spending:
     """Dollars and time of the run so far, and why it is ended for them (`failure`).
 
-    Args:
-        hosts: Number of hosts of each group.
-        earlier_seconds: Time from the run's first start to this one.
-        max_seconds: Limit on all attempts together; None: there is none.
+    `earlier_seconds` is the time from the run's first start to this one.
     """
 
     def __init__(
@@ -122,10 +119,7 @@ class Spending:
     ) -> tuple[GroupSpending, ...]:
         """Returns what each group cost, and the share of its time without work.
 
-        Args:
-            progress: Last report of each rank.
-            dnn: Name of the dnn group.
-            waited_seconds: How long a rank waited for data that sent no report.
+        `waited_seconds`: how long a rank waited for data that sent no report.
         """
         seconds, dollars = self._clock() - self._began, self._by_group()
         found = []

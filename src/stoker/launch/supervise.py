@@ -59,7 +59,6 @@ class OutputTail:
             self._is_cut = True
 
     def text(self) -> str:
-        """Returns the text; bytes that are not UTF-8 are replaced."""
         held = b"".join(self._chunks)
         if self._is_cut or len(held) > STDERR_TAIL_BYTES:
             held = held[-STDERR_TAIL_BYTES:]
@@ -131,14 +130,9 @@ Inbox = queue.SimpleQueue[LaunchEvent]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How a command ended.
+    """How a command ended, and why the launcher ended it (`decided`), if it did.
 
-    Attributes:
-        exit_code: As a shell counts: 128 + n for signal n.
-        signals: Signals that the launcher received.
-        decided: Why the launcher ended it, if it did.
-        stderr: End of its stderr.
-        killed_for_memory: What the kernel killed for memory, as text.
+    `exit_code` is a shell's: 128 + n for signal n.
     """
 
     exit_code: int
@@ -189,7 +183,6 @@ def supervise(
         others: Children of this process whose exit status their owners read.
         asks_children: A first signal goes to the command's children: to ranks of mpirun, which
             itself would kill them a second later.
-        takes_input: It reads this process's standard input; else it has none.
     """
     spawn.adopt_orphans()
     # The kernel's count is per cgroup: only the difference is this command's.
@@ -347,7 +340,6 @@ def _send(process: "subprocess.Popen[bytes]", number: int) -> None:
 
 
 def _send_to_children(process: "subprocess.Popen[bytes]", number: int) -> bool:
-    """Returns whether there were any."""
     children: list[psutil.Process] = []
     with contextlib.suppress(psutil.NoSuchProcess):
         children = psutil.Process(process.pid).children()
@@ -394,6 +386,5 @@ def _thread(target: Callable[[], None]) -> threading.Thread:
 
 
 def _cpu_seconds() -> float:
-    """Returns the CPU-seconds of all ended descendants, adopted orphans included."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime

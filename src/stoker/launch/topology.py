@@ -69,7 +69,6 @@ class Topology:
 
     @property
     def leader(self) -> str:
-        """First host of the dnn group."""
         return self.dnn_hosts[0]
 
     @property
@@ -92,12 +91,9 @@ class _ResourceConfig(msgspec.Struct, kw_only=True):
 
 
 def from_resourceconfig(base_dir: Path, environ: Mapping[str, str]) -> Topology:
-    """Returns the topology of this run.
+    """Returns the topology of this run, described below `base_dir` (/opt/ml) or in `environ`.
 
-    Args:
-        base_dir: SageMaker's /opt/ml, or its replacement.
-        environ: Environment of this process. STOKER_ROLES, JSON {group: dnn|data}, sets roles; by
-            default groups named `data...` make batches.
+    STOKER_ROLES, JSON {group: role}, sets roles; by default groups named `data...` make batches.
 
     Raises:
         UsageError: If the description is malformed, or has not exactly one dnn group.
@@ -133,7 +129,7 @@ def platform_name(topology: Topology, environ: Mapping[str, str]) -> str:
 
 
 def is_job_pod(environ: Mapping[str, str]) -> bool:
-    """Returns whether this host is a pod of a job, whose disk is lost with it."""
+    """Whether this host is a pod of a job, whose disk is lost with it."""
     return bool(environ.get("STOKER_GROUPS"))
 
 

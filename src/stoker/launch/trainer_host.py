@@ -88,7 +88,6 @@ class Release:
             file.unlink(missing_ok=True)
 
     def tick(self) -> None:
-        """Checks once a second."""
         now = time.monotonic()
         if self._is_done or now < self._look_at:
             return
@@ -313,11 +312,8 @@ def _as_a_pod_ends(run: HostRun, ending: Ending, *, counts: bool = True) -> Endi
 
     A command that saves its state on SIGTERM exits with 0; Kubernetes would take the job for
     finished and delete its other pods, although only a node was drained. And any other code would
-    be a failure if the pod was deleted: only evictions have a DisruptionTarget.
-
-    Args:
-        counts: Whether a failure of the command counts: not if the command was running when the
-            signal came, or has failed because a peer is gone.
+    be a failure if the pod was deleted: only evictions have a DisruptionTarget. A failure of the
+    command does not count if it was running when the signal came, or failed because a peer is gone.
     """
     if ending.signals and not (counts and ending.exit_code) and is_job_pod(run.environ):
         return dataclasses.replace(ending, exit_code=128 + ending.signals[0])

@@ -62,10 +62,7 @@ class RankStacks:
         self._left = deque(found[:_MAX_STACKS])
 
     def tick(self) -> bool:
-        """Asks the next process; returns whether all were asked.
-
-        One a tick: lines of two at a time would be mixed.
-        """
+        """Asks one process more, as lines of two would be mixed; returns whether all were asked."""
         if self._left:
             process = self._left.popleft()
             with contextlib.suppress(psutil.Error):
@@ -85,7 +82,7 @@ def _has_handler(process: psutil.Process) -> bool:
 
 
 def _is_worker(process: psutil.Process) -> bool:
-    """Returns whether it is a process of multiprocessing, so more likely no rank."""
+    """Whether it is a process of multiprocessing, so more likely no rank."""
     with contextlib.suppress(psutil.Error):
         words, parent = process.cmdline(), process.parent()
         return "--multiprocessing-fork" in words or (parent and parent.cmdline()) == words
@@ -101,13 +98,9 @@ class Watchdog:
         start_seconds: Minimum time until the first step.
         expects_steps: The feed makes the batches, so there will be steps.
         told: Returns the reports of ranks.
-        ask_others: Asks the other dnn hosts for their stacks.
-        end: Ends the training; gets the reason.
 
     Attributes:
         failure: Why it ended the run; empty: it did not.
-        exit_code: The launcher's, if it ended the run.
-        num_warnings: How often there was no step for too long.
     """
 
     def __init__(
@@ -154,7 +147,6 @@ class Watchdog:
 
     @property
     def seconds_since_last_step(self) -> float:
-        """Seconds since the last step, or since the start if there was none; any thread."""
         return self._clock() - self._step_at
 
     @property
@@ -253,7 +245,6 @@ class Watchdog:
 
 
 def _newest(folders: Sequence[Path]) -> tuple[int, int, float]:
-    """Returns number, bytes and newest time of the files in these folders."""
     count, size, newest = 0, 0, 0.0
     for folder in folders:
         for parent, _, names in os.walk(folder):

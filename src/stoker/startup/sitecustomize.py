@@ -26,7 +26,6 @@ _PROBE = "profile.probe.install"
 
 
 def _chain_on() -> None:
-    """Runs the sitecustomize that would have run without this one."""
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
 
@@ -243,7 +242,6 @@ def _write_stacks_on_signal() -> None:
 
 
 def _choose_backend() -> None:
-    """Sets torch's process group backend for the strategy smddp."""
     backend = os.environ.get("STOKER_BACKEND", "")
 
     def choose() -> None:

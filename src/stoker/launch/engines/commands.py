@@ -26,10 +26,6 @@ class EngineCommands:
     Args:
         on_failure: Called, perhaps in another thread, with why the training cannot continue; it
             must end this host.
-
-    Attributes:
-        environment: More variables for the training command.
-        failure: Why the training cannot continue; empty if it can.
     """
 
     def __init__(self, run: HostRun, on_failure: Callable[[str], None]) -> None:
@@ -47,7 +43,6 @@ class EngineCommands:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Pids of the commands, children of this process."""
         return tuple(pid for server in self._servers for pid in server.pids)
 
     def lead(self, coordinator: Coordinator | None) -> Ending | None:

@@ -22,11 +22,7 @@ ENGINE_ASKED_TO_STOP = "asked to stop"
 
 
 def exit_code_of(run: HostRun, verdict: MembershipVerdict | None, *, is_asked: bool) -> int:
-    """Returns a data host's exit code: 0 if the dnn group decided, or was there and fell silent.
-
-    Args:
-        verdict: Why it ends; None: it was asked to.
-    """
+    """Returns a data host's exit code: 0 if the dnn group decided, or was there and fell silent."""
     comes_back = run.settings.comes_back
     # An evicted pod must not count as done.
     if verdict is None or (comes_back and is_asked):

@@ -83,7 +83,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def own_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns variables of the node: stoker's defaults, and RAY_... of the engine's environment."""
+    """Returns the node's variables: stoker's defaults, and RAY_... of the engine's environment."""
     theirs = {
         name: text
         for name, text in environment.items()
@@ -101,7 +101,6 @@ def store_bytes(memory_bytes: int, *, free_shm_bytes: int | None, share: float) 
 
 
 def node_command(options: argparse.Namespace, *, folder: Path, store: int) -> tuple[str, ...]:
-    """Returns the `ray start` command."""
     manager, objects, client = options.ports.split(",")
     if options.role == "head":
         port = options.gcs.rpartition(":")[2]

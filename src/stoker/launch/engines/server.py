@@ -151,8 +151,6 @@ def order_of(run: HostRun) -> EngineOrder | None:
 
 
 class _KnownProcess:
-    """Fills in the places in commands for this host."""
-
     def __init__(self, run: HostRun, engine: EngineSettings) -> None:
         self._run = run
         self._engine = engine
@@ -292,9 +290,7 @@ def _environ(run: HostRun) -> dict[str, str]:
 class Server:
     """A running command of an engine; its lines are printed with the prefix `[engine PART]`.
 
-    Args:
-        on_failure: Called at most once, in a thread, with a message: it ended early, or was not
-            ready in time.
+    `on_failure` is called at most once, in a thread: it ended early, or was not ready in time.
     """
 
     def __init__(
@@ -322,7 +318,6 @@ class Server:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Pid of its first process, once it has been started."""
         return (self._process.pid,) if self._process else ()
 
     @property

@@ -45,12 +45,7 @@ def command_of(
     environ: Mapping[str, str],
     start_deadline_seconds: float,
 ) -> tuple[str, ...]:
-    """Returns mpirun over the hosts of the dnn group, the leader first.
-
-    Args:
-        agent_socket: Socket of MpiSession.
-        more: The user's arguments, after ours.
-        start_deadline_seconds: Timeout of mpirun for a host's daemon.
+    """Returns mpirun over the hosts of the dnn group, the leader first, with the user's words `more`.
 
     Raises:
         UsageError: If there is no Open MPI with an orted.
@@ -144,11 +139,7 @@ def find_program(name: str, environ: Mapping[str, str]) -> str:
 
 
 class MpiSession:
-    """Open MPI's folder on this host, and on the leader the socket of mpi_programs.
-
-    Args:
-        start: Makes a host's launcher start its daemon; returns why not. None: not the leader.
-    """
+    """Open MPI's folder on this host, and on the leader, with a `start`, mpi_programs' socket."""
 
     def __init__(self, start: StartDaemon | None, log: Log) -> None:
         # Not in the job's folder: paths of sockets must be short.
@@ -267,7 +258,6 @@ class MpiHost:
         return ending
 
     def close(self) -> None:
-        """Deletes Open MPI's files on this host; may be called twice."""
         self._session.close()
 
     def _awaited(self, membership: Membership, seconds: float) -> tuple[str, ...] | Ending:

@@ -76,7 +76,6 @@ def become_rank(*command: str) -> int:
 
 
 def main(program: str, *arguments: str) -> int:
-    """Runs one of both programs."""
     return ask_for_daemon(*arguments) if program == "agent" else become_rank(*arguments)
 
 

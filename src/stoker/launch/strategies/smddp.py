@@ -51,7 +51,6 @@ def backend_of(
 
 
 def _lack(environ: Mapping[str, str]) -> str:
-    """Returns why the library cannot be used here; empty if it can."""
     # Torch is imported only if the package exists.
     package = MODULE.partition(".")[0]
     found = f"importlib.util.find_spec({package!r})"

@@ -30,7 +30,6 @@ class Trainer:
     Attributes:
         strategy: torchrun in place of smddp's fallback.
         arguments: Appended to the command: the job's hyperparameters.
-        variables: Those of SageMaker's toolkit, and the network interface for NCCL and gloo.
     """
 
     strategy: Strategy
@@ -142,12 +141,7 @@ class Trainer:
         master: tuple[str, int],
         feed: FeedSettings,
     ) -> tuple[str, ...]:
-        """Returns the command as started on this host; see MpiHost for mpi.
-
-        Args:
-            master: Address and port of torchrun's store on the leader.
-            feed: Its start deadline also limits torchrun's rendezvous.
-        """
+        """Returns the command as started on this host, for torchrun with its store at `master`."""
         if self.strategy == "none":
             return tuple(command)
         where = self._rendezvous(topology, master, round(feed.start_deadline_seconds))
@@ -164,7 +158,6 @@ class Trainer:
     def _rendezvous(
         self, topology: Topology, master: tuple[str, int], seconds: int
     ) -> tuple[str, ...]:
-        """Returns torchrun's options for how hosts find each other."""
         nodes, rank = len(topology.dnn_hosts), topology.dnn_hosts.index(topology.host)
         if nodes == 1:
             return "--standalone", "--local-addr=127.0.0.1"
