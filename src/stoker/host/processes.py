@@ -8,7 +8,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
 from pathlib import Path
 from queue import SimpleQueue
@@ -44,6 +44,19 @@ def descendants(*, spared: Collection[int] = ()) -> list[psutil.Process]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 found += [child, *child.children(recursive=True)]
     return found
+
+
+def signal_all(processes: Iterable[psutil.Process], number: int) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+
+
+def is_running(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
 
 
 def _children(pid: str) -> list[int]:
@@ -126,15 +139,12 @@ def processes_of(session: int, marker: bytes) -> list[int]:
     They are in its launcher's session, or have its marker in their environment.
     """
     found = []
-    for pid in psutil.pids():
-        if pid == os.getpid() or not _is_running(pid):
-            continue
-        try:
-            environ = Path(f"/proc/{pid}/environ")
-            if os.getsid(pid) == session or marker in b"\0" + environ.read_bytes():
-                found.append(pid)
-        except OSError:
-            continue
+    for process in psutil.process_iter():
+        if process.pid != os.getpid() and is_running(process):
+            with contextlib.suppress(OSError):
+                environ = Path(f"/proc/{process.pid}/environ")
+                if os.getsid(process.pid) == session or marker in b"\0" + environ.read_bytes():
+                    found.append(process.pid)
     return found
 
 
@@ -188,10 +198,3 @@ def _reap(session: int) -> None:
             is_theirs = os.getsid(child.pid) == session and child.pid != session
             if is_theirs and child.status() == psutil.STATUS_ZOMBIE:
                 os.waitpid(child.pid, os.WNOHANG)
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False

@@ -1,7 +1,6 @@
 """A data host of the feed makes batches until the run ends."""
 
 import os
-import queue
 import resource
 import threading
 import time
@@ -14,7 +13,13 @@ from stoker.feed.agent.agent import Agent
 from stoker.host import machine, spawn
 from stoker.launch.engines.data_host import exit_code_of
 from stoker.launch.leader_connection import HostRun
-from stoker.launch.supervise import Decided, SignalReceived, end_descendants, reap_orphans
+from stoker.launch.supervise import (
+    Decided,
+    SignalReceived,
+    end_descendants,
+    next_event,
+    reap_orphans,
+)
 from stoker.logs import EventName
 
 # After the first SIGTERM, batches in progress may still be sent; trainers ask other hosts.
@@ -123,11 +128,7 @@ def _watch_agent(
     """Stops the agent on a verdict or the second signal, drains it on the first; reaps orphans."""
     stop_at = float("inf")
     while not is_over.is_set():
-        try:
-            happening = run.inbox.get(timeout=0.1)
-        except queue.Empty:
-            happening = None
-        match happening:
+        match next_event(run.inbox, 0.1):
             case Decided(reason):
                 run.log.event(EventName.DATA_HOST_ENDED, reason=reason)
                 stop_at = 0.0

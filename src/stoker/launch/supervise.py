@@ -25,7 +25,7 @@ import psutil
 
 from stoker.host import machine, spawn
 from stoker.host.machine import vcpu_capacity
-from stoker.host.processes import descendants
+from stoker.host.processes import descendants, signal_all
 from stoker.logs import EventName, Log
 
 STDERR_TAIL_BYTES = 64 << 10
@@ -126,6 +126,12 @@ class Decided:
 
 LaunchEvent = SignalReceived | CommandEnded | Decided
 Inbox = queue.SimpleQueue[LaunchEvent]
+
+
+def next_event(inbox: Inbox, seconds: float) -> LaunchEvent | None:
+    with contextlib.suppress(queue.Empty):
+        return inbox.get(timeout=seconds)
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,14 +273,10 @@ def end_descendants(*, spared: Collection[int] = ()) -> None:
         children = descendants(spared=spared)
         if not children:
             return
-        for child in children:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                child.send_signal(attempt)
+        signal_all(children, attempt)
         psutil.wait_procs(children, timeout=LEFTOVER_SECONDS)
     # Killed processes may have left orphans that were not seen before.
-    for child in descendants(spared=spared):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            child.kill()
+    signal_all(descendants(spared=spared), signal.SIGKILL)
 
 
 def _follow(
@@ -291,19 +293,13 @@ def _follow(
     decided = ""
     kill_at = float("inf")
     while True:
-        try:
-            happening: LaunchEvent | None = inbox.get(timeout=_TICK_SECONDS)
-        except queue.Empty:
-            happening = None
-        match happening:
+        match happening := next_event(inbox, _TICK_SECONDS):
             case CommandEnded():
                 return tuple(signals), decided
             case SignalReceived() if not (happening.is_of_rule and signals):
                 signals.append(happening.number)
                 log.event(EventName.SIGNAL_RECEIVED, number=happening.number, count=len(signals))
-                kill_at = (
-                    time.monotonic() + GRACE_SECONDS if len(signals) == 1 else time.monotonic()
-                )
+                kill_at = time.monotonic() + (GRACE_SECONDS if len(signals) == 1 else 0.0)
                 # If all hosts are stopped at once, another may have decided before.
                 is_asked = len(signals) > 1 or bool(decided)
                 if not is_asked and not (
@@ -324,9 +320,7 @@ def _follow(
         if time.monotonic() >= kill_at:
             kill_at = float("inf")
             log.event(EventName.COMMAND_KILLED, pid=process.pid)
-            for child in descendants(spared=spared):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    child.kill()
+            signal_all(descendants(spared=spared), signal.SIGKILL)
             # What was started after the look above is in the group, unless it has left it.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -343,9 +337,7 @@ def _send_to_children(process: "subprocess.Popen[bytes]", number: int) -> bool:
     children: list[psutil.Process] = []
     with contextlib.suppress(psutil.NoSuchProcess):
         children = psutil.Process(process.pid).children()
-    for child in children:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            child.send_signal(number)
+    signal_all(children, number)
     return bool(children)
 
 

@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import http.client
 import os
-import queue
 import ssl
 import threading
 import time
@@ -42,6 +41,7 @@ from stoker.launch.supervise import (
     Decided,
     Ending,
     SignalReceived,
+    next_event,
     resolve_program,
     supervise,
 )
@@ -224,12 +224,30 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
     if outcome.failure:
         run.log.event(EventName.TRAINING_FAILED, reason=outcome.failure.partition("\n")[0])
         _write_failure(run, outcome.failure)
+
+    def record() -> None:
+        record_end(
+            outcome,
+            settings=run.settings,
+            topology=run.topology,
+            output=run.output,
+            processes_per_host=trainer.processes_per_host,
+            strategy=trainer.strategy,
+            platform=platform_name(run.topology, run.environ),
+            events=[*events, *(coordinator.events if coordinator else ())],
+            progress=coordinator.progress if coordinator else {},
+            release_seconds=coordinator.release_seconds if coordinator else None,
+            spending=spending,
+            inputs=inputs,
+            log=run.log,
+        )
+
     # Now, as this process may be killed while data hosts stop; again below, with their release.
-    _record(run, outcome, trainer, events, coordinator, spending, inputs)
+    record()
     run.log.event(EventName.TRAINING_ENDED, status=outcome.status, exit_code=code)
     if coordinator:
         coordinator.close()
-        _record(run, outcome, trainer, events, coordinator, spending, inputs)
+        record()
     return code
 
 
@@ -336,11 +354,10 @@ def _await_verdict(run: HostRun, membership: Membership, ending: Ending) -> Endi
     """
     deadline = time.monotonic() + run.settings.feed.lease_seconds + NEWS_SECONDS
     while membership.verdict is None and time.monotonic() < deadline:
-        with contextlib.suppress(queue.Empty):
-            happening = run.inbox.get(timeout=0.1)
-            if isinstance(happening, SignalReceived):
-                ending = dataclasses.replace(ending, signals=(happening.number,))
-                return _as_a_pod_ends(run, ending, counts=False)
+        happening = next_event(run.inbox, 0.1)
+        if isinstance(happening, SignalReceived):
+            ending = dataclasses.replace(ending, signals=(happening.number,))
+            return _as_a_pod_ends(run, ending, counts=False)
     if membership.verdict is None:
         return ending
     return dataclasses.replace(ending, decided=membership.verdict.reason)
@@ -389,10 +406,7 @@ def _await_followers(
     while coordinator.followers(live_only=has_failed) and time.monotonic() < deadline:
         if ending.signals or not all(map(_is_consequence, causes)):
             break
-        try:
-            happening = run.inbox.get(timeout=0.1)
-        except queue.Empty:
-            continue
+        happening = next_event(run.inbox, 0.1)
         if isinstance(happening, SignalReceived):
             ending = dataclasses.replace(ending, signals=(happening.number,))
             return _as_a_pod_ends(run, ending, counts=not is_consequence)
@@ -630,30 +644,3 @@ def _words_of(change: Change) -> str:
             return f"{who} {change.reason}"
         case _:
             return f"{who} was lost: {change.reason}"
-
-
-def _record(
-    run: HostRun,
-    outcome: RunOutcome,
-    trainer: Trainer,
-    events: Sequence[Event],
-    coordinator: Coordinator | None,
-    spending: Spending,
-    inputs: Mapping[str, InputVersion],
-) -> None:
-    seen = coordinator.events if coordinator else ()
-    record_end(
-        outcome,
-        settings=run.settings,
-        topology=run.topology,
-        output=run.output,
-        processes_per_host=trainer.processes_per_host,
-        strategy=trainer.strategy,
-        platform=platform_name(run.topology, run.environ),
-        events=[*events, *seen],
-        progress=coordinator.progress if coordinator else {},
-        release_seconds=coordinator.release_seconds if coordinator else None,
-        spending=spending,
-        inputs=inputs,
-        log=run.log,
-    )

@@ -183,6 +183,8 @@ def combine(
     read_bytes = _added_if_known([rank.reads.batch_bytes if rank.reads else None for rank in ranks])
     rate = storage_rate_of(ranks)
     sizes = _added_if_known([own.batch.sizes for own in whole])
+    used = sum(own.as_is.trainer_cpu_seconds + own.as_is.children_cpu_seconds for own in whole)
+    first_step_seconds = whole[0].as_is.step_seconds.mean
     # Where ranks meet in all-reduce, the slowest one sets the pace: maxima over ranks for times,
     # sums for CPU. Medians for times, as single steps (a checkpoint) must not move them; means for
     # CPU, as a rare, expensive sample is work, too.
@@ -200,9 +202,7 @@ def combine(
         receive_cpu_seconds=max((own.cpu_seconds.mean for own in receives), default=None),
         loader_wall_seconds=wall.median if wall else None,
         trainer_cpu_seconds=sum(own.mean for own in trainer),
-        used_cpu_seconds=sum(
-            own.as_is.trainer_cpu_seconds + own.as_is.children_cpu_seconds for own in whole
-        ),
+        used_cpu_seconds=used,
         num_workers=sum(own.num_workers for own in on_host),
         global_batch_size=sum(own.batch.samples for own in whole),
         batch_bytes=sizes.mean if sizes else float(sum(own.batch.num_bytes for own in whole)),
@@ -234,7 +234,8 @@ def combine(
         host=host,
         step=step,
         observed=Observed(
-            cpu_utilization=_cpu_share(whole, hosts),
+            # CPU-seconds are a sum over the steps: their mean belongs to it, not their median.
+            cpu_utilization=min(1.0, used / (first_step_seconds * sum(hosts.values()))),
             hosts=len(hosts),
             others_vcpus=others_of([signs_of(rank) for rank in ranks]),
             # Where there are several hosts, it may be one of theirs.
@@ -416,13 +417,6 @@ def _check(
         explained=is_explained,
         state=None if is_explained else next(explaining, None),
     )
-
-
-def _cpu_share(whole: Sequence[_Whole], hosts: Mapping[str, float]) -> float:
-    used = sum(own.as_is.trainer_cpu_seconds + own.as_is.children_cpu_seconds for own in whole)
-    # CPU-seconds are a sum over the steps: their mean belongs to it, not their median.
-    seconds = whole[0].as_is.step_seconds.mean
-    return min(1.0, used / (seconds * sum(hosts.values())))
 
 
 def _circumstances(whole: Sequence[_Whole], *, note: str | None) -> dict[str, Value]:

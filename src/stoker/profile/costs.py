@@ -257,7 +257,18 @@ def load_in_parts(source: TaskSource, until: float) -> tuple[Cost, ...]:
             samples=len(bytes_out),
         ),
     ]
-    rows += [_row_of(each, samples=samples) for each in composed if each.calls]
+    rows += [
+        Cost(
+            name=name_of(each.name),
+            within="getitem",
+            cpu_seconds=each.cpu_seconds / samples,
+            bytes_in=each.bytes_in / each.calls if each.has_bytes else None,
+            bytes_out=each.bytes_out / each.calls if each.has_bytes else None,
+            samples=each.calls,
+        )
+        for each in composed
+        if each.calls
+    ]
     return tuple(rows)
 
 
@@ -277,15 +288,3 @@ def name_of(text: str) -> str:
         return text
     rest = _MAX_NAME - 1
     return f"{text[: rest // 2]}\u2026{text[-(rest - rest // 2) :]}"
-
-
-def _row_of(timed: Timed, *, samples: int) -> Cost:
-    has_bytes = timed.has_bytes and timed.calls > 0
-    return Cost(
-        name=name_of(timed.name),
-        within="getitem",
-        cpu_seconds=timed.cpu_seconds / samples,
-        bytes_in=timed.bytes_in / timed.calls if has_bytes else None,
-        bytes_out=timed.bytes_out / timed.calls if has_bytes else None,
-        samples=timed.calls,
-    )

@@ -7,7 +7,6 @@ import signal
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from stoker.errors import StokerError, UsageError
 from stoker.feed import timeline
@@ -15,7 +14,7 @@ from stoker.host.machine import vcpu_capacity
 from stoker.launch import launch
 from stoker.launch.finish import write_failure
 from stoker.launch.launcher import output_folder
-from stoker.launch.topology import Topology, from_resourceconfig
+from stoker.launch.topology import from_resourceconfig
 from stoker.logs import EventName, Log
 from stoker.profile.profiled_job import (
     START_ALLOWANCE_SECONDS,
@@ -29,9 +28,9 @@ from stoker.profile.profiled_job import (
     whole_profile,
 )
 from stoker.profile.rank_results import read_ranks
-from stoker.records import ProfileSettings, TodaysGroup, Training, read_json, write_json
+from stoker.records import TodaysGroup, Training, read_json, write_json
 from stoker.records.workload import workload_keys
-from stoker.settings import ProcessSettings, from_environment
+from stoker.settings import from_environment
 
 
 def launch_profile(command: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -72,77 +71,49 @@ def launch_profile(command: Sequence[str], environ: Mapping[str, str]) -> int:
     # Before `cancel`, which sets it as well.
     has_passed = deadline.finished.is_set()
     deadline.cancel()
+    output = output_folder(settings, topology)
+    # `stoker launch train`: the command itself is in the job's variables.
+    words = (settings.command or command) if len(command) == 1 else command
     try:
-        return _conclude(
-            code,
-            settings=settings,
-            topology=topology,
-            wanted=wanted,
-            file=file,
-            command=command,
-            has_passed=has_passed,
-            used=used if len(topology.dnn_hosts) == 1 else None,
-        )
+        ranks, what = read_ranks(output), what_of(words)
+        found = timed_profile(output, ranks, what=what)
+        # Ranks that the profile itself killed end with an exit code, too.
+        if found and (not code or has_passed or was_cut_off(output)):
+            keep_timeline(output, file.parent, file=timeline.FILE)
+        elif has_passed and not has_verdict(ranks):
+            raise no_verdict(ranks, budget_seconds=wanted.budget_seconds)
+        else:
+            is_failed = read_json(output / "training.json", Training).status == "failed"
+            if code and ((is_failed and not has_passed) or not has_verdict(ranks)):
+                return code
+            group = TodaysGroup(
+                instance_type=topology.dnn.instance_type or "unknown",
+                count=len(topology.dnn_hosts),
+                processes_per_host=settings.processes_per_host,
+            )
+            found = whole_profile(
+                output,
+                ranks,
+                folder=file.parent,
+                settings=wanted,
+                command=words,
+                group=group,
+                used=used if len(topology.dnn_hosts) == 1 else None,
+                what=what,
+                workload_sha256=settings.workload_sha256,
+                workload_keys=workload_keys(
+                    command=words,
+                    strategy=settings.strategy.name,
+                    engine=settings.engine.name,
+                    today=group if topology.dnn.instance_type else None,
+                ),
+            )
+        write_json(file, found)
     except StokerError as err:
         with contextlib.suppress(UsageError):
             # Platforms show this file as the reason of the failure.
             write_failure(settings.base_dir, str(err))
         raise
-
-
-def _conclude(
-    code: int,
-    *,
-    settings: ProcessSettings,
-    topology: Topology,
-    wanted: ProfileSettings,
-    file: Path,
-    command: Sequence[str],
-    has_passed: bool,
-    used: CommandUsage | None,
-) -> int:
-    output = output_folder(settings, topology)
-    ranks = read_ranks(output)
     log = Log(run=settings.run_id, host=topology.host)
-    # `stoker launch train`: the command itself is in the job's variables.
-    words = (settings.command or command) if len(command) == 1 else command
-    what = what_of(words)
-    timed = timed_profile(output, ranks, what=what)
-    # Ranks that the profile itself killed end with an exit code, too.
-    if timed and (not code or has_passed or was_cut_off(output)):
-        write_json(file, timed)
-        keep_timeline(output, file.parent, file=timeline.FILE)
-        log.event(
-            EventName.PROFILE_WRITTEN, file=str(file), step_seconds=timed.timed_step.step_seconds
-        )
-        return 0
-    if has_passed and not has_verdict(ranks):
-        raise no_verdict(ranks, budget_seconds=wanted.budget_seconds)
-    is_failed = read_json(output / "training.json", Training).status == "failed"
-    if code and ((is_failed and not has_passed) or not has_verdict(ranks)):
-        return code
-    group = TodaysGroup(
-        instance_type=topology.dnn.instance_type or "unknown",
-        count=len(topology.dnn_hosts),
-        processes_per_host=settings.processes_per_host,
-    )
-    found = whole_profile(
-        output,
-        ranks,
-        folder=file.parent,
-        settings=wanted,
-        command=words,
-        group=group,
-        used=used,
-        what=what,
-        workload_sha256=settings.workload_sha256,
-        workload_keys=workload_keys(
-            command=words,
-            strategy=settings.strategy.name,
-            engine=settings.engine.name,
-            today=group if topology.dnn.instance_type else None,
-        ),
-    )
-    write_json(file, found)
     log.event(EventName.PROFILE_WRITTEN, file=str(file), step_seconds=found.timed_step.step_seconds)
     return 0

@@ -159,27 +159,20 @@ def own_folders(settings: ProcessSettings) -> list[Path]:
 
 
 class Growth:
-    """The files that one run of a script makes grow, outside the folders `skipped`."""
+    """The files that grow from now on where this process may write, also by its arguments."""
 
-    def __init__(self, folders: Sequence[Path], *, skipped: Sequence[Path]) -> None:
-        self._folders = folders
-        self._skipped = skipped
-        self._before = snapshot(folders, skipped=skipped)
-
-    @classmethod
-    def of_process(cls, settings: ProcessSettings) -> "Growth":
-        """Watches the folders that this process may write in, also by its arguments and its job."""
+    def __init__(self, settings: ProcessSettings) -> None:
         base = settings.base_dir
         outputs = [base / name for name in ("model", "checkpoints", "output/data")]
-        own = own_folders(settings)
+        self._skipped = own_folders(settings)
         # A copy of the user's folder is deleted in the end: what grows there is of no interest.
-        copies = [(folder / COPY).resolve() for folder in own]
-        folders = [
+        copies = [(folder / COPY).resolve() for folder in self._skipped]
+        self._folders = [
             folder
             for folder in folders_of(sys.argv[1:], cwd=Path.cwd(), outputs=outputs)
             if not any(folder.is_relative_to(copy) for copy in copies)
         ]
-        return cls(folders, skipped=own)
+        self._before = snapshot(self._folders, skipped=self._skipped)
 
     def files(self) -> tuple[GrownFile, ...]:
         """Returns the files that have grown; blocks for about MAX_SECONDS at most."""

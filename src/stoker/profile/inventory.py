@@ -1,6 +1,7 @@
 """The inventory of a host: its accelerators, its CPU and its type, each asked for a short time."""
 
 import contextlib
+import functools
 import http.client
 import importlib
 import subprocess
@@ -22,6 +23,7 @@ _NVML_SECONDS = 3.0
 _DMI = Path("/sys/class/dmi/id")
 _CPU = Path("/proc/cpuinfo")
 _RESOURCES = Path("/opt/ml/input/config/resourceconfig.json")
+_PYNVML = functools.partial(importlib.import_module, "pynvml")
 # Longer than any name of a type.
 _MAX_NAME = 64
 
@@ -97,11 +99,11 @@ def metadata_type(address: str = METADATA_ADDRESS, *, seconds: float = METADATA_
 
 def accelerators(
     *,
-    nvml: Callable[[], ModuleType | None] | None = None,
+    nvml: Callable[[], ModuleType] = _PYNVML,
     smi: str = "nvidia-smi",
 ) -> tuple[int | None, str | None]:
     """Returns the number of NVIDIA accelerators here, and the first one's name; None: not known."""
-    found = _by_nvml(nvml or _load_nvml) or _by_smi(smi)
+    found = _by_nvml(nvml) or _by_smi(smi)
     if not found and torch.cuda.is_available():
         # Last: torch makes a CUDA context for this, which takes memory of the GPU.
         found = torch.cuda.device_count(), torch.cuda.get_device_name(0)
@@ -117,21 +119,13 @@ def cpu_model(file: Path = _CPU) -> str | None:
     return None
 
 
-def _load_nvml() -> ModuleType | None:
-    with contextlib.suppress(ImportError):
-        return importlib.import_module("pynvml")
-    return None
-
-
-def _by_nvml(load: Callable[[], ModuleType | None]) -> tuple[int, str | None] | None:
+def _by_nvml(load: Callable[[], ModuleType]) -> tuple[int, str | None] | None:
     found: list[tuple[int, str | None]] = []
 
     def ask() -> None:
-        # Any error of a driver: the next way is tried.
+        # No pynvml, or any error of a driver: the next way is tried.
         with contextlib.suppress(Exception):
             nvml = load()
-            if nvml is None:
-                return
             nvml.nvmlInit()
             try:
                 count = nvml.nvmlDeviceGetCount()

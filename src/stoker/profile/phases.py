@@ -151,7 +151,7 @@ class ProfileSession:
             )
             if self._settings.rank == 0:
                 # Once, before the first step: the scan may take a second.
-                self._growth = Growth.of_process(self._settings)
+                self._growth = Growth(self._settings)
 
     def is_main(self, loader: Loader, *, delivered: int) -> bool:
         """Whether `loader` is to be measured; `delivered` counts its epoch's batches."""
@@ -216,7 +216,6 @@ class ProfileSession:
             self._finish()
         batch = self._replay.batch(self._steps)
         self._steps += 1
-        self._replay.gave()
         if self._replay.steps.given == 1:
             # Written now: a script may fail on cached batches, and the error then names them.
             self._write(missing=self._missing())
@@ -294,21 +293,17 @@ class ProfileSession:
         return batch
 
     def _may_replay(self, steps: AsIsSteps) -> bool:
-        # Called in each step: it tells whether the script has just saved.
-        may_begin = self._has_time_before_it_saves()
-        if may_begin and AS_IS_ENOUGH.holds(
+        changes = self._guard.changes
+        has_saved, self._changes = changes != self._changes, changes
+        is_late = self._reading.elapsed_seconds >= _LATEST_SHARE * self._budget
+        # A script that saves soon would end the profile.
+        if (not changes or has_saved or is_late) and AS_IS_ENOUGH.holds(
             steps=steps.count,
             elapsed_seconds=self._reading.elapsed_seconds,
             budget_seconds=self._budget,
         ):
             self._agreement.propose("accelerator", at_step=self._steps)
         return steps.count > 0 and self._agreement.is_due("accelerator", at_step=self._steps)
-
-    def _has_time_before_it_saves(self) -> bool:
-        changes = self._guard.changes
-        has_saved, self._changes = changes != self._changes, changes
-        is_late = self._reading.elapsed_seconds >= _LATEST_SHARE * self._budget
-        return not changes or has_saved or is_late
 
     def _say_so_far(self, known: StepsSoFar) -> None:
         """Logs early what is known; called in another thread, as a step may be long."""
@@ -423,7 +418,7 @@ class ProfileSession:
             )
             log.event(EventName.PROFILE_GUARDED, rank=findings.result.rank, action=before)
         if self.has_verdict:
-            accelerator = replay.result()
+            accelerator = replay.steps.result(cached_batches=len(self._reading.cache.batches))
             findings.learn(accelerator=accelerator)
             log.event(
                 EventName.PROFILE_ACCELERATOR,

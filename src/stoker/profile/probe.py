@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -52,18 +53,11 @@ def install(dataloader_class: type[Loader]) -> None:
     folder = settings.output
     guard = FileGuard(own_folders(settings))
     guard.listen()
-
-    def new_session() -> ProfileSession:
-        return ProfileSession(
-            settings,
-            folder=folder,
-            board=Board(folder),
-            iterate=original,
-            guard=guard,
-        )
-
     watch_streams(folder)
-    sessions = _Sessions(new_session)
+    board = Board(folder)
+    sessions = _Sessions(
+        partial(ProfileSession, settings, folder=folder, board=board, iterate=original, guard=guard)
+    )
     _replace(dataloader_class, sessions)
     _leave_word_of_steps(sessions, folder)
 

@@ -31,7 +31,7 @@ from stoker.platforms.base import (
 )
 from stoker.profile.combine import LONGER, combine
 from stoker.profile.grown_files import files_of, with_grown_files, words_of
-from stoker.profile.rank_results import RankResult, read_ranks
+from stoker.profile.rank_results import AsIs, RankResult, read_ranks
 from stoker.profile.step_watch import NO_BATCH
 from stoker.records import (
     Cluster,
@@ -250,13 +250,13 @@ def unmeasured(
         problem += (
             f"; {loader.class_name} makes batches in its own way, so that data hosts cannot help it"
         )
-    observed = (
-        None
-        if used is None
-        else Profile(
-            host=ProfiledHost(
-                instance_type=group.instance_type, count=group.count, vcpus=max(1, int(used.vcpus))
-            ),
+    observed = None
+    if used:
+        host = ProfiledHost(
+            instance_type=group.instance_type, count=group.count, vcpus=max(1, int(used.vcpus))
+        )
+        observed = Profile(
+            host=host,
             observed=Observed(cpu_utilization=used.utilization, hosts=used.hosts),
             loader=loader,
             what={
@@ -267,7 +267,6 @@ def unmeasured(
                 "notes": [problem, *notes],
             },
         )
-    )
     where = f"what was observed: {'; '.join(notes)}" if notes else ""
     return UnmeasuredError(problem, where=where, fix=fix, observed=observed)
 
@@ -289,22 +288,21 @@ def _problem(
             f"if it trains, on batches of another loader: {_TIMED}; if it was still preparing its "
             "data: raise profile.budget_seconds (--budget)",
         )
-    is_notebook = "ipykernel" in packages or (
-        os.path.basename(command[0]) in _NOTEBOOK_PROGRAMS
+    if (
+        "ipykernel" in packages
+        or os.path.basename(command[0]) in _NOTEBOOK_PROGRAMS
         or any(word.endswith(".ipynb") for word in command)
-    )
-    if is_notebook:
+    ):
         if ranks:
             return (f"a notebook ran, and ended too soon: {_too_soon(ranks)}", _AS_SCRIPT)
         return ("a notebook ran, in which no DataLoader of torch was read", _AS_SCRIPT)
-    guarded = [rank for rank in ranks if rank.ended_before]
-    if guarded:
-        steps = guarded[0].replayed_steps
-        return (
-            f"the profile ended too soon: the script was about to {guarded[0].ended_before} in "
-            f"step {steps} on batches that the profile repeats",
-            _COPY,
-        )
+    for rank in ranks:
+        if rank.ended_before:
+            return (
+                f"the profile ended too soon: the script was about to {rank.ended_before} in "
+                f"step {rank.replayed_steps} on batches that the profile repeats",
+                _COPY,
+            )
     if any(rank.missing == NO_BATCH for rank in ranks):
         return (f"the script ended, and {_too_soon(ranks)}", "is the dataset empty?")
     if ranks:
@@ -354,14 +352,18 @@ def _observations(ranks: Sequence[RankResult], used: CommandUsage | None) -> lis
         )
     for rank in ranks[:1]:
         if rank.as_is:
-            step, wait = rank.as_is.step_seconds.median, rank.as_is.wait_seconds.median
-            found.append(f"a step took {step_words(step_seconds=step, wait_seconds=wait)}")
+            found.append(f"a step took {_step_words(rank.as_is)}")
         if rank.loader:
             found.append(f"num_workers={rank.loader.num_workers}")
-        grown = words_of(files_of([rank]), cwd=Path.cwd())
-        if grown:
+        if grown := words_of(files_of([rank]), cwd=Path.cwd()):
             found.append(grown)
     return found
+
+
+def _step_words(as_is: AsIs) -> str:
+    return step_words(
+        step_seconds=as_is.step_seconds.median, wait_seconds=as_is.wait_seconds.median
+    )
 
 
 RequestT = TypeVar("RequestT")
@@ -401,11 +403,17 @@ def profile(
         WorkloadError: If the command failed, with its traceback, or the deadline passed.
         PlatformError: If the platform refused or lost the job.
     """
-    group = cluster.dnn if cluster else _todays_group(workload)
+    cluster = cluster or workload.cluster
+    if cluster is None:
+        raise UsageError(
+            "the workload has no cluster to profile on",
+            where=f"workload {workload.name}, key cluster.dnn",
+            fix="add cluster: {dnn: {instance_type: TYPE, count: 1}}",
+        )
+    group = cluster.dnn
     job = profiled_job(workload, group=group, run_dir=run_dir, name=name, records=records or {})
     run = platform.submit(platform.plan(job))
-    budget = workload.profile.budget_seconds
-    heard = Heard()
+    budget, heard = workload.profile.budget_seconds, Heard()
     deadline = _Deadline(run=run, heard=heard, budget_seconds=budget)
     interrupted: KeyboardInterrupt | None = None
     try:
@@ -586,16 +594,6 @@ class _Deadline:
         self.run.stop()
 
 
-def _todays_group(workload: Workload) -> TodaysGroup:
-    if workload.cluster is None:
-        raise UsageError(
-            "the workload has no cluster to profile on",
-            where=f"workload {workload.name}, key cluster.dnn",
-            fix="add cluster: {dnn: {instance_type: TYPE, count: 1}}",
-        )
-    return workload.cluster.dnn
-
-
 def profiled_job(
     workload: Workload,
     *,
@@ -619,10 +617,7 @@ def _progress(ranks: Sequence[RankResult]) -> str:
         return "before the first batch of a DataLoader"
     first = ranks[0]
     words = f"after {first.steps} steps of rank {first.rank}"
-    if first.as_is:
-        step, wait = first.as_is.step_seconds.median, first.as_is.wait_seconds.median
-        words += f": one took {step_words(step_seconds=step, wait_seconds=wait)}"
-    return words
+    return f"{words}: one took {_step_words(first.as_is)}" if first.as_is else words
 
 
 def fix_of_missing_module(name: str, command: Sequence[str]) -> str:
@@ -637,27 +632,23 @@ def fix_of_missing_module(name: str, command: Sequence[str]) -> str:
 def _failure(
     end: JobEnd, output: Path | None, ranks: Sequence[RankResult], *, command: Sequence[str]
 ) -> StokerError:
-    replayed = max((rank.replayed_steps for rank in ranks), default=0)
-    again = (
-        f"; the profile was replaying cached batches by then, {replayed} steps long"
-        if replayed
-        else ""
-    )
+    again, fix = "", _FIX
     # Only cached batches change what the script sees.
-    fix = _FIX_OF_REPLAY if replayed else _FIX
+    if replayed := max((rank.replayed_steps for rank in ranks), default=0):
+        again = f"; the profile was replaying cached batches by then, {replayed} steps long"
+        fix = _FIX_OF_REPLAY
     # The command may have ended well, and its host not.
     code = f" with exit code {end.exit_code}" if end.exit_code else ""
     for failure in read_failures(output) if output else ():
+        where = [f"rank {failure.rank}, host {failure.host}"]
         place = [line for line in failure.traceback.splitlines() if line.startswith("  File ")]
+        where += [line.strip() for line in place[-1:]]
         missing = _MISSING_MODULE.fullmatch(failure.message)
         if missing and failure.type == "ModuleNotFoundError":
             fix = fix_of_missing_module(missing[1], command)
         error = WorkloadError(
             f"the command failed{code}: {failure.type}: {failure.message}",
-            where=", ".join(
-                [f"rank {failure.rank}, host {failure.host}", *map(str.strip, place[-1:])]
-            )
-            + again,
+            where=", ".join(where) + again,
             fix=fix,
         )
         error.add_note(failure.traceback)

@@ -12,7 +12,6 @@ from stoker.host.counters import children_cpu_seconds, machine_cpu_seconds
 from stoker.profile import batches
 from stoker.profile.batches import Cache, OtherLoaders, length_of
 from stoker.profile.loader_phases import Loader
-from stoker.profile.rank_results import AcceleratorOnly
 from stoker.profile.step_watch import REPLAY_ENOUGH, AsIsSteps, ReplaySteps, StepWatch
 
 # After the first batch; the first figures are promised within 20 s of it.
@@ -207,10 +206,6 @@ class Replay:
         )
 
     def batch(self, index: int) -> object:
-        return self._cache.give(index)
-
-    def gave(self) -> None:
+        batch = self._cache.give(index)
         self.steps.gave(now=time.monotonic(), cpu=time.process_time())
-
-    def result(self) -> AcceleratorOnly:
-        return self.steps.result(cached_batches=len(self._cache.batches))
+        return batch

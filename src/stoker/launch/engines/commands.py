@@ -1,6 +1,5 @@
 """Commands of an engine on dnn hosts, which run during the training."""
 
-import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -9,7 +8,7 @@ from stoker.launch.coordinator import Coordinator
 from stoker.launch.engines.data_host import ENGINE_ASKED_TO_STOP
 from stoker.launch.engines.server import Server, order_of, stop_servers
 from stoker.launch.leader_connection import HostRun, Membership
-from stoker.launch.supervise import GRACE_SECONDS, Decided, Ending, SignalReceived
+from stoker.launch.supervise import GRACE_SECONDS, Decided, Ending, SignalReceived, next_event
 from stoker.logs import EventName
 
 _POLL_SECONDS = 0.05
@@ -126,11 +125,7 @@ class EngineCommands:
     def _wait(self, condition: Callable[[], bool], waited_for: Callable[[], str]) -> Ending | None:
         limit = self._run.settings.feed.start_deadline_seconds
         while True:
-            try:
-                happening = self._run.inbox.get_nowait()
-            except queue.Empty:
-                happening = None
-            match happening:
+            match next_event(self._run.inbox, _POLL_SECONDS):
                 case SignalReceived(number):
                     self._run.log.event(EventName.SIGNAL_RECEIVED, number=number)
                     return Ending(exit_code=_STOPPED + number, signals=(number,))
@@ -142,7 +137,6 @@ class EngineCommands:
                     return None
                 if time.monotonic() - self._began_at > limit:
                     self._fail(f"the engine was not ready within {limit:g} s: {waited_for()}")
-            time.sleep(_POLL_SECONDS)
 
     def _watch(self, coordinator: Coordinator) -> None:
         """Fails the run when a data host is lost, for which the training might wait forever."""

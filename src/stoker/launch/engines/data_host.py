@@ -1,14 +1,13 @@
 """A data host of an engine other than the feed: its commands run until the run ends."""
 
 import os
-import queue
 import time
 
 from stoker.errors import FeedError, FeedLostError
 from stoker.host import spawn
 from stoker.launch.engines.server import EngineOrder, Server, order_of, stop_servers
 from stoker.launch.leader_connection import HostRun, MembershipVerdict
-from stoker.launch.supervise import Decided, SignalReceived, reap_orphans
+from stoker.launch.supervise import Decided, SignalReceived, next_event, reap_orphans
 from stoker.logs import EventName
 
 NEVER_CAME = FeedLostError.exit_code
@@ -101,11 +100,7 @@ class _DataHost:
         stop_at = float("inf")
         pids: tuple[int, ...] = ()
         while not self._failures and time.monotonic() < stop_at:
-            try:
-                happening = self._run.inbox.get(timeout=_POLL_SECONDS)
-            except queue.Empty:
-                happening = None
-            match happening:
+            match next_event(self._run.inbox, _POLL_SECONDS):
                 case Decided(reason):
                     self._run.log.event(EventName.DATA_HOST_ENDED, reason=reason)
                     return

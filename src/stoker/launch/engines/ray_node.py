@@ -26,6 +26,7 @@ import psutil
 from stoker.errors import StokerError, UsageError
 from stoker.host import spawn
 from stoker.host.machine import host_bytes
+from stoker.host.processes import signal_all
 from stoker.records.engine import places_in
 from stoker.settings import from_environment
 
@@ -220,9 +221,7 @@ def _end_all(node: "subprocess.Popen[bytes]") -> None:
         node.wait(_END_SECONDS)
     until = time.monotonic() + _END_SECONDS
     while left := psutil.Process().children(recursive=True):
-        for process in left:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+        signal_all(left, signal.SIGKILL)
         psutil.wait_procs(left, timeout=1.0)
         if time.monotonic() > until:
             break

@@ -5,7 +5,6 @@ import hashlib
 import http.client
 import json
 import os
-import queue
 import signal
 import socket
 import subprocess
@@ -15,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -22,12 +22,14 @@ import psutil
 
 from stoker.errors import UsageError
 from stoker.host import machine, spawn
+from stoker.host.processes import is_running, signal_all
 from stoker.launch import sagemaker_variables
 from stoker.launch.leader_connection import HostRun
 from stoker.launch.supervise import (
     Inbox,
     SignalReceived,
     end_descendants,
+    next_event,
     reap_orphans,
     resolve_program,
 )
@@ -59,7 +61,7 @@ def secret_file(run: HostRun) -> Path:
     """
     assert run.keys is not None  # a run with a data group has them
     secret = hashlib.blake2b(key=run.keys.mac_key, digest_size=32, person=b"stoker engine")
-    path = _path(run)
+    path = run.settings.base_dir / _NAME
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Never an existing file or link, which others may be able to read.
@@ -77,11 +79,7 @@ def secret_file(run: HostRun) -> Path:
 
 
 def forget_secret(run: HostRun) -> None:
-    _path(run).unlink(missing_ok=True)
-
-
-def _path(run: HostRun) -> Path:
-    return run.settings.base_dir / _NAME
+    (run.settings.base_dir / _NAME).unlink(missing_ok=True)
 
 
 Part = Literal["leader", "dnn", "data"]
@@ -356,8 +354,7 @@ class Server:
         if order.probe is None:
             self._is_ready.set()
         else:
-            probe = order.probe
-            self._thread(lambda: self._probe(probe))
+            self._thread(partial(self._probe, order.probe))
 
     def ask(self) -> list[psutil.Process]:
         """Asks the first process to end; returns its descendants."""
@@ -463,45 +460,24 @@ def stop_servers(servers: Sequence[Server], *, seconds: float, inbox: Inbox) -> 
     while True:
         elapsed = time.monotonic() - began
         reap_orphans(spared=[pid for server in servers for pid in server.pids])
-        alive = [process for process in others if _is_running(process)]
+        alive = [process for process in others if is_running(process)]
         have_ended = all(server.has_ended or not server.pids for server in servers)
         if have_ended and not alive:
             break
-        if elapsed > seconds or _next_is_signal(inbox):
+        if elapsed > seconds or isinstance(next_event(inbox, _POLL_SECONDS), SignalReceived):
             for server in servers:
                 server.kill()
-            _signal(alive, signal.SIGKILL)
+            signal_all(alive, signal.SIGKILL)
             break
         if not is_asked and (have_ended or elapsed > OWN_END_SECONDS):
             is_asked = True
-            _signal(alive, signal.SIGTERM)
-        time.sleep(_POLL_SECONDS)
+            signal_all(alive, signal.SIGTERM)
     # The servers' orphans are descendants of this process only. Earlier children are not theirs.
     earlier = [s.earlier_children for s in servers if s.earlier_children is not None]
     if earlier:
         end_descendants(spared=frozenset.intersection(*earlier))
     for server in servers:
         server.close()
-
-
-def _next_is_signal(inbox: Inbox) -> bool:
-    try:
-        return isinstance(inbox.get_nowait(), SignalReceived)
-    except queue.Empty:
-        return False
-
-
-def _is_running(process: psutil.Process) -> bool:
-    try:
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
-
-
-def _signal(processes: Sequence[psutil.Process], number: int) -> None:
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.send_signal(number)
 
 
 def _probe_once(probe: Probe) -> str:

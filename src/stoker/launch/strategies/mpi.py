@@ -8,7 +8,6 @@ no sshd, key or root, and only mpirun of this run can ask.
 
 import dataclasses
 import json
-import queue
 import shutil
 import socketserver
 import sys
@@ -25,7 +24,7 @@ from stoker.launch import finish
 from stoker.launch.coordinator import Coordinator
 from stoker.launch.leader_connection import HostRun, Membership
 from stoker.launch.strategies import mpi_programs
-from stoker.launch.supervise import Decided, Ending, SignalReceived
+from stoker.launch.supervise import Decided, Ending, SignalReceived, next_event
 from stoker.logs import EventName, Log
 
 MPIRUN, DAEMON = "mpirun", "orted"
@@ -45,7 +44,7 @@ def command_of(
     environ: Mapping[str, str],
     start_deadline_seconds: float,
 ) -> tuple[str, ...]:
-    """Returns mpirun over the hosts of the dnn group, the leader first, with the user's words `more`.
+    """Returns mpirun over the dnn hosts, the leader first, with the user's words `more`.
 
     Raises:
         UsageError: If there is no Open MPI with an orted.
@@ -268,11 +267,7 @@ class MpiHost:
                     exit_code=PlatformError.exit_code,
                     stderr=f"mpirun on the leader requested no daemon within {seconds:g} s",
                 )
-            try:
-                happening = self._run.inbox.get(timeout=_POLL_SECONDS)
-            except queue.Empty:
-                continue
-            match happening:
+            match next_event(self._run.inbox, _POLL_SECONDS):
                 case SignalReceived(number):
                     return Ending(exit_code=_ASKED_TO_STOP, signals=(number,))
                 case Decided(reason):
