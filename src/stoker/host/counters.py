@@ -1,13 +1,13 @@
 """Counters of the kernel: CPU time, quotas, network, storage and page cache."""
 
 import contextlib
+import operator
 import os
 import resource
 import stat
 import sys
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,8 +24,7 @@ _MAX_FILE_BYTES = 16 << 30
 _MODE_ARGUMENT = 1
 
 
-@dataclass(frozen=True, slots=True)
-class BytesRead:
+class BytesRead(NamedTuple):
     """Bytes that a process has read: `asked` by read calls, `fetched` from storage."""
 
     asked: int
@@ -60,11 +59,7 @@ class Throttling(NamedTuple):
     throttled_seconds: float = 0.0
 
     def since(self, before: "Throttling") -> "Throttling":
-        return Throttling(
-            self.periods - before.periods,
-            self.throttled_periods - before.throttled_periods,
-            self.throttled_seconds - before.throttled_seconds,
-        )
+        return Throttling(*map(operator.sub, self, before))
 
 
 def scheduled(thread: str) -> Scheduled | None:

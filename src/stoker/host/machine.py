@@ -70,17 +70,12 @@ def cpu_quota(*, root: Path = CGROUP, membership: Path = MEMBERSHIP) -> float | 
 def limiting_group(*, root: Path = CGROUP, membership: Path = MEMBERSHIP) -> Path | None:
     """Returns the group whose quota, or pod's request, is below this process's affinity."""
     groups = cpu_groups(root=root, membership=membership)
-    limited = [
-        (quota, index, group)
-        for index, group in enumerate(groups)
-        if (quota := group_quota(group)) is not None
-    ]
-    asked = requested_vcpus()
-    if asked is not None and groups:
-        limited.append((asked, len(groups), groups[0]))
-    if not limited or min(limited)[0] >= num_cpus():
-        return None
-    return min(limited)[2]
+    limits = [(group_quota(group), group) for group in groups]
+    limits += [(requested_vcpus(), group) for group in groups[:1]]
+    known = [(quota, group) for quota, group in limits if quota is not None]
+    # The first of several with the same.
+    quota, group = min(known, key=lambda own: own[0], default=(math.inf, None))
+    return group if quota < num_cpus() else None
 
 
 def cpu_groups(*, root: Path = CGROUP, membership: Path = MEMBERSHIP) -> tuple[Path, ...]:
@@ -129,14 +124,16 @@ def num_cpus() -> int:
 
 def _paths(membership: Path, *, controller: str) -> list[str]:
     """Returns the groups of that controller (empty: version 2), and the root."""
-    found = []
-    for line in _lines(membership):
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if controller in controllers.split(","):
-            found.append(path)
+    found = [path for known, path in _memberships(membership) if controller in known]
     # In a container the path may be the host's, and the root already the container's group.
     return [*found, "/"]
+
+
+def _memberships(file: Path) -> Iterator[tuple[list[str], str]]:
+    """Yields the controllers and the path of each group of this process."""
+    for line in _lines(file):
+        controllers, _, path = line.partition(":")[2].partition(":")
+        yield controllers.split(","), path
 
 
 def _upwards(top: Path, path: str) -> Iterator[Path]:
@@ -168,12 +165,10 @@ def limit_bytes() -> int | None:
 def memory_groups() -> list[Path]:
     """Returns folders that may describe this process's memory cgroup, the nearest first."""
     groups = []
-    for line in _lines(Path("/proc/self/cgroup")):
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if "memory" in controllers.split(","):
+    for controllers, path in _memberships(MEMBERSHIP):
+        if "memory" in controllers:
             groups.append(CGROUP / "memory" / path.lstrip("/"))
-        elif not controllers:
+        elif controllers == [""]:
             groups.append(CGROUP / path.lstrip("/"))
     return [*groups, CGROUP, CGROUP / "memory"]
 

@@ -9,8 +9,8 @@ import os
 import shutil
 import tarfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from stoker import archive
 from stoker.errors import UsageError
@@ -74,8 +74,7 @@ def _replace(entry: Path, target: Path) -> None:
     entry.rename(target)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchedCommand:
+class LaunchedCommand(NamedTuple):
     """The training command and its folder; None: where the launcher was started."""
 
     command: tuple[str, ...]

@@ -13,7 +13,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from io import StringIO
 from pathlib import Path
 from statistics import fmean
@@ -317,37 +317,33 @@ def _host_rate(name: str, shares: Sequence[_Share]) -> HostRate:
     )
 
 
+@dataclass(eq=False)
 class FeedLog:
     """Writes the feed's intervals to feed.csv, created with the first one, and to the log."""
 
-    def __init__(
-        self,
-        path: Path,
-        log: Log,
-        *,
-        progress: Callable[[], Mapping[int, Progress]],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._path = path
-        self._log = log
-        self._progress = progress
-        self._clock = clock
-        self._began = self._looked_at = clock()
+    path: Path
+    log: Log
+    _: KW_ONLY
+    progress: Callable[[], Mapping[int, Progress]]
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._began = self._looked_at = self.clock()
         self._before: Mapping[int, Progress] = {}
         self._is_broken = False
 
     def tick(self) -> None:
-        now = self._clock()
+        now = self.clock()
         due = min((now - self._began) * _SHARE_OF_RUN, _MAX_INTERVAL_SECONDS)
         if now - self._looked_at >= max(INTERVAL_SECONDS, due):
             self._look(now)
 
     def close(self) -> None:
         """Writes the rest; may be called twice."""
-        self._look(self._clock())
+        self._look(self.clock())
 
     def _look(self, now: float) -> None:
-        after = self._progress()
+        after = self.progress()
         interval = interval_between(
             self._before,
             after,
@@ -358,17 +354,17 @@ class FeedLog:
             return
         self._before, self._looked_at = after, now
         rows = csv_text(interval)
-        self._log.event(EventName.FEED, rows=rows)
+        self.log.event(EventName.FEED, rows=rows)
         if self._is_broken:
             return
         try:
-            with self._path.open("a", encoding="utf-8") as file:
+            with self.path.open("a", encoding="utf-8") as file:
                 file.write(rows if file.tell() else _HEAD + rows)
         except OSError as err:
             # A full disk must not end the training.
             self._is_broken = True
-            text = f"cannot write {self._path}: {err.strerror}; the training continues"
-            self._log.event(EventName.FEED_WRITE_FAILED, text=text)
+            text = f"cannot write {self.path}: {err.strerror}; the training continues"
+            self.log.event(EventName.FEED_WRITE_FAILED, text=text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -528,6 +524,7 @@ def progress_in(event: LogEvent) -> StepProgress | None:
         return None
 
 
+@dataclass(eq=False)
 class ProgressLog:
     """Logs `progress steps=... step_seconds=... wait_seconds=...` of the main loader.
 
@@ -535,20 +532,14 @@ class ProgressLog:
     `progress` returns the reports of ranks without a timeline here.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        log: Log,
-        *,
-        progress: Callable[[], Mapping[int, Progress]] = dict,
-        spent_usd: Callable[[], float | None] = lambda: None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._folder = folder
-        self._log = log
-        self._progress = progress
-        self._spent_usd = spent_usd
-        self._clock = clock
+    folder: Path
+    log: Log
+    _: KW_ONLY
+    progress: Callable[[], Mapping[int, Progress]] = dict
+    spent_usd: Callable[[], float | None] = lambda: None
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         self._tails: dict[int, FileTail] = {}
         self._counts: dict[int, Counter[int]] = {}
         self._told: Mapping[int, Progress] = {}
@@ -557,7 +548,7 @@ class ProgressLog:
         self._reported_at = -math.inf
 
     def tick(self) -> None:
-        if self._clock() - self._reported_at >= REPORT_SECONDS:
+        if self.clock() - self._reported_at >= REPORT_SECONDS:
             self._report(is_last=False)
 
     def close(self) -> None:
@@ -570,11 +561,11 @@ class ProgressLog:
         new = self._here(is_last=is_last)
         if not new:
             return
-        told = self._progress()
+        told = self.progress()
         # A rank without a new step keeps its last figures: slow steps end a moment apart.
         self._latest |= new | self._elsewhere(told)
         self._told = told
-        self._reported_at = self._clock()
+        self._reported_at = self.clock()
         shares = {
             rank: wait_share(step_seconds=step, wait_seconds=wait)
             for rank, (step, wait) in self._latest.items()
@@ -584,9 +575,9 @@ class ProgressLog:
         more: dict[str, float | None] = {}
         if len(shares) > 1:
             more = {"rank": rank, "least_wait_share": min(shares.values())}
-        if (spent := self._spent_usd()) is not None:
+        if (spent := self.spent_usd()) is not None:
             more["spent_usd"] = spent
-        self._log.event(
+        self.log.event(
             EventName.PROGRESS,
             steps=max(max(counts.values(), default=0) for counts in self._counts.values()),
             step_seconds=step_seconds,
@@ -596,9 +587,9 @@ class ProgressLog:
 
     def _here(self, *, is_last: bool) -> dict[int, tuple[float, float]]:
         """Returns mean step and wait of each local rank's new steps."""
-        for rank in timeline_ranks(self._folder):
+        for rank in timeline_ranks(self.folder):
             if rank not in self._tails:
-                self._tails[rank] = FileTail(self._folder / FILE.format(rank=rank))
+                self._tails[rank] = FileTail(self.folder / FILE.format(rank=rank))
                 self._counts[rank] = Counter()
         found = {}
         for rank, tail in self._tails.items():

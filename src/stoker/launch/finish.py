@@ -22,12 +22,13 @@ from stoker.errors import UsageError
 from stoker.feed.loading import counted_steps
 from stoker.feed.resource_usage import read_usage
 from stoker.feed.timeline import read_timelines
-from stoker.feed.wire.protocol import Progress
 from stoker.host import machine
 from stoker.launch import sagemaker_variables
+from stoker.launch.coordinator import Coordinator
+from stoker.launch.leader_connection import HostRun
 from stoker.launch.passive_profile import FILE, is_elsewhere, measure, passive_profile
 from stoker.launch.spending import Spending
-from stoker.launch.topology import Topology
+from stoker.launch.topology import Topology, platform_name
 from stoker.logs import EventName, Log
 from stoker.reasons import innermost, reason_of_failure, shortened, without_events
 from stoker.records import Event, Group, Host, Job, Scalar, write_json, write_text
@@ -91,21 +92,18 @@ def leave_in_pod(
 
 def record_end(
     outcome: RunOutcome,
+    run: HostRun,
+    coordinator: Coordinator | None,
     *,
-    settings: ProcessSettings,
-    topology: Topology,
-    output: Path,
     processes_per_host: int,
     strategy: str,
-    platform: str,
     events: Sequence[Event],
-    progress: dict[int, Progress],
-    release_seconds: float | None,
     spending: Spending,
     inputs: Mapping[str, InputVersion],
-    log: Log,
 ) -> None:
     """Writes the leader's record and its passive profile; a full disk is logged."""
+    settings, topology, output, log = run.settings, run.topology, run.output, run.log
+    progress = coordinator.progress if coordinator else {}
     timelines = read_timelines(output)
     measured = measure(timelines, progress, replica_of=settings.feed.replica)
     facts = TrainingFacts(
@@ -132,9 +130,9 @@ def record_end(
             python=machine_facts.python_version(),
             packages={each.name: each.version for each in metadata.distributions()},
         ),
-        job=Job(platform=platform, name=settings.run_id),
-        release_seconds=release_seconds,
-        events=tuple(events),
+        job=Job(platform=platform_name(topology, run.environ), name=settings.run_id),
+        release_seconds=coordinator.release_seconds if coordinator else None,
+        events=(*events, *(coordinator.events if coordinator else ())),
     )
     try:
         record = write_training(facts, file=output / "training.json")
@@ -172,8 +170,6 @@ def record_end(
 def _groups(
     settings: ProcessSettings, topology: Topology, processes_per_host: int
 ) -> tuple[Group, ...]:
-    # dnn first, as readers of the record expect.
-    groups = sorted(topology.groups, key=lambda group: group.role != "dnn")
     return tuple(
         Group(
             name=group.name,
@@ -183,7 +179,8 @@ def _groups(
             processes_per_host=processes_per_host if group.role == "dnn" else None,
             workers_per_host=settings.workers.get(group.role),
         )
-        for group in groups
+        # dnn first, as readers of the record expect.
+        for group in sorted(topology.groups, key=lambda group: group.role != "dnn")
         if group.hosts
     )
 

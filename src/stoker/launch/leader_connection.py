@@ -149,6 +149,7 @@ class MembershipVerdict:
     state: State | None = None
 
 
+@dataclass(eq=False, kw_only=True)
 class Membership:
     """A launcher's lease at the coordinator, kept in a thread.
 
@@ -166,33 +167,21 @@ class Membership:
         verdict: Why this launcher must end; None while it may run.
     """
 
-    def __init__(
-        self,
-        *,
-        join: Join,
-        keys: Keys,
-        address: str,
-        port: int,
-        feed: FeedSettings,
-        log: Log,
-        on_verdict: Callable[[MembershipVerdict], None],
-        on_ending: Callable[[], None] = lambda: None,
-        trainers_heard_at: Callable[[], float] = lambda: float("-inf"),
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._join = join
-        self._keys = keys
-        self._address = address
-        self._port = port
-        self._feed = feed
-        self._log = log
-        self._on_verdict = on_verdict
-        self._on_ending = on_ending
-        self._trainers_heard_at = trainers_heard_at
-        self._clock = clock
-        self._beat_seconds = heartbeat_seconds(feed.lease_seconds)
-        self._started_at = self._looked_at = clock()
-        self._silence = Silence(lease_seconds=feed.lease_seconds, now=self._started_at)
+    join: Join
+    keys: Keys
+    address: str
+    port: int
+    feed: FeedSettings
+    log: Log
+    on_verdict: Callable[[MembershipVerdict], None]
+    on_ending: Callable[[], None] = lambda: None
+    trainers_heard_at: Callable[[], float] = lambda: float("-inf")
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._beat_seconds = heartbeat_seconds(self.feed.lease_seconds)
+        self._started_at = self._looked_at = self.clock()
+        self._silence = Silence(lease_seconds=self.feed.lease_seconds, now=self._started_at)
         self._failed_since = self._failed_at = self._started_at
         self._leaving: queue.SimpleQueue[Leave] = queue.SimpleQueue()
         self._is_closing = threading.Event()
@@ -231,8 +220,8 @@ class Membership:
     ) -> None:
         """Says goodbye; `close` waits until it is sent."""
         goodbye = Leave(
-            host=self._join.host,
-            incarnation=self._join.incarnation,
+            host=self.join.host,
+            incarnation=self.join.incarnation,
             exit_code=exit_code,
             reason=reason[:4000],
             is_signalled=is_signalled,
@@ -279,8 +268,8 @@ class Membership:
         self.leader_ip = random.choice(found)
         host = f"[{self.leader_ip}]" if ":" in self.leader_ip else self.leader_ip
         connection = self._context.socket(zmq.DEALER)
-        secure_client(connection, self._keys, max_message_bytes=MAX_MESSAGE_BYTES)
-        connection.connect(f"tcp://{host}:{self._port}")
+        secure_client(connection, self.keys, max_message_bytes=MAX_MESSAGE_BYTES)
+        connection.connect(f"tcp://{host}:{self.port}")
         return connection
 
     def _resolve(self) -> Sequence[str]:
@@ -289,7 +278,7 @@ class Membership:
 
         def look_up() -> None:
             try:
-                found = socket.getaddrinfo(self._address, self._port, type=socket.SOCK_STREAM)
+                found = socket.getaddrinfo(self.address, self.port, type=socket.SOCK_STREAM)
             except OSError:
                 found = []
             answers.put([str(address[0]) for *_, address in found])
@@ -305,7 +294,7 @@ class Membership:
         return ()
 
     def _speak(self, connection: "zmq.Socket[bytes]", monitor: "zmq.Socket[bytes]") -> None:
-        connected_at = self._clock()
+        connected_at = self.clock()
         is_member = False
         next_at = connected_at
         while True:
@@ -315,18 +304,18 @@ class Membership:
                 self._send(connection, self._leaving.get())
             if self._is_closing.is_set():
                 return
-            now = self._clock()
+            now = self.clock()
             # Not at the next heartbeat: the whole run may wait for this news.
             said = (self._said_stage, self._said_unfed_ranks)
             if is_member and said != (self._stage, self._unfed_ranks):
                 next_at = now
             is_refused = self.verdict is not None and self.verdict.kind == "refused"
             if now >= next_at and not self._has_left and not is_refused:
-                self._send(connection, self._beat() if is_member else self._join)
+                self._send(connection, self._beat() if is_member else self.join)
                 next_at = now + (self._beat_seconds if is_member else JOIN_SECONDS)
             if connection.poll(_POLL_MS):
                 for message in self._received(connection):
-                    heard_at = self._clock()
+                    heard_at = self.clock()
                     self._silence.hear(heard_at)
                     is_member = self._hear(message, is_member)
                     if is_member:
@@ -334,20 +323,20 @@ class Membership:
             if monitor.poll(0):
                 if read_event(monitor)[0] == zmq.EVENT_DISCONNECTED:
                     # Closed by the leader's side or by libzmq: `end` decides by the time.
-                    self._silence.end(self._clock())
+                    self._silence.end(self.clock())
                 else:
                     self._judge_key()
             self._judge_silence()
             # libzmq retries the same address forever; a new connection resolves the name again.
             patience = max(RECONNECT_SECONDS, 2 * self._beat_seconds)
-            if self._clock() - max(connected_at, self._silence.heard_at or 0.0) > patience:
+            if self.clock() - max(connected_at, self._silence.heard_at or 0.0) > patience:
                 return
 
     def _beat(self) -> Heartbeat:
         self._said_stage, self._said_unfed_ranks = self._stage, self._unfed_ranks
         return Heartbeat(
-            host=self._join.host,
-            incarnation=self._join.incarnation,
+            host=self.join.host,
+            incarnation=self.join.incarnation,
             stage=self._said_stage,
             has_start=self.start_order is not None,
             unfed_ranks=self._said_unfed_ranks,
@@ -363,14 +352,14 @@ class Membership:
             try:
                 messages.append(self._unpack(frames[0]))
             except ProtocolError as err:
-                self._log.event(EventName.MESSAGE_REFUSED, reason=err.what)
+                self.log.event(EventName.MESSAGE_REFUSED, reason=err.what)
 
     def _hear(self, message: Message, is_member: bool) -> bool:
         match message:
             case Welcome():
                 self._beat_seconds = message.beat_seconds
                 if not self._is_welcome.is_set():
-                    self._log.event(EventName.RUN_JOINED, leader=self._address)
+                    self.log.event(EventName.RUN_JOINED, leader=self.address)
                 self._is_welcome.set()
                 return True
             case Refused():
@@ -389,7 +378,7 @@ class Membership:
                 is_ending = message.stage == "ending" != self.run_stage
                 self.run_stage, self.stacks = message.stage, message.stacks
                 if is_ending:
-                    self._on_ending()
+                    self.on_ending()
             case Start():
                 # The first one counts; the next heartbeat confirms it.
                 self.start_order = self.start_order or message
@@ -400,7 +389,7 @@ class Membership:
 
         libzmq only says that the other side hung up, as a proxy does while the leader is not there.
         """
-        now = self._clock()
+        now = self.clock()
         if now - self._failed_at > _FAILURES_APART_SECONDS:
             self._failed_since = now
         self._failed_at = now
@@ -412,45 +401,45 @@ class Membership:
         ):
             return
         self._looked_at = now
-        if self.leader_ip is not None and _greets(self.leader_ip, self._port):
+        if self.leader_ip is not None and _greets(self.leader_ip, self.port):
             reason = (
-                f"{self._address} refuses the key of this host: STOKER_TOKEN_FILE has another "
+                f"{self.address} refuses the key of this host: STOKER_TOKEN_FILE has another "
                 "run's token"
             )
             self._decide(MembershipVerdict(kind="refused", reason=reason))
 
     def _judge_silence(self) -> None:
-        now = self._clock()
+        now = self.clock()
         stood_still = self._silence.turn(now)
         if stood_still:
-            self._log.event(EventName.CLOCK_JUMP, seconds=stood_still)
+            self.log.event(EventName.CLOCK_JUMP, seconds=stood_still)
         heard_at = self._silence.heard_at
         if heard_at is None:
-            if now - self._started_at > self._feed.start_deadline_seconds:
-                limit = self._feed.start_deadline_seconds
-                reason = f"the leader {self._address} did not answer within {limit:g} s"
+            if now - self._started_at > self.feed.start_deadline_seconds:
+                limit = self.feed.start_deadline_seconds
+                reason = f"the leader {self.address} did not answer within {limit:g} s"
                 self._decide(MembershipVerdict(kind="never", reason=reason))
             return
         is_late = now - heard_at > LATE_BEATS * self._beat_seconds
         if is_late and now - self._looked_at >= _POLL_SECONDS and self.leader_ip is not None:
             self._looked_at = now
-            self._silence.dial(now, is_refused=_refuses(self.leader_ip, self._port))
-        reason = self._silence.reason(now, trainers_heard_at=self._trainers_heard_at())
+            self._silence.dial(now, is_refused=_refuses(self.leader_ip, self.port))
+        reason = self._silence.reason(now, trainers_heard_at=self.trainers_heard_at())
         if reason:
             self._decide(
-                MembershipVerdict(kind="lost", reason=f"the leader {self._address} {reason}")
+                MembershipVerdict(kind="lost", reason=f"the leader {self.address} {reason}")
             )
 
     def _decide(self, verdict: MembershipVerdict) -> None:
         if self.verdict is None:
             self.verdict = verdict
-            self._on_verdict(verdict)
+            self.on_verdict(verdict)
 
     def _send(self, connection: "zmq.Socket[bytes]", message: Message) -> None:
         try:
             connection.send(pack(message), zmq.NOBLOCK)
         except zmq.ZMQError as err:
-            self._log.event(
+            self.log.event(
                 EventName.MESSAGE_SEND_FAILED, kind=type(message).__name__, reason=str(err)
             )
 

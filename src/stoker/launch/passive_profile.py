@@ -69,8 +69,9 @@ def measure(
     for rank, report in progress.items():
         # Timelines of other hosts are on their disks: only reports are here.
         rates.setdefault(replica_of(rank), 0.0)
-        if rank not in ranks:
-            rates[replica_of(rank)] = max(rates[replica_of(rank)], _reported_rate(report))
+        seconds = report.wait_seconds + report.compute_seconds
+        if rank not in ranks and seconds:
+            rates[replica_of(rank)] = max(rates[replica_of(rank)], report.samples / seconds)
     fields = {"step_seconds": block_means(kept, lambda step: step.seconds)}
     step_seconds, wait_seconds = typical_step(ranks[shown])
     if slowest == shown:
@@ -108,11 +109,6 @@ def wait_shares(
 def _rate(steps: Sequence[MeasuredStep]) -> float:
     seconds = sum(step.weight * step.seconds for step in steps)
     return sum(step.weight * step.samples for step in steps) / seconds if seconds else 0.0
-
-
-def _reported_rate(report: Progress) -> float:
-    seconds = report.wait_seconds + report.compute_seconds
-    return report.samples / seconds if seconds else 0.0
 
 
 def spread_of(values: Sequence[float]) -> Spread:
@@ -155,13 +151,12 @@ def passive_profile(
     dnn, *data = record.groups
     world = dnn.count * (dnn.processes_per_host or 1)
     sizes = [own.batch_bytes / own.sized_batches for own in usage if own.sized_batches]
-    made = [
-        # A global step takes one batch of each rank.
-        world * seconds
+    costs = (
+        _batch_cpu_seconds(report, dnn, host_types=host_types, catalog=catalog)
         for report in progress.values()
-        if (seconds := _batch_cpu_seconds(report, dnn, host_types=host_types, catalog=catalog))
-        is not None
-    ]
+    )
+    # A global step takes one batch of each rank.
+    made = [world * seconds for seconds in costs if seconds is not None]
     terms, spread = _loading(usage, made=made, dnn=dnn)
     step = StepTerms(
         step_seconds=measured.step_seconds,
@@ -273,8 +268,7 @@ def _speed(catalog: Catalog, instance_type: str, *, over: str) -> float:
 
 
 def is_elsewhere(usages: Sequence[RankUsage]) -> bool:
-    mains = [_main(each) for each in usages]
-    return any(own is not None and own.is_elsewhere for own in mains)
+    return any(own.is_elsewhere for own in map(_main, usages) if own)
 
 
 def _main(usage: RankUsage) -> LoaderUsage | None:
@@ -302,13 +296,9 @@ def _read_bytes(usage: Sequence[LoaderUsage], world: int) -> float | None:
 def _observed(usage: Sequence[LoaderUsage], vcpus: int) -> Observed | None:
     if not usage or any(not own.wall_seconds for own in usage):
         return None
-    busy = sum(
-        own.trainer_cpu_seconds / own.wall_seconds
-        + (
-            own.children_cpu_seconds / own.span_steps * own.steps / own.wall_seconds
-            if own.span_steps
-            else 0.0
-        )
-        for own in usage
-    )
+    busy = 0.0
+    for own in usage:
+        busy += own.trainer_cpu_seconds / own.wall_seconds
+        if own.span_steps:
+            busy += own.children_cpu_seconds / own.span_steps * own.steps / own.wall_seconds
     return Observed(cpu_utilization=min(1.0, busy / vcpus), hosts=1)

@@ -10,6 +10,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import KW_ONLY, dataclass
 from socketserver import BaseServer, ThreadingTCPServer
 from typing import Literal, NamedTuple, cast
 
@@ -102,21 +103,15 @@ _METRICS = (
 # fmt: on
 
 
+@dataclass(eq=False)
 class Metrics:
     """Collector of a run's metrics for prometheus-client; a run of one host has no coordinator."""
 
-    def __init__(
-        self,
-        coordinator: Coordinator | None,
-        *,
-        spending: Spending,
-        watchdog: Watchdog,
-        run_id: str,
-    ) -> None:
-        self._coordinator = coordinator
-        self._spending = spending
-        self._watchdog = watchdog
-        self._run_id = run_id
+    coordinator: Coordinator | None
+    _: KW_ONLY
+    spending: Spending
+    watchdog: Watchdog
+    run_id: str
 
     def collect(self) -> Iterator[object]:
         # The library is an extra: only a leader that serves metrics imports it.
@@ -138,39 +133,52 @@ class Metrics:
             "training continues with the other hosts.",
             labels=("run", "host"),
         )
-        live = self._coordinator.live_agents if self._coordinator else ()
-        for name in sorted(self._coordinator.expected_agents if self._coordinator else ()):
-            up.add_metric((self._run_id, name), float(name in live))
+        live = self.coordinator.live_agents if self.coordinator else ()
+        for name in sorted(self.coordinator.expected_agents if self.coordinator else ()):
+            up.add_metric((self.run_id, name), float(name in live))
         yield up
-        since = GaugeMetricFamily(
-            "stoker_seconds_since_last_step",
-            "Seconds since any rank finished a step, or since the start before the first one. "
-            "Alert above a few times your longest checkpoint or evaluation.",
-            labels=("run",),
-        )
-        since.add_metric((self._run_id,), self._watchdog.seconds_since_last_step)
-        yield since
-        warnings = CounterMetricFamily(
-            "stoker_no_progress_warnings",
-            "How often there was no step for watchdog.no_progress_minutes.",
-            labels=("run",),
-        )
-        warnings.add_metric((self._run_id,), self._watchdog.num_warnings)
-        yield warnings
-        budget = self._spending.budget
-        for name, text, value in (
-            ("spent", "Dollars of the run so far: hosts x price x time.", self._spending.usd),
-            ("predicted", "Dollars that the decision predicted for the run.", budget.predicted_usd),
-            ("max", "Dollars at which the run is ended (constraints.max_usd).", budget.max_usd),
+        budget = self.spending.budget
+        for kind, name, text, value in (
+            (
+                "gauge",
+                "stoker_seconds_since_last_step",
+                "Seconds since any rank finished a step, or since the start before the first one. "
+                "Alert above a few times your longest checkpoint or evaluation.",
+                self.watchdog.seconds_since_last_step,
+            ),
+            (
+                "counter",
+                "stoker_no_progress_warnings",
+                "How often there was no step for watchdog.no_progress_minutes.",
+                self.watchdog.num_warnings,
+            ),
+            (
+                "gauge",
+                "stoker_spent_usd",
+                "Dollars of the run so far: hosts x price x time.",
+                self.spending.usd,
+            ),
+            (
+                "gauge",
+                "stoker_predicted_usd",
+                "Dollars that the decision predicted for the run.",
+                budget.predicted_usd,
+            ),
+            (
+                "gauge",
+                "stoker_max_usd",
+                "Dollars at which the run is ended (constraints.max_usd).",
+                budget.max_usd,
+            ),
         ):
-            gauge = GaugeMetricFamily(f"stoker_{name}_usd", text, labels=("run",))
+            family = families[kind](name, text, labels=("run",))
             if value is not None:
-                gauge.add_metric((self._run_id,), value)
-            yield gauge
+                family.add_metric((self.run_id,), value)
+            yield family
 
     def _records(self) -> Iterator[tuple[msgspec.Struct, tuple[str, ...]]]:
-        run = self._run_id
-        told = self._coordinator.progress if self._coordinator else {}
+        run = self.run_id
+        told = self.coordinator.progress if self.coordinator else {}
         for number, report in sorted(told.items()):
             rank = str(number)
             yield report, (run, rank)

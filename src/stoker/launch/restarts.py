@@ -90,7 +90,7 @@ def _times_of_saved_files(folders: list[Path], output: Path) -> list[int]:
 def _made_steps(output: Path) -> bool:
     """Whether the last attempt made a step; True if no steps are measured."""
     files = list(output.glob(timeline.FILE.format(rank="*")))
-    return not files or any(_has_rows(file) for file in files)
+    return not files or any(map(_has_rows, files))
 
 
 def _has_rows(file: Path) -> bool:

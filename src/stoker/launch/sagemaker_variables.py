@@ -129,19 +129,21 @@ def _cluster(topology: Topology, config: Mapping[str, Json]) -> dict[str, Json]:
         }
         for group in topology.groups
     }
-    known: dict[str, Json] = {
+    current: dict[str, Json] = {
         "current_host": topology.host,
         "current_instance_type": topology.group.instance_type,
+    }
+    known: dict[str, Json] = {
+        **current,
         "current_group_name": topology.group.name,
         "hosts": [host for group in topology.groups for host in group.hosts],
         "instance_groups": list(groups.values()),
         "network_interface_name": topology.network_interface,
     }
     return {
+        **current,
         # In the service's order, which may differ from the groups'.
         "hosts": config.get("hosts") or known["hosts"],
-        "current_host": topology.host,
-        "current_instance_type": topology.group.instance_type,
         "current_instance_group": topology.group.name,
         "current_instance_group_hosts": list(topology.group.hosts),
         "instance_groups": list(groups),

@@ -24,10 +24,7 @@ REACHED = "max_usd reached"
 def earlier_seconds(output: Path, *, restarts: int, now: float) -> float:
     """Returns the seconds since the run's first start, which its output folder keeps.
 
-    Args:
-        output: Folder of the leader's outputs, which a restarted run finds again on Kubernetes.
-        restarts: How often all hosts were restarted. 0: the run starts now.
-        now: The time of this start.
+    A run that all its hosts begin for the first time has no `restarts`; `now` is this start.
     """
     file = output / FIRST_START_FILE
     try:

@@ -224,24 +224,17 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
     if outcome.failure:
         run.log.event(EventName.TRAINING_FAILED, reason=outcome.failure.partition("\n")[0])
         _write_failure(run, outcome.failure)
-
-    def record() -> None:
-        record_end(
-            outcome,
-            settings=run.settings,
-            topology=run.topology,
-            output=run.output,
-            processes_per_host=trainer.processes_per_host,
-            strategy=trainer.strategy,
-            platform=platform_name(run.topology, run.environ),
-            events=[*events, *(coordinator.events if coordinator else ())],
-            progress=coordinator.progress if coordinator else {},
-            release_seconds=coordinator.release_seconds if coordinator else None,
-            spending=spending,
-            inputs=inputs,
-            log=run.log,
-        )
-
+    record = partial(
+        record_end,
+        outcome,
+        run,
+        coordinator,
+        processes_per_host=trainer.processes_per_host,
+        strategy=trainer.strategy,
+        events=events,
+        spending=spending,
+        inputs=inputs,
+    )
     # Now, as this process may be killed while data hosts stop; again below, with their release.
     record()
     run.log.event(EventName.TRAINING_ENDED, status=outcome.status, exit_code=code)
@@ -311,14 +304,13 @@ def follow(run: HostRun, command: Sequence[str]) -> int:
 def _watchdog(run: HostRun, coordinator: Coordinator | None) -> Watchdog:
     settings, folder = run.settings, run.settings.base_dir
     is_fed = settings.engine.name == "feed" and bool(run.topology.data_hosts)
-    is_profile = settings.profile is not None
     return Watchdog(
         settings.watchdog,
         output=run.output,
         saved=(folder / "checkpoints", folder / "model"),
         log=run.log,
         start_seconds=settings.feed.start_deadline_seconds,
-        expects_steps=is_fed and not is_profile,
+        expects_steps=is_fed and settings.profile is None,
         end=lambda reason: run.inbox.put(Decided(reason)),
         told=(lambda: coordinator.progress) if coordinator else dict,
         ask_others=coordinator.ask_for_stacks if coordinator else lambda: None,
@@ -377,13 +369,11 @@ def _follower_code(run: HostRun, ending: Ending, verdict: MembershipVerdict | No
     # The leader was lost, or refused this host: the run's outcome is not known.
     if verdict.state is None:
         return EXIT_PEER_LOST if verdict.kind == "lost" else HOST_LOST
-    if verdict.state.outcome == "succeeded":
-        return ending.exit_code
     # Its host was told to end.
     if verdict.state.outcome == "stopped":
         return EXIT_PEER_LOST
     code = verdict.state.exit_code
-    return ending.exit_code if code is None else code
+    return ending.exit_code if verdict.state.outcome == "succeeded" or code is None else code
 
 
 def _await_followers(
@@ -464,14 +454,10 @@ def _train(
         # Of an earlier attempt in the same folder.
         file.unlink(missing_ok=True)
         logs.append(FeedLog(file, run.log, progress=lambda: coordinator.progress))
-    release = None
-    in_run = coordinator or membership
-    if in_run:
-        ranks = trainer.processes_per_host
-        release = Release(
-            run.output, in_run, ranks=ranks, all_ranks=ranks * len(run.topology.dnn_hosts)
-        )
-
+    release, ranks = None, trainer.processes_per_host
+    if in_run := coordinator or membership:
+        all_ranks = ranks * len(run.topology.dnn_hosts)
+        release = Release(run.output, in_run, ranks=ranks, all_ranks=all_ranks)
     stacks, num_asked = RankStacks(run.log), 0
 
     def end_the_run() -> None:

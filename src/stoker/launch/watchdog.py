@@ -16,6 +16,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from statistics import median
 
@@ -89,6 +90,7 @@ def _is_worker(process: psutil.Process) -> bool:
     return True
 
 
+@dataclass(eq=False)
 class Watchdog:
     """The time since a run's last step, and what happens if it is too long; for its leader.
 
@@ -103,32 +105,21 @@ class Watchdog:
         failure: Why it ended the run; empty: it did not.
     """
 
-    def __init__(
-        self,
-        settings: WatchdogSettings,
-        *,
-        output: Path,
-        saved: Sequence[Path],
-        log: Log,
-        start_seconds: float,
-        expects_steps: bool,
-        end: Callable[[str], None],
-        told: Callable[[], Mapping[int, Progress]] = dict,
-        ask_others: Callable[[], None] = lambda: None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._settings = settings
-        self._output = output
-        self._saved = saved
-        self._log = log
-        self._start_seconds = start_seconds
-        self._expects_steps = expects_steps
-        self._end = end
-        self._told = told
-        self._ask_others = ask_others
-        self._clock = clock
-        self._stacks = RankStacks(log)
-        self._ticked_at = self._step_at = self._life_at = clock()
+    settings: WatchdogSettings
+    _: KW_ONLY
+    output: Path
+    saved: Sequence[Path]
+    log: Log
+    start_seconds: float
+    expects_steps: bool
+    end: Callable[[str], None]
+    told: Callable[[], Mapping[int, Progress]] = dict
+    ask_others: Callable[[], None] = lambda: None
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._stacks = RankStacks(self.log)
+        self._ticked_at = self._step_at = self._life_at = self.clock()
         self._look_at = self._files_at = -math.inf
         self._counted: object = None
         self._files: tuple[int, int, float] | None = None
@@ -143,26 +134,25 @@ class Watchdog:
     @property
     def exit_code(self) -> int:
         # 0, which no platform restarts; the record says that the run failed.
-        return EXIT_PEER_LOST if self._settings.then == "restart" else 0
+        return EXIT_PEER_LOST if self.settings.then == "restart" else 0
 
     @property
     def seconds_since_last_step(self) -> float:
-        return self._clock() - self._step_at
+        return self.clock() - self._step_at
 
     @property
     def limit_seconds(self) -> float:
         """Seconds without a step or a sign of life after which it acts."""
-        if self._settings.no_progress_minutes is not None:
-            limit = 60 * self._settings.no_progress_minutes
-        else:
-            usual = median(self._gaps) if self._gaps else 0.0
-            limit = max(MIN_SECONDS, _STEPS_FACTOR * usual, _GAP_FACTOR * self._longest_gap)
+        usual = median(self._gaps) if self._gaps else 0.0
+        limit = max(MIN_SECONDS, _STEPS_FACTOR * usual, _GAP_FACTOR * self._longest_gap)
+        if self.settings.no_progress_minutes is not None:
+            limit = 60 * self.settings.no_progress_minutes
         # Before the first step hosts come, data is copied, models are compiled.
-        return limit if self._has_steps else max(2 * limit, self._start_seconds)
+        return limit if self._has_steps else max(2 * limit, self.start_seconds)
 
     def tick(self) -> None:
         """Looks for new steps about once a second; acts if there is none for too long."""
-        now = self._clock()
+        now = self.clock()
         elapsed, self._ticked_at = now - self._ticked_at, now
         if elapsed > _STANDSTILL_SECONDS:
             self._step_at += elapsed
@@ -185,18 +175,18 @@ class Watchdog:
                 self._step(now)
         elif now - self._life_at >= self.limit_seconds / 2 and now >= self._files_at:
             self._files_at = now + min(_FILES_SECONDS, self.limit_seconds / 10)
-            files, self._files = self._files, _newest(self._saved)
+            files, self._files = self._files, _newest(self.saved)
             if files not in (None, self._files):
                 self._life_at = now
 
     def _count(self) -> object:
         """Returns what changes with each step."""
         sizes = {}
-        for path in self._output.glob(FILE.format(rank="*")):
+        for path in self.output.glob(FILE.format(rank="*")):
             with contextlib.suppress(OSError):
                 sizes[path.name] = path.stat().st_size
-        taken = [loading.optimizer_steps for loading in read_loadings(self._output)]
-        told = {rank: report.steps for rank, report in self._told().items()}
+        taken = [loading.optimizer_steps for loading in read_loadings(self.output)]
+        told = {rank: report.steps for rank, report in self.told().items()}
         return sizes, taken, {rank: steps for rank, steps in told.items() if steps}
 
     def _step(self, now: float) -> None:
@@ -208,40 +198,37 @@ class Watchdog:
         self._step_at = self._life_at = now
         if self._warned_at is not None and self._is_told and not self.failure:
             text = f"steps are made again, after {gap / 60:.1f} min"
-            self._log.event(EventName.PROGRESS_RESUMED, text=text)
+            self.log.event(EventName.PROGRESS_RESUMED, text=text)
         if not self.failure:
             self._warned_at, self._is_told = None, False
 
     def _begin(self, now: float) -> None:
-        if not self._has_steps and not self._expects_steps:
+        if not self._has_steps and not self.expects_steps:
             self._is_blind = True
             text = (
                 f"no step was seen in {(now - self._step_at) / 60:.0f} min: the watchdog has "
                 "nothing to watch, as it counts steps of torch's optimizers and batches of loaders "
                 "of torch and stoker"
             )
-            self._log.event(EventName.WATCHDOG_IDLE, text=text)
+            self.log.event(EventName.WATCHDOG_IDLE, text=text)
             return
         self._warned_at = now
         self.num_warnings += 1
-        self._ask_others()
+        self.ask_others()
         self._stacks.begin()
 
     def _act(self, now: float) -> None:
         self._is_told = True
-        then = {
-            "warn": "the run continues (watchdog.then: warn)",
-            "stop": "the run is ended (watchdog.then: stop)",
-            "restart": "the run is ended for a restart (watchdog.then: restart)",
-        }[self._settings.then]
+        then = {"warn": "continues", "stop": "is ended", "restart": "is ended for a restart"}
         text = (
-            f"no step for {(now - self._step_at) / 60:.1f} min: {then}; the stacks of all ranks "
-            "are in the log"
+            f"no step for {(now - self._step_at) / 60:.1f} min: the run "
+            f"{then[self.settings.then]} (watchdog.then: {self.settings.then}); the stacks of all "
+            "ranks are in the log"
         )
-        self._log.event(EventName.NO_PROGRESS, text=text)
-        if self._settings.then != "warn":
+        self.log.event(EventName.NO_PROGRESS, text=text)
+        if self.settings.then != "warn":
             self.failure = text
-            self._end(text)
+            self.end(text)
 
 
 def _newest(folders: Sequence[Path]) -> tuple[int, int, float]:
