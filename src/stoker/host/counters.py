@@ -81,7 +81,6 @@ class OwnSchedule:
             self._file = None
 
     def queued_seconds(self) -> float:
-        """Returns seconds that the thread waited for a CPU so far; 0 if unknown."""
         if self._file is None:
             return 0.0
         try:
@@ -108,7 +107,6 @@ def throttling(group: Path) -> Throttling:
 
 
 def received_bytes(table: Path = Path("/proc/self/net/dev")) -> int:
-    """Returns bytes that the network interfaces received so far, without loopback."""
     try:
         rows = [line.partition(":") for line in table.read_text().splitlines()[2:]]
         return sum(int(rest.split()[0]) for name, _, rest in rows if name.strip() != "lo")
@@ -117,7 +115,6 @@ def received_bytes(table: Path = Path("/proc/self/net/dev")) -> int:
 
 
 def storage_stall_seconds(pressure: Path = Path("/proc/pressure/io")) -> float | None:
-    """Returns seconds so far in which some process waited for storage; None: unknown."""
     try:
         line = next(own for own in pressure.read_text().splitlines() if own.startswith("some"))
         return int(line.rpartition("total=")[2]) / 1e6
@@ -175,7 +172,6 @@ def _busy(times: Mapping[str, float]) -> float:
 
 
 def queued_seconds() -> float:
-    """Returns seconds that this process's first thread waited for a CPU; 0 if unknown."""
     own = scheduled("/proc/self")
     return own.queued if own else 0.0
 
@@ -212,7 +208,6 @@ class OpenedFiles:
 
 
 def drop_cached(paths: Iterable[Path]) -> int:
-    """Drops these files from the page cache; returns how many were dropped."""
     if not hasattr(os, "posix_fadvise"):
         return 0
     dropped = 0

@@ -56,7 +56,6 @@ def vcpu_capacity() -> float:
 
 
 def requested_vcpus(environ: Mapping[str, str] = os.environ) -> float | None:
-    """Returns the vCPUs that this pod requests; None outside of a pod of stoker's."""
     asked = environ.get(CPU_REQUEST, "")
     return int(asked) / 1000 or None if asked.isdigit() else None
 
@@ -96,7 +95,6 @@ def cpu_groups(*, root: Path = CGROUP, membership: Path = MEMBERSHIP) -> tuple[P
 
 
 def group_quota(folder: Path) -> float | None:
-    """Returns the vCPUs that the quota of one group allows; None: it has none."""
     words = " ".join(_lines(folder / "cpu.max")).split()
     if not words:
         # Version 1 has a file for each number.
@@ -130,7 +128,6 @@ def _paths(membership: Path, *, controller: str) -> list[str]:
 
 
 def _memberships(file: Path) -> Iterator[tuple[list[str], str]]:
-    """Yields the controllers and the path of each group of this process."""
     for line in _lines(file):
         controllers, _, path = line.partition(":")[2].partition(":")
         yield controllers.split(","), path
@@ -152,7 +149,6 @@ def _lines(path: Path) -> list[str]:
 
 
 def host_bytes() -> int:
-    """Returns the memory limit of this cgroup, else the memory of the machine."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(limit_bytes() or physical, physical)
 
@@ -174,13 +170,11 @@ def memory_groups() -> list[Path]:
 
 
 def num_memory_kills() -> int | None:
-    """Returns how many processes of this cgroup were OOM-killed; None: unknown."""
     pairs = (line.split() for line in _memory_lines("memory.events", "memory.oom_control"))
     return next((int(pair[1]) for pair in pairs if pair[:1] == ["oom_kill"]), None)
 
 
 def _memory_lines(*names: str) -> Iterator[str]:
-    """Yields the lines of these files of the memory cgroup, the nearest folder first."""
     for group in memory_groups():
         for name in names:
             yield from _lines(group / name)

@@ -1,6 +1,6 @@
 """The training's command and its code, which may be a .tar.gz package in a channel.
 
-SageMaker starts images that have an entry point with the single word `train`. The command is then
+SageMaker starts images that have an entry point with the single word `train`: the command is then
 STOKER_COMMAND, or the program of an estimator of SageMaker's SDK.
 """
 
@@ -82,11 +82,7 @@ class LaunchedCommand(NamedTuple):
 
 
 def check_words(words: Sequence[str]) -> None:
-    """Refuses words that cannot be a command on any host.
-
-    Raises:
-        UsageError: Without words, and for `serve`.
-    """
+    """Refuses no words, and `serve`, with a UsageError."""
     if not words:
         raise UsageError("no command to launch", fix="stoker launch -- python train.py")
     if list(words) == ["serve"]:

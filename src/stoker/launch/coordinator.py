@@ -335,7 +335,6 @@ class Coordinator:
             self._context.term()
 
     def _judge(self, socket: "zmq.Socket[bytes]") -> None:
-        """Expires leases, and checks the connections of silent launchers."""
         now = self._clock()
         turn_seconds, self._turned_at = now - self._turned_at, now
         if turn_seconds > _STANDSTILL_SECONDS:
@@ -426,7 +425,6 @@ class Coordinator:
                 self._warn(sender, type(message).__name__)
 
     def _warn(self, sender: bytes, reason: str) -> None:
-        """Logs a peer's first invalid message."""
         if sender not in self._warned and len(self._warned) < _MAX_WARNED:
             self._warned.add(sender)
             self._log.event(EventName.MESSAGE_REFUSED, peer=sender.hex(), reason=reason)
@@ -484,7 +482,6 @@ class Coordinator:
         return State(stage=self._stage, stacks=self._stacks)
 
     def _decided_for(self, host: str) -> State | None:
-        """Returns the state that ends a launcher; None while it may run."""
         return self._end or (self._released if host in self.expected_agents else None)
 
     def _send_start(self, socket: "zmq.Socket[bytes]", host: str) -> None:
@@ -493,7 +490,7 @@ class Coordinator:
             self._send(socket, launcher, start)
 
     def _send(self, socket: "zmq.Socket[bytes]", receiver: bytes, message: Message) -> bool:
-        """Sends without blocking; False if the receiver's connection has ended."""
+        """False if the receiver's connection has ended."""
         try:
             socket.send_multipart([receiver, pack(message)], zmq.NOBLOCK)
         except zmq.ZMQError as err:

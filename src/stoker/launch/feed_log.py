@@ -107,10 +107,7 @@ class HostRate:
 
     @property
     def busy_share(self) -> float | None:
-        """Share of the workers' time at work; None if none has made a batch.
-
-        Capped at 1: a batch counts when it has come, which may exceed a short interval.
-        """
+        """Share of the workers' time at work, at most 1; None: none has made a batch."""
         return min(1.0, self.busy_workers / self.workers) if self.workers else None
 
 
@@ -129,7 +126,6 @@ class FeedInterval:
 
     @property
     def wait_share(self) -> float | None:
-        """Wait share of the rank that waits longest; None if no step ended."""
         return max((r.wait_share for r in self.ranks if r.wait_share is not None), default=None)
 
     @property
@@ -139,7 +135,6 @@ class FeedInterval:
 
 
 def csv_text(interval: FeedInterval) -> str:
-    """Returns the interval as rows of feed.csv, without the head."""
     text = StringIO()
     writer = csv.writer(text, lineterminator="\n")
     rates: tuple[RankRate | HostRate, ...] = (*interval.ranks, *interval.hosts)
@@ -285,7 +280,6 @@ def interval_between(
 
 
 def _host_rate(name: str, shares: Sequence[_Share]) -> HostRate:
-    """Returns the rates of a host, summed over the ranks that it works for."""
     is_local = shares[0].now.is_local
     workers = [share.now.num_workers for share in shares]
     paces = defaultdict[tuple[int, int], float](float)
@@ -477,7 +471,6 @@ def feed_limit_of(
 
 
 def _shards_limit(shards: int, *, spare: int, share: float) -> FeedBottleneck:
-    """Returns the limit of a stream with one worker per shard, for which credits mean nothing."""
     what = "only shard" if shards == 1 else f"{shards} shards"
     words = f"the stream's {what}: one worker makes a shard, at work {share:.0%} of the time"
     more = "raise num_workers in the script, or feed.shards, if the stream divides itself"

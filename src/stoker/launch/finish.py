@@ -70,7 +70,6 @@ class RunOutcome:
 
 
 def write_failure(base_dir: Path, failure: str) -> None:
-    """Writes output/failure: the first line of a long text and as much of its end as fits."""
     text = shortened(failure, most=FAILURE_CHARACTERS)
     write_text(base_dir / "output" / "failure", text)
 
@@ -292,7 +291,7 @@ def says_peer_is_gone(text: str) -> bool:
 
 
 def first_cause(ends: Sequence[RankEnd]) -> RankEnd:
-    """Returns the failure that caused the others; `ends` in order of time."""
+    """The failure that caused the others; `ends` in order of time."""
     return next((end for end in ends if not end.is_consequence), ends[0])
 
 
@@ -319,7 +318,6 @@ def forget_failures(output: Path) -> None:
 
 
 def read_cause(output: Path) -> int | None:
-    """Returns the rank of this host that failed first, if torchrun told it."""
     found = sorted(output.glob(_CAUSE.format(rank="*")))
     return int(found[0].name.removeprefix(_CAUSE.format(rank=""))) if found else None
 

@@ -104,7 +104,7 @@ class Silence:
         self._refused_since = since if is_refused else None
 
     def end(self, now: float) -> None:
-        """Records that the connection ended; in the middle of silence that means nothing."""
+        """In the middle of silence the end of the connection means nothing."""
         if self.heard_at is not None and now - self.heard_at < _ALIVE_SECONDS:
             self._ended_at = now
 
@@ -212,7 +212,7 @@ class Membership:
         self._thread.start()
 
     def wait_until_welcome(self, timeout_seconds: float) -> bool:
-        """Waits until the coordinator has accepted this launcher; False after the timeout."""
+        """False after the timeout."""
         return self._is_welcome.wait(timeout_seconds)
 
     def leave(
@@ -273,7 +273,6 @@ class Membership:
         return connection
 
     def _resolve(self) -> Sequence[str]:
-        """Returns the leader's addresses; none while its name cannot be resolved."""
         answers: queue.SimpleQueue[Sequence[str]] = queue.SimpleQueue()
 
         def look_up() -> None:

@@ -56,8 +56,8 @@ def measure(
 ) -> Measured | None:
     """Measures the steps of the rank that waits longest; None without a timeline.
 
-    If that rank is on another host, its wait share is the reported one, and the step is from the
-    leader's ranks, as all ranks have the same. Ranks of one replica share their samples.
+    Of a rank on another host the wait share is the reported one, the step that of the leader's
+    ranks. Ranks of one replica share their samples.
     """
     if not ranks:
         return None
@@ -97,7 +97,6 @@ def measure(
 def wait_shares(
     ranks: Mapping[int, Sequence[MeasuredStep]], progress: Mapping[int, Progress]
 ) -> dict[int, float]:
-    """Returns each rank's wait share: by its timeline, else by its report."""
     shares = {rank: typical_wait_share(steps) for rank, steps in ranks.items()}
     for rank, report in progress.items():
         seconds = report.steady_wait_seconds + report.steady_compute_seconds
@@ -244,7 +243,6 @@ def _loading(
 def _batch_cpu_seconds(
     report: Progress, dnn: Group, *, host_types: Mapping[str, str], catalog: Catalog
 ) -> float | None:
-    """Returns the CPU-seconds of a feed's batch on the dnn hosts' type; None without any."""
     here = dnn.instance_type
     batches, seconds = 0, 0.0
     for host in report.feed.hosts if report.feed else ():
@@ -256,7 +254,6 @@ def _batch_cpu_seconds(
 
 
 def _speed(catalog: Catalog, instance_type: str, *, over: str) -> float:
-    """Returns CoreMark per vCPU over another type's; 1 if one is not known."""
     if instance_type == over:
         return 1.0
     try:
@@ -284,7 +281,6 @@ def _samples(timelines: Mapping[int, Sequence[MeasuredStep]], world: int) -> int
 
 
 def _read_bytes(usage: Sequence[LoaderUsage], world: int) -> float | None:
-    """Returns bytes from storage per global step; None if none were read, or it is not known."""
     known = [
         own.read_bytes / own.span_steps
         for own in usage

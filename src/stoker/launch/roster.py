@@ -103,12 +103,10 @@ class HostLeases:
 
     @property
     def awaited(self) -> tuple[str, ...]:
-        """Hosts that have never come."""
         return tuple(host for host, state in self._hosts.items() if state.join is None)
 
     @property
     def unready(self) -> tuple[str, ...]:
-        """Hosts whose engine commands are not ready, or that are not live."""
         return tuple(
             host
             for host, state in self._hosts.items()
@@ -127,7 +125,6 @@ class HostLeases:
         return tuple(h for h, state in self._hosts.items() if state.is_live and _trains(state))
 
     def join(self, message: Join, now: float) -> tuple[Welcome | Refused, Change | None]:
-        """Accepts or refuses a launcher; joining again renews the lease."""
         reason = self._refusal(message)
         if reason:
             return Refused(reason=reason), None
@@ -158,7 +155,6 @@ class HostLeases:
         return sum(state.unfed_ranks for state in self._hosts.values() if state.is_live)
 
     def late(self, now: float) -> tuple[str, ...]:
-        """Returns hosts whose heartbeat is late; their connections may have ended."""
         longest = LATE_BEATS * self._beat_seconds
         return tuple(h for h, s in self._hosts.items() if s.is_live and now - s.heard_at > longest)
 
@@ -264,7 +260,6 @@ def heartbeat_seconds(lease_seconds: float) -> float:
 
 
 def _trains(state: _HostState) -> bool:
-    """Returns whether it is a dnn host whose training has not ended."""
     return state.kind == "follower" and state.stage != "done"
 
 

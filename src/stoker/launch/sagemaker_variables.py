@@ -42,7 +42,6 @@ def hyperparameters(base_dir: Path) -> dict[str, Json]:
 
 
 def program(base_dir: Path, environ: Mapping[str, str]) -> str:
-    """Returns the program that SageMaker's SDK names for the toolkit; empty if there is none."""
     return environ.get("SAGEMAKER_PROGRAM") or _text(_parameters(base_dir), "sagemaker_program")
 
 

@@ -133,7 +133,6 @@ class Spending:
 
 
 def _idle_share(progress: Mapping[int, Progress], *, seconds: float) -> float | None:
-    """Returns the share of time in which the data hosts' workers made no batch."""
     busy, workers = 0.0, dict[str, int]()
     for report in progress.values():
         for host in report.feed.hosts if report.feed else ():

@@ -265,10 +265,7 @@ def resolve_program(
 
 
 def end_descendants(*, spared: Collection[int] = ()) -> None:
-    """Ends all descendants of this process, except `spared` children and theirs.
-
-    Sends SIGTERM, then SIGKILL; blocks for at most two times LEFTOVER_SECONDS.
-    """
+    """Sends SIGTERM, then SIGKILL; blocks for at most two times LEFTOVER_SECONDS."""
     for attempt in (signal.SIGTERM, signal.SIGKILL):
         children = descendants(spared=spared)
         if not children:

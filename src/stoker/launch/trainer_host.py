@@ -356,7 +356,6 @@ def _await_verdict(run: HostRun, membership: Membership, ending: Ending) -> Endi
 
 
 def _code_of_command(run: HostRun, code: int) -> int:
-    """Returns the launcher's exit code for that of its command, which must not restart the job."""
     restarts = RESTARTING_CODES if is_job_pod(run.environ) else (EXIT_PEER_LOST,)
     return FAILED if code in restarts else code
 
@@ -549,7 +548,6 @@ def with_reachable_mlflow(environ: Mapping[str, str], log: Log) -> dict[str, str
 
 
 def _input_versions(run: HostRun) -> dict[str, InputVersion]:
-    """Returns the versions of the channels' folders; SageMaker's are known from S3."""
     folder = run.settings.base_dir / "input" / "data"
     if platform_name(run.topology, run.environ) == "sagemaker" or not folder.is_dir():
         return {}
@@ -561,7 +559,6 @@ def _input_versions(run: HostRun) -> dict[str, InputVersion]:
 
 
 def _judge(run: HostRun, ending: Ending, causes: Sequence[Change]) -> tuple[RunOutcome, int]:
-    """Returns the run's outcome and the leader's exit code."""
     # First: failures of ranks that were asked to end do not count.
     if ending.signals:
         return RunOutcome(status="stopped", exit_code=ending.exit_code), ending.exit_code
@@ -586,7 +583,6 @@ def _judge(run: HostRun, ending: Ending, causes: Sequence[Change]) -> tuple[RunO
 
 
 def _fed(run: HostRun, coordinator: Coordinator, ended: RunOutcome) -> RunOutcome:
-    """Turns success into failure if the run's data hosts were not used."""
     is_planned = run.topology.data_hosts and run.settings.engine.name == "feed"
     if not is_planned or run.settings.profile is not None:
         return ended
@@ -595,7 +591,6 @@ def _fed(run: HostRun, coordinator: Coordinator, ended: RunOutcome) -> RunOutcom
 
 
 def _failure_of(run: HostRun, ending: Ending) -> str:
-    """Returns how this host's command failed: a rank's traceback, else its last output."""
     head = f"{ending.killed_for_memory}\n" if ending.killed_for_memory else ""
     cause = finish.read_cause(run.output)
     written = finish.read_failures(run.output)

@@ -151,7 +151,6 @@ class Watchdog:
         return limit if self._has_steps else max(2 * limit, self.start_seconds)
 
     def tick(self) -> None:
-        """Looks for new steps about once a second; acts if there is none for too long."""
         now = self.clock()
         elapsed, self._ticked_at = now - self._ticked_at, now
         if elapsed > _STANDSTILL_SECONDS:

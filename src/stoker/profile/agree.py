@@ -44,15 +44,14 @@ _SPARED = ("torch.distributed.run", "torchrun", "stoker.launch.strategies.torchr
 class Board:
     """Notes that ranks leave for each other.
 
-    They are in torch's store once the script has made it, which spans hosts; before, and without
-    it, in files of `folder`, which the ranks of one host see.
+    In torch's store once the script has made it, which spans hosts; else in files of `folder`, for
+    the ranks of one host.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def post(self, name: str, text: str) -> None:
-        """Leaves a note, which is seen whole or not at all."""
         store = _store()
         if store is not None:
             store.set(f"stoker/{name}", text)
@@ -120,7 +119,7 @@ class Agreement:
         return phase in self._steps and at_step >= self._steps[phase]
 
     def is_late(self, phase: str, *, at_step: int) -> bool:
-        """Returns whether the announcement came after its step: ranks are not in lockstep."""
+        """Whether the announcement came after its step: ranks are not in lockstep."""
         return at_step > self._steps.get(phase, at_step)
 
     def meet(self, name: str, *, deadline_seconds: float, is_stopped: Callable[[], bool]) -> bool:
@@ -144,16 +143,13 @@ class Agreement:
         return not missing
 
     def warn(self, action: str) -> None:
-        """Makes the other ranks end now, before this one does `action`."""
         if self._world_size > 1:
             self._board.post("profile-warning", action)
 
     def warning(self) -> str | None:
-        """Returns what some rank is about to do, for which all must end; None if none is."""
         return self._read("profile-warning")
 
     def ranks_on_host(self, host: str) -> int:
-        """Returns how many ranks have announced `host`; all ranks must have announced theirs."""
         names = [self._read(f"profile-host-{rank}") for rank in range(self._world_size)]
         return max(1, names.count(host))
 
@@ -166,7 +162,6 @@ class Agreement:
             self._board.post(f"profile-{name}-{self._rank}", "here")
 
     def hand_in(self, result: str) -> None:
-        """Leaves this rank's result for rank 0, which may run on another host."""
         if self._world_size > 1:
             self._board.post(f"profile-result-{self._rank}", result)
 
@@ -183,11 +178,7 @@ class Agreement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlace:
-    """The place of a trainer process among all of them.
-
-    Attributes:
-        ranks_on_host: Trainer processes there; None where no variable says.
-    """
+    """Where a trainer process is among all; `ranks_on_host` is None where no variable says."""
 
     rank: int
     world_size: int
@@ -233,7 +224,6 @@ class Findings:
         write_text(self._file(self.result.rank), self._text())
 
     def count_neighbours(self) -> None:
-        """Counts the ranks of this host, where no variable says; all must have begun."""
         if self._place.ranks_on_host is None:
             self.learn(ranks_on_host=self._agreement.ranks_on_host(self.result.host))
 
@@ -245,10 +235,7 @@ class Findings:
             self.note(f"not all ranks came to {name} within {_MEET_SECONDS:.0f} s")
 
     def hand_over(self) -> None:
-        """Leaves the result for rank 0, which writes the results of other hosts into its folder.
-
-        The first rank of a host waits for the others, as it ends the processes above all of them.
-        """
+        """Leaves the result for rank 0; a host's first rank waits for the rest before it ends them."""
         self._agreement.hand_in(self._text())
         if not self.is_first_of_host:
             self._agreement.arrive("end")
@@ -308,7 +295,6 @@ def _below() -> list[psutil.Process]:
 
 
 def _above(launcher_pid: int | None) -> list[psutil.Process]:
-    """Returns the processes between the launcher and this one, the uppermost first."""
     between: list[psutil.Process] = []
     with contextlib.suppress(psutil.Error):
         for process in psutil.Process().parents():

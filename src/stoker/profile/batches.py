@@ -66,7 +66,7 @@ def leaves(batch: object) -> Iterator[torch.Tensor]:
 
 
 def num_samples(batch: object) -> int:
-    """Returns the samples: first dimension of its first tensor with one, else its length, or 1."""
+    """Returns the first dimension of the first tensor with one, else the length, or 1."""
     for leaf in leaves(batch):
         if leaf.ndim:
             return int(leaf.shape[0])
@@ -109,7 +109,6 @@ def facts_of(loader: DataLoader[object]) -> LoaderFacts:
 
 
 def length_of(loader: DataLoader[object]) -> int | None:
-    """Returns the batches of an epoch, or None where the loader does not know."""
     try:
         return len(loader)
     except (TypeError, NotImplementedError):
@@ -117,7 +116,7 @@ def length_of(loader: DataLoader[object]) -> int | None:
 
 
 def is_cuda_used() -> bool:
-    """Returns whether this process uses an NVIDIA accelerator; does not initialise CUDA."""
+    """Whether this process uses an NVIDIA accelerator; does not initialise CUDA."""
     if not torch.cuda.is_available():
         return False
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
@@ -138,7 +137,6 @@ class Cache:
         self.batches: list[object] = []
 
     def add(self, batch: object) -> None:
-        """Keeps a copy, if there is room for one."""
         if len(self.batches) >= CACHED_BATCHES:
             return
         if self.batches and num_bytes(batch) * (len(self.batches) + 1) > _CACHED_BYTES:
@@ -153,8 +151,7 @@ class Cache:
 class OtherLoaders:
     """Other loaders that are read within the main one's steps, as of labelled and unlabelled data.
 
-    A step's wait for them is waiting, too; and where the main one's batches come from the cache,
-    theirs do. `count`: batches that were read this way, as is.
+    A step's wait for them is waiting, too; with cached batches of the main one, theirs are cached.
     """
 
     def __init__(self) -> None:
@@ -191,7 +188,6 @@ class OtherLoaders:
         return batch
 
     def take_waited(self) -> float:
-        """Returns the seconds waited for these loaders, and counts from 0 again."""
         waited, self._waited = self._waited, 0.0
         return waited
 
@@ -200,10 +196,8 @@ class Choice:
     """The main loader: the first read with gradients on; the next one when it is gone.
 
     A loader that the script makes again takes its place, even if something still holds the former
-    one, as accelerate does with every prepared loader.
-
-    Attributes:
-        has_changed: A second loader took the place of one that the script only looked at.
+    one, as accelerate does with every prepared loader. `has_changed`: it took the place of one that
+    the script only looked at.
     """
 
     def __init__(self) -> None:

@@ -107,7 +107,6 @@ def host_of(
 
 
 def note_of_host(rank: RankResult, host: ProfiledHost) -> str | None:
-    """Returns a note where this host reports another type than the profile has."""
     found = rank.inventory
     seen = found.instance_type if found else None
     if not found or not seen or bare_type(seen) == bare_type(host.instance_type):
@@ -398,7 +397,6 @@ def _check(
     *,
     settings: ProfileSettings,
 ) -> Check:
-    """Checks whether the parts explain the step as it was, on the vCPUs that others left."""
     predicted = parts.step_seconds
     measured = whole[0].as_is.step_seconds.median
     error = predicted / measured - 1

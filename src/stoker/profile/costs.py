@@ -62,7 +62,6 @@ class Timed:
 
 
 def time_transforms(dataset: object) -> list[Timed]:
-    """Times every transform of each Compose below `dataset` from now on; returns their costs."""
     known: dict[int, tuple[Timed, object]] = {}
     used: dict[int, Timed] = {}
     for owner, transforms in _composes(dataset):
@@ -81,7 +80,6 @@ def time_transforms(dataset: object) -> list[Timed]:
 
 
 def size_of(value: object) -> int | None:
-    """Returns the bytes of tensors, arrays, pictures, texts and containers; None: not known."""
     if isinstance(value, torch.Tensor):
         return value.numel() * value.element_size()
     if isinstance(value, np.ndarray):
@@ -197,10 +195,7 @@ def _in_place(transform: object, timed: Timed) -> object:
 
 
 def load_in_parts(source: TaskSource, until: float) -> tuple[Cost, ...]:
-    """Fetches and collates in a worker, with every transform timed; returns the costs.
-
-    There are none where the dataset gave fewer than two batches.
-    """
+    """Fetches and collates in a worker, each transform timed; no costs of less than two batches."""
     composed = time_transforms(source.dataset)
     getitem, collate, samples = 0.0, 0.0, 0
     item_bytes: int | None = 0
@@ -275,7 +270,6 @@ def load_in_parts(source: TaskSource, until: float) -> tuple[Cost, ...]:
 def measure_costs(
     loader: Loader, *, seconds: float, iterate: Iterate
 ) -> tuple[tuple[Cost, ...], list[str]]:
-    """Loads in one worker alone for about `seconds`; returns its costs in parts, and notes."""
     reports = run_in_workers(
         loader, load_in_parts, workers=1, num_batches=_MAX_BATCHES, seconds=seconds, iterate=iterate
     )

@@ -68,7 +68,6 @@ def _bytes_of(cost: TransformCost) -> str:
 
 
 def explain(profile: Profile) -> str:
-    """Returns the verdict and the table, at most 88 columns wide."""
     if profile.step is None:
         said = wrapped(loader_words(profile.loader)) if profile.loader else []
         return "\n".join([explain_observed(profile), *said])
@@ -208,6 +207,5 @@ def _storage(profile: Profile) -> str:
 
 
 def term(step: StepTerms, name: str) -> float | None:
-    """Returns the seconds of one of TERMS; None where they are not known."""
     value: object = getattr(step, name)
     return value if isinstance(value, float) else None

@@ -51,13 +51,8 @@ def guard_worker() -> None:
 class FileGuard:
     """Sees what this process is about to write, from `listen` to the process's end.
 
-    Processes that it forks inherit the guard: there, a refused write is an error.
-
-    Args:
-        allowed: Stoker's own folders, in which everything may be written.
-
-    Attributes:
-        changes: How often an existing file was changed, as it may be before `arm`.
+    Processes that it forks inherit the guard: there, a refused write is an error. Everything may be
+    written in stoker's own folders (`allowed`). `changes` counts changed files, also before `arm`.
     """
 
     def __init__(self, allowed: Sequence[Path]) -> None:
@@ -115,7 +110,6 @@ class FileGuard:
         self._free_thread = threading.get_ident()
 
     def made(self) -> list[str]:
-        """Returns a few of the files that the script has made since `arm` and that still exist."""
         found = [short_path(path) for path in list(self._made) if os.path.isfile(path)]
         return found[:_MAX_NAMED]
 
@@ -206,7 +200,6 @@ def _path(name: object, folder: object = -1) -> str:
 
 
 def _words(event: str, arguments: tuple[object, ...]) -> list[str]:
-    """Returns the words of a program that is about to be started; at least one."""
     given = arguments[0] if event == "os.system" else arguments[1] or arguments[0]
     if isinstance(given, str | bytes | os.PathLike):
         return os.fsdecode(given).split() or [""]
@@ -233,8 +226,6 @@ class _Write(Protocol):
 
 
 def _after(write: _Write, before: Callable[[object], None], *, at: int) -> _Write:
-    """Returns `write`, which first calls `before` with its argument number `at`: a path."""
-
     def write_after(*given: object, **named: object) -> object:
         # Here torch and safetensors call it `f` and `filename`.
         before(given[at] if len(given) > at else named.get("f", named.get("filename")))

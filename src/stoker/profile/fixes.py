@@ -48,7 +48,6 @@ def find_fixes(
     step: StepTerms,
     states: Sequence[ProfileState] = (),
 ) -> tuple[Fix, ...]:
-    """Returns the fixes that the figures support, the most valuable first."""
     named = {state.id for state in states}
     waiting = max(
         (signs_of(rank) for rank in ranks if rank.as_is is not None),
@@ -73,7 +72,6 @@ def find_fixes(
 
 
 def _fewer_workers(own: Signs, *, is_throttled: bool) -> Fix | None:
-    """Suggests a worker for each vCPU, where that was tried and loads as much."""
     vcpus, ranks = own.rank.vcpus, own.rank.ranks_on_host
     enough = max(1, round(vcpus) // ranks)
     is_many = own.workers > enough + 1 and own.workers * ranks >= _MANY_WORKERS_PER_VCPU * vcpus
@@ -120,7 +118,6 @@ def _later_epochs(own: Signs) -> Fix | None:
 
 
 def _more_workers(ranks: Sequence[RankResult], *, parts: Parts, step: StepTerms) -> Fix | None:
-    """Suggests as many workers as `decide` would plan on the same hosts."""
     better = tuned(parts, hosts=len({rank.host for rank in ranks}))
     signs = [signs_of(rank) for rank in ranks if rank.as_is is not None]
     if better.workers <= parts.workers or not all(own.is_faster_with_more for own in signs):

@@ -47,10 +47,9 @@ def snapshot(
     max_files: int = MAX_FILES,
     max_seconds: float = MAX_SECONDS,
 ) -> FolderSnapshot:
-    """Lists the files below those `folders` that exist; blocks for about `max_seconds` at most.
+    """Lists the files below those `folders` that exist, but for environments, caches, the system's.
 
-    Args:
-        skipped: Folders that are left out, as are environments, caches and the system's.
+    Blocks for about `max_seconds` at most.
     """
     until = time.monotonic() + max_seconds
     outside = {os.path.realpath(folder) for folder in (*_OF_SYSTEM, *skipped)}
@@ -67,7 +66,6 @@ def snapshot(
 
 
 def grown(before: FolderSnapshot, after: FolderSnapshot) -> list[GrownFile]:
-    """Returns the files that are new, larger or rewritten, most bytes first."""
     # A file that is not in a partial `before` may have been there: it counts as new only if it was
     # changed later than all that are.
     latest = max((changed for _, changed in before.files.values()), default=0)
@@ -84,10 +82,7 @@ def grown(before: FolderSnapshot, after: FolderSnapshot) -> list[GrownFile]:
 
 
 def folders_of(words: Sequence[str], *, cwd: Path, outputs: Sequence[Path]) -> list[Path]:
-    """Returns the folders that a command may write in: `cwd`, those its words name, `outputs`.
-
-    Folders inside each other are one.
-    """
+    """Returns the folders, none in another, that a command may write in, also by its words."""
     named = [cwd, *outputs]
     for word in words:
         # Also of `--out=folder`.
@@ -137,7 +132,6 @@ def files_of(ranks: Sequence[RankResult]) -> list[GrownFile]:
 
 
 def with_grown_files(profile: Profile, ranks: Sequence[RankResult]) -> Profile:
-    """Adds to the profile the files its ranks saw grow: path to bytes, and a note."""
     files = files_of(ranks)
     if not files:
         return profile
@@ -175,7 +169,7 @@ class Growth:
         self._before = snapshot(self._folders, skipped=self._skipped)
 
     def files(self) -> tuple[GrownFile, ...]:
-        """Returns the files that have grown; blocks for about MAX_SECONDS at most."""
+        """Blocks for about MAX_SECONDS at most."""
         return tuple(grown(self._before, snapshot(self._folders, skipped=self._skipped)))
 
 

@@ -29,10 +29,7 @@ _MAX_NAME = 64
 
 
 def take_inventory(*, given: str | None = None) -> Inventory:
-    """Returns the inventory of this host; blocks for some seconds at most.
-
-    `given`: its type, by the user; `auto` always asks the metadata service.
-    """
+    """Blocks for some seconds at most; a `given` type is the user's."""
     count, model = accelerators()
     name, source = instance_type(given=given)
     return Inventory(
@@ -52,7 +49,6 @@ def instance_type(
     dmi: Path = _DMI,
     metadata: str = METADATA_ADDRESS,
 ) -> tuple[str | None, str]:
-    """Returns this host's type and the source: the user, the platform, or the cloud."""
     if given and given != "auto":
         return given, "given"
     if named := named_instance_type(environ):
@@ -66,7 +62,6 @@ def instance_type(
 
 
 def is_ec2(dmi: Path = _DMI) -> bool:
-    """Returns whether the firmware names this machine as one of EC2's."""
     for name in ("sys_vendor", "board_vendor", "product_version", "bios_version"):
         with contextlib.suppress(OSError):
             if "amazon" in (dmi / name).read_text(errors="replace").lower():
@@ -75,10 +70,7 @@ def is_ec2(dmi: Path = _DMI) -> bool:
 
 
 def metadata_type(address: str = METADATA_ADDRESS, *, seconds: float = METADATA_SECONDS) -> str:
-    """Returns the type by EC2's metadata service (version 2); empty: no answer.
-
-    Blocks for `seconds` at most, however slow the answer is.
-    """
+    """Returns the type by EC2's metadata service; empty: no answer, however slow, in `seconds`."""
     answers: list[str] = []
 
     def ask() -> None:
@@ -102,7 +94,7 @@ def accelerators(
     nvml: Callable[[], ModuleType] = _PYNVML,
     smi: str = "nvidia-smi",
 ) -> tuple[int | None, str | None]:
-    """Returns the number of NVIDIA accelerators here, and the first one's name; None: not known."""
+    """Returns the number of NVIDIA accelerators, and the first one's name; None: not known."""
     found = _by_nvml(nvml) or _by_smi(smi)
     if not found and torch.cuda.is_available():
         # Last: torch makes a CUDA context for this, which takes memory of the GPU.

@@ -184,7 +184,7 @@ def _handovers(iterator: Iterator[object], *, every: float, until: float) -> lis
 
 
 def summarize(rounds: list[Round], *, workers: int) -> Drain | None:
-    """Sums up the stamps of all rounds; None where no worker made two batches."""
+    """Sums up all rounds; None where no worker made two batches."""
     pairs = [pair for each in rounds for own in each.stamps for pair in pairwise(own)]
     if not pairs:
         return None
@@ -241,11 +241,7 @@ def _with_workers(loader: Loader, *, workers: int, timeout: float) -> Loader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSource:
-    """The script's dataset inside a worker, batched as its loader does.
-
-    `indices` holds a list for each batch, or an index for each item where `is_batched` is false; of
-    a stream only their number counts.
-    """
+    """The script's dataset in a worker; of a stream only the number of `indices` counts."""
 
     dataset: object
     collate: Callable[[object], object]
@@ -376,7 +372,6 @@ def _as_it_is(report: object) -> object:
 
 
 def error_words(error: Exception) -> str:
-    """Returns the error's type and message in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
@@ -412,10 +407,7 @@ def measure_loading(
     iterate: Iterate,
     log: Log,
 ) -> tuple[list[Drain], list[str]]:
-    """Measures the loader alone at each of `counts`, in `seconds` together; also returns notes.
-
-    Where there is time, the counts take turns, up to three times.
-    """
+    """Measures the loader alone at each of `counts`, in turns, in `seconds`; also returns notes."""
     until = time.monotonic() + seconds
     rounds = max(1, min(_MOST_ROUNDS, int(seconds / len(counts) / _ROUND_SECONDS)))
     # In turns, so that a machine that becomes slower or faster meanwhile does so for all counts.
@@ -476,10 +468,7 @@ class ColdAndWarm(NamedTuple):
 
 
 def read_cold_and_warm(source: TaskSource, until: float) -> ColdAndWarm | None:
-    """Reads a worker's batches, drops their files, reads them cold, then warm.
-
-    The later reads are empty where the first read nothing.
-    """
+    """Reads a worker's batches, drops their files, and, if it read any, reads cold, then warm."""
     if bytes_read() is None:
         return None
     # A third of the time for the first reads: cold reads may be much slower, warm ones are not.
@@ -504,8 +493,7 @@ def measure_reads(
 ) -> tuple[Reads | None, list[str]]:
     """Reads some batches with today's number of workers, cold and warm; also returns notes.
 
-    None where a batch reads nothing (its data is in memory), or where the kernel does not count
-    reads.
+    None where a batch reads nothing (its data is in memory), or the kernel does not count reads.
     """
     workers = min(max(1, loader.num_workers), _MAX_WORKERS)
     reports = run_in_workers(
@@ -522,7 +510,6 @@ def measure_reads(
 def summarize_reads(
     reports: Sequence[ColdAndWarm], *, workers: int
 ) -> tuple[Reads | None, list[str]]:
-    """Computes the storage's rate from the workers' reads; also returns notes."""
     if not _read_something([each for report in reports for each in report.first]):
         return None, []
     pairs = [pair for report in reports for pair in zip(report.cold, report.warm, strict=False)]
@@ -553,7 +540,6 @@ def summarize_reads(
 
 
 def _rate(fetched: Sequence[int], waits: Sequence[float], *, workers: int) -> Quartiles:
-    """Returns bytes per second of all workers together, which wait at the same time."""
     whole = workers * sum(fetched) / sum(waits)
     single = [workers * size / wait for size, wait in zip(fetched, waits, strict=True) if wait > 0]
     found = quartiles(single)

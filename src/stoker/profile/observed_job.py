@@ -83,11 +83,7 @@ def _number(values: Mapping[str, str], name: str) -> float | None:
 def observed_profile(
     job: ObservedJob, *, sizes: Mapping[str, tuple[int, int]], steps: LoggedSteps | None = None
 ) -> Profile:
-    """Returns the profile of a job whose load was read; pure.
-
-    Args:
-        sizes: Instance type to its vCPUs and GPUs, as the loads were normalised by.
-    """
+    """Returns the profile of a job whose load was read; `sizes` are types' vCPUs and GPUs. Pure."""
     kind, count = job.groups[job.dnn]
     loads = {load.group: load for load in group_loads(job.loads, types=job.types)}
     dnn = loads[job.dnn]
@@ -131,7 +127,6 @@ def observed_profile(
 
 
 def explain_observed(profile: Profile) -> str:
-    """Explains a profile without a step, in lines of at most 88 columns."""
     notes = profile.what.get("notes")
     lines = observed_words(profile)
     lines += wrapped(
@@ -144,7 +139,6 @@ def explain_observed(profile: Profile) -> str:
 
 
 def observed_words(profile: Profile) -> list[str]:
-    """Returns how busy each group and each host was, and what that suggests."""
     observed = profile.observed
     assert observed is not None
     what = profile.what

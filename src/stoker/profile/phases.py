@@ -130,7 +130,7 @@ class ProfileSession:
 
     @property
     def is_here(self) -> bool:
-        """Whether this process began the session; a loader's worker only inherited it."""
+        """False in a loader's worker, which only inherited the session."""
         return os.getpid() == self._process
 
     @property
@@ -139,7 +139,6 @@ class ProfileSession:
 
     @property
     def has_verdict(self) -> bool:
-        """Whether the phases are done without which there is no verdict."""
         return self._replay is not None and self._replay.steps.count > 0
 
     def begin_epoch(self) -> None:
@@ -154,7 +153,6 @@ class ProfileSession:
                 self._growth = Growth(self._settings)
 
     def is_main(self, loader: Loader, *, delivered: int) -> bool:
-        """Whether `loader` is to be measured; `delivered` counts its epoch's batches."""
         is_main = self._choice.is_main(loader, delivered=delivered, steps=self._reading.steps)
         if is_main and self._choice.has_changed:
             self._choice.has_changed = False
@@ -170,11 +168,6 @@ class ProfileSession:
         self._reading.end_epoch()
 
     def other_batch(self, loader: Loader, inner: Iterator[object], *, delivered: int) -> object:
-        """Returns the next batch of a loader that is not the main one.
-
-        Raises:
-            StopIteration: At the end of its epoch.
-        """
         # Without gradients it is a validation, which is no part of a step.
         if self._reading.steps is None or not torch.is_grad_enabled():
             return next(inner)
@@ -187,9 +180,7 @@ class ProfileSession:
         self._is_stopping = True
 
     def next_batch(self, loader: Loader, inner: Iterator[object] | None) -> object:
-        """Returns the main loader's next batch: its own, or a cached one.
-
-        Does not return where the profile ends: it ends the process.
+        """Returns the main loader's next batch, its own or a cached one, or ends the process.
 
         Raises:
             StopIteration: As `inner`, while the loop is measured as it is.
@@ -222,7 +213,6 @@ class ProfileSession:
         return batch
 
     def at_exit(self) -> None:
-        """Writes what is known and what is missing: the script ends before the profile."""
         if self.is_here and self.has_begun:
             # Where another thread ends the process, this one waits for that.
             with self._end:
@@ -235,7 +225,6 @@ class ProfileSession:
         self._finish(before=action)
 
     def leave_word(self) -> None:
-        """Writes what is known and what is missing: the process ends now."""
         self._reading.first_words.cancel()
         self.end_epoch()
         self._timeline.close()
@@ -306,7 +295,6 @@ class ProfileSession:
         return steps.count > 0 and self._agreement.is_due("accelerator", at_step=self._steps)
 
     def _say_so_far(self, known: StepsSoFar) -> None:
-        """Logs early what is known; called in another thread, as a step may be long."""
         if self.is_here:
             own = self._findings.result
             self._log.event(
@@ -402,10 +390,7 @@ class ProfileSession:
         return replay.steps.count > 0 and self._agreement.is_due("loader", at_step=self._steps)
 
     def _finish(self, *, before: str = "") -> NoReturn:
-        """Measures the loader alone, hands the results over, and always ends the process.
-
-        `before`: what the script is about to do, where that is the reason.
-        """
+        """Measures the loader alone, hands the results over, and always ends the process."""
         self._end.acquire()
         self._guard.free_this_thread()
         findings, replay, log = self._findings, self._replay, self._log
@@ -458,8 +443,7 @@ class ProfileSession:
     def _measure_loader(self) -> None:
         """Measures loader, feed, storage and parts; writes each result before the next begins.
 
-        All ranks come here at the same step and stay together, so that their workers share the
-        vCPUs as they do in the training.
+        All ranks come here at the same step and stay together: their workers share the vCPUs.
         """
         findings, loader = self._findings, self._replayed
         assert loader is not None
@@ -504,7 +488,6 @@ class ProfileSession:
             findings.write()
 
     def _look_closer(self, loader: Loader) -> None:
-        """Compares cold and warm reads, and splits the cost of a sample, where there is time."""
         findings = self._findings
         reading = min(_MOST_SECONDS, _READS_SHARE * self._budget)
         if reading < _LEAST_SECONDS:
@@ -569,7 +552,6 @@ class ProfileSession:
 
 
 def place_of(settings: ProcessSettings) -> RankPlace:
-    """Returns this process's place among the ranks, as far as it is known now."""
     rank, world_size = settings.rank, settings.world_size
     # The process group knows best: launchers inside a script set their variables late, or none.
     if torch.distributed.is_available() and torch.distributed.is_initialized():

@@ -63,7 +63,6 @@ def install(dataloader_class: type[Loader]) -> None:
 
 
 def install_subclass(subclass: type[Loader]) -> None:
-    """Replaces `__iter__` of a subclass of torch's class that overrides it."""
     sessions = getattr(torch.utils.data.DataLoader.__iter__, "stoker_session", None)
     if isinstance(sessions, _Sessions) and not hasattr(subclass.__iter__, "stoker_session"):
         _replace(subclass, sessions)
@@ -77,7 +76,7 @@ class _Sessions:
         self.current = new()
 
     def for_epoch(self) -> ProfileSession | None:
-        """Returns the session of an epoch that begins now; None in a worker."""
+        """None in a worker."""
         session = self.current
         if not session.is_here:
             # A loader's worker and what it starts; but a script may fork its ranks, too.

@@ -110,12 +110,11 @@ def timed_profile(
 
 
 def was_cut_off(output: Path) -> bool:
-    """Returns whether the profile ended the leader's ranks: then their exit codes mean nothing."""
+    """Whether the profile ended the leader's ranks: then their exit codes mean nothing."""
     return (output / PROFILE_ENDED_FILE).exists()
 
 
 def too_few(output: Path) -> str:
-    """Returns why there is no profile of a script that uses `stoker.timed`; else empty."""
     loaders = [own for usage in read_usage(output) for own in usage.loaders.values()]
     steps = [own.steps for own in loaders if own.is_elsewhere]
     if not steps or max(steps) >= MIN_STEPS:
@@ -136,9 +135,7 @@ class UnmeasuredError(UsageError):
 class ProcessReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a process of a profiled command worked with, written at its end.
 
-    Attributes:
-        problem: Why the profiler could not be put in; empty where it could, or had no reason to.
-        loaders: Loaders that data hosts cannot feed (`feed.own_loaders`), whose modules it had.
+    `problem`: why the profiler could not be put in. `loaders`: those that data hosts cannot feed.
     """
 
     packages: tuple[str, ...] = ()
@@ -203,13 +200,11 @@ def read_seen(folder: Path) -> list[ProcessReport]:
 
 
 def own_loader_in(seen: Sequence[ProcessReport]) -> ProfiledLoader | None:
-    """Returns the loader of a script that read none of torch's; None: none is known by name."""
     found = next((name for process in seen for name in process.loaders), None)
     return ProfiledLoader(class_name=found, reach="own") if found else None
 
 
 def notebook_refusal(command: Sequence[str], *, where: str) -> UsageError | None:
-    """Returns an error where a notebook is given as a script; else None."""
     names = [word for word in command[1:] if word.endswith(".ipynb")]
     program = os.path.basename(command[0])
     if not names or not program.startswith("python") or "-m" in command:
@@ -234,10 +229,8 @@ def unmeasured(
 ) -> UnmeasuredError | None:
     """Returns why there is no profile of a command; None if there is one.
 
-    Args:
-        timed: Why the steps of `stoker.timed` are not enough; empty where it was not used.
-        cut_off_seconds: Time after which it was stopped because no loader had been read; None: it
-            was not.
+    `timed`: why the steps of `stoker.timed` are not enough. `cut_off_seconds`: when it was stopped,
+    as no loader had been read.
     """
     if ranks and all(rank.accelerator for rank in ranks):
         return None
@@ -487,11 +480,7 @@ def whole_profile(
     is_named: bool = True,
     cut_off_seconds: float | None = None,
 ) -> Profile:
-    """Returns the profile of a command that ended; copies its steps to `folder`.
-
-    Raises:
-        UnmeasuredError: If not enough was measured: with what could be observed.
-    """
+    """Returns the profile of a command that ended, or raises UnmeasuredError; copies its steps."""
     reason = unmeasured(
         ranks,
         seen=read_seen(output) if output else [],
@@ -523,7 +512,6 @@ def has_verdict(ranks: Sequence[RankResult]) -> bool:
 
 
 def no_verdict(ranks: Sequence[RankResult], *, budget_seconds: float) -> WorkloadError:
-    """Returns the error for a profile stopped START_ALLOWANCE_SECONDS after its budget."""
     return WorkloadError(
         f"profile timed out after {budget_seconds + START_ALLOWANCE_SECONDS:.0f} s "
         f"(profile.budget_seconds {budget_seconds:.0f}, {START_ALLOWANCE_SECONDS:.0f} to start "

@@ -153,11 +153,7 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Receive(msgspec.Struct, frozen=True, kw_only=True):
-    """The feed's cost for the trainer per batch, measured with sealed ones over loopback.
-
-    `thread_seconds` is CPU time of its own thread, `cpu_seconds` that of others, for receiving and
-    decryption.
-    """
+    """The feed's cost for the trainer per batch: CPU time of its own thread, and of others."""
 
     thread_seconds: Quartiles
     cpu_seconds: Quartiles
@@ -168,7 +164,6 @@ class Reads(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         cold_seconds: Time of a worker for a batch from storage, less its time in the run queue.
-        warm_seconds: Time for the same batches again, from memory.
         bytes_per_second: Rate of all these workers, from the time that cold batches waited longer
             than warm ones; None: they did not, the storage keeps up.
     """
@@ -204,10 +199,7 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
 class BatchFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Samples and bytes of a batch, and how its images are stored.
 
-    Attributes:
-        float_image_bytes: Bytes of its float32 tensors of four or more dimensions.
-        is_uint8_like: Those hold only multiples of 1/255, or whole numbers from 0 to 255.
-        sizes: Bytes of all cached batches.
+    `is_uint8_like`: float images hold only multiples of 1/255, or whole numbers from 0 to 255.
     """
 
     samples: int
@@ -221,9 +213,7 @@ class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Settings that the script gave its loader.
 
     Attributes:
-        class_name: Full name of the loader's class; of a class made from one of a library that
-            makes batches in its own way, the library's.
-        reach: As in `ProfiledLoader`.
+        class_name: Of a class made from one of a library that loads in its own way, the library's.
         divides: Whether the dataset asked `get_worker_info()` in a worker; None: no worker ran.
     """
 
@@ -253,7 +243,6 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         missing: Why the profile is incomplete; empty where it is not.
         vcpus: vCPUs that this process may use: 1.5 under a quota of one and a half.
-        ranks_on_host: Trainer processes that share them.
         has_ended: The profile ended the process, not the script.
         ended_before: What the script was about to do to a user's file, which ended the profile.
     """
@@ -318,11 +307,7 @@ def block_means(values: Sequence[float], *, workers: int) -> list[float]:
 
 
 def read_ranks(folder: Path) -> list[RankResult]:
-    """Reads all ranks' results in `folder`, by rank.
-
-    Raises:
-        UsageError: If a file is not a result of `stoker profile`.
-    """
+    """Reads all results in `folder`, by rank; UsageError: a file is none of `stoker profile`."""
     results = []
     for path in folder.glob("profile-rank*.json"):
         try:

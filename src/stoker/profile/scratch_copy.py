@@ -65,7 +65,6 @@ def _is_linked(entry: "os.DirEntry[str]", links: set[str]) -> bool:
 
 
 def _files(folder: Path, links: set[str]) -> Iterator[tuple[str, str]]:
-    """Yields each file that would be copied, and which part of the folder it is in."""
     waiting = [(str(folder), "")]
     while waiting:
         path, top = waiting.pop()

@@ -61,16 +61,16 @@ class FirstWords:
         self._last = now
 
     def epoch_ended(self) -> None:
-        """Records that the loader has no more; what the script does next is not waiting."""
+        """What the script does next is not waiting."""
         self._asked = None
 
     def cancel(self) -> None:
-        """Keeps the report from being made; may be called twice."""
+        """May be called twice."""
         if self._timer:
             self._timer.cancel()
 
     def so_far(self, *, now: float) -> StepsSoFar | None:
-        """Returns what is known; None before the first batch."""
+        """None before the first batch."""
         if self._began is None or now <= self._began:
             return None
         asked = self._asked
@@ -91,10 +91,7 @@ class FirstWords:
 class Reading:
     """Reads the main loader as the script would, and keeps batches to be replayed.
 
-    Attributes:
-        others: Loaders that are read within its steps.
-        first_words: The early report; to be cancelled when there are better figures.
-        watch: Observations during the steps; to be paused while workers are forked.
+    `others` are loaders read within its steps; `watch` is to be paused while workers are forked.
     """
 
     def __init__(self, *, budget_seconds: float, say: Callable[[StepsSoFar], None]) -> None:
@@ -111,11 +108,9 @@ class Reading:
 
     @property
     def elapsed_seconds(self) -> float:
-        """Seconds since the first batch of the main loader was asked for."""
         return time.monotonic() - self._began if self.steps else 0.0
 
     def begin(self, loader: Loader, *, ranks: int) -> AsIsSteps:
-        """Begins to time the main loader's steps, with `ranks` in lockstep."""
         self.steps = AsIsSteps(
             workers=loader.num_workers,
             children_cpu=children_cpu_seconds,
@@ -129,7 +124,6 @@ class Reading:
         return self.steps
 
     def start_over(self, *, delivered: int) -> None:
-        """Starts over with another main loader, which delivered some batches in this epoch."""
         self.end_epoch()
         self.steps = None
         self.cache = Cache()
@@ -140,11 +134,7 @@ class Reading:
     def next_batch(
         self, inner: Iterator[object], steps: AsIsSteps, *, timeline: Timeline
     ) -> object:
-        """Returns the main loader's next batch; call `gave` before the script has it.
-
-        Raises:
-            StopIteration: As `inner`.
-        """
+        """Returns the main loader's next batch; call `gave` before the script has it."""
         if self._rows is None:
             self._rows = timeline.epoch(loader=0, epoch=self._epochs)
             self._epochs += 1
@@ -166,12 +156,11 @@ class Reading:
         return batch
 
     def gave(self) -> None:
-        """Records that the script has its batch: its next step begins now."""
         if self.steps is not None:
             self.steps.gave(now=time.monotonic(), cpu=time.process_time())
 
     def end_epoch(self) -> None:
-        """Ends the epoch, complete or not; may be called twice."""
+        """May be called twice."""
         if self.steps is not None:
             self.steps.epoch_ended()
         self.watch.epoch_ended()
@@ -192,7 +181,6 @@ class Replay:
         self._began = time.monotonic()
 
     def asked(self) -> None:
-        """Records that the script asks for a batch: its step has ended."""
         if self._uses_cuda and self.steps.is_block_end():
             # The host is ahead of the device: a block ends when its kernels have.
             torch.cuda.synchronize()

@@ -96,7 +96,6 @@ class Signs:
 
     @property
     def idlest(self) -> Drain | None:
-        """The drain whose workers wait most; None where the loader was not tried alone."""
         # What is read ahead may hide all waiting of a lone worker, and none of many workers.
         return max(
             (drain for drain in (self.alone, self.many) if drain),
@@ -129,7 +128,6 @@ class Signs:
 
     @property
     def rates(self) -> str:
-        """The rates of fewest and most workers; empty where the loader was tried once."""
         if self.alone is None or self.many is None:
             return ""
         return (
@@ -142,7 +140,6 @@ class Signs:
         return drain.batches_per_second if drain else 0.0
 
     def drain(self, workers: int) -> Drain | None:
-        """Returns the loader alone with `workers`; None where its rate is not known."""
         found = (d for d in self.rank.drains if d.workers == workers and d.batches_per_second > 0)
         return next(found, None)
 
@@ -168,7 +165,6 @@ def signs_of(rank: RankResult) -> Signs:
 
 
 def within(parts: Parts, *, vcpus: float, is_throttled: bool) -> Parts:
-    """Returns the parts on the vCPUs that quotas leave."""
     wall, cpu = parts.loader_wall_seconds, parts.loader_cpu_seconds
     return replace(
         parts,
@@ -187,7 +183,6 @@ def vcpus_of(signs: Sequence[Signs]) -> float:
 
 
 def busy_share(signs: Sequence[Signs], *, vcpus: float) -> float:
-    """Returns the share of all hosts' vCPUs that is busy with any program."""
     machines = {own.rank.host: own.evidence.busy_vcpus for own in signs}
     used = sum(
         (own.as_is.trainer_cpu_seconds + own.as_is.children_cpu_seconds)
@@ -199,10 +194,7 @@ def busy_share(signs: Sequence[Signs], *, vcpus: float) -> float:
 
 
 def others_by_host(signs: Sequence[Signs]) -> dict[str, float]:
-    """Returns the vCPUs that other programs kept busy on each host of these ranks.
-
-    To one rank the others of its host are other programs: all ranks of a host are to be given.
-    """
+    """Returns the vCPUs that other programs kept busy on each host; needs all of its ranks."""
     hosts: dict[str, list[AsIs]] = {}
     for own in signs:
         hosts.setdefault(own.rank.host, []).append(own.as_is)
@@ -227,7 +219,6 @@ def with_one_step(ranks: Sequence[RankResult]) -> Sequence[RankResult]:
     """Returns ranks whose steps have their mean as median where other programs ran.
 
     These come and go: their CPU time is a mean over the steps, to be compared with a mean only.
-    Profile and decide then name one measured step.
     """
     vcpus = sum({rank.host: rank.vcpus for rank in ranks}.values())
     if others_of([signs_of(rank) for rank in ranks]) <= MAX_OTHERS * vcpus:
@@ -494,7 +485,6 @@ def _serial(own: Signs) -> ProfileState | None:
 
 
 def _threads(own: Signs) -> str:
-    """Returns how the main process loads differently from a worker; empty where both load alike."""
     threads = own.rank.loader.torch_threads if own.rank.loader else None
     if own.alone is None or own.alone.workers != 1 or threads == 1:
         return ""

@@ -83,11 +83,7 @@ _COLLECTIVES = (
 class Enough:
     """Conditions under which a phase may end; times are shares of the budget.
 
-    Attributes:
-        steps: With this many steps, the share `least` is enough.
-        usual: The share after which 20 steps are.
-        most: The share after which 5 steps are.
-        last: The share after which 2 are: a step takes a large part of the budget.
+    With `steps` the share `least` is enough, with 20 `usual`, with 5 `most`, with 2 `last`.
     """
 
     steps: int
@@ -296,9 +292,7 @@ def missing_of(
 ) -> str:
     """Returns what the profile lacks where the script ended before it, in one figure.
 
-    Args:
-        is_read_out: Whether the script reads its loader until it ends, alone: then its last epoch
-            is made longer, and few steps are enough.
+    A loader that `is_read_out` until the script ends has a longer last epoch: few steps are enough.
     """
     if as_is is None:
         return "no DataLoader was read to train on"
@@ -382,7 +376,6 @@ class Alarm:
         return (ticks - 1) * TICK_SECONDS
 
     def ring(self) -> None:
-        """Ends the sleep, and all later ones at once."""
         self.is_rung = True
         if self._timer is not None:
             # A nanosecond: 0 would disarm the timer, and the thread would sleep on.
@@ -401,7 +394,6 @@ class Alarm:
 
 
 def look() -> float:
-    """Returns the CPU-seconds of a fixed computation."""
     began = time.thread_time()
     hashlib.pbkdf2_hmac("sha256", b"stoker", b"stoker", _ROUNDS)
     return time.thread_time() - began
@@ -457,13 +449,13 @@ class StepWatch:
             self._watched = _WatchedStretch(is_reading=lambda: self._is_reading)
 
     def pause(self) -> None:
-        """Stops watching until the next batch; may be called twice."""
+        """May be called twice."""
         if self._watched is not None:
             self._evidence = _sum(self._evidence, self._watched.end())
             self._watched = None
 
     def epoch_ended(self) -> None:
-        """Ends the epoch; may be called twice."""
+        """May be called twice."""
         self.pause()
         steps = len(self._waits) - 1
         if steps > 0:
@@ -478,13 +470,10 @@ class StepWatch:
         self._is_reading = False
 
     def result(self) -> Evidence:
-        """Returns what was observed, once the last epoch has ended."""
         return msgspec.structs.replace(self._evidence, epochs=tuple(self._epochs))
 
 
 class _WatchedStretch:
-    """Observations of one stretch of steps without a pause."""
-
     def __init__(self, *, is_reading: Callable[[], bool]) -> None:
         self._thread_id = threading.get_native_id()
         self._task = f"/proc/self/task/{self._thread_id}"

@@ -47,8 +47,6 @@ def install(pass_class: type[TimedEpoch]) -> None:
 
 
 class _Session:
-    """The steps of this rank; all ranks end at the same one."""
-
     def __init__(self, settings: ProcessSettings) -> None:
         assert settings.profile is not None
         assert settings.output is not None

@@ -22,9 +22,7 @@ _STOPPED = 128
 class EngineCommands:
     """An engine's commands on a dnn host; none with the feed, or without a data group.
 
-    Args:
-        on_failure: Called, perhaps in another thread, with why the training cannot continue; it
-            must end this host.
+    `on_failure`, called perhaps in another thread, must end this host.
     """
 
     def __init__(self, run: HostRun, on_failure: Callable[[str], None]) -> None:
@@ -45,10 +43,9 @@ class EngineCommands:
         return tuple(pid for server in self._servers for pid in server.pids)
 
     def lead(self, coordinator: Coordinator | None) -> Ending | None:
-        """Starts the leader's commands, and waits for those of all hosts.
+        """Starts the leader's commands, and waits for those of all hosts, until the start deadline.
 
-        Blocks until the training may start, at most for the start deadline; returns its end if it
-        may not.
+        Returns the training's end if it may not start.
         """
         if self._order is None:
             return None
@@ -85,7 +82,6 @@ class EngineCommands:
         return None
 
     def follow(self, membership: Membership) -> Ending | None:
-        """Starts the commands of another dnn host, and waits as `lead` does."""
         if self._order is None:
             return None
         ending = self._wait(

@@ -94,7 +94,6 @@ def own_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def store_bytes(memory_bytes: int, *, free_shm_bytes: int | None, share: float) -> int:
-    """Returns the object store's size: a share of the memory, at most what fits into /dev/shm."""
     wanted = int(memory_bytes * share)
     if free_shm_bytes is not None:
         wanted = min(wanted, int(free_shm_bytes * _SHM_SHARE))
@@ -215,7 +214,6 @@ def _run(command: Sequence[str], variables: Mapping[str, str], *, folder: Path, 
 
 
 def _end_all(node: "subprocess.Popen[bytes]") -> None:
-    """Ends the node and all its descendants, whose orphans are children of this process."""
     node.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         node.wait(_END_SECONDS)

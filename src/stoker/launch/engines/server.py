@@ -117,7 +117,7 @@ class EngineOrder:
 
 
 def order_of(run: HostRun) -> EngineOrder | None:
-    """Returns this host's commands of the engine; None with the feed, and without a data group."""
+    """None with the feed, and without a data group."""
     engine = completed(run.settings.engine)
     if engine.name == "feed" or not run.topology.data_hosts:
         return None
@@ -253,11 +253,6 @@ def _num_workers(run: HostRun) -> int:
 
 
 def _environ(run: HostRun) -> dict[str, str]:
-    """Returns an engine's environment: the training's, without variables for the loader.
-
-    Raises:
-        UsageError: If a file of the job folder is malformed.
-    """
     settings, topology = run.settings, run.topology
     variables = sagemaker_variables.environment(
         topology,
@@ -327,7 +322,7 @@ class Server:
         return self._has_ended.is_set()
 
     def start(self) -> None:
-        """Starts it; call it in the main thread."""
+        """Call it in the main thread."""
         order = self._order
         command = resolve_program(order.command, order.environ, folder=self._folder)
         if command is None:
@@ -481,7 +476,6 @@ def stop_servers(servers: Sequence[Server], *, seconds: float, inbox: Inbox) -> 
 
 
 def _probe_once(probe: Probe) -> str:
-    """Returns why the server is not ready; empty if it is."""
     where = f"{probe.address}:{probe.port}"
     try:
         if probe.path is None:

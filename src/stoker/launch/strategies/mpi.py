@@ -84,7 +84,6 @@ def command_of(
 
 
 def variables(interface: str | None) -> dict[str, str]:
-    """Returns variables for Open MPI on every host; the user's own take precedence."""
     found = {
         # Containers run as root.
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -120,11 +119,7 @@ def daemon_arguments(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def find_program(name: str, environ: Mapping[str, str]) -> str:
-    """Returns the path of one of Open MPI's programs.
-
-    Raises:
-        UsageError: If it does not exist.
-    """
+    """Returns the path of one of Open MPI's programs; UsageError: it is not there."""
     path = environ.get("PATH")
     found = shutil.which(name, path=path)
     if found is None or shutil.which(DAEMON, path=path) is None:
@@ -152,7 +147,6 @@ class MpiSession:
             ).start()
 
     def close(self) -> None:
-        """Closes the socket and deletes the folder; may be called twice."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()

@@ -61,7 +61,6 @@ def rank_variables(environ: dict[str, str]) -> dict[str, str]:
 
 
 def become_rank(*command: str) -> int:
-    """Becomes the command; returns only if it cannot."""
     folder = json.loads(os.environ["STOKER_MPI"])["folder"]
     # By its path: this script runs without stoker's modules.
     package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))

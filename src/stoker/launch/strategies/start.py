@@ -50,8 +50,7 @@ class Trainer:
         """Returns the trainer of this host; blocks while SageMaker's library is tried.
 
         Raises:
-            UsageError: If the strategy cannot use this host, or a file of the job folder is
-                malformed.
+            UsageError: If the strategy cannot use this host, or a file of the job is malformed.
         """
         num_accelerators = machine.num_accelerators(environ)
         processes = settings.processes_per_host or max(1, num_accelerators)
@@ -111,7 +110,6 @@ class Trainer:
         launcher_pid: int,
         folder: Path | None = None,
     ) -> dict[str, str]:
-        """Returns the command's whole environment; `folder` has the training's code."""
         told = replace(
             settings,
             host=topology.host,

@@ -58,10 +58,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _run(options: Namespace, output: Path | None) -> None:
-    """Runs the ranks, and deletes torchrun's log files after them.
-
-    If this process is killed, they are deleted with the run's folder.
-    """
+    """Runs the ranks, and deletes torchrun's log files after them."""
     if options.log_dir:
         # PET_LOG_DIR: the user keeps them.
         run(options)  # type: ignore[no-untyped-call]
