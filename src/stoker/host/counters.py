@@ -16,7 +16,6 @@ import psutil
 from stoker.host.machine import group_cpu_seconds, limiting_group, process_clock, thread_clock
 from stoker.host.processes import descendant_pids
 
-# A program's own files are not data.
 _CODE = (".py", ".pyc", ".pyi", ".so", ".pth", ".toml", ".egg-link")
 _MAX_FILES = 20_000
 # Dropping a larger file may cost other processes more than the measurement is worth.

@@ -60,7 +60,6 @@ def unpack(package: Path, folder: Path) -> Path:
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
         if is_new:
-            # Only if it is empty.
             with contextlib.suppress(OSError):
                 folder.rmdir()
     return folder

@@ -49,7 +49,6 @@ MAX_PROCESSES = 64
 RANK_TIMEOUT_SECONDS = 5.0
 # Messages to the coordinator are small; a larger one closes the connection.
 MAX_MESSAGE_BYTES = 64 << 10
-# Retries for a port that is still in use (by a run that just ended).
 BIND_SECONDS = 10.0
 # After the outcome: for goodbyes, and for absent hosts, so that a data host that starts late does
 # not wait until its start deadline.
@@ -58,9 +57,7 @@ STRAGGLER_SECONDS = 15.0
 _POLL_MS = 100
 # A loop iteration takes a fraction of a second; in a longer one the process was suspended.
 _STANDSTILL_SECONDS = 2.0
-# Interval for checking the connections of silent launchers.
 _POLL_SECONDS = 1.0
-# Peers whose invalid messages are logged, once each.
 _MAX_WARNED = 1000
 
 

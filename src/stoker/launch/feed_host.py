@@ -55,8 +55,15 @@ def serve(run: HostRun) -> int:
     spawn.adopt_orphans()
     # How a failure before it listens is reported: trainers must not wait for this host.
     join = run.join(port=settings.port or settings.feed.port, workers=workers)
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
-        _check_files(run.topology.host)
+        # Below it connections fail, one way or another.
+        if 0 <= most_files < MIN_FILES:
+            raise FeedLostError(
+                f"at most {most_files} files may be open at a time, a data host needs {MIN_FILES}",
+                where=f"host {run.topology.host}",
+                fix="raise the limit of open files (ulimit -n 65536)",
+            )
         agent.open()
     except StokerError as err:
         run.tell_failure(join, f"failed: {err.what}")
@@ -87,7 +94,6 @@ def serve(run: HostRun) -> int:
     finally:
         is_over.set()
         watcher.join()
-        # For the training record.
         reason = f"{agent.num_sent} batches sent"
         if failure:
             reason = f"failed: {failure}"
@@ -106,16 +112,6 @@ def serve(run: HostRun) -> int:
         # The training continues without this host: the dnn group decides the outcome.
         return 0
     return exit_code_of(run, membership.verdict, is_asked=is_asked.is_set())
-
-
-def _check_files(host: str) -> None:
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if 0 <= most < MIN_FILES:
-        raise FeedLostError(
-            f"at most {most} files may be open at a time, a data host needs {MIN_FILES}",
-            where=f"host {host}",
-            fix="raise the limit of open files (ulimit -n 65536)",
-        )
 
 
 def _watch_agent(

@@ -55,7 +55,6 @@ COLUMNS = ("start_seconds", "seconds", "kind", "name", *_FIGURES)
 _HEAD = ",".join(COLUMNS) + "\n"
 _NO_WORK = FeedWork(seconds=0.0)
 _NOTHING = Progress(rank=0, steps=0, samples=0, wait_seconds=0.0, compute_seconds=0.0)
-# Ranks report once a second.
 INTERVAL_SECONDS = 2.0
 # Intervals grow with the run, so that a day has some 2 000 of them, up to a minute for people who
 # watch the log.
@@ -536,7 +535,6 @@ class ProgressLog:
         self._tails: dict[int, FileTail] = {}
         self._counts: dict[int, Counter[int]] = {}
         self._told: Mapping[int, Progress] = {}
-        # Mean step and wait of each rank's latest steps.
         self._latest: dict[int, tuple[float, float]] = {}
         self._reported_at = -math.inf
 

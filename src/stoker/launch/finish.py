@@ -162,7 +162,6 @@ def record_end(
         if found is not None:
             write_json(output / FILE, found)
     except Exception as err:
-        # An extra, which must not break the run's end.
         log.event(EventName.PASSIVE_PROFILE_WRITE_FAILED, reason=repr(err))
 
 
@@ -216,7 +215,6 @@ def _metrics(settings: ProcessSettings, output: Path, log: Log) -> dict[str, flo
         document = json.loads(_bounded(path))
     except FileNotFoundError:
         return {}
-    # RecursionError: of lists in lists.
     except (OSError, ValueError, RecursionError) as err:
         log.event(EventName.METRICS_READ_FAILED, reason=str(err))
         return {}
@@ -299,7 +297,6 @@ def read_failure(output: Path, rank: int) -> RankFailure | None:
     try:
         text = _bounded(output / _FILE.format(rank=rank))
         return msgspec.json.decode(text, type=RankFailure)
-    # DecodeError is one, too.
     except (OSError, ValueError):
         return None
 

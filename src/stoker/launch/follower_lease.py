@@ -77,7 +77,6 @@ class FollowerLease:
             renewed = (self._folder / LEASE_RENEWED_FILE).read_text(encoding="utf-8")
             minutes = float((self._folder / LEASE_MINUTES_FILE).read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            # Not there yet, or deleted.
             self._renewed = None
             return False
         if renewed != self._renewed or minutes <= 0:

@@ -21,7 +21,6 @@ from stoker.launch.trainer_host import follow, lead
 from stoker.logs import EventName, Log
 from stoker.settings import ProcessSettings, from_environment
 
-# Folders of a pod that may be on a claim (kubernetes.output).
 _KEPT = ("model", "checkpoints", "output")
 
 

@@ -69,7 +69,6 @@ JOIN_SECONDS = 0.5
 RECONNECT_SECONDS = 3.0
 # For a leader that is to hear of a failure; one that comes later waits for its start deadline.
 FAILURE_SECONDS = 30.0
-# Interval for trying the port of a silent leader.
 _POLL_SECONDS = 1.0
 # Short, as it blocks the thread that sends heartbeats.
 _DIAL_SECONDS = 0.3
@@ -516,7 +515,6 @@ class HostRun:
             port=port,
             batch_port=batch_port,
             workers=workers,
-            # Names this process, in place of a restarted one.
             incarnation=secrets.token_hex(8),
         )
 

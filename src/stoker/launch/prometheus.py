@@ -24,7 +24,6 @@ from stoker.launch.watchdog import Watchdog
 from stoker.logs import EventName, Log
 from stoker.records import FeedSettings
 
-# Timeout of a scraper's request.
 REQUEST_SECONDS = 10.0
 # Connections, each with a thread; one more replaces the oldest.
 MAX_CONNECTIONS = 16

@@ -15,9 +15,7 @@ from stoker.feed import timeline
 from stoker.logs import EventName, Log
 from stoker.settings import ProcessSettings
 
-# In the leader's output folder, which restarted hosts find again.
 FILE = "restarts.json"
-# Files of checkpoints that are looked at.
 MAX_FILES = 100_000
 
 

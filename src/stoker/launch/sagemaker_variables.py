@@ -26,7 +26,6 @@ _OF_THE_TOOLKIT = (
     "sagemaker_s3_output",
     *_RESERVED,
 )
-# Channels that stoker adds to a job.
 OWN_CHANNELS = "stoker_"
 # The toolkit's default: logging.INFO.
 _LOG_LEVEL = 20
@@ -141,7 +140,6 @@ def _cluster(topology: Topology, config: Mapping[str, Json]) -> dict[str, Json]:
     }
     return {
         **current,
-        # In the service's order, which may differ from the groups'.
         "hosts": config.get("hosts") or known["hosts"],
         "current_instance_group": topology.group.name,
         "current_instance_group_hosts": list(topology.group.hosts),
@@ -149,7 +147,6 @@ def _cluster(topology: Topology, config: Mapping[str, Json]) -> dict[str, Json]:
         "instance_groups_dict": groups,
         "distribution_instance_groups": [topology.dnn.name],
         "is_hetero": len(topology.groups) > 1,
-        # The toolkit's default.
         "network_interface_name": topology.network_interface or "eth0",
         "resource_config": config or known,
     }

@@ -17,7 +17,6 @@ from stoker.text import usd
 # In the leader's output folder: time of the run's first start, in seconds since 1970.
 FIRST_START_FILE = "first-start"
 WARN_SHARE = 0.8
-# First words of the failure of a run that its budget ended.
 REACHED = "max_usd reached"
 
 

@@ -62,7 +62,6 @@ class OutputTail:
         held = b"".join(self._chunks)
         if self._is_cut or len(held) > STDERR_TAIL_BYTES:
             held = held[-STDERR_TAIL_BYTES:]
-            # One endless line is better than none.
             held = held.partition(b"\n")[2] or held
         return held.decode(errors="replace")
 
@@ -194,7 +193,6 @@ def supervise(
     # The kernel's count is per cgroup: only the difference is this command's.
     kills_before = machine.num_memory_kills()
     began, cpu_before = time.monotonic(), _cpu_seconds()
-    # Earlier children do not belong to the command.
     spared = {*others, *(child.pid for child in psutil.Process().children())}
     process = subprocess.Popen(
         # The kernel kills the command if this launcher is killed.

@@ -83,7 +83,6 @@ class Release:
         self._look_at = 0.0
         self._word: Unfed | None = None
         self._is_done = False
-        # Of an earlier attempt in the same folder.
         for file in (*output.glob(unfed_file("*")), output / RELEASED_FILE):
             file.unlink(missing_ok=True)
 
@@ -287,7 +286,6 @@ def follow(run: HostRun, command: Sequence[str]) -> int:
         if has_failed:
             ending = dataclasses.replace(ending, exit_code=HOST_LOST, decided="")
             failure = engine.failure
-        # Then the training has no exit code.
         membership.leave(
             exit_code=None if has_failed else ending.exit_code,
             reason=failure,
@@ -450,7 +448,6 @@ def _train(
         logs.append(ProgressLog(run.output, run.log, progress=told, spent_usd=spent))
     if coordinator:
         file = run.output / "feed.csv"
-        # Of an earlier attempt in the same folder.
         file.unlink(missing_ok=True)
         logs.append(FeedLog(file, run.log, progress=lambda: coordinator.progress))
     release, ranks = None, trainer.processes_per_host

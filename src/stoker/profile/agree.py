@@ -107,8 +107,7 @@ class Agreement:
         if self._rank != 0 or phase in self._steps:
             return
         self._steps[phase] = at_step + (self._lead_steps if self._world_size > 1 else 0)
-        if self._world_size > 1:
-            self._board.post(f"profile-{phase}", str(self._steps[phase]))
+        self._post(phase, str(self._steps[phase]))
 
     def is_due(self, phase: str, *, at_step: int) -> bool:
         if phase not in self._steps and self._world_size > 1:
@@ -128,23 +127,19 @@ class Agreement:
             return True
         self.arrive(name)
         until = time.monotonic() + deadline_seconds
-        missing = set(range(self._world_size))
-        while missing and not is_stopped():
+        missing = [*range(self._world_size)]
+        while not is_stopped():
             try:
-                missing = {
-                    rank for rank in missing if not self._board.read(f"profile-{name}-{rank}")
-                }
+                missing = [r for r in missing if not self._board.read(f"profile-{name}-{r}")]
             except RuntimeError:
                 return False
-            if missing and time.monotonic() >= until:
-                return False
-            if missing:
-                time.sleep(_POLL_SECONDS)
-        return not missing
+            if not missing or time.monotonic() >= until:
+                return not missing
+            time.sleep(_POLL_SECONDS)
+        return False
 
     def warn(self, action: str) -> None:
-        if self._world_size > 1:
-            self._board.post("profile-warning", action)
+        self._post("warning", action)
 
     def warning(self) -> str | None:
         return self._read("profile-warning")
@@ -154,19 +149,20 @@ class Agreement:
         return max(1, names.count(host))
 
     def come_from(self, host: str) -> None:
-        if self._world_size > 1:
-            self._board.post(f"profile-host-{self._rank}", host)
+        self._post(f"host-{self._rank}", host)
 
     def arrive(self, name: str) -> None:
-        if self._world_size > 1:
-            self._board.post(f"profile-{name}-{self._rank}", "here")
+        self._post(f"{name}-{self._rank}", "here")
 
     def hand_in(self, result: str) -> None:
-        if self._world_size > 1:
-            self._board.post(f"profile-result-{self._rank}", result)
+        self._post(f"result-{self._rank}", result)
 
     def handed_in(self, rank: int) -> str | None:
         return self._read(f"profile-result-{rank}")
+
+    def _post(self, name: str, text: str) -> None:
+        if self._world_size > 1:
+            self._board.post(f"profile-{name}", text)
 
     def _read(self, name: str) -> str | None:
         try:
@@ -235,7 +231,7 @@ class Findings:
             self.note(f"not all ranks came to {name} within {_MEET_SECONDS:.0f} s")
 
     def hand_over(self) -> None:
-        """Leaves the result for rank 0; a host's first rank waits for the rest before it ends them."""
+        """Leaves the result for rank 0; a host's first rank waits for all, before it ends them."""
         self._agreement.hand_in(self._text())
         if not self.is_first_of_host:
             self._agreement.arrive("end")
@@ -275,8 +271,10 @@ def end_process(*, folder: Path, launcher_pid: int | None) -> NoReturn:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
+        # Torch's tracker removes shared memory that killed workers leave, and ends after them.
+        spared = getattr(getattr(resource_tracker, "_resource_tracker", None), "_pid", None)
         # From the top down: a shell that saw its child end would begin with its next command.
-        doomed = [*_above(launcher_pid), *_below()]
+        doomed = [*_above(launcher_pid), *descendants(spared=() if spared is None else (spared,))]
         for process in doomed:
             with contextlib.suppress(OSError):
                 os.kill(process.pid, signal.SIGKILL)
@@ -285,13 +283,6 @@ def end_process(*, folder: Path, launcher_pid: int | None) -> NoReturn:
     finally:
         # Not sys.exit: that would run `finally` blocks and exit handlers of the script.
         os._exit(0)
-
-
-def _below() -> list[psutil.Process]:
-    # The tracker removes shared memory that killed workers leave, and ends when all are gone.
-    tracker: object = getattr(resource_tracker, "_resource_tracker", None)
-    spared = getattr(tracker, "_pid", None)
-    return descendants(spared=() if spared is None else (spared,))
 
 
 def _above(launcher_pid: int | None) -> list[psutil.Process]:

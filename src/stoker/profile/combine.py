@@ -29,7 +29,6 @@ from stoker.records import (
 )
 from stoker.records.base import Value
 
-# Rows of the table of parts.
 _MAX_ROWS = 20
 LONGER = (
     "profile a command that trains longer: more epochs, or more data; or lower "
@@ -183,7 +182,6 @@ def combine(
     rate = storage_rate_of(ranks)
     sizes = _added_if_known([own.batch.sizes for own in whole])
     used = sum(own.as_is.trainer_cpu_seconds + own.as_is.children_cpu_seconds for own in whole)
-    first_step_seconds = whole[0].as_is.step_seconds.mean
     # Where ranks meet in all-reduce, the slowest one sets the pace: maxima over ranks for times,
     # sums for CPU. Medians for times, as single steps (a checkpoint) must not move them; means for
     # CPU, as a rare, expensive sample is work, too.
@@ -234,7 +232,9 @@ def combine(
         step=step,
         observed=Observed(
             # CPU-seconds are a sum over the steps: their mean belongs to it, not their median.
-            cpu_utilization=min(1.0, used / (first_step_seconds * sum(hosts.values()))),
+            cpu_utilization=min(
+                1.0, used / (whole[0].as_is.step_seconds.mean * sum(hosts.values()))
+            ),
             hosts=len(hosts),
             others_vcpus=others_of([signs_of(rank) for rank in ranks]),
             # Where there are several hosts, it may be one of theirs.
@@ -307,7 +307,6 @@ def _with_what_they_had(ranks: Sequence[RankResult]) -> Sequence[RankResult]:
     for rank in ranks:
         if rank.as_is is not None:
             seconds = rank.as_is.trainer_cpu_seconds + rank.as_is.children_cpu_seconds
-            # Both are sums over the steps, so that the mean belongs to them.
             vcpus = seconds / rank.as_is.step_seconds.mean
             used[rank.host] = used.get(rank.host, 0.0) + vcpus
     return [
@@ -381,7 +380,6 @@ def _loader_rates(ranks: Sequence[RankResult]) -> tuple[LoaderRate, ...]:
     return tuple(
         LoaderRate(
             workers=workers * ranks[0].ranks_on_host,
-            # The slowest rank sets the rate of all.
             steps_per_second=min(drain.batches_per_second for drain in drains),
             wait_seconds=sum(drain.idle_seconds for drain in drains),
         )

@@ -12,7 +12,6 @@ _ROWS = 8
 _NAME = 44
 # Parts with a smaller share are only in the record.
 _MIN_SHARE = 0.01
-# Terms of a step with their titles, here and in a report.
 TERMS = (
     ("step_seconds", "a step, as is"),
     ("wait_seconds", "  of it waiting for data"),
@@ -29,7 +28,6 @@ TERMS = (
 _MIN_WAIT = 0.05
 # All are in the record.
 _MAX_STATES = 3
-# Verdicts on steps that a state explains.
 _OF_STATES = {
     "straggler": "all ranks wait for one that is slow",
     "workers": "the limit is loading in the trainer itself (num_workers=0), which does not take as "
@@ -54,17 +52,10 @@ def _row(cost: TransformCost) -> str:
     name = cost.name if cost.within is None else f"  {cost.name}"
     if len(name) > _NAME - 1:
         name = f"  ..{name[-(_NAME - 5) :]}"
-    return (
-        f"{name:<{_NAME}}{cost.cpu_seconds * 1e3:>9.3f}{cost.share:>8.0%}   {_bytes_of(cost):>19}"
-    )
-
-
-def _bytes_of(cost: TransformCost) -> str:
-    if cost.bytes_out is None:
-        return ""
-    if cost.bytes_in is None:
-        return size(cost.bytes_out)
-    return f"{size(cost.bytes_in)} -> {size(cost.bytes_out)}"
+    made = "" if cost.bytes_out is None else size(cost.bytes_out)
+    if made and cost.bytes_in is not None:
+        made = f"{size(cost.bytes_in)} -> {made}"
+    return f"{name:<{_NAME}}{cost.cpu_seconds * 1e3:>9.3f}{cost.share:>8.0%}   {made:>19}"
 
 
 def explain(profile: Profile) -> str:

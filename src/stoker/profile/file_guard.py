@@ -38,7 +38,6 @@ class GuardedError(StokerError):
     """A loader's worker was about to write a file while the profile repeats batches."""
 
 
-# The guard of this process, once it listens.
 _listening: "list[FileGuard]" = []
 
 
@@ -124,7 +123,6 @@ class FileGuard:
     def _starts(self, event: str, arguments: tuple[object, ...]) -> None:
         words = _words(event, arguments)
         program = os.path.basename(words[0])
-        # Torch's compiler starts processes.
         is_torchs = any("torch/_inductor" in word or "torch._inductor" in word for word in words)
         if self._end is not None and not is_torchs and program not in _HARMLESS_PROGRAMS:
             self._refuse(f"start the program {program}")

@@ -19,7 +19,6 @@ _MANY_WORKERS_PER_VCPU = 1.5
 # More than one epoch differs from another by chance; with fewer batches that cannot be told.
 _FIRST_RATIO = 1.5
 _LEAST_BATCHES = 5
-# What to do about states that no setting of the loader changes.
 _OF_STATES = {
     "throttled": Fix(
         id="throttled",
@@ -166,7 +165,6 @@ def _persistent_workers(ranks: Sequence[RankResult], *, step: StepTerms) -> Fix 
     wait, length = first.as_is.first_wait_seconds, first.as_is.epoch_batches
     if not first.loader.num_workers or wait is None or not length:
         return None
-    # Once an epoch, spread over its steps.
     saves = max(0.0, wait - first.as_is.wait_seconds.median) / length
     if saves < _MIN_GAIN * step.step_seconds:
         return None

@@ -85,7 +85,6 @@ def folders_of(words: Sequence[str], *, cwd: Path, outputs: Sequence[Path]) -> l
     """Returns the folders, none in another, that a command may write in, also by its words."""
     named = [cwd, *outputs]
     for word in words:
-        # Also of `--out=folder`.
         text = word.partition("=")[2] if word.startswith("-") else word
         path = cwd / text
         # Not /tmp or /data as a whole: others write there, and a scan would never end.
@@ -124,7 +123,6 @@ def files_of(ranks: Sequence[RankResult]) -> list[GrownFile]:
             status = os.stat(file.path)
             is_own = any(os.path.samestat(status, stream) for stream in streams)
         except OSError:
-            # Seen on another host, or gone.
             is_own = False
         if not is_own:
             found.append(file)

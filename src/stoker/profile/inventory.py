@@ -24,7 +24,6 @@ _DMI = Path("/sys/class/dmi/id")
 _CPU = Path("/proc/cpuinfo")
 _RESOURCES = Path("/opt/ml/input/config/resourceconfig.json")
 _PYNVML = functools.partial(importlib.import_module, "pynvml")
-# Longer than any name of a type.
 _MAX_NAME = 64
 
 
@@ -161,12 +160,10 @@ def _fetch(
     address: str, method: str, path: str, headers: Mapping[str, str], *, seconds: float
 ) -> str:
     connection = http.client.HTTPConnection(address, timeout=seconds)
-    try:
+    with contextlib.closing(connection):
         connection.request(method, path, headers=dict(headers))
         answer = connection.getresponse()
         text = answer.read(1024).decode("ascii")
-    finally:
-        connection.close()
     if answer.status != 200 or not 0 < len(text) <= (1024 if method == "PUT" else _MAX_NAME):
         raise ValueError(f"status {answer.status}")
     return text

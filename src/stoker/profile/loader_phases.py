@@ -39,7 +39,6 @@ from stoker.profile.file_guard import guard_worker
 from stoker.profile.rank_results import Drain, Quartiles, Reads, Receive, block_means, quartiles
 
 Loader = DataLoader[object]
-# Torch's own `DataLoader.__iter__`.
 Iterate = Callable[[Loader], Iterator[object]]
 # Process, CPU-seconds, monotonic seconds and seconds in the run queue when a batch was done.
 Stamp = tuple[int, float, float, float]
@@ -73,7 +72,6 @@ _LEAST_BATCHES = 6
 _WARM_UP = 3
 # More batches than can be on their way between the threads.
 _BLOCK = 8
-# For one batch: a large one takes seconds on a busy machine.
 _WAIT_SECONDS = 5.0
 
 

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -20,8 +20,7 @@ FIRST_WORDS_SECONDS = 12.0
 _WARM_UP_SHARE = 0.08
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepsSoFar:
+class StepsSoFar(NamedTuple):
     """Steps that ended after the first batch, their mean, and the share of all time waited."""
 
     steps: int
@@ -83,8 +82,7 @@ class FirstWords:
         )
 
     def _speak(self) -> None:
-        known = self.so_far(now=time.monotonic())
-        if known:
+        if known := self.so_far(now=time.monotonic()):
             self._say(known)
 
 

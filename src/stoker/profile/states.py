@@ -174,14 +174,6 @@ def within(parts: Parts, *, vcpus: float, is_throttled: bool) -> Parts:
     )
 
 
-def vcpus_of(signs: Sequence[Signs]) -> float:
-    hosts = {
-        own.rank.host: min(own.rank.vcpus, own.evidence.quota_vcpus or own.rank.vcpus)
-        for own in signs
-    }
-    return sum(hosts.values())
-
-
 def busy_share(signs: Sequence[Signs], *, vcpus: float) -> float:
     machines = {own.rank.host: own.evidence.busy_vcpus for own in signs}
     used = sum(
@@ -346,7 +338,12 @@ def find_states(ranks: Sequence[RankResult], *, parts: Parts | None) -> tuple[Pr
     # The others wait for this rank in all-reduce: it shows what all of them wait for.
     waiting = max(signs, key=lambda own: own.as_is.wait_seconds.median)
     stopped = throttled(signs)
-    vcpus = vcpus_of(signs)
+    # Of all hosts, as far as quotas leave them.
+    hosts = {
+        own.rank.host: min(own.rank.vcpus, own.evidence.quota_vcpus or own.rank.vcpus)
+        for own in signs
+    }
+    vcpus = sum(hosts.values())
     # A group that is stopped has no idle vCPUs, even if the machine has.
     busy = 1.0 if stopped else busy_share(signs, vcpus=vcpus)
     binding = within(parts, vcpus=vcpus, is_throttled=bool(stopped)).limit if parts else None

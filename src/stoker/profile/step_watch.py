@@ -53,7 +53,6 @@ USUAL_STEPS = 20
 NO_BATCH = "its loader gave no batch"
 # The machine's lateness is known to this much.
 TICK_SECONDS = 50e-6
-# Its number in Linux' <time.h>.
 _CLOCK_MONOTONIC = 1
 _NANOSECONDS = 1_000_000_000
 # How often the CPU's speed is sampled: about 0.2 ms each, outside of the interpreter lock, which is
@@ -214,7 +213,6 @@ class AsIsSteps:
     def result(self) -> AsIs:
         """Returns the figures of at least one step; the children's are of the epochs that ended."""
         count = len(self._steps)
-        # Without the first epoch, where there are others: it also warms caches up.
         waits = self._first_waits[1:] or self._first_waits
         return AsIs(
             step_seconds=quartiles(block_means(self._steps, workers=self.workers), samples=count),

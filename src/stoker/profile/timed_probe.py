@@ -57,7 +57,6 @@ class _Session:
         self._process = os.getpid()
         self._asked = 0
         self._began = 0.0
-        # Steps, waited and computed seconds when the warm-up was over.
         self._warm = (0, 0.0, 0.0)
         self._agreement = Agreement(
             Board(self._folder),

@@ -167,17 +167,15 @@ def _replace_loader() -> None:
         _when_imported(("stoker.feed.timed",), "TimedEpoch", "profile.timed_probe.install")
         _when_imported(_STATEFUL, "StatefulDataLoader", "profile.probe.install_subclass")
         _record_modules_at_exit()
-    elif replaced in ("1", "true", "auto"):
+        return
+    if os.environ.get("STOKER_OUTPUT"):
+        _when_imported(_TORCH, "DataLoader", "feed.unfed.install")
+    if replaced in ("1", "true", "auto"):
         is_auto = replaced == "auto"
         _when_imported(_TORCH, "DataLoader", "feed.replace.install", is_auto=is_auto)
         _when_imported(
             _STATEFUL, "StatefulDataLoader", "feed.replace.install_stateful", is_auto=is_auto
         )
-
-
-def _watch_steps() -> None:
-    if os.environ.get("STOKER_OUTPUT") and not os.environ.get("STOKER_PROFILE"):
-        _when_imported(_TORCH, "DataLoader", "feed.unfed.install")
 
 
 def _record_modules_at_exit() -> None:
@@ -269,6 +267,5 @@ if _is_rank():
 if os.environ.get("STOKER_LAUNCHER_PID"):
     # At any depth: the trainer may be started by a script's script.
     _guarded(_write_stacks_on_signal)
-    _guarded(_watch_steps)
     _guarded(_replace_loader)
     _guarded(_choose_backend)

@@ -15,7 +15,6 @@ _POLL_SECONDS = 0.05
 _WATCH_SECONDS = 0.2
 # The coordinator's reason for a host that gave none: the run has ended.
 LEFT_IN_GOOD_ORDER = "left"
-# Added to the number of the signal that ended a process, as a shell does.
 _STOPPED = 128
 
 

@@ -11,7 +11,6 @@ from stoker.launch.supervise import Decided, SignalReceived, next_event, reap_or
 from stoker.logs import EventName
 
 NEVER_CAME = FeedLostError.exit_code
-# 128 + SIGTERM.
 ASKED_TO_STOP_CODE = 143
 # Asked to stop, a data host may still be needed by trainers that save their state.
 ENGINE_DRAIN_SECONDS = 5.0

@@ -39,12 +39,10 @@ from stoker.records import EngineCommand, EngineSettings
 from stoker.records.engine import TF_CONFIG, TF_TASKS, EnginePlace, completed, fill
 
 _NAME = "engine-secret"
-# Lines of output kept for a failure's message.
 LAST_LINES = 20
 # Longer lines are printed in pieces.
 MAX_LINE_BYTES = 64 << 10
 PROBE_EVERY_SECONDS = 0.1
-# Timeout of one probe.
 PROBE_SECONDS = 2.0
 # Time for the first process to end the others, before they get SIGTERM, too.
 OWN_END_SECONDS = 1.0
@@ -306,7 +304,6 @@ class Server:
         self._is_ready = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._threads: list[threading.Thread] = []
-        # Children of this process at its start.
         self.earlier_children: frozenset[int] | None = None
 
     @property
@@ -482,11 +479,9 @@ def _probe_once(probe: Probe) -> str:
             socket.create_connection((probe.address, probe.port), timeout=PROBE_SECONDS).close()
             return ""
         connection = http.client.HTTPConnection(probe.address, probe.port, timeout=PROBE_SECONDS)
-        try:
+        with contextlib.closing(connection):
             connection.request("GET", probe.path)
             status = connection.getresponse().status
-        finally:
-            connection.close()
         return "" if status < 400 else f"GET {where}{probe.path} is answered with {status}"
     except ConnectionRefusedError:
         return f"nothing listens on {where}"

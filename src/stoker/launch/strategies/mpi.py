@@ -235,9 +235,24 @@ class MpiHost:
                 environ=self.environ,
                 start_deadline_seconds=feed.start_deadline_seconds,
             )
-        # Checked first, so that a missing program is reported at once.
-        find_program(DAEMON, self.environ)
-        return self._awaited(self._membership, feed.start_deadline_seconds)
+        # First, so that a missing program is reported at once.
+        daemon, seconds = find_program(DAEMON, self.environ), feed.start_deadline_seconds
+        deadline = time.monotonic() + seconds
+        while self._membership.start_order is None:
+            if time.monotonic() > deadline:
+                return Ending(
+                    exit_code=PlatformError.exit_code,
+                    stderr=f"mpirun on the leader requested no daemon within {seconds:g} s",
+                )
+            match next_event(self._run.inbox, _POLL_SECONDS):
+                case SignalReceived(number):
+                    return Ending(exit_code=_ASKED_TO_STOP, signals=(number,))
+                case Decided(reason):
+                    return Ending(exit_code=PlatformError.exit_code, decided=reason)
+        order = self._membership.start_order
+        self._run.log.event(EventName.MPI_DAEMON_STARTED, arguments=len(order.arguments))
+        # Checked again here, as they come from another host.
+        return (daemon, *daemon_arguments((DAEMON, *order.arguments)))
 
     def judged(self, ending: Ending) -> Ending:
         """Returns how this host ended: its ranks know more than a daemon's end.
@@ -252,22 +267,3 @@ class MpiHost:
 
     def close(self) -> None:
         self._session.close()
-
-    def _awaited(self, membership: Membership, seconds: float) -> tuple[str, ...] | Ending:
-        deadline = time.monotonic() + seconds
-        while membership.start_order is None:
-            if time.monotonic() > deadline:
-                return Ending(
-                    exit_code=PlatformError.exit_code,
-                    stderr=f"mpirun on the leader requested no daemon within {seconds:g} s",
-                )
-            match next_event(self._run.inbox, _POLL_SECONDS):
-                case SignalReceived(number):
-                    return Ending(exit_code=_ASKED_TO_STOP, signals=(number,))
-                case Decided(reason):
-                    return Ending(exit_code=PlatformError.exit_code, decided=reason)
-        order = membership.start_order
-        self._run.log.event(EventName.MPI_DAEMON_STARTED, arguments=len(order.arguments))
-        # Checked again here, as they come from another host.
-        arguments = daemon_arguments((DAEMON, *order.arguments))
-        return (find_program(DAEMON, self.environ), *arguments)

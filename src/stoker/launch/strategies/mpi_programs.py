@@ -19,7 +19,6 @@ from runpy import run_path
 ANSWER_SECONDS = 30.0
 
 _CANNOT_START = 127
-# Open MPI's variable for torchrun's.
 VARIABLES = {
     "RANK": "OMPI_COMM_WORLD_RANK",
     "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE",

@@ -18,7 +18,6 @@ BACKEND = "smddp"
 MODULE = "smdistributed.dataparallel.torch.torch_smddp"
 # Importing torch takes 5 to 20 s on a cold host.
 PROBE_SECONDS = 120.0
-# The library reads these.
 _LONE_RANK = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 
 
@@ -90,7 +89,6 @@ def install(backend: str) -> None:
     from torch.distributed import distributed_c10d
 
     if backend == BACKEND:
-        # Registers the backend.
         importlib.import_module(MODULE)
     init = cast(_InitProcessGroup, distributed.init_process_group)
 
