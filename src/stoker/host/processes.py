@@ -74,9 +74,8 @@ _Start = tuple[Callable[[], None], Future[None]]
 def start_to_last(start: Callable[[], None]) -> None:
     """Runs `start`, which starts a child, in a thread that lasts as long as this process.
 
-    `spawn.end_with_parent` counts from the end of the thread that starts a child, not of its
-    process. The main thread starts its children itself, as torch does; callers of other threads
-    wait.
+    `spawn.end_with_parent` counts from the end of the thread that starts a child. The main thread
+    starts its children itself, as torch does; callers of other threads wait.
     """
     if threading.current_thread() is threading.main_thread():
         start()
@@ -167,11 +166,7 @@ def kill_all(session: int, marker: bytes) -> bool:
 
 
 def free_ports(taken: set[int], *, count: int = PORTS_PER_HOST) -> int:
-    """Returns the first of `count` neighbouring free ports on loopback; adds them to `taken`.
-
-    Raises:
-        OSError: If none are found.
-    """
+    """Returns the first of `count` free neighbouring ports, added to `taken`; OSError: no such."""
     # At random: nothing reserves a port until it is used, and two runs may begin at once.
     for first in random.sample(PORTS, 200):
         ports = set(range(first, first + count))

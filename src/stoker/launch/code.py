@@ -95,11 +95,7 @@ def check_words(words: Sequence[str]) -> None:
 def order_of(
     words: Sequence[str], *, settings: ProcessSettings, environ: Mapping[str, str]
 ) -> LaunchedCommand:
-    """Returns the command that `words` mean, with its code unpacked.
-
-    Raises:
-        UsageError: If the code cannot be unpacked, or `train` has no command.
-    """
+    """Returns the command that `words` mean, with its code unpacked; UsageError: there is none."""
     folder = None
     if settings.code_file:
         folder = unpack(settings.code_file, settings.base_dir / "code")

@@ -112,7 +112,6 @@ class Coordinator:
     """Server for launchers and ranks of one run.
 
     Args:
-        address: Interface to listen on: `*`, or an address.
         on_failure: Called in the coordinator's thread if a follower failed, was lost or did not
             come.
         straggler_seconds: How long after the end absent hosts are waited for.
@@ -207,11 +206,7 @@ class Coordinator:
         return max(0.0, max(self._ended_agents.values()) - self._ended_at)
 
     def start(self) -> None:
-        """Listens, and serves in a thread.
-
-        Raises:
-            PlatformError: If the port is not free within BIND_SECONDS.
-        """
+        """Serves in a thread; PlatformError: the port is not free within BIND_SECONDS."""
         allow_list = AllowList(self._context, self._keys)
         socket = self._context.socket(zmq.ROUTER)
         try:

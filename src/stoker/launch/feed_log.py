@@ -364,9 +364,8 @@ class FeedLog:
 class FeedBottleneck:
     """What limits the run, what was measured, and what to do.
 
-    Attributes:
-        limit: As in a decision, and for the feed only: shards: a stream has fewer shards than
-            workers; order: one late batch delays others; hand-out: credits are not used.
+    Of the feed only: shards are fewer than workers; order is one late batch that delays others;
+    hand-out are credits that are not used.
     """
 
     limit: Limit | Literal["workers", "unknown", "shards", "order", "hand-out"]
@@ -380,13 +379,10 @@ def feed_limit_of(
     does_loading_wait: bool | None = None,
     names: Mapping[str, str] = MappingProxyType({}),
 ) -> FeedBottleneck:
-    """Returns the limit of an interval (of several: see `joined`).
+    """Returns the limit of an interval (of several: see `joined`), without the wait.
 
-    The words do not include the wait, which callers show with them.
-
-    Args:
-        does_loading_wait: Whether a single worker waits for its reads, from a profile; None: not
-            known. Workers without a CPU may also be waiting for one.
+    `does_loading_wait`: whether a single worker waits for its reads, by a profile; None: not known,
+    workers without a CPU may also be waiting for one.
     """
     wait, ready = interval.wait_share, interval.queue_depth
     if wait is None:

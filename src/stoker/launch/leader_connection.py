@@ -138,10 +138,7 @@ class Silence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MembershipVerdict:
-    """Why this launcher must end: the leader decided, was lost, never answered, or refused it.
-
-    Or its own membership failed, for want of open files, say.
-    """
+    """Why this launcher must end: by the leader, or its own membership failed (open files, say)."""
 
     kind: Literal["decided", "lost", "never", "refused", "failed"]
     reason: str
@@ -218,14 +215,15 @@ class Membership:
         self, *, exit_code: int | None = None, reason: str = "", is_signalled: bool = False
     ) -> None:
         """Says goodbye; `close` waits until it is sent."""
-        goodbye = Leave(
-            host=self.join.host,
-            incarnation=self.join.incarnation,
-            exit_code=exit_code,
-            reason=reason[:4000],
-            is_signalled=is_signalled,
+        self._leaving.put(
+            Leave(
+                host=self.join.host,
+                incarnation=self.join.incarnation,
+                exit_code=exit_code,
+                reason=reason[:4000],
+                is_signalled=is_signalled,
+            )
         )
-        self._leaving.put(goodbye)
 
     def close(self) -> None:
         """Ends the thread; may be called twice. Blocks for about a second at most."""
@@ -392,11 +390,8 @@ class Membership:
             self._failed_since = now
         self._failed_at = now
         is_long = now - self._failed_since > KEY_REFUSED_SECONDS
-        if (
-            self._silence.heard_at is not None
-            or not is_long
-            or now - self._looked_at < _POLL_SECONDS
-        ):
+        has_heard = self._silence.heard_at is not None
+        if has_heard or not is_long or now - self._looked_at < _POLL_SECONDS:
             return
         self._looked_at = now
         if self.leader_ip is not None and _greets(self.leader_ip, self.port):
@@ -468,7 +463,6 @@ class HostRun:
     """This host's part of a run.
 
     Attributes:
-        output: Folder for timelines, failures and the record; only dnn hosts have it.
         folder: Where the command runs, with modules that data hosts may need; None: here.
         keys: Keys of the run; None with one host, or without a token.
     """

@@ -20,12 +20,7 @@ MAX_FILES = 100_000
 
 
 class Restarts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known when the leader starts.
-
-    Attributes:
-        without_progress: Restarts since the last attempt that made steps and saved something new.
-        saved_at: Newest saved file, in nanoseconds by its file system's clock; 0: nothing is saved.
-    """
+    """What is known when the leader starts; `saved_at` is by the clock of the file system."""
 
     without_progress: int = 0
     saved_at: int = 0

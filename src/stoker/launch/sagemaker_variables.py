@@ -1,7 +1,6 @@
 """Variables and arguments that SageMaker's toolkit gives to a script, from the job folder's files.
 
-With them, a script for SageMaker's own images runs unchanged in any image, on Kubernetes and on the
-local platform.
+With them, a script for SageMaker's images runs unchanged in any image and on any platform.
 """
 
 import json
@@ -32,11 +31,7 @@ _LOG_LEVEL = 20
 
 
 def hyperparameters(base_dir: Path) -> dict[str, Json]:
-    """Returns the job's hyperparameters, decoded, without those for the toolkit.
-
-    Raises:
-        UsageError: If the file is not a JSON object.
-    """
+    """Returns the job's hyperparameters, decoded, without those for the toolkit."""
     return {n: value for n, value in _parameters(base_dir).items() if not _is_reserved(n)}
 
 

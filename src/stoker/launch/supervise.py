@@ -1,7 +1,6 @@
 """Supervision of one command: signals, output, leftover processes, and how it ended.
 
-A SIGTERM to the host is passed to the command once; it has 90 s to save a checkpoint, and is then
-killed.
+A SIGTERM to the host is passed on once; the command has 90 s to save, and is then killed.
 """
 
 import contextlib

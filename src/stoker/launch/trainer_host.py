@@ -521,8 +521,8 @@ def _train(
 def with_reachable_mlflow(environ: Mapping[str, str], log: Log) -> dict[str, str]:
     """Returns the command's environment, without MLflow's variables if its server is unreachable.
 
-    The submitter reached the server, but this host may not: the script's first `mlflow.log_metric`
-    would wait for minutes and then end the training. Blocks for at most 10 s.
+    Then the script's first `mlflow.log_metric` would wait for minutes and end the training. Blocks
+    for at most 10 s.
     """
     address = environ.get(MLFLOW_URI, "")
     # Without a run, the address is the user's.

@@ -95,14 +95,9 @@ class Watchdog:
     """The time since a run's last step, and what happens if it is too long; for its leader.
 
     Args:
-        output: Folder of the ranks' timelines.
-        saved: Folders for checkpoints and models.
         start_seconds: Minimum time until the first step.
         expects_steps: The feed makes the batches, so there will be steps.
         told: Returns the reports of ranks.
-
-    Attributes:
-        failure: Why it ended the run; empty: it did not.
     """
 
     settings: WatchdogSettings

@@ -62,11 +62,7 @@ class Board:
         temporary.replace(self._folder / name)
 
     def read(self, name: str) -> str | None:
-        """Returns the note, or None if it is not there yet; never blocks.
-
-        Raises:
-            RuntimeError: If the process that holds the store is gone.
-        """
+        """Returns the note, if any, at once; RuntimeError: the store's process is gone."""
         store = _store()
         if store is not None:
             key = f"stoker/{name}"
@@ -87,11 +83,7 @@ def _store() -> "Store | None":
 
 
 class Agreement:
-    """Steps at which the ranks change phase, announced by rank 0.
-
-    Args:
-        lead_steps: Steps between announcement and change, where there is more than one rank.
-    """
+    """Steps, announced by rank 0 `lead_steps` before, at which the ranks change phase."""
 
     def __init__(
         self, board: Board, *, rank: int, world_size: int, lead_steps: int = LEAD_STEPS
@@ -255,11 +247,8 @@ def end_process(*, folder: Path, launcher_pid: int | None) -> NoReturn:
     """Kills the processes below this one, and those above it up to the launcher; exits with 0.
 
     Neither the script's own exit handlers (a last checkpoint, an upload) nor what a shell script, a
-    notebook or a parent would do after it may run: the training was cut off.
-
-    Args:
-        folder: STOKER_OUTPUT; a file there tells the launcher that the profile ended the command.
-        launcher_pid: Process up to which parents are killed; None: no parent is.
+    notebook or a parent would do after it may run: the training was cut off. A file in `folder`
+    tells the launcher so. Without `launcher_pid` no parent is killed.
     """
     try:
         # Torch's handler would raise in the script, for a worker that was killed here.

@@ -167,11 +167,7 @@ class OtherLoaders:
         delivered: int,
         is_replaying: bool,
     ) -> object:
-        """Returns the next batch: the loader's own in the phase as is, then a cached one.
-
-        Raises:
-            StopIteration: At the end of an epoch, of cached batches, too.
-        """
+        """Returns the next batch: the loader's own in the phase as is, then a cached one."""
         cache = self._caches.setdefault(loader, Cache())
         if is_replaying and cache.batches:
             length = length_of(loader)

@@ -1,5 +1,6 @@
 """One profile from the results of all ranks: sums, maxima and the self-check. Pure."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -7,7 +8,7 @@ import msgspec
 from stoker.errors import UsageError
 from stoker.feed.timeline import waits_longest
 from stoker.profile.fixes import find_fixes
-from stoker.profile.rank_results import Cost, Drain, Quartiles, RankResult
+from stoker.profile.rank_results import Cost, Drain, Inventory, Quartiles, RankResult
 from stoker.profile.states import Signs, find_states, others_of, signs_of, with_one_step
 from stoker.profile.step_watch import speed_spread
 from stoker.records import (
@@ -40,12 +41,12 @@ _MORE_THAN_ASKED = 1.05
 
 def storage_rate_of(ranks: Sequence[RankResult]) -> Quartiles | None:
     """Returns the slowest host's storage rate in bytes/s, all ranks reading; None: not known."""
-    hosts: dict[str, list[Quartiles]] = {}
+    hosts = defaultdict[str, list[Quartiles]](list)
     for rank in ranks:
         # A rank that did not wait for storage has no rate: then the storage is no limit.
         if rank.reads is None or rank.reads.bytes_per_second is None:
             return None
-        hosts.setdefault(rank.host, []).append(rank.reads.bytes_per_second)
+        hosts[rank.host].append(rank.reads.bytes_per_second)
     found = [_added(own) for own in hosts.values()]
     # All ranks wait for the host whose batches come last.
     return min(found, key=lambda own: own.mean, default=None)
@@ -86,29 +87,28 @@ def host_of(
     rank: RankResult, *, group: TodaysGroup, settings: ProfileSettings, is_named: bool
 ) -> ProfiledHost:
     """Returns the hosts under their best known name; `is_named`: the workload has `group`'s."""
-    found = rank.inventory
-    given = settings.instance_type
-    name = group.instance_type
+    found = rank.inventory or Inventory()
+    given, name = settings.instance_type, group.instance_type
     # The user's word goes before the host's, the host's before a guess.
     if given and given != "auto":
         name = given
-    elif found and found.instance_type and (given == "auto" or not is_named):
+    elif found.instance_type and (given == "auto" or not is_named):
         name = found.instance_type
     return ProfiledHost(
         instance_type=name,
         count=group.count,
         vcpus=max(1, int(rank.vcpus)),
         quota_vcpus=None if rank.vcpus == round(rank.vcpus) else rank.vcpus,
-        accelerators=found.accelerators if found else None,
-        accelerator_model=found.accelerator_model if found else None,
-        cpu_model=found.cpu_model if found else None,
+        accelerators=found.accelerators,
+        accelerator_model=found.accelerator_model,
+        cpu_model=found.cpu_model,
     )
 
 
 def note_of_host(rank: RankResult, host: ProfiledHost) -> str | None:
-    found = rank.inventory
-    seen = found.instance_type if found else None
-    if not found or not seen or bare_type(seen) == bare_type(host.instance_type):
+    found = rank.inventory or Inventory()
+    seen = found.instance_type
+    if not seen or bare_type(seen) == bare_type(host.instance_type):
         return None
     return (
         f"this host is a {seen} ({found.source}), profiled as {host.instance_type}: "
@@ -303,12 +303,11 @@ def _with_what_they_had(ranks: Sequence[RankResult]) -> Sequence[RankResult]:
 
     A pod without a limit may use the idle CPUs of its node: the measured step had them.
     """
-    used: dict[str, float] = {}
+    used = defaultdict[str, float](float)
     for rank in ranks:
         if rank.as_is is not None:
             seconds = rank.as_is.trainer_cpu_seconds + rank.as_is.children_cpu_seconds
-            vcpus = seconds / rank.as_is.step_seconds.mean
-            used[rank.host] = used.get(rank.host, 0.0) + vcpus
+            used[rank.host] += seconds / rank.as_is.step_seconds.mean
     return [
         rank
         if used[rank.host] <= _MORE_THAN_ASKED * rank.vcpus
@@ -419,13 +418,10 @@ def _circumstances(whole: Sequence[_Whole], *, note: str | None) -> dict[str, Va
     notes = list(dict.fromkeys(each for own in whole for each in own.rank.notes))
     notes += [note] if note else []
     first = whole[0].rank
-    circumstances: dict[str, Value] = {
+    return {
         "versions": {**first.versions},
         "ranks": len(whole),
         "notes": [*notes],
+        **({} if first.seed is None else {"seed": first.seed}),
+        **({"dataset": first.loader.dataset} if first.loader else {}),
     }
-    if first.seed is not None:
-        circumstances["seed"] = first.seed
-    if first.loader:
-        circumstances["dataset"] = first.loader.dataset
-    return circumstances

@@ -1,8 +1,7 @@
 """The cost of loading a sample, in parts: getitem with each transform of a Compose, and collate.
 
-A Compose is any object with a list `transforms` of callables (torchvision's, albumentations', the
-user's), on the dataset or on one that it wraps. The list is changed, so only a worker's copy of the
-dataset may be timed.
+A Compose is any object with a list `transforms` of callables, on the dataset or on one that it
+wraps. The list is changed: only a worker's copy of the dataset may be timed.
 """
 
 import functools

@@ -120,11 +120,8 @@ def read_round(
     """Reads from `workers` fresh workers for about `seconds`: flat out, then a little slower.
 
     A worker's first batch includes its start and is not counted; then a batch's cost is what the
-    worker used from one batch to the next: fetch, collate and the hand-over.
-
-    Raises:
-        Exception: Any error of the dataset; RuntimeError if no batch comes for 20 s beyond
-            `seconds`.
+    worker used from one batch to the next. Raises any error of the dataset, and RuntimeError if no
+    batch comes for 20 s beyond `seconds`.
     """
     began = time.monotonic()
     until = began + (1 - _PACED_SHARE) * seconds
@@ -286,11 +283,8 @@ def run_in_workers(
 ) -> list[object]:
     """Runs `task` in `workers` fresh workers for `num_batches` each; returns their reports.
 
-    Blocks for about `seconds`, and the start of the workers.
-
-    Raises:
-        Exception: Any error of the dataset; RuntimeError if no report comes for 20 s beyond
-            `seconds`.
+    Blocks for about `seconds`, and the start of the workers. Raises any error of the dataset, and
+    RuntimeError if no report comes for 20 s beyond `seconds`.
     """
     shell = _TaskDataset(loader, task, workers=workers, num_batches=num_batches, seconds=seconds)
     with warnings.catch_warnings():

@@ -87,21 +87,19 @@ def observed_profile(
     kind, count = job.groups[job.dnn]
     loads = {load.group: load for load in group_loads(job.loads, types=job.types)}
     dnn = loads[job.dnn]
-    spread: dict[str, Spread] | None = None
-    notes = _notes(job)
+    step, spread, notes = None, None, _notes(job)
     if steps:
         notes.append(
             f"a step's time is the median of {steps.samples} lines that stoker wrote to the log, "
             "those of the first epoch among them"
         )
+        step = StepTerms(step_seconds=steps.step_seconds, wait_seconds=steps.wait_seconds)
         low, high = steps.low_seconds, steps.high_seconds
         spread = {"step_seconds": Spread(low=low, high=high, samples=steps.samples)}
     vcpus, accelerators = sizes[kind]
     return Profile(
         host=ProfiledHost(instance_type=kind, count=count, vcpus=vcpus, accelerators=accelerators),
-        step=StepTerms(step_seconds=steps.step_seconds, wait_seconds=steps.wait_seconds)
-        if steps
-        else None,
+        step=step,
         spread=spread,
         observed=Observed(
             cpu_utilization=dnn.cpu,

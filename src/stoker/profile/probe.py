@@ -178,25 +178,22 @@ def _listen(session: ProfileSession) -> None:
         return
     # Python sets handlers in the main thread only; a loader may be read by another.
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _handler(session, signal.getsignal(number), number))
+        signal.signal(number, partial(_handle, session, signal.getsignal(number)))
 
 
-def _handler(
-    session: ProfileSession, previous: object, number: int
-) -> Callable[[int, FrameType | None], None]:
-    def handle(received: int, frame: FrameType | None) -> None:
-        if session.is_here and session.has_verdict:
-            session.interrupt()
-            # A second signal ends the process as it would have without a profile.
-            signal.signal(number, signal.SIG_DFL)
-        elif callable(previous):
-            previous(received, frame)
-        elif previous is signal.SIG_DFL or previous is None:
-            # The process ends here, without its exit handlers.
-            if session.is_here:
-                with contextlib.suppress(Exception):
-                    session.leave_word()
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(received)
-
-    return handle
+def _handle(
+    session: ProfileSession, previous: object, number: int, frame: FrameType | None
+) -> None:
+    if session.is_here and session.has_verdict:
+        session.interrupt()
+        # A second signal ends the process as it would have without a profile.
+        signal.signal(number, signal.SIG_DFL)
+    elif callable(previous):
+        previous(number, frame)
+    elif previous is signal.SIG_DFL or previous is None:
+        # The process ends here, without its exit handlers.
+        if session.is_here:
+            with contextlib.suppress(Exception):
+                session.leave_word()
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)

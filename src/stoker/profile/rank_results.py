@@ -100,8 +100,8 @@ class AsIs(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         step_seconds: Time from batch to batch, over blocks of steps (workers deliver in bursts).
         wait_seconds: Part of step_seconds in next().
-        trainer_cpu_seconds: CPU time of the trainer; without workers, loading included.
-        children_cpu_seconds: CPU time of all processes below the trainer.
+        trainer_cpu_seconds: Without workers, loading included.
+        children_cpu_seconds: Of all processes below the trainer.
         receive_seconds: CPU-seconds of the trainer's own thread inside next().
         first_wait_seconds: Median wait for the first batch of an epoch; None: not met.
         others_vcpus: vCPUs of this process that other programs kept busy meanwhile.
@@ -292,8 +292,7 @@ def quartiles(values: Sequence[float], *, samples: int | None = None) -> Quartil
 def block_means(values: Sequence[float], *, workers: int) -> list[float]:
     """Returns the means of consecutive blocks of steps.
 
-    With W workers, batches come in bursts of W: a median of single steps would miss the wait that
-    ends each burst.
+    W workers deliver in bursts of W: a median of single steps would miss the wait that ends each.
     """
     # A multiple of W, so that each block holds whole bursts; 4 steps at least, against noise.
     size = max(1, workers)

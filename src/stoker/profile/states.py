@@ -315,11 +315,8 @@ def straggler(signs: Sequence[Signs]) -> ProfileState | None:
     more = slowest.as_is.wait_seconds.median - median(
         own.as_is.wait_seconds.median for own in others
     )
-    why = (
-        "because it waits for its data"
-        if more >= 0.5 * late
-        else "in its own loop, not because of data"
-    )
+    is_data = more >= 0.5 * late
+    why = "because it waits for its data" if is_data else "in its own loop, not because of data"
     return ProfileState(
         id="straggler",
         text=f"one slow rank: rank {slowest.rank.rank} (host {slowest.rank.host}) takes "
@@ -391,16 +388,12 @@ def _cpu(signs: Sequence[Signs], *, vcpus: float, busy: float) -> ProfileState |
         return None
     workers = sum(own.as_is.children_cpu_seconds for own in signs)
     trainers = sum(own.as_is.trainer_cpu_seconds for own in signs)
-    others = others_of(signs)
+    others = others_of(signs) / vcpus
+    also = f", {percentage(others)} with other programs" if others > MAX_OTHERS else ""
     return ProfileState(
         id="cpu",
         text=f"CPU-bound: a step uses {workers:.3f} CPU-seconds of loader workers and "
-        f"{trainers:.3f} of trainers, on {vcpus_words(vcpus)}, {percentage(busy)} busy"
-        + (
-            f", {percentage(others / vcpus)} with other programs"
-            if others > MAX_OTHERS * vcpus
-            else ""
-        ),
+        f"{trainers:.3f} of trainers, on {vcpus_words(vcpus)}, {percentage(busy)} busy{also}",
         share=lost,
     )
 
@@ -414,8 +407,7 @@ def _shared_reads(own: Signs, *, is_limit: bool) -> ProfileState | None:
     # time.
     if not is_limit and not (is_waiting and own.is_loading_awaited):
         return None
-    seen = ""
-    evidence = own.evidence
+    seen, evidence = "", own.evidence
     received = evidence.received_bytes * 8e-6 / evidence.seconds if evidence.seconds else 0.0
     if received >= 0.1:
         seen += f"; {received:.1f} Mbit/s are received over the network"

@@ -127,10 +127,8 @@ class AsIsSteps:
     """Times of the user's own steps: from batch to batch, never over the end of an epoch.
 
     Args:
-        workers: Loader workers of this rank.
-        children_cpu: Returns CPU-seconds so far of all processes below this one; called at the
-            begin and end of an epoch only, as it takes milliseconds.
-        machine_cpu: Returns CPU-seconds so far of all processes, on the vCPUs of this one.
+        children_cpu: Of all processes below this one; called at the begin and end of an epoch only,
+            as it takes milliseconds.
         warm_up_seconds: The warm-up ends after this time, however few steps it had.
         clock_batches: The clock begins with this batch. Ranks get their first ones seconds apart,
             the second ones together: where it is 2, their warm-ups end together, too.
@@ -232,10 +230,8 @@ class AsIsSteps:
 class ReplaySteps:
     """Times of steps on cached batches, in blocks.
 
-    Attributes:
-        block: Steps that are timed together; more than one where the accelerator runs behind the
-            host and is waited for at the end of each block.
-        given: Batches that were handed out.
+    A block of several steps is timed together where the accelerator runs behind the host, and is
+    waited for at the end of each block. `given` batches were handed out.
     """
 
     block: int = 1

@@ -1,7 +1,7 @@
 """The profiler for batches that come from no DataLoader: measures the steps as they are, and ends.
 
-Replaying such batches would tell nothing about their source, so the other phases are left out. The
-steps are in the timeline that `stoker.timed` writes, from which the launcher makes the profile.
+Replaying such batches would tell nothing about their source. The steps are in the timeline that
+`stoker.timed` writes, from which the launcher makes the profile.
 """
 
 import os

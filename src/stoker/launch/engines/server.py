@@ -53,9 +53,6 @@ def secret_file(run: HostRun) -> Path:
     """Writes the engine's secret and returns its file: 64 hex digits, the same on all hosts.
 
     They are derived from the run's token, and do not reveal it.
-
-    Raises:
-        UsageError: If the job folder cannot be written to.
     """
     assert run.keys is not None  # a run with a data group has them
     secret = hashlib.blake2b(key=run.keys.mac_key, digest_size=32, person=b"stoker engine")
@@ -174,36 +171,25 @@ class _KnownProcess:
         )
 
     def _value_of(self, place: EnginePlace) -> str:
-        topology, port = self._run.topology, place.port
-        match place.name:
-            case "host":
-                return topology.host
-            case "index":
-                return str(topology.group.hosts.index(topology.host))
-            case "workers":
-                return str(self.num_workers)
-            case "input":
-                return str(self._run.settings.base_dir / "input" / "data")
-            case "output":
-                return str(self._run.output)
-            case "secret_file":
-                return str(secret_file(self._run))
-            case "data_hosts":
-                return ",".join(topology.data_hosts)
-            case "dnn_hosts":
-                return ",".join(topology.dnn_hosts)
-            case "address":
-                return self._reached(topology.host, port)
-            case "leader":
-                return self._reached(topology.leader, port)
-            case "data_addresses":
-                return ",".join(self._reached(host, port) for host in topology.data_hosts)
-            case "dnn_addresses":
-                return ",".join(self._reached(host, port) for host in topology.dnn_hosts)
-            case name if name == TF_CONFIG:
-                return self._tf_config(port)
-            case name:
-                return str(self._port(topology.host, name))
+        run, topology, port = self._run, self._run.topology, place.port
+        reached = partial(self._reached, port=port)
+        known: dict[str, Callable[[], str]] = {
+            "host": lambda: topology.host,
+            "index": lambda: str(topology.group.hosts.index(topology.host)),
+            "workers": lambda: str(self.num_workers),
+            "input": lambda: str(run.settings.base_dir / "input" / "data"),
+            "output": lambda: str(run.output),
+            "secret_file": lambda: str(secret_file(run)),
+            "data_hosts": lambda: ",".join(topology.data_hosts),
+            "dnn_hosts": lambda: ",".join(topology.dnn_hosts),
+            "address": lambda: reached(topology.host),
+            "leader": lambda: reached(topology.leader),
+            "data_addresses": lambda: ",".join(map(reached, topology.data_hosts)),
+            "dnn_addresses": lambda: ",".join(map(reached, topology.dnn_hosts)),
+            TF_CONFIG: lambda: self._tf_config(port),
+        }
+        value = known.get(place.name)
+        return value() if value else str(self._port(topology.host, place.name))
 
     def _reached(self, host: str, port: str) -> str:
         address = self._address(host)

@@ -44,11 +44,7 @@ def command_of(
     environ: Mapping[str, str],
     start_deadline_seconds: float,
 ) -> tuple[str, ...]:
-    """Returns mpirun over the dnn hosts, the leader first, with the user's words `more`.
-
-    Raises:
-        UsageError: If there is no Open MPI with an orted.
-    """
+    """Returns mpirun over the dnn hosts, the leader first; UsageError: there is no Open MPI."""
     find_program(MPIRUN, environ)
     # A fast start without imports from the working directory or a sitecustomize.
     python = (sys.executable, "-I", "-S")
@@ -103,11 +99,7 @@ def variables(interface: str | None) -> dict[str, str]:
 
 
 def daemon_arguments(words: Sequence[str]) -> tuple[str, ...]:
-    """Returns the daemon's arguments from mpirun's command line for a host.
-
-    Raises:
-        ValueError: If it is anything but orted with settings.
-    """
+    """Returns the daemon's arguments from mpirun's command line; ValueError: it has other words."""
     if not words or Path(words[0]).name != DAEMON:
         raise ValueError(f"expected {DAEMON}, found {' '.join(words[:3])!r}")
     # A peer sends these words: only orted with settings is ever started.
@@ -183,11 +175,7 @@ class _Handler(socketserver.StreamRequestHandler):
 
 
 class MpiHost:
-    """A dnn host's part in mpirun; the leader has the coordinator, a follower its membership.
-
-    Raises:
-        UsageError: If there are several hosts and no token.
-    """
+    """A dnn host's part in mpirun; the leader has the coordinator, a follower its membership."""
 
     def __init__(
         self,
@@ -219,11 +207,7 @@ class MpiHost:
     def line(
         self, command: Sequence[str], *, processes_per_host: int, more: Sequence[str]
     ) -> tuple[str, ...] | Ending:
-        """Returns the command of this host; a follower waits for it, and may end before.
-
-        Raises:
-            UsageError: If there is no Open MPI.
-        """
+        """Returns the command of this host; a follower waits for it, and may end before."""
         feed = self._run.settings.feed
         if self._membership is None:
             return command_of(

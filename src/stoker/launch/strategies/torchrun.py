@@ -1,7 +1,6 @@
 """torchrun in this process, so that the first failing rank and its exit code are known.
 
-torchrun itself always exits with 1. `start` composes the command line: `python -m
-stoker.launch.strategies.torchrun OPTIONS -- CMD`, with torchrun's options.
+torchrun itself always exits with 1. `start` composes the command line.
 """
 
 import atexit
