@@ -8,7 +8,6 @@ import math
 import os
 import re
 import resource
-import socket
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -84,10 +83,13 @@ def cpu_groups(*, root: Path = CGROUP, membership: Path = MEMBERSHIP) -> tuple[P
     """
     # Where both versions are in use, version 2 is mounted below.
     tops = [(root, ""), (root / "unified", ""), *((root / name, "cpu") for name in _V1_FOLDERS)]
+    # The path may be the host's, and the root already the container's group.
+    known = [*_memberships(membership), (["", "cpu"], "/")]
     folders = [
         folder
         for top, controller in tops
-        for path in _paths(membership, controller=controller)
+        for controllers, path in known
+        if controller in controllers
         for folder in _upwards(top, path)
     ]
     found = (folder for folder in folders if any((folder / name).is_file() for name in _CPU_FILES))
@@ -118,13 +120,6 @@ def num_cpus() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1  # macOS
-
-
-def _paths(membership: Path, *, controller: str) -> list[str]:
-    """Returns the groups of that controller (empty: version 2), and the root."""
-    found = [path for known, path in _memberships(membership) if controller in known]
-    # In a container the path may be the host's, and the root already the container's group.
-    return [*found, "/"]
 
 
 def _memberships(file: Path) -> Iterator[tuple[list[str], str]]:
@@ -189,10 +184,6 @@ def num_accelerators(environ: Mapping[str, str]) -> int:
         return sum(bool(_ACCELERATOR.match(name)) for name in os.listdir("/dev"))
     except OSError:
         return 0
-
-
-def has_interface(name: str) -> bool:
-    return any(known == name for _, known in socket.if_nameindex())
 
 
 def turn_off_core_dumps() -> None:

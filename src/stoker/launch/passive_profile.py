@@ -117,18 +117,6 @@ def spread_of(values: Sequence[float]) -> Spread:
     return Spread(low=low, high=high, samples=len(values))
 
 
-def _loader_of(usage: Sequence[LoaderUsage], *, world: int) -> ProfiledLoader | None:
-    first = next((own for own in usage if own.class_name), None)
-    if first is None:
-        return None
-    return ProfiledLoader(
-        class_name=first.class_name,
-        reach=first.reach,
-        iterable=first.shards > 0,
-        shards=first.shards * world or None,
-    )
-
-
 def passive_profile(
     record: Training,
     *,
@@ -166,6 +154,14 @@ def passive_profile(
     )
     step = msgspec.structs.replace(step, **terms)
     spread = {**measured.spread, **spread}
+    loader = None
+    for own in [own for own in usage if own.class_name][:1]:
+        loader = ProfiledLoader(
+            class_name=own.class_name,
+            reach=own.reach,
+            iterable=own.shards > 0,
+            shards=own.shards * world or None,
+        )
     # No spread without a known term.
     known = {name for name, value in msgspec.structs.asdict(step).items() if value is not None}
     return Profile(
@@ -181,7 +177,7 @@ def passive_profile(
         ),
         step=step,
         observed=_observed(usage, vcpus),
-        loader=_loader_of(usage, world=world),
+        loader=loader,
         unmeasured=UNMEASURED if is_elsewhere(usages) else (),
         spread={name: each for name, each in spread.items() if name in known},
         what={

@@ -114,7 +114,31 @@ def from_resourceconfig(base_dir: Path, environ: Mapping[str, str]) -> Topology:
     else:
         config, where = _ResourceConfig(current_host="localhost"), "no resourceconfig.json"
     roles = RunEnvironment.from_environ(environ, "roles").roles
-    return _topology(config, roles, where)
+    described = config.instance_groups or (
+        _Group(
+            instance_group_name=HOMOGENEOUS,
+            instance_type=config.current_instance_type or "",
+            hosts=config.hosts or (config.current_host,),
+        ),
+    )
+    groups = tuple(
+        HostGroup(
+            name=group.instance_group_name,
+            role=roles.get(group.instance_group_name)
+            or ("data" if group.instance_group_name.lower().startswith("data") else "dnn"),
+            instance_type=group.instance_type,
+            # Not sorted: names (algo-1) are random, but all hosts get the same order, and the
+            # first one of the dnn group leads.
+            hosts=group.hosts,
+        )
+        for group in described
+    )
+    _check(groups, config.current_host, roles, where)
+    return Topology(
+        host=config.current_host,
+        groups=groups,
+        network_interface=config.network_interface_name or None,
+    )
 
 
 def platform_name(topology: Topology, environ: Mapping[str, str]) -> str:
@@ -182,34 +206,6 @@ def _from_pod(environ: Mapping[str, str]) -> _ResourceConfig:
             )
             for group in told.pod_groups
         ),
-    )
-
-
-def _topology(config: _ResourceConfig, roles: Mapping[str, Role], where: str) -> Topology:
-    described = config.instance_groups or (
-        _Group(
-            instance_group_name=HOMOGENEOUS,
-            instance_type=config.current_instance_type or "",
-            hosts=config.hosts or (config.current_host,),
-        ),
-    )
-    groups = tuple(
-        HostGroup(
-            name=group.instance_group_name,
-            role=roles.get(group.instance_group_name)
-            or ("data" if group.instance_group_name.lower().startswith("data") else "dnn"),
-            instance_type=group.instance_type,
-            # Not sorted: names (algo-1) are random, but all hosts get the same order, and the
-            # first one of the dnn group leads.
-            hosts=group.hosts,
-        )
-        for group in described
-    )
-    _check(groups, config.current_host, roles, where)
-    return Topology(
-        host=config.current_host,
-        groups=groups,
-        network_interface=config.network_interface_name or None,
     )
 
 

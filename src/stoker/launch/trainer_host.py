@@ -198,9 +198,10 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
         if coordinator:
             ending = _await_followers(run, coordinator, ending, causes)
         outcome, code = _judge(run, _as_a_pod_ends(run, ending), causes)
-        if outcome.status == "succeeded" and coordinator:
+        is_success = outcome.status == "succeeded" and _is_fed(run)
+        if is_success and coordinator and (why := why_unfed(run.output, coordinator.progress)):
             # The exit code stays 0: platforms then keep the model and do not retry.
-            outcome = _fed(run, coordinator, outcome)
+            outcome = dataclasses.replace(outcome, status="failed", failure=why, is_unfed=True)
         if watchdog.failure and ending.decided == watchdog.failure:
             code = watchdog.exit_code
             outcome = RunOutcome(status="failed", exit_code=code, failure=watchdog.failure)
@@ -301,14 +302,13 @@ def follow(run: HostRun, command: Sequence[str]) -> int:
 
 def _watchdog(run: HostRun, coordinator: Coordinator | None) -> Watchdog:
     settings, folder = run.settings, run.settings.base_dir
-    is_fed = settings.engine.name == "feed" and bool(run.topology.data_hosts)
     return Watchdog(
         settings.watchdog,
         output=run.output,
         saved=(folder / "checkpoints", folder / "model"),
         log=run.log,
         start_seconds=settings.feed.start_deadline_seconds,
-        expects_steps=is_fed and settings.profile is None,
+        expects_steps=_is_fed(run),
         end=lambda reason: run.inbox.put(Decided(reason)),
         told=(lambda: coordinator.progress) if coordinator else dict,
         ask_others=coordinator.ask_for_stacks if coordinator else lambda: None,
@@ -579,12 +579,9 @@ def _judge(run: HostRun, ending: Ending, causes: Sequence[Change]) -> tuple[RunO
     return RunOutcome(status="succeeded", exit_code=0), 0
 
 
-def _fed(run: HostRun, coordinator: Coordinator, ended: RunOutcome) -> RunOutcome:
-    is_planned = run.topology.data_hosts and run.settings.engine.name == "feed"
-    if not is_planned or run.settings.profile is not None:
-        return ended
-    why = why_unfed(run.output, coordinator.progress)
-    return dataclasses.replace(ended, status="failed", failure=why, is_unfed=True) if why else ended
+def _is_fed(run: HostRun) -> bool:
+    is_planned = run.settings.engine.name == "feed" and bool(run.topology.data_hosts)
+    return is_planned and run.settings.profile is None
 
 
 def _failure_of(run: HostRun, ending: Ending) -> str:

@@ -225,6 +225,7 @@ def combine(
     hosts = {own.rank.host: own.rank.vcpus for own in whole}
     spreads = [speed_spread(rank.evidence.core_looks) for rank in ranks if rank.evidence]
     host = host_of(first, group=group, settings=settings, is_named=is_named)
+    notes, note = [note for rank in ranks for note in rank.notes], note_of_host(first, host)
     known = Profile(
         workload_sha256=workload_sha256,
         workload_keys={**workload_keys} if workload_keys else None,
@@ -249,7 +250,14 @@ def combine(
         loader_rates=_loader_rates(ranks),
         transforms=transforms_of(ranks),
         loader=loader_of(ranks),
-        what={**what, **_circumstances(whole, note=note_of_host(first, host))},
+        what={
+            **what,
+            "versions": {**first.versions},
+            "ranks": len(whole),
+            "notes": [*dict.fromkeys(notes), *([note] if note else ())],
+            **({} if first.seed is None else {"seed": first.seed}),
+            **({"dataset": first.loader.dataset} if first.loader else {}),
+        },
     )
     parts = parts_of(known)
     states = find_states(ranks, parts=parts)
@@ -412,16 +420,3 @@ def _check(
         explained=is_explained,
         state=None if is_explained else next(explaining, None),
     )
-
-
-def _circumstances(whole: Sequence[_Whole], *, note: str | None) -> dict[str, Value]:
-    notes = list(dict.fromkeys(each for own in whole for each in own.rank.notes))
-    notes += [note] if note else []
-    first = whole[0].rank
-    return {
-        "versions": {**first.versions},
-        "ranks": len(whole),
-        "notes": [*notes],
-        **({} if first.seed is None else {"seed": first.seed}),
-        **({"dataset": first.loader.dataset} if first.loader else {}),
-    }

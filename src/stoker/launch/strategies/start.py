@@ -1,5 +1,6 @@
 """How the training command starts on a dnn host: directly, under torchrun, or by mpirun."""
 
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -67,7 +68,7 @@ class Trainer:
             # Otherwise torch starts a thread per core of the node, which then compete.
             variables["OMP_NUM_THREADS"] = str(max(1, machine.usable_vcpus() // processes))
         interface = topology.network_interface
-        if interface and not machine.has_interface(interface):
+        if interface not in [name for _, name in socket.if_nameindex()]:
             interface = None
         if interface:
             variables |= {"NCCL_SOCKET_IFNAME": interface, "GLOO_SOCKET_IFNAME": interface}
