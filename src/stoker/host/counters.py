@@ -32,13 +32,10 @@ class BytesRead(NamedTuple):
 
 def bytes_read(pid: int | None = None) -> BytesRead | None:
     """Returns what process `pid`, else this one, has read; None if the kernel does not say."""
-    found = {}
     try:
-        with open(f"/proc/{'self' if pid is None else pid}/io", encoding="ascii") as file:
-            for line in file:
-                name, _, value = line.partition(":")
-                found[name] = int(value)
-        return BytesRead(asked=found["rchar"], fetched=found["read_bytes"])
+        rows = [line.split() for line in Path(f"/proc/{pid or 'self'}/io").read_text().splitlines()]
+        found = {name: int(value) for name, value in rows}
+        return BytesRead(asked=found["rchar:"], fetched=found["read_bytes:"])
     except (OSError, ValueError, KeyError):
         return None
 

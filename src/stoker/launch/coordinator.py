@@ -373,13 +373,11 @@ class Coordinator:
     def _handle(self, socket: "zmq.Socket[bytes]", sender: bytes, message: Message) -> None:
         now = self._clock()
         match message:
-            case Join():
+            case Join(host=host):
                 answer, change = self._members.join(message, now)
                 self._send(socket, sender, answer)
                 if isinstance(answer, Refused):
-                    self._log.event(
-                        EventName.JOIN_REFUSED, joining=message.host, reason=answer.reason
-                    )
+                    self._log.event(EventName.JOIN_REFUSED, joining=host, reason=answer.reason)
                 else:
                     self._launchers[message.host] = sender
                     self._send_start(socket, message.host)

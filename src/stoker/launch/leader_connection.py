@@ -75,8 +75,9 @@ _DIAL_SECONDS = 0.3
 _POLL_MS = 50
 # How a connection of ZeroMQ begins, on both sides; no proxy of another protocol sends it.
 _GREETING = b"\xff" + bytes(8) + b"\x7f"
-_HANDSHAKE_FAILED = (
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+_MONITORED = (
+    zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
@@ -236,9 +237,7 @@ class Membership:
             while not self._is_closing.is_set():
                 connection = self._connect()
                 if connection is not None:
-                    monitor = connection.get_monitor_socket(
-                        zmq.EVENT_DISCONNECTED | _HANDSHAKE_FAILED
-                    )
+                    monitor = connection.get_monitor_socket(_MONITORED)
                     try:
                         self._speak(connection, monitor)
                     finally:
@@ -417,11 +416,9 @@ class Membership:
         if is_late and now - self._looked_at >= _POLL_SECONDS and self.leader_ip is not None:
             self._looked_at = now
             self._silence.dial(now, is_refused=_refuses(self.leader_ip, self.port))
-        reason = self._silence.reason(now, trainers_heard_at=self.trainers_heard_at())
-        if reason:
-            self._decide(
-                MembershipVerdict(kind="lost", reason=f"the leader {self.address} {reason}")
-            )
+        if reason := self._silence.reason(now, trainers_heard_at=self.trainers_heard_at()):
+            reason = f"the leader {self.address} {reason}"
+            self._decide(MembershipVerdict(kind="lost", reason=reason))
 
     def _decide(self, verdict: MembershipVerdict) -> None:
         if self.verdict is None:
@@ -432,9 +429,8 @@ class Membership:
         try:
             connection.send(pack(message), zmq.NOBLOCK)
         except zmq.ZMQError as err:
-            self.log.event(
-                EventName.MESSAGE_SEND_FAILED, kind=type(message).__name__, reason=str(err)
-            )
+            kind = type(message).__name__
+            self.log.event(EventName.MESSAGE_SEND_FAILED, kind=kind, reason=str(err))
 
 
 def _refuses(address: str, port: int) -> bool | None:

@@ -44,10 +44,10 @@ def check_restarts(settings: ProcessSettings, *, output: Path, log: Log) -> None
     saved_at = max(saved, default=0)
     before = _read(output) if settings.restarts else Restarts()
     without = 0
-    if settings.restarts and not (saved_at > before.saved_at and _made_steps(output)):
-        # Without a record nothing was kept of the earlier attempts.
-        without = 1 + before.without_progress if (output / FILE).exists() else settings.restarts
     if settings.restarts:
+        if not (saved_at > before.saved_at and _made_steps(output)):
+            # Without a record nothing was kept of the earlier attempts.
+            without = 1 + before.without_progress if (output / FILE).exists() else settings.restarts
         log.event(
             EventName.RUN_RESTARTED, restarts=settings.restarts, without_progress=without, most=most
         )

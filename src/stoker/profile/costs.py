@@ -204,13 +204,8 @@ def load_in_parts(source: TaskSource, until: float) -> tuple[Cost, ...]:
     # One batch at least counts, however long it takes.
     while time.monotonic() < until or not bytes_out:
         is_over = True
-        fetching = source.samples()
-        while True:
-            begun = time.process_time()
-            try:
-                items = next(fetching)
-            except StopIteration:
-                break
+        begun = time.process_time()
+        for items in source.samples():
             fetched = time.process_time()
             is_over = False
             if source.is_batched:
@@ -225,14 +220,15 @@ def load_in_parts(source: TaskSource, until: float) -> tuple[Cost, ...]:
                 is_first = False
                 for each in composed:
                     each.clear()
-                continue
-            getitem += fetched - begun
-            collate += done - fetched
-            samples += count
-            item_bytes = None if item_bytes is None or size is None else item_bytes + size
-            bytes_out.append(num_bytes(batch))
-            if time.monotonic() >= until:
-                break
+            else:
+                getitem += fetched - begun
+                collate += done - fetched
+                samples += count
+                item_bytes = None if item_bytes is None or size is None else item_bytes + size
+                bytes_out.append(num_bytes(batch))
+                if time.monotonic() >= until:
+                    break
+            begun = time.process_time()
         if is_over:
             break
     if not samples:

@@ -71,8 +71,7 @@ def explain(profile: Profile) -> str:
     if profile.loader:
         lines += wrapped(loader_words(profile.loader))
     lines += ["", *_table(profile)]
-    storage = _storage(profile)
-    if storage:
+    if storage := _storage(profile):
         lines += wrapped(storage)
     if profile.transforms:
         lines += ["", *transform_table(profile.transforms)]
@@ -81,9 +80,8 @@ def explain(profile: Profile) -> str:
     if profile.check:
         lines += ["", *wrapped(_check(profile))]
     noted = profile.what.get("notes")
-    notes = [*noted] if isinstance(noted, list) else []
-    for note in [*notes, *filter(None, [speed_words(profile)])]:
-        lines += wrapped(f"note: {note}")
+    for note in [*(noted if isinstance(noted, list) else ()), speed_words(profile)]:
+        lines += wrapped(f"note: {note}") if note else []
     if profile.fixes:
         # While other programs run, a fix stays right, but its figure would be noise.
         lines += ["", "free, or nearly free:"]

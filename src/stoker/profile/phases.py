@@ -301,9 +301,7 @@ class ProfileSession:
                 EventName.PROFILE_PROGRESS,
                 rank=own.rank,
                 ranks=own.world_size,
-                steps=known.steps,
-                step_seconds=known.step_seconds,
-                wait_share=known.wait_share,
+                **known._asdict(),
             )
 
     def _begin_replay(

@@ -219,9 +219,7 @@ class AsIsSteps:
             children_cpu_seconds=self._children_seconds / count,
             receive_seconds=sum(self._receives) / count,
             first_wait_seconds=quartiles(waits).median if waits else None,
-            others_vcpus=max(0.0, self._others_seconds / self._epochs_seconds)
-            if self._epochs_seconds
-            else 0.0,
+            others_vcpus=max(0.0, self._others_seconds / (self._epochs_seconds or math.inf)),
             epoch_batches=self.epoch_batches,
         )
 
@@ -595,23 +593,12 @@ def _is_collective(frame: FrameType | None) -> bool:
 
 
 def _sum(first: Evidence, second: Evidence) -> Evidence:
-    seconds = first.seconds + second.seconds
-    means = {
-        name: sum(getattr(own, name) * own.seconds for own in (first, second)) / max(seconds, 1e-9)
-        for name in ("busy_vcpus", "elsewhere_vcpus")
-    }
-    others = {*means, "quota_vcpus", "storage_stall_seconds", "epochs"}
-    sums = {
-        name: getattr(first, name) + getattr(second, name)
-        for name in Evidence.__struct_fields__
-        if name not in others
-    }
-    stall = second.storage_stall_seconds
-    return Evidence(
-        **sums,
-        **means,
-        quota_vcpus=second.quota_vcpus,
-        storage_stall_seconds=None
-        if stall is None
-        else stall + (first.storage_stall_seconds or 0.0),
-    )
+    unlike = ("busy_vcpus", "elsewhere_vcpus", "quota_vcpus", "storage_stall_seconds")
+    names = [name for name in Evidence.__struct_fields__ if name not in unlike]
+    found = {name: getattr(first, name) + getattr(second, name) for name in names}
+    for name in unlike[:2]:
+        total = sum(getattr(own, name) * own.seconds for own in (first, second))
+        found[name] = total / max(found["seconds"], 1e-9)
+    if (stall := second.storage_stall_seconds) is not None:
+        found["storage_stall_seconds"] = stall + (first.storage_stall_seconds or 0.0)
+    return Evidence(**found, quota_vcpus=second.quota_vcpus)
