@@ -137,9 +137,8 @@ def _process_cpu_seconds(pid: int) -> float:
 def machine_cpu_seconds() -> float:
     """Returns CPU-seconds of all processes that share the vCPUs of this one.
 
-    Where a control group's quota limits this process, only that group counts: neighbours on the
-    node use nothing of its quota. If the kernel does not count the group, this process and those
-    below it count. Otherwise the whole machine, on the same vCPUs.
+    Where a control group's quota limits this process, only that group counts; if the kernel does
+    not count it, this process and those below it. Otherwise the whole machine, on the same vCPUs.
     """
     group = limiting_group()
     if group is not None:

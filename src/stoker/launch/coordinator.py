@@ -50,8 +50,7 @@ RANK_TIMEOUT_SECONDS = 5.0
 # Messages to the coordinator are small; a larger one closes the connection.
 MAX_MESSAGE_BYTES = 64 << 10
 BIND_SECONDS = 10.0
-# After the outcome: for goodbyes, and for absent hosts, so that a data host that starts late does
-# not wait until its start deadline.
+# After the outcome: for goodbyes, and for hosts that start late and else wait for a deadline.
 GOODBYE_SECONDS = 10.0
 STRAGGLER_SECONDS = 15.0
 _POLL_MS = 100
@@ -487,7 +486,6 @@ class Coordinator:
             if err.errno == zmq.EHOSTUNREACH:
                 # Not an error: the launcher's lease decides whether it is lost.
                 return False
-            self._log.event(
-                EventName.MESSAGE_SEND_FAILED, kind=type(message).__name__, reason=str(err)
-            )
+            kind = type(message).__name__
+            self._log.event(EventName.MESSAGE_SEND_FAILED, kind=kind, reason=str(err))
         return True

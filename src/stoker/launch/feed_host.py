@@ -49,8 +49,7 @@ def serve(run: HostRun) -> int:
         port=settings.port or settings.feed.port,
     )
     if run.folder:
-        # Data workers import and open the same files as the training: the agent starts Python with
-        # its own folder on the path.
+        # Data workers import and open the training's files: their Python starts in its folder.
         os.chdir(run.folder)
     spawn.adopt_orphans()
     # How a failure before it listens is reported: trainers must not wait for this host.

@@ -56,8 +56,7 @@ _HEAD = ",".join(COLUMNS) + "\n"
 _NO_WORK = FeedWork(seconds=0.0)
 _NOTHING = Progress(rank=0, steps=0, samples=0, wait_seconds=0.0, compute_seconds=0.0)
 INTERVAL_SECONDS = 2.0
-# Intervals grow with the run, so that a day has some 2 000 of them, up to a minute for people who
-# watch the log.
+# Intervals grow with the run: some 2 000 a day, each up to a minute.
 _SHARE_OF_RUN = 1 / 480
 _MAX_INTERVAL_SECONDS = 60.0
 # Less waiting is the feed's overhead (1 to 3 % in benchmarks).

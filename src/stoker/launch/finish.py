@@ -213,13 +213,12 @@ def _metrics(settings: ProcessSettings, output: Path, log: Log) -> dict[str, flo
     path = settings.metrics or output / "metrics.json"
     try:
         document = json.loads(_bounded(path))
+        if not isinstance(document, dict):
+            raise ValueError("not a JSON object")
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as err:
         log.event(EventName.METRICS_READ_FAILED, reason=str(err))
-        return {}
-    if not isinstance(document, dict):
-        log.event(EventName.METRICS_READ_FAILED, reason="not a JSON object")
         return {}
     metrics = {}
     for name, value in document.items():

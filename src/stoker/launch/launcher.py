@@ -113,8 +113,7 @@ def launch(command: Sequence[str], environ: Mapping[str, str]) -> int:
                 )
             return code
         except StokerError as err:
-            # Not on data hosts: the service shows one host's file as the reason, which should be
-            # the training's.
+            # Not on data hosts: the service shows one file as the reason, the training's.
             if topology.role == "dnn":
                 with contextlib.suppress(UsageError):
                     write_failure(settings.base_dir, str(err))

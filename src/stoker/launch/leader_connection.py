@@ -58,11 +58,9 @@ ENDED_SECONDS = 12.0
 KEY_REFUSED_SECONDS = 40.0
 # A pause between failed handshakes, after which their time is counted from the next one.
 _FAILURES_APART_SECONDS = 10.0
-# A connection that ends this soon after a message was closed by the other side: libzmq closes a
-# silent one after 15 s.
+# Ended so soon after a message, the leader's side closed it: libzmq does after 15 s of silence.
 _ALIVE_SECONDS = 9.0
-# A loop iteration takes a fraction of a second; in a longer one this process hung, and the leader's
-# messages are still to be read.
+# In a longer loop iteration this process hung, and messages are still to be read.
 STANDSTILL_SECONDS = 2.0
 # Interval of repeated joins, and timeout of a silent connection.
 JOIN_SECONDS = 0.5
@@ -278,8 +276,7 @@ class Membership:
                 found = []
             answers.put([str(address[0]) for *_, address in found])
 
-        # In a thread: without a network a resolver blocks for 20 s and more, which neither a
-        # verdict nor the end may wait for.
+        # In a thread: without a network a resolver blocks for 20 s and more.
         threading.Thread(target=look_up, name="resolve", daemon=True).start()
         while not self._is_closing.is_set():
             try:

@@ -1,9 +1,9 @@
 """Measured steps of a run, and the profile of a run that was not profiled.
 
-Batches come in bursts (several workers, hosts of different pace), so a median of single steps would
-miss the wait that ends a burst: medians are over means of blocks. The profile has no
-accelerator-only step and no self-check, so its bands are wider. With a data group, the step is the
-whole cluster's, and loading is in CPU-seconds of the dnn hosts' type.
+Batches come in bursts, so a median of single steps would miss the wait that ends a burst: medians
+are over means of blocks. The profile has no accelerator-only step and no self-check, so its bands
+are wider. With a data group, the step is the whole cluster's, and loading is in CPU-seconds of the
+dnn hosts' type.
 """
 
 from collections import Counter

@@ -1,8 +1,7 @@
 """The roster of hosts that are there, by leases: a host that is silent for longer is lost.
 
-The lease is `FeedSettings.lease_seconds`, 60 s by default. Pure: the clock is a parameter, nothing
-is sent. `coordinator.py` calls `expire` and informs the ranks; its `on_failure` ends a run that
-cannot continue (`trainer_host.py`).
+Pure: the clock is a parameter, nothing is sent. `coordinator.py` calls `expire` and informs the
+ranks; its `on_failure` ends a run that cannot continue (`trainer_host.py`).
 
 The topology names hosts, an incarnation a launcher's process on one. A restarted launcher has a new
 incarnation; the old one is superseded and refused. A data host may come late, leave, and return. A
@@ -27,8 +26,7 @@ from stoker.feed.wire.protocol import (
 
 # Three heartbeats fit into a lease, so that a lost one and a busy machine do not end it.
 BEATS_PER_LEASE = 4
-# Also with long leases: a network failure may then last nearly as long as the lease, and a process
-# that died is noticed soon.
+# Also with long leases, so that a process that died is noticed soon.
 MAX_BEAT_SECONDS = 3.0
 # If a heartbeat is half an interval late, the coordinator checks the connection.
 LATE_BEATS = 1.5

@@ -5,6 +5,7 @@ from its own start, or from the run's first start where the job's folder has kep
 has the platform's own times instead, where it reports them.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -26,13 +27,11 @@ def earlier_seconds(output: Path, *, restarts: int, now: float) -> float:
     A run that all its hosts begin for the first time has no `restarts`; `now` is this start.
     """
     file = output / FIRST_START_FILE
-    try:
+    # A full disk, or no folder that is kept: this start is all that is known.
+    with contextlib.suppress(OSError, ValueError):
         if restarts:
             return max(0.0, now - float(file.read_text(encoding="utf-8")))
         file.write_text(f"{now:.3f}", encoding="utf-8")
-    except (OSError, ValueError):
-        # A full disk, or no folder that is kept: this start is all that is known.
-        pass
     return 0.0
 
 

@@ -69,8 +69,8 @@ def forward(source: int, target: int, tail: OutputTail | None) -> None:
     """Copies a stream to its end by whole lines, as others often write to the same file.
 
     A carriage return ends a line, too, for progress bars. Incomplete lines are held back for half a
-    second, or 64 KiB. Never blocks the command: if `target` is closed or its disk is full, output
-    is dropped. `tail` gets everything.
+    second, or 64 KiB. `tail` gets everything; where `target` is closed or its disk full, output is
+    dropped: the command is never blocked.
     """
     poll = select.poll()
     poll.register(source, select.POLLIN)
@@ -321,8 +321,7 @@ def _follow(
 
 
 def _send(process: "subprocess.Popen[bytes]", number: int) -> None:
-    # Only to the first process, as a container runtime does: torchrun forwards it to its ranks,
-    # for which a second one means "at once".
+    # Only to the first process, as a container runtime does: torchrun forwards it to its ranks.
     with contextlib.suppress(ProcessLookupError):
         process.send_signal(number)
 

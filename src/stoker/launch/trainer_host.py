@@ -154,22 +154,17 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
         )
     lease = FollowerLease(run.settings.follower_lease)
     watchdog = _watchdog(run, coordinator)
+    earlier = earlier_seconds(run.output, restarts=run.settings.restarts, now=time.time())
     spending = Spending(
         run.settings.budget,
         hosts={group.name: len(group.hosts) for group in run.topology.groups if group.hosts},
         log=run.log,
-        earlier_seconds=earlier_seconds(
-            run.output, restarts=run.settings.restarts, now=time.time()
-        ),
+        earlier_seconds=earlier,
         max_seconds=run.settings.max_run_seconds,
     )
-    engine = EngineCommands(
-        run,
-        # To the leader, an engine's failure is a follower's.
-        lambda words: fail(
-            Change(what="left", host=run.topology.host, kind="follower", reason=words)
-        ),
-    )
+    # To the leader, an engine's failure is a follower's.
+    left = partial(Change, what="left", host=run.topology.host, kind="follower")
+    engine = EngineCommands(run, lambda words: fail(left(reason=words)))
     inputs = _input_versions(run)
     events = [Event(when=now_utc(), what=STARTED, host=run.topology.host)]
     if coordinator:
@@ -318,10 +313,9 @@ def _watchdog(run: HostRun, coordinator: Coordinator | None) -> Watchdog:
 def _as_a_pod_ends(run: HostRun, ending: Ending, *, counts: bool = True) -> Ending:
     """Returns the end with the signal's code if a pod was told to end.
 
-    A command that saves its state on SIGTERM exits with 0; Kubernetes would take the job for
-    finished and delete its other pods, although only a node was drained. And any other code would
-    be a failure if the pod was deleted: only evictions have a DisruptionTarget. A failure of the
-    command does not count if it was running when the signal came, or failed because a peer is gone.
+    A command that saves on SIGTERM exits with 0, and Kubernetes would take the job as finished; any
+    other code is a failure if the pod is deleted: only evictions have a DisruptionTarget. A failure
+    does not count if the command was running when the signal came, or a peer is gone.
     """
     if ending.signals and not (counts and ending.exit_code) and is_job_pod(run.environ):
         return dataclasses.replace(ending, exit_code=128 + ending.signals[0])
@@ -330,11 +324,8 @@ def _as_a_pod_ends(run: HostRun, ending: Ending, *, counts: bool = True) -> Endi
 
 def _is_consequence(change: Change) -> bool:
     """Whether a host's failure only says that another host is gone."""
-    return (
-        change.what == "left"
-        and not change.is_signalled
-        and finish.says_peer_is_gone(change.reason)
-    )
+    has_left = change.what == "left" and not change.is_signalled
+    return has_left and finish.says_peer_is_gone(change.reason)
 
 
 def _await_verdict(run: HostRun, membership: Membership, ending: Ending) -> Ending:

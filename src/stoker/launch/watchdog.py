@@ -1,12 +1,12 @@
 """The watchdog: a training without a step for long is reported, and ended if the workload says so.
 
 A rank that hangs in a collective, in native code or in its input ends after hours or never, and all
-hosts are billed meanwhile. First the stacks of all ranks go to the log: each Python process of a
-training writes them on STACKS_SIGNAL, natively hung or not (`startup.sitecustomize`).
+hosts are billed. First each Python process of the training writes its stacks on STACKS_SIGNAL,
+natively hung or not (`startup.sitecustomize`).
 
-What counts as a step: a batch of any loader that stoker sees (`feed.timeline`), a step of torch's
-optimizers (`feed.loading`), or what ranks elsewhere report. Files that grow in the folders for
-checkpoints and models are no step, but a sign of life.
+A step is a batch of any loader that stoker sees (`feed.timeline`), a step of torch's optimizers
+(`feed.loading`), or what ranks elsewhere report. Files that grow in the folders for checkpoints and
+models are no step, but a sign of life.
 """
 
 import contextlib
@@ -30,8 +30,7 @@ from stoker.host.processes import descendants
 from stoker.logs import EventName, Log
 from stoker.records import WatchdogSettings
 
-# Ignored by default, so a process without the handler is not killed by it; torch, NCCL and MPI do
-# not use it.
+# Ignored by default: it kills no process without the handler. Torch, NCCL, MPI do not use it.
 STACKS_SIGNAL = signal.SIGURG
 # The default of no_progress_minutes, in seconds: at least this, and by what was measured.
 MIN_SECONDS = 900.0

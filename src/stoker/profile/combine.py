@@ -136,8 +136,7 @@ def _step_with(
 ) -> float | None:
     """Returns the step of the parts where all wait for one rank, or the main process loads."""
     if state == "workers" and parts.workers == 0:
-        # As long as the main process was seen to load: torch's operations have more threads there
-        # than in a worker, with which loading alone was timed.
+        # As the main process was seen to load, with more threads of torch than a worker has.
         waits = max(own.wait_share for own in signs)
         return parts.accelerator_seconds + waits * measured_seconds
     if state == "straggler":
@@ -339,8 +338,7 @@ def _loader_cpu(own: _Whole) -> Quartiles:
     drain = _drain_with(own.rank.drains, workers=share)
     if drain:
         return drain.cpu_seconds
-    # The loader could not be tried alone: the CPU of its workers while the model trained, or how
-    # much more the trainer used than without loading.
+    # Not tried alone: its workers' CPU while the model trained, or what the trainer used more.
     as_is = own.as_is
     seconds = (
         as_is.children_cpu_seconds

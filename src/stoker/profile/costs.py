@@ -168,8 +168,7 @@ def _name_of(transform: object) -> str:
 def _in_place(transform: object, timed: Timed) -> object:
     """Times the calls of an object, which stays itself (isinstance holds); wraps a function."""
     kind = type(transform)
-    # Python looks up `__call__` on the class, never on the object: so the object gets a separate
-    # subclass.
+    # Python looks up `__call__` on the class: so the object gets a separate subclass.
     call = getattr(kind, "__call__")  # noqa: B004, B009 - the class's own, unbound
 
     def timed_call(own: object, *args: object, **kwargs: object) -> object:

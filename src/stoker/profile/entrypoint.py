@@ -49,8 +49,7 @@ def launch_profile(command: Sequence[str], environ: Mapping[str, str]) -> int:
     wanted, file = settings.profile, settings.profile_file
     if wanted is None or file is None or not topology.is_leader:
         return launch(command, environ)
-    # SIGTERM must not end this process before the launcher handles it, nor while the profile is
-    # made.
+    # Until the launcher handles it, and afterwards, SIGTERM must not end this process.
     signal.signal(signal.SIGTERM, lambda _number, _frame: None)
     # As a platform would: the launcher has one way to stop a command.
     deadline = threading.Timer(

@@ -1,9 +1,8 @@
 """Guard of the user's files: while a profile repeats batches, the script must not overwrite them.
 
 Its model is then trained on a few batches again and again: a checkpoint of it must not replace a
-good one. An audit hook of Python sees files before they are opened, but not those that a C library
-opens: torch.save and safetensors are wrapped; others (HDF5, OpenCV) and files that are open already
-are not seen.
+good one. An audit hook of Python sees files before they are opened, but not those of a C library:
+torch.save and safetensors are wrapped; others (HDF5, OpenCV) and open files are not seen.
 """
 
 import contextlib
@@ -158,8 +157,7 @@ class FileGuard:
             status = os.stat(path)
         except (OSError, ValueError):
             return False
-        # An empty file, as those that are locks, holds nothing that could be lost. A pipe or a
-        # terminal neither.
+        # An empty file (a lock), a pipe or a terminal holds nothing that could be lost.
         if not (stat.S_ISDIR(status.st_mode) or (stat.S_ISREG(status.st_mode) and status.st_size)):
             return False
         return not (

@@ -66,8 +66,7 @@ def snapshot(
 
 
 def grown(before: FolderSnapshot, after: FolderSnapshot) -> list[GrownFile]:
-    # A file that is not in a partial `before` may have been there: it counts as new only if it was
-    # changed later than all that are.
+    # What a partial `before` lacks is new only if it changed later than all that it has.
     latest = max((changed for _, changed in before.files.values()), default=0)
     found = []
     for path, (num_bytes, changed) in after.files.items():

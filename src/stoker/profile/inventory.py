@@ -71,15 +71,14 @@ def is_ec2(dmi: Path = _DMI) -> bool:
 def metadata_type(address: str = METADATA_ADDRESS, *, seconds: float = METADATA_SECONDS) -> str:
     """Returns the type by EC2's metadata service; empty: no answer, however slow, in `seconds`."""
     answers: list[str] = []
+    fetch = functools.partial(_fetch, address, seconds=seconds)
 
     def ask() -> None:
         with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
             # Version 2 of the service: a token first. Hosts may refuse version 1.
-            headers = {"X-aws-ec2-metadata-token-ttl-seconds": "60"}
-            token = _fetch(address, "PUT", "/latest/api/token", headers, seconds=seconds)
-            headers = {"X-aws-ec2-metadata-token": token}
-            path = "/latest/meta-data/instance-type"
-            answers.append(_fetch(address, "GET", path, headers, seconds=seconds))
+            lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": "60"}
+            headers = {"X-aws-ec2-metadata-token": fetch("PUT", "/latest/api/token", lifetime)}
+            answers.append(fetch("GET", "/latest/meta-data/instance-type", headers))
 
     # The connection's own timeout restarts with each packet.
     _in_time(ask, seconds)

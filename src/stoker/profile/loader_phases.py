@@ -184,11 +184,8 @@ def summarize(rounds: list[Round], *, workers: int) -> Drain | None:
     if not pairs:
         return None
     made, seconds = 0, 0.0
-    for stamps in (each.stamps for each in rounds):
-        if len(stamps) != workers:
-            continue
-        # All workers run between the last first batch and the first last one: only then is this
-        # the rate of all of them.
+    for stamps in (each.stamps for each in rounds if len(each.stamps) == workers):
+        # All workers run only between the last first batch and the first last one.
         begin = max(own[0][2] for own in stamps)
         end = min(own[-1][2] for own in stamps)
         if end > begin:
@@ -198,8 +195,7 @@ def summarize(rounds: list[Round], *, workers: int) -> Drain | None:
     return Drain(
         workers=workers,
         cpu_seconds=quartiles([later[1] - earlier[1] for earlier, later in pairs]),
-        # Less the time when the worker was ready to run and others had the CPU: with more workers
-        # than vCPUs that is most of it, and not the loader's cost.
+        # Less the time in the run queue: with more workers than vCPUs that is most of it.
         wall_seconds=quartiles(
             [later[2] - earlier[2] - (later[3] - earlier[3]) for earlier, later in pairs]
         ),
@@ -511,8 +507,7 @@ def summarize_reads(
             "the storage was not measured: data stays in memory after the first read, or the "
             "kernel does not see these reads"
         ]
-    # A cold read waits longer than a warm one for storage only; the rest (locks, other services)
-    # is in both.
+    # A cold read waits longer than a warm one for storage only.
     waits = [max(0.0, one.wait_seconds - other.wait_seconds) for one, other in pairs]
     is_waiting = sum(waits) >= _MIN_WAIT * sum(each.wall_seconds for each in cold)
     fetched = [each.fetched for each in cold]
@@ -622,10 +617,9 @@ def _take(
     while len(own) < _MOST_RECEIVED and (time.monotonic() < until or len(own) < _LEAST_BATCHES):
         # CPU time of this thread alone: the wait for the batch is not in it.
         started = time.thread_time()
-        try:
+        payload: Bytes | None = None
+        with contextlib.suppress(queue.Empty):
             payload = received.get(timeout=_WAIT_SECONDS)
-        except queue.Empty:
-            return None
         if payload is None:
             return None
         batch = decode(encoded.tree, payload, allow_pickle=True)
@@ -648,8 +642,7 @@ def _cold_read_seconds(payload: Bytes) -> float:
     """Returns how much longer the first read of a batch takes, which another core wrote."""
     if not payload.size:
         return 0.0
-    # max() reads every byte: the first time from the other core's cache or from memory, the
-    # second time from this core's cache.
+    # max() reads every byte, the second time from this core's cache.
     started = time.thread_time()
     payload.max()
     first = time.thread_time()

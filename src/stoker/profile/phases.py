@@ -61,8 +61,7 @@ from stoker.profile.step_watch import (
 from stoker.settings import ProcessSettings
 from stoker.text import wait_share
 
-# Shares of the budget. For storage and for the parts of loading: each phase also starts workers,
-# which takes a moment.
+# Shares of the budget; each phase also starts workers, which takes a moment.
 _LOADING_SHARE = 0.30
 _RECEIVE_SHARE = 0.03
 _READS_SHARE = 0.03
@@ -72,8 +71,7 @@ _MOST_SECONDS = 6.0
 _LEAST_SECONDS = 0.2
 # Limits for finding out what cannot be pickled for data hosts: beyond them it takes too long.
 _MAX_PICKLE_BYTES, _MAX_PICKLE_SECONDS = 256 << 20, 2.0
-# A script that overwrites its checkpoint now and then has the replay begin right after that; it
-# begins at this share of the budget at the latest.
+# The replay begins right after the script saves; at this share of the budget at the latest.
 _LATEST_SHARE = 0.6
 _SETTLE_SHARE = 0.10
 # A step that takes more of the budget is slow: fewer replays are left out.
@@ -195,9 +193,8 @@ class ProfileSession:
                 try:
                     return self._own_batch(inner, steps)
                 except StopIteration:
-                    # The script may end with this epoch: whatever can still be measured is. But a
-                    # rank whose epoch is shorter would change phase alone, and the others would
-                    # wait for it in all-reduce.
+                    # The script may end with this epoch: what can be measured is. But of several
+                    # ranks one would change phase alone, and the others wait for it in all-reduce.
                     is_alone = self._findings.result.world_size == 1
                     if not is_alone or steps.count < USUAL_STEPS:
                         self._is_read_out = is_alone
@@ -316,8 +313,7 @@ class ProfileSession:
         self._findings.learn(as_is=found, evidence=self._reading.watch.result())
         own = self._findings.result
         if own.world_size == 1:
-            # As the verdict will have it. With several ranks, one of them does not know which work
-            # on the host is the other ranks'.
+            # As the verdict has it. One of several ranks does not know which work is the others'.
             found = with_one_step([own])[0].as_is or found
         step, wait = found.step_seconds, found.wait_seconds
         self._log.event(
@@ -413,8 +409,7 @@ class ProfileSession:
         # Written before the phases without the model, in which a user's dataset may fail.
         self._write(missing="")
         try:
-            # Without a verdict on the steps, the loader's figures are of no use; but ranks stay
-            # together.
+            # Without a verdict the loader's figures are of no use; but ranks stay together.
             if self.has_verdict or findings.result.world_size > 1:
                 self._measure_loader()
             if self._is_stopping:

@@ -33,9 +33,8 @@ _ENOUGH_STEPS = 20
 def install(dataloader_class: type[Loader]) -> None:
     """Makes every `iter(loader)` of this process part of the profile that STOKER_PROFILE asks for.
 
-    `__iter__` of torch's class is replaced: `for` calls it on every loader, however it was
-    imported, and subclasses override `_get_iterator` at most. Does nothing where no profile is
-    asked for, or if it was done already.
+    `__iter__` of torch's class is replaced: `for` calls it on every loader, however imported, and
+    subclasses override `_get_iterator` at most. Not without STOKER_PROFILE, nor twice.
 
     Raises:
         UsageError: If STOKER_OUTPUT, the folder for the results, is not set.

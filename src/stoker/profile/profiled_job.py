@@ -78,8 +78,7 @@ _TIMED = (
     "the step, its wait and the CPU are measured, though not what loading alone costs"
 )
 _AS_SCRIPT = "jupyter nbconvert --to script NOTEBOOK, then: stoker profile -- python SCRIPT"
-# For the start (imports, data sets, models: from the job's first line to the first batch) and the
-# end.
+# To start (imports, data sets, models), from the job's first line to the first batch, and end.
 START_ALLOWANCE_SECONDS = 120.0
 _FIX = "make the command run without stoker first"
 _MISSING_MODULE = re.compile(r"No module named '([^']+)'.*")

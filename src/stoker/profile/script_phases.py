@@ -72,9 +72,8 @@ class FirstWords:
         """None before the first batch."""
         if self._began is None or now <= self._began:
             return None
-        asked = self._asked
         # An unfinished wait counts, too: a single batch may take a minute.
-        waited = self._waited + (now - asked if asked is not None else 0.0)
+        waited = self._waited + (0.0 if self._asked is None else now - self._asked)
         return StepsSoFar(
             steps=self._steps,
             step_seconds=(self._last - self._began) / self._steps if self._steps else None,

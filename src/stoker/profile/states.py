@@ -15,8 +15,7 @@ from stoker.records import Parts, ProfileState
 from stoker.records.parts import MAX_OTHERS
 from stoker.text import ms, percentage, size, vcpus_words, wait_share
 
-# A state with a smaller share of a step is not worth a line: two profiles of one training differ by
-# this much.
+# Two profiles of one training differ by this much of a step.
 MIN_SHARE = 0.05
 # More workers that loaded less faster than this, when they were tried, are no remedy.
 _FASTER = 1.1
@@ -33,8 +32,7 @@ MIN_HELD_BY_OTHERS = 0.3
 # Neither running nor ready to, while another thread has a good part of a vCPU.
 MIN_STARVED = 0.3
 MIN_OTHER_THREADS = 0.15
-# Alone it holds the lock more often, runs or is ready to for most of its time, and hardly waits
-# for data: then it is what sets the pace.
+# Alone it holds the lock more often, runs or could for most of its time, and hardly waits.
 MIN_HELD_ALONE = 0.6
 MIN_BUSY = 0.6
 MIN_OUTSIDE = 0.7
@@ -269,8 +267,7 @@ def interpreter_lock(signs: Sequence[Signs]) -> ProfileState | None:
     starved = seen.idle_seconds / seen.outside_seconds
     ran = seen.own_cpu_seconds / seen.outside_seconds
     others = seen.other_threads_seconds / seen.seconds
-    # The lock is held more than the main thread's own CPU time explains, another thread is busy,
-    # and the main thread neither ran nor could: that thread has the lock.
+    # The lock is held beyond the main thread's CPU time, and it neither ran nor could.
     if (
         seen.held_share >= max(MIN_HELD, ran + MIN_HELD_BY_OTHERS)
         and others >= MIN_OTHER_THREADS
@@ -403,8 +400,7 @@ def _shared_reads(own: Signs, *, is_limit: bool) -> ProfileState | None:
     if own.wait_share < MIN_SHARE or drain is None:
         return None
     is_waiting = own.worker_idle_share >= MIN_WORKER_IDLE
-    # If the parts name storage, any wait counts: copying what was read can be most of a worker's
-    # time.
+    # If the parts name storage, any wait counts: copying can be most of a worker's time.
     if not is_limit and not (is_waiting and own.is_loading_awaited):
         return None
     seen, evidence = "", own.evidence
@@ -450,11 +446,9 @@ def _few_workers(own: Signs, *, busy: float, is_limit: bool) -> ProfileState | N
     if not is_waiting and (not is_limit or busy >= BUSY):
         return None
     rates = f" ({own.rates})" if own.rates else ""
-    why = (
-        f"{_batch_words(own.alone)}: it waits for its data, not for a CPU"
-        if is_waiting and own.alone
-        else f"the vCPUs are {percentage(busy)} busy"
-    )
+    why = f"the vCPUs are {percentage(busy)} busy"
+    if is_waiting and own.alone:
+        why = f"{_batch_words(own.alone)}: it waits for its data, not for a CPU"
     workers = "1 worker loads" if own.workers == 1 else f"{own.workers} workers load"
     return ProfileState(
         id="workers", text=f"too few workers: {workers}, and {why}{rates}", share=own.wait_share

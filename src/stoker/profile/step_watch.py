@@ -55,8 +55,7 @@ NO_BATCH = "its loader gave no batch"
 TICK_SECONDS = 50e-6
 _CLOCK_MONOTONIC = 1
 _NANOSECONDS = 1_000_000_000
-# How often the CPU's speed is sampled: about 0.2 ms each, outside of the interpreter lock, which is
-# 0.2 % of a vCPU.
+# How often the CPU's speed is sampled: about 0.2 ms without the lock, 0.2 % of a vCPU.
 _SPEED_SAMPLE_SECONDS = 0.1
 _ROUNDS = 500
 # Looks are averaged over a second: what differs within it averages out anyway.
@@ -65,10 +64,8 @@ _LEAST_WINDOWS = 4
 # 50 knocks per second in a busy interpreter take 0.3 % of a vCPU; its loop became no slower than it
 # differs from one second to the next, by 0.5 %.
 KNOCK_SECONDS = 0.02
-# Python code gives the lock up after 5 ms, if asked; where the main thread takes it again and
-# again, between torch's operations, a knock gets it within 0.7 to 1.5 ms. Torch's operations do not
-# hold it. How late the machine woke the thread is known and left out: 0.1 ms of timer slack, or
-# several ms on a virtual machine that was idle.
+# Python code gives the lock up after 5 ms, if asked; between torch's operations, which do not hold
+# it, a knock gets it within 0.7 to 1.5 ms. How late the machine woke the thread is left out.
 HELD_SECONDS = 0.0005
 # A collective is called a few frames above the lowest one; further up is the script.
 _FRAMES = 8
@@ -335,9 +332,8 @@ class Alarm:
     """A sleep that ends early when another thread calls `ring`; close it after use.
 
     A thread may be late because the machine wakes it late (a virtual machine whose vCPU was given
-    away, a busy CPU, timer slack) or because it waits for the interpreter lock. To distinguish
-    them, it sleeps in a read of a timer that ticks on: the kernel counts the ticks when the thread
-    runs again, before it asks for the lock.
+    away, a busy CPU, timer slack) or because it waits for the interpreter lock. So it sleeps in a
+    read of a timer that ticks on: the kernel counts the ticks before the thread asks for the lock.
     """
 
     def __init__(self) -> None:

@@ -211,8 +211,7 @@ def _record_modules(problem: str = "") -> None:
 def _abort_with_mpi() -> None:
     """Restarts a rank of mpirun as `python -m mpi4py ...`, which aborts all ranks if it fails.
 
-    Otherwise mpi4py calls MPI_Finalize at exit and waits for the others, so mpirun never learns of
-    the failure.
+    Otherwise MPI_Finalize waits for the others at exit, and mpirun never learns of the failure.
     """
     from importlib.util import find_spec
 
@@ -225,10 +224,9 @@ def _abort_with_mpi() -> None:
 
 
 def _write_stacks_on_signal() -> None:
-    """Makes this process write the stacks of its threads when the watchdog asks.
+    """Makes this process write its threads' stacks when the watchdog asks, hung in C code or not.
 
-    Also while it hangs in native code: the handler is C, and needs no lock. A handler that the
-    script sets later replaces it.
+    A handler that the script sets later replaces this one.
     """
     import faulthandler
 

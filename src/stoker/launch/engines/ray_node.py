@@ -129,8 +129,7 @@ def session_folder() -> Iterator[Path]:
     places = [Path(tempfile.gettempdir()), Path("/tmp")]
     room = MAX_FOLDER_BYTES - len(f"/{_PREFIX}12345678")
     found = (p for p in places if len(os.fsencode(p)) <= room and os.access(p, os.W_OK))
-    place = next(found, None)
-    if place is None:
+    if (place := next(found, None)) is None:
         raise UsageError(
             f"no folder for Ray's sockets with a path of at most {MAX_FOLDER_BYTES} bytes",
             where=str(places[0]),

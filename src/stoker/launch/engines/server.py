@@ -340,8 +340,7 @@ class Server:
         if self._process is None or self.has_ended:
             return []
         try:
-            first = psutil.Process(self._process.pid)
-            others = first.children(recursive=True)
+            others = psutil.Process(self._process.pid).children(recursive=True)
         except psutil.NoSuchProcess:
             return []
         self._process.terminate()

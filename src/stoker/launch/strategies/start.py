@@ -168,8 +168,7 @@ class Trainer:
                 f"--master-port={master[1]}",
                 f"--rdzv-conf=timeout={seconds}",
             )
-        # With the rendezvous above each host would restart alone. With this one they restart
-        # together, even if ranks do not notice a death elsewhere.
+        # Here hosts restart together; with the rendezvous above each would alone.
         conf = {
             "is_host": int(topology.is_leader),
             "join_timeout": seconds,
