@@ -132,7 +132,7 @@ def app_for(*words: str) -> typer.Typer:
         app.command(
             name,
             cls=VerbCommand,
-            help=text,
+            help=text.partition("\n\nArgs:\n")[0],
             # A paragraph after \b keeps its lines.
             epilog="\b\nExamples:\n" + textwrap.indent(textwrap.dedent(examples), "  "),
             # `launch` is followed by another command with its options.

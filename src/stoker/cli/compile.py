@@ -28,28 +28,17 @@ def compile_verb(
     target: TargetName,
     workload: WorkloadFile,
     *,
-    out: Annotated[
-        Path,
-        typer.Option(
-            "--out",
-            metavar="F",
-            help="Writes the pipeline's definition to this file.",
-            callback=writable_file,
-        ),
-    ],
-    components: Annotated[
-        Path | None,
-        typer.Option(
-            "--components",
-            metavar="DIR",
-            help="Kubeflow: also writes one file per component to this folder (default: writes "
-            "none).",
-        ),
-    ] = None,
+    out: Annotated[Path, typer.Option(callback=writable_file)],
+    components: Path | None = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Compile the pipeline of a workload to a file, without network.
+
+    Args:
+        out (F): Writes the pipeline's definition to this file.
+        components (DIR): Kubeflow: also writes one file per component to this folder (default:
+            writes none).
 
     Examples:
         stoker compile kubeflow configs/mnist-kubeflow.yaml --out pipeline.yaml

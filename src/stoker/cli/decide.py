@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stoker.cli.options import (
-    GROUP_METAVAR,
     AsJson,
     OutputFiles,
     Overrides,
@@ -36,106 +35,35 @@ _EXAMPLE_TYPE = "ml.g5.2xlarge"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guess:
-    """The user's own numbers, in place of a profile; times are in seconds per global step."""
+    """The user's own numbers, in place of a profile; times are in seconds per global step.
 
-    instance_type: Annotated[
-        str | None,
-        typer.Option(
-            metavar="T",
-            help="Without a profile: today's instance type (default: as in --workload).",
-        ),
-    ] = None
-    step_seconds: Annotated[
-        float | None,
-        typer.Option(
-            metavar="S",
-            help="Without a profile: seconds that a step takes today (default: as profiled).",
-        ),
-    ] = None
-    accelerator_step_seconds: Annotated[
-        float | None,
-        typer.Option(
-            metavar="S",
-            help="Without a profile, or with --as: seconds that a step takes without any wait for "
-            "data (default: not known).",
-        ),
-    ] = None
-    vcpus_needed: Annotated[
-        float | None,
-        typer.Option(
-            metavar="N",
-            help="Without a profile: vCPUs that feed the accelerator at full speed (default: not "
-            "known).",
-        ),
-    ] = None
+    Attributes:
+        instance_type (T): Without a profile: today's instance type (default: as in --workload).
+        step_seconds (S): Without a profile: seconds that a step takes today (default: as profiled).
+        accelerator_step_seconds (S): Without a profile, or with --as: seconds that a step takes
+            without any wait for data (default: not known).
+        vcpus_needed (N): Without a profile: vCPUs that feed the accelerator at full speed (default:
+            not known).
+    """
+
+    instance_type: str | None = None
+    step_seconds: float | None = None
+    accelerator_step_seconds: float | None = None
+    vcpus_needed: float | None = None
 
 
 def decide_verb(
-    profile: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="[PROFILE]", help="The profile.json of the workload.", show_default=False
-        ),
-    ] = None,
+    profile: Path | None = None,
     *,
     context: typer.Context,
-    workload: Annotated[
-        str | None,
-        typer.Option(
-            metavar="W",
-            help="Workload file, for its constraints and number of steps (default: as profiled).",
-        ),
-    ] = None,
-    objective: Annotated[
-        str | None,
-        typer.Option(
-            metavar="O",
-            help="Rank by cost or by time (default: as in the workload, or cost).",
-            autocompletion=offered("cost", "time"),
-        ),
-    ] = None,
-    max_usd_per_hour: Annotated[
-        float | None,
-        typer.Option(
-            metavar="X",
-            help="Most that all hosts may cost, in dollars an hour (default: as in the workload, "
-            "or none).",
-        ),
-    ] = None,
-    groups: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--group",
-            metavar=GROUP_METAVAR,
-            help="Also rank the cluster of these instance groups, such as dnn=1 and "
-            "data=ml.c7i.8xlarge:2:32; may be repeated (default: only clusters that it finds).",
-        ),
-    ] = None,
-    as_type: Annotated[
-        str | None,
-        typer.Option(
-            "--as",
-            metavar="T",
-            help="Scale the profile to this instance type by the speed of its CPUs (default: the "
-            "profiled type).",
-        ),
-    ] = None,
-    cpu_speed: Annotated[
-        float | None,
-        typer.Option(
-            metavar="X",
-            help="With --as: relative speed of its vCPUs (default: by the catalog, which knows CPU "
-            "models, else 1).",
-        ),
-    ] = None,
+    workload: str | None = None,
+    objective: Annotated[str | None, typer.Option(autocompletion=offered("cost", "time"))] = None,
+    max_usd_per_hour: float | None = None,
+    groups: Annotated[list[str] | None, typer.Option("--group")] = None,
+    as_type: Annotated[str | None, typer.Option("--as")] = None,
+    cpu_speed: float | None = None,
     guess: Guess,
-    calibrate: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Correct the prediction by the earlier runs in this folder (default: none).",
-        ),
-    ] = None,
+    calibrate: Path | None = None,
     prices: Prices = None,
     platform: PlatformName = None,
     files: OutputFiles,
@@ -147,6 +75,21 @@ def decide_verb(
     """Rank clusters for the workload by predicted time and cost.
 
     The record is decision.json, unless --out names another file.
+
+    Args:
+        profile ([PROFILE]): The profile.json of the workload.
+        workload (W): Workload file, for its constraints and number of steps (default: as profiled).
+        objective (O): Rank by cost or by time (default: as in the workload, or cost).
+        max_usd_per_hour (X): Most that all hosts may cost, in dollars an hour (default: as in the
+            workload, or none).
+        groups (ROLE=[TYPE:]HOSTS[:WORKERS]): Also rank the cluster of these instance groups, such
+            as dnn=1 and data=ml.c7i.8xlarge:2:32; may be repeated (default: only clusters that it
+            finds).
+        as_type (T): Scale the profile to this instance type by the speed of its CPUs (default: the
+            profiled type).
+        cpu_speed (X): With --as: relative speed of its vCPUs (default: by the catalog, which knows
+            CPU models, else 1).
+        calibrate (DIR): Correct the prediction by the earlier runs in this folder (default: none).
 
     Examples:
         stoker decide profile.json

@@ -5,9 +5,7 @@ import os
 import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from stoker.cli.options import AsJson, Overrides
 from stoker.cli.progress import working
@@ -18,36 +16,22 @@ if TYPE_CHECKING:
 
 
 def doctor_verb(
-    workload: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[WORKLOAD]",
-            help="With --cluster: the workload file to check the cluster for.",
-            show_default=False,
-        ),
-    ] = None,
+    workload: str | None = None,
     *,
-    peer: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST[:PORT]",
-            help="Also connect to the feed's port on this host (default: connect to none).",
-        ),
-    ] = None,
-    cluster: Annotated[
-        bool,
-        typer.Option(
-            "--cluster",
-            help="Check the workload's cluster instead of this host: rights, JobSet or Trainer, "
-            "the job, claims, Kubeflow Pipelines, Argo.",
-        ),
-    ] = False,
+    peer: str | None = None,
+    cluster: bool = False,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> int:
     """Check what a host or a cluster lacks.
 
     Changes nothing. Exit code 4 means that something is missing.
+
+    Args:
+        workload ([WORKLOAD]): With --cluster: the workload file to check the cluster for.
+        peer (HOST[:PORT]): Also connect to the feed's port on this host (default: connect to none).
+        cluster: Check the workload's cluster instead of this host: rights, JobSet or Trainer, the
+            job, claims, Kubeflow Pipelines, Argo.
 
     Examples:
         stoker doctor

@@ -8,9 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from stoker.cli.options import AsJson, OutputFiles, Overrides, Report, StepParams
+from stoker.cli.options import HIDDEN, AsJson, OutputFiles, Overrides, Report, StepParams
 from stoker.cli.progress import say
 from stoker.errors import GateError, PlatformError, UsageError
 
@@ -20,58 +18,15 @@ if TYPE_CHECKING:
 
 
 def evaluate_verb(
-    workload: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[WORKLOAD]",
-            help="The workload file (.yaml), for its gates; not needed for a command after --.",
-            show_default=False,
-        ),
-    ] = None,
+    workload: str | None = None,
     *,
-    profile: Annotated[
-        Path | None, typer.Option(metavar="F", help="The run's profile.json (required).")
-    ] = None,
-    decision: Annotated[
-        Path | None, typer.Option(metavar="F", help="The run's decision.json (required).")
-    ] = None,
-    training: Annotated[
-        str | None, typer.Option(metavar="F", help="The run's training.json (required).")
-    ] = None,
-    champion: Annotated[
-        str | None,
-        typer.Option(
-            metavar="F",
-            help="The model in use, for gates such as accuracy>=champion-0.005: its "
-            "evaluation.json, a folder of champions, or registry:GROUP for the last approved model "
-            "in SageMaker's registry (default: none, and such gates are refused).",
-        ),
-    ] = None,
-    gate_of: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="F",
-            help="Only read this evaluation.json, and exit with 3 if it did not pass (default: "
-            "evaluate).",
-        ),
-    ] = None,
-    promote: Annotated[
-        bool,
-        typer.Option(
-            "--promote",
-            help="With --gate-of: make a model that passed the champion, in the folder of "
-            "--champion.",
-        ),
-    ] = False,
-    always: Annotated[
-        bool,
-        typer.Option(
-            "--always",
-            help="Exit with 0, and also judge a training whose record is lost; see passed in the "
-            "record.",
-            hidden=True,
-        ),
-    ] = False,
+    profile: Path | None = None,
+    decision: Path | None = None,
+    training: str | None = None,
+    champion: str | None = None,
+    gate_of: Path | None = None,
+    promote: bool = False,
+    always: Annotated[bool, HIDDEN] = False,
     files: OutputFiles,
     report: Report = None,
     params: StepParams = None,
@@ -82,6 +37,21 @@ def evaluate_verb(
 
     The record is evaluation.json, unless --out names another file. Exit code 3 means that a gate
     did not pass, or that the training did no step; a failed or stopped training has its own code.
+
+    Args:
+        workload ([WORKLOAD]): The workload file (.yaml), for its gates; not needed for a command
+            after --.
+        profile (F): The run's profile.json (required).
+        decision (F): The run's decision.json (required).
+        training (F): The run's training.json (required).
+        champion (F): The model in use, for gates such as accuracy>=champion-0.005: its
+            evaluation.json, a folder of champions, or registry:GROUP for the last approved model in
+            SageMaker's registry (default: none, and such gates are refused).
+        gate_of (F): Only read this evaluation.json, and exit with 3 if it did not pass (default:
+            evaluate).
+        promote: With --gate-of: make a model that passed the champion, in the folder of --champion.
+        always: Exit with 0, and also judge a training whose record is lost; see passed in the
+            record.
 
     Examples:
         stoker evaluate w.yaml --profile p.json --decision d.json --training t.json

@@ -114,50 +114,30 @@ kubernetes:
 
 
 def init_verb(
-    folder: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="[DIR]",
-            help="Folder of the project, new or existing (with --script, default: this folder).",
-            show_default=False,
-        ),
-    ] = None,
+    folder: Path | None = None,
     *,
-    script: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="F",
-            help="Make a workload for this training script, a .gitignore, and with --platform a CI "
-            "job that compiles the pipeline (default: copy an example).",
-        ),
-    ] = None,
-    example: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="Copy this workload of stoker's configs, and the files that it needs (default: "
-            "mnist).",
-            show_default=False,
-        ),
-    ] = "",
+    script: Path | None = None,
+    example: Annotated[str, typer.Option(show_default=False)] = "",
     platform: Annotated[
         str, platform_option(f"With --script: where it runs, {PLATFORM_WORDS} (default: local).")
     ] = "local",
-    from_training_job: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Make a workload from this SageMaker training job (default: copy an example).",
-        ),
-    ] = None,
-    region: Annotated[
-        str | None,
-        typer.Option(metavar="R", help="AWS region of that job (default: as boto3 finds it)."),
-    ] = None,
+    from_training_job: str | None = None,
+    region: str | None = None,
 ) -> None:
     """Make a project of a script, a training job or an example.
 
     Existing files are never overwritten.
+
+    Args:
+        folder ([DIR]): Folder of the project, new or existing (with --script, default: this
+            folder).
+        script (F): Make a workload for this training script, a .gitignore, and with --platform a CI
+            job that compiles the pipeline (default: copy an example).
+        example (NAME): Copy this workload of stoker's configs, and the files that it needs
+            (default: mnist).
+        from_training_job (NAME): Make a workload from this SageMaker training job (default: copy an
+            example).
+        region (R): AWS region of that job (default: as boto3 finds it).
 
     Examples:
         stoker init --script train.py

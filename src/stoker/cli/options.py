@@ -7,11 +7,13 @@ Options that only steps of pipelines use are hidden from help.
 import contextlib
 import inspect
 import os
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal, Protocol, get_args, get_origin
 
 import typer
 from typer.models import OptionInfo
@@ -23,22 +25,25 @@ _TARGETS = ("sagemaker", "kubeflow")
 
 # How help shows the argument of verbs that take a command.
 WORKLOAD_OR_COMMAND = "WORKLOAD | -- CMD"
-GROUP_METAVAR = "ROLE=[TYPE:]HOSTS[:WORKERS]"
 PLATFORM_WORDS = " or ".join((", ".join(PLATFORMS[:-1]), PLATFORMS[-1]))
+HIDDEN = typer.Option(hidden=True)
+# The part of a docstring on the options, and one of them.
+_SECTION = re.compile(r"^(?:Args|Attributes):\n((?:    .*\n?)+)", re.MULTILINE)
+_ENTRY = re.compile(r"(\w+)(?: \(([^)]*)\))?: (.+)")
 
 
 class Verb(Protocol):
     """A command function; returns the exit code or None for 0."""
 
-    def __call__(self, **values: object) -> int | None:
-        """Runs the verb with the values that the command line names."""
+    def __call__(self, **values: object) -> int | None: ...
 
 
 def with_options(verb: Verb) -> Verb:
     """Returns the verb in the form that typer reads: with one parameter for each option.
 
-    Parameters that are dataclasses become one option for each field. Adds --debug, which
-    `stoker.cli.main` reads from the command line.
+    A parameter without a help text has it, and its metavar, from the docstring's arguments, as
+    `name (METAVAR): help`. Parameters that are dataclasses become one option for each field. Adds
+    --debug, which `stoker.cli.main` reads from the command line.
     """
     groups = {}
     options: list[inspect.Parameter] = []
@@ -47,9 +52,11 @@ def with_options(verb: Verb) -> Verb:
         if isinstance(kind, type) and is_dataclass(kind):
             # Typer knows no dataclasses: `called` puts their fields together again.
             groups[parameter.name] = kind
-            options += inspect.signature(kind).parameters.values()
+            texts = {name: text for each in kind.__mro__ for name, text in _described(each).items()}
+            fields_ = inspect.signature(kind).parameters.values()
+            options += [_option_of(each, texts) for each in fields_]
         else:
-            options.append(parameter)
+            options.append(_option_of(parameter, _described(verb)))
     debug = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, annotation=Debug)
     options.append(debug.replace(default=False))
 
@@ -66,6 +73,34 @@ def with_options(verb: Verb) -> Verb:
     # Typer asks `inspect`, which believes this attribute.
     vars(called)["__signature__"] = inspect.Signature(options)
     return called
+
+
+def _described(documented: object) -> dict[str, tuple[str | None, str]]:
+    """Returns metavar and help of each `name (METAVAR): help` in a docstring."""
+    section = _SECTION.search(inspect.getdoc(documented) or "")
+    entries = re.split(r"^    (?=\w)", section[1], flags=re.MULTILINE) if section else []
+    found = (_ENTRY.fullmatch(" ".join(entry.split())) for entry in entries)
+    return {entry[1]: (entry[2], entry[3]) for entry in found if entry}
+
+
+def _option_of(
+    parameter: inspect.Parameter, texts: Mapping[str, tuple[str | None, str]]
+) -> inspect.Parameter:
+    """Returns a parameter with what its docstring says of it; its flag is made of its name."""
+    kind = parameter.annotation
+    if parameter.name not in texts:
+        return parameter
+    is_option = parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    if get_origin(kind) is Annotated:
+        # A copy: verbs share some of them.
+        kind, info = map(copy, get_args(kind))
+    else:
+        info = typer.Option() if is_option else typer.Argument(show_default=False)
+    info.metavar, info.help = texts[parameter.name]
+    # Typer takes the first flag that it is given for a default, at first.
+    if is_option and not isinstance(info.default, str):
+        info.param_decls = (f"--{parameter.name.replace('_', '-')}",)
+    return parameter.replace(annotation=Annotated[kind, info])
 
 
 def print_version(*, value: bool) -> None:
@@ -206,26 +241,19 @@ RunName = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """Where Kubeflow is, as typed."""
+    """Where Kubeflow is, as typed.
 
-    host: Annotated[
-        str | None, typer.Option(metavar="URL", help="Kubeflow: its URL (default: the workload's).")
-    ] = None
-    namespace: Annotated[
-        str | None,
-        typer.Option(metavar="N", help="Kubeflow: your namespace (default: the workload's)."),
-    ] = None
-    token_file: Annotated[
-        Path | None,
-        typer.Option(metavar="F", help="Kubeflow: your token (default: the workload's)."),
-    ] = None
-    ca_file: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="F",
-            help="Kubeflow: certificates to trust (default: the workload's, or the system's).",
-        ),
-    ] = None
+    Attributes:
+        host (URL): Kubeflow: its URL (default: the workload's).
+        namespace (N): Kubeflow: your namespace (default: the workload's).
+        token_file (F): Kubeflow: your token (default: the workload's).
+        ca_file (F): Kubeflow: certificates to trust (default: the workload's, or the system's).
+    """
+
+    host: str | None = None
+    namespace: str | None = None
+    token_file: Path | None = None
+    ca_file: Path | None = None
 
     def words(self, file: str | None) -> str:
         """Returns these flags as typed, after a blank, for another command line."""
@@ -236,12 +264,13 @@ class Reach:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunReach(Reach):
-    """The same for verbs that name a run instead of a workload."""
+    """The same for verbs that name a run instead of a workload.
 
-    workload: Annotated[
-        str | None,
-        typer.Option(metavar="W", help="Kubeflow: workload that names it (default: --host)."),
-    ] = None
+    Attributes:
+        workload (W): Kubeflow: workload that names it (default: --host).
+    """
+
+    workload: str | None = None
 
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead of text.")]
@@ -271,20 +300,7 @@ Prices = Annotated[
         help="CSV file of prices that adds to, or replaces, rows of the catalog (default: none).",
     ),
 ]
-Region = Annotated[
-    str | None,
-    typer.Option("--region", metavar="R", help="AWS region (default: as boto3 finds it)."),
-]
 Yes = Annotated[bool, typer.Option("--yes", help="Start without asking for confirmation.")]
-Groups = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--group",
-        metavar=GROUP_METAVAR,
-        help="Instance group, such as dnn=1 or data=ml.c7i.8xlarge:2:32 (2 hosts with 32 data "
-        "workers each); one for each role, may be repeated (default: today's cluster).",
-    ),
-]
 Debug = Annotated[bool, typer.Option("--debug", help="Print a traceback with each error.")]
 
 
@@ -311,29 +327,15 @@ PlatformName = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputFiles:
-    """Output files of a component."""
+    """Output files of a component.
 
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="F",
-            help="Write the record to this file (default: see above).",
-            callback=writable_file,
-        ),
-    ] = None
-    summary: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="F",
-            help="Also write a summary in Markdown to this file (default: none).",
-            callback=writable_file,
-        ),
-    ] = None
-    executor_input: Annotated[
-        str | None,
-        typer.Option(
-            metavar="JSON",
-            help="In a step of Kubeflow: the value of {{$}}, the step's inputs and outputs.",
-            hidden=True,
-        ),
-    ] = None
+    Attributes:
+        out (F): Write the record to this file (default: see above).
+        summary (F): Also write a summary in Markdown to this file (default: none).
+        executor_input (JSON): In a step of Kubeflow: the value of {{$}}, the step's inputs and
+            outputs.
+    """
+
+    out: Annotated[Path | None, typer.Option(callback=writable_file)] = None
+    summary: Annotated[Path | None, typer.Option(callback=writable_file)] = None
+    executor_input: Annotated[str | None, HIDDEN] = None

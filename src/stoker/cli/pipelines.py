@@ -8,9 +8,8 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from stoker.cli.options import (
+    HIDDEN,
     AsJson,
     Overrides,
     Params,
@@ -81,16 +80,16 @@ def start_verb(
     workload: WorkloadFile,
     *,
     params: Params = None,
-    wait: Annotated[
-        bool,
-        typer.Option("--wait", help="Wait until the run has ended; Ctrl-C does not stop the run."),
-    ] = False,
+    wait: bool = False,
     reach: Reach,
     overrides: Overrides = None,
     as_json: AsJson = False,
     yes: Yes = False,
 ) -> int:
     """Start a run of the uploaded pipeline.
+
+    Args:
+        wait: Wait until the run has ended; Ctrl-C does not stop the run.
 
     Examples:
         stoker start kubeflow configs/mnist-kubeflow.yaml --param epochs=3 --wait
@@ -135,29 +134,21 @@ def schedule_verb(
     target: TargetName,
     workload: WorkloadFile,
     *,
-    cron: Annotated[
-        str,
-        typer.Option(
-            "--cron",
-            metavar="E",
-            help="SageMaker: 'cron(0 6 ? * MON-FRI *)' or 'rate(12 hours)'; Kubeflow: six fields, "
-            "seconds first, '0 0 6 * * 1-5', or '@every 12h'.",
-        ),
-    ],
-    name: Annotated[
-        str | None,
-        typer.Option("--name", metavar="N", help="An additional schedule (default: the only one)."),
-    ] = None,
-    time_zone: Annotated[
-        str,
-        typer.Option("--time-zone", metavar="Z", help="SageMaker: of --cron (default: UTC)."),
-    ] = "UTC",
+    cron: str,
+    name: str | None = None,
+    time_zone: str = "UTC",
     params: Params = None,
     reach: Reach,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Start runs of the uploaded pipeline at regular times.
+
+    Args:
+        cron (E): SageMaker: 'cron(0 6 ? * MON-FRI *)' or 'rate(12 hours)'; Kubeflow: six fields,
+            seconds first, '0 0 6 * * 1-5', or '@every 12h'.
+        name (N): An additional schedule (default: the only one).
+        time_zone (Z): SageMaker: of --cron (default: UTC).
 
     Examples:
         stoker schedule kubeflow configs/mnist-kubeflow.yaml --cron @daily
@@ -182,19 +173,14 @@ def status_verb(
     target: TargetName,
     run: RunName,
     *,
-    besides: Annotated[
-        str | None,
-        typer.Option(
-            "--besides",
-            metavar="ID",
-            help="Only fail if an earlier run of the pipeline RUN is active.",
-            hidden=True,
-        ),
-    ] = None,
+    besides: Annotated[str | None, HIDDEN] = None,
     reach: RunReach,
     as_json: AsJson = False,
 ) -> int:
     """Show the steps of a run; exit with 3 if its gate failed.
+
+    Args:
+        besides (ID): Only fail if an earlier run of the pipeline RUN is active.
 
     Examples:
         stoker status sagemaker RUN

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -14,7 +14,6 @@ from stoker.cli.options import (
     OutputFiles,
     Overrides,
     PlatformName,
-    Region,
     StepParams,
     Words,
     Yes,
@@ -57,48 +56,13 @@ def profile_verb(
     words: Words = None,
     *,
     context: typer.Context,
-    budget: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SECONDS",
-            help="Seconds to measure, from the first batch on (default: as in the workload, or "
-            "180).",
-        ),
-    ] = None,
-    instance_type: Annotated[
-        str | None,
-        typer.Option(
-            metavar="T",
-            help="Instance type of this host; auto asks the cloud (default: as in the workload; on "
-            "EC2, auto).",
-        ),
-    ] = None,
+    budget: float | None = None,
+    instance_type: str | None = None,
     platform: PlatformName = None,
-    copy: Annotated[
-        bool,
-        typer.Option(
-            "--copy",
-            help="Run the command in a temporary copy of this folder, so that no file here "
-            "changes (default: run it here).",
-        ),
-    ] = False,
-    training_job: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Run nothing; read the CPU and GPU load of this SageMaker job (default: run the "
-            "command).",
-        ),
-    ] = None,
-    logs: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="F",
-            help="With --training-job: log file of that job, for the time of a step (default: "
-            "none).",
-        ),
-    ] = None,
-    region: Region = None,
+    copy: bool = False,
+    training_job: str | None = None,
+    logs: Path | None = None,
+    region: str | None = None,
     files: OutputFiles,
     params: StepParams = None,
     overrides: Overrides = None,
@@ -110,6 +74,18 @@ def profile_verb(
     The command runs unchanged and for real, writes its files (--copy: in a copy of this folder),
     and is stopped after the measurement. The record is profile.json, unless --out names another
     file.
+
+    Args:
+        budget (SECONDS): Seconds to measure, from the first batch on (default: as in the workload,
+            or 180).
+        instance_type (T): Instance type of this host; auto asks the cloud (default: as in the
+            workload; on EC2, auto).
+        copy: Run the command in a temporary copy of this folder, so that no file here changes
+            (default: run it here).
+        training_job (NAME): Run nothing; read the CPU and GPU load of this SageMaker job (default:
+            run the command).
+        logs (F): With --training-job: log file of that job, for the time of a step (default: none).
+        region (R): AWS region (default: as boto3 finds it).
 
     Examples:
         stoker profile -- python train.py --epochs 10

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from stoker.cli.options import AsJson
 from stoker.errors import UsageError
@@ -20,26 +18,21 @@ if TYPE_CHECKING:
 
 
 def report_verb(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(metavar="[scaling] FOLDER...", help="Folders of runs, such as runs/ID."),
-    ],
+    runs: list[Path],
     *,
-    scaling: Annotated[
-        bool, typer.Option("--scaling", help="Same as the word scaling before the runs.")
-    ] = False,
-    compare: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER", help="Print in what the run differs from this one: code, data, image."
-        ),
-    ] = None,
+    scaling: bool = False,
+    compare: Path | None = None,
     as_json: AsJson = False,
 ) -> None:
     """Write the HTML report of a run again, or compare several runs.
 
     `stoker report FOLDER` writes FOLDER/report.html. `stoker report scaling FOLDER FOLDER` prints
     a table of throughput and cost over cluster sizes.
+
+    Args:
+        runs ([scaling] FOLDER...): Folders of runs, such as runs/ID.
+        scaling: Same as the word scaling before the runs.
+        compare (FOLDER): Print in what the run differs from this one: code, data, image.
 
     Examples:
         stoker report runs/ID

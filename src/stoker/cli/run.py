@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stoker.cli.options import (
-    GROUP_METAVAR,
     AsJson,
     Overrides,
     Prices,
@@ -44,25 +43,8 @@ def run_verb(
     context: typer.Context,
     workload: WorkloadFile,
     *,
-    from_step: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            metavar="STEP",
-            help="Begin with this step (decide, train or evaluate) and the earlier records of the "
-            "latest run (default: run all steps).",
-            autocompletion=offered(*STEPS),
-        ),
-    ] = None,
-    groups: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--group",
-            metavar=GROUP_METAVAR,
-            help="Train on these instance groups where other programs disturb the profile too "
-            "much to choose a plan; may be repeated (default: today's cluster).",
-        ),
-    ] = None,
+    from_step: Annotated[str | None, typer.Option("--from", autocompletion=offered(*STEPS))] = None,
+    groups: Annotated[list[str] | None, typer.Option("--group")] = None,
     replace_dataloader: ReplaceDataLoader = None,
     prices: Prices = None,
     overrides: Overrides = None,
@@ -72,6 +54,13 @@ def run_verb(
     """Run the whole chain: profile, decide, train, evaluate, report.
 
     All records, logs and the report are in a new folder, runs/ID (ID: NAME-DATE-TIME).
+
+    Args:
+        from_step (STEP): Begin with this step (decide, train or evaluate) and the earlier records
+            of the latest run (default: run all steps).
+        groups (ROLE=[TYPE:]HOSTS[:WORKERS]): Train on these instance groups where other programs
+            disturb the profile too much to choose a plan; may be repeated (default: today's
+            cluster).
 
     Examples:
         stoker run configs/mnist.yaml

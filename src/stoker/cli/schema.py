@@ -17,14 +17,15 @@ def schema_verb(
     record: Annotated[
         str,
         typer.Argument(
-            metavar="[RECORD]",
-            help="workload, profile, decision, training or evaluation; without one, their list.",
-            show_default=False,
-            autocompletion=offered("workload", "profile", "decision", "training", "evaluation"),
+            autocompletion=offered("workload", "profile", "decision", "training", "evaluation")
         ),
     ] = "",
 ) -> None:
     """Print the JSON Schema of a record.
+
+    Args:
+        record ([RECORD]): workload, profile, decision, training or evaluation; without one, their
+            list.
 
     Examples:
         stoker schema

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stoker.cli.options import (
+    HIDDEN,
     AsJson,
-    Groups,
     OutputFiles,
     Overrides,
     PlatformName,
@@ -43,72 +43,21 @@ def train_verb(
     words: Words = None,
     *,
     platform: PlatformName = None,
-    profile: Annotated[
-        Path | None, typer.Option(metavar="F", help="The decision's profile.json.", hidden=True)
-    ] = None,
-    decision: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="D",
-            help="Train on the cluster that this decision.json chose (default: today's cluster).",
-        ),
-    ] = None,
-    groups: Groups = None,
+    profile: Annotated[Path | None, HIDDEN] = None,
+    decision: Path | None = None,
+    groups: Annotated[list[str] | None, typer.Option("--group")] = None,
     replace_dataloader: ReplaceDataLoader = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only print the request; send nothing.")
-    ] = False,
-    name: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Name of the run and its job (default: made of the workload and the time). If a "
-            "job of that name exists, stoker follows it and starts no second one.",
-        ),
-    ] = None,
-    run_id: Annotated[
-        str | None, typer.Option(metavar="ID", help="Id of the pipeline's run.", hidden=True)
-    ] = None,
-    finish: Annotated[
-        bool,
-        typer.Option(
-            "--finish",
-            help="As a pipeline's last step: only end the jobs of a run that has ended.",
-            hidden=True,
-        ),
-    ] = False,
-    evaluation: Annotated[
-        Path | None, typer.Option(metavar="F", help="As --report: evaluation.json.", hidden=True)
-    ] = None,
-    report: Annotated[
-        Path | None,
-        typer.Option(metavar="F", help="For --finish: report of a lost step.", hidden=True),
-    ] = None,
-    always: Annotated[
-        bool,
-        typer.Option(
-            "--always",
-            help="Exit with 0 even if the training failed; see status in the record.",
-            hidden=True,
-        ),
-    ] = False,
+    dry_run: bool = False,
+    name: str | None = None,
+    run_id: Annotated[str | None, HIDDEN] = None,
+    finish: Annotated[bool, HIDDEN] = False,
+    evaluation: Annotated[Path | None, HIDDEN] = None,
+    report: Annotated[Path | None, HIDDEN] = None,
+    always: Annotated[bool, HIDDEN] = False,
     files: OutputFiles,
-    model: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Copy the trained model to this folder (default: leave it where it is).",
-        ),
-    ] = None,
+    model: Path | None = None,
     prices: Prices = None,
-    max_usd: Annotated[
-        float | None,
-        typer.Option(
-            metavar="X",
-            help="End the run at this many dollars, retries included: the script gets SIGTERM, and "
-            "can save (default: as in the workload, or none).",
-        ),
-    ] = None,
+    max_usd: float | None = None,
     params: StepParams = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
@@ -118,6 +67,24 @@ def train_verb(
 
     The record is training.json in the run's folder, unless --out names another file. The run's
     folder also has the logs and report.html.
+
+    Args:
+        profile (F): The decision's profile.json.
+        decision (D): Train on the cluster that this decision.json chose (default: today's cluster).
+        groups (ROLE=[TYPE:]HOSTS[:WORKERS]): Instance group, such as dnn=1 or
+            data=ml.c7i.8xlarge:2:32 (2 hosts with 32 data workers each); one for each role, may be
+            repeated (default: today's cluster).
+        dry_run: Only print the request; send nothing.
+        name (NAME): Name of the run and its job (default: made of the workload and the time). If a
+            job of that name exists, stoker follows it and starts no second one.
+        run_id (ID): Id of the pipeline's run.
+        finish: As a pipeline's last step: only end the jobs of a run that has ended.
+        evaluation (F): As --report: evaluation.json.
+        report (F): For --finish: report of a lost step.
+        always: Exit with 0 even if the training failed; see status in the record.
+        model (DIR): Copy the trained model to this folder (default: leave it where it is).
+        max_usd (X): End the run at this many dollars, retries included: the script gets SIGTERM,
+            and can save (default: as in the workload, or none).
 
     Examples:
         stoker train configs/mnist.yaml

@@ -14,9 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Annotated
 
-import typer
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -67,21 +65,18 @@ _LINES_LOOKED_AT = 100_000
 
 
 def watch_verb(
-    run: Annotated[
-        str,
-        typer.Argument(
-            metavar="ID",
-            help="A run's ID or its folder runs/ID, a log file, or - for a log on stdin.",
-            show_default=False,
-        ),
-    ],
+    run: str,
     *,
-    once: Annotated[bool, typer.Option("--once", help="Show the current state once.")] = False,
+    once: bool = False,
     as_json: AsJson = False,
 ) -> None:
     """Show the hosts, rates and waits of a run while it trains.
 
     Also shows what limits the run. Ends when the run ends.
+
+    Args:
+        run (ID): A run's ID or its folder runs/ID, a log file, or - for a log on stdin.
+        once: Show the current state once.
 
     Examples:
         stoker watch runs/ID
