@@ -374,12 +374,9 @@ def trained_from(job, platform, *, assume_yes):
         platform=platform,
         catalog=load_catalog("local"),
         decision=None,
-        total_steps=None,
-        out=None,
         again="",
         quiet=True,
         echo=False,
-        on_submit=lambda: None,
         assume_yes=assume_yes,
     )
 

@@ -74,12 +74,9 @@ def test_a_step_that_is_tried_again_does_not_repeat_a_training_that_nobody_fed(
         platform=Keeper(record),  # type: ignore[arg-type]
         catalog=load_catalog("local"),
         decision=None,
-        total_steps=None,
-        out=None,
         again="",
         quiet=True,
         echo=False,
-        on_submit=lambda: None,
     )
     assert (found, not again) == (record, is_taken)
 

@@ -67,7 +67,6 @@ class PanelGroup(TyperGroup):
     """`stoker --help`, with the verbs in panels, each in a line that is never cut off."""
 
     def format_options(self, ctx: "Context", formatter: "HelpFormatter") -> None:
-        """Writes the panels, and the few options below them."""
         for title, verbs in PANELS.items():
             with formatter.section(title):
                 # Padded, so that the columns of all panels are aligned.
@@ -83,7 +82,6 @@ class VerbCommand(TyperCommand):
         formatter.write_usage(ctx.command_path, " ".join(["[OPTIONS]", *names]))
 
     def format_options(self, ctx: "Context", formatter: "HelpFormatter") -> None:
-        """Writes the arguments, and the options that are not hidden."""
         if arguments := self._arguments():
             with formatter.section("Arguments"):
                 formatter.write_dl(arguments)
@@ -100,7 +98,6 @@ class VerbCommand(TyperCommand):
 def write_options(
     command: TyperCommand | TyperGroup, ctx: "Context", formatter: "HelpFormatter"
 ) -> None:
-    """Writes the options that are not hidden."""
     options = [each for each in command.get_params(ctx) if each.param_type_name == "option"]
     with formatter.section("Options"):
         rows = [row for each in options if (row := each.get_help_record(ctx))]

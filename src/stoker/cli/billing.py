@@ -83,8 +83,8 @@ def confirm_run(workload: Workload, *, assume_yes: bool, quiet: bool) -> None:
 
 
 def _at_most(workload: Workload, usd_per_hour: float) -> str:
-    """Returns what a run can cost at most, where the platform ends it after a time."""
     seconds = workload.max_run_seconds
+    # Only where the platform ends it after a time.
     if seconds is None:
         return ""
     most = usd(usd_per_hour * seconds / 3600)
@@ -109,7 +109,6 @@ def limit_words(workload: Workload, groups: Sequence[Group], *, decision: Decisi
 
 
 def _check_run(workload: Workload, usd_per_hour: float | None) -> None:
-    """Checks what the run can cost against constraints.max_usd_per_run."""
     limit, seconds = workload.constraints.max_usd_per_run, workload.max_run_seconds
     if limit is None:
         return
@@ -138,7 +137,6 @@ def _check_run(workload: Workload, usd_per_hour: float | None) -> None:
 def _check_prediction(
     workload: Workload, groups: Sequence[Group], *, catalog: Catalog, decision: Decision | None
 ) -> None:
-    """Checks the predicted dollars of the run against constraints.max_usd."""
     limit = workload.constraints.max_usd
     if limit is None:
         return

@@ -28,7 +28,6 @@ def champion_metrics(
 
     Args:
         named: A file, a folder of champions, or registry:GROUP; empty: none is named.
-        region: Region of the registry.
 
     Raises:
         UsageError: If a gate needs the champion, and none is named or it cannot be read.

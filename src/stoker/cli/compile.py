@@ -84,12 +84,11 @@ def compile_verb(
         say(f"  {name:<18} {text if len(text) <= 60 else text[:57] + '...'}", quiet=False)
     for file in files:
         say(f"component: {file}", quiet=False)
-    again = again_words(overrides=overrides or ())
+    again = again_words(overrides or ())
     say(f"next:      stoker upload {target} {workload}{again}", quiet=False)
 
 
-def again_words(*, overrides: Sequence[str] = ()) -> str:
-    """Returns the options with which the next command means the same pipeline, after a blank."""
+def again_words(overrides: Sequence[str]) -> str:
     return "".join(f" --set {shlex.quote(override)}" for override in overrides)
 
 

@@ -27,7 +27,7 @@ from stoker.errors import UsageError
 
 if TYPE_CHECKING:
     from stoker.catalog import Catalog
-    from stoker.decide import EarlierRun, TakeAs
+    from stoker.decide import TakeAs
     from stoker.records import Calibration, Profile, Workload
 
 _EXAMPLE_TYPE = "ml.g5.2xlarge"
@@ -212,7 +212,6 @@ def _workload_of(today: str, profile: "Profile", *, overrides: list[str]) -> "Wo
 def _take_as(
     as_type: str | None, cpu_speed: float | None, guess: Guess, *, profile: Path | None
 ) -> "TakeAs | None":
-    """Returns what --as asks for; None where it is not given."""
     from stoker.decide import TakeAs
 
     if as_type is None:
@@ -322,11 +321,8 @@ def _profile_of(
 
 def _given(guess: Guess) -> dict[str, str | float]:
     """Returns the given values, by flag; raises UsageError for a number that is not positive."""
-    given: dict[str, str | float] = {
-        f"--{name.replace('_', '-')}": value
-        for name, value in asdict(guess).items()
-        if value is not None
-    }
+    values: dict[str, str | float | None] = asdict(guess)
+    given = {f"--{n.replace('_', '-')}": value for n, value in values.items() if value is not None}
     for flag, value in given.items():
         if isinstance(value, float) and not 0 < value < math.inf:
             raise UsageError(f"{value:g} is not a number above 0", where=flag)
@@ -337,30 +333,21 @@ def calibration_of(folder: Path, *, like: "Profile", catalog: "Catalog") -> "Cal
     """Returns constants that fit the runs in `folder` (ID/{profile,decision,training}.json).
 
     A run that did not end, or whose records cannot be read, is left out.
-
-    Args:
-        like: The profile to decide on.
-        catalog: Catalog of the platform where the workload will run.
     """
-    from stoker.decide import calibrate
+    from stoker.decide import EarlierRun, calibrate
+    from stoker.records import Decision, Profile, Training, read_json
 
     if not folder.is_dir():
         raise UsageError(
             f"no runs in {folder}", where="--calibrate", fix="name the folder of the runs: runs"
         )
-    found = [_run(each) for each in sorted(folder.iterdir()) if each.is_dir()]
-    return calibrate((run for run in found if run), like=like, catalog=catalog)
-
-
-def _run(folder: Path) -> "EarlierRun | None":
-    from stoker.decide import EarlierRun
-    from stoker.records import Decision, Profile, Training, read_json
-
-    try:
-        return EarlierRun(
-            profile=read_json(folder / "profile.json", Profile),
-            decision=read_json(folder / "decision.json", Decision),
-            training=read_json(folder / "training.json", Training),
-        )
-    except UsageError:
-        return None
+    found = []
+    for run in sorted(folder.iterdir()):
+        with contextlib.suppress(UsageError):
+            earlier = EarlierRun(
+                profile=read_json(run / "profile.json", Profile),
+                decision=read_json(run / "decision.json", Decision),
+                training=read_json(run / "training.json", Training),
+            )
+            found.append(earlier)
+    return calibrate(found, like=like, catalog=catalog)

@@ -132,8 +132,7 @@ def judged(
 
     Args:
         records: Files of profile, decision and training, or the text of the training.
-        may_be_lost: As for `_training`.
-        champion: The model in use, as typed.
+        may_be_lost: Whether a missing training record means a lost training.
         links: Gets the page of MLflow.
     """
     from stoker.cli.champions import champion_metrics
@@ -177,17 +176,21 @@ def judged(
         write_text(destinations.out.with_name("model-metadata.json"), json.dumps(metadata))
     if report:
         # Imported here, with the templates of the page.
-        from stoker.cli.report import report_of_records
+        from stoker.cli.report import environment, existing, timeline_of
+        from stoker.report import write_report
 
-        report_of_records(
+        write_report(
             report,
+            run_id=trained.job.name,
             workload=workload,
             profile=profiled,
             decision=decided,
             training=trained,
             evaluation=record,
-            training_file=folder / "training.json",
-            profile_file=profile,
+            before_timeline=existing(profile.with_name("baseline-timeline.csv")),
+            after_timeline=timeline_of(trained, folder=folder),
+            feed_file=existing(folder / "feed.csv"),
+            environment=environment(),
         )
     if workload.tracking.mlflow:
         # Under stoker's names: a pipeline names its files itself.
@@ -230,15 +233,7 @@ def _copies(
 
 
 def _gate(evaluation_file: Path, *, champions: str | None) -> None:
-    """Checks whether an evaluation passed, for a gate; its model then becomes the champion.
-
-    Args:
-        champions: Folder of champions, if the model is to be promoted.
-
-    Raises:
-        GateError: If it did not pass; the message is the evaluation's reason.
-        UsageError: If the evaluation cannot be read, or the champion cannot be written.
-    """
+    """Raises GateError unless an evaluation passed; promotes its model, if there is a folder."""
     from stoker.cli.champions import promote
     from stoker.records import Evaluation, read_json
     from stoker.records.outcome import outcome_of_gates
@@ -253,8 +248,7 @@ def _gate(evaluation_file: Path, *, champions: str | None) -> None:
 def _fetched(training: "Training", *, workload: "Workload") -> "Training":
     """Returns the record, with the leader's part that could not be read before.
 
-    Raises:
-        PlatformError: If it cannot be read now either.
+    Raises PlatformError if it cannot be read now either.
     """
     from stoker.platforms import platform_named
     from stoker.platforms.base import FetchingPlatform, leader_record
@@ -276,12 +270,7 @@ def _fetched(training: "Training", *, workload: "Workload") -> "Training":
 def _training(
     training: str, *, workload: "Workload", decision: "Decision", may_be_lost: bool
 ) -> "tuple[Training, Path]":
-    """Returns the training's record, and the folder that its timeline is in.
-
-    Args:
-        training: A file, or the record's own text.
-        may_be_lost: Whether a missing record means a lost training.
-    """
+    """Returns the training's record, from a file or its own text, and its timeline's folder."""
     from stoker.evaluate import lost_training
     from stoker.records import Training, read_json
 

@@ -41,7 +41,7 @@ def finish_run(
     """Follows lost jobs of a failed run, ends what is left of it, and reports how it ended.
 
     Args:
-        outcome: How the run ended: JSON as of Kubeflow's PipelineTaskFinalStatus.
+        outcome: JSON as of Kubeflow's PipelineTaskFinalStatus.
 
     Raises:
         PlatformError: If the platform does not answer, or refuses.
@@ -210,12 +210,9 @@ def _follow_training(
         platform=platform.adopting(),
         catalog=catalog_of(asked, None),
         decision=decided,
-        total_steps=asked.training.total_steps(),
-        out=None,
         again="",
         quiet=quiet,
         echo=True,
-        on_submit=lambda: None,
     )
     keep_tracked(
         job.tracking,

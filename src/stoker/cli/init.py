@@ -185,11 +185,11 @@ def init_verb(
         print(f"{'' if number else 'next:':<6}{line}")
 
 
+# Files of a project, and the next commands.
 _Made = tuple[dict[Path, Path | str], list[str]]
 
 
 def _of_script(script: Path, folder: Path, *, platform: str) -> _Made:
-    """Returns the files of a script's project, and the next commands."""
     from stoker.cli.workloads import workload_of
     from stoker.host.machine import usable_vcpus
 
@@ -224,7 +224,6 @@ def _of_script(script: Path, folder: Path, *, platform: str) -> _Made:
 
 
 def _of_job(name: str, *, region: str | None) -> _Made:
-    """Returns the workload that is made from a training job, and the next commands."""
     from stoker.cli.from_training_job import from_training_job
     from stoker.platforms.aws import Aws
 
@@ -239,7 +238,6 @@ def _of_job(name: str, *, region: str | None) -> _Made:
 
 
 def _of_example(name: str) -> _Made:
-    """Returns an example's workload and what it needs, and the next commands."""
     from stoker.records import nearest
 
     root = project_source()
@@ -297,9 +295,6 @@ def write_project(folder: Path, files: dict[Path, Path | str]) -> None:
 
     Args:
         files: Path in the project to the file to copy, or to the text to write.
-
-    Raises:
-        UsageError: If another file has the name of one, or the folder cannot be written.
     """
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file", fix="name a folder")

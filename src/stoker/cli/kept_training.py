@@ -33,10 +33,7 @@ MAX_KEPT_BYTES = 64 << 10
 def records_of_step(
     workload: "Workload", decision: "Decision | None", profile: "Profile | None"
 ) -> dict[str, str]:
-    """Returns the records from which a pipeline's last step can follow a training.
-
-    None without a decision. The profile is for the evaluation.
-    """
+    """Returns the records, if any, from which a pipeline's last step can follow a training."""
     from stoker.records import to_json
 
     if decision is None:
@@ -71,12 +68,11 @@ def train_and_keep(
     platform: "Platform[object]",
     catalog: "Catalog",
     decision: "Decision | None",
-    total_steps: int | None,
-    out: Path | None,
+    out: Path | None = None,
     again: str,
     quiet: bool,
     echo: bool,
-    on_submit: Callable[[], None],
+    on_submit: Callable[[], None] | None = None,
     assume_yes: bool = True,
 ) -> "Training":
     """Trains and shows the progress; keeps the record of a training that is stopped.
@@ -85,12 +81,11 @@ def train_and_keep(
     or whose data hosts fed no trainer.
 
     Args:
+        workload: Its webhook gets warnings.
         out: Second file for the record of a training that is stopped.
         again: The command that continues after a stop.
         echo: Whether to show the lines of the script, too.
-        assume_yes: Whether to train again without a question where an earlier job of the run is
-            gone, and nobody saw its end.
-        workload: Its webhook gets warnings.
+        assume_yes: Train again without a question though an earlier job's end was not seen.
     """
     from stoker.cli.notify import warned
     from stoker.cli.outputs import carried
@@ -116,10 +111,10 @@ def train_and_keep(
         git_dirty=bool(state.get("git_dirty")),
         workload_sha256=sha256_of(workload),
     )
-    job = replace(job, lineage=lineage)
-    job = start_tracking(job, platform=platform.name, quiet=quiet)
+    job = start_tracking(replace(job, lineage=lineage), platform=platform.name, quiet=quiet)
     alerted: dict[str, float] = {}
-    with following(quiet=quiet, echo=echo, total_steps=total_steps) as follow:
+    steps = workload.training.total_steps()
+    with following(quiet=quiet, echo=echo, total_steps=steps) as follow:
 
         def show(line: "LogLine") -> None:
             event = follow.line(line)

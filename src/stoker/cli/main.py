@@ -202,12 +202,8 @@ class ReaderGoneError(BaseException):
 
 
 def guard_standard_streams(arguments: list[str]) -> None:
-    """Replaces sys.stdout and sys.stderr by streams that may be lost.
-
-    Args:
-        arguments: The command line; its verb decides what a closed or full output means.
-    """
-    goes_on = any(verb in arguments[:1] for verb in _WORKING_VERBS)
+    """Replaces sys.stdout and sys.stderr by streams that may be lost, as the verb allows it."""
+    goes_on = arguments[:1] in [[verb] for verb in _WORKING_VERBS]
     sys.stdout = _guarded(sys.stdout, goes_on=goes_on)
     # Closing stderr never ends a command.
     sys.stderr = _guarded(sys.stderr, goes_on=True)

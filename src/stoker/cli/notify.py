@@ -23,7 +23,6 @@ def telling(
     not sent: the user who typed it knows.
 
     Args:
-        step: What the block does.
         is_told: False: another process notifies of this run.
     """
     from stoker.notify import RunEnding

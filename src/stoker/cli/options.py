@@ -104,7 +104,6 @@ def _option_of(
 
 
 def print_version(*, value: bool) -> None:
-    """Prints the version and exits, if --version is given."""
     if value:
         from stoker import __version__
 
@@ -138,11 +137,7 @@ def writable_file(param: typer.CallbackParam, value: Path | None) -> Path | None
 
 @contextlib.contextmanager
 def told_by_flag(flags: Mapping[str, str]) -> Iterator[None]:
-    """In errors about a workload's key, names the flag that set it.
-
-    Args:
-        flags: Key to flag; only of flags that were typed.
-    """
+    """In errors about a workload's key, names the flag that set it, of `typed_keys`."""
     try:
         yield
     except UsageError as err:
@@ -159,7 +154,6 @@ def typed_keys(
 
     Args:
         keys: Key and flag to the value; None: not typed.
-        overrides: The values of --set.
     """
     typed = {names: value for names, value in keys.items() if value is not None}
     return dict(typed.keys()), [
@@ -188,7 +182,6 @@ WorkloadFile = Annotated[
 
 
 def known_target(target: str) -> str:
-    """Returns a target as typed; raises UsageError if there is none of that name."""
     from stoker.records import nearest
 
     if target not in _TARGETS:
@@ -305,7 +298,6 @@ Debug = Annotated[bool, typer.Option("--debug", help="Print a traceback with eac
 
 
 def platform_option(words: str) -> OptionInfo:
-    """Returns the option --platform; its default stands in `words`, its help."""
     option: OptionInfo = typer.Option(
         "--platform",
         metavar="P",

@@ -57,9 +57,7 @@ class ExecutorInput:
     """Inputs of a step, and the outputs that Kubeflow expects of it.
 
     Attributes:
-        inputs: Input parameters as texts, without those that were left out.
-        output_file: The file that Kubeflow reads after the step.
-        parameters: Names of the step's output parameters.
+        inputs: Without those that were left out.
         artifacts: Type (such as system.Metrics) and URI of each output, by name.
     """
 
@@ -111,11 +109,6 @@ class StepInputs:
     """Inputs of a component's step, as texts; None for those that were left out.
 
     Attributes:
-        workload: The workload's document.
-        run_id: Id of the pipeline's run.
-        training: The training's record, as JSON.
-        champion: The model in use.
-        outcome: How the run ended, as JSON.
         params: All other inputs as `NAME=VALUE`: parameters of the run.
     """
 
@@ -162,11 +155,7 @@ def write_executor_output(
 ) -> None:
     """Writes the file that Kubeflow reads after the step.
 
-    Args:
-        parameters: Values; those that the component does not declare are left out.
-        metrics: Values for metrics artifacts, shown on the run's page; finite ones only.
-        model_uri: URI for model artifacts.
-        origin: Facts for model artifacts: the lineage.
+    Parameters that the component does not declare, and metrics that are not finite, are left out.
 
     Raises:
         UsageError: If a parameter is too long for Kubeflow, or the file cannot be written.
@@ -181,10 +170,7 @@ def write_executor_output(
             )
     # JSON has no NaN: Kubeflow would reject the whole file.
     told: dict[str, Json] = {n: v for n, v in sorted(metrics.items()) if math.isfinite(v)}
-    about: dict[str, dict[str, Json]] = {
-        _METRICS: told,
-        MODEL: {**origin, "model_uri": model_uri},
-    }
+    about: dict[str, dict[str, Json]] = {_METRICS: told, MODEL: {**origin, "model_uri": model_uri}}
     artifacts: dict[str, Json] = {
         name: {"artifacts": [{"name": name, "uri": uri, "metadata": about.get(kind, {})}]}
         for name, (kind, uri) in sorted(executor.artifacts.items())
@@ -202,14 +188,7 @@ def _wrong(what: str) -> UsageError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outputs:
-    """Where a component's outputs go.
-
-    Attributes:
-        out: File for the record; None: NAME.json in the current folder.
-        summary: File for a summary in Markdown.
-        model: Folder for a copy of the model.
-        executor: None outside of Kubeflow.
-    """
+    """Where a component's outputs go; without `out`, the record is NAME.json here."""
 
     out: Path | None = None
     summary: Path | None = None
@@ -267,16 +246,7 @@ def deliver(
     told: Told,
     model_uri: str = "",
 ) -> None:
-    """Writes and prints a component's record.
-
-    Args:
-        name: Name of the record's file and title of the summary.
-        explain: Returns the record as text.
-        told: Values for Kubeflow; likewise `model_uri`.
-
-    Raises:
-        UsageError: If a file cannot be written.
-    """
+    """Writes and prints a component's record; raises UsageError if a file cannot be written."""
     out = outputs.out or Path(f"{name}.json")
     write_json(out, record)
     if outputs.summary:
@@ -311,14 +281,12 @@ def kept_model(model_uri: str | None, outputs: Outputs) -> str | None:
 
 
 def told_of_profile(record: Profile) -> Told:
-    """Returns times of a step and loads of the hosts, as far as known."""
     terms = ("step_seconds", "wait_seconds", "accelerator_step_seconds", "loader_cpu_seconds")
     loads = ("cpu_utilization", "gpu_utilization")
     return Told(metrics={**_values(record.step, terms), **_values(record.observed, loads)})
 
 
 def told_of_decision(record: Decision) -> Told:
-    """Returns what to do, and the chosen plan's prediction."""
     promise = record.plan.predicted
     names = promise.__struct_fields__ if promise else ()
     return Told(parameters={"action": record.action}, metrics=_values(promise, names))
@@ -335,7 +303,6 @@ def told_of_training(record: Training) -> Told:
 
 
 def told_of_evaluation(record: Evaluation) -> Told:
-    """Returns gates, speed and cost; and whether it passed."""
     performance = record.performance
     return Told(
         parameters={"passed": "true" if record.passed else "false"},

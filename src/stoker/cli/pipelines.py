@@ -71,7 +71,7 @@ def upload_verb(
         print(f"warning: {words}", file=sys.stderr)
     print(f"{done['action']}: {done['id']}")
     print("\n".join(f"{key + ':':<9}{done[key]}" for key in ("version", "url") if done[key]))
-    again = again_words(overrides=overrides or ()) + reach.words(None)
+    again = again_words(overrides or ()) + reach.words(None)
     print(f"next:    stoker start {target} {workload}{again}")
 
 
@@ -218,7 +218,6 @@ def stop_verb(
 def client_of(
     target: str, of: "Workload | None", reach: Reach, *, run: str = ""
 ) -> "KubeflowClient | SageMakerClient":
-    """Returns the client of a service; raises UsageError for another one's flag."""
     from stoker.pipelines.base import sagemaker_of
     from stoker.pipelines.kubeflow.client import KubeflowClient
     from stoker.pipelines.sagemaker.client import SageMakerClient
@@ -234,7 +233,6 @@ def client_of(
 
 
 def workload_of(file: str, *, overrides: Sequence[str]) -> "Workload":
-    """Reads the workload of a file; raises UsageError if it is not a workload file."""
     from stoker.cli.workloads import resolve
 
     if not file.endswith((".yaml", ".yml", ".json")):
@@ -243,7 +241,7 @@ def workload_of(file: str, *, overrides: Sequence[str]) -> "Workload":
 
 
 def _diff(old: "Json", new: "Json") -> list[str]:
-    """Returns a unified diff of two documents as sorted JSON, without a header."""
+    # Without the header.
     was, now = (json.dumps(each, indent=1, sort_keys=True).splitlines() for each in (old, new))
     lines = [*difflib.unified_diff(was, now, lineterm="", n=2)][2:]
     # A line may be an embedded file.

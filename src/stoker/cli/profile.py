@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -94,9 +94,17 @@ def profile_verb(
     from stoker.catalog import catalog_of
     from stoker.cli.billing import confirm, say_unused_types
     from stoker.cli.outputs import check_writable, outputs_of, step_inputs
-    from stoker.cli.workloads import named_run_dir, new_run_dir, resolve, reused_profile
+    from stoker.cli.workloads import (
+        named_run_dir,
+        new_run_dir,
+        resolve,
+        reused_profile,
+        todays_cluster,
+    )
     from stoker.platforms import platform_named
+    from stoker.profile.grown_files import COPY
     from stoker.profile.profiled_job import UnmeasuredError, notebook_refusal
+    from stoker.profile.scratch_copy import scratch_copy
     from stoker.records import Group, to_json, write_json
     from stoker.settings import own_pod
 
@@ -139,7 +147,7 @@ def profile_verb(
         )
     # Before minutes are spent on a measurement that could not be kept.
     check_writable(outputs.out or Path("profile.json"))
-    cluster = _cluster(workload, is_command=workload.command == tuple(words or ()))
+    cluster = todays_cluster(workload, all_cores=workload.command == tuple(words or ()))
     today = [Group.of_today(cluster.dnn)]
     say_unused_types(workload, today, quiet=as_json)
     confirm(
@@ -156,13 +164,16 @@ def profile_verb(
     is_step = pod and pod.run_id and not is_here
     name = f"{workload.run_name(pod.run_id)}-profile" if pod and is_step else None
     run_dir = named_run_dir(name) if name else new_run_dir(f"{workload.name}-profile")
+    folder: AbstractContextManager[object] = nullcontext()
+    how = " and writes its files"
+    how += "; --copy runs it in a copy of this folder" if is_here else ""
     if copy:
         # The measurement has another working directory.
         run_dir = run_dir.absolute()
+        # A channel of this machine is a folder, which the script reads.
+        data = [Path(each.uri.removeprefix("file://")) for each in workload.channels.values()]
+        folder = scratch_copy(Path.cwd(), run_dir / COPY, linked=data)
         how = ", in a copy of this folder"
-    else:
-        how = " and writes its files"
-        how += "; --copy runs it in a copy of this folder" if is_here else ""
     say(f"the command runs for real{how}", quiet=as_json)
     say(
         f"profile of {workload.name}: measures {workload.profile.budget_seconds:.0f} s from the "
@@ -170,7 +181,7 @@ def profile_verb(
         quiet=as_json,
     )
     try:
-        with _folder_of(workload, run_dir=run_dir if copy else None):
+        with folder:
             record = profile_and_keep(
                 workload,
                 cluster=cluster,
@@ -209,21 +220,6 @@ def deliver_profile(record: "Profile", *, outputs: "Outputs", as_json: bool) -> 
     deliver(record, outputs=outputs, name="profile", explain=explain, as_json=as_json, told=told)
 
 
-@contextmanager
-def _folder_of(workload: "Workload", *, run_dir: Path | None) -> Iterator[None]:
-    """Runs the block in a copy of this folder; in the folder itself without a `run_dir`."""
-    from stoker.profile.grown_files import COPY
-    from stoker.profile.scratch_copy import scratch_copy
-
-    if run_dir is None:
-        yield
-        return
-    # A channel of this machine is a folder, which the script reads.
-    data = [Path(each.uri.removeprefix("file://")) for each in workload.channels.values()]
-    with scratch_copy(Path.cwd(), run_dir / COPY, linked=data):
-        yield
-
-
 def profile_and_keep(
     workload: "Workload",
     *,
@@ -233,12 +229,7 @@ def profile_and_keep(
     records: Mapping[str, str],
     quiet: bool,
 ) -> "Profile":
-    """Profiles and shows the progress; in a pipeline, returns what an earlier attempt measured.
-
-    Args:
-        run_dir: The run's folder, whose name is the job's.
-        records: As of `stoker.profile.profile`; empty outside of pipelines.
-    """
+    """Profiles and shows the progress; in a pipeline, returns what an earlier attempt measured."""
     from stoker.platforms.base import RecoveringPlatform
     from stoker.profile import profile
     from stoker.profile.profiled_job import profiled_job
@@ -270,22 +261,10 @@ def profile_and_keep(
     return record
 
 
-def _cluster(workload: "Workload", *, is_command: bool) -> "Cluster":
-    from stoker.cli.workloads import todays_cluster
-    from stoker.host.machine import usable_vcpus
-    from stoker.records import Cluster, TodaysGroup
-
-    # A bare command runs as it would without stoker, on all cores that it may use.
-    if is_command and workload.cluster is None and workload.platform_info.is_this_machine:
-        return Cluster(dnn=TodaysGroup(instance_type=f"local.c{usable_vcpus()}", count=1))
-    return todays_cluster(workload)
-
-
 class FollowedProfile:
-    """Shows a profile's progress, from the log of its first rank.
+    """Progress of a profile, from the log of its first rank.
 
-    Of the waits it shows those of the rank that waits longest, which the verdict counts, once the
-    logs of all ranks have theirs.
+    Once all ranks have logged their waits, those of the rank that waits longest are shown.
     """
 
     def __init__(self, *, bar: "Bar | None", quiet: bool, budget: str) -> None:
@@ -353,8 +332,6 @@ class FollowedProfile:
 
 @contextmanager
 def following_profile(workload: "Workload", *, quiet: bool) -> Iterator[FollowedProfile]:
-    """Shows the profile's progress while the block runs, with a bar where stderr is a terminal."""
-
     def columns(console: "Console") -> "Sequence[ProgressColumn]":
         from rich.progress import SpinnerColumn, TimeElapsedColumn
 
@@ -407,10 +384,6 @@ def observe(
     name: str, *, logs: Path | None, region: str | None, outputs: "Outputs", as_json: bool
 ) -> None:
     """Makes a profile of a training job's load; runs nothing.
-
-    Args:
-        logs: File with the job's log, for the time of a step and the groups of hosts.
-        region: Region of the job; None: as boto3 finds it.
 
     Raises:
         UsageError: If a type is in no catalog, or the log has no steps.

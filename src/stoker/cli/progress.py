@@ -80,16 +80,6 @@ _WARNINGS = (
 _NOTES = (EventName.BATCHES_SEEDED, EventName.PROGRESS_RESUMED, EventName.WATCHDOG_IDLE)
 
 
-def _time_of(when: str) -> datetime | None:
-    # None for another text: any program may write such a line.
-    try:
-        found = datetime.fromisoformat(when)
-    except ValueError:
-        return None
-    # A time without a zone cannot be compared with the others.
-    return found if found.tzinfo else None
-
-
 class HostNews:
     """Lines for people on the hosts of a run, from its events; the time is that of the log."""
 
@@ -103,8 +93,13 @@ class HostNews:
 
     def take(self, event: LogEvent) -> Iterator[str]:
         """Yields the lines that are due with one event."""
-        now = _time_of(event.when)
-        if now is None:
+        try:
+            now = datetime.fromisoformat(event.when)
+        except ValueError:
+            # Any program may write such a line.
+            return
+        if now.tzinfo is None:
+            # It cannot be compared with the others.
             return
         for host, since in list(self._unsure.items()):
             if (now - since).total_seconds() >= SETTLE_SECONDS:
@@ -176,7 +171,6 @@ def say(text: str, *, quiet: bool) -> None:
 
 
 def is_interactive() -> bool:
-    """Whether somebody can answer a question."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
@@ -200,7 +194,6 @@ def step_line(verb: str, text: str, seconds: float | None) -> str:
     try:
         line_width = max(48, min(_WIDTH, os.get_terminal_size(sys.stderr.fileno()).columns))
     except (OSError, ValueError):
-        # No terminal.
         line_width = _WIDTH
     width = line_width - _TIME_WIDTH
     first, *rest = textwrap.wrap(text, width - _INDENT) or [""]
@@ -209,7 +202,6 @@ def step_line(verb: str, text: str, seconds: float | None) -> str:
 
 
 def is_of_platform(line: "LogLine") -> bool:
-    """Returns whether the platform, and not a host, reports it."""
     return line.host in _OF_PLATFORM
 
 
@@ -255,11 +247,7 @@ class Follow:
         return answer.endswith("\n") and answer.strip() in ("", "y", "yes")
 
     def line(self, line: "LogLine") -> LogEvent | None:
-        """Shows a line of the user's script; of stoker's: warnings, progress, lost hosts.
-
-        Returns:
-            The event of stoker's own that the line is.
-        """
+        """Shows a script's line, or of an event, which it returns, what is news to the user."""
         if line.host == CAPACITY:
             # The next job is another run.
             self._run = ""
@@ -324,7 +312,6 @@ class Follow:
 
 @contextmanager
 def following(*, quiet: bool, echo: bool, total_steps: int | None = None) -> Iterator[Follow]:
-    """Shows a training while the block runs, with a bar where stderr is a terminal."""
     with terminal_bar(_training_columns, quiet=quiet) as bar:
         yield Follow(bar=bar, quiet=quiet, echo=echo, total_steps=total_steps)
 
@@ -366,7 +353,6 @@ def _training_columns(console: "Console") -> "Sequence[ProgressColumn]":
 
 
 def title_column(title: str) -> "ProgressColumn":
-    """Returns the column with the step's name, as wide as in the lines of other steps."""
     from rich.progress import TextColumn
 
     return TextColumn(f"{title:<{_INDENT - 1}}")

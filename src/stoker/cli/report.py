@@ -13,7 +13,7 @@ from stoker.cli.options import AsJson
 from stoker.errors import UsageError
 
 if TYPE_CHECKING:
-    from stoker.records import Decision, Evaluation, Json, Profile, Training, Workload
+    from stoker.records import Decision, Json, Profile, Training, Workload
     from stoker.records.base import RecordT
 
 
@@ -101,12 +101,9 @@ def report_of_run(
     """Writes report.html from the files of a run, and returns its path.
 
     Args:
-        workload: None: as in the folder.
+        workload: Default: as in the folder, where there must be one.
         command: Command that repeats the run.
         failure: An error that is in no record.
-
-    Raises:
-        UsageError: If the folder holds no run.
     """
     from stoker.records import Decision, Evaluation, Profile, Training, Workload, read_json
     from stoker.report import write_report
@@ -132,42 +129,14 @@ def report_of_run(
         decision=decision,
         training=training,
         evaluation=evaluation,
-        before_timeline=_existing(run_dir / "profile" / "baseline-timeline.csv"),
-        after_timeline=_timeline(run_dir / "training.json", training),
-        feed_file=_existing(run_dir / "feed.csv"),
+        before_timeline=existing(run_dir / "profile" / "baseline-timeline.csv"),
+        after_timeline=timeline_of(training, folder=run_dir),
+        feed_file=existing(run_dir / "feed.csv"),
         environment={**environment(), **({"command": command} if command else {})},
         log_files=sorted((run_dir / "logs").glob("*.log")),
         failure=failure,
     )
     return file
-
-
-def report_of_records(
-    file: Path,
-    *,
-    workload: "Workload",
-    profile: "Profile",
-    decision: "Decision",
-    training: "Training",
-    evaluation: "Evaluation",
-    training_file: Path,
-    profile_file: Path,
-) -> None:
-    from stoker.report import write_report
-
-    write_report(
-        file,
-        run_id=training.job.name,
-        workload=workload,
-        profile=profile,
-        decision=decision,
-        training=training,
-        evaluation=evaluation,
-        before_timeline=_existing(profile_file.with_name("baseline-timeline.csv")),
-        after_timeline=_timeline(training_file, training),
-        feed_file=_existing(training_file.with_name("feed.csv")),
-        environment=environment(),
-    )
 
 
 def report_of_decision(
@@ -189,7 +158,6 @@ def report_of_decision(
 
 
 def environment() -> dict[str, str]:
-    """Returns versions and machine, for the report."""
     import psutil
 
     from stoker import __version__
@@ -214,17 +182,15 @@ def environment() -> dict[str, str]:
 
 
 def found_in(file: Path, kind: "type[RecordT]") -> "RecordT | None":
-    """Returns a record of the run; None where its step was not done."""
     from stoker.records import read_json
 
     return read_json(file, kind) if file.is_file() else None
 
 
-def _existing(file: Path) -> Path | None:
+def existing(file: Path) -> Path | None:
     return file if file.is_file() else None
 
 
-def _timeline(training_file: Path, training: "Training | None") -> Path | None:
-    if training is None or training.measured is None or not training.measured.timeline_file:
-        return None
-    return _existing(training_file.parent / training.measured.timeline_file)
+def timeline_of(training: "Training | None", *, folder: Path) -> Path | None:
+    file = training.measured.timeline_file if training and training.measured else None
+    return existing(folder / file) if file else None

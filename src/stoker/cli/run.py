@@ -30,13 +30,8 @@ if TYPE_CHECKING:
     from stoker.records.base import RecordT
 
 _LINES = "\n\t"
-_RECORD_OF = {
-    "profile": "profile",
-    "decide": "decision",
-    "train": "training",
-    "evaluate": "evaluation",
-}
-STEPS = tuple(_RECORD_OF)
+STEPS = ("profile", "decide", "train", "evaluate")
+_RECORD_OF = dict(zip(STEPS, ("profile", "decision", "training", "evaluation"), strict=True))
 
 
 def run_verb(
@@ -127,8 +122,7 @@ def run_verb(
             raise
         report = report_of_chain(chain)
         ending.step, ending.links["report"] = chain.doing, str(report)
-        page = track(chain, report)
-        if page:
+        if page := track(chain, report):
             ending.links["mlflow"] = page
         if code:
             # Without an evaluation, the training failed.
@@ -177,12 +171,7 @@ class Chain:
         make: "Callable[[], RecordT]",
         words: "Callable[[RecordT], str]",
     ) -> "RecordT":
-        """Makes the step's record and writes it, or reads the earlier one.
-
-        Args:
-            make: Does the step; `train` writes its record itself.
-            words: Returns the record in one line.
-        """
+        """Makes the step's record and writes it (`train` itself does), or reads an earlier one."""
         from stoker.records import read_json, write_json
 
         file = self.run_dir / f"{_RECORD_OF[name]}.json"
@@ -295,8 +284,6 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
             platform=platform,
             catalog=catalog,
             decision=decision,
-            total_steps=workload.training.total_steps(),
-            out=None,
             again=command_line(chain.arguments, from_step="train"),
             quiet=chain.quiet,
             echo=False,
@@ -330,7 +317,6 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
 
 
 def track(chain: Chain, report: Path, *, is_stopped: bool = False) -> str:
-    """Writes the run to MLflow, where the workload names one; returns its page's address."""
     from stoker.cli.report import found_in
     from stoker.cli.tracking import keep_tracked
     from stoker.platforms.base import tracking_of
@@ -354,8 +340,7 @@ def track(chain: Chain, report: Path, *, is_stopped: bool = False) -> str:
 def forget_later(run_dir: Path, first: int) -> None:
     """Removes what the steps to come will write: an old record must not pass for a new one.
 
-    Raises:
-        PlatformError: If hosts of an earlier `stoker run` in that folder still run here.
+    Raises PlatformError if hosts of an earlier `stoker run` in that folder still run here.
     """
     from stoker.platforms.local import lock_run_folder
 

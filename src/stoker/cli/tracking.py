@@ -50,7 +50,6 @@ def keep_tracked(
 
     Args:
         is_stopped: Whether this process was told to end, so that there is little time.
-        training, evaluation, run_id, files, is_refused: As for `stoker.tracking.kept`.
     """
     from stoker.tracking import kept
 

@@ -194,7 +194,6 @@ def train_verb(
                     platform=runs_on,
                     catalog=catalog,
                     decision=decided,
-                    total_steps=workload.training.total_steps(),
                     out=outputs.out,
                     again=again,
                     quiet=as_json,
@@ -273,7 +272,7 @@ def train_verb(
 
 
 def _training_in(file: Path) -> "Training | None":
-    """Returns the record; None if there is none, or only one of another version."""
+    # None also for one of another version.
     from stoker.records import Training, read_json
 
     with contextlib.suppress(StokerError):
@@ -282,7 +281,6 @@ def _training_in(file: Path) -> "Training | None":
 
 
 def _request_of(platform: "Platform[RequestT]", job: "JobSpec", *, as_json: bool) -> str:
-    """Returns the job's request as the platform's tools read it, else as JSON."""
     request = platform.plan(job)
     # Kubernetes has one: YAML for `kubectl apply`.
     manifest: Callable[[RequestT], str] | None = getattr(platform, "manifest", None)
@@ -292,12 +290,7 @@ def _request_of(platform: "Platform[RequestT]", job: "JobSpec", *, as_json: bool
 
 
 def command_line(arguments: Sequence[str], *, from_step: str | None = None) -> str:
-    """Returns the command line as a person would type it again.
-
-    Args:
-        arguments: The words after `stoker`.
-        from_step: Step for `--from`, which is replaced or added.
-    """
+    """Returns the command line as a person would type it again, with this `--from` if any."""
     words = [program(), *arguments]
     if from_step is not None:
         if "--from" in words:

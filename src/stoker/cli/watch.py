@@ -90,8 +90,7 @@ class RunView:
     """What `stoker watch` shows of a run, collected from log lines.
 
     Attributes:
-        run: Run id; empty until the first line.
-        progress: Progress of the rank that waits longest; None until a step is logged.
+        progress: Progress of the rank that waits longest.
         interval: Latest report of the feed; None without a feed, as in a run of one host.
         happenings: The latest events, as `HH:MM:SS host what`.
         status: How the run ended; empty while it runs.
@@ -133,7 +132,6 @@ class RunView:
         return True
 
     def document(self) -> dict[str, object]:
-        """Returns the whole state, for JSON."""
         progress = self.progress or StepProgress(steps=0, step_seconds=0.0, wait_seconds=0.0)
         limit = feed_limit_of(self.interval) if self.interval else None
         return {
@@ -272,7 +270,6 @@ class LogOfRun:
         self._tails: dict[Path, FileTail] = {}
 
     def read(self) -> Iterator[str]:
-        """Yields the lines that are new, host by host."""
         is_folder = self._path.is_dir()
         # Each time: hosts of a data group may join later.
         for path in sorted(self._path.glob("logs/*.log")) if is_folder else [self._path]:
@@ -281,7 +278,7 @@ class LogOfRun:
             yield from tail.read()
 
     def has_ended(self) -> bool:
-        """Returns whether the run's record, which is written last, is there."""
+        # The run's record is written last.
         return (self._path / "training.json").is_file()
 
     def close(self) -> None:
@@ -313,7 +310,6 @@ class StandardInput:
             yield line.decode(errors="replace")
 
     def has_ended(self) -> bool:
-        """Returns whether the other command has closed the pipe."""
         return self._is_over
 
     def close(self) -> None:
@@ -324,7 +320,6 @@ LogSource = LogOfRun | StandardInput
 
 
 def source_of(run: str) -> LogSource:
-    """Returns the source that `run` names; raises UsageError if it is no run."""
     if run == "-":
         return StandardInput()
     for path in (Path(run), RUNS / run):
@@ -359,11 +354,7 @@ def _why_not_watched(path: Path) -> str:
 
 
 def follow(source: LogSource, show: Callable[[RunView], None], *, once: bool) -> None:
-    """Shows the run until it ends.
-
-    Args:
-        show: Draws or prints the state of the run.
-        once: Whether to show only what the source has now; of standard input, all that comes.
+    """Shows the run until it ends; `once`: what the source has now, or all of standard input.
 
     Raises:
         UsageError: If standard input holds no line of a run's log.

@@ -1,5 +1,6 @@
 """Workloads (`settings` reads them), groups and run folders that a command line names."""
 
+import contextlib
 import os
 import re
 import shlex
@@ -51,8 +52,7 @@ def read_with_params(
 def with_params(workload: Workload, params: Sequence[str], *, target: str) -> Workload:
     """Applies a run's parameters to the workload; those that only its pipeline has are left out.
 
-    Raises:
-        UsageError: If a value is wrong, or a name is nearly one of the workload's.
+    A wrong value, or a name that is nearly one of the workload's, is a UsageError.
     """
     from stoker.cli.compile import has_parameter
 
@@ -78,12 +78,7 @@ def resolve(
     """Returns the workload of a file, or one made of a bare command.
 
     On the local platform the program and the script must exist here; elsewhere they are in the
-    image or package.
-
-    Args:
-        words: A workload file, or a command.
-        params: Parameters of a pipeline's run.
-        verb: The verb that runs it, for the corrected command line in errors.
+    image or package. `verb` is for the corrected command line in errors.
     """
 
     def typed(*words: str) -> str:
@@ -138,8 +133,7 @@ def workload_of(
     script = next((word for word in command if word.endswith((".py", ".sh"))), command[0])
     # Hosts and services allow only these characters.
     name = re.sub(r"[^a-z0-9]+", "-", Path(script).stem.lower())[:40].strip("-") or "command"
-    document = {"name": name, "command": [*command], **(keys or {})}
-    return workload_from(document, overrides=overrides)
+    return workload_from({"name": name, "command": [*command], **(keys or {})}, overrides=overrides)
 
 
 def workload_of_records(
@@ -180,16 +174,20 @@ def check_command(command: Sequence[str], *, where: str) -> None:
 
 
 def region_of(workload: Workload) -> str | None:
-    """Returns the AWS region that the workload names, if any."""
     return workload.sagemaker.region if workload.sagemaker else None
 
 
-def todays_cluster(workload: Workload) -> Cluster:
-    """Returns today's cluster, by default one core of this machine; UsageError in a cloud."""
+def todays_cluster(workload: Workload, *, all_cores: bool = False) -> Cluster:
+    """Returns today's cluster; UsageError in a cloud if the workload names none.
+
+    By default it is one core of this machine; or, as for a bare command without stoker,
+    `all_cores` that it may use.
+    """
     if workload.cluster:
         return workload.cluster
     if workload.platform_info.is_this_machine:
-        return Cluster(dnn=TodaysGroup(instance_type="local.c1", count=1))
+        cores = usable_vcpus() if all_cores else 1
+        return Cluster(dnn=TodaysGroup(instance_type=f"local.c{cores}", count=1))
     raise UsageError(
         "the workload does not name the cluster on which it trains today",
         where=f"workload {workload.name}, key cluster",
@@ -214,13 +212,23 @@ def reused_profile(workload: Workload, params: Sequence[str]) -> Profile | None:
     return profile
 
 
-def runs_folder() -> Path:
-    """Returns runs/, or one in a temporary folder where this folder cannot be written.
+def _made(name: str, *, may_exist: bool) -> Path:
+    """Makes runs/NAME, in a temporary folder where this folder cannot be written.
 
     A pipeline's step may run as another user than the image's.
     """
-    here = RUNS if RUNS.exists() else Path()
-    return RUNS if os.access(here, os.W_OK) else Path(tempfile.gettempdir()) / RUNS
+    runs = RUNS
+    if not os.access(RUNS if RUNS.exists() else Path(), os.W_OK):
+        runs = Path(tempfile.gettempdir()) / RUNS
+    try:
+        (runs / name).mkdir(parents=True, exist_ok=may_exist)
+    except OSError as err:
+        if isinstance(err, FileExistsError) and not may_exist:
+            raise
+        raise UsageError(
+            f"cannot make a run folder: {err}", where=str(runs), fix="check its permissions"
+        ) from None
+    return runs / name
 
 
 def named_run_dir(name: str) -> Path:
@@ -228,40 +236,23 @@ def named_run_dir(name: str) -> Path:
     from stoker.platforms.base import check_run_name
 
     check_run_name(name, most=63)
-    runs = runs_folder()
-    try:
-        (runs / name).mkdir(parents=True, exist_ok=True)
-    except OSError as err:
-        raise UsageError(
-            f"cannot make a run folder: {err}", where=str(runs), fix="check its permissions"
-        ) from None
-    return runs / name
+    return _made(name, may_exist=True)
 
 
 def new_run_dir(name: str) -> Path:
     """Makes the new folder runs/NAME-DATE-TIME."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    runs = runs_folder()
     # `mkdir` is atomic: two runs that begin in the same second get two folders.
     for suffix in ["", *(f"-{n}" for n in range(2, 100))]:
-        folder = runs / f"{name}-{stamp}{suffix}"
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        except OSError as err:
-            raise UsageError(
-                f"cannot make a run folder: {err}", where=str(runs), fix="check its permissions"
-            ) from None
-        return folder
-    raise UsageError("too many runs were started within one second", where=str(runs))
+        with contextlib.suppress(FileExistsError):
+            return _made(f"{name}-{stamp}{suffix}", may_exist=False)
+    raise UsageError("too many runs were started within one second", where=str(RUNS.absolute()))
 
 
 def latest_run_dir(workload: Workload, *, needs: Sequence[str]) -> Path:
     """Returns the newest run of the same workload that has the files in `needs`.
 
-    Raises:
-        UsageError: If there is none, with what differs from the newest run of that name.
+    If there is none, the UsageError says what differs from the newest run of that name.
     """
     begin = f"{workload.name}-"
     # First those of this name, as a workload may have been renamed; then the newest.
@@ -302,12 +293,7 @@ def _example(default_type: str | None) -> str:
 
 
 def parse_groups(texts: Sequence[str], *, default_type: str | None) -> tuple[Group, ...]:
-    """Returns the groups of a cluster, dnn first.
-
-    Args:
-        texts: `ROLE=[TYPE:]HOSTS[:WORKERS]` each; WORKERS are data workers of one host.
-        default_type: Instance type of groups that name none.
-    """
+    """Returns the groups of a cluster, dnn first, each from `ROLE=[TYPE:]HOSTS[:WORKERS]`."""
     groups = [_parse(text, default_type=default_type) for text in texts]
     roles = [group.role for group in groups]
     for role in _ROLES:
