@@ -48,12 +48,7 @@ def members(
 ) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
     """Yields the members of a .tar.gz, each with the archive to extract it from at once.
 
-    Args:
-        packed: A stream, which is read once.
-        max_bytes: Limit of all members together, unpacked.
-
-    Raises:
-        tarfile.TarError: If it is not an archive, or too large.
+    Raises tarfile.TarError if it is not an archive, or has more than `max_bytes` unpacked.
     """
     # tarfile reads a header whole, whatever its size: this ends before that.
     margin = MAX_HEADER_BYTES + _BUFFER_BYTES

@@ -64,12 +64,8 @@ class StokerError(Exception):
 
     def __str__(self) -> str:
         """Returns the facts as the command line prints them, one per line."""
-        lines = [self.what]
-        if self.where:
-            lines.append(f"where: {self.where}")
-        if self.fix:
-            lines.append(f"try:   {self.fix}")
-        return "\n".join(lines)
+        where = f"\nwhere: {self.where}" if self.where else ""
+        return self.what + where + (f"\ntry:   {self.fix}" if self.fix else "")
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickles the facts, which are keyword arguments and so not in `args`."""
@@ -121,14 +117,12 @@ class ServiceError(PlatformError):
 
     Attributes:
         code: The service's own error code, or the HTTP status; empty without an answer.
-        status: HTTP status; 0 without an answer.
         action: The call as a policy names it: `sagemaker:CreateTrainingJob`, `create pods`.
         kind: `missing`: no such object; `denied`: a permission is missing; `taken`: the name is in
             use; `stale`: the login has expired; `away`: no answer, a retry may help; `refused`:
             anything else.
         user: Account that lacks the permission, where the service names it.
         is_repeated: An earlier attempt of the same call was sent and not answered.
-        retry_after_seconds: Pause that the service asks for; 0: it does not say.
     """
 
     def __init__(

@@ -206,7 +206,6 @@ def _performance(profile: Profile, decision: Decision, training: Training) -> Pe
 
 
 def _cost_of(plan: Predicted | None, step_seconds: float, *, is_billed: bool) -> StepCost:
-    """Returns the cost of a step of that length on the hosts of a plan."""
     if plan is None:
         return StepCost(step_seconds=step_seconds)
     times = step_seconds / plan.step_seconds

@@ -29,9 +29,6 @@ def timed(batches: object) -> tuple[object, object]:
 
     Args:
         batches: A tf.data.Dataset, as for `fit`, with its `prefetch` at the end.
-
-    Returns:
-        The dataset, and a callback for `fit`.
     """
     tf = import_module("tensorflow")
     process = this_process()
@@ -72,11 +69,7 @@ def timed(batches: object) -> tuple[object, object]:
 
 @dataclass(slots=True)
 class _FitSteps:
-    """Steps of `fit`, from one batch's end to the next.
-
-    Attributes:
-        read: Returns seconds waited and samples so far.
-    """
+    """Steps of `fit`, from one batch's end to the next; `read` returns (wait, samples) so far."""
 
     process: TrainerProcess
     read: Callable[[], tuple[float, float]]

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum, auto
 from typing import TextIO
@@ -176,11 +177,7 @@ class EventName(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LogEvent:
-    """A parsed event line.
-
-    Attributes:
-        when: UTC time, ISO 8601 with milliseconds.
-    """
+    """A parsed event line; `when` is in UTC, ISO 8601 with milliseconds."""
 
     when: str
     run: str
@@ -201,15 +198,12 @@ class Log:
         """Writes one line. A closed or full stream is ignored: logging must not end a job."""
         pairs = "".join(f" {key}={_quote(_text(value))}" for key, value in values.items())
         line = f"{_PREFIX}{now_utc()} {self._head} {name}{pairs}\n"
-        with self._lock:
-            try:
-                # Looked up at each event: tests and notebooks replace it.
-                stream = self._stream or sys.stderr
-                stream.write(line)
-                stream.flush()
-            # A full disk or a closed pipe; ValueError: a stream closed in this process.
-            except (OSError, ValueError):
-                return
+        # A full disk or a closed pipe; ValueError: a stream closed in this process.
+        with self._lock, suppress(OSError, ValueError):
+            # Looked up at each event: tests and notebooks replace it.
+            stream = self._stream or sys.stderr
+            stream.write(line)
+            stream.flush()
 
 
 def parse_line(line: str) -> LogEvent | None:
@@ -255,10 +249,8 @@ def _text(value: LogValue) -> str:
 def printable(text: str, *, keep: str = "") -> str:
     r"""Returns `text` with control and format characters escaped, such as `\x1b` and `\u202e`.
 
-    Text of others, such as a dataset's error, must not control the terminal.
-
-    Args:
-        keep: Characters to leave as they are, such as line ends.
+    Text of others, such as a dataset's error, must not control the terminal. Characters in `keep`,
+    such as line ends, stay.
     """
     if text.isprintable():
         return text

@@ -6,8 +6,6 @@ error message: messages of Python's own libraries can hold it, so only their kin
 
 import http.client
 import json
-import queue
-import threading
 import time
 import urllib.error
 import urllib.request
@@ -20,7 +18,7 @@ from typing import Literal
 from stoker.errors import ServiceError
 from stoker.logs import now_utc, printable
 from stoker.records import Json
-from stoker.repeat import MAX_PAUSE_SECONDS, may_pass, repeated
+from stoker.repeat import MAX_PAUSE_SECONDS, may_pass, repeated, within
 
 ATTEMPTS = 3
 _MAX_ERROR = 500
@@ -31,11 +29,8 @@ class RunEnding:
     """How a command ended, filled in as it runs.
 
     Attributes:
-        workload: Name of the workload.
-        run: Name of the run.
         step: Step that failed, or the last one.
         status: Status of the run, which may differ from the command's.
-        error: What failed, in a line; empty if nothing did.
         links: Name to address or file.
     """
 
@@ -48,7 +43,6 @@ class RunEnding:
     links: dict[str, str] = field(default_factory=dict)
 
     def failed(self, error: str, *, exit_code: int | None = None) -> None:
-        """Records that the run failed."""
         self.status, self.error, self.exit_code = "failed", error, exit_code
 
 
@@ -103,44 +97,34 @@ def post(url: str, body: Mapping[str, Json], *, timeout: float) -> str:
 
 
 def _attempt(url: str, content: bytes, *, timeout: float) -> None:
-    """Sends once; raises ServiceError without the address.
-
-    In a thread: neither a slow resolver nor an answer that trickles in exceeds the timeout.
-    """
-    ends: queue.SimpleQueue[ServiceError | None] = queue.SimpleQueue()
+    """Sends once; raises ServiceError without the address."""
 
     def send() -> None:
         headers = {"Content-Type": "application/json", "User-Agent": "stoker"}
-        try:
-            request = urllib.request.Request(url, data=content, headers=headers)
-            with urllib.request.build_opener(_NoRedirect).open(request, timeout=timeout):
-                ends.put(None)
-        except urllib.error.HTTPError as err:
-            err.close()
-            pause = _pause(err.headers.get("Retry-After", ""))
-            is_passing = err.code == 429 or err.code >= 500
-            what = f"the webhook answered with {err.code}"
-            kind: Literal["away", "refused"] = "away" if is_passing else "refused"
-            ends.put(ServiceError(what, kind=kind, status=err.code, retry_after_seconds=pause))
-        except (OSError, http.client.HTTPException) as err:
-            reason = err.reason if isinstance(err, urllib.error.URLError) else err
-            words = reason.strerror if isinstance(reason, OSError) and reason is not err else ""
-            ends.put(_away(words or type(reason).__name__))
-        except Exception as err:
-            # The address is malformed.
-            ends.put(ServiceError(f"the webhook cannot be reached: {type(err).__name__}"))
+        request = urllib.request.Request(url, data=content, headers=headers)
+        urllib.request.build_opener(_NoRedirect).open(request, timeout=timeout).close()
 
-    threading.Thread(target=send, name="webhook", daemon=True).start()
+    kind: Literal["away", "refused"] = "away"
     try:
-        end = ends.get(timeout=timeout)
-    except queue.Empty:
-        end = _away(f"no answer within {timeout:g} s")
-    if end is not None:
-        raise end
-
-
-def _away(why: str) -> ServiceError:
-    return ServiceError(f"the webhook cannot be reached: {why}", kind="away")
+        # Neither a slow resolver nor an answer that trickles in exceeds the timeout.
+        within(timeout, send)
+        return
+    except urllib.error.HTTPError as err:
+        err.close()
+        pause = _pause(err.headers.get("Retry-After", ""))
+        kind = "away" if err.code == 429 or err.code >= 500 else "refused"
+        what = f"the webhook answered with {err.code}"
+        raise ServiceError(what, kind=kind, status=err.code, retry_after_seconds=pause) from None
+    except TimeoutError:
+        why = f"no answer within {timeout:g} s"
+    except (OSError, http.client.HTTPException) as err:
+        reason = err.reason if isinstance(err, urllib.error.URLError) else err
+        words = reason.strerror if isinstance(reason, OSError) and reason is not err else ""
+        why = words or type(reason).__name__
+    except Exception as err:
+        # The address is malformed.
+        kind, why = "refused", type(err).__name__
+    raise ServiceError(f"the webhook cannot be reached: {why}", kind=kind)
 
 
 def _pause(retry_after: str) -> float:

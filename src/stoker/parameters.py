@@ -41,12 +41,10 @@ class Parameter:
     """A parameter that can be set when a run of a pipeline starts.
 
     Attributes:
-        name: Name in snake case.
         kind: What the target's console asks for.
         text: What it does, in a sentence, with the meaning of an empty value.
         default: Returns its value for a workload.
         overrides: Returns `key.path=value` of a value; () where other code reads it.
-        choices: Allowed values; () for any.
         hyperparameter: Name of the hyperparameter that it sets; empty: it sets another key.
     """
 
@@ -114,11 +112,7 @@ def main_channel(workload: Workload) -> str | None:
 
 
 def parse(texts: Sequence[str], *, workload: Workload) -> dict[str, str]:
-    """Parses and checks `NAME=VALUE` texts; names are in snake or camel case.
-
-    Raises:
-        UsageError: For an unknown name (with the nearest known one) or a wrong value.
-    """
+    """Parses and checks `NAME=VALUE` texts; names are in snake or camel case."""
     known = {p.name: p for p in parameters_of(workload)}
     # The steps of a run on SageMaker get the names in camel case.
     by_any = {**known, **{p.camel_name: p for p in known.values()}}

@@ -35,7 +35,6 @@ def reason_of_failure(
 
     Args:
         lines: Its last whole lines, which may include stoker's.
-        who: For example `dnn host algo-1`.
         exit_code: As a shell counts, or negative for a signal.
         out_of_memory: What is known of that, to follow `it`: `took more memory than its limit`.
     """
@@ -55,10 +54,7 @@ def reason_of_failure(
 
 
 def cause_of(failure: str) -> str:
-    """Returns the line of a failure's text that names its cause, safe for a terminal.
-
-    That is the first line, or the last of a bare traceback.
-    """
+    """Returns a failure's first line, or the last of a bare traceback, safe for a terminal."""
     lines = [line for line in _written(failure.splitlines()) if line]
     first = next((line for line in lines if not line.startswith(("where:", "try:"))), "")
     if _TRACE.match(first):
@@ -69,11 +65,7 @@ def cause_of(failure: str) -> str:
 def innermost(raised: str) -> str:
     """Returns a data worker's error and where it happened: `OSError: a.jpg (sample 7)`.
 
-    Args:
-        raised: What was raised in the trainer, `RuntimeError: Caught ...`, with the lines after it.
-
-    Returns:
-        Empty if it has no worker's error.
+    Empty if what was raised in the trainer, `RuntimeError: Caught ...`, has none.
     """
     found = list(_CAUGHT.finditer(raised))
     if not found:
@@ -94,13 +86,11 @@ def innermost(raised: str) -> str:
 
 
 def said_in(lines: Iterable[str]) -> str:
-    """Returns the error or exception that lines report; empty if there is none."""
     written = _written(lines)
     return printable(_error_in(written) or _raised_in(written))
 
 
 def without_events(lines: Iterable[str]) -> list[str]:
-    """Returns the lines that stoker's log did not write."""
     return [line for line in lines if not EVENT_HEAD.search(line)]
 
 
@@ -152,10 +142,7 @@ def _raised_in(lines: Sequence[str]) -> str:
 
 
 def _with_next(lines: Sequence[str], at: int) -> str:
-    """Returns a line, joined with the next ones as long as it ends with a colon.
-
-    For example `Error(s) in loading state_dict for Net:`.
-    """
+    # `Error(s) in loading state_dict for Net:` goes on in the next lines.
     words = lines[at].strip()
     for line in lines[at + 1 :]:
         if not words.endswith(":") or not line.strip():

@@ -1,11 +1,13 @@
-"""Repetition of calls to services that falter.
+"""Calls to services that falter: with a time limit, and repeated.
 
 A service may refuse any call for some minutes: it is upgraded, throttles, or lets a login expire.
 Callers say for how long a call is worth repeating, and what they tell the user meanwhile.
 """
 
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from typing import TypeVar
 
 from stoker.errors import ServiceError, ServiceErrorKind
@@ -17,6 +19,23 @@ READ_AGAIN_SECONDS = 900.0
 # Pauses between attempts, doubled each time.
 MIN_PAUSE_SECONDS = 1.0
 MAX_PAUSE_SECONDS = 60.0
+
+
+def within(seconds: float, work: Callable[[], ResultT]) -> ResultT:
+    """Returns the result of `work`, or raises its error; TimeoutError after `seconds`."""
+    answer = Future[ResultT]()
+
+    def run() -> None:
+        try:
+            answer.set_result(work())
+        except BaseException as err:  # raised below, in the other thread
+            answer.set_exception(err)
+
+    # A daemon: a look-up that hangs must not keep the process alive.
+    threading.Thread(target=run, daemon=True).start()
+    if not wait([answer], seconds).done:
+        raise TimeoutError(f"no answer within {seconds:g} s")
+    return answer.result()
 
 
 def may_pass(error: ServiceError) -> bool:
@@ -46,15 +65,11 @@ def repeated(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> ResultT:
-    """Calls until it succeeds, with longer pauses each time.
+    """Calls until it succeeds, for `seconds` at most, with longer pauses each time.
 
     Args:
-        seconds: How long a failing call is repeated.
-        is_passing: Whether an error is worth another attempt.
+        is_passing: Whether an error is worth another attempt; else it is raised.
         tell: Called once, with the first error; it may log in again.
-
-    Raises:
-        ServiceError: The last one, if it cannot pass or the time is over.
     """
     deadline, pause, has_told = clock() + seconds, MIN_PAUSE_SECONDS, False
     while True:

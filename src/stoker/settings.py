@@ -291,11 +291,7 @@ class RunEnvironment:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str], *only: str) -> Self:
-        """Reads the given fields, else all; unset or empty variables mean the default.
-
-        Raises:
-            UsageError: If a variable is malformed.
-        """
+        """Reads the given fields, else all; unset or empty variables mean the default."""
         values = {}
         kind: object = cls
         for name, (variable, hinted) in _variables(kind).items():
@@ -344,11 +340,7 @@ class ProcessSettings(RunEnvironment):
 
 
 def from_environment(environ: Mapping[str, str] = os.environ) -> ProcessSettings:
-    """Reads STOKER_* (and torchrun's RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE).
-
-    Raises:
-        UsageError: If a variable is malformed.
-    """
+    """Reads STOKER_* and torchrun's variables; raises UsageError if one is malformed."""
     return ProcessSettings.from_environ(environ)
 
 
@@ -359,8 +351,7 @@ def cloud_region(environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 def webhook_url(variable: str, environ: Mapping[str, str] = os.environ) -> str:
-    """Returns the webhook's address, a secret; empty if the variable is not set."""
-    # Secrets usually come from files, with a line break at the end.
+    # A secret. They usually come from files, with a line break at the end.
     return environ.get(variable, "").strip()
 
 
@@ -375,19 +366,13 @@ def pipeline_execution(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def named_instance_type(environ: Mapping[str, str] | None = None) -> str | None:
-    """Returns the host's instance type if the environment names it."""
     env = os.environ if environ is None else environ
     return env.get("STOKER_INSTANCE_TYPE") or env.get("SM_CURRENT_INSTANCE_TYPE") or None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubeflowEnvironment:
-    """Settings for Kubeflow Pipelines; kfp itself reads KF_PIPELINES_ENDPOINT.
-
-    Attributes:
-        namespace: Namespace of the user; in a pod the pod's.
-        token: A secret.
-    """
+    """Settings for Kubeflow Pipelines; kfp itself reads KF_PIPELINES_ENDPOINT."""
 
     namespace: str = ""
     token: str = field(default="", repr=False)
@@ -481,9 +466,6 @@ def workload_from(
     Args:
         source: Name of the document in errors.
         lines: Key path to line number, if known.
-
-    Raises:
-        UsageError: As `read_workload`.
     """
     changed = dict(document)
     for override in overrides:
@@ -538,15 +520,14 @@ def _place_in(address: str) -> str:
 
 def _texts(value: Json, path: str) -> Iterator[tuple[str, str]]:
     """Yields (key path, text) of all texts in a value."""
-    match value:
-        case str():
-            yield path, value
-        case Mapping():
-            for key, below in value.items():
-                yield from _texts(below, f"{path}.{key}" if path else str(key))
-        case list():
-            for index, below in enumerate(value):
-                yield from _texts(below, f"{path}[{index}]")
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for key, below in value.items():
+            yield from _texts(below, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list):
+        for index, below in enumerate(value):
+            yield from _texts(below, f"{path}[{index}]")
 
 
 def _with_pools_text(workload: Workload, place: Place) -> Workload:
@@ -565,15 +546,12 @@ def _with_pools_text(workload: Workload, place: Place) -> Workload:
 
 def _check_workload(workload: Workload, place: Place) -> None:
     for index, gate in enumerate(workload.gate):
+        where = place.at(f"gate[{index}]")
         if gate.min is None and gate.max is None and not gate.needs_champion:
-            raise UsageError(
-                f"gate {gate.metric} has neither min nor max", where=place.at(f"gate[{index}]")
-            )
+            raise UsageError(f"gate {gate.metric} has neither min nor max", where=where)
         if gate.min is not None and gate.max is not None and gate.min > gate.max:
-            raise UsageError(
-                f"gate {gate.metric}: min {gate.min} is above max {gate.max}",
-                where=place.at(f"gate[{index}]"),
-            )
+            what = f"gate {gate.metric}: min {gate.min} is above max {gate.max}"
+            raise UsageError(what, where=where)
     check_engine(workload.engine_settings, taken=workload.feed.ports, place=place)
     _check_strategy(workload, place)
     _check_replicas(workload.feed, place)
@@ -607,8 +585,7 @@ def _check_mlflow(address: str, place: Place) -> None:
 
 def _check_strategy(workload: Workload, place: Place) -> None:
     strategy = workload.strategy_settings
-    misfit = strategy.misfit()
-    if misfit is not None:
+    if misfit := strategy.misfit():
         key, takers = misfit
         raise UsageError(
             f"strategy {strategy.name} does not use {key}",
@@ -636,8 +613,7 @@ def _check_replicas(feed: FeedSettings, place: Place) -> None:
             fix="remove one of them",
         )
     ranks = [rank for replica in feed.replicas for rank in replica]
-    twice = sorted({rank for rank in ranks if ranks.count(rank) > 1})
-    if twice:
+    if twice := sorted({rank for rank in ranks if ranks.count(rank) > 1}):
         raise UsageError(f"rank {twice[0]} is in two replicas", where=place.at("feed.replicas"))
 
 

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-# A page has spaces that do not break.
 Style = Literal["terminal", "page"]
 NBSP = "\N{NO-BREAK SPACE}"
 _THIN = "\N{NARROW NO-BREAK SPACE}"
@@ -89,16 +88,18 @@ def digits(value: float, figures: int, *, max_places: int = 9) -> str:
     # 9.996 is rounded to 10.00, one digit too many.
     if rounded and math.floor(math.log10(abs(rounded))) > math.floor(math.log10(abs(value))):
         places = max(0, places - 1)
-    return f"{rounded:,.{places}f}".replace(",", _THIN).replace("-", _MINUS)
+    return _grouped(rounded, places).replace("-", _MINUS)
+
+
+def _grouped(value: float, places: int) -> str:
+    return f"{value:,.{places}f}".replace(",", _THIN)
 
 
 def usd(value: float | None) -> str:
     """Writes dollars: cents from 1 $ up, three significant digits below."""
     if value is None:
         return NOT_KNOWN
-    if abs(value) >= 1:
-        return "$" + f"{value:,.2f}".replace(",", _THIN)
-    return "$" + digits(value, 3)
+    return "$" + (_grouped(value, 2) if abs(value) >= 1 else digits(value, 3))
 
 
 def apart(one: float, other: float) -> tuple[str, str]:
@@ -106,7 +107,7 @@ def apart(one: float, other: float) -> tuple[str, str]:
     places = 2
     while one != other and places < 9 and f"{one:.{places}f}" == f"{other:.{places}f}":
         places += 1
-    return f"{one:,.{places}f}".replace(",", _THIN), f"{other:,.{places}f}".replace(",", _THIN)
+    return _grouped(one, places), _grouped(other, places)
 
 
 def percent(fraction: float | None) -> str:
@@ -135,7 +136,7 @@ def metric(value: float | None) -> str:
 
 def whole(value: int) -> str:
     """Writes a count: `10 000`, a thin space between thousands."""
-    return f"{value:,}".replace(",", _THIN)
+    return _grouped(value, 0)
 
 
 def count(number: int, noun: str, plural: str | None = None) -> str:
@@ -147,7 +148,7 @@ def count(number: int, noun: str, plural: str | None = None) -> str:
 def _percent(fraction: float, *, sign: str) -> str:
     value = fraction * 100
     # No decimals from 10 % on; 9.96 would be 10.0.
-    text = f"{value:,.0f}".replace(",", _THIN) if value >= 9.95 else f"{value:.1f}"
+    text = _grouped(value, 0) if value >= 9.95 else f"{value:.1f}"
     return f"{sign if value >= 0.05 else ''}{'0' if text == '0.0' else text}{NBSP}%"
 
 
@@ -185,7 +186,6 @@ def wait_words(
     Args:
         share: The share of `rank`, which waits longest.
         least: The share of the rank that waits least; None: there is one rank.
-        of: The words after the share.
     """
     write = percent if style == "page" else percentage
     if least is None or share - least < _RANKS_DIFFER:
@@ -236,12 +236,9 @@ def cost_change_words(change: float, *, is_billed: bool) -> str:
 
 def duration(seconds: float) -> str:
     """Writes a duration for a terminal: `48 s`, `3 min 12 s`, `1 h 03 min`."""
-    whole_seconds = max(0, round(seconds))
-    minutes, rest = divmod(whole_seconds, 60)
-    if whole_seconds < 60:
-        return f"{whole_seconds} s"
-    if whole_seconds < 3600:
-        return f"{minutes} min {rest:02d} s"
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 

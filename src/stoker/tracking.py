@@ -53,14 +53,12 @@ class TrackingOrder(msgspec.Struct, frozen=True, kw_only=True):
     """What the process with MLflow is to write.
 
     Attributes:
-        address: Tracking URI.
         run: Name of stoker's run; the run of MLflow with this tag is continued.
         run_id: Run of MLflow, where it is known.
         is_managed: SageMaker has already made a run of this name, without the tag.
         status: How the run ended; empty: it continues.
         is_refused: This process started no job: the status of an earlier attempt stays.
         step: Steps that the training has done, at which the metrics are written.
-        files: Artifacts.
     """
 
     address: str
@@ -78,13 +76,7 @@ class TrackingOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrackedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A run of MLflow.
-
-    Attributes:
-        run_id: Empty if there is none.
-        url: Its page, where the server has pages.
-        trouble: What failed, in a line; empty if nothing did.
-    """
+    """A run of MLflow, with its page where the server has pages; or what failed, in a line."""
 
     run_id: str = ""
     url: str = ""
@@ -126,8 +118,7 @@ def kept(
         run_id: The run in MLflow, where no record has it.
         files: Artifacts; missing files are left out.
         is_refused: No job began: without a record, the status of an earlier attempt stays.
-        environ: With MLflow's token.
-        timeout: Seconds; by default those of the settings.
+        timeout: Default: that of the settings.
     """
     order = TrackingOrder(
         address=_address(settings),
@@ -161,17 +152,11 @@ def handed(
 
 
 def parameters_of(training: Training) -> dict[str, str]:
-    """Returns hyperparameters and cluster of a run."""
     cluster = {
         f"{group.name}.{key}": str(value)
         for group in training.groups
-        for key, value in (
-            ("instance_type", group.instance_type),
-            ("count", group.count),
-            ("workers_per_host", group.workers_per_host),
-            ("processes_per_host", group.processes_per_host),
-        )
-        if value is not None
+        for key in ("instance_type", "count", "workers_per_host", "processes_per_host")
+        if (value := getattr(group, key)) is not None
     }
     how = {"strategy": training.strategy, "engine": training.engine}
     return {**hyperparameters(training.hyperparameters), **cluster, **how}
@@ -185,29 +170,18 @@ def metrics_of(training: Training | None, evaluation: Evaluation | None) -> dict
     }
     measured = training.measured if training else None
     if measured and measured.steps:
-        found |= {
-            "stoker_step_seconds": measured.step_seconds,
-            "stoker_wait_seconds": measured.wait_seconds,
-            "stoker_samples_per_second": measured.samples_per_second,
-            "stoker_usd_per_1000_steps": measured.usd_per_1000_steps,
-        }
+        steps = ("step_seconds", "wait_seconds", "samples_per_second", "usd_per_1000_steps")
+        found |= {f"stoker_{name}": getattr(measured, name) for name in steps}
     if evaluation:
-        performance = evaluation.performance
         found["stoker_passed"] = float(evaluation.passed)
         found |= {each.metric: each.value for each in evaluation.gates}
-        if performance:
-            found |= {
-                "stoker_speedup": performance.speedup,
-                "stoker_prediction_error": performance.prediction_error,
-                "stoker_cost_change": performance.cost_change,
-            }
-    return {
-        name: value for name, value in found.items() if value is not None and math.isfinite(value)
-    }
+        if performance := evaluation.performance:
+            results = ("speedup", "prediction_error", "cost_change")
+            found |= {f"stoker_{name}": getattr(performance, name) for name in results}
+    return {n: value for n, value in found.items() if value is not None and math.isfinite(value)}
 
 
 def tags_of(training: Training, evaluation: Evaluation | None) -> dict[str, str]:
-    """Returns the result of a run, and where it is."""
     outcome = outcome_of(training, evaluation.gates if evaluation else ())
     told = {
         _STATUS_TAG: training.status,

@@ -1,8 +1,6 @@
 """Train component: runs a workload on a chosen cluster and records the result."""
 
-import queue
 import shutil
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -45,6 +43,7 @@ from stoker.records import (
 from stoker.records.decision import NOMINAL, predicted_of
 from stoker.records.training import Budget, InputVersion, Lineage, TrainingFacts, write_training
 from stoker.records.workload import refuse_foreign, workload_keys
+from stoker.repeat import within
 from stoker.text import ms, usd
 
 RequestT = TypeVar("RequestT")
@@ -309,24 +308,12 @@ def _train_once(
 def _stopped(
     job: JobSpec, run: Run, *, ran: Job, catalog: Catalog, decision: Decision | None
 ) -> TrainingFacts:
-    """Returns the facts about a stopped run, with what was measured so far."""
-    ends: queue.SimpleQueue[JobEnd | StokerError] = queue.SimpleQueue()
-
-    def wait() -> None:
-        try:
-            ends.put(run.wait())
-        except StokerError as err:
-            ends.put(err)
-
-    # In a thread: Ctrl-C must not wait for a job that could not be stopped.
-    threading.Thread(target=wait, name="stopped run", daemon=True).start()
     try:
-        end = ends.get(timeout=STOPPED_SECONDS)
-        if isinstance(end, StokerError):
-            raise end
+        # Ctrl-C must not wait for a job that could not be stopped.
+        end = within(STOPPED_SECONDS, run.wait)
         facts = facts_of(job, end, ran=ran, catalog=catalog, decision=decision)
     # An interrupt: also who does not wait gets a record.
-    except (StokerError, queue.Empty, KeyboardInterrupt, TerminatedError) as err:
+    except (StokerError, OSError, KeyboardInterrupt, TerminatedError) as err:
         why = err.what if isinstance(err, StokerError) else "the job has not ended yet"
         end = JobEnd(status="stopped")
         lost = f"no record was left: {why}"
@@ -347,8 +334,6 @@ def facts_of(
 
     Args:
         ran: The platform's name for the job.
-        catalog: Catalog with the prices.
-        decision: Decision that the job was trained on.
         lost: Event to record if the leader's record is missing.
     """
     leader = leader_record(end.output_dir)

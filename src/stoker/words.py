@@ -138,23 +138,18 @@ def todays_group(decision: Decision) -> Group | None:
 def plan_name(plan: Plan, *, today: Group | None = None) -> str:
     """Names a plan in a few words, with its dnn hosts where they are not `today`'s."""
     dnn = plan.groups[0]
-    if plan.action == "keep":
-        return "today's cluster"
-    if plan.action == "tune":
-        return "today's cluster, tuned"
-    if plan.action == "scale_up":
-        return f"a larger type ({dnn.instance_type})"
-    if plan.action == "offload_gpu":
-        return "augmentation on the accelerator"
-    names = [
-        f"{count(group.count, f'{group.role} host')} ({group.instance_type})"
-        for group in plan.groups
-    ]
+    named = {
+        "keep": "today's cluster",
+        "tune": "today's cluster, tuned",
+        "scale_up": f"a larger type ({dnn.instance_type})",
+        "offload_gpu": "augmentation on the accelerator",
+    }
+    if plan.action in named:
+        return named[plan.action]
+    names = [f"{count(g.count, f'{g.role} host')} ({g.instance_type})" for g in plan.groups]
     # Where the trainer's hosts change as well, data hosts alone would hide the larger part.
-    is_todays = today is None or (dnn.instance_type, dnn.count) == (
-        today.instance_type,
-        today.count,
-    )
+    hosts = [(group.instance_type, group.count) for group in (dnn, today or dnn)]
+    is_todays = hosts[0] == hosts[1]
     return " and ".join(names[1:] if names[1:] and is_todays else names)
 
 
@@ -196,10 +191,8 @@ def gate_words(gate: GateResult, style: Style = "terminal") -> str:
 
 
 def _bounds(gate: GateResult) -> list[str]:
-    return [
-        *([f"at least {metric(gate.min)}"] if gate.min is not None else []),
-        *([f"at most {metric(gate.max)}"] if gate.max is not None else []),
-    ]
+    bounds = (("at least", gate.min), ("at most", gate.max))
+    return [f"{words} {metric(bound)}" for words, bound in bounds if bound is not None]
 
 
 def evaluation_words(record: Evaluation) -> str:

@@ -1,9 +1,11 @@
 """Repetition of calls: only what may pass, with longer pauses, until a deadline."""
 
+import threading
+
 import pytest
 
 from stoker.errors import ServiceError
-from stoker.repeat import repeated
+from stoker.repeat import repeated, within
 
 
 class Clock:
@@ -69,3 +71,14 @@ def test_the_caller_may_repeat_other_refusals(clock):
 def test_a_service_may_ask_for_a_longer_pause(clock):
     assert call(Faltering(1, retry_after_seconds=120.0), clock) == "answer"
     assert clock.pauses == [120]
+
+
+def test_a_wait_has_a_deadline_and_hands_on_errors():
+    release = threading.Event()
+    try:
+        with pytest.raises(TimeoutError, match=r"no answer within 0\.05 s"):
+            within(0.05, release.wait)
+    finally:
+        release.set()
+    with pytest.raises(ZeroDivisionError):
+        within(5, lambda: 1 / 0)

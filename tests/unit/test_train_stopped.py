@@ -1,3 +1,4 @@
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -48,7 +49,7 @@ class Interrupted:
         if isinstance(self._ends, Exception):
             raise self._ends
         while self._ends is None:
-            body.threading.Event().wait(60)
+            threading.Event().wait(60)
         return self._ends
 
     def stop(self) -> None:

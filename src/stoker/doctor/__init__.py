@@ -6,13 +6,12 @@ import re
 import shutil
 import socket
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 import psutil
 import zmq
@@ -23,11 +22,11 @@ from stoker.feed.trainer.control_connection import Connection, ZmqContext
 from stoker.feed.wire.crypto import Keys, read_token
 from stoker.host import machine
 from stoker.launch.topology import Topology, from_resourceconfig
+from stoker.repeat import within
 from stoker.settings import from_environment
 
 FindingState = Literal["ok", "warn", "fail"]
 
-_T = TypeVar("_T")
 # Of SageMaker's data-parallel library (strategy smddp), which has no release for a newer version.
 MIN_TORCH = (2, 4)
 # Below this a training process and its libraries alone may not fit.
@@ -42,13 +41,9 @@ _POLL_MS = 50
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check.
+    """The result of one check: with `fail` a run cannot work like this, with `warn` less well.
 
-    Attributes:
-        name: What was checked; one word.
-        state: fail: a run cannot work like this; warn: it can, less well.
-        text: What was found; never a secret.
-        fix: How to repair it; empty if all is well.
+    The text never holds a secret.
     """
 
     name: str
@@ -57,25 +52,7 @@ class Finding:
     fix: str = ""
 
 
-def within(seconds: float, work: Callable[[], _T]) -> _T:
-    """Returns the result of `work`, or raises its error; TimeoutError after `seconds`."""
-    answer = Future[_T]()
-
-    def run() -> None:
-        try:
-            answer.set_result(work())
-        except BaseException as err:  # raised below, in the other thread
-            answer.set_exception(err)
-
-    # A daemon: a look-up that hangs must not keep the process alive.
-    threading.Thread(target=run, daemon=True).start()
-    if not wait([answer], seconds).done:
-        raise TimeoutError(f"no answer within {seconds:g} s")
-    return answer.result()
-
-
 def torch_check(*, trains: bool) -> Finding:
-    """Checks PyTorch and its CUDA, which a host needs that `trains`."""
     try:
         import torch
     except (ImportError, OSError) as err:
@@ -100,7 +77,6 @@ def torch_check(*, trains: bool) -> Finding:
 
 
 def vcpus_check() -> Finding:
-    """Checks how many vCPUs this process may use."""
     usable, total = machine.usable_vcpus(), os.cpu_count() or 1
     text = f"{usable} usable"
     if usable < total:
@@ -112,7 +88,6 @@ def vcpus_check() -> Finding:
 
 
 def memory_check() -> Finding:
-    """Checks the free memory, within the container's limit."""
     found = psutil.virtual_memory()
     limit = machine.limit_bytes()
     # psutil sees the whole machine, of which a container may use its limit.
@@ -126,7 +101,6 @@ def memory_check() -> Finding:
 
 
 def shared_memory_check(path: Path = Path("/dev/shm")) -> Finding:
-    """Checks the size of /dev/shm."""
     try:
         total = shutil.disk_usage(path).total
     except OSError as err:
@@ -140,7 +114,6 @@ def shared_memory_check(path: Path = Path("/dev/shm")) -> Finding:
 
 
 def accelerators_check(environ: Mapping[str, str]) -> Finding:
-    """Checks whether PyTorch can use this host's NVIDIA GPUs."""
     num_devices = machine.num_accelerators(environ)
     if num_devices == 0:
         return Finding("gpus", "ok", "none")
@@ -159,9 +132,8 @@ def accelerators_check(environ: Mapping[str, str]) -> Finding:
 
 
 def _gib(num_bytes: float) -> str:
-    return (
-        f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 1 << 29 else f"{num_bytes / 2**20:.0f} MiB"
-    )
+    gib = num_bytes / 2**30
+    return f"{gib:.1f} GiB" if gib >= 0.5 else f"{1024 * gib:.0f} MiB"
 
 
 def peer_check(peer: str, *, port: int, token_file: Path | None) -> Finding:
@@ -169,10 +141,6 @@ def peer_check(peer: str, *, port: int, token_file: Path | None) -> Finding:
 
     The handshake proves to both sides that they have the same token. No message is sent, so a
     running training does not notice. Blocks for 15 s at most.
-
-    Args:
-        peer: Name or address of a data host or of the dnn leader, with `:PORT` where it differs.
-        port: Port of the feed.
     """
     host, port = _split(peer, port)
     place = f"{host}:{port}"
@@ -241,7 +209,6 @@ def _words(err: BaseException) -> str:
 
 
 def role_check(topology: Topology) -> Finding:
-    """Returns this host's role in the job."""
     group = topology.group
     place = group.hosts.index(topology.host) + 1
     text = f"{topology.host}: {group.role}, group {group.name}, host {place} of {len(group.hosts)}"
@@ -252,7 +219,6 @@ def role_check(topology: Topology) -> Finding:
 
 
 def folder_check(base_dir: Path) -> Finding:
-    """Checks whether the job's folder can be written."""
     # A missing folder will be made in the nearest one that exists.
     nearest = next(path for path in (base_dir, *base_dir.parents) if path.exists())
     if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
@@ -280,7 +246,6 @@ def port_check(port: int, token_file: Path | None) -> Finding:
 
 
 def names_check(topology: Topology) -> Finding:
-    """Checks whether the names of all hosts can be resolved here."""
     others = [host for host in topology.hosts if host != topology.host]
     if not others:
         return Finding("names", "ok", "no other hosts")
@@ -296,7 +261,6 @@ def names_check(topology: Topology) -> Finding:
 
 
 def token_check(topology: Topology, token_file: Path | None) -> Finding:
-    """Checks the run's token; its content is never shown."""
     if token_file is None:
         if topology.data_hosts:
             fix = "point STOKER_TOKEN_FILE to the file that the platform made"

@@ -46,7 +46,6 @@ _NO_RUNTIME = "specified trainingRuntime must be created before the TrainJob is 
 
 
 def examine_cluster(workload: Workload) -> Iterator[Finding]:
-    """Checks what the workload needs of its cluster; yields each finding at once."""
     settings = workload.kubernetes or KubernetesSettings()
     connected = partial(ClusterApi, context=settings.context, strict_tls=settings.strict_tls)
     cluster = connected(namespace=settings.namespace)
@@ -71,7 +70,6 @@ def examine_cluster(workload: Workload) -> Iterator[Finding]:
 
 
 def _check(name: str, check: Callable[[], Finding]) -> Finding:
-    """Returns what a check finds, or why it cannot be made."""
     try:
         return check()
     except StokerError as err:
@@ -83,7 +81,6 @@ def _check(name: str, check: Callable[[], Finding]) -> Finding:
 
 
 def api_finding(cluster: ClusterApi, resource: api.Resource) -> Finding:
-    """Checks whether an API is installed in the version that stoker uses."""
     kind = f"{resource.plural}.{resource.group}"
     listed = mappings(cluster.discover(resource.api), "resources")
     if any(text(each, "name") == resource.plural for each in listed):
@@ -97,7 +94,6 @@ def api_finding(cluster: ClusterApi, resource: api.Resource) -> Finding:
 
 
 def rights_finding(cluster: ClusterApi, settings: KubernetesSettings) -> Finding:
-    """Checks which rights of the Role the caller lacks."""
     needed, where = [*needed_rights(settings, cluster.namespace)], f"namespace {cluster.namespace}"
     missing = [action for action in needed if not is_allowed(cluster, action)]
     if not missing:
@@ -155,7 +151,6 @@ class ClaimUse:
 
 
 def claims_of(workload: Workload) -> Iterator[ClaimUse]:
-    """Yields the claims that a workload names."""
     settings = workload.kubernetes or KubernetesSettings()
     hosts = workload.cluster.dnn.count if workload.cluster else 1
     data = workload.constraints.max_data_hosts > 0
@@ -177,7 +172,6 @@ def claims_of(workload: Workload) -> Iterator[ClaimUse]:
 
 
 def claim_finding(cluster: ClusterApi, use: ClaimUse) -> Finding:
-    """Checks whether a claim exists, and whether enough pods can mount it."""
     found = cluster.find(api.CLAIMS, use.claim)
     if found is None:
         words = f"claim {use.claim} not found in namespace {cluster.namespace} ({use.what})"
