@@ -58,7 +58,6 @@ class Parameter:
 
     @property
     def camel_name(self) -> str:
-        """The name as SageMaker shows it."""
         return camel(self.name)
 
     def check(self, value: str | int | float) -> str:
@@ -155,7 +154,6 @@ def truth_value(text: str) -> str:
 
 
 def is_number(text: str) -> bool:
-    """Returns whether a text is a number as in JSON."""
     try:
         # float() also takes 1_000 and digits of other scripts.
         return text.isascii() and "_" not in text and math.isfinite(float(text))

@@ -53,9 +53,7 @@ ADDRESS_KEYS = (
     "channels.*.uri",
     "constraints.regions",
     "image",
-    "kubernetes.control.image",
-    "kubernetes.data.image",
-    "kubernetes.dnn.image",
+    "kubernetes.*.image",
     "kubernetes.kubeflow.host",
     "kubernetes.output",
     "notify.secret_arn",
@@ -272,7 +270,6 @@ class RunEnvironment:
 
     @classmethod
     def of(cls, workload: Workload, *, profile: ProfileSettings | None = None) -> "RunEnvironment":
-        """Returns the settings of a workload's runs."""
         replaced, most = workload.feed.replace_dataloader, workload.constraints.max_usd
         if profile or (replaced == "auto" and workload.engine_settings.name != "feed"):
             # A profile measures the script's own loaders; other engines feed differently.

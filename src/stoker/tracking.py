@@ -163,7 +163,6 @@ def parameters_of(training: Training) -> dict[str, str]:
 
 
 def metrics_of(training: Training | None, evaluation: Evaluation | None) -> dict[str, float]:
-    """Returns the script's metrics, measured steps, and results of the evaluation."""
     found: dict[str, float | None] = {**(training.metrics if training else {})}
     found |= {
         f"stoker_{name}": value for name, value in (training.dollars if training else {}).items()

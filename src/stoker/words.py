@@ -49,7 +49,6 @@ _LIMITS: dict[Bottleneck, str] = {
 
 
 def profile_words(record: Profile) -> str:
-    """Returns the verdict of a profile in one line."""
     step, check = record.timed_step, record.check
     if step.wait_seconds is None:
         return f"a step takes {ms(step.step_seconds)}"
@@ -106,7 +105,6 @@ def loader_words(loader: ProfiledLoader) -> str:
 
 
 def decision_words(record: Decision) -> str:
-    """Returns the verdict of a decision in one line."""
     predicted = record.plan.predicted
     promise = f", {predicted.speedup:.2f} times as fast" if predicted else ""
     if record.action == "keep" or record.is_noisy:
@@ -196,7 +194,6 @@ def _bounds(gate: GateResult) -> list[str]:
 
 
 def evaluation_words(record: Evaluation) -> str:
-    """Returns the verdict of an evaluation in one line."""
     verdict = record.reason or ", ".join(map(gate_words, record.gates)) or "no gate"
     return "; ".join([verdict, *_performance_words(record.performance)])
 
@@ -241,7 +238,6 @@ def evaluation_table(evaluation: Evaluation) -> str:
 
 
 def _performance_words(performance: Performance | None) -> list[str]:
-    """Returns speed-up and prediction, as far as known."""
     if performance is None:
         return []
     speedup = f"{performance.speedup:.2f} times as fast"

@@ -1,11 +1,13 @@
 """A command answers wrong input and broken surroundings with words and exit code 2, never a bug."""
 
+import errno
 import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import termios
 from pathlib import Path
 
@@ -37,9 +39,13 @@ def test_a_folder_whose_name_is_not_utf8_is_a_usage_error(tmp_path, monkeypatch,
     assert "this folder is not UTF-8" in capsys.readouterr().err
 
 
+def refuse(**_: object) -> None:
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
 @pytest.mark.parametrize(
     ("out", "words"),
-    [(".", "it is a folder"), ("file/x.json", "is not a folder"), ("shut", "permission")],
+    [(".", "it is a folder"), ("file/x.json", "is not a folder"), ("shut", "Permission denied")],
 )
 @pytest.mark.parametrize(
     "command",
@@ -62,7 +68,7 @@ def test_an_output_that_cannot_be_written_is_found_before_the_work(
     Path("q.py").write_text("raise SystemExit('it began')")
     if out == "shut":
         # Root may write everywhere.
-        monkeypatch.setattr(os, "access", lambda *_, **__: False)
+        monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
     assert run([out if word == "OUT" else word for word in command]) == 2
     assert words in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "q.py"]

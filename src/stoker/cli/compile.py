@@ -93,7 +93,6 @@ def again_words(overrides: Sequence[str]) -> str:
 
 
 def compiled_for(target: str, workload: "Workload") -> "Compiled":
-    """Compiles a workload's pipeline; raises UsageError if the workload lacks what it needs."""
     if target == "kubeflow":
         from stoker.pipelines.kubeflow.compile import compile_kubeflow
 
@@ -104,7 +103,6 @@ def compiled_for(target: str, workload: "Workload") -> "Compiled":
 
 
 def has_parameter(target: str, workload: "Workload", name: str) -> bool:
-    """Returns whether the pipeline, compiled from here, has a parameter of this name."""
     from stoker.pipelines.kubeflow.compile import inputs_of, spec_of_text
     from stoker.records.base import mappings
 

@@ -12,11 +12,11 @@ import typer
 
 from stoker.cli.options import (
     AsJson,
+    OutFile,
     OutputFiles,
     Overrides,
     PlatformName,
     Prices,
-    Report,
     StepParams,
     offered,
     told_by_flag,
@@ -67,7 +67,7 @@ def decide_verb(
     prices: Prices = None,
     platform: PlatformName = None,
     files: OutputFiles,
-    report: Report = None,
+    report: OutFile = None,
     params: StepParams = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
@@ -90,6 +90,7 @@ def decide_verb(
         cpu_speed (X): With --as: relative speed of its vCPUs (default: by the catalog, which knows
             CPU models, else 1).
         calibrate (DIR): Correct the prediction by the earlier runs in this folder (default: none).
+        report (F): Also write an HTML report to this file (default: none).
 
     Examples:
         stoker decide profile.json
@@ -270,7 +271,6 @@ def _refuse_unknown_host(
 def _profile_of(
     file: Path | None, guess: Guess, *, workload: "Workload | None", is_taken: bool = False
 ) -> "Profile":
-    """Returns the profile in `file`, or one made from the user's own numbers."""
     from stoker.cli.workloads import todays_cluster
     from stoker.records import Profile, ProfiledHost, StepTerms, read_json
 

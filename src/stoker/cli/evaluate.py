@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from stoker.cli.options import HIDDEN, AsJson, OutputFiles, Overrides, Report, StepParams
+from stoker.cli.options import HIDDEN, AsJson, OutFile, OutputFiles, Overrides, StepParams
 from stoker.cli.progress import say
 from stoker.errors import GateError, PlatformError, UsageError
 
@@ -28,7 +28,7 @@ def evaluate_verb(
     promote: bool = False,
     always: Annotated[bool, HIDDEN] = False,
     files: OutputFiles,
-    report: Report = None,
+    report: OutFile = None,
     params: StepParams = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
@@ -52,6 +52,7 @@ def evaluate_verb(
         promote: With --gate-of: make a model that passed the champion, in the folder of --champion.
         always: Exit with 0, and also judge a training whose record is lost; see passed in the
             record.
+        report (F): Also write an HTML report to this file (default: none).
 
     Examples:
         stoker evaluate w.yaml --profile p.json --decision d.json --training t.json

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from stoker.cli.progress import ask, following, is_interactive, relative, say
 from stoker.errors import UsageError
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from stoker.cli.outputs import Outputs
     from stoker.platforms.base import JobSpec, LogLine, Platform
     from stoker.records import Decision, Profile, Training, Workload
-
-RequestT = TypeVar("RequestT")
 
 # Events of a continuing run that go to its webhook.
 _ALERTS = (EventName.BATCH_HANGS, EventName.BUDGET_NEARLY_SPENT, EventName.NO_PROGRESS)
@@ -44,21 +42,6 @@ def records_of_step(
     if measured and len(measured.encode()) <= _MAX_PROFILE_BYTES:
         found["profile.json"] = measured
     return found
-
-
-def _refuse_twice(job: "JobSpec", *, platform: "Platform[RequestT]", assume_yes: bool) -> None:
-    """Asks before a run is trained again whose job is gone; without a terminal it is refused."""
-    vanished: Callable[[RequestT], str] | None = getattr(platform, "vanished", None)
-    words = vanished(platform.plan(job)) if vanished and not assume_yes else ""
-    if words:
-        refused = UsageError(
-            f"not trained again: {words}",
-            where=str(job.run_dir / "submitted.json"),
-            fix="choose another --name, or train again with --yes",
-        )
-        if not is_interactive():
-            raise refused
-        ask(f"{words}. Train again", assume_yes=False, refused=refused)
 
 
 def train_and_keep(
@@ -104,7 +87,18 @@ def train_and_keep(
         say(f"{job.name} has trained before: this is its record", quiet=quiet)
         write_json(job.run_dir / "training.json", found)
         return found
-    _refuse_twice(job, platform=platform, assume_yes=assume_yes)
+    # A run whose job is gone is trained again only if somebody wants it.
+    vanished: Callable[[object], str] | None = getattr(platform, "vanished", None)
+    words = vanished(platform.plan(job)) if vanished and not assume_yes else ""
+    if words:
+        refused = UsageError(
+            f"not trained again: {words}",
+            where=str(job.run_dir / "submitted.json"),
+            fix="choose another --name, or train again with --yes",
+        )
+        if not is_interactive():
+            raise refused
+        ask(f"{words}. Train again", assume_yes=False, refused=refused)
     state = git_state(Path.cwd())
     lineage = Lineage(
         git=str(state.get("git") or "") or None,

@@ -112,27 +112,27 @@ def print_version(*, value: bool) -> None:
 
 
 def writable_file(param: typer.CallbackParam, value: Path | None) -> Path | None:
-    """Refuses a file that cannot be written, before the work begins."""
-    if value is None:
-        return None
-    flag = param.opts[0]
-    if value.is_dir():
-        raise UsageError(f"cannot write {value}: it is a folder", where=flag, fix="name a file")
-    folder = value.parent
-    # Missing folders are made later.
-    while not os.path.exists(folder) and folder != folder.parent:
-        folder = folder.parent
-    if not folder.is_dir():
-        raise UsageError(
-            f"cannot write {value}: {folder} is not a folder", where=flag, fix="name another file"
-        )
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise UsageError(
-            f"cannot write {value}: no permission to write to {folder.absolute()}",
-            where=flag,
-            fix="name another file, or change that folder's permissions",
-        )
+    if value is not None:
+        check_writable(value, flag=param.opts[0])
     return value
+
+
+def check_writable(file: Path, *, flag: str) -> None:
+    """Refuses a file that cannot be written, before the work begins."""
+    import tempfile
+
+    if file.is_dir():
+        raise UsageError(f"cannot write {file}: it is a folder", where=flag, fix="name a file")
+    # Missing folders are made later.
+    folder = next(each for each in file.absolute().parents if os.path.exists(each))
+    why = f"{folder} is not a folder"
+    if folder.is_dir():
+        try:
+            with tempfile.TemporaryFile(dir=folder):
+                return
+        except OSError as err:
+            why = f"{err.strerror} (folder {folder})"
+    raise UsageError(f"cannot write {file}: {why}", where=flag, fix=f"another file: {flag} FILE")
 
 
 @contextlib.contextmanager
@@ -207,14 +207,6 @@ Overrides = Annotated[
         help="Override one key of the workload, such as feed.credits=8; may be repeated.",
     ),
 ]
-Params = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--param",
-        metavar="NAME=VALUE",
-        help="Set a parameter of the pipeline's run, such as epochs=3; may be repeated.",
-    ),
-]
 StepParams = Annotated[
     list[str] | None,
     typer.Option(
@@ -222,12 +214,6 @@ StepParams = Annotated[
         metavar="NAME=VALUE",
         help="In a pipeline's step: set a parameter of the run; may be repeated.",
         hidden=True,
-    ),
-]
-RunName = Annotated[
-    str,
-    typer.Argument(
-        metavar="RUN", help="A run's id, ARN or page, a pipeline (its newest run), or a job."
     ),
 ]
 
@@ -267,15 +253,8 @@ class RunReach(Reach):
 
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead of text.")]
-Report = Annotated[
-    Path | None,
-    typer.Option(
-        "--report",
-        metavar="F",
-        help="Also write an HTML report to this file (default: none).",
-        callback=writable_file,
-    ),
-]
+# A file that is written, if it is named.
+OutFile = Annotated[Path | None, typer.Option(callback=writable_file)]
 ReplaceDataLoader = Annotated[
     Literal["auto", "true", "false"] | None,
     typer.Option(
@@ -328,6 +307,6 @@ class OutputFiles:
             outputs.
     """
 
-    out: Annotated[Path | None, typer.Option(callback=writable_file)] = None
-    summary: Annotated[Path | None, typer.Option(callback=writable_file)] = None
+    out: OutFile = None
+    summary: OutFile = None
     executor_input: Annotated[str | None, HIDDEN] = None

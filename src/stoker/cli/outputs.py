@@ -9,7 +9,6 @@ import json
 import math
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -125,7 +124,6 @@ class StepInputs:
 
 
 def step_inputs(files: OutputFiles) -> StepInputs:
-    """Returns the inputs that Kubeflow gave a step; none outside of Kubeflow."""
     if not files.executor_input:
         return StepInputs()
     given = dict(read_executor_input(files.executor_input).inputs)
@@ -218,22 +216,6 @@ class Told:
     parameters: Mapping[str, str] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     origin: Mapping[str, str] = field(default_factory=dict)
-
-
-def check_writable(out: Path) -> None:
-    """Raises UsageError if `out` cannot be written; called before the record is made."""
-    folder = out.absolute().parent
-    while not folder.exists():
-        folder = folder.parent
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as err:
-        raise UsageError(
-            f"cannot write {out}: {err.strerror}",
-            where=f"folder {folder}",
-            fix="name another file: --out FILE",
-        ) from None
 
 
 def deliver(

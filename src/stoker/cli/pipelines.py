@@ -8,13 +8,13 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
 from stoker.cli.options import (
     HIDDEN,
     AsJson,
     Overrides,
-    Params,
     Reach,
-    RunName,
     RunReach,
     TargetName,
     WorkloadFile,
@@ -79,7 +79,7 @@ def start_verb(
     target: TargetName,
     workload: WorkloadFile,
     *,
-    params: Params = None,
+    params: Annotated[list[str] | None, typer.Option("--param")] = None,
     wait: bool = False,
     reach: Reach,
     overrides: Overrides = None,
@@ -89,6 +89,8 @@ def start_verb(
     """Start a run of the uploaded pipeline.
 
     Args:
+        params (NAME=VALUE): Set a parameter of the pipeline's run, such as epochs=3; may be
+            repeated.
         wait: Wait until the run has ended; Ctrl-C does not stop the run.
 
     Examples:
@@ -137,7 +139,7 @@ def schedule_verb(
     cron: str,
     name: str | None = None,
     time_zone: str = "UTC",
-    params: Params = None,
+    params: Annotated[list[str] | None, typer.Option("--param")] = None,
     reach: Reach,
     overrides: Overrides = None,
     as_json: AsJson = False,
@@ -149,6 +151,8 @@ def schedule_verb(
             seconds first, '0 0 6 * * 1-5', or '@every 12h'.
         name (N): An additional schedule (default: the only one).
         time_zone (Z): SageMaker: of --cron (default: UTC).
+        params (NAME=VALUE): Set a parameter of the pipeline's run, such as epochs=3; may be
+            repeated.
 
     Examples:
         stoker schedule kubeflow configs/mnist-kubeflow.yaml --cron @daily
@@ -171,7 +175,7 @@ def schedule_verb(
 
 def status_verb(
     target: TargetName,
-    run: RunName,
+    run: str,
     *,
     besides: Annotated[str | None, HIDDEN] = None,
     reach: RunReach,
@@ -180,6 +184,7 @@ def status_verb(
     """Show the steps of a run; exit with 3 if its gate failed.
 
     Args:
+        run (RUN): A run's id, ARN or page, a pipeline (its newest run), or a job.
         besides (ID): Only fail if an earlier run of the pipeline RUN is active.
 
     Examples:
@@ -201,10 +206,11 @@ def status_verb(
     return state.exit_code if state.has_ended else 0
 
 
-def stop_verb(
-    target: TargetName, run: RunName, *, reach: RunReach, as_json: AsJson = False
-) -> None:
+def stop_verb(target: TargetName, run: str, *, reach: RunReach, as_json: AsJson = False) -> None:
     """Stop a run and its jobs, and wait until they have ended.
+
+    Args:
+        run (RUN): A run's id, ARN or page, a pipeline (its newest run), or a job.
 
     Examples:
         stoker stop sagemaker RUN

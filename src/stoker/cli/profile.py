@@ -17,6 +17,7 @@ from stoker.cli.options import (
     StepParams,
     Words,
     Yes,
+    check_writable,
     told_by_flag,
     typed_keys,
 )
@@ -93,7 +94,7 @@ def profile_verb(
     """
     from stoker.catalog import catalog_of
     from stoker.cli.billing import confirm, say_unused_types
-    from stoker.cli.outputs import check_writable, outputs_of, step_inputs
+    from stoker.cli.outputs import outputs_of, step_inputs
     from stoker.cli.workloads import (
         named_run_dir,
         new_run_dir,
@@ -146,7 +147,7 @@ def profile_verb(
             fix="leave --copy out",
         )
     # Before minutes are spent on a measurement that could not be kept.
-    check_writable(outputs.out or Path("profile.json"))
+    check_writable(outputs.out or Path("profile.json"), flag="--out")
     cluster = todays_cluster(workload, all_cores=workload.command == tuple(words or ()))
     today = [Group.of_today(cluster.dnn)]
     say_unused_types(workload, today, quiet=as_json)

@@ -92,7 +92,6 @@ class HostNews:
         self._is_over = False
 
     def take(self, event: LogEvent) -> Iterator[str]:
-        """Yields the lines that are due with one event."""
         try:
             now = datetime.fromisoformat(event.when)
         except ValueError:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -141,7 +142,6 @@ def run_verb(
 
 
 def next_step(workload: "Workload", file: str, code: int) -> str:
-    """Returns the line that says what to do after a run that ended with this exit code."""
     # An example has shown that it works; the user's own workload may be trained again.
     if code == 0 and any(word.startswith("examples/") for word in workload.command):
         return f"next:      {program()} profile -- python YOUR_SCRIPT.py"
@@ -287,12 +287,9 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
             again=command_line(chain.arguments, from_step="train"),
             quiet=chain.quiet,
             echo=False,
-            on_submit=submitted,
+            on_submit=partial(setattr, chain, "has_submitted", True),
             assume_yes=chain.assume_yes,
         )
-
-    def submitted() -> None:
-        chain.has_submitted = True
 
     training = chain.step("train", Training, trained, training_words)
     if code := training_exit_code(training):

@@ -195,7 +195,6 @@ def claim_finding(cluster: ClusterApi, use: ClaimUse) -> Finding:
 
 
 def kubeflow_finding(workload: Workload) -> Finding:
-    """Checks the version of Kubeflow Pipelines, and what it cannot do."""
     try:
         tag = KubeflowClient(workload).health.get("tag_name")
     except StokerError as err:
