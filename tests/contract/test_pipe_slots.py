@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, default_collate
 from stoker.errors import FeedLostError
 from stoker.feed.wire import codec
 from stoker.feed.wire.dataset import DatasetSpec, unpack_error
-from stoker.feed.workers.pipe import JobOrder
+from stoker.feed.wire.protocol import Make
 from stoker.feed.workers.pool import WorkerJob, WorkerPool
 from stoker.feed.workers.worker import worker_main
 
@@ -76,7 +76,8 @@ def pool_of(collate):
 
 def make(pool, first):
     index = codec.pack_value(list(range(first, first + BATCH)), allow_pickle=False)
-    pool.assign(WorkerJob((first,), JobOrder(index, (0, 0, 0, 0))))
+    order = Make(session="s", epoch_id=0, number=0, index=index, seed=(0, 0, 0, 0))
+    pool.assign(WorkerJob((first,), order))
     while True:
         ready, _, _ = select.select(list(pool.sockets()), [], [], 30)
         assert ready, "the worker is silent"

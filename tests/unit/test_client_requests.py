@@ -24,7 +24,6 @@ from stoker.feed.wire.protocol import (
     compare_versions,
     own_versions,
 )
-from stoker.feed.workers.pipe import JobOrder
 from stoker.feed.workers.pool import Result, WorkerJob
 from stoker.logs import Log
 from stoker.records import FeedSettings
@@ -151,7 +150,7 @@ class StartsOnlyOnce:
         if self.refused and generation not in self.refused:
             return []
         self.refused.add(generation)
-        job = WorkerJob((order.epoch_id, order.number, generation), JobOrder(order.index))
+        job = WorkerJob((order.epoch_id, order.number, generation), order)
         return [Result(job, -1, error=b"", summary="no more processes", is_lost=True)]
 
     def give_late_jobs_again(self) -> list[WorkerJob]:

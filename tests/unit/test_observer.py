@@ -5,17 +5,18 @@ from stoker.feed.trainer.scheduler import BatchScheduler
 from stoker.feed.wire.protocol import (
     FeedWork,
     HostWork,
+    Make,
     Progress,
     ToCoordinator,
     Unpacker,
     WorkerWork,
     pack,
 )
-from stoker.feed.workers.pipe import JobOrder
 from stoker.feed.workers.pool import Result, WorkerJob
 from stoker.launch.coordinator import MAX_MESSAGE_BYTES
 
 NOTHING: dict[str, int] = {}
+ORDER = Make(session="s", epoch_id=0, number=0, index=b"", seed=())
 
 
 class Clock:
@@ -33,7 +34,7 @@ def observer(clock: Clock | None = None) -> Observer:
 def came(books: Observer, host: str | None, worker: int = 0, *, is_wanted: bool = True) -> None:
     books.came(
         host,
-        Result(WorkerJob((), JobOrder(b"")), worker, cpu_seconds=0.25, wall_seconds=0.5),
+        Result(WorkerJob((), ORDER), worker, cpu_seconds=0.25, wall_seconds=0.5),
         frame_bytes=1000,
         is_wanted=is_wanted,
     )

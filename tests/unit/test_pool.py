@@ -9,8 +9,8 @@ import weakref
 
 import pytest
 
-from stoker.feed.wire.protocol import Stream
-from stoker.feed.workers.pipe import Error, JobOrder, Pipe, pack, to_worker
+from stoker.feed.wire.protocol import Make, Stream
+from stoker.feed.workers.pipe import Error, Pipe, pack, to_worker
 from stoker.feed.workers.pool import (
     FIRST_OVERDUE_SECONDS,
     WorkerJob,
@@ -69,7 +69,7 @@ def job(number, *, shard=None, generation=1, epoch=0, **more):
     stream = None
     if shard is not None:
         stream = Stream(shard=shard, num_shards=4, generation=generation, **more)
-    order = JobOrder(b"", (7,), epoch_id=epoch, number=number, stream=stream)
+    order = Make(session="s", epoch_id=epoch, number=number, index=b"", seed=(7,), stream=stream)
     return WorkerJob((number, generation), order)
 
 

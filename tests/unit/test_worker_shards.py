@@ -15,8 +15,8 @@ from stoker.errors import FeedError
 from stoker.feed.seeding import preserved_random_state
 from stoker.feed.wire.codec import decode, pack_value
 from stoker.feed.wire.dataset import DatasetSpec, unpack_error
-from stoker.feed.wire.protocol import Stream
-from stoker.feed.workers.pipe import Batch, End, Error, JobOrder, Pipe, channel_pair
+from stoker.feed.wire.protocol import Make, Stream
+from stoker.feed.workers.pipe import Batch, End, Error, Pipe, channel_pair
 from stoker.feed.workers.worker import ShardSource, ShardStream, Slots, answer
 
 FOUR = pack_value([None] * 4, allow_pickle=True)
@@ -67,7 +67,9 @@ class Worker:
     def make(self, position, *, epoch_id=0, **given):
         stream = Stream(shard=self.shard, num_shards=3, generation=1, **given)
         number = position * 3 + self.shard
-        order = JobOrder(FOUR, epoch_id=epoch_id, number=number, stream=stream)
+        order = Make(
+            session="s", epoch_id=epoch_id, number=number, index=FOUR, seed=(), stream=stream
+        )
         return answer(order, self.slots, self.source)
 
 

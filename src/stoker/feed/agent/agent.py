@@ -1,8 +1,7 @@
 """The agent of a data host: its ports and the sessions of its trainers.
 
 `Agent` runs one poll loop over zmq, the port for batches, the channels of workers and dataset
-processes, and a wake-up descriptor. Batches are sent by one thread per trainer. `Service` handles
-the trainers' messages; `dispatch` assigns the batches of all sessions to workers.
+processes, and a wake-up descriptor. `Service` handles the trainers' messages.
 """
 
 import contextlib
@@ -71,13 +70,13 @@ class Service:
         self.reached_at = -math.inf
 
     def work(self, ready: Iterable[int]) -> None:
-        """Handles input of workers and dataset processes on those descriptors; assigns jobs."""
+        """Handles input of workers and dataset processes; assigns jobs."""
         for spec in self._specs.handle(ready):
             self._announce(spec)
         self.dispatch.work()
 
     def tick(self, now: float) -> None:
-        """Probes idle sessions and closes unreachable ones; called once a second."""
+        """Probes idle sessions and closes unreachable ones; for once a second."""
         self.dispatch.tick()
         if now - self._probed_at >= PROBE_SECONDS:
             self._probed_at = now
@@ -232,12 +231,9 @@ class Service:
             elif hosted.state == "failed":
                 # Until it is opened again, on another connection or for the next epoch.
                 session.is_ready = False
+                is_of_host = not hosted.error
                 self._fail(
-                    session,
-                    hosted.reason,
-                    hosted.error,
-                    is_of_host=not hosted.error,
-                    fix=hosted.fix,
+                    session, hosted.reason, hosted.error, is_of_host=is_of_host, fix=hosted.fix
                 )
         if hosted.state == "failed":
             self._log.event(EventName.SPEC_FAILED, spec=hosted.digest, reason=hosted.reason)
@@ -303,13 +299,11 @@ class Service:
         self.dispatch.share_credits()
 
     def _request_from_others(self, spec: str) -> None:
-        """Requests a spec that a session no longer uses from other trainers."""
         hosted = self._specs.find(spec)
         if hosted is not None and hosted.state == "expected":
             self._request(hosted)
 
     def _request(self, hosted: HostedSpec) -> None:
-        """Requests a spec from all that still want it."""
         wanting = [s for s in self._sessions.values() if s.spec == hosted.digest]
         if not wanting:
             self._specs.close_spec(hosted)
@@ -369,11 +363,8 @@ class Agent:
 
     @property
     def trainers_heard_at(self) -> float:
-        """Monotonic seconds of a trainer's last sign of life, as far as is known.
-
-        That is a request; or, for an idle trainer (a long checkpoint), a message that its
-        connection took, whose other end answered a heartbeat shortly before.
-        """
+        """Monotonic seconds of a trainer's last sign of life, as far as is known."""
+        # An idle trainer (a long checkpoint) is reached if it answered a heartbeat shortly before.
         reached_at = self._service.reached_at if hasattr(self, "_service") else -math.inf
         answered_at = reached_at - crypto.HEARTBEAT_TIMEOUT_SECONDS - crypto.HEARTBEAT_SECONDS
         return max(self._heard_at, answered_at)
@@ -384,9 +375,8 @@ class Agent:
         The calling thread must live as long as the agent: the fork server ends with it.
         """
         # First: it must not inherit zmq's descriptors, nor the limit that is raised below.
-        fork_server = ForkServer(
-            host=self._host, refuses_other_code=self._feed.code_check == "error"
-        )
+        is_strict = self._feed.code_check == "error"
+        fork_server = ForkServer(host=self._host, refuses_other_code=is_strict)
         # Each unauthenticated connection takes an open file.
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         with contextlib.suppress(OSError, ValueError):
@@ -417,8 +407,7 @@ class Agent:
             # Unlimited here: credits bound the queue.
             self._router.sndhwm = 0
             crypto.secure_server(self._router, self._keys)
-            wanted = self.port
-            self.port = self._bind_router(wanted)
+            wanted, self.port = self.port, self._bind_router(self.port)
             self._guard = HandshakeGuard(
                 self._router,
                 RejectionLog(self._log, port=self.port),
@@ -515,8 +504,7 @@ class Agent:
                 where=f"host {self._host}, run {self._run_id}",
                 fix="set feed.port to a free port of every host",
             ) from None
-        endpoint = self._router.get_string(zmq.LAST_ENDPOINT)
-        return int(endpoint.rpartition(":")[2])
+        return int(self._router.get_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
 
     def _turn(self) -> None:
         self._watch()

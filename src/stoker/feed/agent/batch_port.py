@@ -4,9 +4,8 @@ A trainer requests a ticket over CURVE, connects here, and sends it as the first
 the data host only sends. Bytes from an unauthenticated connection are compared with the tickets
 given out and never parsed; at most 32 of them are read, within 10 s.
 
-The agent's loop accepts and compares. An authenticated connection gets a thread, which seals and
-sends that trainer's batches one after the other. A batch is sealed from the worker's shared memory
-as it is sent; its slot is reusable after that.
+The agent's loop accepts and compares. An authenticated connection gets a thread, which seals that
+trainer's batches from the workers' shared memory as it sends them.
 """
 
 import contextlib
@@ -88,17 +87,12 @@ class BatchPort:
     def ticket_for(self, identity: bytes, now: float) -> Ticket:
         """Returns a ticket for a trainer; voids an earlier one."""
         self._close_line(identity)
-        line = _SendLine(
-            ticket=secrets.token_bytes(TICKET_BYTES),
-            key=new_key(),
-            made_at=now,
-            wake=self._wake,
-        )
-        self._lines[identity] = line
-        return Ticket(ticket=line.ticket, key=line.key)
+        ticket = Ticket(ticket=secrets.token_bytes(TICKET_BYTES), key=new_key())
+        self._lines[identity] = _SendLine(ticket, made_at=now, wake=self._wake)
+        return ticket
 
     def send(self, identity: bytes, batch: OutgoingBatch) -> bool:
-        """Queues a batch for a trainer; returns False if it has neither connection nor ticket."""
+        """Queues a batch; returns False if the trainer has neither connection nor ticket."""
         line = self._lines.get(identity)
         return line is not None and line.put(batch)
 
@@ -180,13 +174,9 @@ class BatchPort:
                 line.attach(peer.connection, self._pool)
 
     def _line_of(self, ticket: bytes) -> "_SendLine | None":
-        """Returns the line that the ticket opens; None if none does, or it has a connection."""
-        found = None
         # All tickets, each in constant time: the duration reveals nothing.
-        for line in self._lines.values():
-            if hmac.compare_digest(line.ticket, ticket) and line.connection is None:
-                found = line
-        return found
+        lines = [x for x in self._lines.values() if hmac.compare_digest(x.ticket.ticket, ticket)]
+        return next((line for line in lines if line.connection is None), None)
 
     def _reject(self, fileno: int, reason: str) -> None:
         peer = self._waiting.pop(fileno)
@@ -213,11 +203,8 @@ class _UnauthenticatedConnection:
 class _SendLine:
     """One trainer's queue of batches, and the thread that sends them once it has connected."""
 
-    def __init__(
-        self, *, ticket: bytes, key: bytes, made_at: float, wake: Callable[[], None]
-    ) -> None:
+    def __init__(self, ticket: Ticket, *, made_at: float, wake: Callable[[], None]) -> None:
         self.ticket = ticket
-        self.key = key
         self.made_at = made_at
         self.connection: socket.socket | None = None
         self.is_closed = False
@@ -237,7 +224,7 @@ class _SendLine:
     def attach(self, connection: socket.socket, pool: BufferPool) -> None:
         tune(connection)
         self.connection = connection
-        writer = BatchWriter(connection, Sealer(self.key), pool)
+        writer = BatchWriter(connection, Sealer(self.ticket.key), pool)
         # Started by the agent's loop, it has the same scheduling policy.
         self._thread = threading.Thread(
             target=self._send, args=(writer,), name="batch-sender", daemon=True
@@ -245,7 +232,6 @@ class _SendLine:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the thread, without waiting for it; may be called twice."""
         with self._lock:
             self.is_closed = True
         self._batches.put(None)
@@ -291,12 +277,11 @@ class _SendLine:
             self._wake()
 
     def _discard_queued(self) -> None:
-        with contextlib.suppress(queue.Empty):
-            while True:
-                batch = self._batches.get_nowait()
-                if batch is not None:
-                    batch.payload = None
-                    batch.done()
+        while not self._batches.empty():
+            batch = self._batches.get_nowait()
+            if batch is not None:
+                batch.payload = None
+                batch.done()
 
 
 def _listen(bind: str, port: int) -> socket.socket:

@@ -43,16 +43,13 @@ class StartDataset(msgspec.Struct, frozen=True, tag=True):
 
 
 class Fork(msgspec.Struct, frozen=True, tag=True):
-    """Order to a dataset process to fork a worker, whose channel is passed as a file descriptor.
+    """Order to a dataset process to fork a worker, whose channel is passed as a file descriptor."""
 
-    For a shard's worker, `worker_id` is the shard and `num_workers` the number of shards.
-    """
-
-    token: int
     worker_id: int
     num_workers: int
     base_seed: int
     seeding: str
+    token: int = -1
 
 
 class Kill(msgspec.Struct, frozen=True, tag=True):
@@ -64,10 +61,7 @@ class Kill(msgspec.Struct, frozen=True, tag=True):
 class Loaded(msgspec.Struct, frozen=True, tag=True):
     """Report of a dataset process that the spec is loaded, or why not.
 
-    Attributes:
-        error: For `unpack_error`.
-        is_of_host: The spec was not loaded because this host has other code than the trainer.
-        warning: It was loaded in spite of that.
+    This host has other code than the trainer if `is_of_host`, or if there is a `warning`.
     """
 
     error: bytes = b""
@@ -125,17 +119,14 @@ class DatasetProcess:
         self._workers: dict[int, tuple[WorkerProcess, int]] = {}
         self._next = 0
 
-    def fork(
-        self, sock: socket.socket, *, worker_id: int, num_workers: int, base_seed: int, seeding: str
-    ) -> WorkerProcess:
+    def fork(self, sock: socket.socket, order: Fork) -> WorkerProcess:
         if self.channel.is_closed:
             raise FeedLostError("the dataset process is gone")
         token, self._next = self._next, self._next + 1
         # A duplicate: the message may not be sent yet when the caller closes its own. If so, it is
         # kept until the worker's end.
         descriptor = os.dup(sock.fileno())
-        order = Fork(token, worker_id, num_workers, base_seed, seeding)
-        self.channel.send(pack(order), [descriptor])
+        self.channel.send(pack(msgspec.structs.replace(order, token=token)), [descriptor])
         if not self.channel.wants_write:
             os.close(descriptor)
             descriptor = -1
@@ -144,7 +135,6 @@ class DatasetProcess:
         return process
 
     def handle(self) -> None:
-        """Handles reports, without blocking."""
         self.channel.flush()
         for data, descriptors in self.channel.receive():
             for descriptor in descriptors:
@@ -208,7 +198,7 @@ class ForkServer:
         return DatasetProcess(Pipe(ours, blocking=False))
 
     def close(self) -> None:
-        """Ends it and all it forked; may be called twice, never raises; 5 s at most."""
+        """Ends it and all it forked, in 5 s at most; may be called twice, never raises."""
         self.channel.close()
         self._process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -238,7 +228,6 @@ class HostedSpec:
         shipper: Routing id of the trainer that sends it; empty: several were asked.
         error: What the spec itself raised, for `unpack_error`; empty: only this host cannot use it.
         fix: What to do about that; empty: as where memory is short.
-        warning: How this host's code differs from the trainer's.
         first_worker, worker_step: Ids of its data workers, as every trainer sets them.
     """
 
@@ -259,7 +248,7 @@ class HostedSpec:
     pools: dict[PoolKey, WorkerPool] = field(default_factory=dict)
 
     def take_piece(self, piece: memoryview, *, offset: int, shipper: bytes, now: float) -> bool:
-        """Takes a piece of it while it is expected; returns True if it is complete."""
+        """Returns True if it is complete."""
         # A first piece, or the same trainer starts again because it was asked twice. One trainer at
         # a time: pieces of two trainers are not one spec.
         if offset == 0 and (self.arrival is None or self.shipper == shipper):
@@ -277,16 +266,15 @@ class HostedSpec:
             raise
 
     def sockets(self) -> dict[int, bool]:
-        """Returns the descriptors of its processes to poll; True: for writing, too."""
         wanted: dict[int, bool] = {}
-        if self.dataset_process is not None and not self.dataset_process.channel.is_closed:
-            wanted[self.dataset_process.channel.fileno()] = self.dataset_process.channel.wants_write
+        channel = self.dataset_process and self.dataset_process.channel
+        if channel and not channel.is_closed:
+            wanted[channel.fileno()] = channel.wants_write
         for pool in self.pools.values():
             wanted.update(pool.sockets())
         return wanted
 
     def handle(self, ready: set[int]) -> list[Result]:
-        """Handles input on those descriptors; returns the workers' results."""
         dataset_process = self.dataset_process
         if dataset_process is None:
             return []
@@ -305,7 +293,7 @@ class HostedSpec:
         return results
 
     def update_state(self) -> bool:
-        """Updates its state; returns True if it has become ready or failed."""
+        """Returns True if it has become ready or failed."""
         dataset_process = self.dataset_process
         if dataset_process is None:
             return False
@@ -359,7 +347,6 @@ class Specs:
         return self._specs.get(digest)
 
     def expect(self, digest: str, *, nbytes: int, shipper: bytes, now: float) -> None:
-        """Records that a trainer was asked for it; discards what has arrived so far."""
         known = self._specs.get(digest)
         if known is not None and known.arrival is not None:
             known.arrival.close()
@@ -370,7 +357,6 @@ class Specs:
         self._specs[digest] = hosted
 
     def overdue(self, before: float) -> list[HostedSpec]:
-        """Returns the specs that were requested before `before` and have not come."""
         return [s for s in self._specs.values() if s.state == "expected" and s.since < before]
 
     def load(self, spec: HostedSpec) -> None:
@@ -398,18 +384,14 @@ class Specs:
 
     def close_unused(self, used: set[str]) -> None:
         """Closes specs that are not in use, except the last two."""
-        for digest in self._specs:
-            if digest in used and digest in self._unused:
-                self._unused.remove(digest)
-            elif digest not in used and digest not in self._unused:
-                self._unused.append(digest)
+        self._unused = [digest for digest in self._unused if digest not in used]
+        self._unused += [s for s in self._specs if s not in used and s not in self._unused]
         while len(self._unused) > MAX_UNUSED_SPECS:
             spec = self._specs.get(self._unused.pop(0))
             if spec is not None:
                 self.close_spec(spec)
 
     def close_spec(self, spec: HostedSpec) -> None:
-        """Ends its workers and its dataset process; their jobs are lost."""
         self._specs.pop(spec.digest, None)
         for pool in spec.pools.values():
             # Their jobs are reported as lost, so that trainers ask other hosts.
@@ -450,17 +432,15 @@ class Specs:
         return pool.room > 0 and (may_begin or pool.idle_count == 0)
 
     def num_busy(self) -> int:
-        """Returns the number of busy workers of the host, without those of shards."""
         return sum(pool.busy_count for spec in self._specs.values() for pool in spec.pools.values())
 
     def assign(self, digest: str, key: PoolKey, job: WorkerJob) -> None:
-        """Assigns a job to a worker of a pool that `can_take` it; the first job starts the pool."""
+        """Assigns a job to a pool that `can_take` it; the first job starts the pool."""
         spec = self._specs[digest]
         pool = self._pool(spec, key, base_seed=next(iter(job.order.seed), 0))
         self._results.extend(pool.assign(job))
 
     def stop_shards(self, session: str, *, before_epoch_id: int | None = None) -> None:
-        """Stops the workers of a session's shards: of earlier epochs, or all."""
         for spec in self._specs.values():
             pool = spec.pools.get(("session", session))
             if pool is not None and before_epoch_id is not None:
@@ -471,13 +451,11 @@ class Specs:
                 del spec.pools["session", session]
 
     def long_jobs(self, seconds: float) -> Iterator[tuple[WorkerJob, int]]:
-        """Yields each job that has been made for so long, with its worker's number."""
         for spec in self._specs.values():
             for pool in spec.pools.values():
                 yield from pool.long_jobs(seconds)
 
     def give_late_jobs_again(self) -> list[WorkerJob]:
-        """Assigns late jobs to other workers of the host, too; returns these jobs."""
         pools = [pool for spec in self._specs.values() for pool in spec.pools.values()]
         return [job for pool in pools for job in pool.give_late_jobs_again()]
 
@@ -504,21 +482,14 @@ class Specs:
 
         def start(role: WorkerRole, sock: socket.socket) -> ChildProcess:
             if role.num_shards:
-                return dataset_process.fork(
-                    sock,
-                    worker_id=role.number,
-                    num_workers=role.num_shards,
-                    base_seed=role.base_seed,
-                    seeding="torch",
+                order = Fork(role.number, role.num_shards, role.base_seed, "torch")
+            else:
+                first, step = spec.first_worker, spec.worker_step
+                # `num_workers` is a lower bound: the numbers of other hosts are unknown here.
+                order = Fork(
+                    first + step * role.number, first + step * self._workers, base_seed, name
                 )
-            return dataset_process.fork(
-                sock,
-                worker_id=spec.first_worker + spec.worker_step * role.number,
-                # A lower bound: the numbers of other hosts are unknown here.
-                num_workers=spec.first_worker + spec.worker_step * self._workers,
-                base_seed=base_seed,
-                seeding=name,
-            )
+            return dataset_process.fork(sock, order)
 
         pool = spec.pools[key] = WorkerPool(
             start,

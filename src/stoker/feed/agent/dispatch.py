@@ -18,7 +18,7 @@ from stoker.feed import memory
 from stoker.feed.agent.batch_port import OutgoingBatch
 from stoker.feed.agent.dataset_process import PoolKey, Specs
 from stoker.feed.wire import protocol
-from stoker.feed.workers.pool import Result, job_of
+from stoker.feed.workers.pool import Result, WorkerJob
 from stoker.logs import EventName, Log
 from stoker.records import FeedSettings
 
@@ -49,8 +49,7 @@ class AgentSession:
     """One loader of one trainer process, with its open requests by epoch and number.
 
     Attributes:
-        base_seed: Seed of workers that start before they have a job; None: they start with one.
-        is_ready: A Ready for that spec was sent.
+        base_seed: Of workers that start before they have a job; None: they start with one.
         unreachable_since: Monotonic seconds, if a message could not be delivered.
     """
 
@@ -105,25 +104,23 @@ class Queue:
         return (request for _, _, request in self._heap if not request.is_cancelled)
 
     def push(self, request: BatchRequest) -> None:
-        """Adds a request; one that was popped before gets its former place."""
+        # One that was popped before gets its former place.
         if request.arrival is None:
             request.arrival = next(self._arrivals)
         heapq.heappush(self._heap, (request.number, request.arrival, request))
 
     def pop(self, *, specs: Collection[str]) -> BatchRequest | None:
         """Returns the first request whose spec is in `specs`, or None; discards cancelled ones."""
-        kept: list[tuple[int, int, BatchRequest]] = []
+        kept: list[BatchRequest] = []
         found: BatchRequest | None = None
         while self._heap and found is None:
-            entry = heapq.heappop(self._heap)
-            if entry[2].is_cancelled:
-                continue
-            if entry[2].spec in specs:
-                found = entry[2]
-            else:
-                kept.append(entry)
-        for entry in kept:
-            heapq.heappush(self._heap, entry)
+            request = heapq.heappop(self._heap)[2]
+            if request.spec in specs and not request.is_cancelled:
+                found = request
+            elif not request.is_cancelled:
+                kept.append(request)
+        for request in kept:
+            self.push(request)
         return found
 
 
@@ -154,15 +151,12 @@ class CreditPool:
         return max(1, _part(of_rank, len(names), names.index(session.name)))
 
     def count(self, *, is_dry: bool) -> None:
-        """Counts a job that ended; `is_dry`: no other was waiting."""
         self._jobs += 1
         self._dry += is_dry
 
     def add_cost(self, seconds: float, *, worker: int) -> bool:
-        """Records the cost of a batch; returns whether `per_worker` has risen.
-
-        Leaves out each worker's first batch, which opens files; checks every few batches.
-        """
+        """Records the cost of a batch; returns whether `per_worker` has risen."""
+        # A worker's first batch opens files.
         if worker not in self._begun:
             self._begun.add(worker)
             return False
@@ -201,14 +195,11 @@ class CreditPool:
 
 def credits_for(costs: Collection[float], *, at_least: int) -> int:
     """Returns the credits of a worker whose batches cost that many seconds."""
-    if len(costs) < _MIN_COSTS:
-        return at_least
     # Without the largest: one batch may have waited for a cold cache.
     usual = sorted(costs)[:-1]
-    mean = sum(usual) / len(usual)
-    if mean <= 0:
+    if len(costs) < _MIN_COSTS or sum(usual) <= 0:
         return at_least
-    variation = statistics.pstdev(usual) / mean
+    variation = statistics.pstdev(usual) / statistics.fmean(usual)
     more = round(CREDITS_PER_VARIATION * variation)
     return max(at_least, min(at_least + more, MAX_CREDITS_PER_WORKER))
 
@@ -242,23 +233,19 @@ class Outbox:
             self.sent_bytes -= self._sent.popleft()
 
     def send(self, session: AgentSession, message: protocol.Message, frame: bytes = b"") -> None:
-        """Sends to a session; records it if that cannot be reached."""
         frames = [protocol.pack(message), frame] if frame else [protocol.pack(message)]
         self._mark(session, is_sent=self._transport.send(session.identity, frames))
 
     def answer(self, identity: bytes, message: protocol.Message) -> None:
-        """Sends to a peer that may have no session."""
         self._transport.send(identity, [protocol.pack(message)])
 
     def give_ticket(self, identity: bytes) -> None:
         self.answer(identity, self._transport.ticket_for(identity))
 
     def refuse(self, identity: bytes, message: protocol.Make, reason: str) -> None:
-        """Declines a request before it is queued."""
         self.answer(identity, _declined(message, reason))
 
     def decline(self, request: BatchRequest, reason: str, *, is_lost: bool = False) -> None:
-        """Declines a request that was accepted."""
         self.send(request.session, _declined(request.make, reason, is_lost=is_lost))
 
     def result(self, request: BatchRequest, result: Result) -> None:
@@ -407,7 +394,6 @@ class Dispatch:
         return self._credits.share(session, self._sessions.values(), time.monotonic())
 
     def share_credits(self) -> None:
-        """Sends changed credits to the sessions."""
         for session in self._sessions.values():
             share = self.share(session)
             if session.is_ready and share != session.credits:
@@ -436,7 +422,7 @@ class Dispatch:
         if stream is None:
             self._queue.push(request)
         else:
-            job = job_of(message, (request,))
+            job = WorkerJob((request,), message)
             self._specs.assign(session.spec, ("session", session.name), job)
         if not was_active:
             self.share_credits()
@@ -444,7 +430,6 @@ class Dispatch:
     def _refusal(
         self, session: AgentSession, message: protocol.Make, known: BatchRequest | None
     ) -> str:
-        """Returns why a request is refused; empty: it is not."""
         limit = MAX_REQUESTS_PER_CREDIT * max(session.credits, MAX_CREDITS_PER_WORKER)
         stream = message.stream
         if stream is not None:
@@ -460,17 +445,15 @@ class Dispatch:
         return "far more requests than credits" if len(session.requests) >= limit else ""
 
     def cancel_queued(self, reason: str, *, spec: str | None = None) -> None:
-        """Declines queued requests, of one spec or all."""
         for request in [r for r in self._queue if spec is None or r.spec == spec]:
             request.is_cancelled = True
             request.session.requests.pop((request.epoch_id, request.number), None)
             self._outbox.decline(request, reason)
 
     def _give(self) -> None:
-        """Assigns the first requests to workers, within memory.
+        """Assigns the first requests to workers, within memory; a busy one gets one job ahead.
 
-        At most `workers` workers of the host are busy, over all specs; a busy one gets one job
-        ahead. No request overtakes another: if the first one has to wait, so do all.
+        No request overtakes another: if the first one has to wait, so do all.
         """
         self._specs.flush()
         while self._has_memory():
@@ -483,7 +466,7 @@ class Dispatch:
                 self._queue.push(request)
                 return
             self.num_begun += 1
-            self._specs.assign(request.spec, key, job_of(request.make, (request,)))
+            self._specs.assign(request.spec, key, WorkerJob((request,), request.make))
 
     def _has_memory(self) -> bool:
         sent_bytes = self._outbox.sent_bytes

@@ -3,9 +3,8 @@
 A clean process that has imported torch once (1.25 CPU-seconds, 223 MB) and has no other threads,
 zmq sockets or locks, so that its children are safe. It forks a *template*, which imports the
 modules that specs name, once for all of them, and forks a dataset process for each spec, in advance
-where there is time. A dataset process unpickles the dataset and forks that spec's workers, copy on
-write. If one of these dies, so do all after it: agent → fork server → template → dataset processes
-→ workers (PR_SET_PDEATHSIG, and the end of their channels).
+where there is time. If one of these dies, so do all after it: agent → fork server → template →
+dataset processes → workers (PR_SET_PDEATHSIG, and the end of their channels).
 """
 
 import contextlib
@@ -21,7 +20,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Literal, NoReturn
+from typing import Literal
 
 from stoker.feed.agent.dataset_process import (
     Exited,
@@ -128,8 +127,6 @@ def _serve_next_dataset(sock: socket.socket) -> None:
 
 
 class _Modules:
-    """Modules that a template has imported for its dataset processes."""
-
     def __init__(self) -> None:
         self.is_first = True
         self.are_news = False
@@ -228,7 +225,6 @@ class _Children:
         return self._readable.fileno()
 
     def take_ended(self) -> dict[int, int]:
-        """Returns the exit statuses of those that ended, by pid."""
         with contextlib.suppress(BlockingIOError):
             self._readable.recv(4096)
         ended: dict[int, int] = {}
@@ -259,7 +255,7 @@ class _Children:
             self.take_ended()
 
     def close(self) -> None:
-        """Closes the parent's descriptors and resets its signal handlers; called in a new child."""
+        """Undoes `__init__` in a new child."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._readable.close()
@@ -300,15 +296,13 @@ class _ForkedAhead:
         self._orders = Pipe(ours, blocking=False)
 
     def give(self, order: Received) -> bool:
-        """Sends it an order; returns False if it does not run, or does not take it."""
+        """Returns False if it does not run, or does not take the order."""
         if self._orders is None:
             return False
-        data, descriptors = order
-        self._orders.send(data, descriptors)
+        self._orders.send(*order)
         return not (self._orders.wants_write or self._orders.is_closed)
 
     def work_on(self, waiting: deque[Received]) -> None:
-        """Sends it the next order, unless the last one is unanswered."""
         while waiting and self._given is None:
             if not (self.is_there and self.give(waiting[0])):
                 self.close()
@@ -338,7 +332,6 @@ class _ForkedAhead:
             os.close(descriptor)
 
     def close(self) -> None:
-        """Closes its channels; an unanswered order is lost."""
         self._done()
         if self._orders is not None:
             self._orders.close()
@@ -354,19 +347,9 @@ def _fork(
     sys.stderr.flush()
     parent = os.getpid()
     pid = os.fork()
-    if not pid:
-        _run_child(children, channel, waiting, run, parent)
-    children.pids.add(pid)
-    return pid
-
-
-def _run_child(
-    children: _Children,
-    channel: Pipe,
-    waiting: Iterable[Received],
-    run: Callable[[], None],
-    parent: int,
-) -> NoReturn:
+    if pid:
+        children.pids.add(pid)
+        return pid
     status = 1
     try:
         end_with_parent(signal.SIGKILL, parent=parent)
@@ -462,7 +445,6 @@ def _unpack(order: StartDataset, memory: int, channel: Pipe) -> DatasetSpec | No
 
 
 def _refuse(channel: Pipe, loaded: Loaded) -> None:
-    """Sends why nothing is loaded; this process ends next."""
     channel.send(pack(loaded))
     while channel.wants_write:
         select.select([], [channel], [])

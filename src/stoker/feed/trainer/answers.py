@@ -1,7 +1,7 @@
 """Answers of agents and local workers, received and handed to sessions.
 
-Each data host's batches are received by a thread, to where they will live: pinned, where the loader
-pins. Everything else is read by the I/O thread. Neither is the thread that trains.
+A thread for each data host receives its batches to where they will live: pinned, where the loader
+pins. The I/O thread reads everything else.
 """
 
 import time
@@ -34,10 +34,7 @@ _NOTHING: Bytes = np.empty(0, dtype=np.uint8)
 def reassign(
     session: FeedSession, peer: Peer, number: int, *, generation: int, reason: str, host: str
 ) -> None:
-    """Reassigns a batch whose workers are gone, or puts an error in its place after enough tries.
-
-    Callers hold the lock.
-    """
+    """Reassigns a batch whose workers are gone, after enough tries to an error; under the lock."""
     schedule = session.schedule
     if not schedule.mark_failed(peer, number, generation=generation):
         return
@@ -55,7 +52,6 @@ def reassign(
 
 
 def reassign_local(session: FeedSession, result: Result, *, host: str) -> None:
-    """Reassigns a job that this process's own workers lost."""
     _, number, generation = cast("tuple[int, int, int]", result.job.key)
     reassign(session, LOCAL, number, generation=generation, reason=result.summary, host=host)
 
@@ -92,7 +88,6 @@ class Answers:
             self._refuse(link, err)
 
     def _receive_batches(self, link: AgentLink, ticket: protocol.Ticket) -> None:
-        """Opens the connection for batches, which the agent waits for."""
         receiver = BatchReceiver(
             address=link.address,
             port=link.member.batch_port,
@@ -166,7 +161,11 @@ class Answers:
             case protocol.Raised() | protocol.Ended() | protocol.Declined():
                 self._take_answer(link, message, frame)
             case protocol.Need():
-                self._ship(link, message.spec)
+                with self._shared.lock:
+                    specs = [session.spec for session in self._shared.sessions.values()]
+                for spec in {each.digest: each for each in specs if each is not None}.values():
+                    if spec.digest == message.spec:
+                        link.ship(spec)
             case protocol.Ready():
                 self._take_ready(link, message)
             case protocol.Credits():
@@ -301,7 +300,6 @@ class Answers:
             self._shared.log.event(EventName.CODE_DIFFERS, agent=host, text=text)
 
     def _take_failed(self, link: AgentLink, message: protocol.Failed, error: BaseException) -> None:
-        """Handles that no host can use the spec, or only this one cannot."""
         with self._shared.lock:
             session = self._shared.sessions.get(message.session)
             if session is None or session.spec is None or session.spec.digest != message.spec:
@@ -315,17 +313,12 @@ class Answers:
     def _mark_failed(
         self, link: AgentLink, session: FeedSession, reason: str, error: BaseException
     ) -> None:
-        """Excludes the host from the session for this epoch; under the lock."""
         link.mark_failed(session.name, epoch_id=session.epoch_id, reason=reason, error=error)
         session.schedule.mark_lost(link.member.host)
 
     def _log_excluded(self, link: AgentLink, reason: str) -> None:
-        host = link.member.host
-        self._shared.log.event(
-            EventName.HOST_EXCLUDED,
-            agent=host,
-            text=f"data host {host} makes no batches in this epoch: {reason}",
-        )
+        text = f"data host {link.member.host} makes no batches in this epoch: {reason}"
+        self._shared.log.event(EventName.HOST_EXCLUDED, agent=link.member.host, text=text)
 
     def _grant(self, link: AgentLink, name: str, credits: int) -> None:
         with self._shared.lock:
@@ -336,27 +329,19 @@ class Answers:
             session.had_peers = True
             session.stir()
 
-    def _error_of(self, message: protocol.Message, frame: zmq.Frame | None) -> Exception:
-        """Returns the error that was raised on a data host."""
+    def _error_of(
+        self, message: protocol.Raised | protocol.Failed, frame: zmq.Frame | None
+    ) -> Exception:
         if frame is None:
             return ProtocolError("error message without its frame")
         if self._accepts_pickles:
             return error_in(frame.buffer)
         if isinstance(message, protocol.Failed) and message.is_of_host:
             return FeedLostError(message.reason)
-        words = message.summary if isinstance(message, protocol.Raised) else ""
-        words = message.reason if isinstance(message, protocol.Failed) else words
+        words = getattr(message, "summary", None) or getattr(message, "reason", "")
         return RuntimeError(
             f"{words} (raised on a data host; text only, because feed.accept_pickles is false)"
         )
-
-    def _ship(self, link: AgentLink, digest: str) -> None:
-        with self._shared.lock:
-            specs = [session.spec for session in self._shared.sessions.values()]
-        for spec in specs:
-            if spec is not None and spec.digest == digest:
-                link.ship(spec)
-                return
 
 
 def mark_peer_lost(shared: SharedState, link: AgentLink) -> None:
@@ -395,7 +380,11 @@ class LocalAnswers:
 
     def _settle(self, session: FeedSession, result: Result) -> None:
         epoch_id, number, generation = cast("tuple[int, int, int]", result.job.key)
-        payload, size = _payload_of(result)
+        payload, result.payload = result.payload, None
+        if payload is not None:
+            # Its last view gives the worker its memory back.
+            weakref.finalize(payload, result.release).atexit = False
+        size = 0 if payload is None else payload.nbytes
         with self._shared.lock:
             if session.epoch_id != epoch_id or not session.is_busy:
                 return
@@ -422,23 +411,12 @@ class LocalAnswers:
         if not is_wanted:
             return
         # Without the lock: to pin a batch takes a copy.
-        outcome = self._outcome(session, result, payload)
+        if result.error is not None:
+            outcome = BatchOutcome(error=error_in(result.error))
+        else:
+            if payload is not None and session.pins_on is not None:
+                payload = self._buffers.copied(payload, session.pins_on)
+            outcome = self._buffers.decoded(result.tree or b"", payload, allow_pickle=True)
         with self._shared.lock:
             if session.epoch_id == epoch_id and session.is_busy:
                 session.deliver(number, outcome, is_final=result.is_final)
-
-    def _outcome(self, session: FeedSession, result: Result, payload: Bytes | None) -> BatchOutcome:
-        if result.error is not None:
-            return BatchOutcome(error=error_in(result.error))
-        if payload is not None and session.pins_on is not None:
-            payload = self._buffers.copied(payload, session.pins_on)
-        return self._buffers.decoded(result.tree or b"", payload, allow_pickle=True)
-
-
-def _payload_of(result: Result) -> tuple[Bytes | None, int]:
-    """Returns the payload, whose last view gives the worker its memory back, and its size."""
-    payload, result.payload = result.payload, None
-    if payload is None:
-        return None, 0
-    weakref.finalize(payload, result.release).atexit = False
-    return payload, payload.nbytes

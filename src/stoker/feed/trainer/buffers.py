@@ -46,7 +46,7 @@ class LayoutCache:
         self._last: tuple[bytes, int] | None = None
 
     def decode(self, tree: bytes, payload: Bytes1D | None, *, allow_pickle: bool) -> object:
-        """Decodes as `wire.codec.decode` does, and raises what that raises."""
+        """Decodes as `wire.codec.decode`."""
         if payload is None or len(tree) > _MAX_TREE_BYTES:
             return decode(tree, payload, allow_pickle=allow_pickle)
         key = (tree, payload.nbytes)
@@ -124,11 +124,7 @@ class BatchOutcome(msgspec.Struct):
 
 
 class BatchBuffers:
-    """Memory where batches will live; used by one thread.
-
-    Args:
-        pool: Memory that is not pinned; absent: a new pool.
-    """
+    """Memory where batches will live; used by one thread."""
 
     def __init__(self, pool: BufferPool | None = None) -> None:
         self._pool = pool or BufferPool()
@@ -136,31 +132,23 @@ class BatchBuffers:
         self._pins_on: int | None = None
 
     def copied(self, source: Bytes, pins_on: int | None) -> Bytes:
-        """Returns a copy of `source` where the batch will live."""
         payload = self.room(source.nbytes, pins_on)
         np.copyto(payload, source)
         return payload
 
     def room(self, nbytes: int, pins_on: int | None) -> Bytes:
-        """Returns memory of `nbytes` bytes where a batch will live.
-
-        Pinned memory is from torch's allocator, which uses it again and knows of the copies to the
-        accelerator that are under way; ours could not.
-
-        Args:
-            pins_on: Number of the accelerator that it is pinned for; None: it is not pinned.
-        """
+        """Returns memory for a batch, pinned for that accelerator if `pins_on` is not None."""
         if pins_on is None:
             return self._pool.take(nbytes)
         if self._pins_on != pins_on:
             # The device is set per thread; without this, every rank would open device 0.
             set_device(pins_on)
             self._pins_on = pins_on
-        # The base of the array is a tensor: see `_tensor_plan`.
+        # torch's allocator, unlike ours, knows of the copies to the accelerator under way. The base
+        # of the array is a tensor: see `_tensor_plan`.
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
 
     def decoded(self, tree: bytes, payload: Bytes | None, *, allow_pickle: bool) -> BatchOutcome:
-        """Returns the batch, or the error why it cannot be decoded."""
         try:
             return BatchOutcome(self._plans.decode(tree, payload, allow_pickle=allow_pickle))
         except FeedError as err:

@@ -53,12 +53,7 @@ CLOSE_SECONDS = 8.0
 
 
 class Requester:
-    """Sends the I/O thread's requests; callers hold the lock.
-
-    Attributes:
-        expected: Data hosts of the run; None: the coordinator has not sent it yet.
-        lost: Hosts that the coordinator marked as lost.
-    """
+    """Sends the I/O thread's requests; callers hold the lock."""
 
     def __init__(
         self, shared: SharedState, settings: ProcessSettings, links: Mapping[str, AgentLink]
@@ -67,6 +62,7 @@ class Requester:
         self._settings = settings
         self._feed = settings.feed
         self._links = links
+        # Data hosts of the run; None: the coordinator has not sent it yet.
         self.expected: int | None = None
         self.lost: dict[str, protocol.Member] = {}
         self._awaited: tuple[str, ...] = ()
@@ -79,7 +75,7 @@ class Requester:
         session.has_news = False
         if session.spec is None:
             return
-        before = session.epoch_id if session.is_busy else session.epoch_id + 1
+        before = session.epoch_id + (not session.is_busy)
         if session.local is not None:
             session.local.cancel(before_epoch_id=before)
         for link in self._links.values():
@@ -111,10 +107,9 @@ class Requester:
 
     def _first_worker(self, spec: PackedSpec) -> int:
         """Returns the lowest id that no local worker of any rank has."""
-        settings = self._settings
-        decided = settings.workers.get("dnn")
-        if decided is None and settings.feed.local_workers != "auto":
-            decided = settings.feed.local_workers
+        decided = self._settings.workers.get("dnn")
+        if decided is None and self._feed.local_workers != "auto":
+            decided = self._feed.local_workers
         return max(spec.num_workers, decided or 0)
 
     def ask(self, session: FeedSession, now: float) -> None:
@@ -161,7 +156,6 @@ class Requester:
             self._shared.log.event(EventName.FEW_SHARDS, text=text)
 
     def _are_all_there(self, session: FeedSession) -> bool:
-        """Returns whether every data host of the run is ready for the session, or has failed."""
         known = sum(
             session.name in link.ready or link.has_failed(session.name)
             for link in self._links.values()
@@ -184,7 +178,7 @@ class Requester:
         opening = any(link.is_up and session.name in link.opened for link in self._links.values())
         is_starting = opening or not session.had_peers
         patience = self._feed.lease_seconds + LOST_GRACE_SECONDS
-        are_gone = self.expected is not None and not self._listed and not self._awaited
+        are_gone = self.expected is not None and not (self._listed or self._awaited)
         if are_gone:
             patience = min(patience, ALL_GONE_SECONDS)
         # A preempted host may have to wait for a new node, as at the start.
@@ -281,7 +275,6 @@ class Requester:
             self._heard_at[member.host] = now - member.silent_seconds
 
     def _fates(self, session: FeedSession, now: float) -> Iterator[str]:
-        """Yields the state of each data host, and when it was last heard."""
         for host, link in self._links.items():
             if link.is_up and session.name in link.failed:
                 yield f"{host} ({link.failed[session.name].reason})"
@@ -303,10 +296,10 @@ class Requester:
         if self.expected is None:
             seen = f"the coordinator at {self._settings.coordinator} did not answer"
         local = f"; local workers: {session.local.last_death}" if session.local else ""
-        what = "lost all data workers {:.0f} s ago"
-        if not session.had_peers:
-            what = "no data worker came within {:.0f} s"
-        what = what.format(now - session.alone_since)
+        alone = f"{now - session.alone_since:.0f} s"
+        what = f"no data worker came within {alone}"
+        if session.had_peers:
+            what = f"lost all data workers {alone} ago"
         return FeedLostError(
             f"{what}: {expected} data hosts expected, {seen}{local}",
             where=f"rank {self._settings.rank}, host {self._settings.host}, "
@@ -327,13 +320,12 @@ class IoThread:
     def __init__(self, shared: SharedState, settings: ProcessSettings, keys: Keys) -> None:
         self._shared = shared
         self._settings = settings
-        self._feed = settings.feed
         self._keys = keys
         self._context: ZmqContext = zmq.Context()
         self._unpack_coordinator = protocol.Unpacker(protocol.FromCoordinator)
         # Cannot be unregistered: a weak reference, so that a closed feed is not kept.
         os.register_at_fork(after_in_child=partial(_close_descriptors, weakref.ref(shared)))
-        now = time.monotonic()
+        now = self._progress_at = time.monotonic()
         self._polled: _Polled = ([], [], {})
         self._poll = select.poll()
         self._link_of: dict[int, Link] = {}
@@ -342,12 +334,13 @@ class IoThread:
         self._ended: list[SessionState] = []
         self._has_begun = False
         pool = BufferPool()
-        self._answers = Answers(shared, self._observer, pool, self._feed, on_lost=self._mark_lost)
+        self._answers = Answers(
+            shared, self._observer, pool, settings.feed, on_lost=self._mark_lost
+        )
         self._local_answers = LocalAnswers(
             shared, self._observer, BatchBuffers(pool), host=settings.host
         )
         self._asking = Requester(shared, settings, self._links)
-        self._progress_at = now
         host, _, port = (settings.coordinator or "").rpartition(":")
         self._coordinator = Link(
             self._context, keys, name=host, port=int(port), now=now, post=shared.post
@@ -418,8 +411,8 @@ class IoThread:
         """Registers the current descriptors with the poller."""
         filenos = [link.filenos for link in links]
         polled = (links, filenos, children)
+        # Nearly always: to register all descriptors again would cost more than the poll.
         if polled == self._polled:
-            # Nearly always: to register all descriptors again would cost more than the poll.
             return
         self._poll, self._polled = select.poll(), polled
         self._poll.register(self._shared.wake_fd, _IN)
@@ -585,7 +578,6 @@ class IoThread:
 
 
 def _close_descriptors(shared: "weakref.ref[SharedState]") -> None:
-    """Closes the connections for batches in a forked child, so that they end with the trainer."""
     found = shared()
     for receiver in list(found.receivers) if found else ():
         receiver.close_descriptor()
@@ -642,12 +634,11 @@ class Feed:
             # Random: agents may still keep a session of this rank's earlier process.
             name = f"r{self._settings.rank}-l{books.number}-{secrets.token_hex(8)}"
             share = memory.max_bytes(self._settings.feed) // self._settings.local_world_size
-            schedule = new_schedule(share)
             session = FeedSession(
                 name,
                 lock=shared.lock,
                 wake=shared.wake,
-                schedule=schedule,
+                schedule=new_schedule(share),
                 rank=self._settings.rank,
             )
             session.reserve()
@@ -661,7 +652,7 @@ class Feed:
     def close(self) -> None:
         """Sends a goodbye to the agents and stops the local workers; may be called twice.
 
-        Blocks for at most CLOSE_SECONDS. Does nothing in a forked child.
+        Blocks for at most CLOSE_SECONDS; does nothing in a forked child.
         """
         if os.getpid() != self._pid:
             return
@@ -695,17 +686,15 @@ def _feed(pid: int, process: TrainerProcess) -> Feed:
 
 @functools.lru_cache(maxsize=1)
 def _show_errors(pid: int) -> None:
-    sys.excepthook = functools.partial(_show_and_exit, sys.excepthook)
+    """Makes an uncaught error of the feed exit with its exit code, not with 1."""
+    show = sys.excepthook
 
+    def show_and_exit(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        show(kind, error, trace)
+        if isinstance(error, FeedError):
+            # In an excepthook this sets the exit code.
+            raise SystemExit(error.exit_code)
 
-def _show_and_exit(
-    show: Callable[[type[BaseException], BaseException, TracebackType | None], object],
-    kind: type[BaseException],
-    error: BaseException,
-    trace: TracebackType | None,
-) -> None:
-    """Exits with the feed's exit code, not with 1, after an uncaught error of the feed."""
-    show(kind, error, trace)
-    if isinstance(error, FeedError):
-        # In an excepthook this sets the exit code.
-        raise SystemExit(error.exit_code)
+    sys.excepthook = show_and_exit

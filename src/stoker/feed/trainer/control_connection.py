@@ -60,10 +60,9 @@ class Connection:
     Attributes:
         filenos: What to poll for reading, where `has_input` is False: nothing, or socket and
             monitor. libzmq's own poll asks every socket each time, by two system calls.
-        is_open: There is a socket: up, or connecting.
+        is_open: There is a socket: up (after the handshake), or connecting.
         is_drained, is_quiet: Socket, and monitor, were found empty and not touched since: then
             their descriptors signal what comes.
-        is_up: The handshake is done, and the connection was not lost since.
         down_since: When it was last lost, or made; monotonic seconds, as `dial_at`.
     """
 
@@ -76,11 +75,9 @@ class Connection:
         self._socket: ZmqSocket | None = None
         self._monitor: ZmqSocket | None = None
         self.filenos: tuple[int, ...] = ()
-        self.is_open = self.is_drained = self.is_quiet = False
+        self.is_open = self.is_drained = self.is_quiet = self.is_up = False
         self._pause = FIRST_PAUSE_SECONDS
-        self.is_up = False
-        self.down_since = now
-        self.dial_at = now
+        self.down_since = self.dial_at = now
 
     def has_input(self) -> bool:
         """Returns whether there is input that no descriptor shows; call it before a poll."""
@@ -106,7 +103,7 @@ class Connection:
         return not self.is_drained
 
     def dial(self, endpoint: str) -> None:
-        """Connects to `tcp://ADDRESS:PORT`; `watch` reports whether it succeeds."""
+        """Connects; `watch` reports whether it succeeds."""
         self.close()
         made: ZmqSocket = self._context.socket(zmq.DEALER)
         secure_client(made, self._keys, max_message_bytes=self._max_message_bytes)
@@ -149,8 +146,7 @@ class Connection:
         """Queues a message; does nothing without a connection, whose loss `watch` reports."""
         if self._socket is None:
             return
-        # The descriptor signals a message only once, and sending consumes the signal: what came
-        # meanwhile would wait for the next message (tests/contract/test_connections.py).
+        # Sending consumes the descriptor's signal of what came meanwhile.
         self.is_drained = False
         packed = pack(message)
         # Not contextlib's `suppress`, which takes longer than the rest.
@@ -195,7 +191,6 @@ class Connection:
                 return
 
     def close(self, *, linger_seconds: float = 0.0) -> None:
-        """Closes the sockets; may be called twice."""
         self.is_up = False
         self.filenos = ()
         if self._socket is not None:

@@ -1,5 +1,6 @@
 """Links from a trainer to the coordinator and to the agent of each data host."""
 
+import contextlib
 import ipaddress
 import threading
 from collections.abc import Callable
@@ -45,11 +46,9 @@ class Link(Connection):
         self._post = post
 
     def wait_seconds(self, now: float) -> float | None:
-        """Returns the seconds until `tick` has something to do; None: nothing before an event."""
         return None if self.is_open or self._is_resolving else max(0.0, self.dial_at - now)
 
     def tick(self, now: float) -> None:
-        """Dials, if it is time to."""
         if self.is_closed or self.is_open or self._is_resolving or now < self.dial_at:
             return
         self._attempt += 1
@@ -63,16 +62,13 @@ class Link(Connection):
             self._dial(resolve(self.name))
 
     def close_for_good(self, *, linger_seconds: float = 0.0) -> None:
-        """Closes it, not to be dialled again; may be called twice."""
         self.is_closed = True
         self.close(linger_seconds=linger_seconds)
 
     def _resolve(self, now: float) -> None:
-        address: str | None
-        try:
+        address: str | None = None
+        with contextlib.suppress(OSError):
             address = resolve(self.name, attempt=self._attempt)
-        except OSError:
-            address = None
 
         def use() -> None:
             self._is_resolving = False
@@ -100,7 +96,7 @@ class Failure:
     error: BaseException
 
     def may_try_again(self, epoch_id: int) -> bool:
-        """Returns whether it is asked again in that epoch: memory may be free by then."""
+        # Memory may be free by then.
         return epoch_id > self.epoch_id and self.times < _MAX_FAILURES
 
 
@@ -108,7 +104,6 @@ class AgentLink(Link):
     """Link to the agent of one data host: its control connection and its batches.
 
     Attributes:
-        member: The host, as the roster has it.
         opened: Session to the digest of the spec that it was last opened with, on this connection.
         ready: Sessions that may ask.
         failed: Sessions for which it could make nothing, on this connection.
@@ -133,7 +128,6 @@ class AgentLink(Link):
 
     @property
     def address(self) -> str:
-        """Address that it was last dialled at, for the connection for batches."""
         return self._address.strip("[]")
 
     def attach(self) -> None:
@@ -148,10 +142,9 @@ class AgentLink(Link):
         self.receiver, self._is_attaching = receiver, False
 
     def mark_batches_lost(self, now: float) -> FeedLostError | None:
-        """Records that the connection for batches was lost; both connections are dialled again.
+        """Has both connections dialled again after the one for batches was lost.
 
-        Instead returns the error to exclude the host with if no batch came over several
-        connections.
+        If no batch came over several connections, returns the error to exclude the host with.
         """
         receiver = self.receiver
         assert receiver is not None
@@ -169,8 +162,7 @@ class AgentLink(Link):
             f"data host {self.member.host} delivers no batches: its connection for them was lost "
             f"{self._fruitless} times in a row, at last {receiver.words()}",
             where=f"port {self.member.batch_port} of {self.name}",
-            fix="open that port (feed.port + 1) of the data hosts to the trainers; see the log of "
-            "the host",
+            fix="open port feed.port + 1 of data hosts to the trainers; see the log of the host",
         )
 
     def close_session(self, session: str) -> None:
@@ -185,14 +177,13 @@ class AgentLink(Link):
         self.failed[session] = Failure(epoch_id, times, reason, error)
 
     def has_failed(self, session: str) -> bool:
-        """Returns whether the host can make nothing for it, and was not asked again."""
+        # And was not asked again.
         return session in self.failed and session not in self.opened
 
     def may_open(self, session: str, *, epoch_id: int) -> bool:
         return not self.has_failed(session) or self.failed[session].may_try_again(epoch_id)
 
     def discard(self, session: str) -> None:
-        """Removes a session that has ended."""
         self.close_session(session)
         self.failed.pop(session, None)
 
@@ -204,8 +195,7 @@ class AgentLink(Link):
         if self.receiver is not None:
             self.receiver.close()
             self.receiver = None
-        self.has_asked = self._is_attaching = False
-        self.is_draining = False
+        self.has_asked = self._is_attaching = self.is_draining = False
 
     def close_for_good(self, *, linger_seconds: float = 0.0) -> None:
         if self.receiver is not None:
@@ -220,7 +210,6 @@ class AgentLink(Link):
             self.send(Ship(spec=spec.digest, offset=offset), whole[offset : offset + PIECE_BYTES])
 
     def is_same(self, member: Member) -> bool:
-        """Returns whether `member` is the very agent that this link connects to."""
         # A restarted host has another incarnation at the same address, and no state.
         fields = attrgetter("incarnation", "address", "port", "batch_port")
         return bool(fields(self.member) == fields(member))

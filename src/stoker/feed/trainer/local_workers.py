@@ -13,7 +13,7 @@ import torch.multiprocessing
 
 from stoker.feed.wire.dataset import DatasetSpec, PackedSpec
 from stoker.feed.wire.protocol import Make
-from stoker.feed.workers.pool import ChildProcess, Result, WorkerJob, WorkerPool, WorkerRole, job_of
+from stoker.feed.workers.pool import ChildProcess, Result, WorkerJob, WorkerPool, WorkerRole
 from stoker.feed.workers.worker import worker_main
 from stoker.host.processes import start_to_last
 
@@ -27,13 +27,10 @@ class LocalWorkers:
     """Child processes that make batches; started by the iterating thread, used by the I/O thread.
 
     Args:
-        spec: What they make batches with; forked children share it, others get `packed`. All
-            children of an iterable dataset unpickle it, as it was at iter(): they may start in
-            mid-epoch.
+        spec: Forked children share it, others unpickle `packed`, and so do all of an iterable
+            dataset: they may start in mid-epoch, and need it as it was at iter().
         num_workers: Children that make any batch. An iterable dataset has one child for each shard
             that is asked for here, and takes as many shards as this many workers would.
-        credits_each: Batches in flight for each child.
-        context: How children are started; None: torch's default.
         wake: Called, from any thread, when the I/O thread should call `flush`.
     """
 
@@ -101,11 +98,8 @@ class LocalWorkers:
 
     @property
     def credits(self) -> int:
-        """Number of batches that may be in flight; 0: no worker is left.
-
-        They do not grow where costs vary: children are asked without a delay, so more would only
-        bind later batches to a worker that may be slow for want of a core.
-        """
+        """Number of batches that may be in flight; 0: no worker is left."""
+        # More, where costs vary, would only bind later batches to a worker that may be slow.
         if self._is_iterable:
             # Its processes start with their shards: none is alive before the first request.
             return self._max_credits
@@ -117,13 +111,12 @@ class LocalWorkers:
         return self._pool.last_death
 
     def sockets(self) -> dict[int, bool]:
-        """Returns the descriptors to poll for reading; True: for writing too."""
         return self._pool.sockets()
 
     def ask(self, order: Make) -> list[Result]:
         """Asks for a batch, oldest first where any worker will do; returns what is lost."""
         generation = order.stream.generation if order.stream else 0
-        job = job_of(order, (order.epoch_id, order.number, generation))
+        job = WorkerJob((order.epoch_id, order.number, generation), order)
         if order.stream is not None:
             return self._pool.assign(job)
         heapq.heappush(self._waiting, (order.epoch_id, order.number, job))
@@ -142,7 +135,6 @@ class LocalWorkers:
         return results
 
     def workers_at(self, number: int) -> list[int]:
-        """Returns the workers that make that batch now."""
         return [worker for job, worker in self._pool.long_jobs(0.0) if job.key[1] == number]
 
     def give_late_jobs_again(self) -> list[WorkerJob]:

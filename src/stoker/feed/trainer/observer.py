@@ -25,8 +25,7 @@ class SessionState:
     Attributes:
         taken: Batches that the trainer took since the last look.
         ready_at_takes: Batches that were ready after the one taken, summed over these.
-        moved: Batches taken away from a peer since the last look: it was lost, dropped them, or is
-            late.
+        moved: Since the last look, by peers that were lost, dropped them, or are late.
         window: How far ahead of the trainer batches are made.
         shard_workers: Workers that could make a shard each.
     """
@@ -43,12 +42,6 @@ class SessionState:
 
 
 @dataclass(slots=True)
-class _WorkerBooks:
-    batches: int = 0
-    busy_seconds: float = 0.0
-
-
-@dataclass(slots=True)
 class _HostBooks:
     batches: int = 0
     frame_bytes: int = 0
@@ -56,7 +49,8 @@ class _HostBooks:
     moved: int = 0
     busy_seconds: float = 0.0
     cpu_seconds: float = 0.0
-    workers: dict[int, _WorkerBooks] = field(default_factory=lambda: defaultdict(_WorkerBooks))
+    # Each one's batches and busy seconds.
+    workers: dict[int, tuple[int, float]] = field(default_factory=dict)
 
 
 class Observer:
@@ -77,16 +71,13 @@ class Observer:
     ) -> None:
         """Counts a batch from a data host, or (None) from a local worker."""
         books = self._hosts[self._own_host if host is None else host]
-        if is_wanted:
-            books.batches += 1
-        else:
-            books.duplicates += 1
+        books.batches += is_wanted
+        books.duplicates += not is_wanted
         books.frame_bytes += frame_bytes
         books.cpu_seconds += batch.cpu_seconds
         books.busy_seconds += batch.wall_seconds
-        mine = books.workers[batch.worker]
-        mine.batches += 1
-        mine.busy_seconds += batch.wall_seconds
+        batches, busy_seconds = books.workers.get(batch.worker, (0, 0.0))
+        books.workers[batch.worker] = (batches + 1, busy_seconds + batch.wall_seconds)
 
     def tell(self, states: Iterable[SessionState]) -> FeedWork:
         """Returns all counts so far.
@@ -141,7 +132,7 @@ class Observer:
                     cpu_seconds=books.cpu_seconds,
                     num_workers=len(books.workers),
                     workers=tuple(
-                        WorkerWork(number, each.batches, each.busy_seconds)
+                        WorkerWork(number, *each)
                         for number, each in sorted(books.workers.items())[:max_workers]
                     ),
                 )

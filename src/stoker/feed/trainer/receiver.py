@@ -24,9 +24,8 @@ class BatchReceiver:
     """Thread that receives batches, from `start` until the connection is lost or closed.
 
     Args:
-        ticket: Used up by this connection.
-        buffers: Buffers for this thread alone.
-        pool: Pool for what is still sealed.
+        buffers: For this thread alone.
+        pool: For what is still sealed.
         take: Called in the thread with the packed message of a batch and the size of its payload,
             which it receives by `reader.read`.
         ended: Called in the thread, once, at its end.
@@ -82,8 +81,7 @@ class BatchReceiver:
 
     def words(self) -> str:
         """Returns where it was connected, and why it ended."""
-        host, port = self._peer
-        where = f"{host} port {port}"
+        where = "{} port {}".format(*self._peer)
         match self.failure:
             case ProtocolError() as err:
                 return f"{where}: {err.what}"

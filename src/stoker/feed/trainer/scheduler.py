@@ -52,11 +52,9 @@ class PeerState:
     """Requests in flight at one peer, and how long it takes.
 
     Attributes:
-        is_remote: Each request costs a message over the network.
         asked: Number to when it was asked for, and to how many the peer then had.
-        p95_seconds: From request to arrival, of the last batches.
         reach_seconds: How long before its turn a batch is asked for.
-        service_seconds: Seconds from one batch to the next, smoothed; 0: not known.
+        service_seconds: From one batch to the next, smoothed; 0: not known.
     """
 
     is_remote: bool
@@ -70,16 +68,12 @@ class PeerState:
     _ordered: list[float] = field(default_factory=list)
 
     def has_room(self, *, in_pairs: bool = False) -> bool:
-        """Returns whether it may be asked for a batch.
-
-        Args:
-            in_pairs: Ask a remote peer only if it can be asked for two, which cost little more than
-                one. It never runs out of work for it.
-        """
+        """Returns whether it may be asked for a batch; if remote and `in_pairs`, for two."""
         num_asked = len(self.asked)
         room = self.credits - num_asked
         if self.is_draining or room <= 0:
             return False
+        # For lack of a second one it never runs out of work.
         return room > 1 or not (in_pairs and self.is_remote and num_asked)
 
     def finish_seconds(self) -> float:
@@ -87,7 +81,7 @@ class PeerState:
         return (len(self.asked) + 1) * self.service_seconds
 
     def answered(self, asked_at: float, queued: int, now: float) -> None:
-        """Records a batch that was asked for when the peer had `queued`, this one among them."""
+        """Records a batch that was asked for when the peer had `queued`, with this one."""
         latency = max(now - asked_at, 0.0)
         latencies, ordered = self._latencies, self._ordered
         if len(latencies) == _MEMORY:
@@ -111,16 +105,11 @@ Peer = Hashable
 class Scheduler(ABC):
     """Scheduler of one session: its peers, and the numbers of the current epoch.
 
-    Two classes, because a window that follows pace, and retries of late batches elsewhere, have no
-    meaning where one process makes a whole shard; nor have restarts where any peer makes any batch.
-
-    Args:
-        max_bytes: Bytes of batches that may wait, made or under way; one batch always may.
-
     Attributes:
         workers_live: How long processes that make batches are kept.
         is_settled: No other peer is waited for before numbers are handed out.
         num_shards: Shards of an iterable dataset; 0: any peer makes any batch.
+        max_bytes: Bytes of batches that may wait, made or under way; one batch always may.
         head: The number that is delivered next.
         supplied: Numbers whose indices the sampler gave in this epoch.
     """
@@ -147,11 +136,9 @@ class Scheduler(ABC):
         self._is_complete = False
 
     def supply(self, count: int) -> None:
-        """Records that indices for `count` more numbers are there."""
         self.supplied += count
 
     def mark_complete(self) -> None:
-        """Records that no more numbers will come in this epoch."""
         self._is_complete = True
 
     def wanted(self, now: float) -> int:
@@ -212,16 +199,15 @@ class Scheduler(ABC):
         """Records a batch (or its exception); False if it is to be dropped: it came before, say.
 
         Args:
-            generation: Generation of its shard's process.
-            digest: Checksum of everything that the process made in this epoch.
-            random_state: Random states at the beginning of the epoch, if it sent them.
+            digest: Checksum of everything that the shard's process made in this epoch.
+            random_state: At the beginning of the epoch, if it was sent.
 
         Raises:
             ProtocolError: If it is of a shard where there is none, or of none where there are.
         """
 
     def ended(self, peer: Peer, number: int, *, generation: int, random_state: bytes = b"") -> None:
-        """Records that a shard has no batch of that number, and none after it."""
+        """Records that a shard ends before that number."""
         raise ProtocolError("the end of a shard, where there is none")
 
     @abstractmethod
@@ -246,7 +232,6 @@ class Scheduler(ABC):
         return None
 
     def makers(self, number: int) -> dict[Peer, float]:
-        """Returns the peers that were asked for that batch, and when."""
         peers = self.peers.items()
         return {peer: each.asked[number][0] for peer, each in peers if number in each.asked}
 
@@ -272,16 +257,13 @@ class Scheduler(ABC):
 
     def observe(self, now: float, *, own_host: str) -> SessionState:
         """Returns the session's state, and resets its counts."""
-
-        def host_of(peer: Peer) -> str:
-            return peer if isinstance(peer, str) else own_host
-
+        hosts = {p: p if isinstance(p, str) else own_host for p in (*self.peers, *self._moved)}
         state = SessionState(
             taken=self._taken,
             ready_at_takes=self._ready_at_takes,
-            moved={host_of(peer): count for peer, count in self._moved.items()},
-            in_flight={host_of(peer): len(each.asked) for peer, each in self.peers.items()},
-            credits={host_of(peer): each.credits for peer, each in self.peers.items()},
+            moved={hosts[peer]: count for peer, count in self._moved.items()},
+            in_flight={hosts[peer]: len(each.asked) for peer, each in self.peers.items()},
+            credits={hosts[peer]: each.credits for peer, each in self.peers.items()},
             ready=self._num_ready(),
             window=0 if self.is_over() else self.window(now),
             shards=self.num_shards,
@@ -329,7 +311,7 @@ class BatchScheduler(Scheduler):
         return self.head
 
     def wanted(self, now: float) -> int:
-        # Asked at each arrival while the trainer waits: less than half of what `look` takes.
+        # At each arrival while the trainer waits: less than half of what `look` takes.
         if self._is_complete or self._is_stocked():
             return 0
         return max(0, self.head + self.window(now) - self.supplied)
@@ -386,20 +368,16 @@ class BatchScheduler(Scheduler):
         return True
 
     def mark_failed(self, peer: Peer, number: int, *, generation: int = 0) -> bool:
-        """Records that the peer cannot make that batch; True if no other peer is left to ask.
-
-        Two peers that refuse the same batch are proof enough that the batch is to blame.
-        """
         state = self.peers.get(peer)
-        is_draining = state is not None and state.is_draining
         if state is not None:
             state.asked.pop(number, None)
-        if not is_draining:
+        if state is None or not state.is_draining:
             self._refused.setdefault(number, set()).add(peer)
         self._cancel(peer, number)
         refused = self._refused.get(number, set())
         if not self._is_open(number) or self._makers.get(number):
             return False
+        # Two peers that refuse the same batch are proof enough that the batch is to blame.
         return len(refused) >= 2 or (len(refused) == 1 and not set(self.peers) - refused)
 
     def words(self, number: int, reason: str) -> str:
@@ -457,7 +435,6 @@ class BatchScheduler(Scheduler):
         return (self._next_new < self.supplied or bool(self._again)) and self._has_free()
 
     def _is_stocked(self) -> bool:
-        """Returns whether a number waits for each credit: many can come in at once."""
         stock = self.supplied - self._next_new
         if stock <= 0:
             return False
@@ -474,10 +451,7 @@ class BatchScheduler(Scheduler):
         return False
 
     def overdue(self, now: float) -> list[int]:
-        """Returns numbers to ask for elsewhere too, because the head of the line is late.
-
-        The late peer stays; its answer is taken if it comes first.
-        """
+        """Returns the numbers to ask for elsewhere too; the late peer's answer may come first."""
         makers = self._makers.get(self.head)
         # The cheap bound first: this runs at every turn, and nearly always nothing is late.
         if not makers or self.head in self._queued_again or now < self._overdue_at_least(makers):
@@ -554,10 +528,7 @@ class BatchScheduler(Scheduler):
         return (state.finish_seconds(), len(state.asked) / state.credits)
 
     def _is_better_kept(self, peer: Peer, now: float) -> bool:
-        """Returns whether, near the end, others make the rest before `peer` makes this one.
-
-        Without it a slow peer gets one of the last batches and the epoch waits for it.
-        """
+        """Returns whether others make the rest of the epoch before a slow peer makes this one."""
         left = self.supplied - self._next_new + len(self._again) + 1
         if left > sum(s.credits for s in self.peers.values()):
             return False
@@ -618,7 +589,7 @@ class BatchScheduler(Scheduler):
         return False
 
     def _overdue_at_least(self, makers: Iterable[Peer]) -> float:
-        """Returns the earliest time at which the head may be overdue; cheap: for every turn."""
+        """Returns the earliest time at which the head may be overdue; for every turn."""
         latest = 0.0
         for peer in makers:
             asked_at = self.peers[peer].asked[self.head][0]

@@ -1,6 +1,5 @@
 """One loader of this process at the feed, one epoch at a time; sessions keep the order of batches.
 
-An epoch that is iterated over again, as after load_state_dict, keeps its number and gets a new id.
 The thread that iterates and the I/O thread meet here, under one lock: the first supplies indices
 and takes finished batches, the second asks for batches and delivers them.
 """
@@ -45,21 +44,18 @@ class FeedSession:
     """The feed's state of one loader; its attributes are under the feed's lock.
 
     Args:
-        name: Unique in the run.
-        rank: Of this process, for messages.
         schedule: Its `max_bytes` are for all loaders of this process.
 
     Attributes:
-        epoch_id: Only grows, so that late answers of an earlier epoch are refused.
+        epoch_id: Only grows, also where an epoch is iterated over again: late answers are refused.
         base_seed: The agents' workers start with it at once; None: when there is a batch.
-        is_busy: An epoch is in progress.
         failure: Ends every wait of this session.
         cancelled_epoch_id: Id of an epoch whose iterator is gone.
         pins_on: Index of the accelerator for which batches live in pinned memory.
         is_waiting: It has had no peers for longer than a lost host is waited for.
         is_due: The thread that iterates waits, and has something to do.
         has_news: The I/O thread has to announce a new epoch, or a new spec, to the agents.
-        waits_since: When the thread that iterates began to wait for `head`; None: it does not.
+        waits_since: When the thread that iterates began to wait for `head`.
         slow: Batch to the workers of each host that make it for long.
     """
 
@@ -161,8 +157,9 @@ class FeedSession:
             self.is_busy = self.has_news = True
             self._indices = indices
             self._sampler_error = None
-        if is_eager:
-            self._supply(epoch_id)
+            wanted = self.schedule.wanted(self.alone_since) if is_eager else 0
+        if wanted:
+            self._draw(epoch_id, 0, wanted)
         else:
             self._wake()
         return epoch_id
@@ -256,15 +253,6 @@ class FeedSession:
         self.slow.clear()
         self.waits_since, self.num_hangs_told = None, 0
 
-    def _supply(self, epoch_id: int) -> None:
-        with self._lock:
-            wanted, has_work = self._look(epoch_id)
-            first = self.schedule.supplied
-        if wanted:
-            self._draw(epoch_id, first, wanted)
-        elif has_work:
-            self._wake()
-
     def _look(self, epoch_id: int) -> tuple[int, bool]:
         """Returns how many indices to draw, and whether the I/O thread has something to do."""
         if not self.is_busy or self.epoch_id != epoch_id:
@@ -273,7 +261,7 @@ class FeedSession:
         return wanted, has_work or self.has_news
 
     def _draw(self, epoch_id: int, first: int, wanted: int) -> None:
-        """Draws from the sampler, outside the lock: it is the user's code."""
+        # Outside the lock: the sampler is the user's code.
         fresh: dict[int, AskedBatch] = {}
         is_last = False
         while len(fresh) < wanted and not is_last:
@@ -325,7 +313,6 @@ class FeedSession:
         return f"batch {number} of epoch {self.epoch} ({what})"
 
     def deliver(self, number: int, outcome: BatchOutcome, *, is_final: bool = False) -> None:
-        """Records a batch or its error; no batch follows if `is_final`."""
         if is_final and outcome.error is not None:
             self.mark_failed(outcome.error)
             return
@@ -338,7 +325,7 @@ class FeedSession:
             self.is_due = is_head or self.schedule.wanted(time.monotonic()) > 0
 
     def ring(self) -> None:
-        """Wakes it: the I/O thread's last act before it sleeps, or both would want the locks."""
+        # The I/O thread's last act before it sleeps, or both would want the locks.
         self.is_due = False
         self._arrival.notify_all()
 
@@ -385,8 +372,8 @@ class SharedState:
         # Set, then checked, as in `sleeps`, so that the later of the two sees the other. Without a
         # lock, because a finalizer may run while this very thread holds it.
         self._is_called = True
+        # Awake, it looks for work before it sleeps.
         if not self._is_asleep:
-            # It is awake, and looks for work before it sleeps.
             return
         self._is_asleep = False
         with contextlib.suppress(OSError):
@@ -402,8 +389,7 @@ class SharedState:
 
     def is_up(self, *, is_rung: bool) -> None:
         """Records that the I/O thread has polled, before it looks at anything."""
-        self._is_asleep = False
-        self._is_called = False
+        self._is_asleep = self._is_called = False
         if is_rung:
             os.eventfd_read(self.wake_fd)
 
@@ -423,12 +409,8 @@ class SharedState:
 
     def take_closing(self) -> list[FeedSession]:
         """Removes and returns the sessions to close; for the I/O thread, under the lock."""
-        closing = []
-        while self._closing:
-            session = self._closing.popleft()
-            if self.sessions.pop(session.name, None) is not None:
-                closing.append(session)
-        return closing
+        names = [self._closing.popleft().name for _ in range(len(self._closing))]
+        return [self.sessions.pop(name) for name in dict.fromkeys(names) if name in self.sessions]
 
     def close(self) -> None:
         """Closes the descriptor, after the I/O thread's end; may be called twice."""

@@ -1,12 +1,9 @@
 """Scheduling of iterable datasets: each shard is pinned to one peer, whose process makes all of it.
 
-`remote_iterators` counts the shards of a stream, `workers.worker` gives each process its own. As in
-`scheduler`, this is pure bookkeeping, and the clock is passed in. The script fixes S = max(1,
-num_workers) logical *shards*, unless the key `feed.shards` sets another number. Each is one
-*stream*, made by one process from its first batch to its last. Batch `position` of shard s has the
-number `position * S + s`; of three shards, shard 1 makes the numbers 1, 4, 7 and so on. Numbers in
-ascending order, without those of exhausted shards, are the order of torch's own loader with S
-workers.
+The script fixes S = max(1, num_workers) logical *shards*, unless the key `feed.shards` sets another
+number. Each is one *stream*, made by one process from its first batch to its last. Batch `position`
+of shard s has the number `position * S + s`. Numbers in ascending order, without those of exhausted
+shards, are the order of torch's own loader with S workers.
 
 The n-th batch of a stream cannot be asked for elsewhere without making all before it again. So a
 slow or stopped process is waited for, as by torch's own loader. Only where it is *lost* (its death,
@@ -47,8 +44,7 @@ class Shard:
         early: Checksums of positions that overtook others (there may be two connections).
         end: How many batches it has, once that is known.
         losses: Deaths in a row without one more batch.
-        state: Random states at the beginning of this epoch or an earlier one; empty: as it is
-            seeded.
+        state: Random states at the beginning of this epoch or an earlier one; empty: its seed's.
         earlier: `sent` of each epoch since then.
         state_at_end: The next epoch begins with it.
         is_left_out: torch's loader has learned that it is exhausted.
@@ -116,7 +112,6 @@ class Shard:
         return self.end is not None and self.arrived >= self.end
 
     def is_homeless(self) -> bool:
-        """Returns whether no process makes the rest of it."""
         return self.owner is None and not self.is_whole()
 
 
@@ -124,9 +119,7 @@ def idle_words(*, num_shards: int, ranks: int, data_workers: int, is_set: bool) 
     """Returns how many data workers have nothing to do, and what helps; empty: each has a shard.
 
     Args:
-        num_shards: Shards of each rank.
-        data_workers: Workers of all data hosts.
-        is_set: `feed.shards` sets the number of shards.
+        num_shards: Of each rank; `feed.shards` sets them, if `is_set`.
     """
     total = num_shards * ranks
     if data_workers <= total:
@@ -152,8 +145,6 @@ class ShardScheduler(Scheduler):
 
     Args:
         prefetch: Batches of a shard that may wait or be under way.
-        max_bytes: Bytes of batches of all shards that may wait or be under way; the batch that is
-            delivered next is always asked for.
         persists: Processes are kept for the next epoch, as torch's persistent workers.
         credits_each: Credits of one worker of a peer.
     """
@@ -196,7 +187,7 @@ class ShardScheduler(Scheduler):
             shard.begin(is_kept=self._persists and shard.owner is not None, prefetch=self._prefetch)
 
     def look(self, now: float) -> tuple[int, bool]:
-        """Returns 0, as all batches have one index, and whether to `assign`."""
+        # All batches have one index: none is drawn.
         if self._is_complete or not self.peers:
             return 0, False
         is_homeless = any(shard.is_homeless() for shard in self._shards)
@@ -311,7 +302,6 @@ class ShardScheduler(Scheduler):
         return asks
 
     def stream_of(self, number: int, *, shared_seed: int | None) -> Stream:
-        """Returns the place at which the process of a shard resumes."""
         shard = self._shard_of(number)
         return Stream(
             shard=number % len(self._shards),
@@ -343,13 +333,8 @@ class ShardScheduler(Scheduler):
 
     @property
     def num_workers(self) -> int:
-        """Workers of all peers, by their credits.
-
-        Credits of a host are shared by the ranks, so these are this rank's share of its workers.
-        """
-        return sum(
-            self._workers_of(state) for state in self.peers.values() if not state.is_draining
-        )
+        """This rank's share of the workers of all peers: the ranks share a host's credits."""
+        return sum(self._workers_of(each) for each in self.peers.values() if not each.is_draining)
 
     def _workers_of(self, state: PeerState) -> int:
         return max(1, state.credits // self._credits_each)
@@ -416,7 +401,6 @@ class ShardScheduler(Scheduler):
         self._received = self.head + 1
 
     def _answered(self, peer: Peer, number: int, generation: int) -> tuple[int, Shard | None]:
-        """Returns the position that was answered, and its shard, if that is waited for."""
         position, shard = number // len(self._shards), self._shard_of(number)
         if shard.owner != peer or shard.generation != generation or position >= shard.asked:
             return position, None

@@ -64,7 +64,7 @@ _decoder = msgspec.msgpack.Decoder()
 
 @dataclass(slots=True)
 class Arena:
-    """Memory that a batch is built in, and the bytes given out: parts in it are not copied."""
+    """Memory that a batch is built in; parts of it are not copied."""
 
     memory: Bytes1D
     end: int = 0
@@ -118,7 +118,7 @@ class Encoded:
         self._nodes.clear()
 
     def write_into(self, target: memoryview) -> None:
-        """Copies what is not in `target` yet: `nbytes` bytes, or the arena's memory."""
+        """Copies what is not in `target` (`nbytes` bytes, or the arena's memory) yet."""
         flat: Bytes1D = np.frombuffer(target, dtype=np.uint8)
         for offset, nbytes, copy in self._leaves:
             copy(flat[offset : offset + nbytes])
@@ -177,7 +177,7 @@ class Encoded:
         return node
 
     def reserve(self, nbytes: int, copy: Callable[[Bytes1D], None]) -> int:
-        """Reserves `nbytes` bytes of the payload, which `copy` writes; returns their offset."""
+        """Returns the offset of `nbytes` bytes of the payload, which `copy` writes."""
         if not nbytes:
             return 0
         offset = -(-self.nbytes // ALIGNMENT) * ALIGNMENT
@@ -283,13 +283,10 @@ def _order(strides: Sequence[int]) -> list[int]:
 
 
 def _back(axes: list[int]) -> list[list[int]]:
-    """Returns the permutation that undoes `axes`, as the last part of a node; none for none."""
     return [sorted(range(len(axes)), key=axes.__getitem__)] if axes else []
 
 
 class _LeafPickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickler that leaves out tensors and arrays."""
-
     def __init__(self, file: io.BytesIO, encoder: Encoded, leaves: list[object]) -> None:
         super().__init__(file, protocol=5)
         self._encoder = encoder
@@ -361,7 +358,6 @@ def _order_of_node(axes: list[object], ndim: int) -> list[int]:
 
 
 def _arranged(tensor: "torch.Tensor", end: list[object]) -> "torch.Tensor":
-    """Returns the tensor with axes and gradient as the end of its node says."""
     match end:
         case []:
             return tensor
@@ -445,8 +441,9 @@ class Decoder:
                 return self._unpickled(place, leaves)
             case (Tag.TENSOR, [str(dtype), list(shape), int(offset), *end]):
                 return _arranged(self._tensor(dtype, shape, offset), end)
-            case (Tag.SCALAR, [str(dtype), list(shape), int(offset)]):
-                return self._scalar(dtype, shape, offset)
+            case (Tag.SCALAR, [str(dtype), [], int(offset)]):
+                scalar: object = self._array(dtype, [], offset)[()]
+                return scalar
             case (Tag.ARRAY, [str(dtype), list(shape), int(offset)]):
                 return self._array(dtype, shape, offset)
             case (Tag.ARRAY, [str(dtype), list(shape), int(offset), list(axes)]):
@@ -513,13 +510,6 @@ class Decoder:
         place = self._place(offset, math.prod(sizes) * dtype.itemsize)
         return place.view(dtype).reshape(sizes)
 
-    def _scalar(self, name: str, shape: list[object], offset: int) -> object:
-        if shape:
-            raise ProtocolError("scalar with a shape")
-        dtype = _dtype(name)
-        scalar: object = self._place(offset, dtype.itemsize).view(dtype)[0]
-        return scalar
-
     def _unpickled(self, place: list[object], leaves: list[object]) -> object:
         data = self._leaf(Tag.BYTES, place[1:])
         assert isinstance(data, bytes)
@@ -550,10 +540,9 @@ class Decoder:
 
 
 def encode(value: object, *, allow_pickle: bool, arena: Arena | None = None) -> Encoded:
-    """Describes `value`; its tensors and arrays are copied by `Encoded.write_into` only.
+    """Describes `value`, which only `Encoded.write_into` copies.
 
-    Parts that are not in the arena yet are placed after those that are. Raises ShippingError if a
-    part must not or cannot be pickled.
+    Raises ShippingError if a part must not or cannot be pickled.
     """
     return Encoded(value, allow_pickle=allow_pickle, arena=arena)
 

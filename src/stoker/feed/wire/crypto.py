@@ -58,7 +58,6 @@ class Keys:
 
     @classmethod
     def from_token(cls, token: bytes) -> "Keys":
-        """Derives the keys: HKDF-SHA256 with one info string each."""
         if len(token) < TOKEN_BYTES:
             raise ValueError(f"a token has at least {TOKEN_BYTES} bytes, this one {len(token)}")
         server = z85.encode(derive(token, info=b"stoker feed v1 server"))
@@ -83,7 +82,7 @@ def read_event(monitor: "zmq.Socket[bytes]") -> tuple[int, int]:
 
 
 def read_token(path: Path | str) -> bytes:
-    """Returns the token in a file of 64 hexadecimal digits; errors never show its content."""
+    """Returns the token in a file of hexadecimal digits; errors never show its content."""
     try:
         text = Path(path).read_text("ascii").strip()
     except (OSError, UnicodeDecodeError) as err:
@@ -114,10 +113,7 @@ def secure_server(
     max_message_bytes: int = MAX_CONTROL_BYTES,
     silence_seconds: float = HEARTBEAT_TIMEOUT_SECONDS,
 ) -> None:
-    """Makes `socket` a CURVE server; call it before `bind`, with an AllowList in its context.
-
-    A peer that answers no heartbeat for `silence_seconds` is disconnected.
-    """
+    """Makes `socket` a CURVE server; call it before `bind`, with an AllowList in its context."""
     _limit(socket, max_message_bytes)
     socket.heartbeat_timeout = round(silence_seconds * 1000)
     socket.curve_server = True
@@ -127,10 +123,7 @@ def secure_server(
 
 
 def secure_client(socket: "zmq.Socket[bytes]", keys: Keys, *, max_message_bytes: int = -1) -> None:
-    """Makes `socket` a CURVE client of the run's servers; call it before `connect`.
-
-    A message of more than `max_message_bytes` closes the connection before memory is allocated.
-    """
+    """Makes `socket` a CURVE client of the run's servers; call it before `connect`."""
     _limit(socket, max_message_bytes)
     socket.curve_serverkey = keys.server_public
     socket.curve_publickey = keys.client_public
@@ -153,12 +146,10 @@ class AllowList:
 
     def handle(self) -> None:
         """Answers pending requests, without blocking."""
-        while True:
-            try:
+        with contextlib.suppress(zmq.Again):
+            while True:
                 frames = self.socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            self.socket.send_multipart(self._answer(frames))
+                self.socket.send_multipart(self._answer(frames))
 
     def close(self) -> None:
         self.socket.close()
@@ -194,7 +185,7 @@ def _limit(socket: "zmq.Socket[bytes]", max_message_bytes: int) -> None:
 
 
 def derive(secret: bytes, *, info: bytes) -> bytes:
-    """Returns a key of 32 bytes, by HKDF-SHA256 with the salt "stoker"."""
+    """Returns a key of 32 bytes, by HKDF-SHA256."""
     # A single block of HKDF's output: 32 bytes, the size of SHA-256.
     extracted = hmac.new(b"stoker", secret, hashlib.sha256).digest()
     return hmac.new(extracted, info + b"\x01", hashlib.sha256).digest()
@@ -239,12 +230,7 @@ class HandshakeGuard:
     """
 
     def __init__(
-        self,
-        server: "zmq.Socket[bytes]",
-        log: RejectionLog,
-        *,
-        port: int,
-        allow_list: AllowList,
+        self, server: "zmq.Socket[bytes]", log: RejectionLog, *, port: int, allow_list: AllowList
     ) -> None:
         self._server = server
         self._log = log
@@ -252,9 +238,7 @@ class HandshakeGuard:
         self._port = port
         # Time and address, by descriptor; the oldest first.
         self._waiting: dict[int, tuple[float, str]] = {}
-        self.monitor: zmq.Socket[bytes] = server.get_monitor_socket(
-            zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
-        )
+        self.monitor: zmq.Socket[bytes] = server.get_monitor_socket(_ACCEPTED | _ENDED)
 
     def handle(self, ready: Collection[object], now: float) -> None:
         """Answers handshakes, rejects the oldest beyond MAX_WAITING; call it before receiving."""
@@ -288,7 +272,6 @@ class HandshakeGuard:
             self._waiting.pop(int(frame.get("__fd")), None)
 
     def tick(self, now: float) -> None:
-        """Removes connections that libzmq has closed by now; called once a second."""
         for descriptor, (since, _) in list(self._waiting.items()):
             # After libzmq's own limit a connection has passed its handshake, but sent nothing yet.
             if now - since > HANDSHAKE_SECONDS + 2:

@@ -78,7 +78,6 @@ class ScriptEnvironment:
 
     @classmethod
     def of_this_process(cls) -> "ScriptEnvironment":
-        """Returns the current one; 60 us."""
         start = environment_at_start()
         changes = changes_between(start, os.environ) if start is not None else ()
         return cls(changes, arguments_of(sys.argv))
@@ -131,7 +130,7 @@ def environment_at_start(pid: str = "self") -> Mapping[str, str] | None:
 def changes_between(
     start: Mapping[str, str], now: Mapping[str, str]
 ) -> tuple[tuple[str, str | None], ...]:
-    """Returns the variables that differ from the start and may be sent; sorted."""
+    """Returns the variables that differ and may be sent."""
     names = sorted(name for name in {*start, *now} if start.get(name) != now.get(name))
     return tuple((name, now.get(name)) for name in names if may_travel(name, now.get(name)))
 
@@ -145,7 +144,7 @@ def may_travel(name: str, value: str | None) -> bool:
 
 
 def arguments_of(arguments: Sequence[str]) -> tuple[str, ...]:
-    """Returns them without the rank that some launchers add to each process."""
+    """Drops the rank that some launchers add to each process."""
     kept: list[str] = []
     is_value = False
     for argument in arguments:
@@ -206,11 +205,7 @@ class DatasetSpec:
 
 @dataclass(frozen=True, slots=True)
 class DatasetPlace:
-    """Where a spec comes from; sent in front of the spec, and read without unpickling it.
-
-    `paths` are the trainer's `sys.path`: all hosts run one image, so the script's folder exists
-    there.
-    """
+    """Where a spec comes from; sent in front of the spec, and read without unpickling it."""
 
     directory: str
     paths: tuple[str, ...]
@@ -257,7 +252,7 @@ class PackedSpec:
 
 
 def pack_spec(spec: DatasetSpec, *, max_bytes: int, checks_code: bool = True) -> PackedSpec:
-    """Pickles a spec, with the place where this process finds its modules, and their code's facts.
+    """Pickles a spec, with its place and the facts of its modules' code.
 
     Raises ShippingError if a part cannot be pickled (names the attribute) or lies on an
     accelerator, or the pickle is larger than `max_bytes`.
@@ -298,10 +293,7 @@ def pack_spec(spec: DatasetSpec, *, max_bytes: int, checks_code: bool = True) ->
 
 
 def why_unshippable(spec: DatasetSpec, *, max_bytes: int, max_seconds: float) -> str:
-    """Returns why `pack_spec` would fail; empty if it would not.
-
-    Checks no more than `max_bytes` of the pickle, for no longer than `max_seconds`.
-    """
+    """Returns why `pack_spec` would fail, looking at so many bytes for so long; else empty."""
     try:
         SpecPickler(_BoundedFile(max_bytes, max_seconds)).dump(spec)
     except _BoundReachedError:
@@ -343,7 +335,6 @@ def unpack_spec(data: bytes | memoryview) -> DatasetSpec:
 
 
 def read_spec(file: BinaryIO) -> DatasetSpec:
-    """Does the same from a file, without another copy of arrays."""
     try:
         # First: unpickling imports modules, which need the path and may read the environment.
         read_place(file).enter()
@@ -359,7 +350,6 @@ def read_spec(file: BinaryIO) -> DatasetSpec:
 
 
 def read_place(file: BinaryIO) -> DatasetPlace:
-    """Reads the place in front of a pickled spec."""
     arguments = file.read(ARGUMENT_BYTES)
     directory, paths, modules, changes, code = pickle.load(file)
     environment = ScriptEnvironment.unpacked(changes, arguments)
@@ -376,9 +366,8 @@ def built(spec: DatasetSpec) -> DatasetSpec:
 
 
 def digest(data: bytes | memoryview) -> str:
-    """Returns the name of a pickled spec: a digest of everything but the script's arguments."""
-    named = memoryview(data)[ARGUMENT_BYTES:]
-    return hashlib.blake2b(named, digest_size=16).hexdigest()
+    """Returns a digest of a pickled spec but for the script's arguments: its name."""
+    return hashlib.blake2b(memoryview(data)[ARGUMENT_BYTES:], digest_size=16).hexdigest()
 
 
 class Arrival:
@@ -408,7 +397,6 @@ class Arrival:
             return digest(view) == self._name
 
     def close(self) -> None:
-        """Closes the memory, unless another process has it; may be called twice."""
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -423,18 +411,15 @@ class _PackedError:
 
 
 def pack_error(err: BaseException, *, host: str, where: str) -> bytes:
-    """Pickles a worker's exception, with its traceback as text.
-
-    `where` names worker and sample, as `data worker 1, index 41`.
-    """
+    """Pickles a worker's exception; `where` names worker and sample: `data worker 1, index 41`."""
     trace = traceback.TracebackException.from_exception(err)
     _cut_texts(trace)
     text = _cut("".join(trace.format()))
     message = f"Caught {type(err).__name__} in {where} on host {host}.\nOriginal {text}"
     long = sum(len(each) for each in err.args if isinstance(each, str | bytes))
     arguments = pickle_of(err) if long <= _MAX_ERROR_BYTES else None
+    # The error has to fit a message.
     if arguments is not None and len(arguments) > _MAX_ERROR_BYTES:
-        # The error has to fit a message.
         arguments = None
     return pickle.dumps(_PackedError(pickle_of(type(err)), type(err).__name__, message, arguments))
 
@@ -471,17 +456,12 @@ def unpack_error(data: bytes | memoryview) -> Exception:
         original.add_note(packed.message)
         return original
     if isinstance(kind, type) and issubclass(kind, Exception):
-        try:
-            if getattr(kind, "message", None):
-                # As torch does: this class takes its message by name.
-                words = {"message": packed.message}
-                made = kind(**words)
-            else:
-                made = kind(packed.message)
-        except Exception:
-            made = None
-        if isinstance(made, kind):
-            return made
+        with contextlib.suppress(Exception):
+            # As torch does: such a class takes its message by name.
+            words = {"message": packed.message}
+            made = kind(**words) if getattr(kind, "message", None) else kind(packed.message)
+            if isinstance(made, kind):
+                return made
         if isinstance(original, Exception):
             # The constructor takes other arguments: the original gets a note, as tracebacks show.
             original.add_note(packed.message)
@@ -507,7 +487,6 @@ def _parts(spec: DatasetSpec) -> Mapping[str, object]:
 
 
 def _try_unpickle(data: bytes | None) -> object:
-    value: object = None
     with contextlib.suppress(Exception):
-        value = None if data is None else pickle.loads(data)
-    return value
+        return None if data is None else pickle.loads(data)
+    return None

@@ -48,16 +48,13 @@ class _Imported:
 
 
 class ImportedCode:
-    """The users' modules that this process, or the one that forked it, has imported.
-
-    Each is looked at once, so that a file that is edited later changes nothing.
-    """
+    """The users' modules that this process, or the one that forked it, has imported."""
 
     def __init__(self) -> None:
+        # Looked at once: a file that is edited later changes nothing.
         self._modules: dict[str, _Imported] = {}
 
     def note(self, names: Iterable[str]) -> None:
-        """Records modules that were just imported."""
         for name in names:
             self._of_user(name)
 
@@ -104,7 +101,6 @@ class ImportedCode:
                 )
 
     def _of_user(self, name: str) -> _Imported | None:
-        """Returns a module, unless it is installed or has no source."""
         imported = self._module(name)
         if imported is None or not imported.digest or INSTALLED.search(imported.spec.origin or ""):
             return None
@@ -130,7 +126,6 @@ def imported_code() -> ImportedCode:
 
 
 def _on_disk(name: str) -> _Imported | None:
-    """Returns a module that is not imported yet."""
     try:
         found = importlib.util.find_spec(name)
     # Whatever a package raises as it is imported.
@@ -152,7 +147,6 @@ def _digest(spec: ModuleSpec) -> str:
 
 
 def _used_by(module: ModuleType) -> set[str]:
-    """Returns the modules that a module's globals are, or come from."""
     found: set[object] = set()
     # A list: another thread may modify the module meanwhile.
     for value in list(vars(module).values()):

@@ -46,10 +46,7 @@ class DatasetFactory:
 
 
 def factories_in(dataset: object, depth: int = 8) -> Iterator[DatasetFactory]:
-    """Yields the factories that `dataset` is, or that it wraps as torch's own wrappers do.
-
-    They have what they wrap as `dataset` (Subset) or `datasets` (ConcatDataset, StackDataset).
-    """
+    """Yields the factories that `dataset` is, or wraps as torch's Subset and ConcatDataset do."""
     # By its type: an object's __class__ may run code.
     if issubclass(type(dataset), DatasetFactory):
         yield cast("DatasetFactory", dataset)
@@ -65,11 +62,7 @@ def factories_in(dataset: object, depth: int = 8) -> Iterator[DatasetFactory]:
 
 
 def reduced(obj: object) -> tuple[object, ...] | None:
-    """Returns the reduction of an object that cloudpickle cannot pickle; None for other objects.
-
-    Cached functions (with an empty cache) and properties, weak dictionaries (`singledispatch` has
-    them).
-    """
+    """Returns the reduction of an object that cloudpickle cannot pickle; None for other objects."""
     kind = type(obj)
     if kind is CachedFunction:
         # Others are pickled by name.
@@ -83,7 +76,7 @@ def reduced(obj: object) -> tuple[object, ...] | None:
         state = {name: value for name, value in vars(obj).items() if name not in ("func", "lock")}
         return (kind, (cast("functools.cached_property[object]", obj).func,), state)
     if kind is WeakKeyDictionary or kind is WeakValueDictionary:
-        # A list: entries may be collected while they are pickled.
+        # `singledispatch` has one. A list: entries may be collected while they are pickled.
         items = list(cast("WeakKeyDictionary[object, object]", obj).items())
         return (kind, (), None, None, iter(items))
     return None
@@ -94,7 +87,6 @@ def _cached(function: Callable[[object], object], maxsize: int | None, typed: bo
 
 
 def is_importable(found: object) -> bool:
-    """Returns whether its module has it under its name; False for the training script."""
     name, path = getattr(found, "__module__", None), getattr(found, "__qualname__", "")
     # `__main__` is another program on a data host.
     if name in (None, "__main__"):
@@ -107,10 +99,7 @@ def is_importable(found: object) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def place_of(found: type) -> tuple[str, str] | None:
-    """Returns module and path of a class that its module has under another name.
-
-    As a named tuple within a class. None if it is importable as it is, or cannot be found.
-    """
+    """Returns module and path of a class that its module has under another name, if it does."""
     module = sys.modules.get(found.__module__)
     if module is None or found.__module__ == "__main__" or is_importable(found):
         return None
@@ -216,7 +205,6 @@ def is_proxy(obj: object) -> bool:
 
 
 def is_by_name(obj: object) -> bool:
-    """Returns whether a function or class is pickled by its name only."""
     by_reference: Callable[[object], bool] | None = getattr(
         inside, "_should_pickle_by_reference", None
     )
@@ -227,10 +215,9 @@ def is_by_name(obj: object) -> bool:
 
 
 def name_class(found: "type | TypeVar") -> None:
-    """Sets the id by which cloudpickle recognises a class of the training script.
+    """Replaces the random id by which cloudpickle recognises a class of the training script.
 
-    The same in all processes of the script: a digest of the class's name and content, and a number
-    for classes that agree in both. cloudpickle's own ids are random.
+    By a digest of the class's name and content, and a number for classes that agree in both.
     """
     track: Callable[[str, object], object] | None = getattr(inside, "_lookup_class_or_track", None)
     if track is None:
@@ -247,15 +234,13 @@ def _mark(found: "type | TypeVar") -> str:
     if isinstance(found, type):
         parts += [found.__qualname__, *(base.__qualname__ for base in found.__bases__)]
         for name, value in sorted(vars(found).items()):
-            if name == "__doc__":
-                continue
-            parts += [name, _gist(value)]
+            if name != "__doc__":
+                parts += [name, _gist(value)]
     text = repr(parts).encode("utf-8", "surrogatepass")
     return hashlib.blake2b(text, digest_size=16).hexdigest()
 
 
 def _gist(value: object) -> str:
-    """Returns a text for a class's attribute, or a constant; the same in all processes."""
     if isinstance(value, staticmethod | classmethod):
         return _gist(value.__func__)
     if isinstance(value, property):
@@ -334,7 +319,6 @@ def culprit(parts: Mapping[str, object]) -> str:
 
 
 def largest(parts: Mapping[str, object]) -> str:
-    """Returns a clause that names the largest attribute of the parts, and its size."""
     sizes = [
         (len(pickle_of(value) or b""), f"{name}{attribute}")
         for name, part in parts.items()
@@ -369,8 +353,8 @@ def _attributes(value: object) -> Iterator[tuple[str, object]]:
         yield from ((f"[{number}]", item) for number, item in enumerate(value))
     elif isinstance(value, FunctionType):
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
+            # ValueError: the cell is still empty.
             with contextlib.suppress(ValueError):
-                # ValueError: the cell is still empty.
                 yield f" variable {name}", cell.cell_contents
         for name in value.__code__.co_names:
             if name in value.__globals__:

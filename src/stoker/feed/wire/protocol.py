@@ -20,10 +20,11 @@ function and worker_init_fn, pickled together and named by the digest of the byt
 it once. `Make` has the batch's seed words, so a worker knows neither epochs nor ranks.
 """
 
+import contextlib
 import platform
 from collections.abc import Mapping
 from importlib import metadata
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -73,8 +74,7 @@ class Join(Message, frozen=True, kw_only=True):
     """Registers a launcher: `agent` on a data host, `follower` on another dnn host.
 
     Attributes:
-        address: Address at which trainers reach this host.
-        port: Port of its agent; 0 for a follower.
+        address: Where trainers reach this host; `port` is 0 for a follower.
         incarnation: Random; a host that comes back has another one.
     """
 
@@ -91,7 +91,7 @@ class Join(Message, frozen=True, kw_only=True):
 
 
 class Welcome(Message, frozen=True, kw_only=True):
-    """Accepts a launcher, which must send a heartbeat every `beat_seconds`."""
+    """Accepts a launcher, which must send heartbeats."""
 
     beat_seconds: float
     lease_seconds: float
@@ -106,9 +106,7 @@ class Refused(Message, frozen=True, kw_only=True):
 class Heartbeat(Message, frozen=True, kw_only=True):
     """Renews the lease of a launcher.
 
-    Attributes:
-        has_start: The follower has received its Start.
-        unfed_ranks: Ranks of this host that do not use the feed, and will not.
+    `unfed_ranks`: ranks of this host that do not use the feed, and will not.
     """
 
     host: Identifier
@@ -143,10 +141,7 @@ class State(Message, frozen=True, kw_only=True):
 
 
 class Leave(Message, frozen=True, kw_only=True):
-    """Deregisters a launcher; exit_code is its training command's on a follower.
-
-    `is_signalled`: the launcher was told to end, as by a drain.
-    """
+    """Deregisters a launcher; it was told to end, as by a drain, if `is_signalled`."""
 
     host: Identifier
     incarnation: Identifier
@@ -199,7 +194,7 @@ class HostWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Work of one host's data workers for a rank so far.
 
     Attributes:
-        batches: Batches that the rank used.
+        batches: Those that the rank used.
         frame_bytes: Bytes received, duplicates included.
         duplicates: Batches that came after another host's.
         moved: Batches reassigned because the host was lost, declined them, or was late.
@@ -225,10 +220,8 @@ class FeedWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Work of the feed as a rank sees it; rates are taken over `seconds`, since the feed began.
 
     Attributes:
-        taken: Batches that the trainer took.
         ready_at_takes: Batches that were ready after the one taken, summed over `taken`.
         window: How far ahead of the trainer batches are made, now.
-        shards: Shards of iterable datasets that are being read.
         shard_workers: Workers of all hosts that could make a shard each.
     """
 
@@ -348,9 +341,8 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     Attributes:
         shard: Worker id of torch's loader.
         generation: Number of starts of the shard; a higher one ends the process before.
-        made: Batches of this epoch that have arrived: a new process makes them again and discards
-            them.
-        digest: Checksum of these.
+        made: Batches of this epoch that have arrived, and `digest` their checksum: a new process
+            makes them again and discards them.
         persists: The process continues with the next epoch.
         state: Random states that a process of the shard has sent, for a new one.
         earlier: Batches that torch's worker would have made of each epoch since `state`: before
@@ -370,34 +362,35 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     epochs_before: Count = 0
 
 
-class Make(Message, frozen=True, kw_only=True):
-    """Requests batch `number`; always answered, unless Cancel or Close revokes it.
+class OfBatch(Message, frozen=True, kw_only=True):
+    """Base of messages about a batch; within a session `epoch_id` only grows."""
+
+    session: Identifier
+    epoch_id: Count
+    number: Count
+
+
+class Make(OfBatch, frozen=True, kw_only=True):
+    """Requests a batch; always answered, unless Cancel or Close revokes it.
 
     Attributes:
-        epoch_id: Only grows within the session, also if an epoch is iterated again.
         seed: Seed words (base seed, replica, epoch, number); for `sample` seeding, after them how
             often each index of the batch has occurred in the epoch before, if any has. Of a stream:
             the base seed.
     """
 
-    session: Identifier
-    epoch_id: Count
-    number: Count
     index: bytes
     seed: Words
     stream: Stream | None = None
 
 
-class Made(Message, frozen=True, kw_only=True):
+class Made(OfBatch, frozen=True, kw_only=True):
     """A batch, on a connection for batches only; `tree` describes its payload (see codec).
 
     `digest` is of all batches of its stream in this epoch, `state` the random states at its
     beginning.
     """
 
-    session: Identifier
-    epoch_id: Count
-    number: Count
     tree: bytes
     cpu_seconds: float
     wall_seconds: float
@@ -407,25 +400,19 @@ class Made(Message, frozen=True, kw_only=True):
     state: States = b""
 
 
-class Ended(Message, frozen=True, kw_only=True):
+class Ended(OfBatch, frozen=True, kw_only=True):
     """The stream ends before that number; `state` is for the next epoch."""
 
-    session: Identifier
-    epoch_id: Count
-    number: Count
     generation: Count
     state: States = b""
 
 
-class Raised(Message, frozen=True, kw_only=True):
+class Raised(OfBatch, frozen=True, kw_only=True):
     """The dataset or collate function raised; the frame is the pickled error.
 
     If `is_final`, the stream cannot continue: it differs from before it was lost.
     """
 
-    session: Identifier
-    epoch_id: Count
-    number: Count
     summary: str
     generation: Count = 0
     digest: Count = 0
@@ -433,23 +420,17 @@ class Raised(Message, frozen=True, kw_only=True):
     state: States = b""
 
 
-class Declined(Message, frozen=True, kw_only=True):
+class Declined(OfBatch, frozen=True, kw_only=True):
     """The agent cannot make that batch: its workers died (`is_lost`), or reopen the session."""
 
-    session: Identifier
-    epoch_id: Count
-    number: Count
     reason: str
     is_lost: bool = False
     generation: Count = 0
 
 
-class Slow(Message, frozen=True, kw_only=True):
+class Slow(OfBatch, frozen=True, kw_only=True):
     """A data worker has been making that batch for long; sent once for each worker."""
 
-    session: Identifier
-    epoch_id: Count
-    number: Count
     worker: Count
 
 
@@ -493,7 +474,6 @@ FromAgent = (
     | WrongHost
 )
 
-_AnyT = TypeVar("_AnyT")
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -508,7 +488,7 @@ class Unpacker:
         self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(kinds)
 
     def __call__(self, data: bytes | bytearray | memoryview) -> Message:
-        """Decodes a message; ProtocolError if it is malformed."""
+        """Raises ProtocolError if the message is malformed."""
         try:
             return self._decoder.decode(data)
         # RecursionError: a peer's nested lists, a byte each, may exceed the stack.
@@ -521,10 +501,8 @@ def own_versions() -> dict[str, str]:
     # Kinds of CPUs differ in the last bits of floats.
     versions = {"python": platform.python_version(), "processor": platform.machine()}
     for name in ("torch", "numpy", "cloudpickle"):
-        try:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return versions
 
 

@@ -56,7 +56,7 @@ def new_key() -> bytes:
 
 
 def records(nbytes: int) -> Iterator[tuple[int, int]]:
-    """Returns start and end of each record of `nbytes` of plain text."""
+    """Yields start and end of each record."""
     return ((at, min(at + RECORD_BYTES, nbytes)) for at in range(0, nbytes, RECORD_BYTES))
 
 
@@ -116,11 +116,7 @@ class Sealer:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """An authenticated head.
-
-    Attributes:
-        packed: The message, or its first part, without `missing_bytes`.
-    """
+    """An authenticated head; `packed` lacks the `missing_bytes` at the message's end."""
 
     packed: bytes
     missing_bytes: int

@@ -167,9 +167,9 @@ class BatchReader:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
 
     def head(self, *, is_awaited: bool = False) -> tuple[bytes, int]:
-        """Returns the packed message of the next batch and the size of its payload.
+        """Returns the next batch's packed message and payload size; waits without end if not due.
 
-        It must begin within `receive_timeout_seconds` if `is_awaited`; else there is no limit.
+        It must begin within `receive_timeout_seconds` if `is_awaited`.
         """
         self._fill(self._head, may_wait=not is_awaited)
         head = self._unsealer.head(self._head)

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from stoker.errors import ProtocolError
-from stoker.feed.wire.protocol import Stream
+from stoker.feed.wire.protocol import Make
 
 # An index of a million samples has 10 MB; nothing else is that long.
 MAX_MESSAGE_BYTES = 256 << 20
@@ -28,22 +28,6 @@ _READ_BYTES = 1 << 16
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
 
 Received = tuple[bytes, tuple[int, ...]]
-
-
-class JobOrder(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
-    """Order to a worker to make a batch.
-
-    Attributes:
-        seed: Seed words; of a shard, only the base seed that its worker begins with.
-        epoch_id: Another one begins a shard again.
-        number: In a shard, the position is number // num_shards.
-    """
-
-    index: bytes
-    seed: tuple[int, ...] = ()
-    epoch_id: int = 0
-    number: int = 0
-    stream: Stream | None = None
 
 
 class Reuse(msgspec.Struct, frozen=True, tag=True):
@@ -94,7 +78,7 @@ class Error(msgspec.Struct, frozen=True, tag=True):
     state: bytes = b""
 
 
-to_worker = msgspec.msgpack.Decoder(JobOrder | Reuse)
+to_worker = msgspec.msgpack.Decoder(Make | Reuse)
 from_worker = msgspec.msgpack.Decoder(Slot | SlotClosed | Batch | Error | End)
 pack = msgspec.msgpack.Encoder().encode
 
@@ -108,7 +92,7 @@ _not_for_children: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
 
 
 def keep_from_children(end: socket.socket) -> None:
-    """Makes forked children close it: they would hide its owner's death from siblings."""
+    """Makes forked children close it: they would hide its owner's death."""
     _not_for_children.add(end)
 
 
@@ -122,7 +106,6 @@ os.register_at_fork(after_in_child=_close_what_is_not_for_children)
 
 
 def no_descriptor_left() -> str:
-    """Returns an error text that names the limit of open files."""
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return f"too many open files, the limit of this process (ulimit -n) is {most}"
 
@@ -152,10 +135,9 @@ class Pipe:
         return bool(self._outgoing) and not self.is_closed
 
     def send(self, data: bytes, descriptors: Sequence[int] = ()) -> None:
-        """Sends, or queues what cannot be sent now; ignores that the other end is gone.
+        """Sends or queues; ignores that the other end is gone.
 
-        The caller keeps its descriptors open until the message is sent, that is, until
-        `wants_write` is False.
+        The caller keeps its descriptors open until `wants_write` is False.
         """
         if len(data) > MAX_MESSAGE_BYTES:
             raise ProtocolError(f"message of {len(data)} bytes, more than {MAX_MESSAGE_BYTES}")
@@ -164,7 +146,6 @@ class Pipe:
         self.flush()
 
     def flush(self) -> None:
-        """Sends queued messages, as far as the kernel takes them."""
         while self._outgoing and not self.is_closed:
             view, descriptors = self._outgoing[0]
             try:
@@ -198,7 +179,6 @@ class Pipe:
         return messages
 
     def close(self) -> None:
-        """Closes the socket and descriptors that were not claimed; may be called twice."""
         self.is_closed = True
         self._outgoing.clear()
         while self._descriptors:
@@ -222,8 +202,7 @@ class Pipe:
                 numbers.frombytes(content[: len(content) - len(content) % numbers.itemsize])
                 self._descriptors.extend(numbers)
         if flags & socket.MSG_CTRUNC:
-            # The kernel has dropped descriptors beyond this process's limit (unix(7)): their
-            # message would never be complete.
+            # Beyond this process's limit (unix(7)): their message would never be complete.
             self.failure = no_descriptor_left()
         if not data or self.failure:
             self.is_closed = True

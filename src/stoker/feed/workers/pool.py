@@ -1,13 +1,9 @@
-"""Pools of data workers: they assign jobs, receive batches, and end the processes they started.
-
-The agent uses them for the workers of a data host, the trainer for its local ones. Only the end of
-a worker blocks, with a deadline.
+"""Pools of data workers, of a data host or of a trainer; only the end of a worker blocks.
 
 Most workers take any job, and are started again when they die. Jobs of a shard of an iterable
-dataset are pinned to the shard's worker, which has global random states, dataset and
-`get_worker_info()` to itself, as one of torch's workers has. It starts with the shard's first job.
-When it dies, it is not started again here: the trainer, which knows the batches that have arrived,
-assigns the shard again, with a higher generation.
+dataset are pinned to the shard's worker, which starts with the first of them. When it dies, it is
+not started again here: the trainer, which knows the batches that have arrived, assigns the shard
+again, with a higher generation.
 """
 
 import contextlib
@@ -30,7 +26,7 @@ from stoker.feed.wire.codec import Bytes1D
 from stoker.feed.wire.dataset import pack_error
 from stoker.feed.wire.protocol import Make, Stream
 from stoker.feed.workers import pipe
-from stoker.feed.workers.pipe import JobOrder, Pipe, channel_pair, keep_from_children
+from stoker.feed.workers.pipe import Pipe, channel_pair, keep_from_children
 from stoker.host.processes import ended_words
 
 # From the end of a worker's connection to its exit status; from kill to end. Both block the event
@@ -79,12 +75,11 @@ def stop_all(processes: Iterable[ChildProcess]) -> None:
 
 
 def describe_exit(status: int | None) -> str:
-    """Returns how a process ended, as `ended with signal 9 (SIGKILL), perhaps out of memory`."""
     return "ended" if status is None else f"ended with {ended_words(status)}"
 
 
 def advice_on(how: str) -> str:
-    """Returns what to try after a process ended as in the text `how`, see `describe_exit`."""
+    """Returns what to try after a process ended as `describe_exit` has it."""
     if "ulimit -n" in how:
         return "raise the limit of open files (ulimit -n 65536), or use fewer workers"
     if "ended with exit code" in how:
@@ -99,19 +94,7 @@ class WorkerJob:
     """Order for one batch; with a stream, it is pinned to its shard's worker."""
 
     key: tuple[object, ...]
-    order: JobOrder
-
-
-def job_of(make: Make, key: tuple[object, ...]) -> WorkerJob:
-    """Returns the worker's job for a trainer's request."""
-    order = JobOrder(
-        index=make.index,
-        seed=make.seed,
-        epoch_id=make.epoch_id,
-        number=make.number,
-        stream=make.stream,
-    )
-    return WorkerJob(key, order)
+    order: Make
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +112,10 @@ class Result:
 
     Attributes:
         tree: Describes the batch (see codec); None for an error.
-        payload: uint8 view of the worker's shared memory, returned by `release`; its base is no
-            array.
+        payload: View of the worker's shared memory, returned by `release`; its base is no array.
         error: Read by `unpack_error`; also set if the job is lost.
         is_lost: The workers died that tried it.
-        digest: Of a shard: checksum of all batches of its worker in this epoch.
-        state: Of a shard that persists: random states, see pipe.
+        digest, state: Of a shard, as in `protocol.Made`.
         is_end: The shard has no batch there.
         is_final: The shard raised and cannot continue.
     """
@@ -167,8 +148,8 @@ class WorkerEnd:
     """The pool's side of a worker: process, unanswered jobs and shared memory.
 
     Attributes:
-        deaths_in_a_row: Deaths of the worker of that number, since its last batch.
-        stream: Of a shard's worker, the stream that it was started for; None: it takes any job.
+        deaths_in_a_row: Of the worker of that number, since its last batch.
+        stream: The one that a shard's worker was started for; None: it takes any job.
         begun_at: Monotonic seconds at which it began its first job.
         patience: How often that job was assigned to others for being late.
     """
@@ -199,10 +180,7 @@ class WorkerEnd:
         *,
         return_slot: "Callable[[WorkerEnd, int], None]",
     ) -> Result | None:
-        """Handles a message and closes its descriptors; returns the first job's result, if any.
-
-        `return_slot` returns a slot to its worker, from any thread.
-        """
+        """Handles a message and closes its descriptors; returns the first job's result, if any."""
         try:
             message = pipe.from_worker.decode(data)
             match message:
@@ -255,7 +233,6 @@ class WorkerPool:
 
     Args:
         start: Starts a worker with its end of the channel, which the pool closes afterwards.
-        num_workers: Workers for any job.
         wake: Called by `Result.release` from any thread: the event loop then has to call `flush`.
     """
 
@@ -302,7 +279,6 @@ class WorkerPool:
 
     @property
     def is_dead(self) -> bool:
-        """True if no worker for any job is left of those that it began with."""
         return self._has_begun and not self._workers
 
     @property
@@ -323,16 +299,13 @@ class WorkerPool:
 
     def sockets(self) -> dict[int, bool]:
         """Returns the descriptors to poll for reading; True: for writing too."""
-        wanted = {fileno: worker.channel.wants_write for fileno, worker in self._workers.items()}
-        for worker in self._of_shard.values():
-            wanted[worker.channel.fileno()] = worker.channel.wants_write
-        return wanted
+        channels = [worker.channel for worker in self._all()]
+        return {channel.fileno(): channel.wants_write for channel in channels}
 
     def assign(self, job: WorkerJob) -> list[Result]:
-        """Assigns `job` to the worker with the fewest, or to its shard's.
+        """Assigns `job` to the worker with the fewest; FeedLostError if there is no room.
 
-        Returns the job, as a lost one, if its shard's worker has ended or cannot be started. Raises
-        FeedLostError if there is no room for another job.
+        One of a shard goes to its worker, or is returned as lost if that has ended.
         """
         if job.order.stream is not None:
             return self._assign_pinned(job)
@@ -344,9 +317,8 @@ class WorkerPool:
 
     def handle(self, fileno: int) -> list[Result]:
         """Handles that descriptor, which polled readable or writable."""
-        shard_workers = self._of_shard.values()
         worker = self._workers.get(fileno) or next(
-            (worker for worker in shard_workers if worker.channel.fileno() == fileno), None
+            (each for each in self._of_shard.values() if each.channel.fileno() == fileno), None
         )
         if worker is None:
             return []
@@ -412,10 +384,9 @@ class WorkerPool:
                 yield worker.jobs[0], worker.number
 
     def stop_shards(self, *, before_epoch_id: int) -> None:
-        """Stops the workers of shards of earlier epochs that do not persist, cancels their jobs.
+        """Ends the workers of shards of earlier epochs that do not persist, and their jobs.
 
-        They have ended when it returns: the shard's next worker may need what a dataset holds
-        alone.
+        Waits for them: the shard's next worker may need what a dataset holds alone.
         """
         over = [worker for worker in self._of_shard.values() if worker.epoch_id < before_epoch_id]
         self._stop_shard_workers(*(w for w in over if w.stream and not w.stream.persists))
@@ -490,14 +461,12 @@ class WorkerPool:
         worker.channel.send(pipe.pack(job.order))
 
     def _due_seconds(self) -> float:
-        """Returns the seconds after which a job is late for the first time."""
         if not self._seconds:
             return FIRST_OVERDUE_SECONDS
         ordered = sorted(self._seconds)
         return max(OVERDUE_SECONDS, _OVERDUE_FACTOR * ordered[math.ceil(0.95 * len(ordered)) - 1])
 
     def _is_first(self, result: Result) -> bool:
-        """Returns whether it is the first result of its job; else discards it."""
         self._tries.pop(result.job.key, None)
         if self._open.pop(result.job.key, None) is not None:
             return True
@@ -513,7 +482,6 @@ class WorkerPool:
         return job.key in self._open
 
     def _is_in_hand(self, job: WorkerJob) -> bool:
-        """Returns whether a worker that is in time has the job already."""
         return any(other.key == job.key for w in self._in_time() for other in w.jobs)
 
     def _return_slot(self, worker: WorkerEnd, slot: int) -> None:
@@ -536,7 +504,6 @@ class WorkerPool:
         stop_all(worker.process for worker in workers)
 
     def _mark_dead(self, fileno: int, worker: WorkerEnd, failure: str) -> list[Result]:
-        """Reaps a dead worker; for any job, starts another one, which gets its jobs."""
         worker.channel.close()
         with contextlib.suppress(Exception):
             worker.process.join(REAP_SECONDS)
@@ -588,9 +555,7 @@ class WorkerPool:
         self._open.pop(job.key, None)
         what = self.last_death or "the worker of its shard has ended"
         error = FeedLostError(
-            f"a batch could not be made: {what}",
-            where=f"host {self._host}",
-            fix=advice_on(what),
+            f"a batch could not be made: {what}", where=f"host {self._host}", fix=advice_on(what)
         )
         packed = pack_error(error, host=self._host, where=f"data worker {number}")
         return Result(job, number, error=packed, summary=what, is_lost=True)

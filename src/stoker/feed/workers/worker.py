@@ -1,10 +1,8 @@
 """A data worker: one process that makes batches of a dataset, or of one shard of it.
 
-It receives orders over a channel and answers each with a batch in shared memory (a slot), an error,
-or the end of its shard. `IndexedSource` fetches what the sampler gave, `ShardSource` continues the
-dataset's iterator. Both do what torch's worker loop does, in the same order: seed once, set
-`get_worker_info()`, call worker_init_fn, make a fetcher. Batches that another process of a shard
-has made before are made again and discarded, and the checksum is compared.
+Each order is answered with a batch in shared memory (a slot), an error, or the end of the shard.
+`IndexedSource` and `ShardSource` do what torch's worker loop does, in the same order: seed once,
+set `get_worker_info()`, call worker_init_fn, make a fetcher.
 
 A *slot* is a memfd, made as needed, whose descriptor is sent once; it has no name that could
 outlive its processes. The pool reads it without a copy, and returns it when the last view of its
@@ -35,12 +33,11 @@ from stoker.feed.seeding import Seeder, set_states, states_here
 from stoker.feed.wire import codec
 from stoker.feed.wire.codec import Arena, Bytes1D, Encoded
 from stoker.feed.wire.dataset import DatasetSpec, built, pack_error, unpack_spec
-from stoker.feed.wire.protocol import Stream
+from stoker.feed.wire.protocol import Make, Stream
 from stoker.feed.workers.pipe import (
     Batch,
     End,
     Error,
-    JobOrder,
     Pipe,
     Reuse,
     Slot,
@@ -74,13 +71,11 @@ def worker_main(
     """Makes batches until the other end of `sock` is closed; for a forked or spawned child.
 
     Args:
-        spec: As it is, or pickled.
         worker_id: For worker_init_fn, unique in the run, spec and rank; or the shard.
         num_workers: Of `get_worker_info()` in worker_init_fn, and with `torch` seeding: more than
             the id. While a batch is made it is the script's; see Seeder.
         base_seed: Of worker_init_fn; with `torch` seeding until a job has another.
         seeding: `batch`, `sample` or `torch`; an iterable dataset is seeded as by torch.
-        niceness: Added to the process's; a trainer on the same host comes first.
     """
     become_worker()
     os.nice(niceness)
@@ -159,11 +154,7 @@ class Slots:
     def collate(
         self, batch: Sequence[torch.Tensor], *, collate_fn_map: object = None
     ) -> torch.Tensor:
-        """Stacks tensors as torch's default_collate does, but into the slot.
-
-        Torch's stacks into other shared memory, which would be copied once more, and which a small
-        /dev/shm (64 MiB in a container) limits.
-        """
+        """Stacks tensors into the slot, not into torch's shared memory: a copy less."""
         first = batch[0]
         if type(first) is not torch.Tensor or first.layout is not torch.strided or first.is_nested:
             stacked: torch.Tensor = torch_collate.collate_tensor_fn(batch)
@@ -173,7 +164,7 @@ class Slots:
         return torch.stack(list(batch), 0, out=out)
 
     def end(self, value: object) -> tuple[codec.Encoded, int]:
-        """Describes the batch and puts its payload into a slot: -1 without a payload."""
+        """Describes the batch and puts its payload into a slot; -1: there is none."""
         arena, slot = self._arena, self._built
         if arena is not None and slot is not None and arena.end:
             encoded = codec.encode(value, allow_pickle=True, arena=arena)
@@ -197,13 +188,11 @@ class Slots:
         return memoryview(self._held[slot] if slot >= 0 else b"")
 
     def close_batch(self) -> None:
-        """Ends a batch that is made, or failed: a slot that it did not use is free."""
         slot, self._built, self._arena = self._built, None, None
         if slot is not None:
             self.reuse(slot)
 
     def _room(self, batch: Sequence[torch.Tensor]) -> torch.Tensor | None:
-        """Returns a tensor in the slot for the stacked batch; None: it does not fit."""
         first = batch[0]
         count = len(batch) * first.numel()
         if self._arena is None or not count or first.device.type != "cpu":
@@ -215,7 +204,6 @@ class Slots:
         return flat.view(len(batch), *first.shape)
 
     def _take(self, nbytes: int) -> tuple[int, mmap.mmap]:
-        """Returns a free slot of that size; a new one, if none is large enough."""
         fitting = [n for n, memory in self._free.items() if len(memory) >= nbytes]
         if fitting:
             slot = min(fitting, key=lambda number: len(self._free[number]))
@@ -253,13 +241,11 @@ def serve(channel: Pipe, slots: Slots, source: "IndexedSource | ShardSource") ->
             match to_worker.decode(data):
                 case Reuse(slot):
                     slots.reuse(slot)
-                case JobOrder() as order:
+                case Make() as order:
                     channel.send(pack(answer(order, slots, source)))
 
 
-def answer(
-    order: JobOrder, slots: Slots, source: "IndexedSource | ShardSource"
-) -> Batch | Error | End:
+def answer(order: Make, slots: Slots, source: "IndexedSource | ShardSource") -> Batch | Error | End:
     wall, cpu = time.monotonic(), time.process_time()
     try:
         value = source.make(order)
@@ -331,7 +317,7 @@ class IndexedSource:
             dataset = seeding.OneByOne(dataset)
         return _fetcher_of(self._spec, dataset, _DatasetKind.Map, drop_last=False)
 
-    def make(self, order: JobOrder) -> object:
+    def make(self, order: Make) -> object:
         """Returns the batch of the order's indices, seeded, or the error of worker_init_fn."""
         if self._init_error is not None:
             return self._init_error
@@ -347,15 +333,14 @@ class IndexedSource:
         return self._fetch(order, index)
 
     def made(self, encoded: Encoded, slot: int) -> tuple[int, bytes]:
-        """Returns digest and state: none, only shards have them."""
+        # Only shards have a digest and states.
         return 0, b""
 
     def failed(self, err: Exception) -> Error:
-        """Returns the error, with the index at which it was raised, if known."""
         where = "" if self._at is None else f"index {self._at!r} of "
         return Error(self._pack(err, where), f"{type(err).__name__} at {where}{self._name}")
 
-    def _fetch(self, order: JobOrder, index: object) -> object:
+    def _fetch(self, order: Make, index: object) -> object:
         # Called again if the Seeder makes a batch twice.
         self._slots.begin()
         per_sample = self._seeder if self._seeding == "sample" else None
@@ -374,7 +359,7 @@ class IndexedSource:
         return self._fetcher.fetch(self._watched(indices))
 
     def _watched(self, indices: Iterable[object]) -> Iterator[object]:
-        """Yields the indices as the fetcher uses them, to know which one raised."""
+        # As the fetcher uses them, to know which one raised.
         for index in indices:
             self._at = index
             yield index
@@ -468,7 +453,6 @@ class ShardStream:
         return states_here(self._roots())
 
     def _set_states(self, resumed: Stream, index: object) -> None:
-        """Sets the random states of another process of the shard."""
         if resumed.state and set_states(resumed.state, self._roots()):
             # The dataset makes some generators at their first use: one batch makes them, then all
             # states are set again.
@@ -483,7 +467,6 @@ class ShardStream:
                 self.make(index)
 
     def _iterate(self, resumed: Stream) -> None:
-        """Begins an epoch's iterator."""
         if not self._is_reseeded:
             self._reseed(resumed)
         self._is_reseeded = False
@@ -532,7 +515,7 @@ class ShardSource:
         self._state = b""
         self.digest = 0
 
-    def make(self, order: JobOrder) -> object:
+    def make(self, order: Make) -> object:
         """Returns the batch at the order's position; first makes again what is missing up to it."""
         if order.stream is None:
             raise ProtocolError("order without its stream")
@@ -554,12 +537,10 @@ class ShardSource:
             return End(self._stream.states() if order.stream.persists else b"")
 
     def made(self, encoded: Encoded, slot: int) -> tuple[int, bytes]:
-        """Returns the digest up to this batch, and the states with which the epoch began."""
         self.digest = encoded.checksum(self._slots.memory(slot), self.digest)
         return self.digest, self._state
 
     def failed(self, err: Exception) -> Error:
-        """Returns the error, which counts as a batch."""
         self._note_error(err)
         words = f"{type(err).__name__} in {self._stream.name}"
         return Error(self._pack(err), words, self.digest, state=self._state)
