@@ -40,9 +40,9 @@ class SamplerSnapshot(TypedDict):
     """Random states and samplers' states at one moment.
 
     Attributes:
-        generators: States of the generators that the loader and its samplers hold.
-        epochs: Epochs of samplers that count them (`set_epoch`).
-        own: States of samplers with a `state_dict`.
+        generators: Of the generators that the loader and its samplers hold.
+        epochs: Of samplers that count them (`set_epoch`).
+        own: Of samplers with a `state_dict`.
     """
 
     torch: "torch.Tensor"
@@ -57,7 +57,6 @@ class EpochBeginning(TypedDict):
     """How the current epoch began, and how far it is.
 
     Attributes:
-        num_yielded: Batches that the script got.
         num_drawn: Batches that the sampler was asked for, including those in progress.
         is_drawn_out: The sampler is exhausted (it may draw once more at its end).
         digest: Checksum of everything that the sampler gave.
@@ -81,10 +80,8 @@ class LoaderState(TypedDict):
 
     Attributes:
         loader: What the loader that takes the state must have in common.
-        epoch: Number of the current epoch, or of the next.
-        base_seed: Seed of the current or last epoch.
+        epoch: The current one, or the next; `begun` is None between them.
         keeps_seed: All epochs have one base seed, as with torch's persistent workers.
-        begun: None between epochs.
     """
 
     version: int
@@ -98,11 +95,7 @@ class LoaderState(TypedDict):
 
 
 class Rewind:
-    """Generator states after recent draws, to undo draws that were made ahead: 5 kB per draw.
-
-    Args:
-        num_ahead: Batches that torch's loader draws ahead of those that the script took.
-    """
+    """Generator states after recent draws, to undo those further ahead than torch's: 5 kB each."""
 
     def __init__(self, generators: "list[torch.Generator]", *, num_ahead: int) -> None:
         self.num_ahead = num_ahead
@@ -124,7 +117,6 @@ class Rewind:
             self._states.append((num_drawn, states))
 
     def after(self, num_drawn: int, *, num_taken: int) -> None:
-        """Records the states after draw `num_drawn`, when the script has `num_taken` batches."""
         states = self._read()
         self._last = _bytes_of(states)
         self._thread = threading.get_ident()
@@ -134,7 +126,6 @@ class Rewind:
             self._states.popleft()
 
     def discard(self) -> None:
-        """Discards all states, so that nothing drawn so far is undone."""
         self._states.clear()
         self._last = b""
 
@@ -153,7 +144,7 @@ class Rewind:
         self.discard()
 
     def is_of_this_thread(self) -> bool:
-        """Returns whether this thread draws: then no draw is in progress."""
+        # Then no draw is in progress.
         return self._thread == threading.get_ident()
 
     def show_drawn(self, generators: Mapping[str, object], now: SamplerSnapshot) -> None:
@@ -178,15 +169,14 @@ def _bytes_of(states: "list[torch.Tensor]") -> bytes:
 
 @dataclass(slots=True, kw_only=True)
 class Position:
-    """Progress of one epoch: what was drawn, handed out and yielded.
+    """Progress of one epoch: what was drawn, handed out and yielded; see EpochBeginning.
 
     Attributes:
         first: Batches that were yielded before this process resumed the epoch.
         num_yielded: Batches that the script got; None: unknown, they come out of order.
         num_handed: Batches whose indices were handed out, to be made.
-        ahead: See EpochBeginning; and the last one yielded, which may be held back from the script.
+        ahead: Also the last one yielded, which may be held back from the script.
         resumed: What is still to be replayed of a loaded state.
-        rewind: For generators that are drawn from further ahead than by torch's loader.
     """
 
     epoch: int
@@ -206,7 +196,6 @@ class Position:
     rewind: Rewind | None = None
 
     def ahead_of(self, num_held: int) -> list[object]:
-        """Returns what was drawn and not yielded, and the last `num_held` (0 or 1) that were."""
         count = self.num_drawn - (self.num_yielded or 0) + num_held
         return list(self.ahead)[-count:] if count else []
 
@@ -217,8 +206,7 @@ class Position:
             rewind.restore(self.num_yielded or 0)
 
     def cancel_in_finalizer(self) -> None:
-        """Does the same unless another thread may be drawing; then the next epoch does it."""
-        # A finalizer may run in any thread, also while another one draws.
+        # It may run in any thread, also while another one draws: then the next epoch does it.
         rewind = self.rewind
         if rewind is not None and rewind.is_of_this_thread():
             self.cancel()
@@ -229,11 +217,11 @@ class LoaderBooks:
     """Bookkeeping of one DataLoader across epochs.
 
     Attributes:
-        number: Number in the timeline; shared by loaders that one line makes again.
+        number: In the timeline; shared by loaders that one line makes again.
         first_epoch: Epochs in the timeline under that number before this loader.
         loaded: A state that the next epoch resumes from.
         is_unshippable: Its dataset cannot be sent to data hosts; batches are made here.
-        keeps_seed: Whether one base seed is for all epochs, where a loaded state says so.
+        keeps_seed: As a loaded state has it.
     """
 
     number: int
@@ -246,19 +234,17 @@ class LoaderBooks:
     is_unshippable: bool = False
 
     def next_epoch(self) -> int:
-        """Begins an epoch; returns its number."""
         self.epochs += 1
         return self.epochs - 1
 
 
 class Making(NamedTuple):
-    """Where and when a loader was made.
+    """Where and when (monotonic) a loader was made.
 
     Attributes:
         lines: File and line of the innermost call outside of torch and stoker, then those of the
             script's own files that led there. Calls inside other packages are left out: a trainer
             of Lightning makes its first loader and later ones in different ways.
-        seconds: Monotonic.
     """
 
     lines: tuple[tuple[str, int], ...]
@@ -266,7 +252,6 @@ class Making(NamedTuple):
 
 
 def making_of(loader: object) -> Making | None:
-    """Returns what `note_making` recorded on a loader, if anything."""
     made: Making | None = getattr(loader, _MADE, None)
     return made
 
@@ -308,7 +293,6 @@ class FormerLoader:
         self._kind = _kind_of(loader.dataset)
 
     def is_made_again(self, loader: "DataLoader[object]") -> bool:
-        """Returns whether `loader` is this one, made again."""
         if not self._is_of_its_line(loader):
             return False
         known = self._dataset()
@@ -367,7 +351,6 @@ class TrainerProcess:
         return known
 
     def _number_of(self, loader: "DataLoader[object]") -> int:
-        """Returns the loader's number in the timeline: the former one's if it was made again."""
         former = next((each for each in self._former if each.is_made_again(loader)), None)
         if former is None and any(each.may_be_made_again(loader) for each in self._former):
             former = self._made_again_soon(loader)
@@ -401,7 +384,6 @@ class TrainerProcess:
         return self._books.get(id(loader))
 
     def share(self, workers_of_host: int) -> int:
-        """Returns this process's share of the workers of its host."""
         each, rest = divmod(workers_of_host, self.settings.local_world_size)
         return each + (self.settings.local_rank < rest)
 

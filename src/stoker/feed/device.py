@@ -23,7 +23,7 @@ Moments = float | Sequence[float]
 
 @runtime_checkable
 class _Movable(Protocol):
-    """A batch of the user's own type that can be moved (compare torch's `pin_memory`)."""
+    """A batch of the user's own type that can be moved."""
 
     def to(self, device: torch.device, *, non_blocking: bool) -> object: ...
 
@@ -66,11 +66,7 @@ def to_device(
 
 
 class DeviceBatches(Generic[_T]):
-    """Batches of a loader on a device, as `to_device` returns them.
-
-    Attributes:
-        device: Where the batches are.
-    """
+    """Batches of a loader on `device`, as `to_device` returns them."""
 
     def __init__(
         self,
@@ -110,14 +106,10 @@ class DeviceBatches(Generic[_T]):
         Raises:
             UsageError: See `stoker.DataLoader.state_dict`; also if it is not a loader of stoker.
         """
-        return dict(
-            loader_state.state_of(
-                self._loader(),
-                this_process(),
-                num_held=self._num_held,
-                is_under_way=self._is_under_way,
-            )
-        )
+        held, is_under_way = self._num_held, self._is_under_way
+        loader, process = self._loader(), this_process()
+        found = loader_state.state_of(loader, process, num_held=held, is_under_way=is_under_way)
+        return dict(found)
 
     def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
         """Restores a state: the next epoch resumes there.
@@ -136,7 +128,7 @@ class DeviceBatches(Generic[_T]):
         return self._batches
 
     def hold(self, num_held: int, *, is_under_way: bool) -> None:
-        """Records how many batches the loader has given that the script has not got yet."""
+        # Batches that the loader has given and the script has not got yet.
         self._num_held, self._is_under_way = num_held, is_under_way
 
     def moved(self, batch: _T) -> _T:

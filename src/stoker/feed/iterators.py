@@ -30,7 +30,6 @@ class Epoch:
 
     Attributes:
         num_workers: As in `get_worker_info()`: the script's, at least 1.
-        order: What the sampler gives, and how far the epoch is.
         number: Counts the loader's iter() calls, or is that of a loaded state.
         id: Number of the epoch in its session with the feed; see FeedSession.
     """
@@ -63,7 +62,6 @@ class Epoch:
         self._begin()
 
     def begin(self) -> None:
-        """Begins a new epoch of the same iterator."""
         self.order.begin(again=True)
         self._begin()
 
@@ -79,7 +77,6 @@ class Epoch:
         )
 
     def numbered(self, base_seed: int, index: object) -> Numbered:
-        """Returns the sampler's next index, numbered and counted."""
         self._sizes.append(len(index) if isinstance(index, list | tuple) else 1)
         words: tuple[int, ...] = (base_seed, self._replica, self.number, self._next_batch)
         self._next_batch += 1
@@ -96,7 +93,6 @@ class Epoch:
         return index if self.seeding == "torch" else numbered
 
     def timed(self, next_batch: Callable[[], object]) -> object:
-        """Returns the next batch, with its wait and the compute of the step before recorded."""
         self.steps.ask()
         try:
             batch = next_batch()
@@ -159,7 +155,6 @@ class CountedIterator:
         return self._counted(super().__next__)  # type: ignore[misc]
 
     def _counted(self, next_batch: Callable[[], object]) -> object:
-        """Returns the next batch, timed and counted."""
         position = self._epoch.order.position
         try:
             batch = self._epoch.timed(next_batch)
@@ -366,7 +361,6 @@ def torch_iterator(
 
 
 def with_workers(loader: "DataLoader[object]", num_workers: int) -> LoaderView:
-    """Returns `loader` with another number of workers, and dependent arguments adjusted."""
     if num_workers == 0:
         return LoaderView(
             loader, num_workers=0, prefetch_factor=None, timeout=0, persistent_workers=False

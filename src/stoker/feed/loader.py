@@ -125,8 +125,6 @@ def _connect_ahead() -> None:
 def iterator_of(loader: AnyLoader) -> _BaseDataLoaderIter:
     """Returns a new iterator for `loader`: over the feed under a data group, else torch's own.
 
-    Where another loader's dataset iterates over it, it is always torch's own.
-
     Raises:
         UsageError: If a STOKER_* variable is malformed.
         ShippingError: If the dataset cannot be sent to the data hosts, and may not be made here.
@@ -138,8 +136,14 @@ def iterator_of(loader: AnyLoader) -> _BaseDataLoaderIter:
     if _has_feed(process):
         if process.books(loader).is_unshippable:
             return torch_iterator(loader, process)
+        from stoker.feed.remote_iterators import FeedIterator, StreamIterator
+        from stoker.feed.trainer.client import feed_of
+
+        is_stream = loader._dataset_kind == _DatasetKind.Iterable
         try:
-            return _fed_iterator(loader, process)
+            return (StreamIterator if is_stream else FeedIterator)(
+                loader, process, feed_of(process)
+            )
         except ShippingError as err:
             if not _may_be_local(loader, process.settings):
                 raise
@@ -170,22 +174,15 @@ def _decided_workers(loader: AnyLoader, process: TrainerProcess) -> int | None:
 
 
 def _is_unchanged(loader: AnyLoader, settings: ProcessSettings) -> bool:
-    """Returns whether the loader must behave exactly as with torch.
-
-    An unchanged script must train as it did; its author may know nothing of data hosts.
-    """
+    # An unchanged script must train as with torch; its author may know nothing of data hosts.
     return settings.replace_dataloader == "auto" and not isinstance(loader, DataLoader)
 
 
 def _may_fork(loader: AnyLoader) -> bool:
-    """Returns whether an unchanged loader may get workers: one without any may hold CUDA tensors.
-
-    Small loaders for validation usually have none, and are slower with some.
-    """
-    if loader.num_workers:
-        return True
-    if not torch.is_grad_enabled():
-        return False
+    """Returns whether an unchanged loader may get workers: without any it may hold CUDA tensors."""
+    # Small loaders for validation usually have none, and are slower with some.
+    if loader.num_workers or not torch.is_grad_enabled():
+        return loader.num_workers > 0
     from stoker.feed.wire.dataset import DatasetSpec, why_unshippable
 
     spec = DatasetSpec(
@@ -223,17 +220,7 @@ def _has_feed(process: TrainerProcess) -> bool:
     return not is_released(process)
 
 
-def _fed_iterator(loader: AnyLoader, process: TrainerProcess) -> _BaseDataLoaderIter:
-    from stoker.feed.remote_iterators import FeedIterator, StreamIterator
-    from stoker.feed.trainer.client import feed_of
-
-    is_stream = loader._dataset_kind == _DatasetKind.Iterable
-    kind = StreamIterator if is_stream else FeedIterator
-    return kind(loader, process, feed_of(process))
-
-
 def _may_be_local(loader: AnyLoader, settings: ProcessSettings) -> bool:
-    """Returns whether a loader that cannot be sent is made as torch makes it."""
     if settings.feed.unshippable is None:
         return loader.num_workers == 0 or _is_unchanged(loader, settings)
     return settings.feed.unshippable == "local"

@@ -1,11 +1,8 @@
 """The state of a loader, and of what its order depends on: taken, restored and replayed.
 
 A state holds how the current epoch began (random states, samplers' states, base seed) and how far
-it is. It does not depend on workers or hosts: any number and placement of them may take it.
-
-Two snapshots are taken at the start of every epoch (80 us each), for states that are asked for in
-mid-epoch. A snapshot is made of plain types and tensors: `torch.load` reads it with
-`weights_only=True`.
+it is. It does not depend on workers or hosts. Two snapshots are taken at the start of every epoch
+(80 us each), of plain types and tensors: `torch.load` reads them with `weights_only=True`.
 
 To resume, a sampler is run again from where the epoch began, and what was yielded is skipped; a
 digest proves that it gives the same again.
@@ -21,7 +18,7 @@ import random
 import re
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass
 from typing import Protocol, cast, runtime_checkable
 
@@ -39,6 +36,7 @@ from stoker.feed.bookkeeping import (
     SamplerSnapshot,
     TrainerProcess,
 )
+from stoker.feed.generators import any_kind_of
 from stoker.feed.seeding import Occurrences, index_bytes
 
 # Samplers within samplers, as batch samplers and their wrappers hold them.
@@ -90,11 +88,7 @@ def parts_of(loader: "DataLoader[object]") -> SamplerParts:
 
 
 def take(parts: SamplerParts, *, with_own: bool = True) -> SamplerSnapshot:
-    """Takes a snapshot of now.
-
-    Args:
-        with_own: Ask samplers for their `state_dict`, too; one that raises has none.
-    """
+    """Takes a snapshot of now, with the `state_dict` of samplers if `with_own`."""
     own: dict[str, object] = {}
     for name, sampler in parts.stateful().items() if with_own else ():
         # The user's code, and the script may never ask for a state: an error must not end training.
@@ -177,25 +171,16 @@ def _python_tuple(state: object) -> tuple[object, ...]:
 
 
 def _state_of(generator: object) -> object:
-    if isinstance(generator, torch.Generator):
-        return generator.get_state()
-    if isinstance(generator, random.Random):
-        return _python_state(generator.getstate())
-    if isinstance(generator, np.random.Generator):
-        return plain(generator.bit_generator.state)
-    assert isinstance(generator, np.random.RandomState)
-    return plain(generator.get_state(legacy=False))
+    kind = any_kind_of(generator)
+    assert kind is not None
+    state = kind.read(generator)
+    return _python_state(state) if isinstance(state, tuple) else plain(state)
 
 
 def _set_state(generator: object, state: object) -> None:
-    if isinstance(generator, torch.Generator):
-        generator.set_state(cast("torch.Tensor", state))
-    elif isinstance(generator, random.Random):
-        generator.setstate(_python_tuple(state))
-    elif isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = cast("Mapping[str, object]", _numpy(state))
-    elif isinstance(generator, np.random.RandomState):
-        generator.set_state(cast("dict[str, object]", _numpy(state)))
+    kind = any_kind_of(generator)
+    assert kind is not None
+    kind.write(generator, _python_tuple(state) if isinstance(state, list) else _numpy(state))
 
 
 def generators_of(parts: SamplerParts) -> list[torch.Generator]:
@@ -223,7 +208,7 @@ def state_of(
 
     Args:
         num_held: 1 if the loader's last batch is held back from the script, as by `to_device`.
-        is_under_way: The script has not seen the end of the epoch yet, even if the loader has.
+        is_under_way: The script has not seen the end of the epoch, even if the loader has.
 
     Raises:
         UsageError: In the middle of an epoch over an iterable dataset, or one out of order.
@@ -254,11 +239,7 @@ def load(
     *,
     sets_globals: bool = True,
 ) -> None:
-    """Restores a state: the next epoch over `loader` resumes from it.
-
-    Args:
-        sets_globals: Set the three global random states, too, which the script's next draws depend
-            on.
+    """Restores a state; `sets_globals`: of the three global random states, too.
 
     Raises:
         UsageError: If it is the state of another loader; names all differences.
@@ -319,7 +300,7 @@ def _state(
 
 
 def _not_begun(loaded: LoaderState, now: SamplerSnapshot) -> LoaderState:
-    """Returns the state that was loaded, where no batch of it was drawn yet."""
+    """Returns the loaded state, of which no batch was drawn yet."""
     state = copy.deepcopy(loaded)
     if state["begun"] is None:
         state["now"] = now
@@ -355,7 +336,6 @@ def _begun(loader: "DataLoader[object]", position: Position, num_held: int) -> E
 
 
 def stream_error(dataset: object) -> UsageError:
-    """Returns the error for the state of an iterable dataset without a `state_dict`."""
     return UsageError(
         f"cannot save the position of iterable dataset {type(dataset).__name__} in mid-epoch: only "
         "its workers know it",
@@ -367,7 +347,6 @@ def stream_error(dataset: object) -> UsageError:
 def _facts(
     loader: "DataLoader[object]", process: TrainerProcess, parts: SamplerParts
 ) -> dict[str, object]:
-    """Returns what a state and the loader that takes it must have in common."""
     try:
         length = len(cast("Sized", loader.dataset))
     except (TypeError, NotImplementedError):
@@ -397,11 +376,7 @@ def replay_sampler(
     epoch: int,
     rewind: Rewind | None = None,
 ) -> tuple[Iterator[object], deque[object]]:
-    """Draws from `sampler` what `begun` says was drawn of it; sets random states to do so.
-
-    Args:
-        now: When the state was taken.
-        occurrences: Counts what was yielded, for `sample` seeding.
+    """Draws what `begun` says was drawn; sets random states to do so.
 
     Returns:
         The rest of the sampler, and what was drawn and not yielded.

@@ -24,7 +24,7 @@ class Loading(msgspec.Struct, frozen=True, kw_only=True):
     """What a process with torch trained on.
 
     Attributes:
-        optimizer_steps: Steps of torch's optimizers; None: compiled ones were not counted.
+        optimizer_steps: None: compiled ones were not counted.
         is_fed: A loader of stoker's was made or read under the data group.
         epochs: Epochs over loaders of stoker's that were begun, and not in their middle.
         seen: Class of a loader of torch's that was read without stoker; empty: none was.
@@ -40,7 +40,6 @@ class Loading(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def why_unfed(self) -> str:
-        """Why batches of this process do not come from the feed, and what helps."""
         if self.seen:
             return f"{self.seen} is read without stoker; {_TORCHS}"
         if self.own:
@@ -48,7 +47,6 @@ class Loading(msgspec.Struct, frozen=True, kw_only=True):
         return f"no loader of torch or stoker was read; {_OWN}"
 
     def write(self, output: Path, *, pid: int) -> None:
-        """Writes the file of this process, if possible."""
         path = output / _FILE.format(pid=pid)
         with contextlib.suppress(OSError):
             path.with_suffix(".new").write_bytes(msgspec.json.encode(self))
@@ -96,10 +94,7 @@ def counted_steps(
 
 
 def why_unfed(output: Path, progress: Mapping[int, Progress]) -> str:
-    """Returns why no batch of a run came through the feed; empty: one did, or there was no step.
-
-    See `counted_steps` for the arguments.
-    """
+    """Returns why no batch of a run came through the feed; empty: one did, or there was no step."""
     # Enough for most runs, and quicker than reading the timelines of days.
     if any(report.steps for report in progress.values()):
         return ""

@@ -1,5 +1,6 @@
 """How much memory batches take, and how much those that wait may take."""
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
@@ -15,12 +16,10 @@ _MAX_DEPTH = 16
 
 
 class Holding(Protocol):
-    """Holder of one loader's batches."""
+    """Holder of one loader's batches, those under way included."""
 
     @property
-    def committed_bytes(self) -> int:
-        """Bytes of batches that wait, and of those under way as far as is known."""
-        ...
+    def committed_bytes(self) -> int: ...
 
 
 def max_bytes(feed: FeedSettings) -> int:
@@ -34,11 +33,7 @@ def max_message_bytes(feed: FeedSettings) -> int:
 
 
 def allowance(total_bytes: int, *, others: Iterable[Holding]) -> int:
-    """Returns how much one loader's batches may take, given the other busy loaders of its process.
-
-    An equal part, and no more than is free: together they stay within `total_bytes` (except that
-    each may have one batch), also while a new one joins.
-    """
+    """Returns how much one loader's batches may take: an equal part, and no more than is free."""
     taken = [other.committed_bytes for other in others]
     return max(0, min(total_bytes // (len(taken) + 1), total_bytes - sum(taken)))
 
@@ -49,30 +44,22 @@ def num_bytes(batch: object, *, depth: int = 0) -> int:
         return _own_bytes(batch)
     if depth >= _MAX_DEPTH:
         return 0
-    if isinstance(batch, Mapping):
-        return sum(num_bytes(item, depth=depth + 1) for item in batch.values())
-    if isinstance(batch, Sequence):
-        if isinstance(batch, str | bytes | bytearray):
-            return 0
-        return sum(num_bytes(item, depth=depth + 1) for item in batch)
-    held = getattr(batch, "__dict__", None)
-    if not isinstance(held, dict):
+    if isinstance(batch, str | bytes | bytearray):
         return 0
-    return sum(_own_bytes(value) for value in held.values() if hasattr(value, "dtype"))
+    if isinstance(batch, Mapping | Sequence):
+        items = batch.values() if isinstance(batch, Mapping) else batch
+        return sum(num_bytes(item, depth=depth + 1) for item in items)
+    held = getattr(batch, "__dict__", None)
+    values = held.values() if isinstance(held, dict) else ()
+    return sum(_own_bytes(value) for value in values if hasattr(value, "dtype"))
 
 
 def _own_bytes(array: object) -> int:
-    try:
+    # A sparse tensor of torch has no size; its parts do.
+    with contextlib.suppress(RuntimeError, NotImplementedError):
         size = getattr(array, "nbytes", 0)
         return size if isinstance(size, int) else 0
-    except (RuntimeError, NotImplementedError):
-        # A sparse tensor of torch has no size; its parts do.
-        return _sparse_bytes(array)
-
-
-def _sparse_bytes(tensor: object) -> int:
-    try:
-        parts = (tensor._indices(), tensor._values())  # type: ignore[attr-defined]
+    with contextlib.suppress(AttributeError, RuntimeError, NotImplementedError):
+        parts = (array._indices(), array._values())  # type: ignore[attr-defined]
         return sum(int(part.nbytes) for part in parts)
-    except (AttributeError, RuntimeError, NotImplementedError):
-        return 0
+    return 0

@@ -3,12 +3,12 @@
 import contextlib
 import json
 import math
-import os
 from pathlib import Path
 
 from stoker import settings
 from stoker.errors import UsageError
 from stoker.logs import EventName, Log
+from stoker.records import write_text
 
 
 def log_metrics(**values: float) -> None:
@@ -53,15 +53,5 @@ def _merge(path: Path, numbers: dict[str, float]) -> None:
         if not isinstance(found, dict):
             raise UsageError("the metrics file is not a JSON object", where=str(path))
         known = found
-    # Synced, then replaced atomically: a training that is killed here keeps its earlier metrics.
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with new.open("w", encoding="utf-8") as file:
-            json.dump(known | numbers, file, indent=2, sort_keys=True)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
-    finally:
-        new.unlink(missing_ok=True)
+    # Atomically: a training that is killed here keeps its earlier metrics.
+    write_text(path, json.dumps(known | numbers, indent=2, sort_keys=True) + "\n")

@@ -21,7 +21,7 @@ OWN_LOADERS = {
 
 
 def own_loaders() -> list[str]:
-    """Returns classes of OWN_LOADERS whose modules this process has, by their full names."""
+    """Returns classes of OWN_LOADERS whose modules this process has."""
     return [f"{module}.{name}" for module, name in OWN_LOADERS.items() if module in sys.modules]
 
 
@@ -32,10 +32,7 @@ def imports_stokers() -> bool:
 
 
 def reach_of(kind: type) -> tuple[str, LoaderReach]:
-    """Returns the full name of a loader's class, and how far data hosts can make its batches.
-
-    For a subclass of one of OWN_LOADERS, the name is the base's.
-    """
+    """Returns the name of a loader's class (its base's in OWN_LOADERS), and its reach."""
     names = [f"{each.__module__}.{each.__qualname__}" for each in kind.__mro__]
     own = {f"{module}.{name}" for module, name in OWN_LOADERS.items()}
     found = next((name for name in names if name in own), None)

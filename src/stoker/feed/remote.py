@@ -12,12 +12,7 @@ from stoker.feed.wire.pickling import DatasetFactory
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a loader has to know of its dataset.
-
-    Attributes:
-        is_iterable: It is only iterated, as torch's IterableDataset.
-        length: None if it has none.
-    """
+    """What a loader has to know of its dataset; iterable: as torch's IterableDataset."""
 
     is_iterable: bool
     length: int | None
@@ -41,18 +36,13 @@ class Remote(DatasetFactory):
         self._is_asking = False
 
     def build(self) -> object:
-        """Returns the dataset, built at the first call in this process.
-
-        Raises:
-            UsageError: If the factory cannot be imported.
-        """
+        """Returns the dataset, built at the first call; UsageError if it cannot be imported."""
         if not self._is_built:
             self._built = self.make()
             self._is_built = True
         return self._built
 
     def make(self) -> object:
-        """Returns the dataset, built now."""
         module, _, name = self._factory.partition(":")
         try:
             factory = getattr(importlib.import_module(module), name)
@@ -98,9 +88,8 @@ class Remote(DatasetFactory):
     # torch uses isinstance to tell iterable datasets.
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """`IterableDataset` (for isinstance) where the dataset itself is one."""
+        # Asked by the pickling of the request itself.
         if self._is_asking:
-            # Asked by the pickling of the request itself.
             return Remote
         from torch.utils.data import IterableDataset
 
@@ -120,7 +109,7 @@ class FactsOf(DatasetFactory):
         self._remote = remote
 
     def build(self) -> object:
-        """Returns the facts as a dataset of one batch; the dataset itself is not kept."""
+        # As a dataset of one batch.
         facts = facts_of(self._remote.make())
         return [(facts.is_iterable, facts.length)]
 

@@ -33,8 +33,7 @@ from stoker.logs import EventName, Log
 class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
     """Iterator over one epoch of the feed (with persistent workers: one after the other).
 
-    What torch's iterators do in the trainer is done by their common base, so that samplers, base
-    seed and warnings are the same.
+    By the common base of torch's iterators samplers, base seed and warnings are the same.
     """
 
     def __init__(self, loader: "DataLoader[object]", process: TrainerProcess, feed: Feed) -> None:
@@ -114,7 +113,6 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
         return batch
 
     def _local_workers(self, session: FeedSession) -> LocalWorkers | None:
-        """Returns the children of this loader; the existing ones, if they make the same batches."""
         known = session.local
         if known is not None and known.digest == self._packed.digest and known.credits:
             known.share(self._spec)
@@ -157,7 +155,6 @@ def _spec_of(loader: "DataLoader[object]") -> DatasetSpec:
 
 
 def num_local_workers(loader: "DataLoader[object]", process: TrainerProcess) -> int:
-    """Returns how many children of this process join the pool."""
     if next(factories_in(loader.dataset), None) is not None:
         # Its data, and perhaps its code, are on the data hosts only.
         return 0
@@ -171,10 +168,9 @@ def num_local_workers(loader: "DataLoader[object]", process: TrainerProcess) -> 
 def _packed(spec: DatasetSpec, process: TrainerProcess) -> PackedSpec:
     feed = process.settings.feed
     packed = pack_spec(spec, max_bytes=feed.max_dataset_bytes, checks_code=feed.code_check != "off")
+    log = Log(run=process.settings.run_id, host=process.settings.host)
     for warning in packed.warnings:
-        Log(run=process.settings.run_id, host=process.settings.host).event(
-            EventName.LARGE_DATASET, text=warning
-        )
+        log.event(EventName.LARGE_DATASET, text=warning)
     return packed
 
 

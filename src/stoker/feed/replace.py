@@ -29,9 +29,7 @@ class _Method(Protocol):
 def install(cls: type["AnyLoader"], *, is_auto: bool = False) -> None:
     """Makes every loader of class `cls` iterate through stoker.
 
-    Args:
-        cls: `torch.utils.data.DataLoader`, or a subclass with its own iterator.
-        is_auto: Except in a script that imports stoker's DataLoader.
+    If `is_auto`, except in a script that imports stoker's DataLoader.
     """
 
     def _get_iterator(self: "AnyLoader") -> "_BaseDataLoaderIter":
@@ -60,8 +58,7 @@ def note_makings(cls: type["AnyLoader"]) -> None:
 def install_stateful(cls: type["AnyLoader"], *, is_auto: bool = False) -> None:
     """Makes torchdata's StatefulDataLoader iterate as torch's does, through stoker.
 
-    Its state is stoker's: data hosts do not know the state of its workers. See `install` for
-    `is_auto`.
+    Its state is stoker's: data hosts do not know the state of its workers.
     """
 
     def state_dict(self: "AnyLoader") -> dict[str, object]:

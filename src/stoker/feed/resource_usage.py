@@ -75,11 +75,7 @@ class RankUsage(msgspec.Struct, kw_only=True):
 
 
 class Usage:
-    """Records CPU and I/O use of this process per loader; used only by the iterating thread.
-
-    Args:
-        path: The JSON file; None: nothing is written.
-    """
+    """Records CPU and I/O use of this process per loader; used only by the iterating thread."""
 
     def __init__(self, path: Path | None, *, rank: int) -> None:
         self._path = path
@@ -98,13 +94,12 @@ class Usage:
         self._books.loaders.setdefault(loader, LoaderUsage()).is_elsewhere = True
 
     def reads(self, loader: int, kind: type, *, shards: int) -> None:
-        """Records the loader's class, and how many shards its iterable dataset has."""
         own = self._books.loaders.setdefault(loader, LoaderUsage())
         own.class_name, own.reach = reach_of(kind)
         own.shards = shards
 
     def asked(self, loader: int, epoch: int) -> None:
-        """Records that a batch is asked for: the step before is complete."""
+        # The step before is complete.
         now = self._asked_at = time.monotonic()
         if self._key == (loader, epoch):
             self._unread_steps += 1
@@ -131,7 +126,6 @@ class Usage:
             self._next_cpu = time.thread_time() - self._read[2]
 
     def saw(self, batch: object) -> None:
-        """Adds the size of one of the first batches."""
         own = self._books.loaders.get(self._key[0]) if self._key else None
         if own is not None and own.sized_batches < _SIZED_BATCHES:
             own.sized_batches += 1
@@ -160,7 +154,6 @@ class Usage:
             temporary.replace(self._path)
 
     def _add_steps(self, own: LoaderUsage) -> None:
-        """Adds the steps since the clocks were last read, up to the last request."""
         own.steps += self._unread_steps
         own.next_cpu_seconds += self._next_cpu * self._unread_steps
         if self._unread_steps:
@@ -236,10 +229,8 @@ def _feed_threads() -> list[int]:
         for thread in threading.enumerate()
         if thread.native_id is not None and thread.name.startswith("stoker-")
     ]
-    with contextlib.suppress(OSError):
-        for name in os.listdir("/proc/self/task"):
-            with contextlib.suppress(OSError):
-                with open(f"/proc/self/task/{name}/comm", encoding="utf-8") as file:
-                    if file.read().startswith("ZMQbg/IO"):
-                        found.append(int(name))
+    for name in Path("/proc/self/task").glob("*/comm"):
+        with contextlib.suppress(OSError):
+            if name.read_text().startswith("ZMQbg/IO"):
+                found.append(int(name.parent.name))
     return found

@@ -22,11 +22,7 @@ from stoker.feed.seeding import Occurrences
 
 
 class SamplerOrder:
-    """A loader's index sampler as its iterators see it, with everything it gives counted.
-
-    Args:
-        is_fed: The feed asks the sampler, as far ahead as it needs.
-    """
+    """A loader's index sampler as its iterators see it, with everything it gives counted."""
 
     def __init__(
         self, loader: "DataLoader[object]", books: LoaderBooks, *, is_inline: bool, is_fed: bool
@@ -112,15 +108,11 @@ class SamplerOrder:
 
     @property
     def is_asked_again(self) -> bool:
-        """Whether torch, with the script's `num_workers`, would make one more iterator."""
         return self._iters_left > 0
 
     def __iter__(self) -> Iterator[object]:
-        """Returns an iterator for the epoch: the last one counts.
-
-        As many are made of the sampler as torch makes with the script's `num_workers`, because a
-        sampler may draw whenever it is asked.
-        """
+        # As many are made of the sampler as torch makes with the script's `num_workers`: it may
+        # draw whenever it is asked. The last one counts.
         last = None if self._last is None else self._last()
         if last is None or self._iters_left > 0:
             self._iters_left -= 1
@@ -181,13 +173,7 @@ class SamplerOrder:
         return index
 
     def replay(self, position: Position) -> tuple[Iterator[object], deque[object]]:
-        """Returns the resumed rest of the sampler, and what was drawn and not yielded.
-
-        The global random states are as before: `load_state_dict` has set them.
-
-        Raises:
-            UsageError: If the sampler does not give the same again.
-        """
+        """Does `replay_sampler`; the global random states, which `load_state_dict` set, stay."""
         state = position.resumed
         assert state is not None
         begun = state["begun"]

@@ -1,13 +1,10 @@
 """Seeding of the random states that a dataset may draw from, for each batch.
 
-A batch (or a sample) is the same wherever it is made because everything that it may draw from is
-set from (base seed, replica, epoch, number) before it is made. The words are hashed by BLAKE2b,
-which no version of NumPy can change.
-
-Three things are set: the three global random states (Python's `random`, NumPy's and torch's default
-CPU generator); the generators that the dataset and the collate function hold; and
-`get_worker_info()`: the worker that torch's loader would have had make the batch, for number n
-worker n modulo the script's `num_workers`. So a dataset that makes a generator from
+Before a batch (or a sample) is made, all that it may draw from is set from (base seed, replica,
+epoch, number), hashed by BLAKE2b, which no version of NumPy can change: the three global random
+states (Python's `random`, NumPy's and torch's default CPU generator); the generators that the
+dataset and the collate function hold; and `get_worker_info()`: for number n worker n modulo the
+script's `num_workers`, as with torch. So a dataset that makes a generator from
 `get_worker_info().seed` has the same one wherever it runs.
 """
 
@@ -63,7 +60,7 @@ def seed_batch(words: Sequence[int]) -> bytes:
 
 
 def seed_sample(words: Sequence[int], index: object, occurrence: int) -> bytes:
-    """Sets the three random states for one sample; returns the digest that they were made of.
+    """Sets the three random states for one sample; returns their digest.
 
     Args:
         words: Base seed, epoch.
@@ -179,9 +176,8 @@ class Seeder:
     """Seeds the batches that this process makes.
 
     Args:
-        roots: What makes the batches, by the names that paths of generators begin with.
-        num_workers: Number of workers of the script, for `get_worker_info()`; None: leave that
-            unset, as in the trainer's process.
+        num_workers: Of the script, for `get_worker_info()`; None: leave that unset, as in the
+            trainer's process.
         warns: Log, once a path, what looks like a generator and cannot be seeded.
     """
 
@@ -221,12 +217,8 @@ class Seeder:
         return make()
 
     def place(self, words: Sequence[int], index: object, place: int) -> None:
-        """Seeds for the sample at `place` of the batch.
-
-        Args:
-            words: As of the batch, then the occurrence at each place, where one is not 0. The
-                replica is left out: a sample is the same on any rank.
-        """
+        """Seeds for the sample at `place`; its occurrence, if not 0, follows the batch's words."""
+        # Without the replica: a sample is the same on any rank.
         occurrences = words[BATCH_WORDS:]
         occurrence = occurrences[place] if occurrences else 0
         digest = seed_sample((*words[:1], *words[2:3]), index, occurrence)
@@ -234,13 +226,11 @@ class Seeder:
             self._held.seed(digest)
 
     def each(self, words: Sequence[int], indices: Iterable[object]) -> Iterator[object]:
-        """Yields the indices of a batch, and seeds for each as it is asked for.
-
-        At the end it seeds for the batch: the collate function's draws belong to it.
-        """
+        """Yields the indices of a batch, and seeds for each as it is asked for."""
         for place, index in enumerate(indices):
             self.place(words, index, place)
             yield index
+        # The collate function's draws belong to the batch.
         self._seed_batch(words)
 
     @contextlib.contextmanager

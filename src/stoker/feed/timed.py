@@ -50,7 +50,6 @@ def timed(
 
 
 def line_of_caller() -> str:
-    """Returns file and line that called the calling function."""
     caller = sys._getframe(2)
     return f"{caller.f_code.co_filename}:{caller.f_lineno}"
 
@@ -103,7 +102,7 @@ class TimedEpoch(Steps):
 
 
 class _TimedIterator(Iterator[_T]):
-    """Iterator over one epoch; not a generator, because some sources continue after an error."""
+    """Iterator over one epoch; not a generator: some sources continue after an error."""
 
     def __init__(
         self, source: Iterator[_T], epoch: TimedEpoch, samples: Samples[_T] | None
@@ -151,20 +150,14 @@ def _rows(batch: object, *, depth: int) -> int | None:
             return None
     if depth >= _MAX_DEPTH or isinstance(batch, str | bytes | bytearray):
         return None
-    parts: Iterable[object] = ()
-    if isinstance(batch, Mapping):
-        parts = batch.values()
-    elif isinstance(batch, Sequence):
-        parts = batch
-    for part in parts:
-        rows = _rows(part, depth=depth + 1)
-        if rows is not None:
-            return rows
-    return None
+    if not isinstance(batch, Mapping | Sequence):
+        return None
+    parts = batch.values() if isinstance(batch, Mapping) else batch
+    rows = (_rows(part, depth=depth + 1) for part in parts)
+    return next((each for each in rows if each is not None), None)
 
 
 def _is_timed_already(batches: object, process: TrainerProcess) -> bool:
-    """Returns whether its iterators write the timeline, as stoker's and a profile's do."""
     # Of `stoker.to_device`, its loader.
     inner = getattr(batches, "_batches", batches) if _home(type(batches)) else batches
     method = getattr(type(inner), "_get_iterator", None)
@@ -180,5 +173,4 @@ def _is_timed_already(batches: object, process: TrainerProcess) -> bool:
 
 
 def _home(thing: object) -> bool:
-    """Returns whether stoker's feed defines `thing`."""
     return str(getattr(thing, "__module__", "")).startswith("stoker.feed.")

@@ -1,10 +1,8 @@
 """Timeline of a trainer process: how long each step waited for data, and computed.
 
-It has one row for each delivered batch, written when the next one is asked for (only then the
-step's compute is known), to STOKER_OUTPUT/timeline-rankR.csv. Rows are written about once a second
+It has one row for each delivered batch, complete when the next one is asked for (only then the
+step's compute is known), in STOKER_OUTPUT/timeline-rankR.csv. Rows are written about once a second
 and at the end of each epoch, so that a process that leaves by `os._exit` loses at most a second.
-Launcher and report read it back with `step_of`. It is separate from the counters that a rank
-reports (`trainer.observer`), because medians and pictures need single steps.
 
 The file is bounded, however long the training is (docs/method.md, "A step and its wait"). With each
 further LEVEL_BYTES that it has, single steps get rarer by half: STRETCH_STEPS of them, whose
@@ -75,7 +73,6 @@ class MeasuredStep:
 
     @property
     def end_seconds(self) -> float:
-        """Time at which the next batch was asked for."""
         return self.start_seconds + self.seconds
 
 
@@ -115,12 +112,9 @@ def steady(steps: Sequence[MeasuredStep]) -> list[MeasuredStep]:
 def block_means(
     steps: Sequence[MeasuredStep], value: Callable[[MeasuredStep], float]
 ) -> list[float]:
-    """Returns means of `value` over blocks of about BLOCK_STEPS consecutive steps of one epoch.
+    """Returns means of `value` over blocks of about BLOCK_STEPS single steps of one epoch.
 
     The mean of steps that stand for several is there as often.
-
-    Args:
-        steps: Single steps.
     """
     epochs: dict[int, list[MeasuredStep]] = {}
     for step in steps:
@@ -147,7 +141,6 @@ def read_timeline(path: Path) -> list[MeasuredStep]:
 
 
 def steps_in(rows: Iterable[MeasuredStep]) -> int:
-    """Returns the number of steps in these rows."""
     return sum(row.steps for row in rows)
 
 
@@ -155,7 +148,7 @@ def typical_step(steps: Sequence[MeasuredStep]) -> tuple[float, float]:
     """Returns the seconds of a step and of its wait, of at least one step.
 
     Medians over means of blocks, without the first steps of epochs (docs/method.md, "A step and its
-    wait"): the same in `training.json` and in pictures of a run without that record.
+    wait").
     """
     kept = steady(steps)
     return (
@@ -183,7 +176,6 @@ def waits_longest(shares: Mapping[int, float]) -> int:
 
 
 def typical_wait_share(steps: Sequence[MeasuredStep]) -> float:
-    """Returns the share of a typical step that waits for data, of at least one step."""
     step_seconds, wait_seconds = typical_step(steps)
     return wait_share(step_seconds=step_seconds, wait_seconds=wait_seconds)
 
@@ -251,9 +243,8 @@ class _Thinning:
     """Rows of one loader, from all of its steps.
 
     Attributes:
-        level: Of the file when the present stretch began.
-        place: Steps since then.
-        sum: First step, end, and sums of the open row of several steps.
+        level: Of the file when the present stretch began; `place` steps ago.
+        sum: First step, and sums of the open row of several steps.
     """
 
     level: int = 0
@@ -261,7 +252,6 @@ class _Thinning:
     sum: tuple[_Row, float, float, int, int] | None = None
 
     def rows_of(self, row: _Row, *, level: int, zero: float) -> Iterator[str]:
-        """Yields the rows that one more step completes."""
         head, batch, asked, got, ended, samples = row
         if self.place == 0:
             self.level = level
@@ -283,7 +273,6 @@ class _Thinning:
             self.place = 0
 
     def rest(self, *, zero: float) -> Iterator[str]:
-        """Yields the open row, if there is one."""
         if self.sum:
             (head, batch, asked, *_), wait, compute, samples, steps = self.sum
             self.sum = None
@@ -322,7 +311,6 @@ class Timeline:
         self._lock = threading.Lock()
 
     def new_loader(self) -> int:
-        """Returns a number for one more DataLoader of this process: 0, 1, 2, ..."""
         self._loaders += 1
         return self._loaders - 1
 
@@ -360,7 +348,7 @@ class Timeline:
         with self._lock, contextlib.suppress(OSError):
             self._flushed = self.clock()
             rows, self._rows = self._rows, []
-            if self._path is None or not (rows or (is_last and self._thinned)):
+            if self._path is None or not (rows or is_last):
                 return
             zero = self._zero or 0.0
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -380,11 +368,6 @@ class Timeline:
     def close(self) -> None:
         """Writes the rest, or the header if there was no step; may be called twice."""
         self.flush(is_last=True)
-        if self._path is not None and not self.steps:
-            with contextlib.suppress(OSError):
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                with self._path.open("x", encoding="utf-8") as file:
-                    file.write(COLUMNS + "\n")
         if self.usage is not None and self._path is not None:
             self.usage.ended()
             self.usage.write()
@@ -416,13 +399,12 @@ class Steps:
             self._timeline.usage.asked(self._loader, self._epoch)
 
     def got(self, samples: int) -> None:
-        """Records that the batch is there; its step begins."""
         self._open = (self._asked, self._clock(), samples)
         if self._timeline.usage is not None:
             self._timeline.usage.got()
 
     def took(self, *, seconds: float, wait: float, samples: int) -> None:
-        """Records a whole step that ends now, `wait` of it waiting for its batch."""
+        """Records a whole step that ends now, with its wait."""
         usage, start = self._timeline.usage, self._clock() - seconds
         if usage is not None:
             usage.got()
@@ -439,7 +421,6 @@ class Steps:
             self._timeline.usage.ended()
 
     def end_in_finalizer(self) -> None:
-        """Records that the last reference to the epoch is gone."""
         self._complete(self._clock(), may_write=False)
         if self._timeline.usage is not None:
             self._timeline.usage.ended_in_finalizer(self._loader, self._epoch)

@@ -40,7 +40,6 @@ class OptimizerWatch:
             runs during the training) must not take its place.
         is_planned: There is a data group that should feed it.
         seen: The class of a loader of torch that was read, without stoker's iterators.
-        is_compiled: A compiled program did steps, which cannot be counted.
     """
 
     settings: ProcessSettings
@@ -70,7 +69,6 @@ class OptimizerWatch:
             self.write()
 
     def write(self) -> None:
-        """Writes the file of this process."""
         if self.settings.output is not None:
             self.loading().write(self.settings.output, pid=os.getpid())
 
@@ -87,7 +85,7 @@ class OptimizerWatch:
 
     @staticmethod
     def is_fed() -> bool:
-        """Returns whether a loader of stoker was made or read here: only that imports the feed."""
+        # Only a loader of stoker that is made or read imports the feed.
         return _FEED in sys.modules
 
     def _look(self) -> None:
@@ -159,10 +157,7 @@ def _see_loaders(dataloader_class: type[TorchLoader], watch: OptimizerWatch) -> 
 
 
 def is_released(process: TrainerProcess) -> bool:
-    """Returns whether the data hosts were released because no rank had asked for a batch.
-
-    For a rank that is about to ask for one after all.
-    """
+    """Returns whether the data hosts were released, to a rank that asks for a batch after all."""
     settings = process.settings
     if not process.said_unfed or settings.output is None:
         return False
