@@ -37,13 +37,7 @@ _MAKERS = ("torch", "torchdata", "stoker")
 
 
 class SamplerSnapshot(TypedDict):
-    """Random states and samplers' states at one moment.
-
-    Attributes:
-        generators: Of the generators that the loader and its samplers hold.
-        epochs: Of samplers that count them (`set_epoch`).
-        own: Of samplers with a `state_dict`.
-    """
+    """Random states and samplers' states (`own`: of those with a `state_dict`) at one moment."""
 
     torch: "torch.Tensor"
     python: object
@@ -148,10 +142,6 @@ class Rewind:
         return self._thread == threading.get_ident()
 
     def show_drawn(self, generators: Mapping[str, object], now: SamplerSnapshot) -> None:
-        """Sets the loader's `generators` in `now` to what they were before `restore`.
-
-        For the state of an epoch that was left, which holds how far the sampler was drawn.
-        """
         if self._drawn and _bytes_of(self._read()) == self._put_back:
             for name, generator in generators.items():
                 for own, state in zip(self._generators, self._drawn, strict=True):
@@ -200,7 +190,6 @@ class Position:
         return list(self.ahead)[-count:] if count else []
 
     def cancel(self) -> None:
-        """Ends the epoch; before its end, generators are restored."""
         rewind = self.rewind
         if rewind is not None and not self.is_over:
             rewind.restore(self.num_yielded or 0)
@@ -257,7 +246,6 @@ def making_of(loader: object) -> Making | None:
 
 
 def note_making(loader: object) -> None:
-    """Records on a loader where and when it was made; for its constructor."""
     lines: list[tuple[str, int]] = []
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -274,10 +262,9 @@ def note_making(loader: object) -> None:
 class FormerLoader:
     """A loader that was read, to recognise it when the script makes it again.
 
-    A loader was made again if the same line of the script made it, called from the same lines,
-    after the former one was read, and over the same dataset, or over one of the same type and
-    length where the former one is gone. So a loader for each epoch is one loader, while those for
-    training and validation are two, even where one helper makes both.
+    That is: by the same line of the script, called from the same lines, after the former one was
+    read, and over the same dataset, or over one of the same type and length where that is gone. So
+    loaders for training and validation are two, even where one helper makes both.
     """
 
     def __init__(self, loader: "DataLoader[object]", *, number: int = 0) -> None:
@@ -374,7 +361,6 @@ class TrainerProcess:
         return None
 
     def books_of_source(self, name: str) -> LoaderBooks:
-        """Returns the books of batches without a DataLoader, opened at their first iter()."""
         known = self._sources.get(name)
         if known is None:
             known = self._sources[name] = LoaderBooks(self.timeline.new_loader())
@@ -398,7 +384,6 @@ def this_process() -> TrainerProcess:
 
 
 def known_process() -> TrainerProcess | None:
-    """Returns the same if it exists already."""
     return this_process() if _process.cache_info().currsize else None
 
 

@@ -1,8 +1,7 @@
 """Batches copied ahead to the device that trains, and cast and normalised there.
 
-Pictures are sent as uint8 (a quarter of the bytes of float32) and become numbers where that costs
-nothing. On CUDA the next batch is copied on another stream while the script computes with the one
-before: give the loader `pin_memory=True`, without which a copy waits for the host.
+On CUDA the next batch is copied on another stream while the script computes with the one before:
+give the loader `pin_memory=True`, without which a copy waits for the host.
 """
 
 import dataclasses
@@ -206,7 +205,6 @@ def _moments(values: Moments | None, device: torch.device) -> torch.Tensor | Non
 
 
 def _mapped(value: object, change: Callable[[object], object]) -> object:
-    """Returns `value` with `change` applied to everything in it that can be moved."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, Mapping):

@@ -6,8 +6,8 @@ make batches are searched, breadth first, once they are there: attributes, conta
 class attributes, and globals that functions of the user's modules name. A generator is named by its
 path (`dataset.transform.rng`), which is the same in every process.
 
-A generator may also be made at its first use. To notice it costs no walk: the dictionaries that
-were searched may have grown, or a None in them may have been replaced (40 ns each).
+One that is made at its first use is noticed without a walk: a dictionary has grown, or a None in it
+was replaced (40 ns each).
 """
 
 import dis
@@ -75,7 +75,6 @@ def any_kind_of(value: object) -> GeneratorKind | None:
 
 
 def is_out_of_reach(value: object) -> bool:
-    """Returns whether it is a generator whose state cannot be set, or an accelerator's."""
     # By its type: `__class__` may run code.
     if issubclass(type(value), torch.Generator):
         return cast("torch.Generator", value).device.type != "cpu"
@@ -222,7 +221,6 @@ class HeldGenerators:
         return self._watched.has_changed()
 
     def look(self) -> bool:
-        """Searches again; True if a new generator was found."""
         for grown in self._watched.grown():
             _, count = self._changes.get(id(grown), (grown, 0))
             # Kept with its count, so that its address is not used again.

@@ -1,9 +1,8 @@
 """Iterators of a loader that number, seed, time and count each epoch; the rest is torch's own.
 
 The only difference to torch: batch n is made from random states that depend on (base seed, replica,
-epoch, n) and not on which worker makes it, or on what that worker did before. Without workers the
-trainer's own random state is restored after each batch. `seeding: torch` and iterable datasets
-behave as with torch in every respect.
+epoch, n). Without workers the trainer's own random state is restored after each batch.
+`seeding: torch` and iterable datasets behave as with torch in every respect.
 """
 
 import threading
@@ -87,11 +86,6 @@ class Epoch:
             words += self.order.occurrences.of(index)
         return Numbered(words, index)
 
-    def for_fetcher(self, base_seed: int, index: object) -> object:
-        """Returns what torch's iterator passes to the fetcher in place of `index`."""
-        numbered = self.numbered(base_seed, index)
-        return index if self.seeding == "torch" else numbered
-
     def timed(self, next_batch: Callable[[], object]) -> object:
         self.steps.ask()
         try:
@@ -149,7 +143,8 @@ class CountedIterator:
 
     def _next_index(self) -> object:
         index: object = super()._next_index()  # type: ignore[misc]
-        return self._epoch.for_fetcher(self._base_seed, index)
+        numbered = self._epoch.numbered(self._base_seed, index)
+        return index if self._epoch.seeding == "torch" else numbered
 
     def __next__(self) -> object:
         return self._counted(super().__next__)  # type: ignore[misc]
@@ -348,7 +343,6 @@ def part_iterator(loader: "DataLoader[object]") -> _BaseDataLoaderIter:
 def torch_iterator(
     loader: "DataLoader[object]", process: TrainerProcess, *, num_workers: int | None = None
 ) -> TorchIterator:
-    """Returns torch's iterator for `loader`, with another number of workers if given."""
     is_map_style = loader._dataset_kind == _DatasetKind.Map
     seeding: Seeding = process.settings.feed.seeding if is_map_style else "torch"
     seen = loader if num_workers is None else with_workers(loader, num_workers)

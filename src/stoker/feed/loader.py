@@ -145,9 +145,12 @@ def iterator_of(loader: AnyLoader) -> _BaseDataLoaderIter:
                 loader, process, feed_of(process)
             )
         except ShippingError as err:
-            if not _may_be_local(loader, process.settings):
-                raise
             books, settings = process.books(loader), process.settings
+            may_be_local = settings.feed.unshippable == "local"
+            if settings.feed.unshippable is None:
+                may_be_local = loader.num_workers == 0 or _is_unchanged(loader, settings)
+            if not may_be_local:
+                raise
             books.is_unshippable = True
             who = "torch's local workers make" if loader.num_workers else "the trainer itself makes"
             Log(run=settings.run_id, host=settings.host).event(
@@ -163,8 +166,7 @@ def iterator_of(loader: AnyLoader) -> _BaseDataLoaderIter:
 def _decided_workers(loader: AnyLoader, process: TrainerProcess) -> int | None:
     """Returns how many of torch's workers make the batches; None: the script's `num_workers`."""
     if loader._dataset_kind == _DatasetKind.Iterable:
-        # A plan does not change the number of shards. With `feed.shards` torch's workers make a
-        # shard each, so that the batches are the same as under a data group.
+        # A plan does not change them: the batches are the same as under a data group.
         shards = process.settings.feed.shards
         return None if shards == max(1, loader.num_workers) else shards
     decided = process.settings.workers.get("dnn")
@@ -218,9 +220,3 @@ def _has_feed(process: TrainerProcess) -> bool:
     from stoker.feed.unfed import is_released
 
     return not is_released(process)
-
-
-def _may_be_local(loader: AnyLoader, settings: ProcessSettings) -> bool:
-    if settings.feed.unshippable is None:
-        return loader.num_workers == 0 or _is_unchanged(loader, settings)
-    return settings.feed.unshippable == "local"

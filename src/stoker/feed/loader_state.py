@@ -7,9 +7,8 @@ it is. It does not depend on workers or hosts. Two snapshots are taken at the st
 To resume, a sampler is run again from where the epoch began, and what was yielded is skipped; a
 digest proves that it gives the same again.
 
-The feed draws from a sampler further ahead than torch's loader does. A generator that the script
-made would be left elsewhere than with torch, and the next epoch would have another order. So it is
-restored when an epoch ends early (`Rewind`).
+The feed draws from a sampler further ahead than torch's loader does. So that the next epoch has the
+same order, generators of the script are restored when an epoch ends early (`Rewind`).
 """
 
 import copy
@@ -152,7 +151,6 @@ def plain(value: object) -> object:
 
 
 def _numpy(value: object) -> object:
-    """Reverts `plain`, for NumPy's own states."""
     if not isinstance(value, dict):
         return value
     if set(value) == {"array", "dtype"}:
@@ -204,14 +202,11 @@ def state_of(
     num_held: int = 0,
     is_under_way: bool = False,
 ) -> LoaderState:
-    """Returns the state of `loader` now.
+    """Returns the state of `loader` now; see `DataLoader.state_dict`.
 
     Args:
         num_held: 1 if the loader's last batch is held back from the script, as by `to_device`.
         is_under_way: The script has not seen the end of the epoch, even if the loader has.
-
-    Raises:
-        UsageError: In the middle of an epoch over an iterable dataset, or one out of order.
     """
     parts = parts_of(loader)
     now = take(parts)
@@ -300,7 +295,6 @@ def _state(
 
 
 def _not_begun(loaded: LoaderState, now: SamplerSnapshot) -> LoaderState:
-    """Returns the loaded state, of which no batch was drawn yet."""
     state = copy.deepcopy(loaded)
     if state["begun"] is None:
         state["now"] = now
@@ -378,17 +372,13 @@ def replay_sampler(
 ) -> tuple[Iterator[object], deque[object]]:
     """Draws what `begun` says was drawn; sets random states to do so.
 
-    Returns:
-        The rest of the sampler, and what was drawn and not yielded.
-
-    Raises:
-        UsageError: If it does not give the same again.
+    Returns the rest of the sampler, and what was drawn and not yielded. Raises UsageError if the
+    sampler does not give the same again.
     """
     num_drawn, at_iter = begun["num_drawn"], begun["at_iter"]
     assert at_iter is not None
     own = bool(at_iter["own"])
-    # A sampler's state may be stale until the first draw of an epoch: then the sampler is used as
-    # the script made it.
+    # A sampler's state may be stale until the first draw of an epoch: then without it.
     for with_own in (True, False) if own else (False,):
         if with_own:
             set_own(parts, at_iter)

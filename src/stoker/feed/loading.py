@@ -62,7 +62,6 @@ def read_loadings(output: Path) -> list[Loading]:
 
 
 def discard_loadings(output: Path) -> None:
-    """Deletes the files of an earlier attempt."""
     for path in output.glob(_FILE.format(pid="*")):
         path.unlink(missing_ok=True)
 
@@ -72,12 +71,7 @@ def counted_steps(
 ) -> int | None:
     """Returns the steps of a run: batches of the main loader, else steps of an optimizer.
 
-    Args:
-        timelines: The main loader's steps of the leader's ranks.
-        progress: Last report of each rank that took batches from the feed.
-
-    Returns:
-        0 only where a loader or an optimizer was there and did nothing; None: unknown.
+    0 only where a loader or an optimizer was there and did nothing; None: unknown.
     """
     batches = [steps_in(steps) for steps in timelines.values()]
     batches += [report.steps for report in progress.values()]

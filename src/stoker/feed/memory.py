@@ -7,8 +7,7 @@ from typing import Protocol
 from stoker.host.machine import host_bytes
 from stoker.records import FeedSettings
 
-# Share of a host's memory for batches that wait, unless `feed.max_bytes` is set: the training,
-# its pinned copies and the page cache want the rest.
+# Of a host's memory, for batches that wait: training, pinned copies and page cache want the rest.
 DEFAULT_SHARE = 0.25
 # Assumed size of a batch before the first one is here: larger than most, to not fill the memory.
 UNKNOWN_BATCH_BYTES = 64 << 20

@@ -57,12 +57,7 @@ class Remote(DatasetFactory):
     def facts(self) -> Facts:
         """Returns length and kind: asked of a data host, once, or of a dataset that is built here.
 
-        Waits for the first data host, as the first batch would.
-
-        Raises:
-            FeedLostError: If no data host came in time.
-            UsageError: If the factory cannot be imported.
-            Exception: What the factory raised.
+        Waits for the first data host, as the first batch would, and raises what that would.
         """
         if self._facts is None:
             self._is_asking = True
@@ -115,11 +110,9 @@ class FactsOf(DatasetFactory):
 
 
 def _ask_facts(remote: Remote) -> Facts:
-    """Returns the facts of `remote`, from the first data host that has them.
+    """Returns the facts of `remote`: by an epoch of one batch over a dataset that holds only these.
 
-    The request is an epoch of one batch over a dataset that holds only the facts: lost hosts and
-    connections are handled as for any batch. Without a data group, and in a data worker, the
-    dataset is built here.
+    Without a data group, and in a data worker, the dataset is built here.
     """
     from torch.utils.data import get_worker_info
 

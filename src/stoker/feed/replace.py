@@ -8,8 +8,7 @@ With `replace_dataloader: auto` a script that imports stoker's DataLoader keeps 
 for all other loaders. Imports come in any order, so this is checked at each use.
 
 This runs where torch's import ends, which a module of the feed may have begun (in a spawned worker,
-say). So the feed is imported by the first loader that is used, not here, where it would find itself
-half imported. Processes that use no loader do not pay for it either.
+say). So the feed is imported by the first loader that is used, not here: it may be half imported.
 """
 
 import functools
@@ -42,7 +41,6 @@ def install(cls: type["AnyLoader"], *, is_auto: bool = False) -> None:
 
 
 def note_makings(cls: type["AnyLoader"]) -> None:
-    """Makes every loader of class `cls` record the line that makes it."""
     made = cls.__init__
 
     @functools.wraps(made)

@@ -37,15 +37,15 @@ class LoaderUsage(msgspec.Struct, kw_only=True):
         next_cpu_seconds: CPU-seconds of the iterating thread while it asks for a batch; of steps
             that are read together the first one stands for all.
         span_steps: Steps that the following figures cover.
-        children_cpu_seconds: CPU time of all processes below this one.
-        feed_cpu_seconds: CPU time of this process's threads that receive batches.
+        children_cpu_seconds: Of all processes below this one.
+        feed_cpu_seconds: Of this process's threads that receive batches.
         read_bytes: From storage, by this process and its children; None: unknown.
         sized_batches, batch_bytes: Batches whose tensors were counted, and their size.
         num_workers: Children that made batches, the most seen.
-        is_elsewhere: Something else than a DataLoader made them: threads, other processes or hosts.
-            Then all processes below this one count as children.
-        class_name: Full name of the loader's class; empty: it is no DataLoader.
-        shards: Shards of its iterable dataset; 0: it has none.
+        is_elsewhere: Something else than a DataLoader made them: then all processes below this one
+            count as children.
+        class_name: Empty: it is no DataLoader.
+        shards: Of its iterable dataset; 0: it has none.
         spans: Step of single spans: the trainer's CPU-seconds, the children's, the feed's.
     """
 
@@ -132,7 +132,6 @@ class Usage:
             own.batch_bytes += num_bytes(batch)
 
     def ended(self) -> None:
-        """Records that the epoch is over; may be called twice."""
         if self._key is not None and self._span is not None:
             self._add_last_steps(self._key[0])
             self._close_span(self._books.loaders[self._key[0]])

@@ -46,24 +46,19 @@ class SamplerOrder:
         self.begin(again=False)
 
     def begin(self, *, again: bool) -> None:
-        """Begins a new epoch, or resumes the one of a loaded state.
-
-        An iterator that had epochs before (`again`) keeps its base seed, as torch's.
-        """
+        """Begins an epoch, or resumes a loaded one; as in torch, a seed is kept `again`."""
         books = self._books
         last = books.position
         state = books.loaded
         if last is not None and state is None:
             last.cancel()
-        if state is None and last is not None:
             state = last.resumed  # Its iterator was dropped before it drew anything.
         can_resume = self._is_map_style or (self._is_inline and isinstance(self._dataset, Stateful))
         if state is not None and state["begun"] is not None and not can_resume:
             raise stream_error(self._dataset)
         books.loaded = None
         self._draws_seed = False
-        # With workers torch makes an iterator of the sampler twice at the start of an epoch, and
-        # only once where an iterator is used again; without workers once.
+        # With workers torch makes an iterator of the sampler twice, unless one is used again.
         self._iters_left = 2 if self._has_workers and not again else 1
         # Weak, because the iterator refers to this.
         self._last: weakref.ref[_Draws] | None = None
@@ -89,12 +84,10 @@ class SamplerOrder:
         return self.position.base_seed or 0
 
     def drew_base_seed(self, seed: int) -> None:
-        """Takes the base seed that torch drew, unless a state has another."""
         books, position = self._books, self.position
         is_kept = bool(books.keeps_seed) and books.base_seed is not None
         if position.resumed is not None or is_kept:
-            # The seed that torch drew is unused: undone, so that the script's next draws are those
-            # of the run that saved the state.
+            # Undone, so that the script's next draws are those of the run that saved the state.
             position.base_seed = books.base_seed
             if self._generator is None:
                 torch.set_rng_state(self._before_seed)
@@ -111,8 +104,7 @@ class SamplerOrder:
         return self._iters_left > 0
 
     def __iter__(self) -> Iterator[object]:
-        # As many are made of the sampler as torch makes with the script's `num_workers`: it may
-        # draw whenever it is asked. The last one counts.
+        # As many as torch makes: a sampler may draw whenever it is asked. The last one counts.
         last = None if self._last is None else self._last()
         if last is None or self._iters_left > 0:
             self._iters_left -= 1
@@ -137,8 +129,7 @@ class SamplerOrder:
             self._before_seed = self._seeding_state()
             return _Draws(self, position, iterator)
         position.num_handed, position.num_drawn, position.digest = 0, 0, ""
-        position.is_drawn_out = False
-        position.at_draw = None
+        position.is_drawn_out, position.at_draw = False, None
         position.ahead.clear()
         if self._is_map_style:
             position.at_iter = snapshots.take(self._parts)
@@ -150,7 +141,6 @@ class SamplerOrder:
         return _Draws(self, position, iterator)
 
     def draw(self, position: Position, iterator: Iterator[object]) -> object:
-        """Returns what the sampler gives next, counted."""
         if position.at_draw is None and self._is_map_style:
             position.at_draw = snapshots.take(self._parts, with_own=False)
         rewind = position.rewind

@@ -194,10 +194,7 @@ class Seeder:
         self._tell()
 
     def make(self, words: Sequence[int], make: Callable[[], _T]) -> _T:
-        """Returns what `make` returns, with everything seeded for the batch of `words`.
-
-        Calls `make` again if the dataset has made a new generator meanwhile.
-        """
+        """Returns what `make` returns, called again if the dataset has made a new generator."""
         self._set_info(words)
         for _ in range(_MAX_TIMES - 1):
             self._seed_batch(words)
@@ -226,7 +223,6 @@ class Seeder:
             self._held.seed(digest)
 
     def each(self, words: Sequence[int], indices: Iterable[object]) -> Iterator[object]:
-        """Yields the indices of a batch, and seeds for each as it is asked for."""
         for place, index in enumerate(indices):
             self.place(words, index, place)
             yield index
@@ -295,11 +291,6 @@ def states_here(roots: Mapping[str, object]) -> bytes:
 
 
 def set_states(states: bytes, roots: Mapping[str, object]) -> set[str]:
-    """Sets the random states; returns the paths of generators that are missing.
-
-    Raises:
-        ProtocolError: If `states` is malformed.
-    """
     given = unpack_value(states, allow_pickle=False)
     assert isinstance(given, dict)
     here = {path: (value, kind) for path, value, kind in _all(roots)}

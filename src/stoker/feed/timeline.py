@@ -4,12 +4,11 @@ It has one row for each delivered batch, complete when the next one is asked for
 step's compute is known), in STOKER_OUTPUT/timeline-rankR.csv. Rows are written about once a second
 and at the end of each epoch, so that a process that leaves by `os._exit` loses at most a second.
 
-The file is bounded, however long the training is (docs/method.md, "A step and its wait"). With each
-further LEVEL_BYTES that it has, single steps get rarer by half: STRETCH_STEPS of them, whose
-`weight` says for how many each stands, then rows that are sums of `steps` steps, of weight 0. Sums
-over all rows stay exact; medians are over the single steps, by weight. 50 ms steps of a day are
-3.8 MiB, steps of any length for ten years less than 15. Rows are only appended, so a process that
-is killed loses its last row.
+The file is bounded (docs/method.md, "A step and its wait"). With each further LEVEL_BYTES that it
+has, single steps get rarer by half: STRETCH_STEPS of them, whose `weight` says for how many each
+stands, then rows that are sums of `steps` steps, of weight 0. Sums over all rows stay exact;
+medians are over the single steps, by weight. 50 ms steps of a day are 3.8 MiB, steps of any length
+for ten years less than 15.
 """
 
 import contextlib
@@ -41,8 +40,7 @@ MAX_READ_BYTES = 16 << 20
 _FLUSH_SECONDS = 1.0
 # The first steps of an epoch hold the start of workers and the filling of the pipeline.
 SKIPPED_STEPS = 2
-# Consecutive steps of an epoch whose mean is one sample: longer than any burst, and still dozens of
-# blocks in a run of a minute.
+# Steps whose mean is one sample: longer than any burst, dozens of blocks in a run of a minute.
 BLOCK_STEPS = 20
 # Blocks whose means are compared; those of longer runs stand for several.
 _MAX_BLOCKS = 100_000
@@ -52,9 +50,7 @@ _MAX_BLOCKS = 100_000
 class MeasuredStep:
     """A step, one row of a timeline: it waits for its batch, then computes.
 
-    Attributes:
-        steps: Number of steps that the row is the sum of.
-        weight: Number of steps that a single step stands for; 0: not a single step.
+    `steps`: of which the row is the sum; `weight`: steps that a single step stands for, else 0.
     """
 
     loader: int
@@ -131,7 +127,6 @@ def block_means(
 
 
 def read_timeline(path: Path) -> list[MeasuredStep]:
-    """Returns the steps in a timeline, without truncated rows (the process was killed)."""
     try:
         with path.open("rb") as file:
             rows = file.read(MAX_READ_BYTES).decode(errors="replace").splitlines()
@@ -167,10 +162,9 @@ def main_loader(steps: Sequence[MeasuredStep]) -> list[MeasuredStep]:
 
 
 def waits_longest(shares: Mapping[int, float]) -> int:
-    """Returns the rank that waits for data for the largest share of its steps; the first of equals.
+    """Returns the rank with the largest share of wait; the first of equals.
 
-    Where one figure stands for all ranks, it is this rank's (docs/method.md, "A step and its
-    wait"): the others wait for it in all-reduce, which looks like compute.
+    It stands for all ranks: the others wait for it in all-reduce, which looks like compute.
     """
     return min(shares, key=lambda rank: (-shares[rank], rank))
 
@@ -181,7 +175,6 @@ def typical_wait_share(steps: Sequence[MeasuredStep]) -> float:
 
 
 def read_timelines(output: Path, *, file: str = FILE) -> dict[int, list[MeasuredStep]]:
-    """Returns the steps of the main loader of each rank that left a timeline in `output`."""
     ranks = {
         rank: main_loader(read_timeline(output / file.format(rank=rank)))
         for rank in timeline_ranks(output, file=file)
@@ -197,7 +190,6 @@ def timeline_ranks(output: Path, *, file: str = FILE) -> list[int]:
 
 
 def longest_waiting_file(output: Path, *, file: str = FILE) -> Path | None:
-    """Returns the timeline of the rank that waits longest, if any."""
     ranks = read_timelines(output, file=file)
     if not ranks:
         return None
@@ -240,15 +232,12 @@ _Row = tuple[str, int, float, float, float, int]
 
 @dataclass(slots=True)
 class _Thinning:
-    """Rows of one loader, from all of its steps.
+    """Rows of one loader, from all of its steps."""
 
-    Attributes:
-        level: Of the file when the present stretch began; `place` steps ago.
-        sum: First step, and sums of the open row of several steps.
-    """
-
+    # Of the file when the present stretch began, `place` steps ago.
     level: int = 0
     place: int = 0
+    # First step, and sums of the open row of several steps.
     sum: tuple[_Row, float, float, int, int] | None = None
 
     def rows_of(self, row: _Row, *, level: int, zero: float) -> Iterator[str]:
@@ -280,11 +269,7 @@ class _Thinning:
 
 
 class Timeline:
-    """Steps of all loaders of a process; any thread may read the totals.
-
-    Args:
-        path: The CSV file; None: only the totals are kept.
-    """
+    """Steps of all loaders of a process; any thread may read the totals."""
 
     def __init__(
         self,
@@ -294,10 +279,8 @@ class Timeline:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.usage = usage
-        self.steps = 0
-        self.samples = 0
-        self.wait_seconds = 0.0
-        self.compute_seconds = 0.0
+        self.steps = self.samples = 0
+        self.wait_seconds = self.compute_seconds = 0.0
         self._path = path
         self.clock = clock
         self._rows: list[_Row] = []
@@ -325,7 +308,6 @@ class Timeline:
         return max(known, key=lambda sums: sums.steps, default=LoaderSums())
 
     def epoch(self, *, loader: int, epoch: int, batch: int = 0) -> "Steps":
-        """Returns the recorder for one epoch over a loader, from `batch` on."""
         return Steps(self, loader=loader, epoch=epoch, batch=batch)
 
     def add(self, row: _Row, *, may_write: bool = True) -> None:
@@ -414,7 +396,6 @@ class Steps:
             usage.asked(self._loader, self._epoch)
 
     def end(self) -> None:
-        """Records that the epoch is over; may be called twice."""
         self._complete(self._clock())
         self._timeline.flush()
         if self._timeline.usage is not None:

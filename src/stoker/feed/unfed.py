@@ -117,7 +117,6 @@ def _has_optimizer(kind: type[Optimizer]) -> bool:
 
 
 def install(dataloader_class: type[TorchLoader]) -> None:
-    """Watches this process, if it may train."""
     if torch.utils.data.get_worker_info() is not None:
         return
     settings = from_environment()
@@ -161,7 +160,6 @@ def is_released(process: TrainerProcess) -> bool:
     settings = process.settings
     if not process.said_unfed or settings.output is None:
         return False
-    # Deletes its file, then looks for the launcher's. The launcher writes its file, then looks for
-    # the ranks' again. So one of the two sees the other.
+    # The launcher writes its file, then looks for the ranks' again: one of the two sees the other.
     (settings.output / unfed_file(settings.rank)).unlink(missing_ok=True)
     return (settings.output / RELEASED_FILE).exists()

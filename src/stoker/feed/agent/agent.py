@@ -70,7 +70,6 @@ class Service:
         self.reached_at = -math.inf
 
     def work(self, ready: Iterable[int]) -> None:
-        """Handles input of workers and dataset processes; assigns jobs."""
         for spec in self._specs.handle(ready):
             self._announce(spec)
         self.dispatch.work()
@@ -129,8 +128,7 @@ class Service:
 
     def _open_session(self, identity: bytes, message: protocol.Open) -> None:
         if message.host not in ("", self._host):
-            # This host now has the address of another one. A session opened here would send its
-            # answers to this connection, not to the right one.
+            # This host now has the address of another one.
             self.outbox.answer(identity, protocol.WrongHost(host=self._host))
             return
         if self._is_draining:
@@ -199,8 +197,7 @@ class Service:
         if not is_complete:
             return
         self._log.event(EventName.SPEC_RECEIVED, spec=hosted.digest, bytes=hosted.nbytes)
-        # The dataset process unpickles while the digest is computed here (0.8 ms per MB), which is
-        # against mistakes of an authenticated sender, not against attacks.
+        # It unpickles while the digest, against mistakes, is computed here (0.8 ms per MB).
         self._specs.load(hosted)
         for session in self._sessions.values():
             if session.spec == hosted.digest and session.base_seed is not None:
@@ -214,7 +211,6 @@ class Service:
             raise
 
     def _announce(self, hosted: HostedSpec) -> None:
-        """Tells the sessions of a spec whether it is ready here or has failed."""
         for session in [s for s in self._sessions.values() if s.spec == hosted.digest]:
             if hosted.state == "ready" and not session.is_ready:
                 session.is_ready = True
@@ -370,10 +366,7 @@ class Agent:
         return max(self._heard_at, answered_at)
 
     def open(self) -> None:
-        """Binds the ports and starts the fork server, which takes about 2 s to be ready.
-
-        The calling thread must live as long as the agent: the fork server ends with it.
-        """
+        """Binds the ports and starts the fork server (about 2 s), which ends with this thread."""
         # First: it must not inherit zmq's descriptors, nor the limit that is raised below.
         is_strict = self._feed.code_check == "error"
         fork_server = ForkServer(host=self._host, refuses_other_code=is_strict)

@@ -78,11 +78,9 @@ class BatchPort:
         self._is_full = False
 
     def filenos(self) -> list[int]:
-        attached = [
-            line.connection.fileno() for line in self._lines.values() if line.connection is not None
-        ]
-        listener = [] if self._is_full else [self._listener.fileno()]
-        return [*listener, *self._waiting, *attached]
+        attached = [line.connection for line in self._lines.values() if line.connection]
+        listener = [] if self._is_full else [self._listener]
+        return [*self._waiting, *(each.fileno() for each in (*listener, *attached))]
 
     def ticket_for(self, identity: bytes, now: float) -> Ticket:
         """Returns a ticket for a trainer; voids an earlier one."""
@@ -99,8 +97,7 @@ class BatchPort:
     def handle(self, ready: Container[int], now: float) -> None:
         for identity, line in list(self._lines.items()):
             connection = line.connection
-            # A trainer must not send: readable means closed by it, or a violation. A thread that
-            # ends closes its line and wakes the loop.
+            # A trainer must not send: readable means closed by it, or a violation.
             if line.is_closed or (connection is not None and connection.fileno() in ready):
                 self._close_line(identity)
         self._ending = [line for line in self._ending if not line.has_ended()]
@@ -215,8 +212,7 @@ class _SendLine:
 
     def put(self, batch: OutgoingBatch) -> bool:
         with self._lock:
-            # The thread closes the line at its end and then discards the queue: a batch that was
-            # queued later would keep its memory.
+            # At its end the thread discards the queue: a later batch would keep its memory.
             if not self.is_closed:
                 self._batches.put(batch)
             return not self.is_closed

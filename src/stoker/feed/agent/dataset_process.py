@@ -1,7 +1,6 @@
-"""Dataset processes of a data host, one for each of its specs.
+"""Dataset processes of a data host: each unpickles one spec and forks the workers that share it.
 
-A dataset process unpickles the spec once and forks that spec's workers, which share its memory. The
-agent has a channel to the fork server and to each dataset process; all of them die with the agent.
+The agent has a channel to the fork server and to each of them; all die with the agent.
 """
 
 import contextlib
@@ -59,10 +58,7 @@ class Kill(msgspec.Struct, frozen=True, tag=True):
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
-    """Report of a dataset process that the spec is loaded, or why not.
-
-    This host has other code than the trainer if `is_of_host`, or if there is a `warning`.
-    """
+    """Report that the spec is loaded, or why not; `is_of_host`, `warning`: of this host's code."""
 
     error: bytes = b""
     summary: str = ""
@@ -123,8 +119,7 @@ class DatasetProcess:
         if self.channel.is_closed:
             raise FeedLostError("the dataset process is gone")
         token, self._next = self._next, self._next + 1
-        # A duplicate: the message may not be sent yet when the caller closes its own. If so, it is
-        # kept until the worker's end.
+        # A duplicate, kept until the worker's end where the message is not sent at once.
         descriptor = os.dup(sock.fileno())
         self.channel.send(pack(msgspec.structs.replace(order, token=token)), [descriptor])
         if not self.channel.wants_write:
@@ -212,8 +207,7 @@ def _wait(channel: Pipe, events: int, seconds: float) -> None:
     poller.poll(seconds * 1000)
 
 
-# Workers for any job are for one kind of seeding and all sessions; those of shards are for one
-# session of an iterable dataset.
+# Workers for any job are for one kind of seeding; those of shards for one session.
 PoolKey = tuple[Literal["seeding", "session"], str]
 
 
@@ -249,8 +243,7 @@ class HostedSpec:
 
     def take_piece(self, piece: memoryview, *, offset: int, shipper: bytes, now: float) -> bool:
         """Returns True if it is complete."""
-        # A first piece, or the same trainer starts again because it was asked twice. One trainer at
-        # a time: pieces of two trainers are not one spec.
+        # A first piece, or the same trainer was asked twice; pieces of two are not one spec.
         if offset == 0 and (self.arrival is None or self.shipper == shipper):
             if self.arrival is not None:
                 self.arrival.close()
@@ -283,8 +276,7 @@ class HostedSpec:
         loaded = dataset_process.loaded
         has_failed = dataset_process.channel.is_closed or (loaded is not None and loaded.has_failed)
         if self.state == "loading" and has_failed:
-            # The channels of workers that are not forked yet have ended with it. Seen as deaths,
-            # they would start others, in a dataset process that is gone.
+            # Workers that are not forked yet are no deaths, after which others would be started.
             return []
         results: list[Result] = []
         for pool in self.pools.values():
@@ -360,7 +352,6 @@ class Specs:
         return [s for s in self._specs.values() if s.state == "expected" and s.since < before]
 
     def load(self, spec: HostedSpec) -> None:
-        """Makes a dataset process unpickle what has arrived; `handle` returns the spec later."""
         assert spec.arrival is not None
         spec.dataset_process = self._fork_server.start_dataset(spec.digest, spec.arrival.descriptor)
         spec.state = "loading"
@@ -435,7 +426,6 @@ class Specs:
         return sum(pool.busy_count for spec in self._specs.values() for pool in spec.pools.values())
 
     def assign(self, digest: str, key: PoolKey, job: WorkerJob) -> None:
-        """Assigns a job to a pool that `can_take` it; the first job starts the pool."""
         spec = self._specs[digest]
         pool = self._pool(spec, key, base_seed=next(iter(job.order.seed), 0))
         self._results.extend(pool.assign(job))

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypedDict
 
 from stoker.feed import memory
 from stoker.feed.agent.batch_port import OutgoingBatch
@@ -46,18 +46,14 @@ MAX_OPEN = 256
 
 @dataclass(eq=False)
 class AgentSession:
-    """One loader of one trainer process, with its open requests by epoch and number.
-
-    Attributes:
-        base_seed: Of workers that start before they have a job; None: they start with one.
-        unreachable_since: Monotonic seconds, if a message could not be delivered.
-    """
+    """One loader of one trainer process, with its open requests by epoch and number."""
 
     name: str
     identity: bytes
     rank: int
     spec: str
     seeding: str
+    # Of workers that start before they have a job; None: they start with one.
     base_seed: int | None = None
     is_ready: bool = False
     credits: int = 0
@@ -141,8 +137,7 @@ class CreditPool:
 
     def share(self, session: AgentSession, sessions: Iterable[AgentSession], now: float) -> int:
         """Returns the credits of `session`, at least 1: equal parts of ranks, and within them."""
-        # `session` counts in any case: a new one has no requests yet. Sorted, so that each call
-        # distributes the remainder in the same way.
+        # `session` counts in any case: a new one has no requests yet. Sorted: see `_part`.
         active = {s.name: s for s in sessions if s.is_active(now)} | {session.name: session}
         ranks = sorted({other.rank for other in active.values()})
         names = sorted(name for name, other in active.items() if other.rank == session.rank)
@@ -243,32 +238,22 @@ class Outbox:
         self.answer(identity, self._transport.ticket_for(identity))
 
     def refuse(self, identity: bytes, message: protocol.Make, reason: str) -> None:
-        self.answer(identity, _declined(message, reason))
+        self.answer(identity, protocol.Declined(**_about(message), reason=reason))
 
     def decline(self, request: BatchRequest, reason: str, *, is_lost: bool = False) -> None:
-        self.send(request.session, _declined(request.make, reason, is_lost=is_lost))
+        declined = protocol.Declined(**_about(request.make), reason=reason, is_lost=is_lost)
+        self.send(request.session, declined)
 
     def result(self, request: BatchRequest, result: Result) -> None:
-        session = request.session
-        name, epoch_id, number = session.name, request.epoch_id, request.number
+        session, about = request.session, _about(request.make)
         if result.is_lost:
             self.decline(request, result.summary, is_lost=True)
         elif result.is_end:
-            ended = protocol.Ended(
-                session=name,
-                epoch_id=epoch_id,
-                number=number,
-                generation=request.generation,
-                state=result.state,
-            )
-            self.send(session, ended)
+            self.send(session, protocol.Ended(**about, state=result.state))
         elif result.tree is None:
             raised = protocol.Raised(
-                session=name,
-                epoch_id=epoch_id,
-                number=number,
+                **about,
                 summary=result.summary,
-                generation=request.generation,
                 digest=result.digest,
                 state=result.state,
                 is_final=result.is_final,
@@ -276,14 +261,11 @@ class Outbox:
             self.send(session, raised, result.error or b"")
         else:
             made = protocol.Made(
-                session=name,
-                epoch_id=epoch_id,
-                number=number,
+                **about,
                 tree=result.tree,
                 cpu_seconds=result.cpu_seconds,
                 wall_seconds=result.wall_seconds,
                 worker=result.worker,
-                generation=request.generation,
                 digest=result.digest,
                 state=result.state,
             )
@@ -291,8 +273,7 @@ class Outbox:
 
     def _send_batch(self, request: BatchRequest, made: protocol.Made, result: Result) -> None:
         self.num_sent += 1
-        # The batch has the only view from now on; it is deleted before `done`, after which the
-        # worker writes the next batch to that memory.
+        # The batch has the only view: after `done` the worker writes to that memory again.
         payload, result.payload = result.payload, None
         nbytes = 0 if payload is None else payload.nbytes
         if payload is not None:
@@ -320,15 +301,22 @@ class Outbox:
             session.unreachable_since = time.monotonic()
 
 
-def _declined(make: protocol.Make, reason: str, *, is_lost: bool = False) -> protocol.Declined:
-    return protocol.Declined(
-        session=make.session,
-        epoch_id=make.epoch_id,
-        number=make.number,
-        reason=reason,
-        is_lost=is_lost,
-        generation=make.stream.generation if make.stream else 0,
-    )
+class _About(TypedDict):
+    """What all answers to a request repeat of it."""
+
+    session: str
+    epoch_id: int
+    number: int
+    generation: int
+
+
+def _about(make: protocol.Make) -> _About:
+    return {
+        "session": make.session,
+        "epoch_id": make.epoch_id,
+        "number": make.number,
+        "generation": make.stream.generation if make.stream else 0,
+    }
 
 
 class Dispatch:
@@ -360,7 +348,6 @@ class Dispatch:
         return len(self._queue)
 
     def work(self) -> None:
-        """Sends results, and keeps the workers busy."""
         self._outbox.settle()
         results = list(self._specs.results())
         # Without shards, which have separate workers.
@@ -372,7 +359,7 @@ class Dispatch:
             self._deliver(result, is_dry=is_dry)
 
     def tick(self) -> None:
-        """Assigns late jobs to other workers, too, and adapts the credits; called once a second."""
+        """Assigns late jobs to other workers, too, and adapts the credits; for once a second."""
         for job in self._specs.give_late_jobs_again():
             (late,) = job.key
             assert isinstance(late, BatchRequest)
@@ -382,11 +369,9 @@ class Dispatch:
             assert isinstance(slow, BatchRequest)
             if worker not in slow.slow_workers and not slow.is_cancelled:
                 slow.slow_workers.add(worker)
-                name, epoch_id = slow.session.name, slow.epoch_id
-                message = protocol.Slow(
-                    session=name, epoch_id=epoch_id, number=slow.number, worker=worker
-                )
-                self._outbox.send(slow.session, message)
+                name, epoch_id, number = slow.session.name, slow.epoch_id, slow.number
+                told = protocol.Slow(session=name, epoch_id=epoch_id, number=number, worker=worker)
+                self._outbox.send(slow.session, told)
         self._credits.adapt()
         self.share_credits()
 
@@ -401,7 +386,6 @@ class Dispatch:
                 self._outbox.send(session, protocol.Credits(session=session.name, credits=share))
 
     def ask(self, identity: bytes, session: AgentSession, message: protocol.Make) -> None:
-        """Queues a session's request; one of a shard is assigned to its worker at once."""
         stream = message.stream
         generation = 0 if stream is None else stream.generation
         known = session.requests.get((message.epoch_id, message.number))

@@ -38,9 +38,8 @@ from stoker.host.spawn import end_with_parent
 
 # To wait for killed children.
 END_SECONDS = 2.0
-# From an order to the fork of the next dataset process (10 ms). By then the workers of the last one
-# have made their first batch, and need not share a core with the fork. The script's next loader may
-# follow within a third of a second.
+# From an order to the fork of the next dataset process (10 ms): after the first batches of the last
+# one's workers, and before the script's next loader (a third of a second).
 SPARE_SECONDS = 0.15
 
 # Modules that no dataset has named.
@@ -78,7 +77,6 @@ def main() -> None:
 
 
 def _serve_as_template(sock: socket.socket) -> None:
-    """Imports what specs name, and forks a dataset process for each."""
     orders = Pipe(sock, blocking=False)
     children = _Children()
     modules = _Modules()
@@ -136,10 +134,9 @@ class _Modules:
     def prepare(self, memory: int) -> Literal["ready", "stale", "started"]:
         """Imports the modules of the spec in `memory`, before it is unpickled.
 
-        Returns:
-            "stale" if a file of an imported module, or the script's environment, has changed;
-            "started" if a module has started Python threads, or uses an accelerator, which a forked
-            process would not have. (Native thread pools start with their first work.)
+        Returns "stale" if a file of an imported module, or the script's environment, has changed;
+        "started" if a module has started Python threads, or uses an accelerator, which a forked
+        process would not have. (Native thread pools start with their first work.)
         """
         self.are_news = False
         if any(_version_of(file) != version for file, version in self._files.items()):

@@ -345,7 +345,6 @@ class Answers:
 
 
 def mark_peer_lost(shared: SharedState, link: AgentLink) -> None:
-    """Closes the link's sessions, and reassigns what it was asked for."""
     link.discard_all()
     with shared.lock:
         for session in shared.sessions.values():

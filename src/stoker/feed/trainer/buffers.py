@@ -1,7 +1,7 @@
 """Memory for batches in a trainer, used again, pinned or not.
 
-The trees of a loader's batches are mostly equal to the last byte: dtypes, shapes and offsets of
-tensors, and their containers. From the second of a kind on, only the views are made.
+The trees of a loader's batches are mostly equal to the last byte. From the second of a kind on,
+only the views are made.
 """
 
 import math
@@ -25,8 +25,7 @@ _Plan = Callable[[Bytes1D], object]
 _decoder = msgspec.msgpack.Decoder()
 
 
-# torch.accelerator has these names from 2.7 on (2.6 others, 2.5 has no such module). Before, torch
-# pins for CUDA unless pin_memory_device says otherwise.
+# torch.accelerator has these names from 2.7 on; before, torch pins for CUDA.
 def current_device() -> int:
     """Returns the number of this thread's accelerator, which batches are pinned for."""
     accelerator = getattr(torch, "accelerator", None)
@@ -46,7 +45,6 @@ class LayoutCache:
         self._last: tuple[bytes, int] | None = None
 
     def decode(self, tree: bytes, payload: Bytes1D | None, *, allow_pickle: bool) -> object:
-        """Decodes as `wire.codec.decode`."""
         if payload is None or len(tree) > _MAX_TREE_BYTES:
             return decode(tree, payload, allow_pickle=allow_pickle)
         key = (tree, payload.nbytes)
@@ -108,7 +106,6 @@ def _tensor_plan(name: str, shape: tuple[int, ...], offset: int) -> _Plan | None
 
 
 def _array_dtype(name: str, dtype: torch.dtype) -> "np.dtype[np.generic[object]] | None":
-    """Returns NumPy's dtype of that name, if torch takes it for `dtype`."""
     try:
         found: np.dtype[np.generic[object]] = np.dtype(name)
         return found if torch.from_numpy(np.empty(0, found)).dtype == dtype else None

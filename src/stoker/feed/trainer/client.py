@@ -1,6 +1,7 @@
 """The client of the feed in a trainer process: one I/O thread for all its loaders."""
 
 import atexit
+import dataclasses
 import functools
 import os
 import secrets
@@ -71,7 +72,6 @@ class Requester:
         self._warned_of: set[str] = set()
 
     def announce(self, session: FeedSession) -> None:
-        """Announces a new epoch, or a new spec, to every agent."""
         session.has_news = False
         if session.spec is None:
             return
@@ -94,8 +94,7 @@ class Requester:
                         spec_bytes=len(session.spec.data),
                         seeding=session.seeding,
                         base_seed=session.base_seed,
-                        # The ids of hosts interleave (place, place + hosts, ...), so that none is
-                        # used twice although the hosts do not talk to each other.
+                        # The ids of hosts interleave (place, place + hosts, ...).
                         first_worker=self._first_worker(session.spec) + link.member.place,
                         worker_step=max(1, self.expected or 1),
                         versions=_VERSIONS,
@@ -142,7 +141,6 @@ class Requester:
             session.local.flush()
 
     def _warn_of_few_shards(self, session: FeedSession) -> None:
-        """Warns, once for a loader, of data workers that have no shard of its stream."""
         self._warned_of.add(session.name)
         text = idle_words(
             num_shards=session.schedule.num_shards,
@@ -163,7 +161,6 @@ class Requester:
         return self.expected is not None and known >= self.expected - len(self.lost)
 
     def check_peers(self, session: FeedSession, now: float) -> None:
-        """Fails a session that has been without peers for too long."""
         if session.schedule.peers:
             if session.is_waiting:
                 waited = round(now - session.alone_since, 1)
@@ -220,7 +217,6 @@ class Requester:
             self._shared.log.event(EventName.BATCH_HANGS, text=text)
 
     def _hang_due(self, session: FeedSession) -> float:
-        """Returns after how many seconds a batch that is waited for is reported next."""
         told, most = session.num_hangs_told, len(_HANG_SECONDS) - 1
         due = _HANG_SECONDS[min(told, most)] * max(1, told - most + 1)
         p95 = max(state.p95_seconds or 0.0 for state in session.schedule.peers.values())
@@ -389,12 +385,10 @@ class IoThread:
                     for fileno, wants_write in session.local.sockets().items():
                         children[fileno] = (session, _IN | _OUT if wants_write else _IN)
         self._watch(links, children)
-        # `sleeps` last, after every check above: a `wake` from here on ends the poll. Rounded up,
-        # because a poll that ends too early costs one more turn.
+        # `sleeps` last: a `wake` from here on ends the poll. Rounded up, or it ends too early.
         milliseconds = int(seconds * 1000) + 1 if shared.sleeps() and not served else 0
         ready = {fileno for fileno, _ in self._poll.poll(milliseconds)}
-        # In this order: a `wake` from here on is for the next poll, so what posted functions post
-        # does not wait for a second.
+        # In this order: a `wake` from here on, as by posted functions, is for the next poll.
         shared.is_up(is_rung=shared.wake_fd in ready)
         shared.run_posted()
         for fileno in ready:
@@ -408,7 +402,6 @@ class IoThread:
         self._tick(time.monotonic())
 
     def _watch(self, links: list[Link], children: _ChildSessions) -> None:
-        """Registers the current descriptors with the poller."""
         filenos = [link.filenos for link in links]
         polled = (links, filenos, children)
         # Nearly always: to register all descriptors again would cost more than the poll.
@@ -424,8 +417,7 @@ class IoThread:
 
     def _serve(self, link: Link, ready: Container[int]) -> None:
         has_events = link.has_events(ready)
-        # Messages before connection events: a host that drains sends so, and may hang up before
-        # this is read.
+        # Messages before connection events: a host that drains says so, and may hang up.
         if isinstance(link, AgentLink):
             link.receive(partial(self._answers.take, link), ready=ready)
         else:
@@ -451,7 +443,6 @@ class IoThread:
             self._mark_lost(link)
 
     def _mark_lost(self, link: AgentLink) -> None:
-        """Cleans up after a lost data host's connection, which is dialled again."""
         self._shared.log.event(EventName.AGENT_CONNECTION_LOST, agent=link.member.host)
         mark_peer_lost(self._shared, link)
         if not any(other.is_up for other in self._links.values()):
@@ -528,24 +519,13 @@ class IoThread:
         # A process that only made its loaders, and has children iterate, has nothing to report.
         if not self._coordinator.is_up or not self._has_begun:
             return
-        main = self._shared.timeline.main
+        sums = dataclasses.asdict(self._shared.timeline.main)
+        del sums["epochs"]
         with self._shared.lock:
             states, self._ended = self._ended, []
             states += map(self._state, self._shared.sessions.values())
             feed = self._observer.tell(states)
-        self._coordinator.send(
-            protocol.Progress(
-                rank=self._settings.rank,
-                steps=main.steps,
-                samples=main.samples,
-                wait_seconds=main.wait_seconds,
-                compute_seconds=main.compute_seconds,
-                steady_steps=main.steady_steps,
-                steady_wait_seconds=main.steady_wait_seconds,
-                steady_compute_seconds=main.steady_compute_seconds,
-                feed=feed,
-            )
-        )
+        self._coordinator.send(protocol.Progress(rank=self._settings.rank, feed=feed, **sums))
 
     def _state(self, session: FeedSession) -> SessionState:
         return session.schedule.observe(own_host=self._settings.host, now=time.monotonic())
@@ -664,10 +644,7 @@ class Feed:
 
 
 def feed_of(process: TrainerProcess) -> Feed:
-    """Returns the feed of this process, opened at the first call, closed at its exit.
-
-    A forked child opens another one: it cannot use its parent's.
-    """
+    """Returns the feed of this process (a forked child has another one), closed at its exit."""
     _show_errors(os.getpid())
     return connect(process)
 

@@ -1,8 +1,7 @@
 """Connection for messages to the coordinator or an agent; batches have another one.
 
 libzmq's own reconnect would keep a name's first address, and hide that a peer came back with its
-memory lost. So a lost connection is closed, and dialled again by name after a back-off; the
-listener starts afresh with each one.
+memory lost. So a lost connection is closed, and dialled again by name after a back-off.
 """
 
 import contextlib
@@ -39,12 +38,9 @@ _DOWN = (
 
 
 def resolve(name: str, *, attempt: int = 0) -> str:
-    """Returns the address of a host as zmq wants it, looked up now; blocks while the resolver does.
+    """Returns the address of a host as zmq wants it; blocks while the resolver does, or OSError.
 
     With each `attempt` the next of several addresses has its turn: one may be that of a lost pod.
-
-    Raises:
-        OSError: If the name is not known.
     """
     found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     family, _, _, _, address = found[attempt % len(found)]
@@ -103,7 +99,6 @@ class Connection:
         return not self.is_drained
 
     def dial(self, endpoint: str) -> None:
-        """Connects; `watch` reports whether it succeeds."""
         self.close()
         made: ZmqSocket = self._context.socket(zmq.DEALER)
         secure_client(made, self._keys, max_message_bytes=self._max_message_bytes)
@@ -135,7 +130,6 @@ class Connection:
         return self.is_up != was_up
 
     def mark_lost(self, now: float, *, pause_seconds: float = 0.0) -> None:
-        """Closes the lost connection, to be dialled again after a back-off."""
         if self.is_up:
             self.down_since = now
         self.close()

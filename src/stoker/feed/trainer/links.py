@@ -101,29 +101,22 @@ class Failure:
 
 
 class AgentLink(Link):
-    """Link to the agent of one data host: its control connection and its batches.
-
-    Attributes:
-        opened: Session to the digest of the spec that it was last opened with, on this connection.
-        ready: Sessions that may ask.
-        failed: Sessions for which it could make nothing, on this connection.
-        has_asked: It was asked for a batch on this connection.
-        is_listed: The roster has it.
-    """
+    """Link to the agent of one data host: its control connection and its batches."""
 
     def __init__(
         self, context: ZmqContext, keys: Keys, member: Member, *, now: float, post: Post
     ) -> None:
         super().__init__(context, keys, name=member.address, port=member.port, now=now, post=post)
         self.member = member
+        # All on this connection: session to the digest of the spec that it was last opened with;
+        # sessions that may ask; and those for which it could make nothing.
         self.opened: dict[str, str] = {}
         self.ready: set[str] = set()
         self.failed: dict[str, Failure] = {}
         self.receiver: BatchReceiver | None = None
-        self.has_asked = False
-        self.is_draining = False
+        self.has_asked = self.is_draining = self._is_attaching = False
+        # By the roster.
         self.is_listed = True
-        self._is_attaching = False
         self._fruitless = 0
 
     @property
@@ -188,7 +181,6 @@ class AgentLink(Link):
         self.failed.pop(session, None)
 
     def discard_all(self) -> None:
-        """Resets the state of the connection, which is lost."""
         self.opened.clear()
         self.ready.clear()
         self.failed.clear()
@@ -203,7 +195,6 @@ class AgentLink(Link):
         super().close_for_good(linger_seconds=linger_seconds)
 
     def ship(self, spec: PackedSpec) -> None:
-        """Queues a spec, piece by piece, without a copy."""
         # All at once: zmq holds the memory, and sends a piece while the next is encrypted.
         whole = memoryview(spec.data)
         for offset in range(0, len(whole), PIECE_BYTES):

@@ -17,8 +17,7 @@ from stoker.feed.workers.pool import ChildProcess, Result, WorkerJob, WorkerPool
 from stoker.feed.workers.worker import worker_main
 from stoker.host.processes import start_to_last
 
-# Where vCPUs are scarce the trainer comes first: every rank waits for its step, and data hosts make
-# the batches that local workers have no time for.
+# Where vCPUs are scarce the trainer comes first: every rank waits for its step.
 NICENESS = 10
 _HURRY_SECONDS = 1.0
 
@@ -49,8 +48,7 @@ class LocalWorkers:
         on_death: Callable[[str], None],
     ) -> None:
         chosen = context or torch.multiprocessing.get_context()
-        # A child that is forked in mid-epoch, when a shard is pinned here, would see the script's
-        # later changes to the dataset.
+        # A child that is forked in mid-epoch would see the script's later changes to the dataset.
         self._can_share = chosen.get_start_method() == "fork" and not spec.is_iterable
         self.share(spec)
 
@@ -70,8 +68,7 @@ class LocalWorkers:
                 daemon=True,
                 name=f"stoker-{'shard' if role.num_shards else 'worker'}-{role.number}",
             )
-            # The I/O thread restarts workers, and a child ends with the thread that started it: see
-            # `start_to_last`.
+            # The I/O thread restarts workers, and a child ends with the thread that started it.
             start_to_last(child.start)
             return cast("ChildProcess", child)
 
@@ -90,10 +87,8 @@ class LocalWorkers:
         )
 
     def share(self, spec: DatasetSpec) -> None:
-        """Shares the dataset with forked children while the epoch's iterator lives.
-
-        A loader that is made again is recognised by its former dataset being gone.
-        """
+        """Shares the dataset with forked children while the epoch's iterator lives."""
+        # Weakly: a loader that is made again is recognised by its former dataset being gone.
         self._shared = weakref.ref(spec) if self._can_share else None
 
     @property
@@ -107,7 +102,6 @@ class LocalWorkers:
 
     @property
     def last_death(self) -> str:
-        """How the last worker to end ended; empty: none did."""
         return self._pool.last_death
 
     def sockets(self) -> dict[int, bool]:
@@ -124,7 +118,6 @@ class LocalWorkers:
         return []
 
     def cancel(self, *, before_epoch_id: int) -> None:
-        """Cancels requests of earlier epochs that have not been begun; ends their shards."""
         self._waiting = [item for item in self._waiting if item[0] >= before_epoch_id]
         heapq.heapify(self._waiting)
         self._pool.stop_shards(before_epoch_id=before_epoch_id)

@@ -1,8 +1,7 @@
 """Feed statistics of one process: who made which batches, their cost, and reassignments.
 
-The I/O thread counts where answers arrive (a few additions a batch), and the counts go to the
-leader with the rank's progress about once a second. All counts only grow and are read as
-differences, so a lost report loses nothing.
+They go to the leader with the rank's progress about once a second. All counts only grow and are
+read as differences, so a lost report loses nothing.
 """
 
 from collections import Counter, defaultdict
@@ -23,9 +22,8 @@ class SessionState:
     """State of one session: current figures, and changes since the last look.
 
     Attributes:
-        taken: Batches that the trainer took since the last look.
-        ready_at_takes: Batches that were ready after the one taken, summed over these.
-        moved: Since the last look, by peers that were lost, dropped them, or are late.
+        ready_at_takes: Batches that were ready after the one taken, summed over `taken`.
+        moved: By peers that were lost, dropped them, or are late.
         window: How far ahead of the trainer batches are made.
         shard_workers: Workers that could make a shard each.
     """
@@ -80,11 +78,8 @@ class Observer:
         books.workers[batch.worker] = (batches + 1, busy_seconds + batch.wall_seconds)
 
     def tell(self, states: Iterable[SessionState]) -> FeedWork:
-        """Returns all counts so far.
-
-        The states of the sessions are added, so each must be passed only once. Without any, between
-        two epochs, the hosts stay listed.
-        """
+        """Returns all counts so far, with these states, each of which is passed only once."""
+        # Without any, between two epochs, the hosts stay listed.
         in_flight: Counter[str] = Counter()
         states = tuple(states)
         credits: dict[str, int] = {} if states else self._credits

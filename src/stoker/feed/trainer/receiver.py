@@ -24,16 +24,11 @@ class BatchReceiver:
     """Thread that receives batches, from `start` until the connection is lost or closed.
 
     Args:
-        buffers: For this thread alone.
-        pool: For what is still sealed.
+        buffers: For this thread alone; `pool` is for what is still sealed.
         take: Called in the thread with the packed message of a batch and the size of its payload,
             which it receives by `reader.read`.
         ended: Called in the thread, once, at its end.
         max_head_bytes: A longer message costs the connection.
-
-    Attributes:
-        has_been_up: The data host has taken the ticket.
-        failure: Why it ended; None: it was closed, or runs.
     """
 
     def __init__(
@@ -49,9 +44,11 @@ class BatchReceiver:
         max_head_bytes: int,
     ) -> None:
         self.buffers = buffers
+        # The data host has taken the ticket.
         self.has_been_up = False
         self.num_taken = 0
         self.is_closed = False
+        # Why it ended; None: it was closed, or runs.
         self.failure: BaseException | None = None
         self.reader: BatchReader
         self._peer = (address, port)
@@ -80,7 +77,6 @@ class BatchReceiver:
             self._thread.join(seconds)
 
     def words(self) -> str:
-        """Returns where it was connected, and why it ended."""
         where = "{} port {}".format(*self._peer)
         match self.failure:
             case ProtocolError() as err:

@@ -11,9 +11,8 @@ be delivered:
              as far as `max_bytes` allows, at least 1
     reach  = p95 of its latency + twice what the long ones take more than the median
 
-so that a slow peer delays nothing: while it works on number n, the others make later ones, and n is
-back when its turn comes (measured: with a window of 3 batches a worker, one worker that is three
-times slower costs 22 % and more; with this one about 1 %).
+so that a slow peer delays nothing (measured: with a window of 3 batches a worker, one worker that
+is three times slower costs 22 % and more; with this one about 1 %).
 """
 
 import bisect
@@ -32,9 +31,8 @@ from stoker.feed.wire.protocol import Stream
 
 # Latencies that are remembered: enough for a p95, few enough to follow a change.
 _MEMORY = 32
-# Factor on what long batches take more than the median (nothing where all cost the same). Where
-# costs vary exponentially and the workers are just fast enough, the trainer waits 3.5 % of the
-# time, and 5.4 % without it (tests/unit/test_scheduler_prefetch.py).
+# Factor on what long batches take more than the median. Where costs vary exponentially and workers
+# are just fast enough, the trainer waits 3.5 % of the time, and 5.4 % without it.
 _SPREADS = 2.0
 # A head-of-line batch is asked for elsewhere after max(this, 4 x p95).
 _OVERDUE_SECONDS = 2.0
@@ -77,7 +75,6 @@ class PeerState:
         return room > 1 or not (in_pairs and self.is_remote and num_asked)
 
     def finish_seconds(self) -> float:
-        """Returns the seconds until one more batch would be ready: queue place times pace."""
         return (len(self.asked) + 1) * self.service_seconds
 
     def answered(self, asked_at: float, queued: int, now: float) -> None:
@@ -198,12 +195,8 @@ class Scheduler(ABC):
     ) -> bool:
         """Records a batch (or its exception); False if it is to be dropped: it came before, say.
 
-        Args:
-            digest: Checksum of everything that the shard's process made in this epoch.
-            random_state: At the beginning of the epoch, if it was sent.
-
-        Raises:
-            ProtocolError: If it is of a shard where there is none, or of none where there are.
+        `generation`, `digest` and `random_state` are of a shard's process, as in `protocol.Made`:
+        ProtocolError where there is no shard, or where they are missing.
         """
 
     def ended(self, peer: Peer, number: int, *, generation: int, random_state: bytes = b"") -> None:
@@ -228,7 +221,6 @@ class Scheduler(ABC):
         """Returns the batches to ask for now, and of whom; they count as asked."""
 
     def stream_of(self, number: int, *, shared_seed: int | None) -> Stream | None:
-        """Returns what is sent with the request for a batch of a shard; None without shards."""
         return None
 
     def makers(self, number: int) -> dict[Peer, float]:
@@ -236,7 +228,6 @@ class Scheduler(ABC):
         return {peer: each.asked[number][0] for peer, each in peers if number in each.asked}
 
     def may_assign(self) -> bool:
-        """Returns False where `assign` is known to have nothing."""
         return True
 
     def overdue(self, now: float) -> list[int]:
@@ -256,7 +247,6 @@ class Scheduler(ABC):
         """Bytes of batches that wait to be taken, and of those under way if known."""
 
     def observe(self, now: float, *, own_host: str) -> SessionState:
-        """Returns the session's state, and resets its counts."""
         hosts = {p: p if isinstance(p, str) else own_host for p in (*self.peers, *self._moved)}
         state = SessionState(
             taken=self._taken,
@@ -285,8 +275,7 @@ class BatchScheduler(Scheduler):
         self._takes: deque[float] = deque(maxlen=_MEMORY + 1)
         self._gaps: deque[float] = deque(maxlen=_MEMORY)
         self._interval_seconds: float | None = None
-        self._is_interval_old = False
-        self._is_quick = False
+        self._is_interval_old = self._is_quick = False
         self._sizes: deque[int] = deque(maxlen=_MEMORY)
         # Expected size of the next batch: the largest of the last ones.
         self._batch_bytes = UNKNOWN_BATCH_BYTES
@@ -608,8 +597,7 @@ class BatchScheduler(Scheduler):
     def _latency(self, state: PeerState, now: float) -> float:
         """Returns the seconds that a peer usually takes, or is taking now if that is more."""
         usual = state.reach_seconds
-        # In the order of requests: the first one is the longest under way. What others were asked
-        # for as well delays nothing.
+        # In the order of requests. What others were asked for as well delays nothing.
         for number, (asked_at, _) in state.asked.items():
             if len(self._makers.get(number, ())) == 1:
                 return max(usual, now - asked_at)

@@ -49,7 +49,6 @@ class FeedSession:
     Attributes:
         epoch_id: Only grows, also where an epoch is iterated over again: late answers are refused.
         base_seed: The agents' workers start with it at once; None: when there is a batch.
-        failure: Ends every wait of this session.
         cancelled_epoch_id: Id of an epoch whose iterator is gone.
         pins_on: Index of the accelerator for which batches live in pinned memory.
         is_waiting: It has had no peers for longer than a lost host is waited for.
@@ -74,18 +73,15 @@ class FeedSession:
         self.schedule = schedule
         self.epoch = self.epoch_id = -1
         self.base_seed: int | None = None
-        self.is_busy = False
+        self.is_busy = self.is_waiting = self.is_due = self.has_news = self.had_peers = False
         self.spec: PackedSpec | None = None
         self.seeding: Seeding = "batch"
         self.local: LocalWorkers | None = None
         self.closing_locals: list[LocalWorkers] = []
         self.failure: BaseException | None = None
-        self.has_news = False
         self.cancelled_epoch_id = -1
         self.pins_on: int | None = None
         self.alone_since = time.monotonic()
-        self.had_peers = False
-        self.is_waiting = False
         self.waits_since: float | None = None
         self.slow: dict[int, dict[Peer, list[int]]] = {}
         self.num_hangs_told = 0
@@ -95,7 +91,6 @@ class FeedSession:
         self._lock = lock
         self._arrival = threading.Condition(lock)
         self._num_waiting = 0
-        self.is_due = False
         self._wake = wake
         self._indices: Iterator[Numbered] = iter(())
         self._sampler_error: BaseException | None = None
@@ -104,7 +99,6 @@ class FeedSession:
         return not self.is_busy or self.cancelled_epoch_id == self.epoch_id
 
     def reserve(self) -> None:
-        """Reserves the session for an epoch that is about to begin; drops the one before."""
         if self.is_busy:
             self._end_epoch()
         self.epoch_id += 1
@@ -167,12 +161,9 @@ class FeedSession:
     def next(self, epoch_id: int, *, timeout_seconds: float) -> object:
         """Returns the next batch of that epoch, in the sampler's order; waits until it is there.
 
-        Args:
-            timeout_seconds: The loader's `timeout`; 0: no limit but the feed's own.
-
         Raises:
             StopIteration: At the end of the epoch.
-            RuntimeError: After `timeout_seconds`, in torch's words.
+            RuntimeError: After the loader's `timeout` (0: none), in torch's words.
             Exception: FeedError, or what the dataset, the collate function or the sampler raised.
         """
         deadline = time.monotonic() + timeout_seconds if timeout_seconds > 0 else None
@@ -195,7 +186,6 @@ class FeedSession:
         return outcome.value
 
     def cancel(self, epoch_id: int) -> None:
-        """Frees what an epoch holds that has ended, or whose iterator is gone."""
         with self._lock:
             if self.epoch_id == epoch_id and self.is_busy:
                 self._end_epoch()
@@ -205,8 +195,7 @@ class FeedSession:
         """Waits for the batch at the head of the line; None: ask the sampler for more first."""
         while True:
             head = self.schedule.head
-            # Both: a local batch counts as arrived before its pinned copy is made, and a batch of a
-            # shard may be here before those that come first.
+            # Both: a local batch may be pinned at this moment; a shard's may have overtaken others.
             if head in self.outcomes and self.schedule.is_there(head):
                 self.schedule.take(time.monotonic())
                 self._asked.pop(head, None)
@@ -298,7 +287,6 @@ class FeedSession:
         )
 
     def batch_words(self, number: int) -> str:
-        """Returns the batch as text, such as `batch 3 of epoch 0 (samples 6, 7)`."""
         if self.schedule.num_shards:
             position, shard = divmod(number, self.schedule.num_shards)
             what = f"batch {position} of shard {shard}"
@@ -337,17 +325,13 @@ class FeedSession:
 
 
 class SharedState:
-    """State that the I/O thread and the threads that iterate share.
-
-    Attributes:
-        lock: Over the sessions and their contents; held for microseconds.
-        failure: Ends every session, later ones too.
-        wake_fd: An eventfd for the I/O thread's poll; see `sleeps`.
-    """
+    """State that the I/O thread and the threads that iterate share."""
 
     def __init__(self, *, timeline: Timeline, log: Log) -> None:
+        # Over the sessions and their contents; held for microseconds.
         self.lock = threading.Lock()
         self.sessions: dict[str, FeedSession] = {}
+        # Ends every session, later ones too.
         self.failure: BaseException | None = None
         self.is_closing = False
         self.timeline = timeline
@@ -369,8 +353,8 @@ class SharedState:
 
     def wake(self) -> None:
         """Ends the I/O thread's wait, or its next one; safe in a finalizer, and after the end."""
-        # Set, then checked, as in `sleeps`, so that the later of the two sees the other. Without a
-        # lock, because a finalizer may run while this very thread holds it.
+        # Set, then checked, as in `sleeps`: the later of the two sees the other. A finalizer takes
+        # no lock.
         self._is_called = True
         # Awake, it looks for work before it sleeps.
         if not self._is_asleep:
@@ -388,13 +372,11 @@ class SharedState:
         return not self._is_called
 
     def is_up(self, *, is_rung: bool) -> None:
-        """Records that the I/O thread has polled, before it looks at anything."""
         self._is_asleep = self._is_called = False
         if is_rung:
             os.eventfd_read(self.wake_fd)
 
     def post(self, action: Callable[[], None]) -> None:
-        """Runs `action` in the I/O thread, soon."""
         self._posted.append(action)
         self.wake()
 

@@ -8,16 +8,14 @@ shards, are the order of torch's own loader with S workers.
 The n-th batch of a stream cannot be asked for elsewhere without making all before it again. So a
 slow or stopped process is waited for, as by torch's own loader. Only where it is *lost* (its death,
 its host's or the connection's) does another process start the shard again: it makes what has
-arrived once more and discards it. A running checksum, sent with each batch, shows whether it makes
-the same again; a stream that does not is an error. The checksum cannot show whether the batches
-that had not arrived would have been others: no sample comes twice, but of a stream that is not
-deterministic one may be missing.
+arrived once more and discards it. A running checksum shows whether it makes the same again; a
+stream that does not is an error. No sample comes twice, but of a stream that is not deterministic
+one may be missing.
 
-With persistent workers random states carry over from epoch to epoch (see session). A process sends
-them with the first batch of an epoch and with the end of its shard, and a new process of the shard
-begins with them. Of an epoch that is left before its end, torch's worker still makes what it was
-asked for ahead; so does a process here, before it begins another epoch. What a dataset changed in
-itself in earlier epochs is not handed over: a new process has it as it was shipped.
+With persistent workers random states carry over from epoch to epoch. A process sends them with the
+first batch of an epoch and with the end of its shard, and a new process of the shard begins with
+them. Of an epoch that is left before its end, torch's worker still makes what it was asked for
+ahead; so does a process here. What a dataset changed in itself in earlier epochs is lost.
 """
 
 from dataclasses import dataclass, field
@@ -66,7 +64,6 @@ class Shard:
     state_at_end: bytes = b""
 
     def note_epoch(self) -> None:
-        """Records, after an epoch, what the next one's random states follow from."""
         if self.state_at_end:
             self.state, self.earlier = self.state_at_end, []
         else:
@@ -118,8 +115,7 @@ class Shard:
 def idle_words(*, num_shards: int, ranks: int, data_workers: int, is_set: bool) -> str:
     """Returns how many data workers have nothing to do, and what helps; empty: each has a shard.
 
-    Args:
-        num_shards: Of each rank; `feed.shards` sets them, if `is_set`.
+    `num_shards` is of each rank; `feed.shards` sets them, if `is_set`.
     """
     total = num_shards * ranks
     if data_workers <= total:
@@ -340,10 +336,8 @@ class ShardScheduler(Scheduler):
         return max(1, state.credits // self._credits_each)
 
     def _place(self, now: float) -> None:
-        """Places each shard without a process on the peer with the fewest shards for its credits.
-
-        Hosts with a free worker come before local workers, which take CPU from the training.
-        """
+        """Places each homeless shard on the peer with the fewest shards for its credits."""
+        # Hosts with a free worker come before local workers, which take CPU from the training.
         homeless = [shard for shard in self._shards if shard.is_homeless()]
         able = [peer for peer, state in self.peers.items() if not state.is_draining]
         if not homeless or not able:
@@ -384,10 +378,8 @@ class ShardScheduler(Scheduler):
         return self._shards[number % len(self._shards)]
 
     def _ask_as_torch(self) -> None:
-        """Counts what torch's loader would have asked for by the time that it returns the head.
-
-        It asks for one more batch when it returns one, and when it learns that a shard has ended.
-        """
+        """Counts what torch's loader would have asked for by the time that it returns the head."""
+        # One more batch when it returns one, and when it learns that a shard has ended.
         for number in range(self._received, self.head + 1):
             shard = self._shard_of(number)
             if shard.is_left_out:
@@ -411,7 +403,6 @@ class ShardScheduler(Scheduler):
         return sum(shard.arrived - shard.taken for shard in self._shards)
 
     def _skip(self) -> None:
-        """Moves the head on to the next shard that is not exhausted, if one is left."""
         if self.is_over():
             return
         while self._shard_of(self.head).is_exhausted():

@@ -107,7 +107,6 @@ class Encoded:
     def __init__(self, value: object, *, allow_pickle: bool, arena: Arena | None = None) -> None:
         self.allow_pickle = allow_pickle
         self.arena = arena
-        self.has_pickle = False
         self.in_place = 0
         self.nbytes = arena.end if arena else 0
         self._leaves: list[tuple[int, int, Callable[[Bytes1D], None]]] = []
@@ -118,7 +117,6 @@ class Encoded:
         self._nodes.clear()
 
     def write_into(self, target: memoryview) -> None:
-        """Copies what is not in `target` (`nbytes` bytes, or the arena's memory) yet."""
         flat: Bytes1D = np.frombuffer(target, dtype=np.uint8)
         for offset, nbytes, copy in self._leaves:
             copy(flat[offset : offset + nbytes])
@@ -133,8 +131,7 @@ class Encoded:
 
     def node(self, value: object, path: str, depth: int) -> object:
         """Returns the node of `value`; `path` names it in a ShippingError."""
-        # By the exact type: an IntEnum or a numpy.float64 would come back as int or float.
-        # isinstance() is for the type checker.
+        # The exact type: an IntEnum would come back as int. isinstance() is for the type checker.
         kind = type(value)
         if value is None or kind is bool or kind is float:
             return value
@@ -235,7 +232,6 @@ class Encoded:
                 f"{type(err).__name__}: {err}",
                 fix="return tensors, arrays, numbers, strings, lists, tuples or dicts",
             ) from err
-        self.has_pickle = True
         return [Tag.PICKLE, self._bytes(buffer.getbuffer()), leaves]
 
 
@@ -314,9 +310,8 @@ class _LeafPickler(cloudpickle.Pickler):  # type: ignore[misc]
             return usual
         plain = obj.__reduce_ex__(5)
         if isinstance(plain, tuple) and len(plain) > 2 and plain[2] is not None:
-            # cloudpickle loses the `__slots__` of a class that is pickled by value: its objects
-            # have a `__dict__` here, and none in the trainer. In a state (dict, slots), pickle sets
-            # the slots with setattr.
+            # cloudpickle loses the `__slots__` of a class that is pickled by value. In a state
+            # (dict, slots), pickle sets the slots with setattr.
             return (*plain[:2], (None, vars(obj)), *plain[3:])
         return usual
 
@@ -386,10 +381,8 @@ def _type_in(data: bytes) -> str:
     words: list[str] = []
     with contextlib.suppress(ValueError, IndexError, UnicodeDecodeError):
         for opcode, argument, _ in pickletools.genops(data):
-            if opcode.name == "EMPTY_SET":
-                return "set"
-            if opcode.name == "FROZENSET":
-                return "frozenset"
+            if opcode.name in ("EMPTY_SET", "FROZENSET"):
+                return opcode.name.removeprefix("EMPTY_").lower()
             if opcode.name == "STACK_GLOBAL":
                 return ".".join(words[-2:])[:200]
             if opcode.name == "GLOBAL":
@@ -423,16 +416,13 @@ class Decoder:
         if tag in (Tag.LIST, Tag.TUPLE):
             values = [self.value(item, depth + 1) for item in rest]
             return values if tag == Tag.LIST else tuple(values)
-        if tag == Tag.DICT:
-            return self._dict([self.value(item, depth + 1) for item in rest])
-        return self._leaf(tag, rest)
-
-    def _dict(self, flat: list[object]) -> dict[object, object]:
-        if len(flat) % 2:
-            raise ProtocolError("malformed dict: key without value")
+        if tag != Tag.DICT:
+            return self._leaf(tag, rest)
+        flat = [self.value(item, depth + 1) for item in rest]
         try:
             return dict(zip(flat[::2], flat[1::2], strict=True))
-        except TypeError as err:
+        # A key that cannot be hashed, or has no value.
+        except (TypeError, ValueError) as err:
             raise ProtocolError(f"malformed dict: {err}") from None
 
     def _leaf(self, tag: int, rest: list[object]) -> object:

@@ -1,12 +1,10 @@
 """Keys of a run and authentication by CURVE; `sealing` has the keys of batches.
 
-All keys are derived from one token, which every process of a run has: each can be server or client,
-and a process without the token can be neither. CURVE alone accepts any client that knows the
-server's public key: the allow-list accepts the run's own client key only, and the handshake fails
-before a byte of a message is parsed. The number of connections in their handshake is bounded, and
-each has a few seconds. When all places are taken, a new connection replaces the oldest: members of
-the run authenticate within milliseconds, so a flood of unauthenticated connections delays them no
-longer than that.
+All keys are derived from one token, which every process of a run has. CURVE alone accepts any
+client that knows the server's public key: the allow-list accepts the run's own client key only, and
+the handshake fails before a byte of a message is parsed. The number of connections in their
+handshake is bounded. When all places are taken, a new one replaces the oldest: members of the run
+authenticate within milliseconds, so a flood delays them no longer than that.
 """
 
 import contextlib
@@ -29,12 +27,10 @@ TOKEN_BYTES = 32
 
 # On a LAN a handshake takes milliseconds, but at start name resolution may be slow.
 HANDSHAKE_SECONDS = 10.0
-# A host that vanished without closing its connections is noticed within about 15 s. libzmq's I/O
-# thread answers heartbeats, so a busy process is not mistaken for a dead one.
+# libzmq's I/O thread answers heartbeats, so a busy process is not mistaken for a dead one.
 HEARTBEAT_SECONDS = 3.0
 HEARTBEAT_TIMEOUT_SECONDS = 15.0
-# Largest frame at a server's port: an unauthenticated peer can make it hold that much. Longer
-# messages of members are sent in pieces.
+# Largest frame at a server's port: an unauthenticated peer can make it hold that much.
 MAX_CONTROL_BYTES = 256 << 10
 
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"
@@ -72,10 +68,8 @@ class Keys:
 
 
 def read_event(monitor: "zmq.Socket[bytes]") -> tuple[int, int]:
-    """Returns the next event of a socket's monitor and its value; zmq.Again if there is none.
-
-    zmq.utils.monitor would import asyncio: 25 ms, a seventh of the start of each launcher.
-    """
+    """Returns the next event of a socket's monitor and its value; zmq.Again if there is none."""
+    # zmq.utils.monitor would import asyncio: 25 ms, a seventh of the start of each launcher.
     packed, _ = monitor.recv_multipart(zmq.NOBLOCK)
     event, value = struct.unpack("=hi", packed)
     return event, value
@@ -85,25 +79,19 @@ def read_token(path: Path | str) -> bytes:
     """Returns the token in a file of hexadecimal digits; errors never show its content."""
     try:
         text = Path(path).read_text("ascii").strip()
+        with contextlib.suppress(ValueError):
+            token = bytes.fromhex(text)
+            if len(token) == TOKEN_BYTES:
+                return token
+        what = (
+            f"expected a token of {2 * TOKEN_BYTES} hexadecimal digits, found something else "
+            f"({len(text)} characters)"
+        )
     except (OSError, UnicodeDecodeError) as err:
         reason = err.strerror if isinstance(err, OSError) else "not text"
-        raise UsageError(
-            f"cannot read the run's token: {reason}",
-            where=str(path),
-            fix="point STOKER_TOKEN_FILE to the file that the platform made",
-        ) from None
-    try:
-        token = bytes.fromhex(text)
-    except ValueError:
-        token = b""
-    if len(token) != TOKEN_BYTES:
-        raise UsageError(
-            f"expected a token of {2 * TOKEN_BYTES} hexadecimal digits, found something else "
-            f"({len(text)} characters)",
-            where=str(path),
-            fix="point STOKER_TOKEN_FILE to the file that the platform made",
-        )
-    return token
+        what = f"cannot read the run's token: {reason}"
+    fix = "point STOKER_TOKEN_FILE to the file that the platform made"
+    raise UsageError(what, where=str(path), fix=fix)
 
 
 def secure_server(
@@ -145,7 +133,6 @@ class AllowList:
         self.socket.bind(_ZAP_ENDPOINT)
 
     def handle(self) -> None:
-        """Answers pending requests, without blocking."""
         with contextlib.suppress(zmq.Again):
             while True:
                 frames = self.socket.recv_multipart(zmq.NOBLOCK)
@@ -246,20 +233,17 @@ class HandshakeGuard:
         # First: libzmq suspends a handshake until the key is allowed or not.
         if is_asked:
             self._allow_list.handle()
-        # A client that is allowed now may send in this turn. Its event, which `proved` expects, is
-        # there by now, even if the monitor had not polled readable yet.
+        # A client that is allowed now may send in this turn: its event is there by now.
         if not (is_asked or self.monitor in ready):
             return
-        while True:
-            try:
+        with contextlib.suppress(zmq.Again):
+            while True:
                 event, descriptor = read_event(self.monitor)
-            except zmq.Again:
-                break
-            if event == _ACCEPTED:
-                self._waiting[descriptor] = (now, self._address_of(descriptor))
-            elif descriptor in self._waiting:
-                _, address = self._waiting.pop(descriptor)
-                self._log.add(address, "no handshake of this run")
+                if event == _ACCEPTED:
+                    self._waiting[descriptor] = (now, self._address_of(descriptor))
+                elif descriptor in self._waiting:
+                    _, address = self._waiting.pop(descriptor)
+                    self._log.add(address, "no handshake of this run")
         while len(self._waiting) > MAX_WAITING:
             oldest = next(iter(self._waiting))
             _, address = self._waiting.pop(oldest)
@@ -267,7 +251,6 @@ class HandshakeGuard:
                 self._log.add(address, f"more than {MAX_WAITING} handshakes at a time")
 
     def proved(self, frame: zmq.Frame) -> None:
-        """Records that the sender of a message has passed its handshake."""
         if self._waiting:
             self._waiting.pop(int(frame.get("__fd")), None)
 
@@ -286,8 +269,7 @@ class HandshakeGuard:
     def _address_of(self, descriptor: int, *, is_to_end: bool = False) -> str:
         """Returns the peer's address; empty if it is no connection to this port any more."""
         try:
-            # libzmq's thread may close its descriptors at any time: the number may be unused by now
-            # (dup fails), or another file's (its port differs).
+            # libzmq may have closed it: the number is unused (dup fails), or of another port.
             with socket.socket(fileno=os.dup(descriptor)) as connection:
                 if connection.getsockname()[1] != self._port:
                     return ""

@@ -1,11 +1,7 @@
 """Datasets and errors as they are sent: pickled by cloudpickle.
 
-What the training script defines (`__main__`) is pickled by value, what is installed on every host
-by name.
-
-Of the script's environment only what the script itself changed is sent; the rest belongs to the
-host. Left out are likely secrets, and what differs between ranks or hosts: a data host holds a
-dataset once for all ranks.
+Of the script's environment only what the script itself changed is sent, without likely secrets, and
+without what differs between ranks or hosts: a data host holds a dataset once for all ranks.
 """
 
 import contextlib
@@ -88,7 +84,6 @@ class ScriptEnvironment:
         return cls(found, tuple(json.loads(arguments)))
 
     def packed_changes(self) -> bytes:
-        """Returns bytes that are the same in each rank."""
         return json.dumps(self.changes).encode()
 
     def packed_arguments(self) -> bytes:
@@ -108,8 +103,7 @@ class ScriptEnvironment:
 
 def environment_at_start(pid: str = "self") -> Mapping[str, str] | None:
     """Returns the environment that this script was started with; None if unknown."""
-    # Children of multiprocessing start with what the script had set by then: the environment of
-    # their parent shows what the script changed.
+    # Children of multiprocessing start with what the script had set by then.
     parent = multiprocessing.parent_process()
     try:
         if pid == "self" and parent is not None and _SPAWNED.search(" ".join(sys.orig_argv)):
@@ -130,7 +124,6 @@ def environment_at_start(pid: str = "self") -> Mapping[str, str] | None:
 def changes_between(
     start: Mapping[str, str], now: Mapping[str, str]
 ) -> tuple[tuple[str, str | None], ...]:
-    """Returns the variables that differ and may be sent."""
     names = sorted(name for name in {*start, *now} if start.get(name) != now.get(name))
     return tuple((name, now.get(name)) for name in names if may_travel(name, now.get(name)))
 

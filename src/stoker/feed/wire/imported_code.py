@@ -5,9 +5,8 @@ a spec goes what the trainer has imported of the modules that the pickle names, 
 that these use in their globals: a digest of a user's file, the version of an installed package.
 
 Compared is what a process has imported, not what is on disk by now. Of an installed package the
-version of the distribution of its name counts, else its `__version__`: to find the distributions of
-all packages takes 0.3 s. Not compared: what is in neither process, extension modules (each host
-may have built its own), stoker and cloudpickle, which `protocol.compare_versions` looks at.
+version of the distribution of its name counts, else its `__version__`. Not compared: extension
+modules (each host may have built its own), stoker and cloudpickle (`protocol.compare_versions`).
 """
 
 import functools
@@ -16,7 +15,7 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from importlib.machinery import ModuleSpec
@@ -59,7 +58,6 @@ class ImportedCode:
             self._of_user(name)
 
     def facts(self, names: Iterable[str]) -> CodeFacts:
-        """Returns the facts of these modules and of what they use."""
         files: dict[str, str] = {}
         packages: set[str] = set()
         waiting, seen = list(names), set[str]()
@@ -86,19 +84,21 @@ class ImportedCode:
 
     def differences(self, theirs: CodeFacts) -> str:
         """Returns in words what differs here from a trainer's; empty: nothing."""
-        found = [*self._other_files(theirs.files), *_other_versions(theirs.versions)]
-        more = f"; and {len(found) - _MAX_SHOWN} more" if len(found) > _MAX_SHOWN else ""
-        what = "; ".join(found[:_MAX_SHOWN]) + more
-        return f"other code than in the trainer: {what}" if what else ""
-
-    def _other_files(self, theirs: Mapping[str, str]) -> Iterator[str]:
-        for name, digest in theirs.items():
+        found: list[str] = []
+        for name, digest in theirs.files.items():
             imported = self._module(name) or _on_disk(name)
             if imported is not None and imported.digest not in ("", digest):
-                yield (
+                found.append(
                     f"module {name} ({imported.spec.origin}) is {imported.digest[:8]} on the "
                     f"data host, {digest[:8]} in the trainer"
                 )
+        for name, version in theirs.versions.items():
+            here = installed_version(name)
+            if here and here != version:
+                found.append(f"package {name} is {here} on the data host, {version} in the trainer")
+        more = f"; and {len(found) - _MAX_SHOWN} more" if len(found) > _MAX_SHOWN else ""
+        what = "; ".join(found[:_MAX_SHOWN]) + more
+        return f"other code than in the trainer: {what}" if what else ""
 
     def _of_user(self, name: str) -> _Imported | None:
         imported = self._module(name)
@@ -135,7 +135,6 @@ def _on_disk(name: str) -> _Imported | None:
 
 
 def _digest(spec: ModuleSpec) -> str:
-    """Returns a digest of the source; empty: it has none."""
     if not spec.has_location or not (spec.origin or "").endswith(".py"):
         return ""
     try:
@@ -166,10 +165,3 @@ def installed_version(package: str) -> str:
     except (metadata.PackageNotFoundError, ValueError):
         version = getattr(sys.modules.get(package), "__dict__", {}).get("__version__")
     return str(version or "").partition("+")[0]
-
-
-def _other_versions(theirs: Mapping[str, str]) -> Iterator[str]:
-    for name, version in theirs.items():
-        here = installed_version(name)
-        if here and here != version:
-            yield f"package {name} is {here} on the data host, {version} in the trainer"

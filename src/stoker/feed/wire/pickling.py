@@ -2,10 +2,7 @@
 
 Three things would differ between processes of one script: the random ids that cloudpickle gives
 classes of the script, the order of a set of strings, and the addresses that torch writes with a
-tensor's bytes.
-
-What can be imported is pickled by name. Functions and classes of the training script are pickled by
-value: `is_by_name` decides, as cloudpickle does.
+tensor's bytes. What can be imported is pickled by name, the training script's own by value.
 """
 
 import contextlib
@@ -122,13 +119,11 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickler whose bytes are the same in every process of a script; refuses accelerators' tensors.
 
     Where it cannot (see docs/feed.md, limits), each rank's spec has other bytes.
-
-    Attributes:
-        modules: Modules that the pickle refers to by name; imported before it is unpickled.
     """
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=5)
+        # Referred to by name; imported before it is unpickled.
         self.modules: set[str] = set()
         # Number of each set, by its address; the set is kept so that its address is not reused.
         self._sets: dict[int, tuple[int, object]] = {}
@@ -189,7 +184,6 @@ class SpecUnpickler(pickle.Unpickler):
         self._sets: dict[int, object] = {}
 
     def persistent_load(self, pid: object) -> object:
-        """Returns the set of that number, whose items come with its first mention."""
         match pid:
             case (int(number), None):
                 return self._sets[number]
@@ -330,7 +324,6 @@ def largest(parts: Mapping[str, object]) -> str:
 
 
 def pickle_of(value: object) -> bytes | None:
-    """Returns cloudpickle's bytes; None if it cannot be pickled."""
     try:
         data: bytes = cloudpickle.dumps(value)
     except Exception:

@@ -73,9 +73,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknow
 class Join(Message, frozen=True, kw_only=True):
     """Registers a launcher: `agent` on a data host, `follower` on another dnn host.
 
-    Attributes:
-        address: Where trainers reach this host; `port` is 0 for a follower.
-        incarnation: Random; a host that comes back has another one.
+    `port` is 0 for a follower; `incarnation` is random: a host that comes back has another one.
     """
 
     protocol: int
@@ -104,10 +102,7 @@ class Refused(Message, frozen=True, kw_only=True):
 
 
 class Heartbeat(Message, frozen=True, kw_only=True):
-    """Renews the lease of a launcher.
-
-    `unfed_ranks`: ranks of this host that do not use the feed, and will not.
-    """
+    """Renews a launcher's lease; `unfed_ranks` of its host do not use the feed, and will not."""
 
     host: Identifier
     incarnation: Identifier
@@ -194,9 +189,7 @@ class HostWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Work of one host's data workers for a rank so far.
 
     Attributes:
-        batches: Those that the rank used.
-        frame_bytes: Bytes received, duplicates included.
-        duplicates: Batches that came after another host's.
+        batches: Those that the rank used, without `duplicates`, which came after another host's.
         moved: Batches reassigned because the host was lost, declined them, or was late.
         credits: Limit of `in_flight`; 0: the host is gone.
         num_workers: Workers that have made a batch; `workers` are the first ones.
@@ -497,7 +490,6 @@ class Unpacker:
 
 
 def own_versions() -> dict[str, str]:
-    """Returns the versions that the bytes of a batch or of a spec depend on."""
     # Kinds of CPUs differ in the last bits of floats.
     versions = {"python": platform.python_version(), "processor": platform.machine()}
     for name in ("torch", "numpy", "cloudpickle"):
@@ -514,8 +506,7 @@ def compare_versions(message: Open, own: Mapping[str, str]) -> tuple[str, str]:
             "install the same stoker everywhere"
         ), ""
     theirs = message.versions
-    # cloudpickle pickles functions as bytecode, which differs between minor versions of Python.
-    # Pickles of other libraries mostly work across versions: only a warning.
+    # cloudpickle pickles functions as bytecode; pickles of other libraries mostly work: a warning.
     if "python" in theirs and theirs["python"].split(".")[:2] != own["python"].split(".")[:2]:
         return (
             f"the trainer runs Python {theirs['python']}, this host {own['python']}: functions "

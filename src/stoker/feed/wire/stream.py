@@ -1,7 +1,7 @@
 """Transfer of sealed batches over TCP, into memory that is reused.
 
-Both ends block, in threads: one system call moves up to 4 MiB without the GIL, and no event loop is
-involved. A batch may take as long as the network needs: while bytes flow, the connection is alive.
+Both ends block, in threads: one system call moves up to 4 MiB without the GIL. A batch may take as
+long as the network needs: while bytes flow, the connection is alive.
 
 Fresh memory for each batch costs page faults (0.02 to 0.08 CPU-s/GB), so blocks are reused once
 their last view is gone.
@@ -58,8 +58,7 @@ class BufferPool:
 
     def __init__(self, *, max_idle_bytes: int = 256 << 20) -> None:
         self._max_idle_bytes = max_idle_bytes
-        # Free blocks by size class. Only atomic operations: a finalizer may run in any thread, at
-        # any allocation, even within this object's methods.
+        # By size class. Only atomic operations: a finalizer may run even within these methods.
         self._free: dict[int, deque[mmap.mmap]] = {}
         self._lent: dict[int, _Lent] = {}
 
@@ -75,8 +74,7 @@ class BufferPool:
             block = free.pop()
         except IndexError:
             block = mmap.mmap(-1, size_class)
-        # `detach()`, `numpy()` and slices outlive a tensor. So the finalizer is on the array that
-        # exports the buffer: every view refers to it.
+        # Slices outlive a tensor: the finalizer is on the array that every view refers to.
         array = np.frombuffer(block, dtype=np.uint8, count=size)
         # The callback runs only while the weak reference itself lives, in `_lent`.
         lent = _Lent(array, self._give_back)
@@ -99,8 +97,7 @@ def tune(connection: socket.socket) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _TCP_OPTIONS.items():
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
-    # With a timeout, Python would poll before each call, and MSG_WAITALL would return early. The
-    # reader sets SO_RCVTIMEO instead.
+    # With a timeout, Python would poll before each call; the reader sets SO_RCVTIMEO instead.
     connection.settimeout(None)
 
 
@@ -160,17 +157,13 @@ class BatchReader:
         self._max_head_bytes = max_head_bytes
         self._receive_timeout_seconds = receive_timeout_seconds
         self._head = memoryview(bytearray(HEAD_BYTES))
-        # Counts for each call. A call that has received some bytes returns them, and the next one
-        # starts again: only a connection without a single byte for that long is lost.
+        # Counts for each call: only a connection without a single byte for that long is lost.
         seconds, rest = divmod(receive_timeout_seconds, 1)
         timeout = struct.pack("ll", int(seconds), int(rest * 1e6))
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
 
     def head(self, *, is_awaited: bool = False) -> tuple[bytes, int]:
-        """Returns the next batch's packed message and payload size; waits without end if not due.
-
-        It must begin within `receive_timeout_seconds` if `is_awaited`.
-        """
+        """Returns the next batch's packed message and payload size; no limit if not awaited."""
         self._fill(self._head, may_wait=not is_awaited)
         head = self._unsealer.head(self._head)
         if not head.missing_bytes:
@@ -182,7 +175,6 @@ class BatchReader:
         return head.packed + rest, head.payload_bytes
 
     def read(self, memory: memoryview) -> None:
-        """Receives and decrypts as many bytes as `memory` has."""
         # Recently used memory is still in the processor's cache.
         room = self._pool.take(min(memory.nbytes, RECORD_BYTES) + TAG_BYTES).data
         for start, end in records(memory.nbytes):

@@ -55,7 +55,6 @@ class Batch(msgspec.Struct, frozen=True, tag=True):
     slot: int
     tree: bytes
     nbytes: int
-    has_pickle: bool
     cpu_seconds: float
     wall_seconds: float
     digest: int = 0
@@ -167,8 +166,7 @@ class Pipe:
     def receive(self) -> list[Received]:
         """Returns the messages that are there; the caller then owns the descriptors of each.
 
-        A blocking channel waits for at least one; an empty list means that the channel is closed.
-        Raises ProtocolError if a message is too long.
+        A blocking channel waits for at least one, and returns none when it is closed.
         """
         # An earlier read may have brought more than one message.
         messages = list(self._parse())

@@ -29,13 +29,11 @@ from stoker.feed.workers import pipe
 from stoker.feed.workers.pipe import Pipe, channel_pair, keep_from_children
 from stoker.host.processes import ended_words
 
-# From the end of a worker's connection to its exit status; from kill to end. Both block the event
-# loop, for milliseconds, or longer if a process is in the kernel's disk sleep.
+# From the end of a worker's connection to its exit status; from kill to end. Both block the loop.
 REAP_SECONDS = 2.0
 KILL_SECONDS = 5.0
 # A job that takes longer than max(this, 4 x p95), and the jobs behind it, are assigned to another
-# worker too; the first result counts. Again after four times as long each time: a batch that is
-# slow everywhere must not occupy all workers.
+# worker too; again after four times as long: a slow batch must not occupy all workers.
 OVERDUE_SECONDS = 2.0
 # Before any batch: files are opened, caches are cold.
 FIRST_OVERDUE_SECONDS = 10.0
@@ -43,8 +41,7 @@ _OVERDUE_FACTOR = 4.0
 _AGAIN_FACTOR = 4.0
 # Last batches of all workers: enough for a p95, and few enough to follow changing costs.
 _MEMORY = 32
-# Jobs of a worker: the one it makes, and the next, so that it does not wait for the event loop
-# (0.4 ms per batch, benchmarks/feed_overhead.py).
+# The job that a worker makes, and the next: else it waits for the event loop (0.4 ms per batch).
 DEPTH = 2
 # A worker that dies that often in a row without a batch is not started again.
 MAX_DEATHS_IN_A_ROW = 3
@@ -124,7 +121,6 @@ class Result:
     worker: int
     tree: bytes | None = None
     payload: Bytes1D | None = None
-    has_pickle: bool = False
     cpu_seconds: float = 0.0
     wall_seconds: float = 0.0
     error: bytes | None = None
@@ -212,7 +208,6 @@ class WorkerEnd:
             raise ProtocolError(f"a batch of {batch.nbytes} bytes in slot {batch.slot}")
         result = self._finish()
         result.tree, result.digest, result.state = batch.tree, batch.digest, batch.state
-        result.has_pickle = batch.has_pickle
         result.cpu_seconds, result.wall_seconds = batch.cpu_seconds, batch.wall_seconds
         # Errors do not reset it: a worker that answers errors and dies is given up, too.
         self.deaths_in_a_row = 0
@@ -283,7 +278,6 @@ class WorkerPool:
 
     @property
     def idle_count(self) -> int:
-        """Idle workers for any job."""
         return max(0, sum(not w.jobs for w in self._in_time()) - len(self._retries))
 
     @property
@@ -316,7 +310,6 @@ class WorkerPool:
         return []
 
     def handle(self, fileno: int) -> list[Result]:
-        """Handles that descriptor, which polled readable or writable."""
         worker = self._workers.get(fileno) or next(
             (each for each in self._of_shard.values() if each.channel.fileno() == fileno), None
         )
@@ -355,11 +348,10 @@ class WorkerPool:
         while self._retries and any(len(w.jobs) < DEPTH for w in self._in_time()):
             job = self._retries.popleft()
             # A late worker may have answered it meanwhile, or another one may have it.
-            if self._is_open(job) and not self._is_in_hand(job):
+            if job.key in self._open and not self._is_in_hand(job):
                 self.assign(job)
 
     def give_late_jobs_again(self) -> list[WorkerJob]:
-        """Assigns late jobs to other workers, too; returns them. For once a second."""
         now = self._clock()
         for worker in self._workers.values():
             due = self._due_seconds() * _AGAIN_FACTOR**worker.patience
@@ -367,7 +359,7 @@ class WorkerPool:
         late = [job for worker in self._workers.values() if worker.is_late for job in worker.jobs]
         given: list[WorkerJob] = []
         for job in late:
-            if not self._is_open(job) or self._is_in_hand(job):
+            if job.key not in self._open or self._is_in_hand(job):
                 continue
             if all(len(worker.jobs) >= DEPTH for worker in self._in_time()):
                 break
@@ -377,7 +369,6 @@ class WorkerPool:
         return given
 
     def long_jobs(self, seconds: float) -> Iterator[tuple[WorkerJob, int]]:
-        """Yields each job that has been made for so long, with its worker's number."""
         now = self._clock()
         for worker in self._all():
             if worker.jobs and now - worker.begun_at >= seconds:
@@ -396,7 +387,7 @@ class WorkerPool:
         jobs = [(job, worker.number) for worker in self._all() for job in worker.jobs]
         jobs += [(job, -1) for job in self._retries]
         self._retries.clear()
-        return [self._lost(job, number) for job, number in jobs if self._is_open(job)]
+        return [self._lost(job, number) for job, number in jobs if job.key in self._open]
 
     def close(self) -> None:
         """Kills the workers, within 5 s; batches in use stay readable. Never raises."""
@@ -478,15 +469,11 @@ class WorkerPool:
     def _in_time(self) -> list[WorkerEnd]:
         return [worker for worker in self._workers.values() if not worker.is_late]
 
-    def _is_open(self, job: WorkerJob) -> bool:
-        return job.key in self._open
-
     def _is_in_hand(self, job: WorkerJob) -> bool:
         return any(other.key == job.key for w in self._in_time() for other in w.jobs)
 
     def _return_slot(self, worker: WorkerEnd, slot: int) -> None:
-        # Called by any thread, without a lock: added first, so of this and `close` the later one
-        # clears it.
+        # By any thread, without a lock: added first, so of this and `close` the later one clears.
         self._returned.append((worker, slot))
         if self._is_closed:
             # They would hold memory as long as the pool exists.
@@ -522,7 +509,7 @@ class WorkerPool:
             lost = list(worker.jobs)
         if self._on_death is not None and not self._is_closed:
             self._on_death(self.last_death)
-        return [self._lost(job, worker.number) for job in lost if self._is_open(job)]
+        return [self._lost(job, worker.number) for job in lost if job.key in self._open]
 
     def _replace(self, worker: WorkerEnd) -> list[WorkerJob]:
         """Starts another worker, which gets the jobs of the dead one; returns lost jobs."""
@@ -539,7 +526,7 @@ class WorkerPool:
             self._retries.extendleft(reversed(worker.jobs))
             tries = self._tries.pop(job.key, 0) + 1
             # Else it was late, and another worker has answered it, or has it.
-            if self._is_open(job) and not self._is_in_hand(job):
+            if job.key in self._open and not self._is_in_hand(job):
                 if tries < MAX_TRIES:
                     self._tries[job.key] = tries
                     self._retries.appendleft(job)

@@ -129,7 +129,6 @@ class Slots:
         self._last_nbytes = 0
 
     def reuse(self, slot: int) -> None:
-        """Handles a slot that the reader has returned."""
         memory = self._held.pop(slot, None)
         if memory is None:
             return
@@ -169,8 +168,8 @@ class Slots:
         if arena is not None and slot is not None and arena.end:
             encoded = codec.encode(value, allow_pickle=True, arena=arena)
             is_fit = encoded.nbytes <= arena.memory.nbytes
-            # The payload is one range: what was stacked but is not part of the batch (collate_fn
-            # changed it afterwards) would be sent, too. Beyond 64 KiB the batch is copied instead.
+            # What was stacked but is not part of the batch (collate_fn changed it afterwards) would
+            # be sent, too.
             if is_fit and arena.end - encoded.in_place <= _UNUSED_BYTES:
                 self._last_nbytes = encoded.nbytes
                 encoded.write_into(arena.memory.data)
@@ -235,7 +234,6 @@ class Slots:
 
 
 def serve(channel: Pipe, slots: Slots, source: "IndexedSource | ShardSource") -> None:
-    """Answers orders until the other end of the channel is closed."""
     while messages := channel.receive():
         for data, _ in messages:
             match to_worker.decode(data):
@@ -258,16 +256,8 @@ def answer(order: Make, slots: Slots, source: "IndexedSource | ShardSource") -> 
         slots.close_batch()
     # Outside of `try`: an error here is not the dataset's.
     digest, state = source.made(encoded, slot)
-    return Batch(
-        slot,
-        encoded.tree,
-        encoded.nbytes,
-        encoded.has_pickle,
-        time.process_time() - cpu,
-        time.monotonic() - wall,
-        digest,
-        state,
-    )
+    cpu_seconds, wall_seconds = time.process_time() - cpu, time.monotonic() - wall
+    return Batch(slot, encoded.tree, encoded.nbytes, cpu_seconds, wall_seconds, digest, state)
 
 
 class IndexedSource:
@@ -325,8 +315,7 @@ class IndexedSource:
         index = codec.unpack_value(order.index, allow_pickle=True)
         if self._seeder is not None:
             return self._seeder.make(order.seed, lambda: self._fetch(order, index))
-        # `torch` seeding: once an epoch, as torch's workers. Random numbers then depend on which
-        # batches this worker gets, see docs/feed.md.
+        # `torch` seeding: once an epoch, as torch's workers (docs/feed.md).
         if order.seed[:3] != self._seeded_for:
             self._seeded_for = order.seed[:3]
             self._seed_as_torch(order.seed[0] if order.seed else self._base_seed)
@@ -454,8 +443,7 @@ class ShardStream:
 
     def _set_states(self, resumed: Stream, index: object) -> None:
         if resumed.state and set_states(resumed.state, self._roots()):
-            # The dataset makes some generators at their first use: one batch makes them, then all
-            # states are set again.
+            # The dataset makes some generators at their first use: in one batch.
             self._iterate(resumed)
             self._make_up_to(1, index)
             set_states(resumed.state, self._roots())
