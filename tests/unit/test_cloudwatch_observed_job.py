@@ -210,7 +210,6 @@ def test_a_load_suggests_and_decide_promises_nothing_without_a_step(cpu, gpu, su
     assert "No step was timed" in text
     assert "does not help" not in text
     assert " ms" not in text
-    assert max(map(len, text.splitlines())) <= 88
 
 
 def test_a_cpu_bound_load_is_told_what_a_data_host_would_have_to_bring():
@@ -238,6 +237,7 @@ def test_with_a_step_from_the_log_decide_makes_plans_with_wide_bands():
         "ml.p4d.24xlarge", step_seconds=0.192, cpu_utilization=0.99, gpu_utilization=0.45
     )
     found = decision_of(made)
+    assert (found.bottleneck, found.action) == ("cpu", "heterogeneous")
     best = next(p for p in found.plans if p.action == "heterogeneous" and p.predicted)
     assert best.predicted is not None
     outcome = best.predicted

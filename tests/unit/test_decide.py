@@ -173,14 +173,6 @@ def test_share_stays_below_one_where_the_network_is_the_limit():
     assert plan.predicted.step_seconds == pytest.approx(network, rel=1e-6)
 
 
-def test_starved_only_by_time_and_utilization_is_still_seen_as_cpu_bound():
-    profile = builders.profile(
-        "ml.p4d.24xlarge", step_seconds=0.192, cpu_utilization=0.98, gpu_utilization=0.45
-    )
-    decision = _decide(profile)
-    assert (decision.bottleneck, decision.action) == ("cpu", "heterogeneous")
-
-
 def test_measured_step_corrects_the_terms_that_bind_and_no_other():
     # The parts give 0.18 s, measured were 0.2 s: loading is dearer than it looked, and the
     # accelerator is as fast as it was measured.

@@ -3,18 +3,11 @@
 import importlib.metadata
 import json
 import pickle
+from types import SimpleNamespace
 
 import pytest
 
 from stoker.errors import MissingExtraError, UsageError, install_command
-
-
-class Installed:
-    def __init__(self, origin: object) -> None:
-        self._origin = origin
-
-    def read_text(self, _: str) -> str | None:
-        return None if self._origin is None else json.dumps(self._origin)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +30,8 @@ class Installed:
     ],
 )
 def test_the_command_installs_from_where_stoker_came(origin, command, monkeypatch):
-    monkeypatch.setattr(importlib.metadata, "distribution", lambda _: Installed(origin))
+    installed = SimpleNamespace(read_text=lambda _: json.dumps(origin))
+    monkeypatch.setattr(importlib.metadata, "distribution", lambda _: installed)
     assert install_command("aws") == command
 
 

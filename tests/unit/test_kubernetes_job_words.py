@@ -4,7 +4,6 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from stoker.logs import Log
@@ -436,13 +435,6 @@ def test_a_pod_s_last_words_that_are_cut_begin_with_no_whole_line():
     whole = "rank 0 on a: ValueError: " + "\u00e9" * 1100
     last = pod(ended=ended(5, 1, message=f"error: {whole}"), is_final=True)
     assert f"exit code 1: {whole}" in str(end("failed", last).failure)
-
-
-def test_the_record_s_words_come_before_the_pod_s(tmp_path):
-    record = msgspec.structs.replace(training(), status="failed", exit_code=9, failure="its words")
-    leader = pod(ended=ended(5, 3, message="boom"), is_final=True)
-    found = end("failed", leader, record=record, run_dir=tmp_path)
-    assert (found.exit_code, found.failure) == (9, "its words")
 
 
 def test_a_run_is_billed_from_a_pod_s_place_on_a_node_to_its_end_replaced_pods_too():

@@ -14,17 +14,10 @@ from stoker.feed.wire.protocol import (
 )
 from stoker.feed.workers.pool import Result, WorkerJob
 from stoker.launch.coordinator import MAX_MESSAGE_BYTES
+from support.aws_answers import Clock
 
 NOTHING: dict[str, int] = {}
 ORDER = Make(session="s", epoch_id=0, number=0, index=b"", seed=())
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def observer(clock: Clock | None = None) -> Observer:

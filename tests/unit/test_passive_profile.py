@@ -15,17 +15,7 @@ from stoker.feed.resource_usage import LoaderUsage, RankUsage, Usage, read_usage
 from stoker.feed.timeline import MeasuredStep, Timeline
 from stoker.feed.wire.protocol import FeedWork, HostWork, Progress
 from stoker.launch.passive_profile import MIN_STEPS, measure, passive_profile
-from stoker.records import (
-    Constraints,
-    Decision,
-    Job,
-    Place,
-    Profile,
-    ProfiledLoader,
-    Training,
-    convert,
-    to_document,
-)
+from stoker.records import Constraints, Decision, Job, Profile, ProfiledLoader, Training
 from support import builders
 
 BATCH_BYTES = 4096
@@ -182,7 +172,6 @@ def test_loading_on_data_hosts_is_counted_in_seconds_of_the_dnn_hosts_cpu():
     assert found.timed_step.trainer_cpu_seconds == pytest.approx(0.010)
     (hosts,) = found.data
     assert (hosts.instance_type, hosts.count, hosts.workers_per_host) == ("ml.c7i.8xlarge", 2, 32)
-    assert convert(to_document(found), Profile, Place("passive-profile.json")) == found
 
 
 def test_too_few_steps_give_no_profile():

@@ -56,11 +56,6 @@ def test_the_address_names_the_content(tmp_path):
     assert pack_inputs(workload()).uri != pack_inputs(other).uri
 
 
-def test_a_folder_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="no such folder"):
-        pack_inputs(workload(source="code"), folder=tmp_path)
-
-
 def test_settings_for_sagemaker_are_needed():
     with pytest.raises(UsageError, match="no settings for SageMaker"):
         pack_inputs(Workload(name="x", command=("true",)))

@@ -175,7 +175,6 @@ def test_what_all_workers_share_is_one_of_the_parts_and_named():
     assert (profile.check.explained, profile.check.state) == (True, None)
     words = "the limit is the storage or network, which all workers share"
     assert words in " ".join(explain(profile).split())
-    assert convert(to_document(profile), Profile, Place("profile.json")) == profile
 
 
 @pytest.mark.parametrize(
@@ -352,7 +351,6 @@ def test_the_strongest_comes_first_in_the_record_and_in_words():
     text = explain(profile)
     assert f"found: {profile.states[0].text[:40]}" in text
     assert max(map(len, text.splitlines())) <= 88
-    assert convert(to_document(profile), Profile, Place("profile.json")) == profile
 
 
 def test_a_profile_of_earlier_names_is_read_and_told():

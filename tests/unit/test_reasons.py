@@ -12,9 +12,9 @@ from torch._utils import ExceptionWrapper
 from stoker.feed.wire.dataset import pack_error, unpack_error
 from stoker.launch import finish
 from stoker.launch.supervise import STDERR_TAIL_BYTES, OutputTail
-from stoker.launch.topology import HostGroup, Topology
 from stoker.logs import Log
-from stoker.reasons import cause_of, reason_of_failure, said_in, shortened
+from stoker.reasons import cause_of, reason_of_failure, said_in
+from support import builders
 
 WHO = "dnn host s7a-dnn-0-0"
 
@@ -229,22 +229,15 @@ def test_the_launcher_leaves_its_failure_in_the_pod_s_status_as_an_error(tmp_pat
     status.touch()
     monkeypatch.setattr(finish, "TERMINATION_LOG", status)
     finish.write_failure(tmp_path, "rank 0 on a: KeyError: 'x'\n" + "\n".join(TRACE))
-    dnn = HostGroup(name="dnn", role="dnn", instance_type="", hosts=("a",))
     finish.leave_in_pod(
         base_dir=tmp_path,
         output=tmp_path,
-        topology=Topology(host="a", groups=(dnn,)),
+        topology=builders.topology("a", dnn=("dnn", ("a",))),
         exit_code=1,
         log=Log(run="r", host="a"),
     )
     found = reason(*status.read_text().splitlines())
     assert found == "ended with exit code 1: rank 0 on a: KeyError: 'x'"
-
-
-def test_a_long_failure_keeps_its_first_line_and_its_end():
-    short = shortened("the cause\n" + "x" * 5000 + "\nthe end", most=1000)
-    assert len(short) == 1000
-    assert (cause_of(short), short[-7:]) == ("the cause", "the end")
 
 
 def test_the_end_of_a_stream_that_is_cut_begins_with_a_whole_line():

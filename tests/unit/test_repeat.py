@@ -6,19 +6,7 @@ import pytest
 
 from stoker.errors import ServiceError
 from stoker.repeat import repeated, within
-
-
-class Clock:
-    def __init__(self):
-        self.now = 0.0
-        self.pauses = []
-
-    def sleep(self, seconds):
-        self.pauses.append(seconds)
-        self.now += seconds
-
-    def __call__(self):
-        return self.now
+from support.aws_answers import Clock
 
 
 class Faltering:
@@ -47,7 +35,7 @@ def call(service, clock, **options):
 def test_a_call_is_repeated_with_longer_pauses_and_told_once(clock):
     told = []
     assert call(Faltering(8), clock, tell=told.append) == "answer"
-    assert clock.pauses == [1, 2, 4, 8, 16, 32, 60, 60]
+    assert clock.slept == [1, 2, 4, 8, 16, 32, 60, 60]
     assert [err.what for err in told] == ["failed, 7 left"]
 
 
@@ -61,7 +49,7 @@ def test_the_last_error_is_raised_after_the_time(clock):
 def test_a_final_refusal_is_raised_at_once(clock, kind):
     with pytest.raises(ServiceError):
         call(Faltering(1, kind=kind), clock)
-    assert clock.pauses == []
+    assert clock.slept == []
 
 
 def test_the_caller_may_repeat_other_refusals(clock):
@@ -70,7 +58,7 @@ def test_the_caller_may_repeat_other_refusals(clock):
 
 def test_a_service_may_ask_for_a_longer_pause(clock):
     assert call(Faltering(1, retry_after_seconds=120.0), clock) == "answer"
-    assert clock.pauses == [120]
+    assert clock.slept == [120]
 
 
 def test_a_wait_has_a_deadline_and_hands_on_errors():

@@ -24,14 +24,7 @@ from stoker.launch.feed_log import ProgressLog
 from stoker.launch.passive_profile import measure
 from stoker.logs import Log, parse_line
 from stoker.report.step_times import Strip, describe_windows, read_steps
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from support.aws_answers import Clock
 
 
 def rows_of(path: Path) -> list[str]:

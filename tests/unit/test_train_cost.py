@@ -19,13 +19,7 @@ from support import sample_records
 
 def here(output_dir: Path) -> SimpleNamespace:
     """Returns a double of the local platform, whose job has ended."""
-    end = JobEnd(
-        status="succeeded",
-        exit_code=0,
-        failure=None,
-        output_dir=output_dir,
-        data_group_release_seconds=None,
-    )
+    end = JobEnd(status="succeeded", exit_code=0, output_dir=output_dir)
     run = SimpleNamespace(
         name="job", output_dir=output_dir, lines=lambda: iter(()), wait=lambda: end, stop=list
     )

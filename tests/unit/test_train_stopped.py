@@ -1,6 +1,5 @@
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,15 +12,7 @@ from stoker.records import Json, Training, read_json
 from stoker.train import train
 from support import builders
 
-JOB = JobSpec(
-    name="run",
-    command=("true",),
-    groups=(builders.group("dnn"),),
-    run_dir=Path("runs/run"),
-)
-STOPPED = JobEnd(
-    status="stopped", exit_code=143, failure=None, output_dir=None, data_group_release_seconds=None
-)
+STOPPED = JobEnd(status="stopped", exit_code=143)
 
 
 class Interrupted:
@@ -59,12 +50,11 @@ class Interrupted:
 def stopped(run_dir: Path, ends: JobEnd | Exception | None) -> Training:
     kept: list[Training] = []
     told: list[str] = []
-    platform = Interrupted(ends)
-    job = replace(JOB, run_dir=run_dir)
+    groups = (builders.group("dnn"),)
     with pytest.raises(KeyboardInterrupt):
         train(
-            job,
-            platform=platform,
+            JobSpec(name="run", command=("true",), groups=groups, run_dir=run_dir),
+            platform=Interrupted(ends),
             catalog=load_catalog("local"),
             on_stop=kept.append,
             on_submit=lambda: told.append("submitted"),

@@ -1,5 +1,3 @@
-import pytest
-
 from stoker.feed.workers.pool import advice_on, describe_exit
 from stoker.host.processes import why_not_found
 from stoker.launch.finish import words_of_end
@@ -16,26 +14,6 @@ def test_a_killed_command_is_named_with_its_signal_and_not_with_the_last_log_lin
     words = words_of_end(WHO, exit_code=137, stderr=f"epoch 1\n{LOG}\n")
     assert cause_of(words) == f"{WHO} ended with signal 9 (SIGKILL), perhaps out of memory"
     assert words.splitlines()[1:] == ["epoch 1"]
-
-
-@pytest.mark.parametrize(
-    ("stderr", "expected"),
-    [
-        ("", f"{WHO} ended with exit code 9"),
-        (
-            f"{LOG}\nthe last words\n{LOG}\n",
-            f"{WHO} ended with exit code 9; its last line: the last words",
-        ),
-        (TRACE + LOG, f"{WHO} ended with exit code 9: KeyError: 'x'"),
-        (f"{TRACE}bye\n", f"{WHO} ended with exit code 9: KeyError: 'x'"),
-        (
-            "error: no disk\nwhere: here\ntry:   more\n",
-            f"{WHO} ended with exit code 9: no disk; more",
-        ),
-    ],
-)
-def test_a_failed_command_is_named_with_its_exception_or_last_words(stderr, expected):
-    assert cause_of(words_of_end(WHO, exit_code=9, stderr=stderr)) == expected
 
 
 def test_the_cause_of_a_bare_traceback_is_its_exception():
