@@ -1,6 +1,5 @@
 import io
 import sys
-from datetime import date
 from functools import partial
 
 import msgspec
@@ -8,20 +7,18 @@ import pytest
 
 from stoker.catalog import load_catalog
 from stoker.cli.billing import bill, confirm, confirm_run, limit_words, say_unused_types
-from stoker.decide import decide
 from stoker.errors import UsageError
 from stoker.records import (
     Cluster,
     Constraints,
     Decision,
-    FeedSettings,
     Group,
     TodaysGroup,
     TrainingSize,
     Workload,
 )
 from stoker.records.base import Place, convert
-from support import builders, sample_records
+from support import builders, decisions, sample_records
 
 CATALOG = load_catalog("sagemaker")
 WORKLOAD = Workload(name="job", command=("true",), platform="sagemaker")
@@ -37,20 +34,15 @@ def start(workload, groups, *, yes=True, quiet=True, is_profile=False):
 
 
 def decision() -> Decision:
-    return decide(
-        builders.profile(
-            "ml.p4d.24xlarge",
-            step_seconds=0.192,
-            accelerator_step_seconds=0.08,
-            loader_cpu_seconds=16.0,
-            global_batch_size=1024,
-        ),
-        catalog=CATALOG,
-        constraints=Constraints(allowed_instance_types=("ml.c5.18xlarge",)),
-        training=TrainingSize(steps=100_000),
-        feed=FeedSettings(),
-        today=date(2026, 11, 20),
+    profile = builders.profile(
+        "ml.p4d.24xlarge",
+        step_seconds=0.192,
+        accelerator_step_seconds=0.08,
+        loader_cpu_seconds=16.0,
+        global_batch_size=1024,
     )
+    size = TrainingSize(steps=100_000)
+    return decisions.decided(profile, training=size, allowed_instance_types=("ml.c5.18xlarge",))
 
 
 def test_the_bill_names_price_promise_start_up_and_break_even():
@@ -58,7 +50,6 @@ def test_the_bill_names_price_promise_start_up_and_break_even():
     assert made.action == "heterogeneous"
     lines = bill(WORKLOAD, made.plan.groups, catalog=CATALOG, decision=made)
     usd = CATALOG.usd_per_hour(made.plan.groups)
-    assert usd is not None
     assert f"${usd:.2f} per hour" in lines[0]
     assert lines[1].startswith("predicted: ")
     assert "the whole training" in lines[1]
@@ -69,7 +60,6 @@ def test_the_bill_names_price_promise_start_up_and_break_even():
     cost = [
         each.usd_per_hour * 300 / 3600 + steps / 1000 * each.usd_per_1000_steps
         for each in (keep, made.plan.predicted)
-        if each is not None
     ]
     assert cost[0] == pytest.approx(cost[1], rel=0.01)
     # Groups of no plan get their price only.
@@ -117,9 +107,8 @@ def test_a_run_that_nothing_ends_says_so(capsys, settings, constraints, words):
     workload = limited(
         None, platform="kubernetes", kubernetes=settings, constraints=constraints, image="app:1"
     )
-    start = partial(
-        confirm, workload, dnn("g5.xlarge"), catalog=CATALOG, decision=None, assume_yes=True
-    )
+    known = {"catalog": CATALOG, "decision": None, "assume_yes": True}
+    start = partial(confirm, workload, dnn("g5.xlarge"), **known)
     start(quiet=False)
     said = capsys.readouterr().err
     assert words in said
@@ -178,7 +167,6 @@ TWO_HOURS = {
 
 def test_a_run_that_may_cost_more_than_its_limit_is_not_started_and_a_profile_is():
     price = CATALOG.usd_per_hour(GROUPS)
-    assert price is not None
     line = bill(limited(None, sagemaker=TWO_HOURS), GROUPS, catalog=CATALOG, decision=None)[0]
     assert line.endswith(f"at most ${2 * price:.2f} for this run (max_run_seconds 2 h 00 min)")
     start(limited(2 * price, sagemaker=TWO_HOURS), GROUPS)
@@ -225,7 +213,6 @@ def test_a_run_that_should_cost_more_than_max_usd_is_not_started():
 
 
 def test_decide_counts_with_the_dollars_per_hour_that_a_run_leaves():
-    known = limited(10.0, sagemaker=TWO_HOURS).known_constraints
-    assert known.max_usd_per_hour == 5.0
+    assert limited(10.0, sagemaker=TWO_HOURS).known_constraints.max_usd_per_hour == 5.0
     assert limited(None, sagemaker=TWO_HOURS).known_constraints.max_usd_per_hour is None
     assert limited(10.0, platform="local").known_constraints.max_usd_per_hour is None

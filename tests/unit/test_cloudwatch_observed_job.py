@@ -5,8 +5,6 @@ from datetime import date
 import msgspec
 import pytest
 
-from stoker.catalog import load_catalog
-from stoker.decide import decide
 from stoker.decide import explain as explain_decision
 from stoker.errors import UsageError
 from stoker.evaluate import evaluate
@@ -14,8 +12,6 @@ from stoker.platforms.sagemaker.cloudwatch import HostLoad, ObservedJob, point_s
 from stoker.profile import explain
 from stoker.profile.observed_job import MIN_SAMPLES, observed_profile, steps_in
 from stoker.records import (
-    Constraints,
-    Group,
     Job,
     Observed,
     Profile,
@@ -25,9 +21,8 @@ from stoker.records import (
     write_json,
 )
 from stoker.report.verdict import collect
-from support import builders
+from support import builders, decisions
 
-TODAY = date(2026, 11, 20)
 DAY = 86400
 SIZES = {"ml.g5.2xlarge": (8, 1), "ml.c5.4xlarge": (16, 0)}
 STOKER = "stoker 2026-11-20T08:00:{:02d}.000Z run=m host=algo-1 "
@@ -52,9 +47,6 @@ def job(**changes: object) -> ObservedJob:
 
 def profile(cpu: float | None, gpu: float | None, kind: str = "ml.p4d.24xlarge") -> Profile:
     return builders.profile(kind, cpu_utilization=cpu, gpu_utilization=gpu)
-
-
-# ---- steps out of a log
 
 
 def progress(*steps: float, wait: float | None = None) -> list[str]:
@@ -103,9 +95,6 @@ def test_old_points_are_asked_for_as_coarsely_as_they_are_kept(seconds, age, per
     assert point_seconds(seconds, age_seconds=age) == period
 
 
-# ---- the profile
-
-
 def test_the_profile_is_the_dnn_groups_and_keeps_every_host(tmp_path):
     made = observed_profile(job(minutes=4.0, is_running=True, point_seconds=300), sizes=SIZES)
     assert made.step is None
@@ -145,9 +134,8 @@ def test_a_log_adds_the_step_and_its_wait_in_place_of_a_guess():
     assert "250 ms" in text
     assert "None" not in text
     assert "probably CPU-bound" in text
-    waiting = explain(
-        msgspec.structs.replace(made, step=StepTerms(step_seconds=0.25, wait_seconds=0.1))
-    )
+    step = StepTerms(step_seconds=0.25, wait_seconds=0.1)
+    waiting = explain(msgspec.structs.replace(made, step=step))
     assert "vCPUs 97% busy, GPUs 41% busy" in waiting
     assert "probably" not in waiting
 
@@ -170,19 +158,8 @@ def test_a_profile_that_says_nothing_is_refused(tmp_path, observed):
         read_json(file, Profile)
 
 
-# ---- what is made of it
-
-
-def decision_of(
-    made: Profile, *clusters: tuple[Group, ...], today: date = TODAY, **constraints: object
-):
-    return decide(
-        made,
-        catalog=load_catalog("sagemaker"),
-        constraints=Constraints(**constraints),
-        extra_clusters=clusters,
-        today=today,
-    )
+def decision_of(made, *clusters, **more):
+    return decisions.decided(made, extra_clusters=clusters, **more)
 
 
 @pytest.mark.parametrize(
@@ -239,9 +216,7 @@ def test_with_a_step_from_the_log_decide_makes_plans_with_wide_bands():
     found = decision_of(made)
     assert (found.bottleneck, found.action) == ("cpu", "heterogeneous")
     best = next(p for p in found.plans if p.action == "heterogeneous" and p.predicted)
-    assert best.predicted is not None
-    outcome = best.predicted
-    assert outcome.step_seconds_high / outcome.step_seconds - 1 > 0.15
+    assert best.predicted.step_seconds_high / best.predicted.step_seconds - 1 > 0.15
     assert any("utilization" in warning for warning in found.warnings)
     assert found.advice[0].id == "profile"
 

@@ -1,6 +1,5 @@
 import math
 import re
-from datetime import date
 from functools import partial
 from itertools import pairwise, permutations
 
@@ -10,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.catalog import Catalog, load_catalog
-from stoker.decide import decide, explain, pareto_front
+from stoker.decide import explain, pareto_front
 from stoker.decide.choose import Walk, choose, error_band, local_core_words, walk
 from stoker.decide.work import measure
 from stoker.errors import UsageError
@@ -30,35 +29,20 @@ from stoker.records import (
     TrainingSize,
     to_json,
 )
-from support import builders
+from support import builders, decisions
 from support.property_tests import examples
 
-TODAY = date(2026, 11, 1)
 AWS = load_catalog("sagemaker")
 LOCAL = load_catalog("local", cores=2)
 TYPES = (
-    "ml.g5.8xlarge",
-    "ml.g5.48xlarge",
-    "ml.g5.xlarge",
-    "ml.p4d.24xlarge",
-    "ml.p3.2xlarge",
-    "ml.p5en.48xlarge",
-    "ml.m5.large",
-    "ml.c5.24xlarge",
+    *("ml.g5.8xlarge", "ml.g5.48xlarge", "ml.g5.xlarge", "ml.p4d.24xlarge"),
+    *("ml.p3.2xlarge", "ml.p5en.48xlarge", "ml.m5.large", "ml.c5.24xlarge"),
 )
 
 
-def _decide(profile, *, catalog=AWS, constraints=None, steps=None, extra=(), **more):
-    feed = more.pop("feed", FeedSettings())
-    return decide(
-        profile,
-        catalog=catalog,
-        constraints=constraints or Constraints(**more),
-        training=TrainingSize(steps=steps),
-        feed=feed,
-        extra_clusters=extra,
-        today=TODAY,
-    )
+def _decide(profile, *, steps=None, extra=(), **more):
+    size = TrainingSize(steps=steps)
+    return decisions.decided(profile, training=size, extra_clusters=extra, **more)
 
 
 _profile = partial(builders.profile, is_explained=True, global_batch_size=64)
@@ -75,9 +59,8 @@ _starved = builders.starved
 
 
 def _accelerator_bound(count=1, **terms):
-    return _starved(
-        count=count, accelerator_step_seconds=0.2, loader_cpu_seconds=1.0 * count, **terms
-    )
+    own = {"accelerator_step_seconds": 0.2, "loader_cpu_seconds": 1.0 * count}
+    return _starved(count=count, **own, **terms)
 
 
 def _local(profile=None, **more):
@@ -160,9 +143,6 @@ def test_waiting_for_storage_takes_as_long_on_a_data_host():
     assert plan.predicted.limit == "latency"
 
 
-# The parts of the model.
-
-
 def test_share_stays_below_one_where_the_network_is_the_limit():
     # 0.4 GB a step: 0.46 s over the data host's 10 Gbit/s, if all of it were made there.
     profile = _starved(accelerator_step_seconds=0.01, batch_bytes=4e8)
@@ -177,11 +157,7 @@ def test_measured_step_corrects_the_terms_that_bind_and_no_other():
     # The parts give 0.18 s, measured were 0.2 s: loading is dearer than it looked, and the
     # accelerator is as fast as it was measured.
     slow = _starved(loader_cpu_seconds=0.9 * 6.1, trainer_cpu_seconds=0.9 * 0.3)
-    predicted = _decide(slow, objective="time").plan.predicted
-    assert predicted.step_seconds == pytest.approx(0.08)
-
-
-# What is chosen.
+    assert _decide(slow, objective="time").plan.predicted.step_seconds == pytest.approx(0.08)
 
 
 def test_more_accelerators_are_offered_where_they_are_the_limit_for_time_and_not_for_money():
@@ -407,9 +383,7 @@ def test_spread_of_the_measured_step_is_the_band_of_keep():
 
 
 def _with_states(*states, found=None, fixes=()):
-    named = tuple(
-        ProfileState(id=name, text=f"{name}: figures", share=share) for name, share in states
-    )
+    named = tuple(ProfileState(id=name, text=f"{name}: x", share=share) for name, share in states)
     return _decide(msgspec.structs.replace(found or _starved(), states=named, fixes=fixes))
 
 
@@ -435,23 +409,19 @@ def test_what_no_host_changes_is_to_be_fixed_before_money_is_spent(name, called)
     [(8.0, True, "keep"), (8.0, False, "scale_up"), (6.1, True, "heterogeneous")],
     ids=["they wait", "more are not free", "they compute"],
 )
-def test_waiting_workers_are_bought_nothing_while_more_of_them_are_free(
-    name, wall, is_free, action
-):
+def test_waiting_workers_are_bought_nothing_while_more_are_free(name, wall, is_free, action):
     fix = Fix(id="num_workers", text="num_workers=64 instead of 32", saves_seconds=0.1)
     waiting = _starved(loader_wall_seconds=wall)
     decision = _with_states((name, 0.5), found=waiting, fixes=(fix,) if is_free else ())
     assert decision.action == action
 
 
-def test_a_storage_of_known_rate_is_a_term_of_the_model():
-    known = _starved(read_bytes=1e6, storage_bytes_per_second=2e9)
-    assert _with_states(("storage", 0.5), found=known).action == "heterogeneous"
-
-
 def test_other_states_and_a_small_one_do_not_hold_the_change_off():
     assert _with_states().action == "heterogeneous"
     assert _with_states(("cpu", 0.6), ("other-programs", 0.3)).action == "heterogeneous"
+    # A storage of known rate is a term of the model.
+    known = _starved(read_bytes=1e6, storage_bytes_per_second=2e9)
+    assert _with_states(("storage", 0.5), found=known).action == "heterogeneous"
     small = _with_states(("throttled", 0.1), fixes=(Fix(id="throttled", text="raise the limit"),))
     assert small.action == "heterogeneous"
     # A state and its fix are one line of advice.
@@ -462,9 +432,6 @@ def test_what_a_plan_does_not_answer_is_advised_next_to_it():
     assert "gil" in {own.id for own in _with_states(("gil", 0.4)).advice}
     later = Fix(id="first-epoch", text="profile later epochs")
     assert "first-epoch" in {own.id for own in _with_states(fixes=(later,)).advice}
-
-
-# The text and the path.
 
 
 def test_profiles_fix_that_costs_nothing_is_the_charts_free_fix_and_the_first_advice():
@@ -561,8 +528,6 @@ def test_the_same_cores_in_one_host_are_compared_with_data_hosts():
     assert local_core_words(msgspec.structs.replace(decision, plan=kept)) == ""
 
 
-# The front.
-
 _amount = st.floats(min_value=0.01, max_value=10)
 
 
@@ -572,9 +537,8 @@ def test_front_beats_all_others_and_no_plan_of_it_beats_another(outcomes):
     plans = [_made_up("tune", step=step, usd_per_hour=usd) for step, usd in outcomes]
     best = _made_up("tune", step=0.001, usd_per_hour=0.001)
     # Neither of these may be run.
-    others = [
-        msgspec.structs.replace(best, **own) for own in ({"feasible": False}, {"predicted": None})
-    ]
+    barred = ({"feasible": False}, {"predicted": None})
+    others = [msgspec.structs.replace(best, **own) for own in barred]
     found, front = (
         [(p.predicted.step_seconds, p.predicted.usd_per_1000_steps) for p in each]
         for each in (plans, pareto_front([*others, *plans]))
@@ -594,8 +558,6 @@ def test_text_shows_both_ends_of_the_front_and_few_plans_else():
         assert f"today + {plan.groups[1].count} {plan.groups[1].instance_type[3:]} " in text
     assert text.count("heterogeneous") < 20
 
-
-# Properties.
 
 _seconds = st.floats(min_value=1e-4, max_value=100)
 _some = st.none() | st.just(0.0) | _seconds
@@ -667,16 +629,15 @@ def test_any_profile_gives_a_whole_decision(profile, constraints, steps):
         assert plan.feasible or plan.reason
         assert 0 <= plan.remote_share <= 1
         if plan.predicted is not None:
-            _check_numbers(plan.predicted)
-            _check_money(plan, keep)
+            _check_outcome(plan, keep)
     order = [plan.feasible for plan in decision.plans[1:]]
     assert order == sorted(order, reverse=True)
     assert max(map(len, explain(decision).splitlines())) <= 88
-    again = _decide(profile, constraints=constraints, steps=steps)
-    assert to_json(again) == to_json(decision)
+    assert to_json(_decide(profile, constraints=constraints, steps=steps)) == to_json(decision)
 
 
-def _check_numbers(outcome):
+def _check_outcome(plan, keep):
+    outcome, today = plan.predicted, keep.predicted
     numbers = [
         v for name in outcome.__struct_fields__ if not isinstance(v := getattr(outcome, name), str)
     ]
@@ -685,10 +646,6 @@ def _check_numbers(outcome):
     cost = outcome.step_seconds * outcome.usd_per_hour * 1000 / 3600
     assert outcome.usd_per_1000_steps == cost
     assert 0 <= outcome.accelerator_utilization <= 1
-
-
-def _check_money(plan, keep):
-    outcome, today = plan.predicted, keep.predicted
     prices = [AWS.get(group.instance_type).usd_per_hour for group in plan.groups]
     usd = sum(g.count * (price or math.nan) for g, price in zip(plan.groups, prices, strict=True))
     assert outcome.usd_per_hour == pytest.approx(usd, rel=1e-12)

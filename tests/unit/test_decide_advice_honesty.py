@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from datetime import date
 from functools import partial
 
 import msgspec
@@ -12,25 +11,14 @@ from hypothesis import strategies as st
 
 from stoker.catalog import load_catalog
 from stoker.cli.outputs import free_advice
-from stoker.decide import decide, explain
+from stoker.decide import explain
 from stoker.decide.choose import error_band
 from stoker.decide.model import ClusterShape, Hosts, estimate
 from stoker.decide.work import measure, today_of
-from stoker.profile.combine import combine
 from stoker.profile.explain import explain as explain_profile
-from stoker.profile.rank_results import (
-    AcceleratorOnly,
-    AsIs,
-    BatchFacts,
-    Drain,
-    Evidence,
-    LoaderFacts,
-    RankResult,
-    Reads,
-)
-from stoker.records import Constraints, ProfileSettings, TodaysGroup
-from support import builders
-from support.profiled_ranks import at
+from stoker.profile.rank_results import BatchFacts, Evidence, Reads
+from support import builders, decisions, profiled_ranks
+from support.profiled_ranks import at, drained
 
 
 def ms(**milliseconds):
@@ -38,75 +26,38 @@ def ms(**milliseconds):
 
 
 def rank_of(took, *, rates, workers, vcpus, others=0.0, read_bytes=0.0, threads=None, looks=()):
-    return RankResult(
-        rank=0,
-        world_size=1,
-        host="algo-1",
+    wall, read = at(took["wall"]), at(read_bytes)
+    reads = Reads(workers=1, batch_bytes=read, cold_seconds=wall, warm_seconds=wall)
+    return profiled_ranks.rank_of(
+        **{name: took[name] for name in ("step", "wait", "accelerator")},
+        workers=workers,
         vcpus=vcpus,
-        ranks_on_host=1,
-        as_is=AsIs(
-            step_seconds=at(took["step"]),
-            wait_seconds=at(took["wait"]),
-            trainer_cpu_seconds=took["trainer"],
-            children_cpu_seconds=took["loader"] if workers else 0.0,
-            receive_seconds=0.0,
-            others_vcpus=others,
-        ),
-        evidence=Evidence(core_looks=looks),
-        accelerator=AcceleratorOnly(
-            step_seconds=at(took["accelerator"]),
-            trainer_cpu_seconds=at(took["trainer"]),
-            cached_batches=8,
-        ),
+        trainer_cpu=took["trainer"],
+        children_cpu=took["loader"] if workers else 0.0,
         drains=tuple(
-            Drain(
-                workers=count,
-                cpu_seconds=at(took["loader"]),
-                wall_seconds=at(took["wall"] if count == 1 else count / rate),
-                batches_per_second=rate,
-            )
-            for count, rate in rates.items()
+            drained(n, took["loader"], wall=took["wall"] if n == 1 else n / rate, rate=rate)
+            for n, rate in rates.items()
         ),
-        reads=Reads(
-            workers=1,
-            batch_bytes=at(read_bytes),
-            cold_seconds=at(took["wall"]),
-            warm_seconds=at(took["wall"]),
-        )
-        if read_bytes
-        else None,
+        others_vcpus=others,
+        evidence=Evidence(core_looks=looks),
+        reads=reads if read_bytes else None,
         batch=BatchFacts(samples=8, num_bytes=1_000_000),
-        loader=LoaderFacts(
-            num_workers=workers,
-            pin_memory=False,
-            persistent_workers=True,
-            dataset="__main__.Data",
-            torch_threads=threads,
-        ),
+        pin_memory=False,
+        torch_threads=threads,
     )
 
 
 def profile_of(*ranks):
-    """Returns the profile of hosts that have one rank each."""
     kind = f"local.c{round(ranks[0].vcpus)}"
-    return combine(
-        list(ranks),
-        group=TodaysGroup(instance_type=kind, count=len(ranks)),
-        settings=ProfileSettings(),
-        workload_sha256=None,
-        what={},
-    )
+    return profiled_ranks.profile_of(*ranks, kind=kind, count=len(ranks))
 
 
-def decided(profile, *, cores=4, fallback=(), asked=(), **constraints):
-    return decide(
-        profile,
-        catalog=load_catalog("local", cores=cores),
-        constraints=Constraints(**constraints),
-        fallback=fallback,
-        extra_clusters=asked,
-        today=date(2026, 11, 21),
-    )
+def decided(profile, *, cores=4, asked=(), **more):
+    catalog = load_catalog("local", cores=cores)
+    return decisions.decided(profile, catalog=catalog, extra_clusters=asked, **more)
+
+
+ONE_HOST = {"objective": "time", "max_data_hosts": 1, "allowed_instance_types": ("local.c1",)}
 
 
 def words(decision):
@@ -205,16 +156,13 @@ ONE_CORE = rank_of(
     workers=1,
     vcpus=1,
 )
-BUSY_NEIGHBOUR = profile_of(
-    msgspec.structs.replace(ONE_CORE, evidence=Evidence(elsewhere_vcpus=1.0))
-)
+BURNING = Evidence(elsewhere_vcpus=1.0)
+BUSY_NEIGHBOUR = profile_of(msgspec.structs.replace(ONE_CORE, evidence=BURNING))
 
 
 def test_cores_that_others_keep_busy_promise_nothing_of_hosts_on_them():
     # One core of a machine of two, whose other one is burning: the data host would be there.
-    decide_on_two = partial(
-        decided, cores=2, objective="time", max_data_hosts=1, allowed_instance_types=("local.c1",)
-    )
+    decide_on_two = partial(decided, cores=2, **ONE_HOST)
     assert decide_on_two(profile_of(ONE_CORE)).action == "heterogeneous"
     decision = decide_on_two(BUSY_NEIGHBOUR)
     assert (decision.action, decision.bottleneck) == ("keep", "unexplained")
@@ -279,9 +227,7 @@ SLEEPY = profile_of(
 
 
 def test_a_loader_that_waits_gets_the_free_workers_that_the_profile_names_before_hosts():
-    decision = decided(
-        SLEEPY, objective="time", max_data_hosts=1, allowed_instance_types=("local.c1",)
-    )
+    decision = decided(SLEEPY, **ONE_HOST)
     assert (decision.bottleneck, decision.action) == ("latency", "tune")
     (free,) = plans(decision, "tune")
     assert free.predicted.speedup == pytest.approx(4.0, rel=0.05)
@@ -291,24 +237,16 @@ def test_a_loader_that_waits_gets_the_free_workers_that_the_profile_names_before
     assert "Give the loaders 4 workers per host instead of 1: 4.00x as fast, at no cost." in told
 
 
-COLD = msgspec.structs.replace(
-    DISK,
-    step=msgspec.structs.replace(
-        DISK.timed_step, read_bytes=200e6, storage_bytes_per_second=600e6, loader_wall_seconds=0.16
-    ),
-    loader_rates=(),
-    states=(),
-)
+def with_step(profile, **terms):
+    step = msgspec.structs.replace(profile.timed_step, **terms)
+    return msgspec.structs.replace(profile, step=step, loader_rates=(), states=())
+
+
+COLD = with_step(DISK, read_bytes=200e6, storage_bytes_per_second=600e6, loader_wall_seconds=0.16)
 
 
 def with_a_data_host(profile, storage, kind="local.c2"):
-    decision = decided(
-        profile,
-        objective="time",
-        storage=storage,
-        max_data_hosts=1,
-        allowed_instance_types=(kind,),
-    )
+    decision = decided(profile, storage=storage, **ONE_HOST | {"allowed_instance_types": (kind,)})
     (plan,) = [p for p in plans(decision, "heterogeneous") if p.groups[1].instance_type == kind]
     return decision, plan.predicted
 
@@ -339,9 +277,7 @@ def test_where_storage_is_not_known_the_hosts_gain_is_a_range(profile, least, mo
 @pytest.mark.parametrize("storage", [None, "shared"], ids=str)
 def test_a_storage_at_its_limit_is_said_first_with_what_costs_nothing(storage):
     # 200 MB a step from a SATA disk: no host makes the disk faster.
-    sata = msgspec.structs.replace(
-        COLD, step=msgspec.structs.replace(COLD.timed_step, storage_bytes_per_second=580e6)
-    )
+    sata = with_step(COLD, storage_bytes_per_second=580e6)
     decision, outcome = with_a_data_host(sata, storage)
     assert (decision.action, outcome.limit) == ("keep", "storage")
     assert decision.plan.reason.startswith("the storage is the limit")
@@ -353,15 +289,8 @@ def test_a_storage_at_its_limit_is_said_first_with_what_costs_nothing(storage):
 
 def test_a_storage_that_is_nearly_the_limit_bounds_what_hosts_are_promised():
     # The CPU is the limit; a second host would halve it, and the storage is at three quarters.
-    step = msgspec.structs.replace(
-        COLD.timed_step,
-        read_bytes=155e6,
-        loader_cpu_seconds=0.68,
-        loader_wall_seconds=0.68,
-        used_cpu_seconds=None,
-        num_workers=2,
-    )
-    busy = msgspec.structs.replace(COLD, step=step)
+    loading = {"loader_cpu_seconds": 0.68, "loader_wall_seconds": 0.68}
+    busy = with_step(COLD, read_bytes=155e6, used_cpu_seconds=None, num_workers=2, **loading)
     _, shared = with_a_data_host(busy, "shared")
     decision, unknown = with_a_data_host(busy, None)
     assert decision.bottleneck == "cpu"
@@ -501,9 +430,7 @@ def test_a_training_of_a_known_bottleneck_is_advised_rightly(name):
     # Waiting workers are too few of them.
     assert [state.id for state in profile.states] == [advice[0].replace("latency", "workers")]
     types = (profile.host.instance_type,)
-    decision = decided(
-        profile, cores=2, objective="time", max_data_hosts=1, allowed_instance_types=types
-    )
+    decision = decided(profile, cores=2, **ONE_HOST | {"allowed_instance_types": types})
     assert (decision.bottleneck, decision.action) == advice
 
 
@@ -549,9 +476,7 @@ def test_a_data_host_takes_away_half_of_what_loading_and_training_cost_each_othe
         global_batch_size=8,
         batch_bytes=7e4,
     )
-    decision = decided(
-        profile, objective="time", max_data_hosts=1, allowed_instance_types=("local.c1",)
-    )
+    decision = decided(profile, **ONE_HOST)
     assert (decision.bottleneck, decision.action) == ("cpu", "heterogeneous")
     predicted = decision.plan.predicted
     # Half of what the step used beyond both, and tried: 64 to 73 ms of CPU (benchmarks).

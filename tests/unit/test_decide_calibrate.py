@@ -1,7 +1,6 @@
 """Earlier runs correct the model's constants; wrong, foreign and few ones never do."""
 
 import dataclasses
-from datetime import date
 from functools import partial
 
 import msgspec
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 
 from stoker.catalog import load_catalog
 from stoker.cli.decide import calibration_of
-from stoker.decide import EarlierRun, calibrate, decide, explain
+from stoker.decide import EarlierRun, calibrate, explain
 from stoker.decide.calibrate import BOUNDS
 from stoker.decide.choose import error_band
 from stoker.decide.model import ClusterShape, Hosts, estimate
@@ -20,20 +19,18 @@ from stoker.errors import UsageError
 from stoker.records import (
     Calibration,
     Check,
-    Constraints,
     Event,
     Job,
     ProfiledData,
     ProfiledHost,
     write_json,
 )
-from support import builders, sample_records
+from support import builders, decisions, sample_records
 from support.property_tests import examples
 
 replace = msgspec.structs.replace
 LOCAL = load_catalog("local", cores=2)
-TODAY = date(2026, 11, 1)
-CONSTRAINTS = Constraints(objective="time", max_data_hosts=1, allowed_instance_types=("local.c1",))
+CONSTRAINTS = {"objective": "time", "max_data_hosts": 1, "allowed_instance_types": ("local.c1",)}
 NOTHING = Calibration()
 
 
@@ -54,7 +51,7 @@ profile = partial(
 
 def run(slower=1.0, **training):
     found = profile()
-    decision = decide(found, catalog=LOCAL, constraints=CONSTRAINTS, today=TODAY)
+    decision = decisions.decided(found, catalog=LOCAL, **CONSTRAINTS)
     assert decision.action == "heterogeneous"
     one = sample_records.training()
     step = decision.plan.predicted.step_seconds * slower
@@ -76,9 +73,7 @@ def learned(*runs):
 
 
 def decided(calibration=None):
-    return decide(
-        profile(), catalog=LOCAL, constraints=CONSTRAINTS, today=TODAY, calibration=calibration
-    )
+    return decisions.decided(profile(), catalog=LOCAL, calibration=calibration, **CONSTRAINTS)
 
 
 def outcome_after(calibration):
@@ -108,9 +103,7 @@ def test_runs_that_disagree_widen_the_bands_of_data_groups():
 
 def run_of(found, groups, *, catalog, slower=1.0):
     """Returns a run on the hosts of these groups, and the limit that was predicted of them."""
-    decision = decide(
-        found, catalog=catalog, constraints=Constraints(), extra_clusters=[groups], today=TODAY
-    )
+    decision = decisions.decided(found, catalog=catalog, extra_clusters=[groups])
     plan = next(plan for plan in decision.plans if plan.reason == "asked for")
     one = FITS.training
     training = replace(
@@ -227,7 +220,6 @@ def test_whole_runs_are_read_and_the_rest_is_left(tmp_path):
     for name in whole:
         (tmp_path / "torn" / f"{name}.json").write_text("{")
     (tmp_path / "notes.txt").write_text("not a run")
-    found = calibration_of(tmp_path, like=sample_records.profile(), catalog=LOCAL)
-    assert found.runs == 3
+    assert calibration_of(tmp_path, like=sample_records.profile(), catalog=LOCAL).runs == 3
     with pytest.raises(UsageError, match="no runs in"):
         calibration_of(tmp_path / "runs", like=sample_records.profile(), catalog=LOCAL)

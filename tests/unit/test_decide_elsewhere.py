@@ -1,7 +1,6 @@
 """A profile is taken for another machine, never surer than it was; or there are only numbers."""
 
 import shlex
-from datetime import date
 
 import msgspec
 import pytest
@@ -10,14 +9,13 @@ from hypothesis import strategies as st
 
 from stoker.catalog import load_catalog
 from stoker.cli.main import run
-from stoker.decide import TakeAs, decide
+from stoker.decide import TakeAs
 from stoker.decide.choose import error_band
 from stoker.decide.elsewhere import taken_as
 from stoker.decide.model import Work
 from stoker.decide.work import measure, today_of
 from stoker.errors import UsageError
 from stoker.records import (
-    Constraints,
     Decision,
     Fix,
     ProfiledData,
@@ -26,10 +24,9 @@ from stoker.records import (
     read_json,
     write_json,
 )
-from support import builders
+from support import builders, decisions
 from support.property_tests import examples
 
-TODAY = date(2026, 11, 1)
 AWS = load_catalog("sagemaker")
 LOCAL = load_catalog("local", cores=3)
 
@@ -50,9 +47,8 @@ def _workstation(*, cpu_model=None, **changes):
     return builders.profile(host=host, is_explained=True, **(terms | changes))
 
 
-def _decide(profile, take_as, *, catalog=AWS):
-    constraints = Constraints(objective="time")
-    return decide(profile, catalog=catalog, constraints=constraints, today=TODAY, take_as=take_as)
+def _decide(profile, take_as, **more):
+    return decisions.decided(profile, take_as=take_as, objective="time", **more)
 
 
 def _keep(decision):
@@ -269,14 +265,9 @@ ACCELERATOR = ["--accelerator-step-seconds", "0.064"]
     ],
 )
 @pytest.mark.usefixtures("folder")
-def test_options_that_contradict_each_other_and_impossible_numbers_are_refused(
-    options, words, capsys
-):
+def test_options_that_contradict_and_impossible_numbers_are_refused(options, words, capsys):
     assert run(["decide", *options]) == 2
     assert words in capsys.readouterr().err
-
-
-# Without a profile.
 
 
 def _decided(folder, *options):
@@ -294,9 +285,7 @@ def _decided(folder, *options):
         ([*STEP, *ACCELERATOR, "--vcpus-needed", "10"], "unexplained", "keep", "profile-again"),
     ],
 )
-def test_step_and_accelerator_are_enough_to_see_who_waits(
-    options, bottleneck, action, advice, folder
-):
+def test_step_and_accelerator_tell_who_waits(options, bottleneck, action, advice, folder):
     decision = _decided(folder, *P4D, *options)
     assert (decision.bottleneck, decision.action) == (bottleneck, action)
     assert advice in [each.id for each in decision.advice]

@@ -10,9 +10,7 @@ from datetime import date
 import pytest
 
 from stoker.catalog import load_catalog
-from stoker.decide import decide
-from stoker.records import Constraints
-from support import builders
+from support import builders, decisions
 
 TODAY = date(2022, 12, 1)
 PRICES_2022 = """instance_type,sagemaker_usd_per_hour_us_east_1,priced_on
@@ -42,13 +40,8 @@ def containers(tmp_path):
 
 
 def _decided(catalog, groups, *, today=TODAY, **profile):
-    return decide(
-        builders.profile(groups[0].instance_type, **profile),
-        catalog=catalog,
-        constraints=Constraints(),
-        extra_clusters=[groups],
-        today=today,
-    )
+    found = builders.profile(groups[0].instance_type, **profile)
+    return decisions.decided(found, catalog=catalog, extra_clusters=[groups], today=today)
 
 
 def _tensorflow(catalog, today=TODAY):
@@ -96,11 +89,10 @@ def _named(decision):
 
 
 def _keep(decision):
-    keep = next(plan for plan in decision.plans if plan.action == "keep")
-    return keep.predicted
+    return next(plan for plan in decision.plans if plan.action == "keep").predicted
 
 
-def test_tensorflow_on_p4d_with_two_c5_is_within_six_percent_and_costs_what_is_published(
+def test_tensorflow_on_p4d_with_two_c5_is_within_6_percent_and_costs_as_published(
     catalog_2022,
 ):
     decision = _tensorflow(catalog_2022)
@@ -166,12 +158,7 @@ def test_a_larger_sister_is_priced_beside_its_heterogeneous_rival(today, larger)
     profile = builders.profile(
         today, step_seconds=0.3, accelerator_step_seconds=0.1, global_batch_size=512
     )
-    decision = decide(
-        profile,
-        catalog=load_catalog("sagemaker"),
-        constraints=Constraints(),
-        today=date(2026, 11, 1),
-    )
+    decision = decisions.decided(profile)
     offered = {plan.groups[0].instance_type for plan in decision.plans if plan.action == "scale_up"}
     assert larger in offered if larger else not offered
     assert any(plan.action == "heterogeneous" and plan.feasible for plan in decision.plans)

@@ -1,7 +1,6 @@
 """No plan counts on more workers than a stream has shards, nor on a loader that is not fed."""
 
 from dataclasses import replace
-from datetime import date
 
 import msgspec
 import pytest
@@ -10,22 +9,16 @@ from hypothesis import strategies as st
 
 from stoker.catalog import load_catalog
 from stoker.decide import explain, refuse_unfed
-from stoker.decide.decide import decide
 from stoker.decide.elsewhere import TakeAs
 from stoker.decide.model import ClusterShape, Hosts, busy_workers, estimate
 from stoker.decide.work import measure
 from stoker.errors import UsageError
-from stoker.records import Constraints, FeedSettings, ProfiledLoader, Workload
-from support import builders
+from stoker.records import FeedSettings, ProfiledLoader, Workload
+from support import builders, decisions
 
 AWS = load_catalog("sagemaker")
-STREAM = ProfiledLoader(
-    class_name="torch.utils.data.dataloader.DataLoader",
-    reach="torch",
-    iterable=True,
-    shards=2,
-    divides=True,
-)
+TORCHS = "torch.utils.data.dataloader.DataLoader"
+STREAM = ProfiledLoader(class_name=TORCHS, reach="torch", iterable=True, shards=2, divides=True)
 
 
 def profile_of(loader=STREAM, **changes):
@@ -44,14 +37,8 @@ def profile_of(loader=STREAM, **changes):
 
 
 def decided(profile, *groups, **more):
-    return decide(
-        profile,
-        catalog=AWS,
-        constraints=Constraints(objective="time"),
-        extra_clusters=[groups] if groups else [],
-        today=date(2026, 11, 1),
-        **more,
-    )
+    extra = [groups] if groups else []
+    return decisions.decided(profile, extra_clusters=extra, objective="time", **more)
 
 
 def promised(decision):
@@ -117,17 +104,14 @@ def test_a_stream_is_given_more_workers_only_where_it_may_divide_itself():
 
 OWN = ProfiledLoader(class_name="litdata.streaming.dataloader.StreamingDataLoader", reach="own")
 # Torch's class, in a script that imports stoker's.
-LEFT = ProfiledLoader(class_name=STREAM.class_name, reach="left")
+LEFT = ProfiledLoader(class_name=TORCHS, reach="left")
 
 
 @pytest.mark.parametrize(
     ("loader", "feed"),
     [
         (OWN, FeedSettings()),
-        (
-            ProfiledLoader(class_name=STREAM.class_name, reach="torch"),
-            FeedSettings(replace_dataloader=False),
-        ),
+        (ProfiledLoader(class_name=TORCHS, reach="torch"), FeedSettings(replace_dataloader=False)),
         (LEFT, FeedSettings()),
     ],
 )
@@ -167,9 +151,7 @@ def test_a_chain_stops_before_a_training_that_the_feed_cannot_reach():
     workers=st.integers(1, 64),
     wall=st.floats(0.01, 10.0),
 )
-def test_no_cluster_makes_a_batch_sooner_than_the_shards_workers_do(
-    shards, local, hosts, workers, wall
-):
+def test_no_cluster_is_faster_than_the_workers_of_its_shards(shards, local, hosts, workers, wall):
     instance = AWS.get("ml.c5.9xlarge")
     profile = builders.profile(
         instance.type,

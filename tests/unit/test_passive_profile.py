@@ -1,7 +1,6 @@
 """A run that was not profiled says what its steps took: from usage and reports to the record."""
 
 import time
-from datetime import date
 
 import msgspec
 import pytest
@@ -9,29 +8,20 @@ import torch
 
 import stoker
 from stoker.catalog import load_catalog
-from stoker.decide import decide
 from stoker.feed import resource_usage
 from stoker.feed.resource_usage import LoaderUsage, RankUsage, Usage, read_usage
 from stoker.feed.timeline import MeasuredStep, Timeline
 from stoker.feed.wire.protocol import FeedWork, HostWork, Progress
 from stoker.launch.passive_profile import MIN_STEPS, measure, passive_profile
-from stoker.records import Constraints, Decision, Job, Profile, ProfiledLoader, Training
-from support import builders
+from stoker.records import Decision, Job, Profile, ProfiledLoader, Training
+from support import builders, decisions
 
 BATCH_BYTES = 4096
 CATALOG = load_catalog("sagemaker")
 DNN, DATA = CATALOG.get("ml.g5.8xlarge"), CATALOG.get("ml.c7i.8xlarge")
 
 
-def used(
-    *,
-    trainer: float = 0.01,
-    children: float = 0.0,
-    feed: float = 0.0,
-    inside: float = 0.0,
-    workers: int = 0,
-    read: int | None = 0,
-) -> RankUsage:
+def used(*, trainer=0.01, children=0.0, feed=0.0, inside=0.0, workers=0, read=0):
     steps = 100
     own = LoaderUsage(
         steps=steps,
@@ -47,8 +37,7 @@ def used(
         num_workers=workers,
         spans=[(trainer, children, feed)] * 4,
     )
-    looked_at = LoaderUsage(steps=1)
-    return RankUsage(rank=0, loaders={0: own, 1: looked_at})
+    return RankUsage(rank=0, loaders={0: own, 1: LoaderUsage(steps=1)})
 
 
 def report(**cpu_seconds):
@@ -57,9 +46,8 @@ def report(**cpu_seconds):
         for name, seconds in cpu_seconds.items()
     )
     feed = FeedWork(seconds=10.0, taken=100, hosts=hosts)
-    return Progress(
-        rank=0, steps=100, samples=6400, wait_seconds=1.0, compute_seconds=1.0, feed=feed
-    )
+    done = {"steps": 100, "samples": 6400, "wait_seconds": 1.0, "compute_seconds": 1.0}
+    return Progress(rank=0, feed=feed, **done)
 
 
 def passive(*groups, usage=None, progress=None, count=60, processes=1, host_types=None):
@@ -85,12 +73,7 @@ def passive(*groups, usage=None, progress=None, count=60, processes=1, host_type
 
 
 def decided(found: Profile) -> Decision:
-    return decide(
-        found,
-        catalog=CATALOG,
-        constraints=Constraints(max_data_hosts=4, allowed_instance_types=("ml.c7i.8xlarge",)),
-        today=date(2026, 10, 1),
-    )
+    return decisions.decided(found, max_data_hosts=4, allowed_instance_types=("ml.c7i.8xlarge",))
 
 
 def test_loading_in_workers_is_what_the_children_used():

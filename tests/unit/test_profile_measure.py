@@ -1,18 +1,16 @@
 """The ranks' results become the record: sums, maxima, the self-check, the fixes, the words."""
 
-from datetime import date
-
 import pytest
 import torch
 
 import stoker
 from stoker.catalog import load_catalog
-from stoker.decide import decide
 from stoker.errors import UsageError
 from stoker.profile.batches import facts_of
 from stoker.profile.explain import explain
 from stoker.profile.rank_results import BatchFacts, Quartiles, Receive
-from stoker.records import Constraints, Parts, Profile, ProfiledLoader
+from stoker.records import Parts, Profile, ProfiledLoader
+from support import decisions
 from support.profiled_ranks import at, changed, drained, profile_of, rank_of
 
 # One core: 40 ms to load, 22 ms to train.
@@ -64,8 +62,7 @@ def test_ranks_add_up_where_cpu_is_meant_and_the_slowest_counts_where_waiting_is
     assert step.receive_cpu_seconds == pytest.approx(0.0009)
     assert step.num_workers == 4
     # Those of one host.
-    far = changed(second, host="algo-2")
-    assert profile_of(first, far, count=2).step.num_workers == 2
+    assert profile_of(first, changed(second, host="algo-2"), count=2).step.num_workers == 2
 
 
 TORCHS = "torch.utils.data.dataloader.DataLoader"
@@ -144,12 +141,7 @@ def test_next_to_other_programs_profile_and_decide_name_one_measured_step():
     profile = profile_of(changed(quiet, others_vcpus=0.3))
     assert profile.timed_step.step_seconds == 0.126
     assert "measured were 126 ms" in words_of(profile)
-    decision = decide(
-        profile,
-        catalog=load_catalog("local", cores=4),
-        constraints=Constraints(),
-        today=date(2026, 11, 23),
-    )
+    decision = decisions.decided(profile, catalog=load_catalog("local", cores=4))
     assert "110 ms" not in f"{decision.path}{decision.warnings}"
 
 
@@ -215,10 +207,7 @@ def test_loading_by_the_main_process_explains_what_one_worker_alone_does_not(wai
     ("ranks", "words"),
     [
         ([], "never iterated a DataLoader"),
-        (
-            [changed(ONE_CORE, accelerator=None, missing="the script ended after 7")],
-            "ended after 7",
-        ),
+        ([changed(ONE_CORE, accelerator=None, missing="it ended after 7")], "ended after 7"),
         ([changed(ONE_CORE, world_size=2)], "only ranks 0 of 2"),
     ],
 )
@@ -228,9 +217,8 @@ def test_what_is_missing_is_said(ranks, words):
 
 
 def test_float_images_are_better_sent_as_bytes():
-    batch = BatchFacts(
-        samples=64, num_bytes=4_000_000, float_image_bytes=4_000_000, is_uint8_like=True
-    )
+    images = {"num_bytes": 4_000_000, "float_image_bytes": 4_000_000}
+    batch = BatchFacts(samples=64, is_uint8_like=True, **images)
     (fix,) = profile_of(changed(ONE_CORE, batch=batch)).fixes
     assert fix.id == "uint8"
     assert "4.00 MB per step become 1.00 MB (nothing is lost)" in fix.text
@@ -304,9 +292,8 @@ def test_a_training_on_the_cpu_is_explained_by_what_its_steps_used(
         evidence=None,
     )
     profile = profile_of(rank)
-    assert profile.check.predicted_step_seconds == pytest.approx(
-        (workers_cpu + trainer_cpu) / vcpus
-    )
+    used = (workers_cpu + trainer_cpu) / vcpus
+    assert profile.check.predicted_step_seconds == pytest.approx(used)
     assert profile.check.explained
     assert [state.id for state in profile.states] == ["cpu"]
 
