@@ -1,4 +1,5 @@
 import functools
+import os
 import pickle
 import re
 import sys
@@ -9,12 +10,19 @@ import pytest
 import torch
 from torch.utils.data import Subset, default_collate
 
-from stoker.errors import FeedLostError, ShippingError, UsageError
+from stoker.errors import FeedLostError, ProtocolError, ShippingError, UsageError
 from stoker.feed.remote import remote
 from stoker.feed.wire import dataset as shipping
 from stoker.feed.wire.dataset import (
+    ARGUMENT_BYTES,
+    Arrival,
     DatasetSpec,
+    ScriptEnvironment,
+    arguments_of,
     built,
+    changes_between,
+    digest,
+    may_travel,
     pack_error,
     pack_spec,
     unpack_error,
@@ -112,9 +120,7 @@ def test_a_tensor_on_an_accelerator_is_named(monkeypatch):
         packed(Numbers(a=[tensor]))
 
 
-def test_a_dataset_above_the_bound_is_refused_with_its_largest_part_and_a_large_one_reported(
-    monkeypatch,
-):
+def test_a_dataset_above_its_bound_is_refused_by_its_largest_part_and_a_large_one_told(monkeypatch):
     big = Numbers(small=1, images=b"x" * (3 << 20))
     with pytest.raises(ShippingError, match=r"dataset\.images with 3 MiB"):
         packed(big)
@@ -245,3 +251,104 @@ def test_what_cannot_travel_is_said_beforehand(attributes, found):
 def test_a_look_at_what_cannot_travel_is_bounded(max_bytes, max_seconds):
     dataset = Numbers(large=bytes(100_000), lock=threading.Lock())
     assert not why_unshippable(spec(dataset), max_bytes=max_bytes, max_seconds=max_seconds)
+
+
+WHOLE = bytes(range(256)) * 40
+
+
+@pytest.fixture
+def arrival():
+    made = Arrival(digest(WHOLE), nbytes=len(WHOLE))
+    yield made
+    made.close()
+
+
+def test_pieces_in_order_are_the_whole(arrival):
+    pieces = [(offset, WHOLE[offset : offset + 3000]) for offset in range(0, len(WHOLE), 3000)]
+    ends = [arrival.take(piece, offset=offset) for offset, piece in pieces]
+    assert ends == [False] * (len(pieces) - 1) + [True]
+    assert arrival.is_right()
+    assert os.pread(arrival.descriptor, len(WHOLE) + 1, 0) == WHOLE
+
+
+def test_other_bytes_are_not_the_spec(arrival):
+    assert arrival.take(bytes(len(WHOLE)), offset=0)
+    assert not arrival.is_right()
+
+
+@pytest.mark.parametrize("offset", [0, 999, 1001])
+def test_a_piece_out_of_order_is_refused(arrival, offset):
+    arrival.take(WHOLE[:1000], offset=0)
+    with pytest.raises(ProtocolError, match="expected 1000"):
+        arrival.take(WHOLE[1000:2000], offset=offset)
+
+
+@pytest.mark.parametrize("piece", [b"", WHOLE + b"x"], ids=["empty", "more"])
+def test_an_empty_piece_and_more_than_was_said_are_refused(arrival, piece):
+    with pytest.raises(ProtocolError):
+        arrival.take(piece, offset=0)
+    assert os.fstat(arrival.descriptor).st_size == 0
+
+
+def test_closing_frees_the_memory_and_may_be_done_twice():
+    arrival = Arrival("a", nbytes=1)
+    descriptor = arrival.descriptor
+    arrival.close()
+    arrival.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+
+
+def test_what_was_set_changed_and_deleted_travels():
+    start = {"KEPT": "1", "CHANGED": "1", "DELETED": "1"}
+    now = {"KEPT": "1", "CHANGED": "2", "SET": "ä\udc80"}
+    assert changes_between(start, now) == (("CHANGED", "2"), ("DELETED", None), ("SET", "ä\udc80"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("HF_TOKEN", "aws_secret_access_key", "DB_PASSWORD", "GITHUBTOKEN", "GOOGLE_CREDENTIALS"),
+        *("AWS_ACCESS_KEY_ID", "MY_KEYS", "NETRC_AUTH", "STOKER_FEED", "SM_HOSTS", "RANK"),
+        *("LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT", "MY_RANK", "CUDA_VISIBLE_DEVICES", "PATH"),
+        *("https_proxy", "LD_LIBRARY_PATH", "PYTHONPATH", "HOME", "TORCHELASTIC_RUN_ID", "TMPDIR"),
+    ],
+)
+def test_secrets_and_what_is_of_one_rank_or_host_stay(name):
+    assert not may_travel(name, "x")
+    assert not may_travel(name, None)
+
+
+def test_what_code_is_steered_by_travels():
+    names = ["TOKENIZERS_PARALLELISM", "HF_HOME", "HF_DATASETS_CACHE", "MYVAR", "KEYBOARD"]
+    assert all(may_travel(name, value) for name in names for value in ("x", None))
+
+
+def test_an_address_with_a_password_stays():
+    assert not may_travel("DATABASE_URL", "postgres://me:secret@host/db")
+    assert may_travel("DATABASE_URL", "postgres://host:5432/db")
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        (["s.py", "--local-rank=1", "a"], ("s.py", "a")),
+        (["s.py", "--local_rank", "1", "a"], ("s.py", "a")),
+        (["s.py", "--local_rank"], ("s.py",)),
+        (["s.py", "--rank", "1"], ("s.py", "--rank", "1")),
+    ],
+)
+def test_the_rank_among_the_arguments_stays(given, kept):
+    assert arguments_of(given) == kept
+
+
+def test_it_comes_as_it_went():
+    sent = ScriptEnvironment((("A", "ä\udc80"), ("B", None)), ("s.py", "-x"))
+    packed = (sent.packed_changes(), sent.packed_arguments())
+    assert ScriptEnvironment.unpacked(*packed) == sent
+
+
+def test_arguments_take_the_same_room_whatever_they_are():
+    some = [ScriptEnvironment((), ("s.py",) * times) for times in (0, 1, 100, 10_000)]
+    assert {len(each.packed_arguments()) for each in some} == {ARGUMENT_BYTES}
+    assert ScriptEnvironment.unpacked(b"[]", some[-1].packed_arguments()).arguments == ()

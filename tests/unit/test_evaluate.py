@@ -1,9 +1,13 @@
+"""The evaluation of a training, and its outcome, on which all who tell it agree."""
+
 import re
 
 import msgspec
 import pytest
 
-from stoker.errors import UsageError
+from stoker.cli.evaluate import _gate
+from stoker.cli.outputs import told_of_evaluation
+from stoker.errors import GateError, UsageError
 from stoker.evaluate import (
     evaluate,
     judged_again,
@@ -16,6 +20,7 @@ from stoker.records import (
     Channel,
     Constraints,
     Decision,
+    Event,
     Gate,
     Job,
     Measured,
@@ -26,10 +31,15 @@ from stoker.records import (
     Training,
     Workload,
     to_json,
+    write_json,
 )
+from stoker.records.outcome import outcome_of, training_exit_code
 from stoker.records.training import InputVersion, Lineage
-from stoker.words import evaluation_table, evaluation_words
-from support import builders
+from stoker.report.verdict import collect, judge
+from stoker.text import time_unit
+from stoker.tracking import metrics_of, tags_of
+from stoker.words import evaluation_table, evaluation_words, training_words
+from support import builders, sample_records
 
 DNN = builders.group("dnn", workers_per_host=1)
 DATA = builders.group("data", workers_per_host=1)
@@ -80,7 +90,7 @@ def _profile(sha=None):
     return builders.profile(workload_sha256=sha, step_seconds=0.06, global_batch_size=64)
 
 
-def _gate(**bounds):
+def _bounds(**bounds):
     return Gate(**({"metric": "m"} | bounds))
 
 
@@ -124,14 +134,14 @@ def _performance(**training):
     ],
 )
 def test_gate_holds_between_its_bounds(bounds, value, passed):
-    evaluation = _evaluate(_training(m=value), _gate(**bounds))
+    evaluation = _evaluate(_training(m=value), _bounds(**bounds))
     assert evaluation.passed is passed
     assert (evaluation.gates[0].passed, evaluation.gates[0].value) == (passed, value)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_metric_that_is_no_number_fails_its_gate(value):
-    evaluation = _evaluate(_training(m=value), _gate(min=0.9))
+    evaluation = _evaluate(_training(m=value), _bounds(min=0.9))
     assert not evaluation.passed
     to_json(evaluation)
 
@@ -175,7 +185,7 @@ def test_a_models_metadata_names_job_image_inputs_and_decision_as_the_registry_t
 )
 def test_gate_holds_a_model_against_the_one_in_use(champion, passed):
     known = None if champion is None else {"m": champion}
-    record = _evaluate(_training(m=0.95), _gate(min_champion=-0.005), champion=known)
+    record = _evaluate(_training(m=0.95), _bounds(min_champion=-0.005), champion=known)
     assert record.passed is passed
     assert record.gates[0].min == (None if champion is None else pytest.approx(champion - 0.005))
     told = evaluation_table(record)
@@ -185,7 +195,7 @@ def test_gate_holds_a_model_against_the_one_in_use(champion, passed):
 
 
 def test_model_in_use_that_did_not_report_a_gates_metric_fails_it():
-    gate = _gate(min=0.5, min_champion=-0.005)
+    gate = _bounds(min=0.5, min_champion=-0.005)
     record = _evaluate(_training(m=0.95), gate, champion={"loss": 0.1})
     assert not record.passed
     assert record.reason == "gate failed: m is 0.95, and the model in use has not reported it"
@@ -193,7 +203,7 @@ def test_model_in_use_that_did_not_report_a_gates_metric_fails_it():
 
 
 def test_model_that_passed_is_judged_again_by_its_gates_offsets():
-    gates = (_gate(min=0.5, min_champion=-0.01), _gate(metric="n", max=0.2))
+    gates = (_bounds(min=0.5, min_champion=-0.01), _bounds(metric="n", max=0.2))
     first = _evaluate(_training(m=0.95, n=0.1), *gates)
     assert first.passed
     assert judged_again(first, champion={"m": 0.96}).passed
@@ -207,32 +217,27 @@ def test_model_that_passed_is_judged_again_by_its_gates_offsets():
 
 @pytest.mark.parametrize(("champion", "bound"), [(0.2, 0.3), (0.9, 0.5), (None, 0.5)])
 def test_the_stricter_of_two_bounds_counts(champion, bound):
-    assert _gate(max=0.5, max_champion=0.1).against(champion).max == pytest.approx(bound)
-
-
-def test_training_that_did_no_step_is_no_new_model():
-    evaluation = _evaluate(_training(step=0, steps=0, m=1.0), _gate(min=0.9))
-    assert evaluation.gates[0].passed
-    assert not evaluation.passed
-    assert "did no step" in evaluation.reason
-    assert evaluation.performance is None
-    # Where nothing was measured it is not known.
-    unknown = replace(_training(m=1.0), measured=None)
-    assert _evaluate(unknown, _gate(min=0.9)).passed
+    assert _bounds(max=0.5, max_champion=0.1).against(champion).max == pytest.approx(bound)
 
 
 @pytest.mark.parametrize(
-    ("status", "reason"),
+    ("training", "reason"),
     [
-        ("failed", "the training failed: no reason was left"),
-        ("stopped", "the training was stopped after 100 steps"),
+        ({"status": "failed"}, "the training failed: no reason was left"),
+        ({"status": "stopped"}, "the training was stopped after 100 steps"),
+        # No new model.
+        (
+            {"step": 0, "steps": 0},
+            "the training did no step (was its checkpoint already at the last epoch?)",
+        ),
     ],
 )
-def test_training_that_did_not_succeed_has_not_passed(status, reason):
-    evaluation = _evaluate(_training(status=status, m=1.0), _gate(min=0.9))
+def test_training_that_did_not_succeed_has_not_passed(training, reason):
+    evaluation = _evaluate(_training(m=1.0, **training), _bounds(min=0.9))
     assert evaluation.gates[0].passed
     assert not evaluation.passed
     assert evaluation.reason == evaluation_table(evaluation).splitlines()[0] == reason
+    assert (evaluation.performance is None) == ("steps" in training)
 
 
 def test_promise_is_held_against_the_outcome():
@@ -242,9 +247,8 @@ def test_promise_is_held_against_the_outcome():
     assert performance.prediction_error == pytest.approx(0.1)
     assert performance.speedup == pytest.approx(0.06 / 0.033)
     assert performance.is_inside_band
-    assert "OUTSIDE the band of 27.0 ms to 33.0 ms" in evaluation_words(
-        _evaluate(_training(step=0.034))
-    )
+    words = evaluation_words(_evaluate(_training(step=0.034)))
+    assert "OUTSIDE the band of 27.0 ms to 33.0 ms" in words
     # Today's hosts are held against the plan that keeps them, others against none.
     kept = _performance(groups=(DNN,), step=0.066)
     assert kept.predicted.step_seconds == 0.06
@@ -302,7 +306,7 @@ def test_record_of_another_workload_is_refused_and_one_made_by_hand_is_taken():
 
 
 def test_text_gives_verdict_gates_and_three_step_times():
-    lines = evaluation_table(_evaluate(_training(m=0.97), _gate(min=0.9))).splitlines()
+    lines = evaluation_table(_evaluate(_training(m=0.97), _bounds(min=0.9))).splitlines()
     assert lines[0] == "passed: 1 of 1 gates held"
     assert "0.97" in lines[1]
     assert "at least 0.9" in lines[1]
@@ -316,7 +320,7 @@ def test_text_gives_verdict_gates_and_three_step_times():
 
 
 def test_a_training_that_left_no_record_is_judged_as_failed():
-    workload = _workload(_gate(metric="accuracy", min=0.9))
+    workload = _workload(_bounds(metric="accuracy", min=0.9))
     lost = lost_training(workload, _decision())
     assert lost.status == "failed"
     assert lost.groups == _decision().plan.groups
@@ -327,7 +331,7 @@ def test_a_training_that_left_no_record_is_judged_as_failed():
 
 def test_the_reason_names_each_gate_that_failed_with_value_and_bound():
     bounds = {"accuracy": {"min": 0.99}, "loss": {"max": 0.1}, "f1": {"min": 0.5}}
-    gates = [_gate(metric=name, **bound) for name, bound in bounds.items()]
+    gates = [_bounds(metric=name, **bound) for name, bound in bounds.items()]
     evaluation = _evaluate(_training(accuracy=0.95, loss=0.05), *gates)
     assert [gate.passed for gate in evaluation.gates] == [False, True, False]
     assert evaluation.reason == (
@@ -355,3 +359,121 @@ def test_where_nobody_is_billed_a_step_costs_cpu_seconds_and_no_dollars():
     text = evaluation_table(judged)
     assert "$" not in text
     assert "10% more CPU-seconds per step" in text
+
+
+GATE = Gate(metric="accuracy", min=0.9)
+UNFED = "the training took no batch from its data hosts: x.Loader makes batches in its own way"
+
+
+def _sample(**changes):
+    record = replace(sample_records.training(), metrics={"accuracy": 0.95})
+    return replace(record, workload_sha256=None, **changes)
+
+
+# State, exit code of a judgement, exit code of the training alone, its record, gates.
+CASES = {
+    "passed": (0, 0, _sample(), (GATE,)),
+    "no gate": (0, 0, _sample(), ()),
+    "gate failed": (3, 0, _sample(metrics={"accuracy": 0.5}), (GATE,)),
+    "did no step": (3, 0, _sample(measured=None, steps=0), (GATE,)),
+    "not fed": (
+        6,
+        6,
+        _sample(status="failed", exit_code=0, failure=UNFED, is_unfed=True, measured=None),
+        (GATE,),
+    ),
+    "failed": (6, 6, _sample(status="failed", exit_code=1, failure="ValueError: x"), (GATE,)),
+    "stopped": (143, 143, _sample(status="stopped", exit_code=143), (GATE,)),
+}
+
+
+@pytest.mark.parametrize("state", CASES)
+def test_all_answers_to_did_it_pass_agree(state, tmp_path, capsys):
+    code, training_code, training, gates = CASES[state]
+    workload = replace(sample_records.workload(), gate=gates)
+    profile = replace(sample_records.profile(), workload_sha256=None)
+    decision = replace(sample_records.decision(), workload_sha256=None)
+    record = evaluate(workload=workload, profile=profile, decision=decision, training=training)
+    outcome = outcome_of(training, record.gates)
+    is_good = state in ("passed", "no gate")
+    assert (outcome.state, outcome.is_good, outcome.exit_code) == (state, is_good, code)
+    assert training_exit_code(training) == training_code
+    # The record, and what later steps of a pipeline are told of it.
+    assert (record.passed, record.reason) == (is_good, "" if is_good else outcome.words)
+    assert told_of_evaluation(record).parameters["passed"] == str(is_good).lower()
+    assert metrics_of(training, record)["stoker_passed"] == is_good
+    assert tags_of(training, record)["stoker_outcome"] == state
+    # The terminal, of each verb.
+    assert evaluation_table(record).splitlines()[0] == outcome.words
+    if not is_good:
+        assert evaluation_words(record).startswith(outcome.words)
+    if state not in ("passed", "no gate", "gate failed"):
+        assert f"the {training_words(training)}" == outcome.words
+    # The pipeline's gate.
+    file = tmp_path / "evaluation.json"
+    write_json(file, record)
+    if is_good:
+        _gate(file, champions=None)
+        assert capsys.readouterr().out == f"{outcome.words}\n"
+    else:
+        with pytest.raises(GateError) as raised:
+            _gate(file, champions=None)
+        assert raised.value.what == outcome.words
+    # The report.
+    figures = collect(profile=profile, decision=decision, training=training, evaluation=record)
+    verdict = judge(
+        figures=figures,
+        unit=time_unit([figures.baseline]),
+        nominal=False,
+        profile=profile,
+        decision=decision,
+        training=training,
+        evaluation=record,
+        failure=None,
+    )
+    assert (verdict.tone == "bad") is not is_good
+    badges = {"failed": "training failed", "passed": "gate passed"}
+    assert (badges.get(state, state) in verdict.badge) is (state != "no gate")
+    assert state == "passed" or "gate passed" not in verdict.badge
+    if state == "gate failed":
+        assert verdict.headline.startswith("The model missed its quality gate. accuracy 0.5")
+    elif not is_good:
+        assert verdict.headline.lower().rstrip(".") == outcome.words.lower()
+
+
+def test_steps_that_nothing_counted_are_no_missing_steps():
+    # A script without torch: neither 0 steps, nor a failure.
+    assert outcome_of(_sample(measured=None, steps=None)).state == "no gate"
+    assert outcome_of(_sample(measured=None, steps=125)).state == "no gate"
+    words = training_words(_sample(measured=None, steps=125))
+    assert words.startswith("training succeeded, 125 steps; no step was timed")
+    shared = (Event(when="2026-11-21T12:00:00Z", what="not comparable: hosts share cores"),)
+    words = training_words(_sample(events=shared))
+    assert words.endswith("; not comparable: hosts share cores")
+
+
+LOST = """\
+rank 0 on algo-3: FeedLostError: no data worker is left after 5 s: 2 data hosts expected
+where: rank 0
+try:   see the logs of the data hosts
+Traceback (most recent call last):
+stoker.errors.FeedLostError: no data worker is left after 5 s: 2 data hosts expected
+where: rank 0
+try:   see the logs of the data hosts
+"""
+OWN = "rank 0 on algo-3: ValueError: no FeedLostError: of the script's own\nTraceback ..."
+
+
+def failed(failure, exit_code):
+    return _sample(status="failed", failure=failure, exit_code=exit_code)
+
+
+@pytest.mark.parametrize(
+    ("failure", "code", "expected"), [(LOST, 5, 5), (OWN, 5, 6), (LOST, 1, 6), ("", 5, 6)]
+)
+def test_an_error_of_the_feed_is_5_and_anything_else_6(failure, code, expected):
+    assert training_exit_code(failed(failure, code)) == expected
+
+
+def test_the_words_of_a_lost_feed_are_what_was_lost_and_not_what_to_try():
+    assert training_words(failed(LOST, 5)).endswith("(exit code 5): " + LOST.splitlines()[0])

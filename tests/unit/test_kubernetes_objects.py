@@ -1,4 +1,4 @@
-"""The objects of a run keep their promises, whatever the workload says."""
+"""The objects of a run keep their promises and a cluster's rules, whatever the workload says."""
 
 import dataclasses
 import json
@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +15,7 @@ from stoker.errors import UsageError
 from stoker.launch.topology import from_resourceconfig
 from stoker.platforms.base import JobSpec
 from stoker.platforms.kubernetes import KubernetesPlatform, KubernetesRequest
+from stoker.platforms.kubernetes.manifest import manifest
 from stoker.platforms.kubernetes.objects import (
     MAX_NAME,
     TOKEN_FOLDER,
@@ -22,8 +24,10 @@ from stoker.platforms.kubernetes.objects import (
     object_name,
     verbatim,
 )
+from stoker.platforms.kubernetes.request import check_objects
 from stoker.records.training import Budget
-from support.kubernetes_jobs import CPU, DATA, DNN, GPU, POOLS, job
+from support.kubernetes_jobs import CPU, DATA, DNN, EVERYTHING, GPU, POOLS, everything, job
+from support.kubernetes_rules import rule_problems
 
 BOTH = pytest.mark.parametrize("api", ["jobset", "trainer"])
 
@@ -176,17 +180,11 @@ def test_an_earlier_attempt_s_job_is_known_by_all_that_was_asked_for(api):
 def test_a_runtime_is_the_same_for_all_runs_of_a_plan():
     def spec(name: str, **how: object) -> object:
         runtime = plan(job(name=name, settings={"api": "trainer"}, **how)).runtime
-        assert runtime is not None
         return runtime["spec"], runtime["metadata"]["annotations"]
 
     first = spec("run-1")
     assert spec("run-2", hyperparameters={}) == first
     assert "run-1" not in json.dumps(first)
-
-
-def run_patches(request: KubernetesRequest) -> dict[str, Any]:
-    (patch,) = request.main["spec"]["runtimePatches"]
-    return by_role(patch["trainingRuntimeSpec"]["template"]["spec"])
 
 
 def test_runtime_and_train_job_make_the_pods_that_a_jobset_has():
@@ -198,7 +196,8 @@ def test_runtime_and_train_job_make_the_pods_that_a_jobset_has():
         assert request.main["metadata"]["labels"].items() >= labels.items()
         assert "kueue" not in json.dumps([request.config, pods(request)])
     main: Any = trainer.main
-    for role, patch in run_patches(trainer).items():
+    (patches,) = main["spec"]["runtimePatches"]
+    for role, patch in by_role(patches["trainingRuntimeSpec"]["template"]["spec"]).items():
         spec = pods(trainer)[role]
         (ours,), (theirs,) = spec["containers"], patch["containers"]
         run = main["spec"]["trainer"]["env"] if role == "dnn" else theirs["env"]
@@ -238,22 +237,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"settings": {"data": {"gpus": 1}}}, "the data group has no GPUs"),
     ({"settings": {"entrypoint": ["stoker", "launch"]}}, "add -- as its last word"),
     ({"settings": {"runtime": "stoker-mnist"}}, "set kubernetes.api to trainer"),
-    (
-        {"settings": patched(dnn=own(resources={"limits": {"memory": "1Gi"}}))},
-        "the memory limit is below",
-    ),
+    ({"settings": patched(dnn=own(resources={"limits": {"memory": "1"}}))}, "limit is below"),
     ({"settings": patched(dnn=own(resources={"limits": {"memory": "many"}}))}, "or not a quantity"),
     ({"settings": {"output": "pvc://outputs/../other"}}, "pods mount claims"),
     ({"channels": {"train": {"uri": "s3://bucket/mnist"}}}, "hyperparameter"),
-    (
-        {"channels": {"train": {"uri": "pvc://x/y", "mode": "Pipe"}}},
-        "mode Pipe exists on SageMaker only",
-    ),
+    ({"channels": {"train": {"uri": "pvc://x/y", "mode": "Pipe"}}}, "Pipe exists on SageMaker"),
     ({"channels": {"train": {"uri": "pvc://x", "groups": ["gpu"]}}}, "unknown instance group gpu"),
-    (
-        {"channels": {"train": {"uri": "pvc://x", "distribution": "ShardedByS3Key"}}},
-        "sharding by key",
-    ),
+    ({"channels": {"train": {"uri": "pvc://x", "distribution": "ShardedByS3Key"}}}, "by key"),
     (
         {"settings": {"api": "trainer", **patched(data={"priorityClassName": "low"})}},
         "kubernetes.data.pod.spec.priorityClassName",
@@ -437,3 +427,178 @@ def test_volumes_of_patches_are_requested_of_the_disk_unless_they_are_memory():
     dnn = {"pod": {"spec": {"volumes": volumes}}}
     (group, _) = lay_out(job(settings={"dnn": dnn})).groups
     assert group.requests["ephemeral-storage"] == str(3 << 30)
+
+
+TRAINER = everything("trainer")
+
+
+def objects(settings: Any) -> dict[str, Any]:
+    request = KubernetesPlatform().plan(job(settings=settings))
+    return {str(o["kind"]): json.loads(json.dumps(o)) for o in request.objects}
+
+
+def inside(document: Any, path: tuple[Any, ...]) -> Any:
+    for step in path:
+        document = document[step]
+    return document
+
+
+POD = ("template", "spec", "template", "spec")
+
+
+def at(*path: Any) -> tuple[Any, ...]:
+    """Returns the path of a replicated job of the JobSet, or of what is in it."""
+    return ("spec", "replicatedJobs", *path)
+
+
+def in_pod(index: int, *path: Any) -> tuple[Any, ...]:
+    return at(index, *POD, *path)
+
+
+def in_container(*path: Any) -> tuple[Any, ...]:
+    return in_pod(0, "containers", 0, *path)
+
+
+def runtime(*path: Any) -> tuple[Any, ...]:
+    return ("spec", "template", *at(*path))
+
+
+SPEC = at(0, "template", "spec")
+POLICY = ("spec", "failurePolicy")
+RULES = (*POLICY, "rules")
+LIMITS = in_container("resources", "limits")
+MOUNT = in_container("volumeMounts", 0)
+SECURITY = in_container("securityContext")
+PATCH = ("spec", "runtimePatches", 0)
+PATCHED = (*PATCH, "trainingRuntimeSpec", "template", *at())
+RULE, TARGETS = {"name": "out_of_time", "action": "FailJobSet"}, "targetReplicatedJobs"
+READY = {"status": "Ready"}
+# What users write: checked in each run.
+WRITTEN: list[tuple[str, tuple[Any, ...], Any, str]] = [
+    ("JobSet", ("metadata", "name"), "m" * 60, "63 at most"),
+    ("JobSet", ("metadata", "name"), "a.b", "is not a host name"),
+    ("JobSet", ("metadata", "name"), "1-run", "a letter first"),
+    ("TrainingRuntime", runtime(1, *POD, "priorityClassName"), "low", "only the job that trains"),
+    ("TrainJob", ("metadata", "name"), "a.b", "not a host name"),
+    ("TrainJob", ("metadata", "name"), "m" * 50, "63 at most"),
+]
+# What stoker writes: checked by its tests alone.
+OWN: list[tuple[str, tuple[Any, ...], Any, str]] = [
+    ("JobSet", at(0, "replica"), 1, "spec.replicatedJobs[0].replica: no such field"),
+    ("JobSet", in_container("imagePolicy"), "Always", "containers[0].imagePolicy: no such field"),
+    ("JobSet", in_container("image"), [], "is not of type 'string'"),
+    ("TrainingRuntime", ("spec", "policy"), {}, "spec.policy: no such field"),
+    ("TrainJob", ("spec", "trainer", "nodes"), 2, "spec.trainer.nodes: no such field"),
+    ("TrainJob", ("spec", "trainer", "numNodes"), "2", "is not of type 'integer'"),
+    ("JobSet", (*MOUNT, "subPathExpr"), "../x", "not a folder inside a volume"),
+    ("JobSet", (*MOUNT, "name"), "other", "there is no volume other"),
+    ("JobSet", in_container("env", 1, "name"), "A=B", "'A=B' is not a variable"),
+    ("JobSet", in_container("image"), " x", "not an image"),
+    ("JobSet", in_container("name"), "A", "not a container name"),
+    ("JobSet", (*LIMITS, "nvidia.com/gpu"), "500m", "needs a whole number"),
+    ("JobSet", (*LIMITS, "gpu"), "1", "there is no resource gpu"),
+    ("JobSet", (*LIMITS, "memory"), "1Gi", "the limit of memory is below"),
+    ("JobSet", (*LIMITS, "memory"), "1 GB", "does not match"),
+    ("JobSet", ("metadata", "labels", "team"), "a b", "not a label value"),
+    ("JobSet", ("metadata", "labels", "my team"), "x", "'my team' is not a key"),
+    ("JobSet", in_pod(0, "nodeSelector", "pool"), "a b", "not a label value"),
+    ("JobSet", (*POLICY, "maxRestarts"), 2**31, "is not a 'int32'"),
+    ("JobSet", ("spec", "successPolicy", TARGETS), ["gpu"], "gpu"),
+    ("JobSet", ("spec", "successPolicy", "operator"), "Most", "'Most' is not one of"),
+    ("JobSet", (*RULES, 0, "action"), "RestartJob", "RestartJob is an alpha feature"),
+    ("JobSet", (*POLICY, "restartStrategy"), "InPlaceRestart", "alpha feature"),
+    ("JobSet", (*RULES, 0, "name"), "out-of-time", "not a name for a rule"),
+    ("JobSet", RULES, [RULE, RULE], "two rules are called out_of_time"),
+    ("JobSet", (*RULES, 0, "onJobFailureReasons"), ["Tired"], "reason Tired"),
+    ("JobSet", (*RULES, 0, TARGETS), ["gpu"], "no replicated job gpu"),
+    ("JobSet", ("spec", "network", "subdomain"), "a.b", "not a name for a service"),
+    ("JobSet", at(1, "name"), "dnn", "stands there twice: ['dnn']"),
+    ("JobSet", at(1, "replicas"), 2**31 - 1, "too many pods"),
+    ("JobSet", (*SPEC, "podReplacementPolicy"), "TerminatingOrFailed", "must be Failed"),
+    ("JobSet", (*SPEC, "backoffLimit"), 2**31, "is not a 'int32'"),
+    ("JobSet", (*SPEC, "backoffLimit"), -1, "is negative"),
+    ("JobSet", at(0, "dependsOn"), [{"name": "data", **READY}], "first replicated job depends on"),
+    ("JobSet", at(1, "dependsOn"), [{"name": "other", **READY}], "does not come before it"),
+    ("JobSet", in_pod(0, "restartPolicy"), "Always", "Never or OnFailure"),
+    ("JobSet", at(1, *POD[:2], "podFailurePolicy"), {"rules": []}, "the restart policy Never"),
+    # The restricted profile.
+    ("JobSet", in_pod(0, "hostNetwork"), True, "hostNetwork: shares the node's"),
+    ("JobSet", in_pod(0, "hostPID"), True, "hostPID"),
+    ("JobSet", in_pod(0, "volumes", 0), {"name": "a", "hostPath": {"path": "/"}}, "hostPath: pods"),
+    ("JobSet", in_pod(0, "securityContext", "runAsNonRoot"), False, "must not run as root"),
+    ("JobSet", in_pod(0, "securityContext", "runAsUser"), 0, "must not run as user 0"),
+    ("JobSet", in_pod(0, "securityContext", "seccompProfile"), {"type": "Unconfined"}, "seccomp"),
+    ("JobSet", SECURITY, {}, "must not let its processes gain"),
+    ("JobSet", (*SECURITY, "capabilities", "drop"), [], "must drop all"),
+    ("JobSet", (*SECURITY, "capabilities", "add"), ["SYS_ADMIN"], "not add"),
+    ("JobSet", (*SECURITY, "privileged"), True, "must not be privileged"),
+    ("JobSet", in_container("ports"), [{"containerPort": 1, "hostPort": 1}], "a port of the node"),
+    # Trainer.
+    ("TrainingRuntime", runtime(0, "replicas"), 2, "is always 1"),
+    ("TrainingRuntime", runtime(0, *POD, "containers", 0, "name"), "train", "no container node"),
+    ("TrainingRuntime", ("spec", "mlPolicy"), {"torch": {}, "jax": {}}, "can have one"),
+    ("TrainJob", (*PATCH, "manager"), "stoker", "no domain with a path"),
+    ("TrainJob", (*PATCHED, 1, "name"), "cpu", "has no replicated job cpu"),
+    ("TrainJob", (*PATCHED, 1, *POD, "containers", 0, "name"), "feed", "has no container feed"),
+    ("TrainJob", (*PATCHED, 0, *POD, "containers", 0, "env"), [{"name": "A"}], "trainer.env only"),
+]
+
+
+def with_change(kind: str, path: tuple[Any, ...], value: Any) -> tuple[Any, list[Any]]:
+    """Returns the object of the kind with one value set, and all objects of its run."""
+    found = objects(EVERYTHING if kind == "JobSet" else TRAINER)
+    among = [*found.values()]
+    assert [problem for each in among for problem in rule_problems(each, among=among)] == []
+    inside(found[kind], path[:-1])[path[-1]] = value
+    return found[kind], among
+
+
+@pytest.mark.parametrize(("kind", "path", "value", "words"), WRITTEN)
+def test_what_users_wrote_and_no_cluster_takes_is_told_with_its_object(kind, path, value, words):
+    document, among = with_change(kind, path, value)
+    with pytest.raises(UsageError, match=words) as caught:
+        check_objects(among)
+    assert caught.value.where == f"{kind} {document['metadata']['name']}"
+
+
+@pytest.mark.parametrize(("kind", "path", "value", "words"), OWN)
+def test_an_object_that_breaks_a_rule_is_told(kind, path, value, words):
+    document, among = with_change(kind, path, value)
+    found = list(rule_problems(document, among=among))
+    assert any(words in problem for problem in found), found
+
+
+def test_startup_in_order_and_dependencies_exclude_each_other():
+    jobset, _ = with_change("JobSet", at(1, "dependsOn"), [{"name": "dnn", **READY}])
+    assert list(rule_problems(jobset)) == []
+    jobset["spec"]["startupPolicy"] = {"startupPolicyOrder": "InOrder"}
+    assert any("exclude each other" in found for found in rule_problems(jobset))
+
+
+# What YAML 1.1 or 1.2, by their letter or by the parsers that kubectl has had, take for no text.
+_NO_TEXT = re.compile(
+    r"""^(~|null|true|false|yes|no|on|off|y|n|<<|=
+    |[-+]?(0b[01_]+|0o?[0-7_]+|0x[0-9a-f_]+|[0-9][0-9_]*(:[0-5]?[0-9])*)
+    |[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)(e[-+]?[0-9]+)?
+    |[-+]?\.(inf|nan)|[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}.*|)$""",
+    re.VERBOSE | re.IGNORECASE,
+)
+
+texts = st.text(st.characters(exclude_categories=["Cs"]))
+trees: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | texts,
+    lambda children: st.lists(children) | st.dictionaries(texts, children),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(texts, trees))
+def test_a_manifest_reads_as_it_was_written(document):
+    assert yaml.safe_load(manifest([document])) == document
+
+
+@given(texts | st.from_regex(_NO_TEXT, fullmatch=True))
+def test_a_text_is_never_taken_for_something_else(text):
+    written = manifest([{"a": text}]).removeprefix("a:").strip()
+    if _NO_TEXT.match(text):
+        assert written[0] in "'\"|", written

@@ -3,37 +3,34 @@
 import heapq
 import math
 import random
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from stoker.feed import memory
 from stoker.feed.agent.dispatch import credits_for
+from stoker.feed.memory import allowance, num_bytes
 from stoker.feed.trainer.scheduler import BatchScheduler
+from stoker.host import machine
+from stoker.records import FeedSettings
 from support.property_tests import examples
 
 BIG = 1 << 40
 
 
-def simulate(
-    *,
-    costs: Sequence[Callable[[int], float]],
-    step_seconds: float,
-    batches: int,
-    credits: int | Sequence[int] = 2,
-    max_bytes: int = BIG,
-    frame_bytes: int = 1000,
-) -> float:
-    schedule = BatchScheduler(max_bytes=max_bytes)
+def simulate(*, costs, step_seconds, batches, credits=2):
+    schedule = BatchScheduler(max_bytes=BIG)
     for peer in range(len(costs)):
-        schedule.grant(peer, credits if isinstance(credits, int) else credits[peer])
+        schedule.grant(peer, credits)
     free_at = [0.0] * len(costs)
     events: list[tuple[float, int, int, int]] = []  # (time, kind, peer, number)
-    now, ready, delivered = 0.0, set[int](), 0
-    supplied = 0
-    busy_until = 0.0
+    now, ready, delivered, supplied, busy_until = 0.0, set[int](), 0, 0, 0.0
 
     def push() -> None:
         nonlocal supplied
@@ -58,7 +55,7 @@ def simulate(
             push()
         assert events, f"deadlock at batch {schedule.head}"
         now, kind, peer, number = heapq.heappop(events)
-        if kind == 0 and schedule.arrived(peer, number, frame_bytes=frame_bytes, now=now):
+        if kind == 0 and schedule.arrived(peer, number, frame_bytes=1000, now=now):
             ready.add(number)
         push()
     return now / batches
@@ -165,9 +162,7 @@ def test_what_was_lost_is_retried_at_once_however_short_the_steps():
 
 
 @given(st.lists(st.floats(0.001, 20.0), min_size=1, max_size=40), st.floats(0.0, 200.0))
-def test_head_of_the_line_is_asked_for_elsewhere_after_2_s_or_4_times_p95_and_not_before(
-    latencies, waited
-):
+def test_the_head_is_asked_for_elsewhere_after_2_s_or_4_times_p95_and_not_before(latencies, waited):
     schedule = BatchScheduler(max_bytes=BIG)
     schedule.grant("a", 1)
     now = made_in_turn(schedule, latencies)
@@ -362,3 +357,139 @@ class AnyOrder(RuleBasedStateMachine):
 
 TestAnyOrder = AnyOrder.TestCase
 TestAnyOrder.settings = settings(max_examples=examples(60), stateful_step_count=40)
+
+
+NUM_BATCHES = 30
+
+
+class Loader:
+    def __init__(self, *, batch_bytes: int, credits: int) -> None:
+        self.batch_bytes = batch_bytes
+        self.schedule = BatchScheduler(max_bytes=0)
+        self.schedule.grant("host", credits)
+        self.asked: list[int] = []
+        self.ready: set[int] = set()
+        self.supplied = 0
+
+    def ask(self, max_bytes: int) -> None:
+        schedule = self.schedule
+        schedule.max_bytes = max_bytes
+        more = min(schedule.wanted(0.0), NUM_BATCHES - self.supplied)
+        self.supplied += more
+        schedule.supply(more)
+        self.asked += [number for _, number in schedule.assign(0.0)]
+
+    def arrive(self) -> None:
+        if self.asked:
+            number = self.asked.pop(0)
+            self.schedule.arrived("host", number, frame_bytes=self.batch_bytes, now=0.0)
+            self.ready.add(number)
+
+    def take(self) -> None:
+        if self.schedule.head in self.ready:
+            self.ready.discard(self.schedule.head)
+            self.schedule.take(0.0)
+
+    @property
+    def is_over(self) -> bool:
+        return self.schedule.head == NUM_BATCHES
+
+    @property
+    def waiting_bytes(self) -> int:
+        return (len(self.asked) + len(self.ready)) * self.batch_bytes
+
+
+@given(
+    sizes=st.lists(st.integers(1, 1000), min_size=1, max_size=4),
+    credits=st.integers(1, 40),
+    total=st.integers(1, 20_000),
+    seed=st.integers(0, 1 << 30),
+)
+@settings(max_examples=examples(120))
+def test_loaders_together_stay_in_the_budget_and_each_comes_to_its_end(sizes, credits, total, seed):
+    loaders = [Loader(batch_bytes=size, credits=credits) for size in sizes]
+    draw = random.Random(seed)
+    for _ in range(400 * len(loaders)):
+        loader = draw.choice(loaders)
+        # One after the other joins, so that those there have taken more than their later part.
+        active = [each for each in loaders if each.supplied or each is loader]
+        others = [each.schedule for each in active if each is not loader]
+        draw.choice(
+            [
+                loader.arrive,
+                loader.take,
+                lambda one=loader, beside=others: one.ask(allowance(total, others=beside)),
+            ]
+        )()
+        one_batch_each = sum(each.batch_bytes for each in active)
+        assert sum(each.waiting_bytes for each in active) <= max(total, 0) + one_batch_each
+    for loader in loaders:
+        for _ in range(3 * NUM_BATCHES):
+            loader.ask(0)
+            loader.arrive()
+            loader.take()
+    assert all(loader.is_over for loader in loaders)
+
+
+def test_larger_batches_than_those_before_shrink_the_prefetch_window_at_once():
+    schedule = BatchScheduler(max_bytes=4 * memory.UNKNOWN_BATCH_BYTES)
+    schedule.grant("host", 50)
+    # Before their size is known, they do not fill the memory.
+    assert schedule.window(0.0) == 4
+    schedule.max_bytes = 10_000
+    for number, nbytes in enumerate([100, 100, 5000]):
+        schedule.supply(1)
+        assert schedule.assign(0.0) == [("host", number)]
+        schedule.arrived("host", number, frame_bytes=nbytes, now=0.0)
+        schedule.take(0.0)
+    assert schedule.window(0.0) == 2
+
+
+def test_default_budget_is_a_quarter_of_the_memory_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "CGROUP", tmp_path)
+    (tmp_path / "memory.max").write_text(f"{400 << 20}\n")
+    monkeypatch.setattr(machine, "memory_groups", lambda: [tmp_path])
+    assert memory.max_bytes(FeedSettings()) == 100 << 20
+    assert memory.max_bytes(FeedSettings(max_bytes=7)) == 7
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory.max_bytes(FeedSettings()) == machine.host_bytes() // 4
+
+
+def test_a_batch_larger_than_the_budget_still_fits_into_a_message():
+    assert memory.max_message_bytes(FeedSettings(max_bytes=1 << 20)) > machine.host_bytes()
+
+
+class Unwilling:
+    dtype = "float32"
+
+    @property
+    def nbytes(self) -> int:
+        raise RuntimeError("on another device")
+
+
+@pytest.mark.parametrize(
+    ("batch", "size"),
+    [
+        (torch.zeros(4, 4), 64),
+        (torch.zeros(3, dtype=torch.bfloat16), 6),
+        (np.zeros(3, np.uint8), 3),
+        ({"x": [torch.zeros(2), (np.zeros(1), "name")], "y": 7}, 16),
+        (SimpleNamespace(x=torch.zeros(2), y=torch.zeros(1), name="graph"), 12),
+        # Two indices of 8 bytes and a value of 4 for each of three elements.
+        (torch.eye(3).to_sparse(), 3 * (16 + 4)),
+        ([[torch.eye(3).to_sparse(), [], [[torch.zeros(1)]]], None], 64),
+        (Unwilling(), 0),
+        ("text", 0),
+        (b"bytes", 0),
+        (None, 0),
+        (3.5, 0),
+    ],
+)
+def test_the_bytes_of_a_batch_are_those_of_its_tensors(batch, size):
+    assert num_bytes(batch) == size
+
+
+def test_a_batch_that_holds_itself_ends():
+    batch: list[object] = [torch.zeros(1)]
+    batch.append(batch)
+    assert num_bytes(batch) >= 4

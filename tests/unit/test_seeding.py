@@ -5,8 +5,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import get_worker_info
+from torch.utils.data._utils import worker as torch_worker
 
 from stoker.feed import seeding
+from stoker.feed.seeding import Seeder, preserved_random_state
 from support.property_tests import examples
 
 Draws = tuple[float, float, float]
@@ -78,3 +81,150 @@ def test_the_trainers_own_random_state_is_restored():
         draws_of_batch((1, 2))
         random.gauss(0, 1)
     assert draws() == expected
+
+
+class Lazy:
+    rng: np.random.Generator | None = None
+
+    def draw(self) -> float:
+        if self.rng is None:
+            info = get_worker_info()
+            self.rng = np.random.default_rng(None if info is None else info.seed)
+        return float(self.rng.random())
+
+
+class Randomizable:
+    R = np.random.RandomState()
+
+    def set_random_state(self, seed: int) -> None:
+        self.R = np.random.RandomState(seed)
+
+    def draw(self) -> float:
+        return float(self.R.uniform())
+
+
+class Eager:
+    def __init__(self) -> None:
+        self.rng = random.Random(7)
+
+    def draw(self) -> float:
+        return self.rng.random()
+
+
+class Global:
+    def draw(self) -> float:
+        return random.random()
+
+
+KINDS = [Lazy, Randomizable, Eager, Global]
+
+
+@pytest.fixture(autouse=True)
+def _kept_state(monkeypatch):
+    monkeypatch.setattr(torch_worker, "_worker_info", None)
+    with preserved_random_state():
+        yield
+
+
+def words_of(number: int) -> tuple[int, ...]:
+    return (10, 0, 0, number)
+
+
+def seeder(dataset: object, num_workers: int | None = 2) -> Seeder:
+    return Seeder({"dataset": dataset, "collate_fn": list}, num_workers=num_workers)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_do_not_depend_on_which_process_makes_them(kind):
+    def made(numbers: range) -> dict[int, list[float]]:
+        dataset = kind()
+        own = seeder(dataset)
+        return {
+            number: own.make(words_of(number), lambda: [dataset.draw() for _ in range(3)])
+            for number in numbers
+        }
+
+    whole = made(range(40))
+    parts = made(range(0, 40, 3)) | made(range(1, 40, 3)) | made(range(38, 0, -3))
+    assert parts == whole
+    assert len({draw for batch in whole.values() for draw in batch}) == 120
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_samples_do_not_depend_on_their_batches(kind):
+    def made(batches: list[list[int]]) -> dict[object, float]:
+        dataset = kind()
+        own = seeder(dataset)
+        found: dict[object, float] = {}
+        for number, batch in enumerate(batches):
+            each = words_of(number)
+            found |= own.make(
+                each,
+                lambda: {i: dataset.draw() for i in own.each(each, batch)},  # noqa: B023
+            )
+        return found
+
+    found = made([[1, 2], [3, 4]])
+    assert made([[4, 1, 3], [2]]) == found
+    assert len(set(found.values())) == 4
+
+
+def test_worker_info_is_that_of_the_worker_that_torch_would_have_take_the_batch():
+    dataset = Global()
+    # The trainer's own process is no worker.
+    assert seeder(dataset, num_workers=None).make(words_of(1), get_worker_info) is None
+    own = seeder(dataset, num_workers=3)
+    for number in (0, 4, 5, 3):
+        info = own.make(words_of(number), get_worker_info)
+        assert (info.id, info.num_workers, info.seed) == (number % 3, 3, 10 + number % 3)
+        assert info.dataset is dataset
+    assert own.make((50, 0, 1, 0), get_worker_info).seed == 50
+
+
+def test_the_trainers_own_generators_are_as_before():
+    dataset = Eager()
+    own = seeder(dataset, num_workers=None)
+    with own.preserved():
+        own.make(words_of(0), dataset.draw)
+    with pytest.raises(LookupError), own.preserved():
+        own.make(words_of(1), lambda: [dataset.draw(), [][0]])
+    assert dataset.draw() == random.Random(7).random()
+
+
+def test_an_error_that_a_new_generator_may_have_led_to_is_retried():
+    dataset = Lazy()
+    own = seeder(dataset)
+    tries: list[float] = []
+
+    def make() -> float:
+        tries.append(dataset.draw())
+        if len(tries) == 1:
+            raise LookupError("no")
+        return tries[-1]
+
+    assert own.make(words_of(0), make) == tries[1]
+    with pytest.raises(LookupError):
+        own.make(words_of(0), lambda: [][0])
+
+
+def test_a_dataset_that_makes_a_generator_each_time_is_asked_a_few_times_only():
+    class Each:
+        def draw(self) -> float:
+            self.rng = np.random.default_rng(3)
+            return float(self.rng.random())
+
+    dataset = Each()
+    assert seeder(dataset).make(words_of(0), dataset.draw) == np.random.default_rng(3).random()
+
+
+def test_what_cannot_be_seeded_is_told_once(capfd):
+    dataset = Eager()
+    dataset.rng = random.SystemRandom()
+    own = seeder(dataset)
+    for number in range(3):
+        dataset.__dict__[f"new{number}"] = None
+        own.make(words_of(number), dataset.draw)
+    told = capfd.readouterr().err.splitlines()
+    assert len(told) == 1
+    assert "generator_not_seeded" in told[0]
+    assert "dataset.rng (a random.SystemRandom)" in told[0]

@@ -10,25 +10,48 @@ from statistics import fmean, median, quantiles
 import pytest
 import torch
 
+from stoker.cli.profile import FollowedProfile
+from stoker.cli.watch import RunView
 from stoker.errors import UsageError
 from stoker.feed.metrics import log_metrics
 from stoker.feed.timeline import (
     COLUMNS,
+    FILE,
     Timeline,
+    longest_waiting_file,
     main_loader,
     read_timeline,
+    read_timelines,
     steps_in,
     typical_step,
 )
-from stoker.launch.feed_log import ProgressLog
+from stoker.feed.wire.protocol import FeedWork, Progress
+from stoker.launch.feed_log import ProgressLog, interval_between
 from stoker.launch.passive_profile import measure
 from stoker.logs import Log, parse_line
+from stoker.platforms.base import LogLine
+from stoker.records import Group, Job, Training
 from stoker.report.step_times import Strip, describe_windows, read_steps
+from stoker.report.verdict import collect
+from stoker.text import wait_words
+from stoker.words import training_words
 from support.aws_answers import Clock
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "timeline-rank0.csv"
 
 
 def rows_of(path: Path) -> list[str]:
     return path.read_text().splitlines()
+
+
+def step(steps, clock, *, samples=32, wait=0.0, compute=0.05):
+    steps.ask()
+    clock.now += wait
+    steps.got(samples)
+    clock.now += compute
 
 
 def test_row_tells_wait_and_compute_of_a_step(tmp_path):
@@ -36,10 +59,7 @@ def test_row_tells_wait_and_compute_of_a_step(tmp_path):
     timeline = Timeline(tmp_path / "t.csv", clock=clock)
     steps = timeline.epoch(loader=timeline.new_loader(), epoch=3)
     for _ in range(2):
-        steps.ask()
-        clock.now += 0.25
-        steps.got(32)
-        clock.now += 0.5
+        step(steps, clock, wait=0.25, compute=0.5)
     steps.ask()
     for _ in range(2):
         steps.end()
@@ -58,31 +78,28 @@ def test_rows_reach_the_file_about_once_a_second(tmp_path):
     timeline = Timeline(tmp_path / "t.csv", clock=clock)
     steps = timeline.epoch(loader=0, epoch=0)
     for _ in range(25):
-        steps.ask()
-        steps.got(1)
-        clock.now += 0.1
+        step(steps, clock, compute=0.1)
     assert len(rows_of(tmp_path / "t.csv")) >= 20
+
+
+def with_a_step(path: Path) -> Timeline:
+    timeline = Timeline(path, clock=Clock())
+    steps = timeline.epoch(loader=0, epoch=0)
+    steps.ask()
+    steps.got(1)
+    steps.end()
+    return timeline
 
 
 def test_second_process_appends_below_one_header(tmp_path):
     for _ in range(2):
-        timeline = Timeline(tmp_path / "t.csv", clock=Clock())
-        steps = timeline.epoch(loader=0, epoch=0)
-        steps.ask()
-        steps.got(1)
-        steps.end()
-        timeline.close()
+        with_a_step(tmp_path / "t.csv").close()
     assert [row.startswith("loader") for row in rows_of(tmp_path / "t.csv")] == [True, False, False]
 
 
 def test_unwritable_timeline_does_not_end_the_training(tmp_path):
     (tmp_path / "file").write_text("")
-    timeline = Timeline(tmp_path / "file" / "t.csv", clock=Clock())
-    steps = timeline.epoch(loader=0, epoch=0)
-    steps.ask()
-    steps.got(1)
-    steps.end()
-    assert timeline.steps == 1
+    assert with_a_step(tmp_path / "file" / "t.csv").steps == 1
 
 
 def test_metrics_are_merged(tmp_path, monkeypatch):
@@ -121,10 +138,7 @@ def test_sums_are_those_of_the_loader_with_most_steps_and_know_its_steady_pace()
     def epoch(loader: int, number: int, waits: list[float]) -> None:
         steps = timeline.epoch(loader=loader, epoch=number)
         for wait in waits:
-            steps.ask()
-            clock.now += wait
-            steps.got(8)
-            clock.now += 1.0
+            step(steps, clock, samples=8, wait=wait, compute=1.0)
         steps.end()
 
     # The workers of each epoch start in its first two steps.
@@ -138,7 +152,7 @@ def test_sums_are_those_of_the_loader_with_most_steps_and_know_its_steady_pace()
     assert (main.steady_wait_seconds, main.steady_compute_seconds) == (2.0, 4.0)
 
 
-def trained(path, clock, *, epochs, steps, wait=lambda step: 0.01, batch_size=32):
+def trained(path, clock, *, epochs, steps, wait=lambda number: 0.01):
     """Writes the timeline of a training with a validation loader between its epochs."""
     timeline = Timeline(path, clock=clock)
     loaders = timeline.new_loader(), timeline.new_loader()
@@ -147,10 +161,7 @@ def trained(path, clock, *, epochs, steps, wait=lambda step: 0.01, batch_size=32
         for loader, batches in zip(loaders, (steps, steps // 10), strict=True):
             recorded = timeline.epoch(loader=loader, epoch=epoch)
             for _ in range(batches):
-                recorded.ask()
-                clock.now += wait(number)
-                recorded.got(batch_size)
-                clock.now += 0.04
+                step(recorded, clock, wait=wait(number), compute=0.04)
                 number += loader == loaders[0]
             recorded.end()
     timeline.close()
@@ -173,8 +184,7 @@ def test_a_timeline_grows_by_one_level_when_the_training_doubles(tmp_path, small
     assert all(after - before < 2 * (16 << 10) for before, after in pairwise(sizes)), sizes
 
 
-def test_sums_of_a_thinned_timeline_are_exact(tmp_path, small_levels):
-    path = tmp_path / "timeline-rank0.csv"
+def test_sums_of_a_thinned_timeline_are_exact(path, small_levels):
     timeline = trained(path, Clock(), epochs=40, steps=333)
     rows = read_timeline(path)
     assert sum(row.steps for row in rows) == timeline.steps == 40 * (333 + 33)
@@ -191,19 +201,18 @@ def test_sums_of_a_thinned_timeline_are_exact(tmp_path, small_levels):
     assert (found.steps, found.rank) == (40 * 333, 0)
 
 
-def test_medians_of_a_thinned_timeline_weigh_all_of_the_training(tmp_path, small_levels):
+def test_medians_of_a_thinned_timeline_weigh_all_of_the_training(path, small_levels):
     # The pace changes after 30 % of the steps, which are most of the single ones that are kept.
     steps = 60 * 500
 
-    def wait(step):
-        noise = random.Random(step).lognormvariate(0, 0.3)
-        return (0.01 if step < 0.3 * steps else 0.06) * noise
+    def wait(number):
+        noise = random.Random(number).lognormvariate(0, 0.3)
+        return (0.01 if number < 0.3 * steps else 0.06) * noise
 
-    path = tmp_path / "timeline-rank0.csv"
     trained(path, Clock(), epochs=60, steps=500, wait=wait)
     rows = main_loader(read_timeline(path))
     step_seconds, wait_seconds = typical_step(rows)
-    every = [wait(step) for step in range(steps)]
+    every = [wait(number) for number in range(steps)]
     blocks = [fmean(every[at : at + 20]) for at in range(0, steps, 20)]
     assert wait_seconds == pytest.approx(median(blocks), rel=0.02)
     assert step_seconds == pytest.approx(0.04 + median(blocks), rel=0.02)
@@ -212,18 +221,16 @@ def test_medians_of_a_thinned_timeline_weigh_all_of_the_training(tmp_path, small
     assert found.spread["wait_seconds"].low == pytest.approx(quantiles(blocks)[0], rel=0.1)
 
 
-def test_a_thinned_training_that_runs_is_seen_to_advance(tmp_path, small_levels):
-    clock, stream, path = Clock(), StringIO(), tmp_path / "timeline-rank0.csv"
+def test_a_thinned_training_that_runs_is_seen_to_advance(path, small_levels):
+    clock, stream = Clock(), StringIO()
     trained(path, clock, epochs=40, steps=500)
-    lines = ProgressLog(tmp_path, Log(run="r", host="h", stream=stream), clock=clock)
+    lines = ProgressLog(path.parent, Log(run="r", host="h", stream=stream), clock=clock)
     lines.tick()
     # A second process after a restart, at the same level.
     timeline = Timeline(path, clock=clock)
     steps = timeline.epoch(loader=0, epoch=0)
     for _ in range(2000):
-        steps.ask()
-        steps.got(32)
-        clock.now += 0.05
+        step(steps, clock)
         lines.tick()
     lines.close()
     events = [parse_line(line) for line in stream.getvalue().splitlines()]
@@ -236,42 +243,35 @@ def test_a_thinned_training_that_runs_is_seen_to_advance(tmp_path, small_levels)
     assert {float(event.values["step_seconds"]) for event in told} == {0.05}
 
 
-def test_a_killed_process_loses_its_last_two_rows(tmp_path, small_levels):
-    path = tmp_path / "timeline-rank0.csv"
+def test_a_killed_process_loses_its_last_two_rows(path, small_levels):
     clock = Clock()
     trained(path, clock, epochs=40, steps=500)
     before = steps_in(read_timeline(path))
     timeline = Timeline(path, clock=clock)
     steps = timeline.epoch(loader=0, epoch=0)
     for _ in range(1000):
-        steps.ask()
-        steps.got(32)
-        clock.now += 0.05
+        step(steps, clock)
     # Neither ended nor closed, and cut in a row.
     path.write_bytes(path.read_bytes()[:-5])
     # The open one, and the cut one: 16 s each at this level.
     assert before + 1000 - 2 * 20 * 17 < steps_in(read_timeline(path)) < before + 1000
 
 
-def test_the_picture_of_a_long_run_shows_single_steps_of_its_middle(tmp_path, small_levels):
-    path = tmp_path / "timeline-rank0.csv"
+def test_the_picture_of_a_long_run_shows_single_steps_of_its_middle(path, small_levels):
     trained(path, Clock(), epochs=40, steps=500)
     found = read_steps(path)
     assert found.total == 20_000
     window = found.window(1.2)
     assert len(window) == 24
     assert {step.steps for step in window} == {1}
-    strip = Strip("After", "one host", found)
-    said = describe_windows([strip])
-    first, last, total = (
-        int(word.replace("\u202f", "")) for word in re.findall(r"[\d\u202f]+", said)
-    )
+    said = describe_windows([Strip("After", "one host", found)])
+    figures = re.findall(r"[\d\u202f]+", said)
+    first, last, total = (int(word.replace("\u202f", "")) for word in figures)
     assert (last - first, total) == (23, 20_000)
     assert 5_000 < first < 15_000
 
 
-def test_only_so_much_of_a_timeline_is_read(tmp_path, monkeypatch):
-    path = tmp_path / "timeline-rank0.csv"
+def test_only_so_much_of_a_timeline_is_read(path, monkeypatch):
     trained(path, Clock(), epochs=1, steps=100)
     monkeypatch.setattr("stoker.feed.timeline.MAX_READ_BYTES", 1000)
     assert 10 < len(read_timeline(path)) < 25
@@ -285,3 +285,134 @@ def test_no_row_is_longer_than_a_minute(tmp_path, monkeypatch):
     assert max(row.weight for row in rows) > 1000
     # The other loader has its own rows.
     assert 50 < max(row.seconds for row in rows if not row.weight) <= 60.1
+
+
+STEP = 0.05
+WAITS = {0: 0.04, 1: 0.8}
+
+
+def write(folder, shares, *, steps=100):
+    for rank, share in shares.items():
+        wait = share * STEP
+        rows = [f"0,0,{n},{n * STEP:.6f},{wait:.6f},{STEP - wait:.6f},8,1,1" for n in range(steps)]
+        (folder / FILE.format(rank=rank)).write_text("\n".join([COLUMNS, *rows]) + "\n")
+
+
+def told(rank, share, *, steps=100):
+    wait = share * STEP * steps
+    compute = STEP * steps - wait
+    return Progress(
+        rank=rank,
+        steps=steps + 2,
+        samples=8 * steps,
+        # With the first steps of the epoch, which are of no steady pace.
+        wait_seconds=wait + 10,
+        compute_seconds=compute,
+        steady_steps=steps,
+        steady_wait_seconds=wait,
+        steady_compute_seconds=compute,
+        feed=FeedWork(seconds=STEP * steps, taken=steps),
+    )
+
+
+def record(measured):
+    return Training(
+        status="succeeded",
+        groups=(Group(name="dnn", role="dnn", instance_type="local.c1", count=1),),
+        measured=measured,
+        job=Job(platform="local", name="r"),
+    )
+
+
+def progress_of(folder, progress=None):
+    stream = StringIO()
+    log = Log(run="r", host="h", stream=stream)
+    lines = ProgressLog(folder, log, progress=lambda: progress or {})
+    lines.tick()
+    lines.close()
+    view = RunView()
+    for line in stream.getvalue().splitlines():
+        view.take(parse_line(line))
+    return view
+
+
+def test_every_place_says_what_the_slowest_rank_waits(tmp_path):
+    write(tmp_path, WAITS)
+    measured = measure(read_timelines(tmp_path), {})
+    assert (measured.rank, measured.timeline_file) == (1, "timeline-rank1.csv")
+    assert measured.wait_share == pytest.approx(0.8)
+    assert measured.least_wait_share == pytest.approx(0.04)
+    words = "4% to 80% of it waiting for data (rank 1 waits longest)"
+    assert words in training_words(record(measured))
+    assert words in progress_of(tmp_path).head()
+    assert longest_waiting_file(tmp_path) == tmp_path / "timeline-rank1.csv"
+    figures = collect(profile=None, decision=None, training=record(measured), evaluation=None)
+    assert figures.measured_wait_words("of it").replace("\xa0", " ") == (
+        "4.0 % to 80 % of it (rank 1 waits longest)"
+    )
+    # What `watch` shows of all time: here 10 s at the start are not left out.
+    progress = {rank: told(rank, share) for rank, share in WAITS.items()}
+    interval = interval_between({}, progress, start_seconds=0, seconds=5)
+    assert interval.wait_share == pytest.approx((4 + 10) / (5 + 10))
+
+
+def test_a_rank_on_another_host_waits_as_it_reported(tmp_path):
+    write(tmp_path, {0: 0.04})
+    # What the leader's own rank reports is no better than its timeline.
+    far = {0: told(0, 0.5), 1: told(1, 0.8)}
+    measured = measure(read_timelines(tmp_path), far)
+    assert (measured.rank, measured.timeline_file) == (1, "timeline-rank0.csv")
+    assert measured.step_seconds == pytest.approx(STEP)
+    assert measured.wait_share == pytest.approx(0.8)
+    assert measured.compute_seconds == pytest.approx(0.2 * STEP)
+    assert measured.least_wait_share == pytest.approx(0.04)
+    assert set(measured.spread) == {"step_seconds"}
+    assert (
+        "4% to 80% of it waiting for data (rank 1 waits longest)"
+        in progress_of(tmp_path, far).head()
+    )
+
+
+def test_a_rank_without_a_new_step_still_waits_as_it_did(tmp_path):
+    now, stream = [0.0], StringIO()
+    write(tmp_path, WAITS, steps=3)
+    lines = ProgressLog(tmp_path, Log(run="r", host="h", stream=stream), clock=lambda: now[0])
+    lines.tick()
+    with (tmp_path / FILE.format(rank=0)).open("a") as file:
+        file.write(f"0,0,3,{3 * STEP},0.001,0.049,8,1,1\n")
+    now[0] = 2.0
+    lines.tick()
+    lines.close()
+    events = [parse_line(line) for line in stream.getvalue().splitlines()]
+    said = [(event.values["steps"], event.values["rank"]) for event in events if event]
+    assert said == [("3", "1"), ("4", "1")]
+
+
+def test_ranks_that_wait_alike_have_one_figure(tmp_path):
+    assert wait_words(0.81, least=0.78, rank=3) == "81% of it waiting for data"
+    write(tmp_path, {0: 0.5})
+    measured = measure(read_timelines(tmp_path), {})
+    assert (measured.rank, measured.least_wait_share) == (0, None)
+    assert training_words(record(measured)).endswith("50.0 ms, 50% of it waiting for data")
+    assert "rank" not in progress_of(tmp_path).head()
+
+
+def test_a_profile_says_what_the_slowest_rank_waits(capsys):
+    shown = FollowedProfile(bar=None, quiet=False, budget="180 s")
+
+    def log(event, **values):
+        stream = StringIO()
+        Log(run="r", host="h", stream=stream).event(event, **values)
+        shown.line(LogLine(group="dnn", host="h", text=stream.getvalue().strip()))
+
+    for rank, share in ((0, 0.14), (1, 0.53)):
+        assert "as is" not in capsys.readouterr().err
+        log("profile_as_is", rank=rank, ranks=2, steps=40, step_seconds=0.05, wait_share=share)
+    assert "14% to 53% of it waiting for data (rank 1 waits longest)" in " ".join(
+        capsys.readouterr().err.split()
+    )
+    # The log of rank 2 is not seen: its words are not waited for.
+    log("profile_progress", rank=0, ranks=3, steps=40, step_seconds=0.05, wait_share=0.5)
+    log("profile_accelerator", rank=0, steps=40, step_seconds=0.02)
+    said = capsys.readouterr().err
+    assert said.index("50% of the time") < said.index("with cached batches")

@@ -1,22 +1,21 @@
-"""Checks what is said of hosts that wait, and of how a run ended."""
+"""What is read out of a cluster's objects, and said of hosts that wait and of a run's end."""
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from stoker.logs import Log
+from stoker.platforms.kubernetes.api import ApiAction, refusal
+from stoker.platforms.kubernetes.happenings import Happenings
 from stoker.platforms.kubernetes.job import conclude
 from stoker.platforms.kubernetes.objects import COMPLETION_INDEX, REPLICATED_JOB_LABEL, lay_out
 from stoker.platforms.kubernetes.pod_outputs import OutputParts
-from stoker.platforms.kubernetes.pods import (
-    PodEnd,
-    PodState,
-    by_job,
-    pod_state,
-)
-from stoker.platforms.kubernetes.state import ObjectState
+from stoker.platforms.kubernetes.pods import PodEnd, PodState, by_job, pod_state
+from stoker.platforms.kubernetes.state import ObjectState, job_state
 from stoker.platforms.kubernetes.troubles import (
     CAPACITY_SECONDS,
     CHANGE_SECONDS,
@@ -35,12 +34,216 @@ from stoker.platforms.kubernetes.troubles import (
     troubles_of,
 )
 from stoker.records import to_json
+from stoker.settings import OwnPod, own_pod
 from support.kubernetes_jobs import CPU, GPU, job
 from support.sample_records import training
 
 RUN = "mnist-1"
 LAYOUT = lay_out(job(name=RUN))
 BEGIN = "2026-11-20T09:00:00Z"
+CREATE = ApiAction(verb="create", group="jobset.x-k8s.io", resource="jobsets", namespace="team-a")
+
+
+def condition(kind: str, status: str = "True", **more: str) -> dict[str, str]:
+    return {"type": kind, "status": status, **more}
+
+
+def pod(role: str = "dnn", index: int = 0, *, status: Any = None, **changes: object) -> PodState:
+    metadata = {
+        "name": f"{RUN}-{role}-0-{index}-abcde",
+        "uid": f"{role}-{index}",
+        "creationTimestamp": BEGIN,
+        "labels": {REPLICATED_JOB_LABEL: role, COMPLETION_INDEX: str(index)},
+    }
+    document = {"metadata": metadata, "status": status or {}}
+    return dataclasses.replace(pod_state(document, by_job(LAYOUT.groups), run=RUN), **changes)
+
+
+@pytest.mark.parametrize(
+    ("status", "phase"),
+    [
+        ({}, "running"),
+        ({"conditions": [condition("Suspended", reason="SuspendedJobs")]}, "suspended"),
+        ({"conditions": [condition("Suspended", "False")]}, "running"),
+        ({"conditions": [condition("StartupPolicyCompleted")]}, "running"),
+        ({"conditions": [condition("Suspended"), condition("Completed")]}, "succeeded"),
+        ({"conditions": [condition("Complete")]}, "succeeded"),
+        ({"conditions": [condition("Failed")]}, "failed"),
+        ({"conditions": [condition("Failed", "False")]}, "running"),
+        ({"terminalState": "Completed"}, "succeeded"),
+        ({"terminalState": "Failed"}, "failed"),
+    ],
+)
+def test_the_phase_is_what_the_conditions_that_hold_say(status, phase):
+    assert job_state({"metadata": {"uid": "u"}, "status": status}).phase == phase
+
+
+def test_a_job_that_no_queue_has_admitted_yet_is_suspended():
+    assert job_state({"spec": {"suspend": True}}).phase == "suspended"
+
+
+def test_a_pod_of_something_else_is_none_of_ours():
+    labels = {"jobset.sigs.k8s.io/replicatedjob-name": "other"}
+    document = {"metadata": {"name": "x", "labels": labels}}
+    assert pod_state(document, by_job(LAYOUT.groups), run=RUN) is None
+
+
+def test_the_group_s_container_says_how_it_ended_and_not_a_sidecar():
+    terminated = {"exitCode": 137, "reason": "OOMKilled", "message": "m", "finishedAt": "t"}
+    containers = [
+        {"name": "sidecar", "state": {"running": {"startedAt": "t"}}},
+        {"name": "data", "state": {"terminated": terminated}},
+    ]
+    found = pod("data", status={"phase": "Failed", "containerStatuses": containers})
+    assert (found.ended.exit_code, found.ended.reason) == (137, "OOMKilled")
+    assert found.is_final
+
+
+@pytest.mark.parametrize(
+    ("status", "lost"),
+    [
+        ({"reason": "Evicted", "message": "low on memory"}, "Evicted: low on memory"),
+        (
+            {"conditions": [condition("DisruptionTarget", reason="PreemptionByScheduler")]},
+            "PreemptionByScheduler",
+        ),
+        ({"conditions": [condition("DisruptionTarget", "False", reason="x")]}, ""),
+        ({"reason": "DeadlineExceeded"}, ""),
+    ],
+)
+def test_a_pod_that_is_taken_away_says_why(status, lost):
+    assert pod(status=status).lost == lost
+
+
+def test_only_the_scheduler_s_refusal_makes_a_pod_unschedulable():
+    gated = condition("PodScheduled", "False", reason="SchedulingGated", message="held")
+    refused = condition("PodScheduled", "False", reason="Unschedulable", message="0/3 nodes")
+    assert pod(status={"conditions": [gated]}).unschedulable == ""
+    assert pod(status={"conditions": [refused]}).unschedulable == "0/3 nodes"
+
+
+def event(kind: str, name: str, reason: str = "FailedCreate", **more: Any) -> dict[str, Any]:
+    about = {"kind": kind, "name": name}
+    return {"involvedObject": about, "reason": reason, "message": "m", "type": "Warning", **more}
+
+
+def told(*events: dict[str, Any]) -> list[str]:
+    happenings = Happenings(run=RUN, groups=LAYOUT.groups, since="2026-11-20T09:00:00Z")
+    return [found.about for one in events for found in happenings.take(one)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "is_ours"),
+    [
+        ("JobSet", RUN, True),
+        ("JobSet", "mnist-10", False),
+        ("TrainJob", RUN, True),
+        ("Service", RUN, False),
+        ("Job", f"{RUN}-dnn-0", True),
+        ("Job", f"{RUN}-dnn-1", False),
+        ("Pod", f"{RUN}-data-0-1-abcde", True),
+        ("Pod", f"{RUN}-data-01-1-abcde", False),
+        ("Pod", "mnist-10-data-0-1-abcde", False),
+        ("Workload", f"jobset-{RUN}-1a2b3", True),
+        ("Workload", "jobset-mnist-10-1a2b3", False),
+    ],
+)
+def test_events_are_the_run_s_by_the_exact_names_of_its_objects(kind, name, is_ours):
+    assert bool(told(event(kind, name))) == is_ours
+
+
+def test_events_of_an_earlier_job_of_the_name_are_old():
+    assert told(event("JobSet", RUN, lastTimestamp="2026-11-20T08:59:59Z")) == []
+    assert told(event("JobSet", RUN, lastTimestamp="2026-11-20T09:00:01Z")) != []
+    assert told(event("JobSet", RUN, eventTime="2026-11-20T08:59:59.000000Z")) == []
+    assert told(event("JobSet", RUN)) != []
+
+
+def test_what_normal_events_tell_is_picked():
+    assert told(event("Pod", f"{RUN}-dnn-0-0-x", "Pulled", type="Normal")) == []
+    assert told(event("Pod", f"{RUN}-dnn-0-0-x", "TriggeredScaleUp", type="Normal")) != []
+
+
+def test_a_mount_that_fails_is_told_when_that_lasts():
+    pods = [f"{RUN}-data-0-{index}-x" for index in range(2)]
+    first = event("Pod", pods[0], "FailedMount", firstTimestamp="2026-11-20T09:00:01Z")
+    passed = {**first, "lastTimestamp": "2026-11-20T09:00:09Z"}
+    lasts = {**first, "lastTimestamp": "2026-11-20T09:01:05Z"}
+    # The kubelet says it in other words when it has given up once.
+    given_up = event(
+        "Pod", pods[0], "FailedMount", message="timed out", lastTimestamp="2026-11-20T09:02:04Z"
+    )
+    other = event("Pod", pods[1], "FailedMount", lastTimestamp="2026-11-20T09:02:04Z")
+    assert told(first, passed, other) == []
+    assert told(first, passed, lasts, lasts, given_up) == [f"Pod {pods[0]}"] * 2
+
+
+@pytest.mark.parametrize(
+    "reason", ["ReachedMaxRestarts", "FailedJobs", "FailJobSetFailurePolicyAction"]
+)
+def test_the_end_of_a_jobset_is_told_by_its_state_alone(reason):
+    assert told(event("JobSet", RUN, reason)) == []
+    assert told(event("Job", f"{RUN}-dnn-0", "BackoffLimitExceeded")) != []
+
+
+def test_pods_that_are_refused_are_known_by_their_job():
+    happenings = Happenings(run=RUN, groups=LAYOUT.groups, since="")
+    message = 'Error creating: pods "x" is forbidden: exceeded quota'
+    refused = event("Job", f"{RUN}-dnn-0", "FailedCreate", message=message)
+    assert [found.job for found in happenings.take(refused)] == ["dnn"]
+    other = event("Job", f"{RUN}-dnn-0", "FailedCreate", message="the server timed out")
+    assert [found.job for found in happenings.take(other)] == [""]
+
+
+def status(code: int, message: str, reason: str) -> str:
+    return json.dumps({"kind": "Status", "code": code, "message": message, "reason": reason})
+
+
+@pytest.mark.parametrize(
+    ("code", "is_passing"),
+    [
+        *((code, False) for code in (400, 401, 403, 404, 409, 410, 422)),
+        *((code, True) for code in (429, 500, 502, 503, 504)),
+    ],
+)
+def test_only_what_may_pass_is_retried(code, is_passing):
+    assert (refusal(code, "", CREATE).kind == "away") == is_passing
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "message", "kind", "fix"),
+    [
+        (401, "Unauthorized", "Unauthorized", "stale", "log in again"),
+        (404, "NotFound", "404 page not found", "missing", "install JobSet"),
+        (400, "BadRequest", 'strict decoding error: unknown field "x"', "refused", "update JobSet"),
+        (409, "AlreadyExists", "x", "taken", ""),
+        # The object has changed: no name that is taken.
+        (409, "Conflict", "x", "refused", ""),
+    ],
+)
+def test_a_refusal_says_what_helps(code, reason, message, kind, fix):
+    error = refusal(code, status(code, message, reason), CREATE)
+    assert error.kind == kind
+    assert fix in error.fix
+
+
+def test_an_answer_of_something_in_between_is_shown_in_part():
+    error = refusal(502, "<html>" + "bad gateway " * 1000, CREATE)
+    assert "bad gateway" in error.what
+    assert len(error.what) < 500
+
+
+def test_a_pod_is_known_by_its_own_names_or_those_of_a_pipeline():
+    assert own_pod({}) is None
+    assert own_pod({"POD_NAME": "p"}) is None
+    of_pipeline = own_pod({"KFP_POD_NAME": "p", "KFP_POD_UID": "u"})
+    assert of_pipeline == OwnPod(name="p", uid="u", namespace=None)
+    both = {"POD_NAME": "q", "POD_UID": "v", "POD_NAMESPACE": "n", "KFP_POD_NAME": "p"}
+    assert own_pod(both) == OwnPod(name="q", uid="v", namespace="n")
+    of_run = own_pod({**both, "POD_RUN_ID": "5b1f6c3e"})
+    assert of_run == OwnPod(name="q", uid="v", namespace="n", run_id="5b1f6c3e")
+
+
 NODES = (
     "0/5 nodes are available: 2 Insufficient nvidia.com/gpu, 1 Insufficient cpu, 2 node(s) had "
     "untolerated taint {spot: true}. preemption: 0/5 nodes are available: 5 No preemption victims."
@@ -49,53 +252,28 @@ NODES = (
 PRICES = {GPU: 1.212, CPU: 0.714}
 
 
-def pod(role: str = "dnn", index: int = 0, **changes: object) -> PodState:
-    metadata = {
-        "name": f"{RUN}-{role}-0-{index}-abcde",
-        "uid": f"{role}-{index}",
-        "creationTimestamp": BEGIN,
-        "labels": {REPLICATED_JOB_LABEL: role, COMPLETION_INDEX: str(index)},
-    }
-    made = pod_state({"metadata": metadata}, by_job(LAYOUT.groups), run=RUN)
-    assert made is not None
-    return dataclasses.replace(made, **changes)  # type: ignore[arg-type]
-
-
 def ended(seconds: int, code: int = 0, *, reason: str = "", message: str = "") -> PodEnd:
     at = f"2026-11-20T09:00:{seconds:02d}Z"
     return PodEnd(exit_code=code, reason=reason, message=message, at=at)
 
 
-def troubles(
-    *pods: PodState, seconds: float = 0.0, unfit: str = "", **settings: Any
-) -> list[Trouble]:
+def troubles(*pods, seconds=0.0, unfit="", **settings):
     """Returns the troubles, for deleted pods `seconds` after their deletion was seen."""
     made = job(name=RUN, image="image:1", settings=settings, on_no_capacity={"wait_minutes": 60})
     layout = lay_out(dataclasses.replace(made, next_best="another", prices=PRICES))
-    found = troubles_of(
-        pods,
-        layout,
-        namespace="team-a",
-        deleted_seconds={pod.uid: seconds for pod in pods},
-        unfit={pod.name: unfit for pod in pods if unfit},
-    )
-    return [*found]
-
-
-# --- waiting
+    more = {"namespace": "team-a", "unfit": {pod.name: unfit for pod in pods if unfit}}
+    return [*troubles_of(pods, layout, deleted_seconds={p.uid: seconds for p in pods}, **more)]
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("words", "again"),
     [
-        ('persistentvolumeclaim "a" not found. not found', 'persistentvolumeclaim "a" not found'),
-        (
-            "pod has unbound immediate PersistentVolumeClaims",
-            "pod has unbound immediate PersistentVolumeClaims",
-        ),
+        ('persistentvolumeclaim "a" not found', ". not found"),
+        ("pod has unbound immediate PersistentVolumeClaims", ""),
     ],
 )
-def test_a_claim_that_is_not_there_is_no_want_of_nodes(said, words):
+def test_a_claim_that_is_not_there_is_no_want_of_nodes(words, again):
+    said = words + again
     (trouble,) = troubles(pod(unschedulable=f"0/3 nodes are available: {said}; preemption: x"))
     assert "wait for a claim of volumes" in trouble.what
     # What the scheduler says twice is said once.
@@ -112,8 +290,7 @@ def test_labels_that_no_node_has_are_named_at_once():
 
 
 def test_hosts_of_a_group_that_wait_are_one_trouble():
-    found = troubles(pod("data", 0, unschedulable=NODES), pod("data", 1, unschedulable=NODES))
-    (trouble,) = found
+    (trouble,) = troubles(*(pod("data", index, unschedulable=NODES) for index in (0, 1)))
     words = "2 of 2 data hosts wait for a node of c7i.4xlarge, short of nvidia.com/gpu, cpu: "
     assert trouble.what.startswith(words)
     assert "preemption" not in trouble.what
@@ -151,10 +328,7 @@ def test_what_every_start_goes_through_is_no_trouble(reason):
         ("exceeded quota: gpus", "kubectl describe quota"),
         ("failed quota: q: must specify limits.cpu for: dnn", "kubernetes.cpu_limit: true"),
         ('violates PodSecurity "restricted:latest"', "what the namespace does not allow"),
-        (
-            'error looking up service account a/b: serviceaccount "b" not found',
-            "serviceAccountName",
-        ),
+        ('looking up service account a/b: serviceaccount "b" not found', "serviceAccountName"),
         ("denied by policy", "who runs the cluster"),
     ],
 )
@@ -270,11 +444,8 @@ def test_the_autoscaler_refuses_for_ever_where_no_group_of_its_fits(said, is_fin
 )
 def test_only_hosts_that_fit_no_node_and_no_group_are_refused_early(said, unfit, fatal_after):
     (trouble,) = troubles(pod(unschedulable=said), unfit=unfit)
-    assert (trouble.fatal_after, trouble.is_capacity, trouble.may_pass) == (
-        fatal_after,
-        True,
-        False,
-    )
+    assert trouble.fatal_after == fatal_after
+    assert (trouble.is_capacity, trouble.may_pass) == (True, False)
 
 
 def quota(requested: str, used: str, limited: str) -> str:
@@ -310,9 +481,6 @@ def test_a_data_host_that_crashes_again_and_again_is_told_with_what_it_costs():
     assert "$1.43 an hour" in trouble.what
     assert trouble.fatal_after is None
     assert troubles(dataclasses.replace(crashing, restarts=2)) == []
-
-
-# --- nodes that are cut off
 
 
 GRACE = 120.0
@@ -355,9 +523,7 @@ def test_a_pod_that_cannot_end_is_told_with_what_frees_it_and_what_waiting_costs
         ("data", {"dead_node": "fail"}, None),
     ],
 )
-def test_only_a_dnn_host_that_cannot_end_ends_the_run_when_the_workload_says(
-    role, settings, seconds
-):
+def test_only_a_dnn_host_that_cannot_end_ends_the_run_if_the_workload_says(role, settings, seconds):
     stuck = dataclasses.replace(STUCK, group=role, role=role)
     (trouble,) = troubles(stuck, seconds=OVERDUE, **settings)
     assert trouble.fatal_after == seconds
@@ -373,19 +539,9 @@ def test_a_pod_that_has_ended_or_never_had_a_node_holds_nothing(changes):
     assert troubles(dataclasses.replace(STUCK, **changes), seconds=OVERDUE + 540) == []
 
 
-# --- the end
-
-
-def end(
-    phase,
-    *pods,
-    record=None,
-    is_stopped=False,
-    run_dir=Path("nowhere"),
-    layout=LAYOUT,
-    is_whole=False,
-):
-    layout = dataclasses.replace(layout, job=dataclasses.replace(layout.job, run_dir=run_dir))
+def end(phase, *pods, record=None, layout=LAYOUT, is_stopped=False, is_whole=False, run_dir=None):
+    own = dataclasses.replace(layout.job, run_dir=run_dir or Path("nowhere"))
+    layout = dataclasses.replace(layout, job=own)
     files = {"stoker/training.json": to_json(record).encode()} if record else {}
     return conclude(
         ObjectState(uid="u", phase=phase) if phase else None,
@@ -437,6 +593,13 @@ def test_a_pod_s_last_words_that_are_cut_begin_with_no_whole_line():
     assert f"exit code 1: {whole}" in str(end("failed", last).failure)
 
 
+def test_the_record_s_words_come_before_the_pod_s(tmp_path):
+    record = msgspec.structs.replace(training(), status="failed", exit_code=9, failure="its words")
+    leader = pod(ended=ended(5, 3, message="boom"), is_final=True)
+    found = end("failed", leader, record=record, run_dir=tmp_path)
+    assert (found.exit_code, found.failure) == (9, "its words")
+
+
 def test_a_run_is_billed_from_a_pod_s_place_on_a_node_to_its_end_replaced_pods_too():
     minute = dataclasses.replace(pod(), placed_at="2026-11-20T08:59:00Z", image_digest="sha256:1")
     seen = (
@@ -467,9 +630,7 @@ def test_the_release_of_the_data_group_is_known_where_all_its_ends_are(data_ends
 
 
 @pytest.mark.parametrize(("is_stopped", "status"), [(True, "stopped"), (False, "succeeded")])
-def test_a_job_that_is_gone_ended_as_its_record_says_unless_it_was_stopped(
-    tmp_path, is_stopped, status
-):
+def test_a_job_that_is_gone_ended_as_its_record_says_unless_stopped(tmp_path, is_stopped, status):
     found = end(None, record=training(), run_dir=tmp_path, is_stopped=is_stopped)
     assert found.status == status
     assert end(None).status == "stopped"
