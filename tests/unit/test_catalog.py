@@ -26,8 +26,7 @@ def _prices(tmp_path: Path, text: str) -> Path:
 def test_both_spellings_name_the_same_type(sagemaker):
     assert sagemaker.get("c5.9xlarge") is sagemaker.get("ml.c5.9xlarge")
     assert sagemaker.get("c5.9xlarge").type == "ml.c5.9xlarge"
-    kubernetes = load_catalog("kubernetes")
-    assert kubernetes.get("ml.c5.9xlarge").type == "c5.9xlarge"
+    assert load_catalog("kubernetes").get("ml.c5.9xlarge").type == "c5.9xlarge"
 
 
 def test_unknown_type_or_platform_is_an_error_that_names_the_nearest(sagemaker):
@@ -136,9 +135,8 @@ def test_price_file_replaces_the_price_alone_and_forgets_its_date(tmp_path):
     found = catalog.get("c5.9xlarge")
     assert (found.usd_per_hour, found.vcpus, found.network_gbps) == (1.25, 36, 10.0)
     assert found.priced_on is None
-    assert (
-        catalog.prices([found, catalog.get("p4d.24xlarge")], today=date(2026, 10, 1)).date is None
-    )
+    used = [found, catalog.get("p4d.24xlarge")]
+    assert catalog.prices(used, today=date(2026, 10, 1)).date is None
     # A blank price takes the type out.
     assert catalog.get("c5.18xlarge").usd_per_hour is None
 
@@ -151,8 +149,7 @@ def test_burst_network_counts_with_its_baseline(sagemaker):
 def test_cost_of_a_cluster_is_unknown_where_one_price_is(sagemaker):
     priced = builders.clusters("ml.p4d.24xlarge", "c5.18xlarge", 2)
     assert sagemaker.usd_per_hour(priced) == pytest.approx(25.2513 + 2 * 3.672)
-    blank = builders.clusters("ml.p4d.24xlarge", "p3.2xlarge")
-    assert sagemaker.usd_per_hour(blank) is None
+    assert sagemaker.usd_per_hour(builders.clusters("ml.p4d.24xlarge", "p3.2xlarge")) is None
 
 
 def test_table_is_narrow_and_says_what_is_not_known_and_the_document_has_null(sagemaker):
@@ -163,8 +160,6 @@ def test_table_is_narrow_and_says_what_is_not_known_and_the_document_has_null(sa
     (blank,) = [r for r in sagemaker.to_document()["instances"] if r["type"] == "ml.p3.2xlarge"]
     assert (blank["usd_per_hour"], blank["accelerators"]) == (None, 1)
 
-
-# Node pools.
 
 POOLS = """\
 instance_type,family,vcpus,memory_gib,gpus,gpu_model,usd_per_hour,priced_on,node_selector,taints

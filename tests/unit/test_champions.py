@@ -1,5 +1,3 @@
-"""Checks the folder of champions: which model is in use, and which one comes next."""
-
 import itertools
 import threading
 from pathlib import Path
@@ -10,13 +8,11 @@ from stoker.cli.champions import champion_metrics, promote
 from stoker.errors import GateError, StokerError, UsageError
 from stoker.records import Evaluation, Gate, GateResult, Workload, read_json, write_json
 
-WORKLOAD = Workload(
-    name="job", command=("true",), gate=(Gate(metric="accuracy", min_champion=-0.01),)
-)
+GATE = Gate(metric="accuracy", min_champion=-0.01)
+WORKLOAD = Workload(name="job", command=("true",), gate=(GATE,))
 
 
 def evaluated(folder: Path, accuracy: float, *, run: str = "") -> Path:
-    """Writes the evaluation.json of a model that passed when there was no champion."""
     file = folder / f"evaluation-{accuracy}{run}.json"
     gate = GateResult(metric="accuracy", value=accuracy, min_champion=-0.01, passed=True)
     record = Evaluation(

@@ -1,5 +1,3 @@
-"""The merged log has each line once and leaves none out; groups are learnt from the job itself."""
-
 import boto3
 import pytest
 from botocore.stub import Stubber
@@ -90,9 +88,6 @@ def test_a_job_of_one_group_needs_no_roster():
     labels = Labels(["dnn"])
     assert shown(labels, entry("algo-1", "first")) == ["dnn/algo-1 first"]
     assert shown(labels, role("algo-1", "homogeneousCluster"))[0].startswith("dnn/algo-1")
-
-
-# ---- reading, against recorded answers
 
 
 @pytest.fixture

@@ -1,5 +1,3 @@
-"""Checks which processes attend for the ranks, and whose report counts."""
-
 import pytest
 
 from stoker.feed.wire.protocol import Progress

@@ -37,12 +37,9 @@ def test_what_is_no_token_is_refused_and_not_repeated(tmp_path, text):
     assert len(text) < 3 or text not in str(caught.value)
 
 
-def test_a_token_is_read_from_its_file(tmp_path):
+def test_a_token_is_read_from_its_file_and_a_missing_file_is_named(tmp_path):
     (tmp_path / "token").write_text("ab" * 32 + "\n")
     assert crypto.read_token(tmp_path / "token") == bytes.fromhex("ab" * 32)
-
-
-def test_a_missing_token_file_is_named(tmp_path):
     with pytest.raises(UsageError, match="No such file"):
         crypto.read_token(tmp_path / "none")
 

@@ -36,7 +36,6 @@ def port():
 
 @contextlib.contextmanager
 def coordinator_at(port: int, token_file: Path) -> Iterator[None]:
-    """Starts a run's leader that listens on loopback, and closes it at the end."""
     with open(os.devnull, "w") as nowhere:
         coordinator = Coordinator(
             keys=Keys.from_token(bytes.fromhex(token_file.read_text())),
@@ -130,9 +129,7 @@ def test_a_peer_of_the_same_run_is_known_by_its_handshake(port, token_file):
         assert peer_check("127.0.0.1", port=port, token_file=None).state == "ok"
 
 
-def test_a_peer_with_another_token_or_none_is_not_of_this_run(
-    port, token_file, tmp_path, monkeypatch
-):
+def test_a_peer_without_the_token_is_not_of_this_run(port, token_file, tmp_path, monkeypatch):
     monkeypatch.setattr("stoker.doctor.HANDSHAKE_SECONDS", 0.5)
     (tmp_path / "other").write_text(new_token())
     for listener in (coordinator_at(port, token_file), stranger_at(port)):

@@ -193,9 +193,7 @@ def test_a_claim_that_is_not_bound_names_the_command_that_says_why(api):
         (None, "OnFailure: a lost follower is tried again after an exit"),
     ],
 )
-def test_what_a_lost_follower_means_is_told_with_the_lines_that_have_it_tried_again(
-    api, retries, words
-):
+def test_what_a_lost_follower_means_is_told_with_lines_that_have_it_retried(api, retries, words):
     api.put("configmaps", argo_settings(retries))
     argo = one(found(), "argo")
     assert argo.state == "warn"
@@ -247,9 +245,7 @@ def test_a_cluster_that_does_not_answer_is_the_only_finding(api, tmp_path, monke
         ("unknown", "warn", "of unknown version: pipelines need 2.14"),
     ],
 )
-def test_an_older_kubeflow_pipelines_is_told_with_what_it_cannot_do(
-    api, kubeflow, version, state, words
-):
+def test_an_older_kubeflow_is_told_with_what_it_cannot_do(api, kubeflow, version, state, words):
     kubeflow.version = version
     finding = one(found(), "kubeflow")
     assert finding.state == state

@@ -1,5 +1,3 @@
-"""The command that installs an extra never asks PyPI for stoker, which it does not have."""
-
 import importlib.metadata
 import json
 import pickle

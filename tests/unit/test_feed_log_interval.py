@@ -64,14 +64,9 @@ def report(rank=0, *, seconds, batches=0, waited=0.0, computed=0.0, hosts=None):
 
 
 def between(before, *after):
-    found = interval_between(
-        {before.rank: before} if before else {},
-        {each.rank: each for each in after},
-        start_seconds=10.0,
-        seconds=2.0,
-    )
-    assert found is not None
-    return found
+    earlier = {before.rank: before} if before else {}
+    later = {each.rank: each for each in after}
+    return interval_between(earlier, later, start_seconds=10.0, seconds=2.0)
 
 
 def host_rate(name="data-1", **changes):
@@ -154,11 +149,7 @@ def test_a_rank_that_ended_no_step_has_no_wait_share():
     assert (rank.wait_share, rank.queue_depth, rank.batches_per_second) == (None, None, 0.0)
 
 
-def rounded(value):
-    return float(f"{value:.6g}")
-
-
-numbers = st.floats(min_value=0, max_value=1e12, allow_nan=False).map(rounded)
+numbers = st.floats(0, 1e12, allow_nan=False).map(lambda value: float(f"{value:.6g}"))
 counts = st.integers(min_value=0, max_value=1 << 40)
 
 
@@ -248,11 +239,7 @@ def stream(*hosts, shards, workers, ready=0.0):
             "at work 100% of the time",
         ),
         # One late shard.
-        (
-            stream(host_rate(busy_workers=1.0), shards=4, workers=4, ready=3.0),
-            "order",
-            "3.0 others are ready",
-        ),
+        (stream(host_rate(), shards=4, workers=4, ready=3.0), "order", "3.0 others are ready"),
         (interval(host_rate(in_flight=1)), "hand-out", "1 of 8 batches asked for"),
     ],
 )

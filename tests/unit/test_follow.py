@@ -84,9 +84,7 @@ def test_a_line_of_any_length_is_read_once_in_pieces_of_bounded_size(tmp_path):
     assert max(pieces) < (1 << 20) + (1 << 17)
 
 
-def test_logs_of_many_hosts_keep_their_beginning_and_their_end_in_bounded_space(
-    tmp_path, monkeypatch
-):
+def test_logs_of_many_hosts_keep_beginning_and_end_in_bounded_space(tmp_path, monkeypatch):
     monkeypatch.setattr("stoker.platforms.follow.MAX_LOG_BYTES", 30_000)
     # Of an earlier attempt.
     (tmp_path / "dnn-a.more.log.old").write_text("x" * 100_000)

@@ -188,22 +188,14 @@ def test_states_are_put_back(kind):
     assert drawn(rng) == drawn(MADE[kind]())
 
 
-def use_later_global(dataset: object) -> None:
-    UsesLaterGlobal()[1]
-
-
-def fill(dataset: object) -> None:
-    dataset.made["later"] = random.Random()
-
-
 LATER: dict[str, Callable[[object], object]] = {
     "a new attribute": lambda dataset: setattr(dataset, "rng", random.Random()),
     "one that was None": lambda dataset: setattr(dataset, "none", random.Random()),
     "one in place of another": lambda dataset: setattr(dataset, "held", random.Random()),
     "of a transform": lambda dataset: setattr(dataset.inner, "rng", random.Random()),
-    "in a dictionary": fill,
+    "in a dictionary": lambda dataset: dataset.made.update(later=random.Random()),
     "of a class": lambda dataset: setattr(Given, "of_class", random.Random()),
-    "a global": use_later_global,
+    "a global": lambda dataset: UsesLaterGlobal()[1],
 }
 
 

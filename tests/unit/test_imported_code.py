@@ -1,5 +1,3 @@
-"""Checks which code of a process counts, and what differs in another one."""
-
 import importlib
 import sys
 import types
@@ -75,18 +73,11 @@ def test_an_archive_counts_and_what_has_no_source_does_not(write, monkeypatch):
     native.__spec__.origin, native.__spec__.has_location = origin, True
     monkeypatch.setitem(sys.modules, "code_native", native)
     monkeypatch.setitem(sys.modules, "code_made", types.ModuleType("code_made"))
-    names = [
-        "code_z",
-        "code_n.inner",
-        "code_native",
-        "code_made",
-        "json",
-        "__main__",
-        "stoker.feed",
-    ]
-    for name in ("code_z", "code_n.inner"):
+    imported = ["code_z", "code_n.inner"]
+    for name in imported:
         importlib.import_module(name)
-    facts = ImportedCode().facts(names)
+    others = ["code_native", "code_made", "json", "__main__", "stoker.feed"]
+    facts = ImportedCode().facts([*imported, *others])
     # code_n has no __init__.py.
     assert sorted(facts.files) == ["code_n.inner", "code_z"]
     assert facts.versions == {}

@@ -1,5 +1,3 @@
-"""A pipeline's documents are compared: the same from a file and from the service."""
-
 import json
 
 import yaml

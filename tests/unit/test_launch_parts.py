@@ -1,5 +1,3 @@
-"""Checks the launcher's pure parts: SageMaker variables, measures, failures, strategy."""
-
 import dataclasses
 import json
 import os
@@ -119,9 +117,7 @@ def test_the_resource_configuration_is_exported_as_the_service_wrote_it(base_dir
 
 
 @pytest.mark.parametrize(("interface", "is_exported"), [("lo", True), ("eth77", False)])
-def test_collectives_are_told_the_network_interface_if_this_host_has_it(
-    tmp_path, interface, is_exported
-):
+def test_collectives_are_told_the_interface_if_this_host_has_it(tmp_path, interface, is_exported):
     environ = {"STOKER_BASE_DIR": str(tmp_path)}
     topology = dataclasses.replace(TOPOLOGY, network_interface=interface)
     found = Trainer.of(from_environment(environ), topology, environ).variables
@@ -177,9 +173,8 @@ def test_torchrun_spans_the_dnn_group_only_and_the_leader_is_its_master(tmp_path
     environ = {"STOKER_BASE_DIR": str(tmp_path), "STOKER_PROCESSES_PER_HOST": "4"}
     settings = from_environment(environ)
     trainer = Trainer.of(settings, TOPOLOGY, environ)
-    command = trainer.command(
-        ("python", "t.py"), TOPOLOGY, master=("10.0.0.3", 7602), feed=settings.feed
-    )
+    master = ("10.0.0.3", 7602)
+    command = trainer.command(("python", "t.py"), TOPOLOGY, master=master, feed=settings.feed)
     assert {"--nnodes=2", "--node-rank=0", "--nproc-per-node=4"} < set(command)
     assert {"--master-addr=10.0.0.3", "--master-port=7602"} < set(command)
     assert command[-2:] == ("python", "t.py")
@@ -234,8 +229,7 @@ def test_only_the_leader_writes_to_the_folder_that_all_hosts_share_in_the_end(tm
 def test_a_program_is_looked_for_where_it_will_run(tmp_path, command, found):
     (tmp_path / "run.sh").touch(mode=0o755)
     expected = found and tuple(word.format(folder=tmp_path) for word in found)
-    path = {"PATH": os.environ["PATH"]}
-    assert resolve_program(command, path, folder=tmp_path) == expected
+    assert resolve_program(command, {"PATH": os.environ["PATH"]}, folder=tmp_path) == expected
 
 
 def rows(*steps):

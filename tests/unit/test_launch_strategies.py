@@ -1,5 +1,3 @@
-"""Checks what strategies refuse at load and plan, and mpirun's command."""
-
 import json
 import os
 import shlex
@@ -32,10 +30,7 @@ def group(name="dnn", **changes):
     [
         ({"name": "mpi", "max_restarts": 2}, "strategy mpi does not use max_restarts"),
         ({"name": "torchrun", "fallback": "nccl"}, "strategy torchrun does not use fallback"),
-        (
-            {"name": "torchrun", "mpi_arguments": ["-v"]},
-            "strategy torchrun does not use mpi_arguments",
-        ),
+        ({"name": "torchrun", "mpi_arguments": ["-v"]}, "torchrun does not use mpi_arguments"),
         ("horovod", "horovod"),
     ],
 )
@@ -120,14 +115,8 @@ def test_mpirun_spans_the_dnn_group_and_starts_daemons_through_the_agent(tmp_pat
     agent = command[command.index("plm_rsh_agent") + 1]
     assert agent.endswith(f"{mpi_programs.__file__} agent /tmp/s/starts")
     assert command[command.index("-np") + 1] == "4"
-    assert command[-6:] == (
-        mpi_programs.__file__,
-        "rank",
-        "/usr/bin/python3",
-        "t.py",
-        "--lr",
-        "0.1",
-    )
+    script = ("/usr/bin/python3", "t.py", "--lr", "0.1")
+    assert command[-6:] == (mpi_programs.__file__, "rank", *script)
 
 
 @pytest.mark.parametrize("names", [(), ("mpirun",), ("orted",)])

@@ -1,5 +1,3 @@
-"""Folders that outlive a pod are written to before anything else happens."""
-
 import os
 import tempfile
 from contextlib import contextmanager
@@ -52,10 +50,8 @@ def environ(base_dir):
 @pytest.mark.parametrize("name", ["model", "checkpoints", "output"])
 def test_a_folder_of_a_claim_that_cannot_be_written_ends_the_launcher_at_once(base_dir, name):
     (base_dir / name).chmod(0o555)
-    words = (
-        f"user {USER} cannot write to {base_dir / name}" if os.geteuid() == 0 else "cannot write"
-    )
-    with as_a_pods_user(), pytest.raises(UsageError, match=words) as caught:
+    who = "cannot write" if os.geteuid() else f"user {USER} cannot write to {base_dir / name}"
+    with as_a_pods_user(), pytest.raises(UsageError, match=who) as caught:
         launch(["touch", str(base_dir / "began")], environ(base_dir))
     assert "access point" in caught.value.fix
     assert "NFS" in caught.value.fix

@@ -1,5 +1,3 @@
-"""What a run was made of, in one record."""
-
 import json
 
 import msgspec
@@ -41,8 +39,7 @@ def test_the_version_of_a_folder_changes_with_its_files_and_is_bounded(tmp_path,
     assert first.endswith(" of 2 files")
     (tmp_path / "b").write_text("xy")
     assert listing_version(tmp_path) != first
-    late = iter((0.0, 4.0)).__next__
-    assert listing_version(tmp_path, clock=late) is None
+    assert listing_version(tmp_path, clock=iter((0.0, 4.0)).__next__) is None
     monkeypatch.setattr("stoker.host.listing.MAX_FILES", 1)
     assert listing_version(tmp_path) is None
 

@@ -1,5 +1,3 @@
-"""Loaders that one line of the script makes again are one loader of the timeline."""
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -53,7 +51,6 @@ def test_a_loader_made_in_each_epoch_is_one_loader_with_all_epochs(timeline):
     assert [step.epoch for step in steps] == [epoch for epoch in range(6) for _ in range(20)]
     assert len(steady(steps)) == 6 * 18
     measured = measure(read_timelines(timeline.parent), {})
-    assert measured is not None
     assert (measured.steps, measured.spread["step_seconds"].samples) == (120, 6)
 
 

@@ -1,5 +1,3 @@
-"""Threads interrupt nobody for as long as they say so, and never against the user's will."""
-
 import contextlib
 import os
 from concurrent.futures import ThreadPoolExecutor

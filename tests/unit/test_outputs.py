@@ -18,11 +18,7 @@ from stoker.records import Event, Host, Training, read_json
 from support import sample_records
 
 ADDRESS = "minio://bucket/v2/artifacts/run"
-ARTIFACTS = {
-    "decision": "system.Artifact",
-    "metrics": "system.Metrics",
-    "model": "system.Model",
-}
+ARTIFACTS = {"decision": "system.Artifact", "metrics": "system.Metrics", "model": "system.Model"}
 
 
 def document(folder):
@@ -41,10 +37,6 @@ def document(folder):
     }
 
 
-def written(folder):
-    return json.loads((folder / "deep" / "output_metadata.json").read_text())
-
-
 def test_the_file_has_what_kubeflow_merges_into_parameters_and_artifacts(tmp_path):
     executor = read_executor_input(json.dumps(document(tmp_path)))
     write_executor_output(
@@ -59,7 +51,7 @@ def test_the_file_has_what_kubeflow_merges_into_parameters_and_artifacts(tmp_pat
         "metrics": {"step_seconds": 0.5},
         "model": {"model_uri": "pvc://models/mnist"},
     }
-    assert written(tmp_path) == {
+    assert json.loads((tmp_path / "deep" / "output_metadata.json").read_text()) == {
         "parameterValues": {"where": "pod"},
         "artifacts": {
             name: {"artifacts": [{"name": name, "uri": f"{ADDRESS}/{name}", "metadata": found}]}

@@ -72,22 +72,6 @@ def test_a_gate_survives_the_way_through_its_text():
     assert [gate.min_champion for gate in against.gate] == [-0.005, None]
 
 
-@pytest.mark.parametrize(
-    ("params", "words"),
-    [
-        (["epoch=3"], "did you mean epochs?"),
-        (["epochs"], "not NAME=VALUE"),
-        (["epochs=three"], "whole number"),
-        (["objective=fast"], "use cost, time"),
-        (["gate=accuracy"], "METRIC>=BOUND"),
-        (["approval=maybe"], "PendingManualApproval"),
-    ],
-)
-def test_a_wrong_parameter_is_refused_with_what_would_be_right(params, words):
-    with pytest.raises(UsageError, match=words.replace("?", r"\?")):
-        overrides_of(params, workload=WORKLOAD)
-
-
 def test_the_main_channel_is_train_and_without_channels_there_is_no_address_of_data():
     assert main_channel(WORKLOAD) == "train"
     workload = workload_from({**DOCUMENT, "channels": {}})
@@ -163,6 +147,13 @@ def test_a_hyperparameter_keeps_its_kind(param, name, value):
 @pytest.mark.parametrize(
     ("param", "words"),
     [
+        ("epoch=3", r"did you mean epochs\?"),
+        ("epochs", "not NAME=VALUE"),
+        ("epochs=three", "whole number"),
+        ("objective=fast", "use cost, time"),
+        ("gate=accuracy", "METRIC>=BOUND"),
+        ("approval=maybe", "PendingManualApproval"),
+        # Hyperparameters.
         ("lr=fast", "expected a number"),
         ("lr=nan", "expected a number"),
         ("batch_size=1.5", "expected a whole number"),
@@ -173,7 +164,7 @@ def test_a_hyperparameter_keeps_its_kind(param, name, value):
         ("seed=1", "no parameter seed"),
     ],
 )
-def test_a_hyperparameter_of_another_name_or_kind_is_refused(param, words):
+def test_a_wrong_parameter_is_refused_with_what_would_be_right(param, words):
     with pytest.raises(UsageError, match=words):
         changed(param)
 

@@ -1,5 +1,3 @@
-"""Patches change what stoker made, by RFC 7386 and by the names of list items."""
-
 import pytest
 
 from stoker.platforms.patch import merged, unreserved

@@ -1,5 +1,3 @@
-"""The ranks change phase at one step, without asking each other."""
-
 from pathlib import Path
 
 from stoker.profile.agree import Agreement, Board

@@ -1,5 +1,3 @@
-"""Clones of cached batches own their memory, and what is in a batch is seen."""
-
 from collections import namedtuple
 
 import numpy as np
@@ -73,8 +71,7 @@ def test_a_rate_is_over_all_rounds_and_a_round_that_lacks_a_worker_gives_none():
     drained = summarize([round_of(0.1), round_of(0.3)], workers=1)
     assert drained.batches_per_second == pytest.approx(8 / 1.6)
     assert drained.cpu_seconds.samples == 8
-    lacking = summarize([round_of(0.1), round_of(0.3)], workers=2)
-    assert lacking.batches_per_second == 0.0
+    assert summarize([round_of(0.1), round_of(0.3)], workers=2).batches_per_second == 0.0
     # A first batch alone says nothing.
     assert summarize([Round([[(1, 1.0, 1.0, 0.0)]])], workers=1) is None
 
@@ -90,7 +87,5 @@ def test_a_rate_is_over_all_rounds_and_a_round_that_lacks_a_worker_gives_none():
         (8, 2, 4, [1, 8]),
     ],
 )
-def test_loaders_are_tried_at_one_at_todays_at_all_vcpus_and_at_half_of_them(
-    script, vcpus, ranks, counts
-):
+def test_loaders_are_tried_at_one_at_todays_at_all_vcpus_and_at_half(script, vcpus, ranks, counts):
     assert worker_counts(script=script, vcpus=vcpus, ranks_on_host=ranks) == counts

@@ -1,5 +1,3 @@
-"""Checks batches that are given out again, and loaders that are read next to the main one."""
-
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
@@ -39,16 +37,12 @@ def test_a_loader_beside_is_replayed_for_as_long_as_its_epoch_lasts():
     assert torch.equal(batch, torch.arange(4.0))
     assert others.count == 0
     inner = iter(own)
-    read = [
-        others.next_batch(own, inner, delivered=index, is_replaying=False) for index in range(3)
-    ]
+    read = [others.next_batch(own, inner, delivered=at, is_replaying=False) for at in range(3)]
     assert others.count == 3
     assert others.take_waited() > 0
     assert others.take_waited() == 0.0
     # Replayed, its own iterator is not asked: it is at its end.
-    again = [
-        others.next_batch(own, inner, delivered=index, is_replaying=True) for index in range(3)
-    ]
+    again = [others.next_batch(own, inner, delivered=at, is_replaying=True) for at in range(3)]
     assert all(torch.equal(one, other) for one, other in zip(read, again, strict=True))
     with pytest.raises(StopIteration):
         others.next_batch(own, inner, delivered=3, is_replaying=True)

@@ -1,5 +1,3 @@
-"""The loader that a script trains on is found among those that it reads."""
-
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -54,8 +52,7 @@ def test_a_new_loader_for_each_epoch_goes_on_where_the_last_one_ended_unless_of_
     assert choice.loader is None  # the script has let go of it
     assert choice.is_main(make(), delivered=-1, steps=after(4))
     assert not choice.has_changed
-    other = DataLoader([1, 2, 3])
-    assert choice.is_main(other, delivered=-1, steps=after(1))
+    assert choice.is_main(DataLoader([1, 2, 3]), delivered=-1, steps=after(1))
     assert choice.has_changed
 
 

@@ -1,5 +1,3 @@
-"""The first words come by the clock, not by the steps."""
-
 import threading
 
 import pytest
@@ -46,9 +44,7 @@ def test_waiting_counts_from_the_first_batch_on_the_one_that_lasts_included():
     known = words.so_far(now=18.0)
     assert known == StepsSoFar(steps=1, step_seconds=4.0, wait_share=pytest.approx(3 / 8))
     words.asked(now=18.0)
-    lasting = words.so_far(now=20.0)
-    assert lasting.wait_share == pytest.approx(5 / 10)
+    assert words.so_far(now=20.0).wait_share == pytest.approx(5 / 10)
     words.epoch_ended()
-    between = words.so_far(now=20.0)
-    assert between.wait_share == pytest.approx(3 / 10)
+    assert words.so_far(now=20.0).wait_share == pytest.approx(3 / 10)
     words.cancel()

@@ -1,5 +1,3 @@
-"""Files that a script wrote while it was profiled are found in bounded time, and no others are."""
-
 import os
 from pathlib import Path
 

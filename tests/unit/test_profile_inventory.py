@@ -1,5 +1,3 @@
-"""Checks what a host is: folders look like control groups, doubles play drivers and clouds."""
-
 import socket
 import threading
 import time
@@ -53,9 +51,7 @@ def quota(folder: Path, membership: str, files: dict[str, str]) -> float | None:
         ("", {"cpu.max": "100000 0"}, None),
     ],
 )
-def test_a_quota_is_the_tightest_of_the_groups_that_hold_this_process(
-    tmp_path, membership, files, found
-):
+def test_a_quota_is_the_tightest_of_the_groups_of_this_process(tmp_path, membership, files, found):
     assert quota(tmp_path, membership, files) == found
 
 
@@ -186,10 +182,8 @@ def test_the_host_is_named_by_who_knows_it_best(
     file = tmp_path / "resourceconfig.json"
     if resources:
         file.write_text(resources)
-    named = instance_type(
-        given=given, environ=environ, resources=file, dmi=tmp_path, metadata=metadata
-    )
-    assert named == found
+    places = {"resources": file, "dmi": tmp_path, "metadata": metadata}
+    assert instance_type(given=given, environ=environ, **places) == found
 
 
 def test_the_cpu_is_named_as_the_kernel_spells_it(tmp_path):

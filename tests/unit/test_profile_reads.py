@@ -1,5 +1,3 @@
-"""Checks what the workers' reads say, cold ones against warm ones."""
-
 import pytest
 
 from stoker.host.counters import OpenedFiles, drop_cached
@@ -19,9 +17,7 @@ def summarized(cold: BatchRead, warm: BatchRead, *, workers: int = 1) -> tuple[R
 
 
 @pytest.mark.parametrize("fetched", [1_000_000, 0], ids=["local", "in no book of the kernel"])
-def test_the_storage_rate_is_that_of_all_workers_in_the_time_that_cold_batches_waited_longer(
-    fetched,
-):
+def test_the_storage_rate_is_of_all_workers_in_the_time_that_cold_batches_waited_longer(fetched):
     cold = batch(wall=0.030, wait=0.022, asked=1_000_000, fetched=fetched)
     warm = batch(wall=0.010, wait=0.002, asked=1_000_000)
     reads, note = summarized(cold, warm, workers=2)

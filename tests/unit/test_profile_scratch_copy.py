@@ -1,5 +1,3 @@
-"""A script may run in a copy of its folder, which is whole enough to run in, and is deleted."""
-
 from pathlib import Path
 
 import pytest

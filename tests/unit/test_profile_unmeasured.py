@@ -1,5 +1,3 @@
-"""Each reason why there is no profile has its own words, with what was observed."""
-
 import json
 import sys
 
@@ -42,24 +40,10 @@ def rank(*, missing: str = "the script ended after 6 batches", number: int = 0) 
     return changed(whole, missing=missing, as_is=None, accelerator=None)
 
 
-def reason(
-    *ranks: RankResult,
-    seen: tuple[ProcessReport, ...] = (TORCH,),
-    command: tuple[str, ...] = ("python", "train.py"),
-    used: CommandUsage | None = USED,
-    timed: str = "",
-) -> UnmeasuredError:
-    found = unmeasured(
-        ranks,
-        seen=seen,
-        used=used,
-        command=command,
-        group=TodaysGroup(instance_type="local.c2"),
-        what={"when": "now"},
-        timed=timed,
-    )
-    assert found is not None
-    return found
+def reason(*ranks: RankResult, **given: object) -> UnmeasuredError:
+    known = {"seen": (TORCH,), "command": ("python", "train.py"), "used": USED, "timed": ""}
+    group = TodaysGroup(instance_type="local.c2")
+    return unmeasured(ranks, group=group, what={"when": "now"}, **known | given)
 
 
 @pytest.mark.parametrize(
@@ -68,10 +52,7 @@ def reason(
         (reason(rank()), "ended too soon: after 6 batches"),
         (reason(rank(number=1)), "(rank 1)"),
         (reason(rank(missing=NO_BATCH)), "the script ended, and its loader gave no batch"),
-        (
-            reason(changed(rank(), ended_before="overwrite a.pt")),
-            "the profile ended too soon: the script was about to overwrite a.pt",
-        ),
+        (reason(changed(rank(), ended_before="overwrite a.pt")), "was about to overwrite a.pt"),
         (reason(rank(missing="")), "it was cut off"),
         (reason(), "imported torch and never read from a DataLoader of torch"),
         (reason(seen=(ProcessReport(packages=("torch", "tensorflow")),)), "but uses tf.data"),
@@ -79,10 +60,7 @@ def reason(
         (reason(seen=(ProcessReport(packages=("jax",)),)), "never imported torch; it uses jax"),
         (reason(seen=()), "no Python process of the command could be profiled"),
         (reason(seen=(ProcessReport(problem="ModuleNotFoundError: x"),)), "ModuleNotFoundError: x"),
-        (
-            reason(seen=(ProcessReport(packages=("ipykernel",)),)),
-            "a notebook ran, in which no DataLoader",
-        ),
+        (reason(seen=(ProcessReport(packages=("ipykernel",)),)), "in which no DataLoader"),
         (reason(rank(), command=("jupyter", "nbconvert", "a.ipynb")), "a notebook ran, and ended"),
         (reason(command=("papermill", "a.ipynb", "b.ipynb")), "a notebook ran"),
     ],

@@ -14,8 +14,8 @@ from stoker.logs import Log
 from stoker.platforms.base import LogLine
 
 
-def show(lines, **how):
-    with following(quiet=False, **how) as follow:
+def show(lines, *, quiet=False, **how):
+    with following(quiet=quiet, **how) as follow:
         for text in lines:
             follow.line(LogLine(group="dnn", host="algo-1", text=text))
 
@@ -40,12 +40,12 @@ def test_the_time_and_the_words_fit_a_narrow_terminal(monkeypatch):
 
 def test_progress_says_steps_their_time_and_the_time_that_is_left(capsys, monkeypatch):
     monkeypatch.setattr(progress, "_QUIET_SECONDS", 0.0)
-    stream = io.StringIO()
-    log = Log(run="r", host="algo-1", stream=stream)
-    log.event("progress", steps=10, step_seconds=5.0, wait_seconds=4.0)
-    log.event("progress", steps=40, step_seconds=0.1, wait_seconds=0.025)
+    lines = [
+        event_line("r", "progress", steps=10, step_seconds=5.0, wait_seconds=4.0),
+        event_line("r", "progress", steps=40, step_seconds=0.1, wait_seconds=0.025),
+    ]
     for total in (100, None, 39):
-        show(stream.getvalue().splitlines(), echo=False, total_steps=total)
+        show(lines, echo=False, total_steps=total)
     assert [line.strip() for line in capsys.readouterr().err.splitlines()] == [
         "10/100 steps, 5.00 s each, 80% waiting for data",
         "40/100 steps, 100 ms each, 25% waiting for data, 6 s left",
@@ -64,11 +64,8 @@ def test_what_the_platform_says_is_shown_where_the_script_is_not(capsys):
 
 
 def test_a_bar_is_shown_in_its_last_state_and_events_never_in_it(capsys):
-    stream = io.StringIO()
-    log = Log(run="r", host="algo-1", stream=stream)
-    log.event("agent_ready", agent="algo-2", workers=1, credits=2)
-    log.event("metrics_serve_failed", text="no metrics are served")
-    ready, warned = stream.getvalue().splitlines()
+    ready = event_line("r", "agent_ready", agent="algo-2", workers=1, credits=2)
+    warned = event_line("r", "metrics_serve_failed", text="no metrics are served")
     lines = (
         "  0%|          | 0/40 [00:00<?, ?it/s]" + ready,
         "\r".join(f" {done}%|###| [00:0{done // 10}<?]" for done in (10, 20, 30)),
@@ -111,15 +108,12 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], str]]:
 
 
 def test_a_terminal_shows_a_line_of_progress_that_fits_it(monkeypatch):
-    stream = io.StringIO()
-    Log(run="r", host="a", stream=stream).event(
-        "progress", steps=1040, step_seconds=0.123, wait_seconds=0.1
-    )
+    line = event_line("r", "progress", steps=1040, step_seconds=0.123, wait_seconds=0.1)
     with (
         terminal(monkeypatch) as shown,
         following(quiet=False, echo=False, total_steps=100_000) as follow,
     ):
-        follow.line(LogLine(group="dnn", host="a", text=stream.getvalue().strip()))
+        follow.line(LogLine(group="dnn", host="algo-1", text=line))
         lines = shown("1040/100000 steps, 123 ms each").splitlines()
     assert lines[-1].startswith("train      0:00:0")
     assert max(map(len, lines)) <= 60
@@ -149,17 +143,15 @@ def test_the_next_command_is_called_as_this_one_was(tmp_path, monkeypatch, typed
 
 
 def test_stokers_own_lines_stay_in_the_files_but_warnings_are_shown_once(capsys):
-    stream = io.StringIO()
-    log = Log(run="r", host="algo-1", stream=stream)
-    log.event("agent_ready", agent="algo-2")
-    for _ in range(2):
-        log.event("generator_not_seeded", text="Data.rng keeps its own seed")
-    log.event("large_dataset", text="70 MiB")
-    log.event("batches_seeded", text="other numbers than without stoker")
+    events = (
+        ("agent_ready", "algo-2"),
+        *[("generator_not_seeded", "Data.rng keeps its own seed")] * 2,
+        ("large_dataset", "70 MiB"),
+        ("batches_seeded", "other numbers than without stoker"),
+    )
+    lines = [event_line("r", event, text=text) for event, text in events]
     for quiet in (True, False):
-        with following(quiet=quiet, echo=False) as follow:
-            for text in ("the script's own", *stream.getvalue().splitlines()):
-                follow.line(LogLine(group="dnn", host="algo-1", text=text))
+        show(["the script's own", *lines], quiet=quiet, echo=False)
     assert capsys.readouterr().err.splitlines() == [
         "warning: dnn/algo-1: Data.rng keeps its own seed",
         "warning: dnn/algo-1: 70 MiB",

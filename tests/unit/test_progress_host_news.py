@@ -1,5 +1,3 @@
-"""Checks what the terminal says of data hosts that come and go."""
-
 import json
 
 import pytest
@@ -67,9 +65,8 @@ def test_a_host_that_is_back_is_said_once(event, values):
 def test_a_host_that_was_asked_to_stop_left():
     told = Told()
     told.hear("host_left", about="algo-2", kind="agent", reason="7 batches sent, asked to stop")
-    assert told.lines == [
-        "data host algo-2 left: 7 batches sent, asked to stop; 1 of 2 data hosts left"
-    ]
+    left = "data host algo-2 left: 7 batches sent, asked to stop; 1 of 2 data hosts left"
+    assert told.lines == [left]
 
 
 def test_the_last_host_and_what_happens_then_are_said_once_for_all_ranks():
@@ -115,8 +112,7 @@ def test_the_end_of_a_followers_command_is_not_the_end():
 
 @pytest.mark.parametrize("when", ["T", "2026-11-21T11:00:00", ""])
 def test_a_line_with_a_time_that_is_none_is_no_error(when):
-    news = HostNews()
-    assert list(news.take(LogEvent(when, "run", "algo-3", "agent_ready", {}))) == []
+    assert list(HostNews().take(LogEvent(when, "run", "algo-3", "agent_ready", {}))) == []
 
 
 def test_a_roster_that_cannot_be_read_is_no_error():

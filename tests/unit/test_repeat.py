@@ -1,5 +1,3 @@
-"""Repetition of calls: only what may pass, with longer pauses, until a deadline."""
-
 import threading
 
 import pytest
@@ -10,8 +8,6 @@ from support.aws_answers import Clock
 
 
 class Faltering:
-    """A service that fails a number of times."""
-
     def __init__(self, times, **facts):
         self.left = times
         self.facts = {"kind": "away", **facts}

@@ -29,12 +29,7 @@ from stoker.records import (
 )
 from stoker.records.base import sha256_of
 from stoker.records.training import GroupSpending, Lineage
-from stoker.report.step_times import (
-    StepTimes,
-    Strip,
-    draw_strips,
-    read_steps,
-)
+from stoker.report.step_times import StepTimes, Strip, draw_strips, read_steps
 from stoker.report.verdict import transform_rows
 from stoker.text import time_unit as choose_time_unit
 from support import builders, sample_records
@@ -45,16 +40,13 @@ replace = msgspec.structs.replace
 VOID = {"meta", "link", "br", "img", "hr", "input"}
 
 
-def decision(**changes):
-    return replace(sample_records.decision(), **changes)
+def changed(record):
+    return lambda **changes: replace(record(), **changes)
 
 
-def training(**changes):
-    return replace(sample_records.training(), **changes)
-
-
-def evaluation(**changes):
-    return replace(sample_records.evaluation(), **changes)
+decision = changed(sample_records.decision)
+training = changed(sample_records.training)
+evaluation = changed(sample_records.evaluation)
 
 
 class Page(HTMLParser):
@@ -110,13 +102,10 @@ def report(tmp_path):
     return lambda **changes: Page(sample_records.write_page(tmp_path, **changes))
 
 
-# ---------------------------------------------------------------- what it says first
-
-
 def test_page_says_gain_wait_prediction_cost_and_gate(report):
     page = report()
-    assert page.headline == (
-        "1.7 times as fast With one data host a step takes 36 ms instead of 62 ms."
+    assert (
+        page.headline == "1.7 times as fast With one data host a step takes 36 ms instead of 62 ms."
     )
     text = plain(page.text)
     assert "The trainer waited 65 % of every step for data; now 32 %." in text
@@ -140,8 +129,7 @@ def test_one_run_has_one_step_and_one_wait_on_the_whole_page(report, tmp_path):
     page = report(before_timeline=before, after_timeline=after, feed_file=write_feed(tmp_path))
     text = plain(page.text)
     # The record's, although the steps that are drawn wait for another share of their time.
-    waits = re.findall(r"(\d+) % (?:waiting|of a step|of every step)", text)
-    assert set(waits) == {"65", "32"}
+    assert set(re.findall(r"(\d+) % (?:waiting|of a step|of every step)", text)) == {"65", "32"}
     assert set(re.findall(r"(\d+) ms per step, \d+ % waiting", text)) == {"62", "36"}
 
 
@@ -211,9 +199,6 @@ def test_failed_gate_comes_before_the_gain(report):
     assert "f1 was not reported, at least 0.9 asked" in page.headline
     assert "1.7 times as fast" in plain(page.text)
     assert (page.row("f1")[1], page.row("f1")[-1]) == ("not reported", "✗ failed")
-
-
-# ---------------------------------------------------------------- runs that did not end well
 
 
 def test_failed_training_names_its_error_and_keeps_its_traceback(report):
@@ -288,12 +273,8 @@ def test_every_set_of_records_gives_a_page_without_holes(report, tmp_path):
     sets = [missing for size in range(5) for missing in combinations(names, size)]
     for missing, (before, after) in product(sets, ((None, None), files)):
         page = report(**dict.fromkeys(missing), before_timeline=before, after_timeline=after)
-        words = re.findall(r"\b(?:nan|inf|None|undefined)\b", page.text)
-        assert words == [], (missing, before)
+        assert re.findall(r"\b(?:nan|inf|None|undefined)\b", page.text) == [], (missing, before)
         assert page.headline
-
-
-# ---------------------------------------------------------------- figures
 
 
 def test_plan_table_shows_each_plan_as_predicted_and_one_as_chosen(report):
@@ -382,9 +363,6 @@ def test_real_prices_carry_date_region_and_purchase(report):
     assert "$0.000756" in page.text
 
 
-# ---------------------------------------------------------------- the profile
-
-
 COSTS = (
     TransformCost(name="getitem", cpu_seconds=0.006, share=0.75, samples=36),
     TransformCost(
@@ -434,9 +412,6 @@ def test_states_stand_in_the_report_with_their_shares(report_of):
     assert "one slow rank: &lt;8 ms" in page.source
     assert "62 %" in plain(page.text)
     assert page.source.index("one slow rank") < page.source.index("held")
-
-
-# ---------------------------------------------------------------- safety
 
 
 def test_hostile_names_are_shown_and_not_run(report):
@@ -504,8 +479,7 @@ def test_pictures_and_tables_are_well_formed_and_named(report, tmp_path):
 
 
 def test_text_stands_out_from_its_ground_in_light_and_dark(report):
-    source = report().source
-    schemes = re.findall(r":root \{(.*?)\}", source, flags=re.DOTALL)
+    schemes = re.findall(r":root \{(.*?)\}", report().source, flags=re.DOTALL)
     assert len(schemes) == 2
     for scheme in schemes:
         colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", scheme))
@@ -526,9 +500,6 @@ def contrast(one, other):
 
     light, dark = sorted((luminance(one), luminance(other)), reverse=True)
     return (light + 0.05) / (dark + 0.05)
-
-
-# ---------------------------------------------------------------- timelines
 
 
 HEADER = "loader,epoch,batch,start_seconds,wait_seconds,compute_seconds,samples,steps,weight\n"
@@ -604,20 +575,6 @@ def test_window_is_consecutive_and_not_longer_than_asked(timeline, length):
     assert window[-1].start_seconds - window[0].start_seconds <= length
 
 
-# ---------------------------------------------------------------- layout
-
-
-def assert_labels_are_clear(drawing):
-    for index, label in enumerate(drawing.labels):
-        assert label.left >= -0.01, label
-        assert label.right <= drawing.width + 0.01, label
-        assert label.top >= 0, label
-        assert label.bottom <= drawing.height, label
-        for other in drawing.labels[index + 1 :]:
-            assert not label.overlaps(other), (label, other)
-    ElementTree.fromstring(drawing.markup())
-
-
 widths = st.sampled_from([360.0, 960.0])
 names = st.sampled_from(["today's cluster", "two data hosts (ml.c5.18xlarge) and " * 3])
 
@@ -627,4 +584,10 @@ names = st.sampled_from(["today's cluster", "two data hosts (ml.c5.18xlarge) and
 def test_labels_of_strips_never_clash(before, after, what, width):
     strips = [Strip("Before", what, before), Strip("After", what, after)]
     unit = choose_time_unit([strip.step_seconds for strip in strips])
-    assert_labels_are_clear(draw_strips(strips, unit=unit, width=width, name="a"))
+    drawing = draw_strips(strips, unit=unit, width=width, name="a")
+    for label in drawing.labels:
+        assert -0.01 <= label.left <= label.right <= drawing.width + 0.01, label
+        assert 0 <= label.top <= label.bottom <= drawing.height, label
+    for one, other in combinations(drawing.labels, 2):
+        assert not one.overlaps(other), (one, other)
+    ElementTree.fromstring(drawing.markup())

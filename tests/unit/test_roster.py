@@ -1,5 +1,3 @@
-"""Checks the membership of a run: joins, leases and losses, with a clock of our own."""
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

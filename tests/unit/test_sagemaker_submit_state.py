@@ -1,5 +1,3 @@
-"""How answers of SageMaker and CloudWatch are read."""
-
 import pytest
 
 from stoker.platforms.sagemaker.cloudwatch import (
@@ -94,9 +92,6 @@ def test_a_quota_error_names_the_group_whichever_way_its_type_is_spelt():
 )
 def test_a_job_is_the_one_asked_for_if_all_that_was_asked_is_in_it(ours, theirs, within):
     assert is_within(ours, theirs) == within
-
-
-# ---- utilisation
 
 
 def result(label: str, *values: float) -> dict[str, Json]:

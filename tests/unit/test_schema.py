@@ -10,7 +10,6 @@ from stoker.records.schema import field_texts, schema_of
 @pytest.mark.parametrize("name", RECORDS)
 def test_each_property_says_what_it_means(name):
     schema = json_schema(name)
-    assert isinstance(schema["$defs"], dict)
     silent = [
         f"{kind}.{key}"
         for kind, definition in schema["$defs"].items()

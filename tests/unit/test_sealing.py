@@ -19,8 +19,7 @@ Sealed = list[bytearray]
 
 
 def seal(sealer, packed, payload, *, session="s", epoch=0):
-    head = sealer.head(packed, payload_bytes=len(payload), of=(session, epoch))
-    made = [bytearray(head)]
+    made = [bytearray(sealer.head(packed, payload_bytes=len(payload), of=(session, epoch)))]
     for text in (packed[FIRST_BYTES:], payload):
         for start, end in sealing.records(len(text)):
             record = bytearray(end - start + TAG_BYTES)

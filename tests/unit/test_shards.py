@@ -1,5 +1,3 @@
-"""Checks who makes the shards of an iterable dataset, without any process."""
-
 import pytest
 
 from stoker.feed.trainer.session import LOCAL
@@ -57,9 +55,7 @@ def test_each_shard_is_asked_for_as_many_batches_as_it_may_have_open_oldest_firs
         (6, {"large": 2, "small": 1}, ["large"] * 4 + ["small"] * 2),
     ],
 )
-def test_shards_go_to_data_hosts_while_one_has_a_free_worker_then_by_credits(
-    shards, workers, owners
-):
+def test_shards_go_to_hosts_while_one_has_a_free_worker_then_by_credits(shards, workers, owners):
     books = streams(shards)
     for peer, count in workers.items():
         books.grant(peer, 2 * count)

@@ -1,5 +1,3 @@
-"""Checks what is made of the times of steps, and when a phase knows enough."""
-
 import itertools
 import threading
 
@@ -119,13 +117,8 @@ def missing(*, batches: int, is_read_out: bool, epoch: int | None = 50) -> str:
     steps = as_is()
     steps.epoch_batches = epoch
     elapsed = take(steps, count=batches, every=0.1)
-    return missing_of(
-        steps,
-        None,
-        elapsed_seconds=elapsed,
-        budget_seconds=60.0,
-        is_read_out=is_read_out,
-    )
+    spent = {"elapsed_seconds": elapsed, "budget_seconds": 60.0}
+    return missing_of(steps, None, is_read_out=is_read_out, **spent)
 
 
 def test_what_a_script_that_ended_too_soon_lacks_is_one_figure():

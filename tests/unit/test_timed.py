@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -55,8 +56,7 @@ def test_batches_are_the_same_and_each_pass_is_an_epoch_with_its_steps(run):
     gc.collect()
     steps = written(run)
     assert {(step.loader, step.samples) for step in steps} == {(0, 4)}
-    counts = Counter(step.epoch for step in steps)
-    assert counts == {0: 3, 1: 3, 2: 3, 3: 3, 4: 1}
+    assert Counter(step.epoch for step in steps) == {0: 3, 1: 3, 2: 3, 3: 3, 4: 1}
 
 
 def test_a_new_source_each_epoch_is_one_loaders_where_the_line_or_the_name_is_the_same(run):
@@ -120,10 +120,6 @@ def test_outside_of_a_run_the_source_is_as_it_was():
         _ = batches.no_such
 
 
-class _Scalar:
-    shape = ()
-
-
 @pytest.mark.parametrize(
     ("batch", "expected"),
     [
@@ -135,7 +131,7 @@ class _Scalar:
         ({"text": ["a", "b", "c"]}, 3),
         ("text", 1),
         (object(), 1),
-        (_Scalar(), 1),
+        (SimpleNamespace(shape=()), 1),
         ({}, 0),
     ],
     ids=range(10),
@@ -214,6 +210,5 @@ def test_a_step_of_keras_is_from_one_end_of_a_batch_to_the_next(run):
     assert [(row.loader, row.epoch) for row in rows] == [
         *((0, epoch) for epoch in (0, 0, 0, 1, 1, 1, 2, 2, 2, 2))
     ]
-    assert {(row.wait_seconds, row.compute_seconds, row.samples) for row in rows} == {
-        (0.125, 0.375, 64)
-    }
+    times = {(row.wait_seconds, row.compute_seconds, row.samples) for row in rows}
+    assert times == {(0.125, 0.375, 64)}

@@ -27,9 +27,8 @@ HETEROGENEOUS = {
 def described(tmp_path, config, **environ):
     folder = tmp_path / "input" / "config"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "resourceconfig.json").write_text(
-        config if isinstance(config, str) else json.dumps(config)
-    )
+    text = config if isinstance(config, str) else json.dumps(config)
+    (folder / "resourceconfig.json").write_text(text)
     return from_resourceconfig(tmp_path, environ)
 
 

@@ -8,14 +8,7 @@ import pytest
 
 from stoker.errors import PlatformError, install_command
 from stoker.platforms.local import lock_run_folder
-from stoker.records import (
-    Evaluation,
-    GateResult,
-    TrackingSettings,
-    Workload,
-    to_json,
-    write_json,
-)
+from stoker.records import Evaluation, GateResult, TrackingSettings, Workload, to_json, write_json
 from stoker.tracking import TrackedRun, handed, kept, metrics_of, parameters_of, started
 from support import sample_records
 from support.command import stoker, succeeds
@@ -34,7 +27,6 @@ def test_parameters_and_metrics_are_the_scripts_own_and_those_of_the_run_and_its
     gates = (GateResult(metric="accuracy", value=0.97, min=0.9, passed=True),)
     metrics = metrics_of(record, Evaluation(passed=True, gates=gates))
     assert (metrics["accuracy"], metrics["stoker_passed"]) == (0.97, 1.0)
-    assert record.measured
     assert metrics["stoker_step_seconds"] == record.measured.step_seconds
     # MLflow would take it for a value, and draw a curve of it.
     assert "loss" not in metrics
@@ -53,9 +45,7 @@ def test_parameters_and_metrics_are_the_scripts_own_and_those_of_the_run_and_its
         (RUN, TrackingSettings(mlflow="file:mlruns"), False, set()),
     ],
 )
-def test_a_script_is_told_the_run_only_where_it_can_write_to_it(
-    tracked, settings, is_this_machine, names
-):
+def test_only_a_script_that_can_write_is_told_the_run(tracked, settings, is_this_machine, names):
     assert set(handed(settings, tracked, is_this_machine=is_this_machine)) == names
 
 
@@ -122,9 +112,7 @@ def test_a_second_start_that_is_refused_leaves_the_end_of_the_first(
         assert told["is_refused"] is not is_begun
 
 
-def test_an_evaluation_that_has_no_room_for_copies_keeps_its_figures(
-    tmp_path, kept_runs, monkeypatch
-):
+def test_an_evaluation_without_room_for_copies_keeps_its_figures(tmp_path, kept_runs, monkeypatch):
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
