@@ -48,11 +48,6 @@ def test_each_platform_pays_its_own_price_of_its_own_date(platform, usd_per_hour
     assert (found.usd_per_hour, found.priced_on) == (usd_per_hour, priced_on)
 
 
-def test_blank_price_is_unknown_and_never_zero(sagemaker):
-    assert sagemaker.get("p3.2xlarge").usd_per_hour is None
-    assert all(i.usd_per_hour is None or i.usd_per_hour > 0 for i in sagemaker.instances)
-
-
 def test_local_types_go_up_to_the_cores_of_the_machine():
     catalog = load_catalog("local", cores=3)
     assert [i.type for i in catalog.instances] == ["local.c1", "local.c2", "local.c3"]
@@ -146,7 +141,9 @@ def test_burst_network_counts_with_its_baseline(sagemaker):
     assert (burst.network_gbps, burst.sustained_gbps) == (10.0, 1.25)
 
 
-def test_cost_of_a_cluster_is_unknown_where_one_price_is(sagemaker):
+def test_blank_price_is_unknown_and_never_zero_and_so_is_the_cost_of_a_cluster(sagemaker):
+    assert sagemaker.get("p3.2xlarge").usd_per_hour is None
+    assert all(i.usd_per_hour is None or i.usd_per_hour > 0 for i in sagemaker.instances)
     priced = builders.clusters("ml.p4d.24xlarge", "c5.18xlarge", 2)
     assert sagemaker.usd_per_hour(priced) == pytest.approx(25.2513 + 2 * 3.672)
     assert sagemaker.usd_per_hour(builders.clusters("ml.p4d.24xlarge", "p3.2xlarge")) is None

@@ -239,12 +239,9 @@ def test_what_stays_inside_is_unpacked(tmp_path, entry):
     assert path.name == entry[0].removeprefix("./")
 
 
-def test_an_empty_package_is_a_usage_error(tmp_path):
+def test_what_is_no_package_or_empty_or_was_cut_is_a_usage_error_and_nothing_is_left(tmp_path):
     with pytest.raises(UsageError, match="empty"):
         code.unpack(package(tmp_path, (".", tarfile.DIRTYPE, "")), tmp_path / "code")
-
-
-def test_what_is_no_package_or_was_cut_is_a_usage_error_and_nothing_is_left(tmp_path):
     cut = package(tmp_path, file("a", os.urandom(9000).hex())).read_bytes()[:-3000]
     for content in (b"", b"no package", b"\x1f\x8b\x08\x00", cut):
         (tmp_path / "code.tar.gz").write_bytes(content)

@@ -318,12 +318,6 @@ MAIN = [
 ]
 
 
-def test_without_ray_the_node_says_what_is_missing(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    assert ray_node.main(MAIN) == 2
-    assert "error: this engine needs Ray" in capsys.readouterr().err
-
-
 def test_a_share_that_is_none_is_refused(monkeypatch, capsys):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: object())
     name = ray_node.STORE_SHARE_VARIABLE
@@ -333,19 +327,20 @@ def test_a_share_that_is_none_is_refused(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("program", "words", "library"),
     [
-        ["dispatcher", "--port", "5050"],
-        ["worker", "--dispatcher", "a:1", "--address", "b:2"],
-        [],  # Of TF_CONFIG.
+        (ray_node, MAIN, "Ray"),
+        (tf_server, ["dispatcher", "--port", "5050"], "TensorFlow"),
+        (tf_server, ["worker", "--dispatcher", "a:1", "--address", "b:2"], "TensorFlow"),
+        (tf_server, [], "TensorFlow"),  # Of TF_CONFIG.
     ],
 )
-def test_a_server_says_what_is_missing(words, monkeypatch, capsys):
+def test_a_server_says_what_is_missing(program, words, library, monkeypatch, capsys):
     # Restored afterwards: the servers hide accelerators from TensorFlow.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")
-    monkeypatch.setitem(sys.modules, "tensorflow", None)
-    assert tf_server.main(words) == 2
+    monkeypatch.setitem(sys.modules, library.lower(), None)
+    assert program.main(words) == 2
     said = capsys.readouterr().err
-    assert "error: this engine needs TensorFlow" in said
-    assert "try:   install tensorflow" in said
+    assert f"error: this engine needs {library}" in said
+    assert f"try:   install {library.lower()}" in said

@@ -27,11 +27,10 @@ def test_a_full_disk_is_said_once_and_so_is_its_end(tmp_path):
 
 
 def test_a_folder_that_cannot_be_made_is_said_too(tmp_path):
-    (tmp_path / "logs").write_text("a file")
-    files = LogFiles(tmp_path / "logs")
-    assert files.write(line("step 1")) == (
-        f"cannot write {tmp_path / 'logs' / 'dnn-a.log'}: File exists; the job continues"
-    )
+    logs = tmp_path / "logs"
+    logs.write_text("a file")
+    told = f"cannot write {logs / 'dnn-a.log'}: File exists; the job continues"
+    assert LogFiles(logs).write(line("step 1")) == told
 
 
 @pytest.mark.parametrize("link", ["dnn-a.log", "."])

@@ -26,17 +26,20 @@ def group(name="dnn", **changes):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "words"),
+    ("strategy", "feed", "words"),
     [
-        ({"name": "mpi", "max_restarts": 2}, "strategy mpi does not use max_restarts"),
-        ({"name": "torchrun", "fallback": "nccl"}, "strategy torchrun does not use fallback"),
-        ({"name": "torchrun", "mpi_arguments": ["-v"]}, "torchrun does not use mpi_arguments"),
-        ("horovod", "horovod"),
+        ({"name": "mpi", "max_restarts": 2}, {}, "strategy mpi does not use max_restarts"),
+        ({"name": "torchrun", "fallback": "nccl"}, {}, "strategy torchrun does not use fallback"),
+        ({"name": "torchrun", "mpi_arguments": ["-v"]}, {}, "torchrun does not use mpi_arguments"),
+        ("horovod", {}, "horovod"),
+        # Replicas are said once, and no rank is in two.
+        ("auto", {"replicas": [[0, 1]], "model_parallel_size": 2}, "replica"),
+        ("auto", {"replicas": [[0, 1], [1, 2]]}, "replica"),
     ],
 )
-def test_settings_of_another_strategy_are_refused_at_load(strategy, words):
+def test_settings_of_another_strategy_and_wrong_replicas_are_refused_at_load(strategy, feed, words):
     with pytest.raises(UsageError, match=words):
-        builders.workload(strategy=strategy)
+        builders.workload(strategy=strategy, feed=feed)
 
 
 def test_smddp_on_a_type_that_it_is_not_for_is_refused_at_load_unless_it_may_fall_back():
@@ -45,12 +48,6 @@ def test_smddp_on_a_type_that_it_is_not_for_is_refused_at_load_unless_it_may_fal
         builders.workload(strategy="smddp", cluster=cluster)
     builders.workload(strategy={"name": "smddp", "fallback": "nccl"}, cluster=cluster)
     builders.workload(strategy="smddp", cluster={"dnn": {"instance_type": "p4d.24xlarge"}})
-
-
-def test_replicas_are_said_once_and_no_rank_is_in_two():
-    for feed in ({"replicas": [[0, 1]], "model_parallel_size": 2}, {"replicas": [[0, 1], [1, 2]]}):
-        with pytest.raises(UsageError, match="replica"):
-            builders.workload(strategy="auto", feed=feed)
 
 
 def test_the_replica_of_a_rank():
