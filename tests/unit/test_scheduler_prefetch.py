@@ -418,7 +418,9 @@ def test_loaders_together_stay_in_the_budget_and_each_comes_to_its_end(sizes, cr
             [
                 loader.arrive,
                 loader.take,
-                lambda one=loader, beside=others: one.ask(allowance(total, others=beside)),
+                lambda one=loader, beside=others: one.ask(
+                    allowance(total, taken=[each.committed_bytes for each in beside])
+                ),
             ]
         )()
         one_batch_each = sum(each.batch_bytes for each in active)

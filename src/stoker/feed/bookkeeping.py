@@ -70,19 +70,15 @@ class EpochBeginning(TypedDict):
 
 
 class LoaderState(TypedDict):
-    """State of a loader.
-
-    Attributes:
-        loader: What the loader that takes the state must have in common.
-        epoch: The current one, or the next; `begun` is None between them.
-        keeps_seed: All epochs have one base seed, as with torch's persistent workers.
-    """
+    """State of a loader in its epoch, or (`begun` is None) before its next one."""
 
     version: int
+    # What the loader that takes the state must have in common.
     loader: dict[str, object]
     epoch: int
     num_yielded: int
     base_seed: int | None
+    # All epochs have one base seed, as with torch's persistent workers.
     keeps_seed: bool
     begun: EpochBeginning | None
     now: SamplerSnapshot
@@ -209,8 +205,6 @@ class LoaderBooks:
         number: In the timeline; shared by loaders that one line makes again.
         first_epoch: Epochs in the timeline under that number before this loader.
         loaded: A state that the next epoch resumes from.
-        is_unshippable: Its dataset cannot be sent to data hosts; batches are made here.
-        keeps_seed: As a loaded state has it.
     """
 
     number: int
@@ -375,11 +369,7 @@ class TrainerProcess:
 
 
 def this_process() -> TrainerProcess:
-    """Returns the state of this process; a forked child starts with a new one.
-
-    Raises:
-        UsageError: If a STOKER_* variable is malformed, at the first call.
-    """
+    """Returns the state of this process, new in a forked child; UsageError from STOKER_*."""
     return _process(os.getpid())
 
 

@@ -154,43 +154,36 @@ class _CopiedAhead(Generic[_T]):
         self._owner = owner
         self._batches = batches
         self._stream: torch.cuda.Stream = torch.cuda.Stream(owner.device)  # type: ignore[no-untyped-call]
-        self._coming: _Coming[_T] | None = None
+        # A batch or an error of the loader that the script has not got yet.
+        self._coming: tuple[_T | None, Exception | None] | None = None
 
     def __iter__(self) -> Iterator[_T]:
         return self
 
     def __next__(self) -> _T:
-        coming = self._coming or self._start()
-        if isinstance(coming.error, StopIteration):
+        batch, error = coming = self._coming or self._start()
+        if isinstance(error, StopIteration):
             self._coming = coming
             self._owner.hold(0, is_under_way=False)
             raise StopIteration
         # The script's kernels begin after this batch is copied; the host does not wait for it.
         torch.cuda.current_stream(self._owner.device).wait_stream(self._stream)
         self._coming = self._start()
-        self._owner.hold(not isinstance(self._coming.error, StopIteration), is_under_way=True)
-        if coming.error is not None:
-            raise coming.error
-        return cast("_T", coming.batch)
+        self._owner.hold(not isinstance(self._coming[1], StopIteration), is_under_way=True)
+        if error is not None:
+            raise error
+        return cast("_T", batch)
 
-    def _start(self) -> "_Coming[_T]":
+    def _start(self) -> tuple[_T | None, Exception | None]:
         """Asks for the next batch and starts its copy; an error waits for its turn."""
         try:
             batch = next(self._batches)
         except Exception as err:
-            return _Coming(error=err)
+            return None, err
         # Memory that the script gave back is free for this copy when the steps so far are done.
         self._stream.wait_stream(torch.cuda.current_stream(self._owner.device))
         with torch.cuda.stream(self._stream):
-            return _Coming(batch=self._owner.moved(batch))
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Coming(Generic[_T]):
-    """A batch or an error of the loader that the script has not got yet."""
-
-    batch: _T | None = None
-    error: Exception | None = None
+            return self._owner.moved(batch), None
 
 
 def _copies_ahead(device: torch.device) -> bool:

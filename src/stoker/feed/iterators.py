@@ -28,7 +28,6 @@ class Epoch:
     """State of one epoch: batch numbers, seed words, sizes and times.
 
     Attributes:
-        num_workers: As in `get_worker_info()`: the script's, at least 1.
         number: Counts the loader's iter() calls, or is that of a loaded state.
         id: Number of the epoch in its session with the feed; see FeedSession.
     """
@@ -331,10 +330,8 @@ def is_making() -> bool:
 
 
 def part_iterator(loader: "DataLoader[object]") -> _BaseDataLoaderIter:
-    """Returns torch's own iterator, for a loader that another one's dataset iterates over.
-
-    It draws from the random states of the batch that it is a part of, wherever that is made.
-    """
+    """Returns torch's own iterator, for a loader that another one's dataset iterates over."""
+    # It draws from the random states of the batch that it is a part of.
     if loader.num_workers == 0:
         return _SingleProcessDataLoaderIter(loader)
     return _MultiProcessingDataLoaderIter(loader)

@@ -1,7 +1,6 @@
 """Files in which training processes report their steps, and which loaders they read.
 
-Each process leaves one in STOKER_OUTPUT, from its first step on. At the end the leader's launcher
-reads them: were batches taken from the feed, and if not, why?
+At the end the leader's launcher reads them: were batches taken from the feed, and if not, why?
 """
 
 import contextlib

@@ -1,8 +1,7 @@
 """How much memory batches take, and how much those that wait may take."""
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
 
 from stoker.host.machine import host_bytes
 from stoker.records import FeedSettings
@@ -12,13 +11,6 @@ DEFAULT_SHARE = 0.25
 # Assumed size of a batch before the first one is here: larger than most, to not fill the memory.
 UNKNOWN_BATCH_BYTES = 64 << 20
 _MAX_DEPTH = 16
-
-
-class Holding(Protocol):
-    """Holder of one loader's batches, those under way included."""
-
-    @property
-    def committed_bytes(self) -> int: ...
 
 
 def max_bytes(feed: FeedSettings) -> int:
@@ -31,9 +23,11 @@ def max_message_bytes(feed: FeedSettings) -> int:
     return max(max_bytes(feed), host_bytes()) + (16 << 20)
 
 
-def allowance(total_bytes: int, *, others: Iterable[Holding]) -> int:
-    """Returns how much one loader's batches may take: an equal part, and no more than is free."""
-    taken = [other.committed_bytes for other in others]
+def allowance(total_bytes: int, *, taken: Sequence[int]) -> int:
+    """Returns how much one loader's batches may take: an equal part, and no more than is free.
+
+    `taken` are the bytes of the other loaders' batches, those under way included.
+    """
     return max(0, min(total_bytes // (len(taken) + 1), total_bytes - sum(taken)))
 
 

@@ -1,8 +1,7 @@
 """Detection, by optimizer steps, of a training that takes no batches from its data hosts.
 
-Libraries have other loaders, and scripts read loaders that the feed does not see. Nothing fails
-then, and data hosts would idle as long as the training lasts. Optimizer steps show that batches
-came: a log line says so at the first ones, and the run's record at its end (`feed.loading`).
+Nothing fails then, and data hosts would idle as long as the training lasts. Optimizer steps show
+that batches came: a log line says so at the first ones, and the run's record (`feed.loading`).
 """
 
 import atexit
@@ -33,20 +32,16 @@ TorchLoader = torch.utils.data.DataLoader[object]
 
 @dataclass(slots=True)
 class OptimizerWatch:
-    """Counter of a process's optimizer steps; warns at the first ones that it is not fed.
-
-    Attributes:
-        process: Called once it is known to train: other processes (a spawned worker, a script that
-            runs during the training) must not take its place.
-        is_planned: There is a data group that should feed it.
-        seen: The class of a loader of torch that was read, without stoker's iterators.
-    """
+    """Counter of a process's optimizer steps; warns at the first ones that it is not fed."""
 
     settings: ProcessSettings
     log: Log
+    # Once it is known to train: no spawned worker or helper must take its place.
     process: Callable[[], TrainerProcess] = this_process
+    # There is a data group that should feed it.
     is_planned: bool = True
     clock: Callable[[], float] = time.monotonic
+    # The class of a loader of torch that was read, without stoker's iterators.
     seen: str = ""
     num_steps: int = 0
     is_compiled: bool = False

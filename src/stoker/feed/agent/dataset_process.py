@@ -222,7 +222,6 @@ class HostedSpec:
         shipper: Routing id of the trainer that sends it; empty: several were asked.
         error: What the spec itself raised, for `unpack_error`; empty: only this host cannot use it.
         fix: What to do about that; empty: as where memory is short.
-        first_worker, worker_step: Ids of its data workers, as every trainer sets them.
     """
 
     digest: str

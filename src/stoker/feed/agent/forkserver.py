@@ -98,16 +98,14 @@ def _serve_as_template(sock: socket.socket) -> None:
                 # A fork would lose what was started: this process becomes the dataset process.
                 orders.send(_LAST)
                 orders.close()
-                _serve_dataset(to_fork_server.decode(data), memory, theirs)
+                _serve_dataset(data, memory, theirs)
                 return
             if found != "ready":
                 orders.send(_REFUSED)
             else:
                 modules.is_first = False
                 if not spare.give((data, (memory, theirs))):
-                    run = functools.partial(
-                        _serve_dataset, to_fork_server.decode(data), memory, theirs
-                    )
+                    run = functools.partial(_serve_dataset, data, memory, theirs)
                     _fork(children, orders, (), run)
                 spare.close()
                 orders.send(_TAKEN)
@@ -121,7 +119,7 @@ def _serve_next_dataset(sock: socket.socket) -> None:
     with contextlib.closing(Pipe(sock, blocking=True)) as orders:
         given = orders.receive()
     for data, (memory, theirs) in given:
-        _serve_dataset(to_fork_server.decode(data), memory, theirs)
+        _serve_dataset(data, memory, theirs)
 
 
 class _Modules:
@@ -371,12 +369,13 @@ def _fork(
         os._exit(status & 0xFF)
 
 
-def _serve_dataset(order: StartDataset, memory: int, theirs: int) -> None:
+def _serve_dataset(data: bytes, memory: int, theirs: int) -> None:
     """Runs a dataset process: unpickles the spec, forks workers until the channel is closed."""
     # Only now: it imports torch.
     from stoker.feed.workers.worker import worker_main
 
     channel = Pipe(socket.socket(fileno=theirs), blocking=False)
+    order = to_fork_server.decode(data)
     spec = _unpack(order, memory, channel)
     children = _Children()
     tokens: dict[int, int] = {}
@@ -387,8 +386,8 @@ def _serve_dataset(order: StartDataset, memory: int, theirs: int) -> None:
         # A child closes the descriptors of orders that still wait, for other workers.
         waiting = deque(channel.receive())
         while waiting:
-            data, descriptors = waiting.popleft()
-            match to_dataset_process.decode(data):
+            packed, descriptors = waiting.popleft()
+            match to_dataset_process.decode(packed):
                 case Fork() as fork:
                     sock = socket.socket(fileno=descriptors[0])
                     run = functools.partial(

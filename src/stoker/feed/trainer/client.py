@@ -118,7 +118,8 @@ class Requester:
         if len(sessions) > 1:
             # At each turn, because what other loaders hold changes with each batch.
             others = [s.schedule for s in sessions.values() if s is not session and s.is_busy]
-            schedule.max_bytes = memory.allowance(session.max_bytes, others=others)
+            taken = [other.committed_bytes for other in others]
+            schedule.max_bytes = memory.allowance(session.max_bytes, taken=taken)
         for number in schedule.overdue(now):
             self._shared.log.event(EventName.BATCH_OVERDUE, epoch=session.epoch, batch=number)
         if not schedule.is_settled and self._are_all_there(session):
@@ -566,8 +567,7 @@ def _close_descriptors(shared: "weakref.ref[SharedState]") -> None:
 class Feed:
     """Batches from the data group and from local workers, for the loaders of this process.
 
-    Raises:
-        UsageError: If the run's token or the coordinator's address is missing or malformed.
+    Raises UsageError if the run's token or the coordinator's address is missing or malformed.
     """
 
     def __init__(self, process: TrainerProcess) -> None:

@@ -108,8 +108,8 @@ class AgentLink(Link):
     ) -> None:
         super().__init__(context, keys, name=member.address, port=member.port, now=now, post=post)
         self.member = member
-        # All on this connection: session to the digest of the spec that it was last opened with;
-        # sessions that may ask; and those for which it could make nothing.
+        # On this connection: the spec that a session was last opened with; sessions that may ask;
+        # and those for which it could make nothing.
         self.opened: dict[str, str] = {}
         self.ready: set[str] = set()
         self.failed: dict[str, Failure] = {}

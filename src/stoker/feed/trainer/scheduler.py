@@ -103,7 +103,6 @@ class Scheduler(ABC):
     """Scheduler of one session: its peers, and the numbers of the current epoch.
 
     Attributes:
-        workers_live: How long processes that make batches are kept.
         is_settled: No other peer is waited for before numbers are handed out.
         num_shards: Shards of an iterable dataset; 0: any peer makes any batch.
         max_bytes: Bytes of batches that may wait, made or under way; one batch always may.

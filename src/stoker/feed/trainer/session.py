@@ -43,10 +43,8 @@ class AskedBatch(msgspec.Struct):
 class FeedSession:
     """The feed's state of one loader; its attributes are under the feed's lock.
 
-    Args:
-        schedule: Its `max_bytes` are for all loaders of this process.
-
     Attributes:
+        max_bytes: For all loaders of this process.
         epoch_id: Only grows, also where an epoch is iterated over again: late answers are refused.
         base_seed: The agents' workers start with it at once; None: when there is a batch.
         cancelled_epoch_id: Id of an epoch whose iterator is gone.
@@ -120,9 +118,8 @@ class FeedSession:
     ) -> int:
         """Starts an epoch and returns its id; what is left of the one before is discarded.
 
-        Args:
-            asked_each: The payload of every number of an iterable dataset, which has no indices.
-            is_eager: Draws from the sampler now, not at the first `next`.
+        An iterable dataset has no indices: all its numbers are `asked_each`. If `is_eager`, the
+        sampler is asked now, not at the first `next`.
         """
         with self._lock:
             is_new_spec = self.spec is None or self.spec.digest != spec.digest

@@ -40,7 +40,6 @@ class Shard:
         sent: Positions below would have been asked for by torch's loader, and so were drawn.
         digest: Checksum of everything that has arrived.
         early: Checksums of positions that overtook others (there may be two connections).
-        end: How many batches it has, once that is known.
         losses: Deaths in a row without one more batch.
         state: Random states at the beginning of this epoch or an earlier one; empty: its seed's.
         earlier: `sent` of each epoch since then.
@@ -139,10 +138,7 @@ def idle_words(*, num_shards: int, ranks: int, data_workers: int, is_set: bool) 
 class ShardScheduler(Scheduler):
     """Scheduler that pins each shard to one peer until the peer's process is lost.
 
-    Args:
-        prefetch: Batches of a shard that may wait or be under way.
-        persists: Processes are kept for the next epoch, as torch's persistent workers.
-        credits_each: Credits of one worker of a peer.
+    `prefetch` is the number of batches of a shard that may wait or be under way.
     """
 
     is_settled = False

@@ -181,8 +181,6 @@ class DatasetSpec:
     Attributes:
         auto_collation: False with `batch_size=None`: an index is one sample.
         num_workers: The script's, at least 1, for `get_worker_info()` while a batch is made.
-        num_threads: torch's threads in a worker; torch's own loader has 1.
-        drop_last: For iterable datasets.
     """
 
     dataset: object

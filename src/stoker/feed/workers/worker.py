@@ -75,7 +75,6 @@ def worker_main(
         num_workers: Of `get_worker_info()` in worker_init_fn, and with `torch` seeding: more than
             the id. While a batch is made it is the script's; see Seeder.
         base_seed: Of worker_init_fn; with `torch` seeding until a job has another.
-        seeding: `batch`, `sample` or `torch`; an iterable dataset is seeded as by torch.
     """
     become_worker()
     os.nice(niceness)
