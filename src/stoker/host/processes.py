@@ -138,12 +138,13 @@ def processes_of(session: int, marker: bytes) -> list[int]:
     They are in its launcher's session, or have its marker in their environment.
     """
     found = []
-    for process in psutil.process_iter():
-        if process.pid != os.getpid() and is_running(process):
-            with contextlib.suppress(OSError):
-                environ = Path(f"/proc/{process.pid}/environ")
-                if os.getsid(process.pid) == session or marker in b"\0" + environ.read_bytes():
-                    found.append(process.pid)
+    # Not process_iter, which remembers processes whose pid another one may have by now.
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError, psutil.Error):
+            if pid != os.getpid() and is_running(psutil.Process(pid)):
+                environ = Path(f"/proc/{pid}/environ")
+                if os.getsid(pid) == session or marker in b"\0" + environ.read_bytes():
+                    found.append(pid)
     return found
 
 
