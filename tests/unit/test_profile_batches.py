@@ -76,6 +76,11 @@ def test_a_rate_is_over_all_rounds_and_a_round_that_lacks_a_worker_gives_none():
     assert summarize([Round([[(1, 1.0, 1.0, 0.0)]])], workers=1) is None
 
 
+def test_a_batch_that_only_waited_for_a_cpu_takes_no_time_and_not_less():
+    stamps = [(1, 0.0, 1.000, 0.000), (1, 0.0, 1.010, 0.012)]
+    assert summarize([Round([stamps])], workers=1).wall_seconds.low == 0.0
+
+
 @pytest.mark.parametrize(
     ("script", "vcpus", "ranks", "counts"),
     [

@@ -197,7 +197,11 @@ def summarize(rounds: list[Round], *, workers: int) -> Drain | None:
         cpu_seconds=quartiles([later[1] - earlier[1] for earlier, later in pairs]),
         # Less the time in the run queue: with more workers than vCPUs that is most of it.
         wall_seconds=quartiles(
-            [later[2] - earlier[2] - (later[3] - earlier[3]) for earlier, later in pairs]
+            [
+                # The kernel counts a wait when it ends, which may be after the stamp before it.
+                max(0.0, later[2] - earlier[2] - (later[3] - earlier[3]))
+                for earlier, later in pairs
+            ]
         ),
         batches_per_second=made / seconds if seconds else 0.0,
         handover_seconds=quartiles(handovers) if handovers else None,
@@ -544,7 +548,7 @@ def _read(source: TaskSource, *, until: float, most: int | None = None) -> tuple
         wall, cpu, queued = (after[i] - before[i] for i in range(3))
         found.append(
             BatchRead(
-                wall_seconds=wall - queued,
+                wall_seconds=max(0.0, wall - queued),
                 wait_seconds=max(0.0, wall - queued - cpu),
                 asked=int(after[3] - before[3]),
                 fetched=int(after[4] - before[4]),
