@@ -39,20 +39,11 @@ ServiceErrorKind = Literal["missing", "denied", "taken", "stale", "away", "refus
 
 # Not an Exception: no `except Exception` may swallow it.
 class TerminatedError(BaseException):
-    """SIGTERM; unwinds the stack as Ctrl-C does, so that what runs is stopped.
-
-    Its text, if any, names what keeps running.
-    """
+    """SIGTERM; unwinds the stack as Ctrl-C does. Its text, if any, names what keeps running."""
 
 
 class StokerError(Exception):
-    """Base of all errors of stoker.
-
-    Attributes:
-        what: What went wrong, with the values.
-        where: File, line, key, host, rank or batch; may be empty.
-        fix: What to do next; may be empty.
-    """
+    """Base of all errors of stoker: what went wrong (with the values), where, and what to do."""
 
     exit_code = 1
 

@@ -26,13 +26,7 @@ _MAX_ERROR = 500
 
 @dataclass(slots=True, kw_only=True)
 class RunEnding:
-    """How a command ended, filled in as it runs.
-
-    Attributes:
-        step: Step that failed, or the last one.
-        status: Status of the run, which may differ from the command's.
-        links: Name to address or file.
-    """
+    """How a command ended, filled in as it runs; `status` is the run's, and `step` its last one."""
 
     workload: str
     run: str

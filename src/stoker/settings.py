@@ -145,13 +145,7 @@ def _value_of(text: str, kind: object, *, where: str) -> object:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """The environment variable of a setting.
-
-    Attributes:
-        name: Name of the variable.
-        instead: Another name, read if the first is not set.
-        is_always_sent: Whether it is sent even with the setting's default.
-    """
+    """The environment variable of a setting; `instead` is read if `name` is not set."""
 
     name: str
     instead: str = ""
@@ -392,12 +386,7 @@ def kubeflow_environment(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnPod:
-    """The pod of this process.
-
-    Attributes:
-        namespace: None: not in the environment.
-        run_id: Id of the Kubeflow run that it is a step of; empty: not known.
-    """
+    """The pod of this process, with the id of the Kubeflow run that it is a step of, if any."""
 
     name: str
     uid: str
@@ -429,11 +418,8 @@ def api_server(environ: Mapping[str, str] = os.environ) -> tuple[str, int] | Non
 def read_workload(path: Path | str, *, overrides: Sequence[str] = ()) -> Workload:
     """Reads a workload file, or the JSON document itself: a text that begins with a brace.
 
-    Args:
-        overrides: `key.path=value`, the value in YAML.
-
-    Raises:
-        UsageError: With file, line and key path, and the nearest key for an unknown one.
+    Overrides are `key.path=value`, the value in YAML. A UsageError names file, line and key path,
+    and the nearest key for an unknown one.
     """
     is_inline = isinstance(path, str) and path.lstrip().startswith("{")
     text = path if isinstance(path, str) and is_inline else read_text(path)
@@ -460,9 +446,7 @@ def workload_from(
 ) -> Workload:
     """Returns the workload of a parsed document, with `key.path=value` overrides applied in order.
 
-    Args:
-        source: Name of the document in errors.
-        lines: Key path to line number, if known.
+    Errors name the document's `source`, and the lines of its keys, if known.
     """
     changed = dict(document)
     for override in overrides:

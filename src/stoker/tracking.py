@@ -86,10 +86,7 @@ class TrackedRun(msgspec.Struct, frozen=True, kw_only=True):
 def started(
     settings: TrackingSettings, *, run: str, tags: Mapping[str, str], environ: Mapping[str, str]
 ) -> TrackedRun:
-    """Starts the run in MLflow, or continues the run of an earlier attempt.
-
-    Blocks for `settings.timeout_seconds` at most, and does not raise MLflow's errors.
-    """
+    """Starts or continues the run in MLflow; blocks for `timeout_seconds`, raises no error of it."""
     order = TrackingOrder(
         address=_address(settings), experiment=settings.experiment or run, run=run, tags=dict(tags)
     )
@@ -114,11 +111,10 @@ def kept(
     Parameters that have a value there keep it: the script's own take precedence.
 
     Args:
-        training: The run's record; None: it failed without one.
+        training: None: it failed without a record.
         run_id: The run in MLflow, where no record has it.
         files: Artifacts; missing files are left out.
         is_refused: No job began: without a record, the status of an earlier attempt stays.
-        timeout: Default: that of the settings.
     """
     order = TrackingOrder(
         address=_address(settings),

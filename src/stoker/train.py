@@ -332,9 +332,7 @@ def facts_of(
 ) -> TrainingFacts:
     """Returns the facts about an ended job, and copies the leader's files to `job.run_dir`.
 
-    Args:
-        ran: The platform's name for the job.
-        lost: Event to record if the leader's record is missing.
+    `lost` is the event to record if the leader's record is missing.
     """
     leader = leader_record(end.output_dir)
     if end.unfetched:

@@ -6,6 +6,7 @@ import pytest
 from stoker.cli.options import OutputFiles
 from stoker.cli.outputs import (
     MAX_PARAMETER_BYTES,
+    Told,
     carried,
     outputs_of,
     read_executor_input,
@@ -41,8 +42,10 @@ def test_the_file_has_what_kubeflow_merges_into_parameters_and_artifacts(tmp_pat
     executor = read_executor_input(json.dumps(document(tmp_path)))
     write_executor_output(
         executor,
-        parameters={"where": "pod", "action": "keep"},
-        metrics={"step_seconds": 0.5, "speedup": float("nan")},
+        Told(
+            parameters={"where": "pod", "action": "keep"},
+            metrics={"step_seconds": 0.5, "speedup": float("nan")},
+        ),
         model_uri="pvc://models/mnist",
     )
     # Only what the component declares, only numbers that JSON has.
@@ -63,7 +66,8 @@ def test_the_file_has_what_kubeflow_merges_into_parameters_and_artifacts(tmp_pat
 def test_kfp_itself_reads_the_file(tmp_path):
     output = pytest.importorskip("kfp.local.executor_output_utils")
     executor = read_executor_input(json.dumps(document(tmp_path)))
-    write_executor_output(executor, parameters={"where": "job"}, metrics={"accuracy": 0.97})
+    told = Told(parameters={"where": "job"}, metrics={"accuracy": 0.97})
+    write_executor_output(executor, told)
     message = output.load_executor_output(str(executor.output_file))
     assert message.parameter_values["where"].string_value == "job"
     (artifact,) = message.artifacts["metrics"].artifacts
@@ -87,9 +91,9 @@ def test_a_parameter_that_no_step_publishes_is_refused_before_the_work(tmp_path)
 def test_a_parameter_is_no_longer_than_kubeflow_carries(tmp_path):
     executor = read_executor_input(json.dumps(document(tmp_path)))
     most = "x" * MAX_PARAMETER_BYTES
-    write_executor_output(executor, parameters={"where": most}, metrics={})
+    write_executor_output(executor, Told(parameters={"where": most}))
     with pytest.raises(UsageError, match="parameter where has"):
-        write_executor_output(executor, parameters={"where": most + "x"}, metrics={})
+        write_executor_output(executor, Told(parameters={"where": most + "x"}))
 
 
 @pytest.mark.parametrize("text", ["{{$}}", "", "[]", "{}", '{"outputs": {"outputFile": 3}}'])

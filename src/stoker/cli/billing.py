@@ -25,9 +25,8 @@ def confirm(
 ) -> None:
     """Prints what the job will cost and asks; does not ask where there is no terminal.
 
-    Raises:
-        UsageError: If a training could cost, or should cost, more than the workload allows.
-        DeclinedError: If the answer is no.
+    Raises UsageError if a training could or should cost more than the workload allows, and
+    DeclinedError if the answer is no.
     """
     if workload.platform_info.is_this_machine:
         return

@@ -26,11 +26,8 @@ def champion_metrics(
 ) -> dict[str, float] | None:
     """Returns the metrics of the model in use; None if no gate needs them, or there is none yet.
 
-    Args:
-        named: A file, a folder of champions, or registry:GROUP; empty: none is named.
-
-    Raises:
-        UsageError: If a gate needs the champion, and none is named or it cannot be read.
+    It is `named` by a file, a folder of champions, or registry:GROUP. Raises UsageError if a gate
+    needs it, and none is named.
     """
     asking = next((gate for gate in workload.gate if gate.needs_champion), None)
     if asking is None:
@@ -51,14 +48,8 @@ def champion_metrics(
 def promote(evaluation_file: Path, *, named: str) -> str:
     """Makes the model of an evaluation that passed the champion; returns a line on the result.
 
-    The model is judged again: another model may be in use since its evaluation.
-
-    Args:
-        named: The folder of champions. In a file or a registry, people choose the champion.
-
-    Raises:
-        GateError: If it falls behind the model that is now in use.
-        UsageError: If the folder does not exist, or cannot be written.
+    The model is judged again: another model may be in use since its evaluation; GateError if it
+    falls behind that. In a file or a registry, people choose the champion.
     """
     folder = Path(named)
     if named.startswith(_REGISTRY) or folder.is_file():

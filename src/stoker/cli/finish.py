@@ -40,12 +40,8 @@ def finish_run(
 ) -> None:
     """Follows lost jobs of a failed run, ends what is left of it, and reports how it ended.
 
-    Args:
-        outcome: JSON as of Kubeflow's PipelineTaskFinalStatus.
-
-    Raises:
-        PlatformError: If the platform does not answer, or refuses.
-        TerminatedError: On SIGTERM while it follows a job, which continues.
+    `outcome` is JSON as of Kubeflow's PipelineTaskFinalStatus. Raises TerminatedError on SIGTERM
+    while it follows a job, which continues.
     """
     from stoker.cli.notify import telling
     from stoker.platforms import platform_named
@@ -71,10 +67,14 @@ def finish_run(
             # Cancelled, or a word that Kubeflow did not fill in.
             ending.status = "stopped"
         if recovering and state not in (*_SUCCEEDED, "cancelled"):
-            lost = _follow_lost(
-                workload, run_id=run_id, platform=recovering, outputs=outputs, quiet=as_json
+            lost = LostJobs(
+                workload=workload,
+                run_id=run_id,
+                platform=recovering,
+                outputs=outputs,
+                quiet=as_json,
             )
-            for words, may_run in lost:
+            for words, may_run in lost.follow():
                 followed.append(words)
                 is_left = is_left or may_run
                 say(words, quiet=as_json)
@@ -107,139 +107,126 @@ def _state(outcome: str) -> tuple[str, str]:
     return state, str(mapping(document, "error").get("message") or "")
 
 
-def _follow_lost(
-    workload: "Workload",
-    *,
-    run_id: str,
-    platform: "RecoveringPlatform[object]",
-    outputs: FinishOutputs,
-    quiet: bool,
-) -> Iterator[tuple[str, bool]]:
-    """Follows the jobs of a failed run to their end, and writes what the lost steps would have.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostJobs:
+    """The jobs of a failed run whose steps were lost, and where their results go."""
 
-    The jobs' own time limits hold. Yields a line on each lost job, and whether it may still run;
-    nothing where the run was stopped.
+    workload: "Workload"
+    run_id: str
+    platform: "RecoveringPlatform[object]"
+    outputs: FinishOutputs
+    quiet: bool
 
-    Raises:
-        PlatformError: If the platform cannot be asked which jobs there are.
-        TerminatedError: On SIGTERM; the job continues.
-    """
-    run = workload.run_name(run_id)
-    for records in platform.lost(run, workload, run_id=run_id):
-        step = records.get("step", "")
-        follow = _follow_profile if step == "profile" else _follow_training
-        try:
-            words = follow(
-                records, workload=workload, run=run, platform=platform, outputs=outputs, quiet=quiet
-            )
-            yield words, False
-        except TerminatedError as err:
-            # With a message the job continues: the run was not stopped.
-            if err.args:
-                raise
-            yield f"the run was stopped, and with it the job of the {step}", False
-        except PlatformError as err:
-            words = f"it cannot be followed: {err.what}; `stoker stop` ends what still runs"
-            yield f"the step that followed the {step} was lost, and {words}", True
-        except StokerError as err:
-            yield f"the step that followed the {step} was lost, and it failed: {err.what}", False
+    def follow(self) -> Iterator[tuple[str, bool]]:
+        """Follows the jobs of a failed run to their end, and writes what the lost steps would have.
 
+        The jobs' own time limits hold. Yields a line on each lost job, and whether it may still
+        run. Raises TerminatedError on SIGTERM; the job continues.
+        """
+        run = self.workload.run_name(self.run_id)
+        for records in self.platform.lost(run, self.workload, run_id=self.run_id):
+            step = records.get("step", "")
+            follow = self._follow_profile if step == "profile" else self._follow_training
+            try:
+                yield follow(records, run=run), False
+            except TerminatedError as err:
+                # With a message the job continues: the run was not stopped.
+                if err.args:
+                    raise
+                yield f"the run was stopped, and with it the job of the {step}", False
+            except PlatformError as err:
+                words = f"it cannot be followed: {err.what}; `stoker stop` ends what still runs"
+                yield f"the step that followed the {step} was lost, and {words}", True
+            except StokerError as err:
+                yield (
+                    f"the step that followed the {step} was lost, and it failed: {err.what}",
+                    False,
+                )
 
-def _follow_profile(
-    records: Mapping[str, str],
-    *,
-    workload: "Workload",
-    run: str,
-    platform: "RecoveringPlatform[object]",
-    outputs: FinishOutputs,
-    quiet: bool,
-) -> str:
-    from stoker.cli.profile import deliver_profile, profile_and_keep
-    from stoker.cli.workloads import named_run_dir, todays_cluster
-    from stoker.records import Workload, read_json
+    def _follow_profile(self, records: Mapping[str, str], *, run: str) -> str:
+        from stoker.cli.profile import deliver_profile, profile_and_keep
+        from stoker.cli.workloads import named_run_dir, todays_cluster
+        from stoker.records import Workload, read_json
 
-    # As Profile had it, with the parameters of the run.
-    workload = read_json(records["workload.json"], Workload)
-    cluster, run_dir = todays_cluster(workload), named_run_dir(f"{run}-profile")
-    record = profile_and_keep(
-        workload,
-        cluster=cluster,
-        platform=platform.adopting(),
-        run_dir=run_dir,
-        records=records,
-        quiet=quiet,
-    )
-    out = outputs.record.out or run_dir / "profile.json"
-    deliver_profile(record, outputs=replace(outputs.record, out=out), as_json=quiet)
-    return "the profile is finished though the run has FAILED: Retry uses it instead of another"
-
-
-def _follow_training(
-    records: Mapping[str, str],
-    *,
-    workload: "Workload",
-    run: str,
-    platform: "RecoveringPlatform[object]",
-    outputs: FinishOutputs,
-    quiet: bool,
-) -> str:
-    import msgspec
-
-    from stoker.catalog import catalog_of
-    from stoker.cli.evaluate import judged
-    from stoker.cli.kept_training import deliver_training, train_and_keep
-    from stoker.cli.outputs import Outputs, kept_model
-    from stoker.cli.tracking import keep_tracked
-    from stoker.cli.workloads import named_run_dir
-    from stoker.records import Decision, Workload, read_json, write_text
-    from stoker.records.outcome import outcome_of, training_exit_code
-    from stoker.train import prepare
-
-    # As Train had it, with the parameters of the run.
-    asked = read_json(records["workload.json"], Workload)
-    decided = read_json(records["decision.json"], Decision)
-    run_dir = named_run_dir(run)
-    for name, text in records.items():
-        if name.endswith(".json"):
-            write_text(run_dir / name, text)
-    job = prepare(workload=asked, groups=decided.plan.groups, run_dir=run_dir, decision=decided)
-    job = replace(job, records=records)
-    record = train_and_keep(
-        job,
-        workload=asked,
-        platform=platform.adopting(),
-        catalog=catalog_of(asked, None),
-        decision=decided,
-        again="",
-        quiet=quiet,
-        echo=True,
-    )
-    keep_tracked(
-        job.tracking,
-        run=job.run_name,
-        training=record,
-        files=[run_dir / "decision.json", run_dir / "training.json"],
-        quiet=quiet,
-    )
-    model_uri = kept_model(record.model_uri, outputs.record)
-    deliver_training(
-        record, outputs=outputs.record, run_dir=run_dir, model_uri=model_uri, as_json=quiet
-    )
-    if "profile.json" in records:
-        # The claim of champions is not mounted here: the step that frees hosts must not wait for a
-        # volume. A retry judges by all gates.
-        gates = tuple(gate for gate in workload.gate if not gate.needs_champion)
-        training = outputs.record.out or run_dir / "training.json"
-        judged(
-            msgspec.structs.replace(asked, gate=gates),
-            records=(run_dir / "profile.json", run_dir / "decision.json", str(training)),
-            may_be_lost=False,
-            champion=None,
-            destinations=Outputs(out=outputs.evaluation or run_dir / "evaluation.json"),
-            report=outputs.report or run_dir / "report.html",
-            links={},
-            as_json=quiet,
+        # As Profile had it, with the parameters of the run.
+        workload = read_json(records["workload.json"], Workload)
+        cluster, run_dir = todays_cluster(workload), named_run_dir(f"{run}-profile")
+        record = profile_and_keep(
+            workload,
+            cluster=cluster,
+            platform=self.platform.adopting(),
+            run_dir=run_dir,
+            records=records,
+            quiet=self.quiet,
         )
-    if training_exit_code(record):
-        return f"{outcome_of(record).words}; the step that followed it was lost before"
-    return "the training is finished though the run has FAILED: Retry uses it instead of another"
+        out = self.outputs.record.out or run_dir / "profile.json"
+        deliver_profile(record, outputs=replace(self.outputs.record, out=out), as_json=self.quiet)
+        return "the profile is finished though the run has FAILED: Retry uses it instead of another"
+
+    def _follow_training(self, records: Mapping[str, str], *, run: str) -> str:
+        import msgspec
+
+        from stoker.catalog import catalog_of
+        from stoker.cli.evaluate import judged
+        from stoker.cli.kept_training import deliver_training, train_and_keep
+        from stoker.cli.outputs import Outputs, kept_model
+        from stoker.cli.tracking import keep_tracked
+        from stoker.cli.workloads import named_run_dir
+        from stoker.records import Decision, Workload, read_json, write_text
+        from stoker.records.outcome import outcome_of, training_exit_code
+        from stoker.train import prepare
+
+        # As Train had it, with the parameters of the run.
+        asked = read_json(records["workload.json"], Workload)
+        decided = read_json(records["decision.json"], Decision)
+        run_dir = named_run_dir(run)
+        for name, text in records.items():
+            if name.endswith(".json"):
+                write_text(run_dir / name, text)
+        job = prepare(workload=asked, groups=decided.plan.groups, run_dir=run_dir, decision=decided)
+        job = replace(job, records=records)
+        record = train_and_keep(
+            job,
+            workload=asked,
+            platform=self.platform.adopting(),
+            catalog=catalog_of(asked, None),
+            decision=decided,
+            again="",
+            quiet=self.quiet,
+            echo=True,
+        )
+        keep_tracked(
+            job.tracking,
+            run=job.run_name,
+            training=record,
+            files=[run_dir / "decision.json", run_dir / "training.json"],
+            quiet=self.quiet,
+        )
+        model_uri = kept_model(record.model_uri, self.outputs.record)
+        deliver_training(
+            record,
+            outputs=self.outputs.record,
+            run_dir=run_dir,
+            model_uri=model_uri,
+            as_json=self.quiet,
+        )
+        if "profile.json" in records:
+            # The claim of champions is not mounted here: the step that frees hosts must not wait
+            # for a volume. A retry judges by all gates.
+            gates = tuple(gate for gate in self.workload.gate if not gate.needs_champion)
+            training = self.outputs.record.out or run_dir / "training.json"
+            judged(
+                msgspec.structs.replace(asked, gate=gates),
+                records=(run_dir / "profile.json", run_dir / "decision.json", str(training)),
+                may_be_lost=False,
+                champion=None,
+                destinations=Outputs(out=self.outputs.evaluation or run_dir / "evaluation.json"),
+                report=self.outputs.report or run_dir / "report.html",
+                links={},
+                as_json=self.quiet,
+            )
+        if training_exit_code(record):
+            return f"{outcome_of(record).words}; the step that followed it was lost before"
+        return (
+            "the training is finished though the run has FAILED: Retry uses it instead of another"
+        )

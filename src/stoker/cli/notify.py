@@ -20,10 +20,7 @@ def telling(
     """Notifies the workload's webhook, if it has one, how the block ended.
 
     An error of the webhook is only printed. Ctrl-C, or a no to the question whether to start, is
-    not sent: the user who typed it knows.
-
-    Args:
-        is_told: False: another process notifies of this run.
+    not sent: the user who typed it knows. Nor is anything if another process notifies (`is_told`).
     """
     from stoker.notify import RunEnding
 

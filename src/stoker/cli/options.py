@@ -150,11 +150,7 @@ def told_by_flag(flags: Mapping[str, str]) -> Iterator[None]:
 def typed_keys(
     keys: Mapping[tuple[str, str], str | float | None], overrides: Sequence[str] | None
 ) -> tuple[dict[str, str], list[str]]:
-    """Returns key to flag of the flags that were typed, and the overrides with theirs.
-
-    Args:
-        keys: Key and flag to the value; None: not typed.
-    """
+    """Returns key to flag of the flags that were typed, and the overrides with theirs."""
     typed = {names: value for names, value in keys.items() if value is not None}
     return dict(typed.keys()), [
         *(overrides or ()),

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 
 import msgspec
 
@@ -143,14 +142,16 @@ def step_inputs(files: OutputFiles) -> StepInputs:
     )
 
 
-def write_executor_output(
-    executor: ExecutorInput,
-    *,
-    parameters: Mapping[str, str],
-    metrics: Mapping[str, float],
-    model_uri: str = "",
-    origin: Mapping[str, str] = MappingProxyType({}),
-) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """Values of a record for Kubeflow: `metrics` on the run's page, `origin` on the model's."""
+
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    origin: Mapping[str, str] = field(default_factory=dict)
+
+
+def write_executor_output(executor: ExecutorInput, told: Told, *, model_uri: str = "") -> None:
     """Writes the file that Kubeflow reads after the step.
 
     Parameters that the component does not declare, and metrics that are not finite, are left out.
@@ -158,7 +159,8 @@ def write_executor_output(
     Raises:
         UsageError: If a parameter is too long for Kubeflow, or the file cannot be written.
     """
-    values = {name: parameters[name] for name in sorted(executor.parameters & set(parameters))}
+    names = sorted(executor.parameters & told.parameters.keys())
+    values = {name: told.parameters[name] for name in names}
     for name, value in values.items():
         if len(value.encode()) > MAX_PARAMETER_BYTES:
             raise UsageError(
@@ -167,8 +169,9 @@ def write_executor_output(
                 where=_WHERE,
             )
     # JSON has no NaN: Kubeflow would reject the whole file.
-    told: dict[str, Json] = {n: v for n, v in sorted(metrics.items()) if math.isfinite(v)}
-    about: dict[str, dict[str, Json]] = {_METRICS: told, MODEL: {**origin, "model_uri": model_uri}}
+    metrics: dict[str, Json] = {n: v for n, v in sorted(told.metrics.items()) if math.isfinite(v)}
+    origin: dict[str, Json] = {**told.origin, "model_uri": model_uri}
+    about = {_METRICS: metrics, MODEL: origin}
     artifacts: dict[str, Json] = {
         name: {"artifacts": [{"name": name, "uri": uri, "metadata": about.get(kind, {})}]}
         for name, (kind, uri) in sorted(executor.artifacts.items())
@@ -209,15 +212,6 @@ def outputs_of(
     return Outputs(out=files.out, summary=files.summary, model=model, executor=executor)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """Values of a record for Kubeflow: `metrics` on the run's page, `origin` on the model's."""
-
-    parameters: Mapping[str, str] = field(default_factory=dict)
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    origin: Mapping[str, str] = field(default_factory=dict)
-
-
 def deliver(
     record: RecordT,
     *,
@@ -236,13 +230,7 @@ def deliver(
         outputs.summary.parent.mkdir(parents=True, exist_ok=True)
         write_text(outputs.summary, f"# {name.capitalize()}\n\n```text\n{words}\n```\n")
     if outputs.executor:
-        write_executor_output(
-            outputs.executor,
-            parameters=told.parameters,
-            metrics=told.metrics,
-            model_uri=model_uri,
-            origin=told.origin,
-        )
+        write_executor_output(outputs.executor, told, model_uri=model_uri)
     if as_json:
         # With its final newline, which `print` would double.
         sys.stdout.write(to_json(record))

@@ -384,12 +384,7 @@ _WORDS: Mapping[str, tuple[str, Callable[[Mapping[str, str]], str]]] = {
 def observe(
     name: str, *, logs: Path | None, region: str | None, outputs: "Outputs", as_json: bool
 ) -> None:
-    """Makes a profile of a training job's load; runs nothing.
-
-    Raises:
-        UsageError: If a type is in no catalog, or the log has no steps.
-        PlatformError: If the job or its load cannot be read.
-    """
+    """Makes a profile of a training job's load; runs nothing."""
     from stoker.catalog import load_catalog
     from stoker.platforms.aws import Aws
     from stoker.platforms.sagemaker.cloudwatch import describe_job, observe_job

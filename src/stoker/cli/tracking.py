@@ -48,8 +48,7 @@ def keep_tracked(
 ) -> str:
     """Writes a run's records to MLflow, where the workload names one; returns its page's address.
 
-    Args:
-        is_stopped: Whether this process was told to end, so that there is little time.
+    There is little time for it if the process was told to end (`is_stopped`).
     """
     from stoker.tracking import kept
 

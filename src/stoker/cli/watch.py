@@ -90,7 +90,7 @@ class RunView:
     """What `stoker watch` shows of a run, collected from log lines.
 
     Attributes:
-        progress: Progress of the rank that waits longest.
+        progress: Of the rank that waits longest.
         interval: Latest report of the feed; None without a feed, as in a run of one host.
         happenings: The latest events, as `HH:MM:SS host what`.
         status: How the run ended; empty while it runs.
@@ -106,10 +106,8 @@ class RunView:
         self.is_complete = False
 
     def take(self, event: LogEvent) -> bool:
-        """Takes one event; returns whether there is something new to show.
-
-        Another run begins with its launcher's first event; else it is text that a script prints.
-        """
+        """Takes one event; returns whether there is something new to show."""
+        # Another run begins with its launcher's first event; else it is text that a script prints.
         if self.run and _clean(event.run) != self.run and event.event != EventName.HOST_ROLE:
             return False
         self.run = _clean(event.run)
@@ -356,9 +354,7 @@ def _why_not_watched(path: Path) -> str:
 def follow(source: LogSource, show: Callable[[RunView], None], *, once: bool) -> None:
     """Shows the run until it ends; `once`: what the source has now, or all of standard input.
 
-    Raises:
-        UsageError: If standard input holds no line of a run's log.
-        PlatformError: If the run logs nothing for SILENCE_SECONDS.
+    Raises PlatformError if the run logs nothing for SILENCE_SECONDS.
     """
     view = RunView()
     is_stream = isinstance(source, StandardInput)

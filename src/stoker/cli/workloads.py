@@ -50,10 +50,7 @@ def read_with_params(
 
 
 def with_params(workload: Workload, params: Sequence[str], *, target: str) -> Workload:
-    """Applies a run's parameters to the workload; those that only its pipeline has are left out.
-
-    A wrong value, or a name that is nearly one of the workload's, is a UsageError.
-    """
+    """Applies a run's parameters to the workload; those that only its pipeline has are left out."""
     from stoker.cli.compile import has_parameter
 
     known = {name for p in parameters_of(workload) for name in (p.name, p.camel_name)}

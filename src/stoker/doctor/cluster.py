@@ -134,12 +134,10 @@ def job_finding(cluster: ClusterApi, workload: Workload) -> Finding:
 
 @dataclass(frozen=True, slots=True)
 class ClaimUse:
-    """How the pods of a workload mount a PersistentVolumeClaim.
+    """How the pods of a workload mount a PersistentVolumeClaim, which the key `what` names.
 
     Attributes:
-        what: Key of the workload that names it.
         num_hosts: Pods of today's cluster that mount it.
-        is_written: Whether they write there.
         may_be_more: Whether a plan's data hosts mount it, too.
     """
 
