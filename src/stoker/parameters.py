@@ -43,7 +43,6 @@ class Parameter:
     Attributes:
         kind: What the target's console asks for.
         text: What it does, in a sentence, with the meaning of an empty value.
-        default: Returns its value for a workload.
         overrides: Returns `key.path=value` of a value; () where other code reads it.
         hyperparameter: Name of the hyperparameter that it sets; empty: it sets another key.
     """

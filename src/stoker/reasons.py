@@ -34,7 +34,6 @@ def reason_of_failure(
     ran out of memory, its signal, or its exit code with its last line.
 
     Args:
-        lines: Its last whole lines, which may include stoker's.
         exit_code: As a shell counts, or negative for a signal.
         out_of_memory: What is known of that, to follow `it`: `took more memory than its limit`.
     """

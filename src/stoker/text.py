@@ -183,9 +183,7 @@ def wait_words(
 ) -> str:
     """Writes a share of waiting: `64% of it waiting for data`, with the ranks if they differ.
 
-    Args:
-        share: The share of `rank`, which waits longest.
-        least: The share of the rank that waits least; None: there is one rank.
+    `rank` waits longest; `least` is the share of the rank that waits least, if there are several.
     """
     write = percent if style == "page" else percentage
     if least is None or share - least < _RANKS_DIFFER:

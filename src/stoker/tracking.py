@@ -86,7 +86,7 @@ class TrackedRun(msgspec.Struct, frozen=True, kw_only=True):
 def started(
     settings: TrackingSettings, *, run: str, tags: Mapping[str, str], environ: Mapping[str, str]
 ) -> TrackedRun:
-    """Starts or continues the run in MLflow; blocks for `timeout_seconds`, raises no error of it."""
+    """Starts or continues the run in MLflow; blocks for `timeout_seconds`, and raises nothing."""
     order = TrackingOrder(
         address=_address(settings), experiment=settings.experiment or run, run=run, tags=dict(tags)
     )

@@ -129,12 +129,10 @@ def judged(
     links: dict[str, str],
     as_json: bool,
 ) -> "tuple[Training, Evaluation]":
-    """Judges a run, and writes evaluation and report to files and to MLflow.
+    """Judges a run, and writes evaluation and report to files and to MLflow; `links` gets its page.
 
-    Args:
-        records: Files of profile, decision and training, or the text of the training.
-        may_be_lost: Whether a missing training record means a lost training.
-        links: Gets the page of MLflow.
+    `records` are the files of profile, decision and training, or the text of the training, which
+    `may_be_lost`.
     """
     from stoker.cli.champions import champion_metrics
     from stoker.cli.outputs import deliver, told_of_evaluation
@@ -247,10 +245,7 @@ def _gate(evaluation_file: Path, *, champions: str | None) -> None:
 
 
 def _fetched(training: "Training", *, workload: "Workload") -> "Training":
-    """Returns the record, with the leader's part that could not be read before.
-
-    Raises PlatformError if it cannot be read now either.
-    """
+    """Returns the record, with the leader's part that could not be read before."""
     from stoker.platforms import platform_named
     from stoker.platforms.base import FetchingPlatform, leader_record
     from stoker.records.outcome import outcome_of

@@ -64,7 +64,6 @@ def train_and_keep(
     or whose data hosts fed no trainer.
 
     Args:
-        workload: Its webhook gets warnings.
         out: Second file for the record of a training that is stopped.
         again: The command that continues after a stop.
         echo: Whether to show the lines of the script, too.

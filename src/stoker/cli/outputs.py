@@ -55,7 +55,6 @@ class ExecutorInput:
     """Inputs of a step, and the outputs that Kubeflow expects of it.
 
     Attributes:
-        inputs: Without those that were left out.
         artifacts: Type (such as system.Metrics) and URI of each output, by name.
     """
 
@@ -104,11 +103,7 @@ def _text_of(value: Json) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInputs:
-    """Inputs of a component's step, as texts; None for those that were left out.
-
-    Attributes:
-        params: All other inputs as `NAME=VALUE`: parameters of the run.
-    """
+    """Inputs of a component's step, as texts; `params` are all others, as `NAME=VALUE`."""
 
     workload: str | None = None
     run_id: str | None = None
@@ -155,9 +150,6 @@ def write_executor_output(executor: ExecutorInput, told: Told, *, model_uri: str
     """Writes the file that Kubeflow reads after the step.
 
     Parameters that the component does not declare, and metrics that are not finite, are left out.
-
-    Raises:
-        UsageError: If a parameter is too long for Kubeflow, or the file cannot be written.
     """
     names = sorted(executor.parameters & told.parameters.keys())
     values = {name: told.parameters[name] for name in names}

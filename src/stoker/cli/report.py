@@ -100,10 +100,7 @@ def report_of_run(
 ) -> Path:
     """Writes report.html from the files of a run, and returns its path.
 
-    Args:
-        workload: Default: as in the folder, where there must be one.
-        command: Command that repeats the run.
-        failure: An error that is in no record.
+    By default the workload is that in the folder. `failure` is an error that is in no record.
     """
     from stoker.records import Decision, Evaluation, Profile, Training, Workload, read_json
     from stoker.report import write_report

@@ -335,10 +335,7 @@ def track(chain: Chain, report: Path, *, is_stopped: bool = False) -> str:
 
 
 def forget_later(run_dir: Path, first: int) -> None:
-    """Removes what the steps to come will write: an old record must not pass for a new one.
-
-    Raises PlatformError if hosts of an earlier `stoker run` in that folder still run here.
-    """
+    """Removes what the steps to come will write: an old record must not pass for a new one."""
     from stoker.platforms.local import lock_run_folder
 
     if run_dir.is_dir():

@@ -202,7 +202,7 @@ def as_table(view: RunView, *, max_ranks: int | None) -> Group:
         lines += [
             Text(
                 f"rank {rank.name}: {rank.batches_per_second:.1f} batches/s, "
-                f"{_share(rank.wait_share)} waiting, {_figure(rank.queue_depth)} ready"
+                f"{_figure(rank.wait_share, '.0%')} waiting, {_figure(rank.queue_depth)} ready"
                 # The window is 0 between two epochs.
                 + (f" of a window of {rank.window}" if rank.window else "")
             )
@@ -230,7 +230,7 @@ def _cells(host: HostRate) -> tuple[str, ...]:
         f"{host.bytes_per_second / 1e6:.1f}",
         str(host.workers),
         "-" if slow is None or fast is None else f"{slow:.1f} to {fast:.1f}",
-        _share(host.busy_share),
+        _figure(host.busy_share, ".0%"),
         # A host that was lost has no credits any more.
         f"{host.in_flight} of {host.credits}" if host.credits else "gone",
         str(host.moved),
@@ -247,12 +247,8 @@ def _name(host: HostRate) -> str:
     return _clean(host.name)[:40] + (" (local)" if host.kind == "local" else "")
 
 
-def _figure(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0%}"
+def _figure(value: float | None, form: str = ".1f") -> str:
+    return "-" if value is None else f"{value:{form}}"
 
 
 def _clean(text: str) -> str:
