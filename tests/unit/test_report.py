@@ -563,7 +563,7 @@ def timelines(draw):
         )
         for batch, wait in enumerate(waits)
     ]
-    return StepTimes(tuple(steps), measured=draw(st.booleans()))
+    return StepTimes(tuple(steps))
 
 
 @settings(max_examples=examples(60))

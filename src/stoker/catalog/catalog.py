@@ -1,11 +1,7 @@
-"""The instance types of one platform with their prices.
-
-They are read from tables: AWS's, the local one, and the prices that a user gives.
-"""
+"""The instance types of one platform with their prices: AWS's, local ones, and a user's."""
 
 import csv
 import io
-import math
 import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -83,7 +79,6 @@ class Instance:
         in_training_enum: Whether a SageMaker training job takes the type.
         barred: Why no plan may have the type; empty: it may.
         quota_vcpus: vCPUs of one host under a container's CPU quota, where that is no whole number.
-        cpu_model: Model of the CPU, as the kernel spells it.
     """
 
     type: str
@@ -141,30 +136,25 @@ class Catalog:
         self.info = PLATFORM_INFOS[platform]
         self._by_type = {instance.type: instance for instance in instances}
         self.instances = tuple(self._by_type[name] for name in sorted(self._by_type))
-        self.source = source
-        self.region = region
-        self.purchase = purchase
-        self.max_total_vcpus = max_total_vcpus
-        self.added_by = added_by
-        self._make = make
+        self.source, self.region, self.purchase = source, region, purchase
+        self.max_total_vcpus, self.added_by, self._make = max_total_vcpus, added_by, make
 
     def get(self, instance_type: str) -> Instance:
-        """Returns the type of that name, with or without `ml.`.
-
-        Raises:
-            UsageError: If the catalog has no type of that name, with the nearest one.
-        """
+        """Returns the type of that name, with or without `ml.`; else raises UsageError."""
         name = instance_type.strip()
         # As it is written first: a node pool may have any name, also one that begins with `ml.`.
         for spelling in (name, bare_type(name), f"ml.{name}"):
             if spelling in self._by_type:
                 return self._by_type[spelling]
-        made = self._make(name) if self._make else None
-        if made is not None:
+        if self._make and (made := self._make(name)):
             return made
+        known = tuple(self._by_type)
+        # Both spellings: without its prefix a short name is too far from SageMaker's names.
+        close = close_match(f"ml.{name.removeprefix('ml.')}", known) or close_match(name, known)
+        fix = f"did you mean {close}?" if close else "See: stoker catalog."
         raise UsageError(
             f"the catalog of platform {self.platform} has no instance type {name!r}",
-            fix=f"{_suggestion(name, tuple(self._by_type))} Or add it with {self.added_by}.",
+            fix=f"{fix} Or add it with {self.added_by}.",
         )
 
     def coremark_of_cpu(self, model: str | None) -> float | None:
@@ -180,7 +170,7 @@ class Catalog:
         return statistics.median(speeds) if speeds else None
 
     def usd_per_hour(self, groups: Iterable[Group]) -> float | None:
-        """Returns the dollars an hour of all hosts together; None without a type or its price."""
+        """Returns the dollars an hour of all hosts; None without a type or its price."""
         total = 0.0
         for group in groups:
             try:
@@ -195,13 +185,9 @@ class Catalog:
     def table(self) -> str:
         """Returns all types as text, at most 88 columns wide."""
         if self.purchase == NOMINAL:
-            return "\n".join(
-                [
-                    "hosts of this machine are not billed: they are compared by their cores",
-                    f"{'type':<17} {'cores':>5}",
-                    *(f"{i.type:<17} {i.vcpus:>5}" for i in self.instances),
-                ]
-            )
+            head = "hosts of this machine are not billed: they are compared by their cores"
+            rows = [f"{i.type:<17} {i.vcpus:>5}" for i in self.instances]
+            return "\n".join([head, f"{'type':<17} {'cores':>5}", *rows])
         lines = [
             f"prices: {self.source}, {self.region or 'no region'}, {self.purchase}",
             f"{'type':<17} {'vCPUs':>5} {'accelerators':<12} {'Gbit/s':>6} {'CoreMark':>8} "
@@ -210,17 +196,18 @@ class Catalog:
         for i in self.instances:
             accelerators = f"{i.accelerators} {i.accelerator_model or ''}" if i.accelerators else ""
             usd = f"{i.usd_per_hour:10.4f}" if i.usd_per_hour is not None else f"{'unknown':>10}"
-            note = (
-                " cannot train" if self.info.needs_training_enum and not i.in_training_enum else ""
+            is_barred = self.info.needs_training_enum and not i.in_training_enum
+            gbps, coremark = (
+                "" if number is None else f"{number:g}"
+                for number in (i.network_gbps, i.coremark_per_vcpu)
             )
             lines.append(
-                f"{i.type:<17} {i.vcpus:>5} {accelerators:<12} {_shown(i.network_gbps):>6} "
-                f"{_shown(i.coremark_per_vcpu):>8} {usd}  {i.priced_on or 'unknown'}{note}"
+                f"{i.type:<17} {i.vcpus:>5} {accelerators:<12} {gbps:>6} {coremark:>8} {usd}  "
+                f"{i.priced_on or 'unknown'}{' cannot train' if is_barred else ''}"
             )
         return "\n".join(lines)
 
     def to_document(self) -> dict[str, Json]:
-        """Returns the catalog for machines; what is not known is null."""
         return {
             "platform": self.platform,
             "source": self.source,
@@ -249,22 +236,12 @@ def _cpu_words(model: str) -> tuple[str, ...]:
     return tuple(bare.lower().split())
 
 
-def _shown(number: float | None) -> str:
-    return "" if number is None else f"{number:g}"
-
-
 def _document(instance: Instance) -> dict[str, Json]:
     document: dict[str, Json] = asdict(instance)
-    # Of a container that was profiled, and of a workload, not of a type.
+    # Of a container that was profiled, and of a workload.
     del document["quota_vcpus"], document["barred"]
     document["priced_on"] = instance.priced_on.isoformat() if instance.priced_on else None
     return document
-
-
-def _suggestion(name: str, known: tuple[str, ...]) -> str:
-    # Both spellings are tried: without its prefix a short name is too far from SageMaker's names.
-    close = close_match(f"ml.{name.removeprefix('ml.')}", known) or close_match(name, known)
-    return f"did you mean {close}?" if close else "See: stoker catalog."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,7 +249,6 @@ class Table:
     """A table of instance types for one platform.
 
     Attributes:
-        rows: Cells by column, with the line of the file they are in.
         price_column: The column this platform pays; None: the table has no prices for it.
         region: Region of the prices, where the column names it.
     """
@@ -302,16 +278,12 @@ class Row:
             return None
         try:
             return parse(text)
-        except ValueError:
+        except (ValueError, KeyError):
             raise self.error(column, f"expected {expected}, found {text!r}") from None
 
 
 def parse_table(text: str, *, platform: PlatformName, source: str) -> Table:
-    """Parses a CSV text.
-
-    Raises:
-        UsageError: With line and column, if a column is not known or a row has the wrong length.
-    """
+    """Parses a CSV text. Raises UsageError with line and column where it is wrong."""
     # Spreadsheet programs begin a CSV file with a byte order mark.
     lines = csv.reader(io.StringIO(text.removeprefix("\ufeff")))
     header = tuple(cell.strip() for cell in next(_rows(lines, source), []))
@@ -349,48 +321,46 @@ def to_instance(
 ) -> Instance:
     """Returns the row as an instance type; `base` has the values of columns that the table lacks.
 
-    Raises:
-        UsageError: With line and column, if a cell is wrong or a necessary one is missing.
+    Raises UsageError with line and column, if a cell is wrong or a necessary one is missing.
     """
     name = platform_name(row.cells["instance_type"].strip(), platform)
 
-    def old(field: str, column: str, new: _T | None) -> _T | None:
+    def cell(
+        column: str, parse: Callable[[str], _T], expected: str = "", *, field: str = ""
+    ) -> _T | None:
         # A column that the table has decides, blank cells too: blank is "not known", not "as it
         # was".
-        return new if column in table.columns or base is None else getattr(base, field)
+        is_said = column in table.columns or base is None
+        return row.value(column, parse, expected) if is_said else getattr(base, field or column)
 
-    vcpus = old("vcpus", "vcpus", row.value("vcpus", _count(1, 4096), "a number of vCPUs"))
+    vcpus = cell("vcpus", _count(1, 4096), "a number of vCPUs")
     if vcpus is None:
         raise row.error("vcpus", f"{name} is not in the catalog: its vCPUs are needed")
-    accelerators = row.value("gpus", _count(0, 1024), "a number of accelerators")
-    memory = row.value("memory_gib", _positive, "GiB above 0")
-    gbps = row.value("network_gbps", _positive, "Gbit/s above 0")
-    is_burst = row.value("network_kind", _choice("up_to", "sustained"), "up_to or sustained")
-    coremark = row.value("coremark_per_vcpu", _positive, "a CoreMark above 0")
-    in_enum = row.value("in_training_enum", _choice("yes", "no"), "yes or no")
-    gpu_memory = row.value("gpu_memory_gib_each", _positive, "GiB above 0")
+    accelerators = cell("gpus", _count(0, 1024), "a number of accelerators", field="accelerators")
+    is_burst = {"up_to": True, "sustained": False}.__getitem__
+    may_train = {"yes": True, "no": False}.__getitem__
     usd, priced_on = _price(row, table, platform, base)
     return Instance(
         type=name,
-        family=old("family", "family", row.value("family", str, ""))
         # ml.c5 of ml.c5.xlarge; a name without a dot is the family.
-        or name.rpartition(".")[0]
-        or name,
+        family=cell("family", str) or name.rpartition(".")[0] or name,
         vcpus=vcpus,
-        accelerators=old("accelerators", "gpus", accelerators) or 0,
-        accelerator_model=old("accelerator_model", "gpu_model", row.value("gpu_model", str, "")),
-        accelerator_memory_gib=old("accelerator_memory_gib", "gpu_memory_gib_each", gpu_memory),
-        memory_gib=old("memory_gib", "memory_gib", memory),
-        network_gbps=old("network_gbps", "network_gbps", gbps),
-        is_burst_network=bool(
-            old("is_burst_network", "network_kind", is_burst == "up_to" if is_burst else False)
+        accelerators=accelerators or 0,
+        accelerator_model=cell("gpu_model", str, field="accelerator_model"),
+        accelerator_memory_gib=cell(
+            "gpu_memory_gib_each", _positive, "GiB above 0", field="accelerator_memory_gib"
         ),
-        coremark_per_vcpu=old("coremark_per_vcpu", "coremark_per_vcpu", coremark),
+        memory_gib=cell("memory_gib", _positive, "GiB above 0"),
+        network_gbps=cell("network_gbps", _positive, "Gbit/s above 0"),
+        is_burst_network=bool(
+            cell("network_kind", is_burst, "up_to or sustained", field="is_burst_network")
+        ),
+        coremark_per_vcpu=cell("coremark_per_vcpu", _positive, "a CoreMark above 0"),
         usd_per_hour=usd,
         priced_on=priced_on,
         # Blank counts as yes: a row that a user adds is meant to be used.
-        in_training_enum=old("in_training_enum", "in_training_enum", in_enum != "no") is not False,
-        cpu_model=old("cpu_model", "cpu_model", row.value("cpu_model", str, "")),
+        in_training_enum=cell("in_training_enum", may_train, "yes or no") is not False,
+        cpu_model=cell("cpu_model", str),
     )
 
 
@@ -452,7 +422,7 @@ def _price_column(header: Sequence[str], platform: PlatformName) -> tuple[str | 
 
 def _positive(text: str) -> float:
     number = float(text)
-    if not math.isfinite(number) or not 0 < number < 1e9:
+    if not 0 < number < 1e9:
         raise ValueError(text)
     return number
 
@@ -467,15 +437,6 @@ def _count(low: int, high: int) -> Callable[[str], int]:
     return parse
 
 
-def _choice(*words: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text not in words:
-            raise ValueError(text)
-        return text
-
-    return parse
-
-
 def load_catalog(platform: str, prices: Path | None = None, *, cores: int | None = None) -> Catalog:
     """Returns the instance types that a plan on `platform` can be made of.
 
@@ -486,8 +447,7 @@ def load_catalog(platform: str, prices: Path | None = None, *, cores: int | None
         cores: Cores of this machine (local only); absent: those this process may use.
 
     Raises:
-        UsageError: If the platform is unknown, or the file is missing or wrong, with line and
-            column.
+        UsageError: If the platform is unknown, or the file is missing or wrong.
     """
     named = next((name for name in PLATFORM_INFOS if name == platform), None)
     if named is None:
@@ -505,10 +465,10 @@ def load_catalog(platform: str, prices: Path | None = None, *, cores: int | None
 def local_instance(instance_type: str) -> Instance | None:
     """Returns the local type of that name (`local.cN`: N cores); None for other names."""
     match = _LOCAL.match(instance_type)
+    cores = int(match[1]) if match else 0
     # The bound of a table's vCPUs (`to_instance`), for invented names.
-    if match is None or int(match.group(1)) > 4096:
+    if not 1 <= cores <= 4096:
         return None
-    cores = int(match.group(1))
     return Instance(
         type=instance_type,
         family="local",
@@ -547,11 +507,7 @@ def _aws(platform: PlatformName) -> Catalog:
 
 
 def extended(catalog: Catalog, table: Table) -> Catalog:
-    """Returns the catalog with the table's rows added, or in place of types of the same name.
-
-    Raises:
-        UsageError: If a row is wrong, with line and column.
-    """
+    """Returns the catalog with the table's rows added, or in place of types of the same name."""
     platform = catalog.platform
     instances = {instance.type: instance for instance in catalog.instances}
     for row in table.rows:

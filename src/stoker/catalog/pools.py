@@ -36,14 +36,8 @@ _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 def catalog_of(workload: Workload, prices: Path | None = None) -> Catalog:
     """Returns the instance types that plans for `workload` can be made of.
 
-    On Kubernetes these are the node pools only, where the workload names some.
-
-    Args:
-        workload: Its platform pays; `kubernetes.pools_file` and `kubernetes.pools` are its pools.
-        prices: CSV file that goes before the pools file and the catalog.
-
-    Raises:
-        UsageError: If a table is wrong, with line and column.
+    On Kubernetes these are the node pools only, where the workload names some. `prices`, a CSV
+    file, goes before the pools file and the catalog. Raises UsageError if a table is wrong.
     """
     settings = workload.kubernetes or KubernetesSettings()
     if not workload.platform_info.has_node_pools or not (settings.pools or settings.pools_file):
@@ -78,10 +72,8 @@ def catalog_of(workload: Workload, prices: Path | None = None) -> Catalog:
 def with_pools(workload: Workload) -> Workload:
     """Returns the workload whose `kubernetes.pools` holds the pools of its pools file, too.
 
-    The file does not override a pool that `kubernetes.pools` describes itself.
-
-    Raises:
-        UsageError: If the file is wrong, with line and column.
+    The file does not override a pool that `kubernetes.pools` describes itself. Raises UsageError
+    if it is wrong, with line and column.
     """
     settings = workload.kubernetes
     table = _table(settings) if settings else None
@@ -150,14 +142,13 @@ def _pool(row: Row, instance: Instance) -> NodePool:
 def _merged(pool: NodePool, own: NodePool | None) -> NodePool:
     if own is None:
         return pool
-    said = {
-        name: getattr(own, name)
-        for name in own.__struct_fields__
+    return NodePool(
+        pod=ObjectPatch(metadata=own.pod.metadata, spec={**pool.pod.spec, **own.pod.spec}),
         # What the workload leaves at the default is not said there: the file's stays.
-        if getattr(own, name) is not None
-    }
-    pod = ObjectPatch(metadata=own.pod.metadata, spec={**pool.pod.spec, **own.pod.spec})
-    return msgspec.structs.replace(pool, **{**said, "pod": pod})
+        cpu=pool.cpu if own.cpu is None else own.cpu,
+        memory=pool.memory if own.memory is None else own.memory,
+        gpus=pool.gpus if own.gpus is None else own.gpus,
+    )
 
 
 def _labels(row: Row) -> Iterator[tuple[str, str]]:
@@ -174,7 +165,5 @@ def _tolerations(row: Row) -> Iterator[Document]:
         key, equals, value = label.partition("=")
         if not key or effect not in _EFFECTS:
             raise row.error("taints", f"expected KEY=VALUE:EFFECT or KEY:EFFECT, found {word!r}")
-        if equals:
-            yield {"key": key, "operator": "Equal", "value": value, "effect": effect}
-        else:
-            yield {"key": key, "operator": "Exists", "effect": effect}
+        asked = {"operator": "Equal", "value": value} if equals else {"operator": "Exists"}
+        yield {"key": key, **asked, "effect": effect}

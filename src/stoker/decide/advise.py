@@ -69,18 +69,17 @@ def fix_first(profile: Profile, *, storage: Storage, bottleneck: Bottleneck) -> 
 
 
 def before_money(*, is_billed: bool) -> str | None:
-    """Returns when to follow advice that saves money; None without a bill."""
     return "before any money is spent" if is_billed else None
 
 
 def _advice_of_states(found: Walk, profile: Profile) -> Iterator[Advice]:
-    """Yields advice for each state that no plan resolves; a slow storage comes first."""
+    """Yields advice for each state that no plan resolves."""
     before = before_money(is_billed=found.is_billed)
     named = dict.fromkeys(_FORMERLY.get(state.id, state.id) for state in profile.states)
     if found.is_busy:
         # The plan's reason says it.
         named.pop("other-programs", None)
-    rival = best_of(found, ("heterogeneous",))
+    rival = best_of(found, "heterogeneous")
     outcome = rival.predicted if rival else None
     is_near = outcome is not None and outcome.own_storage_speedup is not None
     if "storage" in named or is_near or found.bottleneck == "storage":
@@ -105,11 +104,7 @@ def _advice_of_states(found: Walk, profile: Profile) -> Iterator[Advice]:
 
 
 def advice_of(found: Walk, profile: Profile, *, is_taken: bool = False) -> tuple[Advice, ...]:
-    """Returns the advice: free fixes first, then what needs work on the training.
-
-    Args:
-        is_taken: The profile was taken on another type; `elsewhere` advises a profile there.
-    """
+    """Returns the advice: free fixes first, then what needs work on the training."""
     # A plan to tune already has the number of workers.
     of_states = list(_advice_of_states(found, profile))
     answered = {advice.id for advice in of_states}
@@ -125,7 +120,7 @@ def advice_of(found: Walk, profile: Profile, *, is_taken: bool = False) -> tuple
     if found.unfed:
         advice.append(Advice(id="unfed", text=f"{found.unfed}.", when="data hosts are wanted"))
     work, chosen = found.work, found.chosen
-    tuned = best_of(found, ("tune",))
+    tuned = best_of(found, "tune")
     is_said = any(fix.id == "num_workers" for fix in said)
     if tuned is not None and tuned.predicted is not None and not is_said:
         workers = tuned.groups[0].workers_per_host or 0
@@ -154,7 +149,7 @@ def advice_of(found: Walk, profile: Profile, *, is_taken: bool = False) -> tuple
         when = f"these operations exist there; they are busy {busy} of a step"
         text = "Decode and augment on the accelerators (DALI, nvJPEG, torchvision v2)."
         advice.append(Advice(id="offload-gpu", text=text, when=when))
-    wider = best_of(found, ("scale_out",))
+    wider = best_of(found, "scale_out")
     saved = -wider.predicted.cost_change if wider and wider.predicted else 0.0
     may_spend = chosen.action == "keep" and not work.unexplained and not found.fix_first
     if wider is not None and saved > 0 and may_spend:
@@ -165,10 +160,12 @@ def advice_of(found: Walk, profile: Profile, *, is_taken: bool = False) -> tuple
         when = "the training works with a larger batch"
         advice.append(Advice(id="more-accelerators", text=text, when=when))
     if chosen.action == "scale_out":
-        text = (
-            f"{_batch_words(found)} Try a learning rate larger by the same factor, with a warm-up. "
-            "Step times are given for today's global batch."
-        )
+        batch, larger = work.global_batch_size, chosen.global_batch_size
+        text = "More replicas make a larger global batch, replicas x the batch of each"
+        if batch and larger:
+            text += f": {larger} samples instead of {batch}, {larger / batch:.3g} times as many"
+        text += ". Try a learning rate larger by the same factor, with a warm-up. "
+        text += "Step times are given for today's global batch."
         advice.append(Advice(id="global-batch", text=text))
     # A larger host does not help a script that asks for today's number of workers.
     if chosen.action == "scale_up":
@@ -201,7 +198,6 @@ def _advice_on_profiling(found: Walk, profile: Profile, *, is_taken: bool) -> It
 def warnings_of(
     found: Walk, profile: Profile, rules: Rules, prices: Prices, *, is_taken: bool = False
 ) -> tuple[str, ...]:
-    """Returns what makes the decision less certain."""
     warnings = [
         f"the bands are wider: {doubt.text}"
         for doubt in found.work.doubts
@@ -227,8 +223,7 @@ def warnings_of(
         )
     warnings += warnings_of_prices(prices, platform=rules.catalog.info)
     for name in sorted(rules.allowed or ()):
-        problem = why_unusable(rules.catalog.get(name), rules)
-        if problem:
+        if problem := why_unusable(rules.catalog.get(name), rules):
             warnings.append(f"{name} is allowed, but it is in no plan: {problem}")
     if rules.constraints.deadline_hours and rules.total_steps is None:
         warnings.append("the deadline is not checked: the number of steps is not known")
@@ -238,7 +233,6 @@ def warnings_of(
 
 
 def warnings_of_prices(prices: Prices, *, platform: PlatformInfo) -> list[str]:
-    """Returns warnings of prices that are old or of an unknown date."""
     if prices.stale:
         return [
             f"the prices of {prices.date} are older than 90 days: "
@@ -247,11 +241,3 @@ def warnings_of_prices(prices: Prices, *, platform: PlatformInfo) -> list[str]:
     if prices.date is None and not platform.is_this_machine:
         return ["the date of the prices is not known"]
     return []
-
-
-def _batch_words(found: Walk) -> str:
-    today, wider = found.work.global_batch_size, found.chosen.global_batch_size
-    text = "More replicas make a larger global batch, replicas x the batch of each"
-    if today is None or wider is None:
-        return f"{text}."
-    return f"{text}: {wider} samples instead of {today}, {wider / today:.3g} times as many."

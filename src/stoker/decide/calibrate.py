@@ -9,6 +9,7 @@ constant, within bounds. Records that do not fit together, or are of other hosts
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 from stoker.catalog import Catalog
@@ -73,33 +74,25 @@ def _factor(run: EarlierRun, *, like: Profile, catalog: Catalog) -> tuple[Consta
     if not 1 / _BELIEVED <= measured.step_seconds / expected <= _BELIEVED:
         return None
 
-    def with_efficiency(factor: float) -> float:
-        return estimate(corrected(replace(work, efficiency=factor)), shape).step_seconds
+    def step_with(name: Constant, factor: float) -> float:
+        changed = replace(work, efficiency=factor)
+        if name == "receive":
+            changed = replace(work, receive_cpu_seconds=work.receive_cpu_seconds * factor)
+        return estimate(corrected(changed), shape).step_seconds
 
-    def with_receive(factor: float) -> float:
-        cost = work.receive_cpu_seconds * factor
-        return estimate(corrected(replace(work, receive_cpu_seconds=cost)), shape).step_seconds
-
-    steps: tuple[tuple[Constant, Callable[[float], float]], ...] = (
-        ("efficiency", with_efficiency),
-        ("receive", with_receive),
-    )
     # One measured step determines one unknown: efficiency first, which matters most.
-    for name, step_of in steps:
-        low, high = BOUNDS[name]
-        ends = sorted((step_of(low), step_of(high)))
+    for name, (low, high) in BOUNDS.items():
+        ends = sorted((step_with(name, low), step_with(name, high)))
         if ends[1] >= _ANSWERS * ends[0]:
+            step_of = partial(step_with, name)
             return name, _solved(step_of, measured.step_seconds, low=low, high=high)
     return None
 
 
 def _is_one_run(run: EarlierRun) -> bool:
     """Whether the records belong together, to a whole run with a data group."""
-    digests = {
-        run.profile.workload_sha256,
-        run.decision.workload_sha256,
-        run.training.workload_sha256,
-    }
+    records = (run.profile, run.decision, run.training)
+    digests = {record.workload_sha256 for record in records}
     measured, training = run.training.measured, run.training
     return (
         len(digests) == 1

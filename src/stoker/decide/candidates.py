@@ -33,9 +33,8 @@ class Candidate:
     """A cluster to predict and price.
 
     Attributes:
-        estimate: None where the model has none.
         own_storage: With a separate storage per host; None: known or irrelevant.
-        problem: Why it cannot be run or predicted; empty: it can.
+        problem: Why it cannot be run or predicted.
         asked_for: The user named it, so that limits of the search do not apply.
     """
 
@@ -55,8 +54,7 @@ class Site:
     Attributes:
         own_storage: The work with a separate storage per host; None: known or irrelevant.
         today: Today's type, with the measured vCPUs and accelerators.
-        processes: Trainer processes of a dnn host today.
-        unfed: Why data hosts cannot make the batches; empty: they can.
+        unfed: Why data hosts cannot make the batches.
     """
 
     work: Work
@@ -68,7 +66,7 @@ class Site:
     unfed: str = ""
 
     def get(self, instance_type: str) -> Instance:
-        """Returns a type by name; today's with what was measured."""
+        """Returns a type; today's with what was measured."""
         found = self.catalog.get(instance_type)
         return self.today if found.type == self.today.type else found
 
@@ -85,11 +83,10 @@ def tune(site: Site) -> Iterator[Candidate]:
     if workers is None or work.data:
         return
     # More workers of a stream need more shards, which the script or feed.shards sets.
-    has_shards = work.shards > 0 and work.may_divide and not work.are_shards_set
+    has_shards = work.shards > 0 and work.divides is not False and not work.are_shards_set
     today, site = site, with_any_shards(site) if has_shards else site
-    tuned = _planned(
-        site, "tune", ClusterShape(dnn=_dnn(site, site.today), processes=site.processes)
-    )
+    shape = ClusterShape(dnn=_dnn(site, site.today), processes=site.processes)
+    tuned = _planned(site, "tune", shape)
     found = tuned.shape.dnn.workers
     step = tuned.estimate.step_seconds if tuned.estimate else math.inf
     if found is not None and found > workers and step < _HELPS * work.step_seconds:
@@ -99,26 +96,18 @@ def tune(site: Site) -> Iterator[Candidate]:
 
 def with_any_shards(site: Site) -> Site:
     """Returns the site with a stream that has a shard for each worker."""
-    own = site.own_storage
-    return replace(
-        site,
-        work=replace(site.work, shards=0),
-        own_storage=None if own is None else replace(own, shards=0),
-    )
+    own = site.own_storage and replace(site.own_storage, shards=0)
+    return replace(site, work=replace(site.work, shards=0), own_storage=own)
 
 
 def more_shards_words(site: Site, groups: Sequence[Group]) -> str:
     """Returns what to change so that each worker of these groups has a shard of the stream."""
     workers = sum(group.count * (group.workers_per_host or 0) for group in groups)
-    processes = sum(
-        group.count * (group.processes_per_host or 1) for group in groups if group.role == "dnn"
-    )
-    ranks = max(1, round(processes * site.work.ranks_per_process))
-    each = math.ceil(workers / ranks)
-    shards = site.work.shards
-    change = f"num_workers={each} in the script, or feed.shards: {each}"
-    if site.work.are_shards_set:
-        change = f"feed.shards: {each}"
+    processes = sum(g.count * (g.processes_per_host or 1) for g in groups if g.role == "dnn")
+    each = math.ceil(workers / max(1, round(processes * site.work.ranks_per_process)))
+    shards, change = site.work.shards, f"feed.shards: {each}"
+    if not site.work.are_shards_set:
+        change = f"num_workers={each} in the script, or {change}"
     if site.work.divides is None:
         change += ", if it divides itself by get_worker_info()"
     return f"the stream has {shards} shard{'s' if shards > 1 else ''}: set {change}"
@@ -127,15 +116,17 @@ def more_shards_words(site: Site, groups: Sequence[Group]) -> str:
 def scale_up(site: Site) -> Iterator[Candidate]:
     """Yields larger types of the same family with the same accelerators."""
     today = site.today
-    for instance in site.catalog.instances:
-        if (
-            instance.family == today.family
-            and instance.vcpus > today.capacity
-            and instance.accelerators == today.accelerators
-            and instance.accelerator_model == today.accelerator_model
-        ):
+    for instance in _of_the_family(site):
+        if instance.vcpus > today.capacity and instance.accelerators == today.accelerators:
             shape = ClusterShape(dnn=_dnn(site, instance), processes=site.processes)
             yield _planned(site, "scale_up", shape)
+
+
+def _of_the_family(site: Site) -> Iterator[Instance]:
+    model = site.today.accelerator_model
+    for instance in site.catalog.instances:
+        if instance.family == site.today.family and instance.accelerator_model == model:
+            yield instance
 
 
 def heterogeneous(site: Site, instance: Instance, *, most: int) -> Iterator[Candidate]:
@@ -154,17 +145,11 @@ def scale_out(site: Site) -> Iterator[Candidate]:
     today, work = site.today, site.work
     if today.accelerators == 0:
         return
-    larger = [
-        instance
-        for instance in site.catalog.instances
-        if instance.family == today.family
-        and instance.accelerators > today.accelerators
-        and instance.accelerator_model == today.accelerator_model
-    ]
-    for instance in larger:
-        # The fewest larger hosts with more accelerators than today.
-        count = work.hosts * today.accelerators // instance.accelerators + 1
-        yield _planned(site, "scale_out", _replicated(site, instance, count))
+    for instance in _of_the_family(site):
+        if instance.accelerators > today.accelerators:
+            # The fewest larger hosts with more accelerators than today.
+            count = work.hosts * today.accelerators // instance.accelerators + 1
+            yield _planned(site, "scale_out", _replicated(site, instance, count))
     for times in _MORE_HOSTS:
         yield _planned(site, "scale_out", _replicated(site, today, work.hosts * times))
 
@@ -172,8 +157,7 @@ def scale_out(site: Site) -> Iterator[Candidate]:
 def named(site: Site, groups: Sequence[Group]) -> Candidate:
     """Returns the cluster that the user named.
 
-    Raises:
-        UsageError: If it has no dnn group or more than one, or a type is not in the catalog.
+    Raises UsageError if it has no dnn group or several, or a type that is not in the catalog.
     """
     dnn_groups = [group for group in groups if group.role == "dnn"]
     if len(dnn_groups) != 1:
@@ -202,19 +186,15 @@ def named(site: Site, groups: Sequence[Group]) -> Candidate:
     if workers is not None:
         shape = replace(shape, dnn=replace(shape.dnn, workers=workers))
     action = _action(site, shape)
-    problem = ""
-    if not _is_comparable(instance, site.today):
-        problem = (
-            f"the accelerators differ ({_accelerators(site.today)} today, "
-            f"{_accelerators(instance)} here): profile the training there"
-        )
+    problem, todays, here = "", _accelerators(site.today), _accelerators(instance)
+    if here != todays:
+        problem = f"the accelerators differ ({todays} today, {here} here): profile the training "
+        problem += "there"
     if shape.data and site.unfed:
         problem = site.unfed
-    if workers is None and not problem:
-        made = _planned(site, action, shape)
-    else:
-        made = _candidate(site, action, shape, problem=problem)
-    return replace(made, asked_for=True)
+    is_set = workers is not None or problem
+    made = _candidate(site, action, shape, problem=problem) if is_set else None
+    return replace(made or _planned(site, action, shape), asked_for=True)
 
 
 def _action(site: Site, shape: ClusterShape) -> Action:
@@ -236,18 +216,14 @@ def _kinds(hosts: Sequence[Hosts]) -> list[tuple[str, int]]:
 
 def _replicated(site: Site, instance: Instance, count: int) -> ClusterShape:
     """Returns dnn hosts alone, with replicas according to their accelerators."""
-    today, hosts = site.today, site.work.hosts
-    processes = site.processes
-    if instance.accelerators and today.accelerators:
-        # A process drives as many accelerators as today.
-        processes = max(1, round(processes * instance.accelerators / today.accelerators))
-        replicas = count * instance.accelerators / (hosts * today.accelerators)
-    else:
-        replicas = count / hosts
+    hosts, larger = site.work.hosts, 1.0
+    if instance.accelerators and site.today.accelerators:
+        larger = instance.accelerators / site.today.accelerators
     return ClusterShape(
         dnn=_dnn(site, instance, count=count),
-        processes=processes,
-        replicas=max(replicas, 1e-6),
+        # A process drives as many accelerators as today.
+        processes=max(1, round(site.processes * larger)),
+        replicas=max(count * larger / hosts, 1e-6),
         scaling=_SCALING_ACROSS if count > hosts else _SCALING_INSIDE,
     )
 
@@ -311,22 +287,10 @@ def _candidate(
     problem: str = "",
 ) -> Candidate:
     """Returns the candidate; `made` is its estimate, with the workers of `most`."""
-    if made is None and not problem:
-        made = estimate(site.work, shape)
     own = None
-    if site.own_storage and not problem:
-        own = estimate(site.own_storage, most or shape)
-    return Candidate(
-        action=action,
-        shape=shape,
-        groups=_groups(shape),
-        estimate=made,
-        problem=problem,
-        own_storage=own,
-    )
-
-
-def _groups(shape: ClusterShape) -> tuple[Group, ...]:
+    if not problem:
+        made = made or estimate(site.work, shape)
+        own = estimate(site.own_storage, most or shape) if site.own_storage else None
     dnn = Group(
         name="dnn",
         role="dnn",
@@ -345,14 +309,15 @@ def _groups(shape: ClusterShape) -> tuple[Group, ...]:
         )
         for index, hosts in enumerate(shape.data)
     ]
-    return (dnn, *data)
-
-
-def _is_comparable(one: Instance, other: Instance) -> bool:
-    if one.accelerators == 0 or other.accelerators == 0:
-        return one.accelerators == other.accelerators
-    return one.accelerator_model == other.accelerator_model
+    return Candidate(
+        action=action,
+        shape=shape,
+        groups=(dnn, *data),
+        estimate=made,
+        problem=problem,
+        own_storage=own,
+    )
 
 
 def _accelerators(instance: Instance) -> str:
-    return instance.accelerator_model or ("unknown" if instance.accelerators else "none")
+    return (instance.accelerator_model or "unknown") if instance.accelerators else "none"

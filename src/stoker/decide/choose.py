@@ -25,7 +25,7 @@ from stoker.text import SAME_COST, apart, cost_change_words, ms, percentage, usd
 
 # Plans this close to the best count as equal: then fewer machines win.
 TIE = 0.03
-_LIMITS: Mapping[Limit, str] = {
+LIMIT_NAMES: Mapping[Limit, str] = {
     "cpu": "CPU",
     "accelerator": "accelerator",
     "latency": "loader's own time",
@@ -40,17 +40,16 @@ def objective_value(outcome: Predicted, objective: str) -> float:
 
 
 def error_band(outcome: Predicted) -> float:
-    """Returns the relative error of the prediction."""
     return outcome.step_seconds_high / outcome.step_seconds - 1
 
 
 def gain(outcome: Predicted, keep: Predicted, objective: str) -> float:
-    """Returns the fraction of money or time that the plan saves; negative: it loses."""
+    """Returns the fraction of money or time that the plan saves."""
     return 1 - objective_value(outcome, objective) / objective_value(keep, objective)
 
 
 def ranked(plans: Sequence[Plan], objective: str) -> list[Plan]:
-    """Ranks the plans: best first, infeasible ones and those without a prediction last."""
+    """Returns the best first, infeasible ones and those without a prediction last."""
     return sorted(plans, key=lambda plan: _rank(plan, objective))
 
 
@@ -68,20 +67,24 @@ def choose(
     A change is chosen only if it saves more than its own error band, or if it makes the deadline
     and today's cluster does not. Unless `is_billed`, reasons name no dollars.
     """
+
+    def kept(reason: str) -> Plan:
+        return msgspec.structs.replace(keep, reason=reason)
+
     today, objective = keep.predicted, constraints.objective
     if today is None:
-        return _because(keep, "today's price is not known: nothing can be compared with it")
+        return kept("today's price is not known: nothing can be compared with it")
     budget = constraints.max_usd_per_hour
     # Prices are sums of floats: a difference of a billionth is ignored, here and below.
     if budget is not None and today.usd_per_hour > budget * (1 + 1e-9):
         cost, limit = apart(today.usd_per_hour, budget)
         over = f"today's cluster costs ${cost} per hour, above the budget of ${limit}"
-        return _because(keep, f"{over}: no plan can keep it")
+        return kept(f"{over}: no plan can keep it")
     if unexplained:
         what = "paid hosts" if is_billed else "change"
         then = f", so stoker recommends no {what}"
         then = f"; {AGAIN}" if unexplained.kind == "other_programs" else then
-        return _because(keep, unexplained.text + then)
+        return kept(unexplained.text + then)
     is_late = misses_deadline(today, constraints)
     # Until something else is fixed, only plans that cost no more are left.
     left = [plan for plan in others if not fix_first or is_free(plan, keep)]
@@ -94,12 +97,11 @@ def choose(
             more = percentage(gain(best.predicted, free.predicted, objective))
             bands = percentage(combined_band(best.predicted, free.predicted))
             text += f"; {more} beyond what is free, where both bands together are {bands}"
-        return _because(best, text)
+        return msgspec.structs.replace(best, reason=text)
     if fix_first:
-        when = "before money is spent" if is_billed else "first"
-        return _because(keep, f"{fix_first}: fix that {when}")
+        return kept(f"{fix_first}: fix that {'before money is spent' if is_billed else 'first'}")
     late = _why_late(others, constraints) if is_late else ""
-    return _because(keep, _why_keep(able, today, objective, is_billed=is_billed) + late)
+    return kept(_why_keep(able, today, objective, is_billed=is_billed) + late)
 
 
 def is_free(plan: Plan, keep: Plan) -> bool:
@@ -143,27 +145,20 @@ def _worth_running(
     # If today's cluster is late, every feasible plan, which makes the deadline, is worth it.
     is_late = misses_deadline(today, constraints)
     worth = [
-        plan
+        (plan, plan.predicted)
         for plan in able
         if plan.predicted
         and (is_late or gain(plan.predicted, today, objective) > error_band(plan.predicted))
     ]
-    at_no_cost = [plan for plan in worth if is_free(plan, keep)]
-    free = min(at_no_cost, key=lambda plan: _rank(plan, "time"), default=None)
-    if free is None:
-        return worth, None
-    rival = free.predicted
-    assert rival is not None
-    worth = [
+    at_no_cost = [(plan, outcome) for plan, outcome in worth if is_free(plan, keep)]
+    free, rival = min(at_no_cost, key=lambda one: _rank(one[0], "time"), default=(None, None))
+    return [
         plan
-        for plan in worth
-        if is_free(plan, keep)
-        or (
-            plan.predicted is not None
-            and gain(plan.predicted, rival, objective) > combined_band(plan.predicted, rival)
-        )
-    ]
-    return worth, free
+        for plan, outcome in worth
+        if rival is None
+        or is_free(plan, keep)
+        or gain(outcome, rival, objective) > combined_band(outcome, rival)
+    ], free
 
 
 def combined_band(one: Predicted, other: Predicted) -> float:
@@ -174,25 +169,23 @@ def combined_band(one: Predicted, other: Predicted) -> float:
 
 def best_plan(plans: Sequence[Plan], objective: str) -> Plan:
     """Returns the smallest of the plans that are as good as the best."""
-    least = min(_value(plan, objective) for plan in plans)
-    equal = [plan for plan in plans if _value(plan, objective) <= least * (1 + TIE)]
+    least = min(plan_value(plan, objective) for plan in plans)
+    equal = [plan for plan in plans if plan_value(plan, objective) <= least * (1 + TIE)]
     return min(equal, key=lambda plan: (_machines(plan), *_rank(plan, objective)))
 
 
 def _rank(plan: Plan, objective: str) -> tuple[bool, float, float, int, str]:
-    other = "time" if objective == "cost" else "cost"
-    has_prediction = plan.predicted is not None
     return (
-        not (plan.feasible and has_prediction),
-        _value(plan, objective),
-        _value(plan, other),
+        not (plan.feasible and plan.predicted is not None),
+        plan_value(plan, objective),
+        plan_value(plan, "time" if objective == "cost" else "cost"),
         _machines(plan),
         " ".join(f"{g.instance_type}:{g.count}:{g.workers_per_host}" for g in plan.groups),
     )
 
 
-def _value(plan: Plan, objective: str) -> float:
-    return objective_value(plan.predicted, objective) if plan.predicted else float("inf")
+def plan_value(plan: Plan, objective: str) -> float:
+    return objective_value(plan.predicted, objective) if plan.predicted else math.inf
 
 
 def _machines(plan: Plan) -> int:
@@ -228,7 +221,6 @@ def _why_keep(able: Sequence[Plan], today: Predicted, objective: str, *, is_bill
 
 
 def _why_late(others: Sequence[Plan], constraints: Constraints) -> str:
-    """Returns why today's cluster is kept although it misses the deadline."""
     deadline, budget = constraints.deadline_hours or 0.0, constraints.max_usd_per_hour
     text = f"; it misses the deadline of {deadline:g} h, as all plans do"
     known = [plan.predicted for plan in others if plan.predicted]
@@ -242,30 +234,18 @@ def _why_late(others: Sequence[Plan], constraints: Constraints) -> str:
     )
 
 
-def _because(plan: Plan, reason: str) -> Plan:
-    return msgspec.structs.replace(plan, reason=reason)
-
-
 def pareto_front(plans: Sequence[Plan]) -> list[Plan]:
     """Returns the feasible, predicted plans that none beats in time and money, fastest first."""
-    priced = [
-        (p.predicted.step_seconds, p.predicted.usd_per_1000_steps, i)
-        for i, p in enumerate(plans)
-        if p.feasible and p.predicted
-    ]
     front: list[Plan] = []
-    cheapest = float("inf")
-    # Fastest first: a plan is on the front if it is cheaper than all faster plans.
-    for _, price, index in sorted(priced):
-        if price < cheapest:
-            front.append(plans[index])
-            cheapest = price
+    cheapest = math.inf
+    # A plan is on the front if it is cheaper than all faster plans.
+    for plan in sorted(
+        plans, key=lambda plan: (plan_value(plan, "time"), plan_value(plan, "cost"))
+    ):
+        if plan.feasible and plan_value(plan, "cost") < cheapest:
+            front.append(plan)
+            cheapest = plan_value(plan, "cost")
     return front
-
-
-def limit_name(limit: Limit) -> str:
-    """Returns a limit's name for a table: `CPU`, `loader's own time`."""
-    return _LIMITS[limit]
 
 
 def cluster(plan: Plan) -> str:
@@ -277,8 +257,9 @@ def limits(outcome: Predicted) -> str:
     next_seconds = outcome.second_limit_seconds
     # A second limit of microseconds is not worth a word.
     if next_seconds < 1e-3 * outcome.step_seconds:
-        return f"{_LIMITS[outcome.limit]}, and no other is near"
-    return f"{_LIMITS[outcome.limit]}; next: {_LIMITS[outcome.second_limit]} ({ms(next_seconds)})"
+        return f"{LIMIT_NAMES[outcome.limit]}, and no other is near"
+    second = LIMIT_NAMES[outcome.second_limit]
+    return f"{LIMIT_NAMES[outcome.limit]}; next: {second} ({ms(next_seconds)})"
 
 
 def own_storage_words(outcome: Predicted) -> str:
@@ -316,18 +297,16 @@ def local_core_words(decision: Decision) -> str:
     Shown with the speed-up of a local plan with data hosts, as the same cores without a data group
     may do as much.
     """
-    chosen = decision.plan
-    is_here = decision.prices.is_nominal
+    chosen, is_here = decision.plan, decision.prices.is_nominal
     if not is_here or chosen.action != "heterogeneous" or chosen.predicted is None:
         return ""
-    cores = chosen.predicted.cpu_seconds
+    # CPU-seconds of a step over the step.
+    cores = (chosen.predicted.cpu_seconds or 0.0) / chosen.predicted.step_seconds
     for plan in decision.plans:
         outcome = plan.predicted
-        if plan.action != "scale_up" or outcome is None or outcome.cpu_seconds is None:
+        if plan.action != "scale_up" or outcome is None or not outcome.cpu_seconds:
             continue
-        # The same number of cores: CPU-seconds per step over the step.
-        there = outcome.cpu_seconds / outcome.step_seconds
-        if cores is not None and abs(there - cores / chosen.predicted.step_seconds) < 1e-6:
+        if abs(outcome.cpu_seconds / outcome.step_seconds - cores) < 1e-6:
             low, high = ms(outcome.step_seconds_low), ms(outcome.step_seconds_high)
             return (
                 f"the same cores in the training host itself, {cluster(plan)}: predicted "
@@ -346,9 +325,8 @@ class Walk:
 
     Attributes:
         free_fixes: Texts of the profile's fixes that cost nothing.
-        fix_first: What to fix before anything that costs; empty: nothing.
-        unfed: Why data hosts cannot make the batches; empty: they can.
-        is_billed: The prices are real ones.
+        fix_first: What to fix before anything that costs.
+        unfed: Why data hosts cannot make the batches.
         taken: How the profile was scaled to today's hosts; None: it was taken there.
     """
 
@@ -387,9 +365,9 @@ def walk(found: Walk) -> tuple[Answer, ...]:
     return tuple(answers)
 
 
-def best_of(found: Walk, actions: Sequence[Action]) -> Plan | None:
-    plans = [p for p in found.plans if p.action in actions and p.feasible and p.predicted]
-    return ranked(plans, found.constraints.objective)[0] if plans else None
+def best_of(found: Walk, action: Action) -> Plan | None:
+    plans = [p for p in found.plans if p.action == action and p.feasible and p.predicted]
+    return min(plans, key=lambda plan: _rank(plan, found.constraints.objective), default=None)
 
 
 def _is_explained(found: Walk) -> Answer:
@@ -408,8 +386,7 @@ def _is_explained(found: Walk) -> Answer:
             )
         if not work.is_checked:
             reply, because = "unknown", f"not checked: {because}"
-    question = "Do the measured parts explain the step?"
-    return Answer(question=question, answer=reply, because=because)
+    return Answer(question="Do the measured parts explain the step?", answer=reply, because=because)
 
 
 def _is_cpu_the_limit(found: Walk) -> Answer:
@@ -443,29 +420,28 @@ def _is_cpu_the_limit(found: Walk) -> Answer:
 
 
 def _is_there(found: Walk, action: Action, question: str) -> Answer:
-    plan = best_of(found, (action,))
+    plan = best_of(found, action)
     if plan is None:
         infeasible = next((p for p in found.plans if p.action == action), None)
         because = infeasible.reason if infeasible else _why_none(found, action)
         reply: _Reply = "no"
         if action == "tune" and infeasible and infeasible.predicted:
             # More shards of a stream: free, but the script must set them.
-            step = ms(infeasible.predicted.step_seconds)
-            reply = "yes"
-            because = f"{step} per step ({infeasible.predicted.speedup:.2f}x): {because}"
+            reply, outcome = "yes", infeasible.predicted
+            because = f"{ms(outcome.step_seconds)} per step ({outcome.speedup:.2f}x): {because}"
         elif action == "tune" and found.free_fixes:
             reply, because = "yes", found.free_fixes[0]
         elif action == "tune" and found.work.num_workers is None:
             reply = "unknown"
         return Answer(question=question, answer=reply, because=because)
     because = _figures(plan, is_billed=found.is_billed)
-    rival = best_of(found, ("heterogeneous",))
+    rival = best_of(found, "heterogeneous")
     if action == "scale_up" and rival and rival.predicted and plan.predicted:
-        price, here = rival.predicted.usd_per_1000_steps, plan.predicted.usd_per_1000_steps
         other = cost_words(rival.predicted, is_billed=found.is_billed)
         this = cost_words(plan.predicted, is_billed=found.is_billed)
         less = "cheaper than that" if found.is_billed else "fewer CPU-seconds"
-        less = less if price < here else f"not {less}"
+        if plan_value(rival, "cost") >= plan_value(plan, "cost"):
+            less = f"not {less}"
         because += f"; a data group is {less}: {cluster(rival)}, {other} against {this}"
     return Answer(question=question, answer="yes", because=because)
 
@@ -481,55 +457,46 @@ def _why_none(found: Walk, action: Action) -> str:
     return "the hosts have no accelerators"
 
 
-def _question_of_a_data_group(found: Walk) -> str:
-    keep = found.keep.predicted
-    if keep is not None and misses_deadline(keep, found.constraints):
-        return "Would a data group make the deadline?"
-    if found.constraints.objective == "time":
-        return "Would a data group be faster?"
-    if not found.is_billed:
-        return "Would a data group take fewer CPU-seconds?"
-    return "Would a data group be cheaper?"
-
-
 def _is_a_data_group_better(found: Walk) -> Answer:
-    question = _question_of_a_data_group(found)
-    plan = best_of(found, ("heterogeneous",))
-    if plan is None or plan.predicted is None or found.keep.predicted is None:
+    keep, what = found.keep.predicted, "be cheaper" if found.is_billed else "take fewer CPU-seconds"
+    if found.constraints.objective == "time":
+        what = "be faster"
+    is_late = keep is not None and misses_deadline(keep, found.constraints)
+    question = f"Would a data group {'make the deadline' if is_late else what}?"
+    plan = best_of(found, "heterogeneous")
+    if plan is None or keep is None:
         groups = [one for one in found.plans if one.action == "heterogeneous"]
         # The same reason as in the table of plans.
         asked = [one for one in groups if one.reason.startswith(ASKED_FOR)]
         infeasible = next(iter([*asked, *groups]), None)
-        because = found.unfed or "no CPU-only type with a price may be used"
-        if not found.unfed and infeasible is not None:
+        because = "no CPU-only type with a price may be used"
+        if infeasible is not None:
             because = infeasible.reason or "plans cannot be priced"
-        elif not found.unfed and found.constraints.max_data_hosts == 0:
+        elif found.constraints.max_data_hosts == 0:
             because = "max_data_hosts is 0"
-        return Answer(question=question, answer="no", because=because)
-    objective = found.constraints.objective
-    able = _able(found.plans, found.keep.predicted, found.constraints)
+        return Answer(question=question, answer="no", because=found.unfed or because)
+    able = _able(found.plans, keep, found.constraints)
     worth, free = _worth_running(able, found.keep, found.constraints)
     groups = [one for one in worth if one.action == "heterogeneous"]
     # The plan that pays need not be the best one: its band may be narrower.
-    plan = best_plan(groups, objective) if groups else plan
-    assert plan.predicted is not None
+    plan = best_plan(groups, found.constraints.objective) if groups else plan
+    outcome, costs_more = plan.predicted, not is_free(plan, found.keep)
+    assert outcome is not None
     figures = _figures(plan, is_billed=found.is_billed)
     because = f"{figures}; {percentage(plan.remote_share)} of the batches are made there"
-    if free is not None and free.predicted is not None and not is_free(plan, found.keep):
+    if free is not None and free.predicted is not None and costs_more:
         rival = free.predicted
         because += (
             f"; against the best free plan ({ms(rival.step_seconds)}): "
-            f"{_change(plan.predicted, rival, found)}, both bands together are "
-            f"{percentage(combined_band(plan.predicted, rival))}"
+            f"{_change(outcome, rival, found)}, both bands together are "
+            f"{percentage(combined_band(outcome, rival))}"
         )
-    elif misses_deadline(found.keep.predicted, found.constraints):
+    elif is_late:
         because += "; it makes the deadline, which today's cluster misses"
     elif not groups:
-        because += (
-            f"; {_change(plan.predicted, found.keep.predicted, found)}, its error band is "
-            f"{percentage(error_band(plan.predicted))}"
-        )
-    is_refused = bool(found.fix_first) and not is_free(plan, found.keep)
+        band = percentage(error_band(outcome))
+        because += f"; {_change(outcome, keep, found)}, its error band is {band}"
+    is_refused = bool(found.fix_first) and costs_more
     if groups and is_refused:
         because += f"; {found.fix_first}: that comes first"
     reply: _Reply = "yes" if groups and not is_refused else "no"
@@ -537,7 +504,6 @@ def _is_a_data_group_better(found: Walk) -> Answer:
 
 
 def _change(outcome: Predicted, other: Predicted, found: Walk) -> str:
-    """Returns what a plan saves or loses against another one, by the objective."""
     saved = gain(outcome, other, found.constraints.objective)
     if found.constraints.objective == "cost":
         return cost_change_words(-saved, is_billed=found.is_billed)
@@ -545,14 +511,12 @@ def _change(outcome: Predicted, other: Predicted, found: Walk) -> str:
 
 
 def _is_change_worth_it(found: Walk) -> Answer:
-    question = "Is the best change worth more than its error band?"
-    if found.is_busy:
-        because = "the figures are not reliable enough to compare plans"
-        return Answer(question=question, answer="unknown", because=because)
-    changed = found.chosen.action != "keep"
     outcome, keep = found.chosen.predicted, found.keep.predicted
+    reply: _Reply = "no" if found.chosen.action == "keep" else "yes"
     because = found.chosen.reason
-    if changed and outcome is not None and keep is not None:
+    if found.is_busy:
+        reply, because = "unknown", "the figures are not reliable enough to compare plans"
+    elif reply == "yes" and outcome is not None and keep is not None:
         saved = gain(outcome, keep, found.constraints.objective)
         what = "time"
         if found.constraints.objective == "cost":
@@ -561,7 +525,8 @@ def _is_change_worth_it(found: Walk) -> Answer:
             f"{cluster(found.chosen)} saves {percentage(saved)} of the {what}, "
             f"its error band is {percentage(error_band(outcome))}"
         )
-    return Answer(question=question, answer="yes" if changed else "no", because=because)
+    question = "Is the best change worth more than its error band?"
+    return Answer(question=question, answer=reply, because=because)
 
 
 def _figures(plan: Plan, *, is_billed: bool) -> str:

@@ -1,6 +1,6 @@
 """The decision: which cluster to use for a profiled training."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import date
 
 import msgspec
@@ -25,7 +25,7 @@ from stoker.decide.choose import (
     choose,
     cluster,
     misses_deadline,
-    objective_value,
+    plan_value,
     ranked,
     walk,
 )
@@ -36,7 +36,7 @@ from stoker.decide.elsewhere import (
     profiled_type,
     taken_as,
 )
-from stoker.decide.model import ClusterShape, Hosts, Work, parts_on
+from stoker.decide.model import ClusterShape, Hosts, parts_on
 from stoker.decide.pricing import (
     ASKED_FOR,
     Rules,
@@ -60,10 +60,8 @@ from stoker.records import (
     Decision,
     FeedSettings,
     Group,
-    Observed,
     Plan,
     Profile,
-    TakenElsewhere,
     TrainingSize,
     Workload,
 )
@@ -92,18 +90,12 @@ def decide_observed(
     constraints: Constraints,
     is_asked: bool,
     today: date,
-    feed: FeedSettings = FeedSettings(),  # noqa: B008 - frozen
-    processes_per_host: int | None = None,
+    feed: FeedSettings,
+    processes_per_host: int | None,
 ) -> Decision:
     """Decides on a profile that has only `observed`: today's cluster is kept. Pure.
 
-    Args:
-        is_asked: Clusters were named that cannot be predicted.
-        today: The date for the age of prices.
-        processes_per_host: Trainer processes of a dnn host; absent: one per accelerator.
-
-    Raises:
-        UsageError: If today's type is not in the catalog.
+    Raises UsageError if today's type is not in the catalog. is_asked: clusters were named, too.
     """
     observed = profile.observed
     assert observed is not None
@@ -116,15 +108,31 @@ def decide_observed(
         processes_per_host=processes_per_host or max(1, now.accelerators),
     )
     keep = Plan(action="keep", groups=(dnn,), reason=_NOTHING)
-    unfed = unfed_words(profile.loader, feed)
-    is_cpu = observed.suspect == "cpu" and not unfed
-    best = _best_data_type(catalog, constraints) if is_cpu else None
+    unfed, suspect = unfed_words(profile.loader, feed), observed.suspect
+    best = _best_data_type(catalog, constraints) if suspect == "cpu" and not unfed else None
     prices = catalog.prices([now, *([best] if best else [])], today=today)
     warnings = list(warnings_of_prices(prices, platform=catalog.info))
     if is_asked:
         warnings.append(f"what the named groups would do is not known: {_NOTHING}")
     if now.usd_per_hour is None:
         warnings.append(f"{now.type} has no price: give one with --prices FILE")
+    cpu, gpu = (
+        "not known" if value is None else percentage(value)
+        for value in (observed.cpu_utilization, observed.gpu_utilization)
+    )
+    seen = f"CPU {cpu}, GPU {gpu}"
+    meaning = {
+        "cpu": f"probably: {seen}, as means over the job; only a profile shows waiting",
+        "accelerator": f"probably not: {seen}; but GPUs that wait for each other count as busy",
+        "neither": f"probably not: {seen}; steps wait for something else, or for one thread",
+        "unknown": f"{seen}: not enough evidence",
+    }[suspect]
+    because = {
+        "Do the measured parts explain the step?": "no step was timed: only how busy the hosts "
+        "were is known",
+        "Is the CPU the limit?": meaning,
+        "Is the best change worth more than its error band?": _NOTHING,
+    }
     return Decision(
         profile_sha256=sha256_of(profile),
         workload_sha256=profile.workload_sha256,
@@ -133,14 +141,14 @@ def decide_observed(
         action="keep",
         plan=keep,
         plans=(keep,),
-        path=_path(observed),
+        path=tuple(Answer(question=q, answer="unknown", because=b) for q, b in because.items()),
         advice=(
             Advice(
                 id="profile",
                 text=_again(profile),
                 when=before_money(is_billed=catalog.purchase != NOMINAL),
             ),
-            *_advice_on_observed(profile, now, best, suspect=observed.suspect, unfed=unfed),
+            *_advice_on_observed(profile, now, best, suspect=suspect, unfed=unfed),
         ),
         warnings=tuple(warnings),
         prices=prices,
@@ -149,33 +157,15 @@ def decide_observed(
     )
 
 
-def _path(observed: Observed) -> tuple[Answer, ...]:
-    seen = f"CPU {_percent(observed.cpu_utilization)}, GPU {_percent(observed.gpu_utilization)}"
-    meaning = {
-        "cpu": f"probably: {seen}, as means over the job; only a profile shows waiting",
-        "accelerator": f"probably not: {seen}; but GPUs that wait for each other count as busy",
-        "neither": f"probably not: {seen}; steps wait for something else, or for one thread",
-        "unknown": f"{seen}: not enough evidence",
-    }[observed.suspect]
-    because = {
-        "Do the measured parts explain the step?": "no step was timed: only how busy the hosts "
-        "were is known",
-        "Is the CPU the limit?": meaning,
-        "Is the best change worth more than its error band?": _NOTHING,
-    }
-    return tuple(Answer(question=q, answer="unknown", because=text) for q, text in because.items())
-
-
 def _advice_on_observed(
     profile: Profile, now: Instance, best: Instance | None, *, suspect: str, unfed: str
 ) -> Iterator[Advice]:
     if unfed:
         yield Advice(id="unfed", text=f"{unfed}.", when="data hosts are wanted")
     elif suspect == "cpu":
-        text = (
-            "A data group or a larger type of the family may pay; lighter transforms cost nothing."
-        )
-        yield Advice(id="cpu-bound", text=text, when="the profile says that loading is the limit")
+        text = "A data group or a larger type of the family may pay; lighter transforms cost "
+        when = "the profile says that loading is the limit"
+        yield Advice(id="cpu-bound", text=f"{text}nothing.", when=when)
         if best and best.usd_per_hour and now.usd_per_hour:
             ratio = 1 + best.usd_per_hour / (now.usd_per_hour * profile.host.count)
             text = (
@@ -200,8 +190,7 @@ def _again(profile: Profile) -> str:
 
 def _best_data_type(catalog: Catalog, constraints: Constraints) -> Instance | None:
     """Returns the allowed CPU-only type with the most CPU for its price."""
-    allowed = constraints.allowed_instance_types
-    names = None if allowed is None else {catalog.get(name).type for name in allowed}
+    names = allowed_types(constraints, catalog)
     able = [
         (instance.coremark_per_vcpu * instance.vcpus / instance.usd_per_hour, instance.type)
         for instance in catalog.instances
@@ -213,13 +202,7 @@ def _best_data_type(catalog: Catalog, constraints: Constraints) -> Instance | No
         and (names is None or instance.type in names)
         and (instance.in_training_enum or not catalog.info.needs_training_enum)
     ]
-    if not able or constraints.max_data_hosts == 0:
-        return None
-    return catalog.get(max(able)[1])
-
-
-def _percent(value: float | None) -> str:
-    return "not known" if value is None else percentage(value)
+    return catalog.get(max(able)[1]) if able and constraints.max_data_hosts else None
 
 
 def decide(
@@ -239,13 +222,11 @@ def decide(
     """Ranks the clusters that could run the workload and picks one. Pure: no I/O, no clock.
 
     Args:
-        training: Its length, for a deadline and for totals.
         feed: `local_workers` may fix the workers of a dnn host with a data group.
         extra_clusters: Clusters to price in addition to those that are searched.
         fallback: Cluster to use if other programs make the profile too noisy; empty: today's.
         today: The date for the age of prices.
         processes_per_host: Trainer processes of a dnn host; absent: one per accelerator.
-        calibration: Constants of the model as corrected by earlier runs.
         take_as: Target type to scale the profile to; absent: it was taken on today's hosts.
 
     Raises:
@@ -288,7 +269,7 @@ def decide(
         shards_of_rank=feed.shards,
         data=() if take_as and profile.data else data_hosts_of(profile, catalog),
     )
-    taken: TakenElsewhere | None = None
+    taken = None
     if take_as is not None:
         target = catalog.get(take_as.instance_type)
         # The profile knows more than the catalog of the profiled type.
@@ -316,10 +297,22 @@ def decide(
         total_steps=training.total_steps(),
     )
     kept = keep(site)
-    bottleneck = _bottleneck(work, kept)
-    keep_plan = (
-        _taken_plan(site, kept, rules, taken) if taken else _keep_plan(profile, work, kept, rules)
-    )
+    bottleneck: Bottleneck = "unexplained"
+    if kept.estimate and not work.unexplained:
+        bottleneck = parts_on(work, kept.shape).bottleneck
+        if work.data:
+            limit = kept.estimate.limit
+            bottleneck = bottleneck_of(limit, waits=work.waits, workers=work.num_workers)
+    if taken:
+        keep_plan = _plan(site, kept, rules)
+        reason = f"today's cluster, by a profile of {taken.profiled_on}: not measured"
+    else:
+        outcome = measured(profile, work, kept, rules)
+        keep_plan = plan_of(kept, outcome, "", global_batch_size=None)
+        # A step given by options (--step-seconds) has neither.
+        is_given = profile.spread is None and profile.check is None
+        reason = f"today's cluster, as {'its step was given' if is_given else 'it was measured'}"
+    keep_plan = msgspec.structs.replace(keep_plan, feasible=True, reason=reason)
     step_is_known = taken is None or taken.accelerator_step_source != "unknown"
     nothing_holds = "" if step_is_known or not work.unexplained else work.unexplained.text
     asked = [*extra_clusters, *([fallback] if fallback else [])]
@@ -344,7 +337,8 @@ def decide(
         None,
     )
     first = fix_first(profile, storage=work.storage, bottleneck=bottleneck)
-    first = first or (more_shards.reason if more_shards else "")
+    if more_shards:
+        first = first or more_shards.reason
     chosen = choose(
         keep_plan,
         others,
@@ -355,10 +349,16 @@ def decide(
     )
     is_noisy = bool(busy)
     if fallback and chosen.action == "keep" and (busy or work.machine_width):
-        chosen = _fallback(site, named(site, fallback), rules, kept=chosen)
-        is_noisy = is_noisy or chosen.action != "keep"
-    rest = [plan for plan in (keep_plan, *others) if not _is_same(plan, chosen)]
-    plans = (chosen, *ranked(_distinct(rest), constraints.objective))
+        plan = _plan(site, named(site, fallback), rules)
+        if plan.feasible and plan.predicted and not _is_same(plan, chosen):
+            reason = f"{ASKED_FOR}, as {chosen.reason}"
+            chosen = msgspec.structs.replace(plan, reason=reason)
+            is_noisy = is_noisy or chosen.action != "keep"
+    rest: list[Plan] = []
+    for plan in (keep_plan, *others):
+        if not any(_is_same(plan, other) for other in (chosen, *rest)):
+            rest.append(plan)
+    plans = (chosen, *ranked(rest, constraints.objective))
     found = Walk(
         work=work,
         bottleneck=bottleneck,
@@ -393,7 +393,11 @@ def decide(
         warnings=(
             *warnings_of(found, profile, rules, prices, is_taken=taken is not None),
             *([unknown] if nothing_holds and asked else []),
-            *_dated_later(used, today),
+            *(
+                f"the price of {name} is dated {priced_on}, in the future: its age is not known"
+                for name, priced_on in sorted({(i.type, i.priced_on) for i in used if i.priced_on})
+                if priced_on > today
+            ),
         ),
         prices=prices,
         objective=constraints.objective,
@@ -403,14 +407,6 @@ def decide(
         taken_elsewhere=taken,
         is_noisy=is_noisy,
     )
-
-
-def _fallback(site: Site, candidate: Candidate, rules: Rules, *, kept: Plan) -> Plan:
-    """Returns the named plan if it may be run, else today's."""
-    plan = _plan(site, candidate, rules)
-    if not plan.feasible or plan.predicted is None or _is_same(plan, kept):
-        return kept
-    return msgspec.structs.replace(plan, reason=f"{ASKED_FOR}, as {kept.reason}")
 
 
 def _candidates(site: Site, rules: Rules, keep_plan: Plan) -> Iterator[Candidate]:
@@ -444,19 +440,14 @@ def _best_heterogeneous(site: Site, rules: Rules) -> Iterator[Candidate]:
         if made:
             by_type[instance.type] = made
             plans[instance.type] = [_plan(site, candidate, rules) for candidate in made]
-    names = sorted(plans, key=lambda name: _best_rank(plans[name], objective))[:_BEST_TYPES]
-    names += sorted(plans, key=lambda name: _best_rank(plans[name], other))[:_BEST_BY_OTHER]
+
+    def best(name: str, objective: str) -> tuple[bool, float]:
+        return min((not plan.feasible, plan_value(plan, objective)) for plan in plans[name])
+
+    names = sorted(plans, key=lambda name: best(name, objective))[:_BEST_TYPES]
+    names += sorted(plans, key=lambda name: best(name, other))[:_BEST_BY_OTHER]
     for name in dict.fromkeys(names):
         yield from by_type[name]
-
-
-def _best_rank(plans: Sequence[Plan], objective: str) -> tuple[bool, float]:
-    return min(
-        (not plan.feasible, objective_value(plan.predicted, objective))
-        if plan.predicted
-        else (True, float("inf"))
-        for plan in plans
-    )
 
 
 def _advice_on_shards(site: Site, rules: Rules, plans: Sequence[Plan]) -> list[Advice]:
@@ -470,13 +461,12 @@ def _advice_on_shards(site: Site, rules: Rules, plans: Sequence[Plan]) -> list[A
     if not able:
         return []
     best = best_plan(able, rules.constraints.objective)
-    assert best.predicted is not None
-    seconds = best.predicted.step_seconds
+    seconds = plan_value(best, "time")
     known = [each.predicted.step_seconds for each in plans if each.feasible and each.predicted]
     if seconds > _MORE_SHARDS_HELP * min(known, default=work.step_seconds):
         return []
     how, when = more_shards_words(site, best.groups), "the stream can be divided so far"
-    if not work.may_divide:
+    if work.divides is False:
         how = "let the stream divide itself by get_worker_info(), which it does not ask today"
         when = "small work on the dataset"
     text = f"With more shards {cluster(best)} would take {ms(seconds)} per step: {how}. Then "
@@ -507,48 +497,8 @@ def _plan(site: Site, candidate: Candidate, rules: Rules) -> Plan:
     return plan_of(candidate, outcome, problem, global_batch_size=work.global_batch_size)
 
 
-def _keep_plan(profile: Profile, work: Work, kept: Candidate, rules: Rules) -> Plan:
-    outcome = measured(profile, work, kept, rules)
-    plan = plan_of(kept, outcome, "", global_batch_size=None)
-    # A step given by options (--step-seconds) has neither.
-    is_given = profile.spread is None and profile.check is None
-    seen = "as its step was given" if is_given else "as it was measured"
-    return msgspec.structs.replace(plan, reason=f"today's cluster, {seen}")
-
-
-def _taken_plan(site: Site, kept: Candidate, rules: Rules, taken: TakenElsewhere) -> Plan:
-    plan = _plan(site, kept, rules)
-    reason = f"today's cluster, by a profile of {taken.profiled_on}: not measured"
-    return msgspec.structs.replace(plan, feasible=True, reason=reason)
-
-
-def _dated_later(used: Iterable[Instance], today: date) -> list[str]:
-    return [
-        f"the price of {name} is dated {priced_on}, in the future: its age is not known"
-        for name, priced_on in sorted({(i.type, i.priced_on) for i in used if i.priced_on})
-        if priced_on > today
-    ]
-
-
 def _hosts_of(candidate: Candidate) -> list[tuple[str, str, int]]:
     return sorted((group.role, group.instance_type, group.count) for group in candidate.groups)
-
-
-def _bottleneck(work: Work, kept: Candidate) -> Bottleneck:
-    made = kept.estimate
-    if work.unexplained or made is None:
-        return "unexplained"
-    if not work.data:
-        return parts_on(work, kept.shape).bottleneck
-    return bottleneck_of(made.limit, waits=work.waits, workers=work.num_workers)
-
-
-def _distinct(plans: Iterable[Plan]) -> list[Plan]:
-    found: list[Plan] = []
-    for plan in plans:
-        if not any(_is_same(plan, other) for other in found):
-            found.append(plan)
-    return found
 
 
 def _is_same(one: Plan, other: Plan) -> bool:

@@ -15,7 +15,8 @@ from stoker.catalog import Catalog, Instance, local_instance
 from stoker.decide.candidates import Site, tune
 from stoker.decide.model import ClusterShape, Doubt, Hosts, Unexplained, Work, estimate
 from stoker.errors import UsageError
-from stoker.records import AcceleratorStepSource, Advice, CpuSpeedSource, Profile, TakenElsewhere
+from stoker.records import Advice, Profile, TakenElsewhere
+from stoker.records.decision import AcceleratorStepSource, CpuSpeedSource
 from stoker.text import ms
 
 # Caches, memory, libraries and their threads differ, too.
@@ -60,8 +61,7 @@ class TakeAs:
 def profiled_type(profile: Profile, catalog: Catalog) -> Instance:
     """Returns the profiled type, even if the platform does not have it.
 
-    Raises:
-        UsageError: If neither the catalog nor the profile has its number of vCPUs.
+    Raises UsageError if neither the catalog nor the profile has its number of vCPUs.
     """
     host = profile.host
     local = local_instance(host.instance_type)
@@ -76,7 +76,7 @@ def profiled_type(profile: Profile, catalog: Catalog) -> Instance:
 
 
 def of_the_training(profile: Profile) -> Profile:
-    """Returns the profile without states and fixes of the profiled host alone."""
+    """Returns the profile without states and fixes of the profiled host."""
     return msgspec.structs.replace(
         profile,
         states=tuple(state for state in profile.states if state.id not in _OF_THE_HOST),
@@ -93,15 +93,9 @@ def taken_as(
     given: TakeAs,
     catalog: Catalog,
 ) -> tuple[Work, TakenElsewhere]:
-    """Returns the work, scaled to hosts of type `target`, and how it was scaled.
+    """Returns the corrected work, scaled to hosts of type `target`, and how it was scaled.
 
-    Args:
-        work: Work of the profiled host, already corrected.
-        processes: Trainer processes of one host of type `target`.
-        catalog: Also has the speed of the profiled CPU.
-
-    Raises:
-        UsageError: If the profiled run had data hosts.
+    Raises UsageError if the profiled run had data hosts. `processes`: of one target host.
     """
     if profile.data:
         raise UsageError(
@@ -112,12 +106,8 @@ def taken_as(
     source = work.reference
     speed, speed_source = _cpu_speed(profile, source, target, given=given, catalog=catalog)
     accelerator_source = _accelerator_source(work, profile, target, given)
-    doubts = [
-        Doubt(
-            width=_ELSEWHERE,
-            text=f"profile taken elsewhere: on {source.type}, not on {target.type}",
-        )
-    ]
+    text = f"profile taken elsewhere: on {source.type}, not on {target.type}"
+    doubts = [Doubt(width=_ELSEWHERE, text=text)]
     if _SPEED_WIDTHS[speed_source]:
         text = f"a vCPU of {target.type} is taken to be {speed:.2f} times as fast as one of "
         text += f"{source.type}{_SPEED_WORDS[speed_source]}"
@@ -126,13 +116,11 @@ def taken_as(
         text = "its storage, and what loader workers share, are taken to be those of the profile"
         doubts.append(Doubt(width=_STORAGE_WIDTH, text=text))
     scaled = _scaled(work, target, speed=speed, ranks=work.hosts * processes)
-    accelerator = given.accelerator_step_seconds
-    if accelerator is None and accelerator_source != "unknown":
-        accelerator = scaled.accelerator_seconds
-    if accelerator is None or given.accelerator_step_seconds is not None:
+    if accelerator_source in ("given", "unknown"):
         # The correction was for another accelerator's step.
         kept = tuple(limit for limit in scaled.corrected if limit != "accelerator")
-        scaled = replace(scaled, accelerator_seconds=accelerator or 0.0, corrected=kept)
+        seconds = given.accelerator_step_seconds or 0.0
+        scaled = replace(scaled, accelerator_seconds=seconds, corrected=kept)
     if target.accelerators and not _has_accelerators(profile, source):
         # The trainer's CPU time was the training itself.
         reserved = min(target.accelerators + 1, target.capacity / 2)
@@ -146,7 +134,7 @@ def taken_as(
         text = "the trainer's own CPU use with an accelerator was not measured"
         doubts.append(Doubt(width=_TRAINER_WIDTH, text=text))
     unexplained = work.unexplained
-    if accelerator is None and not unexplained:
+    if accelerator_source == "unknown" and not unexplained:
         where = target.type
         if target.accelerators:
             where += f"'s {target.accelerator_model or 'accelerator'}"
@@ -184,19 +172,15 @@ def advice_of_taken(site: Site, taken: TakenElsewhere) -> Iterator[Advice]:
             workers = tuned.shape.dnn.workers
             loading += f", and {ms(tuned.estimate.step_seconds)} with {workers} workers per host"
         waits = "the accelerators wait" if work.reference.accelerators else "the trainer waits"
-        yield Advice(
-            id="accelerator-step",
-            text=f"{loading}. If a step there takes less with its data at hand, {waits}: "
-            "time one, then add --accelerator-step-seconds.",
-            when="before any money is spent",
+        text = (
+            f"{loading}. If a step there takes less with its data at hand, {waits}: "
+            "time one, then add --accelerator-step-seconds."
         )
+        yield Advice(id="accelerator-step", text=text, when="before any money is spent")
         return
-    yield Advice(
-        id="profile-there",
-        text=f"Profile the training on {there}: three minutes there replace all figures that "
-        "are scaled here.",
-        when="before you rent anything large",
-    )
+    text = f"Profile the training on {there}: three minutes there replace all figures that are "
+    when = "before you rent anything large"
+    yield Advice(id="profile-there", text=f"{text}scaled here.", when=when)
 
 
 def _cpu_speed(
@@ -209,7 +193,7 @@ def _cpu_speed(
     there, here = target.coremark_per_vcpu, source.coremark_per_vcpu
     # A local type has speed 1 on any machine.
     is_local = local_instance(source.type) is not None
-    if is_local and local_instance(target.type) is not None:
+    if is_local and local_instance(target.type):
         return 1.0, "catalog"
     name: CpuSpeedSource = "catalog"
     if is_local or here is None:

@@ -41,8 +41,9 @@ def _verdict(decision: Decision) -> str:
     plan, outcome = decision.plan, decision.plan.predicted
     if plan.action == "keep":
         return kept_words(decision)
-    words = plan_in_words(plan)
-    text = f"{words[0].upper()}{words[1:]}. {_sentence(plan.reason)}"
+    words, reason = plan_in_words(plan), plan.reason
+    text = f"{words[0].upper()}{words[1:]}. "
+    text += f"{reason[:1].upper()}{reason[1:]}." if reason else ""
     if decision.is_noisy:
         return text
     if outcome is not None:
@@ -53,7 +54,6 @@ def _verdict(decision: Decision) -> str:
 
 
 def _taken(taken: TakenElsewhere) -> str:
-    """Returns a note that nothing was measured on today's hosts, and how figures were scaled."""
     here, there = taken.profiled_on, taken.taken_as
     speed = {
         "catalog": "by the catalog",
@@ -128,21 +128,15 @@ def _table(decision: Decision) -> list[str]:
     lines = [
         f"{'action':<14} {'cluster':<{wide}} {'step':>7} {'speed':>6} {heads[0]:>6} "
         f"{heads[1]:>6} limit",
-        *(
-            _row(
-                plan,
-                f"{name:<{wide}}",
-                mark="*" if plan is rows[0] else _mark(plan, front),
-                heads=heads,
-            )
-            for plan, name in zip(rows, names, strict=True)
-        ),
     ]
-    hidden = len(shown) - len(rows)
-    forbidden = sum(not p.feasible for p in decision.plans)
-    more = [f"{count} more" for count in [hidden] if count]
-    if forbidden:
-        more.append(f"{forbidden} ruled out")
+    for plan, name in zip(rows, names, strict=True):
+        mark = "." if plan in front else " "
+        if plan is rows[0] or plan.reason == ASKED_FOR:
+            mark = "*" if plan is rows[0] else "?"
+        lines.append(_row(plan, f"{name:<{wide}}", mark=mark, heads=heads))
+    hidden, forbidden = len(shown) - len(rows), sum(not p.feasible for p in decision.plans)
+    counts = ((hidden, "more"), (forbidden, "ruled out"))
+    more = [f"{count} {what}" for count, what in counts if count]
     if more:
         lines.append(f"(plans not shown: {', '.join(more)}; see decision.json)")
     for plan in decision.plans:
@@ -177,14 +171,7 @@ def _few(plans: Sequence[Plan], chosen: Plan, front: Sequence[Plan]) -> list[Pla
     for plan in plans:
         if len(first) < _MOST_ROWS and plan not in first and not _is_more_of_it(plan, first):
             first.append(plan)
-    order = {id(plan): index for index, plan in enumerate(plans)}
-    return sorted(first, key=lambda plan: order[id(plan)])
-
-
-def _mark(plan: Plan, front: Sequence[Plan]) -> str:
-    if plan.reason == ASKED_FOR:
-        return "?"
-    return "." if plan in front else " "
+    return sorted(first, key=plans.index)
 
 
 def _is_more_of_it(plan: Plan, shown: Sequence[Plan]) -> bool:
@@ -205,11 +192,9 @@ def _row(plan: Plan, name: str, *, mark: str, heads: tuple[str, str]) -> str:
     costs = _costs(outcome, heads)
     speed = f"{outcome.speedup:.2f}x" if outcome.speedup < 100 else f"{outcome.speedup:.0e}"
     return (
-        f"{mark}{plan.action:<13} {name} "
-        f"{_short(outcome.step_seconds):>7} {speed:>6} "
-        f"{costs[0]:>6} {costs[1]:>6} "
-        f"{outcome.limit}{'?' if outcome.own_storage_speedup else ''}"
-    ).rstrip()
+        f"{mark}{plan.action:<13} {name} {_short(outcome.step_seconds):>7} {speed:>6} "
+        f"{costs[0]:>6} {costs[1]:>6} {outcome.limit}{'?' if outcome.own_storage_speedup else ''}"
+    )
 
 
 def _named(plan: Plan, today: Sequence[Group]) -> str:
@@ -220,11 +205,7 @@ def _named(plan: Plan, today: Sequence[Group]) -> str:
     elif plan.action == "tune" and _hosts(plan.groups) == _hosts(today):
         workers = plan.groups[0].workers_per_host or 0
         words = f"today, {workers} worker{'s' if workers > 1 else ''} per host"
-    elif (
-        today
-        and len(plan.groups) > len(today)
-        and _hosts(plan.groups[: len(today)]) == _hosts(today)
-    ):
+    elif today and plan.groups[len(today) :] and _hosts(plan.groups)[: len(today)] == _hosts(today):
         more = [f"{group.count} {group.instance_type}" for group in plan.groups[len(today) :]]
         words = " + ".join(["today", *more])
     # 80 columns have no room for SageMaker's `ml.`.
@@ -236,16 +217,11 @@ def _hosts(groups: Sequence[Group]) -> list[tuple[str, int]]:
 
 
 def _prices(prices: Prices) -> str:
-    when = f"of {prices.date}" if prices.date else "of unknown date"
     if prices.is_nominal:
         return "Local cores are free, so plans are compared by the cores they use."
-    where = prices.region or "unknown region"
-    stale = ", STALE" if prices.stale else ""
-    return f"Prices {when}{stale}, {where}, {prices.purchase}: {prices.source}."
-
-
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}." if text else ""
+    stale, where = ", STALE" if prices.stale else "", prices.region or "unknown region"
+    when = prices.date or "unknown date"
+    return f"Prices of {when}{stale}, {where}, {prices.purchase}: {prices.source}."
 
 
 def _short(seconds: float) -> str:
@@ -254,7 +230,6 @@ def _short(seconds: float) -> str:
 
 
 def _costs(outcome: Predicted, heads: tuple[str, str]) -> list[str]:
-    """Returns the cells of the two columns of what a plan costs."""
     if outcome.cpu_seconds is None and heads != _MONEY:
         return ["?", "?"]
     cpu = outcome.cpu_seconds or 0.0

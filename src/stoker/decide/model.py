@@ -22,13 +22,14 @@ share the core); only where no seconds were measured are whole vCPUs reserved. W
 the accelerator-only step is CPU work itself and becomes faster with the CPU.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from stoker.catalog import Instance
-from stoker.records import Limit, Parts, SharedLoading, Storage
-from stoker.records.parts import LEAST_FREE, WAITS
+from stoker.records import Limit, Parts, Storage
+from stoker.records.parts import LEAST_FREE, WAITS, SharedLoading
 
 # CPU efficiency of data hosts after network and serialisation: alone, and where dnn hosts make
 # batches too, so that batches come in order from hosts of different pace. Calibrated on the
@@ -93,18 +94,13 @@ class Work:
         turns_cpu_seconds: What a step used beyond loading and training apart; see `Parts`.
         reserved_vcpus: vCPUs of one host for the trainer, instead of trainer_cpu_seconds.
         receive_cpu_seconds: The feed's receive side for a whole global batch, all ranks.
-        batch_bytes: 0: not known.
         read_seconds: Time of today's storage for a step; 0: not known.
-        shared: What today's loader workers share.
         others_vcpus: vCPUs of today's hosts that other programs kept busy.
         machine_width: Relative error from other programs and a CPU of changing speed.
         storage: per_host: each host has a separate storage rate; unknown counts as shared.
-        doubts: What was not measured.
         is_checked: The profile was checked against its own parts.
-        global_batch_size: Samples of a step today; None: not known.
         efficiency: Factor on the data hosts' efficiency, from earlier runs.
         calibration_spread: Relative error of that factor; 0: none, or no earlier runs.
-        data: Data hosts of the profiled run.
         parts_seconds: The step that the parts give.
         correction: Measured step over `parts_seconds`.
         corrected: The limits that the correction applies to: those that bind today.
@@ -151,10 +147,6 @@ class Work:
     are_shards_set: bool = False
 
     @property
-    def may_divide(self) -> bool:
-        return self.divides is not False
-
-    @property
     def has_own_storage(self) -> bool:
         return self.storage == "per_host"
 
@@ -192,7 +184,6 @@ class ClusterShape:
 
     Attributes:
         dnn: The hosts that train; with `workers` 0 and data hosts they load nothing.
-        data: The hosts that only load.
         processes: Trainer processes of one dnn host.
         replicas: Accelerators over today's.
         scaling: Worth of each further replica, 0 to 1.
@@ -223,7 +214,6 @@ class Estimate:
         step_seconds: A step with today's global batch, also where the replicas differ.
         remote_share: Fraction of batches made on the data hosts.
         second_seconds: The step if only `second_limit` held.
-        accelerator_seconds: Accelerator-only step.
     """
 
     step_seconds: float
@@ -299,8 +289,12 @@ def parts_on(work: Work, shape: ClusterShape) -> Parts:
     receive = work.receive_seconds if local is None else local
     # Measured on today's hosts: if each host has its own storage, more hosts divide that time.
     storage = work.hosts / dnn.count if work.has_own_storage else 1.0
+    # The global batch stays: N replicas divide it, and each further one is worth `scaling`.
+    divided = shape.replicas * (shape.scaling if shape.replicas > 1 else 1.0)
+    # Without accelerators the step is CPU work, which a faster CPU shortens.
+    divided *= 1.0 if instance.accelerators else _speed(work, instance)
     return Parts(
-        accelerator_seconds=_accelerator_seconds(work, shape),
+        accelerator_seconds=work.accelerator_seconds / divided,
         # Nothing is handed over where the trainer's own thread loads.
         receive_seconds=0.0 if loads_itself else max(receive, work.handover_seconds),
         loader_cpu_seconds=work.loader_cpu_seconds,
@@ -338,9 +332,8 @@ def free_vcpus(work: Work, hosts: Hosts) -> float:
 def worker_seconds(work: Work, instance: Instance, *, efficiency: float = 1.0) -> float:
     """Returns worker-seconds of a step's loading on this type, without what the workers share."""
     # A faster CPU shortens only the computing, not waiting for reads or services.
-    parallel = work.parallel_seconds
-    waiting = max(0.0, parallel - work.loader_cpu_seconds)
-    running = parallel - waiting
+    waiting = max(0.0, work.parallel_seconds - work.loader_cpu_seconds)
+    running = work.parallel_seconds - waiting
     return running / (_speed(work, instance) * efficiency) + waiting
 
 
@@ -348,17 +341,6 @@ def _speed(work: Work, instance: Instance) -> float:
     if instance.coremark_per_vcpu is None or work.reference.coremark_per_vcpu is None:
         return 1.0
     return instance.coremark_per_vcpu / work.reference.coremark_per_vcpu
-
-
-def _accelerator_seconds(work: Work, shape: ClusterShape) -> float:
-    # The global batch stays: N replicas divide it, and each further one is worth `scaling`.
-    seconds = work.accelerator_seconds
-    if shape.replicas != 1:
-        seconds /= shape.replicas * (shape.scaling if shape.replicas > 1 else 1.0)
-    if shape.dnn.instance.accelerators == 0:
-        # Without accelerators the step is CPU work, which a faster CPU shortens.
-        seconds /= _speed(work, shape.dnn.instance)
-    return seconds
 
 
 def _lines(work: Work, shape: ClusterShape, parts: Parts) -> tuple[list[_TermLine], float]:
@@ -411,44 +393,41 @@ def _mixed_lines(
         _TermLine("receive", 0.0, work.receive_cpu_seconds / _ranks_on(work, shape)),
         *(_TermLine("network", 0.0, seconds) for seconds in network),
     ]
-    # Shared storage takes the same time for each reader; a host's own work is divided.
+    # A host's own work is divided.
     divided = 1 / workers if workers else 0.0
     shared, read = work.shared.seconds, work.read_seconds
-    own = work.hosts / sum(hosts.count for hosts in data)
-    remote_shared, remote_read = (
-        (shared * own, read * own) if work.has_own_storage else (shared, read)
-    )
-    # Shared storage takes its time wherever a batch is made: it is at both ends of each line.
-    # Separate storages are needed only for a host's own batches.
-    at_none, at_all = (0.0, 0.0) if work.has_own_storage else (shared, shared)
+    # Shared storage takes the same time for each reader, wherever a batch is made: it is at both
+    # ends of each line.
+    other_end = shared
+    reads = [_TermLine("storage", read, read)]
+    if work.has_own_storage:
+        # Separate storages are needed only for a host's own batches.
+        own, other_end = work.hosts / sum(hosts.count for hosts in data), 0.0
+        reads = [
+            _TermLine("storage", parts.read_seconds, 0.0),
+            _TermLine("storage", 0.0, read * own),
+        ]
+        shared *= own
     if parts.workers:
         name: Limit = "storage" if parts.is_shared else "latency"
         seconds = parts.shared.seconds + parts.parallel_seconds / parts.workers
-        lines.append(_TermLine(name, seconds, at_all))
-    name = "storage" if remote_shared > divided else "latency"
-    lines.append(_TermLine(name, at_none, remote_shared + divided))
-    if work.has_own_storage:
-        lines += [
-            _TermLine("storage", parts.read_seconds, 0.0),
-            _TermLine("storage", 0.0, remote_read),
-        ]
-    else:
-        lines.append(_TermLine("storage", read, read))
-    return lines
+        lines.append(_TermLine(name, seconds, other_end))
+    name = "storage" if shared > divided else "latency"
+    return [*lines, _TermLine(name, other_end, shared + divided), *reads]
 
 
 def _remote_rates(work: Work, data: Sequence[Hosts], *, efficiency: float) -> tuple[float, float]:
     """Returns the data hosts' vCPUs as vCPUs of the profiled type, and their workers' steps/s."""
-    rated: list[tuple[float, int, Hosts]] = []
-    for index, hosts in enumerate(data):
-        instance = hosts.instance
+
+    def vcpus_of(hosts: Hosts) -> float:
         # The agent encrypts and sends: it takes one vCPU of a large host, else it shares.
-        agent = 1 if instance.capacity >= 8 else 0
-        rated.append(((instance.capacity - agent) * _speed(work, instance), index, hosts))
+        agent = 1 if hosts.instance.capacity >= 8 else 0
+        return (hosts.instance.capacity - agent) * _speed(work, hosts.instance)
+
     left, cpu, steps_a_second = MANY_HOSTS, 0.0, 0.0
     # The strongest first, so that the weakest are those beyond the eighth, which count for less:
     # one more host always adds something.
-    for vcpus, _, hosts in sorted(rated, key=lambda rate: (-rate[0], rate[1])):
+    for hosts in sorted(data, key=vcpus_of, reverse=True):
         first = min(hosts.count, left)
         left -= first
         workers = hosts.instance.vcpus if hosts.workers is None else hosts.workers
@@ -456,19 +435,14 @@ def _remote_rates(work: Work, data: Sequence[Hosts], *, efficiency: float) -> tu
         for count, less in ((first, 1.0), (hosts.count - first, WORTH_BEYOND)):
             worth = efficiency * less * work.efficiency
             seconds = worker_seconds(work, hosts.instance, efficiency=worth)
-            cpu += count * worth * vcpus
+            cpu += count * worth * vcpus_of(hosts)
             steps_a_second += count * max(workers, 1) / seconds if seconds > 0 else 0.0
     return cpu, steps_a_second
 
 
 def _network_seconds(work: Work, group: Sequence[Hosts]) -> float:
-    gbps = 0.0
-    for hosts in group:
-        sustained = hosts.instance.sustained_gbps
-        # An unknown rate is no limit.
-        if sustained is None:
-            return 0.0
-        gbps += hosts.count * sustained
+    # An unknown rate is no limit.
+    gbps = sum(hosts.count * (hosts.instance.sustained_gbps or math.inf) for hosts in group)
     return work.batch_bytes * 8 / (NETWORK_EFFICIENCY * gbps * 1e9)
 
 

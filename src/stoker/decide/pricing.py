@@ -38,31 +38,18 @@ _EACH_DOUBLING = 0.1
 _MOST_OF_DOUBLINGS = 0.3
 
 
-def break_even_speedup(usd_per_hour: float, *, today_usd_per_hour: float) -> float | None:
-    """Returns the speed-up from which a step costs no more than today; None: today's is free."""
-    return usd_per_hour / today_usd_per_hour if today_usd_per_hour else None
-
-
-def break_even_steps(promise: Predicted, keep: Predicted) -> float | None:
-    """Returns the steps after which the more expensive start is paid back; None: never."""
-    saved = (keep.usd_per_1000_steps - promise.usd_per_1000_steps) / 1000
-    if saved <= 0:
-        return None
-    # Both clusters take about as long to start: only the price difference is lost.
-    extra = (promise.usd_per_hour - keep.usd_per_hour) * START_UP_SECONDS / 3600
-    return max(0.0, extra) / saved
-
-
 def break_even_words(promise: Predicted, keep: Predicted) -> str:
     """Returns the break-even speed-up, and when the more expensive start is paid back."""
-    ratio = break_even_speedup(promise.usd_per_hour, today_usd_per_hour=keep.usd_per_hour)
-    if ratio is None:
+    if not keep.usd_per_hour:
         return "break-even: today's price is not known"
+    ratio = promise.usd_per_hour / keep.usd_per_hour
     if ratio <= 1:
         return "break-even: it costs no more per hour than today's cluster"
-    steps = break_even_steps(promise, keep)
-    if steps is None:
+    saved = (keep.usd_per_1000_steps - promise.usd_per_1000_steps) / 1000
+    if saved <= 0:
         return f"break-even: {ratio:.2f} times as fast; this plan buys time, not money"
+    # Both clusters take about as long to start: only the price difference is lost.
+    steps = (promise.usd_per_hour - keep.usd_per_hour) * START_UP_SECONDS / 3600 / saved
     return (
         f"break-even: {ratio:.2f} times as fast; the more expensive start is paid back after "
         f"{steps:,.0f} steps"
@@ -71,12 +58,7 @@ def break_even_words(promise: Predicted, keep: Predicted) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """The rules that a plan is checked against.
-
-    Attributes:
-        allowed: Allowed instance types; None: all.
-        total_steps: Steps of the whole training, if known.
-    """
+    """The rules that a plan is checked against; `allowed` None: all types."""
 
     constraints: Constraints
     catalog: Catalog
@@ -101,8 +83,7 @@ def capacity(shape: ClusterShape) -> float:
 
 def band(work: Work, shape: ClusterShape, made: Estimate) -> float:
     """Returns the relative error: the doubts of `work.measure` and of the shape, as squares."""
-    widths = [_BAND, *(doubt.width for doubt in work.doubts)]
-    widths.extend(doubt.width for doubt in _doubts_of(work, shape))
+    widths = [_BAND, *(doubt.width for doubt in (*work.doubts, *_doubts_of(work, shape)))]
     if made.second_seconds >= _NEAR * made.step_seconds:
         widths.append(_NEAR_BAND)
     is_of_data = any(hosts.instance.type != work.reference.type for hosts in shape.data)
@@ -120,12 +101,11 @@ def predicted(
         return None
     width = band(work, candidate.shape, made)
     step = made.step_seconds
-    low, own = step * (1 - width), candidate.own_storage
-    if own is not None and own.step_seconds >= _OWN_STORAGE * step:
-        own = None
-    elif own is not None:
+    low, own, own_speedup = step * (1 - width), candidate.own_storage, None
+    if own is not None and own.step_seconds < _OWN_STORAGE * step:
         own_work = replace(work, storage="per_host")
         low = min(low, own.step_seconds * (1 - band(own_work, candidate.shape, own)))
+        own_speedup = work.step_seconds / own.step_seconds
     outcome = _priced(
         made,
         shape=candidate.shape,
@@ -134,14 +114,11 @@ def predicted(
         price=price,
         total_steps=rules.total_steps,
     )
+    change = outcome.cost_change
     if rules.catalog.purchase == NOMINAL:
         # Without a bill CPU-seconds are compared.
         change = step * capacity(candidate.shape) / (work.step_seconds * capacity(today)) - 1
-        outcome = msgspec.structs.replace(outcome, cost_change=change)
-    if own is None:
-        return outcome
-    speedup = work.step_seconds / own.step_seconds
-    return msgspec.structs.replace(outcome, own_storage_speedup=speedup)
+    return msgspec.structs.replace(outcome, cost_change=change, own_storage_speedup=own_speedup)
 
 
 def measured(profile: Profile, work: Work, kept: Candidate, rules: Rules) -> Predicted | None:
@@ -192,7 +169,7 @@ def _priced(
         total_hours=None if total_steps is None else total_steps * seconds / 3600,
         total_usd=None if total_steps is None else total_steps * cost / 1000,
         second_limit_seconds=made.second_seconds,
-        break_even_speedup=break_even_speedup(price, today_usd_per_hour=today[1]),
+        break_even_speedup=price / today[1] if today[1] else None,
         cpu_seconds=seconds * capacity(shape),
         accelerator_seconds=seconds * shape.dnn.count * shape.dnn.instance.accelerators,
     )
@@ -203,15 +180,13 @@ def problem_of(candidate: Candidate, outcome: Predicted | None, rules: Rules) ->
     if candidate.problem:
         return candidate.problem
     for hosts in (candidate.shape.dnn, *candidate.shape.data):
-        problem = why_unusable(hosts.instance, rules)
-        if problem:
+        if problem := why_unusable(hosts.instance, rules):
             return problem
     if outcome is None:
         return f"today's {rules.today.type} has no price: plans cannot be compared in money"
-    groups = len(candidate.groups)
-    most_groups = rules.catalog.info.max_groups
-    if most_groups is not None and groups > most_groups:
-        return f"a SageMaker training job has at most {most_groups} instance groups, not {groups}"
+    groups, most = len(candidate.groups), rules.catalog.info.max_groups
+    if most is not None and groups > most:
+        return f"a SageMaker training job has at most {most} instance groups, not {groups}"
     vcpus = sum(h.count * h.instance.vcpus for h in (candidate.shape.dnn, *candidate.shape.data))
     most = rules.catalog.max_total_vcpus
     if most is not None and vcpus > most:
@@ -249,8 +224,7 @@ def plan_of(
     candidate: Candidate, outcome: Predicted | None, problem: str, *, global_batch_size: int | None
 ) -> Plan:
     """Returns the candidate as a record; global_batch_size: today's."""
-    made, replicas = candidate.estimate, candidate.shape.replicas
-    wider = None
+    made, replicas, wider = candidate.estimate, candidate.shape.replicas, None
     if global_batch_size is not None and replicas != 1 and not candidate.problem:
         wider = max(1, round(replicas * global_batch_size))
     reason = problem
@@ -308,8 +282,7 @@ def allowed_types(constraints: Constraints, catalog: Catalog) -> frozenset[str] 
 
 
 def _doubts_of(work: Work, shape: ClusterShape) -> list[Doubt]:
-    doubts = []
-    all_hosts = (shape.dnn, *shape.data)
+    doubts, all_hosts = [], (shape.dnn, *shape.data)
     if any(
         hosts.instance.type != work.reference.type
         and None in (hosts.instance.coremark_per_vcpu, work.reference.coremark_per_vcpu)

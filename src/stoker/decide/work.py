@@ -7,7 +7,7 @@ accelerator faster than measured. The measured CPU-seconds of loading are never 
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 from stoker.catalog import Catalog, Instance
@@ -22,7 +22,7 @@ from stoker.decide.model import (
     parts_on,
 )
 from stoker.errors import UsageError
-from stoker.records import Calibration, Limit, Profile, StepTerms, Storage
+from stoker.records import Calibration, Limit, Profile, Storage
 from stoker.records.parts import (
     OTHERS,
     others_vcpus_of,
@@ -71,14 +71,10 @@ def today_of(profile: Profile, listed: Instance) -> Instance:
 
 
 def data_hosts_of(profile: Profile, catalog: Catalog) -> tuple[Hosts, ...]:
-    """Returns the data hosts of the profiled run, mostly none."""
+    found = [(catalog.get(data.instance_type), data) for data in profile.data]
     return tuple(
-        Hosts(
-            instance=catalog.get(each.instance_type),
-            count=each.count,
-            workers=each.workers_per_host,
-        )
-        for each in profile.data
+        Hosts(instance=kind, count=data.count, workers=data.workers_per_host)
+        for kind, data in found
     )
 
 
@@ -96,9 +92,7 @@ def measure(
     """Returns the work of a step, corrected so that today's cluster gives today's step.
 
     Args:
-        storage: per_host: every host has a separate storage rate.
         machine_vcpus: Size of the machine, if all plans run on one.
-        calibration: Constants of a data group, from earlier runs.
         shards_of_rank: Shards into which the feed divides a stream; None: as profiled.
 
     Raises:
@@ -123,33 +117,30 @@ def measure(
     if profile.timed_step.trainer_cpu_seconds is None:
         free = corrected(replace(work, reserved_vcpus=0.0, trainer_cpu_seconds=0.0))
         at_least = min(at_least, free.parts_seconds)
-    ratio = work.step_seconds / work.parts_seconds
-    doubts = work.doubts
-    if abs(ratio - 1) > 0.05:
-        text = (
-            f"the parts give {ms(work.parts_seconds)} per step, and {ms(work.step_seconds)} were "
-            "measured"
-        )
-        doubts += (Doubt(width=min(abs(ratio - 1), 0.5), text=text),)
-    if profile.check is None:
-        doubts += (Doubt(width=0.1, text="the profile was not checked against its own parts"),)
+    miss = abs(work.step_seconds / work.parts_seconds - 1)
     vcpus = today.capacity * work.hosts
-    others = others_width(profile, vcpus=vcpus)
-    if others:
-        text = f"{OTHERS} {work.others_vcpus:.1f} of the {vcpus_words(vcpus)} while it was profiled"
-        doubts += (Doubt(width=others, text=text),)
-    speed = speed_width(profile)
-    if speed:
-        doubts += (Doubt(width=speed, text=speed_words(profile)),)
+    others, speed = others_width(profile, vcpus=vcpus), speed_width(profile)
+    doubts = (
+        (min(miss, 0.5) if miss > 0.05 else 0.0, _miss_words(work)),
+        (
+            0.1 if profile.check is None else 0.0,
+            "the profile was not checked against its own parts",
+        ),
+        (
+            others,
+            f"{OTHERS} {work.others_vcpus:.1f} of the {vcpus_words(vcpus)} while it was profiled",
+        ),
+        (speed, speed_words(profile)),
+    )
     busy = too_busy(profile, vcpus=vcpus, machine_vcpus=machine_vcpus)
     # After the correction: today's step was measured with the script's own shards.
     return replace(
         _with_shards(work, profile, shards_of_rank=shards_of_rank),
-        doubts=doubts,
+        doubts=(*work.doubts, *(Doubt(width=width, text=text) for width, text in doubts if width)),
         machine_width=math.hypot(others, speed),
         unexplained=Unexplained(kind="other_programs", text=busy)
         if busy
-        else _unexplained(profile, work.parts_seconds, at_least=at_least),
+        else _unexplained(profile, work, at_least=at_least),
         is_checked=profile.check is not None,
     )
 
@@ -157,7 +148,7 @@ def measure(
 def corrected(work: Work) -> Work:
     """Returns the work, corrected so that the model gives today's step for today's cluster."""
     parts = replace(work, correction=1.0, corrected=())
-    todays = ClusterShape(dnn=_todays(parts), data=parts.data, processes=_processes(parts))
+    todays = _todays(parts)
     modelled = estimate(parts, todays)
     # Limited to a factor of five below: beyond that the parts are wrong (see `_unexplained`).
     ratio = parts.step_seconds / modelled.step_seconds
@@ -250,37 +241,25 @@ def _bare(profile: Profile, *, today: Instance, processes: int) -> Work:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Evidence:
-    """What a profile says on whether loading or computing limits the step."""
-
-    step: StepTerms
-    cpu_utilization: float | None
-    accelerator_seconds: float | None
-    doubts: tuple[Doubt, ...]
-
-    @property
-    def is_starved(self) -> bool | None:
-        seconds = self.step.step_seconds
-        if self.step.wait_seconds is not None:
-            return self.step.wait_seconds >= _WAITS * seconds
-        if self.accelerator_seconds is not None:
-            busy = self.accelerator_seconds + (self.step.receive_seconds or 0.0)
-            return busy <= (1 - _WAITS) * seconds
-        return None
-
-
 def _with_inferred(work: Work, profile: Profile) -> Work:
-    evidence = _evidence(profile)
-    doubts = [*work.doubts, *evidence.doubts]
-    cpu, wall = _loading(work, evidence, doubts)
+    step, observed, doubts = profile.timed_step, profile.observed, [*work.doubts]
+    accelerator = step.accelerator_step_seconds
+    # Best evidence first: measured with cached batches, step less wait, utilization.
+    if accelerator is None and step.wait_seconds is not None:
+        accelerator = max(0.0, step.step_seconds - step.wait_seconds - work.receive_seconds)
+        text = "the accelerator-only step is the step less its wait"
+        doubts.append(Doubt(width=0.15, text=text))
+    elif accelerator is None and observed and observed.gpu_utilization is not None:
+        accelerator = observed.gpu_utilization * step.step_seconds
+        text = "the accelerator-only step is taken from its utilization"
+        doubts.append(Doubt(width=0.15, text=text))
+    cpu, wall = _loading(work, profile, accelerator, doubts)
     work = replace(work, loader_cpu_seconds=cpu or 0.0, loader_wall_seconds=wall or 0.0)
-    accelerator = evidence.accelerator_seconds
     if accelerator is None:
         # If loading alone gives today's step, the accelerator may take any time below it, and 0
         # makes it no limit. Else the step is the accelerator's.
         accelerator = 0.0
-        bare = estimate(work, ClusterShape(dnn=_todays(work), processes=_processes(work)))
+        bare = estimate(work, _todays(work))
         # Within 15 %, as the self-check of a profile (records/workload.py, max_unexplained).
         is_loading = cpu is not None and bare.step_seconds >= 0.85 * work.step_seconds
         if work.reference.accelerators or not is_loading:
@@ -290,61 +269,48 @@ def _with_inferred(work: Work, profile: Profile) -> Work:
     return replace(work, accelerator_seconds=accelerator, doubts=tuple(doubts))
 
 
-def _evidence(profile: Profile) -> _Evidence:
-    step, observed = profile.timed_step, profile.observed
-    utilization = observed.gpu_utilization if observed else None
-    accelerator = step.accelerator_step_seconds
-    doubts: tuple[Doubt, ...] = ()
-    # Best evidence first: measured with cached batches, step less wait, utilization.
-    if accelerator is None and step.wait_seconds is not None:
-        busy = step.step_seconds - step.wait_seconds - (step.receive_seconds or 0.0)
-        accelerator = max(0.0, busy)
-        doubts = (Doubt(width=0.15, text="the accelerator-only step is the step less its wait"),)
-    elif accelerator is None and utilization is not None:
-        accelerator = utilization * step.step_seconds
-        text = "the accelerator-only step is taken from its utilization"
-        doubts = (Doubt(width=0.15, text=text),)
-    return _Evidence(step, observed.cpu_utilization if observed else None, accelerator, doubts)
-
-
 def _loading(
-    work: Work, evidence: _Evidence, doubts: list[Doubt]
+    work: Work, profile: Profile, accelerator: float | None, doubts: list[Doubt]
 ) -> tuple[float | None, float | None]:
     """Returns CPU-seconds and worker-seconds of loading; None: no evidence."""
-    step = evidence.step
+    step, observed = profile.timed_step, profile.observed
     if step.loader_cpu_seconds is not None:
         return step.loader_cpu_seconds, _or(step.loader_wall_seconds, step.loader_cpu_seconds)
-    seconds = work.step_seconds
-    hosts = _todays(work)
+    seconds, hosts = work.step_seconds, _todays(work).dnn
+    is_starved: bool | None = None
+    if step.wait_seconds is not None:
+        is_starved = step.wait_seconds >= _WAITS * seconds
+    elif accelerator is not None:
+        is_starved = accelerator + work.receive_seconds <= (1 - _WAITS) * seconds
     free = max(0.0, seconds * free_vcpus(work, hosts) - work.trainer_cpu_seconds)
-    if evidence.cpu_utilization is not None:
+    if observed and observed.cpu_utilization is not None:
         vcpus = hosts.instance.capacity * hosts.count
         trainer = work.trainer_cpu_seconds + work.reserved_vcpus * hosts.count * seconds
-        cpu = max(0.0, evidence.cpu_utilization * vcpus * seconds - trainer)
+        cpu = max(0.0, observed.cpu_utilization * vcpus * seconds - trainer)
         doubts.append(Doubt(width=0.15, text="loading is taken from the hosts' CPU utilization"))
         wall = step.loader_wall_seconds
-        if wall is None and evidence.is_starved and evidence.cpu_utilization < 0.7:
+        if wall is None and is_starved and observed.cpu_utilization < 0.7:
             # The workers were busy all the time without computing: they waited.
             wall = seconds * hosts.count * _or(work.num_workers, hosts.instance.vcpus)
         return cpu, _or(wall, cpu)
-    if evidence.is_starved is None:
+    if is_starved is None:
         wall = step.loader_wall_seconds
         return (None, None) if wall is None else (wall, wall)
     doubts.append(Doubt(width=0.15, text="loading is taken to use all the CPU of today's hosts"))
     # Loading keeps up with half of what is free, or with an unknown smaller part.
-    if not evidence.is_starved:
+    if not is_starved:
         return free / 2, _or(step.loader_wall_seconds, free / 2)
     # Starved: loading takes all the CPU it can get, at most one vCPU per worker.
     if work.num_workers == 0:
         # Loading and training take turns in one thread per rank.
-        alone = seconds - (evidence.accelerator_seconds or 0.0) - work.receive_seconds
+        alone = seconds - (accelerator or 0.0) - work.receive_seconds
         free = min(free, max(0.0, alone) * work.ranks * work.ranks_per_process)
     elif work.num_workers is not None:
         free = min(free, seconds * hosts.count * work.num_workers)
     return free, _or(step.loader_wall_seconds, free)
 
 
-def _unexplained(profile: Profile, modelled: float, *, at_least: float) -> Unexplained | None:
+def _unexplained(profile: Profile, work: Work, *, at_least: float) -> Unexplained | None:
     step, check = profile.timed_step, profile.check
     if profile.unmeasured:
         parts = " and ".join(profile.unmeasured)
@@ -361,10 +327,14 @@ def _unexplained(profile: Profile, modelled: float, *, at_least: float) -> Unexp
     if all(value is None for value in (*known, step.loader_wall_seconds, profile.observed)):
         text = "only the time of a step is known, not what it waits for"
         return Unexplained(kind="only_step", text=text)
-    if not at_least / _FAR <= step.step_seconds <= modelled * _FAR:
-        text = f"the parts give {ms(modelled)} per step, and {ms(step.step_seconds)} were measured"
-        return Unexplained(kind="contradiction", text=text)
+    if not at_least / _FAR <= step.step_seconds <= work.parts_seconds * _FAR:
+        return Unexplained(kind="contradiction", text=_miss_words(work))
     return None
+
+
+def _miss_words(work: Work) -> str:
+    parts, step = ms(work.parts_seconds), ms(work.step_seconds)
+    return f"the parts give {parts} per step, and {step} were measured"
 
 
 def _refuse_absurd(profile: Profile, today: Instance) -> None:
@@ -391,12 +361,9 @@ def _refuse_absurd(profile: Profile, today: Instance) -> None:
             )
 
 
-def _todays(work: Work) -> Hosts:
-    return Hosts(instance=work.reference, count=work.hosts, workers=work.num_workers)
-
-
-def _processes(work: Work) -> int:
-    return work.ranks // work.hosts
+def _todays(work: Work) -> ClusterShape:
+    dnn = Hosts(instance=work.reference, count=work.hosts, workers=work.num_workers)
+    return ClusterShape(dnn=dnn, data=work.data, processes=work.ranks // work.hosts)
 
 
 def _or(value: _NumberT | None, other: _NumberT) -> _NumberT:

@@ -17,13 +17,11 @@ from stoker.records.base import to_document as to_document
 from stoker.records.base import to_json as to_json
 from stoker.records.base import write_json as write_json
 from stoker.records.base import write_text as write_text
-from stoker.records.decision import AcceleratorStepSource as AcceleratorStepSource
 from stoker.records.decision import Action as Action
 from stoker.records.decision import Advice as Advice
 from stoker.records.decision import Answer as Answer
 from stoker.records.decision import Bottleneck as Bottleneck
 from stoker.records.decision import Calibration as Calibration
-from stoker.records.decision import CpuSpeedSource as CpuSpeedSource
 from stoker.records.decision import Decision as Decision
 from stoker.records.decision import Group as Group
 from stoker.records.decision import Limit as Limit
@@ -37,10 +35,8 @@ from stoker.records.decision import plan_in_words as plan_in_words
 from stoker.records.engine import EngineCommand as EngineCommand
 from stoker.records.engine import EngineSettings as EngineSettings
 from stoker.records.engine import ReadyProbe as ReadyProbe
-from stoker.records.engine import StrategyName as StrategyName
 from stoker.records.engine import StrategySettings as StrategySettings
 from stoker.records.parts import Parts as Parts
-from stoker.records.parts import SharedLoading as SharedLoading
 from stoker.records.parts import parts_of as parts_of
 from stoker.records.platforms import PLATFORM_INFOS as PLATFORM_INFOS
 from stoker.records.platforms import ControlSettings as ControlSettings

@@ -1,5 +1,6 @@
 """Parts that all records share: constrained numbers, reading with exact errors, and writing."""
 
+import copy
 import difflib
 import functools
 import hashlib
@@ -8,6 +9,7 @@ import math
 import os
 import re
 import secrets
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, TypeVar, get_args
@@ -38,8 +40,7 @@ Value = Scalar | list[Scalar] | dict[str, Scalar]
 
 RecordT = TypeVar("RecordT", bound="Record")
 _PATH = re.compile(r" - at `(?:key in )?\$(?P<path>[^`]*)`$")
-_UNKNOWN = re.compile(r"unknown field `(?P<key>[^`]*)`")
-_REQUIRED = re.compile(r"missing required field `(?P<key>[^`]*)`")
+_NAMED_KEY = re.compile(r"(?P<problem>unknown|missing required) field `(?P<key>[^`]*)`")
 _GOT = re.compile(r", got `[^`]*`$")
 _TYPES = re.compile(r"`([^`]*)`")
 _PLAIN_WORDS = {
@@ -61,21 +62,16 @@ _MISSING = object()
 
 def mapping(document: Json, *keys: str) -> Document:
     """Returns the mapping at the path `keys`; empty if there is none."""
-    value = _at_path(document, keys)
-    return value if isinstance(value, Mapping) else {}
+    for key in keys:
+        document = document.get(key) if isinstance(document, Mapping) else None
+    return document if isinstance(document, Mapping) else {}
 
 
 def mappings(document: Json, *keys: str) -> list[Document]:
     """Returns the mappings in the list at the path `keys`; empty if there is no list."""
-    value = _at_path(document, keys)
-    items = value if isinstance(value, list | tuple) else ()
-    return [item for item in items if isinstance(item, Mapping)]
-
-
-def _at_path(document: Json, keys: Sequence[str]) -> Json:
-    for key in keys:
-        document = document.get(key) if isinstance(document, Mapping) else None
-    return document
+    items = mapping(document, *keys[:-1]).get(keys[-1]) if keys else document
+    listed = items if isinstance(items, list | tuple) else ()
+    return [item for item in listed if isinstance(item, Mapping)]
 
 
 # An unknown key is an error: ignored, it would silently leave a default in force.
@@ -88,7 +84,7 @@ class Place:
 
     Args:
         source: Name of the file, or of another source of the document.
-        lines: Key path to line number.
+        lines: Line number by key path.
         overridden: Key paths that were set on the command line.
     """
 
@@ -163,11 +159,7 @@ def read_json(path: Path | str, kind: type[RecordT]) -> RecordT:
 
 
 def read_text(path: Path | str) -> str:
-    """Returns the text of a file.
-
-    Raises:
-        UsageError: If it cannot be read.
-    """
+    """Returns the text of a file. Raises UsageError if it cannot be read."""
     try:
         with Path(path).open(encoding="utf-8") as file:
             text = file.read(MAX_TEXT_LENGTH + 1)
@@ -211,16 +203,11 @@ def names_of(kind: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
 
 
 def write_json(path: Path | str, record: Record) -> None:
-    """Writes the record as `write_text` does."""
     write_text(path, to_json(record))
 
 
 def write_text(path: Path | str, text: str) -> None:
-    """Writes a file atomically: temporary file, fsync, rename.
-
-    Raises:
-        UsageError: If it cannot be written.
-    """
+    """Writes a file atomically: temporary file, fsync, rename. Raises UsageError if it cannot."""
     target = Path(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -244,8 +231,7 @@ def write_text(path: Path | str, text: str) -> None:
 
 
 def sha256_of(record: Record | Document) -> str:
-    """Returns a digest of the record's content: 64 hexadecimal digits."""
-    # Sorted, so that the digest does not depend on the order of keys.
+    """Returns a digest of the content, whatever the order of keys: 64 hexadecimal digits."""
     text = json.dumps(_plain(record), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -262,12 +248,10 @@ def close_match(word: str, known: Sequence[str]) -> str:
 
 
 def _unique_keys(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
-    document = dict(pairs)
-    if len(document) != len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"duplicate key {twice!r}")
-    return document
+    for key, times in Counter(key for key, _ in pairs).items():
+        if times > 1:
+            raise ValueError(f"duplicate key {key!r}")
+    return dict(pairs)
 
 
 def _plain(value: object) -> Json:
@@ -303,37 +287,29 @@ def _check_schema(document: Json, kind: type[Record], place: Place) -> None:
     # Optional in workloads only, which are written by hand.
     found = document.get("schema", expected if kind.__name__ == "Workload" else None)
     if found != expected:
+        match, wanted = _SCHEMA.match(str(found)), kind.__name__.lower()
+        fix = "write it again with this version of stoker"
+        if match and match[1] != wanted:
+            fix = f"this is a {match[1]}: give a {wanted} here"
         raise UsageError(
             f"wrong file: expected {expected}, found {found!r}",
             where=place.at("schema"),
-            fix=_other_record(found, kind),
+            fix=fix,
         )
-
-
-def _other_record(schema: Json, kind: type[Record]) -> str:
-    match = _SCHEMA.match(schema) if isinstance(schema, str) else None
-    wanted = kind.__name__.lower()
-    if match and match.group(1) != wanted:
-        return f"this is a {match.group(1)}: give a {wanted} here"
-    return "write it again with this version of stoker"
 
 
 def _explain(message: str, document: Json, kind: type[Record], place: Place) -> UsageError:
     match = _PATH.search(message)
     path = _filled((match.group("path") if match else "").lstrip("."), message, document, kind)
     what = message[: match.start()] if match else message
-    unknown = _UNKNOWN.search(what)
-    if unknown:
-        key = unknown.group("key")
-        fix = nearest(key, _known_keys(kind, path))
+    if named := _NAMED_KEY.search(what):
+        key = named["key"]
         where = place.at(f"{path}.{key}" if path else key)
+        if named["problem"] == "missing required":
+            return UsageError(f"key {key} is missing", where=where, fix=_see(kind))
+        fix = nearest(key, _known_keys(kind, path))
         return UsageError(f"unknown key {key}", where=where, fix=fix)
     found = _value_at(document, path)
-    missing = _REQUIRED.search(what)
-    if missing:
-        key = missing.group("key")
-        where = place.at(f"{path}.{key}" if path else key)
-        return UsageError(f"key {key} is missing", where=where, fix=_see(kind))
     # msgspec names only the wrong value; the valid ones are in the type.
     choices = [value for leaf in _types_at(kind, path) for value in _choices(leaf)]
     if choices and what.startswith("Invalid enum"):
@@ -343,8 +319,8 @@ def _explain(message: str, document: Json, kind: type[Record], place: Place) -> 
             where=place.at(path),
             fix=nearest(wrong, choices),
         )
-    named = _TYPES.search(what)
-    types = set(named.group(1).split(" | ")) if named else set()
+    expected = _TYPES.search(what)
+    types = set(expected[1].split(" | ")) if expected else set()
     what = _TYPES.sub(_plain_words, _GOT.sub("", what[0].lower() + what[1:]))
     if "matching regex" in what and path == "name":
         what = "expected lower-case letters, digits and hyphens, at most 40"
@@ -381,28 +357,20 @@ def _see(kind: type[Record]) -> str:
 def _filled(path: str, message: str, document: Json, kind: type[Record]) -> str:
     """Returns the path with the key of a mapping in place of the message's `[...]`."""
     head, dots, tail = path.partition("[...]")
-    mapping = _value_at(document, head)
-    if not dots or not isinstance(mapping, Mapping):
+    document = copy.deepcopy(document)
+    entries = _value_at(document, head)
+    if not dots or not isinstance(entries, dict):
         return path
     # msgspec does not name the key: each entry is tried alone until one gives the same message.
-    for key, item in mapping.items():
-        alone = _with(document, _steps(head), {key: item})
+    for key, item in list(entries.items()):
+        entries.clear()
+        entries[key] = item
         try:
-            msgspec.convert(alone, kind)
+            msgspec.convert(document, kind)
         except msgspec.ValidationError as err:
             if str(err) == message:
-                return _filled(f"{head}.{key}{tail}", message, alone, kind)
+                return _filled(f"{head}.{key}{tail}", message, document, kind)
     return path
-
-
-def _with(document: Json, steps: Sequence[str], value: Json) -> Json:
-    if not steps:
-        return value
-    if isinstance(document, Mapping):
-        return {**document, steps[0]: _with(document[steps[0]], steps[1:], value)}
-    assert isinstance(document, list | tuple)
-    index = int(steps[0])
-    return [*document[:index], _with(document[index], steps[1:], value), *document[index + 1 :]]
 
 
 def _shown(value: object) -> str:
@@ -427,12 +395,12 @@ def _value_at(document: Json, path: str) -> object:
 
 
 def _known_keys(kind: type[Record], path: str) -> list[str]:
-    structs = [
-        leaf
+    return [
+        name
         for leaf in _types_at(kind, path)
         if isinstance(leaf, type) and issubclass(leaf, msgspec.Struct)
+        for name in leaf.__struct_encode_fields__
     ]
-    return [name for struct in structs for name in struct.__struct_encode_fields__]
 
 
 def _types_at(kind: type[Record], path: str) -> list[object]:

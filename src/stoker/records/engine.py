@@ -197,34 +197,28 @@ def places_in(text: str) -> Iterator[EnginePlace]:
 
 
 def fill(text: str, value_of: Callable[[EnginePlace], str]) -> str:
-    """Returns the text with each place replaced by `value_of` it."""
-
-    def replaced(found: "re.Match[str]") -> str:
-        return found[1] or value_of(EnginePlace(found[4], found[5] or ""))
-
-    return _PLACE.sub(replaced, text)
+    return _PLACE.sub(
+        lambda found: found[1] or value_of(EnginePlace(found[4], found[5] or "")), text
+    )
 
 
-def mistake(
+def _mistake(
     place: EnginePlace, ports: Mapping[str, int]
 ) -> tuple[str, str, tuple[str, ...]] | None:
     """Returns what is wrong with a place, the wrong word, and the valid ones; or None."""
     if place.name == TF_CONFIG:
         # TF_CONFIG has an address and a port for each task.
         tasks = tuple(task for task in TF_TASKS if task in ports)
-        if place.port in tasks:
-            return None
         words = f"{place}: expected {{tf_config:TASK}} with a task that has a port"
-        return words, place.port, tasks or TF_TASKS
-    if place.name in WITH_PORT:
-        if not place.port or place.port in ports:
-            return None
-        return f"{place}: the engine has no port {place.port}", place.port, tuple(ports)
-    if place.name in PLAIN or place.name in ports:
-        if not place.port:
-            return None
+        return None if place.port in tasks else (words, place.port, tasks or TF_TASKS)
+    is_plain = place.name in PLAIN or place.name in ports
+    if not is_plain and place.name not in WITH_PORT:
+        return f"unknown place {place}", place.name, (*NAMES, *ports)
+    if is_plain and place.port:
         return f"{place}: {place.name} takes no port", place.name, WITH_PORT
-    return f"unknown place {place}", place.name, (*NAMES, *ports)
+    if place.port and place.port not in ports:
+        return f"{place}: the engine has no port {place.port}", place.port, tuple(ports)
+    return None
 
 
 _TF_DATA_WORKER = EngineCommand(
@@ -324,16 +318,11 @@ def check_engine(engine: EngineSettings, *, taken: Mapping[int, str], place: Pla
             fix="set it to the data group's program and arguments, a list",
         )
     _check_ports(whole, taken, place)
-    for key, command in _commands(whole):
-        _check_command(key, command, whole, place)
+    for group, command in (("leader", whole.leader), ("dnn", whole.dnn), ("data", whole.data)):
+        if command:
+            _check_command(f"engine.{group}", command, whole, place)
     for name, text in whole.environment.items():
         _check_variable(f"engine.environment.{name}", name, text, whole, place)
-
-
-def _commands(engine: EngineSettings) -> Iterator[tuple[str, EngineCommand]]:
-    for group, command in (("leader", engine.leader), ("dnn", engine.dnn), ("data", engine.data)):
-        if command:
-            yield f"engine.{group}", command
 
 
 def _check_ports(engine: EngineSettings, taken: Mapping[int, str], place: Place) -> None:
@@ -341,12 +330,9 @@ def _check_ports(engine: EngineSettings, taken: Mapping[int, str], place: Place)
     for name, number in engine.ports.items():
         key = f"engine.ports.{name}"
         if not PORT_NAME.fullmatch(name) or name in NAMES:
-            raise UsageError(
-                f"invalid port name {name}",
-                where=place.at(key),
-                fix="use letters, digits, _ and -, with a letter first, and none of: "
-                + ", ".join(sorted(NAMES)),
-            )
+            fix = "use letters, digits, _ and -, with a letter first, and none of: "
+            fix += ", ".join(sorted(NAMES))
+            raise UsageError(f"invalid port name {name}", where=place.at(key), fix=fix)
         if number in numbers:
             used = {*numbers, *engine.ports.values()}
             free = next(number for number in range(5050, _MAX_PORT) if number not in used)
@@ -365,13 +351,10 @@ def _check_command(key: str, command: EngineCommand, engine: EngineSettings, pla
         _check_variable(f"{key}.environment.{name}", name, text, engine, place)
     ready = command.ready
     if ready and ready.port not in engine.ports:
-        raise UsageError(
-            f"the engine has no port {ready.port}",
-            where=place.at(f"{key}.ready.port"),
-            fix=nearest(ready.port, list(engine.ports))
-            if engine.ports
-            else f"set engine.ports.{ready.port} to its number",
-        )
+        fix = nearest(ready.port, list(engine.ports))
+        fix = fix if engine.ports else f"set engine.ports.{ready.port} to its number"
+        what = f"the engine has no port {ready.port}"
+        raise UsageError(what, where=place.at(f"{key}.ready.port"), fix=fix)
 
 
 def _check_variable(key: str, name: str, text: str, engine: EngineSettings, place: Place) -> None:
@@ -386,8 +369,7 @@ def _check_variable(key: str, name: str, text: str, engine: EngineSettings, plac
 
 def _check_text(key: str, text: str, engine: EngineSettings, place: Place) -> None:
     for named in places_in(text):
-        wrong = mistake(named, engine.ports)
-        if wrong:
+        if wrong := _mistake(named, engine.ports):
             what, word, known = wrong
             fix = nearest(word, known) if known else "set engine.ports: names and numbers"
             fix += "; for literal braces: {" + str(named) + "}"

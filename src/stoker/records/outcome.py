@@ -5,13 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from stoker.errors import (
-    EXIT_TERMINATED,
-    FeedError,
-    GateError,
-    PlatformError,
-    WorkloadError,
-)
+from stoker.errors import EXIT_TERMINATED, FeedError, GateError, PlatformError, WorkloadError
 from stoker.records.training import GateResult, Training
 
 OutcomeState = Literal[
@@ -57,9 +51,8 @@ def outcome_of(training: Training, gates: Sequence[GateResult] = ()) -> Outcome:
         words = f"the training was stopped{_in_brackets(training)}{after}{why}"
         return Outcome(state="stopped", words=words, exit_code=code)
     if training.is_unfed:
-        return Outcome(
-            state="not fed", words=f"the training failed: {training.cause}", exit_code=code
-        )
+        words = f"the training failed: {training.cause}"
+        return Outcome(state="not fed", words=words, exit_code=code)
     if training.status == "failed":
         words = f"the training failed{_in_brackets(training)}: {training.cause}"
         return Outcome(state="failed", words=words, exit_code=code)
@@ -67,11 +60,8 @@ def outcome_of(training: Training, gates: Sequence[GateResult] = ()) -> Outcome:
         words = f"the training succeeded, but its outputs could not be read: {training.unfetched}"
         return Outcome(state="unknown", words=words, exit_code=code)
     if training.num_steps == 0:
-        return Outcome(
-            state="did no step",
-            words="the training did no step (was its checkpoint already at the last epoch?)",
-            exit_code=GateError.exit_code,
-        )
+        words = "the training did no step (was its checkpoint already at the last epoch?)"
+        return Outcome(state="did no step", words=words, exit_code=GateError.exit_code)
     return outcome_of_gates(gates)
 
 
@@ -91,16 +81,11 @@ def training_exit_code(training: Training) -> int:
     if training.is_unknown:
         return PlatformError.exit_code
     # Both: a script may exit with 5 for another reason, or print this text and continue.
-    is_feeds = training.exit_code == FeedError.exit_code
-    if (
-        training.status == "failed"
-        and is_feeds
-        and _ERROR_OF_THE_FEED.search(training.failure or "")
-    ):
+    is_named = _ERROR_OF_THE_FEED.search(training.failure or "")
+    if training.status == "failed" and training.exit_code == FeedError.exit_code and is_named:
         return FeedError.exit_code
-    return {"succeeded": 0, "failed": WorkloadError.exit_code, "stopped": EXIT_TERMINATED}[
-        training.status
-    ]
+    codes = {"succeeded": 0, "failed": WorkloadError.exit_code, "stopped": EXIT_TERMINATED}
+    return codes[training.status]
 
 
 def _in_brackets(training: Training) -> str:

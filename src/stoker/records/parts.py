@@ -95,8 +95,7 @@ class SharedLoading:
 
     Attributes:
         seconds: Time of a global step with any number of workers; 0: more workers load more.
-        least: Fewest workers tried, all hosts; 0: not known.
-        most: Most workers tried, all hosts; 0: not known.
+        least: Fewest workers tried, all hosts; 0: not known; likewise for `most`.
     """
 
     seconds: float = 0.0
@@ -153,7 +152,7 @@ class Parts:
         floor = self.accelerator_seconds + self.receive_seconds
         used = self.loader_cpu_seconds + self.trainer_cpu_seconds + self.turns_cpu_seconds
         cpu = used / self.free_vcpus
-        latency, storage = 0.0, self.read_seconds
+        storage = self.read_seconds
         if self.workers == 0:
             latency = self.accelerator_seconds + self.loader_wall_seconds / self.ranks
         else:
@@ -183,11 +182,7 @@ class Parts:
 
 
 def parts_of(profile: Profile, *, ranks: int | None = None) -> Parts | None:
-    """Returns the parts of a profile's step; None if one was not measured.
-
-    Args:
-        ranks: Trainer processes of all hosts; None: the profile's.
-    """
+    """Returns the parts of a profile's step; None if one was not measured."""
     step, vcpus, hosts = profile.step, profile.host.capacity, profile.host.count
     if (
         step is None

@@ -6,7 +6,7 @@ Others return facts; `training_record` says why each field has its value.
 """
 
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -69,14 +69,11 @@ class Budget(Record, frozen=True, kw_only=True):
     max_usd: PositiveFloat | None = None
     predicted_usd: NonNegativeFloat | None = None
 
-    def total_usd_per_hour(self, groups: Iterable[Group]) -> float | None:
+    def total_usd_per_hour(self, groups: Sequence[Group]) -> float | None:
         """Returns the price of all hosts; None if one is not known."""
-        total = 0.0
-        for group in groups:
-            if group.name not in self.usd_per_hour:
-                return None
-            total += self.usd_per_hour[group.name] * group.count
-        return total
+        if any(group.name not in self.usd_per_hour for group in groups):
+            return None
+        return sum(self.usd_per_hour[group.name] * group.count for group in groups)
 
 
 class GroupSpending(Record, frozen=True, kw_only=True):
@@ -186,11 +183,10 @@ class Lineage(Record, frozen=True, kw_only=True):
 
     def differences(self, other: "Lineage") -> list[tuple[str, str, str]]:
         """Returns name, value here and value there of all that differs; packages one by one."""
-        both = []
-        for each in (self, other):
-            packages = {f"package {name}": value for name, value in each.packages.items()}
-            both.append({**each.facts(), **packages})
-        here, there = both
+        here, there = (
+            {**each.facts(), **{f"package {name}": at for name, at in each.packages.items()}}
+            for each in (self, other)
+        )
         # Each run has another job.
         names = sorted((here.keys() | there.keys()) - {"job_id", "packages"})
         return [
@@ -488,10 +484,9 @@ class TrainingFacts:
         is_interrupted: Whether the user stopped the run here, so that nothing counts as failed.
         last_words: Last lines of the dnn group's log.
         events: Only those that are not in the leader's record.
-        budget: Prices, limit and prediction; None where nothing is billed.
+        budget: None where nothing is billed.
         host_seconds: Time of all hosts of each group that the platform reports.
         spending: As the leader counted it.
-        timeline_file: Name of the leader's timeline in the record's folder.
     """
 
     job: Job
@@ -532,7 +527,7 @@ def training_record(facts: TrainingFacts) -> Training:
     exit_code, release = facts.exit_code, facts.release_seconds
     if leader:
         # The leader knows the training command's own code, a platform often only the host's.
-        exit_code = facts.exit_code if leader.exit_code is None else leader.exit_code
+        exit_code = exit_code if leader.exit_code is None else leader.exit_code
         # Hosts announce to the leader that they leave, before the platform sees them end.
         release = leader.data_group_release_seconds if release is None else release
     # The platform sees what the leader cannot record, such as the leader's death.
@@ -594,11 +589,7 @@ def with_leader(training: Training, leader: Training | None) -> Training:
 
 
 def write_training(facts: TrainingFacts, *, file: Path) -> Training:
-    """Writes the record and returns it.
-
-    Raises:
-        UsageError: If it cannot be written.
-    """
+    """Writes the record and returns it. Raises UsageError if it cannot be written."""
     record = training_record(facts)
     write_json(file, record)
     return record

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from types import MappingProxyType
@@ -16,7 +17,7 @@ from stoker.launch.feed_log import (
     read_csv,
 )
 from stoker.report.svg import Drawing, fit, text_width, time_axis
-from stoker.text import NBSP, count, digits, percent
+from stoker.text import NBSP, NOT_KNOWN, count, digits, percent
 
 _LABEL = 13.0
 _PLOT = 34.0
@@ -27,16 +28,6 @@ _MAX_POINTS = 160
 _MAX_HOSTS = 12
 # The last quarter of the run counts as the present.
 _PRESENT = 0.25
-# In the order of `_cells`; a narrow page leaves some out.
-_COLUMNS = (
-    ("Batches per second", "number"),
-    ("MB per second", "number"),
-    ("Loader workers", "number hide-narrow"),
-    ("Batches per second of one worker", "number hide-narrow"),
-    ("Workers busy", "number"),
-    ("Batches given to another host", "number"),
-    ("Batches made twice", "number hide-narrow"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +36,7 @@ class FeedStory:
 
     Attributes:
         intervals: In the order of time, at least one.
-        whole: All of them joined.
-        limit: Limit of the whole run.
-        present_limit: Limit of its last quarter.
+        present_limit: Limit of the run's last quarter.
         names: Shown names of hosts.
         wait_share: Share of a step that waits, from the run's record.
     """
@@ -60,16 +49,9 @@ class FeedStory:
     wait_share: float | None = None
 
     @property
-    def columns(self) -> tuple[tuple[str, str], ...]:
-        return _COLUMNS
-
-    @property
-    def rows(self) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
-        styles = [style for _, style in _COLUMNS]
-        return tuple(
-            (_name(host, self.names), tuple(zip(_cells(host), styles, strict=True)))
-            for host in self.whole.hosts
-        )
+    def rows(self) -> list[tuple[str, list[tuple[str, str, str]]]]:
+        """Name of each host with its cells: head of the column, text, style."""
+        return [(_name(host, self.names), _cells(host)) for host in self.whole.hosts]
 
 
 def read_feed(
@@ -82,7 +64,6 @@ def read_feed(
     """Reads a feed.csv; None where it has no whole interval.
 
     Args:
-        names: Shown names of hosts, if they differ.
         does_loading_wait: Whether a single loader worker waits for its reads; None: not known.
         wait_share: Share of a step that waits, from the run's record; None: the file's mean.
     """
@@ -97,22 +78,14 @@ def read_feed(
     whole = joined(intervals)
     since = whole.end_seconds - _PRESENT * whole.seconds
     present = joined([each for each in intervals if each.end_seconds > since])
-    limits = [
-        feed_limit_of(each, does_loading_wait=does_loading_wait, names=names)
-        for each in (whole, present)
-    ]
+    limit_of = partial(feed_limit_of, does_loading_wait=does_loading_wait, names=names)
     share = whole.wait_share if wait_share is None else wait_share
-    return FeedStory(tuple(intervals), whole, limits[0], limits[1], names, share)
+    return FeedStory(tuple(intervals), whole, limit_of(whole), limit_of(present), names, share)
 
 
 @dataclass(frozen=True, slots=True)
 class _Track:
-    """A row of the picture: a value at each moment, None where it is not known.
-
-    Attributes:
-        top: Top of the scale.
-        marks: Events, as seconds and text.
-    """
+    """A row of the picture: a value at each moment, None where it is not known, below `top`."""
 
     name: str
     right: str
@@ -165,28 +138,17 @@ def draw_feed(story: FeedStory, *, width: float, name: str) -> Drawing:
 
 def _tracks(story: FeedStory, intervals: Sequence[FeedInterval]) -> list[_Track]:
     whole = story.whole
-    depths = [each.queue_depth for each in intervals]
+    depths = tuple(each.queue_depth for each in intervals)
     deepest = max((depth for depth in depths if depth is not None), default=0.0)
-    ready = whole.queue_depth
+    waits, waiting, ready = tuple(each.wait_share for each in intervals), NOT_KNOWN, NOT_KNOWN
+    if story.wait_share is not None:
+        waiting = f"{percent(story.wait_share)} of a step, top 100{NBSP}%"
+    if whole.queue_depth is not None:
+        mean, top = (digits(depth, 2, max_places=1) for depth in (whole.queue_depth, deepest))
+        ready = f"{mean}, top {top}"
     tracks = [
-        _Track(
-            "Waiting for data",
-            "not known"
-            if story.wait_share is None
-            else f"{percent(story.wait_share)} of a step, top 100{NBSP}%",
-            tuple(each.wait_share for each in intervals),
-            1.0,
-            "wait",
-        ),
-        _Track(
-            "Batches ready",
-            "not known"
-            if ready is None
-            else f"{digits(ready, 2, max_places=1)}, top {digits(deepest, 2, max_places=1)}",
-            tuple(depths),
-            deepest or 1.0,
-            "band",
-        ),
+        _Track("Waiting for data", waiting, waits, 1.0, "wait"),
+        _Track("Batches ready", ready, depths, deepest or 1.0, "band"),
     ]
     # Local workers last: data hosts matter more here.
     hosts = sorted(whole.hosts, key=lambda host: (host.kind == "local", host.name))
@@ -205,34 +167,21 @@ def _tracks(story: FeedStory, intervals: Sequence[FeedInterval]) -> list[_Track]
         for _, names, _ in found
     ]
     # One scale for all hosts: a slow one must look slow.
-    top = max((value for values in series for value in values), default=0.0) or 1.0
+    fastest = max((value for values in series for value in values), default=0.0) or 1.0
     for (title, names, rate), values in zip(found, series, strict=True):
-        tracks.append(
-            _Track(
-                title,
-                f"{digits(rate, 3, max_places=1)}/s, top {digits(top, 3, max_places=1)}/s",
-                values,
-                top,
-                "compute",
-                _moved(story.intervals, names, story.names),
+        right = f"{digits(rate, 3, max_places=1)}/s, top {digits(fastest, 3, max_places=1)}/s"
+        moved = tuple(
+            (
+                each.start_seconds + each.seconds / 2,
+                f"{story.names.get(host.name, host.name)}: "
+                f"{count(host.moved, 'batch', 'batches')} made elsewhere instead",
             )
+            for each in story.intervals
+            for host in each.hosts
+            if host.moved and host.name in names
         )
+        tracks.append(_Track(title, right, values, fastest, "compute", moved))
     return tracks
-
-
-def _moved(
-    intervals: Sequence[FeedInterval], names: set[str], titles: Mapping[str, str]
-) -> tuple[tuple[float, str], ...]:
-    return tuple(
-        (
-            each.start_seconds + each.seconds / 2,
-            f"{titles.get(host.name, host.name)}: "
-            f"{count(host.moved, 'batch', 'batches')} made elsewhere instead",
-        )
-        for each in intervals
-        for host in each.hosts
-        if host.moved and host.name in names
-    )
 
 
 def _shapes(
@@ -258,19 +207,25 @@ def _name(host: HostRate, names: Mapping[str, str]) -> str:
     return f"{name}, own workers" if host.kind == "local" else name
 
 
-def _range(slow: float, fast: float) -> str:
-    low, high = digits(slow, 2, max_places=2), digits(fast, 2, max_places=2)
-    return low if low == high else f"{low} to {high}"
-
-
-def _cells(host: HostRate) -> tuple[str, ...]:
-    slow, fast = host.slowest_worker, host.fastest_worker
-    return (
-        digits(host.batches_per_second, 3, max_places=2),
-        digits(host.bytes_per_second / 1e6, 3, max_places=2),
-        str(host.workers),
-        "not known" if slow is None or fast is None else _range(slow, fast),
-        percent(host.busy_share),
-        str(host.moved),
-        str(host.duplicates),
+def _cells(host: HostRate) -> list[tuple[str, str, str]]:
+    rate, megabytes = (
+        digits(value, 3, max_places=2)
+        for value in (host.batches_per_second, host.bytes_per_second / 1e6)
     )
+    known = [each for each in (host.slowest_worker, host.fastest_worker) if each is not None]
+    # One figure where both look the same.
+    workers = dict.fromkeys(digits(each, 2, max_places=2) for each in known)
+    # A narrow page leaves some out.
+    return [
+        ("Batches per second", rate, "number"),
+        ("MB per second", megabytes, "number"),
+        ("Loader workers", str(host.workers), "number hide-narrow"),
+        (
+            "Batches per second of one worker",
+            " to ".join(workers) or NOT_KNOWN,
+            "number hide-narrow",
+        ),
+        ("Workers busy", percent(host.busy_share), "number"),
+        ("Batches given to another host", str(host.moved), "number"),
+        ("Batches made twice", str(host.duplicates), "number hide-narrow"),
+    ]

@@ -15,7 +15,7 @@ import jinja2
 from markupsafe import Markup
 
 from stoker.decide import local_core_words
-from stoker.decide.choose import limit_name
+from stoker.decide.choose import LIMIT_NAMES
 from stoker.feed.timeline import typical_step
 from stoker.profile.explain import TERMS, term
 from stoker.records import (
@@ -60,19 +60,8 @@ from stoker.text import (
 )
 from stoker.words import plan_name, todays_group
 
-_FLAT_STEPS = 200
 _PLANS_AT_ONCE = 10
-
-
-@dataclass(frozen=True, slots=True)
-class ReportPicture:
-    """The same drawing in two widths, of which the style sheet shows one.
-
-    Text in a picture shrinks with it, so one size cannot serve a desk and a telephone.
-    """
-
-    wide: Markup
-    narrow: Markup
+_WIDTHS = {"wide": 960.0, "narrow": 360.0}
 
 
 def collect_strips(
@@ -84,37 +73,28 @@ def collect_strips(
     after: Path | None,
 ) -> list[Strip]:
     """Returns before and after, as far as known: a timeline, else the record's medians."""
-    strips = []
     # Steps of a profile that was taken elsewhere are another machine's.
     is_here = not (decision and decision.taken_elsewhere)
-    timeline = read_steps(before) if before and is_here else None
-    step = profile.step if profile and is_here else None
-    if timeline is None and step and step.wait_seconds is not None:
-        wait = min(step.wait_seconds, step.step_seconds)
-        timeline = flat_steps(
-            wait_seconds=wait, compute_seconds=step.step_seconds - wait, steps=_FLAT_STEPS
-        )
-    if timeline:
+    what = groups_in_words(training.groups) if training else "the chosen cluster"
+    if decision:
+        what = plan_name(decision.plan, today=todays_group(decision))
+    strips: list[Strip] = []
+    for name, of, file, step in (
+        ("Before", "today's cluster", before, profile.step if profile else None),
+        ("After", what, after, training.measured if training else None),
+    ):
+        if name == "Before" and not is_here:
+            continue
         recorded = None
-        if step and step.wait_seconds is not None:
+        if step and step.wait_seconds is not None and step.step_seconds > 0:
             recorded = step.step_seconds, step.wait_seconds
-        strips.append(Strip("Before", "today's cluster", timeline, recorded))
-    timeline = read_steps(after) if after else None
-    if timeline is None and training and training.measured:
-        timeline = flat_steps(
-            wait_seconds=training.measured.wait_seconds,
-            compute_seconds=training.measured.compute_seconds,
-            steps=_FLAT_STEPS,
-        )
-    # Steps of no length cannot be drawn to scale.
-    if timeline and typical_step(timeline.steps)[0] > 0:
-        what = groups_in_words(training.groups) if training else "the chosen cluster"
-        if decision:
-            what = plan_name(decision.plan, today=todays_group(decision))
-        recorded = None
-        if training and training.measured and training.measured.step_seconds > 0:
-            recorded = training.measured.step_seconds, training.measured.wait_seconds
-        strips.append(Strip("After" if strips else "This run", what, timeline, recorded))
+        timeline = read_steps(file) if file else None
+        if timeline is None and recorded:
+            timeline = flat_steps(*recorded)
+        # Steps of no length cannot be drawn to scale.
+        if timeline and typical_step(timeline.steps)[0] > 0:
+            is_alone = name == "After" and not strips
+            strips.append(Strip("This run" if is_alone else name, of, timeline, recorded))
     return strips
 
 
@@ -122,10 +102,13 @@ class _Draw(Protocol):
     def __call__(self, *, width: float, name: str) -> Drawing | None: ...
 
 
-def _picture(name: str, draw: _Draw) -> ReportPicture | None:
-    wide = draw(width=960.0, name=f"{name}-wide")
-    narrow = draw(width=360.0, name=f"{name}-narrow")
-    return ReportPicture(wide.markup(), narrow.markup()) if wide and narrow else None
+def _picture(name: str, draw: _Draw) -> dict[str, Markup]:
+    """Returns the drawing in two widths, of which the style sheet shows one; empty: none.
+
+    Text in a picture shrinks with it, so one size cannot serve a desk and a telephone.
+    """
+    drawings = {key: draw(width=width, name=f"{name}-{key}") for key, width in _WIDTHS.items()}
+    return {key: drawing.markup() for key, drawing in drawings.items() if drawing}
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,13 +148,9 @@ def write_report(
     """Writes the report of a run, also of one that ended early, without some of its records.
 
     Args:
-        path: The HTML file, replaced atomically.
         before_timeline: CSV of the baseline's steps in the profile's as-is phase; without it the
-            profile's medians are drawn.
-        after_timeline: CSV of the leader's steps on the chosen plan; without it the training's
-            medians are drawn.
-        environment: Facts to show (versions, cores, date). `command` is the command line of the
-            run.
+            profile's medians are drawn; likewise for `after_timeline`.
+        environment: Facts to show. `command` is the command line of the run.
         feed_file: CSV of the feed's rates (see launch.feed_log), if the run had a data group.
         log_files: Logs to name; those below the report's folder become links.
         failure: Why the run ended early, if no record has it.
@@ -182,10 +161,8 @@ def write_report(
     """
     figures = collect(profile=profile, decision=decision, training=training, evaluation=evaluation)
     plans = decision.plans if decision else ()
-    unit = time_unit(
-        [figures.baseline, figures.measured]
-        + [plan.predicted.step_seconds for plan in plans if plan.predicted]
-    )
+    steps = [plan.predicted.step_seconds for plan in plans if plan.predicted]
+    unit = time_unit([figures.baseline, figures.measured, *steps])
     nominal = decision.prices.is_nominal if decision else workload.platform_info.is_this_machine
     rows = _plan_rows(decision) if decision else []
     strips = collect_strips(
@@ -204,6 +181,9 @@ def write_report(
             does_loading_wait=does_loading_wait(profile),
             wait_share=training.measured.wait_share if training and training.measured else None,
         )
+    # The command, as the workload's file may not be where the report is read.
+    train = ["stoker", "train", "--platform", workload.platform, *group_arguments(decision)]
+    train += ["--", *workload.command]
     context: dict[str, object] = {
         "run_id": run_id,
         "workload": workload,
@@ -238,21 +218,21 @@ def write_report(
         "rows": [row for row in rows if row.index < _PLANS_AT_ONCE or row.is_needed],
         "more_rows": [row for row in rows if row.index >= _PLANS_AT_ONCE and not row.is_needed],
         "strips": strips,
-        "strip_picture": _picture("strips", partial(draw_strips, strips, unit=unit))
-        if strips
-        else None,
+        "strip_picture": strips and _picture("strips", partial(draw_strips, strips, unit=unit)),
         "strip_caption": describe_windows(strips) if strips else "",
-        "plans_picture": _picture("plans", partial(draw_plans, decision, unit=unit))
-        if decision
-        else None,
+        "plans_picture": decision and _picture("plans", partial(draw_plans, decision, unit=unit)),
         "feed": feed,
-        "feed_picture": _picture("feed", partial(draw_feed, feed)) if feed else None,
+        "feed_picture": feed and _picture("feed", partial(draw_feed, feed)),
         "environment": {key: text for key, text in environment.items() if key != "command"},
         "command": environment.get("command", ""),
-        "train_command": _train_command(workload, decision) if decision else "",
+        "train_command": shlex.join(train) if decision else "",
         "workload_command": shlex.join(workload.command),
         "logs": [(log.name, _href(log, path.parent)) for log in log_files],
-        "terms": _terms(profile) if profile else [],
+        "terms": [
+            (name, title.strip(), value)
+            for name, title in TERMS
+            if profile and profile.step and (value := term(profile.step, name)) is not None
+        ],
         "transforms": transform_rows(profile.transforms) if profile else [],
     }
     page = _filled(unit).get_template("report.html.jinja").render(context)
@@ -283,7 +263,7 @@ def _filled(unit: TimeUnit) -> jinja2.Environment:
         count=count,
         size=size,
         cpu_seconds=_cpu_seconds,
-        limit=limit_name,
+        limit=LIMIT_NAMES.__getitem__,
         longer=lambda error: longer(error, "page"),
     )
     return filled
@@ -304,18 +284,16 @@ def _events(training: Training) -> list[tuple[str, str, str]]:
     rows = []
     for event in training.events:
         when = event.when
-        with contextlib.suppress(ValueError):
+        # TypeError: one of two lacks its time zone.
+        with contextlib.suppress(ValueError, TypeError):
             moment = datetime.fromisoformat(when)
             began = began or moment
-            with contextlib.suppress(TypeError):
-                # One of two may lack its time zone.
-                when = f"{(moment - began).total_seconds():.1f} s"
+            when = f"{(moment - began).total_seconds():.1f} s"
         rows.append((when, names.get(event.host or "", event.host or ""), event.what))
     return rows
 
 
 def _cpu_seconds(value: float | None) -> str:
-    """Writes CPU- or accelerator-seconds per step."""
     return NOT_KNOWN if value is None else digits(value, 3, max_places=4) + NBSP + "s"
 
 
@@ -323,11 +301,9 @@ def _plan_rows(decision: Decision) -> list[PlanRow]:
     predicted = [plan.predicted for plan in decision.plans if plan.predicted]
     largest = max((each.step_seconds_high for each in predicted), default=0.0)
     # The chosen plan may have another reason than the same plan in the list.
-    same = [(plan.action, plan.groups) for plan in decision.plans]
-    chosen_key = (decision.plan.action, decision.plan.groups)
-    chosen = same.index(chosen_key) if chosen_key in same else None
-    today = todays_group(decision)
-    rows = []
+    key = (decision.plan.action, decision.plan.groups)
+    same = (i for i, plan in enumerate(decision.plans) if (plan.action, plan.groups) == key)
+    chosen, today, rows = next(same, None), todays_group(decision), []
     for index, plan in enumerate(decision.plans):
         # The step of today's cluster, unless the profile was taken elsewhere.
         is_measured = plan.action == "keep" and decision.taken_elsewhere is None
@@ -337,21 +313,6 @@ def _plan_rows(decision: Decision) -> list[PlanRow]:
         name = plan_name(plan, today=today)
         rows.append(PlanRow(index, plan, name, index == chosen, bar, is_measured))
     return rows
-
-
-def _terms(profile: Profile) -> list[tuple[str, str, float]]:
-    """Returns field, title and seconds of each known term of a step."""
-    step = profile.step
-    if step is None:
-        return []
-    named = [(name, title.strip(), term(step, name)) for name, title in TERMS]
-    return [(name, title, value) for name, title, value in named if value is not None]
-
-
-def _train_command(workload: Workload, decision: Decision) -> str:
-    # The command, as the workload's file may not be where the report is read.
-    words = ["stoker", "train", "--platform", workload.platform, *group_arguments(decision.plan)]
-    return shlex.join([*words, "--", *workload.command])
 
 
 def _href(log: Path, folder: Path) -> str:

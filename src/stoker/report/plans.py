@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from stoker.decide import pareto_front
-from stoker.records import Decision, Plan, Predicted
+from stoker.records import Decision, Plan
 from stoker.report.svg import (
     FOOT,
     HEAD,
@@ -43,13 +43,13 @@ class Spot:
 
 def spots_of(decision: Decision) -> list[Spot]:
     """Returns the plans that can be run and are predicted, the chosen one last, on top."""
-    front = pareto_front(decision.plans)
-    chosen = decision.plan
+    front, chosen = pareto_front(decision.plans), decision.plan
+    is_nominal = decision.prices.is_nominal
     spots = [
         Spot(
             name=_short_name(plan),
             step_seconds=plan.predicted.step_seconds,
-            cost=_cost(plan.predicted, decision),
+            cost=(is_nominal and plan.predicted.cpu_seconds) or plan.predicted.usd_per_1000_steps,
             is_front=any(plan is each for each in front),
             is_chosen=(plan.action, plan.groups) == (chosen.action, chosen.groups),
             is_today=plan.action == "keep",
@@ -59,12 +59,6 @@ def spots_of(decision: Decision) -> list[Spot]:
     ]
     # SVG paints in order: what comes later covers what came before.
     return sorted(spots, key=lambda spot: (spot.is_chosen, spot.is_today, spot.is_front))
-
-
-def _cost(outcome: Predicted, decision: Decision) -> float:
-    if decision.prices.is_nominal and outcome.cpu_seconds is not None:
-        return outcome.cpu_seconds
-    return outcome.usd_per_1000_steps
 
 
 def _short_name(plan: Plan) -> str:
@@ -131,11 +125,10 @@ def draw_plans(decision: Decision, *, unit: TimeUnit, width: float, name: str) -
         text = f"{num_left_out} costlier plans are left out"
         drawing.text(plane.left, plane.floor + 36, text, css="quiet", size=12)
     lines: list[Box] = []
-    front = sorted((s.step_seconds, s.cost) for s in spots if s.is_front)
+    front = sorted(plane.at(s.step_seconds, s.cost) for s in spots if s.is_front)
     for (x1, y1), (x2, y2) in pairwise(front):
         # Nothing is known between two plans: the line goes in steps.
-        for one, other in (((x1, y1), (x2, y1)), ((x2, y1), (x2, y2))):
-            ends = plane.at(*one), plane.at(*other)
+        for ends in (((x1, y1), (x2, y1)), ((x2, y1), (x2, y2))):
             drawing.line(*ends[0], *ends[1], "front")
             lines += along(*ends)
     for spot in spots:

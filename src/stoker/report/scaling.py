@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stoker.errors import UsageError
-from stoker.records import Training
+from stoker.records import Measured, Training
 from stoker.text import percentage
 
 _COLUMNS = "{:<18} {:>12} {:>13} {:>13} {:>5}"
@@ -13,14 +13,12 @@ _COLUMNS = "{:<18} {:>12} {:>13} {:>13} {:>5}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """The runs on clusters of one size.
+    """The runs on clusters of one size, with their medians.
 
     Attributes:
-        samples_per_second: Median of the runs.
         efficiency: Throughput over `size` times the throughput of one unit of the smallest size;
             None where the size is 0 (no data hosts).
-        usd_per_million_samples: Median; None where a price is not known.
-        runs: How many were measured.
+        usd_per_million_samples: None where a price is not known.
     """
 
     size: int
@@ -45,7 +43,6 @@ class ScalingOfRuns:
     notes: tuple[str, ...] = ()
 
     def table(self) -> list[str]:
-        """Returns the points as lines for a terminal, with the notes below."""
         lines = [_COLUMNS.format(self.what, "samples/s", "of the ideal", "$ per million", "runs")]
         for point in self.points:
             ideal = "" if point.efficiency is None else percentage(point.efficiency)
@@ -58,9 +55,6 @@ class ScalingOfRuns:
 
 def scaling_of_runs(runs: Mapping[str, Training]) -> ScalingOfRuns:
     """Orders runs by what they differ in: trainer processes, else dnn hosts, else data hosts.
-
-    Args:
-        runs: Runs by name; several may have the same size.
 
     Raises:
         UsageError: If fewer than two sizes were measured, or a run has no measured step.
@@ -82,12 +76,13 @@ def scaling_of_runs(runs: Mapping[str, Training]) -> ScalingOfRuns:
             fix="name runs that differ in processes, dnn hosts or data hosts (--group)",
         )
     what = differ[0]
-    by_size: dict[int, list[Training]] = {}
+    by_size: dict[int, list[Measured]] = {}
     for each, training in zip(sizes, runs.values(), strict=True):
-        by_size.setdefault(each[what], []).append(training)
+        if training.measured:
+            by_size.setdefault(each[what], []).append(training.measured)
     # Not size 0 (no data hosts): nothing is a multiple of it.
     first = min(size for size in by_size if size)
-    ideal = _samples_per_second(by_size[first]) / first
+    ideal = statistics.median(run.samples_per_second for run in by_size[first]) / first
     notes = _notes(list(runs.values()))
     if "data hosts" in differ[1:]:
         notes.append("The runs also differ in their number of data hosts.")
@@ -98,22 +93,13 @@ def scaling_of_runs(runs: Mapping[str, Training]) -> ScalingOfRuns:
     )
 
 
-def usd_per_million(training: Training) -> float | None:
-    """Returns the dollars for a million samples at the run's rate; None without a price."""
-    measured = training.measured
-    if measured is None or measured.usd_per_1000_steps is None or not measured.step_seconds:
-        return None
-    usd_per_second = measured.usd_per_1000_steps / (1000 * measured.step_seconds)
-    return usd_per_second / measured.samples_per_second * 1e6
-
-
-def _samples_per_second(runs: Sequence[Training]) -> float:
-    return statistics.median(run.measured.samples_per_second for run in runs if run.measured)
-
-
-def _point(size: int, runs: Sequence[Training], *, ideal: float) -> Point:
-    prices = [price for price in map(usd_per_million, runs) if price is not None]
-    rate = _samples_per_second(runs)
+def _point(size: int, runs: Sequence[Measured], *, ideal: float) -> Point:
+    prices = [
+        run.usd_per_1000_steps / (1000 * run.step_seconds) / run.samples_per_second * 1e6
+        for run in runs
+        if run.usd_per_1000_steps is not None and run.step_seconds
+    ]
+    rate = statistics.median(run.samples_per_second for run in runs)
     return Point(
         size=size,
         samples_per_second=rate,

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from stoker.records import Predicted
 from stoker.report.svg import Drawing, fit, text_width, time_axis
 from stoker.text import TimeUnit, percent, wait_share, whole
 
+_FLAT_STEPS = 200
 _TITLE = 15.0
 _LABEL = 13.0
 _BAR = 36.0
@@ -24,13 +25,12 @@ class StepTimes:
     """Single steps of the main loader in the order of their start, at least one.
 
     Attributes:
-        numbers: Each step's number in the run, from 1; empty: they are all steps of it.
-        total: Steps of the run, as far as `numbers` are given.
-        measured: False where no timeline was kept: all steps are the median.
+        numbers: Each step's number in the run, from 1; empty: no timeline was kept, and all steps
+            are the median.
+        total: Steps of the run.
     """
 
     steps: tuple[MeasuredStep, ...]
-    measured: bool = True
     numbers: tuple[int, ...] = ()
     total: int = 0
 
@@ -69,35 +69,29 @@ def read_steps(path: Path) -> StepTimes | None:
     return StepTimes(steps, numbers=numbers, total=ends[-1])
 
 
-def flat_steps(*, wait_seconds: float, compute_seconds: float, steps: int) -> StepTimes | None:
-    """Returns equal steps, where no timeline was kept; None for steps of no length."""
-    step_seconds = wait_seconds + compute_seconds
-    if step_seconds <= 0:
-        return None
+def flat_steps(step_seconds: float, wait_seconds: float) -> StepTimes:
+    """Returns equal steps, where no timeline was kept."""
+    wait = min(wait_seconds, step_seconds)
+    first = MeasuredStep(
+        loader=0,
+        epoch=0,
+        batch=0,
+        start_seconds=0.0,
+        wait_seconds=wait,
+        compute_seconds=step_seconds - wait,
+        samples=0,
+    )
+    numbers = range(_FLAT_STEPS)
     return StepTimes(
-        tuple(
-            MeasuredStep(
-                loader=0,
-                epoch=0,
-                batch=number,
-                start_seconds=number * step_seconds,
-                wait_seconds=wait_seconds,
-                compute_seconds=compute_seconds,
-                samples=0,
-            )
-            for number in range(steps)
-        ),
-        measured=False,
+        tuple(replace(first, batch=n, start_seconds=n * step_seconds) for n in numbers)
     )
 
 
 def shown_seconds(step_seconds: Sequence[float]) -> float:
-    """Returns the strips' common window: about 24 of the slowest steps, 40 of the fastest.
-
-    Where one is very much faster, it shows more than 40 so that the other shows two.
-    """
+    """Returns the strips' common window: about 24 of the slowest steps, 40 of the fastest."""
     slow, fast = max(step_seconds), min(step_seconds)
-    # More than 400 marks of the fast run would run into each other.
+    # Two of the slow ones at least, and 400 of the fast ones at most, whose marks would run into
+    # each other.
     return min(24 * slow, max(40 * fast, 2 * slow), 400 * fast)
 
 
@@ -128,10 +122,16 @@ class Strip:
 
 
 def draw_strips(strips: Sequence[Strip], *, unit: TimeUnit, width: float, name: str) -> Drawing:
-    """Draws the strips, one below the other, with one axis of time."""
     seconds = shown_seconds([strip.step_seconds for strip in strips])
     windows = [strip.timeline.window(seconds) for strip in strips]
-    heads = [_head(strip, unit) for strip in strips]
+    heads = [
+        (
+            f"{strip.name}: {strip.what}",
+            # The wait of the whole run, not of the drawn steps: a run has one wait on the page.
+            f"{unit.brief(strip.step_seconds)} per step, {percent(strip.wait_share)} waiting",
+        )
+        for strip in strips
+    ]
     # One head in two rows breaks all of them, so that all strips are of one height.
     broken = any(text_width(title + right, _TITLE) + 24 > width for title, right in heads)
     block = _TITLE + (_ROW if broken else 0) + 2 * _ROW + 12 + _BAR + 26
@@ -161,30 +161,17 @@ def draw_strips(strips: Sequence[Strip], *, unit: TimeUnit, width: float, name: 
 
 
 def describe_windows(strips: Sequence[Strip]) -> str:
-    """Returns the caption: which steps the strips show."""
     seconds = shown_seconds([strip.step_seconds for strip in strips])
     sentences = []
     for strip in strips:
-        shown = strip.timeline.window(seconds)
-        place = strip.timeline.steps.index(shown[0])
-        first = strip.timeline.numbers[place] if strip.timeline.numbers else place + 1
-        total = strip.timeline.total or len(strip.timeline.steps)
-        if strip.timeline.measured:
-            sentences.append(
-                f"{strip.name}: steps {whole(first)} to {whole(first + len(shown) - 1)}"
-                f" of {whole(total)}, from the middle of the run."
-            )
-        else:
-            sentences.append(
-                f"{strip.name}: no timeline was kept, so the strip repeats the median step."
-            )
+        text = "no timeline was kept, so the strip repeats the median step"
+        if strip.timeline.numbers:
+            shown = strip.timeline.window(seconds)
+            first = strip.timeline.numbers[strip.timeline.steps.index(shown[0])]
+            text = f"steps {whole(first)} to {whole(first + len(shown) - 1)}"
+            text += f" of {whole(strip.timeline.total)}, from the middle of the run"
+        sentences.append(f"{strip.name}: {text}.")
     return " ".join(sentences)
-
-
-def _head(strip: Strip, unit: TimeUnit) -> tuple[str, str]:
-    # The wait of the whole run, not of the drawn steps: a run has one wait on the whole page.
-    words = f"{unit.brief(strip.step_seconds)} per step, {percent(strip.wait_share)} waiting"
-    return f"{strip.name}: {strip.what}", words
 
 
 def _marks(
@@ -255,10 +242,7 @@ def _callout(
 
 
 def draw_bar(promise: Predicted, *, is_measured: bool, largest: float) -> Markup:
-    """Draws a step of the table of plans as a small bar, with its band.
-
-    It says no more than the figures in its row, so it is hidden from screen readers.
-    """
+    """Draws a step of the table of plans as a small bar, hidden from screen readers."""
     width, height = 120.0, 14.0
     value, low, high = (
         round(min(seconds / largest, 1.0) * width, 1)

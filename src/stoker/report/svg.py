@@ -56,21 +56,14 @@ class Box:
 
 
 class Drawing:
-    """An SVG element that is drawn piece by piece; `y` points down.
-
-    Attributes:
-        labels: The boxes of all texts so far.
-    """
+    """An SVG element that is drawn piece by piece; `y` points down."""
 
     def __init__(
         self, *, name: str, width: float, height: float, title: str, description: str
     ) -> None:
-        self.name = name
-        self.width = width
-        self.height = height
+        self.name, self.width, self.height = name, width, height
         self.labels: list[Box] = []
-        self._title = title
-        self._description = description
+        self._title, self._description = title, description
         self._body: list[str] = []
 
     def rect(
@@ -78,21 +71,18 @@ class Drawing:
     ) -> None:
         """Draws a rectangle, coloured by its class or by `fill`, a pattern of `hatch`."""
         paint = f'class="{css}"' if css else f'fill="{fill}"'
-        self._body.append(
-            f'<rect {paint} x="{_n(x)}" y="{_n(y)}"'
-            f' width="{_n(max(0.0, width))}" height="{_n(height)}"/>'
-        )
+        size = f'width="{_n(max(0.0, width))}" height="{_n(height)}"'
+        self._body.append(f'<rect {paint} x="{_n(x)}" y="{_n(y)}" {size}/>')
 
     def line(self, x1: float, y1: float, x2: float, y2: float, css: str) -> None:
-        self._body.append(
-            f'<line class="{css}" x1="{_n(x1)}" y1="{_n(y1)}" x2="{_n(x2)}" y2="{_n(y2)}"/>'
-        )
+        ends = f'x1="{_n(x1)}" y1="{_n(y1)}" x2="{_n(x2)}" y2="{_n(y2)}"'
+        self._body.append(f'<line class="{css}" {ends}/>')
 
     def circle(self, x: float, y: float, radius: float, css: str) -> None:
         self._body.append(f'<circle class="{css}" cx="{_n(x)}" cy="{_n(y)}" r="{_n(radius)}"/>')
 
     def area(self, points: Sequence[tuple[float, float]], css: str = "", *, fill: str = "") -> None:
-        """Draws the area inside `points`, coloured by its class or by `fill`."""
+        """Draws the area inside `points`, coloured as a rectangle."""
         paint = f'class="{css}"' if css else f'fill="{fill}"'
         steps = "L".join(f"{_n(x)} {_n(y)}" for x, y in points)
         self._body.append(f'<path {paint} d="M{steps}Z"/>')
@@ -120,17 +110,14 @@ class Drawing:
         )
 
     def open_group(self, title: str) -> None:
-        """Begins a group; its title is shown on hover."""
+        """Begins a group, whose title is shown on hover."""
         self._body.append(f"<g><title>{_escape(title)}</title>")
 
     def close_group(self) -> None:
         self._body.append("</g>")
 
     def hatch(self, css: str) -> str:
-        """Defines stripes on the colour of a class; returns the value for `fill`.
-
-        Stripes say the same as the colour, for readers who do not see it.
-        """
+        """Returns the `fill` of stripes on a class's colour, for readers who do not see it."""
         # Ids are unique in the page, which holds each picture twice: they carry the drawing's name.
         name = f"{self.name}-{css}"
         self._body.append(
@@ -224,14 +211,7 @@ def axes(
     """Draws title, grid and left marks; the marks below are the caller's."""
     # As wide as the marks need, which differs from unit to unit.
     gutter = max(text_width(text, 12) for _, text in marks) + 10
-    plane = Plane(
-        left=gutter,
-        right=drawing.width - 8,
-        top=HEAD + 14,
-        floor=HEAD + 14 + PLOT,
-        most_x=most[0],
-        most_y=most[1],
-    )
+    plane = Plane(gutter, drawing.width - 8, HEAD + 14, HEAD + 14 + PLOT, *most)
     drawing.text(0, HEAD - 1, title, css="head", size=14)
     under = fit(under, 12, drawing.width - text_width(title, 14) - 12)
     drawing.text(drawing.width, HEAD - 1, under, css="quiet", size=12, anchor="end")
@@ -252,11 +232,7 @@ def label(
     lines: Sequence[Box],
     css: str,
 ) -> None:
-    """Draws the label right, left, above or below its dot, where it hides nothing.
-
-    It may cross `lines` if there is no other room, but never covers a dot or a label: it is left
-    out instead.
-    """
+    """Draws the label next to its dot, across `lines` if there is no other room, or not at all."""
     x, y = at
     places: list[tuple[float, float, Anchor]] = [(x + 12, y + 4, "start"), (x - 12, y + 4, "end")]
     for below in (-13.0, 22.0, -28.0, 37.0):
@@ -284,5 +260,4 @@ def along(start: tuple[float, float], end: tuple[float, float]) -> list[Box]:
 
 
 def around(x: float, y: float, radius: float) -> Box:
-    """Returns the square around a dot."""
     return Box("", x - radius, y - radius, x + radius, y + radius)

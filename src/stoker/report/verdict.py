@@ -62,26 +62,15 @@ class TransformRow:
 
 
 def transform_rows(transforms: Sequence[TransformCost]) -> list[TransformRow]:
-    """Returns the parts that are worth a row."""
     shown = [each for each in transforms if each.within is None or each.share >= _MIN_SHARE]
-    return [
-        TransformRow(
-            name=_SHORTER.sub("", each.name),
-            is_part=each.within is not None,
-            cpu_seconds=each.cpu_seconds,
-            share=each.share,
-            size=_size(each),
-            samples=each.samples,
-        )
-        for each in shown[:_MOST]
-    ]
-
-
-def _size(cost: TransformCost) -> str:
-    if cost.bytes_out is None:
-        return ""
-    made = size(cost.bytes_out)
-    return made if cost.bytes_in is None else f"{size(cost.bytes_in)} → {made}"
+    rows = []
+    for each in shown[:_MOST]:
+        name, is_part = _SHORTER.sub("", each.name), each.within is not None
+        made = "" if each.bytes_out is None else size(each.bytes_out)
+        if made and each.bytes_in is not None:
+            made = f"{size(each.bytes_in)} → {made}"
+        rows.append(TransformRow(name, is_part, each.cpu_seconds, each.share, made, each.samples))
+    return rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,15 +79,12 @@ class Figures:
 
     Attributes:
         baseline_cpu_seconds: vCPUs of all hosts times the step; likewise for the other steps.
-        predicted_speedup: Baseline step over predicted step.
         outcome: What the training measured.
         prediction_error: measured / predicted - 1.
-        is_inside_band: The measured step is within the predicted range.
         speedup: Baseline step over measured step.
         cost_change: Measured cost over the baseline's, minus 1.
         is_baseline_scaled: The profile was taken elsewhere, and the baseline was not measured.
-        loads_itself: The baseline's trainer loads its own batches (num_workers=0), as part of its
-            wait.
+        loads_itself: The baseline's trainer loads its own batches, as part of its wait.
     """
 
     baseline: float | None = None
@@ -133,7 +119,6 @@ class Figures:
         return _share(self.measured, self.outcome.wait_seconds if self.outcome else None)
 
     def measured_wait_words(self, of: str) -> str:
-        """Returns how much of a measured step is waiting, as words that end with `of`."""
         return wait_words(
             self.measured_wait_share or 0.0,
             least=self.outcome.least_wait_share if self.outcome else None,
@@ -144,9 +129,7 @@ class Figures:
 
 
 def _share(step: float | None, wait: float | None) -> float | None:
-    if step is None or wait is None or step <= 0:
-        return None
-    return wait_share(step_seconds=step, wait_seconds=wait)
+    return wait_share(step_seconds=step, wait_seconds=wait) if step and wait is not None else None
 
 
 def collect(
@@ -206,21 +189,17 @@ def collect(
 
 
 def _first(name: str, records: Sequence[object]) -> float | None:
-    for record in records:
-        value: object = getattr(record, name, None)
-        if isinstance(value, float | int):
-            return value
-    return None
+    values = (getattr(record, name, None) for record in records)
+    return next((value for value in values if isinstance(value, float | int)), None)
 
 
 def host_names(training: Training | None) -> dict[str, str]:
     """Returns readable names of the run's hosts: `data host 1`, `training host`."""
-    if training is None:
-        return {}
-    roles = {group.name: group.role for group in training.groups}
+    roles = {group.name: group.role for group in training.groups} if training else {}
     found: dict[str, str] = {}
     for role, title in (("dnn", "training host"), ("data", "data host")):
-        names = [each.host for each in training.hosts if roles.get(each.group) == role]
+        hosts = training.hosts if training else ()
+        names = [each.host for each in hosts if roles.get(each.group) == role]
         # One training host needs no number; data hosts may join later.
         is_alone = role == "dnn" and len(names) == 1
         for number, name in enumerate(names, start=1):
@@ -228,10 +207,10 @@ def host_names(training: Training | None) -> dict[str, str]:
     return found
 
 
-def group_arguments(plan: Plan) -> list[str]:
+def group_arguments(decision: Decision | None) -> list[str]:
     """Returns the plan as arguments of `stoker train`: `--group dnn=TYPE:HOSTS[:WORKERS]`."""
     words = []
-    for group in plan.groups:
+    for group in decision.plan.groups if decision else ():
         workers = "" if group.workers_per_host is None else f":{group.workers_per_host}"
         words += ["--group", f"{group.role}={group.instance_type}:{group.count}{workers}"]
     return words
@@ -254,13 +233,7 @@ Tone = Literal["good", "mixed", "bad"]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the report begins with.
-
-    Attributes:
-        badge: The tone in a few words.
-        hero: The one figure in large letters before the headline; may be empty.
-        failure: What failed, in full; empty where nothing did.
-    """
+    """What the report begins with; `hero`: a figure in large letters before the headline."""
 
     tone: Tone
     badge: str
@@ -290,45 +263,44 @@ def judge(
     """Returns the verdict on a run, whole or not; is_planned: nothing was to be run afterwards."""
     gates = evaluation.gates if evaluation else ()
     outcome = outcome_of(training, gates) if training else None
-    lead = [*_promise(figures, unit), *_cost(figures, nominal)]
-    if _has_passed(outcome):
+    wait, gain, promise = _wait(figures), _gain(figures, unit, decision), _promise(figures, unit)
+    lead, passed = [*promise, *_cost(figures, nominal)], ""
+    if outcome and outcome.state == "passed":
+        passed = ", gate passed"
         lead.append(f"Gate passed: {'; '.join(gate_words(gate, 'page') for gate in gates)}.")
     if is_planned and decision:
-        return _planned(decision, [*_wait(figures), *_promise(figures, unit)])
+        return _planned(decision, [*wait, *promise])
     # What makes the figures meaningless comes first: a broken run, then a failed gate.
     broken = _broken(profile, decision, training, outcome, evaluation, failure)
     if broken:
         badge, headline, text = broken
-        return Verdict("bad", badge, headline, " ".join([*_wait(figures), *lead]), text)
+        return Verdict("bad", badge, headline, " ".join([*wait, *lead]), text)
     if outcome and outcome.state == "gate failed":
         failed = [f"{gate_words(gate, 'page')}." for gate in gates if not gate.passed]
         headline = " ".join(["The model missed its quality gate.", *failed])
-        lead = [*_gain(figures, unit, decision), *_promise(figures, unit), *_cost(figures, nominal)]
-        return Verdict("bad", outcome.state, headline, " ".join(lead))
+        return Verdict("bad", outcome.state, headline, " ".join([*gain, *lead]))
     if training and not profile:
-        return _trained_alone(figures, unit, decision, _promise(figures, unit))
-    passed = ", gate passed" if _has_passed(outcome) else ""
+        return _trained_alone(figures, unit, decision, promise)
     if decision and decision.action == "keep":
-        headline = " ".join([kept_words(decision, "page"), *_wait(figures)])
+        headline = " ".join([kept_words(decision, "page"), *wait])
         return Verdict("mixed", f"kept as it is{passed}", headline, " ".join(lead))
     if figures.speedup is None:
-        ended = "The training ended, but its steps were not measured."
-        headline = " ".join([ended, *_wait(figures)])
+        headline = " ".join(["The training ended, but its steps were not measured.", *wait])
         return Verdict("mixed", f"not measured{passed}", headline, " ".join(lead))
     if decision and decision.is_noisy:
         headline = "The machine was busy with other programs: the figures do not count."
-        lead = [*_gain(figures, unit, decision), *_wait(figures), *lead]
+        lead = [*gain, *wait, *lead]
         return Verdict("mixed", f"machine busy{passed}", headline, " ".join(lead))
     if figures.speedup < _NO_GAIN:
-        headline = " ".join(["stoker did not help.", *_gain(figures, unit, decision)])
-        return Verdict("mixed", f"no gain{passed}", headline, " ".join([*_wait(figures), *lead]))
+        headline = " ".join(["stoker did not help.", *gain])
+        return Verdict("mixed", f"no gain{passed}", headline, " ".join([*wait, *lead]))
     band, step = figures.band, figures.measured
     is_less = band is not None and step is not None and step > band.high_seconds
     return Verdict(
         "mixed" if is_less else "good",
         f"faster, by less than predicted{passed}" if is_less else f"faster{passed}",
         _step_words(figures, unit, decision),
-        " ".join([*_wait(figures), *lead]),
+        " ".join([*wait, *lead]),
         hero=_factor(figures.speedup),
     )
 
@@ -378,20 +350,14 @@ def _broken(
         words = outcome.words[:1].upper() + outcome.words[1:]
         return _BADGES[outcome.state], _headline(words), text
     text = _plain(failure or "")
-    records = (
-        ("profile", profile),
-        ("decide", decision),
-        ("train", training),
-        ("evaluate", evaluation),
-    )
-    missing = next((step for step, record in records if record is None), None)
+    cause = f": {cause_of(text)}" if text else ""
+    records = {"profile": profile, "decide": decision, "train": training, "evaluate": evaluation}
+    missing = next((step for step, record in records.items() if record is None), None)
     # `stoker train` alone makes one record, and nothing has failed.
     if missing and (failure or profile or not training):
         badge = f"{missing} failed" if failure else f"ended in {missing}"
-        return badge, _headline(f"The run ended in {missing}{_cause(text)}"), text
-    if failure:
-        return "run failed", _headline(f"The run failed{_cause(text)}"), text
-    return None
+        return badge, _headline(f"The run ended in {missing}{cause}"), text
+    return ("run failed", _headline(f"The run failed{cause}"), text) if failure else None
 
 
 def _wait(figures: Figures) -> list[str]:
@@ -465,14 +431,6 @@ def _cost(figures: Figures, nominal: bool) -> list[str]:
         return [f"A step costs the same as before ({cost})."]
     word = "more" if change > 0 else "less"
     return [f"A step costs {percent(change)} {word} than before ({cost})."]
-
-
-def _has_passed(outcome: Outcome | None) -> bool:
-    return outcome is not None and outcome.state == "passed"
-
-
-def _cause(text: str) -> str:
-    return f": {cause_of(text)}" if text else ""
 
 
 def _headline(text: str) -> str:
