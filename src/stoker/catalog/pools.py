@@ -45,9 +45,8 @@ def catalog_of(workload: Workload, prices: Path | None = None) -> Catalog:
     table = _table(settings)
     catalog = _with(load_catalog("kubernetes"), table)
     if prices:
-        catalog = _with(
-            catalog, parse_table(read_text(prices), platform="kubernetes", source=str(prices))
-        )
+        given = parse_table(read_text(prices), platform="kubernetes", source=str(prices))
+        catalog = extended(catalog, given)
     known = {instance.type: instance for instance in catalog.instances}
     names = [_bare(row.cells["instance_type"]) for row in table.rows] if table else []
     names += [_bare(name) for name in settings.pools]
@@ -90,9 +89,8 @@ def with_pools(workload: Workload) -> Workload:
 
 
 def _table(settings: KubernetesSettings) -> Table | None:
-    if settings.pools_file is None:
-        return None
-    return parse_table(settings.pools_file, platform="kubernetes", source=_SOURCE)
+    text = settings.pools_file
+    return parse_table(text, platform="kubernetes", source=_SOURCE) if text is not None else None
 
 
 def _with(catalog: Catalog, table: Table | None) -> Catalog:

@@ -168,19 +168,13 @@ def named(site: Site, groups: Sequence[Group]) -> Candidate:
         )
     group = dnn_groups[0]
     instance, workers = site.get(group.instance_type), group.workers_per_host
-    shape = replace(
-        _replicated(site, instance, group.count),
-        data=tuple(
-            Hosts(
-                instance=kind,
-                count=g.count,
-                workers=kind.vcpus if g.workers_per_host is None else g.workers_per_host,
-            )
-            for g in groups
-            if g.role == "data"
-            for kind in [site.get(g.instance_type)]
-        ),
-    )
+    data = []
+    for each in groups:
+        if each.role == "data":
+            kind = site.get(each.instance_type)
+            most = kind.vcpus if each.workers_per_host is None else each.workers_per_host
+            data.append(Hosts(instance=kind, count=each.count, workers=most))
+    shape = replace(_replicated(site, instance, group.count), data=tuple(data))
     if group.processes_per_host is not None:
         shape = replace(shape, processes=group.processes_per_host)
     if workers is not None:
@@ -188,8 +182,8 @@ def named(site: Site, groups: Sequence[Group]) -> Candidate:
     action = _action(site, shape)
     problem, todays, here = "", _accelerators(site.today), _accelerators(instance)
     if here != todays:
-        problem = f"the accelerators differ ({todays} today, {here} here): profile the training "
-        problem += "there"
+        what = f"the accelerators differ ({todays} today, {here} here)"
+        problem = f"{what}: profile the training there"
     if shape.data and site.unfed:
         problem = site.unfed
     is_set = workers is not None or problem

@@ -62,6 +62,7 @@ from stoker.records import (
     Group,
     Plan,
     Profile,
+    TodaysGroup,
     TrainingSize,
     Workload,
 )
@@ -100,14 +101,9 @@ def decide_observed(
     observed = profile.observed
     assert observed is not None
     now = catalog.get(profile.host.instance_type)
-    dnn = Group(
-        name="dnn",
-        role="dnn",
-        instance_type=now.type,
-        count=profile.host.count,
-        processes_per_host=processes_per_host or max(1, now.accelerators),
-    )
-    keep = Plan(action="keep", groups=(dnn,), reason=_NOTHING)
+    processes, count = processes_per_host or max(1, now.accelerators), profile.host.count
+    dnn = TodaysGroup(instance_type=now.type, count=count, processes_per_host=processes)
+    keep = Plan(action="keep", groups=(Group.of_today(dnn),), reason=_NOTHING)
     unfed, suspect = unfed_words(profile.loader, feed), observed.suspect
     best = _best_data_type(catalog, constraints) if suspect == "cpu" and not unfed else None
     prices = catalog.prices([now, *([best] if best else [])], today=today)
@@ -133,6 +129,7 @@ def decide_observed(
         "Is the CPU the limit?": meaning,
         "Is the best change worth more than its error band?": _NOTHING,
     }
+    when = before_money(is_billed=catalog.purchase != NOMINAL)
     return Decision(
         profile_sha256=sha256_of(profile),
         workload_sha256=profile.workload_sha256,
@@ -143,11 +140,7 @@ def decide_observed(
         plans=(keep,),
         path=tuple(Answer(question=q, answer="unknown", because=b) for q, b in because.items()),
         advice=(
-            Advice(
-                id="profile",
-                text=_again(profile),
-                when=before_money(is_billed=catalog.purchase != NOMINAL),
-            ),
+            Advice(id="profile", text=_again(profile), when=when),
             *_advice_on_observed(profile, now, best, suspect=suspect, unfed=unfed),
         ),
         warnings=tuple(warnings),
@@ -238,11 +231,9 @@ def decide(
     refuse_endless_search(constraints)
     if profile.step is None:
         if take_as is not None:
-            raise UsageError(
-                "no step was timed: there is nothing to scale to another type",
-                where=f"--as {take_as.instance_type}",
-                fix=_again(profile).removesuffix("."),
-            )
+            what = "no step was timed: there is nothing to scale to another type"
+            fix = _again(profile).removesuffix(".")
+            raise UsageError(what, where=f"--as {take_as.instance_type}", fix=fix)
         return decide_observed(
             profile,
             catalog=catalog,
@@ -256,16 +247,15 @@ def decide(
     listed = profiled_type(profile, catalog) if take_as else catalog.get(profile.host.instance_type)
     now = today_of(profile, listed)
     processes = processes_per_host or max(1, now.accelerators)
-    busy = too_busy(
-        profile, vcpus=now.capacity * profile.host.count, machine_vcpus=catalog.max_total_vcpus
-    )
+    vcpus, most_vcpus = now.capacity * profile.host.count, catalog.max_total_vcpus
+    busy = too_busy(profile, vcpus=vcpus, machine_vcpus=most_vcpus)
     work = measure(
         profile,
         today=now,
         processes=processes,
         calibration=calibration or Calibration(),
         storage=constraints.storage or "unknown",
-        machine_vcpus=catalog.max_total_vcpus,
+        machine_vcpus=most_vcpus,
         shards_of_rank=feed.shards,
         data=() if take_as and profile.data else data_hosts_of(profile, catalog),
     )

@@ -1,13 +1,14 @@
 """Cost, error band and feasibility of candidates."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import msgspec
 
 from stoker.catalog import Catalog, Instance
 from stoker.decide.candidates import Candidate
-from stoker.decide.model import ClusterShape, Doubt, Estimate, Work
+from stoker.decide.model import ClusterShape, Estimate, Work
 from stoker.errors import UsageError
 from stoker.records import Constraints, Plan, Predicted, Profile
 from stoker.records.decision import NOMINAL, START_UP_SECONDS
@@ -83,7 +84,7 @@ def capacity(shape: ClusterShape) -> float:
 
 def band(work: Work, shape: ClusterShape, made: Estimate) -> float:
     """Returns the relative error: the doubts of `work.measure` and of the shape, as squares."""
-    widths = [_BAND, *(doubt.width for doubt in (*work.doubts, *_doubts_of(work, shape)))]
+    widths = [_BAND, *(doubt.width for doubt in work.doubts), *_widths_of(work, shape)]
     if made.second_seconds >= _NEAR * made.step_seconds:
         widths.append(_NEAR_BAND)
     is_of_data = any(hosts.instance.type != work.reference.type for hosts in shape.data)
@@ -264,11 +265,7 @@ def refuse_foreign_prices(constraints: Constraints, catalog: Catalog) -> None:
 
 
 def allowed_types(constraints: Constraints, catalog: Catalog) -> frozenset[str] | None:
-    """Returns the allowed types, as the catalog spells them; None: all.
-
-    Raises:
-        UsageError: If one is not in the catalog.
-    """
+    """Returns the allowed types by the catalog's names; None: all. Raises UsageError for others."""
     if constraints.allowed_instance_types is None:
         return None
     names = set()
@@ -281,33 +278,27 @@ def allowed_types(constraints: Constraints, catalog: Catalog) -> frozenset[str] 
     return frozenset(names)
 
 
-def _doubts_of(work: Work, shape: ClusterShape) -> list[Doubt]:
-    doubts, all_hosts = [], (shape.dnn, *shape.data)
+def _widths_of(work: Work, shape: ClusterShape) -> Iterator[float]:
+    """Yields the relative errors that come with a cluster's shape."""
+    all_hosts = (shape.dnn, *shape.data)
     if any(
         hosts.instance.type != work.reference.type
         and None in (hosts.instance.coremark_per_vcpu, work.reference.coremark_per_vcpu)
         for hosts in all_hosts
     ):
-        # Across families the number of vCPUs alone is up to 84 % wrong (docs/method.md).
-        doubts.append(Doubt(width=0.2, text="the CPU speed of a type is not known"))
-    if shape.data and work.calibration_spread:
-        text = "earlier runs on this machine disagree"
-        doubts.append(Doubt(width=work.calibration_spread, text=text))
+        # Without CPU speeds the number of vCPUs alone is up to 84 % wrong (docs/method.md).
+        yield 0.2
+    if shape.data:
+        # Earlier runs on this machine may disagree.
+        yield work.calibration_spread
     if shape.data and not work.batch_bytes:
-        doubts.append(Doubt(width=0.05, text="the size of a batch is not known"))
+        yield 0.05
     workers = sum(hosts.all_workers for hosts in all_hosts)
     if work.shared.most and work.waits and workers > work.shared.most:
-        width = min(_EACH_DOUBLING * math.log2(workers / work.shared.most), _MOST_OF_DOUBLINGS)
-        text = f"the loader was tried with {work.shared.most} workers at most"
-        doubts.append(Doubt(width=width, text=text))
+        yield min(_EACH_DOUBLING * math.log2(workers / work.shared.most), _MOST_OF_DOUBLINGS)
     if shape.replicas != 1:
-        doubts.append(Doubt(width=0.1, text="how the accelerators scale was not measured"))
+        # How the accelerators scale was not measured.
+        yield 0.1
     apart = work.loader_cpu_seconds + work.trainer_cpu_seconds
     if shape.data and apart > 0 and abs(work.turns_cpu_seconds) > _WORTH_TURNS * apart:
-        width = min(abs(work.turns_cpu_seconds) / apart / 2, _MOST_OF_TURNS)
-        text = (
-            f"loading and training use {work.turns_cpu_seconds / apart:+.0%} CPU on the same "
-            "cores, as against each alone"
-        )
-        doubts.append(Doubt(width=width, text=text))
-    return doubts
+        yield min(abs(work.turns_cpu_seconds) / apart / 2, _MOST_OF_TURNS)

@@ -311,7 +311,9 @@ def _explain(message: str, document: Json, kind: type[Record], place: Place) -> 
         return UsageError(f"unknown key {key}", where=where, fix=fix)
     found = _value_at(document, path)
     # msgspec names only the wrong value; the valid ones are in the type.
-    choices = [value for leaf in _types_at(kind, path) for value in _choices(leaf)]
+    leaves = _types_at(kind, path)
+    choices = [leaf for leaf in leaves if isinstance(leaf, str)]
+    choices += ["true", "false"] if bool in leaves else []
     if choices and what.startswith("Invalid enum"):
         wrong = found if isinstance(found, str) else what.split("'")[1]
         return UsageError(
@@ -324,7 +326,8 @@ def _explain(message: str, document: Json, kind: type[Record], place: Place) -> 
     what = _TYPES.sub(_plain_words, _GOT.sub("", what[0].lower() + what[1:]))
     if "matching regex" in what and path == "name":
         what = "expected lower-case letters, digits and hyphens, at most 40"
-    shown = "" if found is _MISSING else f", found {_shown(found)}"
+    shown = "" if found is _MISSING else f", found {found!r}"
+    shown = shown if len(shown) <= 68 else shown[:65] + "..."
     fix = _corrected(path, found, types) or _see(kind)
     return UsageError(f"{what}{shown}", where=place.at(path), fix=fix)
 
@@ -373,11 +376,6 @@ def _filled(path: str, message: str, document: Json, kind: type[Record]) -> str:
     return path
 
 
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
 def _steps(path: str) -> list[str]:
     return [a or b for a, b in _STEP.findall("." + path if path[:1] not in ("", "[") else path)]
 
@@ -408,12 +406,6 @@ def _types_at(kind: type[Record], path: str) -> list[object]:
     for step in _steps(path):
         types = [child for parent in types for child in _children(parent, step)]
     return types
-
-
-def _choices(leaf: object) -> list[str]:
-    if leaf is bool:
-        return ["true", "false"]
-    return [leaf] if isinstance(leaf, str) else []
 
 
 def _children(parent: object, step: str) -> list[object]:

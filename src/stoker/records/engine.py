@@ -1,20 +1,6 @@
 """Engines, which make data on the data group: settings, presets, checks, and places in commands.
 
-| place | replaced on each host by |
-| --- | --- |
-| {PORT} | the number of the engine's port with that name |
-| {host}, {address} | this host's name; its address for other hosts |
-| {index} | this host's number in its group, from 0 |
-| {leader} | address of the first dnn host |
-| {data_hosts}, {dnn_hosts} | host names, separated by commas |
-| {data_addresses}, {dnn_addresses} | their addresses, separated by commas |
-| {workers} | data workers of this host: the plan's, else its cores; on dnn hosts local workers |
-| {input}, {output} | folders: of the channels, and for outputs |
-| {secret_file} | a file with a secret shared by the run's hosts: 64 hex digits |
-| {tf_config:TASK} | TensorFlow's TF_CONFIG; chief: leader, worker: dnn hosts, ps: data hosts |
-
-`{address:PORT}`, `{leader:PORT}`, `{data_addresses:PORT}` and `{dnn_addresses:PORT}` append a port
-to each address. `{{host}}` is a literal `{host}`; other braces stay as they are.
+docs/engines.md lists the places. `{{host}}` is a literal `{host}`; other braces stay as they are.
 """
 
 import re

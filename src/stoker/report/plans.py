@@ -146,8 +146,7 @@ def draw_plans(decision: Decision, *, unit: TimeUnit, width: float, name: str) -
     named = [s for s in spots if s.is_chosen] + [s for s in spots if s.is_today]
     # And both ends of the front.
     for spot in dict.fromkeys([*named, *fastest[:1], *fastest[-1:]]):
-        name = "today" if spot.is_today else spot.name
-        text = f"{name}, chosen" if spot.is_chosen else name
+        text = f"{spot.name}, chosen" if spot.is_chosen else spot.name
         at = plane.at(spot.step_seconds, spot.cost)
         css = "head" if spot.is_chosen else ""
         label(drawing, text, at=at, plane=plane, taken=taken, lines=lines, css=css)

@@ -83,7 +83,14 @@ def scaling_of_runs(runs: Mapping[str, Training]) -> ScalingOfRuns:
     # Not size 0 (no data hosts): nothing is a multiple of it.
     first = min(size for size in by_size if size)
     ideal = statistics.median(run.samples_per_second for run in by_size[first]) / first
-    notes = _notes(list(runs.values()))
+    notes = []
+    if len({training.workload_sha256 for training in runs.values()}) > 1:
+        notes.append("The runs are of different workloads: commands or today's clusters differ.")
+    groups = [group for training in runs.values() for group in training.groups]
+    for role in ("dnn", "data"):
+        types = sorted({group.instance_type for group in groups if group.role == role})
+        if len(types) > 1:
+            notes.append(f"The {role} hosts are of different types: {', '.join(types)}.")
     if "data hosts" in differ[1:]:
         notes.append("The runs also differ in their number of data hosts.")
     return ScalingOfRuns(
@@ -117,15 +124,3 @@ def _sizes(training: Training) -> dict[str, int]:
         "dnn hosts": sum(g.count for g in dnn),
         "data hosts": sum(g.count for g in training.groups if g.role == "data"),
     }
-
-
-def _notes(runs: Sequence[Training]) -> list[str]:
-    notes = []
-    if len({training.workload_sha256 for training in runs}) > 1:
-        notes.append("The runs are of different workloads: commands or today's clusters differ.")
-    groups = [group for training in runs for group in training.groups]
-    for role in ("dnn", "data"):
-        types = sorted({group.instance_type for group in groups if group.role == role})
-        if len(types) > 1:
-            notes.append(f"The {role} hosts are of different types: {', '.join(types)}.")
-    return notes
