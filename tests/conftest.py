@@ -141,10 +141,7 @@ class Skipped:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keeps only what was skipped last, if asked for.
-
-    Slow tests come first where processes share the tests.
-    """
+    """Keeps what was skipped last, if asked for; slow tests come first where tests are shared."""
     if config.option.last_skipped:
         wanted = Skipped.names(config)
         chosen = [own for own in items if {own.nodeid, own.nodeid.partition("::")[0]} & wanted]

@@ -38,7 +38,6 @@ class Profiled:
 
     @property
     def files(self) -> set[str]:
-        """Returns what the script left in its folder."""
         return {path.name for path in self.folder.iterdir()} - {"runs", "profile.json"}
 
     @property
@@ -56,7 +55,6 @@ def run_profile(folder: Path, *command: str, copy: bool = False) -> Profiled:
 
 
 def processes_in(folder: Path) -> list[Sequence[str]]:
-    """Returns the command lines of the processes whose working directory is `folder`."""
     return [
         process.info["cmdline"]
         for process in psutil.process_iter(["cwd", "cmdline", "status"])

@@ -36,7 +36,6 @@ class Job:
     profile: Profile | None = None
 
     def result(self) -> Profile:
-        """Waits for its end, and returns its profile."""
         if self.profile is None:
             codes = [rank.wait(DEADLINE_SECONDS) for rank in self.ranks]
             assert set(codes) == {0}, (self.folder / "log").read_text()
@@ -50,7 +49,6 @@ class Job:
         return self.profile
 
     def states(self) -> dict[str, ProfileState]:
-        """Returns what was found, by name."""
         found = {state.id: state for state in self.result().states}
         print(explain(self.result()), *read_ranks(self.folder), sep="\n")
         return found

@@ -50,28 +50,22 @@ class Answers:
         return sum(name == operation for name, _ in self.calls)
 
     def watch(self, service: str, operation: str) -> None:
-        """Counts the calls, and lets them pass."""
         self._listen(service, operation)
 
     def refuse(self, service, operation, code, message="no", *, times=1):
-        """Refuses the next calls."""
         error = {"Error": {"Code": code, "Message": message}}
         self._listen(service, operation)
         self._queued.setdefault(operation, []).extend([error] * times)
 
     def always_refuse(self, service: str, operation: str, code: str, message: str = "no") -> None:
-        """Refuses all calls from now on."""
         self._listen(service, operation)
         self._always[operation] = {"Error": {"Code": code, "Message": message}}
 
     def answer(self, service: str, operation: str, *answers: Answer) -> None:
-        """Gives these answers to the next calls."""
         self._listen(service, operation)
         self._queued.setdefault(operation, []).extend(answers)
 
     def change(self, service, operation, change):
-        """Changes the server's own answers."""
-
         def after(parsed: dict[str, object], **_: object) -> None:
             if "Error" not in parsed:
                 change(parsed)

@@ -42,16 +42,7 @@ def profile(
     predicted: float | None = None,
     **values: object,
 ) -> Profile:
-    """Makes a profile of today's hosts.
-
-    Args:
-        kind: Their type.
-        count: How many.
-        vcpus: Of each, where they are not those of the type.
-        is_explained: Whether the parts explain the step; absent: that was not checked.
-        predicted: What the parts give; absent: the step as it was measured.
-        values: Terms of the step, loads that were observed, and fields of the record.
-    """
+    """Makes a profile of today's hosts, with a check unless `is_explained` is None."""
     terms = _taken(values, StepTerms)
     seen = _taken(values, Observed)
     check = None
@@ -68,7 +59,6 @@ def profile(
 
 
 def _taken(values: dict[str, object], record: type) -> dict[str, object]:
-    """Takes out the values that are fields of the record, and returns them."""
     names = record.__struct_fields__  # type: ignore[attr-defined]
     return {name: values.pop(name) for name in names if name in values}
 
@@ -76,13 +66,7 @@ def _taken(values: dict[str, object], record: type) -> dict[str, object]:
 def topology(
     host: str, *, kinds: Mapping[str, str] | None = None, **groups: tuple[Role, tuple[str, ...]]
 ) -> Topology:
-    """Makes hosts of named groups as one of them sees them.
-
-    Args:
-        host: The one that looks.
-        kinds: Group to instance type, where that counts.
-        groups: Name of each group to its role and hosts.
-    """
+    """Makes hosts of named groups, (role, hosts) each, as `host` sees them."""
     return Topology(
         host=host,
         groups=tuple(

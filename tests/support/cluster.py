@@ -60,11 +60,7 @@ def wait_until(claim: Callable[[], bool], what: str, seconds: float = DEADLINE_S
 
 
 class Trainer:
-    """A training script under way, whose JSON lines are read as they come.
-
-    Args:
-        logs: Returns what its cluster's hosts have logged, for a failure.
-    """
+    """A training script under way, whose JSON lines are read as they come."""
 
     def __init__(
         self, process: "subprocess.Popen[str] | WarmProcess", logs: Callable[[], str] = lambda: ""
@@ -146,12 +142,7 @@ def run_script(
     script: str = "feed_script.py",
     logs: Callable[[], str] = lambda: "",
 ) -> Trainer:
-    """Starts a test script of the feed.
-
-    Args:
-        env: With other variables that matter to the start of Python or torch, it is started; else
-            it is forked of a Python that has torch imported.
-    """
+    """Starts a test script; forked of a warm Python, unless `env` matters to how one starts."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith("STOKER_")}
     variables = clean | {"OMP_NUM_THREADS": "1"} | dict(env or {})
     argv = [str(SUPPORT / script), json.dumps(dict(given))]
@@ -178,14 +169,7 @@ def _may_be_forked(variables: Mapping[str, str]) -> bool:
 
 @dataclass
 class Cluster:
-    """Coordinator, agents and trainers; leaving it checks that nothing of them is left.
-
-    Args:
-        agents: Data hosts.
-        workers: Data workers of each.
-        feed: Feed settings of all.
-        late: Data hosts are started by `start_agent`.
-    """
+    """Coordinator, agents and trainers; leaving it checks that nothing of them is left."""
 
     agents: int = 1
     workers: int = 1
@@ -225,11 +209,7 @@ class Cluster:
         return self
 
     def start_agent(self, number: int, **more: object) -> None:
-        """Starts data host `number`; one that was there before gets another port.
-
-        Args:
-            more: For agent_host.
-        """
+        """Starts data host `number`, on another port than before; `more` is for agent_host."""
         given = {
             "run": self.run,
             "host": f"algo-{number}",
@@ -386,10 +366,7 @@ class Cluster:
 
 
 def _children(process: psutil.Process) -> list[psutil.Process]:
-    """Returns its children; none of a process that has ended meanwhile.
-
-    As `process.children()`, which reads of every process on the machine whose child it is.
-    """
+    """Does as `process.children()`, which reads the parent of every process on the machine."""
     found: list[psutil.Process] = []
     threads: list[Path] = []
     with contextlib.suppress(OSError):

@@ -11,12 +11,7 @@ FOLDER = Path(__file__).parents[2] / "configs" / "kubernetes"
 
 
 def objects(name: str, *, is_all: bool = False) -> list[dict[str, Any]]:
-    """Returns the objects of a file.
-
-    Args:
-        name: Name of the file.
-        is_all: With what stands there as a comment, to be put in by those who need it.
-    """
+    """Returns the objects of a file; `is_all`: with those that stand there as comments."""
     text = (FOLDER / name).read_text()
     return [*yaml.safe_load_all(re.sub(r"(?m)^( *)# (- \{)", r"\1\2", text) if is_all else text)]
 

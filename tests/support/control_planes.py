@@ -40,8 +40,6 @@ _CUT_OFF_GRACE_SECONDS = 1
 
 
 class DoublePlane:
-    """The double of the tests."""
-
     namespace = NAMESPACE
 
     def __init__(self, api: KubernetesApi, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +61,6 @@ class DoublePlane:
         self._api.run_pods(run)
 
     def pods(self, run: str, group: str) -> list[str]:
-        """Returns running or waiting pods of a group, by index."""
         is_trained = group == "dnn" and self._api.has("trainjobs", run)
         return self._api.pods(run, "node" if is_trained else group)
 
@@ -88,7 +85,6 @@ class DoublePlane:
 
     @contextlib.contextmanager
     def without_role(self) -> Iterator[None]:
-        """Takes the account's Role away while the block runs."""
         role, self._api.role = self._api.role, []
         self._api.drop_streams()
         try:
@@ -152,7 +148,6 @@ class RealPlane:
         self.platform = KubernetesPlatform(cluster=self._cluster)
 
     def close(self) -> None:
-        """Deletes what was made."""
         self._cut_off.clear()
         for plural in ("trainjobs", "jobsets", "workflows", "pods"):
             with contextlib.suppress(Exception):

@@ -26,11 +26,7 @@ def measures(test: TestT) -> TestT:
 
 @contextlib.contextmanager
 def quiet_cpus() -> Iterator[Path | None]:
-    """Makes a group for what `measures`, with nearly two vCPUs; None where none can be made.
-
-    To those in it the others of the machine are not there: they neither take its vCPUs away nor are
-    they counted as busy.
-    """
+    """Makes a group of nearly two vCPUs for what `measures`, which sees no other load; or None."""
     if not _has_quotas():
         yield None
         return
@@ -50,10 +46,7 @@ def _has_quotas() -> bool:
 
 @contextlib.contextmanager
 def cpu_quota(*, vcpus: float) -> Iterator[Path]:
-    """Yields the folder of a group that may use `vcpus`; it is gone when the context ends.
-
-    Other programs do not take them away, however many there are.
-    """
+    """Yields a group that may use `vcpus`, which other programs do not take away."""
     is_v2 = (_ROOT / "cgroup.controllers").exists()
     folder = (_ROOT if is_v2 else _ROOT / "cpu") / f"stoker-test-{os.getpid()}-{next(_NUMBERS)}"
     quota = int(vcpus * _PERIOD_US)

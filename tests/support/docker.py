@@ -38,7 +38,6 @@ NEEDED = ("dockerd", "debootstrap", "iptables")
 
 
 def missing() -> str:
-    """Returns what this machine lacks for these tests."""
     if os.geteuid() != 0:
         return "needs root"
     lacking = [*(() if DOCKER else ("docker",)), *(n for n in NEEDED if not shutil.which(n))]
@@ -95,13 +94,11 @@ class Engine:
         return left
 
     def run(self, *words: str, timeout: float = 60) -> str:
-        """Returns the output of `docker WORDS`; fails with what it said."""
         done = self.attempt(*words, timeout=timeout)
         assert done.returncode == 0, f"docker {' '.join(words)}: {done.stderr}"
         return done.stdout.strip()
 
     def attempt(self, *words: str, timeout: float = 60) -> "subprocess.CompletedProcess[str]":
-        """Runs `docker WORDS`, however it ends."""
         return subprocess.run(
             [DOCKER, *words],
             env=self.environ,
@@ -112,7 +109,6 @@ class Engine:
         )
 
     def build(self, dockerfile: str, context: Path, tag: str) -> None:
-        """Builds an image, without a network."""
         done = subprocess.run(
             [DOCKER, "build", "-q", "--network=none", "-t", tag, "-f", "-", str(context)],
             env={**self.environ, "DOCKER_BUILDKIT": "1"},
@@ -129,7 +125,6 @@ class Engine:
         assert done.returncode == 0, done.stdout + done.stderr
 
     def attempt_image(self, target: str, **environ: str) -> "subprocess.CompletedProcess[str]":
-        """Runs `containers/build/image TARGET`, however it ends."""
         return subprocess.run(
             [ROOT / "containers" / "build" / "image", target],
             env={**self.environ, "BASE_IMAGE": self.base, **environ},
@@ -195,14 +190,7 @@ CONTAINER_SECONDS = 180.0
 
 
 class Cluster:
-    """Hosts of one training job on a separate network, each with SageMaker's /opt/ml.
-
-    Args:
-        groups: Group name to its hosts, in SageMaker's order, which need not be sorted.
-        image: What all hosts run.
-        images: Group name to the image that its hosts run instead.
-        channels: Channel to (folder with its content, groups that get it).
-    """
+    """A job's hosts on a network, each with /opt/ml; `channels`: name to (folder, groups)."""
 
     def __init__(
         self,
@@ -252,7 +240,6 @@ class Cluster:
         self.engine.run("network", "rm", self.job)
 
     def start(self, *command: str) -> None:
-        """Starts the containers as SageMaker does, with entry point and arguments."""
         for host in self.hosts:
             self.engine.run(
                 *("run", "--detach", "--name", self._name(host), "--hostname", host),
@@ -264,7 +251,6 @@ class Cluster:
             )
 
     def wait(self, *, seconds: float) -> dict[str, int]:
-        """Waits until all containers have ended; gives their exit codes."""
         deadline = time.monotonic() + seconds
         while any(state["Running"] for state in self._states().values()):
             assert time.monotonic() < deadline, f"still running:\n{self.logs()}"
@@ -276,15 +262,12 @@ class Cluster:
         return seconds_of(str(self._states()[host]["FinishedAt"]))
 
     def docker(self, verb: str, host: str, *words: str) -> str:
-        """Runs `docker VERB [WORDS] CONTAINER`."""
         return self.engine.run(verb, *words, self._name(host))
 
     def execute(self, host: str, *command: str) -> "subprocess.CompletedProcess[str]":
-        """Runs a command in a running container."""
         return self.engine.attempt("exec", self._name(host), *command)
 
     def log(self, host: str) -> str:
-        """Returns what the container has written so far."""
         done = self.engine.attempt("logs", self._name(host))
         return done.stdout + done.stderr
 
@@ -292,7 +275,6 @@ class Cluster:
         return "\n".join(f"== {host}\n{self.log(host)[-3000:]}" for host in self.hosts)
 
     def event(self, host: str, name: str) -> LogEvent:
-        """Returns the first event of that name in the log of `host`."""
         events = map(parse_line, self.log(host).splitlines())
         found = next((event for event in events if event and event.event == name), None)
         assert found is not None, f"{host} logged no {name}:\n{self.log(host)[-3000:]}"
@@ -310,7 +292,6 @@ class Cluster:
         return self.folder / host
 
     def record(self, host: str) -> dict[str, Any]:
-        """Reads training.json of `host`."""
         text = (self.base_dir(host) / "output" / "data" / "stoker" / "training.json").read_text()
         record: dict[str, Any] = json.loads(text)
         return record

@@ -133,7 +133,6 @@ def _order(tensor: torch.Tensor) -> object:
 
 
 def raised(action: Callable[[], object], *words: str) -> object:
-    """Returns the error as a training script sees it."""
     try:
         action()
     except Exception as err:

@@ -51,13 +51,7 @@ class ServiceFault:
 
 @dataclass(slots=True)
 class FaultyService:
-    """The proxy.
-
-    Attributes:
-        rule: The fault of a call, or None; gets `METHOD path` of a call, or the name of AWS's
-            operation.
-        calls: Calls so far, and whether each failed.
-    """
+    """The proxy; `rule` gets `METHOD path` of a call, or AWS's operation, and returns its fault."""
 
     url: str = ""
     rule: Callable[[str], ServiceFault | None] = lambda call: None
@@ -69,7 +63,6 @@ class FaultyService:
 
 @contextlib.contextmanager
 def faulty_service(target: str) -> Iterator[FaultyService]:
-    """Runs the proxy in front of the service at `target`, an http:// address."""
     place = urllib.parse.urlsplit(target)
     assert place.hostname
     assert place.port

@@ -33,7 +33,6 @@ def host_rate(
 
 
 def feed_line(*hosts: HostRate) -> str:
-    """Makes the line that a launcher logs of the hosts."""
     rank = RankRate(name="0", batches_per_second=30.0, wait_share=0.4, queue_depth=0.5, window=18)
     interval = FeedInterval(start_seconds=4.0, seconds=2.0, ranks=(rank,), hosts=hosts)
     stream = StringIO()
@@ -72,7 +71,6 @@ def feed_intervals(*, hosts: int = 2, intervals: int = 60) -> list[FeedInterval]
 
 
 def write_feed(folder: Path, *, hosts: int = 2, intervals: int = 60) -> Path:
-    """Writes feed.csv into `folder`."""
     file = folder / "feed.csv"
     rows = "".join(map(csv_text, feed_intervals(hosts=hosts, intervals=intervals)))
     file.write_text(",".join(COLUMNS) + "\n" + rows)

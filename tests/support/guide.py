@@ -46,13 +46,7 @@ def why_left_out(line: str) -> str:
 
 
 class GuideShell:
-    """A shell in which a guide is typed.
-
-    Args:
-        folder: Where it begins.
-        plays: Whether programs are faked; else a real shell runs each line.
-        seconds: Longest time of a line in a real shell.
-    """
+    """A shell in which a guide is typed; unless it `plays`, a real one runs each line."""
 
     def __init__(
         self, folder: Path, *, env: Mapping[str, str], plays: bool = True, seconds: float = 60

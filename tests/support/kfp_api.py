@@ -51,7 +51,6 @@ def problems(name: str, document: Any) -> list[str]:
 
 
 def operation_at(method: str, path: str) -> Document | None:
-    """Returns the operation that a request is, or None."""
     for file in _FILES:
         for template, operations in _document(file)["paths"].items():
             pattern = re.sub(r"\\\{[^}]*\\\}", "[^/:]+", re.escape(template))

@@ -38,8 +38,6 @@ _BEGAN = datetime(2026, 11, 20, 10, 0, tzinfo=UTC)
 
 @dataclass(frozen=True)
 class Request:
-    """A request that came."""
-
     method: str
     path: str
     query: Mapping[str, str]
@@ -63,8 +61,6 @@ class Trouble:
 
 
 class RefusedError(Exception):
-    """A refusal by the service."""
-
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
@@ -72,15 +68,10 @@ class RefusedError(Exception):
 
 @dataclass
 class KfpServer:
-    """Serves one installation.
+    """Serves one installation; `problems` are of requests and answers, by the API's definitions.
 
-    Attributes:
-        multi_user: Whether namespaces are asked for.
-        version: As its image was built: own builds say "unknown".
-        token: That must be sent; empty: none.
-        problems: What the API's definitions do not allow in requests or in this server's answers.
-        on_terminate: What a run becomes that is asked to stop: None: nothing but CANCELING.
-        script: What happens at each look at a run, before it is answered; the last one stays.
+    With `on_terminate` None, a run that is asked to stop stays CANCELING. `script` is what happens
+    at each look at a run, before it is answered; the last one stays.
     """
 
     multi_user: bool = False
@@ -148,11 +139,9 @@ class KfpServer:
         self.troubles.append(Trouble(pattern, status, body, times))
 
     def run(self) -> dict[str, Any]:
-        """Returns the newest run."""
         return self.kept["runs"][-1]
 
     def end(self, state: str, **fields: Any) -> None:
-        """Ends the newest run."""
         self.run().update(state=state, finished_at=self._now(), **fields)
 
     def tell(self, *nodes: Document) -> None:
@@ -198,7 +187,6 @@ class KfpServer:
                 return err.status, text, "application/json"
 
     def _checked(self, request: Request) -> Any:
-        """Answers a request that the API allows."""
         if self.token and request.headers.get("authorization") != f"Bearer {self.token}":
             raise RefusedError(401, "Request header error: there is no user identity header.")
         operation = operation_at(request.method, request.path)

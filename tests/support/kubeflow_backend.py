@@ -98,24 +98,15 @@ class Clock:
     seconds: float = 0.0
 
     def sleep(self, seconds: float) -> None:
-        """Lets time pass."""
         self.seconds += seconds
 
     def text(self, seconds: float) -> str:
-        """Returns a moment as the API writes it."""
         return (_BEGAN + timedelta(seconds=int(seconds))).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 @dataclass
 class Node:
-    """A node of the workflow, as Argo keeps it.
-
-    Attributes:
-        id: As in another node's children.
-        name: Path from the workflow down.
-        shown: Its display name.
-        phase: Running, Succeeded, Failed, Error, Skipped or Omitted.
-    """
+    """A node of the workflow, as Argo keeps it; `name` is the path from the workflow down."""
 
     id: str
     name: str
@@ -131,13 +122,8 @@ class Node:
 class Step:
     """An attempt at a task: the pod that Argo makes, and what the launcher in it runs.
 
-    Attributes:
-        task: Name of the task in the pipeline's spec.
-        attempt: Number of the try, from 0.
-        pod: The pod, as the cluster has it.
-        command: The user's command with its arguments, placeholders filled in.
-        executor_input: What `{{$}}` stands for: with the defaults of the component.
-        files: Folder of the host whose parts are mounted: `at` says where a path is.
+    `executor_input` is what `{{$}}` stands for, with the component's defaults; `files` is the
+    host's folder whose parts are mounted: `at` says where a path is.
     """
 
     task: str
@@ -149,7 +135,6 @@ class Step:
 
     @property
     def container(self) -> Document:
-        """The user's container."""
         return self.pod["spec"]["containers"][0]
 
     @property
@@ -218,11 +203,7 @@ class _Dag:
 
 @dataclass
 class Store:
-    """The object store and the cache, which outlive a run.
-
-    Attributes:
-        folder: Folder that stands for the object store.
-    """
+    """The object store (`folder`) and the cache, which outlive a run."""
 
     folder: Path
     cache: dict[str, _Execution] = field(default_factory=dict)
@@ -230,14 +211,7 @@ class Store:
 
 
 class Pipeline:
-    """A compiled pipeline as the API server takes it.
-
-    Args:
-        definition: One or two YAML documents.
-
-    Raises:
-        RefusedError: If the API server, the compiler or Argo refuse it.
-    """
+    """A compiled pipeline, one or two YAML documents, as the API server takes or refuses it."""
 
     def __init__(self, definition: str) -> None:
         documents = [d for d in yaml.load_all(definition, Loader=yaml.CSafeLoader) if d]
@@ -268,15 +242,10 @@ class Pipeline:
 
     @property
     def inputs(self) -> Document:
-        """Parameters of a run."""
         return self.spec["root"].get("inputDefinitions", {}).get("parameters", {})
 
     def run_values(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns a run's parameters as the root has them: defaults in place, null where none is.
-
-        Raises:
-            RefusedError: If the API server refuses the values.
-        """
+        """Returns a run's parameters as the root has them: defaults in place, else null."""
         if unknown := set(given) - set(self.inputs):
             raise RefusedError(f"parameters {sorted(unknown)} are not inputs of the pipeline")
         values: dict[str, Any] = {}
@@ -341,22 +310,7 @@ class Pipeline:
 
 
 class KubeflowRun:
-    """A run of a compiled pipeline.
-
-    Args:
-        pipeline: The pipeline.
-        execute: Runs the command of a step.
-        store: Object store and cache; runs of one installation share it.
-        parameters: Values of the pipeline's parameters.
-        run_id: The run's id.
-        workflow: Name of its Workflow.
-
-    Attributes:
-        nodes: By name, in the order in which they began.
-        steps: Attempts so far, in their order.
-        logs: Name of a pod's node to what its driver or launcher says of its own end.
-        state: PENDING, RUNNING, SUCCEEDED or FAILED.
-    """
+    """A run of a compiled pipeline; `logs`: what a node's driver or launcher says of its end."""
 
     def __init__(
         self,
@@ -383,7 +337,6 @@ class KubeflowRun:
         self._store = store
 
     def run(self) -> str:
-        """Runs the pipeline to its end; returns its state."""
         self.state = "RUNNING"
         root: Document = self.pipeline.spec["root"]["dag"]
         dag = _Dag(parameters=self._values, artifacts={})
@@ -411,7 +364,6 @@ class KubeflowRun:
         ]
 
     def workflow_document(self) -> Document:
-        """Returns the Workflow, as far as others look at it."""
         return {
             "apiVersion": "argoproj.io/v1alpha1",
             "kind": "Workflow",
@@ -470,7 +422,6 @@ class KubeflowRun:
         self.nodes[node].children.append(self.nodes[f"{node}.onExit"].id)
 
     def _task(self, boundary: str, key: str, task: Document, dag: _Dag) -> str:
-        """Runs the driver of a task, and the task; returns the task's phase."""
         component = self.pipeline.components[task["componentRef"]["name"]]
         driven: dict[str, Any] = {}
 
@@ -606,7 +557,6 @@ class KubeflowRun:
         }
 
     def _pod(self, name: str, key: str, driven: Document) -> str:
-        """Makes the pod of a step's attempt, and plays the launcher in it."""
         node, attempt = self.nodes[name], int(name.rpartition("(")[2].rstrip(")"))
         pod = self._bare_pod(node, driven)
         metadata = driven["config"].get("podMetadata", {})
@@ -812,7 +762,6 @@ class KubeflowRun:
         raise NotPlayedError(f"input {spec}")
 
     def _producer(self, producer: str, dag: _Dag) -> _Execution:
-        """Returns the task that made an output."""
         execution = dag.tasks.get(producer)
         if execution is None:
             raise DriverError(f"producer task, {producer}, not in tasks")
@@ -974,10 +923,7 @@ class _Launcher:
                 _copy(self._blob(artifact["uri"]), self._at(_path_of(artifact["uri"])))
 
     def collect(self) -> tuple[dict[str, Any], dict[str, Document]]:
-        """Returns outputs and artifacts of a command that has ended well; uploads the files.
-
-        A file that is missing is no error: its artifact is recorded all the same.
-        """
+        """Returns what a good command left; a missing file's artifact is recorded all the same."""
         outputs = self._input["outputs"]
         told: Document = {}
         file = self._at(outputs["outputFile"])

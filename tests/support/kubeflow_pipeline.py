@@ -86,7 +86,6 @@ def parsed(definition: str) -> list[Any]:
 
 
 def read(definition: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the pipeline, and what Kubernetes is told of its pods."""
     pipeline, platforms = parsed(definition)
     return pipeline, platforms["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
 
@@ -109,14 +108,12 @@ def groups(pipeline: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]
 
 
 def tasks(pipeline: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Returns every task by its name, whatever group it is in."""
     return {
         name: task for _, group in groups(pipeline) for name, task in group["dag"]["tasks"].items()
     }
 
 
 def executor(pipeline: Mapping[str, Any], task: str) -> Mapping[str, Any]:
-    """Returns the container of a task."""
     component = pipeline["components"][tasks(pipeline)[task]["componentRef"]["name"]]
     found: Mapping[str, Any] = pipeline["deploymentSpec"]["executors"][component["executorLabel"]]
     return found["container"]  # type: ignore[no-any-return]

@@ -56,11 +56,8 @@ class _Container:
 class Kubelet:
     """Runs pods of steps and jobs while its context is open; all end with it.
 
-    Attributes:
-        api: The API server's double, which containers reach as pods do.
-        logs: Name of each pod to what it wrote.
-        lost: Name of a step that follows a job to how its pod is lost once the job's pods run:
-            "killed" (it ends with 137), or "vanished".
+    `lost` says how the pod of a step that follows a job is lost once the job's pods run: "killed"
+    (it ends with 137), or "vanished".
     """
 
     def __init__(self, engine: Engine, folder: Path, *, claims: Mapping[str, Path]) -> None:
@@ -106,7 +103,6 @@ class Kubelet:
     # Pods of steps.
 
     def run_step(self, step: Step, *, seconds: float = 400.0) -> int | str:
-        """Runs a step's pod to its end; returns the exit code of its command."""
         document = json.loads(json.dumps(step.pod))
         described = document["metadata"]
         for owner in described["ownerReferences"]:
@@ -156,7 +152,6 @@ class Kubelet:
     # Pods of jobs.
 
     def _control(self) -> None:
-        """Acts as controllers and kubelets do, repeatedly."""
         try:
             while not self._is_over.wait(0.2):
                 self._reconcile()

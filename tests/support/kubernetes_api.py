@@ -562,11 +562,7 @@ class KubernetesApi:
         self.change("workflows", name, {"spec": {"activeDeadlineSeconds": 0}})
 
     def take_node(self, name: str, process: "subprocess.Popen[bytes]", *, seconds: float) -> int:
-        """Takes the node of a pod, as a cloud takes a spot node: disruption budgets are not asked.
-
-        Its process gets SIGTERM, then the pod is deleted. Returns the exit code; blocks for
-        `seconds` at most, the pod's grace.
-        """
+        """Takes a pod's node as clouds take spot nodes, asking no budget: SIGTERM, then deletion."""
         process.terminate()
         code = process.wait(seconds)
         self.evict_pod(name, message="node drained", is_replaced=False)
@@ -602,7 +598,6 @@ class KubernetesApi:
             self._put("events", event)
 
     def end_job(self, run, kind="Completed", *, reason="", message="", **status):
-        """Ends the job, and takes away what of it still runs."""
         with self.changed:
             default = "AllJobsCompleted" if kind == "Completed" else "FailedJobs"
             words = message or "jobset completed successfully"
@@ -646,7 +641,6 @@ class KubernetesApi:
             self._put(plural, copy.deepcopy(dict(document)))
 
     def put_pod(self, document: Mapping[str, Any]) -> None:
-        """Adds a pod, with a log that is empty."""
         with self.changed:
             self._logs[document["metadata"]["name"]] = PodLogFile()
             self.put("pods", document)
@@ -981,7 +975,6 @@ class KubernetesApi:
         return next(job for job in jobs if job["name"] == name)
 
     def _reference(self, plural: str, name: str) -> Object:
-        """Refers to an object as the controller of another one."""
         owner = self._objects[plural, name]
         return {
             "apiVersion": owner["apiVersion"],

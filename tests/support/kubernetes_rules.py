@@ -61,11 +61,7 @@ _MAX_BYTES = 1 << 20
 
 
 def schema_problems(document: Mapping[str, Json]) -> Iterator[str]:
-    """Yields what is wrong with an object by its schema, one `path: what` each.
-
-    Raises:
-        KeyError: If it is of a kind whose schema is not known.
-    """
+    """Yields what is wrong with an object by its schema, one `path: what` each."""
     key = (str(document.get("apiVersion")), str(document.get("kind")))
     validator = _validator(_FILES[key], version=key[0].partition("/")[2])
     for error in validator.iter_errors(json.loads(json.dumps(document))):
@@ -78,7 +74,6 @@ def schema_problems(document: Mapping[str, Json]) -> Iterator[str]:
 
 
 def unknown_fields(document: Mapping[str, Json]) -> list[str]:
-    """Returns the paths of fields that the schema of an object does not have."""
     if (str(document.get("apiVersion")), str(document.get("kind"))) not in _FILES:
         return []
     found = (problem.partition(": no such field") for problem in schema_problems(document))
@@ -189,12 +184,7 @@ _MANAGER = re.compile(r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[A-Za-z0-9/_.%:~-]+$")
 
 
 def rule_problems(document: Document, *, among: Sequence[Document] = ()) -> Iterator[str]:
-    """Yields what is wrong with one object; of its schema only, if there is anything.
-
-    Args:
-        document: The object.
-        among: All objects of the run: a TrainJob is held against its runtime.
-    """
+    """Yields what is wrong with one of the objects `among`: by its schema, or else by rules."""
     kind = str(document.get("kind"))
     if kind in _CHECKED_BY_SCHEMA:
         wrong = list(schema_problems(document))

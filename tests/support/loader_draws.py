@@ -57,7 +57,6 @@ class Counting:
 
 
 def drawn(kind: type[data.DataLoader[int]], options: dict[str, object]) -> list[list[int]]:
-    """Draws the batches of three epochs."""
     generator = torch.Generator().manual_seed(3)
     loader = kind(Plain(), batch_sampler=AtOnce(generator), generator=generator, **options)
     return [batch.tolist() for _ in range(3) for batch in loader]

@@ -99,10 +99,7 @@ def assert_nothing_left(run_dir: Path, pids: set[int]) -> None:
 
 
 class LocalJob:
-    """Runs a script on the local platform; ends and checks the run when the context ends.
-
-    The script finds STOKER_TEST_DIR in its environment, for files that tell the test where it is.
-    """
+    """A script on the local platform, checked at its end; its files go to STOKER_TEST_DIR."""
 
     def __init__(
         self,
@@ -174,7 +171,6 @@ class LocalJob:
         return found
 
     def wait_for_file(self, name: str) -> str:
-        """Waits for a file that the script writes, and returns its text."""
         path = self.tmp_path / name
         until(lambda: path.exists() and path.read_text() != "", what=f"{name} is written")
         for host in self.request.hosts:
@@ -212,7 +208,6 @@ class LocalJob:
 def resource_config(
     host: str, groups: Mapping[str, Sequence[str]], *, interface: str = "lo"
 ) -> str:
-    """Returns the text of a resourceconfig.json of SageMaker's shape."""
     return json.dumps(
         {
             "current_host": host,

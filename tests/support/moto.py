@@ -32,12 +32,7 @@ _FOREIGN = re.compile(r"^(AWS_|BOTO_|MOTO_)|_proxy$", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwsServer:
-    """An AWS for one test.
-
-    Attributes:
-        url: Of all its services.
-        env: What a process needs to speak to it and to nothing else: add it to an environment.
-    """
+    """An AWS for one test; with `env` a process speaks to it and to nothing else."""
 
     url: str
     env: Mapping[str, str]
@@ -47,7 +42,6 @@ class AwsServer:
         return Aws(region=REGION).client(service)
 
     def make_bucket(self, name: str) -> None:
-        """Makes a bucket."""
         Aws(region=REGION).call(
             "s3",
             "CreateBucket",
@@ -56,12 +50,10 @@ class AwsServer:
         )
 
     def environ(self) -> dict[str, str]:
-        """Returns this process's environment for a child that speaks to this server."""
         kept = {name: value for name, value in os.environ.items() if not _FOREIGN.search(name)}
         return {**kept, **self.env}
 
     def reset(self) -> None:
-        """Empties all services."""
         request = urllib.request.Request(f"{self.url}/moto-api/reset", method="POST")
         _opener().open(request, timeout=START_SECONDS).close()
 
@@ -131,7 +123,6 @@ def emptied(server: AwsServer, patch: pytest.MonkeyPatch) -> AwsServer:
 
 
 def _wait_for_start(process: subprocess.Popen[bytes], log: Path) -> str:
-    """Waits until the server answers, and returns its address."""
     deadline = time.monotonic() + START_SECONDS
     while True:
         said = log.read_text(errors="replace")

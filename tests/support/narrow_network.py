@@ -21,8 +21,6 @@ _FAR, _NEAR = "10.9.0.1", "10.9.0.2"
 
 @dataclass(frozen=True)
 class Line:
-    """What a process of the near host needs."""
-
     enter: list[str]
     server: str
 

@@ -51,16 +51,7 @@ def wait_for(condition: Callable[[], object], *, what: str, seconds: float = 10 
 
 @dataclass(frozen=True)
 class Given:
-    """What the environment says of the cluster: CONTRIBUTING.md explains each variable.
-
-    Attributes:
-        train: Label of the nodes that train, as (key, value).
-        feed: Label of the nodes for data hosts; the key is the same.
-        epochs: Length of a training: some minutes, so that there is time to interrupt it.
-        store: Address of the store of Kubeflow's artifacts, by S3's protocol.
-        cut_off, rejoin, kill, restart_service, restart: Shell commands of an administrator.
-        pressure: Not empty: a node's memory may be filled.
-    """
+    """What the environment says of the cluster: CONTRIBUTING.md explains each variable."""
 
     image: str
     train: tuple[str, str]
@@ -144,7 +135,6 @@ class TypedCommand:
         return self._process.poll() is not None
 
     def ended(self, seconds: float = 20 * MINUTES) -> int:
-        """Waits until it has ended; returns its exit code."""
         try:
             return self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -218,7 +208,6 @@ class NodeCluster:
         self.call("DELETE", self.path(plural, name), {"propagationPolicy": "Background"})
 
     def quota(self, hard: Mapping[str, str]) -> None:
-        """Gives the namespace a quota, and waits until it counts."""
         body = {**described("v1", "ResourceQuota", "test"), "spec": {"hard": hard}}
         path = self.path("resourcequotas", self.make("resourcequotas", body))
         wait_for(lambda: "hard" in self.call("GET", path).get("status", {}), what="a quota counts")
@@ -248,7 +237,6 @@ class NodeCluster:
         return self.call("GET", self.path("pods", name))
 
     def logs(self, pod: str) -> str:
-        """Returns the log of all containers of a pod, as far as there is one."""
         found = []
         for container in self.pod(pod)["spec"]["containers"]:
             with contextlib.suppress(Exception):
@@ -494,7 +482,6 @@ class NodeCluster:
             wait_for(lambda: num_pods("readyReplicas") > 0, what="JobSet's controller is back")
 
     def account_config(self, objects: Sequence[Mapping[str, Any]]) -> Path:
-        """Makes an account with a Role; returns a kube config of it."""
         file = self.folder / "runner"
         account_config(self._api, objects, namespace=self.namespace, file=file)
         return file
@@ -552,7 +539,6 @@ class NodeCluster:
         return file
 
     def groups(self, *, dnn: int = 1, data: int = 0) -> list[str]:
-        """Returns the flags of a cluster with so many hosts."""
         flags = ["--group", f"dnn={self.given.train[1]}:{dnn}"]
         return flags + (["--group", f"data={self.given.feed[1]}:{data}"] if data else [])
 
@@ -561,7 +547,6 @@ class NodeCluster:
         return self._commands[-1]
 
     def typed(self, *words: str, seconds: float = 5 * MINUTES) -> str:
-        """Returns what a `stoker` command prints that ends well."""
         command = self.type(*words)
         assert command.ended(seconds) == 0, command.tail
         return command.text
@@ -651,7 +636,6 @@ class PipelinesServer:
                 self.call("DELETE", f"recurringruns/{each['recurring_run_id']}")
 
     def ended(self, run: str, seconds: float = 40 * MINUTES) -> str:
-        """Waits for the end of a run; returns its state."""
         over = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")
         wait_for(lambda: self.state(run) in over, what=f"run {run} ends", seconds=seconds)
         return self.state(run)

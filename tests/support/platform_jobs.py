@@ -73,7 +73,6 @@ class Followed:
 
     @property
     def status(self) -> str:
-        """Returns what the platform itself says."""
         return "\n".join(self.texts("status"))
 
     def ended(self) -> JobEnd:
@@ -132,8 +131,6 @@ while True:
 
 
 class LocalPlatformJob:
-    """Hosts are processes on this machine."""
-
     wrong_uri = "s3://bucket/mnist"
     gone = ("failed", "ended with signal 9")
 

@@ -43,10 +43,8 @@ class _Records:
 class Names:
     """The DNS server: answers for A records over UDP, all else is empty or NXDOMAIN.
 
-    Attributes:
-        domain: What names end with.
-        given: Answers so far: name without the domain to addresses, in order; () for NXDOMAIN.
-        deaf_to: Addresses that get no answer.
+    `given`: name without the domain to its answers so far, () for NXDOMAIN. Those whom it is
+    `deaf_to` get no answer.
     """
 
     def __init__(self, namespace: str, *, domain: str) -> None:
@@ -116,12 +114,7 @@ class Names:
 
 
 class Sandbox:
-    """A pod's network namespace, host name and address, whatever runs in it.
-
-    Attributes:
-        address: Of the pod.
-        enter: Words before a command that is to run in there.
-    """
+    """A pod's network namespace, host name and address; a command after `enter` runs in there."""
 
     def __init__(self, network, *, hostname, number, address):
         self.address = address or f"10.244.{number // 250}.{number % 250 + 2}"
@@ -163,11 +156,7 @@ class Sandbox:
 
 
 class PodNetwork:
-    """The nodes' network; it ends with all sandboxes when the context ends.
-
-    Attributes:
-        names: The DNS server.
-    """
+    """The nodes' network; it ends with all sandboxes when the context ends."""
 
     def __init__(self, *, domain: str) -> None:
         self._domain = domain
@@ -200,7 +189,6 @@ class PodNetwork:
         return made
 
     def run(self, script: str) -> None:
-        """Runs shell words among the nodes."""
         _run("nsenter", f"--net=/proc/{self._holder.pid}/ns/net", script)
 
 

@@ -58,11 +58,7 @@ WAIT_SECONDS = 60.0
 
 @dataclass(eq=False)
 class Pod:
-    """One pod, a host of the run until it is gone; the next of the same name is another pod.
-
-    Attributes:
-        host: Its name in the cluster's DNS, as other pods use it.
-    """
+    """One pod until it is gone: the next of that name is another. `host` is its name in the DNS."""
 
     host: str
     folder: Path
@@ -90,7 +86,6 @@ class Pod:
         return self.events(name, **values)[count - 1]
 
     def lines(self) -> list[Line]:
-        """Returns what the training script said, pauses left out."""
         said = [json.loads(line) for line in self.log.splitlines() if line.startswith("{")]
         return [line for line in said if "pause" not in line]
 

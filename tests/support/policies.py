@@ -60,7 +60,6 @@ _Loader.add_multi_constructor("!", _function)
 
 @functools.cache
 def template() -> dict[str, Json]:
-    """Returns the template, in its long form."""
     found: dict[str, Json] = yaml.load(TEMPLATE.read_text(), Loader=_Loader)
     return found
 
@@ -116,18 +115,13 @@ def stack(given: Mapping[str, str]) -> dict[str, Mapping[str, Json]]:
 
 @functools.cache
 def example(*more: str) -> Workload:
-    """Reads the example's workload with an account's names."""
     names = (f"sagemaker.region={REGION}", *more)
     return read_workload(document("mnist-sagemaker.yaml"), overrides=names)
 
 
 @functools.cache
 def rendered(*, is_all: bool = False) -> Mapping[str, Mapping[str, Json]]:
-    """Returns the policy of each part: all that a role may do, or a caller.
-
-    Args:
-        is_all: With every parameter, so that every statement is there.
-    """
+    """Returns each part's policy, a role's or the caller's; `is_all`: with every parameter."""
     found: dict[str, list[Json]] = {part: [] for part in POLICIES}
     for name, resource in stack(EVERYTHING if is_all else EXAMPLE).items():
         properties = resource["Properties"]
@@ -144,7 +138,6 @@ def rendered(*, is_all: bool = False) -> Mapping[str, Mapping[str, Json]]:
 
 
 def statements(policy: Mapping[str, Json]) -> list[Mapping[str, Json]]:
-    """Returns the statements of a policy."""
     assert policy["Version"] == "2012-10-17"
     found = policy["Statement"]
     assert isinstance(found, list)
@@ -152,7 +145,6 @@ def statements(policy: Mapping[str, Json]) -> list[Mapping[str, Json]]:
 
 
 def actions(policy: Mapping[str, Json]) -> Iterator[tuple[str, Mapping[str, Json]]]:
-    """Yields (action, its statement) of a policy."""
     for statement in statements(policy):
         named = statement["Action"]
         assert isinstance(named, list)
@@ -161,7 +153,6 @@ def actions(policy: Mapping[str, Json]) -> Iterator[tuple[str, Mapping[str, Json
 
 
 def resources(statement: Mapping[str, Json]) -> list[str]:
-    """Lists what a statement is about."""
     named = statement["Resource"]
     return [str(each) for each in named] if isinstance(named, list) else [str(named)]
 
@@ -192,5 +183,4 @@ def _matches(given: str | None, wanted: Json) -> bool:
 
 
 def s3_arn(uri: str) -> str:
-    """Makes the ARN of an s3:// address."""
     return "arn:aws:s3:::" + uri.removeprefix("s3://")

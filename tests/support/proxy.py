@@ -6,15 +6,7 @@ import threading
 
 
 class Proxy:
-    """Passes bytes on, both ways, until it is told to do worse.
-
-    Attributes:
-        port: Where trainers dial.
-        target: Port of the agent; 0: no answer.
-        num_cut: Connections that were cut.
-        num_forged: Bytes that were changed.
-        is_hole: While it is set, bytes are silently dropped.
-    """
+    """Passes bytes on, both ways, until it is told to do worse; with target 0, nothing answers."""
 
     def __init__(self, *, cut_after: int = 0) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))

@@ -16,10 +16,7 @@ _MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 
 @contextmanager
 def registry(layer: Path, *, architecture: str) -> Iterator[str]:
-    """Serves the image whose files are in the tar `layer`; gives `HOST:PORT`.
-
-    It answers to any name and tag.
-    """
+    """Serves the image whose files are in the tar `layer`, by any name; gives `HOST:PORT`."""
     with layer.open("rb") as file:
         layer_digest = "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
     rootfs = {"type": "layers", "diff_ids": [layer_digest]}

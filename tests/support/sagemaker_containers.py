@@ -41,14 +41,7 @@ Body = Mapping[str, Json]
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How a job ended.
-
-    Attributes:
-        status: Completed, Failed or Stopped.
-        reason: FailureReason.
-        kind: The exception that a retry policy may name; the container's own fault has none.
-        model_uri: Of a training job that left a model.
-    """
+    """How a job ended; `kind` is an exception for retry policies, none of the script itself."""
 
     status: str
     reason: str = ""
@@ -59,15 +52,8 @@ class Ended:
 class Containers:
     """Runs processing and training jobs.
 
-    Args:
-        folder: For the jobs' files.
-        server: Whose S3 holds inputs and outputs.
-
-    Attributes:
-        read: Keys that each job read from S3, by input, channel or `checkpoints`.
-        lets_go: When it is true, the file GO is made on the hosts of trainings.
-        environ: Variables of all containers.
-        training_environ: More variables of the hosts of trainings.
+    `read` has the keys that each job read from S3, by input, channel or `checkpoints`. Once
+    `lets_go` is true, the file GO is made on the hosts of trainings.
     """
 
     def __init__(self, folder: Path, server: AwsServer) -> None:
@@ -125,7 +111,6 @@ class Containers:
         return Ended(status="Completed") if code == 0 else Ended(status="Failed", reason=words)
 
     def train(self, request: Body, *, is_stopped: Callable[[], bool]) -> Ended:
-        """Runs a training job on all its hosts."""
         name = str(request["TrainingJobName"])
         with PodNetwork(domain="sagemaker") as network:
             try:

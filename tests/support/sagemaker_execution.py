@@ -99,7 +99,6 @@ class Account(SageMakerService):
         self._threads: list[threading.Thread] = []
 
     def train(self, request: Body, *, is_stopped: Callable[[], bool]) -> Ended:
-        """Runs a training job from its request to its end."""
         problems = [str(problem) for problem in rule_problems(request)]
         if problems:
             raise DefinitionError(f"the service would refuse the job: {problems}")
@@ -151,7 +150,6 @@ class Account(SageMakerService):
         return 200, {"PipelineExecutionSummaries": summaries}
 
     def close(self) -> None:
-        """Ends what still runs."""
         for job in self.jobs.values():
             if job["TrainingJobStatus"] not in FINAL:
                 job["TrainingJobStatus"] = "Stopping"
@@ -196,15 +194,7 @@ def _of_moto(
 
 @dataclass
 class StepRun:
-    """What became of a step.
-
-    Attributes:
-        status: Succeeded, Failed, or Not run.
-        job: Of its last attempt.
-        waits: Seconds before each further attempt.
-        described: What later steps may refer to: as its Describe call tells.
-        is_cached: Taken from an earlier run.
-    """
+    """What became of a step; what its Describe call tells is `described`, for later steps."""
 
     status: str
     reason: str = ""
@@ -216,14 +206,7 @@ class StepRun:
 
 
 class Execution:
-    """A run of a definition.
-
-    Attributes:
-        steps: By name, of all that were reached or left out.
-        status: Of the run, once it has ended.
-        reason: What a Fail step said.
-        undocumented: What the definition relies on without AWS's documentation saying so.
-    """
+    """A run of a definition; `undocumented`: what AWS's documentation does not say to work."""
 
     def __init__(
         self,
@@ -257,7 +240,6 @@ class Execution:
             self._check(step)
 
     def run(self) -> "Execution":
-        """Runs all steps that can run; the run's status is known afterwards."""
         self._account.executing.add(self.id)
         try:
             return self._run()
@@ -514,7 +496,6 @@ class Execution:
             run.waits.append(wait)
 
     def check_request(self, operation: str, request: Body, step: str) -> None:
-        """Refuses a request that the API's model does not take."""
         shape = MODEL.operation_model(operation).input_shape
         report = ParamValidator().validate(request, shape).generate_report()
         over = over_limits(dict(request), shape, step)

@@ -64,7 +64,6 @@ def job(
 
 
 def full_job() -> JobSpec:
-    """Makes a job with everything that a request may hold."""
     return job(
         group("dnn", "ml.p3.8xlarge", 2, name="gpu"),
         msgspec.structs.replace(group("data", count=3, name="cpu"), workers_per_host=14),

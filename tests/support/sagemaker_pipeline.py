@@ -35,12 +35,10 @@ WORKLOAD = Workload(
 
 @cache
 def compiled() -> Compiled:
-    """Compiles the sample's pipeline, once per test session."""
     return compile_pipeline(WORKLOAD, folder=ROOT)
 
 
 def definition() -> dict[str, Json]:
-    """Returns the pipeline's definition as a document."""
     document: dict[str, Json] = json.loads(compiled().definition)
     return document
 
@@ -59,7 +57,6 @@ def steps(document: Mapping[str, Json]) -> Iterator[dict[str, Json]]:
 
 
 def step_named(name: str) -> dict[str, Json]:
-    """Finds one step of the sample's pipeline."""
     return next(step for step in steps(definition()) if step["Name"] == name)
 
 

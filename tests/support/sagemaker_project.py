@@ -118,7 +118,6 @@ class Project:
         self.stoker("upload", "sagemaker", "workload.yaml", *words, "--yes")
 
     def write(self, **changes: Json) -> None:
-        """Writes the workload."""
         settings = WORKLOAD["sagemaker"]
         assert isinstance(settings, dict)
         own = {key: changes.pop(key) for key in [*changes] if key in Workload.__struct_fields__}
@@ -194,7 +193,6 @@ class Project:
         return msgspec.json.decode(content, type=kind)
 
     def packages(self) -> list[Mapping[str, Json]]:
-        """Lists what is registered, newest last."""
         operation, key = "ListModelPackages", "ModelPackageSummaryList"
         return self._listed("sagemaker", operation, key, ModelPackageGroupName="mnist")
 
@@ -206,7 +204,6 @@ class Project:
         return [item for item in listed if isinstance(item, Mapping)]
 
     def log(self, run: Execution, step: str) -> str:
-        """Returns what the last attempt of a step wrote."""
         return self.account.containers.log(run.steps[step].job)
 
     def told(self, run: Execution) -> dict[str, tuple[str, str]]:
@@ -232,5 +229,4 @@ class Project:
 
 
 def statuses(run: Execution) -> dict[str, str]:
-    """Returns what became of the steps that were reached."""
     return {name: step.status for name, step in run.steps.items() if step.status != "Not run"}

@@ -49,7 +49,6 @@ def rule_problems(body: Body) -> Iterator[UsageError]:
 
 
 def check_request(body: Body) -> None:
-    """Raises the first of `rule_problems`."""
     for problem in rule_problems(body):
         raise problem
 
@@ -106,7 +105,6 @@ def _host_rules(body: Body) -> Iterator[UsageError]:
 
 
 def named_groups(channel: Body) -> list[str]:
-    """Returns the instance groups that a channel names."""
     named = s3_source(channel).get("InstanceGroupNames")
     return [str(name) for name in named] if isinstance(named, list | tuple) else []
 

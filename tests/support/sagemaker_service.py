@@ -20,14 +20,7 @@ STOPPING_LOOKS = 2
 
 
 class SageMakerService:
-    """The jobs, and what was asked for.
-
-    Attributes:
-        calls: Operations in order.
-        jobs: By name: the request, and what DescribeTrainingJob says next to it.
-        is_creation_held: The service takes a job, and does not answer.
-        denied: Operations that the caller must not do.
-    """
+    """The jobs by name, and the calls in order; while creations are held, none is answered."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -40,13 +33,11 @@ class SageMakerService:
         self._lock = threading.Lock()
 
     def end(self, name: str, status: str, *, reason: str = "") -> None:
-        """The job ends."""
         self.jobs[name].update(TrainingJobStatus=status, SecondaryStatus=status)
         if reason:
             self.jobs[name]["FailureReason"] = reason
 
     def let_go(self) -> None:
-        """Answers what is held."""
         self._let_go.set()
 
     def answer(self, operation: str, asked: dict[str, object]) -> tuple[int, dict[str, object]]:
@@ -144,7 +135,6 @@ def served(answer: Asked) -> Iterator[str]:
 
 @contextlib.contextmanager
 def sagemaker_service() -> Iterator[SageMakerService]:
-    """Runs the service while the block runs."""
     service = SageMakerService()
     with served(
         lambda operation, content, _: service.answer(operation, json.loads(content))

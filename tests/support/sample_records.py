@@ -193,7 +193,6 @@ def write_timeline(
 
 
 def write_timelines(folder: Path) -> tuple[Path, Path]:
-    """Writes the timelines before and after, as the report reads them."""
     before, after = folder / "before.csv", folder / "after.csv"
     return (
         write_timeline(before, wait_seconds=0.040, compute_seconds=0.022, epochs=1, steps=212),

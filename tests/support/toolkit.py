@@ -32,10 +32,7 @@ _INSTALL_SECONDS = 600
 
 
 def toolkit() -> Path:
-    """Returns the toolkit's program `train`; makes it once, in `.cache/` of the repository.
-
-    Skips the test where it cannot be built: it brings C.
-    """
+    """Makes the toolkit's program `train` once, in `.cache/`; skips where C cannot be built."""
     if not shutil.which("gcc"):
         pytest.skip("sagemaker-training is built with a C compiler, and there is none")
     folder = _CACHE / f"{REQUIREMENTS[0].replace('==', '-')}-{_PYTHON}"

@@ -18,16 +18,7 @@ BATCH_SIZE = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """What is right to say of a script.
-
-    Attributes:
-        needs: Package without which it cannot run.
-        launcher: What starts it.
-        loader: Class of the loader that the profile has to name.
-        shards: Of a stream: over all ranks.
-        ranks: Trainer processes.
-        epochs: So many that a profile comes to its end.
-    """
+    """A script: `loader` is the class that a profile has to name, `shards` those over all ranks."""
 
     name: str
     needs: str = "torch"
@@ -57,7 +48,6 @@ STREAM = Script(name="tar_stream", shards=2)
 
 
 def losses(log: str) -> list[str]:
-    """Returns the losses in what a script printed."""
     return re.findall(r"loss (\d+\.\d+)", log)
 
 

@@ -63,11 +63,7 @@ _HUGE_PAGE_BYTES = 2**21
 
 
 class WarmProcess:
-    """A forked script, with the methods of subprocess.Popen.
-
-    Args:
-        log: File for its output and errors; it then has no input, and a separate session.
-    """
+    """A forked script with Popen's methods; with a `log` it has no input and an own session."""
 
     def __init__(
         self, argv: list[str], env: Mapping[str, str], *, log: IO[bytes] | None = None
@@ -147,7 +143,6 @@ def run_code(code: str, **env: str) -> str:
 
 
 def run_warm(argv: list[str], env: Mapping[str, str], *, timeout: float) -> tuple[int, str]:
-    """Runs a script to its end; returns its exit code and output."""
     with tempfile.TemporaryFile() as log:
         process = WarmProcess(argv, env, log=log)
         try:
