@@ -17,7 +17,7 @@ BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "honesty.py"
 def test_what_is_advised_on_a_known_bottleneck_is_right_or_not_told(tmp_path, busy):
     out = tmp_path / "honesty.json"
     command = [sys.executable, str(BENCHMARK), "--quick", "--busy", busy, "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=590, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=590)
     rows = json.loads(out.read_text())["rows"]
     assert [row["case"] for row in rows] == ["compute", "sleep"], done.stdout + done.stderr
     for row in rows:
@@ -36,7 +36,7 @@ def test_a_training_on_the_cpu_is_explained_by_its_parts(tmp_path):
     out = tmp_path / "honesty.json"
     command = [sys.executable, str(BENCHMARK), "--case", "1 core trains", "--pairs", "1"]
     done = subprocess.run(
-        [*command, "--out", str(out)], capture_output=True, text=True, timeout=290, check=False
+        [*command, "--out", str(out)], capture_output=True, text=True, timeout=290
     )
     (row,) = json.loads(out.read_text())["rows"]
     assert abs(row["error"]) <= 0.10, done.stdout + done.stderr

@@ -211,8 +211,6 @@ def test_a_second_loader_of_the_steps_is_waited_for_and_replayed_too(tmp_path):
     found = run_profile(tmp_path, sys.executable, "train.py")
     assert_measured(found)
     step = found.record.timed_step
-    assert step.wait_seconds is not None
-    assert step.accelerator_step_seconds is not None
     # All of a step is the second loader's: neither compute as is, nor there in the replay.
     assert step.wait_seconds > 0.8 * step.step_seconds
     assert step.accelerator_step_seconds < 0.2 * step.step_seconds

@@ -50,7 +50,6 @@ def test_the_rank_that_waits_longest_is_the_run(tmp_path):
         measured = job.training().measured
         log = job.log(job.leader)
     assert measured.rank == 1
-    assert measured.least_wait_share is not None
     # 20 ms of each step: rank 0 sits in all-reduce for them.
     assert measured.wait_seconds >= 0.02
     assert measured.least_wait_share < measured.wait_share

@@ -71,17 +71,7 @@ def unless_disturbed(job: Job, *, others: float = 0.6) -> Iterator[dict[str, Pro
         pytest.skip(f"others kept {first.as_is.others_vcpus:.1f} vCPUs busy: {err}")
 
 
-def start(
-    name: str,
-    *,
-    jobs: Path,
-    stack: contextlib.ExitStack,
-    ranks: int = 1,
-    budget: float = BUDGET_SECONDS,
-    group: Path | None = None,
-    enter: tuple[str, ...] = (),
-    **asked: object,
-) -> Job:
+def start(name, *, jobs, stack, ranks=1, budget=BUDGET_SECONDS, group=None, enter=(), **asked):
     """Starts a job with these arguments of states_script.py, in a control group if given."""
     folder = jobs / name
     folder.mkdir()

@@ -111,7 +111,6 @@ def test_an_unchanged_script_is_fed_through_the_whole_chain(tmp_path, script):
     # What it waits for: samples that sleep are nothing that a CPU, a disk or a network limits.
     profile = read_json(run / "profile.json", Profile)
     decision = read_json(run / "decision.json", Decision)
-    assert profile.loader is not None
     assert profile.loader.class_name == script.loader
     assert profile.loader.reach == "torch"
     assert profile.loader.iterable == (script.shards is not None)

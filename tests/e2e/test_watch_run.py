@@ -127,7 +127,6 @@ def test_a_run_is_seen_from_outside_from_its_start_to_its_end(tmp_path):
     assert taken > 0
     whole = joined(found)
     assert {host.name for host in whole.hosts} == names
-    assert whole.wait_share is not None
     assert whole.wait_share > 0.5
     # On a busy machine the start takes most of the run: not of the whole.
     assert "workers" in {feed_limit_of(each).limit for each in found}

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.e2e
 def python(*words: str, cwd: Path, at: str = sys.executable) -> subprocess.CompletedProcess[str]:
     environ = {name: text for name, text in os.environ.items() if not name.startswith("PYTHON")}
     return subprocess.run(
-        [at, *words], cwd=cwd, env=environ, capture_output=True, text=True, timeout=110, check=False
+        [at, *words], cwd=cwd, env=environ, capture_output=True, text=True, timeout=110
     )
 
 

@@ -199,7 +199,6 @@ def test_a_killed_leader_launcher_takes_its_trainer_along_and_frees_the_data_hos
         assert end.status == "failed"
         assert job.leader in (end.failure or "")
         assert "signal 9" in (end.failure or "")
-        assert end.data_group_release_seconds is not None
         assert end.data_group_release_seconds < 30
         # The data host noticed, and ended by itself.
         assert words in job.log("algo-1")

@@ -28,7 +28,6 @@ def python(code, tmp_path, *, is_rank=True, path="", **environ):
         capture_output=True,
         text=True,
         timeout=60,
-        check=False,
     )
 
 

@@ -20,7 +20,6 @@ def said(tmp_path, *words, given):
         text=True,
         cwd=tmp_path,
         timeout=100,
-        check=False,
     )
     logs = "".join(path.read_text() for path in tmp_path.glob("runs/*/logs/**/*") if path.is_file())
     return ended.stdout + ended.stderr + logs

@@ -70,14 +70,14 @@ class Answers:
             if "Error" not in parsed:
                 change(parsed)
 
-        events = self._aws.client(service).meta.events  # type: ignore[attr-defined]
+        events = self._aws.client(service).meta.events
         events.register(f"after-call.{_event_name(service)}.{operation}", after)
 
     def _listen(self, service: str, operation: str) -> None:
         if operation in self._listening:
             return
         self._listening.add(operation)
-        events = self._aws.client(service).meta.events  # type: ignore[attr-defined]
+        events = self._aws.client(service).meta.events
 
         def before(params: dict[str, object], **_: object) -> tuple[AWSResponse, object] | None:
             self.calls.append((operation, params))

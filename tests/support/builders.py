@@ -1,7 +1,5 @@
 """Builds records as small as a test needs them; whole ones of a run are in `sample_records`."""
 
-from collections.abc import Mapping
-
 from stoker.launch.topology import HostGroup, Topology
 from stoker.records import (
     Check,
@@ -10,17 +8,14 @@ from stoker.records import (
     Observed,
     Profile,
     ProfiledHost,
-    Role,
     StepTerms,
     Workload,
 )
 from stoker.settings import workload_from
 
 
-def group(
-    role: Role, kind: str = "local.c1", count: int = 1, *, name: str = "", **more: object
-) -> Group:
-    return Group(name=name or role, role=role, instance_type=kind, count=count, **more)  # type: ignore[arg-type]
+def group(role, kind="local.c1", count=1, *, name="", **more) -> Group:
+    return Group(name=name or role, role=role, instance_type=kind, count=count, **more)
 
 
 def clusters(dnn: str, data: str = "", count: int = 1, **of_dnn: object) -> tuple[Group, ...]:
@@ -33,39 +28,29 @@ def workload(name: str = "mnist", *overrides: str, **sections: Json) -> Workload
     return workload_from({"name": name, "command": command, **sections}, overrides=overrides)
 
 
-def profile(
-    kind: str = "local.c1",
-    *,
-    count: int = 1,
-    vcpus: int | None = None,
-    is_explained: bool | None = None,
-    predicted: float | None = None,
-    **values: object,
-) -> Profile:
+def profile(kind="local.c1", *, count=1, vcpus=None, is_explained=None, predicted=None, **values):
     """Makes a profile of today's hosts, with a check unless `is_explained` is None."""
     terms = _taken(values, StepTerms)
     seen = _taken(values, Observed)
     check = None
     if is_explained is not None:
         step = predicted if predicted is not None else terms["step_seconds"]
-        check = Check(predicted_step_seconds=step, error=0.0, explained=is_explained)  # type: ignore[arg-type]
+        check = Check(predicted_step_seconds=step, error=0.0, explained=is_explained)
     made: dict[str, object] = {
         "host": ProfiledHost(instance_type=kind, count=count, vcpus=vcpus),
-        "step": StepTerms(**terms) if terms else None,  # type: ignore[arg-type]
-        "observed": Observed(**seen) if seen else None,  # type: ignore[arg-type]
+        "step": StepTerms(**terms) if terms else None,
+        "observed": Observed(**seen) if seen else None,
         "check": check,
     }
-    return Profile(**{**made, **values})  # type: ignore[arg-type]
+    return Profile(**{**made, **values})
 
 
 def _taken(values: dict[str, object], record: type) -> dict[str, object]:
-    names = record.__struct_fields__  # type: ignore[attr-defined]
+    names = record.__struct_fields__
     return {name: values.pop(name) for name in names if name in values}
 
 
-def topology(
-    host: str, *, kinds: Mapping[str, str] | None = None, **groups: tuple[Role, tuple[str, ...]]
-) -> Topology:
+def topology(host, *, kinds=None, **groups) -> Topology:
     """Makes hosts of named groups, (role, hosts) each, as `host` sees them."""
     return Topology(
         host=host,
@@ -88,4 +73,4 @@ def starved(kind: str = "ml.g5.8xlarge", *, count: int = 1, **changes: object) -
         "receive_cpu_seconds": 0.01,
         "global_batch_size": 256,
     }
-    return profile(kind, count=count, is_explained=True, **(terms | changes))  # type: ignore[arg-type]
+    return profile(kind, count=count, is_explained=True, **(terms | changes))

@@ -62,9 +62,7 @@ def wait_until(claim: Callable[[], bool], what: str, seconds: float = DEADLINE_S
 class Trainer:
     """A training script under way, whose JSON lines are read as they come."""
 
-    def __init__(
-        self, process: "subprocess.Popen[str] | WarmProcess", logs: Callable[[], str] = lambda: ""
-    ) -> None:
+    def __init__(self, process, logs=lambda: "") -> None:
         self.process = process
         self._logs = logs
         self.lines: list[Line] = []
@@ -79,13 +77,11 @@ class Trainer:
             thread.start()
 
     def _read_lines(self) -> None:
-        assert self.process.stdout is not None
         for line in self.process.stdout:
             self._queue.put(json.loads(line))
         self._queue.put(None)
 
     def _read_errors(self) -> None:
-        assert self.process.stderr is not None
         for line in self.process.stderr:
             self.errors += line
 
@@ -97,7 +93,6 @@ class Trainer:
                 return line
 
     def go_on(self) -> None:
-        assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
@@ -135,13 +130,7 @@ class Trainer:
         return line
 
 
-def run_script(
-    given: Mapping[str, object],
-    *,
-    env: Mapping[str, str] | None = None,
-    script: str = "feed_script.py",
-    logs: Callable[[], str] = lambda: "",
-) -> Trainer:
+def run_script(given, *, env=None, script="feed_script.py", logs=lambda: "") -> Trainer:
     """Starts a test script; forked of a warm Python, unless `env` matters to how one starts."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith("STOKER_")}
     variables = clean | {"OMP_NUM_THREADS": "1"} | dict(env or {})
@@ -253,16 +242,7 @@ class Cluster:
     def log_of(self, number: int) -> Path:
         return self.folder / f"algo-{number}.log"
 
-    def train(
-        self,
-        *,
-        rank: int = 0,
-        world: int = 1,
-        workers: int | None = None,
-        env: Mapping[str, str] | None = None,
-        script: str = "feed_script.py",
-        **given: object,
-    ) -> Trainer:
+    def train(self, *, rank=0, world=1, workers=None, env=None, script="feed_script.py", **given):
         variables = {
             "STOKER_RUN_ID": self.run,
             "STOKER_HOST": "algo-dnn",

@@ -4,7 +4,6 @@ import contextlib
 import io
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,9 +17,7 @@ class Done:
     stderr: str
 
 
-def process(
-    *words: str, cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout: float = 100
-) -> Done:
+def process(*words, cwd=None, env=None, timeout=100) -> Done:
     done = subprocess.run(
         [sys.executable, "-m", "stoker.cli", *words],
         cwd=cwd,
@@ -29,7 +26,6 @@ def process(
         capture_output=True,
         text=True,
         timeout=timeout,
-        check=False,
     )
     return Done(done.returncode, done.stdout, done.stderr)
 

@@ -77,7 +77,7 @@ class Engine:
                 process.kill()
                 process.wait(10)
         for mount in sorted(_mounts(self.folder), reverse=True):
-            subprocess.run(["umount", "-l", mount], check=False)
+            subprocess.run(["umount", "-l", mount])
         if self._is_let_through:
             _rule("-D")
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -105,7 +105,6 @@ class Engine:
             capture_output=True,
             text=True,
             timeout=timeout,
-            check=False,
         )
 
     def build(self, dockerfile: str, context: Path, tag: str) -> None:
@@ -116,7 +115,6 @@ class Engine:
             capture_output=True,
             text=True,
             timeout=300,
-            check=False,
         )
         assert done.returncode == 0, done.stderr
 
@@ -131,7 +129,6 @@ class Engine:
             capture_output=True,
             text=True,
             timeout=400,
-            check=False,
         )
 
     def import_base(self) -> None:
@@ -303,9 +300,7 @@ class Cluster:
         found = json.loads(self.engine.run("inspect", *map(self._name, self.hosts)))
         return {host: each["State"] for host, each in zip(self.hosts, found, strict=True)}
 
-    def _lay_out(
-        self, host: str, groups: Mapping[str, Sequence[str]], channels: Mapping[str, Path]
-    ) -> None:
+    def _lay_out(self, host, groups, channels) -> None:
         base = self.base_dir(host)
         for name in ("input/config", "input/data", "model", "output/data", "checkpoints"):
             (base / name).mkdir(parents=True)
@@ -344,7 +339,7 @@ def _forward_is_closed() -> bool:
 def _rule(verb: str) -> int:
     """Adds (-I) or deletes (-D) the rule that lets our bridges through; iptables' exit code."""
     match = ["-i", f"{BRIDGE}+", "-o", f"{BRIDGE}+", "-j", "ACCEPT"]
-    return subprocess.run(["iptables", verb, "FORWARD", *match], check=False).returncode
+    return subprocess.run(["iptables", verb, "FORWARD", *match]).returncode
 
 
 def _links() -> set[str]:

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -26,7 +25,7 @@ def python_with(package: str, *, variable: str, venv: str) -> str:
         f"import importlib.util as u, sys; sys.exit(not u.find_spec({package!r}))",
     )
     try:
-        found = subprocess.run(command, capture_output=True, check=False).returncode == 0
+        found = subprocess.run(command, capture_output=True).returncode == 0
     except OSError:
         found = False
     if not found:
@@ -43,18 +42,10 @@ class EngineRun:
         self.output = ""
 
     def train(self, workload: str | Path, *, exit_code: int = 0, **how: object) -> Training:
-        self.run(workload, exit_code=exit_code, **how)  # type: ignore[arg-type]
+        self.run(workload, exit_code=exit_code, **how)
         return read_json(self._tmp_path / "training.json", Training)
 
-    def run(
-        self,
-        workload: str | Path,
-        *,
-        groups: Sequence[str],
-        settings: Sequence[str] = (),
-        exit_code: int,
-        stop_at: str | None = None,
-    ) -> None:
+    def run(self, workload, *, groups, settings=(), exit_code, stop_at=None) -> None:
         command = [self._python, "-P", "-m", "stoker.cli", "train", str(workload), "--yes"]
         command += ["--out", str(self._tmp_path / "training.json"), "--name", "run"]
         for group in groups:
@@ -72,7 +63,6 @@ class EngineRun:
             text=True,
             errors="replace",
         ) as process:
-            assert process.stdout is not None
             try:
                 for line in process.stdout:
                     self.output += line

@@ -49,7 +49,6 @@ def printed_elsewhere(code: str, folder: Path, *options: str, timeout: float) ->
         capture_output=True,
         text=True,
         timeout=timeout,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

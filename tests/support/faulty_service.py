@@ -8,11 +8,11 @@ import http.client
 import json
 import socket
 import struct
-import threading
 import urllib.parse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from support.http_server import Handler, http_server
 
 # Both ends of a connection, so that each has its length as the other side sees it.
 _OF_CONNECTION = ("connection", "keep-alive", "transfer-encoding", "content-length")
@@ -68,17 +68,8 @@ def faulty_service(target: str) -> Iterator[FaultyService]:
     assert place.port
     service = FaultyService()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Passing(Handler):
         protocol_version = "HTTP/1.1"
-
-        def log_message(self, *_: object) -> None: ...
-
-        def handle_one_request(self) -> None:
-            # A client may go away at any time.
-            with contextlib.suppress(OSError, http.client.HTTPException):
-                super().handle_one_request()
-                return
-            self.close_connection = True
 
         def _pass(self) -> None:
             length = int(self.headers.get("Content-Length") or 0)
@@ -139,14 +130,5 @@ def faulty_service(target: str) -> Iterator[FaultyService]:
 
         do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = do_HEAD = _pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    service.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with http_server(Passing) as service.url:
         yield service
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

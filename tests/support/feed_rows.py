@@ -11,9 +11,7 @@ SECONDS = 2.0
 LOST = range(26, 40)
 
 
-def host_rate(
-    name: str, rate: float, *, kind: str = "host", workers: int = 4, moved: int = 0
-) -> HostRate:
+def host_rate(name, rate, *, kind="host", workers=4, moved=0) -> HostRate:
     """Makes a host whose workers are busy on a CPU each, or that is gone (rate 0)."""
     return HostRate(
         kind="local" if kind == "local" else "host",
@@ -36,7 +34,7 @@ def feed_line(*hosts: HostRate) -> str:
     rank = RankRate(name="0", batches_per_second=30.0, wait_share=0.4, queue_depth=0.5, window=18)
     interval = FeedInterval(start_seconds=4.0, seconds=2.0, ranks=(rank,), hosts=hosts)
     stream = StringIO()
-    Log(run="mnist-1", host="gpu-1", stream=stream).event("feed", rows=csv_text(interval))  # type: ignore[arg-type]
+    Log(run="mnist-1", host="gpu-1", stream=stream).event("feed", rows=csv_text(interval))
     return stream.getvalue()
 
 

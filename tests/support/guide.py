@@ -12,7 +12,7 @@ import shlex
 import string
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from support import guide_programs
@@ -48,9 +48,7 @@ def why_left_out(line: str) -> str:
 class GuideShell:
     """A shell in which a guide is typed; unless it `plays`, a real one runs each line."""
 
-    def __init__(
-        self, folder: Path, *, env: Mapping[str, str], plays: bool = True, seconds: float = 60
-    ) -> None:
+    def __init__(self, folder, *, env, plays=True, seconds=60) -> None:
         self._plays, self._seconds = plays, seconds
         programs = folder / "programs"
         programs.mkdir()
@@ -111,7 +109,6 @@ class GuideShell:
             capture_output=True,
             text=True,
             timeout=self._seconds,
-            check=False,
         )
         return Done(done.returncode, done.stdout, done.stderr)
 

@@ -36,7 +36,6 @@ def pip(arguments: list[str]) -> None:
     expect(arguments[:1] == ["install"], "pip install")
     for named in arguments[1:]:
         found = re.fullmatch(r"(.+)\[([\w,-]+)\]", named)
-        assert found is not None
         project = Path(found.group(1)) / "pyproject.toml"
         expect(project.exists(), f"{named}: neither a package nor a project")
         known = tomllib.loads(project.read_text())["project"]["optional-dependencies"]

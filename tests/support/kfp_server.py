@@ -1,8 +1,8 @@
 """A double of Kubeflow Pipelines on loopback: keeps what it is sent, and checks it by the API."""
 
+import contextlib
 import email.parser
 import email.policy
-import http.server
 import json
 import re
 import threading
@@ -11,11 +11,11 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from types import TracebackType
 from typing import Any
 
 import yaml
 
+from support.http_server import Handler, http_server
 from support.kfp_api import operation_at, problems
 
 Document = dict[str, Any]
@@ -91,7 +91,7 @@ class KfpServer:
         self._seconds = 0
         server = self
 
-        class Handler(http.server.BaseHTTPRequestHandler):
+        class Answering(Handler):
             protocol_version = "HTTP/1.1"
             # Head and body in one packet: else each answer waits 40 ms for an acknowledgement.
             wbufsize = 1 << 16
@@ -101,32 +101,12 @@ class KfpServer:
 
             do_POST = do_DELETE = do_GET
 
-            def log_message(self, format: str, *args: object) -> None:
-                """Logs nothing."""
-
-        class Server(http.server.ThreadingHTTPServer):
-            def handle_error(self, request: object, client_address: object) -> None:
-                """A client that hangs up is no news."""
-
-        self._http = Server(("127.0.0.1", 0), Handler)
-        self._http.daemon_threads = True
-        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.01,), daemon=True)
-        self._thread.start()
+        self._stack = contextlib.ExitStack()
+        self.url = self._stack.enter_context(http_server(Answering))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._http.shutdown()
-        self._http.server_close()
-        self._thread.join()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._http.server_address[1]}"
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
 
     # What tests ask and set.
 
@@ -155,7 +135,7 @@ class KfpServer:
 
     # The service.
 
-    def _serve(self, handler: http.server.BaseHTTPRequestHandler) -> None:
+    def _serve(self, handler: Handler) -> None:
         parts = urllib.parse.urlsplit(handler.path)
         query = dict(urllib.parse.parse_qsl(parts.query))
         length = int(handler.headers.get("Content-Length") or 0)
@@ -165,26 +145,21 @@ class KfpServer:
         request = Request(handler.command, path, query, body, dict(handler.headers.items()), file)
         with self._lock:
             self.requests.append(request)
-        status, text, kind = self._answer(request)
-        content = text.encode()
-        handler.send_response(status)
-        handler.send_header("Content-Type", kind)
-        handler.send_header("Content-Length", str(len(content)))
-        handler.end_headers()
-        handler.wfile.write(content)
+        status, text = self._answer(request)
+        handler.reply(status, text.encode())
 
-    def _answer(self, request: Request) -> tuple[int, str, str]:
+    def _answer(self, request: Request) -> tuple[int, str]:
         with self._lock:
             for trouble in self.troubles:
                 if trouble.times and re.fullmatch(trouble.pattern, request.line):
                     trouble.times -= 1
-                    return trouble.status, trouble.body, "application/json"
+                    return trouble.status, trouble.body
             try:
-                return 200, json.dumps(self._checked(request)), "application/json"
+                return 200, json.dumps(self._checked(request))
             except RefusedError as err:
                 code = {401: 16, 403: 7, 404: 5, 409: 6}.get(err.status, 3)
-                text = json.dumps({"error": str(err), "code": code, "message": str(err)})
-                return err.status, text, "application/json"
+                words = {"error": str(err), "code": code, "message": str(err)}
+                return err.status, json.dumps(words)
 
     def _checked(self, request: Request) -> Any:
         if self.token and request.headers.get("authorization") != f"Bearer {self.token}":
@@ -421,6 +396,5 @@ def _content(kind: str, raw: bytes) -> tuple[Any, str]:
         for part in message.iter_parts():
             if part.get_param("name", header="content-disposition") == "uploadfile":
                 payload = part.get_payload(decode=True)
-                assert isinstance(payload, bytes)
                 return None, payload.decode()
     return (json.loads(raw) if raw.strip() else None), ""

@@ -461,14 +461,7 @@ class KubeflowRun:
 
         return self._tried(name, boundary, attempt)
 
-    def _tried(
-        self,
-        name: str,
-        boundary: str,
-        attempt: Callable[[str], str],
-        *,
-        retry: Mapping[str, Any] | None = None,
-    ) -> str:
+    def _tried(self, name, boundary, attempt, *, retry=None) -> str:
         """Runs a template as processNodeRetries does: all have retries, merged into their own.
 
         Only an Error is tried again (`retryPolicy: OnError`); exit codes are Failed.
@@ -645,9 +638,7 @@ class KubeflowRun:
             dag.tasks[key] = execution
         return {"execution": execution}
 
-    def _drive_container(
-        self, key: str, task: Document, component: Document, dag: _Dag
-    ) -> Document:
+    def _drive_container(self, key, task, component, dag) -> Document:
         config = self.pipeline.kubernetes.get(component["executorLabel"], {})
         container = self.pipeline.executors[component["executorLabel"]]["container"]
         with _failed(f"driver.Container({key}) failed"):
@@ -813,14 +804,7 @@ class KubeflowRun:
             raise DriverError(f"failed to resolve {kind} name. Expected a non-empty string")
         return value
 
-    def _patch(
-        self,
-        container: Document,
-        config: Document,
-        told: Document,
-        mounts: list[tuple[str, Document]],
-        dag: _Dag,
-    ) -> Document:
+    def _patch(self, container, config, told, mounts, dag) -> Document:
         """Returns what the driver lays over the pod: see initPodSpecPatch, extendPodSpecPatch."""
         words = [*container.get("command", ()), *container.get("args", ())]
         with _failed("failed to resolve container command or args"):
@@ -883,9 +867,7 @@ _CONFIGURED = (
 class _Launcher:
     """The program that is in front of the user's command, in the same container."""
 
-    def __init__(
-        self, driven: Document, *, attempt: int, files: Path, store: Store, run: KubeflowRun
-    ) -> None:
+    def __init__(self, driven, *, attempt, files, store, run) -> None:
         self._component: Document = driven["component"]
         self._files = files
         self._store = store
@@ -1177,9 +1159,7 @@ def _resources(found: Document, told: Document) -> Document:
     return made
 
 
-def _fingerprint(
-    told: Document, component: Document, container: Document, claims: set[str], pipeline: str
-) -> str:
+def _fingerprint(told, component, container, claims, pipeline) -> str:
     inputs, outputs = told["inputs"], told["outputs"]
     key = [
         pipeline,

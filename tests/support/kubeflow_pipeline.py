@@ -116,4 +116,4 @@ def tasks(pipeline: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 def executor(pipeline: Mapping[str, Any], task: str) -> Mapping[str, Any]:
     component = pipeline["components"][tasks(pipeline)[task]["componentRef"]["name"]]
     found: Mapping[str, Any] = pipeline["deploymentSpec"]["executors"][component["executorLabel"]]
-    return found["container"]  # type: ignore[no-any-return]
+    return found["container"]

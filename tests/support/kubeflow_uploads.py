@@ -34,9 +34,7 @@ def compiled(*overrides: str) -> Compiled:
     return compile_kubeflow(workload(*overrides), folder=ROOT)
 
 
-def client_at(
-    server: KfpServer, *overrides: str, namespace: str | None = None, token_file: Path | None = None
-) -> KubeflowClient:
+def client_at(server, *overrides, namespace=None, token_file=None) -> KubeflowClient:
     """Returns the client, for which time passes at once."""
     client = KubeflowClient(
         workload(*overrides), host=server.url, namespace=namespace, token_file=token_file

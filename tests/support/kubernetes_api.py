@@ -23,9 +23,9 @@ import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from support.http_server import Handler, http_server
 from support.kubernetes_rules import rule_problems, unknown_fields
 
 TOKEN = "the-callers-own"
@@ -334,9 +334,7 @@ class KubernetesApi:
             pod["status"]["conditions"] = [{"type": "PodScheduled", "status": "True"}]
             self.pod_waits(name, "ContainerCreating")
 
-    def cut_off_node(
-        self, name: str, *, overdue_seconds: float = 0.0, grace_seconds: int = GRACE_SECONDS
-    ) -> str:
+    def cut_off_node(self, name, *, overdue_seconds=0.0, grace_seconds=GRACE_SECONDS) -> str:
         """Cuts the pod's node off: the pod is marked, and stays until `free_pod`.
 
         Its log breaks off, and its container is `running` for ever, as its kubelet said last. The
@@ -562,7 +560,7 @@ class KubernetesApi:
         self.change("workflows", name, {"spec": {"activeDeadlineSeconds": 0}})
 
     def take_node(self, name: str, process: "subprocess.Popen[bytes]", *, seconds: float) -> int:
-        """Takes a pod's node as clouds take spot nodes, asking no budget: SIGTERM, then deletion."""
+        """Takes a pod's node as clouds take spot nodes, by no budget: SIGTERM, then deletion."""
         process.terminate()
         code = process.wait(seconds)
         self.evict_pod(name, message="node drained", is_replaced=False)
@@ -1032,7 +1030,7 @@ class Place:
 
 
 class Stream:
-    def __init__(self, handler: BaseHTTPRequestHandler) -> None:
+    def __init__(self, handler: Handler) -> None:
         self._handler = handler
         self.how = ""
 
@@ -1120,13 +1118,10 @@ def _merge(target: Object, change: Mapping[str, Any]) -> None:
             target[key] = value
 
 
-def _handler(api: KubernetesApi) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
+def _handler(api: KubernetesApi) -> type[Handler]:
+    class Answering(Handler):
         protocol_version = "HTTP/1.1"
         disable_nagle_algorithm = True
-
-        def log_message(self, format: str, *args: object) -> None:
-            return
 
         def serve(self, method: str) -> None:
             split = urllib.parse.urlsplit(self.path)
@@ -1144,10 +1139,11 @@ def _handler(api: KubernetesApi) -> type[BaseHTTPRequestHandler]:
                     self.log(split.path, query)
                 else:
                     code = 201 if method == "POST" else 200
-                    self.reply(code, api.answer(method, split.path, query, body))
+                    answer = api.answer(method, split.path, query, body)
+                    self.reply(code, json.dumps(answer).encode())
             except Refusal as refusal:
                 with contextlib.suppress(OSError):
-                    self.reply(refusal.code, refusal.status)
+                    self.reply(refusal.code, json.dumps(refusal.status).encode())
             except OSError:
                 self.close_connection = True
                 with contextlib.suppress(OSError):
@@ -1157,14 +1153,6 @@ def _handler(api: KubernetesApi) -> type[BaseHTTPRequestHandler]:
         do_POST = functools.partialmethod(serve, "POST")
         do_PATCH = functools.partialmethod(serve, "PATCH")
         do_DELETE = functools.partialmethod(serve, "DELETE")
-
-        def reply(self, code: int, answer: Object) -> None:
-            content = json.dumps(answer).encode()
-            self.send_response(code)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
 
         def watch(self, path: str, query: dict[str, str]) -> None:
             place = api.place("GET", path)
@@ -1227,34 +1215,18 @@ def _handler(api: KubernetesApi) -> type[BaseHTTPRequestHandler]:
                         if len(lines) <= position and not log.is_closed and not stream.how:
                             api.changed.wait(0.1)
 
-    return Handler
+    return Answering
 
 
 @contextlib.contextmanager
 def kubernetes_api(*, host="127.0.0.1", tls=None):
     api = KubernetesApi()
-
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
-
-        def handle_error(self, request: object, client_address: object) -> None:
-            return
-
-    with Server((host, 0), _handler(api)) as server:
-        api.url = f"{'https' if tls else 'http'}://{host}:{server.server_address[1]}"
-        if tls:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(*tls)
-            server.socket = context.wrap_socket(server.socket, server_side=True)
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,), name="kubernetes api")
-        thread.start()
+    with http_server(_handler(api), host=host, tls=tls) as api.url:
         try:
             yield api
         finally:
             api.let_go.set()
             api.drop_streams()
-            server.shutdown()
-            thread.join()
 
 
 def kube_config(folder, url, *, token=TOKEN, namespace=NAMESPACE, authority=None):

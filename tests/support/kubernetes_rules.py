@@ -101,9 +101,7 @@ def _close(schema: dict[str, Any]) -> None:
         schema.setdefault("additionalProperties", False)
 
 
-def _repeated_items(
-    _: Any, kind: str, value: list[Any], schema: dict[str, Any]
-) -> Iterator[ValidationError]:
+def _repeated_items(_, kind, value, schema) -> Iterator[ValidationError]:
     """Checks a list that is a set, or whose items differ by their keys."""
     keys, items = schema.get("x-kubernetes-list-map-keys", []), schema.get("items", {})
     seen: list[Any] = []

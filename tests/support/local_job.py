@@ -7,7 +7,7 @@ import re
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -205,17 +205,17 @@ class LocalJob:
         return path.read_text() if path.exists() else None
 
 
-def resource_config(
-    host: str, groups: Mapping[str, Sequence[str]], *, interface: str = "lo"
-) -> str:
+def resource_config(host, groups, *, interface="lo", kinds=None) -> str:
+    kind_of = {name: (kinds or {}).get(name, "ml.c5.xlarge") for name in groups}
+    group = next(name for name, hosts in groups.items() if host in hosts)
     return json.dumps(
         {
             "current_host": host,
-            "current_instance_type": "ml.c5.xlarge",
-            "current_group_name": next(g for g, hosts in groups.items() if host in hosts),
+            "current_instance_type": kind_of[group],
+            "current_group_name": group,
             "hosts": sorted(h for hosts in groups.values() for h in hosts),
             "instance_groups": [
-                {"instance_group_name": name, "instance_type": "ml.c5.xlarge", "hosts": list(hosts)}
+                {"instance_group_name": name, "instance_type": kind_of[name], "hosts": list(hosts)}
                 for name, hosts in groups.items()
             ],
             "network_interface_name": interface,

@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -29,15 +28,7 @@ _ENTER = (
 class Hosts:
     """Runs the hosts of one job, and ends them when the context ends."""
 
-    def __init__(
-        self,
-        folder: Path,
-        groups: Mapping[str, Sequence[str]],
-        *,
-        hyperparameters: Mapping[str, str] | None = None,
-        channels: Mapping[str, Sequence[str] | None] | None = None,
-        are_named: bool = True,
-    ) -> None:
+    def __init__(self, folder, groups, *, hyperparameters=None, channels=None, are_named=True):
         if os.geteuid():
             pytest.skip("namespaces are made by root")
         self.folder = folder

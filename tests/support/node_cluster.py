@@ -551,9 +551,7 @@ class NodeCluster:
         assert command.ended(seconds) == 0, command.tail
         return command.text
 
-    def train(
-        self, file: Path, *flags: str, run: str = "t", config: Path | None = None
-    ) -> TypedCommand:
+    def train(self, file, *flags, run="t", config=None) -> TypedCommand:
         """Starts `stoker train`, whose record is RUN.json; by default with KUBECONFIG."""
         named = ("--name", run, "--out", f"{run}.json")
         return self.type("train", str(file), "--yes", *named, *flags, config=config)

@@ -80,7 +80,6 @@ class Followed:
         assert not self._thread.is_alive(), "it did not end"
         if self.error:
             raise self.error
-        assert self._end is not None
         return self._end
 
     def failed(self) -> PlatformError:

@@ -216,7 +216,5 @@ def _end(holder: "subprocess.Popen[bytes]") -> None:
 def _run(*words: str) -> None:
     """Runs `words` and, at their end, a shell script."""
     *head, script = words
-    done = subprocess.run(
-        [*head, "sh", "-ec", script], capture_output=True, text=True, timeout=20, check=False
-    )
+    done = subprocess.run([*head, "sh", "-ec", script], capture_output=True, text=True, timeout=20)
     assert done.returncode == 0, f"{script}: {done.stderr}"

@@ -68,8 +68,6 @@ def stack(given: Mapping[str, str]) -> dict[str, Mapping[str, Json]]:
     """Returns the resources that a stack with these parameters has, as CloudFormation fills in."""
     whole: Mapping[str, Json] = template()
     parameters, named = whole["Parameters"], whole["Resources"]
-    assert isinstance(parameters, dict)
-    assert isinstance(named, dict)
     names: dict[str, str] = {
         "AWS::Partition": "aws",
         "AWS::Region": REGION,
@@ -108,7 +106,6 @@ def stack(given: Mapping[str, str]) -> dict[str, Mapping[str, Json]]:
     for name, resource in named.items():
         if "Condition" not in resource or is_so(resource["Condition"]):
             found = filled(resource)
-            assert isinstance(found, dict)
             made[name] = found
     return made
 
@@ -125,11 +122,9 @@ def rendered(*, is_all: bool = False) -> Mapping[str, Mapping[str, Json]]:
     found: dict[str, list[Json]] = {part: [] for part in POLICIES}
     for name, resource in stack(EVERYTHING if is_all else EXAMPLE).items():
         properties = resource["Properties"]
-        assert isinstance(properties, dict)
         document = properties.get("PolicyDocument")
         if not str(resource["Type"]).endswith("Policy") or name == "FailureTopicPolicy":
             continue
-        assert isinstance(document, dict)
         roles = properties.get("Roles", [])
         for part, role in (*ROLES.items(), ("caller", "")):
             if role in roles or (part == "caller" and "Managed" in str(resource["Type"])):
@@ -157,21 +152,14 @@ def resources(statement: Mapping[str, Json]) -> list[str]:
     return [str(each) for each in named] if isinstance(named, list) else [str(named)]
 
 
-def is_allowed(
-    name: str,
-    action: str,
-    resource: str,
-    *,
-    context: Mapping[str, str] | None = None,
-) -> bool:
+def is_allowed(name, action, resource, *, context=None) -> bool:
     """Whether a policy of the example allows an action on a resource, as IAM matches both."""
     for allowed, statement in actions(rendered()[name]):
         matches = any(fnmatch.fnmatchcase(resource, p) for p in resources(statement))
         if allowed != action or not matches:
             continue
         tests = statement.get("Condition", {})
-        assert isinstance(tests, Mapping)
-        wanted = [pair for test in tests.values() for pair in test.items()]  # type: ignore[union-attr]
+        wanted = [pair for test in tests.values() for pair in test.items()]
         if all(_matches((context or {}).get(key), value) for key, value in wanted):
             return True
     return False

@@ -20,9 +20,7 @@ def at(value: float, samples: int = 60) -> Quartiles:
     return Quartiles(mean=value, median=value, low=value, high=value, samples=samples)
 
 
-def drained(
-    workers: int, cpu: float, *, wall: float | None = None, rate: float | None = None
-) -> Drain:
+def drained(workers, cpu, *, wall=None, rate=None) -> Drain:
     """Makes a drain whose workers only compute, and all of them at once, unless it is said."""
     wall = cpu if wall is None else wall
     return Drain(
@@ -99,9 +97,7 @@ def changed(result: RankResult, /, **fields: object) -> RankResult:
     return msgspec.structs.replace(result, **fields)
 
 
-def profile_of(
-    *ranks: RankResult, kind: str = "local.c1", count: int = 1, **what: object
-) -> Profile:
+def profile_of(*ranks, kind="local.c1", count=1, **what) -> Profile:
     return combine(
         ranks,
         group=TodaysGroup(instance_type=kind, count=count),

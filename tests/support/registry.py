@@ -5,11 +5,11 @@ An engine that pulls the image knows its digest.
 
 import hashlib
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+
+from support.http_server import Handler, http_server
 
 _MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 
@@ -39,7 +39,7 @@ def registry(layer: Path, *, architecture: str) -> Iterator[str]:
         }
     ).encode()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Answering(Handler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
@@ -74,18 +74,8 @@ def registry(layer: Path, *, architecture: str) -> Iterator[str]:
                 self.send_header("Docker-Content-Digest", _digest(manifest))
             self.end_headers()
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with http_server(Answering) as url:
+        yield url.removeprefix("http://")
 
 
 def _digest(data: bytes) -> str:

@@ -34,7 +34,6 @@ class Drawing(torch.utils.data.Dataset[torch.Tensor]):
 class Stream(torch.utils.data.IterableDataset[torch.Tensor]):
     def __iter__(self) -> Iterator[torch.Tensor]:
         info = torch.utils.data.get_worker_info()
-        assert info is not None
         for index in range(info.id, LENGTH, info.num_workers):
             drawn = [random.random(), float(torch.rand(()))]
             yield torch.tensor([float(index), *drawn], dtype=torch.float64)

@@ -9,7 +9,6 @@ import contextlib
 import io
 import json
 import os
-import signal
 import subprocess
 import sys
 import tarfile
@@ -18,11 +17,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
+import psutil
+
 from stoker.platforms.aws import Aws, split_uri
 from stoker.records import Json
 from support.cloudwatch import put_lines
+from support.local_job import resource_config
 from support.moto import ACCOUNT, REGION, AwsServer
-from support.pod_network import PodNetwork
+from support.pod_network import PodNetwork, Sandbox
+from support.processes import RUNTIME, started
 
 # Of one job, its image's start included: what hangs is a failure of the test.
 JOB_SECONDS = 100.0
@@ -73,37 +76,38 @@ class Containers:
         """Runs a processing job; where `lose_when` comes true first, its host is lost."""
         read = self.read.setdefault(name, {})
         ml = _made(self._folder / name / "algo-1")
-        for item in as_items(request.get("ProcessingInputs")):
-            source = as_map(item["S3Input"])
+        for item in as_list(request.get("ProcessingInputs")):
+            source = item["S3Input"]
             assert source["S3InputMode"] == "File", "only files are known here"
-            place = ml / PurePosixPath(str(source["LocalPath"])).relative_to("/opt/ml")
-            assert PurePosixPath(str(source["LocalPath"])).is_relative_to(PROCESSING)
+            place = ml / PurePosixPath(source["LocalPath"]).relative_to("/opt/ml")
+            assert PurePosixPath(source["LocalPath"]).is_relative_to(PROCESSING)
             try:
-                keys = self._download(str(source["S3Uri"]), place)
+                keys = self._download(source["S3Uri"], place)
             except NoObjectsError as err:
                 return Ended(status="Failed", reason=f"ClientError: {err}")
-            read[str(item["InputName"])] = keys
-        outputs = as_items(as_map(request.get("ProcessingOutputConfig")).get("Outputs"))
+            read[item["InputName"]] = keys
+        outputs = as_list(request.get("ProcessingOutputConfig").get("Outputs"))
         for item in outputs:
-            _made(ml / _below_ml(as_map(item["S3Output"])["LocalPath"]))
-        app = as_map(request["AppSpecification"])
-        network = as_map(request.get("NetworkConfig") or {})
+            _made(ml / _below_ml(item["S3Output"]["LocalPath"]))
+        app = request["AppSpecification"]
+        network = request.get("NetworkConfig") or {}
         process = self._start(
             ml,
-            [*_words(app["ContainerEntrypoint"]), *_words(app.get("ContainerArguments"))],
+            [*app["ContainerEntrypoint"], *app.get("ContainerArguments", ())],
             log=self._folder / name / "algo-1.log",
             environ={
-                **_without_region(self._server.env),
+                # The service tells the region, but not in the variable that boto3 reads.
+                **{k: v for k, v in self._server.env.items() if k != "AWS_DEFAULT_REGION"},
                 **self.environ,
-                **{k: str(v) for k, v in as_map(request.get("Environment") or {}).items()},
+                **{k: str(v) for k, v in (request.get("Environment") or {}).items()},
             },
             head=["unshare", "--net"] if network.get("EnableNetworkIsolation") else [],
         )
         code = _ended(process, lose_when=lose_when)
         for item in outputs:
-            target = as_map(item["S3Output"])
+            target = item["S3Output"]
             if target["S3UploadMode"] == "Continuous" or code == 0:
-                self._upload(ml / _below_ml(target["LocalPath"]), str(target["S3Uri"]))
+                self._upload(ml / _below_ml(target["LocalPath"]), target["S3Uri"])
         if code is None:
             kind = "SageMaker.JOB_INTERNAL_ERROR"
             return Ended(status="Failed", reason="InternalServerError: try again", kind=kind)
@@ -111,7 +115,7 @@ class Containers:
         return Ended(status="Completed") if code == 0 else Ended(status="Failed", reason=words)
 
     def train(self, request: Body, *, is_stopped: Callable[[], bool]) -> Ended:
-        name = str(request["TrainingJobName"])
+        name = request["TrainingJobName"]
         with PodNetwork(domain="sagemaker") as network:
             try:
                 hosts = self._lay_out(request, network)
@@ -124,79 +128,60 @@ class Containers:
         return ended
 
     def _lay_out(self, request: Body, network: PodNetwork) -> list["_Host"]:
-        name = str(request["TrainingJobName"])
+        name = request["TrainingJobName"]
         read = self.read.setdefault(name, {})
-        resources = as_map(request["ResourceConfig"])
-        groups = as_items(resources.get("InstanceGroups")) or [
-            {
-                "InstanceGroupName": "homogeneousCluster",
-                "InstanceType": resources["InstanceType"],
-                "InstanceCount": resources["InstanceCount"],
-            }
-        ]
-        hosts = []
-        for group in groups:
-            for _ in range(int(str(group["InstanceCount"]))):
+        resources = request["ResourceConfig"]
+        whole = {"InstanceGroupName": "homogeneousCluster", **resources}
+        hosts, members, kinds = [], {}, {}
+        for group in as_list(resources.get("InstanceGroups")) or [whole]:
+            group_name = group["InstanceGroupName"]
+            kinds[group_name] = group["InstanceType"]
+            for _ in range(group["InstanceCount"]):
                 host = f"algo-{len(hosts) + 1}"
-                sandbox = network.sandbox(host)
+                members.setdefault(group_name, []).append(host)
                 ml = _made(self._folder / name / host)
-                hosts.append(
-                    _Host(
-                        name=host,
-                        group=str(group["InstanceGroupName"]),
-                        kind=str(group["InstanceType"]),
-                        ml=ml,
-                        enter=sandbox.enter,
-                        address=sandbox.address,
-                    )
-                )
-        etc_hosts = self._folder / name / "etc-hosts"
-        etc_hosts.write_text(
-            "127.0.0.1 localhost\n" + "".join(f"{h.address} {h.name}\n" for h in hosts)
-        )
+                hosts.append(_Host(host, group_name, ml, network.sandbox(host)))
+        lines = ["127.0.0.1 localhost\n", *(f"{h.sandbox.address} {h.name}\n" for h in hosts)]
+        (self._folder / name / "etc-hosts").write_text("".join(lines))
         for host in hosts:
             config = _made(host.ml / "input" / "config")
             _made(host.ml / "model")
             _made(host.ml / "output" / "data")
-            (config / "resourceconfig.json").write_text(_resource_config(host, hosts))
+            text = resource_config(host.name, members, interface="eth0", kinds=kinds)
+            (config / "resourceconfig.json").write_text(text)
             parameters = request.get("HyperParameters") or {}
             (config / "hyperparameters.json").write_text(json.dumps(parameters))
             mine = {}
-            for channel in as_items(request.get("InputDataConfig")):
-                source = as_map(as_map(channel["DataSource"])["S3DataSource"])
+            for channel in as_list(request.get("InputDataConfig")):
+                source = channel["DataSource"]["S3DataSource"]
                 only = source.get("InstanceGroupNames")
-                if only and host.group not in _words(only):
+                if only and host.group not in only:
                     continue
                 assert str(channel.get("InputMode") or "File") == "File", "only files are known"
                 assert source.get("S3DataDistributionType") == "FullyReplicated"
-                channel_name = str(channel["ChannelName"])
-                mine[channel_name] = {"TrainingInputMode": "File"}
-                place = host.ml / "input" / "data" / channel_name
-                read[channel_name] = self._download(str(source["S3Uri"]), place)
+                called = channel["ChannelName"]
+                mine[called] = {"TrainingInputMode": "File"}
+                place = host.ml / "input" / "data" / called
+                read[called] = self._download(source["S3Uri"], place)
             (config / "inputdataconfig.json").write_text(json.dumps(mine))
-            kept = as_map(request.get("CheckpointConfig") or {})
+            kept = request.get("CheckpointConfig") or {}
             if kept:
                 place = _made(host.ml / _below_ml(kept.get("LocalPath", "/opt/ml/checkpoints")))
                 with contextlib.suppress(NoObjectsError):
-                    read["checkpoints"] = self._download(str(kept["S3Uri"]), place)
+                    read["checkpoints"] = self._download(kept["S3Uri"], place)
                 host.found = {f: f.read_bytes() for f in place.rglob("*") if f.is_file()}
         return hosts
 
-    def _run(
-        self, request: Body, hosts: Sequence["_Host"], *, is_stopped: Callable[[], bool]
-    ) -> Ended:
-        name = str(request["TrainingJobName"])
-        algorithm = as_map(request["AlgorithmSpecification"])
-        command = [
-            *_words(algorithm["ContainerEntrypoint"]),
-            *_words(algorithm.get("ContainerArguments")),
-        ]
+    def _run(self, request, hosts, *, is_stopped) -> Ended:
+        name = request["TrainingJobName"]
+        algorithm = request["AlgorithmSpecification"]
+        command = [*algorithm["ContainerEntrypoint"], *algorithm.get("ContainerArguments", ())]
         environ = {
             **self.environ,
             **self.training_environ,
             "TRAINING_JOB_NAME": name,
             "TRAINING_JOB_ARN": job_arn(name),
-            **{k: str(v) for k, v in as_map(request.get("Environment") or {}).items()},
+            **{k: str(v) for k, v in (request.get("Environment") or {}).items()},
         }
         for host in hosts:
             host.process = self._start(
@@ -204,17 +189,17 @@ class Containers:
                 command,
                 log=self._folder / name / f"{host.name}.log",
                 environ=environ,
-                head=host.enter,
+                head=host.sandbox.enter,
                 etc_hosts=self._folder / name / "etc-hosts",
             )
         was_stopped = _all_ended(hosts, is_stopped=is_stopped, lets_go=self.lets_go)
-        kept = as_map(request.get("CheckpointConfig") or {})
-        output = f"{str(as_map(request['OutputDataConfig'])['S3OutputPath']).rstrip('/')}/{name}"
+        kept = request.get("CheckpointConfig") or {}
+        output = f"{str(request['OutputDataConfig']['S3OutputPath']).rstrip('/')}/{name}"
         for host in hosts:
             if kept:
                 place = host.ml / _below_ml(kept.get("LocalPath", "/opt/ml/checkpoints"))
                 # What a host only got is not sent back, over what another one has saved meanwhile.
-                self._upload(place, str(kept["S3Uri"]), unless=host.found)
+                self._upload(place, kept["S3Uri"], unless=host.found)
         self._pack([h.ml / "output" / "data" for h in hosts], f"{output}/output/output.tar.gz")
         failed = next((h for h in hosts if h.code), None)
         if failed and not was_stopped:
@@ -226,17 +211,7 @@ class Containers:
         self._pack([h.ml / "model" for h in hosts], model)
         return Ended(status="Stopped" if was_stopped else "Completed", model_uri=model)
 
-    def _start(
-        self,
-        ml: Path,
-        command: Sequence[str],
-        *,
-        log: Path,
-        environ: Mapping[str, str],
-        head: Sequence[str],
-        etc_hosts: Path | None = None,
-    ) -> "subprocess.Popen[bytes]":
-        fresh = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    def _start(self, ml, command, *, log, environ, head, etc_hosts=None):
         enter = ["sh", "-c", _ENTER, "sh", str(ml), str(etc_hosts or "-")]
         variables = {
             # The image's: its programs, and a home that can be written.
@@ -245,19 +220,14 @@ class Containers:
             "OMP_NUM_THREADS": "1",
             "AWS_REGION": REGION,
         }
-        with log.open("ab") as file:
-            return subprocess.Popen(
-                [*head, *fresh, *enter, *command],
-                env={**variables, **environ},
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-            )
+        return started([*head, *RUNTIME, *enter, *command], log, env={**variables, **environ})
 
     def _download(self, uri: str, folder: Path) -> list[str]:
         """Copies what a prefix matches: an object to its name, a folder to what is below it."""
         bucket, key = split_uri(uri)
-        keys = [str(item["Key"]) for item in self._list(bucket, key)]
+        answer = self._aws.call("s3", "ListObjectsV2", Bucket=bucket, Prefix=key)
+        assert not answer.get("IsTruncated")
+        keys = [item["Key"] for item in answer.get("Contents", [])]
         if not keys:
             raise NoObjectsError(f"Data download failed: no S3 objects found under {uri}")
         if key in keys:
@@ -273,14 +243,7 @@ class Containers:
             target.write_bytes(self._aws.read_object(f"s3://{bucket}/{each}"))
         return keys
 
-    def _list(self, bucket: str, key: str) -> Sequence[Body]:
-        answer = self._aws.call("s3", "ListObjectsV2", Bucket=bucket, Prefix=key)
-        assert not answer.get("IsTruncated")
-        return as_items(answer.get("Contents"))
-
-    def _upload(
-        self, folder: Path, uri: str, *, unless: Mapping[Path, bytes] | None = None
-    ) -> None:
+    def _upload(self, folder, uri, *, unless=None) -> None:
         for file in sorted(path for path in folder.rglob("*") if path.is_file()):
             if file.read_bytes() == (unless or {}).get(file):
                 continue
@@ -310,28 +273,24 @@ class NoObjectsError(Exception):
 class _Host:
     name: str
     group: str
-    kind: str
     ml: Path
-    enter: Sequence[str]
-    address: str
+    sandbox: Sandbox
     process: "subprocess.Popen[bytes] | None" = None
     found: dict[Path, bytes] = field(default_factory=dict)
 
     @property
     def code(self) -> int | None:
-        return self.process.poll() if self.process else None
+        return self.process.poll()
 
 
 def job_arn(name: str) -> str:
     return f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:training-job/{name}"
 
 
-def _all_ended(
-    hosts: Sequence[_Host], *, is_stopped: Callable[[], bool], lets_go: Callable[[], bool]
-) -> bool:
+def _all_ended(hosts, *, is_stopped, lets_go) -> bool:
     """Waits for all hosts, ends what still runs after a failure; returns whether it was stopped."""
-    deadline, was_stopped, is_failing = time.monotonic() + JOB_SECONDS, False, False
-    has_gone = False
+    deadline = time.monotonic() + JOB_SECONDS
+    was_stopped = is_failing = has_gone = False
     while any(host.code is None for host in hosts):
         if not has_gone and lets_go():
             has_gone = True
@@ -340,73 +299,33 @@ def _all_ended(
         if is_stopped() and not was_stopped:
             was_stopped = True
             for host in hosts:
-                _signal_first(host, signal.SIGTERM)
+                # The first process, below what makes its namespaces.
+                with contextlib.suppress(psutil.Error, IndexError):
+                    psutil.Process(host.process.pid).children()[0].terminate()
         if not is_failing and any(host.code for host in hosts):
             is_failing = True
             deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
         if time.monotonic() > deadline:
             for host in hosts:
-                if host.code is None and host.process:
-                    host.process.kill()
-                    host.process.wait()
+                host.process.kill()
+                host.process.wait()
             assert is_failing or was_stopped, f"{hosts[0].ml.parent.name} did not end"
         time.sleep(0.05)
     return was_stopped
 
 
-def _signal_first(host: _Host, number: int) -> None:
-    """Sends a signal to a host's first process, below what makes its namespaces."""
-    import psutil
-
-    assert host.process
-    with contextlib.suppress(psutil.Error, IndexError):
-        psutil.Process(host.process.pid).children()[0].send_signal(number)
-
-
-def _ended(
-    process: "subprocess.Popen[bytes]", *, lose_when: Callable[[], bool] | None
-) -> int | None:
+def _ended(process, *, lose_when) -> int | None:
     """Waits for a processing container's exit code; None: its host was lost."""
     deadline = time.monotonic() + 3 * JOB_SECONDS
     while process.poll() is None:
-        if lose_when and lose_when():
+        is_lost = lose_when and lose_when()
+        if is_lost or time.monotonic() > deadline:
             process.kill()
             process.wait()
+            assert is_lost, "a processing job did not end"
             return None
-        if time.monotonic() > deadline:
-            process.kill()
-            process.wait()
-            raise AssertionError("a processing job did not end")
         time.sleep(0.05)
     return process.returncode
-
-
-def _resource_config(host: _Host, hosts: Sequence[_Host]) -> str:
-    groups: dict[str, list[_Host]] = {}
-    for each in hosts:
-        groups.setdefault(each.group, []).append(each)
-    return json.dumps(
-        {
-            "current_host": host.name,
-            "current_instance_type": host.kind,
-            "current_group_name": host.group,
-            "hosts": [each.name for each in hosts],
-            "instance_groups": [
-                {
-                    "instance_group_name": name,
-                    "instance_type": members[0].kind,
-                    "hosts": [each.name for each in members],
-                }
-                for name, members in groups.items()
-            ],
-            "network_interface_name": "eth0",
-        }
-    )
-
-
-def _without_region(environ: Mapping[str, str]) -> dict[str, str]:
-    """The service tells a container its region, but not in the variable that boto3 reads."""
-    return {name: value for name, value in environ.items() if name != "AWS_DEFAULT_REGION"}
 
 
 def _below_ml(path: Json) -> PurePosixPath:
@@ -418,19 +337,6 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-def as_map(value: Json) -> Body:
-    assert isinstance(value, Mapping), value
-    return value
-
-
 def as_list(value: Json) -> list[Json]:
     assert value is None or isinstance(value, list)
     return value or []
-
-
-def as_items(value: Json) -> list[Body]:
-    return [as_map(item) for item in as_list(value)]
-
-
-def _words(value: Json) -> list[str]:
-    return [str(item) for item in as_list(value)]

@@ -6,12 +6,15 @@ Waits between attempts are counted instead of waited for.
 """
 
 import contextlib
+import functools
 import json
 import re
 import secrets
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -24,15 +27,7 @@ from stoker.platforms.sagemaker.submit import FINAL
 from stoker.records import Json
 from support import sagemaker_pipeline as sample
 from support.moto import REGION, AwsServer
-from support.sagemaker_containers import (
-    Body,
-    Containers,
-    Ended,
-    as_items,
-    as_list,
-    as_map,
-    job_arn,
-)
+from support.sagemaker_containers import Body, Containers, Ended, as_list, job_arn
 from support.sagemaker_rules import MODEL, over_limits, rule_problems
 from support.sagemaker_service import SageMakerService, served
 
@@ -52,16 +47,13 @@ _KEYS = {
     "Processing": _COMMON | {"RetryPolicies", "PropertyFiles", "CacheConfig"},
     "Training": _COMMON | {"RetryPolicies", "CacheConfig"},
     "RegisterModel": _COMMON | {"RetryPolicies"},
-    "Condition": _COMMON,
-    "Fail": _COMMON,
+    **dict.fromkeys(("Condition", "Fail"), _COMMON),
 }
 _NAME = re.compile(r"[A-Za-z0-9](-*[A-Za-z0-9]){0,63}")
 # Retries are for these alone; what the container did itself is in none of them.
 _STEP_KINDS = {"Step.SERVICE_FAULT", "Step.THROTTLING"}
 _JOB_KINDS = {
-    "SageMaker.RESOURCE_LIMIT",
-    "SageMaker.CAPACITY_ERROR",
-    "SageMaker.JOB_INTERNAL_ERROR",
+    f"SageMaker.{kind}" for kind in ("RESOURCE_LIMIT", "CAPACITY_ERROR", "JOB_INTERNAL_ERROR")
 }
 # By these parts of a training's request the service finds an earlier step in its cache.
 _CACHE_KEY = (
@@ -106,9 +98,7 @@ class Account(SageMakerService):
             return Ended(status="Failed", reason=CAPACITY, kind="SageMaker.CAPACITY_ERROR")
         return self.containers.train(request, is_stopped=is_stopped)
 
-    def answered(
-        self, operation: str, asked: dict[str, Json]
-    ) -> tuple[int, Mapping[str, object]] | None:
+    def answered(self, operation, asked) -> tuple[int, Mapping[str, object]] | None:
         """Answers a call about training jobs; None: moto has it."""
         if operation == "ListPipelineExecutions":
             return self._list(asked)
@@ -127,26 +117,25 @@ class Account(SageMakerService):
         return self.jobs[name]
 
     def _run(self, asked: Body) -> None:
-        job = self.jobs[str(asked["TrainingJobName"])]
+        job = self.jobs[asked["TrainingJobName"]]
         ended = Ended(status="Failed", reason="InternalServerError: of the test")
         try:
             ended = self.train(asked, is_stopped=lambda: job["TrainingJobStatus"] == "Stopping")
         finally:
-            self.end(str(asked["TrainingJobName"]), ended.status, reason=ended.reason)
+            self.end(asked["TrainingJobName"], ended.status, reason=ended.reason)
             if ended.model_uri:
                 job["ModelArtifacts"] = {"S3ModelArtifacts": ended.model_uri}
 
     def _list(self, asked: dict[str, Json]) -> tuple[int, dict[str, Json]]:
         """Lists moto's runs, which it calls Succeeded at once, those under way as they are."""
         # On the wire, a number.
-        since = {"CreatedAfter": datetime.fromtimestamp(float(str(asked["CreatedAfter"])), UTC)}
-        asked |= since if "CreatedAfter" in asked else {}
+        asked["CreatedAfter"] = datetime.fromtimestamp(float(asked["CreatedAfter"]), UTC)
         found = Aws(region=REGION).call("sagemaker", "ListPipelineExecutions", **asked)
-        summaries = [
-            {**item, "StartTime": datetime.fromisoformat(str(item["StartTime"])).timestamp()}
-            | ({"PipelineExecutionStatus": "Executing"} if _id_of(item) in self.executing else {})
-            for item in as_items(found["PipelineExecutionSummaries"])
-        ]
+        summaries = as_list(found["PipelineExecutionSummaries"])
+        for item in summaries:
+            item["StartTime"] = datetime.fromisoformat(str(item["StartTime"])).timestamp()
+            if item["PipelineExecutionArn"].rpartition("/")[2] in self.executing:
+                item["PipelineExecutionStatus"] = "Executing"
         return 200, {"PipelineExecutionSummaries": summaries}
 
     def close(self) -> None:
@@ -162,9 +151,7 @@ def account(folder: Path, server: AwsServer) -> Iterator[Account]:
     """Yields an account whose jobs run; everything that is no training job is moto's."""
     found = Account(server, Containers(folder, server))
 
-    def answer(
-        operation: str, content: bytes, headers: Mapping[str, str]
-    ) -> tuple[int, Mapping[str, Json]]:
+    def answer(operation, content, headers) -> tuple[int, Mapping[str, Json]]:
         answered = found.answered(operation, json.loads(content))
         return answered or _of_moto(server, headers, content)
 
@@ -176,12 +163,7 @@ def account(folder: Path, server: AwsServer) -> Iterator[Account]:
             found.close()
 
 
-def _of_moto(
-    server: AwsServer, headers: Mapping[str, str], content: bytes
-) -> tuple[int, dict[str, Json]]:
-    import urllib.error
-    import urllib.request
-
+def _of_moto(server, headers, content) -> tuple[int, dict[str, Json]]:
     kept = {k: v for k, v in headers.items() if k.lower() not in ("host", "content-length")}
     request = urllib.request.Request(server.url, data=content, headers=kept, method="POST")
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -208,15 +190,7 @@ class StepRun:
 class Execution:
     """A run of a definition; `undocumented`: what AWS's documentation does not say to work."""
 
-    def __init__(
-        self,
-        account: Account,
-        definition: str,
-        *,
-        name: str,
-        parameters: Mapping[str, str] | None = None,
-        execution_id: str = "",
-    ) -> None:
+    def __init__(self, account, definition, *, name, parameters=None, execution_id="") -> None:
         self._account = account
         self.id = execution_id or secrets.token_hex(6)
         document = json.loads(definition)
@@ -259,33 +233,28 @@ class Execution:
                     continue
                 step = self._definition[name]
                 if step["Type"] == "Condition":
-                    is_met = self._is_met(step)
+                    conditions = step["Arguments"]["Conditions"]
+                    is_met = all(self._holds(each, name) for each in conditions)
                     taken[name] = "IfSteps" if is_met else "ElseSteps"
                     self.steps[name] = StepRun("Succeeded")
                 elif step["Type"] == "Fail":
-                    self.reason = str(
-                        self._resolved(as_map(step["Arguments"]).get("ErrorMessage"), name)
-                    )
+                    self.reason = str(self._resolved(step["Arguments"].get("ErrorMessage"), name))
                     self.steps[name] = StepRun("Failed", reason=self.reason)
                 else:
                     self.steps[name] = self._attempted(step)
         assert not left, f"steps wait for each other: {left}"
         failed = {name for name, run in self.steps.items() if run.status == "Failed"}
         awaited = {step for name in self._definition for step in self._awaited_anyhow(name)}
-        self.status = (
-            "Succeeded"
-            if not failed
-            else "CompletedWithFailures"
-            if failed <= awaited
-            else "Failed"
-        )
+        self.status = "Failed"
+        if failed <= awaited:
+            self.status = "CompletedWithFailures" if failed else "Succeeded"
         return self
 
     # -- the definition ------------------------------------------------------------------
 
     def _collect(self, steps: Json, inside: tuple[str, str] | None) -> None:
-        for step in as_items(steps):
-            name, kind = str(step["Name"]), str(step["Type"])
+        for step in as_list(steps):
+            name, kind = step["Name"], step["Type"]
             if kind not in _KEYS:
                 raise DefinitionError(f"{name}: steps of type {kind} are not known here")
             _only(step, _KEYS[kind], name)
@@ -294,13 +263,13 @@ class Execution:
             self._definition[name] = step
             self._inside[name] = inside
             if kind == "Condition":
-                arguments = as_map(step["Arguments"])
+                arguments = step["Arguments"]
                 _only(arguments, {"Conditions", "IfSteps", "ElseSteps"}, name)
                 for branch in ("IfSteps", "ElseSteps"):
                     self._collect(arguments.get(branch) or [], (name, branch))
 
     def _check(self, step: Body) -> None:
-        name = str(step["Name"])
+        name = step["Name"]
         for waited in [*self._dependencies(name)]:
             if waited not in self._definition:
                 raise DefinitionError(f"{name} waits for {waited}, which is not there")
@@ -309,7 +278,7 @@ class Execution:
             if self._inside[waited] not in self._around(name):
                 raise DefinitionError(f"{name} refers to {waited}, of another branch")
         kinds: list[str] = []
-        for policy in as_items(step.get("RetryPolicies")):
+        for policy in as_list(step.get("RetryPolicies")):
             allowed = {"ExceptionType", "IntervalSeconds", "BackoffRate"}
             _only(policy, allowed | {"MaxAttempts", "ExpireAfterMin"}, name)
             if ("MaxAttempts" in policy) == ("ExpireAfterMin" in policy):
@@ -318,13 +287,9 @@ class Execution:
         known = _STEP_KINDS | (_JOB_KINDS if step["Type"] != "RegisterModel" else set())
         if len(kinds) != len(set(kinds)) or not set(kinds) <= known:
             raise DefinitionError(f"{name}: kinds of errors to retry: {kinds}")
-        outputs = {
-            str(item["OutputName"])
-            for item in as_items(
-                as_map(as_map(step["Arguments"]).get("ProcessingOutputConfig") or {}).get("Outputs")
-            )
-        }
-        for file in as_items(step.get("PropertyFiles")):
+        config = step["Arguments"].get("ProcessingOutputConfig", {})
+        outputs = {item["OutputName"] for item in config.get("Outputs", [])}
+        for file in as_list(step.get("PropertyFiles")):
             if file["OutputName"] not in outputs:
                 raise DefinitionError(f"{name}: a property file of no output: {file}")
 
@@ -339,43 +304,41 @@ class Execution:
         """Maps steps to the outcome waited for: named ones, and those that are referred to."""
         step = self._definition[name]
         found = {}
-        shown: Json = {**as_map(step["Arguments"])}
-        if step["Type"] == "Condition":
-            shown = as_map(step["Arguments"])["Conditions"]
+        is_condition = step["Type"] == "Condition"
+        shown = step["Arguments"]["Conditions"] if is_condition else step["Arguments"]
         for referred in re.findall(r'"Steps\.([^."]+)\.', json.dumps(shown)):
             found[referred] = "Succeeded"
         for entry in as_list(step.get("DependsOn")):
             if isinstance(entry, str):
                 found[entry] = "Succeeded"
                 continue
-            _only(as_map(entry), {"Step", "Trigger"}, name)
-            trigger = str(as_map(entry)["Trigger"])
+            _only(entry, {"Step", "Trigger"}, name)
+            trigger = entry["Trigger"]
             if trigger not in ("Any", "Failed", "Stopped"):
                 raise DefinitionError(f"{name}: {trigger} is no outcome")
             self.undocumented.add(f"a step after another's outcome {trigger}")
-            found[str(as_map(entry)["Step"])] = trigger
+            found[entry["Step"]] = trigger
         return found
 
     def _awaited_anyhow(self, name: str) -> list[str]:
         return [step for step, how in self._dependencies(name).items() if how == "Any"]
 
+    def _is_left_out(self, name: str, taken: Mapping[str, str]) -> bool:
+        inside = self._inside[name]
+        return inside is not None and taken.get(inside[0]) != inside[1]
+
     def _is_settled(self, name: str, taken: Mapping[str, str]) -> bool:
         inside = self._inside[name]
         if inside and inside[0] not in self.steps:
             return False
-        if inside and taken.get(inside[0]) != inside[1]:
-            return True
-        return all(step in self.steps for step in self._dependencies(name))
+        left_out = self._is_left_out(name, taken)
+        return left_out or self._dependencies(name).keys() <= self.steps.keys()
 
     def _may_run(self, name: str, taken: Mapping[str, str]) -> bool:
-        inside = self._inside[name]
-        if inside and taken.get(inside[0]) != inside[1]:
-            return False
-        for step, how in self._dependencies(name).items():
-            status = self.steps[step].status
-            if status == "Not run" or (how != "Any" and status != how):
-                return False
-        return True
+        found = ((self.steps[step].status, how) for step, how in self._dependencies(name).items())
+        return not self._is_left_out(name, taken) and all(
+            status != "Not run" and how in ("Any", status) for status, how in found
+        )
 
     # -- values --------------------------------------------------------------------------
 
@@ -385,19 +348,19 @@ class Execution:
         if not isinstance(value, Mapping):
             return value
         if set(value) == {"Get"}:
-            return self._got(str(value["Get"]), step)
+            return self._got(value["Get"], step)
         if set(value) == {"Std:Join"}:
-            join = as_map(value["Std:Join"])
+            join = value["Std:Join"]
             _only(join, {"On", "Values"}, step)
             parts = as_list(join["Values"])
             if any(isinstance(part, Mapping) and "Std:Join" in part for part in parts):
                 raise DefinitionError(f"{step}: a join inside a join")
-            return str(join["On"]).join(in_a_text(self._resolved(part, step)) for part in parts)
+            return join["On"].join(in_a_text(self._resolved(part, step)) for part in parts)
         if set(value) == {"Std:JsonGet"}:
-            kind = str(self._definition[step]["Type"])
+            kind = self._definition[step]["Type"]
             if kind != "Condition":
                 self.undocumented.add(f"a value of a JSON file in a step of type {kind}")
-            return self._from_file(as_map(value["Std:JsonGet"]), step)
+            return self._from_file(value["Std:JsonGet"], step)
         if any(str(key).startswith("Std:") for key in value):
             raise DefinitionError(f"{step}: {list(value)} is not known here")
         return {str(key): self._resolved(item, step) for key, item in value.items()}
@@ -408,40 +371,35 @@ class Execution:
         if not reference.startswith("Steps."):
             raise DefinitionError(f"{step}: there is no {reference}")
         _, other, *path = reference.split(".")
-        found: Json = self.steps[other].described
-        for part in path:
-            found = as_map(found).get(part)
+        found = functools.reduce(
+            lambda value, key: value.get(key), path, self.steps[other].described
+        )
         if found is None:
             raise DefinitionError(f"{step}: {reference} has no value")
         return found
 
     def _from_file(self, function: Body, step: str) -> Json:
         _only(function, {"PropertyFile", "Path"}, step)
-        reference = str(as_map(function["PropertyFile"])["Get"])
+        reference = function["PropertyFile"]["Get"]
         _, other, _, name = reference.split(".")
         made = self._definition[other]
         file = next(
-            (f for f in as_items(made.get("PropertyFiles")) if f["PropertyFileName"] == name), None
+            (f for f in as_list(made.get("PropertyFiles")) if f["PropertyFileName"] == name), None
         )
         if file is None:
             raise DefinitionError(f"{step}: {other} has no property file {name}")
-        request = self.steps[other].request
-        outputs = as_items(as_map(request["ProcessingOutputConfig"])["Outputs"])
+        outputs = self.steps[other].request["ProcessingOutputConfig"]["Outputs"]
         target = next(o for o in outputs if o["OutputName"] == file["OutputName"])
-        uri = str(as_map(target["S3Output"])["S3Uri"]).rstrip("/")
-        found: Json = json.loads(Aws(region=REGION).read_object(f"{uri}/{file['FilePath']}"))
-        for part in str(function["Path"]).split("."):
-            if part not in as_map(found):
+        uri = target["S3Output"]["S3Uri"].rstrip("/")
+        found = json.loads(Aws(region=REGION).read_object(f"{uri}/{file['FilePath']}"))
+        for part in function["Path"].split("."):
+            if part not in found:
                 raise DefinitionError(f"{step}: {file['FilePath']} has no {function['Path']}")
-            found = as_map(found)[part]
+            found = found[part]
         return found
 
-    def _is_met(self, step: Body) -> bool:
-        conditions = as_items(as_map(step["Arguments"])["Conditions"])
-        return all(self._holds(condition, str(step["Name"])) for condition in conditions)
-
     def _holds(self, condition: Body, step: str) -> bool:
-        kind = str(condition["Type"])
+        kind = condition["Type"]
         if kind == "In":
             _only(condition, {"Type", "QueryValue", "Values"}, step)
             query = self._resolved(condition["QueryValue"], step)
@@ -460,21 +418,16 @@ class Execution:
     # -- jobs ----------------------------------------------------------------------------
 
     def _attempted(self, step: Body) -> StepRun:
-        name, kind = str(step["Name"]), str(step["Type"])
-        request = as_map(self._resolved(step["Arguments"], name))
+        name, kind = step["Name"], step["Type"]
+        request = self._resolved(step["Arguments"], name)
         operation, job_key = _OPERATIONS[kind]
         if job_key and job_key in request:
             raise DefinitionError(f"{name}: the service names the job")
         run = StepRun("Failed", request=request)
         key = self._cache_key(step, request)
         if key and key in self._account.cached:
-            cached = self._account.cached[key]
-            return StepRun(
-                "Succeeded",
-                job=cached.job,
-                request=request,
-                described=cached.described,
-                is_cached=True,
+            return replace(
+                self._account.cached[key], request=request, reason="", waits=[], is_cached=True
             )
         attempts: dict[int, int] = {}
         while True:
@@ -489,8 +442,7 @@ class Execution:
                     self._account.cached[key] = run
                 return run
             run.reason = ended.reason
-            policies = as_items(step.get("RetryPolicies"))
-            wait = _wait(policies, ended.kind, attempts)
+            wait = _wait(as_list(step.get("RetryPolicies")), ended.kind, attempts)
             if wait is None:
                 return run
             run.waits.append(wait)
@@ -503,14 +455,13 @@ class Execution:
             raise DefinitionError(f"{step}: {operation} would be refused: {report} {over}")
 
     def _once(self, kind: str, request: Body, step: str) -> Ended:
-        faults = self._account.faults.get(step)
-        if faults:
+        if faults := self._account.faults.get(step):
             fault = faults.pop(0)
             return Ended(status="Failed", reason=fault, kind=fault)
         if kind == "Processing":
             return self._account.containers.process(
                 request,
-                name=str(request["ProcessingJobName"]),
+                name=request["ProcessingJobName"],
                 lose_when=self._account.lose_host_of.pop(step, None),
             )
         if kind == "Training":
@@ -526,11 +477,9 @@ class Execution:
                 "CreateModelPackageGroup",
                 ModelPackageGroupName=request["ModelPackageGroupName"],
             )
-        for container in as_items(
-            as_map(request.get("InferenceSpecification") or {}).get("Containers")
-        ):
+        for container in request.get("InferenceSpecification", {}).get("Containers", []):
             uri = container.get("ModelDataUrl")
-            if uri and not aws.has_object(str(uri)):
+            if uri and not aws.has_object(uri):
                 return Ended(status="Failed", reason=f"ValidationException: no object {uri}")
         aws.call("sagemaker", "CreateModelPackage", **request)
         return Ended(status="Completed")
@@ -538,13 +487,12 @@ class Execution:
     def _described(self, kind: str, request: Body, ended: Ended) -> Body:
         if kind != "Training":
             return request
-        artifacts: Json = {"S3ModelArtifacts": ended.model_uri}
-        arn = job_arn(str(request["TrainingJobName"]))
+        artifacts = {"S3ModelArtifacts": ended.model_uri}
+        arn = job_arn(request["TrainingJobName"])
         return {**request, "ModelArtifacts": artifacts, "TrainingJobArn": arn}
 
     def _cache_key(self, step: Body, request: Body) -> str:
-        config = as_map(step.get("CacheConfig") or {})
-        if not config.get("Enabled"):
+        if not step.get("CacheConfig", {}).get("Enabled"):
             return ""
         assert step["Type"] == "Training", "only trainings are known to be cached here"
         parts = {key: request.get(key) for key in _CACHE_KEY}
@@ -554,14 +502,14 @@ class Execution:
 def checked_steps(definition: str) -> dict[str, Body]:
     """Checks each step as the service would, with the parameters' defaults; returns all by name."""
     document = json.loads(definition)
-    execution = Execution(None, definition, name="own")  # type: ignore[arg-type]
-    found = {str(step["Name"]): step for step in sample.steps(document)}
+    execution = Execution(None, definition, name="own")
+    found = {step["Name"]: step for step in sample.steps(document)}
     for name, step in found.items():
         if step["Type"] not in _OPERATIONS:
             continue
-        operation, job = _OPERATIONS[str(step["Type"])]
+        operation, job = _OPERATIONS[step["Type"]]
         request = sample.resolved(step["Arguments"], document)
-        named = {**as_map(request), **({job: "job"} if job else {})}
+        named = {**request, **({job: "job"} if job else {})}
         execution.check_request(operation, named, name)
         if step["Type"] == "Training":
             assert [str(problem) for problem in rule_problems(named)] == [], name
@@ -574,11 +522,11 @@ def _wait(policies: Sequence[Body], kind: str, attempts: dict[int, int]) -> floa
         if kind not in as_list(policy["ExceptionType"]):
             continue
         number = attempts[index] = attempts.get(index, 0) + 1
-        first, rate = float(str(policy["IntervalSeconds"])), float(str(policy["BackoffRate"]))
+        first, rate = float(policy["IntervalSeconds"]), float(policy["BackoffRate"])
         spent = sum(first * rate**n for n in range(number))
-        if "MaxAttempts" in policy and number > int(str(policy["MaxAttempts"])):
+        if "MaxAttempts" in policy and number > int(policy["MaxAttempts"]):
             return None
-        if "ExpireAfterMin" in policy and spent > 60 * int(str(policy["ExpireAfterMin"])):
+        if "ExpireAfterMin" in policy and spent > 60 * int(policy["ExpireAfterMin"]):
             return None
         return first * rate ** (number - 1)
     return None
@@ -587,8 +535,8 @@ def _wait(policies: Sequence[Body], kind: str, attempts: dict[int, int]) -> floa
 def _parameters(listed: Json, given: Mapping[str, str]) -> dict[str, Json]:
     """Returns the run's parameters; takes and ignores names that the definition does not have."""
     found: dict[str, Json] = {}
-    for item in as_items(listed):
-        name = str(item["Name"])
+    for item in as_list(listed):
+        name = item["Name"]
         _only(item, {"Name", "Type", "DefaultValue", "EnumValues"}, f"parameter {name}")
         value: Json = given.get(name, item.get("DefaultValue"))
         if value is None:
@@ -608,15 +556,10 @@ def _parameters(listed: Json, given: Mapping[str, str]) -> dict[str, Json]:
     return found
 
 
-def _id_of(summary: Body) -> str:
-    return str(summary["PipelineExecutionArn"]).rpartition("/")[2]
-
-
 def _types(request: Body) -> Iterator[str]:
-    resources = as_map(request["ResourceConfig"])
-    for place in [resources, *as_items(resources.get("InstanceGroups"))]:
-        if place.get("InstanceType"):
-            yield str(place["InstanceType"])
+    resources = request["ResourceConfig"]
+    places = [resources, *as_list(resources.get("InstanceGroups"))]
+    yield from (place["InstanceType"] for place in places if place.get("InstanceType"))
 
 
 def _only(value: Body, keys: set[str], where: str) -> None:

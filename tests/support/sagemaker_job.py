@@ -45,9 +45,7 @@ def settings(**changes: object) -> SageMakerSettings:
     return msgspec.structs.replace(SETTINGS, **changes)
 
 
-def job(
-    *groups: Group, sagemaker: SageMakerSettings | None = SETTINGS, **changes: object
-) -> JobSpec:
+def job(*groups, sagemaker=SETTINGS, **changes) -> JobSpec:
     """Makes a job on `groups`, else on one dnn and two data hosts, with changed fields."""
     spec = JobSpec(
         name="mnist-1",

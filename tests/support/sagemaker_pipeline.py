@@ -47,7 +47,6 @@ def steps(document: Mapping[str, Json]) -> Iterator[dict[str, Json]]:
     """Yields all steps, those inside conditions, too."""
 
     def walk(listed: Json) -> Iterator[dict[str, Json]]:
-        assert isinstance(listed, list)
         for step in listed:
             yield step
             for branch in ("IfSteps", "ElseSteps"):
@@ -60,12 +59,9 @@ def step_named(name: str) -> dict[str, Json]:
     return next(step for step in steps(definition()) if step["Name"] == name)
 
 
-def resolved(
-    value: Json, document: Mapping[str, Json], *, reuse_profile: str | None = None
-) -> Json:
+def resolved(value, document, *, reuse_profile=None) -> Json:
     """Resolves a value as in a run with the defaults of all parameters but `reuse_profile`."""
     listed = document["Parameters"]
-    assert isinstance(listed, list)
     known = {f"Parameters.{p['Name']}": p["DefaultValue"] for p in listed}
     if reuse_profile is not None:
         known["Parameters.ReuseProfile"] = reuse_profile
@@ -81,8 +77,6 @@ def resolved(
             return known.get(named, f"s3://bucket/{named}")
         if set(value) == {"Std:Join"}:
             join = value["Std:Join"]
-            assert isinstance(join, Mapping)
-            assert isinstance(join["Values"], list)
             return str(join["On"]).join(str(resolve(item)) for item in join["Values"])
         if set(value) == {"Std:JsonGet"}:
             return "a value of a file"
@@ -95,8 +89,7 @@ def arguments_of(name: str) -> list[str]:
     """Returns what a small step's container hands to stoker, in a run with the defaults."""
     request = step_named(name)["Arguments"]
     words = resolved(
-        request["AppSpecification"]["ContainerArguments"],  # type: ignore[index,call-overload]
+        request["AppSpecification"]["ContainerArguments"],
         definition(),
     )
-    assert isinstance(words, list)
     return [str(word) for word in words]

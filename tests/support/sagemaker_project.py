@@ -119,7 +119,6 @@ class Project:
 
     def write(self, **changes: Json) -> None:
         settings = WORKLOAD["sagemaker"]
-        assert isinstance(settings, dict)
         own = {key: changes.pop(key) for key in [*changes] if key in Workload.__struct_fields__}
         document = {**WORKLOAD, **own, "sagemaker": {**settings, **changes}}
         (self.folder / "workload.yaml").write_text(json.dumps(document))
@@ -143,11 +142,9 @@ class Project:
         (listed,) = self._listed("scheduler", "ListSchedules", "Schedules")
         schedule = self.aws.call("scheduler", "GetSchedule", Name=listed["Name"])
         target = schedule["Target"]
-        assert isinstance(target, Mapping)
         given = target.get("SageMakerPipelineParameters") or {"PipelineParameterList": []}
-        parameters = given["PipelineParameterList"]  # type: ignore[index,call-overload]
+        parameters = given["PipelineParameterList"]
         assert str(target["Arn"]).endswith(":pipeline/mnist")
-        assert isinstance(parameters, list)
         started = self.aws.call(
             "sagemaker",
             "StartPipelineExecution",
@@ -196,11 +193,8 @@ class Project:
         operation, key = "ListModelPackages", "ModelPackageSummaryList"
         return self._listed("sagemaker", operation, key, ModelPackageGroupName="mnist")
 
-    def _listed(
-        self, service: str, operation: str, key: str, **parameters: str
-    ) -> list[Mapping[str, Json]]:
+    def _listed(self, service, operation, key, **parameters) -> list[Mapping[str, Json]]:
         listed = self.aws.call(service, operation, **parameters)[key]
-        assert isinstance(listed, list)
         return [item for item in listed if isinstance(item, Mapping)]
 
     def log(self, run: Execution, step: str) -> str:

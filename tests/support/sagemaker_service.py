@@ -8,9 +8,9 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from stoker.platforms.sagemaker.submit import FINAL
+from support.http_server import Handler, http_server
 from support.moto import ACCOUNT, REGION
 
 # A creation that is held is let go after this: the client has given up by then.
@@ -103,7 +103,7 @@ Asked = Callable[[str, bytes, Mapping[str, str]], tuple[int, Mapping[str, object
 def served(answer: Asked) -> Iterator[str]:
     """Answers calls by an operation, its body and headers while the block runs; yields the URL."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Answering(Handler):
         # Head and body in one packet: else each answer waits 40 ms for an acknowledgement.
         wbufsize = 1 << 16
 
@@ -111,35 +111,16 @@ def served(answer: Asked) -> Iterator[str]:
             content = self.rfile.read(int(self.headers["Content-Length"]))
             operation = self.headers["X-Amz-Target"].rpartition(".")[2]
             status, body = answer(operation, content, dict(self.headers))
-            sent = json.dumps(body).encode()
-            with contextlib.suppress(OSError):  # the client may be gone
-                self.send_response(status)
-                self.send_header("Content-Type", "application/x-amz-json-1.1")
-                self.send_header("Content-Length", str(len(sent)))
-                self.end_headers()
-                self.wfile.write(sent)
+            self.reply(status, json.dumps(body).encode(), "application/x-amz-json-1.1")
 
-        def log_message(self, format: str, *args: object) -> None:
-            return
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        # It looks so often whether it is to end.
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,), name="sagemaker")
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            thread.join()
+    with http_server(Answering) as url:
+        yield url
 
 
 @contextlib.contextmanager
 def sagemaker_service() -> Iterator[SageMakerService]:
     service = SageMakerService()
-    with served(
-        lambda operation, content, _: service.answer(operation, json.loads(content))
-    ) as url:
-        service.url = url
+    with served(lambda call, body, _: service.answer(call, json.loads(body))) as service.url:
         try:
             yield service
         finally:

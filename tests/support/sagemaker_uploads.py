@@ -93,13 +93,7 @@ class Recorded:
         clients = {"sagemaker": self.stubber.client}
         return Aws(region=REGION, clients=clients, sleep=self.clock.sleep, clock=self.clock)
 
-    def add_state(
-        self,
-        status: str,
-        *steps: Mapping[str, object],
-        jobs: Mapping[str, str] | None = None,
-        reason: str = "",
-    ) -> None:
+    def add_state(self, status, *steps, jobs=None, reason="") -> None:
         """Adds what one look at the run asks for; `jobs` are training jobs with their status."""
         execution: dict[str, object] = {
             "PipelineExecutionStatus": status,

@@ -168,13 +168,11 @@ def write_page(folder: Path, **changes: object) -> str:
         "environment": {"command": "stoker run configs/mnist.yaml", "torch": "2.13.0+cpu"},
     }
     path = folder / "report.html"
-    write_report(path, **(records | changes))  # type: ignore[arg-type]
+    write_report(path, **(records | changes))
     return path.read_text(encoding="utf-8")
 
 
-def write_timeline(
-    path: Path, *, wait_seconds: float, compute_seconds: float, epochs: int, steps: int
-) -> Path:
+def write_timeline(path, *, wait_seconds, compute_seconds, epochs, steps) -> Path:
     """Writes a timeline with the noise of a real one, and a validation loader between epochs."""
     noise = random.Random(7)
     lines = ["loader,epoch,batch,start_seconds,wait_seconds,compute_seconds,samples,steps,weight"]

@@ -40,7 +40,6 @@ class Stream(IterableDataset[torch.Tensor]):
     def __iter__(self) -> Iterator[torch.Tensor]:
         print(f"a stream begins: {self.start}", file=sys.stderr, flush=True)
         info = get_worker_info()
-        assert info is not None
         for index in range(info.id, 24, info.num_workers):
             drawn = [index, random.random(), float(torch.rand(()))]
             yield torch.tensor(drawn, dtype=torch.float64)

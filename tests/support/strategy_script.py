@@ -92,20 +92,12 @@ def descend(network: torch.nn.Module) -> None:
     """
     with torch.no_grad():
         for weight in network.parameters():
-            assert weight.grad is not None
             dist.all_reduce(weight.grad)
             weight -= 0.05 * weight.grad / dist.get_world_size()
             weight.grad = None
 
 
-def save(
-    path: Path,
-    epoch: int,
-    network: torch.nn.Module,
-    losses: list[float],
-    seen: list[object],
-    batches: DataLoader[tuple[torch.Tensor, int]],
-) -> None:
+def save(path, epoch, network, losses, seen, batches) -> None:
     gathered: list[object] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, (seen, batches.state_dict()))
     if dist.get_rank() == 0:

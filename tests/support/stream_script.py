@@ -116,7 +116,6 @@ class Sized(Stream):
 def use_shard(worker_id: int) -> None:
     """Changes the worker's own copy, as in torch's documentation."""
     info = get_worker_info()
-    assert info is not None
     info.dataset.start = worker_id
 
 

@@ -55,6 +55,6 @@ def _run(*command: str) -> None:
     # A separate run, without stoker's environment.
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
-        command, env=environ, capture_output=True, text=True, timeout=_INSTALL_SECONDS, check=False
+        command, env=environ, capture_output=True, text=True, timeout=_INSTALL_SECONDS
     )
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}{done.stderr}"

@@ -65,9 +65,7 @@ _HUGE_PAGE_BYTES = 2**21
 class WarmProcess:
     """A forked script with Popen's methods; with a `log` it has no input and an own session."""
 
-    def __init__(
-        self, argv: list[str], env: Mapping[str, str], *, log: IO[bytes] | None = None
-    ) -> None:
+    def __init__(self, argv, env, *, log=None) -> None:
         self.stdin: IO[str] | None = None
         self.stdout: IO[str] | None = None
         self.stderr: IO[str] | None = None
@@ -133,9 +131,6 @@ def run_code(code: str, **env: str) -> str:
         script = Path(folder) / "script.py"
         script.write_text(f"{_HEAD}{code}")
         process = WarmProcess([str(script)], clean | {"OMP_NUM_THREADS": "1"} | env)
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
         with process.stdin, process.stdout, process.stderr:
             output, errors = process.stdout.read(), process.stderr.read()
         assert (process.wait(100), errors) == (0, "")
@@ -286,7 +281,7 @@ def _run(script: types.CodeType) -> NoReturn:
         if not isinstance(end.code, int):
             raise
         status = end.code
-    threading._shutdown()  # type: ignore[attr-defined]
+    threading._shutdown()
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
