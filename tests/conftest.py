@@ -93,7 +93,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadFileS
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--last-skipped` goes with the options of pytest's own cache."""
     group = parser.getgroup("cacheprovider")
     group.addoption("--last-skipped", action="store_true", help="run only what was skipped last")
 
@@ -115,7 +114,6 @@ class Skipped:
 
     @classmethod
     def names(cls, config: pytest.Config) -> set[str]:
-        """Returns the node ids of tests, and of files that were skipped as a whole."""
         cache = getattr(config, "cache", None)
         return set(cache.get(cls.CACHE_KEY, [])) if cache else set()
 

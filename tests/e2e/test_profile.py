@@ -22,7 +22,7 @@ from stoker.profile.rank_results import Drain, read_ranks
 from stoker.records import Cluster, Profile, ProfileSettings, TodaysGroup, Workload
 from support.cpu_quota import measures, quiet_cpus
 from support.local_job import until
-from support.warm_python import WarmProcess
+from support.warm_python import WarmProcess, clean_environ
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
@@ -110,22 +110,17 @@ def test_a_workload_is_profiled_on_the_local_platform(tmp_path):
 
 
 class Forked:
-    """A script that is profiled without a launcher."""
-
     def __init__(self, folder: Path, command: list[str], *, budget: float) -> None:
-        environ = {k: v for k, v in os.environ.items() if not k.startswith("STOKER_")}
-        environ |= {"STOKER_OUTPUT": str(folder / "out"), "PYTHONUNBUFFERED": "1"}
-        environ |= {"STOKER_PROFILE": f'{{"budget_seconds": {budget}}}'}
+        environ = clean_environ(STOKER_OUTPUT=str(folder / "out"), PYTHONUNBUFFERED="1")
+        environ["STOKER_PROFILE"] = f'{{"budget_seconds": {budget}}}'
         self._log = folder / "log"
         with self._log.open("wb") as log:
             self.process = WarmProcess(command[1:], environ, log=log)
 
     def until(self, event: str) -> None:
-        """Waits for a line of its log."""
         until(lambda: event in self._log.read_text(), what=event, seconds=DEADLINE_SECONDS)
 
     def end(self) -> tuple[int, str]:
-        """Waits for its end, and returns its exit code and all that it said."""
         return self.process.wait(DEADLINE_SECONDS), self._log.read_text()
 
 

@@ -1,7 +1,6 @@
 """The main job runs through the command line; it is short, but every part is real."""
 
 import json
-import os
 from pathlib import Path
 
 import msgspec
@@ -11,7 +10,7 @@ from stoker.records import Decision, Evaluation, Profile, Training, read_json, w
 from support.command import process, stoker, succeeds
 from support.few_digits import few_digits
 from support.local_job import assert_nothing_left
-from support.warm_python import run_warm
+from support.warm_python import ends_well
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -60,7 +59,6 @@ profile: {{budget_seconds: 5}}
 
 
 def project(folder: Path, *, epochs: int = 2) -> Path:
-    """Writes a script and a small workload to the folder."""
     (folder / "train.py").write_text(SCRIPT)
     (folder / "mini.yaml").write_text(WORKLOAD.format(epochs=epochs))
     return folder
@@ -156,11 +154,8 @@ def test_with_and_without_a_data_group_the_losses_are_equal_step_for_step(tmp_pa
     few_digits(tmp_path / "data")
     script = [str(EXAMPLE), "--epochs", "1", "--samples", "128", "--batch-size", "8"]
     script += ["--data", str(tmp_path / "data"), "--workers", "0", "--loss-log"]
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("STOKER_", "SM_"))}
     # The same under `stoker train` without a data group: test_checkpoint_resume.py.
-    environ = clean | {"OMP_NUM_THREADS": "1"}
-    code, said = run_warm([*script, str(tmp_path / "alone")], environ, timeout=TIMEOUT_SECONDS)
-    assert code == 0, said
+    ends_well(*script, str(tmp_path / "alone"), timeout=TIMEOUT_SECONDS)
     words = ("--group", "dnn=1:0", "--group", "data=1:1", "--", "python", *script)
     succeeds("train", *words, str(tmp_path / "fed"), cwd=tmp_path)
     alone = (tmp_path / "alone").read_text()

@@ -17,8 +17,9 @@ from stoker.profile.rank_results import read_ranks
 from stoker.records import Profile, ProfileSettings, ProfileState, TodaysGroup
 from support.cpu_quota import cpu_quota, measures, quiet_cpus
 from support.narrow_network import narrow_network
+from support.processes import started
 from support.states_script import BATCH, SAMPLE_BYTES
-from support.warm_python import WarmProcess
+from support.warm_python import WarmProcess, clean_environ
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
@@ -56,11 +57,7 @@ class Job:
 
 @contextlib.contextmanager
 def unless_disturbed(job: Job, *, others: float = 0.6) -> Iterator[dict[str, ProfileState]]:
-    """Gives what was found; skips if it is not what is expected, and others had most of the CPUs.
-
-    Args:
-        others: The share of the vCPUs that they may have; one busy neighbour is none too many.
-    """
+    """Gives what was found; skips if it is unexpected, and others had most of the CPUs."""
     found = job.states()
     try:
         yield found
@@ -72,14 +69,12 @@ def unless_disturbed(job: Job, *, others: float = 0.6) -> Iterator[dict[str, Pro
 
 
 def start(name, *, jobs, stack, ranks=1, budget=BUDGET_SECONDS, group=None, enter=(), **asked):
-    """Starts a job with these arguments of states_script.py, in a control group if given."""
     folder = jobs / name
     folder.mkdir()
     words = [f"{key}={value}" for key, value in asked.items()]
     words += [f"group={group}"] if group else []
-    environ = {k: v for k, v in os.environ.items() if not k.startswith("STOKER_")}
-    environ |= {"STOKER_OUTPUT": str(folder)}
-    environ |= {"STOKER_PROFILE": f'{{"budget_seconds": {budget}}}'}
+    asked_for = f'{{"budget_seconds": {budget}}}'
+    environ = clean_environ(STOKER_OUTPUT=str(folder), STOKER_PROFILE=asked_for)
     if enter:
         environ |= {"PYTHONPATH": os.pathsep.join([str(STARTUP), str(ROOT / "src")])}
         environ |= {"STOKER_LAUNCHER_PID": str(os.getpid())}
@@ -90,17 +85,12 @@ def start(name, *, jobs, stack, ranks=1, budget=BUDGET_SECONDS, group=None, ente
     job = Job(folder, [])
     for rank in map(str, range(ranks)):
         own = environ | ({"RANK": rank, "LOCAL_RANK": rank} if ranks > 1 else {})
-        with (folder / "log").open("ab") as log:
-            process = (
-                subprocess.Popen(
-                    [*enter, sys.executable, str(SCRIPT), *words],
-                    env=own,
-                    stdout=log,
-                    stderr=log,
-                )
-                if enter
-                else WarmProcess([str(SCRIPT), *words], own, log=log)
-            )
+        if enter:
+            command = [*enter, sys.executable, str(SCRIPT), *words]
+            process = started(command, folder / "log", env=own)
+        else:
+            with (folder / "log").open("ab") as log:
+                process = WarmProcess([str(SCRIPT), *words], own, log=log)
         stack.callback(process.wait)
         stack.callback(process.kill)
         job.ranks.append(process)

@@ -12,7 +12,7 @@ import pytest
 from stoker.records import FeedSettings, StrategySettings
 from support.cluster import Cluster
 from support.local_job import LocalJob, resource_config
-from support.warm_python import run_warm
+from support.warm_python import clean_environ, ends_well
 
 SCRIPT = Path(__file__).resolve().parents[1] / "support" / "strategy_script.py"
 # Many processes that import torch on two cores: launchers may not be heard for seconds.
@@ -37,10 +37,7 @@ def test_ranks_started_again_go_on_from_their_state_with_the_same_batches(
     whole, run = tmp_path / "whole", tmp_path / "run"
     ranks = 2 * processes
     whole.mkdir()
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("STOKER_", "SM_"))}
-    environ = clean | {"OMP_NUM_THREADS": "1"}
-    code, words = run_warm([str(SCRIPT), str(whole), str(ranks)], environ, timeout=120)
-    assert code == 0, words
+    ends_well(str(SCRIPT), str(whole), str(ranks), timeout=120)
     assert len(read(whole, "losses")) == 48 // ranks
     run.mkdir()
     # The first rank of the second host dies before that step.
@@ -97,7 +94,7 @@ def test_the_script_gets_the_backend_of_smddp(tmp_path):
     library.mkdir(parents=True)
     (library / "torch_smddp.py").write_text(LIBRARY)
     environ = {
-        **{k: v for k, v in os.environ.items() if not k.startswith(("STOKER_", "SM_"))},
+        **clean_environ(),
         "STOKER_BASE_DIR": str(base),
         "STOKER_STRATEGY": '{"name": "smddp"}',
         "STOKER_PROCESSES_PER_HOST": "1",

@@ -25,7 +25,6 @@ def python(*words: str, cwd: Path, at: str = sys.executable) -> subprocess.Compl
 
 
 def built(source: Path, target: Path, kind: str) -> Path:
-    """Returns the file that hatchling builds of a source folder."""
     done = python("-m", "hatchling", "build", "-t", kind, "-d", str(target), cwd=source)
     assert done.returncode == 0, done.stderr
     (file,) = target.iterdir()

@@ -6,7 +6,15 @@ import json
 import psutil
 import pytest
 
-from support.cluster import SHORT_LEASE, Cluster, Line, Trainer, run_script, wait_until
+from support.cluster import (
+    SHORT_LEASE,
+    Cluster,
+    Line,
+    Trainer,
+    reference,
+    run_script,
+    wait_until,
+)
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
 
@@ -37,27 +45,7 @@ VARIANTS: dict[str, dict[str, object]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def hosts():
-    with Cluster(agents=2) as cluster:
-        cluster.wait_for_agents()
-        yield cluster
-
-
-@pytest.fixture(scope="module")
-def nobody():
-    with Cluster(agents=1, late=True) as cluster:
-        yield cluster
-
-
-@functools.cache
-def _torchs(given: str) -> tuple[str, ...]:
-    trainer = run_script(json.loads(given) | {"torch": True}, script=SCRIPT)
-    return tuple(json.dumps(line) for line in trainer.finish())
-
-
-def torchs(**given: object) -> list[Line]:
-    return [json.loads(line) for line in _torchs(json.dumps(given, sort_keys=True))]
+torchs = functools.partial(reference, script=SCRIPT, torch=True)
 
 
 # The others run with `make soak`.
@@ -120,8 +108,7 @@ def test_the_only_data_host_killed_that_reconnects_at_another_port_changes_nothi
 
 
 def test_stream_killed_on_a_data_host_changes_nothing(host):
-    trainer = host.train(workers=0, script=SCRIPT, pause_at=5)
-    trainer.until("pause")
+    trainer = host.paused(workers=0, script=SCRIPT, pause_at=5)
     host.kill_worker(0)
     trainer.go_on()
     assert trainer.finish() == torchs()
@@ -129,8 +116,7 @@ def test_stream_killed_on_a_data_host_changes_nothing(host):
 
 
 def test_local_stream_killed_changes_nothing(nobody):
-    trainer = nobody.train(script=SCRIPT, pause_at=5)
-    trainer.until("pause")
+    trainer = nobody.paused(script=SCRIPT, pause_at=5)
     psutil.Process(trainer.process.pid).children()[0].kill()
     trainer.go_on()
     assert trainer.finish() == torchs()
@@ -179,8 +165,7 @@ def test_an_epoch_left_early_leaves_the_random_numbers_of_later_ones_as_torchs(h
 def test_so_does_one_that_was_left_before_the_first_data_host_came(name):
     options = RANDOM | LEFT[name]
     with Cluster(agents=1, late=True) as cluster:
-        trainer = cluster.train(workers=0, script=SCRIPT, pause_before=1, **options)
-        trainer.until("pause")
+        trainer = cluster.paused(workers=0, script=SCRIPT, pause_before=1, **options)
         cluster.start_agent(0)
         trainer.go_on()
         assert trainer.finish() == torchs(**options)
@@ -195,17 +180,9 @@ LOST_WITH_A_HOST: dict[str, dict[str, object]] = {
 }
 
 
-def unpaused(options: dict[str, object]) -> dict[str, object]:
-    paused = ("pause_at", "pause_epoch", "pause_before")
-    return {key: each for key, each in options.items() if key not in paused}
-
-
 @pytest.fixture(scope="module")
 def bereaved():
-    """Returns what trainers yield that have a stream on each of two data hosts when one ends.
-
-    The keys say how it ended; where it was killed for all trainers at once, what they go through.
-    """
+    """Returns what trainers yield that have a stream on each of two hosts when one ends."""
 
     def begun(options: dict[str, object], rank: int = 0) -> Trainer:
         return cluster.train(rank=rank, workers=0, script=SCRIPT, **options)
@@ -263,7 +240,7 @@ def bereaved():
 
 def expected_with_a_host_lost(name: str) -> list[Line]:
     rank = list(LOST_WITH_A_HOST).index(name)
-    return torchs(rank=rank, **unpaused(LOST_WITH_A_HOST[name]))
+    return torchs(rank=rank, **LOST_WITH_A_HOST[name])
 
 
 @pytest.mark.parametrize("name", [name for name in LOST_WITH_A_HOST if name not in LOSSES])
@@ -296,16 +273,14 @@ LOST_LOCALLY = {"in the second epoch", "with a generator of its own, between epo
     ],
 )
 def test_random_numbers_of_persistent_streams_go_on_after_a_loss_of_a_local_worker(nobody, options):
-    trainer = nobody.train(workers=1, script=SCRIPT, **RANDOM, **options)
-    trainer.until("pause")
+    trainer = nobody.paused(workers=1, script=SCRIPT, **RANDOM, **options)
     psutil.Process(trainer.process.pid).children()[0].kill()
     trainer.go_on()
-    assert trainer.finish() == torchs(**unpaused(RANDOM | options))
+    assert trainer.finish() == torchs(**RANDOM | options)
 
 
 def test_stream_that_is_not_deterministic_is_an_error_when_it_is_lost(host):
-    trainer = host.train(workers=0, script=SCRIPT, kind="clock", pause_at=5)
-    trainer.until("pause")
+    trainer = host.paused(workers=0, script=SCRIPT, kind="clock", pause_at=5)
     host.kill_worker(0)
     trainer.go_on()
     assert trainer.end() != 0

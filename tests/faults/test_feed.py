@@ -4,7 +4,6 @@ Every batch of every run is compared with the same script without any cluster: s
 bytes of every tensor.
 """
 
-import functools
 import itertools
 import json
 import re
@@ -12,35 +11,11 @@ import re
 import psutil
 import pytest
 
-from support.cluster import SHORT_LEASE, Cluster, Line, run_script, wait_until
+from support.cluster import SHORT_LEASE, Cluster, reference, wait_until
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
 
 SLOW = {"sample_seconds": 0.01}
-
-
-@functools.cache
-def _reference(given: str, rank: int) -> tuple[str, ...]:
-    lines = run_script(json.loads(given), env={"RANK": f"{rank}"}).finish()
-    return tuple(json.dumps(line) for line in lines)
-
-
-def reference(*, rank: int = 0, **given: object) -> list[Line]:
-    quick = {key: value for key, value in given.items() if key != "sample_seconds"}
-    return [json.loads(line) for line in _reference(json.dumps(quick, sort_keys=True), rank)]
-
-
-@pytest.fixture(scope="module")
-def hosts():
-    with Cluster(agents=2, feed={"lease_seconds": 30.0}) as cluster:
-        cluster.wait_for_agents()
-        yield cluster
-
-
-@pytest.fixture(scope="module")
-def nobody():
-    with Cluster(agents=2, late=True, feed={"start_deadline_seconds": 170.0}) as cluster:
-        yield cluster
 
 
 def env_of(cluster: Cluster, **feed: object) -> dict[str, str]:
@@ -58,11 +33,8 @@ def env_of(cluster: Cluster, **feed: object) -> dict[str, str]:
     ids=["one agent", "two agents", "mixed", "mixed, persistent"],
 )
 def test_batches_are_the_same_bytes_wherever_they_are_made(request, fixture, options):
-    loader = options.get("loader", {})
-    is_persistent = isinstance(loader, dict) and "persistent_workers" in loader
-    expected = reference(num_workers=1, loader=loader) if is_persistent else reference()
-    cluster: Cluster = request.getfixturevalue(fixture)
-    assert cluster.train(**options).finish() == expected
+    expected = reference(**options if "loader" in options else {})
+    assert request.getfixturevalue(fixture).train(**options).finish() == expected
 
 
 def test_trainers_that_accept_no_pickles_get_what_needs_none(host):
@@ -85,8 +57,7 @@ def test_trainers_that_accept_no_pickles_say_what_was_sent_and_what_was_raised(h
 def around_a_host():
     found = {}
     with Cluster(agents=1, late=True, feed=SHORT_LEASE) as cluster:
-        alone = cluster.train(num_workers=1, pause_at=6)
-        alone.until("pause")
+        alone = cluster.paused(num_workers=1, pause_at=6)
         waiting = cluster.train(rank=1)
         wait_until(lambda: 1 in cluster.coordinator._ranks._senders, "the rank attends")
         cluster.start_agent(0)
@@ -133,16 +104,14 @@ def test_no_data_host_in_time_names_what_was_expected(nobody):
 
 
 def test_worker_killed_in_the_epoch_changes_nothing(host):
-    trainer = host.train(pause_at=5, **SLOW)
-    trainer.until("pause")
+    trainer = host.paused(pause_at=5, **SLOW)
     host.kill_worker(0)
     trainer.go_on()
     assert trainer.finish() == reference(**SLOW)
 
 
 def test_local_worker_killed_in_the_epoch_changes_nothing(nobody):
-    trainer = nobody.train(pause_at=5, num_workers=2, **SLOW)
-    trainer.until("pause")
+    trainer = nobody.paused(pause_at=5, num_workers=2, **SLOW)
     psutil.Process(trainer.process.pid).children()[0].kill()
     trainer.go_on()
     assert trainer.finish() == reference(**SLOW)
@@ -150,8 +119,7 @@ def test_local_worker_killed_in_the_epoch_changes_nothing(nobody):
 
 
 def test_stopped_host_is_not_waited_for_and_its_late_answers_are_dropped(hosts):
-    trainer = hosts.train(pause_at=5, epochs=3, **SLOW)
-    trainer.until("pause")
+    trainer = hosts.paused(pause_at=5, epochs=3, **SLOW)
     hosts.stop(0)
     trainer.go_on()
     while trainer.lines[-1].get("epoch") != 1:
@@ -206,8 +174,7 @@ def test_a_loader_connects_as_it_is_made_and_says_nothing_until_it_is_iterated(h
 
     before = opened()
     # A rank that no other trainer had.
-    trainer = host.train(rank=9, pause_at=-1)
-    trainer.until("pause")
+    trainer = host.paused(rank=9, pause_at=-1)
     process = psutil.Process(trainer.process.pid)
 
     def connected() -> int:
@@ -254,8 +221,7 @@ def test_two_ranks_share_the_agents(hosts):
     found = [trainer.finish() for trainer in ranks]
     first = [line["ids"] for lines in found for line in lines if line.get("epoch") == 0]
     assert sorted(itertools.chain(*first)) == list(range(48))
-    alone = [run_script({"rank": r, "world": 2}, env={"RANK": str(r)}).finish() for r in range(2)]
-    assert found == alone
+    assert found == [reference(rank=rank, world=2) for rank in range(2)]
     assert found[0][0]["hash"] != found[1][0]["hash"]
 
 
@@ -317,8 +283,7 @@ def test_decided_workers_replace_the_scripts(nobody):
 
 
 def test_trainer_killed_leaves_no_local_worker(host):
-    trainer = host.train(pause_at=3, num_workers=2)
-    trainer.until("pause")
+    trainer = host.paused(pause_at=3, num_workers=2)
     workers = psutil.Process(trainer.process.pid).children()
     assert len(workers) == 2
     trainer.process.kill()

@@ -3,13 +3,12 @@
 import os
 import re
 import signal
-import subprocess
-import sys
 
 import pytest
 
 from stoker.records import Training, read_json
 from support.local_job import assert_nothing_left, marked_processes, until
+from support.train_command import Verb
 
 pytestmark = pytest.mark.fault
 
@@ -38,11 +37,8 @@ if __name__ == "__main__":
 def test_train_ends_with_code_5_and_names_the_host_and_when_it_was_heard(tmp_path):
     (tmp_path / "w.yaml").write_text(WORKLOAD)
     (tmp_path / "script.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "stoker.cli", "train", "w.yaml", "--out", "training.json"]
-    command += ["--group", "dnn=1:0", "--group", "data=1:1", "--yes"]
-    errors = tmp_path / "errors"
-    with errors.open("w") as stream:
-        train = subprocess.Popen(command, cwd=tmp_path, stdout=stream, stderr=stream)
+    words = ["train", "w.yaml", "--out", "training.json", "--yes"]
+    train = Verb(tmp_path, [*words, "--group", "dnn=1:0", "--group", "data=1:1"])
     try:
         until((tmp_path / "begun").exists, what="the first batch is there")
         (hosts,) = tmp_path.glob("runs/*/hosts")
@@ -50,15 +46,12 @@ def test_train_ends_with_code_5_and_names_the_host_and_when_it_was_heard(tmp_pat
         assert pids
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
-        assert train.wait(60) == 5
+        assert train.ended_with() == 5
     finally:
         train.kill()
-        train.wait()
-    said, failure = errors.read_text(), read_json(tmp_path / "training.json", Training).failure
-    assert (
-        "training failed (exit code 5): rank 0 on algo-2: FeedLostError: lost all data workers"
-        in said
-    )
-    for text in (said, failure or ""):
+    failure = read_json(tmp_path / "training.json", Training).failure
+    words = "training failed (exit code 5): rank 0 on algo-2: FeedLostError: lost all data workers"
+    assert words in train.said
+    for text in (train.said, failure or ""):
         assert re.search(r"algo-1 \((lost|left), last heard \d+\.\d s ago\)", text), text
     assert_nothing_left(hosts.parent, set())

@@ -1,31 +1,19 @@
 """A data host whose processes die for good is left out, and the others make its batches."""
 
 import contextlib
-import functools
-import json
 from pathlib import Path
 
 import psutil
 import pytest
 
 from stoker.feed.trainer.links import Failure
-from support.cluster import Cluster, run_script, wait_until
+from support.cluster import Cluster, reference, wait_until
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
 
 SLOW = {"sample_seconds": 0.01}
 STREAMS = "stream_script.py"
 REASON = "the dataset process died"
-
-
-@functools.cache
-def _reference(given):
-    return tuple(json.dumps(line) for line in run_script(json.loads(given)).finish())
-
-
-def reference(**given):
-    quick = {**given, "sample_seconds": 0.0}
-    return [json.loads(line) for line in _reference(json.dumps(quick, sort_keys=True))]
 
 
 # Nobody who is silent is given up while a test lasts.
@@ -57,8 +45,7 @@ def makes_nothing(trainer, host):
 
 def test_others_go_on_and_it_is_retried_with_the_next_epoch(pair):
     given = SLOW | {"epochs": 3}
-    trainer = pair.train(pause_at=5, **given)
-    trainer.until("pause")
+    trainer = pair.paused(pause_at=5, **given)
     kill_dataset_process(pair, trainer, 0)
     wait_until(lambda: makes_nothing(trainer, "algo-0") == 1, "the host is left out")
     assert REASON in trainer.errors
@@ -72,8 +59,7 @@ def test_others_go_on_and_it_is_retried_with_the_next_epoch(pair):
 
 def test_workers_that_die_one_after_the_other_cost_that_host_only(pair):
     given = {"sample_seconds": 0.1, "epochs": 1}
-    trainer = pair.train(pause_at=1, **given)
-    trainer.until("pause")
+    trainer = pair.paused(pause_at=1, **given)
     wait_until(lambda: "agent_ready agent=algo-0" in trainer.errors, "the host makes batches")
     trainer.go_on()
 
@@ -89,19 +75,17 @@ def test_workers_that_die_one_after_the_other_cost_that_host_only(pair):
 
 
 def test_streams_of_its_host_go_to_another(pair):
-    trainer = pair.train(workers=0, script=STREAMS, pause_at=5)
-    trainer.until("pause")
+    trainer = pair.paused(workers=0, script=STREAMS, pause_at=5)
     number = next(number for number in range(2) if workers_of(pair, trainer, number))
     kill_dataset_process(pair, trainer, number)
     trainer.go_on()
-    assert trainer.finish() == run_script({"torch": True}, script=STREAMS).finish()
+    assert trainer.finish() == reference(script=STREAMS, torch=True)
     assert makes_nothing(trainer, f"algo-{number}") == 1
 
 
 def test_where_none_is_left_the_training_ends_with_the_reason(pair):
     # Far more batches than are asked for ahead.
-    trainer = pair.train(pause_at=5, samples=400, **SLOW)
-    trainer.until("pause")
+    trainer = pair.paused(pause_at=5, samples=400, **SLOW)
     for number in (0, 1):
         kill_dataset_process(pair, trainer, number)
     trainer.go_on()
@@ -113,8 +97,7 @@ def test_where_none_is_left_the_training_ends_with_the_reason(pair):
 def test_it_keeps_nothing_of_that_dataset():
     with Cluster(agents=2, feed={"lease_seconds": 5.0}) as cluster:
         cluster.wait_for_agents()
-        trainer = cluster.train(pause_at=5, epochs=1, **SLOW)
-        trainer.until("pause")
+        trainer = cluster.paused(pause_at=5, epochs=1, **SLOW)
         agent = Path(f"/proc/{cluster.hosts[0].pid}")
 
         def slots():

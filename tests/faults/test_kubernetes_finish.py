@@ -4,6 +4,7 @@ The pods of Profile, Train and Finish get from the double what Kubeflow and Argo
 attempt is made, and in which order steps run, is told by the tests.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -38,8 +39,6 @@ GATED = {
 
 
 class Step(Verb):
-    """A step's container: one process of the verb, in the folder of its pod."""
-
     def __init__(self, folder: Path, words: list[str], environ: Mapping[str, str]) -> None:
         super().__init__(folder, words, environ)
         self.folder = folder
@@ -64,7 +63,7 @@ def api():
 def step(tmp_path, api):
     """Starts a step of the run; each has a pod and a folder of its own."""
     environ = {**os.environ, "KUBECONFIG": str(kube_config(tmp_path, api.url))}
-    begun: list[Step] = []
+    begun = contextlib.ExitStack()
 
     def make(verb: str, pod: str, *, workflow: str = "w", **inputs: object) -> Step:
         folder = tmp_path / pod
@@ -96,14 +95,11 @@ def step(tmp_path, api):
         found = Step(
             folder, [*words, "--executor-input", json.dumps(document)], {**environ, **told}
         )
-        begun.append(found)
+        begun.callback(found.kill)
         return found
 
-    yield make
-    for each in begun:
-        if each.process.poll() is None:
-            each.process.kill()
-            each.process.wait(END_SECONDS)
+    with begun:
+        yield make
 
 
 def decision() -> Any:
@@ -118,7 +114,6 @@ def profile() -> Any:
 
 
 def lines_of(folder: Path, run: str, name: str, record: Any) -> list[str]:
-    """Returns what the leader's launcher says at its end of the file that it leaves."""
     output = folder / f"leader-{run}"
     write_json(output / name, record)
     return leader_lines(output, run=run)
@@ -158,7 +153,6 @@ def lose(api: KubernetesApi, pod: str, step: Step, how: str) -> None:
 
 @pytest.fixture
 def lost_train(step, api):
-    """A Train step that followed its job and was killed."""
     train = step("train", "train-1")
     follow(train, api)
     lose(api, "train-1", train, "OOM")

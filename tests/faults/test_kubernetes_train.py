@@ -132,8 +132,7 @@ def test_an_attempt_after_kill_9_goes_on_with_the_same_job_and_token(start, api,
     first = start()
     follow(first, api)
     token, uid = api.token(NAME), api.get("jobsets", NAME)["metadata"]["uid"]
-    first.process.kill()
-    first.process.wait(END_SECONDS)
+    first.kill()
     api.say(leader_of(api), "said to nobody")
     second = start()
     until(lambda: "job_resumed" in second.said, what="the job is adopted")

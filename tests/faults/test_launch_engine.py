@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from test_launch import TELL
 
 from stoker.records import EngineCommand, EngineSettings, FeedSettings, ReadyProbe
 from support.local_job import LocalJob, is_listening, is_running, until
@@ -13,13 +14,7 @@ PATIENT = FeedSettings(lease_seconds=20.0)
 
 # Says its name to whoever connects, and that it ends in good order.
 SERVER = """
-import os, pathlib, signal, socket, sys, time
-def tell(name, text):
-    path = pathlib.Path(os.environ["STOKER_TEST_DIR"]) / name
-    # Two hosts may tell the same at once.
-    new = path.with_name(f"{name}.{os.getpid()}.new")
-    new.write_text(str(text))
-    new.rename(path)
+import socket
 def end(*_):
     print("good night", flush=True)
     sys.exit(0)
@@ -41,9 +36,8 @@ while True:
 """
 
 # Asks all that are there who they are.
-TRAINING = """
-import os, pathlib, socket, time
-test_dir = pathlib.Path(os.environ["STOKER_TEST_DIR"])
+ASK = """
+import socket
 def ask(address):
     host, port = address.rsplit(":", 1)
     with socket.create_connection((host, int(port)), timeout=10) as peer:
@@ -51,12 +45,8 @@ def ask(address):
 print("answers", sorted(map(ask, os.environ["ALL"].split(","))), flush=True)
 print("loaders", os.environ["STOKER_HAS_DATA_GROUP"], flush=True)
 """
-STAY = TRAINING + (
-    # With two dnn hosts there are two of these scripts.
-    "(test_dir / f'{os.getpid()}.new').write_text(str(os.getpid()))\n"
-    "(test_dir / f'{os.getpid()}.new').rename(test_dir / 'training')\n"
-    "while not (test_dir / 'go').exists(): time.sleep(0.02)\n"
-)
+TRAINING = TELL + ASK
+STAY = f"{TRAINING}tell('training')\nwait_for('go')\n"
 
 # Listens, and has nothing under any path.
 NOT_FOUND = """
@@ -77,8 +67,7 @@ PLACES = {
 
 
 def engine(tmp_path, *parts, server=SERVER, ready=None, stop_seconds=10.0, needs_all=False):
-    """Returns an engine with these commands beside that of the data hosts."""
-    (tmp_path / "server.py").write_text(server)
+    (tmp_path / "server.py").write_text(TELL + server)
     ports = {part: 5050 + index for index, part in enumerate(("data", *parts))}
 
     def command(part):

@@ -138,20 +138,18 @@ def test_a_data_host_with_another_runs_token_is_told_within_a_minute(tmp_path):
 
 
 def test_what_accepts_connections_before_a_leader_is_there_refuses_no_key(tmp_path):
+    def hang_up():
+        with contextlib.suppress(OSError):
+            while True:
+                proxy.accept()[0].close()
+
     with Hosts(tmp_path, SMALL) as hosts, socket.create_server(("127.0.2.1", 0)) as proxy:
-        closing = threading.Thread(target=hang_up, args=(proxy,), daemon=True)
-        closing.start()
+        threading.Thread(target=hang_up, daemon=True).start()
         quick = '{"lease_seconds": 3, "start_deadline_seconds": 45}'
         address = f"algo-3:{proxy.getsockname()[1]}"
         start(hosts, "algo-2", WAIT, STOKER_COORDINATOR=address, STOKER_FEED=quick)
         assert hosts.code("algo-2") == 5
         assert "did not answer within 45 s" in hosts.log("algo-2")
-
-
-def hang_up(server):
-    with contextlib.suppress(OSError):
-        while True:
-            server.accept()[0].close()
 
 
 @pytest.mark.parametrize("files", [24, 40])

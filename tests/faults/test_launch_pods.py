@@ -14,6 +14,7 @@ from stoker.platforms.kubernetes import KubernetesPlatform
 from stoker.platforms.kubernetes.pod_outputs import OutputParts
 from support.kubernetes_jobs import job
 from support.local_job import WITHOUT_TORCH, marked_processes, until
+from support.processes import started
 from support.tokens import new_token
 
 pytestmark = pytest.mark.fault
@@ -74,13 +75,9 @@ class Pods:
             "STOKER_FOLLOWER_LEASE": str(self.tmp_path / "follower"),
             **WITHOUT_TORCH,
         }
-        with (self.tmp_path / f"{name}-{index}.log").open("wb") as log:
-            self.started[f"{name}-{index}"] = subprocess.Popen(
-                [sys.executable, "-m", "stoker.launch", "--", *container["args"]],
-                env=variables,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+        words = [sys.executable, "-m", "stoker.launch", "--", *container["args"]]
+        pod = f"{name}-{index}"
+        self.started[pod] = started(words, self.tmp_path / f"{pod}.log", env=variables)
 
     def code(self, pod):
         return self.started[pod].wait(60)

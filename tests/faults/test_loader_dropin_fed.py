@@ -57,10 +57,7 @@ def asked(cluster: Cluster, names: list[str], *, local: int, seeding: str = "bat
 
 @pytest.fixture(scope="module")
 def fed():
-    """Returns what is found, by local workers (0 or 2) next to two hosts, and by seeding.
-
-    With local workers: what tells where a batch was made, not all claims.
-    """
+    """Returns what is found, by local workers (0 or 2) next to two hosts, and by seeding."""
     # They wait more than they work: side by side.
     started("torch", 2, tuple(CLAIMS), "batch")
     started("stoker", 2, tuple(CLAIMS), "batch")

@@ -33,7 +33,6 @@ class Numbers:
 
 
 def write(folder: Path, *, version: int = 1, installed: str = "1.0", **more: str) -> str:
-    """Writes what a host has: the dataset's module, the user's package, an installed one."""
     for name, text in (FILES | {f"{key}.py": text for key, text in more.items()}).items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

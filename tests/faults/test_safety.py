@@ -28,7 +28,7 @@ from stoker.feed.wire.crypto import (
     read_token,
     secure_client,
 )
-from support.cluster import Cluster, run_script, wait_until
+from support.cluster import Cluster, reference, wait_until
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
 
@@ -44,10 +44,6 @@ MAX_GROWTH_BYTES = 64 << 20
 DEADLINE_MS = 10_000
 
 
-def reference_of(given):
-    return run_script({**given, "pause_at": None, "sample_seconds": 0.0}).finish()
-
-
 class Struck:
     def __init__(self, cluster):
         self.cluster = cluster
@@ -55,7 +51,7 @@ class Struck:
         self.ports = {"control": port, "batches": port + 1, "coordinator": cluster.port}
         self._trainer = cluster.train(**MANY)
         self._trainer.until("pause")
-        self._expected = reference_of(MANY)
+        self._expected = reference(**MANY)
         self.at_first = rss_bytes(cluster)
 
     def go_on(self):
@@ -326,8 +322,7 @@ def secrets_of(cluster):
 
 def test_nothing_secret_is_in_logs_arguments_or_environments():
     with Cluster(agents=1) as cluster:
-        trainer = cluster.train(num_workers=1, **GIVEN)
-        trainer.until("pause")
+        trainer = cluster.paused(num_workers=1, **GIVEN)
         hidden = secrets_of(cluster)
         roots = [psutil.Process(pid) for pid in (cluster.hosts[0].pid, trainer.process.pid)]
         wait_until(
@@ -408,10 +403,9 @@ def test_trainer_comes_in_and_a_worker_is_replaced_amid_a_thousand_half_open_con
     with flood(address, connections=1000):
         assert agent.num_threads() < 12
         wait_until(lambda: agent.num_fds() < before + 2 * MAX_WAITING, "strangers are few", 20.0)
-        trainer = crowded.train(**GIVEN)
-        trainer.until("pause")
+        trainer = crowded.paused(**GIVEN)
         crowded.kill_worker(0)
         trainer.go_on()
         trainer.until("pause")
         trainer.go_on()
-        assert trainer.finish() == reference_of(GIVEN)
+        assert trainer.finish() == reference(**GIVEN)

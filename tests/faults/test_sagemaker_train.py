@@ -9,7 +9,7 @@ from support.cloudwatch import put_lines
 from support.local_job import until
 from support.moto import REGION, ROLE
 from support.sagemaker_service import sagemaker_service
-from support.train_command import END_SECONDS, trainings
+from support.train_command import trainings
 
 pytestmark = pytest.mark.fault
 
@@ -48,40 +48,32 @@ def start(tmp_path, aws_server, service):
 
 
 # SIGINT: in test_kubernetes_train, for all platforms.
-def test_sigterm_while_following_leaves_the_job_and_says_how_to_stop_it(start, service, aws):
+@pytest.mark.parametrize("is_held", [False, True], ids=["following", "creating"])
+def test_sigterm_leaves_the_job_and_says_how_to_stop_it(start, service, aws, is_held):
+    service.is_creation_held = is_held
     train = start()
-    until(lambda: "Training: it runs" in train.said, what="the job is followed")
+    until(
+        lambda: NAME in service.jobs if is_held else "Training: it runs" in train.said,
+        what="the service has the request, or the job is followed",
+    )
     assert aws.has_object(TOKEN)
     train.process.terminate()
     assert train.ended_with() == 143, train.said
     assert service.calls.count("StopTrainingJob") == 0
     assert aws.has_object(TOKEN)
     last = train.said.splitlines()[-1]
-    assert last.startswith(f"stopped by SIGTERM; the job {NAME} keeps running"), train.said
+    state = "may exist" if is_held else "keeps running"
+    assert last.startswith(f"stopped by SIGTERM; the job {NAME} {state}"), train.said
     assert f"stop-training-job --training-job-name {NAME}" in last
+    assert (f"--name {NAME} adopts it" in last) or not is_held
     assert "Traceback" not in train.said
-
-
-def test_sigterm_while_the_job_is_created_leaves_it_and_says_so(start, service, aws):
-    service.is_creation_held = True
-    train = start()
-    until(lambda: NAME in service.jobs, what="the service has the request")
-    train.process.terminate()
-    assert train.ended_with() == 143, train.said
-    assert service.calls.count("StopTrainingJob") == 0
-    assert aws.has_object(TOKEN)
-    last = train.said.splitlines()[-1]
-    assert last.startswith(f"stopped by SIGTERM; the job {NAME} may exist"), train.said
-    assert f"stop-training-job --training-job-name {NAME}" in last
-    assert f"--name {NAME} adopts it" in last
 
 
 def test_an_attempt_after_kill_9_goes_on_with_the_same_job_and_token(start, service, aws, tmp_path):
     first = start()
     until(lambda: "Training: it runs" in first.said, what="the job is followed")
     token = aws.read_object(TOKEN)
-    first.process.kill()
-    first.process.wait(END_SECONDS)
+    first.kill()
     second = start()
     until(lambda: "job_resumed" in second.said, what="the job is adopted")
     assert aws.read_object(TOKEN) == token

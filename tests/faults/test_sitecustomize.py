@@ -55,21 +55,20 @@ def test_a_process_that_is_no_rank_is_left_alone(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_next_sitecustomize_runs_too(tmp_path):
-    theirs = tmp_path / "theirs"
-    theirs.mkdir()
-    (theirs / "sitecustomize.py").write_text("import sys; sys.theirs_ran = __name__\n")
-    ended = python("import sys; print(sys.theirs_ran)", tmp_path, path=str(theirs))
-    assert (ended.stdout, ended.stderr) == ("sitecustomize\n", "")
-
-
-def test_a_broken_next_sitecustomize_is_one_line_and_breaks_nothing(tmp_path):
-    theirs = tmp_path / "theirs"
-    theirs.mkdir()
-    (theirs / "sitecustomize.py").write_text("1 / 0\n")
-    ended = python("print('ran')", tmp_path, path=str(theirs))
-    assert ended.stdout == "ran\n"
-    assert ended.stderr == "stoker: sitecustomize: ZeroDivisionError: division by zero\n"
+@pytest.mark.parametrize(
+    ("theirs", "said"),
+    [
+        ("import sys; sys.theirs_ran = __name__\n", ("sitecustomize\n", "")),
+        ("1 / 0\n", ("no\n", "stoker: sitecustomize: ZeroDivisionError: division by zero\n")),
+    ],
+    ids=["runs too", "is broken: one line"],
+)
+def test_the_next_sitecustomize_runs_too_and_breaks_nothing(tmp_path, theirs, said):
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "sitecustomize.py").write_text(theirs)
+    code = "import sys; print(getattr(sys, 'theirs_ran', 'no'))"
+    ended = python(code, tmp_path, path=str(tmp_path / "theirs"))
+    assert (ended.stdout, ended.stderr) == said
 
 
 def test_a_failure_that_cannot_be_kept_is_one_more_line(tmp_path):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import psutil
 import pytest
 
-from support.cluster import SHORT_LEASE, Cluster, Trainer, run_script
+from support.cluster import SHORT_LEASE, Cluster, Trainer, reference
 from support.proxy import Proxy
 
 SECONDS = float(os.environ.get("STOKER_SOAK_SECONDS", "180"))
@@ -159,9 +159,5 @@ def test_every_batch_is_exact_while_workers_hosts_and_connections_are_struck_at_
             found = trainers[rank].finish()
             epochs = len({line["epoch"] for line in found if "epoch" in line})
             print(f"{script}: {len(found)} lines, {epochs} epochs, {killer.counts}")
-            assert found == _alone(script, {**given, "rank": rank, "epochs": epochs})
-
-
-def _alone(script, given):
-    torchs = {"torch": True} if script == "stream_script.py" else {}
-    return run_script({**given, **torchs}, env={"RANK": str(given["rank"])}, script=script).finish()
+            torchs = {"torch": True} if script == "stream_script.py" else {}
+            assert found == reference(script=script, rank=rank, epochs=epochs, **given, **torchs)

@@ -3,8 +3,6 @@
 Every batch of every run is compared with the same script without any cluster.
 """
 
-import functools
-import json
 import re
 import socket
 import time
@@ -13,7 +11,7 @@ from dataclasses import dataclass
 import psutil
 import pytest
 
-from support.cluster import Cluster, Line, run_script, wait_until
+from support.cluster import Cluster, reference, wait_until
 from support.proxy import Proxy
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
@@ -21,34 +19,16 @@ pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
 SLOW = {"sample_seconds": 0.01, "samples": 96, "epochs": 1}
 
 
-@functools.cache
-def _reference(given: str) -> tuple[str, ...]:
-    return tuple(json.dumps(line) for line in run_script(json.loads(given)).finish())
-
-
-def reference(**given: object) -> list[Line]:
-    quick = {**given, "sample_seconds": 0.0}
-    return [json.loads(line) for line in _reference(json.dumps(quick, sort_keys=True))]
-
-
-@pytest.fixture(scope="module")
-def only():
-    with Cluster(agents=1, workers=2) as cluster:
-        cluster.wait_for_agents()
-        yield cluster
-
-
-def test_what_a_worker_makes_that_is_woken_late_is_dropped(only):
+def test_what_a_worker_makes_that_is_woken_late_is_dropped(host):
     given = {**SLOW, "epochs": 2}
-    logged_before, workers = only.log_of(0).read_text(), set(only.workers_of(0))
-    trainer = only.train(pause_at=5, **given)
-    trainer.until("pause")
-    stopped = min(set(only.workers_of(0)) - workers, key=lambda own: own.pid)
+    logged_before, workers = host.log_of(0).read_text(), set(host.workers_of(0))
+    trainer = host.paused(pause_at=5, **given)
+    stopped = min(set(host.workers_of(0)) - workers, key=lambda own: own.pid)
     stopped.suspend()
     trainer.go_on()
 
     def logged() -> str:
-        return only.log_of(0).read_text().removeprefix(logged_before)
+        return host.log_of(0).read_text().removeprefix(logged_before)
 
     wait_until(lambda: "batch_overdue" in logged(), "its batch is made again")
     stopped.resume()
@@ -58,8 +38,7 @@ def test_what_a_worker_makes_that_is_woken_late_is_dropped(only):
 
 def test_stopped_local_worker_is_not_waited_for():
     with Cluster(agents=1, late=True) as cluster:
-        trainer = cluster.train(pause_at=5, num_workers=2, **SLOW)
-        trainer.until("pause")
+        trainer = cluster.paused(pause_at=5, num_workers=2, **SLOW)
         psutil.Process(trainer.process.pid).children()[0].suspend()
         trainer.go_on()
         assert trainer.finish() == reference(**SLOW)
@@ -73,8 +52,7 @@ def test_a_hole_of_40_s_before_the_only_data_host_changes_nothing():
     with Proxy() as proxy, Proxy() as batches, Cluster(agents=1, late=True, feed=feed) as cluster:
         cluster.start_agent(0, advertised_port=proxy.port, advertised_batch_port=batches.port)
         proxy.target, batches.target = cluster.agent_port(0), cluster.agent_port(0) + 1
-        trainer = cluster.train(pause_at=3, **given)
-        trainer.until("pause")
+        trainer = cluster.paused(pause_at=3, **given)
         for each in (proxy, batches):
             each.is_hole.set()
         trainer.go_on()
@@ -105,8 +83,7 @@ def behind():
 
 
 def test_connection_cut_in_the_middle_of_a_batch_changes_nothing(behind):
-    trainer = behind.cluster.train(pause_at=3, **LARGE)
-    trainer.until("pause")
+    trainer = behind.cluster.paused(pause_at=3, **LARGE)
     behind.proxy.num_cut = 0
     behind.proxy.arm(cut_after=500_000)
     trainer.go_on()
@@ -116,8 +93,7 @@ def test_connection_cut_in_the_middle_of_a_batch_changes_nothing(behind):
 
 
 def test_batches_that_are_changed_on_their_way_are_refused_and_come_again(behind):
-    trainer = behind.cluster.train(pause_at=3, **LARGE)
-    trainer.until("pause")
+    trainer = behind.cluster.paused(pause_at=3, **LARGE)
     behind.proxy.forge(every=300_000, times=3)
     trainer.go_on()
     assert trainer.finish() == reference(**LARGE)
@@ -162,8 +138,7 @@ def half_reached():
 
 
 def test_host_whose_port_for_batches_nobody_reaches_is_left_out_and_the_others_go_on(half_reached):
-    trainer = half_reached.cluster.train(pause_at=3, **SLOW)
-    trainer.until("pause")
+    trainer = half_reached.cluster.paused(pause_at=3, **SLOW)
     wait_until(lambda: "host_excluded agent=algo-0" in trainer.errors, "the first is left out")
     trainer.go_on()
     assert trainer.finish() == reference(**SLOW)
@@ -172,8 +147,7 @@ def test_host_whose_port_for_batches_nobody_reaches_is_left_out_and_the_others_g
 def test_host_whose_port_for_batches_opens_after_a_while_serves_from_the_next_epoch(half_reached):
     given = {**SLOW, "epochs": 2}
     cluster = half_reached.cluster
-    trainer = cluster.train(pause_at=8, **given)
-    trainer.until("pause")
+    trainer = cluster.paused(pause_at=8, **given)
     wait_until(lambda: "host_excluded agent=algo-0" in trainer.errors, "the first is left out")
     half_reached.proxy.target = cluster.agent_port(0) + 1
     trainer.go_on()

@@ -13,12 +13,7 @@ Answer = Mapping[str, object]
 
 
 class Clock:
-    """A clock on which time passes only during sleeps.
-
-    Attributes:
-        slept: Every sleep, in order.
-        on_sleep: Called with the time after each sleep: what happens meanwhile.
-    """
+    """A clock on which time passes only during sleeps; `on_sleep` gets the time after each."""
 
     def __init__(self, on_sleep: Callable[[float], None] | None = None) -> None:
         self.now = 0.0

@@ -7,20 +7,14 @@ A script. Arguments: loading ms per batch, model ms per step, workers, batches p
 import atexit
 import os
 import sys
-import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from states_script import burn
 from torch.utils.data import DataLoader, Dataset
 
 BATCH = 8
-
-
-def burn(seconds: float) -> None:
-    until = time.thread_time() + seconds
-    while time.thread_time() < until:
-        pass
 
 
 class Burning(Dataset[tuple[torch.Tensor, int]]):

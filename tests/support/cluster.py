@@ -1,6 +1,7 @@
 """A cluster on loopback: coordinator, agents and trainers, all real, each to be struck."""
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -24,7 +25,7 @@ from stoker.launch.coordinator import Coordinator
 from stoker.logs import Log
 from stoker.records import FeedSettings
 from support.tokens import new_token
-from support.warm_python import WarmProcess, warm_up
+from support.warm_python import WarmProcess, clean_environ, warm_up
 
 SUPPORT = Path(__file__).parent
 # A lease that a starved machine does not end: a host that is lost by its lease leaves, and for the
@@ -132,8 +133,7 @@ class Trainer:
 
 def run_script(given, *, env=None, script="feed_script.py", logs=lambda: "") -> Trainer:
     """Starts a test script; forked of a warm Python, unless `env` matters to how one starts."""
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("STOKER_")}
-    variables = clean | {"OMP_NUM_THREADS": "1"} | dict(env or {})
+    variables = clean_environ(**env or {})
     argv = [str(SUPPORT / script), json.dumps(dict(given))]
     if _may_be_forked(variables):
         return Trainer(WarmProcess(argv, variables), logs)
@@ -148,6 +148,20 @@ def run_script(given, *, env=None, script="feed_script.py", logs=lambda: "") -> 
         ),
         logs,
     )
+
+
+@functools.cache
+def _reference(given: str, rank: int, script: str) -> str:
+    return json.dumps(
+        run_script(json.loads(given), env={"RANK": f"{rank}"}, script=script).finish()
+    )
+
+
+def reference(*, rank=0, script="feed_script.py", **given) -> list[Line]:
+    """Returns what a script yields without any cluster; what costs only time is left out."""
+    slow = ("sample_seconds", "pause_at", "pause_epoch", "pause_before")
+    quick = {"rank": rank, **{key: each for key, each in given.items() if key not in slow}}
+    return json.loads(_reference(json.dumps(quick, sort_keys=True), rank, script))
 
 
 def _may_be_forked(variables: Mapping[str, str]) -> bool:
@@ -262,6 +276,12 @@ class Cluster:
             logs=self._logs,
         )
         self.trainers.append(trainer)
+        return trainer
+
+    def paused(self, **given) -> Trainer:
+        """Starts a trainer, and returns it in its first pause."""
+        trainer = self.train(**given)
+        trainer.until("pause")
         return trainer
 
     def wait_for_agents(self, number: int | None = None) -> None:

@@ -93,7 +93,6 @@ class DoublePlane:
             self._api.role = role
 
     def evict(self, pod: str) -> bool:
-        """Evicts as a drain does; returns whether a disruption budget allowed it."""
         if not self._api.may_evict(pod):
             return False
         is_of_job = _LABEL in self._api.get("pods", pod)["metadata"]["labels"]
@@ -123,24 +122,82 @@ class DoublePlane:
         return self.platform
 
 
-class RealPlane:
-    """The control plane that KUBECONFIG names, driven through its API alone."""
+class RealNamespace:
+    """A namespace on the cluster that KUBECONFIG names, driven through its API alone."""
 
-    def __init__(self, folder: Path, *, restart: str = "") -> None:
+    def __init__(self, namespace: str | None = None) -> None:
         from kubernetes import client, config
 
         config.load_kube_config(config_file=os.environ["KUBECONFIG"])
         self._client = client.ApiClient()
+        self.namespace = namespace or f"stoker-test-{uuid.uuid4().hex[:6]}"
+        if namespace is None:
+            labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+            body = described("v1", "Namespace", self.namespace, labels=labels)
+            self.call("POST", "api/v1/namespaces", body)
+
+    def call(self, method, path, body=None, *, kind="application/json"):
+        return api_call(self._client, method, path, body, kind=kind)
+
+    def patch(self, path: str, body: Mapping[str, Any]) -> None:
+        self.call("PATCH", path, body, kind="application/merge-patch+json")
+
+    def path(self, plural: str, name: str = "") -> str:
+        place = f"{GROUPS.get(plural, 'api/v1')}/namespaces/{self.namespace}/{plural}"
+        return f"{place}/{name}" if name else place
+
+    def get(self, plural: str, name: str) -> Any:
+        return self.call("GET", self.path(plural, name))
+
+    def objects(self, plural: str, selector: str = "") -> list[dict[str, Any]]:
+        """Returns the objects of a kind, less those that are being deleted."""
+        query = f"?labelSelector={selector}" if selector else ""
+        items = self.call("GET", self.path(plural) + query)["items"]
+        return [item for item in items if "deletionTimestamp" not in item["metadata"]]
+
+    def names(self, plural: str, selector: str = "") -> list[str]:
+        return sorted(item["metadata"]["name"] for item in self.objects(plural, selector))
+
+    def delete(self, plural: str, name: str) -> None:
+        self.call("DELETE", self.path(plural, name), {"propagationPolicy": "Background"})
+
+    def evict(self, pod: str) -> bool:
+        """Evicts as a drain does; returns whether a disruption budget allowed it."""
+        from kubernetes.client.exceptions import ApiException
+
+        eviction = described("policy/v1", "Eviction", pod, namespace=self.namespace)
+        try:
+            self.call("POST", f"{self.path('pods', pod)}/eviction", eviction)
+        except ApiException as err:
+            if err.status != 429:
+                raise
+            return False
+        return True
+
+    @contextlib.contextmanager
+    def without_bindings(self, objects: Sequence[Mapping[str, Any]]) -> Iterator[None]:
+        bindings = [each for each in objects if each["kind"] == "RoleBinding"]
+        for each in bindings:
+            self.delete("rolebindings", each["metadata"]["name"])
+        try:
+            yield
+        finally:
+            for each in bindings:
+                self.call("POST", self.path("rolebindings"), in_namespace(each, self.namespace))
+
+
+class RealPlane(RealNamespace):
+    """A control plane alone: this is the kubelet of its pods."""
+
+    def __init__(self, folder: Path, *, restart: str = "") -> None:
+        super().__init__()
         self._folder = folder
         self._restart = restart
-        self.namespace = f"stoker-test-{uuid.uuid4().hex[:6]}"
-        labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-        self._call("POST", "api/v1/namespaces", _object("Namespace", self.namespace, labels))
         self._node = f"{self.namespace}-node"
-        self._call("POST", "api/v1/nodes", _object("Node", self._node))
+        self.call("POST", "api/v1/nodes", described("v1", "Node", self._node))
         # Pods whose kubelet is silent.
         self._cut_off: set[str] = set()
-        self._bindings: list[dict[str, Any]] = []
+        self._objects: Sequence[Mapping[str, Any]] = ()
         self._is_over = threading.Event()
         self._kubelet = threading.Thread(target=self._run_kubelet, name="kubelet")
         self._kubelet.start()
@@ -151,31 +208,20 @@ class RealPlane:
         self._cut_off.clear()
         for plural in ("trainjobs", "jobsets", "workflows", "pods"):
             with contextlib.suppress(Exception):
-                self._call("DELETE", self._path(plural))
-        self._call("DELETE", f"api/v1/namespaces/{self.namespace}")
+                self.call("DELETE", self.path(plural))
+        self.call("DELETE", f"api/v1/namespaces/{self.namespace}")
         until(lambda: not self.names("pods"), what="pods are gone", seconds=SECONDS)
         self._is_over.set()
         self._kubelet.join(SECONDS)
-        self._call("DELETE", f"api/v1/nodes/{self._node}")
+        self.call("DELETE", f"api/v1/nodes/{self._node}")
 
     def has_trainer(self) -> bool:
-        groups = self._call("GET", "apis")["groups"]
+        groups = self.call("GET", "apis")["groups"]
         return any(group["name"] == "trainer.kubeflow.org" for group in groups)
-
-    def get(self, plural: str, name: str) -> Mapping[str, Any]:
-        return self._call("GET", self._path(plural, name))
-
-    def names(self, plural: str) -> list[str]:
-        items = self._call("GET", self._path(plural))["items"]
-        return sorted(
-            item["metadata"]["name"]
-            for item in items
-            if "deletionTimestamp" not in item["metadata"]
-        )
 
     def run_pods(self, run: str, *, count: int | None = None) -> None:
         def wanted() -> int:
-            jobset = self._call("GET", self._path("jobsets", run))
+            jobset = self.get("jobsets", run)
             return sum(
                 job["replicas"] * job["template"]["spec"]["completions"]
                 for job in jobset["spec"]["replicatedJobs"]
@@ -185,10 +231,8 @@ class RealPlane:
             # Of a TrainJob it is made a moment later.
             if run not in self.names("jobsets"):
                 return False
-            return (count or wanted()) == sum(
-                pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]
-                for pod in self._pods(run)
-            )
+            phases = [pod["status"]["phase"] for pod in self._pods(run)]
+            return (count or wanted()) == phases.count("Running")
 
         until(they_run, what="its pods run", seconds=SECONDS)
 
@@ -198,7 +242,6 @@ class RealPlane:
             for pod in self._pods(run)
             if pod["metadata"]["labels"][ROLE_LABEL] == group
             and pod["status"]["phase"] in ("Pending", "Running")
-            and "deletionTimestamp" not in pod["metadata"]
         ]
         return [name for _, name in sorted(found)]
 
@@ -211,87 +254,56 @@ class RealPlane:
 
     def cut_off(self, pod: str) -> None:
         self._cut_off.add(pod)
-        self._call(
-            "DELETE", self._path("pods", pod), {"gracePeriodSeconds": _CUT_OFF_GRACE_SECONDS}
-        )
+        self.call("DELETE", self.path("pods", pod), {"gracePeriodSeconds": _CUT_OFF_GRACE_SECONDS})
 
     def free(self, pod: str) -> None:
         self._cut_off.remove(pod)
 
     @contextlib.contextmanager
     def without_role(self) -> Iterator[None]:
-        for each in self._bindings:
-            self._call("DELETE", self._path("rolebindings", each["metadata"]["name"]))
-        try:
+        with self.without_bindings(self._objects):
             yield
-        finally:
-            for each in self._bindings:
-                self._call("POST", self._path("rolebindings"), each)
-
-    def evict(self, pod: str) -> bool:
-        from kubernetes.client.exceptions import ApiException
-
-        eviction = {
-            "apiVersion": "policy/v1",
-            "kind": "Eviction",
-            "metadata": {"name": pod, "namespace": self.namespace},
-        }
-        try:
-            self._call("POST", f"{self._path('pods', pod)}/eviction", eviction)
-        except ApiException as err:
-            if err.status != 429:
-                raise
-            return False
-        return True
 
     def take_away(self, pod: str) -> None:
         """Takes the pod's node away, whatever a budget says."""
-        condition = {
-            "type": "DisruptionTarget",
-            "status": "True",
-            "reason": "DeletionByTaintManager",
-            "message": "its node is gone",
-        }
+        told = {"reason": "DeletionByTaintManager", "message": "its node is gone"}
+        condition = {"type": "DisruptionTarget", "status": "True", **told}
         self._end_pod(pod, 137, conditions=[condition])
 
     def make_workflow(self, name: str) -> None:
-        body = {**_object("Workflow", name), "apiVersion": "argoproj.io/v1alpha1", "spec": {}}
-        self._call("POST", self._path("workflows"), body)
+        body = {**described("argoproj.io/v1alpha1", "Workflow", name), "spec": {}}
+        self.call("POST", self.path("workflows"), body)
 
     def make_step(self, name: str, *, workflow: str) -> Mapping[str, str]:
-        owner = self._call("GET", self._path("workflows", workflow))
-        pod = _object("Pod", name)
+        owner = self.get("workflows", workflow)
+        pod = described("v1", "Pod", name)
         reference = {"apiVersion": owner["apiVersion"], "kind": "Workflow", "name": workflow}
         reference |= {"uid": owner["metadata"]["uid"], "controller": True}
         pod["metadata"]["ownerReferences"] = [reference]
-        pod["spec"] = _restricted_spec()
-        uid = self._call("POST", self._path("pods"), pod)["metadata"]["uid"]
+        pod["spec"] = restricted_spec("none")
+        uid = self.call("POST", self.path("pods"), pod)["metadata"]["uid"]
         return {"POD_NAME": name, "POD_UID": uid, "POD_NAMESPACE": self.namespace}
 
     def admitted_step(self, name: str, labels: Mapping[str, str]) -> Mapping[str, Any]:
         """Returns a step's pod with these labels as the cluster would admit it; makes none."""
-        pod = {**_object("Pod", name, labels), "spec": _restricted_spec()}
-        return self._call("POST", f"{self._path('pods')}?dryRun=All", pod)
+        pod = {**described("v1", "Pod", name, labels=labels), "spec": restricted_spec("none")}
+        return self.call("POST", f"{self.path('pods')}?dryRun=All", pod)
 
     @contextlib.contextmanager
     def applied(self, objects: Sequence[Mapping[str, Any]]) -> Iterator[None]:
-        """Applies what an administrator applies to the whole cluster, while the block runs."""
         paths = []
         try:
             for each in objects:
                 path = f"apis/{each['apiVersion']}/{_plural(each['kind'])}"
-                self._call("POST", path, each)
+                self.call("POST", path, each)
                 paths.append(f"{path}/{each['metadata']['name']}")
             yield
         finally:
             for path in paths:
-                self._call("DELETE", path)
+                self.call("DELETE", path)
 
     def terminate(self, workflow: str) -> None:
-        self._patch(self._path("workflows", workflow), {"spec": {"activeDeadlineSeconds": 0}})
-
-    def delete(self, plural: str, name: str) -> None:
-        self._call("DELETE", self._path(plural, name), {"propagationPolicy": "Background"})
+        self.patch(self.path("workflows", workflow), {"spec": {"activeDeadlineSeconds": 0}})
 
     def pass_deadline(self, run: str) -> None:
         """Lets its controllers' clocks run on their own."""
@@ -306,15 +318,15 @@ class RealPlane:
         self._set_quota("pods", {"pods": str(count)})
 
     def _set_quota(self, name: str, hard: Mapping[str, str]) -> None:
-        path = self._path("resourcequotas", name)
+        path = self.path("resourcequotas", name)
         if name in self.names("resourcequotas"):
-            self._patch(path, {"spec": {"hard": hard}})
+            self.patch(path, {"spec": {"hard": hard}})
         else:
-            quota = {**_object("ResourceQuota", name), "spec": {"hard": hard}}
-            self._call("POST", self._path("resourcequotas"), quota)
+            quota = {**described("v1", "ResourceQuota", name), "spec": {"hard": hard}}
+            self.call("POST", self.path("resourcequotas"), quota)
 
         def is_known() -> bool:
-            return bool(self._call("GET", path).get("status", {}).get("hard") == hard)
+            return bool(self.call("GET", path).get("status", {}).get("hard") == hard)
 
         until(is_known, what="the quota counts", seconds=SECONDS)
 
@@ -327,9 +339,7 @@ class RealPlane:
     def as_account(self, objects: Sequence[Mapping[str, Any]]) -> KubernetesPlatform:
         file = self._folder / "runner"
         account_config(self._client, objects, namespace=self.namespace, file=file)
-        self._bindings = [
-            in_namespace(each, self.namespace) for each in objects if each["kind"] == "RoleBinding"
-        ]
+        self._objects = objects
         with pytest.MonkeyPatch.context() as patch:
             use_kube_config(patch, file)
             cluster = ClusterApi(namespace=self.namespace)
@@ -342,20 +352,20 @@ class RealPlane:
     def _run_kubelet(self) -> None:
         while not self._is_over.wait(0.05):
             with contextlib.suppress(Exception):
-                for pod in self._call("GET", self._path("pods"))["items"]:
+                for pod in self.call("GET", self.path("pods"))["items"]:
                     self._tend(pod)
 
     def _tend(self, pod: Mapping[str, Any]) -> None:
         name = pod["metadata"]["name"]
-        path = self._path("pods", name)
+        path = self.path("pods", name)
         if name in self._cut_off:
             return
         if "deletionTimestamp" in pod["metadata"]:
-            self._call("DELETE", path, {"gracePeriodSeconds": 0})
+            self.call("DELETE", path, {"gracePeriodSeconds": 0})
         elif "nodeName" not in pod["spec"]:
             target = {"apiVersion": "v1", "kind": "Node", "name": self._node}
-            binding = {**_object("Binding", name), "target": target}
-            self._call("POST", f"{path}/binding", binding)
+            binding = {**described("v1", "Binding", name), "target": target}
+            self.call("POST", f"{path}/binding", binding)
         elif pod["status"].get("phase") == "Pending":
             self._say(name, "Running", {"running": {"startedAt": _now()}})
 
@@ -365,7 +375,7 @@ class RealPlane:
         self._say(name, phase, {"terminated": ended}, conditions=conditions)
 
     def _say(self, name, phase, state, *, conditions=()):
-        pod = self._call("GET", self._path("pods", name))
+        pod = self.get("pods", name)
         containers = [
             {"name": each["name"], "image": each["image"], "imageID": "", "restartCount": 0}
             | {"ready": phase == "Running", "state": state}
@@ -374,28 +384,17 @@ class RealPlane:
         ready = {"type": "Ready", "status": "True" if phase == "Running" else "False"}
         status = {"phase": phase, "containerStatuses": containers}
         status["conditions"] = [ready, *conditions]
-        self._patch(f"{self._path('pods', name)}/status", {"status": status})
+        self.patch(f"{self.path('pods', name)}/status", {"status": status})
 
     # --- calls
 
     def _answers(self) -> bool:
         with contextlib.suppress(Exception):
-            return bool(self._call("GET", self._path("pods")))
+            return bool(self.call("GET", self.path("pods")))
         return False
 
     def _pods(self, run: str) -> list[dict[str, Any]]:
-        selector = f"?labelSelector=jobset.sigs.k8s.io/jobset-name={run}"
-        return self._call("GET", self._path("pods") + selector)["items"]
-
-    def _path(self, plural: str, name: str = "") -> str:
-        place = f"{GROUPS.get(plural, 'api/v1')}/namespaces/{self.namespace}/{plural}"
-        return f"{place}/{name}" if name else place
-
-    def _patch(self, path: str, body: Mapping[str, Any]) -> None:
-        self._call("PATCH", path, body, kind="application/merge-patch+json")
-
-    def _call(self, method, path, body=None, *, kind="application/json"):
-        return api_call(self._client, method, path, body, kind=kind)
+        return self.objects("pods", f"jobset.sigs.k8s.io/jobset-name={run}")
 
 
 def api_call(client, method, path, body=None, *, kind="application/json"):
@@ -419,7 +418,7 @@ def in_namespace(document: Mapping[str, Any], namespace: str) -> dict[str, Any]:
 def account_config(client, objects, *, namespace, file):
     """Makes the service account `runner` with a Role; writes a kube config with its token."""
     core = f"api/v1/namespaces/{namespace}/serviceaccounts"
-    api_call(client, "POST", core, _object("ServiceAccount", "runner"))
+    api_call(client, "POST", core, described("v1", "ServiceAccount", "runner"))
     for each in objects:
         plural = _plural(each["kind"])
         place = f"{GROUPS.get(plural, 'api/v1')}/namespaces/{namespace}/{plural}"
@@ -435,8 +434,8 @@ def account_config(client, objects, *, namespace, file):
     file.write_text(yaml.safe_dump(config))
 
 
-def _object(kind: str, name: str, labels: Mapping[str, str] | None = None) -> dict[str, Any]:
-    return {"apiVersion": "v1", "kind": kind, "metadata": {"name": name, "labels": labels or {}}}
+def described(api: str, kind: str, name: str, **metadata: Any) -> dict[str, Any]:
+    return {"apiVersion": api, "kind": kind, "metadata": {"name": name, **metadata}}
 
 
 def _plural(kind: str) -> str:
@@ -446,17 +445,11 @@ def _plural(kind: str) -> str:
     return f"{name}es" if name.endswith("s") else f"{name}s"
 
 
-def _restricted_spec() -> dict[str, Any]:
-    container = {
-        "name": "main",
-        "image": "none",
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
-    }
-    context = {
-        "runAsNonRoot": True,
-        "runAsUser": 1000,
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
+def restricted_spec(image: str, **more: Any) -> dict[str, Any]:
+    rights = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    container = {"name": "main", "image": image, "securityContext": rights, **more}
+    context = {"runAsNonRoot": True, "runAsUser": 1000}
+    context["seccompProfile"] = {"type": "RuntimeDefault"}
     return {"containers": [container], "securityContext": context}
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from stoker.host import spawn
 from stoker.logs import LogEvent, parse_line
-from support.local_job import resource_config, until
+from support.local_job import lay_out_ml, resource_config, until
 from support.registry import registry
 from support.tokens import new_token
 
@@ -83,7 +83,6 @@ class Engine:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def leftovers(self) -> list[str]:
-        """Lists processes, mounts, folders and network interfaces that are still there."""
         left = [f"mount {mount}" for mount in _mounts(self.folder)]
         left += [f"network {link}" for link in sorted(_links() - self._links)]
         left += [str(self.folder)] if self.folder.exists() else []
@@ -302,20 +301,8 @@ class Cluster:
 
     def _lay_out(self, host, groups, channels) -> None:
         base = self.base_dir(host)
-        for name in ("input/config", "input/data", "model", "output/data", "checkpoints"):
-            (base / name).mkdir(parents=True)
-        channel = {
-            "TrainingInputMode": "File",
-            "S3DistributionType": "FullyReplicated",
-            "RecordWrapperType": "None",
-        }
-        documents = {
-            "resourceconfig": resource_config(host, groups, interface="eth0"),
-            "hyperparameters": "{}",
-            "inputdataconfig": json.dumps(dict.fromkeys(channels, channel)),
-        }
-        for name, document in documents.items():
-            (base / "input" / "config" / f"{name}.json").write_text(document)
+        lay_out_ml(base, resource_config(host, groups, interface="eth0"), channels=channels)
+        (base / "checkpoints").mkdir()
         for name, source in channels.items():
             shutil.copytree(source, base / "input" / "data" / name)
 

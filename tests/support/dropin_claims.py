@@ -163,14 +163,6 @@ class Plain(data.Dataset):
         return index + self.offset
 
 
-class Echo(data.Dataset):
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, index: object) -> object:
-        return type(index).__name__, index
-
-
 class Each(data.Dataset):
     def __init__(self, function: Callable[[int], object], length: int = 6) -> None:
         self.function = function
@@ -181,6 +173,10 @@ class Each(data.Dataset):
 
     def __getitem__(self, index: int) -> object:
         return self.function(index)
+
+
+def echo(index: object) -> tuple[str, object]:
+    return type(index).__name__, index
 
 
 class Bulk(Plain):
@@ -210,13 +206,13 @@ def samplers_and_batch_samplers(load: Load) -> object:
 @claim
 def batches_of_indices_that_are_no_lists(load: Load) -> object:
     batches = [torch.tensor([1, 2]), np.array([3, 4]), range(5, 7), {8}]
-    return [shown(b) for b in load(Echo(), batch_sampler=batches, collate_fn=same)]
+    return [shown(b) for b in load(Each(echo), batch_sampler=batches, collate_fn=same)]
 
 
 @claim
 def indices_of_any_kind(load: Load) -> object:
     indices = ["a", 2**62, -(2**70), np.int64(3), torch.tensor(4), (1, "b"), None, 2.5, {"k": [1]}]
-    return [shown(b) for b in load(Echo(), sampler=indices, batch_size=None)]
+    return [shown(b) for b in load(Each(echo), sampler=indices, batch_size=None)]
 
 
 @claim
@@ -225,7 +221,7 @@ def samples_of_their_own_and_many_at_once(load: Load) -> object:
     loaders = [
         load(Plain(3), batch_size=None),
         load(Each(lambda i: np.float32(i), 3), batch_size=None),
-        load(Echo(), batch_size=None, sampler=bulk),
+        load(Each(echo), batch_size=None, sampler=bulk),
         load(Plain(3), batch_size=None, collate_fn=lambda b: {"b": b}),
         load(Bulk(5), batch_size=2, collate_fn=same),
         load(Bulk(3), batch_size=None),
@@ -387,24 +383,20 @@ class Slotted:
         return f"Slotted({self.value!r})"
 
 
-class MyDict(dict):
-    pass
+class MyDict(dict): ...
 
 
-class MyList(list):
-    pass
+class MyList(list): ...
 
 
 class Level(IntEnum):
     LOW = 0
 
 
-class Tagged(torch.Tensor):
-    pass
+class Tagged(torch.Tensor): ...
 
 
-class Text(str):
-    pass
+class Text(str): ...
 
 
 def quietly(make: Callable[..., object], *args: object) -> object:
@@ -473,17 +465,13 @@ VALUES: dict[str, Callable[[], object]] = {
 }
 
 
-class Values(data.Dataset):
-    def __getitem__(self, name: str) -> object:
-        return VALUES[name]()
-
-
 @valued
 def values(load: Load) -> object:
     """Counts as one claim per value in comparisons."""
     # Some kinds of tensors are announced as experimental, or as going.
     warnings.simplefilter("ignore")
-    iterator = iter(load(Values(), sampler=list(VALUES), batch_size=None, collate_fn=same))
+    dataset = Each(lambda name: VALUES[name]())
+    iterator = iter(load(dataset, sampler=list(VALUES), batch_size=None, collate_fn=same))
     found: dict[str, object] = {}
     for name in VALUES:
         try:
@@ -517,9 +505,9 @@ def default_collate_keeps_types(load: Load) -> object:
 def collate_functions(load: Load) -> object:
     scale = 3
 
+    @dataclasses.dataclass
     class Scaled:
-        def __init__(self, by: int) -> None:
-            self.by = by
+        by: int
 
         def __call__(self, items: list[int]) -> object:
             return Point(sum(items) * self.by, len(items))
@@ -617,8 +605,7 @@ def worker_init_fn_runs_once_a_worker_with_its_number_and_seed(load: Load) -> ob
     def begin(number: int) -> None:
         info = data.get_worker_info()
         seeds = info.seed - info.id, torch.initial_seed() == info.seed
-        drawn = random.random(), float(np.random.rand()), float(torch.rand(()))
-        begun = (os.getpid(), number, info.id, drawn, *seeds)
+        begun = (os.getpid(), number, info.id, draws(None), *seeds)
         info.dataset.begun = [*getattr(info.dataset, "begun", []), begun]
         assert info.id < info.num_workers
 
@@ -816,23 +803,18 @@ def empty_passes(load: Load) -> object:
 
 @claim
 def own_random_state_of_the_trainer(load: Load) -> object:
-    def draw(index: int) -> float:
-        return random.random() + float(np.random.rand()) + float(torch.rand(()))
-
     torch.manual_seed(3)
     random.seed(3)
     np.random.seed(3)
     for shuffle in (False, True):
-        list(load(Each(draw), batch_size=2, shuffle=shuffle, num_workers=max(load.workers, 0)))
-    drawn = [random.random(), float(np.random.rand()), float(torch.rand(()))]
-    return [drawn, data.get_worker_info() is None]
+        list(load(Each(draws), batch_size=2, shuffle=shuffle))
+    return [draws(None), data.get_worker_info() is None]
 
 
 # Errors
 
 
-class Broken(Exception):
-    pass
+class Broken(Exception): ...
 
 
 class Worded(Exception):
@@ -854,7 +836,7 @@ def fail_at_two(make: Callable[[], Exception]) -> Each:
             raise make()
         return index
 
-    return Each(sample_that_fails, 6)
+    return Each(sample_that_fails)
 
 
 def outcomes(iterator: Iterator[object], count: int) -> list[object]:
@@ -872,20 +854,16 @@ def outcomes(iterator: Iterator[object], count: int) -> list[object]:
 
 @claim
 def errors_of_samples(load: Load) -> object:
+    of_words = [LookupError, KeyError, Broken, Unpicklable]
     made = [
-        lambda: LookupError("the words"),
-        lambda: KeyError("the words"),
-        lambda: Broken("the words"),
-        lambda: Unpicklable("the words"),
+        *(lambda kind=kind: kind("the words") for kind in of_words),
         lambda: Worded(message="the words"),
         lambda: OSError(2, "the words"),
         lambda: AssertionError(),
     ]
-    found = []
-    for make in made:
-        loader = load(fail_at_two(make), batch_size=2)
-        found.append(raised(lambda loader=loader: list(loader), "sample_that_fails", "Original"))
-    return found
+    loaders = [load(fail_at_two(make), batch_size=2) for make in made]
+    words = "sample_that_fails", "Original"
+    return [raised(lambda loader=loader: list(loader), *words) for loader in loaders]
 
 
 @claim
@@ -963,16 +941,13 @@ def errors_of_a_sampler(load: Load) -> object:
             yield 1
             raise Broken("sampler words")
 
-    loader = load(Plain(6), sampler=Failing())
-    return raised(lambda: list(loader), "sampler words")
+    return raised(lambda: list(load(Plain(6), sampler=Failing())), "sampler words")
 
 
 @claim
 def stop_iteration_of_a_sample_ends_a_for_loop(load: Load) -> object:
     loader = load(fail_at_two(lambda: StopIteration("no more")), batch_size=1)
-    found = ids(loader)
-    iterator = iter(loader)
-    return [found, outcomes(iterator, 5)]
+    return [ids(loader), outcomes(iter(loader), 5)]
 
 
 # The loader as an object
@@ -1244,7 +1219,8 @@ def states_are_taken_up_wherever(load: Load) -> object:
             torch.manual_seed(21)
             random.seed(21)
             np.random.seed(21)
-            loader = load(Each(draws, 15), **({"batch_size": 4, "collate_fn": same} | options()))
+            made = functools.partial(load, Each(draws, 15), batch_size=4, collate_fn=same)
+            loader = made(**options())
             iterator = iter(loader)
             for _ in range(stop):
                 next(iterator, None)
@@ -1260,7 +1236,7 @@ def states_are_taken_up_wherever(load: Load) -> object:
                 mine.rename(load.states / f"{name}-{stop}@{os.getpid()}")
             results = []
             for state in states:
-                again = load(Each(draws, 15), **({"batch_size": 4, "collate_fn": same} | options()))
+                again = made(**options())
                 again.load_state_dict(torch.load(io.BytesIO(state), weights_only=True))
                 results.append([shown(batch) for _ in range(2) for batch in again])
             found.append([results[0], all(result == results[0] for result in results)])
@@ -1274,12 +1250,9 @@ def give_up(*_: object) -> None:
 def main() -> None:
     warnings.simplefilter("error")
     given = json.loads(sys.argv[1])
-    if given["kind"] == "torch":
-        cls = data.DataLoader
-    else:
-        import stoker
-
-        cls = stoker.DataLoader
+    cls = data.DataLoader
+    if given["kind"] != "torch":
+        from stoker import DataLoader as cls
     states = Path(given["states"]) if "states" in given else None
     load = Load(cls, given.get("local", given.get("workers", 0)), given.get("pool", 0), states)
     signal.signal(signal.SIGALRM, give_up)

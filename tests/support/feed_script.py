@@ -24,31 +24,21 @@ import torch.distributed as dist
 from stoker import DataLoader
 from stoker.feed.replace import install
 
-DEFAULTS = {
+# Numbers of samples or batches, and files: none, unless they are given.
+_PLACES = ("raise_at", "exit_at", "kill_at", "hang_at", "long_error_at", "break_at", "pause_at")
+DEFAULTS = dict.fromkeys((*_PLACES, "gates", "until")) | {
     "samples": 48,
     "batch_size": 4,
     "epochs": 2,
     "num_workers": 0,
     "sample_seconds": 0.0,
     "step_seconds": 0.0,
-    "pause_at": None,
-    "gates": None,
-    "until": None,
-    "raise_at": None,
-    "exit_at": None,
-    "kill_at": None,
-    "hang_at": None,
-    "long_error_at": None,
-    "break_at": None,
     "loaders": 1,
     "shape": [3, 40, 40],
     "rank": 0,
     "world": 1,
-    "ddp": False,
-    "lock": False,
     "loader": {},
-    "objects": False,
-    "is_torchs": False,
+    **dict.fromkeys(("ddp", "lock", "objects", "is_torchs"), False),
 }
 
 
@@ -131,7 +121,6 @@ def main() -> None:
     torch.manual_seed(7)
     random.seed(7)
     np.random.seed(7)
-    lock = __import__("threading").Lock()
     kind = torch.utils.data.DataLoader if given["is_torchs"] else DataLoader
     if given["is_torchs"]:
         install(kind)
@@ -140,12 +129,11 @@ def main() -> None:
     for number in range(given["loaders"]):
         dataset = Images(given, salt=number)
         if given["lock"]:
-            dataset.lock = lock
+            dataset.lock = threading.Lock()
         sampler = None
         if given["world"] > 1:
-            sampler = torch.utils.data.DistributedSampler(
-                dataset, num_replicas=given["world"], rank=given["rank"]
-            )
+            ranks = given["world"], given["rank"]
+            sampler = torch.utils.data.DistributedSampler(dataset, *ranks)
         loaders.append(
             kind(
                 dataset,
@@ -166,25 +154,19 @@ def main() -> None:
             for number, iterator in enumerate(iterators):
                 if batch in pauses and epoch == 0 and number == 0:
                     pause(given, batch)
+                facts = {"loader": number, "epoch": epoch, "batch": batch}
                 try:
                     value = next(iterator)
                 except StopIteration:
                     iterators[number] = None
                     continue
                 except Exception as err:
-                    say(
-                        loader=number,
-                        epoch=epoch,
-                        batch=batch,
-                        error=type(err).__name__,
-                        kinds=[kind.__name__ for kind in type(err).__mro__],
-                        text=str(err),
-                    )
+                    kinds = [kind.__name__ for kind in type(err).__mro__]
+                    say(**facts, error=kinds[0], kinds=kinds, text=str(err))
                     if given["raise_at"] is None:
                         raise
                     continue
-                ids = value["ids"].tolist()
-                say(loader=number, epoch=epoch, batch=batch, hash=digest(value), ids=ids)
+                say(**facts, hash=digest(value), ids=value["ids"].tolist())
                 time.sleep(given["step_seconds"])
                 if given["ddp"]:
                     dist.all_reduce(torch.ones(1))
@@ -197,7 +179,7 @@ def main() -> None:
             break
     if given["ddp"]:
         dist.destroy_process_group()
-    say(state=hashlib.sha256(torch.get_rng_state().numpy().tobytes()).hexdigest()[:16])
+    say(state=digest({"state": torch.get_rng_state()}))
 
 
 if __name__ == "__main__":

@@ -59,6 +59,23 @@ def operation_at(method: str, path: str) -> Document | None:
     return None
 
 
+# As validatePipelineJobInputs in v2_template.go has them: an integer may be 3.5 there.
+_KINDS = {
+    "STRING": ("string", (str,)),
+    "NUMBER_INTEGER": ("double or integer", (int, float)),
+    "NUMBER_DOUBLE": ("double or integer", (int, float)),
+    "BOOLEAN": ("bool", (bool,)),
+    "LIST": ("list", (list,)),
+    "STRUCT": ("struct", (dict,)),
+}
+
+
+def input_problem(name: str, kind: str, value: Any) -> str:
+    words, types = _KINDS.get(kind, ("unknown", ()))
+    is_right = type(value) in types
+    return "" if is_right else f"input parameter {name} requires type {words}, but is {value!r}"
+
+
 def _coerced(value: Any, key: str = "") -> Any:
     """Writes int64 as text, as the definitions have them: the service takes both."""
     if isinstance(value, dict):

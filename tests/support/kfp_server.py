@@ -16,17 +16,11 @@ from typing import Any
 import yaml
 
 from support.http_server import Handler, http_server
-from support.kfp_api import operation_at, problems
+from support.kfp_api import input_problem, operation_at, problems
 
 Document = dict[str, Any]
 
 _ROOT = "/apis/v2beta1"
-_LISTS = {
-    "pipelines": "pipelines",
-    "experiments": "experiments",
-    "runs": "runs",
-    "recurringruns": "recurringRuns",
-}
 _IDS = {
     "pipelines": "pipeline_id",
     "experiments": "experiment_id",
@@ -86,7 +80,7 @@ class KfpServer:
     versions: dict[str, list[Document]] = field(default_factory=dict)
 
     def __enter__(self) -> "KfpServer":
-        self.kept = {name: [] for name in _LISTS}
+        self.kept = {name: [] for name in _IDS}
         self._lock = threading.Lock()
         self._seconds = 0
         server = self
@@ -115,7 +109,6 @@ class KfpServer:
         return [r.line for r in self.requests if r.method == method and "healthz" not in r.path]
 
     def trouble(self, pattern: str, status: int, body: str, times: int = 1_000_000) -> None:
-        """Answers requests whose line matches otherwise from now on."""
         self.troubles.append(Trouble(pattern, status, body, times))
 
     def run(self) -> dict[str, Any]:
@@ -176,11 +169,8 @@ class KfpServer:
             if parameter["in"] == "body":
                 self._check(request.line, parameter["schema"], request.body)
         if "filter" in request.query:
-            self._check(
-                f"{request.line} filter",
-                {"$ref": "#/definitions/v2beta1Filter"},
-                json.loads(request.query["filter"]),
-            )
+            told = json.loads(request.query["filter"])
+            self._check(f"{request.line} filter", {"$ref": "/v2beta1Filter"}, told)
         answer = self._do(request)
         schema = operation["responses"]["200"].get("schema", {})
         # Health is answered by hand, with more than its published schema.
@@ -210,10 +200,10 @@ class KfpServer:
                 self._get("pipelines", id)
                 return self._page("pipeline_versions", self.versions[id], request)
             case "GET", ["pipelines", id, "versions", version]:
-                return _find(self.versions.get(id, []), "pipeline_version_id", version)
-            case "GET", [kind] if kind in _LISTS:
+                return _find(self.versions[id], "pipeline_version_id", version)
+            case "GET", [kind] if kind in _IDS:
                 return self._list(kind, request)
-            case "POST", [kind] if kind in _LISTS:
+            case "POST", [kind] if kind in _IDS:
                 return self._create(kind, request.body)
             case "GET", [kind, id]:
                 if kind == "runs" and self.script:
@@ -234,12 +224,10 @@ class KfpServer:
             raise RefusedError(
                 400, "Invalid input error: In multi-user mode, a namespace is needed"
             )
-        found = [
-            item
-            for item in self.kept[kind]
-            if not self.multi_user or self._namespace(kind, item) == namespace
-        ]
-        return self._page(_LISTS[kind], found, request)
+        found = self.kept[kind]
+        if self.multi_user:
+            found = [item for item in found if self._namespace(kind, item) == namespace]
+        return self._page(kind.replace("gruns", "gRuns"), found, request)
 
     def _namespace(self, kind: str, item: Document) -> Any:
         if kind in ("pipelines", "experiments"):
@@ -248,9 +236,7 @@ class KfpServer:
         return found.get("namespace", "")
 
     def _page(self, name: str, found: list[Document], request: Request) -> Any:
-        for predicate in json.loads(request.query.get("filter", '{"predicates": []}'))[
-            "predicates"
-        ]:
+        for predicate in json.loads(request.query.get("filter", "{}")).get("predicates", []):
             assert predicate["operation"] == "EQUALS"
             found = [i for i in found if i.get(predicate["key"]) == predicate["string_value"]]
         if request.query.get("sort_by") == "created_at desc":
@@ -269,11 +255,7 @@ class KfpServer:
         is_taken = any(i.get(key) == body[key] for i in self.kept[kind])
         if kind in ("pipelines", "experiments") and is_taken:
             raise RefusedError(409, f"Already exist error: {body[key]} already exists")
-        made: Document = {
-            **body,
-            _IDS[kind]: str(uuid.uuid4()),
-            "created_at": self._now(),
-        }
+        made: Document = {**body, _IDS[kind]: str(uuid.uuid4()), "created_at": self._now()}
         if kind == "pipelines":
             self.versions[str(made["pipeline_id"])] = []
         if kind in ("runs", "recurringruns"):
@@ -297,19 +279,7 @@ class KfpServer:
         root = spec.get("pipeline_spec", spec)["root"]
         known = root.get("inputDefinitions", {}).get("parameters", {})
         for name, value in body.get("runtime_config", {}).get("parameters", {}).items():
-            kind = known.get(name, {}).get("parameterType")
-            # validatePipelineJobInputs in its v2_template.go: an integer may be 3.5 there.
-            kinds = {
-                "STRING": ("string", (str,)),
-                "NUMBER_INTEGER": ("double or integer", (int, float)),
-                "NUMBER_DOUBLE": ("double or integer", (int, float)),
-                "BOOLEAN": ("bool", (bool,)),
-                "LIST": ("list", (list,)),
-                "STRUCT": ("struct", (dict,)),
-            }
-            words, types = kinds.get(str(kind), ("unknown", ()))
-            if type(value) not in types:
-                said = f"input parameter {name} requires type {words}, but is {value!r}"
+            if said := input_problem(name, known.get(name, {}).get("parameterType"), value):
                 raise RefusedError(400, f"Invalid input error: {said}")
 
     def _upload_version(self, request: Request) -> Any:
@@ -336,9 +306,8 @@ class KfpServer:
 
     def _terminate(self, run: Document) -> Any:
         if run["state"] in ("SUCCEEDED", "FAILED", "CANCELED"):
-            raise RefusedError(
-                400, "Bad request error: run is not running and cannot be terminated"
-            )
+            words = "Bad request error: run is not running and cannot be terminated"
+            raise RefusedError(400, words)
         run["state_history"].append({"update_time": self._now(), "state": "CANCELING"})
         run["state"] = "CANCELING"
         if self.on_terminate:
@@ -354,47 +323,35 @@ class KfpServer:
 
 
 # Words that the API has for phases of nodes; `Omitted` is none of them (model/run.go of 2.17.0).
-PHASES = {
-    "Pending": "PENDING",
-    "Running": "RUNNING",
-    "Succeeded": "SUCCEEDED",
-    "Skipped": "SKIPPED",
-    "Failed": "FAILED",
-    "Error": "FAILED",
-}
+PHASES = {each: each.upper() for each in ("Pending", "Running", "Succeeded", "Skipped", "Failed")}
+PHASES["Error"] = "FAILED"
 
 
 def _task_detail(node: Document) -> Document:
-    began, ended = (
-        str(node.get(key) or "0001-01-01T00:00:00Z") for key in ("startedAt", "finishedAt")
-    )
     # Ids of nodes, which no task of the answer has. What is empty is left out.
     told = [{"pod_name": child} for child in node.get("children", [])]
     return {
-        "task_id": str(uuid.uuid5(uuid.NAMESPACE_URL, str(node["id"]))),
+        "task_id": str(uuid.uuid5(uuid.NAMESPACE_URL, node["id"])),
         "display_name": node["displayName"],
         "create_time": "2026-11-20T10:00:10Z",
-        "start_time": began,
-        "end_time": ended,
-        **({"state": PHASES[str(node["phase"])]} if node["phase"] in PHASES else {}),
+        "start_time": node.get("startedAt") or "0001-01-01T00:00:00Z",
+        "end_time": node.get("finishedAt") or "0001-01-01T00:00:00Z",
+        **({"state": PHASES[node["phase"]]} if node["phase"] in PHASES else {}),
         **({"child_tasks": told} if told else {}),
     }
 
 
 def _find(found: list[Document], key: str, id: str) -> Document:
-    for item in found:
-        if item.get(key) == id:
-            return item
-    raise RefusedError(404, f"ResourceNotFoundError: {id} not found")
+    if (item := next((item for item in found if item.get(key) == id), None)) is None:
+        raise RefusedError(404, f"ResourceNotFoundError: {id} not found")
+    return item
 
 
 def _content(kind: str, raw: bytes) -> tuple[Any, str]:
-    """Returns the JSON of a body, or the file of a form."""
     if kind.startswith("multipart/form-data"):
         parser = email.parser.BytesParser(policy=email.policy.HTTP)
         message = parser.parsebytes(f"Content-Type: {kind}\r\n\r\n".encode() + raw)
         for part in message.iter_parts():
             if part.get_param("name", header="content-disposition") == "uploadfile":
-                payload = part.get_payload(decode=True)
-                return None, payload.decode()
+                return None, part.get_payload(decode=True).decode()
     return (json.loads(raw) if raw.strip() else None), ""

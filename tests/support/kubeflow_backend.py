@@ -32,6 +32,8 @@ from google.protobuf import json_format
 from kfp.kubernetes import kubernetes_executor_config_pb2
 from kfp.pipeline_spec import pipeline_spec_pb2
 
+from support.kfp_api import input_problem
+
 Document = dict[str, Any]
 
 PIPELINE_ROOT = "minio://mlpipeline/v2/artifacts"
@@ -144,7 +146,7 @@ class Step:
         for variable in self.container["env"]:
             source = variable.get("valueFrom", {})
             if "fieldRef" in source:
-                found[variable["name"]] = _field(self.pod, source["fieldRef"]["fieldPath"])
+                found[variable["name"]] = field_of(self.pod, source["fieldRef"]["fieldPath"])
             elif not source:
                 found[variable["name"]] = variable["value"]
         return found
@@ -154,7 +156,6 @@ class Step:
         return self.files / path.lstrip("/")
 
     def output(self, name: str) -> Path:
-        """Returns the host's file of an output: an artifact or a parameter."""
         outputs = self.executor_input["outputs"]
         if name in outputs.get("artifacts", {}):
             return self.at(_path_of(outputs["artifacts"][name]["artifacts"][0]["uri"]))
@@ -252,7 +253,10 @@ class Pipeline:
         for name, about in self.inputs.items():
             value = given.get(name, _ABSENT)
             if value is not _ABSENT:
-                _check_input(name, about, value)
+                if said := input_problem(name, about["parameterType"], value):
+                    raise RefusedError(said)
+                if about.get("literals") and value not in about["literals"]:
+                    raise RefusedError(f"input parameter {name}: {value!r} is not a literal of it")
                 values[name] = _plain(value)
             elif "defaultValue" in about:
                 values[name] = _plain(about["defaultValue"])
@@ -350,7 +354,6 @@ class KubeflowRun:
         return self.state
 
     def workflow_nodes(self) -> list[Document]:
-        """Returns the nodes of the Workflow so far: what the API shows of them."""
         return [
             {
                 "id": node.id,
@@ -378,7 +381,6 @@ class KubeflowRun:
     # Argo.
 
     def _tasks(self, boundary: str, spec: Document, dag: _Dag) -> str:
-        """Runs the tasks of a group; returns the phase of its node."""
         tasks: Document = spec["tasks"]
         exits = {
             producer: key
@@ -884,7 +886,6 @@ class _Launcher:
         self.command = self._compiled(driven["patch"]["containers"][0]["args"])
 
     def prepare(self) -> None:
-        """Makes the folders of outputs, and brings the artifacts that are inputs."""
         if not self.command:
             raise LauncherError("command and arguments are empty")
         if any(len(word.encode()) >= MAX_ARGUMENT for word in self.command):
@@ -1041,7 +1042,6 @@ def _spec_of(driven: Document, *, has_retries: bool, attempt: int) -> Document:
 
 
 def _parsed(document: Document, message: Any) -> None:
-    """Checks a document by its protocol buffer: unknown names and wrong kinds are refused."""
     try:
         json_format.ParseDict(document, message)
     except json_format.ParseError as err:
@@ -1076,16 +1076,6 @@ def _in_order(tasks: Document) -> list[str]:
         found.append(ready[0])
         left.pop(ready[0])
     return found
-
-
-def _check_input(name: str, about: Document, value: Any) -> None:
-    """Checks a value of a run as validatePipelineJobInputs does."""
-    kind = about["parameterType"]
-    is_bool = isinstance(value, bool) and kind != "BOOLEAN"
-    if not isinstance(value, _KINDS[kind]) or is_bool:
-        raise RefusedError(f"input parameter {name} requires type {kind}, but is {value!r}")
-    if about.get("literals") and value not in about["literals"]:
-        raise RefusedError(f"input parameter {name}: {value!r} is not one of its literals")
 
 
 def _typed(name: str, about: Document, values: dict[str, Any]) -> dict[str, Any]:
@@ -1184,14 +1174,13 @@ def _template_prefix(task: Document, config: Document) -> str:
 
 @contextlib.contextmanager
 def _failed(words: str) -> Iterator[None]:
-    """Puts words in front of a driver's error."""
     try:
         yield
     except DriverError as err:
         raise DriverError(f"{words}: {err}") from None
 
 
-def _field(pod: Document, path: str) -> str:
+def field_of(pod: Document, path: str) -> str:
     metadata = pod["metadata"]
     if found := re.fullmatch(r"metadata\.(labels|annotations)\['(.+)'\]", path):
         return str(metadata.get(found[1], {}).get(found[2], ""))

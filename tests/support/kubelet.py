@@ -15,12 +15,12 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from support.docker import BRIDGE, DOCKER, Engine
-from support.kubeflow_backend import Step
+from support.kubeflow_backend import Step, field_of
 from support.kubernetes_api import NAMESPACE, TOKEN, KubernetesApi, kubernetes_api
 
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -44,13 +44,9 @@ class _MissingError(PodError):
 
 @dataclass
 class _Container:
-    """A container that runs, with the thread that hands on what it writes."""
-
     name: str
-    pod: str
-    uid: str
     reader: threading.Thread
-    live: list[tuple[Document, Path]] = field(default_factory=list)
+    live: list[tuple[Document, Path]]
 
 
 class Kubelet:
@@ -74,7 +70,6 @@ class Kubelet:
         self.lost: dict[str, str] = {}
 
     def __enter__(self) -> "Kubelet":
-        self._stack = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
             option = f"com.docker.network.bridge.name={self._bridge}"
             self._engine.run("network", "create", "--opt", option, self._network)
@@ -114,19 +109,18 @@ class Kubelet:
         mounts = self._volumes(pod, launcher=step.files)
         container = {**step.container, "command": step.command[:1], "args": step.command[1:]}
         made = self._start(pod, container, mounts, names=[])
-        self.api.start_pod(made.pod)
+        self.api.start_pod(made.name)
         deadline = time.monotonic() + seconds
         while (code := self._code(made)) is None:
             # It follows its job, whose pods run.
-            if step.task in self.lost and "runs on node" in self.log(made.pod):
+            if step.task in self.lost and "runs on node" in self.log(made.name):
                 return self._lose(made, self.lost.pop(step.task))
-            assert time.monotonic() < deadline, (
-                f"{step.task} runs on:\n{self.log(made.pod)[-4000:]}"
-            )
+            is_late = time.monotonic() > deadline
+            assert not is_late, f"{step.task} runs on:\n{self.log(made.name)[-4000:]}"
             self._check()
             self._is_over.wait(0.2)
         made.reader.join(30)
-        self.api.end_pod(made.pod, 1 if code else 0)
+        self.api.end_pod(made.name, 1 if code else 0)
         self._remove(made)
         return code
 
@@ -134,9 +128,9 @@ class Kubelet:
         self._engine.run("kill", made.name)
         self._remove(made)
         if how == "vanished":
-            self.api.remove("pods", made.pod)
+            self.api.remove("pods", made.name)
         else:
-            self.api.end_pod(made.pod, 137)
+            self.api.end_pod(made.name, 137)
         return how
 
     def log(self, pod: str) -> str:
@@ -207,7 +201,7 @@ class Kubelet:
         made = self._start(document, container, mounts, names=[host, f"{host}.{run}", full])
         self._containers[pod["metadata"]["name"]] = made
         with contextlib.suppress(KeyError):
-            self.api.start_pod(made.pod)
+            self.api.start_pod(made.name)
 
     def _end_of_job(self, pod: Document, code: int) -> None:
         name, labels = pod["metadata"]["name"], pod["metadata"]["labels"]
@@ -240,7 +234,7 @@ class Kubelet:
         words += ["--dns-option=timeout:1", "--dns-option=attempts:1"]
         for name, value in self._environment(pod, container).items():
             words.append(f"--env={name}={value}")
-        command = [_kubelets(word) for word in (*container["command"], *container.get("args", ()))]
+        command = [_read_text(word) for word in (*container["command"], *container.get("args", ()))]
         image = container["image"]
         if self._engine.attempt("image", "inspect", image).returncode:
             raise PodError(f"{metadata['name']}: ErrImagePull {image}")
@@ -253,7 +247,7 @@ class Kubelet:
             for volume in spec.get("volumes", ())
             if "configMap" in volume
         ]
-        return _Container(metadata["name"], metadata["name"], metadata.get("uid", ""), reader, live)
+        return _Container(metadata["name"], reader, live)
 
     def _environment(self, pod: Document, container: Document) -> dict[str, str]:
         found = {
@@ -264,7 +258,7 @@ class Kubelet:
             name, source = variable["name"], variable.get("valueFrom")
             match source:
                 case None:
-                    found[name] = _kubelets(variable.get("value", ""))
+                    found[name] = _read_text(variable.get("value", ""))
                 case {"fieldRef": {"fieldPath": path}}:
                     found[name] = field_of(pod, path)
                 case {"resourceFieldRef": {"resource": "requests.cpu", **about}}:
@@ -386,15 +380,9 @@ class Kubelet:
 
     def _read(self, pod: str) -> None:
         words = [DOCKER, "logs", "--follow", pod]
-        with subprocess.Popen(
-            words,
-            env=self._engine.environ,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        ) as process:
-            for line in process.stdout or ():
+        merged = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "errors": "replace"}
+        with subprocess.Popen(words, env=self._engine.environ, text=True, **merged) as process:
+            for line in process.stdout:
                 text = line.rstrip("\n")
                 self.logs[pod].append(text)
                 with contextlib.suppress(KeyError):
@@ -431,20 +419,11 @@ def _make_sub_path(folder: Path, *, group: int | None) -> None:
         path.chmod(above.st_mode & 0o777 | (0 if group is None else 0o2070))
 
 
-def field_of(pod: Document, path: str) -> str:
-    metadata = pod["metadata"]
-    if found := re.fullmatch(r"metadata\.(labels|annotations)\['(.+)'\]", path):
-        return str(metadata.get(found[1], {}).get(found[2], ""))
-    if path in ("metadata.name", "metadata.uid", "metadata.namespace"):
-        return str(metadata[path.partition(".")[2]])
-    raise PodError(f"field path {path}")
-
-
 def _milli(cores: str) -> int:
     return int(cores[:-1]) if cores.endswith("m") else int(float(cores) * 1000)
 
 
-def _kubelets(text: str) -> str:
+def _read_text(text: str) -> str:
     """Reads the text of a container's command or variable as a kubelet does."""
     left = text.replace("$$", "\0")
     if re.search(r"\$\(\w+\)", left):
@@ -453,16 +432,12 @@ def _kubelets(text: str) -> str:
 
 
 def _certificate(folder: Path, address: str) -> tuple[Path, Path]:
-    """Makes a certificate of the API server, which is its own authority, with its key."""
     paths = folder / "ca.crt", folder / "ca.key"
     words = ["-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=kubernetes"]
     words += ["-addext", f"subjectAltName=IP:{address}"]
     words += ["-addext", "keyUsage=critical,keyCertSign,digitalSignature,keyEncipherment"]
-    subprocess.run(
-        ["openssl", "req", *words, "-out", str(paths[0]), "-keyout", str(paths[1])],
-        check=True,
-        capture_output=True,
-    )
+    words += ["-out", str(paths[0]), "-keyout", str(paths[1])]
+    subprocess.run(["openssl", "req", *words], check=True, capture_output=True)
     return paths
 
 

@@ -210,7 +210,6 @@ class KubernetesApi:
         return name
 
     def pods(self, run: str, job: str) -> list[str]:
-        """Returns the names of a job's pods, by their index, that have not ended."""
         with self.changed:
             found = [
                 (int(pod["metadata"]["labels"][_INDEX]), name)
@@ -317,7 +316,6 @@ class KubernetesApi:
             self._judge(name, is_disrupted=True)
 
     def hold_pod(self, name: str, *gates: str) -> None:
-        """Holds a pod by scheduling gates: the scheduler says so, and looks at it no more."""
         with self.changed:
             pod = self._objects["pods", name]
             pod["spec"]["schedulingGates"] = [{"name": gate} for gate in gates]
@@ -657,7 +655,6 @@ class KubernetesApi:
         return len(found)
 
     def forget_history(self) -> None:
-        """Makes all versions so far too old to watch from."""
         with self.changed:
             self.version += 1
             self._oldest = self.version

@@ -113,7 +113,6 @@ def everything(api: str) -> dict[str, Json]:
 def job(
     *groups, settings=None, profile=False, name="mnist-20261120-110000", workload="mnist", **keys
 ):
-    """Makes a job on Kubernetes, heterogeneous unless groups are named."""
     described: dict[str, Any] = {
         "name": workload,
         "command": ["python", "/app/train.py", "--note", "costs $5 $(date)"],

@@ -102,7 +102,6 @@ def _close(schema: dict[str, Any]) -> None:
 
 
 def _repeated_items(_, kind, value, schema) -> Iterator[ValidationError]:
-    """Checks a list that is a set, or whose items differ by their keys."""
     keys, items = schema.get("x-kubernetes-list-map-keys", []), schema.get("items", {})
     seen: list[Any] = []
     for item in value if kind in ("set", "map") and isinstance(value, list) else ():
@@ -334,7 +333,6 @@ def _patch_problems(patched: Document, jobs: dict[str, ReplicatedJob], path: str
 
 
 def _server_problems(document: Document) -> Iterator[str]:
-    """Yields what the API server refuses in any object with pods."""
     yield from _metadata_problems(mapping(document, "metadata"), "metadata")
     if document.get("kind") in ("ConfigMap", "Secret"):
         size = sum(len(k) + len(str(v)) for k, v in mapping(document, "data").items())

@@ -51,7 +51,6 @@ class Model(pl.LightningModule):
 
 
 def fit(file: Path, *, stop_at: int | None = None, resume: bool = False) -> list[list[float]]:
-    """Runs the fit, and returns what the steps of one process were given."""
     torch.manual_seed(1 if not resume else 99)
     random.seed(1)
     np.random.seed(1)

@@ -38,7 +38,6 @@ WITHOUT_TORCH = {"PYTHONPATH": os.pathsep.join(filter(None, _FOLDERS))}
 
 
 def until(condition: Callable[[], bool], *, what: str, seconds: float = DEADLINE_SECONDS) -> None:
-    """Waits for a condition; fails with `what` after so many seconds."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"in vain: {what}"
@@ -203,6 +202,24 @@ class LocalJob:
     def failure_file(self) -> str | None:
         path = self.base_dir(self.leader) / "output" / "failure"
         return path.read_text() if path.exists() else None
+
+
+def lay_out_ml(base, config, *, channels, hyperparameters=None) -> None:
+    """Makes /opt/ml as SageMaker does, with the files that say what the job is."""
+    for name in ("input/config", "input/data", "model", "output/data"):
+        (base / name).mkdir(parents=True, exist_ok=True)
+    channel = {
+        "TrainingInputMode": "File",
+        "S3DistributionType": "FullyReplicated",
+        "RecordWrapperType": "None",
+    }
+    documents = {
+        "resourceconfig": config,
+        "hyperparameters": json.dumps(hyperparameters or {}),
+        "inputdataconfig": json.dumps(dict.fromkeys(channels, channel)),
+    }
+    for name, text in documents.items():
+        (base / "input" / "config" / f"{name}.json").write_text(text)
 
 
 def resource_config(host, groups, *, interface="lo", kinds=None) -> str:

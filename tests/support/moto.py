@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from stoker.platforms.aws import Aws
+from support.processes import started
 
 START_SECONDS = 60.0
 STOP_SECONDS = 10.0
@@ -79,20 +80,10 @@ def moto_process(tmp_path_factory):
     folder = tmp_path_factory.mktemp("moto")
     log = folder / "moto.log"
     kept = {name: value for name, value in os.environ.items() if not _FOREIGN.search(name)}
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-c", "from moto.server import main; main()", "-p", "0"],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            cwd=folder,
-            # Machine images are not used; reading their list takes a second.
-            env={
-                **kept,
-                **_environment("http://127.0.0.1:9"),
-                "MOTO_EC2_LOAD_DEFAULT_AMIS": "false",
-            },
-        )
+    # Machine images are not used; reading their list takes a second.
+    own = {**_environment("http://127.0.0.1:9"), "MOTO_EC2_LOAD_DEFAULT_AMIS": "false"}
+    words = [sys.executable, "-c", "from moto.server import main; main()", "-p", "0"]
+    process = started(words, log, cwd=folder, env=kept | own)
     try:
         url = _wait_for_start(process, log)
         yield AwsServer(url=url, env=_environment(url))
@@ -124,13 +115,9 @@ def emptied(server: AwsServer, patch: pytest.MonkeyPatch) -> AwsServer:
 
 def _wait_for_start(process: subprocess.Popen[bytes], log: Path) -> str:
     deadline = time.monotonic() + START_SECONDS
-    while True:
-        said = log.read_text(errors="replace")
-        found = _RUNNING.search(said)
-        if found:
-            break
-        assert process.poll() is None, f"moto's server did not start: {said}"
-        assert time.monotonic() < deadline, f"moto's server did not start in time: {said}"
+    while not (found := _RUNNING.search(said := log.read_text(errors="replace"))):
+        is_starting = process.poll() is None and time.monotonic() < deadline
+        assert is_starting, f"moto's server did not start: {said}"
         time.sleep(0.05)
     _opener().open(f"{found.group(1)}/moto-api/", timeout=START_SECONDS).close()
     return found.group(1)

@@ -6,7 +6,6 @@ the loopback interface, and ports differ.
 """
 
 import contextlib
-import json
 import os
 import subprocess
 from pathlib import Path
@@ -15,7 +14,8 @@ import psutil
 import pytest
 
 from stoker.host.processes import free_ports
-from support.local_job import resource_config, until
+from support.local_job import lay_out_ml, resource_config, until
+from support.processes import RUNTIME, started
 from support.tokens import new_token
 
 WAIT_SECONDS = 90
@@ -26,8 +26,6 @@ _ENTER = (
 
 
 class Hosts:
-    """Runs the hosts of one job, and ends them when the context ends."""
-
     def __init__(self, folder, groups, *, hyperparameters=None, channels=None, are_named=True):
         if os.geteuid():
             pytest.skip("namespaces are made by root")
@@ -45,16 +43,10 @@ class Hosts:
         token = new_token()
         for group, hosts in groups.items():
             for host in hosts:
-                config = self.ml(host) / "input" / "config"
-                for made in (config, self.ml(host) / "model", self.ml(host) / "output" / "data"):
-                    made.mkdir(parents=True)
-                (config / "resourceconfig.json").write_text(resource_config(host, groups))
-                (config / "hyperparameters.json").write_text(json.dumps(hyperparameters or {}))
                 data = {"stoker_token": None, **(channels or {})}
                 mine = [name for name, to in data.items() if to is None or group in to]
-                (config / "inputdataconfig.json").write_text(
-                    json.dumps({name: {"TrainingInputMode": "File"} for name in mine})
-                )
+                config = resource_config(host, groups)
+                lay_out_ml(self.ml(host), config, channels=mine, hyperparameters=hyperparameters)
                 for name in mine:
                     (self.ml(host) / "input" / "data" / name).mkdir(parents=True)
                     (self.ml(host) / "input" / "data" / name / "origin").write_text(name)
@@ -90,16 +82,9 @@ class Hosts:
             "STOKER_PORT": str(self._ports[host]),
             "STOKER_COORDINATOR": f"{self.leader}:{self._ports[self.leader]}",
         }
-        head = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
         enter = ["sh", "-c", _ENTER, "sh", str(self.ml(host)), str(self._hosts_file)]
-        with (self.folder / f"{host}.log").open("wb") as log:
-            self.started[host] = subprocess.Popen(
-                [*head, *enter, *command],
-                env=variables | environ,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+        words, log = [*RUNTIME, *enter, *command], self.folder / f"{host}.log"
+        self.started[host] = started(words, log, env=variables | environ)
 
     def code(self, host: str) -> int:
         return self.started[host].wait(WAIT_SECONDS)

@@ -18,7 +18,7 @@ import time
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,8 @@ import pytest
 import yaml
 
 import node_pools
-from support.control_planes import GROUPS, account_config, api_call, in_namespace
+from support.control_planes import RealNamespace, account_config, described, restricted_spec
+from support.processes import started
 
 # A pod that needs an image is started within it; a training of the tests ends within it.
 MINUTES = 60.0
@@ -42,7 +43,6 @@ _ENDS = {
 
 
 def wait_for(condition: Callable[[], object], *, what: str, seconds: float = 10 * MINUTES) -> None:
-    """Waits for a condition of a cluster, which is asked every two seconds; fails with `what`."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"not within {seconds:.0f} s: {what}"
@@ -54,54 +54,42 @@ class Given:
     """What the environment says of the cluster: CONTRIBUTING.md explains each variable."""
 
     image: str
+    # Labels (key, value) of the nodes that train, and of those for data hosts: of one key.
     train: tuple[str, str]
     feed: tuple[str, str]
-    gpus: int
-    cpu: str
-    memory: str
-    epochs: int
-    storage_class: str
-    namespace: str
-    account: str
-    cut_off: str
-    rejoin: str
-    kill: str
-    restart_service: str
-    restart: str
-    pressure: str
-    store: str
+    gpus: int = 0
+    cpu: str = "1"
+    memory: str = "2Gi"
+    # Some minutes, so that there is time to interrupt it.
+    epochs: int = 30
+    storage_class: str = ""
+    namespace: str = "kubeflow"
+    account: str = "pipeline-runner"
+    # Shell commands of an administrator.
+    cut_off: str = ""
+    rejoin: str = ""
+    kill: str = ""
+    restart_service: str = ""
+    restart: str = ""
+    # Not empty: a node's memory may be filled.
+    pressure: str = ""
+    # Address of the store of Kubeflow's artifacts.
+    s3: str = ""
 
     @classmethod
     def found(cls) -> "Given":
         """Returns what is set; skips the test if the least of it is not."""
-
-        def said(name: str, default: str = "") -> str:
-            return os.environ.get(f"STOKER_TEST_{name}", default)
-
-        labels = [tuple(label.partition("=")[::2]) for label in said("POOLS").split()]
-        if not (os.environ.get("KUBECONFIG") and said("IMAGE") and len(labels) == 2):
+        said = {
+            each.name: each.type(os.environ[f"STOKER_TEST_{each.name.upper()}"])
+            for each in fields(cls)
+            if f"STOKER_TEST_{each.name.upper()}" in os.environ
+        }
+        labels = os.environ.get("STOKER_TEST_POOLS", "").split()
+        if not (os.environ.get("KUBECONFIG") and said.get("image") and len(labels) == 2):
             pytest.skip("KUBECONFIG, STOKER_TEST_IMAGE, STOKER_TEST_POOLS: no cluster with nodes")
-        (key, train), (other, feed) = labels
-        assert key == other, "STOKER_TEST_POOLS: both labels have one key, as in pool=gpu pool=cpu"
-        return cls(
-            image=said("IMAGE"),
-            train=(key, train),
-            feed=(key, feed),
-            gpus=int(said("GPUS", "0")),
-            cpu=said("CPU", "1"),
-            memory=said("MEMORY", "2Gi"),
-            epochs=int(said("EPOCHS", "30")),
-            storage_class=said("STORAGE_CLASS"),
-            namespace=said("NAMESPACE", "kubeflow"),
-            account=said("ACCOUNT", "pipeline-runner"),
-            cut_off=said("CUT_OFF"),
-            rejoin=said("REJOIN"),
-            kill=said("KILL"),
-            restart_service=said("RESTART_SERVICE"),
-            restart=said("RESTART"),
-            pressure=said("PRESSURE"),
-            store=said("S3"),
-        )
+        train, feed = (tuple(label.split("=")) for label in labels)
+        assert train[0] == feed[0], "STOKER_TEST_POOLS: one key, as in pool=gpu pool=cpu"
+        return cls(train=train, feed=feed, **said)
 
     def need(self, value: str, variable: str, why: str) -> str:
         """Returns a value that a scenario needs; skips it, and says why, where it is not set."""
@@ -116,15 +104,9 @@ class TypedCommand:
     def __init__(self, words: Sequence[str], *, folder: Path, config: Path | None = None) -> None:
         self.words = words
         self._file = folder / f"{uuid.uuid4().hex[:6]}.txt"
-        with self._file.open("w") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "stoker.cli", *words],
-                cwd=folder,
-                env={**os.environ, **({"KUBECONFIG": str(config)} if config else {})},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
+        environ = {**os.environ, **({"KUBECONFIG": str(config)} if config else {})}
+        command = [sys.executable, "-m", "stoker.cli", *words]
+        self._process = started(command, self._file, cwd=folder, env=environ)
 
     @property
     def text(self) -> str:
@@ -149,25 +131,18 @@ class TypedCommand:
             self._process.send_signal(number)
 
 
-class NodeCluster:
+class NodeCluster(RealNamespace):
     """One namespace, and what users, administrators and failures do to it."""
 
     def __init__(self, given: Given, folder: Path, *, namespace: str | None = None) -> None:
-        from kubernetes import client, config
+        from kubernetes import client
 
-        config.load_kube_config(config_file=os.environ["KUBECONFIG"])
+        super().__init__(namespace)
         self.given, self.folder = given, folder
-        self._api = client.ApiClient()
-        self._core = client.CoreV1Api(self._api)
+        self._core = client.CoreV1Api(self._client)
         self._commands: list[TypedCommand] = []
-        self._made: list[str] = []
+        self._made = [] if namespace else [f"api/v1/namespaces/{self.namespace}"]
         self._cordoned: set[str] = set()
-        self.namespace = namespace or f"stoker-test-{uuid.uuid4().hex[:6]}"
-        if namespace is None:
-            labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-            body = described("v1", "Namespace", self.namespace, labels=labels)
-            self.call("POST", "api/v1/namespaces", body)
-            self._made.append(f"api/v1/namespaces/{self.namespace}")
 
     def close(self) -> None:
         """Ends what still runs, and deletes what was made; the cluster does the rest in time."""
@@ -181,31 +156,12 @@ class NodeCluster:
 
     # --- objects
 
-    def call(self, method, path, body=None, *, kind="application/json"):
-        return api_call(self._api, method, path, body, kind=kind)
-
-    def path(self, plural: str, name: str = "") -> str:
-        place = f"{GROUPS.get(plural, 'api/v1')}/namespaces/{self.namespace}/{plural}"
-        return f"{place}/{name}" if name else place
-
-    def objects(self, plural: str, selector: str = "") -> list[dict[str, Any]]:
-        """Returns the objects of a kind, less those that are being deleted."""
-        query = f"?labelSelector={selector}" if selector else ""
-        items = self.call("GET", self.path(plural) + query)["items"]
-        return [item for item in items if "deletionTimestamp" not in item["metadata"]]
-
-    def names(self, plural: str, selector: str = "") -> list[str]:
-        return sorted(item["metadata"]["name"] for item in self.objects(plural, selector))
-
     def make(self, plural: str, body: Mapping[str, Any]) -> str:
         """Makes an object that `close` deletes; returns its name."""
         name: str = body["metadata"]["name"]
         self.call("POST", self.path(plural), body)
         self._made.append(self.path(plural, name))
         return name
-
-    def delete(self, plural: str, name: str) -> None:
-        self.call("DELETE", self.path(plural, name), {"propagationPolicy": "Background"})
 
     def quota(self, hard: Mapping[str, str]) -> None:
         body = {**described("v1", "ResourceQuota", "test"), "spec": {"hard": hard}}
@@ -233,12 +189,9 @@ class NodeCluster:
         found = self.objects("pods", selector)
         return sorted(p["metadata"]["name"] for p in found if p["status"]["phase"] in phases)
 
-    def pod(self, name: str) -> dict[str, Any]:
-        return self.call("GET", self.path("pods", name))
-
     def logs(self, pod: str) -> str:
         found = []
-        for container in self.pod(pod)["spec"]["containers"]:
+        for container in self.get("pods", pod)["spec"]["containers"]:
             with contextlib.suppress(Exception):
                 words = {"name": pod, "namespace": self.namespace, "container": container["name"]}
                 found.append(self._core.read_namespaced_pod_log(**words))
@@ -246,23 +199,15 @@ class NodeCluster:
 
     def lose(self, pod: str, how: str) -> bool:
         """Deletes or evicts a pod, or ends its container; says whether it was let go."""
-        from kubernetes.client.exceptions import ApiException
         from kubernetes.stream import stream
 
         if how == "deleted":
             self.delete("pods", pod)
         elif how == "evicted":
-            eviction = described("policy/v1", "Eviction", pod, namespace=self.namespace)
-            try:
-                self.call("POST", f"{self.path('pods', pod)}/eviction", eviction)
-            except ApiException as err:
-                if err.status != 429:
-                    raise
-                # A disruption budget keeps it.
-                return False
+            return self.evict(pod)
         else:
             # A step's pod has two: Argo's own, and the step.
-            names = [each["name"] for each in self.pod(pod)["spec"]["containers"]]
+            names = [each["name"] for each in self.get("pods", pod)["spec"]["containers"]]
             # The connection ends with the container.
             with contextlib.suppress(Exception):
                 stream(
@@ -278,12 +223,9 @@ class NodeCluster:
         return True
 
     def kill_container(self, pod: str) -> None:
-        """Kills a pod's container with its first process (SIGKILL), by the environment's command.
-
-        From within nothing can do that: a container's first process gets no SIGKILL of its own.
-        """
+        """Kills a pod's container with its first process, which gets no SIGKILL from within."""
         command = self.given.need(self.given.kill, "KILL", "it needs a command on the nodes")
-        (status,) = self.pod(pod)["status"]["containerStatuses"]
+        (status,) = self.get("pods", pod)["status"]["containerStatuses"]
         container = status["containerID"].partition("://")[2]
         assert os.system(command.format(node=self.node_of(pod), container=container)) == 0
 
@@ -315,13 +257,11 @@ class NodeCluster:
             self.call("DELETE", f"{path}/{name}")
 
     def hog(self, node: str) -> str:
-        """Fills a node's memory from a pod without requests; returns its name."""
         self.given.need(self.given.pressure, "PRESSURE", "it fills the memory of a node")
         spec = self._idle_spec(node, _ENDS["out of memory"])
         return self.make("pods", {**described("v1", "Pod", "hog"), "spec": spec})
 
     def _free_milli(self, node: str, *, without: str) -> int:
-        """Returns the thousandths of CPUs that are free on a node if a pod is gone."""
         from kubernetes.utils import parse_quantity
 
         allocatable = self.call("GET", f"api/v1/nodes/{node}")["status"]["allocatable"]["cpu"]
@@ -336,39 +276,27 @@ class NodeCluster:
         return int(1000 * (parse_quantity(allocatable) - sum(map(parse_quantity, asked))))
 
     def _idle_spec(self, node: str, command: Sequence[str], *, cpu: str = "") -> dict[str, Any]:
-        """Returns the spec of a pod of the test's own on a node, as *restricted* wants it."""
         labels = self.call("GET", f"api/v1/nodes/{node}")["metadata"]["labels"]
-        rights = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-        container = {"name": "main", "image": self.given.image, "command": [*command]}
+        resources = {"requests": {"cpu": cpu}} if cpu else {}
         return {
+            **restricted_spec(self.given.image, command=[*command], resources=resources),
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": 1,
             "nodeSelector": {"kubernetes.io/hostname": labels["kubernetes.io/hostname"]},
             # Those of the nodes that train are not the test's to know.
             "tolerations": [{"operator": "Exists", "effect": "NoSchedule"}],
-            "securityContext": {
-                "runAsNonRoot": True,
-                "runAsUser": 1000,
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
-            "containers": [
-                {
-                    **container,
-                    "securityContext": rights,
-                    "resources": {"requests": {"cpu": cpu}} if cpu else {},
-                }
-            ],
         }
 
     def container_restarts(self, pod: str) -> int:
-        return sum(each["restartCount"] for each in self.pod(pod)["status"]["containerStatuses"])
+        return sum(
+            each["restartCount"] for each in self.get("pods", pod)["status"]["containerStatuses"]
+        )
 
     def node_of(self, pod: str) -> str:
-        return str(self.pod(pod)["spec"]["nodeName"])
+        return str(self.get("pods", pod)["spec"]["nodeName"])
 
     def cordon(self, node: str, *, is_on: bool = True) -> None:
-        body = {"spec": {"unschedulable": is_on}}
-        self.call("PATCH", f"api/v1/nodes/{node}", body, kind="application/merge-patch+json")
+        self.patch(f"api/v1/nodes/{node}", {"spec": {"unschedulable": is_on}})
         (self._cordoned.add if is_on else self._cordoned.discard)(node)
 
     def uncordon(self, node: str) -> None:
@@ -382,7 +310,6 @@ class NodeCluster:
 
     @contextlib.contextmanager
     def cut_off(self, node: str) -> Iterator[None]:
-        """Takes a node off the network, by the commands of the environment."""
         why = "it needs commands that cut a node off, and undo this"
         command = self.given.need(self.given.cut_off, "CUT_OFF", why)
         undo = self.given.need(self.given.rejoin, "REJOIN", why)
@@ -411,9 +338,8 @@ class NodeCluster:
                 what=f"{node} is back",
             )
             # Its pool's label, and taints that keep other pods away.
-            body = {"metadata": {"labels": before["metadata"]["labels"]}}
-            body["spec"] = {"taints": taints}
-            self.call("PATCH", path, body, kind="application/merge-patch+json")
+            labels = before["metadata"]["labels"]
+            self.patch(path, {"metadata": {"labels": labels}, "spec": {"taints": taints}})
 
     # --- the cluster's own services
 
@@ -431,12 +357,10 @@ class NodeCluster:
 
     @contextlib.contextmanager
     def without_webhook(self) -> Iterator[None]:
-        """Leaves JobSet's webhook without a pod that answers, while the block runs."""
         described = self._jobset_service()["metadata"]
         path = f"api/v1/namespaces/{described['namespace']}/services/{described['name']}"
-        kind = "application/merge-patch+json"
         nobody: dict[str, object] = {"stoker-test": "nobody"}
-        self.call("PATCH", path, {"spec": {"selector": nobody}}, kind=kind)
+        self.patch(path, {"spec": {"selector": nobody}})
         slices = f"apis/discovery.k8s.io/v1/namespaces/{described['namespace']}/endpointslices"
         mine = f"{slices}?labelSelector=kubernetes.io/service-name={described['name']}"
 
@@ -448,12 +372,11 @@ class NodeCluster:
             yield
         finally:
             nobody["stoker-test"] = None
-            self.call("PATCH", path, {"spec": {"selector": nobody}}, kind=kind)
+            self.patch(path, {"spec": {"selector": nobody}})
             wait_for(lambda: num_endpoints() > 0, what="the webhook answers again")
 
     @contextlib.contextmanager
     def without_jobset(self) -> Iterator[None]:
-        """Takes JobSet's controller away, and its webhook with it, while the block runs."""
         service = self._jobset_service()
         place = f"apis/apps/v1/namespaces/{service['metadata']['namespace']}/deployments"
         selector = service["spec"]["selector"].items()
@@ -467,8 +390,7 @@ class NodeCluster:
         path = f"{place}/{found[0]['metadata']['name']}"
 
         def scale(count: int) -> None:
-            body = {"spec": {"replicas": count}}
-            self.call("PATCH", path, body, kind="application/merge-patch+json")
+            self.patch(path, {"spec": {"replicas": count}})
 
         def num_pods(key: str) -> int:
             return self.call("GET", path)["status"].get(key, 0)
@@ -483,20 +405,8 @@ class NodeCluster:
 
     def account_config(self, objects: Sequence[Mapping[str, Any]]) -> Path:
         file = self.folder / "runner"
-        account_config(self._api, objects, namespace=self.namespace, file=file)
+        account_config(self._client, objects, namespace=self.namespace, file=file)
         return file
-
-    @contextlib.contextmanager
-    def without_bindings(self, objects: Sequence[Mapping[str, Any]]) -> Iterator[None]:
-        """Takes what gives an account its Role away, while the block runs."""
-        bindings = [each for each in objects if each["kind"] == "RoleBinding"]
-        for each in bindings:
-            self.delete("rolebindings", each["metadata"]["name"])
-        try:
-            yield
-        finally:
-            for each in bindings:
-                self.call("POST", self.path("rolebindings"), in_namespace(each, self.namespace))
 
     def let_pass(self, seconds: float, command: TypedCommand) -> None:
         """Lets a time pass in which a command must not end."""
@@ -560,7 +470,6 @@ class NodeCluster:
         return json.loads((self.folder / f"{run}.json").read_text())
 
     def trains(self, run: str = "t", *, epoch: int = 1) -> str:
-        """Waits until a training has ended an epoch; returns the pod of its leader."""
         pods: list[str] = []
 
         def is_training() -> bool:
@@ -591,12 +500,11 @@ class NodeCluster:
         return self._restarts(run, "restartsCountTowardsMax")
 
     def _restarts(self, run: str, key: str) -> int:
-        status = self.call("GET", self.path("jobsets", run)).get("status", {})
+        status = self.get("jobsets", run).get("status", {})
         return int(status.get(key, 0))
 
     def token(self, run: str = "t") -> str:
-        """Returns the run's token, as an administrator can read it."""
-        secret = self.call("GET", self.path("secrets", f"{run}-token"))
+        secret = self.get("secrets", f"{run}-token")
         return base64.b64decode(secret["data"]["token"]).decode()
 
     def pools_file(self, *, usd: Mapping[str, float]) -> Path:
@@ -658,7 +566,6 @@ def succeeds(cluster: NodeCluster, command: TypedCommand, run: str = "t") -> Non
 
 
 def fails(cluster: NodeCluster, command: TypedCommand, *words: str, code: int) -> None:
-    """Waits for an end with this exit code, whose last lines have these words."""
     assert command.ended() == code, command.tail
     assert [word for word in words if word not in command.tail] == [], command.tail
 
@@ -671,10 +578,6 @@ def are_gone(cluster: NodeCluster, run: str = "t", *, seconds: float = 3 * MINUT
         return [name for name in names if name == run or name.startswith(f"{run}-")]
 
     wait_for(lambda: not left(), what=f"nothing of {run} is left", seconds=seconds)
-
-
-def described(api: str, kind: str, name: str, **metadata: Any) -> dict[str, Any]:
-    return {"apiVersion": api, "kind": kind, "metadata": {"name": name, **metadata}}
 
 
 def spellings(secret: str) -> list[str]:

@@ -364,7 +364,6 @@ def use_kube_config(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
 
 @contextlib.contextmanager
 def platform_job(name, folder, request, monkeypatch):
-    """Yields the job of that name, one of LOCAL_JOBS or SERVICE_JOBS."""
     if name == "local":
         yield LocalPlatformJob(folder)
     elif name == "sagemaker":

@@ -133,7 +133,6 @@ class Sandbox:
         )
 
     def connect(self) -> None:
-        """The network has the pod (again)."""
         self._network.run(
             f"ip link set {self._port} up && ip route add {self.address} dev {self._port}"
         )

@@ -27,6 +27,7 @@ from support.cluster import SUPPORT, Line
 from support.kubernetes_jobs import CPU, GPU, job
 from support.local_job import WITHOUT_TORCH, until
 from support.pod_network import NAMESERVER, PodNetwork, Sandbox
+from support.processes import RUNTIME, started
 from support.tokens import new_token
 
 RUN = "mnist-1"
@@ -126,8 +127,6 @@ class Pod:
 
 
 class Pods:
-    """Runs the pods of one run of the feed's test script; all end when the context ends."""
-
     def __init__(self, folder, *, dnn=1, data=2, local=0, feed, given=None, code="", **keys):
         self.folder = folder
         self.gates = folder / "gates"
@@ -168,18 +167,10 @@ class Pods:
         folder = self.folder / f"{group}-{index}.{len(self.pods)}"
         container = self._container(group)
         self._write(folder, group, sandbox, hostname)
-        # `unshare` is the runtime: with it the first process ends, and with that all others do.
-        runtime = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
         command = [_kubelets(word) for word in (*container["command"], *container["args"])]
-        words = [*sandbox.enter, *runtime, "sh", "-ec", _ENTER, "sh", str(folder), *command]
-        with (folder / "log").open("wb") as log:
-            process = subprocess.Popen(
-                spawn.wrapped(words, signal_number=signal.SIGKILL),
-                env=self._environ(container, group, index),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+        words = [*sandbox.enter, *RUNTIME, "sh", "-ec", _ENTER, "sh", str(folder), *command]
+        words = spawn.wrapped(words, signal_number=signal.SIGKILL)
+        process = started(words, folder / "log", env=self._environ(container, group, index))
         pod = Pod(f"{hostname}.{RUN}", folder, sandbox, process)
         self.pods.append(pod)
         if named_after_seconds is not None:
@@ -200,7 +191,6 @@ class Pods:
         return read_json(self.output(leader) / "training.json", Training)
 
     def figures(self, leader: Pod) -> str:
-        """Returns a summary of the run: the longest waits, joins, goodbyes."""
         rows = (self.output(leader) / "timeline-rank0.csv").read_text().splitlines()
         column = rows[0].split(",").index("wait_seconds")
         waits = sorted((float(row.split(",")[column]) for row in rows[2:]), reverse=True)

@@ -60,8 +60,7 @@ _Loader.add_multi_constructor("!", _function)
 
 @functools.cache
 def template() -> dict[str, Json]:
-    found: dict[str, Json] = yaml.load(TEMPLATE.read_text(), Loader=_Loader)
-    return found
+    return yaml.load(TEMPLATE.read_text(), Loader=_Loader)
 
 
 def stack(given: Mapping[str, str]) -> dict[str, Mapping[str, Json]]:
@@ -95,19 +94,15 @@ def stack(given: Mapping[str, str]) -> dict[str, Mapping[str, Json]]:
         return value
 
     def is_so(condition: str) -> bool:
-        match whole["Conditions"]:
-            case dict() as conditions:
-                ((equals,),) = conditions[condition].values()
-                ((left, right),) = equals.values()
-                return filled(left) != right
-        raise AssertionError(condition)
+        ((equals,),) = whole["Conditions"][condition].values()
+        ((left, right),) = equals.values()
+        return filled(left) != right
 
-    made: dict[str, Mapping[str, Json]] = {}
-    for name, resource in named.items():
-        if "Condition" not in resource or is_so(resource["Condition"]):
-            found = filled(resource)
-            made[name] = found
-    return made
+    return {
+        name: filled(resource)
+        for name, resource in named.items()
+        if "Condition" not in resource or is_so(resource["Condition"])
+    }
 
 
 @functools.cache
@@ -134,9 +129,8 @@ def rendered(*, is_all: bool = False) -> Mapping[str, Mapping[str, Json]]:
 
 def statements(policy: Mapping[str, Json]) -> list[Mapping[str, Json]]:
     assert policy["Version"] == "2012-10-17"
-    found = policy["Statement"]
-    assert isinstance(found, list)
-    return [statement for statement in found if isinstance(statement, Mapping)]
+    assert isinstance(policy["Statement"], list)
+    return policy["Statement"]
 
 
 def actions(policy: Mapping[str, Json]) -> Iterator[tuple[str, Mapping[str, Json]]]:
@@ -158,8 +152,8 @@ def is_allowed(name, action, resource, *, context=None) -> bool:
         matches = any(fnmatch.fnmatchcase(resource, p) for p in resources(statement))
         if allowed != action or not matches:
             continue
-        tests = statement.get("Condition", {})
-        wanted = [pair for test in tests.values() for pair in test.items()]
+        tests = statement.get("Condition", {}).values()
+        wanted = [pair for test in tests for pair in test.items()]
         if all(_matches((context or {}).get(key), value) for key, value in wanted):
             return True
     return False

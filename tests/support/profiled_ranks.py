@@ -46,10 +46,7 @@ def rank_of(
     world_size: int = 1,
     **fields: object,
 ) -> RankResult:
-    """Makes a rank of 100 steps, watched, that nothing is wrong with; `fields` as in `changed`.
-
-    On cached batches its trainer uses as much CPU as next to the loader, unless it is said.
-    """
+    """Makes a rank of 100 watched steps that nothing is wrong with; `fields` as in `changed`."""
     alone = trainer_cpu if trainer_alone_cpu is None else trainer_alone_cpu
     made = RankResult(
         rank=rank,

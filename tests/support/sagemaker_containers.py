@@ -7,7 +7,6 @@ refuse or fail, so do these; what they have no answer for fails the test.
 
 import contextlib
 import io
-import json
 import os
 import subprocess
 import sys
@@ -22,7 +21,7 @@ import psutil
 from stoker.platforms.aws import Aws, split_uri
 from stoker.records import Json
 from support.cloudwatch import put_lines
-from support.local_job import resource_config
+from support.local_job import lay_out_ml, resource_config
 from support.moto import ACCOUNT, REGION, AwsServer
 from support.pod_network import PodNetwork, Sandbox
 from support.processes import RUNTIME, started
@@ -144,14 +143,7 @@ class Containers:
         lines = ["127.0.0.1 localhost\n", *(f"{h.sandbox.address} {h.name}\n" for h in hosts)]
         (self._folder / name / "etc-hosts").write_text("".join(lines))
         for host in hosts:
-            config = _made(host.ml / "input" / "config")
-            _made(host.ml / "model")
-            _made(host.ml / "output" / "data")
-            text = resource_config(host.name, members, interface="eth0", kinds=kinds)
-            (config / "resourceconfig.json").write_text(text)
-            parameters = request.get("HyperParameters") or {}
-            (config / "hyperparameters.json").write_text(json.dumps(parameters))
-            mine = {}
+            mine = []
             for channel in as_list(request.get("InputDataConfig")):
                 source = channel["DataSource"]["S3DataSource"]
                 only = source.get("InstanceGroupNames")
@@ -160,10 +152,12 @@ class Containers:
                 assert str(channel.get("InputMode") or "File") == "File", "only files are known"
                 assert source.get("S3DataDistributionType") == "FullyReplicated"
                 called = channel["ChannelName"]
-                mine[called] = {"TrainingInputMode": "File"}
+                mine.append(called)
                 place = host.ml / "input" / "data" / called
                 read[called] = self._download(source["S3Uri"], place)
-            (config / "inputdataconfig.json").write_text(json.dumps(mine))
+            config = resource_config(host.name, members, interface="eth0", kinds=kinds)
+            parameters = request.get("HyperParameters")
+            lay_out_ml(host.ml, config, channels=mine, hyperparameters=parameters)
             kept = request.get("CheckpointConfig") or {}
             if kept:
                 place = _made(host.ml / _below_ml(kept.get("LocalPath", "/opt/ml/checkpoints")))

@@ -44,8 +44,6 @@ def definition() -> dict[str, Json]:
 
 
 def steps(document: Mapping[str, Json]) -> Iterator[dict[str, Json]]:
-    """Yields all steps, those inside conditions, too."""
-
     def walk(listed: Json) -> Iterator[dict[str, Json]]:
         for step in listed:
             yield step

@@ -130,7 +130,6 @@ class Project:
         return done.stdout
 
     def execution(self, **parameters: str) -> Execution:
-        """Returns a run of what is uploaded, started by `stoker start`."""
         given = [
             word for name, value in parameters.items() for word in ("--param", f"{name}={value}")
         ]
@@ -201,7 +200,6 @@ class Project:
         return self.account.containers.log(run.steps[step].job)
 
     def told(self, run: Execution) -> dict[str, tuple[str, str]]:
-        """Collects what the steps say of themselves, for a test that fails."""
         return {
             name: (step.reason, self.log(run, name)[-3000:] if step.job else "")
             for name, step in run.steps.items()

@@ -7,7 +7,7 @@ code alone can get wrong, or SageMaker's SDK, is checked here.
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from botocore.loaders import Loader
 from botocore.model import ServiceModel
@@ -37,12 +37,12 @@ SHAPE = MODEL.operation_model("CreateTrainingJob").input_shape
 
 def rule_problems(body: Body) -> Iterator[UsageError]:
     """Yields each rule that the request breaks; if types are wrong or parts missing, only those."""
-    refused = ParamValidator().validate(body, SHAPE).generate_report()
-    if refused:
+    if refused := ParamValidator().validate(body, SHAPE).generate_report():
         yield UsageError(f"the request is not as the API's model says: {refused}")
         return
-    for rule in _RULES:
+    for rule in (_host_rules, _channel_rules, _image_rules, _distribution_rules):
         yield from rule(body)
+    yield from _repeated([text(tag, "Key") for tag in mappings(body.get("Tags"))], "tags")
     yield from problems(body)
     for found in over_limits(body, SHAPE, "request"):
         yield UsageError(found)
@@ -56,8 +56,7 @@ def check_request(body: Body) -> None:
 def over_limits(value: Json, shape: object, path: str) -> list[str]:
     """Lists where a value has more than the model's maximum, or does not match its pattern."""
     found: list[str] = []
-    metadata = getattr(shape, "metadata")  # noqa: B009
-    most, kind = metadata.get("max"), getattr(shape, "type_name")  # noqa: B009
+    most, kind = shape.metadata.get("max"), shape.type_name
     if most is not None and (
         (isinstance(value, str | list | dict) and len(value) > most)
         or (kind in ("integer", "long") and isinstance(value, int) and value > most)
@@ -66,19 +65,18 @@ def over_limits(value: Json, shape: object, path: str) -> list[str]:
     choices = getattr(shape, "enum", None)
     if isinstance(value, str) and choices and value not in choices:
         found.append(f"{path}: {value} is none of the choices")
-    pattern = str(metadata.get("pattern", ""))
+    pattern = shape.metadata.get("pattern", "")
     # What Java calls \\p{L} is left to the rules of plan().
     can_match = isinstance(value, str) and pattern and "\\p" not in pattern
-    if can_match and not re.fullmatch(pattern, str(value)):
+    if can_match and not re.fullmatch(pattern, value):
         found.append(f"{path}: {value} does not match {pattern}")
     if isinstance(value, Mapping):
-        members = getattr(shape, "members", None)
         for key, item in value.items():
-            inner = members[key] if members else getattr(shape, "value")  # noqa: B009
+            inner = shape.members[key] if kind == "structure" else shape.value
             found += over_limits(item, inner, f"{path}.{key}")
     elif isinstance(value, list):
         for index, item in enumerate(value):
-            found += over_limits(item, getattr(shape, "member"), f"{path}[{index}]")  # noqa: B009
+            found += over_limits(item, shape.member, f"{path}[{index}]")
     return found
 
 
@@ -105,8 +103,7 @@ def _host_rules(body: Body) -> Iterator[UsageError]:
 
 
 def named_groups(channel: Body) -> list[str]:
-    named = s3_source(channel).get("InstanceGroupNames")
-    return [str(name) for name in named] if isinstance(named, list | tuple) else []
+    return [*(s3_source(channel).get("InstanceGroupNames") or ())]
 
 
 def _channel_rules(body: Body) -> Iterator[UsageError]:
@@ -165,20 +162,7 @@ def _distribution_rules(body: Body) -> Iterator[UsageError]:
         )
 
 
-def _tag_rules(body: Body) -> Iterator[UsageError]:
-    yield from _repeated([text(tag, "Key") for tag in mappings(body.get("Tags"))], "tags")
-
-
 def _repeated(names: list[str], what: str) -> Iterator[UsageError]:
     for name, count in Counter(names).items():
         if count > 1:
             yield UsageError(f"{count} {what} are called {name}")
-
-
-_RULES: tuple[Callable[[Body], Iterator[UsageError]], ...] = (
-    _host_rules,
-    _channel_rules,
-    _image_rules,
-    _distribution_rules,
-    _tag_rules,
-)

@@ -49,7 +49,6 @@ def workload(*overrides: str) -> Workload:
 
 
 def hand_made(of: Workload) -> Compiled:
-    """Makes a pipeline of one step, with the workload's parameters and more."""
     inputs = pack_inputs(of)
     parameters: list[Json] = [
         {"Name": p.camel_name, "Type": p.kind.capitalize(), "DefaultValue": p.default(of)}

@@ -77,11 +77,9 @@ def main() -> None:
     if "group" in asked:
         Path(asked["group"], "cgroup.procs").write_text(str(os.getpid()))
     torch.set_num_threads(1)
-    rank = int(os.environ.get("RANK", "0"))
+    rank, world = (int(os.environ.get(*each)) for each in (("RANK", "0"), ("WORLD_SIZE", "1")))
     model = torch.nn.Linear(64, 8)
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    has_others = world > 1
-    if has_others:
+    if world > 1:
         store = f"file://{asked['store']}"
         dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world)
     if "hog" in asked:
@@ -94,7 +92,7 @@ def main() -> None:
             if int(asked["late_rank"]) == rank:
                 time.sleep(float(asked.get("late_loop_ms", 0)) / 1000)
             model(batch[:, :64].float() / 255).sum().backward()
-            if has_others:
+            if world > 1:
                 # By hand: DistributedDataParallel imports a compiler, 1.7 CPU-seconds a rank.
                 for weight in model.parameters():
                     dist.all_reduce(weight.grad)

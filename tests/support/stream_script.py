@@ -23,29 +23,21 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 import stoker
 
-DEFAULTS = {
+# Numbers of samples or batches, a file, a length: none, unless they are given.
+_PLACES = ("pause_at", "pause_before", "break_at", "raise_at", "die_at", "until", "length")
+DEFAULTS = dict.fromkeys(_PLACES) | {
     "kind": "sharded",
     "samples": 40,
     "epochs": 2,
     "num_workers": 2,
     "sample_seconds": 0.0,
-    "pause_at": None,
     "pause_epoch": 0,
-    "pause_before": None,
-    "until": None,
-    "break_at": None,
     "left": {},
-    "raise_at": None,
     "loaders": 1,
     "rank": 0,
     "world": 1,
-    "torch": False,
-    "init": False,
-    "length": None,
-    "ask_length": False,
-    "die_at": None,
     "loader": {"batch_size": 4},
-    "generator": False,
+    **dict.fromkeys(("torch", "init", "ask_length", "generator"), False),
 }
 
 
@@ -119,18 +111,14 @@ def use_shard(worker_id: int) -> None:
     info.dataset.start = worker_id
 
 
-def pipe(given: dict) -> object:
-    ids = IterableWrapper(range(given["samples"])).shuffle(buffer_size=50).sharding_filter()
-    return ids.map(as_sample)
-
-
 def as_sample(index: int) -> dict[str, object]:
     return {"id": index, "numpy": np.random.rand(2)}
 
 
 def dataset_of(given: dict, number: int) -> object:
     if given["kind"] == "pipe":
-        return pipe(given)
+        ids = IterableWrapper(range(given["samples"])).shuffle(buffer_size=50).sharding_filter()
+        return ids.map(as_sample)
     if given["kind"] == "resilient":
         return Resilient(given, number)
     return (Stream if given["length"] is None else Sized)(given, number)
@@ -180,14 +168,12 @@ def main() -> None:
             run_epoch(given, epoch, loaders)
             if given["until"] is not None and os.path.exists(given["until"]):
                 break
-    for warning in caught:
-        if "IterableDataset" in str(warning.message):
-            text = str(warning.message)
-            say(warning=text[text.index("was reported") :])
-            break
+    texts = [str(warning.message) for warning in caught]
+    if text := next((text for text in texts if "IterableDataset" in text), ""):
+        say(warning=text[text.index("was reported") :])
     if generator is not None:
-        say(generator=hashlib.sha256(generator.get_state().numpy().tobytes()).hexdigest()[:16])
-    say(state=hashlib.sha256(torch.get_rng_state().numpy().tobytes()).hexdigest()[:16])
+        say(generator=digest({"state": generator.get_state()}))
+    say(state=digest({"state": torch.get_rng_state()}))
 
 
 def run_epoch(given: dict, epoch: int, loaders: list) -> None:

@@ -1,10 +1,12 @@
 """Runs verbs of stoker as separate processes, as people and pipelines start them."""
 
 import contextlib
-import subprocess
+import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+
+from support.processes import started
 
 END_SECONDS = 60.0
 
@@ -12,17 +14,10 @@ END_SECONDS = 60.0
 class Verb:
     """A verb that runs in a folder, with all that it has said."""
 
-    def __init__(self, folder: Path, words: Sequence[str], environ: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, words: Sequence[str], environ=os.environ, **how) -> None:
         self._said = folder / "said"
-        with self._said.open("ab") as said:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "stoker.cli", *words],
-                cwd=folder,
-                env=dict(environ),
-                stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
-            )
+        command = [sys.executable, "-m", "stoker.cli", *words]
+        self.process = started(command, self._said, cwd=folder, env=dict(environ), **how)
 
     @property
     def said(self) -> str:
@@ -30,6 +25,11 @@ class Verb:
 
     def ended_with(self) -> int:
         return self.process.wait(END_SECONDS)
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(END_SECONDS)
 
 
 class Train(Verb):
@@ -44,15 +44,11 @@ class Train(Verb):
 @contextlib.contextmanager
 def trainings(folder, workload, *, name, data, environ):
     """Starts the command as often as asked, with more variables; kills what runs at the end."""
-    begun: list[Train] = []
+    with contextlib.ExitStack() as begun:
 
-    def make(**more: str) -> Train:
-        found = Train(folder, workload, name=name, data=data, environ={**environ, **more})
-        begun.append(found)
-        return found
+        def make(**more: str) -> Train:
+            found = Train(folder, workload, name=name, data=data, environ={**environ, **more})
+            begun.callback(found.kill)
+            return found
 
-    yield make
-    for train in begun:
-        if train.process.poll() is None:
-            train.process.kill()
-            train.process.wait(END_SECONDS)
+        yield make

@@ -37,7 +37,6 @@ class Script:
         return 24 * self.epochs
 
     def write(self, folder: Path, *, name: str = "") -> None:
-        """Writes the script to a folder, called `name` or as it is, and what it reads."""
         shutil.copy(SCRIPTS / f"{self.name}.py", folder / (name or f"{self.name}.py"))
         if self.shards:
             _write_shards(folder / "shards")
@@ -52,7 +51,6 @@ def losses(log: str) -> list[str]:
 
 
 def batches_of_data_hosts(feed_csv: str) -> float:
-    """Returns how many batches data hosts made, as a run's feed.csv tells their rates."""
     return sum(
         host.batches_per_second * interval.seconds
         for interval in read_csv(feed_csv)

@@ -124,13 +124,18 @@ class WarmProcess:
         self.send_signal(signal.SIGKILL)
 
 
+def clean_environ(**more: str) -> dict[str, str]:
+    """Returns the environment of a script that is in no run, and computes in one thread."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("STOKER_", "SM_"))}
+    return kept | {"OMP_NUM_THREADS": "1"} | more
+
+
 def run_code(code: str, **env: str) -> str:
     """Runs code, which must succeed without warnings, and returns what it prints."""
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("STOKER_")}
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "script.py"
         script.write_text(f"{_HEAD}{code}")
-        process = WarmProcess([str(script)], clean | {"OMP_NUM_THREADS": "1"} | env)
+        process = WarmProcess([str(script)], clean_environ(**env))
         with process.stdin, process.stdout, process.stderr:
             output, errors = process.stdout.read(), process.stderr.read()
         assert (process.wait(100), errors) == (0, "")
@@ -148,6 +153,11 @@ def run_warm(argv: list[str], env: Mapping[str, str], *, timeout: float) -> tupl
         return code, log.read().decode(errors="replace")
 
 
+def ends_well(*argv: str, timeout: float) -> None:
+    code, said = run_warm([*argv], clean_environ(), timeout=timeout)
+    assert code == 0, said
+
+
 @dataclass(frozen=True)
 class _Forker:
     process: "subprocess.Popen[bytes]"
@@ -157,14 +167,13 @@ class _Forker:
 @functools.cache
 def _forker() -> _Forker:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("STOKER_")}
     with theirs:
         process = subprocess.Popen(
             [sys.executable, __file__, str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
-            env=clean | {"OMP_NUM_THREADS": "1", ROOM: "x" * ROOM_BYTES},
+            env=clean_environ(**{ROOM: "x" * ROOM_BYTES}),
         )
 
     def end() -> None:

@@ -209,7 +209,7 @@ def test_pressure_of_memory_on_its_node_takes_others_first(cluster):
     hog = cluster.hog(cluster.node_of(pod))
 
     def is_taken() -> bool:
-        return cluster.pod(hog)["status"]["phase"] == "Failed"
+        return cluster.get("pods", hog)["status"]["phase"] == "Failed"
 
     wait_for(is_taken, what="the pod without requests is evicted")
     succeeds(cluster, command)

@@ -239,7 +239,7 @@ def test_secrets_are_not_in_the_workflow_its_logs_or_its_artifacts(project, trai
     shown = {"the Workflow": json.dumps(project.workflow(training))}
     for pod in cluster.names("pods", f"pipeline/runid={training}"):
         shown[f"log of {pod}"] = cluster.logs(pod)
-        shown[f"pod {pod}"] = json.dumps(cluster.pod(pod))
+        shown[f"pod {pod}"] = json.dumps(cluster.get("pods", pod))
     shown["the run"] = json.dumps(project.server.call("GET", f"runs/{training}"))
 
     def places() -> list[str]:
@@ -256,7 +256,7 @@ def artifacts(cluster: NodeCluster, *marks: str, why: str) -> dict[str, str]:
     """Returns what the store keeps of a run: outputs, and archived logs."""
     import boto3
 
-    address = cluster.given.need(cluster.given.store, "S3", why)
+    address = cluster.given.need(cluster.given.s3, "S3", why)
     keys = cluster.call("GET", cluster.path("secrets", "mlpipeline-minio-artifact"))["data"]
     store = boto3.client(
         "s3",
