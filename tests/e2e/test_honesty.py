@@ -1,11 +1,12 @@
 """Advice on trainings of a known bottleneck is followed for real: a look at the benchmark."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from support.processes import ran
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "honesty.py"
 
@@ -17,7 +18,7 @@ BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "honesty.py"
 def test_what_is_advised_on_a_known_bottleneck_is_right_or_not_told(tmp_path, busy):
     out = tmp_path / "honesty.json"
     command = [sys.executable, str(BENCHMARK), "--quick", "--busy", busy, "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=590)
+    done = ran(command, timeout=590)
     rows = json.loads(out.read_text())["rows"]
     assert [row["case"] for row in rows] == ["compute", "sleep"], done.stdout + done.stderr
     for row in rows:
@@ -35,9 +36,7 @@ def test_what_is_advised_on_a_known_bottleneck_is_right_or_not_told(tmp_path, bu
 def test_a_training_on_the_cpu_is_explained_by_its_parts(tmp_path):
     out = tmp_path / "honesty.json"
     command = [sys.executable, str(BENCHMARK), "--case", "1 core trains", "--pairs", "1"]
-    done = subprocess.run(
-        [*command, "--out", str(out)], capture_output=True, text=True, timeout=290
-    )
+    done = ran([*command, "--out", str(out)], timeout=290)
     (row,) = json.loads(out.read_text())["rows"]
     assert abs(row["error"]) <= 0.10, done.stdout + done.stderr
     assert "cpu" in row["states"], done.stdout

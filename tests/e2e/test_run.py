@@ -49,19 +49,13 @@ if __name__ == "__main__":
 """
 WORKLOAD = """\
 name: mini
-command: [python, train.py, "{epochs}"]
-cluster: {{dnn: {{instance_type: local.c1, count: 1}}}}
-training: {{epochs: {epochs}, samples_per_epoch: 384, global_batch_size: 16}}
-constraints: {{objective: time, max_data_hosts: 1, allowed_instance_types: [local.c1]}}
-gate: [{{metric: accuracy, min: 0.05}}]
-profile: {{budget_seconds: 5}}
+command: [python, train.py, "2"]
+cluster: {dnn: {instance_type: local.c1, count: 1}}
+training: {epochs: 2, samples_per_epoch: 384, global_batch_size: 16}
+constraints: {objective: time, max_data_hosts: 1, allowed_instance_types: [local.c1]}
+gate: [{metric: accuracy, min: 0.05}]
+profile: {budget_seconds: 5}
 """
-
-
-def project(folder: Path, *, epochs: int = 2) -> Path:
-    (folder / "train.py").write_text(SCRIPT)
-    (folder / "mini.yaml").write_text(WORKLOAD.format(epochs=epochs))
-    return folder
 
 
 def only_run(folder: Path) -> Path:
@@ -70,7 +64,9 @@ def only_run(folder: Path) -> Path:
 
 
 def test_a_run_leaves_records_logs_and_a_report_resumes_and_judges(tmp_path):
-    folder = project(tmp_path)
+    folder = tmp_path
+    (folder / "train.py").write_text(SCRIPT)
+    (folder / "mini.yaml").write_text(WORKLOAD)
     done = process("run", "mini.yaml", "--yes", cwd=folder, timeout=TIMEOUT_SECONDS)
     assert done.returncode == 0, done.stderr
     verbs = [line.split()[0] for line in done.stderr.splitlines() if line.strip()]

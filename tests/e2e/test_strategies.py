@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,14 +11,12 @@ import pytest
 from stoker.records import FeedSettings, StrategySettings
 from support.cluster import Cluster
 from support.local_job import LocalJob, resource_config
+from support.processes import ran
 from support.warm_python import clean_environ, ends_well
 
 SCRIPT = Path(__file__).resolve().parents[1] / "support" / "strategy_script.py"
 # Many processes that import torch on two cores: launchers may not be heard for seconds.
 PATIENT = FeedSettings(lease_seconds=20)
-
-# Of each rank: the sample numbers and digests that it saw, by who loads; and the data host's log.
-Replicas = tuple[list[dict[str, tuple[list[int], list[str]]]], str]
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -101,13 +98,8 @@ def test_the_script_gets_the_backend_of_smddp(tmp_path):
         "STOKER_TEST_DIR": str(tmp_path),
         "PYTHONPATH": f"{tmp_path / 'lib'}:{os.environ.get('PYTHONPATH', '')}",
     }
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "stoker.launch", "--", "python", "-c", SMDDP],
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
+    words = [sys.executable, "-P", "-m", "stoker.launch", "--", "python", "-c", SMDDP]
+    done = ran(words, env=environ, timeout=200)
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "told").read_text()) == ["smddp", "smddp", 1]
     record = json.loads((base / "output/data/stoker/training.json").read_text())

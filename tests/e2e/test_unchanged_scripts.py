@@ -56,14 +56,10 @@ ENVIRON = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PAT
 
 def project(folder: Path, script: Script) -> None:
     script.write(folder)
-    (folder / "workload.yaml").write_text(
-        WORKLOAD.format(
-            command=json.dumps(script.command),
-            epochs=script.epochs,
-            samples=384 * script.ranks,
-            batch=BATCH_SIZE * script.ranks,
-        )
-    )
+    sizes = {"samples": 384 * script.ranks, "batch": BATCH_SIZE * script.ranks}
+    command = json.dumps(script.command)
+    text = WORKLOAD.format(command=command, epochs=script.epochs, **sizes)
+    (folder / "workload.yaml").write_text(text)
 
 
 def printed(run: Path) -> list[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import stoker
+from support.processes import ran
 
 ROOT = Path(__file__).parents[2]
 PIP = ("-m", "pip", "--disable-pip-version-check")
@@ -19,9 +20,7 @@ pytestmark = pytest.mark.e2e
 
 def python(*words: str, cwd: Path, at: str = sys.executable) -> subprocess.CompletedProcess[str]:
     environ = {name: text for name, text in os.environ.items() if not name.startswith("PYTHON")}
-    return subprocess.run(
-        [at, *words], cwd=cwd, env=environ, capture_output=True, text=True, timeout=110
-    )
+    return ran([at, *words], cwd=cwd, env=environ, timeout=110)
 
 
 def built(source: Path, target: Path, kind: str) -> Path:

@@ -61,11 +61,8 @@ class Images:
             raise FileNotFoundError("no image 500")
         if index >= 1000 and self.folder:
             self._special(index)
-        return (
-            torch.full((3, self.size, self.size), index % 256, dtype=torch.uint8),
-            index,
-            random.random(),
-        )
+        image = torch.full((3, self.size, self.size), index % 256, dtype=torch.uint8)
+        return image, index, random.random()
 
     def _special(self, index):
         first = Path(self.folder) / f"{index}"
@@ -100,14 +97,9 @@ class Client:
         self.spec = spec
         self.name = f"s{random.SystemRandom().randrange(1 << 30)}"
         self.answers = protocol.Unpacker(protocol.FromAgent)
-        self.opening = protocol.Open(
-            protocol=protocol.PROTOCOL_VERSION,
-            session=self.name,
-            rank=0,
-            spec=spec.digest,
-            spec_bytes=len(spec.data),
-            **kwargs,
-        )
+        about = {"rank": 0, "spec": spec.digest, "spec_bytes": len(spec.data), **kwargs}
+        version = protocol.PROTOCOL_VERSION
+        self.opening = protocol.Open(protocol=version, session=self.name, **about)
 
     def send(self, message, *frames):
         self.socket.send_multipart([protocol.pack(message), *frames])
@@ -146,13 +138,8 @@ class Client:
         self.send(protocol.Ship(spec=self.spec.digest, offset=offset), piece)
 
     def read_from(self, connection, ticket, *, max_head_bytes):
-        self.reader = BatchReader(
-            connection,
-            Unsealer(ticket.key),
-            BufferPool(),
-            max_head_bytes=max_head_bytes,
-            receive_timeout_seconds=DEADLINE_SECONDS,
-        )
+        limits = {"max_head_bytes": max_head_bytes, "receive_timeout_seconds": DEADLINE_SECONDS}
+        self.reader = BatchReader(connection, Unsealer(ticket.key), BufferPool(), **limits)
         assert self.reader.head(is_awaited=True) == (b"", 0)
 
     def open(self):
@@ -204,16 +191,8 @@ class Client:
 
 
 def make_agent(*, port=None):
-    return Agent(
-        keys=KEYS,
-        workers=2,
-        feed=FeedSettings(),
-        log=Log(run="test", host="data-1"),
-        host="data-1",
-        run_id="test",
-        bind="127.0.0.1",
-        port=port,
-    )
+    about = {"feed": FeedSettings(), "log": Log(run="test", host="data-1"), "run_id": "test"}
+    return Agent(keys=KEYS, workers=2, host="data-1", bind="127.0.0.1", port=port, **about)
 
 
 @pytest.fixture(scope="module")
@@ -590,11 +569,7 @@ def test_memory_in_flight_is_given_back(agent, connect):
         client.ask(number, [1, 2, 3, 4])
         client.batch()
     wait_until(lambda: agent._service.outbox.sent_bytes == 0, "zmq lets go of the batches")
-    names = [
-        os.readlink(entry)
-        for entry in Path("/proc/self/fd").iterdir()
-        if entry.is_symlink() and os.path.lexists(entry)
-    ]
+    names = [os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
     assert sum("memfd:stoker" in name for name in names) <= 12
 
 

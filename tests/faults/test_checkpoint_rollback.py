@@ -4,7 +4,6 @@ import pytest
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(200)]
 
-SCRIPT = "rollback_script.py"
 STARTS = ["start of epoch 2", "start of epoch 0", "start of epoch 1"]
 PLACES = ["middle of epoch 2", "middle of epoch 0", *STARTS, "middle of epoch 1"]
 LOADERS = {
@@ -14,34 +13,26 @@ LOADERS = {
 }
 
 
+def rolled_back(host, places, **given):
+    lines = host.train(script="rollback_script.py", to=places, **given).finish()
+    assert [line["to"] for line in lines] == places
+    for line in lines:
+        assert line["again"] == line["fresh"], line["to"]
+    return lines
+
+
 @pytest.mark.parametrize(
     ("name", "is_under_way"),
     [("no local workers", False), *((name, True) for name in LOADERS)],
 )
 def test_a_loader_rolls_back_to_any_of_its_own_checkpoints(host, name, is_under_way):
     options, local = LOADERS[name]
-    trainer = host.train(
-        script=SCRIPT,
-        loader=options,
-        stream=False,
-        workers=local,
-        to=PLACES,
-        is_under_way=is_under_way,
-    )
-    lines = trainer.finish()
-    assert [line["to"] for line in lines] == PLACES
-    for line in lines:
-        assert line["again"] == line["fresh"], line["to"]
+    given = {"loader": options, "stream": False, "is_under_way": is_under_way}
+    lines = rolled_back(host, PLACES, workers=local, **given)
     assert len({tuple(line["again"]) for line in lines}) == len(PLACES)
 
 
 @pytest.mark.parametrize(("local", "persists"), [(0, False), (1, True)])
 def test_a_loader_of_an_iterable_dataset_rolls_back_to_a_checkpoint(host, local, persists):
     options = {"num_workers": 2, "persistent_workers": persists}
-    trainer = host.train(
-        script=SCRIPT, loader=options, stream=True, workers=local, to=STARTS, is_under_way=False
-    )
-    lines = trainer.finish()
-    assert [line["to"] for line in lines] == STARTS
-    for line in lines:
-        assert line["again"] == line["fresh"], line["to"]
+    rolled_back(host, STARTS, loader=options, stream=True, workers=local, is_under_way=False)

@@ -1,8 +1,4 @@
-"""Checks the feed as a script meets it: real agents, real trainers, and what happens to them.
-
-Every batch of every run is compared with the same script without any cluster: sha256 over the
-bytes of every tensor.
-"""
+"""Checks the feed as a script meets it: real agents, real trainers, and what happens to them."""
 
 import itertools
 import json

@@ -1,7 +1,7 @@
 """A training that hangs is told with the stacks of all ranks, and ended as the workload says."""
 
 import pytest
-from test_launch import TELL
+from test_launch import TELL, told
 
 from stoker.errors import EXIT_PEER_LOST
 from stoker.records import FeedSettings, WatchdogSettings
@@ -14,9 +14,7 @@ FEED = FeedSettings(lease_seconds=2.0, start_deadline_seconds=40.0)
 
 # Steps of a loader that stoker times, until batch 4 of rank HANGS. Then native code waits with the
 # GIL held, as a collective of C code may.
-HANGING = (
-    TELL
-    + """
+HANGING = told("""
 import ctypes, torch
 from stoker import DataLoader
 def waits_in_native_code():
@@ -30,8 +28,7 @@ if __name__ == "__main__":
         if number == 16:
             tell(f"hangs-{rank}")
             waits_in_native_code() if rank == "0" else waits_for_its_peer()
-"""
-)
+""")
 
 
 def watched(then, minutes=AT_ONCE):
@@ -84,9 +81,7 @@ def test_the_stack_of_a_data_worker_shows_where_its_sample_hangs(tmp_path):
         assert "in never_returns" in job.log("algo-1")
 
 
-PAUSING = (
-    TELL
-    + """
+PAUSING = told("""
 import signal, torch
 from stoker import DataLoader
 def own(*_):
@@ -98,8 +93,7 @@ if __name__ == "__main__":
         if number == 16:
             wait_for("go")
     assert signal.getsignal(signal.SIGURG) is own
-"""
-)
+""")
 
 
 def test_a_run_that_was_only_warned_of_goes_on_with_its_own_handlers(tmp_path):

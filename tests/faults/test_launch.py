@@ -37,21 +37,22 @@ def wait_for(name):
     while not path.exists():
         time.sleep(0.02)
 """
-CORE = (
-    TELL
-    + """
+
+
+def told(script: str) -> str:
+    return TELL + script
+
+
+CORE = told("""
 import resource
 tell('core', resource.getrlimit(resource.RLIMIT_CORE)[0])
 wait_for('go')
-"""
-)
+""")
 STAY = TELL + "tell('ready', os.getpid()); time.sleep(300)\n"
 
 
 # Two ranks that are connected, and need no torch for it. The other's end is an error, as gloo's is.
-CONNECTED = (
-    TELL
-    + """
+CONNECTED = told("""
 import socket, struct
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 if rank == 0:
@@ -70,13 +71,10 @@ def hear():
     return lines.readline().strip()
 say(f"rank {rank}")
 print(f"rank {rank} of {world} hears of {hear()}", flush=True)
-"""
-)
+""")
 
 # Takes epochs, without a pause, until the test says `begin`; then one that stops now and then.
-FEED = (
-    TELL
-    + """
+FEED = told("""
 import torch
 from stoker import DataLoader
 class Slow(torch.utils.data.Dataset):
@@ -102,8 +100,7 @@ if __name__ == "__main__":
             tell(f"at-{len(seen)}")
             wait_for(f"go-{len(seen)}")
     print("exact", are_exact and seen == list(range(64)), flush=True)
-"""
-)
+""")
 
 
 @pytest.fixture
@@ -323,17 +320,14 @@ def test_a_killed_rank_or_torchrun_fails_the_run_and_takes_all_ranks_along(tmp_p
         assert not any(map(is_running, ranks))
 
 
-SAVING = (
-    TELL
-    + """
+SAVING = told("""
 def save(number, frame):
     tell("saved", number)
     sys.exit(0)
 signal.signal(signal.SIGTERM, save)
 tell("ready", os.getpid())
 time.sleep(300)
-"""
-)
+""")
 
 
 def test_stop_lets_the_trainer_save_its_state(tmp_path):
@@ -364,9 +358,7 @@ def test_a_second_sigterm_does_not_wait_for_a_trainer_that_ignores_the_first(tmp
         assert job.training().exit_code == 137
 
 
-LEAVING = (
-    TELL
-    + """
+LEAVING = told("""
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
@@ -375,8 +367,7 @@ if os.fork() == 0:
         time.sleep(300)
     os._exit(0)
 wait_for("left")
-"""
-)
+""")
 
 
 def test_the_launcher_itself_ends_what_its_command_left_behind(tmp_path):

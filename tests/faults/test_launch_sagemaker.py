@@ -141,14 +141,9 @@ def test_ranks_of_torchrun_and_their_children_run_in_the_packed_code(tmp_path):
         give_code(
             hosts, {"steps/run.sh": run, "steps/child.py": child, "mine.py": "WORD = 'found'"}
         )
-        start_all(
-            hosts,
-            *CLI,
-            *("--", "sh", "steps/run.sh"),
-            STOKER_CODE_FILE=CODE_FILE,
-            STOKER_PROCESSES_PER_HOST="2",
-            PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        )
+        environ = {"STOKER_CODE_FILE": CODE_FILE, "STOKER_PROCESSES_PER_HOST": "2"}
+        environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        start_all(hosts, *CLI, "--", "sh", "steps/run.sh", **environ)
         assert hosts.codes() == {"algo-1": 0}, hosts.log("algo-1")
         for rank in (0, 1):
             assert f"child {rank} found" in hosts.log("algo-1")
@@ -163,11 +158,8 @@ def test_code_that_cannot_be_unpacked_is_the_failure_reason(tmp_path):
 
 
 def test_train_alone_runs_the_program_that_the_sdk_names(tmp_path):
-    parameters = {
-        "sagemaker_program": '"go.py"',
-        "sagemaker_submit_directory": '"/opt/ml/mine"',
-        "epochs": "2",
-    }
+    parameters = {"sagemaker_program": '"go.py"', "epochs": "2"}
+    parameters["sagemaker_submit_directory"] = '"/opt/ml/mine"'
     with Hosts(tmp_path, ALONE, hyperparameters=parameters) as hosts:
         folder = hosts.ml("algo-1") / "mine"
         folder.mkdir()
@@ -229,13 +221,8 @@ print(f"rank {os.environ['RANK']} of {of} reaches the store, {gpus} GPUs", flush
 
 def test_hosts_find_each_other_when_their_names_resolve_late(tmp_path):
     with Hosts(tmp_path, GROUPS, are_named=False) as hosts:
-        start_all(
-            hosts,
-            *CLI,
-            *("--", "python", "-c", "print('has begun')"),
-            STOKER_STRATEGY="none",
-            **WITHOUT_TORCH,
-        )
+        words = ("--", "python", "-c", "print('has begun')")
+        start_all(hosts, *CLI, *words, STOKER_STRATEGY="none", **WITHOUT_TORCH)
         hosts.wait_for_log("algo-3", "command_started")
         hosts.wait_for_log("algo-1", "agent_listening")
         hosts.wait_for_log("algo-2", "host_role")

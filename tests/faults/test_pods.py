@@ -1,7 +1,6 @@
 """A run's pods are processes in a network of their own, and are moved, preempted and cut off.
 
-Every batch of every run is compared with the same script without any cluster. Figures of each run
-are printed (pytest -rP): what the trainer waited for batches, and how long others took.
+Every batch of every run is compared with the same script without any cluster.
 """
 
 import functools
@@ -86,7 +85,6 @@ def test_training_is_exact_while_data_pods_are_lost_cut_off_preempted_and_all_go
         # Every batch came once, in order, with the same bytes.
         assert [pod.code() for pod in (trainer, at_last)] == [0, 0]
         assert trainer.lines() == reference(**GIVEN)
-        print(pods.figures(trainer))
         assert all(pod.num_sent() > 0 for pod in (other, again, after_preemption))
         (drain,) = other.events("agent_draining")
         assert int(drain.values["begun"]) > 0

@@ -14,15 +14,10 @@ pytestmark = [pytest.mark.root, pytest.mark.fault, pytest.mark.timeout(400)]
 
 @dataclass(frozen=True)
 class Runs:
-    """Holds two runs, one after the other.
-
-    Attributes:
-        first: Its decision is throttled; the host of its train step is lost while the job trains.
-        second: There are no hosts for what was decided, and then it loses the same host.
-    """
-
     project: Project
+    # Its decision is throttled; the host of its train step is lost while the job trains.
     first: Execution
+    # There are no hosts for what was decided, and then it loses the same host.
     second: Execution
 
     def training(self, run: Execution) -> Training:
@@ -40,16 +35,11 @@ def runs(tmp_path_factory, moto_process):
         account(folder / "jobs", emptied(moto_process, patch)) as service,
     ):
         project = Project(folder / "project", service)
-        project.upload(
-            script=TRAIN,
-            checkpoint_uri=f"{OUT}/checkpoints",
-            on_no_capacity={"wait_minutes": 0},
-        )
+        capacity = {"wait_minutes": 0}
+        project.upload(script=TRAIN, checkpoint_uri=f"{OUT}/checkpoints", on_no_capacity=capacity)
         reuse = f"ReuseProfile={project.profile()}"
-        project.stoker(
-            *("schedule", "sagemaker", "workload.yaml", "--cron", "cron(0 3 ? * MON *)"),
-            *("--param", "Epochs=2", "--param", reuse),
-        )
+        words = ("schedule", "sagemaker", "workload.yaml", "--cron", "cron(0 3 ? * MON *)")
+        project.stoker(*words, "--param", "Epochs=2", "--param", reuse)
         first = project.scheduled()
         service.faults["DecideAgain"] = ["Step.THROTTLING", "Step.SERVICE_FAULT"]
         project.lose_host_while_training(first)
@@ -63,17 +53,9 @@ def runs(tmp_path_factory, moto_process):
 
 def test_a_profile_that_is_reused_is_decided_on_and_the_heterogeneous_job_trains(runs):
     project, run = runs.project, runs.first
-    assert statuses(run) == dict.fromkeys(
-        (
-            "NeedsProfile",
-            "DecideAgain",
-            "TrainAgain",
-            "EvaluateAgain",
-            "GateAgain",
-            "RegisterAgain",
-        ),
-        "Succeeded",
-    ), project.told(run)
+    again = ("DecideAgain", "TrainAgain", "EvaluateAgain", "GateAgain", "RegisterAgain")
+    expected = dict.fromkeys(("NeedsProfile", *again), "Succeeded")
+    assert statuses(run) == expected, project.told(run)
     assert {host.group for host in runs.training(run).hosts} == {"dnn", "data"}
     job = project.account.jobs[f"mnist-{run.id}"]
     assert job["TrainingJobStatus"] == "Completed"
@@ -94,9 +76,7 @@ def test_a_train_step_whose_host_is_lost_adopts_the_job_that_runs(runs):
     # None was asked for twice, in neither run.
     assert project.account.calls.count("CreateTrainingJob") == len(project.account.jobs)
     assert "job_resumed" in project.log(run, "TrainAgain")
-    measured = runs.training(run).measured
-    assert measured
-    assert measured.steps == 2 * NUM_SAMPLES // BATCH_SIZE
+    assert runs.training(run).measured.steps == 2 * NUM_SAMPLES // BATCH_SIZE
 
 
 def test_a_plan_without_hosts_gives_way_to_the_next_one_which_a_further_attempt_adopts(runs):
@@ -120,7 +100,5 @@ def test_a_plan_without_hosts_gives_way_to_the_next_one_which_a_further_attempt_
 def test_a_second_scheduled_run_trains_anew_with_the_schedules_parameters(runs):
     for run in (runs.first, runs.second):
         assert run.status == "Succeeded", runs.project.told(run)
-        measured = runs.training(run).measured
-        assert measured
-        assert measured.steps == 2 * NUM_SAMPLES // BATCH_SIZE
+        assert runs.training(run).measured.steps == 2 * NUM_SAMPLES // BATCH_SIZE
     assert len(runs.project.packages()) == 2

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 import stoker
 from stoker.launch.strategies.start import STARTUP_DIR
+from support.processes import ran
 
 pytestmark = pytest.mark.fault
 
@@ -22,13 +22,7 @@ def python(code, tmp_path, *, is_rank=True, path="", **environ):
         "STOKER_HOST": "algo-1",
         "STOKER_LAUNCHER_PID": str(os.getpid()) if is_rank else "1",
     }
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env=variables | environ,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    return ran([sys.executable, "-c", code], env=variables | environ, timeout=60)
 
 
 def test_an_uncaught_error_is_kept_and_still_shown(tmp_path):

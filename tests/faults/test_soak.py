@@ -52,9 +52,8 @@ class Killer:
 
     def start(self, host):
         control, batches = self.proxies[host]
-        self.cluster.start_agent(
-            host, advertised_port=control.port, advertised_batch_port=batches.port
-        )
+        ports = {"advertised_port": control.port, "advertised_batch_port": batches.port}
+        self.cluster.start_agent(host, **ports)
         control.target = batches.target = 0
 
     def find(self):
@@ -76,16 +75,9 @@ class Killer:
 
     def _strike(self):
         host = self.draw.randrange(HOSTS)
-        strikes = (
-            self._kill_worker,
-            self._stop_worker,
-            self._kill_host,
-            self._stop_host,
-            self._cut,
-            self._kill_local,
-        )
-        weights = (3, 3, 2, 2, 3, 1)
-        (strike,) = self.draw.choices(strikes, weights)
+        often = (self._kill_worker, self._stop_worker, self._cut)
+        strikes = (*often, self._kill_host, self._stop_host, self._kill_local)
+        (strike,) = self.draw.choices(strikes, (3, 3, 3, 2, 2, 1))
         seconds = self.draw.uniform(0.2, 6.0)
         if host in self._healing:
             return
@@ -136,9 +128,7 @@ def _wake(process):
 def test_every_batch_is_exact_while_workers_hosts_and_connections_are_struck_at_random():
     print(f"STOKER_SOAK_SEED={SEED} STOKER_SOAK_SECONDS={SECONDS:g}", flush=True)
     with contextlib.ExitStack() as stack:
-        proxies = [
-            (stack.enter_context(Proxy()), stack.enter_context(Proxy())) for _ in range(HOSTS)
-        ]
+        proxies = [tuple(map(stack.enter_context, (Proxy(), Proxy()))) for _ in range(HOSTS)]
         cluster = stack.enter_context(Cluster(agents=HOSTS, workers=2, late=True, feed=SHORT_LEASE))
         until = str(cluster.folder / "enough")
         scripts = {"feed_script.py": MAP, "stream_script.py": STREAM}

@@ -1,10 +1,11 @@
 """The script of `stoker train` and `stoker profile` reads the standard input of the command."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from support.processes import ran
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(120)]
 
@@ -12,15 +13,9 @@ READ = "import sys; print('read', repr(sys.stdin.read()), flush=True)"
 
 
 def said(tmp_path, *words, given):
-    ended = subprocess.run(
-        [Path(sys.executable).with_name("stoker"), *words, "--", sys.executable, "-c", READ],
-        input=given,
-        stdin=subprocess.DEVNULL if given is None else None,
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        timeout=100,
-    )
+    command = [Path(sys.executable).with_name("stoker"), *words, "--", sys.executable, "-c", READ]
+    how = {} if given is None else {"input": given}
+    ended = ran(command, cwd=tmp_path, timeout=100, **how)
     logs = "".join(path.read_text() for path in tmp_path.glob("runs/*/logs/**/*") if path.is_file())
     return ended.stdout + ended.stderr + logs
 

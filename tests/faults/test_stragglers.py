@@ -1,7 +1,4 @@
-"""Nobody who is slow, stopped, cut off in the middle or late stops the others or changes a byte.
-
-Every batch of every run is compared with the same script without any cluster.
-"""
+"""Nobody who is slow, stopped, cut off in the middle or late stops the others or changes a byte."""
 
 import re
 import socket

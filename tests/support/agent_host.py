@@ -98,33 +98,25 @@ def main() -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (given["max_files"], hard))
     keys = Keys.from_token(read_token(Path(given["token_file"])))
-    log = Log(run=given["run"], host=given["host"])
-    feed = FeedSettings(**given["feed"])
-    agent = Agent(
-        keys=keys,
-        workers=given["workers"],
-        feed=feed,
-        log=log,
-        host=given["host"],
-        run_id=given["run"],
-        bind="127.0.0.1",
-        port=given["port"],
-    )
+    run, host, workers = given["run"], given["host"], given["workers"]
+    log, feed = Log(run=run, host=host), FeedSettings(**given["feed"])
+    about = {"keys": keys, "feed": feed, "log": log, "host": host, "run_id": run}
+    agent = Agent(workers=workers, bind="127.0.0.1", port=given["port"], **about)
     with forking():
         agent.open()
     signal.signal(signal.SIGTERM, lambda *_: agent.drain())
     membership = Membership(
         join=Join(
             protocol=PROTOCOL_VERSION,
-            run_id=given["run"],
+            run_id=run,
             kind="agent",
-            host=given["host"],
+            host=host,
             group="data",
             address="localhost",
             # Proxies before its ports, if the test has them.
             port=given.get("advertised_port", agent.port),
             batch_port=given.get("advertised_batch_port", agent.batch_port),
-            workers=given["workers"],
+            workers=workers,
             incarnation=secrets.token_hex(4),
         ),
         keys=keys,

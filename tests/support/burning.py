@@ -1,7 +1,7 @@
 """Trains at a known cost: burns CPU in the dataset and in the model, by CPU time.
 
 A script. Arguments: loading ms per batch, model ms per step, workers, batches per epoch, epochs,
-[group=a control group to join], [store=a file where ranks meet].
+[group=a control group to join].
 """
 
 import atexit
@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from states_script import burn
 from torch.utils.data import DataLoader, Dataset
 
@@ -31,17 +30,11 @@ class Burning(Dataset[tuple[torch.Tensor, int]]):
 
 
 def main() -> None:
-    asked = dict(word.split("=", 1) for word in sys.argv[6:] if "=" in word)
-    if "group" in asked:
-        Path(asked["group"], "cgroup.procs").write_text(str(os.getpid()))
+    for group in sys.argv[6:]:
+        Path(group.removeprefix("group="), "cgroup.procs").write_text(str(os.getpid()))
     loading, model, workers, batches, epochs = (float(word) for word in sys.argv[1:6])
     torch.set_num_threads(1)
     weight = torch.zeros(1, requires_grad=True)
-    is_distributed = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    if is_distributed:
-        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        meeting = f"file://{asked['store']}"
-        dist.init_process_group("gloo", meeting, rank=rank, world_size=world_size)
     atexit.register(lambda: print("exit handlers ran", flush=True))
     train = DataLoader(
         Burning(loading / 1000 / BATCH, int(batches) * BATCH),
@@ -57,8 +50,6 @@ def main() -> None:
             images.div_(255)
             assert float(images.max()) <= 1.0, "a batch was changed by the step before"
             (weight * images.mean()).sum().backward()
-            if is_distributed:
-                dist.all_reduce(weight.grad)
         with torch.no_grad():
             for _ in check:
                 pass

@@ -24,6 +24,7 @@ from stoker.feed.wire.crypto import Keys, read_token
 from stoker.launch.coordinator import Coordinator
 from stoker.logs import Log
 from stoker.records import FeedSettings
+from support.processes import started
 from support.tokens import new_token
 from support.warm_python import WarmProcess, clean_environ, warm_up
 
@@ -70,10 +71,8 @@ class Trainer:
         self.errors = ""
         self._queue: Queue[Line | None] = Queue()
         self._has_ended = False
-        self._threads = [
-            threading.Thread(target=self._read_lines, daemon=True),
-            threading.Thread(target=self._read_errors, daemon=True),
-        ]
+        readers = self._read_lines, self._read_errors
+        self._threads = [threading.Thread(target=each, daemon=True) for each in readers]
         for thread in self._threads:
             thread.start()
 
@@ -137,17 +136,9 @@ def run_script(given, *, env=None, script="feed_script.py", logs=lambda: "") -> 
     argv = [str(SUPPORT / script), json.dumps(dict(given))]
     if _may_be_forked(variables):
         return Trainer(WarmProcess(argv, variables), logs)
-    return Trainer(
-        subprocess.Popen(
-            [sys.executable, *argv],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=variables,
-        ),
-        logs,
-    )
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, *argv], env=variables, text=True, **pipes)
+    return Trainer(process, logs)
 
 
 @functools.cache
@@ -225,29 +216,20 @@ class Cluster:
         }
         argv = [str(SUPPORT / "agent_host.py"), json.dumps(given)]
         variables = os.environ | {"STOKER_RUN_ID": self.run, "OMP_NUM_THREADS": "1"}
-        process: subprocess.Popen[bytes] | WarmProcess
-        with self.log_of(number).open("ab") as log:
-            if _may_be_forked(variables):
+        if _may_be_forked(variables):
+            with self.log_of(number).open("ab") as log:
                 process = WarmProcess(argv, variables, log=log)
-            else:
-                process = subprocess.Popen(
-                    [sys.executable, *argv],
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                    env=variables,
-                )
+        else:
+            command = [sys.executable, *argv]
+            process = started(command, self.log_of(number), env=variables, start_new_session=True)
         self.hosts[number : number + 1] = [process]
 
     def agent_port(self, number: int) -> int:
-        found: list[str] = []
+        def ports() -> list[str]:
+            return re.findall(r"agent_listening port=(\d+)", self.log_of(number).read_text())
 
-        def is_listening() -> bool:
-            found[:] = re.findall(r"agent_listening port=(\d+)", self.log_of(number).read_text())
-            return bool(found)
-
-        wait_until(is_listening, "the agent listens")
-        return int(found[-1])
+        wait_until(lambda: ports() != [], "the agent listens")
+        return int(ports()[-1])
 
     @property
     def leader_log(self) -> Path:

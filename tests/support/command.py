@@ -2,12 +2,12 @@
 
 import contextlib
 import io
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.cli.main import run
+from support.processes import ran
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,15 +18,8 @@ class Done:
 
 
 def process(*words, cwd=None, env=None, timeout=100) -> Done:
-    done = subprocess.run(
-        [sys.executable, "-m", "stoker.cli", *words],
-        cwd=cwd,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-    )
+    command = [sys.executable, "-m", "stoker.cli", *words]
+    done = ran(command, cwd=cwd, env=env, timeout=timeout)
     return Done(done.returncode, done.stdout, done.stderr)
 
 

@@ -23,6 +23,7 @@ from typing import Any
 from stoker.host import spawn
 from stoker.logs import LogEvent, parse_line
 from support.local_job import lay_out_ml, resource_config, until
+from support.processes import ran
 from support.registry import registry
 from support.tokens import new_token
 
@@ -98,23 +99,12 @@ class Engine:
         return done.stdout.strip()
 
     def attempt(self, *words: str, timeout: float = 60) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            [DOCKER, *words],
-            env=self.environ,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-        )
+        return ran([DOCKER, *words], env=self.environ, timeout=timeout)
 
     def build(self, dockerfile: str, context: Path, tag: str) -> None:
-        done = subprocess.run(
-            [DOCKER, "build", "-q", "--network=none", "-t", tag, "-f", "-", str(context)],
-            env={**self.environ, "DOCKER_BUILDKIT": "1"},
-            input=dockerfile,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+        words = [DOCKER, "build", "-q", "--network=none", "-t", tag, "-f", "-", str(context)]
+        environ = {**self.environ, "DOCKER_BUILDKIT": "1"}
+        done = ran(words, env=environ, input=dockerfile, timeout=300)
         assert done.returncode == 0, done.stderr
 
     def make_image(self, target: str, **environ: str) -> None:
@@ -122,13 +112,8 @@ class Engine:
         assert done.returncode == 0, done.stdout + done.stderr
 
     def attempt_image(self, target: str, **environ: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            [ROOT / "containers" / "build" / "image", target],
-            env={**self.environ, "BASE_IMAGE": self.base, **environ},
-            capture_output=True,
-            text=True,
-            timeout=400,
-        )
+        environ = {**self.environ, "BASE_IMAGE": self.base, **environ}
+        return ran([ROOT / "containers" / "build" / "image", target], env=environ, timeout=400)
 
     def import_base(self) -> None:
         """Makes Debian with Python and nothing else, and as `base`; keeps it in .cache."""

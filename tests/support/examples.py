@@ -3,11 +3,12 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import yaml
+
+from support.processes import ran
 
 ROOT = Path(__file__).parents[2]
 # Placeholder to the name in its place.
@@ -42,13 +43,8 @@ def printed_elsewhere(code: str, folder: Path, *options: str, timeout: float) ->
     """Returns what Python prints in a folder of pipelines only, with another hash seed and home."""
     shutil.copytree(ROOT / "pipelines", folder / "pipelines")
     kept = {key: os.environ[key] for key in ("PATH",) if key in os.environ}
-    done = subprocess.run(
-        [sys.executable, *options, "-c", code, str(ROOT / "tests")],
-        cwd=folder,
-        env={**kept, "PYTHONHASHSEED": "77", "HOME": str(folder), "TZ": "UTC-2"},
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-    )
+    words = [sys.executable, *options, "-c", code, str(ROOT / "tests")]
+    environ = {**kept, "PYTHONHASHSEED": "77", "HOME": str(folder), "TZ": "UTC-2"}
+    done = ran(words, cwd=folder, env=environ, timeout=timeout)
     assert done.returncode == 0, done.stderr
     return done.stdout

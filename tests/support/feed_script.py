@@ -3,8 +3,7 @@
 Prints one JSON line a batch: loader, epoch, batch, hash over the bytes of every tensor, ids.
 With `pause_at`, it prints {"pause": n} before batch n is asked for (-1: before the first iter())
 and resumes after a line on stdin; with `gates`, a folder, after a file n is there. With `until`, a
-file, it takes up epochs until that is there. With `ddp`, ranks are torchrun's, and all take each
-step together.
+file, it takes up epochs until that is there.
 """
 
 import hashlib
@@ -19,26 +18,24 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from stoker import DataLoader
 from stoker.feed.replace import install
 
 # Numbers of samples or batches, and files: none, unless they are given.
-_PLACES = ("raise_at", "exit_at", "kill_at", "hang_at", "long_error_at", "break_at", "pause_at")
+_PLACES = ("raise_at", "exit_at", "kill_at", "hang_at", "long_error_at", "pause_at")
 DEFAULTS = dict.fromkeys((*_PLACES, "gates", "until")) | {
     "samples": 48,
     "batch_size": 4,
     "epochs": 2,
     "num_workers": 0,
     "sample_seconds": 0.0,
-    "step_seconds": 0.0,
     "loaders": 1,
     "shape": [3, 40, 40],
     "rank": 0,
     "world": 1,
     "loader": {},
-    **dict.fromkeys(("ddp", "lock", "objects", "is_torchs"), False),
+    **dict.fromkeys(("lock", "objects", "is_torchs"), False),
 }
 
 
@@ -115,9 +112,6 @@ def pause(given: dict, batch: int) -> None:
 def main() -> None:
     given = DEFAULTS | json.loads(sys.argv[1])
     pauses = given["pause_at"] if isinstance(given["pause_at"], list) else [given["pause_at"]]
-    if given["ddp"]:
-        dist.init_process_group("gloo")
-        given |= {"rank": dist.get_rank(), "world": dist.get_world_size()}
     torch.manual_seed(7)
     random.seed(7)
     np.random.seed(7)
@@ -167,18 +161,13 @@ def main() -> None:
                         raise
                     continue
                 say(**facts, hash=digest(value), ids=value["ids"].tolist())
-                time.sleep(given["step_seconds"])
-                if given["ddp"]:
-                    dist.all_reduce(torch.ones(1))
             iterators = [iterator for iterator in iterators if iterator is not None]
             batch += 1
-            if not iterators or batch == given["break_at"]:
+            if not iterators:
                 break
         del iterators
         if given["until"] is not None and Path(given["until"]).exists():
             break
-    if given["ddp"]:
-        dist.destroy_process_group()
     say(state=digest({"state": torch.get_rng_state()}))
 
 

@@ -10,13 +10,13 @@ import os
 import re
 import shlex
 import string
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from support import guide_programs
 from support.command import Done, stoker
+from support.processes import ran
 
 _PROGRAMS = Path(guide_programs.__file__)
 # Lines of docs/kubeflow.md that tests/cluster/nodes does not type, by their first words, and why.
@@ -101,15 +101,8 @@ class GuideShell:
             os.environ.update(before)
 
     def _bash(self, line: str) -> Done:
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", line],
-            cwd=self._folder,
-            env=self._env,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=self._seconds,
-        )
+        words = ["bash", "-euo", "pipefail", "-c", line]
+        done = ran(words, cwd=self._folder, env=self._env, timeout=self._seconds)
         return Done(done.returncode, done.stdout, done.stderr)
 
     def _filled(self, word: str) -> str:

@@ -18,12 +18,12 @@ name. Terminate is not played.
 import contextlib
 import hashlib
 import json
-import operator
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from operator import eq, ge, gt, le, lt, ne
 from pathlib import Path
 from typing import Any
 
@@ -49,27 +49,13 @@ _CHANNEL = re.compile(r"\$.inputs.parameters\['(.+?)'\]")
 _VALUE = r"inputs\.parameter_values\['([^']+)'\]"
 # Of CEL what kfp's compiler writes of two values of one type, which are no integers.
 _CONDITION = re.compile(rf"{_VALUE} ([<>=!]=|[<>]) {_VALUE}")
-_COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
-    "==": operator.eq,
-    "!=": operator.ne,
-    ">=": operator.ge,
-    "<=": operator.le,
-    ">": operator.gt,
-    "<": operator.lt,
-}
+_COMPARE = {"==": eq, "!=": ne, ">=": ge, "<=": le, ">": gt, "<": lt}
 _SCHEMES = {"gs://": "/gcs/", "minio://": "/minio/", "s3://": "/s3/"}
 _SCRATCH = ("gcs", "s3", "minio", ".local", ".cache", ".config")
 _EXIT = "ALL_UPSTREAM_TASKS_COMPLETED"
 _STUBS = ("argostub/createpvc", "argostub/deletepvc")
-_KINDS: Mapping[str, type | tuple[type, ...]] = {
-    "STRING": str,
-    "NUMBER_INTEGER": (int, float),
-    "NUMBER_DOUBLE": (int, float),
-    "BOOLEAN": bool,
-    "LIST": list,
-    "STRUCT": dict,
-    "TASK_FINAL_STATUS": dict,
-}
+_KINDS = {"BOOLEAN": bool, "LIST": list, "STRUCT": dict, "TASK_FINAL_STATUS": dict}
+_KINDS |= dict.fromkeys(("NUMBER_INTEGER", "NUMBER_DOUBLE"), (int, float))
 _ABSENT = object()
 
 
@@ -228,11 +214,10 @@ class Pipeline:
         self.kubernetes: Document = {}
         if len(documents) == 2:
             platforms = documents[1]["platforms"]
-            if set(platforms) != {"kubernetes"} or set(platforms["kubernetes"]) != {
-                "deploymentSpec"
-            }:
+            told = platforms.get("kubernetes", {})
+            if set(platforms) != {"kubernetes"} or set(told) != {"deploymentSpec"}:
                 raise NotPlayedError(f"platforms: {documents[1]}")
-            self.kubernetes = platforms["kubernetes"]["deploymentSpec"]["executors"]
+            self.kubernetes = told["deploymentSpec"]["executors"]
         for label, config in self.kubernetes.items():
             if label not in self.executors:
                 raise RefusedError(f"no executor {label}")
@@ -263,10 +248,8 @@ class Pipeline:
             elif about.get("isOptional"):
                 values[name] = None
             else:
-                raise RefusedError(
-                    f"parameter {name} is not optional, yet has neither default value nor user "
-                    "provided value"
-                )
+                words = "is not optional, yet has neither default value nor user provided value"
+                raise RefusedError(f"parameter {name} {words}")
         return values
 
     def _check(self, name: str, component: Document, *, retry: Any, seen: set[str]) -> None:
@@ -304,9 +287,8 @@ class Pipeline:
             for producer in task.get("dependentTasks", ()):
                 # Argo's validation: an exit task is a hook, no task of the DAG.
                 if key not in exits and producer in exits:
-                    raise RefusedError(
-                        f"templates.{name} sorting failed: invalid dependency {producer}"
-                    )
+                    words = f"templates.{name} sorting failed: invalid dependency {producer}"
+                    raise RefusedError(words)
             if retry is not None:
                 task.setdefault("retryPolicy", retry)
             inner = self.components[reference]
@@ -494,18 +476,12 @@ class KubeflowRun:
         raise AssertionError("retries without an end")
 
     def _node(self, name: str, boundary: str) -> Node:
-        is_first = name == self.workflow
-        shown = name.removeprefix(boundary).removeprefix(".") if boundary else name
+        node_id = name if name == self.workflow else f"{self.workflow}-{_fnv(name)}"
         # A retry's parent and child have the same boundary.
-        made = Node(
-            id=name if is_first else f"{self.workflow}-{_fnv(name)}",
-            name=name,
-            shown=shown,
-            began=self.clock.seconds,
-        )
+        shown = name.removeprefix(boundary).removeprefix(".") if boundary else name
         assert name not in self.nodes, f"node {name} already initialized"
-        self.nodes[name] = made
-        return made
+        self.nodes[name] = Node(id=node_id, name=name, shown=shown, began=self.clock.seconds)
+        return self.nodes[name]
 
     def _end(self, node: Node, phase: str, message: str = "") -> str:
         node.phase, node.message, node.ended = phase, message, self.clock.seconds
@@ -520,6 +496,7 @@ class KubeflowRun:
     def _bare_pod(self, node: Node, driven: Document) -> Document:
         task, config = driven["task"], driven["config"]
         template = f"{_template_prefix(task, config)}system-container-impl"
+        owner = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": self.workflow}
         return {
             "apiVersion": "v1",
             "kind": "Pod",
@@ -539,15 +516,7 @@ class KubeflowRun:
                     "workflows.argoproj.io/node-id": node.id,
                     "workflows.argoproj.io/node-name": node.name,
                 },
-                "ownerReferences": [
-                    {
-                        "apiVersion": "argoproj.io/v1alpha1",
-                        "kind": "Workflow",
-                        "name": self.workflow,
-                        "controller": True,
-                        "blockOwnerDeletion": True,
-                    }
-                ],
+                "ownerReferences": [{**owner, "controller": True, "blockOwnerDeletion": True}],
             },
         }
 
@@ -570,14 +539,8 @@ class KubeflowRun:
         retry = driven["task"].get("retryPolicy", {})
         longest = _seconds(retry.get("backoffMaxDuration", "0s"))
         first = self.nodes[f"{name.rpartition('(')[0]}(0)"].began
-        step = Step(
-            task=key,
-            attempt=attempt,
-            pod=pod,
-            command=launcher.command,
-            executor_input=launcher.told,
-            files=files,
-        )
+        given = {"command": launcher.command, "executor_input": launcher.told, "files": files}
+        step = Step(task=key, attempt=attempt, pod=pod, **given)
         self.steps.append(step)
         ended = self._execute(step)
         if attempt and retry and self.clock.seconds > first + longest:
@@ -645,17 +608,9 @@ class KubeflowRun:
         container = self.pipeline.executors[component["executorLabel"]]["container"]
         with _failed(f"driver.Container({key}) failed"):
             told: Document = {"inputs": self._inputs(task, component, dag)}
-            driven: Document = {
-                "task": task,
-                "component": component,
-                "config": config,
-                "dag": dag,
-                "is_cached": False,
-                "fingerprint": "",
-                "told": told,
-            }
             execution = _Execution()
-            driven["execution"] = execution
+            driven: Document = {"task": task, "component": component, "config": config, "dag": dag}
+            driven |= {"told": told, "execution": execution, "is_cached": False, "fingerprint": ""}
             told["outputs"] = self._outputs(key, component)
             mounts = [
                 (self._text(mount, "pvc", dag), mount) for mount in config.get("pvcMount", ())
@@ -748,9 +703,8 @@ class KubeflowRun:
             case {"taskOutputArtifact": {"producerTask": producer, "outputArtifactKey": output}}:
                 execution = self._producer(producer, dag)
                 if output not in execution.artifacts:
-                    raise DriverError(
-                        f'cannot find output artifact key "{output}" in producer task "{producer}"'
-                    )
+                    words = f'cannot find output artifact key "{output}" in producer task'
+                    raise DriverError(f'{words} "{producer}"')
                 return [execution.artifacts[output]]
         raise NotPlayedError(f"input {spec}")
 
@@ -770,26 +724,14 @@ class KubeflowRun:
             **defined.get("artifacts", {}),
             "executor-logs": {"artifactType": {"schemaTitle": "system.Artifact"}},
         }
-        made: Document = {
-            "artifacts": {
-                name: {
-                    "artifacts": [
-                        {
-                            "name": name,
-                            "uri": f"{root}/{name}",
-                            "type": _plain(about["artifactType"]),
-                            **({"metadata": about["metadata"]} if "metadata" in about else {}),
-                        }
-                    ]
-                }
-                for name, about in artifacts.items()
-            },
-            "outputFile": f"{_path_of(root)}/output_metadata.json",
-        }
+        made: Document = {"artifacts": {}, "outputFile": f"{_path_of(root)}/output_metadata.json"}
+        for name, about in artifacts.items():
+            told = {"name": name, "uri": f"{root}/{name}", "type": _plain(about["artifactType"])}
+            told |= {"metadata": about["metadata"]} if "metadata" in about else {}
+            made["artifacts"][name] = {"artifacts": [told]}
         if parameters := defined.get("parameters"):
-            made["parameters"] = {
-                name: {"outputFile": f"/tmp/kfp/outputs/{name}"} for name in parameters
-            }
+            files = {name: f"/tmp/kfp/outputs/{name}" for name in parameters}
+            made["parameters"] = {name: {"outputFile": file} for name, file in files.items()}
         return made
 
     @property
@@ -900,9 +842,8 @@ class _Launcher:
             for artifact in each["artifacts"]:
                 # Of an earlier run, from the cache, it has the same bucket.
                 if not artifact["uri"].startswith(PIPELINE_ROOT):
-                    raise LauncherError(
-                        f"failed to fetch non default buckets: {name}: {artifact['uri']}"
-                    )
+                    words = "failed to fetch non default buckets"
+                    raise LauncherError(f"{words}: {name}: {artifact['uri']}")
                 _copy(self._blob(artifact["uri"]), self._at(_path_of(artifact["uri"])))
 
     def collect(self) -> tuple[dict[str, Any], dict[str, Document]]:
@@ -915,9 +856,8 @@ class _Launcher:
             try:
                 json_format.ParseDict(told, pipeline_spec_pb2.ExecutorOutput())
             except json_format.ParseError as err:
-                raise LauncherError(
-                    f"failed to unmarshall ExecutorOutput in file {outputs['outputFile']}: {err}"
-                ) from None
+                words = f"failed to unmarshall ExecutorOutput in file {outputs['outputFile']}"
+                raise LauncherError(f"{words}: {err}") from None
         values = _plain(told.get("parameterValues", {}))
         types = self._component.get("outputDefinitions", {}).get("parameters", {})
         for name, each in outputs.get("parameters", {}).items():
@@ -930,10 +870,8 @@ class _Launcher:
                 text = self._at(each["outputFile"]).read_text()
                 values[name] = text if kind == "STRING" else _plain(float(text))
             except (OSError, ValueError) as err:
-                raise LauncherError(
-                    f'failed to read output parameter name="{name}" '
-                    f'type="{kind}" path="{each["outputFile"]}": {err}'
-                ) from None
+                words = f'failed to read output parameter name="{name}" type="{kind}" path='
+                raise LauncherError(f'{words}"{each["outputFile"]}": {err}') from None
         artifacts = {}
         for name, each in outputs["artifacts"].items():
             artifact = each["artifacts"][0]
@@ -1011,33 +949,23 @@ def _spec_of(driven: Document, *, has_retries: bool, attempt: int) -> Document:
         own.append({"name": "KFP_RETRY_INDEX", "value": str(attempt)})
     named = {each["name"]: each for each in (*own, *main["env"])}
     scratch = [name.replace(".", "dot-") + "-scratch" for name in _SCRATCH]
+    paths = zip(scratch, _SCRATCH, strict=True)
+    mounts = [{"name": name, "mountPath": f"/{path}"} for name, path in paths]
+    profile = {"seccompProfile": {"type": "RuntimeDefault"}}
+    secured = {"allowPrivilegeEscalation": False, **profile, **main.get("securityContext", {})}
+    main |= {
+        "command": ["/kfp-launcher/launch"],
+        "env": list(named.values()),
+        "volumeMounts": [*mounts, *main["volumeMounts"]],
+        "securityContext": {**secured, "capabilities": {"drop": ["ALL"]}},
+    }
     return {
         **patch,
         "serviceAccountName": "pipeline-runner",
         "restartPolicy": "Never",
-        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+        "securityContext": profile,
         "volumes": [*({"name": name, "emptyDir": {}} for name in scratch), *patch["volumes"]],
-        "containers": [
-            {
-                **main,
-                "command": ["/kfp-launcher/launch"],
-                "env": list(named.values()),
-                "volumeMounts": [
-                    *(
-                        {"name": name, "mountPath": f"/{path}"}
-                        for name, path in zip(scratch, _SCRATCH, strict=True)
-                    ),
-                    *main["volumeMounts"],
-                ],
-                "securityContext": {
-                    "allowPrivilegeEscalation": False,
-                    "seccompProfile": {"type": "RuntimeDefault"},
-                    **main.get("securityContext", {}),
-                    "capabilities": {"drop": ["ALL"]},
-                },
-            },
-            {"name": "wait"},
-        ],
+        "containers": [main, {"name": "wait"}],
     }
 
 
@@ -1055,12 +983,10 @@ def _is_exit(task: Mapping[str, Any]) -> bool:
 def _add_dependencies(key: str, task: Document, tasks: Document) -> None:
     """Adds to a task's dependencies those whose outputs it reads."""
     found = set(task.get("dependentTasks", ()))
-    for each in task.get("inputs", {}).get("parameters", {}).values():
-        if "taskOutputParameter" in each:
-            found.add(each["taskOutputParameter"]["producerTask"])
-    for each in task.get("inputs", {}).get("artifacts", {}).values():
-        if "taskOutputArtifact" in each:
-            found.add(each["taskOutputArtifact"]["producerTask"])
+    for kind in ("Parameter", "Artifact"):
+        for each in task.get("inputs", {}).get(f"{kind.lower()}s", {}).values():
+            if told := each.get(f"taskOutput{kind}"):
+                found.add(told["producerTask"])
     if unknown := found - set(tasks):
         raise RefusedError(f"task {key}: unknown producer task {sorted(unknown)} in DAG")
     task["dependentTasks"] = sorted(found)
@@ -1081,12 +1007,11 @@ def _in_order(tasks: Document) -> list[str]:
 def _typed(name: str, about: Document, values: dict[str, Any]) -> dict[str, Any]:
     """Checks an input as the driver does; what is not passed stays away."""
     if name not in values:
-        if not about.get("isOptional") and "defaultValue" not in about:
-            raise DriverError(
-                f'neither value nor default value provided for non-optional parameter "{name}"'
-            )
         if about.get("isOptional"):
             return values
+        if "defaultValue" not in about:
+            words = "neither value nor default value provided for non-optional parameter"
+            raise DriverError(f'{words} "{name}"')
         # The driver continues with a missing value.
         if about["parameterType"] == "STRING":
             return {**values, name: ""}
@@ -1226,11 +1151,7 @@ def _driver_text(value: Any) -> str:
 def _text_of(value: Any) -> str:
     if value is None:
         return ""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return value
-    if isinstance(value, int | float):
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
         return str(value)
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     # As Go writes JSON.

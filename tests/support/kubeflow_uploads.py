@@ -44,8 +44,7 @@ def client_at(server, *overrides, namespace=None, token_file=None) -> KubeflowCl
     return client
 
 
-def upload(server: KfpServer, *overrides: str, namespace: str | None = None) -> dict[str, Json]:
-    """Uploads the pipeline: what a test is about comes after it."""
-    client = client_at(server, namespace=namespace)
+def upload(server: KfpServer, *overrides: str) -> dict[str, Json]:
+    client = client_at(server)
     there, wanted = client.compared(compiled(*overrides))
     return client.upload(compiled(*overrides), is_changed=there != wanted)

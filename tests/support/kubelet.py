@@ -24,6 +24,7 @@ from support.kubeflow_backend import Step, field_of
 from support.kubernetes_api import NAMESPACE, TOKEN, KubernetesApi, kubernetes_api
 
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+STEP_SECONDS = 400.0
 # As kubelets keep of a log that is a termination message.
 MESSAGE_CHARACTERS = 2048
 _MOUNT = {"name", "mountPath", "subPath", "subPathExpr", "readOnly"}
@@ -97,7 +98,7 @@ class Kubelet:
 
     # Pods of steps.
 
-    def run_step(self, step: Step, *, seconds: float = 400.0) -> int | str:
+    def run_step(self, step: Step) -> int | str:
         document = json.loads(json.dumps(step.pod))
         described = document["metadata"]
         for owner in described["ownerReferences"]:
@@ -110,7 +111,7 @@ class Kubelet:
         container = {**step.container, "command": step.command[:1], "args": step.command[1:]}
         made = self._start(pod, container, mounts, names=[])
         self.api.start_pod(made.name)
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + STEP_SECONDS
         while (code := self._code(made)) is None:
             # It follows its job, whose pods run.
             if step.task in self.lost and "runs on node" in self.log(made.name):

@@ -232,9 +232,8 @@ class KubernetesApi:
             container["imageID"] = f"registry.example/mnist@{self.image_digest}"
             container["state"] = {"running": {"startedAt": self._now()}}
             container["restartCount"] = before + 1 if "lastState" in container else before
-            pod["status"].update(
-                phase="Running", conditions=[{"type": "PodScheduled", "status": "True"}]
-            )
+            conditions = [{"type": "PodScheduled", "status": "True"}]
+            pod["status"].update(phase="Running", conditions=conditions)
             self._changed("pods", name)
 
     def say(self, name: str, *lines: str) -> None:
@@ -251,15 +250,14 @@ class KubernetesApi:
             pod = self._objects["pods", name]
             container = self._container(pod)
             running = container.get("state", {}).get("running", {})
-            container["state"] = {
-                "terminated": {
-                    "exitCode": code,
-                    "reason": reason or ("Error" if code else "Completed"),
-                    "message": message,
-                    **({"startedAt": running["startedAt"]} if running else {}),
-                    "finishedAt": self._now(),
-                }
+            ended = {
+                "exitCode": code,
+                "reason": reason or ("Error" if code else "Completed"),
+                "message": message,
+                **running,
+                "finishedAt": self._now(),
             }
+            container["state"] = {"terminated": ended}
             pod["status"]["phase"] = "Failed" if code else "Succeeded"
             self._logs[name].is_closed = True
             self._changed("pods", name)
@@ -268,12 +266,10 @@ class KubernetesApi:
         with self.changed:
             container = self._container(self._objects["pods", name])
             ended = {"exitCode": code, "reason": "Error", "finishedAt": self._now()}
-            container.update(
-                state={"waiting": {"reason": "CrashLoopBackOff"}}, lastState={"terminated": ended}
-            )
+            waiting = {"waiting": {"reason": "CrashLoopBackOff"}}
+            container.update(state=waiting, lastState={"terminated": ended})
             log = self._logs[name]
-            log.previous, log.lines = log.lines, []
-            log.breaks = []
+            log.previous, log.lines, log.breaks = log.lines, [], []
             self._changed("pods", name)
         self.start_pod(name)
 
@@ -281,12 +277,9 @@ class KubernetesApi:
         """Takes it away, puts another one in its place, and returns the name of that one."""
         with self.changed:
             pod = self._objects["pods", name]
-            pod["status"].update(
-                phase="Failed",
-                reason="Evicted",
-                message=message,
-                conditions=[_condition("DisruptionTarget", "TerminationByKubelet", message)],
-            )
+            condition = _condition("DisruptionTarget", "TerminationByKubelet", message)
+            told = {"reason": "Evicted", "message": message, "conditions": [condition]}
+            pod["status"].update(phase="Failed", **told)
             self._logs[name].is_closed = True
             self._changed("pods", name)
             if not is_replaced:
@@ -444,8 +437,7 @@ class KubernetesApi:
             self.end_job(run, "Failed", reason=by, message=f"{words} {first}")
         else:
             restarts = status.get("restarts", 0) + 1
-            left = [pod for pod in self.names("pods") if pod.startswith(f"{run}-")]
-            for other in [pod for pod in left if pod not in self.cut_off]:
+            for other in [pod for pod in self._pods_of(run) if pod not in self.cut_off]:
                 self._drop("pods", other)
             counts = {"restarts": restarts, "restartsCountTowardsMax": counted + is_counted}
             self.set_status("jobsets", run, **counts)
@@ -465,7 +457,7 @@ class KubernetesApi:
             if "activeDeadlineSeconds" in train_job.get("spec", {}):
                 words = "TrainJob exceeded its active deadline"
                 self._fail_train_job(run, "DeadlineExceeded", words)
-                for name in [pod for pod in self.names("pods") if pod.startswith(f"{run}-")]:
+                for name in self._pods_of(run):
                     self._end_and_drop(name)
                 self._drop("jobsets", run)
             for job in [] if train_job else self._jobset_spec(run)["replicatedJobs"]:
@@ -599,8 +591,11 @@ class KubernetesApi:
             words = message or "jobset completed successfully"
             condition = _condition(kind, reason or default, words, lastTransitionTime=self._now())
             self.set_status("jobsets", run, conditions=[condition], terminalState=kind, **status)
-            for name in [name for name in self.names("pods") if name.startswith(f"{run}-")]:
+            for name in self._pods_of(run):
                 self._end_and_drop(name)
+
+    def _pods_of(self, run: str) -> list[str]:
+        return [pod for pod in self.names("pods") if pod.startswith(f"{run}-")]
 
     def _end_and_drop(self, name: str) -> None:
         phase = self._objects["pods", name]["status"]["phase"]
@@ -670,9 +665,8 @@ class KubernetesApi:
         if path == "/version" or (path.count("/") < 4 and path.startswith("/apis/")):
             return self._discovered(path)
         place = self.place(method, path)
-        verb = {"GET": "get" if place.name else "list", "POST": "create"}.get(
-            method, method.lower()
-        )
+        verbs = {"GET": "get" if place.name else "list", "POST": "create"}
+        verb = verbs.get(method, method.lower())
         if place.plural == "selfsubjectaccessreviews":
             return self._review(body or {})
         self.check(verb, place)
@@ -720,9 +714,8 @@ class KubernetesApi:
         if (version, plural) not in _KINDS or (group and group not in self.installed):
             raise Refusal(404, "NotFound", "404 page not found")
         namespace = found.group("namespace") or ""
-        return Place(
-            group, plural, found.group("name") or "", namespace, version, found.group("part") or ""
-        )
+        name, part = found.group("name") or "", found.group("part") or ""
+        return Place(group, plural, name, namespace, version, part)
 
     def check(self, verb: str, place: "Place") -> None:
         resource = f"{place.plural}/{place.part}" if place.part else place.plural
@@ -730,20 +723,16 @@ class KubernetesApi:
             self.used.add((verb, place.group, resource))
             return
         named = f' "{place.name}"' if place.name else ""
-        raise Refusal(
-            403,
-            "Forbidden",
-            f'{place.whole}{named} is forbidden: User "{USER}" cannot {verb} resource "{resource}" '
-            f'in API group "{place.group}" in the namespace "{place.namespace}"',
-        )
+        words = f'{place.whole}{named} is forbidden: User "{USER}" cannot {verb} resource '
+        where = f'"{resource}" in API group "{place.group}" in the namespace "{place.namespace}"'
+        raise Refusal(403, "Forbidden", words + where)
 
     def _is_allowed(self, verb: str, group: str, resource: str) -> bool:
-        if self.role is not None and not any(
+        has_right = self.role is None or any(
             verb in rule["verbs"] and group in rule["apiGroups"] and resource in rule["resources"]
             for rule in self.role
-        ):
-            return False
-        return (verb, resource) not in self.denied
+        )
+        return has_right and (verb, resource) not in self.denied
 
     def watched(self, place, query, since):
         """Returns what happened after version `since`; 410 if that is too old to tell."""
@@ -762,11 +751,8 @@ class KubernetesApi:
                 raise Refusal(404, "NotFound", f'pods "{name}" not found')
             container = self._container(self._objects["pods", name])
             if not container.get("state", {}).keys() & {"running", "terminated"}:
-                raise Refusal(
-                    400,
-                    "BadRequest",
-                    f'container "x" in pod "{name}" is waiting to start: ContainerCreating',
-                )
+                words = f'container "x" in pod "{name}" is waiting to start: ContainerCreating'
+                raise Refusal(400, "BadRequest", words)
             return self._logs[name]
 
     @contextlib.contextmanager
@@ -840,14 +826,13 @@ class KubernetesApi:
         """Plays Trainer's webhook, which refuses a TrainJob without its runtime."""
         name = train_job["spec"]["runtimeRef"]["name"]
         if ("trainingruntimes", name) not in self._objects:
-            raise Refusal(
-                403,
-                "Forbidden",
+            words = (
                 'admission webhook "validator.trainjob.trainer.kubeflow.org" denied the request: '
                 f'spec.runtimeRef: Invalid value: {{"name":"{name}"}}: TrainingRuntime.trainer.'
                 f'kubeflow.org "{name}" not found: specified trainingRuntime must be created '
-                "before the TrainJob is created",
+                "before the TrainJob is created"
             )
+            raise Refusal(403, "Forbidden", words)
 
     def _prune(self, body: Object, *, is_strict: bool) -> None:
         """Drops fields that the CRD does not have, without a word unless the caller is strict."""
@@ -855,13 +840,10 @@ class KubernetesApi:
         unknown += [path for path in sorted(self.unknown_fields) if _at(body, path) is not None]
         if unknown and is_strict:
             named = ", ".join(f'unknown field "{path}"' for path in unknown)
-            kind, name = body["kind"], body["metadata"]["name"]
-            raise Refusal(
-                400,
-                "BadRequest",
-                f'{kind} in version "{body["apiVersion"].rpartition("/")[2]}" cannot be handled '
-                f"as a {kind}: strict decoding error: {named} (object {name})",
-            )
+            kind, version = body["kind"], body["apiVersion"].rpartition("/")[2]
+            words = f'{kind} in version "{version}" cannot be handled as a {kind}: '
+            words += f"strict decoding error: {named} (object {body['metadata']['name']})"
+            raise Refusal(400, "BadRequest", words)
         for path in unknown:
             *parents, last = path.split(".")
             holder = _at(body, ".".join(parents))
@@ -971,14 +953,9 @@ class KubernetesApi:
 
     def _reference(self, plural: str, name: str) -> Object:
         owner = self._objects[plural, name]
-        return {
-            "apiVersion": owner["apiVersion"],
-            "kind": owner["kind"],
-            "name": name,
-            "uid": owner["metadata"]["uid"],
-            "controller": True,
-            "blockOwnerDeletion": True,
-        }
+        about = {"apiVersion": owner["apiVersion"], "kind": owner["kind"], "name": name}
+        about["uid"] = owner["metadata"]["uid"]
+        return {**about, "controller": True, "blockOwnerDeletion": True}
 
     def _container(self, pod: Object) -> Object:
         name = pod["spec"]["containers"][0]["name"]
@@ -988,17 +965,16 @@ class KubernetesApi:
         if not self.reviews_work:
             raise Refusal(403, "Forbidden", "no reviews here")
         asked = body["spec"]["resourceAttributes"]
-        resource = asked["resource"]
-        if asked.get("subresource"):
-            resource += f"/{asked['subresource']}"
+        part = asked.get("subresource")
+        resource = f"{asked['resource']}/{part}" if part else asked["resource"]
         allowed = self._is_allowed(asked["verb"], asked.get("group", ""), resource)
         return {**body, "status": {"allowed": allowed}}
 
     def _fault(self, method: str, plural: str) -> Fault | None:
-        for fault in self.faults:
-            if fault.method == method and fault.plural == plural and fault.times > 0:
-                fault.times -= 1
-                return fault
+        there = [f for f in self.faults if (f.method, f.plural) == (method, plural) and f.times]
+        for fault in there[:1]:
+            fault.times -= 1
+            return fault
         return None
 
     def take_fault(self, method: str, plural: str) -> None:
@@ -1061,14 +1037,9 @@ class Stream:
 
 def _is_selected(item: Object, query: Mapping[str, str]) -> bool:
     name = query.get("fieldSelector", "").removeprefix("metadata.name=")
-    if name and item["metadata"]["name"] != name:
-        return False
-    labels = item["metadata"].get("labels", {})
-    for selector in filter(None, query.get("labelSelector", "").split(",")):
-        key, _, value = selector.partition("=")
-        if labels.get(key) != value:
-            return False
-    return True
+    selectors = filter(None, query.get("labelSelector", "").split(","))
+    wanted = dict(selector.split("=", 1) for selector in selectors)
+    return name in ("", item["metadata"]["name"]) and _has_labels(item, wanted)
 
 
 def _waits_for(owner: Object, reference: Mapping[str, Any]) -> bool:
@@ -1090,9 +1061,8 @@ def _held(status: Mapping[str, Any]) -> dict[str, Object]:
     return {condition["type"]: condition for condition in found if condition["status"] == "True"}
 
 
-def _has_labels(item: Object, wanted: Mapping[str, str] | None) -> bool:
-    labels = item["metadata"].get("labels", {})
-    return wanted is not None and all(labels.get(key) == value for key, value in wanted.items())
+def _has_labels(item: Object, wanted: Mapping[str, str]) -> bool:
+    return wanted.items() <= item["metadata"].get("labels", {}).items()
 
 
 def _at(document: Any, path: str) -> Any:

@@ -479,9 +479,9 @@ class NodeCluster(RealNamespace):
         wait_for(is_training, what=f"{run} trains", seconds=15 * MINUTES)
         return pods[0]
 
-    def restarted(self, before: Sequence[str], run: str = "t") -> list[str]:
+    def restarted(self, before: Sequence[str]) -> list[str]:
         """Waits until other dnn pods stand for all of `before`; returns them, the leader first."""
-        selector = f"jobset.sigs.k8s.io/jobset-name={run},stoker/role=dnn"
+        selector = "jobset.sigs.k8s.io/jobset-name=t,stoker/role=dnn"
         found: list[str] = []
 
         def are_new() -> bool:
@@ -489,19 +489,15 @@ class NodeCluster(RealNamespace):
             found[:] = self.names("pods", selector)
             return len(found) == len(before) and not {*found} & {*before}
 
-        wait_for(are_new, what=f"all dnn hosts of {run} are started again")
+        wait_for(are_new, what="all dnn hosts are started again")
         return found
 
-    def restarts(self, run: str = "t") -> int:
-        return self._restarts(run, "restarts")
+    def restarts(self, key: str = "restarts") -> int:
+        return self.get("jobsets", "t").get("status", {}).get(key, 0)
 
-    def restarts_counted(self, run: str = "t") -> int:
+    def restarts_counted(self) -> int:
         """Returns the restarts that count towards kubernetes.max_restarts."""
-        return self._restarts(run, "restartsCountTowardsMax")
-
-    def _restarts(self, run: str, key: str) -> int:
-        status = self.get("jobsets", run).get("status", {})
-        return int(status.get(key, 0))
+        return self.restarts("restartsCountTowardsMax")
 
     def token(self, run: str = "t") -> str:
         secret = self.get("secrets", f"{run}-token")
@@ -570,14 +566,14 @@ def fails(cluster: NodeCluster, command: TypedCommand, *words: str, code: int) -
     assert [word for word in words if word not in command.tail] == [], command.tail
 
 
-def are_gone(cluster: NodeCluster, run: str = "t", *, seconds: float = 3 * MINUTES) -> None:
+def are_gone(cluster: NodeCluster, run: str = "t") -> None:
     kinds = ("jobsets", "secrets", "configmaps", "services", "poddisruptionbudgets", "pods")
 
     def left() -> list[str]:
         names = [name for kind in kinds for name in cluster.names(kind)]
         return [name for name in names if name == run or name.startswith(f"{run}-")]
 
-    wait_for(lambda: not left(), what=f"nothing of {run} is left", seconds=seconds)
+    wait_for(lambda: not left(), what=f"nothing of {run} is left", seconds=3 * MINUTES)
 
 
 def spellings(secret: str) -> list[str]:

@@ -21,6 +21,7 @@ import pytest
 
 from stoker.host import spawn
 from support.local_job import until
+from support.processes import ran
 
 NAMESERVER = "10.96.0.10"
 GATEWAY = "169.254.1.1"
@@ -215,5 +216,5 @@ def _end(holder: "subprocess.Popen[bytes]") -> None:
 def _run(*words: str) -> None:
     """Runs `words` and, at their end, a shell script."""
     *head, script = words
-    done = subprocess.run([*head, "sh", "-ec", script], capture_output=True, text=True, timeout=20)
+    done = ran([*head, "sh", "-ec", script], timeout=20)
     assert done.returncode == 0, f"{script}: {done.stderr}"

@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +126,7 @@ class Pod:
 
 
 class Pods:
-    def __init__(self, folder, *, dnn=1, data=2, local=0, feed, given=None, code="", **keys):
+    def __init__(self, folder, *, dnn=1, data=2, feed, given=None, code="", **keys):
         self.folder = folder
         self.gates = folder / "gates"
         self.gates.mkdir()
@@ -135,7 +134,7 @@ class Pods:
         words = ["-c", code, str(self.gates)] if code else [str(SUPPORT / "feed_script.py"), script]
         self._has_torch = not code
         groups = [
-            Group(name="dnn", role="dnn", instance_type=GPU, count=dnn, workers_per_host=local),
+            Group(name="dnn", role="dnn", instance_type=GPU, count=dnn, workers_per_host=0),
             Group(name="data", role="data", instance_type=CPU, count=data, workers_per_host=1),
         ]
         nothing: dict[str, Any] = {"channels": {}, "hyperparameters": {}}
@@ -190,19 +189,6 @@ class Pods:
     def record(self, leader: Pod) -> Training:
         return read_json(self.output(leader) / "training.json", Training)
 
-    def figures(self, leader: Pod) -> str:
-        rows = (self.output(leader) / "timeline-rank0.csv").read_text().splitlines()
-        column = rows[0].split(",").index("wait_seconds")
-        waits = sorted((float(row.split(",")[column]) for row in rows[2:]), reverse=True)
-        said = [f"longest waits {waits[0]:.2f}, {waits[1]:.2f} s"]
-        for event in leader.events("host_rejoined"):
-            ready = leader.events("agent_ready", agent=event.values["about"])
-            seconds = min(after for each in ready if (after := _seconds(event, each)) >= 0)
-            said.append(f"joined to ready {seconds:.2f} s")
-        release = self.record(leader).data_group_release_seconds
-        said.append("no goodbyes" if release is None else f"goodbyes after {release:.2f} s")
-        return "; ".join(said)
-
     def output(self, dnn: Pod) -> Path:
         return dnn.folder / "ml" / "output" / "data" / "stoker"
 
@@ -251,14 +237,6 @@ class Pods:
         (folder / "hosts").write_text(
             f"127.0.0.1\tlocalhost\n{sandbox.address}\t{full}\t{hostname}\n"
         )
-
-
-def _seconds(first: LogEvent, second: LogEvent) -> float:
-    return (_time(second) - _time(first)).total_seconds()
-
-
-def _time(event: LogEvent) -> datetime:
-    return datetime.fromisoformat(event.when.replace("Z", "+00:00"))
 
 
 def _kubelets(text: str) -> str:

@@ -1,9 +1,15 @@
-"""Processes of tests whose output goes to a file."""
+"""Programs that tests run, and their output."""
 
 import subprocess
 
 # A container's runtime: with it the first process ends, and with that all others do.
 RUNTIME = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
+
+
+def ran(words, **how) -> "subprocess.CompletedProcess[str]":
+    """Runs a program to its end, however that is; without an input, unless it is given one."""
+    how = how if "input" in how else {"stdin": subprocess.DEVNULL, **how}
+    return subprocess.run(words, capture_output=True, text=True, **how)
 
 
 def started(words, log, **how) -> "subprocess.Popen[bytes]":

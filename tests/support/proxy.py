@@ -8,25 +8,22 @@ import threading
 class Proxy:
     """Passes bytes on, both ways, until it is told to do worse; with target 0, nothing answers."""
 
-    def __init__(self, *, cut_after: int = 0) -> None:
+    def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
         self.target = 0
         self.num_cut = self.num_forged = 0
         self._forge_every = self._forgeries = self._unforged = 0
-        self._left = cut_after
-        self._cut_each_after = 0
+        self._left = self._cut_each_after = 0
         self._passed: dict[socket.socket, int] = {}
         self._is_armed = False
         self._is_closing = threading.Event()
         self.is_hole = threading.Event()
         self._thread = threading.Thread(target=self._serve)
 
-    def arm(self, *, cut_after: int | None = None) -> None:
+    def arm(self, *, cut_after: int) -> None:
         """Counts bytes from here on; again, if there was a cut before."""
-        if cut_after is not None:
-            self._left = cut_after
-        self._cut_each_after = 0
+        self._left, self._cut_each_after = cut_after, 0
         self._passed: dict[socket.socket, int] = {}
         self._is_armed = True
 

@@ -130,39 +130,26 @@ class Project:
         return done.stdout
 
     def execution(self, **parameters: str) -> Execution:
-        given = [
-            word for name, value in parameters.items() for word in ("--param", f"{name}={value}")
-        ]
+        given = [f"--param={name}={value}" for name, value in parameters.items()]
         started = json.loads(self.stoker("start", "sagemaker", "workload.yaml", *given, "--json"))
         return self._run(str(started["run"]), parameters)
 
     def scheduled(self) -> Execution:
         """Starts a run as EventBridge's scheduler does: by the only schedule's target."""
         (listed,) = self._listed("scheduler", "ListSchedules", "Schedules")
-        schedule = self.aws.call("scheduler", "GetSchedule", Name=listed["Name"])
-        target = schedule["Target"]
-        given = target.get("SageMakerPipelineParameters") or {"PipelineParameterList": []}
-        parameters = given["PipelineParameterList"]
-        assert str(target["Arn"]).endswith(":pipeline/mnist")
-        started = self.aws.call(
-            "sagemaker",
-            "StartPipelineExecution",
-            PipelineName="mnist",
-            PipelineParameters=parameters,
-            ClientRequestToken=secrets.token_hex(16),
-        )
-        values = {str(p["Name"]): str(p["Value"]) for p in parameters if isinstance(p, Mapping)}
-        return self._run(str(started["PipelineExecutionArn"]), values)
+        target = self.aws.call("scheduler", "GetSchedule", Name=listed["Name"])["Target"]
+        given = target.get("SageMakerPipelineParameters", {}).get("PipelineParameterList", [])
+        assert target["Arn"].endswith(":pipeline/mnist")
+        asked = {"PipelineParameters": given, "ClientRequestToken": secrets.token_hex(16)}
+        call = ("sagemaker", "StartPipelineExecution")
+        started = self.aws.call(*call, PipelineName="mnist", **asked)
+        values = {each["Name"]: each["Value"] for each in given}
+        return self._run(started["PipelineExecutionArn"], values)
 
     def _run(self, arn: str, parameters: Mapping[str, str]) -> Execution:
         found = self.aws.call("sagemaker", "DescribePipeline", PipelineName="mnist")
-        return Execution(
-            self.account,
-            str(found["PipelineDefinition"]),
-            name="mnist",
-            parameters=parameters,
-            execution_id=arn.rpartition("/")[2],
-        )
+        about = {"parameters": parameters, "execution_id": arn.rpartition("/")[2]}
+        return Execution(self.account, found["PipelineDefinition"], name="mnist", **about)
 
     def profile(self) -> str:
         """Uploads a profile to re-use, by which a data host pays, and returns its folder."""
@@ -193,8 +180,7 @@ class Project:
         return self._listed("sagemaker", operation, key, ModelPackageGroupName="mnist")
 
     def _listed(self, service, operation, key, **parameters) -> list[Mapping[str, Json]]:
-        listed = self.aws.call(service, operation, **parameters)[key]
-        return [item for item in listed if isinstance(item, Mapping)]
+        return self.aws.call(service, operation, **parameters)[key]
 
     def log(self, run: Execution, step: str) -> str:
         return self.account.containers.log(run.steps[step].job)

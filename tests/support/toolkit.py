@@ -6,11 +6,12 @@ Its pins clash with stoker's, and it is only there to be tested against.
 import fcntl
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from support.processes import ran
 
 # The package itself asks for no versions.
 REQUIREMENTS = (
@@ -54,7 +55,5 @@ def toolkit() -> Path:
 def _run(*command: str) -> None:
     # A separate run, without stoker's environment.
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
-        command, env=environ, capture_output=True, text=True, timeout=_INSTALL_SECONDS
-    )
+    done = ran(command, env=environ, timeout=_INSTALL_SECONDS)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}{done.stderr}"
