@@ -262,6 +262,20 @@ def test_training_goes_on_when_a_whole_data_host_is_killed(struck):
     assert not [what for what in said if "lost" in what], said
 
 
+FAILING = """
+import traceback
+say("ready")
+hear()
+if rank == 1:
+    try:
+        raise LookupError("only rank one")
+    except LookupError:
+        DIES
+        raise
+hear()
+"""
+
+
 @pytest.mark.parametrize(
     ("code", "dies"), [(1, "pass"), (7, "traceback.print_exc(); sys.stderr.flush(); os._exit(7)")]
 )
@@ -269,18 +283,7 @@ def test_the_rank_that_failed_first_gives_the_code_and_the_traceback(
     tmp_path, monkeypatch, code, dies
 ):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    script = CONNECTED + (
-        "import traceback\n"
-        "say('ready')\n"
-        "hear()\n"
-        "if rank == 1:\n"
-        "    try:\n"
-        "        raise LookupError('only rank one')\n"
-        "    except LookupError:\n"
-        f"        {dies}\n"
-        "        raise\n"
-        "hear()\n"
-    )
+    script = CONNECTED + FAILING.replace("DIES", dies)
     with LocalJob(tmp_path, script, dnn=2, processes=1) as job:
         end = job.end()
         logs = "".join(job.log(host.name) for host in job.request.hosts)
@@ -342,11 +345,8 @@ def test_stop_lets_the_trainer_save_its_state(tmp_path):
 
 
 def test_a_second_sigterm_does_not_wait_for_a_trainer_that_ignores_the_first(tmp_path):
-    script = TELL + (
-        "signal.signal(signal.SIGTERM, lambda *_: tell('ignored'))\n"
-        "tell('ready', os.getpid())\n"
-        "while True: time.sleep(1)\n"
-    )
+    ignoring = "signal.signal(signal.SIGTERM, lambda *_: tell('ignored'))\n"
+    script = f"{TELL}{ignoring}tell('ready')\nwhile True: time.sleep(1)\n"
     with LocalJob(tmp_path, script) as job:
         job.wait_for_file("ready")
         launcher = job.run.launchers[job.leader]
@@ -408,14 +408,9 @@ def test_a_channel_goes_to_the_groups_that_it_names(tmp_path):
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "one").write_text("1")
     script = "import os; print('found', os.listdir(os.environ['SM_CHANNEL_TRAIN']))"
-    with LocalJob(
-        tmp_path,
-        script,
-        data=1,
-        channels={"train": str(tmp_path / "images"), "more": f"file://{tmp_path}/images"},
-        channel_groups={"more": ("data",)},
-        has_torch=False,
-    ) as job:
+    channels = {"train": str(tmp_path / "images"), "more": f"file://{tmp_path}/images"}
+    given = {"channels": channels, "channel_groups": {"more": ("data",)}}
+    with LocalJob(tmp_path, script, data=1, has_torch=False, **given) as job:
         assert job.end().status == "succeeded"
         assert "found ['one']" in job.log(job.leader)
         assert not (job.base_dir(job.leader) / "input" / "data" / "more").exists()

@@ -180,26 +180,19 @@ BASE = {
     "Version": "2020-12-01",
     "Parameters": [{"Name": "Epochs", "Type": "Integer", "DefaultValue": 1}],
 }
+FAIL = {"Name": "A", "Type": "Fail", "Arguments": {}}
+CONDITION = {"Name": "C", "Type": "Condition", "Arguments": {"Conditions": []}}
 JOINED = {"Std:Join": {"On": "", "Values": ["a", {"Std:Join": {"On": "", "Values": ["b"]}}]}}
 
 
 @pytest.mark.parametrize(
     ("steps", "words"),
     [
-        ([{"Name": "A", "Type": "Fail", "Arguments": {}, "Color": 1}], "unknown property"),
-        ([{"Name": "A", "Type": "Fail", "Arguments": {}, "DependsOn": ["B"]}], "not there"),
-        ([{"Name": "A", "Type": "Fail", "Arguments": {"ErrorMessage": JOINED}}], "inside a join"),
-        (
-            [{"Name": "A", "Type": "Fail", "Arguments": {"ErrorMessage": {"Get": "Parameters.X"}}}],
-            "no Parameters.X",
-        ),
-        (
-            [
-                {"Name": "C", "Type": "Condition", "Arguments": {"Conditions": []}},
-                {"Name": "A", "Type": "Fail", "Arguments": {}, "DependsOn": ["C"]},
-            ],
-            "cannot wait for a condition",
-        ),
+        ([FAIL | {"Color": 1}], "unknown property"),
+        ([FAIL | {"DependsOn": ["B"]}], "not there"),
+        ([FAIL | {"Arguments": {"ErrorMessage": JOINED}}], "inside a join"),
+        ([FAIL | {"Arguments": {"ErrorMessage": {"Get": "Parameters.X"}}}], "no Parameters.X"),
+        ([CONDITION, FAIL | {"DependsOn": ["C"]}], "cannot wait for a condition"),
         ([{"Name": "A", "Type": "Training", "Arguments": {"RoleArn": 3}}], "would be refused"),
     ],
 )

@@ -42,7 +42,7 @@ def profile(kind="local.c1", *, count=1, vcpus=None, is_explained=None, predicte
         "observed": Observed(**seen) if seen else None,
         "check": check,
     }
-    return Profile(**{**made, **values})
+    return Profile(**made | values)
 
 
 def _taken(values: dict[str, object], record: type) -> dict[str, object]:

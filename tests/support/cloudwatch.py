@@ -25,13 +25,9 @@ def put_lines(aws: Aws, host: str, *lines: str | tuple[int, str], job: str) -> N
 def put_points(aws, host, begin, *, job, **metrics):
     """Puts points of a host's load, one per minute after `begin`."""
     for name, values in metrics.items():
+        of = {"MetricName": name, "Dimensions": [{"Name": "Host", "Value": f"{job}/{host}"}]}
         points = [
-            {
-                "MetricName": name,
-                "Dimensions": [{"Name": "Host", "Value": f"{job}/{host}"}],
-                "Timestamp": begin + timedelta(minutes=minute),
-                "Value": value,
-            }
+            {**of, "Timestamp": begin + timedelta(minutes=minute), "Value": value}
             for minute, value in enumerate(values, 1)
         ]
         aws.call("cloudwatch", "PutMetricData", Namespace=NAMESPACE, MetricData=points)

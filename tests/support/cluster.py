@@ -119,10 +119,8 @@ class Trainer:
         try:
             line = self._queue.get(timeout=DEADLINE_SECONDS)
         except Empty:
-            raise AssertionError(
-                f"silent for {DEADLINE_SECONDS} s, last {self.lines[-1:]}:\n{self.errors}\n"
-                f"{self._logs()}"
-            ) from None
+            said = f"last {self.lines[-1:]}:\n{self.errors}\n{self._logs()}"
+            raise AssertionError(f"silent for {DEADLINE_SECONDS} s, {said}") from None
         if line is None:
             self._has_ended = True
         else:
@@ -177,7 +175,8 @@ class Cluster:
         self.settings = FEED | dict(self.feed)
         self._token_file = self.folder / "token"
         self._token_file.write_text(new_token())
-        self._log = (self.folder / "leader.log").open("a")
+        self.leader_log = self.folder / "leader.log"
+        self._log = self.leader_log.open("a")
         self._shm = set(os.listdir("/dev/shm"))
         warm_up()
         self._open = _sockets()
@@ -204,16 +203,9 @@ class Cluster:
 
     def start_agent(self, number: int, **more: object) -> None:
         """Starts data host `number`, on another port than before; `more` is for agent_host."""
-        given = {
-            "run": self.run,
-            "host": f"algo-{number}",
-            "workers": self.workers,
-            "token_file": str(self._token_file),
-            "coordinator_port": self.port,
-            "port": free_port(),
-            "feed": self.settings,
-            **more,
-        }
+        given = {"run": self.run, "host": f"algo-{number}", "workers": self.workers}
+        given |= {"token_file": str(self._token_file), "feed": self.settings}
+        given |= {"coordinator_port": self.port, "port": free_port(), **more}
         argv = [str(SUPPORT / "agent_host.py"), json.dumps(given)]
         variables = os.environ | {"STOKER_RUN_ID": self.run, "OMP_NUM_THREADS": "1"}
         if _may_be_forked(variables):
@@ -231,10 +223,6 @@ class Cluster:
         wait_until(lambda: ports() != [], "the agent listens")
         return int(ports()[-1])
 
-    @property
-    def leader_log(self) -> Path:
-        return self.folder / "leader.log"
-
     def log_of(self, number: int) -> Path:
         return self.folder / f"algo-{number}.log"
 
@@ -251,12 +239,9 @@ class Cluster:
         }
         if workers is not None:
             variables["STOKER_WORKERS"] = json.dumps({"dnn": workers})
-        trainer = run_script(
-            {"rank": rank, "world": world, **given},
-            env=variables | dict(env or {}),
-            script=script,
-            logs=self._logs,
-        )
+        given = {"rank": rank, "world": world, **given}
+        variables |= env or {}
+        trainer = run_script(given, env=variables, script=script, logs=self._logs)
         self.trainers.append(trainer)
         return trainer
 
@@ -268,17 +253,16 @@ class Cluster:
 
     def wait_for_agents(self, number: int | None = None) -> None:
         wanted = self.agents if number is None else number
-        wait_until(
-            lambda: sum("joined" in e.what for e in self.coordinator.events) >= wanted,
-            f"{wanted} agents",
-        )
-        for number, host in enumerate(self.hosts):
-            wait_until(
-                lambda number=number, host=host: (
-                    host.poll() is not None or bool(self._templates_of(number))
-                ),
-                f"host {number} has imported torch",
-            )
+
+        def num_joined() -> int:
+            return sum("joined" in event.what for event in self.coordinator.events)
+
+        def has_imported(number: int) -> bool:
+            return self.hosts[number].poll() is not None or bool(self._templates_of(number))
+
+        wait_until(lambda: num_joined() >= wanted, f"{wanted} agents")
+        for each in range(len(self.hosts)):
+            wait_until(lambda each=each: has_imported(each), f"host {each} has imported torch")
 
     def workers_of(self, number: int) -> list[psutil.Process]:
         return [each for parent in self.dataset_processes_of(number) for each in _children(parent)]

@@ -399,16 +399,10 @@ class RealPlane(RealNamespace):
 
 def api_call(client, method, path, body=None, *, kind="application/json"):
     """Sends a request with the kube config's credentials; returns the answer's JSON."""
-    answer = client.call_api(
-        f"/{path}",
-        method,
-        header_params={"Accept": "application/json", "Content-Type": kind},
-        body=body,
-        auth_settings=["BearerToken"],
-        _preload_content=False,
-        _return_http_data_only=True,
-    )
-    return json.loads(answer.data)
+    headers = {"Accept": "application/json", "Content-Type": kind}
+    raw = {"_preload_content": False, "_return_http_data_only": True}
+    given = {"header_params": headers, "body": body, "auth_settings": ["BearerToken"], **raw}
+    return json.loads(client.call_api(f"/{path}", method, **given).data)
 
 
 def in_namespace(document: Mapping[str, Any], namespace: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Finds the interpreter that has an engine's heavy package, and runs commands under it."""
 
 import os
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import stoker
 from stoker.records import Training, read_json
 from support.local_job import assert_nothing_left, is_running, marked_processes
+from support.processes import ran
 
 REPO = Path(__file__).parents[2]
 SOURCES = Path(stoker.__file__).parents[1]
@@ -19,16 +21,8 @@ LIMIT_SECONDS = 300
 
 def python_with(package: str, *, variable: str, venv: str) -> str:
     python = os.environ.get(variable) or str(REPO / venv / "bin" / "python")
-    command = (
-        python,
-        "-c",
-        f"import importlib.util as u, sys; sys.exit(not u.find_spec({package!r}))",
-    )
-    try:
-        found = subprocess.run(command, capture_output=True).returncode == 0
-    except OSError:
-        found = False
-    if not found:
+    code = f"import importlib.util as u, sys; sys.exit(not u.find_spec({package!r}))"
+    if not shutil.which(python) or ran([python, "-c", code]).returncode:
         pytest.skip(f"{python} has no {package}: make test-engines, or set {variable}")
     return python
 
@@ -48,10 +42,8 @@ class EngineRun:
     def run(self, workload, *, groups, settings=(), exit_code, stop_at=None) -> None:
         command = [self._python, "-P", "-m", "stoker.cli", "train", str(workload), "--yes"]
         command += ["--out", str(self._tmp_path / "training.json"), "--name", "run"]
-        for group in groups:
-            command += ["--group", group]
-        for setting in settings:
-            command += ["--set", setting]
+        command += [f"--group={group}" for group in groups]
+        command += [f"--set={setting}" for setting in settings]
         pids: set[int] = set()
         with subprocess.Popen(
             command,

@@ -188,12 +188,8 @@ class KfpServer:
         words = request.path.removeprefix(_ROOT).strip("/").replace(":", "/").split("/")
         match request.method, words:
             case "GET", ["healthz"]:
-                return {
-                    "commit_sha": "7b70c7b",
-                    "tag_name": self.version,
-                    "multi_user": self.multi_user,
-                    "pipeline_store": "database",
-                }
+                known = {"commit_sha": "7b70c7b", "pipeline_store": "database"}
+                return {**known, "tag_name": self.version, "multi_user": self.multi_user}
             case "POST", ["pipelines", "upload_version"]:
                 return self._upload_version(request)
             case "GET", ["pipelines", id, "versions"]:

@@ -55,15 +55,9 @@ def fit(file: Path, *, stop_at: int | None = None, resume: bool = False) -> list
     random.seed(1)
     np.random.seed(1)
     model = Model(file, stop_at=stop_at)
-    trainer = pl.Trainer(
-        max_epochs=EPOCHS,
-        accelerator="cpu",
-        logger=False,
-        enable_progress_bar=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        default_root_dir=file.parent,
-    )
+    off = ("logger", "enable_progress_bar", "enable_checkpointing", "enable_model_summary")
+    quiet = {"default_root_dir": file.parent, **dict.fromkeys(off, False)}
+    trainer = pl.Trainer(max_epochs=EPOCHS, accelerator="cpu", **quiet)
     loader = stoker.DataLoader(Draws(), batch_size=4, shuffle=True)
     if stop_at is None:
         trainer.fit(model, loader, ckpt_path=str(file) if resume else None)

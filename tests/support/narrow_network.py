@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from support.processes import ran
+
 SERVER = Path(__file__).with_name("byte_server.py")
 _FAR, _NEAR = "10.9.0.1", "10.9.0.2"
 
@@ -66,6 +68,6 @@ def _enter(held: "subprocess.Popen[str]") -> list[str]:
 
 
 def _in(held: "subprocess.Popen[str]", command: str) -> None:
-    done = subprocess.run([*_enter(held), "sh", "-ec", command], capture_output=True, text=True)
+    done = ran([*_enter(held), "sh", "-ec", command])
     if done.returncode:
         pytest.skip(f"not to be had here: {command}: {done.stderr.strip()}")

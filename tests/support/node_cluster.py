@@ -210,16 +210,10 @@ class NodeCluster(RealNamespace):
             names = [each["name"] for each in self.get("pods", pod)["spec"]["containers"]]
             # The connection ends with the container.
             with contextlib.suppress(Exception):
-                stream(
-                    self._core.connect_get_namespaced_pod_exec,
-                    pod,
-                    self.namespace,
-                    container="main" if "main" in names else names[0],
-                    command=_ENDS[how],
-                    stdout=True,
-                    stderr=True,
-                    _request_timeout=2 * MINUTES,
-                )
+                container = "main" if "main" in names else names[0]
+                given = {"container": container, "command": _ENDS[how], "stdout": True}
+                given |= {"stderr": True, "_request_timeout": 2 * MINUTES}
+                stream(self._core.connect_get_namespaced_pod_exec, pod, self.namespace, **given)
         return True
 
     def kill_container(self, pod: str) -> None:

@@ -14,7 +14,6 @@ import struct
 import subprocess
 import threading
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -33,14 +32,6 @@ _NEEDED = (
 )
 
 
-@dataclass
-class _Records:
-    answers: list[tuple[float, tuple[str, ...]]] = field(default_factory=list)
-
-    def at(self, now: float) -> tuple[str, ...]:
-        return next((found for since, found in reversed(self.answers) if now >= since), ())
-
-
 class Names:
     """The DNS server: answers for A records over UDP, all else is empty or NXDOMAIN.
 
@@ -52,7 +43,7 @@ class Names:
         self.domain = domain
         self.given: dict[str, list[tuple[str, ...]]] = {}
         self.deaf_to: set[str] = set()
-        self._records: dict[str, _Records] = {}
+        self._records: dict[str, list[tuple[float, tuple[str, ...]]]] = {}
         self._is_listening = threading.Event()
         self._is_closing = False
         self._thread = threading.Thread(target=self._serve, args=(namespace,), daemon=True)
@@ -62,7 +53,7 @@ class Names:
     def publish(self, name: str, *addresses: str, after_seconds: float = 0.0) -> None:
         """Gives `name` these addresses from then on; until then it keeps what it has."""
         since = time.monotonic() + after_seconds
-        self._records.setdefault(name, _Records()).answers.append((since, addresses))
+        self._records.setdefault(name, []).append((since, addresses))
 
     def count(self, name: str, *addresses: str) -> int:
         return self.given.get(name, []).count(addresses)
@@ -101,7 +92,8 @@ class Names:
         found: tuple[str, ...] = ()
         if name.endswith("." + self.domain):
             short = name.removesuffix("." + self.domain)
-            found = self._records.get(short, _Records()).at(time.monotonic())
+            now, records = time.monotonic(), reversed(self._records.get(short, []))
+            found = next((addresses for since, addresses in records if now >= since), ())
             if kind == _A:
                 self.given.setdefault(short, []).append(found)
         addresses = found if kind == _A else ()

@@ -19,8 +19,7 @@ def short_run(workload, folder, *, groups, batch_size=64) -> Training:
     command += ["--samples", str(16 * batch_size), "--batch-size", str(batch_size)]
     command += ["--epochs", "1"]
     words = ["train", str(REPO / "configs" / workload), "--yes", "--out", "training.json"]
-    for group in groups:
-        words += ["--group", group]
+    words += [f"--group={group}" for group in groups]
     done = process(*words, "--set", f"command={json.dumps(command)}", cwd=folder, timeout=240)
     assert done.returncode == 0, done.stderr[-5000:]
     (run,) = (folder / "runs").iterdir()

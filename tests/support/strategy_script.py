@@ -46,13 +46,8 @@ def main(out: Path, kill_rank: int = -1, kill_step: int = -1) -> None:
     torch.manual_seed(0)
     network = torch.nn.Linear(8, 3)
     sampler = DistributedSampler(Noisy(), world_size, rank, seed=5)
-    batches = DataLoader(
-        Noisy(),
-        batch_size=BATCH,
-        sampler=sampler,
-        num_workers=0,
-        generator=torch.Generator().manual_seed(7),
-    )
+    drawn = {"sampler": sampler, "generator": torch.Generator().manual_seed(7)}
+    batches = DataLoader(Noisy(), batch_size=BATCH, num_workers=0, **drawn)
     seen: list[object] = []
     losses: list[float] = []
     first_epoch, is_first_attempt = 0, True

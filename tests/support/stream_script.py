@@ -79,13 +79,9 @@ class Stream(IterableDataset):
                 if self.rng is None:
                     self.rng = np.random.default_rng(info.seed)
                 noise = self.rng.random()
-            yield {
-                "id": index,
-                "python": noise,
-                "numpy": np.random.rand(2),
-                "image": torch.randint(0, 256, (3, 40, 40), dtype=torch.uint8),
-                "seed": -1 if info is None else info.seed,
-            }
+            drawn = {"id": index, "python": noise, "numpy": np.random.rand(2)}
+            drawn["image"] = torch.randint(0, 256, (3, 40, 40), dtype=torch.uint8)
+            yield {**drawn, "seed": -1 if info is None else info.seed}
 
 
 class Resilient(Stream):

@@ -45,16 +45,10 @@ warnings.simplefilter("error")
 sys.path.insert(1, {str(_TESTS)!r})
 """
 # Not stoker.feed.remote_iterators: a process that has it is taken for one that has loaders.
+_OF_FEED = ("agent.agent", "loader", "trainer.client", "trainer.local_workers", "unfed")
 _AHEAD = (
-    "cloudpickle",
-    "psutil",
-    "yaml",
-    "stoker.feed.agent.agent",
-    "stoker.feed.loader",
-    "stoker.feed.trainer.client",
-    "stoker.feed.trainer.local_workers",
-    "stoker.feed.unfed",
-    "stoker.feed.workers.worker",
+    *("cloudpickle", "psutil", "yaml", "stoker.feed.workers.worker"),
+    *(f"stoker.feed.{name}" for name in _OF_FEED),
     "stoker.launch.leader_connection",
 )
 # Linux 6.1; elsewhere it is refused.
