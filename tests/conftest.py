@@ -38,10 +38,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # A busy machine is no counterexample.
 for _name, _count in PROFILES.items():
     settings.register_profile(
-        _name,
-        max_examples=_count,
-        deadline=None,
-        suppress_health_check=[HealthCheck.too_slow],
+        _name, max_examples=_count, deadline=None, suppress_health_check=[HealthCheck.too_slow]
     )
 settings.load_profile("stoker")
 

@@ -16,8 +16,7 @@ def test_lightning_trains_on_two_ranks_which_data_hosts_feed(tmp_path):
     words = ("--epochs", "1", "--copies", "1", "--batch-size", "24", "--workers", "0")
     command = ("python", str(DIGITS), *words)
     with LocalJob(tmp_path, command, data=1, processes=2) as job:
-        end = job.end()
-        assert end.status == "succeeded", end.failure or job.log(job.leader)
+        job.succeeds()
         training = job.training()
     assert training.strategy == "torchrun"
     assert [host.rank for host in training.hosts] == [0, None]

@@ -22,8 +22,7 @@ def rolled_back(host, places, **given):
 
 
 @pytest.mark.parametrize(
-    ("name", "is_under_way"),
-    [("no local workers", False), *((name, True) for name in LOADERS)],
+    ("name", "is_under_way"), [("no local workers", False), *((name, True) for name in LOADERS)]
 )
 def test_a_loader_rolls_back_to_any_of_its_own_checkpoints(host, name, is_under_way):
     options, local = LOADERS[name]

@@ -6,15 +6,7 @@ import json
 import psutil
 import pytest
 
-from support.cluster import (
-    SHORT_LEASE,
-    Cluster,
-    Line,
-    Trainer,
-    reference,
-    run_script,
-    wait_until,
-)
+from support.cluster import SHORT_LEASE, Cluster, Line, Trainer, reference, run_script, wait_until
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
 

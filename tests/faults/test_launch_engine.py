@@ -93,8 +93,7 @@ def wait_for_servers(job, names):
 def test_all_servers_serve_before_the_training_starts_and_end_with_it(tmp_path):
     own = engine(tmp_path, "leader", "dnn")
     with LocalJob(tmp_path, TRAINING, dnn=1, processes=2, data=2, engine=own) as job:
-        end = job.end()
-        assert end.status == "succeeded", end.failure
+        end = job.succeeds()
         assert job.training().strategy == "torchrun"
         log = job.log(job.leader)
         everyone = ["data-algo-1!", "data-algo-2!", "dnn-algo-3!", "leader-algo-3!"]
@@ -128,8 +127,7 @@ def test_another_dnn_host_serves_until_the_leader_has_ended(tmp_path):
         job.wait_for_file("training")
         job.wait_for_log("algo-3", "command_ended")
         (tmp_path / "go").write_text("x")
-        end = job.end()
-        assert end.status == "succeeded", end.failure
+        job.succeeds()
         assert "again dnn-algo-3!" in job.log(job.leader)
         assert "[engine dnn] good night" in job.log("algo-3")
         left = [e.what for e in job.training().events if e.host == "algo-3" and "left" in e.what]
@@ -161,8 +159,7 @@ def test_a_dying_server_of_a_data_host_is_said_and_the_training_decides(tmp_path
         job.kill(int(job.wait_for_file("server-data-algo-1")))
         job.wait_for_log(job.leader, "host_left about=algo-1")
         (tmp_path / "go").write_text("x")
-        end = job.end()
-        assert end.status == "succeeded", end.failure
+        job.succeeds()
         assert "ended with signal 9 before the run did" in job.log("algo-1")
         said = [event.what for event in job.training().events if event.host == "algo-1"]
         assert any("failed: the engine's command for data" in what for what in said)

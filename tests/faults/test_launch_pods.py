@@ -31,13 +31,9 @@ class Pods:
 
     def __init__(self, tmp_path, *, script=SAY):
         self.tmp_path = tmp_path
-        self.request = KubernetesPlatform().plan(
-            job(
-                name="mnist-1",
-                command=["python", "-c", script],
-                feed={"port": free_ports(set()), "lease_seconds": 1.5},
-            )
-        )
+        feed = {"port": free_ports(set()), "lease_seconds": 1.5}
+        spec = job(name="mnist-1", command=["python", "-c", script], feed=feed)
+        self.request = KubernetesPlatform().plan(spec)
         self.started: dict[str, subprocess.Popen[bytes]] = {}
         (tmp_path / "token").write_text(new_token())
 

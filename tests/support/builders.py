@@ -1,16 +1,7 @@
 """Builds records as small as a test needs them; whole ones of a run are in `sample_records`."""
 
 from stoker.launch.topology import HostGroup, Topology
-from stoker.records import (
-    Check,
-    Group,
-    Json,
-    Observed,
-    Profile,
-    ProfiledHost,
-    StepTerms,
-    Workload,
-)
+from stoker.records import Check, Group, Json, Observed, Profile, ProfiledHost, StepTerms, Workload
 from stoker.settings import workload_from
 
 

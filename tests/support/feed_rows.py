@@ -60,11 +60,8 @@ def feed_intervals(*, hosts: int = 2, intervals: int = 60) -> list[FeedInterval]
             queue_depth=0.1 if is_lost else random.uniform(2, 7),
             window=24,
         )
-        made.append(
-            FeedInterval(
-                start_seconds=number * SECONDS, seconds=SECONDS, ranks=(rank,), hosts=tuple(rates)
-            )
-        )
+        when = {"start_seconds": number * SECONDS, "seconds": SECONDS}
+        made.append(FeedInterval(ranks=(rank,), hosts=tuple(rates), **when))
     return made
 
 

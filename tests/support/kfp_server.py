@@ -196,7 +196,7 @@ class KfpServer:
                 self._get("pipelines", id)
                 return self._page("pipeline_versions", self.versions[id], request)
             case "GET", ["pipelines", id, "versions", version]:
-                return _find(self.versions[id], "pipeline_version_id", version)
+                return _find(self.versions.get(id, []), "pipeline_version_id", version)
             case "GET", [kind] if kind in _IDS:
                 return self._list(kind, request)
             case "POST", [kind] if kind in _IDS:

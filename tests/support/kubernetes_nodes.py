@@ -55,10 +55,7 @@ def _taint(text: str) -> Document:
 KARPENTER = "karpenter.sh/nodepool"
 ON_DEMAND = {KARPENTER: "cpu", "karpenter.sh/capacity-type": "on-demand"}
 SPOT = {**ON_DEMAND, "karpenter.sh/capacity-type": "spot"}
-NODE_GROUP = {
-    "eks.amazonaws.com/nodegroup": "gpu",
-    "eks.amazonaws.com/capacityType": "ON_DEMAND",
-}
+NODE_GROUP = {"eks.amazonaws.com/nodegroup": "gpu", "eks.amazonaws.com/capacityType": "ON_DEMAND"}
 EKS: tuple[Document, ...] = (
     node("control", labels={"node-role.kubernetes.io/control-plane": ""}, cpu="2"),
     node(

@@ -192,6 +192,11 @@ class LocalJob:
     def end(self) -> JobEnd:
         return self.run.wait()
 
+    def succeeds(self) -> JobEnd:
+        end = self.end()
+        assert end.status == "succeeded", end.failure or self.log(self.leader)
+        return end
+
     def training(self) -> Training:
         """Returns the record that `stoker train` makes of the run; blocks until it has ended."""
         ran = Job(platform="local", name=self.run.name)

@@ -26,6 +26,7 @@ REGION = "eu-central-1"
 ACCOUNT = "123456789012"
 ROLE = f"arn:aws:iam::{ACCOUNT}:role/stoker"
 
+_SECRETS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 _RUNNING = re.compile(r"Running on (http://127\.0\.0\.1:\d+)")
 # Without the user's settings, keys or proxies: a test may reach the loopback interface only.
 _FOREIGN = re.compile(r"^(AWS_|BOTO_|MOTO_)|_proxy$", re.IGNORECASE)
@@ -62,14 +63,10 @@ class AwsServer:
 def _environment(url: str) -> dict[str, str]:
     return {
         "AWS_ENDPOINT_URL": url,
-        "AWS_ACCESS_KEY_ID": "testing",
-        "AWS_SECRET_ACCESS_KEY": "testing",
-        "AWS_SESSION_TOKEN": "testing",
-        "AWS_REGION": REGION,
-        "AWS_DEFAULT_REGION": REGION,
+        **dict.fromkeys(_SECRETS, "testing"),
+        **dict.fromkeys(("AWS_REGION", "AWS_DEFAULT_REGION"), REGION),
         "AWS_EC2_METADATA_DISABLED": "true",
-        "AWS_CONFIG_FILE": os.devnull,
-        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+        **dict.fromkeys(("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"), os.devnull),
         "NO_PROXY": "127.0.0.1,localhost",
     }
 

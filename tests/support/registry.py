@@ -26,18 +26,10 @@ def registry(layer: Path, *, architecture: str) -> Iterator[str]:
         "size": layer.stat().st_size,
         "digest": layer_digest,
     }
-    manifest = json.dumps(
-        {
-            "schemaVersion": 2,
-            "mediaType": _MANIFEST,
-            "config": {
-                "mediaType": "application/vnd.docker.container.image.v1+json",
-                "size": len(config),
-                "digest": _digest(config),
-            },
-            "layers": [described],
-        }
-    ).encode()
+    about = {"mediaType": "application/vnd.docker.container.image.v1+json"}
+    about |= {"size": len(config), "digest": _digest(config)}
+    parts = {"config": about, "layers": [described]}
+    manifest = json.dumps({"schemaVersion": 2, "mediaType": _MANIFEST, **parts}).encode()
 
     class Answering(Handler):
         protocol_version = "HTTP/1.1"

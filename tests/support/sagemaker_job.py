@@ -26,10 +26,7 @@ ROLE = "arn:aws:iam::123456789012:role/stoker-train"
 DIGEST = "0123456789abcdef" * 4
 KEY = "arn:aws:kms:eu-west-1:123456789012:key/1234abcd-12ab-34cd-56ef-1234567890ab"
 
-SPOT = {
-    "EnableManagedSpotTraining": True,
-    "StoppingCondition": {"MaxWaitTimeInSeconds": 7200},
-}
+SPOT = {"EnableManagedSpotTraining": True, "StoppingCondition": {"MaxWaitTimeInSeconds": 7200}}
 SETTINGS = SageMakerSettings(role=ROLE, output_uri="s3://bucket/out", source="examples/mnist")
 
 
@@ -107,10 +104,7 @@ def full_job() -> JobSpec:
                 "Environment": {"TOKENIZERS_PARALLELISM": "false"},
                 "EnableInterContainerTrafficEncryption": True,
                 "EnableNetworkIsolation": True,
-                "Tags": [
-                    {"Key": "team", "Value": "vision"},
-                    {"Key": "cost-center", "Value": "42"},
-                ],
+                "Tags": [{"Key": "team", "Value": "vision"}, {"Key": "cost-center", "Value": "42"}],
             },
         ),
     )

@@ -6,15 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from stoker.pipelines.sagemaker.compile import Compiled, compile_pipeline
-from stoker.records import (
-    Channel,
-    Cluster,
-    Gate,
-    Json,
-    SageMakerSettings,
-    TodaysGroup,
-    Workload,
-)
+from stoker.records import Channel, Cluster, Gate, Json, SageMakerSettings, TodaysGroup, Workload
 from support.sagemaker_job import IMAGE, ROLE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,8 +78,5 @@ def resolved(value, document, *, reuse_profile=None) -> Json:
 def arguments_of(name: str) -> list[str]:
     """Returns what a small step's container hands to stoker, in a run with the defaults."""
     request = step_named(name)["Arguments"]
-    words = resolved(
-        request["AppSpecification"]["ContainerArguments"],
-        definition(),
-    )
+    words = resolved(request["AppSpecification"]["ContainerArguments"], definition())
     return [str(word) for word in words]

@@ -94,20 +94,14 @@ class Recorded:
 
     def add_state(self, status, *steps, jobs=None, reason="") -> None:
         """Adds what one look at the run asks for; `jobs` are training jobs with their status."""
-        execution: dict[str, object] = {
-            "PipelineExecutionStatus": status,
-            **({"FailureReason": reason} if reason else {}),
-        }
+        told = {"FailureReason": reason} if reason else {}
+        execution = {"PipelineExecutionStatus": status, **told}
         self.add("describe_pipeline", {"PipelineArn": PIPELINE}, PipelineName="mnist")
         self.add("describe_pipeline_execution", execution, PipelineExecutionArn=EXECUTION)
         self.add("list_pipeline_execution_steps", {"PipelineExecutionSteps": list(steps)})
         summaries = [
-            {
-                "TrainingJobName": name,
-                "TrainingJobArn": f"{ARN}:training-job/{name}",
-                "CreationTime": at(2),
-                "TrainingJobStatus": state,
-            }
+            {"TrainingJobName": name, "TrainingJobStatus": state, "CreationTime": at(2)}
+            | {"TrainingJobArn": f"{ARN}:training-job/{name}"}
             for name, state in (jobs or {}).items()
         ]
         listed = {"TrainingJobSummaries": summaries}
