@@ -129,7 +129,7 @@ def idle(tmp_path_factory, group):
                 # A packet that is lost costs its worker half a second: not in most of its batches.
                 "network",
                 budget=9,
-                enter=tuple(line.enter),
+                enter=line.enter,
                 workers=2,
                 model_ms=5,
                 server=line.server,

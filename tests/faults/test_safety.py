@@ -7,7 +7,6 @@ import json
 import re
 import resource
 import secrets
-import select
 import socket
 import struct
 import threading
@@ -29,6 +28,7 @@ from stoker.feed.wire.crypto import (
     secure_client,
 )
 from support.cluster import Cluster, reference, wait_until
+from support.proxy import Proxy
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
 
@@ -237,7 +237,8 @@ def test_flood_is_refused_in_bounded_memory_while_the_others_are_served(name, st
 
 def test_hello_that_was_recorded_and_is_replayed_opens_nothing(struck):
     port = struck.ports["control"]
-    with Recorder(port) as recorder:
+    with Proxy() as recorder:
+        recorder.target = port
         with dealer(recorder.port, keys_of(struck.cluster)) as client:
             # Whoever is let in is answered: that session is not known.
             make = protocol.Make(session="nobody", epoch_id=0, number=0, index=b"", seed=())
@@ -256,36 +257,6 @@ def test_hello_that_was_recorded_and_is_replayed_opens_nothing(struck):
             assert b"\x05READY" not in answer
             assert len(answer) < 64 + 170 + 100
     struck.go_on()
-
-
-class Recorder:
-    def __init__(self, target):
-        self._target = target
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self._listener.getsockname()[1])
-        self.sent = bytearray()
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-
-    def __enter__(self):
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self._listener.close()
-        self._thread.join(10)
-
-    def _serve(self):
-        with self._listener.accept()[0] as client:
-            with socket.create_connection(("127.0.0.1", self._target), 10) as server:
-                ends = {client: server, server: client}
-                while True:
-                    for end in select.select(list(ends), [], [], 30)[0]:
-                        data = end.recv(1 << 16)
-                        if not data:
-                            return
-                        if end is client:
-                            self.sent += data
-                        ends[end].sendall(data)
 
 
 def test_rubbish_of_a_member_leaves_coordinator_and_agent_serving(struck):

@@ -13,6 +13,8 @@ class Proxy:
         self.port = int(self._listener.getsockname()[1])
         self.target = 0
         self.num_cut = self.num_forged = 0
+        # What trainers have sent.
+        self.sent = bytearray()
         self._forge_every = self._forgeries = self._unforged = 0
         self._left = self._cut_each_after = 0
         self._passed: dict[socket.socket, int] = {}
@@ -93,6 +95,8 @@ class Proxy:
                     self.num_forged += 1
                     middle = len(data) // 2
                     data = data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+            if not is_counted:
+                self.sent += data
             ends[source].sendall(data)
         except OSError:
             return False
