@@ -176,25 +176,48 @@ def test_data_hosts_are_given_back_while_the_training_goes_on(run):
     hosts = [run.member(host) for host in ("d1", "f1")]
     assert all(host.wait_until_welcome(DEADLINE) for host in hosts)
     coordinator.release_agents("nobody asks them")
-    until(lambda: "d1" in run.verdicts)
+    first = run.verdict("d1")
     run.member("d2")
-    until(lambda: "d2" in run.verdicts)
-    for host in ("d1", "d2"):
-        assert run.verdicts[host].kind == "decided"
-        assert run.verdicts[host].reason == (
-            "the training continues without data hosts: nobody asks them"
-        )
+    for verdict in (first, run.verdict("d2")):
+        assert verdict.kind == "decided"
+        assert verdict.reason == "the training continues without data hosts: nobody asks them"
     assert "f1" not in run.verdicts
     coordinator.end("succeeded", exit_code=0, reason="")
-    until(lambda: "f1" in run.verdicts)
-    assert run.verdicts["f1"].reason == "the training succeeded"
+    assert run.verdict("f1").reason == "the training succeeded"
+
+
+def test_stages_are_told_at_once_and_to_those_that_come_later(run):
+    # Heartbeats are far apart: what is told must not wait for one.
+    leader = run.coordinator(followers=("f1",), lease_seconds=400.0)
+    data = run.joined("d1", lease_seconds=400.0)
+    assert data.run_stage == "begun"
+    leader.announce("led")
+    until(lambda: data.run_stage == "led")
+    data.tell("ready")
+    until(lambda: leader.unready == ("f1",))
+    leader.announce("ready")
+    late = run.member("f1", lease_seconds=400.0)
+    until(lambda: late.run_stage == "ready")
+    assert leader.followers(live_only=True) == ("f1",)
+    late.tell("done")
+    until(lambda: leader.unready == ())
+    # Its training has ended: it is not waited for.
+    assert leader.followers(live_only=False) == leader.followers(live_only=True) == ()
+    data.leave(reason="out of licences")
+    until(lambda: leader.gone_agents == {"d1": "out of licences"})
+    assert leader.unready == ("d1",)
+    again = run.joined("d1", lease_seconds=400.0)
+    # Another process, which has not started its commands.
+    assert leader.unready == ("d1",)
+    again.tell("ready")
+    until(lambda: leader.unready == ())
 
 
 def test_close_waits_for_goodbyes_and_measures_the_release(run):
     coordinator = run.coordinator()
     member = run.joined("d1")
     coordinator.end("succeeded", exit_code=0, reason="")
-    until(lambda: "d1" in run.verdicts)
+    run.verdict("d1")
     assert coordinator.release_seconds is None
     member.leave(exit_code=0)
     member.close()
@@ -207,7 +230,7 @@ def test_a_leader_whose_launcher_has_ended_is_lost_long_before_a_long_lease(run,
     monkeypatch.setattr(roster, "MAX_BEAT_SECONDS", 0.1)
     monkeypatch.setattr(leader_connection, "REFUSED_SECONDS", 0.5)
     coordinator = run.coordinator(lease_seconds=600.0)
-    assert run.member("d1", lease_seconds=600.0).wait_until_welcome(DEADLINE)
+    run.joined("d1", lease_seconds=600.0)
     coordinator.close()
     assert run.verdict("d1").kind == "lost"
     assert "ended without a goodbye" in run.verdicts["d1"].reason
@@ -217,9 +240,7 @@ def test_a_launcher_whose_connection_ended_is_lost_long_before_a_long_lease(run,
     monkeypatch.setattr(roster, "MAX_BEAT_SECONDS", 0.1)
     monkeypatch.setattr(roster, "CUT_OFF_SECONDS", 0.5)
     run.coordinator(followers=("f1",), lease_seconds=600.0)
-    member = run.member("f1", lease_seconds=600.0)
-    assert member.wait_until_welcome(DEADLINE)
-    member.close()
+    run.joined("f1", lease_seconds=600.0).close()
     until(lambda: bool(run.failures))
     assert run.failures[0].host == "f1"
     assert "connection ended" in run.failures[0].reason
@@ -241,11 +262,10 @@ def test_a_host_with_another_token_gets_no_answer_until_the_start_deadline(run):
 
 def test_a_followers_failure_carries_its_exit_code_and_words(run):
     coordinator = run.coordinator(agents=(), followers=("f1",))
-    member = run.joined("f1")
-    member.leave(exit_code=7, reason="LookupError: no such thing")
+    run.joined("f1").leave(exit_code=7, reason="LookupError: no such thing")
     until(lambda: bool(run.failures))
-    assert run.failures[0].exit_code == 7
-    assert run.failures[0].reason == "LookupError: no such thing"
+    failure = run.failures[0]
+    assert (failure.exit_code, failure.reason) == (7, "LookupError: no such thing")
     assert coordinator.followers(live_only=False) == ()
 
 
@@ -309,13 +329,11 @@ def test_a_port_that_is_taken_is_a_platform_error(run, monkeypatch):
 
 def test_a_resolver_that_does_not_answer_holds_up_no_verdict(run, monkeypatch):
     answers = threading.Event()
-    monkeypatch.setattr(
-        leader_connection.socket, "getaddrinfo", lambda *_, **__: answers.wait(DEADLINE) and []
-    )
+    waits = lambda *_, **__: answers.wait(DEADLINE) and []  # noqa: E731
+    monkeypatch.setattr(leader_connection.socket, "getaddrinfo", waits)
     member = run.member("d1")
     try:
-        until(lambda: "d1" in run.verdicts)
-        assert run.verdicts["d1"].kind == "never"
+        assert run.verdict("d1").kind == "never"
         assert not answers.is_set()
         member.close()
         assert not [t.name for t in threading.enumerate() if t.name == "membership"]
