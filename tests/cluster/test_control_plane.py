@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from support.kubernetes_api import kubernetes_api
 from support.kubernetes_jobs import job as described_job
 from support.kubernetes_rules import security_problems
 from support.local_job import until
-from support.platform_jobs import Followed, follower
+from support.platform_jobs import follower
 
 NAME = "mnist-1"
 EXIT_CODE = 7
@@ -35,8 +35,6 @@ PARTS_OF_TRAINER = ("trainjobs", "trainingruntimes", *PARTS)
 BOTH = pytest.mark.parametrize("api_name", ["jobset", "trainer"])
 # Time in which a controller would have done what it must not do.
 SETTLED_SECONDS = 2.0
-
-Follow = Callable[[KubernetesRun], Followed]
 
 
 @pytest.fixture(params=["double", pytest.param("real", marks=pytest.mark.cluster)])
@@ -71,22 +69,15 @@ def follow():
 
 def described(plane: Plane, folder: Path, *, num_dnn: int = 1, **settings: Any) -> JobSpec:
     """Describes dnn hosts and two data hosts, which ask for no node of a certain kind."""
-    pools = {
-        "gpu": {"cpu": "100m", "memory": "64Mi", "gpus": 0},
-        "cpu": {"cpu": "100m", "memory": "64Mi"},
-    }
-    groups = [
-        msgspec.structs.replace(group, instance_type=kind, count=count)
-        for group, kind, count in zip(
-            described_job().groups, ("gpu", "cpu"), (num_dnn, 2), strict=True
-        )
-    ]
-    spec = described_job(
-        *groups,
-        name=NAME,
-        channels={},
-        settings={"namespace": plane.namespace, "pools": pools, **settings},
+    small = {"cpu": "100m", "memory": "64Mi"}
+    pools = {"gpu": {**small, "gpus": 0}, "cpu": small}
+    dnn, data = described_job().groups
+    groups = (
+        msgspec.structs.replace(dnn, instance_type="gpu", count=num_dnn),
+        msgspec.structs.replace(data, instance_type="cpu", count=2),
     )
+    settings = {"namespace": plane.namespace, "pools": pools, **settings}
+    spec = described_job(*groups, name=NAME, channels={}, settings=settings)
     return dataclasses.replace(spec, run_dir=folder / "run")
 
 
@@ -94,9 +85,16 @@ def submit(plane: Plane, spec: JobSpec) -> KubernetesRun:
     return plane.platform.submit(plane.platform.plan(spec))
 
 
-def be_step(monkeypatch: pytest.MonkeyPatch, variables: Mapping[str, str]) -> None:
-    for key, value in variables.items():
-        monkeypatch.setenv(key, value)
+@pytest.fixture
+def step(plane, monkeypatch):
+    """Makes this process the pod of a step of the Workflow w, which it makes first."""
+    plane.make_workflow("w")
+
+    def become(name):
+        for key, value in plane.make_step(name, workflow="w").items():
+            monkeypatch.setenv(key, value)
+
+    return become
 
 
 def need(plane: Plane, api_name: str) -> None:
@@ -124,9 +122,8 @@ def succeed(plane, followed):
     assert followed.ended().status == "succeeded"
 
 
-def test_the_workflow_owns_the_job_and_the_pod_of_its_step_does_not(plane, tmp_path, monkeypatch):
-    plane.make_workflow("w")
-    be_step(monkeypatch, plane.make_step("step-1", workflow="w"))
+def test_the_workflow_owns_the_job_and_the_pod_of_its_step_does_not(plane, tmp_path, step):
+    step("step-1")
     run = submit(plane, described(plane, tmp_path))
     assert "keeps running" in run.leave()
     run.stop()
@@ -135,7 +132,7 @@ def test_the_workflow_owns_the_job_and_the_pod_of_its_step_does_not(plane, tmp_p
     wait_until(lambda: "step-1" not in plane.names("pods"), what="it is gone")
     time.sleep(SETTLED_SECONDS)
     assert plane.names("jobsets") == [NAME]
-    be_step(monkeypatch, plane.make_step("step-2", workflow="w"))
+    step("step-2")
     adopted = submit(plane, described(plane, tmp_path))
     assert adopted.is_adopted
     assert "keeps running" in adopted.leave()
@@ -154,20 +151,19 @@ def test_the_pod_that_follows_a_job_gets_the_rendered_priority(plane):
             spec: Mapping[str, Any] = plane.admitted_step("step-1", labels)["spec"]
             return spec
 
+        def has_class() -> bool:
+            return admitted(FOLLOWER_LABELS).get("priorityClassName") == "stoker-follower"
+
         # A policy is in force a moment after it was made.
-        wait_until(
-            lambda: admitted(FOLLOWER_LABELS).get("priorityClassName") == "stoker-follower",
-            what="the policy gives the class",
-        )
+        wait_until(has_class, what="the policy gives the class")
         found = admitted(FOLLOWER_LABELS)
         assert (found["priority"], found["preemptionPolicy"]) == (1_000_000, "Never")
         other = admitted({"stoker/role": "dnn"})
         assert (other.get("priorityClassName"), other["priority"]) == (None, 0)
 
 
-def test_a_terminated_run_s_step_deletes_the_job_with_all_it_owns(plane, tmp_path, monkeypatch):
-    plane.make_workflow("w")
-    be_step(monkeypatch, plane.make_step("step-1", workflow="w"))
+def test_a_terminated_run_s_step_deletes_the_job_with_all_it_owns(plane, tmp_path, step):
+    step("step-1")
     run = submit(plane, described(plane, tmp_path))
     plane.run_pods(NAME)
     plane.terminate("w")
@@ -242,14 +238,12 @@ def test_a_drain_waits_for_a_dnn_pod_and_a_lost_node_restarts_the_job(plane, sta
     (leader,) = plane.pods(NAME, "dnn")
     assert not plane.evict(leader)
     plane.take_away(leader)
-    wait_until(
-        lambda: plane.pods(NAME, "dnn") not in ([], [leader]), what="the job is started again"
-    )
+    wait_until(lambda: plane.pods(NAME, "dnn") not in ([], [leader]), what="it is started again")
     succeed(plane, followed)
 
 
 @BOTH
-def test_a_dnn_pod_that_fails_ends_the_run_and_the_next_attempt_replaces_it(
+def test_a_dnn_pod_that_fails_ends_the_run_and_a_retry_replaces_it(
     plane, tmp_path, follow, api_name
 ):
     need(plane, api_name)
@@ -341,14 +335,14 @@ def test_a_dnn_pod_that_is_lost_ends_a_run_that_keeps_no_checkpoints(plane, star
     end = followed.ended()
     assert end.status == "failed"
     assert "was lost" in str(end.failure)
+    assert "kubernetes.output" in str(end.failure)
 
 
 def test_pods_that_a_quota_refuses_are_told_and_come_when_it_is_raised(plane, start):
     plane.allow_pods(1)
     followed = start()
     plane.run_pods(NAME, count=1)
-    words = "are refused: Error creating: pods"
-    wait_until(lambda: words in followed.status, what="it is said")
+    wait_until(lambda: "are refused: Error creating: pods" in followed.status, what="it is said")
     assert "the quota is smaller than the request: ask for more" in followed.status
     plane.allow_pods(3)
     succeed(plane, followed)

@@ -97,6 +97,14 @@ TAKEN = {
 }
 
 
+def is_taken_once(cluster: NodeCluster, how: str = "deleted") -> None:
+    """Takes the dnn pod of a training away; another one takes its place."""
+    cluster.trains()
+    pods = cluster.pods_of("t", "dnn")
+    TAKEN[how](cluster, pods[0])
+    cluster.restarted(pods)
+
+
 @pytest.mark.parametrize("index", [0, 1], ids=["leader", "follower"])
 @pytest.mark.parametrize("how", TAKEN)
 def test_one_of_two_dnn_hosts_is_lost_and_both_resume(cluster, how, index):
@@ -152,12 +160,8 @@ def test_a_script_that_fails_on_one_of_two_hosts_restarts_nothing(cluster):
 
 def test_a_run_that_does_not_advance_ends_after_some_restarts(cluster):
     command = of_script(cluster, STANDS_STILL, max_fresh_starts=1)
-    cluster.trains()
-    first = cluster.pods_of("t", "dnn")
-    cluster.lose(first[0], "deleted")
-    second = cluster.restarted(first)
-    cluster.trains()
-    cluster.lose(second[0], "deleted")
+    is_taken_once(cluster)
+    cluster.lose(cluster.trains(), "deleted")
     # The refusal is stoker's own, and the training has no code.
     assert command.ended() in (PLATFORM_ERROR, FAILED_TRAINING), command.tail
     assert "without progress" in command.tail
@@ -166,10 +170,7 @@ def test_a_run_that_does_not_advance_ends_after_some_restarts(cluster):
 def test_a_run_that_advances_restarts_as_often_as_its_pods_are_taken(cluster):
     command = of_script(cluster, ADVANCES, max_fresh_starts=1)
     for _ in range(3):
-        cluster.trains()
-        pods = cluster.pods_of("t", "dnn")
-        cluster.lose(pods[0], "deleted")
-        cluster.restarted(pods)
+        is_taken_once(cluster)
     succeeds(cluster, command)
     assert cluster.restarts() == 3
 
@@ -183,10 +184,7 @@ def test_a_pod_that_is_preempted_by_priority_trains_again_once_there_is_room(clu
     cluster.restarted(pods)
     assert cluster.restarts_counted() == 0
     for _ in range(2):
-        cluster.trains()
-        pods = cluster.pods_of("t", "dnn")
-        cluster.lose(pods[0], "deleted")
-        cluster.restarted(pods)
+        is_taken_once(cluster)
     succeeds(cluster, command)
 
 
@@ -219,19 +217,13 @@ def test_pressure_of_memory_on_its_node_takes_others_first(cluster):
 
 def test_a_script_that_saves_for_a_minute_has_the_time_for_it(cluster):
     command = of_script(cluster, SAVES_FOR_A_MINUTE)
-    cluster.trains()
-    pods = cluster.pods_of("t", "dnn")
-    drain(cluster, pods[0])
-    cluster.restarted(pods)
+    is_taken_once(cluster, "drained")
     succeeds(cluster, command)
 
 
 def test_a_script_that_ignores_sigterm_holds_nothing_up(cluster):
     command = of_script(cluster, IGNORES_SIGTERM)
-    cluster.trains()
-    pods = cluster.pods_of("t", "dnn")
-    drain(cluster, pods[0])
-    cluster.restarted(pods)
+    is_taken_once(cluster, "drained")
     cluster.trains()
     # Ctrl-C deletes the job; its pod has two minutes.
     command.signal(signal.SIGINT)
