@@ -18,6 +18,7 @@ DATA, LEADER, FOLLOWER = GROUPS["data"], *GROUPS["dnn"]
 ENVIRONMENT = {"STOKER_WORKERS": '{"dnn": 0, "data": 1}', "OMP_NUM_THREADS": "1"}
 MNIST = ("python", "examples/mnist/train.py", "--workers", "0", "--samples", "1280", "--epochs")
 COUNT = 400
+FAILURE = Path("output", "failure")
 # What a busy engine may take to notice that a container has ended.
 ENGINE_SECONDS = 2.0
 
@@ -28,15 +29,8 @@ def new_cluster(
     channels: Mapping[str, tuple[Path, Sequence[str]]] | None = None,
     images: Mapping[str, str] | None = None,
 ) -> Cluster:
-    return Cluster(
-        engine,
-        folder,
-        image="job",
-        images=images,
-        groups=GROUPS,
-        channels=channels,
-        environment=ENVIRONMENT,
-    )
+    about = {"image": "job", "images": images, "groups": GROUPS, "channels": channels}
+    return Cluster(engine, folder, **about, environment=ENVIRONMENT)
 
 
 @pytest.fixture
@@ -46,9 +40,8 @@ def cluster(engine, tmp_path):
 
 def batches_sent(record: Mapping[str, list[dict[str, str]]]) -> dict[str, int]:
     """Returns what training.json says that each data host has sent."""
-    said = {
-        event["host"]: re.search(r"(\d+) batches sent", event["what"]) for event in record["events"]
-    }
+    sent = re.compile(r"(\d+) batches sent")
+    said = {event["host"]: sent.search(event["what"]) for event in record["events"]}
     return {host: int(found[1]) for host, found in said.items() if found}
 
 
@@ -74,9 +67,7 @@ def test_mnist_trains_on_four_hosts_and_all_end_well_with_the_leader(cluster):
     assert min(sent.values()) > 0
     written = {host: list((cluster.base_dir(host) / "model").iterdir()) for host in cluster.hosts}
     assert [host for host, files in written.items() if files] == [LEADER]
-    assert not any(
-        (cluster.base_dir(host) / "output" / "failure").exists() for host in cluster.hosts
-    )
+    assert not [host for host in cluster.hosts if (cluster.base_dir(host) / FAILURE).exists()]
 
 
 def test_a_dataset_is_built_on_the_data_hosts_alone_in_an_image_of_their_own(
@@ -123,16 +114,12 @@ def test_doctor_in_a_running_job_knows_the_run_and_its_peers(cluster):
             peer: cluster.execute(DATA[0], "stoker", "doctor", "--json", "--peer", peer)
             for peer in (DATA[1], LEADER, FOLLOWER)
         }
-    assert {peer: done.returncode for peer, done in found.items()} == {
-        DATA[1]: 0,
-        LEADER: 0,
-        FOLLOWER: 4,
-    }, found
+    codes = {peer: done.returncode for peer, done in found.items()}
+    assert codes == {DATA[1]: 0, LEADER: 0, FOLLOWER: 4}, found
+    role = f"data, group data, host 1 of 2, ml.c5.xlarge, led by {LEADER}"
     for peer, done in found.items():
         said = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
-        assert (
-            f"data, group data, host 1 of 2, ml.c5.xlarge, led by {LEADER}" in said["role"]["text"]
-        )
+        assert role in said["role"]["text"]
         assert said["names"]["text"] == "3 other hosts are known by name"
         assert said["port"]["text"] == "7600 is used by this run's launcher"
         assert said["peer"]["state"] == ("fail" if peer == FOLLOWER else "ok")

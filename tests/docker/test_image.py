@@ -35,10 +35,8 @@ def config(engine: Engine, image: str) -> dict[str, object]:
 
 @pytest.mark.parametrize("image", ["stoker-launcher", "stoker-control"])
 def test_no_compiler_is_left_and_all_wheels_are_on_record(engine, image):
-    found = shell(
-        engine, image, "for p in gcc cc g++ c++ clang ld make; do command -v $p; done; true"
-    )
-    assert found == ""
+    compilers = "for p in gcc cc g++ c++ clang ld make; do command -v $p; done; true"
+    assert shell(engine, image, compilers) == ""
     recorded = shell(engine, image, "cat /opt/stoker/wheels.sha256").splitlines()
     assert all(len(line.split()[0]) == 64 for line in recorded)
     names = " ".join(line.split()[1] for line in recorded)
@@ -161,11 +159,8 @@ def test_a_base_with_torch_keeps_it_and_gets_stoker_beside_it(engine):
     assert "base-with-torch has no digest" in refused.stderr
     engine.make_image("launcher", ALLOW_TAG="1", **words)
     script = "/usr/bin/python3 -c 'import stoker, torch; print(torch.__version__)'; ls /opt/stoker"
-    assert shell(engine, "stoker-beside", script).split() == [
-        "2.4.1+cu121",
-        "sbom.cdx.json",
-        "wheels.sha256",
-    ]
+    found = shell(engine, "stoker-beside", script).split()
+    assert found == ["2.4.1+cu121", "sbom.cdx.json", "wheels.sha256"]
 
 
 def test_a_base_whose_torch_is_too_old_for_stoker_is_refused(engine):

@@ -59,11 +59,7 @@ DOCUMENT: Mapping[str, Json] = {
     "cluster": {"dnn": {"instance_type": TYPE, "count": 1}},
     "hyperparameters": {"epochs": 8},
     "training": {"epochs": 8, "samples_per_epoch": 512, "global_batch_size": 64},
-    "constraints": {
-        "objective": "time",
-        "max_data_hosts": 1,
-        "allowed_instance_types": [TYPE],
-    },
+    "constraints": {"objective": "time", "max_data_hosts": 1, "allowed_instance_types": [TYPE]},
     "gate": [{"metric": "accuracy", "min": 0.02}],
     # Of a busy machine: what the parts do not explain is not to decide anything.
     "profile": {"budget_seconds": 12, "max_unexplained": 0.9},
@@ -173,20 +169,16 @@ def test_the_pipeline_with_claims_runs_to_its_gate(kubelet, tmp_path):
 def test_an_unchanged_script_is_fed_to_its_gate(kubelet, tmp_path, script):
     # The claim has the script, next to what it reads.
     script.write(tmp_path / "claims" / "datasets" / "mnist")
+    size = {"epochs": script.epochs, "samples_per_epoch": 384, "global_batch_size": BATCH_SIZE}
     document = {
         **DOCUMENT,
         "command": ["python3", f"{DIGITS}/{script.name}.py", str(script.epochs)],
         "hyperparameters": {},
-        "training": {
-            "epochs": script.epochs,
-            "samples_per_epoch": 384,
-            "global_batch_size": BATCH_SIZE,
-        },
+        "training": size,
         "gate": [],
         "channels": {"training": {"uri": "pvc://datasets/mnist"}},
     }
-    workload = workload_from(document)
-    run = Run(kubelet, tmp_path, workload, parameters={})
+    run = Run(kubelet, tmp_path, workload_from(document), parameters={})
     profile = run.record("profile", "profile", Profile)
     training = run.record("train", "record", Training)
     evaluation = run.record("evaluate", "evaluation", Evaluation)
@@ -249,9 +241,8 @@ def judge(training: str, score: dsl.OutputPath(float)):  # type: ignore[no-untyp
         "import json, sys; r = json.loads(sys.argv[1]); "
         "open(sys.argv[2], 'w').write('0.99' if r['status'] == 'succeeded' else '0')"
     )
-    return ContainerSpec(
-        image="job:latest", command=["python3", "-c", words], args=[training, score]
-    )
+    command = ["python3", "-c", words]
+    return ContainerSpec(image="job:latest", command=command, args=[training, score])
 
 
 @dsl.container_component
@@ -269,17 +260,11 @@ def own_steps(run: PipelineRun, folder: str = "mnist", least: float = 0.95) -> N
         profile = kubeflow.follower(today, run, name="Profile").outputs["profile"]
         decided = kubeflow.decide(profile=profile, **run.inputs(kubeflow.decide))
         decision = control_step(decided, run, name="Decide").outputs["decision"]
-        job = kubeflow.train(
-            profile=profile, decision=decision, **run.inputs(kubeflow.train, input_data=data)
-        )
+        made = {"profile": profile, "decision": decision}
+        job = kubeflow.train(**made, **run.inputs(kubeflow.train, input_data=data))
         training = kubeflow.follower(job, run, name="Train").outputs["training"]
         score = control_step(judge(training=training), run, name="Hold-out").output
-        judged = kubeflow.evaluate(
-            profile=profile,
-            decision=decision,
-            training=training,
-            **run.inputs(kubeflow.evaluate),
-        )
+        judged = kubeflow.evaluate(**made, training=training, **run.inputs(kubeflow.evaluate))
         evaluation = control_step(judged, run, name="Evaluate").outputs["evaluation"]
         gate = kubeflow.gate(evaluation=evaluation, **run.inputs(kubeflow.gate))
         passed = control_step(gate, run, name="Gate")

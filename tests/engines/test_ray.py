@@ -63,13 +63,8 @@ def engine_run(tmp_path, sockets):
 
 def write_workload(tmp_path, script, *, strategy):
     (tmp_path / "rows.py").write_text(script)
-    workload = {
-        "name": "rows",
-        "command": ["python", "rows.py"],
-        "strategy": strategy,
-        "engine": "ray",
-    }
-    (tmp_path / "workload.yaml").write_text(json.dumps(workload))
+    workload = {"name": "rows", "command": ["python", "rows.py"], "engine": "ray"}
+    (tmp_path / "workload.yaml").write_text(json.dumps({**workload, "strategy": strategy}))
 
 
 def test_all_nodes_are_there_for_torchruns_ranks_and_tasks_run_on_data_hosts_only(
@@ -77,9 +72,8 @@ def test_all_nodes_are_there_for_torchruns_ranks_and_tasks_run_on_data_hosts_onl
 ):
     write_workload(tmp_path, ROWS, strategy="torchrun")
     monkeypatch.setenv("THE_LEADER", "algo-3")
-    training = engine_run.train(
-        "workload.yaml", groups=("dnn=local.c1:2", "data=local.c1:2"), exit_code=6
-    )
+    groups = ("dnn=local.c1:2", "data=local.c1:2")
+    training = engine_run.train("workload.yaml", groups=groups, exit_code=6)
     assert engine_run.output.count("nodes 4 cpus 2.0") == 2
     assert "exact True" in engine_run.output
     assert "hosts ['algo-1', 'algo-2']" in engine_run.output
@@ -90,12 +84,8 @@ def test_all_nodes_are_there_for_torchruns_ranks_and_tasks_run_on_data_hosts_onl
 
 def test_a_stopped_run_ends_its_cluster_with_the_tasks_that_run(engine_run, tmp_path):
     write_workload(tmp_path, STAY, strategy="none")
-    engine_run.run(
-        "workload.yaml",
-        groups=("dnn=local.c1:1", "data=local.c1:1"),
-        exit_code=143,
-        stop_at="ray is at work",
-    )
+    groups = ("dnn=local.c1:1", "data=local.c1:1")
+    engine_run.run("workload.yaml", groups=groups, exit_code=143, stop_at="ray is at work")
     logs = [path.read_text(errors="replace") for path in (tmp_path / "runs").rglob("*.log")]
     assert sum("the node of Ray ends" in log for log in logs) == 2
 

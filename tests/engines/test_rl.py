@@ -28,9 +28,8 @@ def test_a_policy_learns_from_the_simulators_of_two_data_hosts(engine_run):
         settings=(f"command={json.dumps(learner)}", f"engine.data.command={json.dumps(simulator)}"),
     )
     assert "2 simulators, on 127.0.0.1:" in engine_run.output
-    returns = [
-        float(found) for found in re.findall(r"update .* return ([\d.]+)", engine_run.output)
-    ]
+    found = re.findall(r"update .* return ([\d.]+)", engine_run.output)
+    returns = [*map(float, found)]
     # Who acts at random keeps the pole up for 20 steps or so, of 500.
     assert len(returns) == 4
     assert training.metrics["return"] == pytest.approx(returns[-1], abs=0.1)

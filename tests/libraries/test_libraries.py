@@ -18,6 +18,7 @@ from support.cluster import Cluster, run_script, wait_until
 
 SCRIPTS = Path(__file__).parent / "scripts"
 STARTUP = Path(stoker.__file__).parent / "startup"
+LAUNCHED = {"STOKER_LAUNCHER_PID": str(os.getpid()), "PYTHONPATH": str(STARTUP)}
 PAUSE_AT = 6
 
 # Its script: what must be there to run it.
@@ -57,17 +58,8 @@ def test_a_librarys_batches_are_torchs_also_when_a_data_host_dies(cluster, scrip
     quiet = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     plain = run_script({}, script=name, env=quiet)
     heard = [cluster.log_of(number).stat().st_size for number in (0, 1)]
-    trainer = cluster.train(
-        script=name,
-        workers=0,
-        env=quiet
-        | {
-            "STOKER_LAUNCHER_PID": str(os.getpid()),
-            "STOKER_REPLACE_DATALOADER": "auto",
-            "STOKER_TEST_PAUSE_AT": str(PAUSE_AT),
-            "PYTHONPATH": str(STARTUP),
-        },
-    )
+    fed = {"STOKER_REPLACE_DATALOADER": "auto", "STOKER_TEST_PAUSE_AT": str(PAUSE_AT)}
+    trainer = cluster.train(script=name, workers=0, env=quiet | LAUNCHED | fed)
     trainer.until("pause")
     # Both have the dataset, so that one can be lost.
     for number in (0, 1):
@@ -96,15 +88,10 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 loader = StatefulDataLoader(torch.arange(8), batch_size=4)
 print([batch.tolist() for batch in loader])
 """
+    profiled = {"STOKER_OUTPUT": str(tmp_path), "STOKER_PROFILE": '{"budget_seconds": 8}'}
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env=os.environ
-        | {
-            "PYTHONPATH": str(STARTUP),
-            "STOKER_LAUNCHER_PID": str(os.getpid()),
-            "STOKER_OUTPUT": str(tmp_path),
-            "STOKER_PROFILE": '{"budget_seconds": 8}',
-        },
+        env=os.environ | LAUNCHED | profiled,
         capture_output=True,
         text=True,
         timeout=100,
