@@ -37,9 +37,8 @@ SHIPPED = {
 @dsl.container_component
 def tell(text: str, word: dsl.OutputPath(str), made: Output[Artifact], aside: str = "own"):  # type: ignore[no-untyped-def,valid-type]
     """Says a word."""
-    return ContainerSpec(
-        image="a/b", command=["say"], args=["{{$}}", "--word", word, "--made", made.path]
-    )
+    words = ["{{$}}", "--word", word, "--made", made.path]
+    return ContainerSpec(image="a/b", command=["say"], args=words)
 
 
 @dsl.container_component
@@ -103,11 +102,8 @@ def shipped(kind: str) -> Workload:
 @pytest.mark.parametrize("name", COMPONENTS)
 def test_each_component_alone_runs_with_its_required_inputs_only(name, tmp_path):
     component = getattr(kubeflow, name)
-    needed = {
-        key: about.type
-        for key, about in component.component_spec.inputs.items()
-        if not about.optional and key != "outcome"
-    }
+    inputs = component.component_spec.inputs.items()
+    needed = {key: about.type for key, about in inputs if not about.optional and key != "outcome"}
 
     def one() -> None:
         given: dict[str, object] = {"String": "x", "Integer": 1}
