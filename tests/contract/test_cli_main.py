@@ -75,44 +75,15 @@ def test_an_output_that_cannot_be_written_is_found_before_the_work(
 
 
 def test_what_only_prints_ends_quietly_when_its_reader_goes():
-    with subprocess.Popen(
-        [*CLI, "catalog"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as catalog:
-        assert catalog.stdout is not None
-        assert catalog.stderr is not None
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([*CLI, "catalog"], **pipes) as catalog:
         # Before it has printed a line, so that nothing of it is in a buffer of the pipe.
         catalog.stdout.close()
         errors = catalog.stderr.read()
         assert (catalog.wait(60), errors) == (0, b"")
 
 
-def test_a_training_goes_on_when_the_reader_of_its_output_goes(tmp_path):
-    script = """
-import pathlib, time
-print("step 0", flush=True)
-while not pathlib.Path("gone").exists():
-    time.sleep(0.01)
-for n in range(1, 20):
-    print("step", n, flush=True)
-    time.sleep(0.01)
-pathlib.Path("done").touch()
-"""
-    (tmp_path / "q.py").write_text(script)
-    command = [*CLI, "train", "--out", "t.json", "--", sys.executable, "q.py"]
-    with subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    ) as train:
-        assert train.stdout is not None
-        train.stdout.readline()
-        train.stdout.close()
-        (tmp_path / "gone").touch()
-        assert train.wait(60) == 0
-    assert (tmp_path / "done").exists()
-    assert (tmp_path / "t.json").exists()
-
-
-def test_a_training_goes_on_when_its_terminal_goes(tmp_path):
-    script = """
+PRINTS_ON = """
 import pathlib, time
 print("step 0", flush=True)
 while not pathlib.Path("gone").exists():
@@ -124,7 +95,23 @@ for n in range(1, 20):
 time.sleep(1.0)
 pathlib.Path("done").touch()
 """
-    (tmp_path / "q.py").write_text(script)
+
+
+def test_a_training_goes_on_when_the_reader_of_its_output_goes(tmp_path):
+    (tmp_path / "q.py").write_text(PRINTS_ON)
+    command = [*CLI, "train", "--out", "t.json", "--", sys.executable, "q.py"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(command, cwd=tmp_path, **pipes) as train:
+        train.stdout.readline()
+        train.stdout.close()
+        (tmp_path / "gone").touch()
+        assert train.wait(60) == 0
+    assert (tmp_path / "done").exists()
+    assert (tmp_path / "t.json").exists()
+
+
+def test_a_training_goes_on_when_its_terminal_goes(tmp_path):
+    (tmp_path / "q.py").write_text(PRINTS_ON)
     master, slave = os.openpty()
     # With a size, so that the bar is drawn, too.
     termios.tcsetwinsize(slave, (24, 100))
@@ -152,12 +139,16 @@ pathlib.Path("done").touch()
     assert read_json(record, Training).status == "succeeded"
 
 
-def test_what_only_prints_ends_quietly_when_its_terminal_goes(tmp_path):
+def printed_to(stdout):
+    return subprocess.run(
+        [*CLI, "catalog"], stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60
+    )
+
+
+def test_what_only_prints_ends_quietly_when_its_terminal_goes():
     master, slave = os.openpty()
     os.close(master)
-    printed = subprocess.run(
-        [*CLI, "catalog"], stdout=slave, stderr=subprocess.PIPE, text=True, timeout=60
-    )
+    printed = printed_to(slave)
     os.close(slave)
     assert (printed.returncode, printed.stderr) == (0, "")
 
@@ -179,8 +170,7 @@ def test_a_training_whose_record_cannot_be_written_has_not_failed(tmp_path):
     # What was a folder when it began is a file when it ends.
     script = "import pathlib; p = pathlib.Path('out'); p.rmdir(); p.touch()"
     (tmp_path / "out").mkdir()
-    command = ["train", "--out", "out/t.json", "--", sys.executable, "-c", script]
-    done = process(*command, cwd=tmp_path)
+    done = process("train", "--out", "out/t.json", "--", sys.executable, "-c", script, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (told,) = [line for line in done.stderr.splitlines() if "no record of this training" in line]
     assert "cannot write out/t.json" in told
@@ -188,9 +178,7 @@ def test_a_training_whose_record_cannot_be_written_has_not_failed(tmp_path):
 
 def test_what_only_prints_says_that_the_disk_is_full():
     with Path("/dev/full").open("wb") as full:
-        printed = subprocess.run(
-            [*CLI, "catalog"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
-        )
+        printed = printed_to(full)
     assert printed.returncode == 2
     assert printed.stderr.splitlines() == [
         "error: cannot write the output: No space left on device",
@@ -216,6 +204,13 @@ def test_watch_refuses_what_is_no_run(tmp_path, monkeypatch, capsys, once):
     assert "is not the log of a run" in capsys.readouterr().err
 
 
+PROFILE = ["profile", "--budget", "9", "python", "t.py", "--epochs", "3"]
+NO_SUCH_OPTION = (
+    "error: no such option: --epochs\ntry:   stoker profile --budget 9 -- python t.py --epochs 3\n"
+)
+TRAIN = ["train", "--group=dnn=1", "--json", "./t.py", "-x"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "out", "err"),
     [
@@ -228,19 +223,8 @@ def test_watch_refuses_what_is_no_run(tmp_path, monkeypatch, capsys, once):
         (["trian", "w.yaml"], 2, "", "error: no such command 'trian'. Did you mean 'train'?"),
         (["train", "w.yaml", "--epochs", "3"], 2, "", "try:   stoker train --help"),
         # A command whose options would be stoker's: it begins after `--`.
-        (
-            ["profile", "--budget", "9", "python", "t.py", "--epochs", "3"],
-            2,
-            "",
-            "error: no such option: --epochs\n"
-            "try:   stoker profile --budget 9 -- python t.py --epochs 3\n",
-        ),
-        (
-            ["train", "--group=dnn=1", "--json", "./t.py", "-x"],
-            2,
-            "",
-            "try:   stoker train --group=dnn=1 --json -- ./t.py -x\n",
-        ),
+        (PROFILE, 2, "", NO_SUCH_OPTION),
+        (TRAIN, 2, "", "try:   stoker train --group=dnn=1 --json -- ./t.py -x\n"),
         (["profile", "sh", "-x"], 2, "", "try:   stoker profile -- sh -x\n"),
         (["profile", "--epochs", "3", "t.py"], 2, "", "try:   stoker profile --help"),
         # A workload's name with a slip is no command.
@@ -292,23 +276,20 @@ main()
 """
 
 
+def interrupted(module, **how):
+    words = [sys.executable, "-c", INTERRUPTED, module]
+    return subprocess.run(words, capture_output=True, text=True, timeout=60, **how)
+
+
 @pytest.mark.parametrize("module", ["stoker.cli.main", "stoker.errors", "typer", "stoker.cli.app"])
 def test_ctrl_c_while_stoker_is_imported_is_no_traceback(module):
     # Whatever follows is `stoker MODULE`, which it does not come to.
-    done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED, module], capture_output=True, text=True, timeout=60
-    )
+    done = interrupted(module)
     assert done.returncode in (-signal.SIGINT, 130)
     assert "Traceback" not in done.stderr
 
 
 def test_a_process_that_ignores_ctrl_c_still_does():
     # As a shell's background jobs do.
-    done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED, "typer"],
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = interrupted("typer", preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
     assert (done.returncode, "no such command" in done.stderr) == (2, True)
