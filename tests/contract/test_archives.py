@@ -81,13 +81,10 @@ def sparse() -> bytes:
 # A header and its continuation, which a full block follows.
 PIECE_OF_SPARSE = b"00000000001\0" * 42 + b"\1" + bytes(7)
 CHAINED = header("x", tarfile.XHDTYPE, size=20) + b"20 comment=12345678\n".ljust(512, b"\0")
+A_GIB = {"zeros": 16 * MIB, "times": 64}
 HARMFUL = {
-    "PAX header": packed(
-        GOOD, header("x", tarfile.XHDTYPE, size=1 << 30), zeros=16 * MIB, times=64
-    ),
-    "GNU name": packed(
-        GOOD, header("x", tarfile.GNUTYPE_LONGNAME, size=1 << 30), zeros=16 * MIB, times=64
-    ),
+    "PAX header": packed(GOOD, header("x", tarfile.XHDTYPE, size=1 << 30), **A_GIB),
+    "GNU name": packed(GOOD, header("x", tarfile.GNUTYPE_LONGNAME, size=1 << 30), **A_GIB),
     "chain of headers": packed(GOOD, CHAINED * 9999),
     "sparse file": packed(GOOD, sparse(), PIECE_OF_SPARSE * (64 * MIB // 512)),
     "endless size": packed(GOOD, header("y", size=1 << 62), zeros=MIB, times=2),

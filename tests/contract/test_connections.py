@@ -70,6 +70,12 @@ def ready_of(connection):
     return {fileno for fileno, _ in found}
 
 
+def receive(connection, came, *, at_most=16):
+    connection.receive(
+        lambda frames: came.extend(map(len, frames)), at_most=at_most, ready=ready_of(connection)
+    )
+
+
 def come_up(connection):
     while not connection.is_up:
         if connection.has_events(ready_of(connection)):
@@ -87,11 +93,7 @@ def test_a_wait_ends_with_each_message(connection, at_most):
     for number in range(1, ROUNDS):
         connection.send(protocol.Leaving())
         while len(came) < num_answers(1, number):
-            connection.receive(
-                lambda frames: came.extend(map(len, frames)),
-                at_most=at_most,
-                ready=ready_of(connection),
-            )
+            receive(connection, came, at_most=at_most)
     assert came == [ANSWER_BYTES] * num_answers(1, ROUNDS - 1)
 
 
@@ -107,9 +109,7 @@ def test_a_send_that_reads_the_wake_up_of_a_message_hides_it_from_no_wait(connec
         time.sleep(0.004)
         connection.send(protocol.Leaving())
         while len(came) < num_answers(1, number + 1):
-            connection.receive(
-                lambda frames: came.extend(map(len, frames)), at_most=16, ready=ready_of(connection)
-            )
+            receive(connection, came)
     assert came == [ANSWER_BYTES] * num_answers(1, 2 * HIDDEN)
 
 

@@ -13,13 +13,9 @@ from stoker.feed.wire.dataset import DatasetSpec, environment_at_start, pack_spe
 
 
 def run(code, **environ):
+    words, environ = [sys.executable, "-c", code], {"PATH": os.environ["PATH"], **environ}
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"PATH": os.environ["PATH"], **environ},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
+        words, env=environ, capture_output=True, text=True, timeout=60, check=True
     )
     return done.stdout
 
@@ -66,9 +62,8 @@ class Numbers:
 
 
 def test_a_scripts_classes_lambdas_and_modules_beside_it_come_back_in_another_process(tmp_path):
-    (tmp_path / "beside_me.py").write_text(
-        "class Ten:\n    def __getitem__(self, i):\n        return 10\n"
-    )
+    ten = "class Ten:\n    def __getitem__(self, i):\n        return 10\n"
+    (tmp_path / "beside_me.py").write_text(ten)
     (tmp_path / "script.py").write_text(
         textwrap.dedent("""
         import sys

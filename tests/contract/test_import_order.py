@@ -11,19 +11,10 @@ from stoker.launch.strategies.start import STARTUP_DIR
 # One finder waits for torch, whatever is to be put into it; profiles: tests/e2e.
 def test_torch_is_changed_also_when_stoker_imports_it(tmp_path):
     importing = "import stoker.feed.trainer.client, torch.utils.data as d"
-    done = subprocess.run(
-        [sys.executable, "-c", f"{importing}; print(d.DataLoader._get_iterator.__module__)"],
-        env={
-            "PYTHONPATH": str(STARTUP_DIR),
-            "STOKER_LAUNCHER_PID": "1",
-            "STOKER_OUTPUT": str(tmp_path),
-            "STOKER_REPLACE_DATALOADER": "1",
-        },
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    words = [sys.executable, "-c", f"{importing}; print(d.DataLoader._get_iterator.__module__)"]
+    environ = {"PYTHONPATH": str(STARTUP_DIR), "STOKER_LAUNCHER_PID": "1"}
+    environ |= {"STOKER_OUTPUT": str(tmp_path), "STOKER_REPLACE_DATALOADER": "1"}
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("stoker.feed.replace\n", "")
 
 
@@ -32,10 +23,8 @@ def test_timing_any_iterable_needs_no_torch(tmp_path):
         "import sys, stoker, stoker.keras\n"
         "print(sum(stoker.timed(range(3))), 'torch' in sys.modules, 'tensorflow' in sys.modules)"
     )
-    environ = {**os.environ, "STOKER_OUTPUT": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=True
-    )
+    environ, words = {**os.environ, "STOKER_OUTPUT": str(tmp_path)}, [sys.executable, "-c", script]
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, check=True)
     assert done.stdout == "3 False False\n"
     with (tmp_path / "timeline-rank0.csv").open() as file:
         assert len(list(csv.DictReader(file))) == 3

@@ -20,18 +20,10 @@ def one(samples):
 
 def workers_of(dataset, deaths):
     spec = DatasetSpec(dataset=dataset, collate_fn=one)
-    return LocalWorkers(
-        spec,
-        pack_spec(spec, max_bytes=1 << 20),
-        num_workers=2,
-        credits_each=2,
-        context=None,
-        base_seed=0,
-        seeding="batch",
-        host="here",
-        wake=lambda: None,
-        on_death=deaths.append,
-    )
+    packed = pack_spec(spec, max_bytes=1 << 20)
+    how = {"num_workers": 2, "credits_each": 2, "context": None, "base_seed": 0, "seeding": "batch"}
+    told = {"wake": lambda: None, "on_death": deaths.append}
+    return LocalWorkers(spec, packed, **how, **told, host="here")
 
 
 def order(number):

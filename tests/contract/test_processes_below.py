@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 
@@ -13,15 +13,10 @@ from support.cluster import wait_until
 
 def test_all_below_are_found_the_children_of_other_threads_too(monkeypatch):
     script = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
-    started: list[subprocess.Popen[bytes]] = []
-    begin = threading.Thread(
-        target=lambda: started.append(
-            subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE)
-        )
-    )
-    begin.start()
-    begin.join()
-    with started[0] as child:
+    with ThreadPoolExecutor() as pool:
+        words = [sys.executable, "-c", script]
+        started = pool.submit(subprocess.Popen, words, stdin=subprocess.PIPE)
+    with started.result() as child:
         below = psutil.Process(child.pid)
         wait_until(lambda: bool(below.children()), "it has a child")
         pids = {child.pid, below.children()[0].pid}

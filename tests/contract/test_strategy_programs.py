@@ -78,9 +78,12 @@ def session(asked):
     assert not session.folder.exists()
 
 
+PROGRAM = (sys.executable, "-I", "-S", mpi_programs.__file__)
+
+
 def ask(session, *words):
-    program = [sys.executable, "-I", "-S", mpi_programs.__file__, "agent", str(session.socket)]
-    return subprocess.run([*program, *words], capture_output=True, text=True, timeout=60)
+    words = [*PROGRAM, "agent", str(session.socket), *words]
+    return subprocess.run(words, capture_output=True, text=True, timeout=60)
 
 
 def test_the_agent_hands_mpiruns_words_to_the_launcher(session, asked):
@@ -101,31 +104,15 @@ def test_the_agent_fails_with_the_launchers_reason(session):
 
 def test_a_rank_of_mpirun_gets_what_torchrun_would_give_it(tmp_path):
     told = {"master_addr": "10.0.0.3", "master_port": 7602, "folder": str(tmp_path), "tmpdir": ""}
-    theirs = {
-        "PATH": os.environ["PATH"],
-        "STOKER_MPI": json.dumps(told),
-        "TMPDIR": "/gone",
-        "OMPI_COMM_WORLD_RANK": "3",
-        "OMPI_COMM_WORLD_SIZE": "4",
-        "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-        "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-    }
+    of_mpi = {"RANK": "3", "SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}
+    theirs = {f"OMPI_COMM_WORLD_{name}": value for name, value in of_mpi.items()}
+    theirs |= {"PATH": os.environ["PATH"], "STOKER_MPI": json.dumps(told), "TMPDIR": "/gone"}
     show = "import json, os; print(json.dumps([os.getcwd(), dict(os.environ)]))"
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", mpi_programs.__file__, "rank", sys.executable, "-c", show],
-        env=theirs,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    words = [*PROGRAM, "rank", sys.executable, "-c", show]
+    done = subprocess.run(words, env=theirs, capture_output=True, text=True, check=True)
     folder, environ = json.loads(done.stdout)
     assert folder == str(tmp_path)
-    assert {
-        "RANK": "3",
-        "WORLD_SIZE": "4",
-        "LOCAL_RANK": "1",
-        "LOCAL_WORLD_SIZE": "2",
-        "MASTER_ADDR": "10.0.0.3",
-        "MASTER_PORT": "7602",
-    }.items() <= environ.items()
+    given = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    given |= {"MASTER_ADDR": "10.0.0.3", "MASTER_PORT": "7602"}
+    assert given.items() <= environ.items()
     assert not {"TMPDIR", "STOKER_MPI"} & set(environ)

@@ -19,20 +19,15 @@ MAX_HEAD_BYTES = 1 << 20
 
 
 @contextlib.contextmanager
-def connected(*, receive_timeout_seconds=30.0):
+def connected(**limits):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         sink = socket.create_connection(listener.getsockname())
         source, _ = listener.accept()
     with source, sink:
         tune(source)
         tune(sink)
-        reader = BatchReader(
-            sink,
-            Unsealer(KEY),
-            BufferPool(),
-            max_head_bytes=MAX_HEAD_BYTES,
-            receive_timeout_seconds=receive_timeout_seconds,
-        )
+        limits = {"max_head_bytes": MAX_HEAD_BYTES, "receive_timeout_seconds": 30.0} | limits
+        reader = BatchReader(sink, Unsealer(KEY), BufferPool(), **limits)
         writer = BatchWriter(source, Sealer(KEY), BufferPool())
         yield SimpleNamespace(source=source, writer=writer, reader=reader)
 

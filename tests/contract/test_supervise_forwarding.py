@@ -28,15 +28,13 @@ class Stream:
         return data
 
     def is_silent(self, seconds=0.1):
-        os.set_blocking(self.out, False)
-        try:
-            time.sleep(seconds)
-            os.read(self.out, 1)
-        except BlockingIOError:
-            return True
-        finally:
-            os.set_blocking(self.out, True)
-        return False
+        return not select.select([self.out], [], [], seconds)[0]
+
+
+def begin(*how):
+    thread = threading.Thread(target=forward, args=how)
+    thread.start()
+    return thread
 
 
 @contextmanager
@@ -44,8 +42,7 @@ def forwarded():
     source, into = os.pipe()
     out, target = os.pipe()
     tail = OutputTail()
-    thread = threading.Thread(target=forward, args=(source, target, tail))
-    thread.start()
+    thread = begin(source, target, tail)
     stream = Stream(into, out, tail)
     try:
         yield stream
@@ -58,11 +55,6 @@ def forwarded():
         assert not thread.is_alive()
 
 
-def end_of(stream):
-    os.close(stream.into)
-    stream.into = -1
-
-
 def test_a_line_comes_whole_however_it_is_written():
     with forwarded() as stream:
         stream.write(b"epoch 1: ")
@@ -73,7 +65,8 @@ def test_a_line_comes_whole_however_it_is_written():
         stream.write(b"och 2\n")
         assert stream.read(8) == b"epoch 2\n"
         stream.write(b"done\nand so")
-        end_of(stream)
+        os.close(stream.into)
+        stream.into = -1
         assert stream.read(11) == b"done\nand so"
 
 
@@ -124,8 +117,7 @@ def test_the_command_goes_on_where_its_output_cannot_be_written(is_full):
         out, target = os.pipe()
         os.close(out)
     tail = OutputTail()
-    thread = threading.Thread(target=forward, args=(source, target, tail))
-    thread.start()
+    thread = begin(source, target, tail)
     for _ in range(20):
         os.write(into, b"y" * 65_536 + b"\n")
     os.close(into)
@@ -140,8 +132,7 @@ def test_a_source_that_is_closed_meanwhile_ends_it():
     source, into = os.pipe()
     with closing(os.fdopen(into, "wb", buffering=0)) as stream:
         out, target = os.pipe()
-        thread = threading.Thread(target=forward, args=(source, target, None))
-        thread.start()
+        thread = begin(source, target, None)
         stream.write(b"half a line")
         time.sleep(0.05)
         os.close(source)

@@ -5,15 +5,9 @@ from support.feed_rows import feed_line, host_rate
 
 
 def test_lines_of_another_command_are_shown_as_they_come():
-    watcher = subprocess.Popen(
-        [sys.executable, "-m", "stoker.cli", "watch", "-"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert watcher.stdin is not None
-    assert watcher.stdout is not None
-    with watcher:
+    words = [sys.executable, "-m", "stoker.cli", "watch", "-"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(words, **pipes, text=True) as watcher:
         # Two lines in one write: the second must not lie in a buffer until a third comes.
         for name in ("data-1", "data-2"):
             watcher.stdin.write(feed_line(host_rate(name, 12.5)))
