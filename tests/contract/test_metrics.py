@@ -65,39 +65,18 @@ class Seen:
 
     @property
     def progress(self):
-        work = FeedWork(
-            seconds=9.0,
-            taken=12,
-            ready=3,
-            window=20,
-            hosts=(
-                HostWork(
-                    host="data-1",
-                    batches=11,
-                    frame_bytes=1 << 40,
-                    moved=2,
-                    duplicates=1,
-                    in_flight=3,
-                    credits=4,
-                    busy_seconds=5.5,
-                    cpu_seconds=2.25,
-                    num_workers=2,
-                    workers=(WorkerWork(0, 4, 2.0), WorkerWork(1, 8, 3.5)),
-                ),
-            ),
-        )
-        told = Progress(
-            rank=0, steps=12, samples=96, wait_seconds=1.5, compute_seconds=6.0, feed=work
-        )
-        return {
-            0: told,
-            1: Progress(rank=1, steps=7, samples=56, wait_seconds=0.5, compute_seconds=1.0),
-        }
+        batches = {"batches": 11, "frame_bytes": 1 << 40, "moved": 2, "duplicates": 1}
+        now = {"in_flight": 3, "credits": 4, "busy_seconds": 5.5, "cpu_seconds": 2.25}
+        workers = (WorkerWork(0, 4, 2.0), WorkerWork(1, 8, 3.5))
+        host = HostWork(host="data-1", num_workers=2, workers=workers, **batches, **now)
+        work = FeedWork(seconds=9.0, taken=12, ready=3, window=20, hosts=(host,))
+        seconds = {"wait_seconds": 1.5, "compute_seconds": 6.0}
+        first = Progress(rank=0, steps=12, samples=96, **seconds, feed=work)
+        second = Progress(rank=1, steps=7, samples=56, wait_seconds=0.5, compute_seconds=1.0)
+        return {0: first, 1: second}
 
 
 class Waiting:
-    """Plays a watchdog that has warned twice, and waits for a step."""
-
     seconds_since_last_step = 61.5
     num_warnings = 2
 
@@ -107,8 +86,10 @@ def scrape(port):
         return answer.read().decode()
 
 
-def quiet_log():
-    return Log(run="run", host="gpu-1", stream=StringIO())
+def served(port, coordinator=None, *, stream=None):
+    log = Log(run="run", host="gpu-1", stream=stream or StringIO())
+    about = {"spending": SPENDING, "watchdog": Waiting(), "run_id": "r", "log": log}
+    return metrics_served(FeedSettings(metrics_port=port), coordinator, **about)
 
 
 def test_the_metrics_are_as_the_library_itself_reads_them():
@@ -116,14 +97,7 @@ def test_the_metrics_are_as_the_library_itself_reads_them():
     from prometheus_client.parser import text_string_to_metric_families
 
     port = free_port()
-    with metrics_served(
-        FeedSettings(metrics_port=port),
-        Seen(),
-        spending=SPENDING,
-        watchdog=Waiting(),
-        run_id="mnist-1",
-        log=quiet_log(),
-    ):
+    with served(port, Seen()):
         families = {each.name: each for each in text_string_to_metric_families(scrape(port))}
     assert {name: each.type for name, each in families.items()} == NAMES
     # Each says how it is read.
@@ -134,7 +108,7 @@ def test_the_metrics_are_as_the_library_itself_reads_them():
         for family in families.values()
         for sample in family.samples
     }
-    run, host = ("run", "mnist-1"), ("host", "data-1")
+    run, host = ("run", "r"), ("host", "data-1")
     rank, other = ("rank", "0"), ("rank", "1")
     assert values["stoker_steps_total", rank, run] == 12
     assert values["stoker_steps_total", other, run] == 7
@@ -156,17 +130,9 @@ def test_the_metrics_are_as_the_library_itself_reads_them():
 def test_the_port_is_on_loopback_and_free_again_after_the_run():
     pytest.importorskip("prometheus_client")
     port = free_port()
-    with metrics_served(
-        FeedSettings(metrics_port=port),
-        Seen(),
-        spending=SPENDING,
-        watchdog=Waiting(),
-        run_id="r",
-        log=quiet_log(),
-    ):
-        with socket.socket() as probe:
-            # Another loopback address is another interface: nothing listens there.
-            assert probe.connect_ex(("127.0.0.2", port)) != 0
+    with served(port, Seen()), socket.socket() as probe:
+        # Another loopback address is another interface: nothing listens there.
+        assert probe.connect_ex(("127.0.0.2", port)) != 0
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(("127.0.0.1", port))
@@ -175,35 +141,17 @@ def test_the_port_is_on_loopback_and_free_again_after_the_run():
 def test_silent_connections_take_few_threads_and_delay_no_scrape():
     pytest.importorskip("prometheus_client")
     port, before = free_port(), threading.active_count()
-    with metrics_served(
-        FeedSettings(metrics_port=port),
-        Seen(),
-        spending=SPENDING,
-        watchdog=Waiting(),
-        run_id="r",
-        log=quiet_log(),
-    ):
-        with contextlib.ExitStack() as silent:
-            for _ in range(5 * MAX_CONNECTIONS):
-                silent.enter_context(socket.create_connection(("127.0.0.1", port)))
-            assert "stoker_steps_total" in scrape(port)
-            # Those that were replaced end at once, not after their timeout.
-            wait_until(
-                lambda: threading.active_count() <= before + MAX_CONNECTIONS + 1, "few threads", 5
-            )
+    with served(port, Seen()), contextlib.ExitStack() as silent:
+        for _ in range(5 * MAX_CONNECTIONS):
+            silent.enter_context(socket.create_connection(("127.0.0.1", port)))
+        assert "stoker_steps_total" in scrape(port)
+        # Those that were replaced end at once, not after their timeout.
+        few = before + MAX_CONNECTIONS + 1
+        wait_until(lambda: threading.active_count() <= few, "few threads", 5)
 
 
-def not_served(port, coordinator):
-    stream = StringIO()
-    log = Log(run="run", host="gpu-1", stream=stream)
-    with metrics_served(
-        FeedSettings(metrics_port=port),
-        coordinator,
-        spending=SPENDING,
-        watchdog=Waiting(),
-        run_id="r",
-        log=log,
-    ):
+def not_served(port):
+    with served(port, Seen(), stream=(stream := StringIO())):
         pass
     event = parse_line(stream.getvalue())
     assert event.event == "metrics_serve_failed"
@@ -216,22 +164,19 @@ def test_a_training_goes_on_without_metrics_where_the_port_is_taken():
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         port = holder.getsockname()[1]
-        text = not_served(port, Seen())
+        text = not_served(port)
     assert text.startswith(f"no metrics are served: 127.0.0.1:{port}: Address already in use; use")
 
 
 def test_a_training_goes_on_without_the_library(monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    assert "[metrics]" in not_served(free_port(), Seen())
+    assert "[metrics]" in not_served(free_port())
 
 
 def test_a_run_of_one_host_has_its_dollars():
     pytest.importorskip("prometheus_client")
     port = free_port()
-    settings = FeedSettings(metrics_port=port)
-    with metrics_served(
-        settings, None, spending=SPENDING, watchdog=Waiting(), run_id="r", log=quiet_log()
-    ):
+    with served(port):
         lines = scrape(port).splitlines()
     assert 'stoker_spent_usd{run="r"} 2.0' in lines
     assert not [line for line in lines if line.startswith(("stoker_steps", "stoker_data_host"))]
@@ -261,28 +206,20 @@ def test_alerts_and_dashboard_read_metrics_that_are_served(name, text):
 
 def test_the_alerts_scrape_the_leader_alone_and_name_labels_that_metrics_have():
     monitor, _ = yaml.safe_load_all((FOLDER / "alerts.yaml").read_text())
-    request = KubernetesPlatform().plan(job())
-    labels = {
-        each.name: each.template["metadata"]["labels"] for each in replicated_jobs(request.main)
-    }
-    wanted = {
-        each["key"]: each["values"] for each in monitor["spec"]["selector"]["matchExpressions"]
-    }
+    wanted = monitor["spec"]["selector"]["matchExpressions"]
     # Kubernetes and JobSet add these to a pod.
     given = {"batch.kubernetes.io/job-completion-index": "0"}
-    for name, found in labels.items():
-        own = {**found, **given, "jobset.sigs.k8s.io/replicatedjob-name": name}
-        assert all(own.get(key) in values for key, values in wanted.items()) == (name == "dnn")
+    for each in replicated_jobs(KubernetesPlatform().plan(job()).main):
+        given["jobset.sigs.k8s.io/replicatedjob-name"] = each.name
+        own = each.template["metadata"]["labels"] | given
+        is_scraped = all(own.get(one["key"]) in one["values"] for one in wanted)
+        assert is_scraped == (each.name == "dnn")
     named = re.findall(r"\$labels\.(\w+)", (FOLDER / "alerts.yaml").read_text())
     assert set(named) == {"run", "host"}
 
 
 def test_nothing_is_served_unless_asked_for():
     assert FeedSettings().metrics_port is None
-    stream = StringIO()
-    log = Log(run="run", host="gpu-1", stream=stream)
-    with metrics_served(
-        FeedSettings(), Seen(), spending=SPENDING, watchdog=Waiting(), run_id="r", log=log
-    ):
+    with served(None, Seen(), stream=(stream := StringIO())):
         pass
     assert stream.getvalue() == ""
