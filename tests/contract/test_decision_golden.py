@@ -34,12 +34,11 @@ def _one_core():
         batch_bytes=2.36e6,
         check=Check(predicted_step_seconds=0.062, error=-0.031, explained=True),
     )
+    types = ("local.c1",)
     return decide(
         profile,
         catalog=load_catalog("local", cores=2),
-        constraints=Constraints(
-            objective="time", max_data_hosts=1, allowed_instance_types=("local.c1",)
-        ),
+        constraints=Constraints(objective="time", max_data_hosts=1, allowed_instance_types=types),
         training=TrainingSize(epochs=10, samples_per_epoch=8000, global_batch_size=64),
         today=TODAY,
     )
@@ -73,10 +72,7 @@ def _written(decision):
     document = to_document(decision)
     # The profiles are not what this file is about.
     assert len(document.pop("profile_sha256")) == 64
-    return {
-        "decision": _rounded(document),
-        "text": list(explain(decision).splitlines()),
-    }
+    return {"decision": _rounded(document), "text": explain(decision).splitlines()}
 
 
 @pytest.mark.parametrize("name", list(CASES))

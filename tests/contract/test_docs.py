@@ -1,6 +1,7 @@
 """The documents agree with the product: commands, parameters, links and prices that they name."""
 
 import ast
+import itertools
 import re
 import shlex
 import sys
@@ -58,20 +59,16 @@ def commands(text: str) -> Iterator[list[str]]:
         if not re.match(r"stoker [a-z]", line):
             continue
         words = shlex.split(line.replace("\\|", "|"), comments=True)[1:]
-        if ">" in words:
-            words = words[: words.index(">")]
-        yield words
+        yield list(itertools.takewhile(lambda word: word != ">", words))
 
 
 @pytest.mark.parametrize("file", DOCUMENTS, ids=named)
 def test_every_command_in_the_documents_exists(file):
     for words in commands(file.read_text()):
-        verb, rest = words[0], words[1:]
+        verb, *rest = itertools.takewhile(lambda word: word != "--", words)
         # `stoker upload|start`: one of several verbs.
         for name in verb.split("|"):
             assert name in COMMANDS, f"{named(file)}: stoker {name}"
-            if "--" in rest:
-                rest = rest[: rest.index("--")]
             known = {flag for parameter in COMMANDS[name].params for flag in parameter.opts}
             for word in rest:
                 flag = word.strip("[]").partition("=")[0]

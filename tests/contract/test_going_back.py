@@ -19,7 +19,6 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
 
 
 def commands(start: str) -> list[list[str]]:
-    """Returns the words of the page's commands that begin so."""
     part = PAGE.read_text(encoding="utf-8").partition("## Going back")[2].partition("\n## ")[0]
     lines = (line.partition("  #")[0].strip() for line in part.splitlines())
     return [shlex.split(line) for line in lines if line.startswith(start)]
@@ -44,14 +43,10 @@ def register(aws: Aws, *, accuracy: float) -> str:
     uri = f"s3://{BUCKET}/out/pipelines/mnist/{accuracy}/model_quality.json"
     told = {"multiclass_classification_metrics": {"accuracy": {"value": accuracy}}}
     aws.write_object(uri, json.dumps(told).encode())
-    statistics = {"ContentType": "application/json", "S3Uri": uri}
-    made = aws.call(
-        "sagemaker",
-        "CreateModelPackage",
-        ModelPackageGroupName="mnist",
-        ModelApprovalStatus="Approved",
-        ModelMetrics={"ModelQuality": {"Statistics": statistics}},
-    )
+    quality = {"Statistics": {"ContentType": "application/json", "S3Uri": uri}}
+    package = {"ModelPackageGroupName": "mnist", "ModelMetrics": {"ModelQuality": quality}}
+    approved = {**package, "ModelApprovalStatus": "Approved"}
+    made = aws.call("sagemaker", "CreateModelPackage", **approved)
     return str(made["ModelPackageArn"])
 
 

@@ -26,7 +26,6 @@ GUIDE = (sample.ROOT / "docs" / "kubeflow.md").read_text(encoding="utf-8")
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory, quick_kfp):
-    """The example's pipeline with steps before, between and after, compiled as users do."""
     folder = tmp_path_factory.mktemp("own")
     shutil.copytree(sample.ROOT / "examples" / "kubeflow_pipeline", folder / "pipelines")
     return sample.read(compile_kubeflow(sample.WORKLOAD, folder=folder).definition)
@@ -128,22 +127,16 @@ def test_a_step_of_ones_own_pipeline_has_the_hyperparameters_that_it_is_given():
 
 def test_steps_get_the_secrets_that_they_have_a_use_for_and_no_others():
     tracking = TrackingSettings(mlflow="https://mlflow", secret="mlflow")
-    made = compile_kubeflow(
-        msgspec.structs.replace(
-            sample.WORKLOAD, tracking=tracking, notify=NotifySettings(secret="webhook")
-        )
-    )
-    _, executors = sample.read(made.definition)
+    notify = NotifySettings(secret="webhook")
+    workload = msgspec.structs.replace(sample.WORKLOAD, tracking=tracking, notify=notify)
+    _, executors = sample.read(compile_kubeflow(workload).definition)
     told = {
         name: {env["envVar"] for each in executor["secretAsEnv"] for env in each["keyToEnv"]}
         for name, executor in executors.items()
         if "secretAsEnv" in executor
     }
     mlflow = {f"MLFLOW_TRACKING_{name}" for name in ("TOKEN", "USERNAME", "PASSWORD")}
-    assert told == {
-        "exec-train": mlflow,
-        "exec-evaluate": mlflow,
-        "exec-finish": {"STOKER_WEBHOOK_URL"},
-    }
+    webhook = {"STOKER_WEBHOOK_URL"}
+    assert told == {"exec-train": mlflow, "exec-evaluate": mlflow, "exec-finish": webhook}
     # A secret that is missing must not keep a job from being cleaned up.
     assert all(each["optional"] for name in told for each in executors[name]["secretAsEnv"])

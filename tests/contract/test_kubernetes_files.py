@@ -29,19 +29,16 @@ def labels_of_pods(api: str) -> dict[str, dict[str, str]]:
 
 
 def is_selected(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    return all(labels.get(k) == v for k, v in selector.get("matchLabels", {}).items()) and all(
-        labels.get(e["key"]) in e["values"] for e in selector.get("matchExpressions", ())
-    )
+    wanted = {key: (value,) for key, value in selector.get("matchLabels", {}).items()}
+    wanted |= {each["key"]: each["values"] for each in selector.get("matchExpressions", ())}
+    return all(labels.get(key) in values for key, values in wanted.items())
 
 
-def reaches(
-    source: Mapping[str, str], target: Mapping[str, str], port: int, *, is_served: bool = False
-) -> bool:
-    """Says whether a pod of the namespace reaches a TCP port of another one.
+Labels = Mapping[str, str]
 
-    Args:
-        is_served: Metrics are served to other hosts, as the file's comment says.
-    """
+
+def reaches(source: Labels, target: Labels, port: int, *, is_served: bool = False) -> bool:
+    """Whether a pod reaches a port of another one; `is_served`: with metrics for other hosts."""
     policies = objects("network-policy.yaml", is_all=is_served)
     isolating = [p["spec"] for p in policies if is_selected(p["spec"]["podSelector"], target)]
     assert isolating, "no policy selects the pod: everybody reaches it"

@@ -50,13 +50,8 @@ def authority(tmp_path):
 def api(tmp_path):
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "kube-apiserver")])
     (tmp_path / "server.crt").write_bytes(certificate(name, is_authority=False))
-    (tmp_path / "server.key").write_bytes(
-        KEY.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
+    form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8)
+    (tmp_path / "server.key").write_bytes(KEY.private_bytes(*form, serialization.NoEncryption()))
     with kubernetes_api(tls=(tmp_path / "server.crt", tmp_path / "server.key")) as found:
         yield found
 

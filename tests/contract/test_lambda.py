@@ -26,27 +26,18 @@ CONTEXT = SimpleNamespace(aws_request_id="5e2d")
 
 @pytest.fixture
 def function(aws_server, monkeypatch):
-    """Loads the handler's module, and makes a pipeline for it to start."""
-    Aws(region=REGION).call(
-        "sagemaker",
-        "CreatePipeline",
-        PipelineName="mnist",
-        PipelineDefinition=json.dumps(DEFINITION),
-        ClientRequestToken="a" * 32,
-        RoleArn=ROLE,
-    )
+    pipeline = {"PipelineName": "mnist", "PipelineDefinition": json.dumps(DEFINITION)}
+    keys = {"ClientRequestToken": "a" * 32, "RoleArn": ROLE}
+    Aws(region=REGION).call("sagemaker", "CreatePipeline", **pipeline, **keys)
     monkeypatch.setenv("PIPELINE_NAME", "mnist")
     return SimpleNamespace(**runpy.run_path(str(FILE)))
 
 
 def parameters_of(execution: object) -> dict[str, str]:
-    """Returns what the service says the execution was started with."""
-    answer = Aws(region=REGION).call(
-        "sagemaker", "ListPipelineParametersForExecution", PipelineExecutionArn=execution
-    )
-    return {
-        str(item["Name"]): str(item["Value"]) for item in mappings(answer, "PipelineParameters")
-    }
+    operation = "ListPipelineParametersForExecution"
+    answer = Aws(region=REGION).call("sagemaker", operation, PipelineExecutionArn=execution)
+    given = mappings(answer, "PipelineParameters")
+    return {str(item["Name"]): str(item["Value"]) for item in given}
 
 
 def executions() -> int:

@@ -13,7 +13,7 @@ import node_pools
 from stoker.catalog import load_catalog
 from stoker.records import Decision, read_json, write_json
 from support import builders
-from support.command import stoker
+from support.command import succeeds
 from support.kubernetes_nodes import EKS, KARPENTER, node
 
 
@@ -96,9 +96,6 @@ def test_without_a_usable_node_there_is_no_file():
         pools_file(node("n", kind="t3.small", cpu="1200m", memory="1400Mi"))
 
 
-# From the nodes to the pods of the plan.
-
-
 def test_a_decision_is_made_of_pools_and_its_pods_go_to_their_nodes(tmp_path):
     (tmp_path / "pools.csv").write_text(pools_file(*EKS))
     workload = {
@@ -110,19 +107,15 @@ def test_a_decision_is_made_of_pools_and_its_pods_go_to_their_nodes(tmp_path):
         "kubernetes": {"pools_file": "pools.csv", "namespace": "team-a"},
     }
     (tmp_path / "mnist.yaml").write_text(yaml.safe_dump(workload))
-    starved = builders.starved(
-        "gpu", step_seconds=0.4, loader_cpu_seconds=1.0, trainer_cpu_seconds=0.05, num_workers=3
-    )
-    write_json(tmp_path / "profile.json", starved)
+    cpu = {"loader_cpu_seconds": 1.0, "trainer_cpu_seconds": 0.05, "num_workers": 3}
+    write_json(tmp_path / "profile.json", builders.starved("gpu", step_seconds=0.4, **cpu))
     arguments = ("decide", "profile.json", "--workload", "mnist.yaml", "--out", "decision.json")
-    done = stoker(*arguments, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeeds(*arguments, cwd=tmp_path)
     decision = read_json(tmp_path / "decision.json", Decision)
     assert decision.action == "heterogeneous"
     types = {group.instance_type for plan in decision.plans for group in plan.groups}
     assert types == {"gpu", "cpu-c7i.2xlarge", "cpu-c7i.4xlarge"}
-    done = stoker("train", "--dry-run", "mnist.yaml", "--decision", "decision.json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeeds("train", "--dry-run", "mnist.yaml", "--decision", "decision.json", cwd=tmp_path)
     *_, jobset = yaml.safe_load_all(done.stdout)
     jobs = jobset["spec"]["replicatedJobs"]
     pods = {job["name"]: job["template"]["spec"]["template"]["spec"] for job in jobs}

@@ -1,7 +1,7 @@
 """The stack's roles suffice for the compiled pipeline: each step reaches what it names."""
 
 import json
-from collections.abc import Iterator, Mapping
+import re
 
 import pytest
 
@@ -24,22 +24,13 @@ def steps():
         again = "s3://bucket/stoker/pipelines/mnist/earlier/profile"
         reuse = again if str(step["Name"]).endswith("Again") else None
         arguments = sample.resolved(step["Arguments"], document, reuse_profile=reuse)
-        assert isinstance(arguments, dict)
         if step["Type"] != "Condition":
             found.append((str(step["Name"]), arguments))
     return found
 
 
-def uris(value: Json) -> Iterator[str]:
-    """Yields all addresses in a part of a request."""
-    if isinstance(value, Mapping):
-        for item in value.values():
-            yield from uris(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from uris(item)
-    elif isinstance(value, str) and value.startswith("s3://"):
-        yield value
+def uris(value: Json) -> list[str]:
+    return re.findall(r'"(s3://[^"]*)"', json.dumps(value))
 
 
 def an_object(uri: str) -> str:

@@ -8,6 +8,7 @@ import io
 import json
 from collections.abc import Sequence
 from datetime import date
+from typing import Any
 
 import boto3
 import pytest
@@ -29,68 +30,43 @@ def product(region: str, usd: str, unit: str = "Hrs", **attributes: str) -> str:
     dimension = {"unit": unit, "description": f"$ {usd} per hour", "pricePerUnit": {"USD": usd}}
     term = {"priceDimensions": {"x.y.z": dimension}, "termAttributes": {}}
     reserved = {"priceDimensions": {"x": {**dimension, "pricePerUnit": {"USD": "0.0001"}}}}
-    return json.dumps(
-        {
-            "product": {
-                "productFamily": "ML Instance",
-                "attributes": {"regionCode": region, **attributes},
-            },
-            "terms": {"OnDemand": {"x.y": term}, "Reserved": {"r": reserved}},
-        }
-    )
+    attributes = {"regionCode": region, **attributes}
+    about = {"productFamily": "ML Instance", "attributes": attributes}
+    terms = {"OnDemand": {"x.y": term}, "Reserved": {"r": reserved}}
+    return json.dumps({"product": about, "terms": terms})
 
 
 def trains(kind: str, usd: str, *, usage: str = "EUC1-Train") -> str:
-    return product(
-        REGION,
-        usd,
-        usagetype=f"{usage}:{kind}",
-        instanceName=kind,
-        component="Training",
-        platoinstancetype="Training",
-    )
+    told = {"component": "Training", "platoinstancetype": "Training"}
+    return product(REGION, usd, usagetype=f"{usage}:{kind}", instanceName=kind, **told)
 
 
 def runs(kind: str, usd: str, **changes: str) -> str:
-    attributes = {
-        "instanceType": kind,
-        "operatingSystem": "Linux",
-        "tenancy": "Shared",
-        "preInstalledSw": "NA",
-        "capacitystatus": "Used",
-        "marketoption": "OnDemand",
-        "usagetype": f"EUC1-BoxUsage:{kind}",
-        **changes,
-    }
+    attributes = {"instanceType": kind, "usagetype": f"EUC1-BoxUsage:{kind}"}
+    attributes |= {"operatingSystem": "Linux", "tenancy": "Shared", "preInstalledSw": "NA"}
+    attributes |= {"capacitystatus": "Used", "marketoption": "OnDemand", **changes}
     return product(REGION, usd, **attributes)
+
+
+KEYS = {"aws_access_key_id": "x", "aws_secret_access_key": "x"}
 
 
 @pytest.fixture
 def pricing():
-    with Stubber(client("pricing")) as stub:
+    with Stubber(boto3.client("pricing", region_name="us-east-1", **KEYS)) as stub:
         yield stub
 
 
 @pytest.fixture
 def ec2():
-    with Stubber(client("ec2")) as stub:
+    with Stubber(boto3.client("ec2", region_name="us-east-1", **KEYS)) as stub:
         yield stub
 
 
-def client(service: str) -> object:
-    return boto3.client(
-        service, region_name="us-east-1", aws_access_key_id="x", aws_secret_access_key="x"
-    )
-
-
 def answer(pricing: Stubber, service: str, *pages: Sequence[str], region: str = REGION) -> None:
-    """Answers GetProducts page by page, if it asks for this service and region."""
     fields = {"regionCode": region, **ASKED[service]}
-    asked = {
-        "ServiceCode": service,
-        "FormatVersion": "aws_v1",
-        "Filters": [{"Type": "TERM_MATCH", "Field": k, "Value": v} for k, v in fields.items()],
-    }
+    filters = [{"Type": "TERM_MATCH", "Field": k, "Value": v} for k, v in fields.items()]
+    asked = {"ServiceCode": service, "FormatVersion": "aws_v1", "Filters": filters}
     for number, page in enumerate(pages, start=1):
         more = {"NextToken": f"page-{number}"} if number < len(pages) else {}
         begun = {"NextToken": f"page-{number - 1}"} if number > 1 else {}
@@ -135,28 +111,35 @@ def described(kind: str, network: str = "2x 25 Gigabit") -> dict[str, object]:
     }
 
 
+def table(pricing: Stubber, ec2: Stubber, **about: Any) -> str:
+    out = io.StringIO()
+    try:
+        refresh_prices.table(pricing.client, ec2.client, **about, today=TODAY, out=out)
+    except SystemExit:
+        assert out.getvalue() == ""
+        raise
+    return out.getvalue()
+
+
 def test_the_table_has_todays_sizes_and_prices_and_no_others(pricing, ec2, tmp_path, capsys):
     training = [trains("ml.p4d.24xlarge", "27"), trains("ml.c5.18xlarge", "4")]
     answer(pricing, "AmazonSageMaker", training, [trains("ml.c5.24xlarge", "0.01")])
     answer(pricing, "AmazonEC2", [runs("c5.xlarge", "0.19")])
     found = {"InstanceTypes": [described("g5.xlarge"), described("c5.xlarge", "Up to 10 Gigabit")]}
     ec2.add_response("describe_instance_types", found, {"Filters": ANY})
-    out = io.StringIO()
     trainable = ("ml.p4d.24xlarge", "ml.c5.18xlarge", "ml.g5.xlarge")
-    refresh_prices.table(
-        pricing.client, ec2.client, region=REGION, trainable=trainable, today=TODAY, out=out
-    )
-    rows = {row["instance_type"]: row for row in csv.DictReader(io.StringIO(out.getvalue()))}
+    text = table(pricing, ec2, region=REGION, trainable=trainable)
+    rows = {row["instance_type"]: row for row in csv.DictReader(io.StringIO(text))}
     columns = ("vcpus", "memory_gib", "gpus", "network_gbps", "network_kind")
     assert [rows["ml.g5.xlarge"][c] for c in columns] == ["6", "24.0", "1", "50.0", "sustained"]
     assert rows["ml.c5.xlarge"]["network_kind"] == "up_to"
     assert rows["ml.g5.xlarge"]["priced_on"] == ""
     assert "note: no training price for" in capsys.readouterr().err
     file = tmp_path / "eu.csv"
-    file.write_text(out.getvalue())
+    file.write_text(text)
     kubernetes = load_catalog("kubernetes", file)
-    assert kubernetes.get("c5.xlarge").usd_per_hour == 0.19
-    assert kubernetes.get("c5.xlarge").priced_on == TODAY
+    priced = kubernetes.get("c5.xlarge")
+    assert (priced.usd_per_hour, priced.priced_on) == (0.19, TODAY)
     assert kubernetes.get("p4d.24xlarge").usd_per_hour is None
     catalog = load_catalog("sagemaker", file)
     priced = {i.type for i in catalog.instances if i.usd_per_hour is not None}
@@ -172,9 +155,5 @@ def test_the_table_has_todays_sizes_and_prices_and_no_others(pricing, ec2, tmp_p
 
 def test_a_region_without_prices_makes_no_table(pricing, ec2):
     answer(pricing, "AmazonSageMaker", [], region="mars-1")
-    out = io.StringIO()
     with pytest.raises(SystemExit, match="no training prices in USD for mars-1"):
-        refresh_prices.table(
-            pricing.client, ec2.client, region="mars-1", trainable=(), today=TODAY, out=out
-        )
-    assert out.getvalue() == ""
+        table(pricing, ec2, region="mars-1", trainable=())

@@ -4,12 +4,10 @@ import re
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from stoker.cli.app import app_for
 from stoker.records import write_json
 from support import sample_records
-from support.command import stoker
+from support.command import stoker, succeeds
 from support.examples import project
 
 ROOT = Path(__file__).parents[2]
@@ -19,10 +17,8 @@ FILES = sorted(file.name for file in (ROOT / "configs").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_each_workload_is_a_request_that_its_platform_takes(name, tmp_path, monkeypatch):
-    monkeypatch.chdir(project(tmp_path))
-    shown = CliRunner().invoke(app_for("train"), ["train", f"configs/{name}", "--dry-run"])
-    assert shown.exit_code == 0, shown.output
+def test_each_workload_is_a_request_that_its_platform_takes(name, tmp_path):
+    succeeds("train", f"configs/{name}", "--dry-run", cwd=project(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -36,8 +32,7 @@ def test_each_workload_is_a_request_that_its_platform_takes(name, tmp_path, monk
         "decide profile.json --workload",
     ],
 )
-def test_each_verb_refuses_a_workload_with_placeholders(words, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_each_verb_refuses_a_workload_with_placeholders(words, tmp_path):
     write_json(tmp_path / "profile.json", sample_records.profile())
     done = stoker(*words.split(), str(ROOT / "configs" / "mnist-sagemaker.yaml"), cwd=tmp_path)
     assert done.returncode == 2
@@ -56,12 +51,8 @@ def test_each_verb_refuses_a_workload_with_placeholders(words, tmp_path, monkeyp
     ],
 )
 @pytest.mark.parametrize("name", ["mnist-kubeflow.yaml", "mnist-sagemaker.yaml"])
-def test_the_option_says_which_loaders_the_job_replaces(
-    name, flags, expected, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(project(tmp_path))
+def test_the_option_says_which_loaders_a_job_replaces(name, flags, expected, tmp_path):
     words = ["train", f"configs/{name}", "--dry-run", "--json", *flags]
-    shown = CliRunner().invoke(app_for("train"), words)
-    assert shown.exit_code == 0, shown.output
+    shown = succeeds(*words, cwd=project(tmp_path))
     found = re.findall(r'"STOKER_REPLACE_DATALOADER"(?:,\s*"value")?: "(\w+)"', shown.stdout)
     assert sorted(set(found)) == expected
