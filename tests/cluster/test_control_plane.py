@@ -116,6 +116,11 @@ def start(plane, tmp_path, follow):
     return lambda **about: follow(submit(plane, described(plane, tmp_path, **about)))
 
 
+def has_new(plane, group, count, old):
+    pods = plane.pods(NAME, group)
+    return len(pods) == count and not {*pods} & {*old}
+
+
 def succeed(plane, followed):
     plane.run_pods(NAME)
     plane.end(NAME, 0)
@@ -144,7 +149,6 @@ def test_the_workflow_owns_the_job_and_the_pod_of_its_step_does_not(plane, tmp_p
 @pytest.mark.cluster
 @pytest.mark.parametrize("plane", ["real"], indirect=True)
 def test_the_pod_that_follows_a_job_gets_the_rendered_priority(plane):
-    assert isinstance(plane, RealPlane)
     with plane.applied(follower_priority(plane.namespace)):
 
         def admitted(labels: Mapping[str, str]) -> Mapping[str, Any]:
@@ -224,10 +228,7 @@ def test_a_data_pod_that_is_evicted_is_replaced_and_the_job_goes_on(plane, start
     plane.run_pods(NAME)
     first, second = plane.pods(NAME, "data")
     assert plane.evict(first)
-    wait_until(
-        lambda: len(plane.pods(NAME, "data")) == 2 and first not in plane.pods(NAME, "data"),
-        what="another one is there",
-    )
+    wait_until(lambda: has_new(plane, "data", 2, {first}), what="another one is there")
     assert second in plane.pods(NAME, "data")
     succeed(plane, followed)
 
@@ -243,9 +244,7 @@ def test_a_drain_waits_for_a_dnn_pod_and_a_lost_node_restarts_the_job(plane, sta
 
 
 @BOTH
-def test_a_dnn_pod_that_fails_ends_the_run_and_a_retry_replaces_it(
-    plane, tmp_path, follow, api_name
-):
+def test_a_failed_dnn_pod_ends_the_run_and_a_retry_replaces_it(plane, tmp_path, follow, api_name):
     need(plane, api_name)
     spec = described(plane, tmp_path, api=api_name)
     followed = follow(submit(plane, spec))
@@ -266,10 +265,7 @@ def test_all_hosts_are_started_again_as_often_as_is_allowed(plane, start):
     plane.run_pods(NAME)
     first = plane.pods(NAME, "dnn") + plane.pods(NAME, "data")
     plane.end(NAME, EXIT_CODE)
-    wait_until(
-        lambda: len(plane.pods(NAME, "dnn")) == 1 and plane.pods(NAME, "dnn")[0] not in first,
-        what="the job is started again",
-    )
+    wait_until(lambda: has_new(plane, "dnn", 1, first), what="the job is started again")
     plane.run_pods(NAME)
     assert not {*first} & {*plane.pods(NAME, "data")}
     plane.end(NAME, EXIT_CODE)
@@ -285,10 +281,7 @@ def test_the_code_of_a_lost_host_s_pod_or_its_survivor_starts_all_hosts_again(pl
     first = plane.pods(NAME, "dnn")
     # The other one still runs.
     plane.fail(first[1], code)
-    wait_until(
-        lambda: len(plane.pods(NAME, "dnn")) == 2 and not {*plane.pods(NAME, "dnn")} & {*first},
-        what="the job is started again",
-    )
+    wait_until(lambda: has_new(plane, "dnn", 2, first), what="the job is started again")
     assert plane.get("jobsets", NAME)["status"].get("restartsCountTowardsMax", 0) == 0
     succeed(plane, followed)
 

@@ -4,6 +4,28 @@ from types import SimpleNamespace
 import pytest
 
 
+@pytest.fixture
+def follow():
+    from support.platform_jobs import follower
+
+    yield from follower()
+
+
+@pytest.fixture
+def answers(aws):
+    from support.aws_answers import Answers
+
+    return Answers(aws)
+
+
+@pytest.fixture
+def api():
+    from support.kubernetes_api import kubernetes_api
+
+    with kubernetes_api() as found:
+        yield found
+
+
 @pytest.fixture(scope="module")
 def quick_kfp():
     """Keeps kfp from reading the source of every function on the stack.
@@ -24,5 +46,4 @@ def quick_kfp():
 def _names_on_the_stack() -> list[tuple[None, None, None, str]]:
     """Returns what kfp reads of inspect.stack(): a function's name and that of its caller."""
     frame = sys._getframe(1)
-    assert frame.f_back is not None
     return [(None, None, None, each.f_code.co_name) for each in (frame, frame.f_back)]

@@ -9,9 +9,7 @@ from unittest import mock
 
 import pytest
 import typer
-from typer.testing import CliRunner
 
-from stoker.cli.app import app_for
 from stoker.cli.options import OutputFiles
 from stoker.cli.outputs import Outputs
 from stoker.cli.profile import observe, profile_verb
@@ -22,6 +20,7 @@ from stoker.profile.observed_job import observed_profile
 from stoker.records import Observed, Profile, read_json
 from support import cloudwatch
 from support.aws_answers import Answers
+from support.command import stoker, succeeds
 from support.moto import REGION, ROLE
 
 NAME = "photos-2026-11-20"
@@ -29,14 +28,13 @@ put = partial(cloudwatch.put_points, job=NAME)
 put_lines = partial(cloudwatch.put_lines, job=NAME)
 SIZES = {"ml.g5.2xlarge": (8, 1), "ml.c5.4xlarge": (16, 0), "ml.g4dn.xlarge": (4, 1)}
 MINUTES = 30
+TWO_HOSTS = {"InstanceType": "ml.g5.2xlarge", "InstanceCount": 2}
 GROUPS = [
     {"InstanceType": "ml.c5.4xlarge", "InstanceCount": 2, "InstanceGroupName": "loaders"},
     {"InstanceType": "ml.g5.2xlarge", "InstanceCount": 1, "InstanceGroupName": "trainers"},
 ]
-ROLE_LINE = (
-    "stoker 2026-11-20T08:00:00.000Z run=m host={0} "
-    "host_role group={1} role={2} type=t leader=algo-3"
-)
+HEAD = "stoker 2026-11-20T08:00:00.000Z run=m host="
+ROLE_LINE = HEAD + "{0} host_role group={1} role={2} type=t leader=algo-3"
 ROSTER = {
     "trainers": {"role": "dnn", "type": "t", "hosts": ["algo-3"]},
     "loaders": {"role": "data", "type": "t", "hosts": ["algo-1", "algo-2"]},
@@ -49,17 +47,12 @@ def aws(aws_server):
 
 
 @pytest.fixture
-def answers(aws):
-    return Answers(aws)
-
-
-@pytest.fixture
 def begin():
     now = datetime.now(UTC).replace(second=0, microsecond=0)
     return now - timedelta(minutes=MINUTES + 5)
 
 
-def make_job(aws: Aws, resources: Mapping[str, object] | None = None) -> None:
+def make_job(aws: Aws, resources: Mapping[str, object] = TWO_HOSTS) -> None:
     """Creates a job as somebody does without stoker."""
     aws.call(
         "sagemaker",
@@ -68,17 +61,12 @@ def make_job(aws: Aws, resources: Mapping[str, object] | None = None) -> None:
         AlgorithmSpecification={"TrainingImage": "image", "TrainingInputMode": "File"},
         RoleArn=ROLE,
         OutputDataConfig={"S3OutputPath": "s3://bucket/out"},
-        ResourceConfig={
-            "VolumeSizeInGB": 30,
-            **(resources or {"InstanceType": "ml.g5.2xlarge", "InstanceCount": 2}),
-        },
+        ResourceConfig={"VolumeSizeInGB": 30, **resources},
         StoppingCondition={"MaxRuntimeInSeconds": 3600},
     )
 
 
 def trained(answers: Answers, begin: datetime, *, minutes: float | None = MINUTES, **more) -> None:
-    """Sets what DescribeTrainingJob says of its times."""
-
     def change(parsed: dict[str, object]) -> None:
         # moto ends a job at once, and knows nothing of the times of its training.
         parsed.pop("TrainingEndTime", None)
@@ -109,9 +97,6 @@ def profiled(aws: Aws, log: list[str] | None = None) -> Profile:
     return observed_profile(observed(aws, log), sizes=SIZES)
 
 
-# ---- one group
-
-
 def test_a_job_of_one_group_is_read_host_by_host_without_its_log(aws, answers, begin):
     make_job(aws)
     trained(answers, begin)
@@ -119,11 +104,8 @@ def test_a_job_of_one_group_is_read_host_by_host_without_its_log(aws, answers, b
     put(aws, "algo-1", begin, CPUUtilization=(800.0, 760.0), GPUUtilization=(40.0, 50.0))
     put(aws, "algo-2", begin, CPUUtilization=(720.0,), GPUUtilization=(35.0,))
     found = profiled(aws)
-    assert found.observed == Observed(
-        cpu_utilization=pytest.approx((0.975 + 0.9) / 2),
-        gpu_utilization=pytest.approx((0.45 + 0.35) / 2),
-        hosts=2,
-    )
+    cpu, gpu = pytest.approx((0.975 + 0.9) / 2), pytest.approx((0.45 + 0.35) / 2)
+    assert found.observed == Observed(cpu_utilization=cpu, gpu_utilization=gpu, hosts=2)
     assert (found.host.instance_type, found.host.count) == ("ml.g5.2xlarge", 2)
     assert found.what["host_cpu"] == {"algo-1": 0.975, "algo-2": 0.9}
     assert (found.what["minutes"], found.what["is_running"]) == (MINUTES, False)
@@ -143,9 +125,6 @@ def test_a_running_job_is_read_so_far(aws, answers, begin):
     assert "no figures of algo-2" in notes
 
 
-# ---- groups
-
-
 @pytest.mark.usefixtures("groups")
 def test_groups_are_told_apart_by_the_lines_of_the_launcher(aws):
     put_lines(aws, "algo-1", "starting", ROLE_LINE.format("algo-1", "loaders", "data"))
@@ -163,8 +142,7 @@ def test_groups_are_told_apart_by_the_lines_of_the_launcher(aws):
 @pytest.mark.usefixtures("groups")
 def test_the_leaders_roster_is_enough_and_a_given_log_needs_no_cloudwatch_logs(aws, answers):
     answers.always_refuse("logs", "DescribeLogStreams", "AccessDeniedException")
-    head = "stoker 2026-11-20T08:00:00.000Z run=m host=algo-3 roster groups="
-    found = observed(aws, [f"{head}'{json.dumps(ROSTER)}'"])
+    found = observed(aws, [f"{HEAD}algo-3 roster groups='{json.dumps(ROSTER)}'"])
     assert (found.dnn, found.notes) == ("trainers", ())
 
 
@@ -172,9 +150,7 @@ def test_the_leaders_roster_is_enough_and_a_given_log_needs_no_cloudwatch_logs(a
 @pytest.mark.parametrize(
     ("is_allowed", "words"), [(True, "those with GPUs"), (False, "logs:DescribeLogStreams")]
 )
-def test_without_such_lines_gpus_tell_two_groups_apart_and_that_is_said(
-    aws, answers, is_allowed, words
-):
+def test_without_such_lines_gpus_tell_two_groups_apart_as_is_said(aws, answers, is_allowed, words):
     put_lines(aws, "algo-1", "a script of somebody's own")
     if not is_allowed:
         answers.always_refuse("logs", "DescribeLogStreams", "AccessDeniedException")
@@ -186,10 +162,9 @@ def test_without_such_lines_gpus_tell_two_groups_apart_and_that_is_said(
 
 @pytest.mark.parametrize("types", [("ml.g5.2xlarge", "ml.g4dn.xlarge"), ("ml.c5.4xlarge",) * 2])
 def test_groups_that_nothing_tells_apart_are_an_error_that_names_them(aws, answers, begin, types):
-    groups = [
-        {"InstanceType": kind, "InstanceCount": 1, "InstanceGroupName": f"g{n}"}
-        for n, kind in enumerate(types)
-    ]
+    one = {"InstanceCount": 1}
+    pairs = zip(types, ("g0", "g1"), strict=True)
+    groups = [{"InstanceType": kind, "InstanceGroupName": name, **one} for kind, name in pairs]
     make_job(aws, {"InstanceGroups": groups})
     trained(answers, begin)
     put(aws, "algo-1", begin, CPUUtilization=(100.0,), GPUUtilization=(10.0,))
@@ -208,9 +183,6 @@ def test_gpus_tell_nothing_while_a_host_has_no_points(aws, answers, begin):
         observed(aws)
 
 
-# ---- nothing to read
-
-
 def test_a_job_that_there_is_not_is_named_with_its_region(aws):
     with pytest.raises(PlatformError) as caught:
         describe_job(aws, "no-such-job")
@@ -221,11 +193,11 @@ def test_a_job_that_there_is_not_is_named_with_its_region(aws):
 def test_a_job_that_never_trained_says_why(aws, answers):
     make_job(aws)
 
+    failed = dict.fromkeys(("TrainingJobStatus", "SecondaryStatus"), "Failed")
+
     def change(parsed: dict[str, object]) -> None:
         parsed.pop("TrainingStartTime", None)
-        parsed.update(
-            TrainingJobStatus="Failed", SecondaryStatus="Failed", FailureReason="no capacity"
-        )
+        parsed.update(failed, FailureReason="no capacity")
 
     answers.change("sagemaker", "DescribeTrainingJob", change)
     with pytest.raises(PlatformError, match="has not trained: it is Failed: no capacity"):
@@ -251,18 +223,12 @@ def test_a_job_without_points_says_why(aws, answers, ago, minutes, words):
 def test_old_jobs_are_asked_for_in_the_points_that_are_kept(aws, answers):
     make_job(aws)
     trained(answers, datetime.now(UTC) - timedelta(days=30), minutes=180)
-    answers.answer(
-        "cloudwatch",
-        "GetMetricData",
-        {"MetricDataResults": [{"Label": "CPUUtilization algo-1", "Values": [800.0]}]},
-    )
+    points = [{"Label": "CPUUtilization algo-1", "Values": [800.0]}]
+    answers.answer("cloudwatch", "GetMetricData", {"MetricDataResults": points})
     found = observed(aws)
     assert found.point_seconds == 300
     (asked,) = (call for name, call in answers.calls if name == "GetMetricData")
     assert "300" in str(asked["body"])
-
-
-# ---- the verb
 
 
 @pytest.fixture
@@ -284,11 +250,7 @@ def finished(aws, begin, monkeypatch):
 
 
 def decided(folder: Path) -> str:
-    """Returns what `stoker decide` says of the profile that the verb wrote."""
-    words = ["decide", str(folder / "profile.json"), "--out", str(folder / "decision.json")]
-    done = CliRunner().invoke(app_for("decide"), words)
-    assert done.exit_code == 0
-    return done.output
+    return succeeds("decide", "profile.json", "--out", "decision.json", cwd=folder).stdout
 
 
 @pytest.mark.usefixtures("finished")
@@ -305,8 +267,7 @@ def test_the_verb_writes_a_profile_that_decide_takes(tmp_path, capsys):
 @pytest.mark.usefixtures("finished")
 def test_a_log_file_adds_the_step_to_the_record(tmp_path):
     log = tmp_path / "job.log"
-    head = "stoker 2026-11-20T08:00:00.000Z run=m host=algo-1"
-    log.write_text("loading\n" + f"{head} progress steps=9 step_seconds=0.25\n" * 30)
+    log.write_text("loading\n" + f"{HEAD}algo-1 progress steps=9 step_seconds=0.25\n" * 30)
     out = tmp_path / "profile.json"
     observe(NAME, logs=log, region=REGION, outputs=Outputs(out=out), as_json=True)
     record = read_json(out, Profile)
@@ -325,17 +286,13 @@ def test_a_log_without_steps_is_refused_before_aws_is_asked(tmp_path):
 
 
 def test_a_command_beside_a_job_is_refused():
+    context, files = mock.create_autospec(typer.Context), OutputFiles()
     with pytest.raises(UsageError, match="--training-job runs nothing"):
-        profile_verb(
-            ["mnist.yaml"],
-            context=mock.create_autospec(typer.Context),
-            training_job=NAME,
-            files=OutputFiles(),
-        )
+        profile_verb(["mnist.yaml"], context=context, training_job=NAME, files=files)
 
 
 @pytest.mark.parametrize("flag", [["--logs", "x"], ["--region", "eu-west-1"]])
 def test_flags_of_a_job_need_a_job(flag):
-    done = CliRunner().invoke(app_for("profile"), ["profile", *flag])
-    assert done.exit_code == 2
-    assert "--training-job" in done.output
+    done = stoker("profile", *flag)
+    assert done.returncode == 2
+    assert "--training-job" in done.stderr

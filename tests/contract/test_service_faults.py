@@ -8,8 +8,13 @@ import dataclasses
 import io
 import tarfile
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from itertools import product
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -18,14 +23,12 @@ from botocore.exceptions import NoCredentialsError
 from stoker.catalog import load_catalog
 from stoker.errors import PlatformError
 from stoker.platforms.aws import Aws
-from stoker.platforms.base import JobSpec
-from stoker.platforms.follow import UNREACHABLE_SECONDS
+from stoker.platforms.base import JobSpec, Run
 from stoker.platforms.kubernetes import KubernetesPlatform
 from stoker.platforms.kubernetes.api import ClusterApi
 from stoker.platforms.sagemaker import SageMakerPlatform
 from stoker.records import (
     Evaluation,
-    Group,
     PlatformSettings,
     SageMakerSettings,
     Training,
@@ -39,45 +42,43 @@ from stoker.train import train
 from support import sample_records
 from support.aws_answers import Answers
 from support.aws_answers import Clock as SleepClock
-from support.command import stoker
+from support.builders import clusters
+from support.command import stoker, succeeds
 from support.faulty_service import ServiceFault, faulty_service
-from support.kubernetes_api import kube_config, kubernetes_api
+from support.kubernetes_api import kube_config
 from support.kubernetes_jobs import job as kubernetes_job
 from support.local_job import until
 from support.moto import REGION, ROLE
-from support.platform_jobs import follower, use_kube_config
+from support.platform_jobs import use_kube_config
 
 NAME = "mnist-1"
 BUCKET = "stoker-test"
+OUTPUT_URI = f"s3://{BUCKET}/out/{NAME}/output/output.tar.gz"
+OUTPUTS = OUTPUT_URI.replace("s3:/", "GET ")
+TOKEN_URI = f"s3://{BUCKET}/out/{NAME}/stoker_token/token"
 BEGAN = datetime(2026, 11, 20, 8, tzinfo=UTC)
 # The job trains for ten minutes; a fault begins after one and lasts for two.
 TRAINS_SECONDS, FAULT_BEGINS, FAULT_SECONDS = 600.0, 60.0, 120.0
 
-UNAVAILABLE = ServiceFault(status=503, code="ServiceUnavailable")
-RESET = ServiceFault()
+
+def refusal(status: int, code: str, message: str = "no") -> ServiceFault:
+    return ServiceFault(status=status, code=code, message=message)
+
+
+UNAVAILABLE, DENIED = refusal(503, "ServiceUnavailable"), refusal(403, "AccessDenied")
+NOT_AUTHORIZED = "User: x is not authorized to perform: sagemaker:DescribeTrainingJob"
+THROTTLED = ("ThrottlingException", "ThrottledException", "RequestLimitExceeded")
 AWS_FAULTS = {
-    **{str(code): ServiceFault(status=code, code="InternalFailure") for code in (500, 502, 504)},
+    **{str(status): refusal(status, "InternalFailure") for status in (500, 502, 504)},
     "503": UNAVAILABLE,
-    "a proxy's 502": ServiceFault(status=502),
-    "a proxy's 407": ServiceFault(status=407),
-    **{
-        code: ServiceFault(status=400, code=code)
-        for code in ("ThrottlingException", "ThrottledException", "RequestLimitExceeded")
-    },
-    "a timeout": ServiceFault(status=400, code="RequestTimeout"),
-    "a skewed clock": ServiceFault(
-        status=403, code="InvalidSignatureException", message="Signature expired"
-    ),
-    "an expired login": ServiceFault(status=400, code="ExpiredTokenException"),
-    "a missing right": ServiceFault(
-        status=400,
-        code="AccessDeniedException",
-        message="User: x is not authorized to perform: sagemaker:DescribeTrainingJob",
-    ),
-    "not found": ServiceFault(
-        status=400, code="ValidationException", message="Requested resource not found."
-    ),
-    "a reset": RESET,
+    **{f"a proxy's {status}": ServiceFault(status=status) for status in (502, 407)},
+    **{code: refusal(400, code) for code in THROTTLED},
+    "a timeout": refusal(400, "RequestTimeout"),
+    "a skewed clock": refusal(403, "InvalidSignatureException", "Signature expired"),
+    "an expired login": refusal(400, "ExpiredTokenException"),
+    "a missing right": refusal(400, "AccessDeniedException", NOT_AUTHORIZED),
+    "not found": refusal(400, "ValidationException", "Requested resource not found."),
+    "a reset": ServiceFault(),
     "a broken answer": ServiceFault(is_garbled=True),
 }
 
@@ -117,15 +118,12 @@ def aws(aws_proxy, clock, monkeypatch):
 
 
 @pytest.fixture
-def sagemaker_job(tmp_path):
+def job(tmp_path):
     settings = SageMakerSettings(role=ROLE, output_uri=f"s3://{BUCKET}/out")
     return JobSpec(
         name=NAME,
         command=("python", "train.py"),
-        groups=(
-            Group(name="dnn", role="dnn", instance_type="ml.g5.2xlarge", count=1),
-            Group(name="data", role="data", instance_type="ml.c5.4xlarge", count=2),
-        ),
+        groups=clusters("ml.g5.2xlarge", "ml.c5.4xlarge", 2),
         run_dir=tmp_path / "run",
         image="123456789012.dkr.ecr.eu-central-1.amazonaws.com/stoker:1",
         platform_settings=PlatformSettings(sagemaker=settings),
@@ -139,8 +137,7 @@ def put_outputs(aws: Aws) -> None:
         info = tarfile.TarInfo("stoker/training.json")
         info.size = len(content)
         output.addfile(info, io.BytesIO(content))
-    uri = f"s3://{BUCKET}/out/{NAME}/output/output.tar.gz"
-    aws.write_object(uri, packed.getvalue())
+    aws.write_object(OUTPUT_URI, packed.getvalue())
 
 
 def fails_for_two_minutes(proxy, clock, *, part: str, fault: ServiceFault) -> None:
@@ -156,16 +153,12 @@ def fails_for_two_minutes(proxy, clock, *, part: str, fault: ServiceFault) -> No
     proxy.rule = rule
 
 
-def trained_on_sagemaker(aws: Aws, job: JobSpec):
+def trained_on_sagemaker(aws: Aws, job: JobSpec, **more: Any) -> tuple[Training, list[str]]:
     put_outputs(aws)
     said: list[str] = []
-    record = train(
-        job,
-        platform=SageMakerPlatform(aws=aws),
-        catalog=load_catalog("sagemaker"),
-        on_line=lambda line: said.append(line.text),
-    )
-    return record, said
+    given = {"on_line": lambda line: said.append(line.text)} | more
+    platform, catalog = SageMakerPlatform(aws=aws), load_catalog("sagemaker")
+    return train(job, platform=platform, catalog=catalog, **given), said
 
 
 AWS_TABLE = [
@@ -175,9 +168,9 @@ AWS_TABLE = [
 
 
 @pytest.mark.parametrize(("call", "fault"), AWS_TABLE)
-def test_a_fault_of_aws_ends_no_training(aws, aws_proxy, clock, sagemaker_job, call, fault):
+def test_a_fault_of_aws_ends_no_training(aws, aws_proxy, clock, job, call, fault):
     fails_for_two_minutes(aws_proxy, clock, part=call, fault=AWS_FAULTS[fault])
-    record, said = trained_on_sagemaker(aws, sagemaker_job)
+    record, said = trained_on_sagemaker(aws, job)
     assert aws_proxy.num_failed(call) > 0
     assert (record.status, record.exit_code) == ("succeeded", 0)
     assert record.metrics
@@ -191,19 +184,17 @@ START_CALLS = ("DescribeTrainingJob", f"PUT /{BUCKET}/out/{NAME}/stoker_token", 
 
 @pytest.mark.parametrize("part", START_CALLS)
 @pytest.mark.parametrize("fault", ["500", "503", "ThrottlingException", "a reset"])
-def test_a_fault_of_aws_at_the_start_delays_a_training(
-    aws, aws_proxy, clock, sagemaker_job, part, fault
-):
+def test_a_fault_of_aws_at_the_start_delays_a_training(aws, aws_proxy, clock, job, part, fault):
     found = AWS_FAULTS[fault]
     aws_proxy.rule = lambda call: (
         found if part.lower() in call.lower() and clock.now < FAULT_SECONDS else None
     )
-    record, _ = trained_on_sagemaker(aws, sagemaker_job)
+    record, _ = trained_on_sagemaker(aws, job)
     assert aws_proxy.num_failed(part) > 8
     assert (record.status, record.job.name) == ("succeeded", NAME)
 
 
-def test_a_job_whose_creation_got_no_answer_is_adopted(aws, aws_proxy, clock, sagemaker_job):
+def test_a_job_whose_creation_got_no_answer_is_adopted(aws, aws_proxy, clock, job):
     tokens: list[bytes] = []
 
     def rule(call: str) -> ServiceFault | None:
@@ -211,75 +202,68 @@ def test_a_job_whose_creation_got_no_answer_is_adopted(aws, aws_proxy, clock, sa
             return None
         # Its job is made, the answer is lost; later ones do not even arrive.
         if not tokens:
-            uri = f"s3://{BUCKET}/out/{NAME}/stoker_token/token"
-            tokens.append(aws.read_object(uri))
+            tokens.append(aws.read_object(TOKEN_URI))
             return ServiceFault(is_cut=True)
         return UNAVAILABLE
 
     aws_proxy.rule = rule
-    record, _ = trained_on_sagemaker(aws, sagemaker_job)
+    record, _ = trained_on_sagemaker(aws, job)
     assert (record.status, record.job.name) == ("succeeded", NAME)
     assert not [call for call, _ in aws_proxy.calls if "StopTrainingJob" in call]
 
 
-def test_a_start_that_gets_no_answer_for_long_leaves_what_may_exist(
-    aws, aws_proxy, clock, sagemaker_job
-):
+def test_a_start_that_gets_no_answer_for_long_leaves_what_may_exist(aws, aws_proxy, clock, job):
     aws_proxy.rule = lambda call: UNAVAILABLE if "CreateTrainingJob" in call else None
     with pytest.raises(PlatformError) as caught:
-        trained_on_sagemaker(aws, sagemaker_job)
+        trained_on_sagemaker(aws, job)
     assert clock.now >= READ_AGAIN_SECONDS
     assert f"the job {NAME} may exist: the same command with --name {NAME}" in caught.value.fix
-    assert aws.has_object(f"s3://{BUCKET}/out/{NAME}/stoker_token/token")
+    assert aws.has_object(TOKEN_URI)
 
 
-OUTPUTS = f"GET /{BUCKET}/out/{NAME}/output/output.tar.gz"
 OUTPUT_FAULTS = {**AWS_FAULTS, "a broken stream": ServiceFault(is_cut=True)}
 
 
 @pytest.mark.parametrize(
     "fault", ["500", "503", "a reset", "a broken stream", "an expired login", "a proxy's 407"]
 )
-def test_outputs_are_read_until_they_are_whole(aws, aws_proxy, clock, sagemaker_job, fault):
+def test_outputs_are_read_until_they_are_whole(aws, aws_proxy, clock, job, fault):
     fails_for_two_minutes(aws_proxy, clock, part=OUTPUTS, fault=OUTPUT_FAULTS[fault])
-    record, _ = trained_on_sagemaker(aws, sagemaker_job)
+    record, _ = trained_on_sagemaker(aws, job)
     assert aws_proxy.num_failed(OUTPUTS) > 1
     assert record.metrics
     assert record.unfetched is None
 
 
-DENIED = ServiceFault(status=403, code="AccessDenied")
-
-
 @pytest.mark.parametrize("fault", [UNAVAILABLE, DENIED], ids=["503", "403"])
 def test_a_training_whose_outputs_cannot_be_read_is_unknown_and_not_failed(
-    aws, aws_proxy, clock, sagemaker_job, fault
+    aws, aws_proxy, clock, job, fault
 ):
     aws_proxy.rule = lambda call: fault if OUTPUTS in call else None
-    record, _ = trained_on_sagemaker(aws, sagemaker_job)
+    record, _ = trained_on_sagemaker(aws, job)
     assert clock.now >= READ_AGAIN_SECONDS or fault is DENIED
-    assert record.unfetched == f"s3://{BUCKET}/out/{NAME}/output/output.tar.gz"
+    assert record.unfetched == OUTPUT_URI
     assert (record.status, record.metrics, record.steps) == ("succeeded", {}, None)
     found = outcome_of(record)
     assert (found.state, found.exit_code, training_exit_code(record)) == ("unknown", 4, 4)
     aws_proxy.rule = lambda call: None
     # The same command again.
-    again, _ = trained_on_sagemaker(aws, sagemaker_job)
+    again, _ = trained_on_sagemaker(aws, job)
     assert again.metrics
     assert outcome_of(again).is_good
 
 
+def write_workload(folder: Path, job: JobSpec) -> None:
+    about = {"image": job.image, "sagemaker": job.platform_settings.sagemaker}
+    workload = msgspec.structs.replace(sample_records.workload(), platform="sagemaker", **about)
+    write_json(folder / "w.yaml", workload)
+
+
 def test_an_unknown_training_ends_with_4_and_in_a_step_leaves_it_to_the_next_one(
-    aws, aws_proxy, sagemaker_job, tmp_path, monkeypatch
+    aws, aws_proxy, job, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("stoker.platforms.sagemaker.job.QUIET_SECONDS", 0.0)
-    workload = msgspec.structs.replace(
-        sample_records.workload(),
-        platform="sagemaker",
-        image=sagemaker_job.image,
-        sagemaker=sagemaker_job.platform_settings.sagemaker,
-    )
-    write_json(tmp_path / "w.yaml", workload)
+    write_workload(tmp_path, job)
     put_outputs(aws)
     aws_proxy.rule = lambda call: DENIED if OUTPUTS in call else None
     words = ("train", "w.yaml", "--name", NAME, "--group", "dnn=ml.g5.xlarge:1", "--yes")
@@ -287,30 +271,16 @@ def test_an_unknown_training_ends_with_4_and_in_a_step_leaves_it_to_the_next_one
     assert done.returncode == 4, done.stderr
     assert "its outputs could not be read" in done.stdout
     monkeypatch.setenv("STOKER_PIPELINE_EXECUTION", "arn:aws:sagemaker:eu:1:pipeline/m/execution/x")
-    done = stoker(*words, "--out", "t.json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeeds(*words, "--out", "t.json", cwd=tmp_path)
     assert read_json(tmp_path / "t.json", Training).is_unknown
 
 
-def test_an_evaluation_reads_outputs_that_were_not_read_before(
-    aws, aws_proxy, sagemaker_job, tmp_path
-):
+def test_an_evaluation_reads_outputs_that_were_not_read_before(aws, aws_proxy, job, tmp_path):
     put_outputs(aws)
     whole = sample_records.training()
-    unknown = msgspec.structs.replace(
-        whole,
-        metrics={},
-        measured=None,
-        steps=None,
-        hosts=(),
-        unfetched=f"s3://{BUCKET}/out/{NAME}/output/output.tar.gz",
-    )
-    workload = msgspec.structs.replace(
-        sample_records.workload(),
-        platform="sagemaker",
-        sagemaker=sagemaker_job.platform_settings.sagemaker,
-    )
-    write_json(tmp_path / "w.yaml", workload)
+    nothing = {"metrics": {}, "measured": None, "steps": None, "hosts": ()}
+    unknown = msgspec.structs.replace(whole, **nothing, unfetched=OUTPUT_URI)
+    write_workload(tmp_path, job)
     write_json(tmp_path / "p.json", sample_records.profile())
     write_json(tmp_path / "d.json", sample_records.decision())
     write_json(tmp_path / "t.json", unknown)
@@ -322,8 +292,7 @@ def test_an_evaluation_reads_outputs_that_were_not_read_before(
     assert done.returncode == 4, done.stderr
     assert not (tmp_path / "e.json").exists()
     aws_proxy.rule = lambda call: None
-    done = stoker(*words, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeeds(*words, cwd=tmp_path)
     found = read_json(tmp_path / "e.json", Evaluation)
     assert found.metrics == whole.metrics
     assert found.performance
@@ -334,69 +303,31 @@ def test_an_evaluation_reads_outputs_that_were_not_read_before(
     [NoCredentialsError(), RuntimeError("the refreshed credentials are still expired")],
     ids=["none", "expired"],
 )
-def test_missing_credentials_end_no_training(aws, clock, sagemaker_job, error):
+def test_missing_credentials_end_no_training(aws, clock, job, error):
     def missing(**_: object) -> None:
         if FAULT_BEGINS <= clock.now < FAULT_BEGINS + FAULT_SECONDS:
             raise error
 
     events = aws.client("sagemaker").meta.events
     events.register("before-call.sagemaker.DescribeTrainingJob", missing)
-    record, said = trained_on_sagemaker(aws, sagemaker_job)
+    record, said = trained_on_sagemaker(aws, job)
     assert record.status == "succeeded"
     assert sum("and the job continues" in line for line in said) == 1
 
 
-def test_a_service_that_stays_away_leaves_the_training_to_the_next_follower(
-    aws, aws_proxy, clock, sagemaker_job
-):
-    aws_proxy.rule = lambda call: (
-        UNAVAILABLE if "DescribeTrainingJob" in call and clock.now >= FAULT_BEGINS else None
-    )
-    with pytest.raises(PlatformError) as caught:
-        trained_on_sagemaker(aws, sagemaker_job)
-    assert f"--name {NAME}" in caught.value.fix
-    assert clock.now >= UNREACHABLE_SECONDS
-    assert not [call for call, _ in aws_proxy.calls if "StopTrainingJob" in call]
-    aws_proxy.rule = lambda call: None
-    # The same command again.
-    record, _ = trained_on_sagemaker(aws, sagemaker_job)
-    assert record.status == "succeeded"
-    assert sum("CreateTrainingJob" in call for call, _ in aws_proxy.calls) == 1
-
-
 @pytest.mark.parametrize("error", [OSError(5, "Input/output error"), KeyError("bug")])
-def test_an_error_of_the_terminal_or_a_bug_leaves_the_training(
-    aws, aws_proxy, sagemaker_job, error
-):
-    def fails(line: object) -> None:
-        raise error
-
+def test_an_error_of_the_terminal_or_a_bug_leaves_the_training(aws, aws_proxy, job, error):
     with pytest.raises(PlatformError, match="cannot follow the job any more") as caught:
-        train(
-            sagemaker_job,
-            platform=SageMakerPlatform(aws=aws),
-            catalog=load_catalog("sagemaker"),
-            on_line=fails,
-        )
+        trained_on_sagemaker(aws, job, on_line=Mock(side_effect=error))
     assert f"the job {NAME} keeps running" in caught.value.fix
     assert not [call for call, _ in aws_proxy.calls if "StopTrainingJob" in call]
 
 
 @pytest.mark.parametrize("may_stop", [True, False])
-def test_ctrl_c_stops_the_training_only_if_the_person_says_so(
-    aws, aws_proxy, sagemaker_job, may_stop
-):
-    def interrupted(line: object) -> None:
-        raise KeyboardInterrupt
-
+def test_ctrl_c_stops_the_training_only_if_the_person_says_so(aws, aws_proxy, job, may_stop):
+    interrupted = Mock(side_effect=KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt) as caught:
-        train(
-            sagemaker_job,
-            platform=SageMakerPlatform(aws=aws),
-            catalog=load_catalog("sagemaker"),
-            on_line=interrupted,
-            may_stop=lambda: may_stop,
-        )
+        trained_on_sagemaker(aws, job, on_line=interrupted, may_stop=lambda: may_stop)
     stops = [call for call, _ in aws_proxy.calls if "StopTrainingJob" in call]
     assert bool(stops) == may_stop
     assert ("keeps running" in str(caught.value)) != may_stop
@@ -405,137 +336,101 @@ def test_ctrl_c_stops_the_training_only_if_the_person_says_so(
 # --- Kubernetes
 
 FORBIDDEN = 'pods is forbidden: User "system:serviceaccount:team-a:runner" cannot watch resource'
+ETCD = ("InternalError", "etcd timed out")
 KUBERNETES_FAULTS = {
-    **{
-        str(code): ServiceFault(status=code, code="InternalError", message="etcd timed out")
-        for code in (429, 500, 502, 503, 504)
-    },
-    "a proxy's 400": ServiceFault(status=400),
-    "a proxy's 403": ServiceFault(status=403),
-    "a proxy's 407": ServiceFault(status=407),
-    "an expired login": ServiceFault(status=401, code="Unauthorized"),
-    "a missing right": ServiceFault(status=403, code="Forbidden", message=FORBIDDEN),
-    "no API": ServiceFault(status=404, code="NotFound", message="page not found"),
-    "a reset": RESET,
+    **{str(status): refusal(status, *ETCD) for status in (429, 500, 502, 503, 504)},
+    **{f"a proxy's {status}": ServiceFault(status=status) for status in (400, 403, 407)},
+    "an expired login": refusal(401, "Unauthorized"),
+    "a missing right": refusal(403, "Forbidden", FORBIDDEN),
+    "no API": refusal(404, "NotFound", "page not found"),
+    "a reset": ServiceFault(),
     "a broken answer": ServiceFault(is_garbled=True),
 }
 
 
-class SetClock:
-    """A clock that runs, and that a test sets forward."""
-
-    ahead = 0.0
-
-    def __call__(self) -> float:
-        return time.monotonic() + self.ahead
-
-
 @pytest.fixture
-def follow():
-    yield from follower()
+def proxy(api, tmp_path, monkeypatch):
+    with faulty_service(api.url) as found:
+        use_kube_config(monkeypatch, kube_config(tmp_path, found.url))
+        yield found
+
+
+def submitted(run_dir: Path, **of_cluster: Any) -> Run:
+    platform = KubernetesPlatform(cluster=ClusterApi(**of_cluster))
+    job = dataclasses.replace(kubernetes_job(name=NAME), run_dir=run_dir)
+    return platform.submit(platform.plan(job))
 
 
 @pytest.mark.parametrize(
     ("part", "fault"),
     [
         *(("/", name) for name in KUBERNETES_FAULTS),
-        *(("/pods", name) for name in ("503", "a missing right", "no API")),
-        *(("/jobsets", name) for name in ("503", "a missing right", "no API")),
-        *(("/log?", name) for name in ("503", "a missing right", "no API")),
+        *product(("/pods", "/jobsets", "/log?"), ("503", "a missing right", "no API")),
         *(("/events", name) for name in ("503", "a missing right")),
     ],
 )
-def test_a_fault_of_the_cluster_ends_no_training(tmp_path, monkeypatch, follow, part, fault):
-    clock = SetClock()
-    monkeypatch.setattr("stoker.platforms.kubernetes.streams.MAX_DELAY_SECONDS", 0.2)
-    monkeypatch.setattr("stoker.platforms.kubernetes.streams.LOG_MAX_DELAY_SECONDS", 0.2)
-    with kubernetes_api() as api, faulty_service(api.url) as proxy:
-        use_kube_config(monkeypatch, kube_config(tmp_path, proxy.url))
-        cluster = ClusterApi(sleep=lambda seconds: time.sleep(min(seconds, 0.05)), clock=clock)
-        platform = KubernetesPlatform(cluster=cluster)
-        job = dataclasses.replace(kubernetes_job(name=NAME), run_dir=tmp_path / "run")
-        followed = follow(platform.submit(platform.plan(job)))
-        until(lambda: "the job exists" in followed.status, what="it is followed")
-        api.run_pods(NAME)
-        leader = api.pods(NAME, "dnn")[0]
-        until(lambda: "runs on node" in followed.status, what="its hosts are seen")
-        proxy.rule = lambda call: KUBERNETES_FAULTS[fault] if part in call else None
-        api.drop_streams()
-        until(lambda: proxy.num_failed(part) > 3, what="calls fail", seconds=5)
-        clock.ahead += FAULT_SECONDS
-        seen = proxy.num_failed(part)
-        until(
-            lambda: proxy.num_failed(part) > seen,
-            what="they fail after two minutes, too",
-            seconds=5,
-        )
-        assert followed.error is None
-        proxy.rule = lambda call: None
-        api.say(leader, "said later")
-        until(
-            lambda: "said later" in followed.texts(f"{NAME}-dnn-0-0"),
-            what="its log is read",
-            seconds=10,
-        )
-        for pod in (leader, *api.pods(NAME, "data")):
-            api.end_pod(pod)
-        api.end_job(NAME)
-        end = followed.ended()
-        assert end.status == "succeeded"
-        assert api.count("DELETE") == 0
-        told = [line for line in followed.texts("status") if "and the job continues" in line]
-        assert len(told) == len(set(told))
+def test_a_fault_of_the_cluster_ends_no_training(
+    tmp_path, monkeypatch, follow, api, proxy, part, fault
+):
+    clock = SimpleNamespace(ahead=0.0)
+    for name in ("MAX_DELAY_SECONDS", "LOG_MAX_DELAY_SECONDS"):
+        monkeypatch.setattr(f"stoker.platforms.kubernetes.streams.{name}", 0.2)
+    of_cluster = {"sleep": lambda s: time.sleep(min(s, 0.05))}
+    of_cluster["clock"] = lambda: time.monotonic() + clock.ahead
+    followed = follow(submitted(tmp_path / "run", **of_cluster))
+    until(lambda: "the job exists" in followed.status, what="it is followed")
+    api.run_pods(NAME)
+    leader = api.pods(NAME, "dnn")[0]
+    until(lambda: "runs on node" in followed.status, what="its hosts are seen")
+    proxy.rule = lambda call: KUBERNETES_FAULTS[fault] if part in call else None
+    api.drop_streams()
+    until(lambda: proxy.num_failed(part) > 3, what="calls fail", seconds=5)
+    clock.ahead += FAULT_SECONDS
+    seen = proxy.num_failed(part)
+    until(lambda: proxy.num_failed(part) > seen, what="they fail after two minutes", seconds=5)
+    assert followed.error is None
+    proxy.rule = lambda call: None
+    api.say(leader, "said later")
+    host = f"{NAME}-dnn-0-0"
+    until(lambda: "said later" in followed.texts(host), what="its log is read", seconds=10)
+    for pod in (leader, *api.pods(NAME, "data")):
+        api.end_pod(pod)
+    api.end_job(NAME)
+    assert followed.ended().status == "succeeded"
+    assert api.count("DELETE") == 0
+    told = [line for line in followed.texts("status") if "and the job continues" in line]
+    assert len(told) == len(set(told))
 
 
-# More than any client repeats by itself.
-MANY_TIMES = 12
+def first_calls_fail(proxy, fault: str, *, times: int, method: str, part: str) -> Iterator[int]:
+    """Returns the failures that are left."""
+    left = iter(range(times))
+
+    def rule(call: str) -> ServiceFault | None:
+        is_meant = call.startswith(method) and part in call
+        return KUBERNETES_FAULTS[fault] if is_meant and next(left, None) is not None else None
+
+    proxy.rule = rule
+    return left
 
 
 @pytest.mark.parametrize("fault", ["503", "429", "a reset", "a broken answer", "a proxy's 407"])
 @pytest.mark.parametrize("part", ["accessreviews", "/jobsets", "/secrets", "/configmaps"])
-def test_a_fault_at_the_start_is_waited_for_and_makes_nothing_twice(
-    tmp_path, monkeypatch, part, fault
-):
-    left = MANY_TIMES
-
-    def rule(call: str) -> ServiceFault | None:
-        nonlocal left
-        if part not in call or not call.startswith("POST") or not left:
-            return None
-        left -= 1
-        return KUBERNETES_FAULTS[fault]
-
-    with kubernetes_api() as api, faulty_service(api.url) as proxy:
-        use_kube_config(monkeypatch, kube_config(tmp_path, proxy.url))
-        cluster = ClusterApi(sleep=lambda seconds: time.sleep(min(seconds, 0.01)))
-        platform = KubernetesPlatform(cluster=cluster)
-        job = dataclasses.replace(kubernetes_job(name=NAME), run_dir=tmp_path / "run")
-        proxy.rule = rule
-        run = platform.submit(platform.plan(job))
-        assert not left
-        assert api.names("jobsets") == [NAME]
-        run.stop()
+def test_a_fault_at_start_is_waited_for_and_makes_nothing_twice(tmp_path, api, proxy, part, fault):
+    # More than any client repeats by itself.
+    left = first_calls_fail(proxy, fault, times=12, method="POST", part=part)
+    run = submitted(tmp_path / "run", sleep=lambda seconds: time.sleep(min(seconds, 0.01)))
+    assert not list(left)
+    assert api.names("jobsets") == [NAME]
+    run.stop()
 
 
 @pytest.mark.parametrize("fault", ["503", "an expired login", "a reset"])
-def test_a_stop_is_repeated_until_it_is_confirmed(tmp_path, monkeypatch, fault):
-    left = 8
-
-    def rule(call: str) -> ServiceFault | None:
-        nonlocal left
-        if not call.startswith("DELETE") or not left:
-            return None
-        left -= 1
-        return KUBERNETES_FAULTS[fault]
-
+def test_a_stop_is_repeated_until_it_is_confirmed(tmp_path, api, proxy, fault):
     clock = SleepClock()
-    with kubernetes_api() as api, faulty_service(api.url) as proxy:
-        use_kube_config(monkeypatch, kube_config(tmp_path, proxy.url))
-        platform = KubernetesPlatform(cluster=ClusterApi(sleep=clock.sleep, clock=clock))
-        job = dataclasses.replace(kubernetes_job(name=NAME), run_dir=tmp_path / "run")
-        run = platform.submit(platform.plan(job))
-        proxy.rule = rule
-        run.stop()
-        assert not left
-        assert api.names("jobsets") == []
-        assert run.remaining() is None
+    run = submitted(tmp_path / "run", sleep=clock.sleep, clock=clock)
+    left = first_calls_fail(proxy, fault, times=8, method="DELETE", part="")
+    run.stop()
+    assert not list(left)
+    assert api.names("jobsets") == []
+    assert run.remaining() is None

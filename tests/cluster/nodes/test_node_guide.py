@@ -36,7 +36,6 @@ def put_names_in(workload: Path, given: Given) -> None:
 
 
 def on_this_cluster(line: str, given: Given) -> str:
-    """Returns a line with this cluster's pools in place of the example's."""
     line = line.replace("dnn=gpu:", f"dnn={given.train[1]}:")
     line = line.replace("data=cpu:", f"data={given.feed[1]}:")
     line = line.replace("node_pools.py", f"node_pools.py --pool-label {given.train[0]}")

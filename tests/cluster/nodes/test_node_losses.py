@@ -98,7 +98,6 @@ TAKEN = {
 
 
 def is_taken_once(cluster: NodeCluster, how: str = "deleted") -> None:
-    """Takes the dnn pod of a training away; another one takes its place."""
     cluster.trains()
     pods = cluster.pods_of("t", "dnn")
     TAKEN[how](cluster, pods[0])
@@ -190,11 +189,8 @@ def test_a_pod_that_is_preempted_by_priority_trains_again_once_there_is_room(clu
 
 def test_a_pod_that_writes_more_than_its_disk_is_evicted_and_the_reason_is_named(cluster):
     # The kubelet evicts it for its own limit, which is no disruption: it would only fill it again.
-    file = cluster.workload(
-        command=["python", "-c", FILLS_ITS_DISK],
-        hyperparameters={},
-        kubernetes={"scratch": "256Mi"},
-    )
+    script = {"command": ["python", "-c", FILLS_ITS_DISK], "hyperparameters": {}}
+    file = cluster.workload(**script, kubernetes={"scratch": "256Mi"})
     command = cluster.train(file, *cluster.groups())
     assert command.ended() in (PLATFORM_ERROR, FAILED_TRAINING), command.tail
     assert "exceeds the limit" in str(cluster.record()["failure"])

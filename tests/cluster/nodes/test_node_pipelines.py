@@ -33,8 +33,6 @@ FINISHED = "the training is finished though the run has FAILED"
 
 
 class PipelineProject:
-    """Holds a pipeline of the tests' own, with a short profile, and its runs."""
-
     def __init__(self, cluster, server, *, has_claims=True):
         self.cluster, self.server = cluster, server
         self.name = f"stoker-test-{uuid.uuid4().hex[:6]}"
@@ -117,7 +115,6 @@ def project(given, tmp_path_factory):
 
 @pytest.fixture
 def training(project):
-    """Starts a run, and waits until it trains."""
     run = project.start(max_data_hosts=0)
     project.cluster.trains(project.job(run))
     return run
@@ -253,18 +250,13 @@ def test_secrets_are_not_in_the_workflow_its_logs_or_its_artifacts(project, trai
 
 
 def artifacts(cluster: NodeCluster, *marks: str, why: str) -> dict[str, str]:
-    """Returns what the store keeps of a run: outputs, and archived logs."""
     import boto3
 
     address = cluster.given.need(cluster.given.s3, "S3", why)
     keys = cluster.call("GET", cluster.path("secrets", "mlpipeline-minio-artifact"))["data"]
-    store = boto3.client(
-        "s3",
-        endpoint_url=address,
-        region_name="us-east-1",
-        aws_access_key_id=base64.b64decode(keys["accesskey"]).decode(),
-        aws_secret_access_key=base64.b64decode(keys["secretkey"]).decode(),
-    )
+    names = {"aws_access_key_id": "accesskey", "aws_secret_access_key": "secretkey"}
+    own = {name: base64.b64decode(keys[key]).decode() for name, key in names.items()}
+    store = boto3.client("s3", endpoint_url=address, region_name="us-east-1", **own)
     pages = store.get_paginator("list_objects_v2").paginate(Bucket=ARTIFACTS)
     names = [item["Key"] for page in pages for item in page.get("Contents", [])]
     mine = [name for name in names if any(mark in name for mark in marks)]
