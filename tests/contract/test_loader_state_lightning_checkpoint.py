@@ -26,9 +26,7 @@ def fit():
 
 
 @pytest.mark.parametrize("stop_at", [STOP_AT, BATCHES + STOP_AT], ids=["first", "second epoch"])
-def test_a_fit_that_was_stopped_in_an_epoch_goes_on_with_the_batches_that_were_left(
-    tmp_path, fit, stop_at
-):
+def test_a_fit_that_was_stopped_in_an_epoch_resumes_with_the_batches_left(tmp_path, fit, stop_at):
     file = tmp_path / "last.ckpt"
     whole = fit(file)
     first = fit(file, stop_at=stop_at)
