@@ -117,7 +117,8 @@ def _attempt(url: str, content: bytes, *, timeout: float) -> None:
         why = words or type(reason).__name__
     except Exception as err:
         # The address is malformed.
-        kind, why = "refused", type(err).__name__
+        kind = "refused"
+        why = type(err).__name__
     raise ServiceError(f"the webhook cannot be reached: {why}", kind=kind)
 
 

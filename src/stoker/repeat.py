@@ -71,7 +71,9 @@ def repeated(
         is_passing: Whether an error is worth another attempt; else it is raised.
         tell: Called once, with the first error; it may log in again.
     """
-    deadline, pause, has_told = clock() + seconds, MIN_PAUSE_SECONDS, False
+    deadline = clock() + seconds
+    pause = MIN_PAUSE_SECONDS
+    has_told = False
     while True:
         try:
             return call()

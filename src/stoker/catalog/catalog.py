@@ -136,8 +136,12 @@ class Catalog:
         self.info = PLATFORM_INFOS[platform]
         self._by_type = {instance.type: instance for instance in instances}
         self.instances = tuple(self._by_type[name] for name in sorted(self._by_type))
-        self.source, self.region, self.purchase = source, region, purchase
-        self.max_total_vcpus, self.added_by, self._make = max_total_vcpus, added_by, make
+        self.source = source
+        self.region = region
+        self.purchase = purchase
+        self.max_total_vcpus = max_total_vcpus
+        self.added_by = added_by
+        self._make = make
 
     def get(self, instance_type: str) -> Instance:
         """Returns the type of that name, with or without `ml.`; else raises UsageError."""

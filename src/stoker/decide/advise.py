@@ -160,7 +160,8 @@ def advice_of(found: Walk, profile: Profile, *, is_taken: bool = False) -> tuple
         when = "the training works with a larger batch"
         advice.append(Advice(id="more-accelerators", text=text, when=when))
     if chosen.action == "scale_out":
-        batch, larger = work.global_batch_size, chosen.global_batch_size
+        batch = work.global_batch_size
+        larger = chosen.global_batch_size
         text = "More replicas make a larger global batch, replicas x the batch of each"
         if batch and larger:
             text += f": {larger} samples instead of {batch}, {larger / batch:.3g} times as many"

@@ -105,7 +105,8 @@ def more_shards_words(site: Site, groups: Sequence[Group]) -> str:
     workers = sum(group.count * (group.workers_per_host or 0) for group in groups)
     processes = sum(g.count * (g.processes_per_host or 1) for g in groups if g.role == "dnn")
     each = math.ceil(workers / max(1, round(processes * site.work.ranks_per_process)))
-    shards, change = site.work.shards, f"feed.shards: {each}"
+    shards = site.work.shards
+    change = f"feed.shards: {each}"
     if not site.work.are_shards_set:
         change = f"num_workers={each} in the script, or {change}"
     if site.work.divides is None:
@@ -180,7 +181,9 @@ def named(site: Site, groups: Sequence[Group]) -> Candidate:
     if workers is not None:
         shape = replace(shape, dnn=replace(shape.dnn, workers=workers))
     action = _action(site, shape)
-    problem, todays, here = "", _accelerators(site.today), _accelerators(instance)
+    problem = ""
+    todays = _accelerators(site.today)
+    here = _accelerators(instance)
     if here != todays:
         what = f"the accelerators differ ({todays} today, {here} here)"
         problem = f"{what}: profile the training there"
@@ -210,7 +213,8 @@ def _kinds(hosts: Sequence[Hosts]) -> list[tuple[str, int]]:
 
 def _replicated(site: Site, instance: Instance, count: int) -> ClusterShape:
     """Returns dnn hosts alone, with replicas according to their accelerators."""
-    hosts, larger = site.work.hosts, 1.0
+    hosts = site.work.hosts
+    larger = 1.0
     if instance.accelerators and site.today.accelerators:
         larger = instance.accelerators / site.today.accelerators
     return ClusterShape(

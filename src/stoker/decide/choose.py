@@ -297,7 +297,8 @@ def local_core_words(decision: Decision) -> str:
     Shown with the speed-up of a local plan with data hosts, as the same cores without a data group
     may do as much.
     """
-    chosen, is_here = decision.plan, decision.prices.is_nominal
+    chosen = decision.plan
+    is_here = decision.prices.is_nominal
     if not is_here or chosen.action != "heterogeneous" or chosen.predicted is None:
         return ""
     # CPU-seconds of a step over the step.
@@ -427,7 +428,8 @@ def _is_there(found: Walk, action: Action, question: str) -> Answer:
         reply: _Reply = "no"
         if action == "tune" and infeasible and infeasible.predicted:
             # More shards of a stream: free, but the script must set them.
-            reply, outcome = "yes", infeasible.predicted
+            reply = "yes"
+            outcome = infeasible.predicted
             because = f"{ms(outcome.step_seconds)} per step ({outcome.speedup:.2f}x): {because}"
         elif action == "tune" and found.free_fixes:
             reply, because = "yes", found.free_fixes[0]
@@ -458,7 +460,8 @@ def _why_none(found: Walk, action: Action) -> str:
 
 
 def _is_a_data_group_better(found: Walk) -> Answer:
-    keep, what = found.keep.predicted, "be cheaper" if found.is_billed else "take fewer CPU-seconds"
+    keep = found.keep.predicted
+    what = "be cheaper" if found.is_billed else "take fewer CPU-seconds"
     if found.constraints.objective == "time":
         what = "be faster"
     is_late = keep is not None and misses_deadline(keep, found.constraints)
@@ -480,7 +483,8 @@ def _is_a_data_group_better(found: Walk) -> Answer:
     groups = [one for one in worth if one.action == "heterogeneous"]
     # The plan that pays need not be the best one: its band may be narrower.
     plan = best_plan(groups, found.constraints.objective) if groups else plan
-    outcome, costs_more = plan.predicted, not is_free(plan, found.keep)
+    outcome = plan.predicted
+    costs_more = not is_free(plan, found.keep)
     assert outcome is not None
     figures = _figures(plan, is_billed=found.is_billed)
     because = f"{figures}; {percentage(plan.remote_share)} of the batches are made there"
@@ -515,7 +519,8 @@ def _is_change_worth_it(found: Walk) -> Answer:
     reply: _Reply = "no" if found.chosen.action == "keep" else "yes"
     because = found.chosen.reason
     if found.is_busy:
-        reply, because = "unknown", "the figures are not reliable enough to compare plans"
+        reply = "unknown"
+        because = "the figures are not reliable enough to compare plans"
     elif reply == "yes" and outcome is not None and keep is not None:
         saved = gain(outcome, keep, found.constraints.objective)
         what = "time"

@@ -101,10 +101,12 @@ def decide_observed(
     observed = profile.observed
     assert observed is not None
     now = catalog.get(profile.host.instance_type)
-    processes, count = processes_per_host or max(1, now.accelerators), profile.host.count
+    processes = processes_per_host or max(1, now.accelerators)
+    count = profile.host.count
     dnn = TodaysGroup(instance_type=now.type, count=count, processes_per_host=processes)
     keep = Plan(action="keep", groups=(Group.of_today(dnn),), reason=_NOTHING)
-    unfed, suspect = unfed_words(profile.loader, feed), observed.suspect
+    unfed = unfed_words(profile.loader, feed)
+    suspect = observed.suspect
     best = _best_data_type(catalog, constraints) if suspect == "cpu" and not unfed else None
     prices = catalog.prices([now, *([best] if best else [])], today=today)
     warnings = list(warnings_of_prices(prices, platform=catalog.info))
@@ -247,7 +249,8 @@ def decide(
     listed = profiled_type(profile, catalog) if take_as else catalog.get(profile.host.instance_type)
     now = today_of(profile, listed)
     processes = processes_per_host or max(1, now.accelerators)
-    vcpus, most_vcpus = now.capacity * profile.host.count, catalog.max_total_vcpus
+    vcpus = now.capacity * profile.host.count
+    most_vcpus = catalog.max_total_vcpus
     busy = too_busy(profile, vcpus=vcpus, machine_vcpus=most_vcpus)
     work = measure(
         profile,

@@ -41,7 +41,8 @@ def _verdict(decision: Decision) -> str:
     plan, outcome = decision.plan, decision.plan.predicted
     if plan.action == "keep":
         return kept_words(decision)
-    words, reason = plan_in_words(plan), plan.reason
+    words = plan_in_words(plan)
+    reason = plan.reason
     text = f"{words[0].upper()}{words[1:]}. "
     text += f"{reason[:1].upper()}{reason[1:]}." if reason else ""
     if decision.is_noisy:
@@ -134,7 +135,8 @@ def _table(decision: Decision) -> list[str]:
         if plan is rows[0] or plan.reason == ASKED_FOR:
             mark = "*" if plan is rows[0] else "?"
         lines.append(_row(plan, f"{name:<{wide}}", mark=mark, heads=heads))
-    hidden, forbidden = len(shown) - len(rows), sum(not p.feasible for p in decision.plans)
+    hidden = len(shown) - len(rows)
+    forbidden = sum(not p.feasible for p in decision.plans)
     counts = ((hidden, "more"), (forbidden, "ruled out"))
     more = [f"{count} {what}" for count, what in counts if count]
     if more:
@@ -219,7 +221,8 @@ def _hosts(groups: Sequence[Group]) -> list[tuple[str, int]]:
 def _prices(prices: Prices) -> str:
     if prices.is_nominal:
         return "Local cores are free, so plans are compared by the cores they use."
-    stale, where = ", STALE" if prices.stale else "", prices.region or "unknown region"
+    stale = ", STALE" if prices.stale else ""
+    where = prices.region or "unknown region"
     when = prices.date or "unknown date"
     return f"Prices of {when}{stale}, {where}, {prices.purchase}: {prices.source}."
 

@@ -402,7 +402,8 @@ def _mixed_lines(
     reads = [_TermLine("storage", read, read)]
     if work.has_own_storage:
         # Separate storages are needed only for a host's own batches.
-        own, other_end = work.hosts / sum(hosts.count for hosts in data), 0.0
+        own = work.hosts / sum(hosts.count for hosts in data)
+        other_end = 0.0
         reads = [
             _TermLine("storage", parts.read_seconds, 0.0),
             _TermLine("storage", 0.0, read * own),

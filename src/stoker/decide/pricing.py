@@ -102,7 +102,9 @@ def predicted(
         return None
     width = band(work, candidate.shape, made)
     step = made.step_seconds
-    low, own, own_speedup = step * (1 - width), candidate.own_storage, None
+    low = step * (1 - width)
+    own = candidate.own_storage
+    own_speedup = None
     if own is not None and own.step_seconds < _OWN_STORAGE * step:
         own_work = replace(work, storage="per_host")
         low = min(low, own.step_seconds * (1 - band(own_work, candidate.shape, own)))
@@ -185,7 +187,8 @@ def problem_of(candidate: Candidate, outcome: Predicted | None, rules: Rules) ->
             return problem
     if outcome is None:
         return f"today's {rules.today.type} has no price: plans cannot be compared in money"
-    groups, most = len(candidate.groups), rules.catalog.info.max_groups
+    groups = len(candidate.groups)
+    most = rules.catalog.info.max_groups
     if most is not None and groups > most:
         return f"a SageMaker training job has at most {most} instance groups, not {groups}"
     vcpus = sum(h.count * h.instance.vcpus for h in (candidate.shape.dnn, *candidate.shape.data))
@@ -225,7 +228,9 @@ def plan_of(
     candidate: Candidate, outcome: Predicted | None, problem: str, *, global_batch_size: int | None
 ) -> Plan:
     """Returns the candidate as a record; global_batch_size: today's."""
-    made, replicas, wider = candidate.estimate, candidate.shape.replicas, None
+    made = candidate.estimate
+    replicas = candidate.shape.replicas
+    wider = None
     if global_batch_size is not None and replicas != 1 and not candidate.problem:
         wider = max(1, round(replicas * global_batch_size))
     reason = problem

@@ -119,7 +119,8 @@ def measure(
         at_least = min(at_least, free.parts_seconds)
     miss = abs(work.step_seconds / work.parts_seconds - 1)
     vcpus = today.capacity * work.hosts
-    others, speed = others_width(profile, vcpus=vcpus), speed_width(profile)
+    others = others_width(profile, vcpus=vcpus)
+    speed = speed_width(profile)
     doubts = (
         (min(miss, 0.5) if miss > 0.05 else 0.0, _miss_words(work)),
         (
@@ -242,7 +243,9 @@ def _bare(profile: Profile, *, today: Instance, processes: int) -> Work:
 
 
 def _with_inferred(work: Work, profile: Profile) -> Work:
-    step, observed, doubts = profile.timed_step, profile.observed, [*work.doubts]
+    step = profile.timed_step
+    observed = profile.observed
+    doubts = [*work.doubts]
     accelerator = step.accelerator_step_seconds
     # Best evidence first: measured with cached batches, step less wait, utilization.
     if accelerator is None and step.wait_seconds is not None:
@@ -276,7 +279,8 @@ def _loading(
     step, observed = profile.timed_step, profile.observed
     if step.loader_cpu_seconds is not None:
         return step.loader_cpu_seconds, _or(step.loader_wall_seconds, step.loader_cpu_seconds)
-    seconds, hosts = work.step_seconds, _todays(work).dnn
+    seconds = work.step_seconds
+    hosts = _todays(work).dnn
     is_starved: bool | None = None
     if step.wait_seconds is not None:
         is_starved = step.wait_seconds >= _WAITS * seconds
@@ -333,7 +337,8 @@ def _unexplained(profile: Profile, work: Work, *, at_least: float) -> Unexplaine
 
 
 def _miss_words(work: Work) -> str:
-    parts, step = ms(work.parts_seconds), ms(work.step_seconds)
+    parts = ms(work.parts_seconds)
+    step = ms(work.step_seconds)
     return f"the parts give {parts} per step, and {step} were measured"
 
 

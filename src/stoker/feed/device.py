@@ -105,8 +105,10 @@ class DeviceBatches(Generic[_T]):
         Raises:
             UsageError: See `stoker.DataLoader.state_dict`; also if it is not a loader of stoker.
         """
-        held, is_under_way = self._num_held, self._is_under_way
-        loader, process = self._loader(), this_process()
+        held = self._num_held
+        is_under_way = self._is_under_way
+        loader = self._loader()
+        process = this_process()
         found = loader_state.state_of(loader, process, num_held=held, is_under_way=is_under_way)
         return dict(found)
 

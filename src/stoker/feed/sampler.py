@@ -129,7 +129,8 @@ class SamplerOrder:
             self._before_seed = self._seeding_state()
             return _Draws(self, position, iterator)
         position.num_handed, position.num_drawn, position.digest = 0, 0, ""
-        position.is_drawn_out, position.at_draw = False, None
+        position.is_drawn_out = False
+        position.at_draw = None
         position.ahead.clear()
         if self._is_map_style:
             position.at_iter = snapshots.take(self._parts)

@@ -100,7 +100,8 @@ def _component(function: Callable[P, ContainerSpec]) -> Component:
 def _training_component(function: Callable[P, ContainerSpec]) -> Component:
     """Makes a component with hyperparameters: `profile(..., hyperparameters={...})`."""
     plain = _component(function)
-    made, shown = TrainingComponent(plain.component_spec, function), plain.__signature__
+    made = TrainingComponent(plain.component_spec, function)
+    shown = plain.__signature__
     kind, changed = inspect.Parameter.KEYWORD_ONLY, Mapping[str, object] | None
     further = inspect.Parameter("hyperparameters", kind, default=None, annotation=changed)
     made.__doc__ = plain.__doc__

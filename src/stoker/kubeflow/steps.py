@@ -170,7 +170,8 @@ def control_step(task: Task, run: PipelineRun, *, name: str, num_retries: int = 
     """
     task.set_display_name(name).set_caching_options(False)
     settings = run.request.settings
-    control, user = settings.control, settings.run_as
+    control = settings.control
+    user = settings.run_as
     # The user of the jobs' pods.
     set_security_context(task, run_as_user=user, run_as_group=user, run_as_non_root=True)
     # The image may not know the user.

@@ -101,7 +101,10 @@ def record_end(
     inputs: Mapping[str, InputVersion],
 ) -> None:
     """Writes the leader's record and its passive profile; a full disk is logged."""
-    settings, topology, output, log = run.settings, run.topology, run.output, run.log
+    settings = run.settings
+    topology = run.topology
+    output = run.output
+    log = run.log
     progress = coordinator.progress if coordinator else {}
     timelines = read_timelines(output)
     measured = measure(timelines, progress, replica_of=settings.feed.replica)

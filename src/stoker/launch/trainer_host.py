@@ -441,7 +441,8 @@ def _train(
         file = run.output / "feed.csv"
         file.unlink(missing_ok=True)
         logs.append(FeedLog(file, run.log, progress=lambda: coordinator.progress))
-    release, ranks = None, trainer.processes_per_host
+    release = None
+    ranks = trainer.processes_per_host
     if in_run := coordinator or membership:
         all_ranks = ranks * len(run.topology.dnn_hosts)
         release = Release(run.output, in_run, ranks=ranks, all_ranks=all_ranks)

@@ -168,7 +168,8 @@ class Watchdog:
                 self._step(now)
         elif now - self._life_at >= self.limit_seconds / 2 and now >= self._files_at:
             self._files_at = now + min(_FILES_SECONDS, self.limit_seconds / 10)
-            files, self._files = self._files, _newest(self.saved)
+            files = self._files
+            self._files = _newest(self.saved)
             if files not in (None, self._files):
                 self._life_at = now
 

@@ -147,8 +147,9 @@ class PipelineClient(ABC):
 
 
 def fixed(name: str, kind: Kind, text: str, default: str | int) -> Parameter:
-    known, nothing = (lambda workload: default), (lambda value: ())
-    return Parameter(name=name, kind=kind, text=text, default=known, overrides=nothing)
+    return Parameter(
+        name=name, kind=kind, text=text, default=lambda _: default, overrides=lambda _: ()
+    )
 
 
 def told_parameters(
@@ -226,7 +227,8 @@ def pack_inputs(workload: Workload, *, folder: Path | None = None) -> Inputs:
 def sagemaker_of(workload: Workload) -> SageMakerSettings:
     """Returns the workload's settings for SageMaker; raises UsageError if it has none."""
     if workload.sagemaker is None:
-        what, where = "the workload has no settings for SageMaker", f"workload {workload.name}"
+        what = "the workload has no settings for SageMaker"
+        where = f"workload {workload.name}"
         fix = "add sagemaker: {role: ARN, output_uri: s3://...}"
         raise UsageError(what, where=f"{where}, key sagemaker", fix=fix)
     return workload.sagemaker
@@ -281,7 +283,8 @@ def _imported(name: str, *, file: Path) -> ModuleType:
             what = f"the library {missing} is not installed, or too old: {err}"
             raise UsageError(what, fix=install_command(_EXTRAS[missing])) from err
         if missing in ("stoker", "pipelines"):
-            what, where = f"the pipeline cannot be imported: {err}", f"{file} and what it imports"
+            what = f"the pipeline cannot be imported: {err}"
+            where = f"{file} and what it imports"
             fix = f"correct the import, or add the file (docs/{file.stem}.md has an example)"
             raise UsageError(what, where=where, fix=fix) from err
         raise

@@ -329,7 +329,8 @@ def groups_of_channel(name: str, channel: Channel, groups: Sequence[Group]) -> t
     names = [group.name for group in groups]
     for named in channel.groups or ():
         if named not in names and named not in _ROLES:
-            what, fix = f"unknown instance group {named}", nearest(named, [*names, *_ROLES])
+            what = f"unknown instance group {named}"
+            fix = nearest(named, [*names, *_ROLES])
             raise UsageError(what, where=f"key channels.{name}.groups", fix=fix)
     # A single group loads the data too, and gets every channel.
     if len(groups) == 1 or not channel.groups:
@@ -351,7 +352,8 @@ def hyperparameters(values: Mapping[str, Scalar]) -> dict[str, str]:
 def check_container(job: JobSpec, entrypoint: Sequence[str], *, platform: str, key: str) -> None:
     """Refuses a job that no container can run; `key` is that of the platform's settings."""
     if not job.image:
-        what, where = f"no image: {platform} runs only images", f"job {job.name}, key image"
+        what = f"no image: {platform} runs only images"
+        where = f"job {job.name}, key image"
         fix = "build one with make image, push it, and set image to its address"
         raise UsageError(what, where=where, fix=fix)
     # Without it the launcher would parse options of the user's command.
@@ -391,7 +393,8 @@ def _check_groups(job: JobSpec) -> None:
         if names.count(name) > 1:
             what = f"duplicate group name {name}"
             raise UsageError(what, where=where, fix="give each group a unique name")
-    dnn, strategy = job.groups[0], job.settings.strategy
+    dnn = job.groups[0]
+    strategy = job.settings.strategy
     processes = dnn.processes_per_host or 1
     if refusal := strategy.refusal(instance_type=dnn.instance_type, processes_per_host=processes):
         what, fix = refusal

@@ -137,7 +137,8 @@ def make_job_folder(request: LocalRequest, host: LocalHost) -> None:
     for name, channel in sorted(job.channels.items()):
         if host.group not in (groups_of_channel(name, channel, job.groups) or (host.group,)):
             continue
-        data, fix = channel_folder(name, channel.uri), "check the channel's uri"
+        data = channel_folder(name, channel.uri)
+        fix = "check the channel's uri"
         if not data.is_dir():
             raise UsageError(f"no such folder: {data}", where=f"channel {name}", fix=fix)
         (base / "input" / "data" / name).symlink_to(data)
@@ -202,7 +203,8 @@ def lock_run_folder(folder: Path, *, run: str) -> int:
 
 
 def _cannot_start(err: OSError, request: LocalRequest) -> PlatformError:
-    what, where = f"the local run cannot start: {err.strerror or err}", err.filename
+    what = f"the local run cannot start: {err.strerror or err}"
+    where = err.filename
     is_full = err.errno in (errno.ENOSPC, errno.EDQUOT)
     fix = "free some space there, or start it from a folder on another disk" if is_full else ""
     return PlatformError(what, where=str(where or request.job.run_dir), fix=fix)
@@ -441,7 +443,8 @@ class LocalRun:
     def _follow(self) -> None:
         leader = self._hosts[0]
         stop_at: float | None = None
-        is_hurried, others = False, self._hosts[1:]
+        is_hurried = False
+        others = self._hosts[1:]
         while not self._look_for_ended():
             now = time.monotonic()
             if self._is_stopping.is_set() and stop_at is None:
@@ -592,9 +595,12 @@ class LocalPlatform:
             channel_folder(name, channel.uri)
             groups_of_channel(name, channel, job.groups)
         # Numbered from the last group: algo-1 need not lead on SageMaker either.
-        number, offset, hosts = sum(group.count for group in job.groups), 0, []
+        number = sum(group.count for group in job.groups)
+        offset = 0
+        hosts = []
         for group in job.groups:
-            number, size = number - group.count, self._num_cores(group, job)
+            number = number - group.count
+            size = self._num_cores(group, job)
             for index in range(group.count):
                 hosts.append(
                     LocalHost(
@@ -639,7 +645,8 @@ class LocalPlatform:
         return LocalRun(request, environ=self._environ)
 
     def _num_cores(self, group: Group, job: JobSpec) -> int:
-        found, most = _TYPE.match(group.instance_type), len(self._cores)
+        found = _TYPE.match(group.instance_type)
+        most = len(self._cores)
         where = f"group {group.name}"
         if found and (number := int(found.group(1))):
             # Times on fewer cores would be wrong for this type; data hosts may share cores.
@@ -652,8 +659,9 @@ class LocalPlatform:
             return most
         fix = "start it by --platform sagemaker or kubernetes; here " if is_of_cloud else ""
         fix += "use local.c1 for one core, local.c2 for two, ...; a job of one host may name the "
+        fix += "type that this machine is"
         what = f"the local platform has no instance type {group.instance_type}"
-        raise UsageError(what, where=where, fix=f"{fix}type that this machine is")
+        raise UsageError(what, where=where, fix=fix)
 
     def _slice(self, offset: int, size: int) -> tuple[int, ...]:
         count = len(self._cores)

@@ -88,7 +88,8 @@ def host_of(
 ) -> ProfiledHost:
     """Returns the hosts under their best known name; `is_named`: the workload has `group`'s."""
     found = rank.inventory or Inventory()
-    given, name = settings.instance_type, group.instance_type
+    given = settings.instance_type
+    name = group.instance_type
     # The user's word goes before the host's, the host's before a guess.
     if given and given != "auto":
         name = given
@@ -224,7 +225,8 @@ def combine(
     hosts = {own.rank.host: own.rank.vcpus for own in whole}
     spreads = [speed_spread(rank.evidence.core_looks) for rank in ranks if rank.evidence]
     host = host_of(first, group=group, settings=settings, is_named=is_named)
-    notes, note = [note for rank in ranks for note in rank.notes], note_of_host(first, host)
+    notes = [note for rank in ranks for note in rank.notes]
+    note = note_of_host(first, host)
     known = Profile(
         workload_sha256=workload_sha256,
         workload_keys={**workload_keys} if workload_keys else None,

@@ -74,7 +74,8 @@ def launch_profile(command: Sequence[str], environ: Mapping[str, str]) -> int:
     # `stoker launch train`: the command itself is in the job's variables.
     words = (settings.command or command) if len(command) == 1 else command
     try:
-        ranks, what = read_ranks(output), what_of(words)
+        ranks = read_ranks(output)
+        what = what_of(words)
         found = timed_profile(output, ranks, what=what)
         # Ranks that the profile itself killed end with an exit code, too.
         if found and (not code or has_passed or was_cut_off(output)):

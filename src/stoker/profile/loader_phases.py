@@ -534,7 +534,8 @@ def _rate(fetched: Sequence[int], waits: Sequence[float], *, workers: int) -> Qu
     whole = workers * sum(fetched) / sum(waits)
     single = [workers * size / wait for size, wait in zip(fetched, waits, strict=True) if wait > 0]
     found = quartiles(single)
-    low, high = min(found.low, whole), max(found.high, whole)
+    low = min(found.low, whole)
+    high = max(found.high, whole)
     return msgspec.structs.replace(found, mean=whole, low=low, high=high)
 
 

@@ -87,7 +87,9 @@ def observed_profile(
     kind, count = job.groups[job.dnn]
     loads = {load.group: load for load in group_loads(job.loads, types=job.types)}
     dnn = loads[job.dnn]
-    step, spread, notes = None, None, _notes(job)
+    step = None
+    spread = None
+    notes = _notes(job)
     if steps:
         notes.append(
             f"a step's time is the median of {steps.samples} lines that stoker wrote to the log, "

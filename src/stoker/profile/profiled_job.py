@@ -401,7 +401,8 @@ def profile(
     group = cluster.dnn
     job = profiled_job(workload, group=group, run_dir=run_dir, name=name, records=records or {})
     run = platform.submit(platform.plan(job))
-    budget, heard = workload.profile.budget_seconds, Heard()
+    budget = workload.profile.budget_seconds
+    heard = Heard()
     deadline = _Deadline(run=run, heard=heard, budget_seconds=budget)
     interrupted: KeyboardInterrupt | None = None
     try:
@@ -615,7 +616,8 @@ def fix_of_missing_module(name: str, command: Sequence[str]) -> str:
 def _failure(
     end: JobEnd, output: Path | None, ranks: Sequence[RankResult], *, command: Sequence[str]
 ) -> StokerError:
-    again, fix = "", _FIX
+    again = ""
+    fix = _FIX
     # Only cached batches change what the script sees.
     if replayed := max((rank.replayed_steps for rank in ranks), default=0):
         again = f"; the profile was replaying cached batches by then, {replayed} steps long"

@@ -403,7 +403,8 @@ def _shared_reads(own: Signs, *, is_limit: bool) -> ProfileState | None:
     # If the parts name storage, any wait counts: copying can be most of a worker's time.
     if not is_limit and not (is_waiting and own.is_loading_awaited):
         return None
-    seen, evidence = "", own.evidence
+    seen = ""
+    evidence = own.evidence
     received = evidence.received_bytes * 8e-6 / evidence.seconds if evidence.seconds else 0.0
     if received >= 0.1:
         seen += f"; {received:.1f} Mbit/s are received over the network"

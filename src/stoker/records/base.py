@@ -287,7 +287,8 @@ def _check_schema(document: Json, kind: type[Record], place: Place) -> None:
     # Optional in workloads only, which are written by hand.
     found = document.get("schema", expected if kind.__name__ == "Workload" else None)
     if found != expected:
-        match, wanted = _SCHEMA.match(str(found)), kind.__name__.lower()
+        match = _SCHEMA.match(str(found))
+        wanted = kind.__name__.lower()
         fix = "write it again with this version of stoker"
         if match and match[1] != wanted:
             fix = f"this is a {match[1]}: give a {wanted} here"

@@ -140,7 +140,9 @@ def _tracks(story: FeedStory, intervals: Sequence[FeedInterval]) -> list[_Track]
     whole = story.whole
     depths = tuple(each.queue_depth for each in intervals)
     deepest = max((depth for depth in depths if depth is not None), default=0.0)
-    waits, waiting, ready = tuple(each.wait_share for each in intervals), NOT_KNOWN, NOT_KNOWN
+    waits = tuple(each.wait_share for each in intervals)
+    waiting = NOT_KNOWN
+    ready = NOT_KNOWN
     if story.wait_share is not None:
         waiting = f"{percent(story.wait_share)} of a step, top 100{NBSP}%"
     if whole.queue_depth is not None:

@@ -303,7 +303,9 @@ def _plan_rows(decision: Decision) -> list[PlanRow]:
     # The chosen plan may have another reason than the same plan in the list.
     key = (decision.plan.action, decision.plan.groups)
     same = (i for i, plan in enumerate(decision.plans) if (plan.action, plan.groups) == key)
-    chosen, today, rows = next(same, None), todays_group(decision), []
+    chosen = next(same, None)
+    today = todays_group(decision)
+    rows = []
     for index, plan in enumerate(decision.plans):
         # The step of today's cluster, unless the profile was taken elsewhere.
         is_measured = plan.action == "keep" and decision.taken_elsewhere is None

@@ -43,7 +43,8 @@ class Spot:
 
 def spots_of(decision: Decision) -> list[Spot]:
     """Returns the plans that can be run and are predicted, the chosen one last, on top."""
-    front, chosen = pareto_front(decision.plans), decision.plan
+    front = pareto_front(decision.plans)
+    chosen = decision.plan
     is_nominal = decision.prices.is_nominal
     spots = [
         Spot(

@@ -61,9 +61,12 @@ class Drawing:
     def __init__(
         self, *, name: str, width: float, height: float, title: str, description: str
     ) -> None:
-        self.name, self.width, self.height = name, width, height
+        self.name = name
+        self.width = width
+        self.height = height
         self.labels: list[Box] = []
-        self._title, self._description = title, description
+        self._title = title
+        self._description = description
         self._body: list[str] = []
 
     def rect(

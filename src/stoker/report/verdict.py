@@ -65,7 +65,8 @@ def transform_rows(transforms: Sequence[TransformCost]) -> list[TransformRow]:
     shown = [each for each in transforms if each.within is None or each.share >= _MIN_SHARE]
     rows = []
     for each in shown[:_MOST]:
-        name, is_part = _SHORTER.sub("", each.name), each.within is not None
+        name = _SHORTER.sub("", each.name)
+        is_part = each.within is not None
         made = "" if each.bytes_out is None else size(each.bytes_out)
         if made and each.bytes_in is not None:
             made = f"{size(each.bytes_in)} → {made}"
@@ -263,8 +264,11 @@ def judge(
     """Returns the verdict on a run, whole or not; is_planned: nothing was to be run afterwards."""
     gates = evaluation.gates if evaluation else ()
     outcome = outcome_of(training, gates) if training else None
-    wait, gain, promise = _wait(figures), _gain(figures, unit, decision), _promise(figures, unit)
-    lead, passed = [*promise, *_cost(figures, nominal)], ""
+    wait = _wait(figures)
+    gain = _gain(figures, unit, decision)
+    promise = _promise(figures, unit)
+    lead = [*promise, *_cost(figures, nominal)]
+    passed = ""
     if outcome and outcome.state == "passed":
         passed = ", gate passed"
         lead.append(f"Gate passed: {'; '.join(gate_words(gate, 'page') for gate in gates)}.")

@@ -351,7 +351,9 @@ def register_step(
         training: A train step, or your step with an output `model`, the address of an archive.
         evaluation: The step that evaluated. From stoker's step the model gets metrics and report.
     """
-    model, left, judged = run.settings.model, evaluation.outputs, None
+    model = run.settings.model
+    left = evaluation.outputs
+    judged = None
     if any(file.name == "Metadata" for file in evaluation.property_files):
         judged = {
             "stoker-decision": run.uri("decision/decision.json"),
@@ -401,7 +403,8 @@ def _longest_training(run: PipelineRun) -> int:
     given, longest = settings.control.max_run_seconds, settings.may_last_seconds
     num_plans = MAX_PLANS if policy.then == "next_plan" else 1
     needed = longest + num_plans * 60 * policy.wait_minutes + int(MARGIN_SECONDS)
-    training, where = f"a training of up to {duration(longest)}", "key sagemaker.max_run_seconds"
+    training = f"a training of up to {duration(longest)}"
+    where = "key sagemaker.max_run_seconds"
     control = "sagemaker.control.max_run_seconds"
     if longest > _MAX_STEP_SECONDS:
         what = f"{training} is longer than a step of a pipeline may last, 9 days"

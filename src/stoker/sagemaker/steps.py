@@ -176,7 +176,8 @@ class RequestStep(ConfigurableRetryStep):  # type: ignore[misc]
         capacity_minutes: int = 0,
     ) -> None:
         retries = _policies(capacity_minutes) if kind != "RegisterModel" else [_STEP_POLICY]
-        waits, enum = list(depends_on), StepTypeEnum(kind)
+        waits = list(depends_on)
+        enum = StepTypeEnum(kind)
         super().__init__(name, enum, display_name, description, waits, retries)
         self.outputs: dict[str, Text] = dict(outputs or {})
         self._request = _without_absent(request)
@@ -479,7 +480,8 @@ def control_step(
 
 def _check_command(command: Sequence[Text], *, name: str) -> None:
     """Refuses a command with too many or too long words, given the parameters' defaults."""
-    where, fix = f"step {name}", "pass a file: an input of the step"
+    where = f"step {name}"
+    fix = "pass a file: an input of the step"
     if len(command) - 1 > _MAX_ARGUMENTS:
         what = f"the command has {len(command)} words, at most {_MAX_ARGUMENTS + 1}"
         raise UsageError(what, where=where, fix=fix)
@@ -512,8 +514,9 @@ def pipeline(
         name = camel(argument.name)
         if name in taken:
             what = f"argument {argument.name} of the steps is the parameter {name}, and so is "
+            what += taken[name]
             fix = "rename the argument; run.value gives the workload's parameters"
-            raise UsageError(f"{what}{taken[name]}", where=_BODY, fix=fix)
+            raise UsageError(what, where=_BODY, fix=fix)
         taken[name] = f"the argument {argument.name}"
     own = {argument.name: _variable_of(argument) for argument in arguments}
     named: dict[str, PipelineVariable] = {

@@ -400,7 +400,8 @@ class Agent:
             # Unlimited here: credits bound the queue.
             self._router.sndhwm = 0
             crypto.secure_server(self._router, self._keys)
-            wanted, self.port = self.port, self._bind_router(self.port)
+            wanted = self.port
+            self.port = self._bind_router(self.port)
             self._guard = HandshakeGuard(
                 self._router,
                 RejectionLog(self._log, port=self.port),

@@ -473,7 +473,8 @@ class Specs:
             if role.num_shards:
                 order = Fork(role.number, role.num_shards, role.base_seed, "torch")
             else:
-                first, step = spec.first_worker, spec.worker_step
+                first = spec.first_worker
+                step = spec.worker_step
                 # `num_workers` is a lower bound: the numbers of other hosts are unknown here.
                 order = Fork(
                     first + step * role.number, first + step * self._workers, base_seed, name

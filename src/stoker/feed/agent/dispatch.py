@@ -245,7 +245,8 @@ class Outbox:
         self.send(request.session, declined)
 
     def result(self, request: BatchRequest, result: Result) -> None:
-        session, about = request.session, _about(request.make)
+        session = request.session
+        about = _about(request.make)
         if result.is_lost:
             self.decline(request, result.summary, is_lost=True)
         elif result.is_end:
@@ -369,7 +370,9 @@ class Dispatch:
             assert isinstance(slow, BatchRequest)
             if worker not in slow.slow_workers and not slow.is_cancelled:
                 slow.slow_workers.add(worker)
-                name, epoch_id, number = slow.session.name, slow.epoch_id, slow.number
+                name = slow.session.name
+                epoch_id = slow.epoch_id
+                number = slow.number
                 told = protocol.Slow(session=name, epoch_id=epoch_id, number=number, worker=worker)
                 self._outbox.send(slow.session, told)
         self._credits.adapt()

@@ -255,7 +255,8 @@ def answer(order: Make, slots: Slots, source: "IndexedSource | ShardSource") -> 
         slots.close_batch()
     # Outside of `try`: an error here is not the dataset's.
     digest, state = source.made(encoded, slot)
-    cpu_seconds, wall_seconds = time.process_time() - cpu, time.monotonic() - wall
+    cpu_seconds = time.process_time() - cpu
+    wall_seconds = time.monotonic() - wall
     return Batch(slot, encoded.tree, encoded.nbytes, cpu_seconds, wall_seconds, digest, state)
 
 

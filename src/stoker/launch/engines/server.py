@@ -171,7 +171,9 @@ class _KnownProcess:
         )
 
     def _value_of(self, place: EnginePlace) -> str:
-        run, topology, port = self._run, self._run.topology, place.port
+        run = self._run
+        topology = self._run.topology
+        port = place.port
         reached = partial(self._reached, port=port)
         known: dict[str, Callable[[], str]] = {
             "host": lambda: topology.host,

@@ -220,7 +220,8 @@ class MpiHost:
                 start_deadline_seconds=feed.start_deadline_seconds,
             )
         # First, so that a missing program is reported at once.
-        daemon, seconds = find_program(DAEMON, self.environ), feed.start_deadline_seconds
+        daemon = find_program(DAEMON, self.environ)
+        seconds = feed.start_deadline_seconds
         deadline = time.monotonic() + seconds
         while self._membership.start_order is None:
             if time.monotonic() > deadline:

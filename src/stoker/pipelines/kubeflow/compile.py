@@ -73,7 +73,8 @@ class KubeflowRequest:
     @property
     def champions(self) -> tuple[str, str] | None:
         """Claim and folder of the champions, if they are in a claim."""
-        named, where = self.settings.champion or "", "key kubernetes.champion"
+        named = self.settings.champion or ""
+        where = "key kubernetes.champion"
         return claim_of(named, where=where) if named.startswith("pvc://") else None
 
 

@@ -162,7 +162,8 @@ class SageMakerClient(PipelineClient):
         if found is None:
             if not id and (job := find_job(self._aws, name)):
                 return _state(name, job["TrainingJobStatus"], job.get("FailureReason"))
-            what, where = f"no pipeline or training job {name} found", f"region {self._aws.region}"
+            what = f"no pipeline or training job {name} found"
+            where = f"region {self._aws.region}"
             fix = "RUN is PIPELINE/EXECUTION_ID, a pipeline, a training job, or an ARN of these"
             raise UsageError(what, where=where, fix=fix)
         if id is None:

@@ -87,7 +87,8 @@ class KubernetesPlatform:
         In a pod that its environment names (POD_NAME, POD_UID) the Workflow that controls the pod
         owns the job.
         """
-        settings, pod = request.layout.settings, own_pod()
+        settings = request.layout.settings
+        pod = own_pod()
         log = Log(run=request.job.name, host=SERVICE)
         with self._explained(settings) as cluster:
             # Before anything is created: a later refusal would leave half of a run.
@@ -96,8 +97,13 @@ class KubernetesPlatform:
             begin = adopt if self._adopts_only else start
             started = begin(_patient(cluster, log), request, follower=follower, log=log)
         note_submitted(request, uid=started.uid, namespace=cluster.namespace)
-        last, run = self._adopts_only, KubernetesRun
-        return run(cluster, request=request, started=started, follower=follower, is_last=last)
+        return KubernetesRun(
+            cluster,
+            request=request,
+            started=started,
+            follower=follower,
+            is_last=self._adopts_only,
+        )
 
     def vanished(self, request: KubernetesRequest) -> str:
         """Returns words on an earlier job of the run's folder that is gone; empty without one."""
@@ -118,7 +124,8 @@ class KubernetesPlatform:
     def kept(self, request: KubernetesRequest) -> str:
         settings, run = request.layout.settings, request.job.name
         workload = name_of_workload(request.job.platform_settings)
-        cluster, digest = self._cluster_of(settings), request.request_sha256
+        cluster = self._cluster_of(settings)
+        digest = request.request_sha256
         try:
             return finished_record(cluster, workload, run, request_sha256=digest)
         except ServiceError as err:
@@ -128,8 +135,10 @@ class KubernetesPlatform:
             return ""
 
     def keep(self, request: KubernetesRequest, record: str) -> None:
-        run, workload = request.job.name, name_of_workload(request.job.platform_settings)
-        log, digest = Log(run=run, host=SERVICE), request.request_sha256
+        run = request.job.name
+        workload = name_of_workload(request.job.platform_settings)
+        log = Log(run=run, host=SERVICE)
+        digest = request.request_sha256
         cluster = _patient(self._cluster_of(request.layout.settings), log)
         try:
             jobs = uids_of_run(cluster, request)
@@ -163,7 +172,8 @@ class KubernetesPlatform:
         self, name: str, settings: PlatformSettings, *, run_id: str
     ) -> Sequence[Mapping[str, str]]:
         """Returns the records of the run's jobs without a recorded end, the profile's first."""
-        known, workload = settings.kubernetes or KubernetesSettings(), name_of_workload(settings)
+        known = settings.kubernetes or KubernetesSettings()
+        workload = name_of_workload(settings)
         with self._explained(known) as cluster:
             try:
                 told = told_jobs(cluster, workload)
@@ -190,7 +200,8 @@ class KubernetesPlatform:
             settings: The workload, whose name identifies its profile's job.
             run_id: Id of the pipeline's run, whose profile may be a job, too.
         """
-        known, deleted = settings.kubernetes or KubernetesSettings(), []
+        known = settings.kubernetes or KubernetesSettings()
+        deleted = []
         kind = "TrainJob" if known.api == "trainer" else "JobSet"
         with self._explained(known) as asked:
             cluster = _patient(asked, Log(run=name, host=SERVICE))
@@ -207,7 +218,8 @@ class KubernetesPlatform:
         self, cluster: ClusterApi, name: str, settings: PlatformSettings, *, run_id: str
     ) -> Iterator[Document]:
         is_trainer = settings.kubernetes is not None and settings.kubernetes.api == "trainer"
-        resource, workload = TRAINJOBS if is_trainer else JOBSETS, name_of_workload(settings)
+        resource = TRAINJOBS if is_trainer else JOBSETS
+        workload = name_of_workload(settings)
         return jobs_of_run(cluster, resource, name, run_id=run_id, workload=workload)
 
     @contextlib.contextmanager

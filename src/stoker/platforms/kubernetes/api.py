@@ -141,7 +141,9 @@ def refusal(code: int, body: str, action: ApiAction) -> ServiceError:
     elif code in (400, 422):
         fix = "check the versions of the cluster's JobSet and Trainer: stoker expects others"
     error = failed(what, action, kind=kind, fix=fix)
-    error.code, error.status, error.user = str(code), code, denied["user"] if denied else ""
+    error.code = str(code)
+    error.status = code
+    error.user = denied["user"] if denied else ""
     return error
 
 
@@ -231,13 +233,12 @@ def connect(context: str | None, *, strict_tls: bool = False) -> tuple[object, s
 
 
 def _not_configured(err: Exception, context: str | None) -> PlatformError:
-    what, where, fix = (
-        "no cluster is configured",
-        "kube config (variable KUBECONFIG, else ~/.kube/config), or a pod's service account",
-        "see kubectl config view; set KUBECONFIG, or kubernetes.context",
-    )
+    what = "no cluster is configured"
+    where = "kube config (variable KUBECONFIG, else ~/.kube/config), or a pod's service account"
+    fix = "see kubectl config view; set KUBECONFIG, or kubernetes.context"
     if context:
-        what, where = "cannot use the kube config", f"key kubernetes.context, {context}"
+        what = "cannot use the kube config"
+        where = f"key kubernetes.context, {context}"
         fix = "kubectl config get-contexts lists the contexts"
     return PlatformError(f"{what}: {_words(err) or type(err).__name__}", where=where, fix=fix)
 
@@ -463,7 +464,8 @@ class ClusterApi:
         body: Document | None = None,
         is_repeated: bool = True,
     ) -> Document:
-        action, path = self._action(verb, resource, name), self._path(resource, name)
+        action = self._action(verb, resource, name)
+        path = self._path(resource, name)
         errors: list[ServiceError] = []
 
         def send() -> Document:

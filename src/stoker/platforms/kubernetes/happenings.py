@@ -50,7 +50,8 @@ class Happenings:
     """
 
     def __init__(self, *, run: str, groups: Sequence[PodGroup], since: str) -> None:
-        self._run, self._since = run, since
+        self._run = run
+        self._since = since
         self._jobs: Mapping[str, str] = {f"{run}-{group.job}-0": group.job for group in groups}
         # Names of Kueue's objects.
         self._workloads = (f"jobset-{run}-", f"trainjob-{run}-")

@@ -286,7 +286,8 @@ class RunPicture:
             if there[group.group.name] >= group.group.count:
                 self._refused.pop(group.job, None)
         self._deleted = {p.uid: self._deleted.get(p.uid, now) for p in pods if p.deleted_at}
-        seconds, unfit = {uid: now - at for uid, at in self._deleted.items()}, self._unfit
+        seconds = {uid: now - at for uid, at in self._deleted.items()}
+        unfit = self._unfit
         found = [
             *troubles_of(pods, layout, namespace=namespace, deleted_seconds=seconds, unfit=unfit),
             *(refused_pods(self._groups[job], said) for job, said in self._refused.items()),
@@ -430,7 +431,8 @@ class KubernetesRun(FollowedRun):
         follower: Follower,
         is_last: bool = False,
     ) -> None:
-        layout, self._resource = request.layout, OF_KIND[text(request.main, "kind")]
+        layout = request.layout
+        self._resource = OF_KIND[text(request.main, "kind")]
         self._place = f"{self._resource.plural} {request.name}"
         super().__init__(
             request.name,
@@ -612,7 +614,8 @@ class KubernetesRun(FollowedRun):
         """Returns the error for groups without hosts; the next plan is tried at once."""
         job = self._layout.job
         best = f"the next best plan: {job.next_best}" if job.next_best else ""
-        what, fix = f"{what}: {next(iter(without.values()))}", "; ".join(filter(None, (fix, best)))
+        what = f"{what}: {next(iter(without.values()))}"
+        fix = "; ".join(filter(None, (fix, best)))
         error = NoCapacityError(what, where=self._place, fix=fix)
         error.types = frozenset(g.instance_type for g in job.groups if g.name in without)
         error.may_pass = False
@@ -711,7 +714,8 @@ class KubernetesRun(FollowedRun):
 
     def _no_capacity(self, trouble: Trouble) -> NoCapacityError:
         """Returns the error for missing hosts; only a quota is worth a retry."""
-        job, waited = self._layout.job, trouble.what
+        job = self._layout.job
+        waited = trouble.what
         fix, types = trouble.fix, frozenset[str]()
         if not trouble.may_pass:
             types = frozenset(g.instance_type for g in job.groups if g.name == trouble.group)
@@ -726,7 +730,8 @@ class KubernetesRun(FollowedRun):
             waited += f" (for {minutes} min, kubernetes.queue_wait_minutes)"
         error = NoCapacityError(waited, where=self._place, fix=fix)
         error.types, error.may_pass = types, trouble.may_pass
-        dnn, pods = self._layout.dnn.group, self._picture.all_pods
+        dnn = self._layout.dnn.group
+        pods = self._picture.all_pods
         started = {pod.index for pod in pods if pod.is_started and pod.group == dnn.name}
         # Each has, or had, a process, so that training could begin.
         error.had_hosts = len(started) >= dnn.count

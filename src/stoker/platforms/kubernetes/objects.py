@@ -255,7 +255,8 @@ def settings_of(job: JobSpec) -> KubernetesSettings:
     settings = job.platform_settings.kubernetes or KubernetesSettings()
     check_container(job, settings.entrypoint, platform="Kubernetes", key="kubernetes")
     if settings.runtime and settings.api != "trainer":
-        what, where = "only Kubeflow Trainer has TrainingRuntimes", "key kubernetes.runtime"
+        what = "only Kubeflow Trainer has TrainingRuntimes"
+        where = "key kubernetes.runtime"
         fix = "set kubernetes.api to trainer, or leave runtime out"
         raise UsageError(what, where=where, fix=fix)
     if settings.data.gpus:
@@ -288,9 +289,12 @@ def _pod_group(group: Group, *, name: str, settings: KubernetesSettings) -> PodG
     if gpus is None:
         raise _unknown(group, "how many GPUs a pod gets (0: training on CPUs)")
     if not is_dnn and pool.gpus:
-        what = f"{group.instance_type} has GPUs, which pods of the data group do not use: they do "
-        fix = "plan data hosts of a type without GPUs"
-        raise UsageError(f"{what}not tolerate GPU nodes", where=f"group {group.name}", fix=fix)
+        raise UsageError(
+            f"{group.instance_type} has GPUs, which pods of the data group do not use: they do not "
+            "tolerate GPU nodes",
+            where=f"group {group.name}",
+            fix="plan data hosts of a type without GPUs",
+        )
     if not is_dnn and lacks_arm_image(settings, group.instance_type):
         raise UsageError(
             f"the nodes of {group.instance_type} are arm64, and the workload's image may be for "
@@ -429,7 +433,8 @@ def _check_memory(group: Group, resources: Document) -> None:
 
 
 def _unknown(group: Group, what: str) -> UsageError:
-    pool, gpus = bare_type(group.instance_type), ", gpus: 1" if group.role == "dnn" else ""
+    pool = bare_type(group.instance_type)
+    gpus = ", gpus: 1" if group.role == "dnn" else ""
     where = f"group {group.name}, key kubernetes.pools.{pool}"
     fix = f'for example kubernetes: {{pools: {{"{pool}": {{cpu: 7, memory: 28Gi{gpus}}}}}}}'
     return UsageError(f"the workload does not say {what} on {pool}", where=where, fix=fix)
@@ -482,7 +487,8 @@ def inputs_key(group: PodGroup) -> str:
 
 
 def channels_of(layout: Layout, group: PodGroup) -> dict[str, Channel]:
-    groups, own = layout.job.groups, group.group.name
+    groups = layout.job.groups
+    own = group.group.name
     return {
         name: channel
         for name, channel in sorted(layout.job.channels.items())
@@ -508,7 +514,8 @@ def claim_of(uri: str, *, where: str) -> tuple[str, str]:
 def _job_folder(layout: Layout, group: PodGroup) -> Mounted:
     """Mounts model, checkpoints and output: on the node, or the dnn group's in the output claim."""
     # Not the whole job folder, in which images have code.
-    output, key = layout.settings.output, "subPath"
+    output = layout.settings.output
+    key = "subPath"
     volume: Document = {"emptyDir": _size_limit(layout.settings.scratch)}
     paths = {name: name for name in _WRITTEN}
     if output and group.is_dnn:
@@ -520,7 +527,8 @@ def _job_folder(layout: Layout, group: PodGroup) -> Mounted:
         # Every host has its own output folder; model and checkpoints are the run's.
         paths = {name: f"{parent}/{name}" for name in _WRITTEN}
         paths["output"] += "/$(JOB_COMPLETION_INDEX)"
-        key, volume = "subPathExpr", {"persistentVolumeClaim": {"claimName": claim}}
+        key = "subPathExpr"
+        volume = {"persistentVolumeClaim": {"claimName": claim}}
     mounts = [{"mountPath": f"{JOB_FOLDER}/{name}", key: path} for name, path in paths.items()]
     return _mounted("job", volume, *mounts)
 
@@ -724,7 +732,8 @@ def spec_of_run(layout: Layout, group: PodGroup) -> dict[str, Json]:
         term: Document = {"labelSelector": pods, "topologyKey": ZONE_LABEL}
         if zone != "require":
             # The greatest weight of a preference.
-            kind, term = "preferred", {"weight": 100, "podAffinityTerm": term}
+            kind = "preferred"
+            term = {"weight": 100, "podAffinityTerm": term}
         affinity: Document = {f"{kind}DuringSchedulingIgnoredDuringExecution": [term]}
         spec["affinity"] = {"podAffinity": affinity}
     return spec

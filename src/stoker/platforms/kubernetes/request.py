@@ -211,7 +211,8 @@ def _train_job_spec(layout: Layout, *, runtime: str) -> dict[str, Json]:
     }
     patches: list[Json] = [_patch(layout, group) for group in layout.groups]
     patch: Document = {"template": {"spec": {"replicatedJobs": patches}}}
-    limit, group = layout.settings.max_run_seconds, TRAINER_API.partition("/")[0]
+    limit = layout.settings.max_run_seconds
+    group = TRAINER_API.partition("/")[0]
     return {
         "runtimeRef": {"apiGroup": group, "kind": "TrainingRuntime", "name": runtime},
         **({"activeDeadlineSeconds": limit} if limit else {}),

@@ -158,7 +158,9 @@ class ObjectWatch(StreamReader):
 
     def run(self) -> None:
         """Watches until it is closed."""
-        version, delay, reached_at = "", MIN_DELAY_SECONDS, self._cluster.clock()
+        version = ""
+        delay = MIN_DELAY_SECONDS
+        reached_at = self._cluster.clock()
         while not self._is_closed.is_set():
             self._has_news = False
             try:
@@ -263,7 +265,8 @@ class PodLog(StreamReader):
 
     def run(self) -> None:
         """Reads until the pod's end."""
-        delay, restarts = MIN_DELAY_SECONDS, 0
+        delay = MIN_DELAY_SECONDS
+        restarts = 0
         failing_since: float | None = None
         while not self._is_closed.is_set():
             pod = self._pod

@@ -426,7 +426,8 @@ def _guard_follower(
 def _create_part(
     cluster: ClusterApi, document: Document, job: Document, *, is_adopted: bool
 ) -> None:
-    is_waited_for, resource = True, resource_of(document)
+    is_waited_for = True
+    resource = resource_of(document)
     deadline = cluster.clock() + LEFTOVER_SECONDS
     while True:
         reference = object_reference(job, is_waited_for=is_waited_for)
@@ -444,10 +445,12 @@ def _create_part(
             if is_adopted or err.is_repeated:
                 return
             if cluster.clock() >= deadline:
-                name, namespace = name_of(document), cluster.namespace
+                name = name_of(document)
+                namespace = cluster.namespace
                 what = f"the {document['kind']} {name} exists and is not this run's"
                 fix = f"kubectl delete {resource.plural} {name} -n {namespace}, or choose another"
-                where, fix = f"namespace {namespace}", f"{fix} --name"
+                where = f"namespace {namespace}"
+                fix = f"{fix} --name"
                 raise PlatformError(what, where=where, fix=fix) from err
         cluster.sleep(POLL_SECONDS)
 

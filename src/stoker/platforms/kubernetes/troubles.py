@@ -258,7 +258,8 @@ def _crashes(pods: Sequence[PodState], group: PodGroup, bill: str) -> Iterator[T
     found = [pod for pod in pods if pod.restarts >= CRASHES and not pod.is_running]
     if not found:
         return
-    most, name = max(pod.restarts for pod in found), group.group.name
+    most = max(pod.restarts for pod in found)
+    name = group.group.name
     yield Trouble(
         key=f"crashes {name}",
         group=name,

@@ -203,13 +203,14 @@ def _group_rules(body: Body) -> Iterator[UsageError]:
             fix="plan fewer groups: stoker decide proposes one data group",
         )
     fix = "remove it from sagemaker.request"
-    warm, spot = "KeepAlivePeriodInSeconds", "EnableManagedSpotTraining"
+    warm = "KeepAlivePeriodInSeconds"
+    spot = "EnableManagedSpotTraining"
     if mapping(body, "ResourceConfig").get(warm):
         what = "instance groups have no warm pools"
         yield UsageError(what, where=f"ResourceConfig.{warm}", fix=fix)
     if body.get(spot):
-        what = "managed spot with instance groups is not documented: a lost data host would not "
-        yield UsageError(f"{what}be replaced", where=spot, fix=fix)
+        what = "managed spot with instance groups is not documented: no lost data host is replaced"
+        yield UsageError(what, where=spot, fix=fix)
 
 
 def _type_rules(body: Body) -> Iterator[UsageError]:
@@ -217,7 +218,8 @@ def _type_rules(body: Body) -> Iterator[UsageError]:
     for where, name in instance_types(body):
         if name in known:
             continue
-        what, fix = f"SageMaker has no instance type {name}", nearest(name, known)
+        what = f"SageMaker has no instance type {name}"
+        fix = nearest(name, known)
         # In SageMaker's SDK, `local` and `local_gpu` are the types of local mode.
         if bare_type(name).startswith("local"):
             what = f"{name} is a type of local mode, not of training jobs"

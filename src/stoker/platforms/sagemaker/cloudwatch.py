@@ -451,7 +451,8 @@ def observe_job(
     end = datetime.fromisoformat(state.ended_at) if state.ended_at else now
     # The service numbers the hosts of all groups together.
     hosts = [f"algo-{n + 1}" for n in range(sum(count for _, count in state.groups.values()))]
-    age, seconds = (now - begin).total_seconds(), (end - begin).total_seconds()
+    age = (now - begin).total_seconds()
+    seconds = (end - begin).total_seconds()
     read = partial(read_utilisation, aws, job_name=state.name, begin=begin, end=end, now=now)
     members, notes = _members(aws, state, hosts, log)
     if members is None:

@@ -291,7 +291,9 @@ class SageMakerRun(FollowedRun):
                 state.reason, job.groups, job_name=state.name, next_best=job.next_best
             )
         outputs = f"{state.output_prefix}/output.tar.gz"
-        output_dir, unfetched, folder = None, None, job.run_dir / "output"
+        output_dir = None
+        unfetched = None
+        folder = job.run_dir / "output"
         try:
             output_dir = fetch_outputs(self._aws, outputs, folder=folder, log=self._log)
         except PlatformError as err:
@@ -327,7 +329,8 @@ class SageMakerRun(FollowedRun):
         """Waits, then polls the job's state and its new log lines."""
         if self._interval:
             self._aws.sleep(self._interval)
-        has_news, has_new_lines = self._look_at_state(), self._look_at_logs()
+        has_news = self._look_at_state()
+        has_new_lines = self._look_at_logs()
         is_behind = self._logs.is_behind
         if self._has_ended:
             now = self._aws.clock()

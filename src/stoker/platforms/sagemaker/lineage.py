@@ -48,7 +48,8 @@ def tags_of(facts: Mapping[str, str]) -> list[Json]:
 def kept_lineage(aws: Aws, arn: str) -> Lineage:
     """Returns a job's ARN and the facts in its tags, which this account may not be able to read."""
 
-    asked, tags = {"items": "Tags", "ResourceArn": arn}, []
+    asked = {"items": "Tags", "ResourceArn": arn}
+    tags = []
     with contextlib.suppress(StokerError):
         tags = aws.repeated(lambda: list(aws.pages("sagemaker", "ListTags", **asked)))
     pairs = {str(tag.get("Key")): str(tag.get("Value")) for tag in tags}

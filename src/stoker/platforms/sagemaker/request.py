@@ -270,7 +270,8 @@ def checkpoints_of(settings: SageMakerSettings, *, run: str) -> str | None:
 
 def _optional(job: JobSpec, settings: SageMakerSettings, *, folder: str) -> dict[str, Json]:
     checkpoints, place = checkpoints_of(settings, run=job.run_name), CHECKPOINTS
-    told, is_profile = job.tracking, job.settings.profile is not None
+    told = job.tracking
+    is_profile = job.settings.profile is not None
     if is_profile:
         # Not the training's checkpoints, which a profile must not touch.
         checkpoints, place = f"{folder}/profile", PROFILE_FOLDER

@@ -574,7 +574,8 @@ def _forget_token(
 
 
 def _quota_or_capacity(err: ServiceError, request: SageMakerRequest) -> NoCapacityError | None:
-    job, where = request.job, f"job {request.job.name}, {err.action}"
+    job = request.job
+    where = f"job {request.job.name}, {err.action}"
     if _NEVER.search(err.what) and _TYPE.search(err.what):
         return _no_such_type(err.what, job.groups, where=where, next_best=job.next_best)
     if err.code.startswith("ResourceLimitExceeded"):
