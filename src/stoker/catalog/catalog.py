@@ -511,7 +511,7 @@ def _aws(platform: PlatformName) -> Catalog:
 
 
 def extended(catalog: Catalog, table: Table) -> Catalog:
-    """Returns the catalog with the table's rows added, or in place of types of the same name."""
+    """Returns the catalog with the table's rows; raises UsageError where one of them is wrong."""
     platform = catalog.platform
     instances = {instance.type: instance for instance in catalog.instances}
     for row in table.rows:
