@@ -29,6 +29,9 @@ def timed(batches: object) -> tuple[object, object]:
 
     Args:
         batches: A tf.data.Dataset, as for `fit`, with its `prefetch` at the end.
+
+    Returns:
+        The dataset, and a callback for `fit`.
     """
     tf = import_module("tensorflow")
     process = this_process()
