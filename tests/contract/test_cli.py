@@ -4,20 +4,21 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import typer.main
 
 from stoker.cli.app import PANELS, app_for
-from support.command import process, stoker
+from support.command import process, stoker, succeeds
 
 ROOT = Path(__file__).parents[2]
 # Where Kubeflow is.
 REACH = {"--host", "--namespace", "--token-file", "--ca-file"}
 
-OUTPUTS = {"--out", "--summary"}
 STEP = {"--param", "--executor-input"}
 EVERY = {"--set", "--json", "--debug"}
+OF_STEP = EVERY | STEP | {"--out", "--summary"}
 
 
 def flags(words: str) -> set[str]:
@@ -26,25 +27,15 @@ def flags(words: str) -> set[str]:
 
 VERBS = {
     "run": EVERY | flags("from group replace-dataloader prices yes"),
-    "profile": EVERY
-    | OUTPUTS
-    | STEP
-    | flags("budget copy training-job logs instance-type region platform yes"),
-    "decide": EVERY
-    | OUTPUTS
-    | STEP
+    "profile": OF_STEP | flags("budget copy training-job logs instance-type region platform yes"),
+    "decide": OF_STEP
     | flags("workload objective max-usd-per-hour prices group as cpu-speed platform report")
     | flags("instance-type step-seconds accelerator-step-seconds vcpus-needed calibrate"),
-    "train": EVERY
-    | OUTPUTS
-    | STEP
+    "train": OF_STEP
     | flags("platform profile decision group replace-dataloader dry-run name run-id finish")
     | flags("evaluation report always model prices max-usd yes"),
-    "evaluate": EVERY
-    | OUTPUTS
-    | STEP
-    | flags("profile decision training champion promote gate-of report always"),
-    "report": {"--scaling", "--compare", "--json", "--debug"},
+    "evaluate": OF_STEP | flags("profile decision training champion promote gate-of report always"),
+    "report": flags("scaling compare json debug"),
     "catalog": flags("platform prices json debug"),
     "schema": flags("debug"),
     "watch": flags("once json debug"),
@@ -76,19 +67,17 @@ def verbs():
 
 
 def test_verbs_and_flags_equal_the_list():
-    commands = verbs()
     found = {
         name: {flag for param in command.params for flag in param.opts if flag.startswith("--")}
-        for name, command in commands.items()
+        for name, command in verbs().items()
     }
     assert found == VERBS
 
 
 def test_hidden_flags_equal_the_list_and_are_documented():
-    commands = verbs()
     found = {
         name: {param.opts[0] for param in command.params if getattr(param, "hidden", False)}
-        for name, command in commands.items()
+        for name, command in verbs().items()
     }
     assert {name: flags for name, flags in found.items() if flags} == HIDDEN
     page = (ROOT / "components" / "README.md").read_text()
@@ -97,16 +86,14 @@ def test_hidden_flags_equal_the_list_and_are_documented():
 
 def test_the_list_of_verbs_shows_the_whole_first_line_of_the_help_of_each(tmp_path):
     lines = process("--help", cwd=tmp_path).stdout.splitlines()
-    commands = verbs()
-    first_lines = {name: verb.help.partition("\n")[0] for name, verb in commands.items()}
+    first_lines = {name: verb.help.partition("\n")[0] for name, verb in verbs().items()}
     assert [title.rstrip(":") for title in lines if title.endswith(":")] == [*PANELS, "Options"]
     assert {f"  {name:<8}  {words}" for name, words in first_lines.items()} <= set(lines)
     assert max(map(len, lines)) <= 80
 
 
 def test_each_example_is_a_command_line_that_the_verb_takes(tmp_path):
-    commands = verbs()
-    for name, command in commands.items():
+    for name, command in verbs().items():
         _, title, *examples = command.epilog.splitlines()
         assert (title, bool(examples)) == ("Examples:", True), name
         for example in examples:
@@ -135,8 +122,7 @@ def test_help_names_every_verb_and_imports_nothing_heavy(code, shown):
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "launch"])
 def test_every_verb_explains_itself(tmp_path, verb):
-    done = stoker(verb, "--help", cwd=tmp_path)
-    assert done.returncode == 0
+    done = succeeds(verb, "--help", cwd=tmp_path)
     hidden = HIDDEN.get(verb, set())
     assert all(f"{flag} " in done.stdout for flag in VERBS[verb] - hidden)
     assert not any(f" {flag} " in done.stdout for flag in hidden)
@@ -144,64 +130,53 @@ def test_every_verb_explains_itself(tmp_path, verb):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "words"),
+    ("command", "words"),
     [
-        (["run", "missing.yaml"], 2, ["no such file: missing.yaml", "where:", "try:"]),
-        (["run", "not-yaml.yaml"], 2, ["not YAML", "not-yaml.yaml:3"]),
-        (["run", "no-script.yaml"], 2, ["no such script: missing.py"]),
-        (["run", "good.yaml", "--from", "trian"], 2, ["--from trian", "did you mean train?"]),
-        (["run", "good.yaml", "--from", "train"], 2, ["no earlier run"]),
-        (["run", "good.yaml", "--set", "feed.credit=3"], 2, ["--set feed.credit", "credits?"]),
-        (["train", "--", "no-such-program"], 2, ["command not found: no-such-program"]),
-        (["train"], 2, ["no workload and no command"]),
-        (["train", "--group", "dmn=1", "--", "true"], 2, ["did you mean dnn?"]),
-        (["profile", "--out", "/proc/p.json", "--", "true"], 2, ["cannot write", "--out FILE"]),
-        (["profile", "--budget", "99999999999", "--", "true"], 2, ["--budget\n", "86400"]),
-        (["profile", "--copy", "cloud.yaml"], 2, ["--copy cannot be used on sagemaker"]),
-        (["decide"], 2, ["no profile to decide on"]),
+        ("run missing.yaml", ["no such file: missing.yaml", "where:", "try:"]),
+        ("run not-yaml.yaml", ["not YAML", "not-yaml.yaml:3"]),
+        ("run no-script.yaml", ["no such script: missing.py"]),
+        ("run good.yaml --from trian", ["--from trian", "did you mean train?"]),
+        ("run good.yaml --from train", ["no earlier run"]),
+        ("run good.yaml --set feed.credit=3", ["--set feed.credit", "credits?"]),
+        ("train -- no-such-program", ["command not found: no-such-program"]),
+        ("train", ["no workload and no command"]),
+        ("train --group dmn=1 -- true", ["did you mean dnn?"]),
+        ("profile --out /proc/p.json -- true", ["cannot write", "--out FILE"]),
+        ("profile --budget 99999999999 -- true", ["--budget\n", "86400"]),
+        ("profile --copy cloud.yaml", ["--copy cannot be used on sagemaker"]),
+        ("decide", ["no profile to decide on"]),
+        ("decide good.yaml", ["expected a profile in JSON, found a workload", "--workload"]),
+        ("run text.yaml", ["text.yaml:2", "try:   command: [python, train.py, --lr]"]),
+        ("run number.yaml", ["command[1]", 'try:   in quotes: "1"']),
+        ("run name.yaml", ["lower-case letters, digits and", "name: my-digits"]),
+        ("run tiny.py", ["try:   stoker init --script tiny.py"]),
+        ("run empty.yaml", ["at least the keys name and command", "stoker init --script"]),
+        ("profile tiny.py", ["try:   stoker profile -- python tiny.py"]),
         (
-            ["decide", "good.yaml"],
-            2,
-            ["expected a profile in JSON, found a workload", "--workload"],
-        ),
-        (["run", "text.yaml"], 2, ["text.yaml:2", "try:   command: [python, train.py, --lr]"]),
-        (["run", "number.yaml"], 2, ["command[1]", 'try:   in quotes: "1"']),
-        (["run", "name.yaml"], 2, ["lower-case letters, digits and", "name: my-digits"]),
-        (["run", "tiny.py"], 2, ["try:   stoker init --script tiny.py"]),
-        (["run", "empty.yaml"], 2, ["at least the keys name and command", "stoker init --script"]),
-        (["profile", "tiny.py"], 2, ["try:   stoker profile -- python tiny.py"]),
-        (
-            ["profile", "good.yaml", "--", "python", "tiny.py"],
-            2,
+            "profile good.yaml -- python tiny.py",
             [
                 "a workload cannot be used with a command",
                 "stoker profile good.yaml or stoker profile -- python",
             ],
         ),
+        ("profile --platform lokal -- true", ["mean local?", "--platform\n"]),
+        ("profile --set profile.budget_seconds=1 -- true", ["where: --set pr"]),
         (
-            ["profile", "--platform", "lokal", "--", "true"],
-            2,
-            ["mean local?", "--platform\n"],
-        ),
-        (["profile", "--set", "profile.budget_seconds=1", "--", "true"], 2, ["where: --set pr"]),
-        (
-            ["decide", "--instance-type", "local.c1", "--step-seconds", "1", "--objective", "fast"],
-            2,
+            "decide --instance-type local.c1 --step-seconds 1 --objective fast",
             ["where: --objective\n", "cost, time"],
         ),
         (
-            ["decide", "--instance-type", "ml.g5.2xlage", "--step-seconds", "1"],
-            2,
+            "decide --instance-type ml.g5.2xlage --step-seconds 1",
             ["did you mean ml.g5.2xlarge? Or add it with --prices FILE."],
         ),
-        (["train", "--group", "dnn=local.c99:1", "--", "true"], 2, ["this machine has"]),
-        (["train", "--group", "data=local.c1:1", "--", "true"], 2, ["--group data=local.c1:1:1"]),
-        (["schema", "profil"], 2, ["did you mean profile?"]),
-        (["report", "nothing-here"], 2, ["no run in nothing-here"]),
-        (["watch", "nothing-here"], 2, ["no run nothing-here"]),
+        ("train --group dnn=local.c99:1 -- true", ["this machine has"]),
+        ("train --group data=local.c1:1 -- true", ["--group data=local.c1:1:1"]),
+        ("schema profil", ["did you mean profile?"]),
+        ("report nothing-here", ["no run in nothing-here"]),
+        ("watch nothing-here", ["no run nothing-here"]),
     ],
 )
-def test_bad_input_gets_three_lines_and_the_usage_exit_code(tmp_path, arguments, code, words):
+def test_bad_input_gets_three_lines_and_the_usage_exit_code(tmp_path, command, words):
     good = "name: x\ncommand: [python, -c, pass]\n"
     files = {
         "good.yaml": good,
@@ -216,9 +191,9 @@ def test_bad_input_gets_three_lines_and_the_usage_exit_code(tmp_path, arguments,
     }
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    is_first = arguments == ["run", "missing.yaml"]
-    done = (process if is_first else stoker)(*arguments, cwd=tmp_path)
-    assert done.returncode == code, done.stderr
+    is_first = command == "run missing.yaml"
+    done = (process if is_first else stoker)(*command.split(), cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
     assert done.stderr.startswith("error: ")
     assert len(done.stderr.strip().splitlines()) <= 3
     assert "Traceback" not in done.stderr
@@ -229,10 +204,8 @@ def test_bad_input_gets_three_lines_and_the_usage_exit_code(tmp_path, arguments,
 def test_a_profile_says_first_that_the_script_writes_its_files_and_what_is_kept_of_it(
     tmp_path, monkeypatch
 ):
-    def interrupt(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("stoker.cli.profile.profile_and_keep", interrupt)
+    interrupted = Mock(side_effect=KeyboardInterrupt)
+    monkeypatch.setattr("stoker.cli.profile.profile_and_keep", interrupted)
     done = stoker("profile", "--", "true", cwd=tmp_path)
     assert done.returncode == 130
     first, *_, stopped, kept, again = done.stderr.splitlines()

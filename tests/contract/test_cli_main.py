@@ -10,33 +10,33 @@ import sys
 import tempfile
 import termios
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from stoker.cli.main import main, run
 from stoker.records import Training, read_json
-from support.command import process
+from support.command import process, stoker
 
 CLI = [sys.executable, "-m", "stoker.cli"]
 PROFILED = ["decide", "--instance-type", "ml.g5.xlarge", "--step-seconds", "1"]
 
 
-def test_a_script_whose_name_is_not_utf8_is_a_usage_error(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    script = os.fsdecode(b"b\xffd.py")
-    Path(script).write_text("")
-    assert run(["train", "--", "python", script]) == 2
-    assert r"not UTF-8: b\udcffd.py" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("verb", ["train", "profile"])
-def test_a_folder_whose_name_is_not_utf8_is_a_usage_error(tmp_path, monkeypatch, capsys, verb):
-    folder = tmp_path / os.fsdecode(b"n\xff")
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    Path("q.py").write_text("")
-    assert run([verb, "--", "python", "q.py"]) == 2
-    assert "this folder is not UTF-8" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("verb", "folder", "script", "words"),
+    [
+        ("train", b".", b"b\xffd.py", r"not UTF-8: b\udcffd.py"),
+        ("train", b"n\xff", b"q.py", "this folder is not UTF-8"),
+        ("profile", b"n\xff", b"q.py", "this folder is not UTF-8"),
+    ],
+)
+def test_a_name_that_is_not_utf8_is_a_usage_error(tmp_path, verb, folder, script, words):
+    place = tmp_path / os.fsdecode(folder)
+    place.mkdir(exist_ok=True)
+    (place / os.fsdecode(script)).write_text("")
+    done = stoker(verb, "--", "python", os.fsdecode(script), cwd=place)
+    assert done.returncode == 2
+    assert words in done.stderr
 
 
 def refuse(**_: object) -> None:
@@ -119,9 +119,7 @@ def test_a_training_goes_on_when_its_terminal_goes(tmp_path):
         [*CLI, "train", "--", sys.executable, "q.py"],
         cwd=tmp_path,
         env={**os.environ, "TERM": "xterm"},
-        stdin=slave,
-        stdout=slave,
-        stderr=slave,
+        **dict.fromkeys(("stdin", "stdout", "stderr"), slave),
         # As `trap "" HUP`, nohup and disown leave it: without a signal, only writes fail.
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
         start_new_session=True,
@@ -140,9 +138,8 @@ def test_a_training_goes_on_when_its_terminal_goes(tmp_path):
 
 
 def printed_to(stdout):
-    return subprocess.run(
-        [*CLI, "catalog"], stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60
-    )
+    words, pipe = [*CLI, "catalog"], subprocess.PIPE
+    return subprocess.run(words, stdout=stdout, stderr=pipe, text=True, timeout=60)
 
 
 def test_what_only_prints_ends_quietly_when_its_terminal_goes():
@@ -180,10 +177,8 @@ def test_what_only_prints_says_that_the_disk_is_full():
     with Path("/dev/full").open("wb") as full:
         printed = printed_to(full)
     assert printed.returncode == 2
-    assert printed.stderr.splitlines() == [
-        "error: cannot write the output: No space left on device",
-        "try:   free some space",
-    ]
+    words = "error: cannot write the output: No space left on device"
+    assert printed.stderr.splitlines() == [words, "try:   free some space"]
 
 
 def test_a_training_goes_on_when_the_disk_of_its_output_is_full(tmp_path):
@@ -195,13 +190,13 @@ def test_a_training_goes_on_when_the_disk_of_its_output_is_full(tmp_path):
 
 
 @pytest.mark.parametrize("once", [["--once"], []])
-def test_watch_refuses_what_is_no_run(tmp_path, monkeypatch, capsys, once):
-    monkeypatch.chdir(tmp_path)
-    Path("q.py").write_text("print('hello')\n")
-    assert run(["watch", str(tmp_path), *once]) == 2
-    assert "is not a run" in capsys.readouterr().err
-    assert run(["watch", "q.py", *once]) == 2
-    assert "is not the log of a run" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("what", "words"), [(".", "is not a run"), ("q.py", "is not the log of a run")]
+)
+def test_watch_refuses_what_is_no_run(tmp_path, what, words, once):
+    (tmp_path / "q.py").write_text("print('hello')\n")
+    done = stoker("watch", str(tmp_path / what), *once, cwd=tmp_path)
+    assert (done.returncode, words in done.stderr) == (2, True)
 
 
 PROFILE = ["profile", "--budget", "9", "python", "t.py", "--epochs", "3"]
@@ -251,10 +246,7 @@ def test_shared_cores_are_said_on_the_terminal(tmp_path):
 
 
 def test_ctrl_c_while_the_parser_is_imported_ends_without_a_word(monkeypatch, capsys):
-    def interrupted(_: list[str]) -> int:
-        raise KeyboardInterrupt
-
-    monkeypatch.setitem(main.__globals__, "run", interrupted)
+    monkeypatch.setitem(main.__globals__, "run", Mock(side_effect=KeyboardInterrupt))
     monkeypatch.setitem(main.__globals__, "guard_standard_streams", lambda _: None)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.setattr("sys.argv", ["stoker", "doctor"])

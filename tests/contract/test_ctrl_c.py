@@ -6,6 +6,7 @@ import select
 import subprocess
 import sys
 import time
+from unittest.mock import Mock
 
 import pytest
 
@@ -20,7 +21,6 @@ print("answer:", follow.ask_to_stop(), flush=True)
 
 
 def said(master: int, words: str, *, seconds: float = 30.0) -> str:
-    """Reads the terminal until it shows the words."""
     text, deadline = "", time.monotonic() + seconds
     while words not in text:
         assert time.monotonic() < deadline, f"in vain: {words!r} in {text!r}"
@@ -46,9 +46,7 @@ def test_a_person_says_whether_a_job_is_stopped(typed, seconds, is_stopped):
     command = [sys.executable, "-c", ASK.format(seconds=seconds)]
     process = subprocess.Popen(
         command,
-        stdin=slave,
-        stdout=slave,
-        stderr=slave,
+        **dict.fromkeys(("stdin", "stdout", "stderr"), slave),
         start_new_session=True,
         preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0),
     )
@@ -71,9 +69,7 @@ def test_without_a_terminal_ctrl_c_stops_the_job():
 
 
 def test_a_second_ctrl_c_while_the_question_is_written_stops_the_job(monkeypatch):
-    def interrupted(*_words, **_options):
-        raise KeyboardInterrupt
-
+    interrupted = Mock(side_effect=KeyboardInterrupt)
     monkeypatch.setattr(progress, "is_interactive", lambda: True)
     monkeypatch.setattr(progress, "print", interrupted, raising=False)
     follow = progress.Follow(bar=None, quiet=False, echo=False, total_steps=None)

@@ -27,7 +27,14 @@ from support.command import Done, process, stoker, succeeds
 def folder(tmp_path):
     write_json(tmp_path / "profile.json", sample_records.profile())
     write_json(tmp_path / "decision.json", sample_records.decision())
+    script = tmp_path / sample_records.workload().command[1]
+    script.parent.mkdir(parents=True)
+    script.write_text("")
     return tmp_path
+
+
+def changed(file: Path, **keys: object) -> str:
+    return json.dumps({**json.loads(file.read_text()), **keys})
 
 
 WORKLOAD = to_json(sample_records.workload())
@@ -46,42 +53,36 @@ def executor_input(folder, *parameters, **inputs):
 
 
 def told(folder: Path) -> tuple[dict[str, str], dict[str, float]]:
-    """Returns parameters and metrics that Kubeflow was told."""
     document = json.loads((folder / "kfp" / "executor_output.json").read_text())
     metrics = document["artifacts"]["metrics"]["artifacts"][0]["metadata"]
     return document["parameterValues"], metrics
 
 
+def refused(*words: str, cwd: Path) -> str:
+    done = stoker(*words, cwd=cwd)
+    assert done.returncode == 2, done.stderr
+    return done.stderr
+
+
 def test_profile_takes_the_one_that_it_is_given(folder):
     profile = (folder / "profile.json").read_text()
-    given = json.loads(WORKLOAD)
-    script = folder / str(given["command"][1])
-    script.parent.mkdir(parents=True)
-    script.write_text("")
-    told_it = executor_input(
-        folder, image="i:1", workload=WORKLOAD, reuse_profile=profile, cache_key="1.2"
-    )
-    succeeds(
-        *("profile", "--out=out/profile", "--summary=out/words.md", "--yes"),
-        *("--executor-input", told_it),
-        cwd=folder,
-    )
+    given = {"workload": WORKLOAD, "reuse_profile": profile, "cache_key": "1.2"}
+    words = ("profile", "--out=out/profile", "--summary=out/words.md", "--yes")
+    told_it = executor_input(folder, image="i:1", **given)
+    succeeds(*words, "--executor-input", told_it, cwd=folder)
     assert read_json(folder / "out" / "profile", Profile) == sample_records.profile()
     assert told(folder)[1]["step_seconds"] == sample_records.profile().timed_step.step_seconds
     assert not (folder / "runs").exists()
     # People type what a pipeline tells.
-    other = json.dumps({**given, "command": ["python", "other.py"]})
+    other = json.dumps({**json.loads(WORKLOAD), "command": ["python", "other.py"]})
     (folder / "other.py").write_text("")
-    digest = sample_records.workload().digest()
-    foreign = json.dumps({**json.loads(profile), "workload_sha256": digest})
-    done = stoker("profile", other, f"--param=reuse_profile={foreign}", cwd=folder)
-    assert done.returncode == 2
-    assert "the profile was made for another workload" in done.stderr
+    foreign = changed(folder / "profile.json", workload_sha256=sample_records.workload().digest())
+    said = refused("profile", other, f"--param=reuse_profile={foreign}", cwd=folder)
+    assert "the profile was made for another workload" in said
 
 
 @pytest.fixture
 def own_loader(folder):
-    """A profile whose batches come from a loader that the feed cannot reach."""
     loader = ProfiledLoader(class_name="litdata.StreamingDataLoader", reach="own")
     own = msgspec.structs.replace(sample_records.profile(), loader=loader)
     write_json(folder / "profile.json", own)
@@ -91,9 +92,7 @@ def own_loader(folder):
 def test_a_loader_that_the_feed_cannot_reach_ends_the_step_that_decides(folder, own_loader):
     told_it = executor_input(folder, "action", workload=WORKLOAD)
     words = ("decide", "profile.json", "--out=decision.json")
-    done = stoker(*words, "--executor-input", told_it, cwd=folder)
-    assert done.returncode == 2
-    assert own_loader in done.stderr
+    assert own_loader in refused(*words, "--executor-input", told_it, cwd=folder)
     off = executor_input(folder, "action", workload=WORKLOAD, replace_dataloader="false")
     succeeds(*words, "--executor-input", off, cwd=folder)
     # A person who asks is told, and has the record.
@@ -105,9 +104,6 @@ def test_a_loader_that_the_feed_cannot_reach_ends_stoker_run_before_it_decides(f
     run.mkdir(parents=True)
     write_json(run / "workload.json", sample_records.workload())
     (folder / "profile.json").rename(run / "profile.json")
-    script = folder / sample_records.workload().command[1]
-    script.parent.mkdir(parents=True)
-    script.write_text("")
     (folder / "w.yaml").write_text(WORKLOAD)
     done = process("run", "w.yaml", "--from=decide", "--yes", cwd=folder)
     assert done.returncode == 2, done.stderr
@@ -119,16 +115,13 @@ def test_evaluate_compares_with_the_champion_and_its_gate_promotes_or_fails(fold
     (folder / "champions").mkdir()
 
     def gate_of(accuracy: float) -> Done:
-        training = msgspec.structs.replace(
-            sample_records.training(), metrics={"accuracy": accuracy}
-        )
-        given = {"training": to_json(training), "gate": "accuracy>=champion-0.005"}
+        found = {"metrics": {"accuracy": accuracy}}
+        training = to_json(msgspec.structs.replace(sample_records.training(), **found))
+        given = {"training": training, "gate": "accuracy>=champion-0.005"}
         told_it = executor_input(folder, "passed", workload=WORKLOAD, champion="champions", **given)
-        succeeds(
-            *("evaluate", "--profile=profile.json", "--decision=decision.json"),
-            *("--out=evaluation", "--report=report", "--always", "--executor-input", told_it),
-            cwd=folder,
-        )
+        words = ("evaluate", "--profile=profile.json", "--decision=decision.json")
+        words += ("--out=evaluation", "--report=report", "--always", "--executor-input", told_it)
+        succeeds(*words, cwd=folder)
         told_it = executor_input(folder, champion="champions")
         words = ("evaluate", "--gate-of=evaluation", "--promote", "--executor-input", told_it)
         return stoker(*words, cwd=folder)
@@ -172,14 +165,12 @@ def test_a_verb_takes_inputs_as_kubeflow_writes_them():
         "hyperparameter_gate": "x",
         "outcome": {"state": "FAILED", "error": {"message": "no node"}},
     }
-    files = OutputFiles(executor_input=executor_input(Path(), **given))
-    found = step_inputs(files)
+    found = step_inputs(OutputFiles(executor_input=executor_input(Path(), **given)))
     assert (found.workload, found.run_id) == ("{}", "r-1")
     assert found.training is found.champion is None
     assert json.loads(found.outcome or "") == given["outcome"]
-    assert sorted(found.params) == [
-        *("amp=true", "epochs=3", "gate=", "gate=x", "image=job:1", "lr=0.5")
-    ]
+    texts = ["amp=true", "epochs=3", "gate=", "gate=x", "image=job:1", "lr=0.5"]
+    assert sorted(found.params) == texts
     assert step_inputs(OutputFiles()).params == ()
 
 
@@ -234,20 +225,16 @@ def test_inputs_that_are_left_out_are_as_the_workload_says(folder, left_out):
     ],
 )
 def test_what_a_step_lacks_is_said_in_three_lines(folder, words, said):
-    done = stoker(*words, cwd=folder)
-    assert done.returncode == 2
-    assert said in done.stderr
-    assert len(done.stderr.strip().splitlines()) <= 3
+    found = refused(*words, cwd=folder)
+    assert said in found
+    assert len(found.strip().splitlines()) <= 3
 
 
 def test_a_component_with_an_output_that_its_verb_has_not_is_refused_at_once(folder):
-    done = stoker(
-        *("decide", "profile.json", "--workload", WORKLOAD, "--out=out/decision"),
-        *("--executor-input", executor_input(folder, "best_type")),
-        cwd=folder,
-    )
-    assert done.returncode == 2
-    assert "has no output parameter best_type" in done.stderr
+    words = ("decide", "profile.json", "--workload", WORKLOAD, "--out=out/decision")
+    told_it = executor_input(folder, "best_type")
+    said = refused(*words, "--executor-input", told_it, cwd=folder)
+    assert "has no output parameter best_type" in said
     assert not (folder / "out").exists()
 
 
@@ -272,16 +259,12 @@ def test_a_failed_training_fails_its_step_unless_always_is_asked_for(folder):
     workload = json.dumps({"name": "bad", "command": [sys.executable, "-c", "raise SystemExit(9)"]})
     words = ["train", workload, "--platform=local", "--yes", "--out=record", "--run-id=1234567890"]
     assert stoker(*words, cwd=folder).returncode == 6
-    succeeds(
-        *words,
-        "--always",
-        *("--executor-input", executor_input(folder, "status", "training")),
-        cwd=folder,
-    )
+    told_it = executor_input(folder, "status", "training")
+    succeeds(*words, "--always", "--executor-input", told_it, cwd=folder)
     parameters, _ = told(folder)
-    assert parameters["status"] == "failed"
-    assert json.loads(parameters["training"])["exit_code"] == 9
-    assert json.loads(parameters["training"])["job"]["name"] == "bad-12345678"
+    training = json.loads(parameters["training"])
+    assert (parameters["status"], training["exit_code"]) == ("failed", 9)
+    assert training["job"]["name"] == "bad-12345678"
 
 
 def test_a_model_is_copied_to_where_it_is_to_stay(folder):
@@ -296,21 +279,16 @@ def test_a_model_is_copied_to_where_it_is_to_stay(folder):
     ("options", "code", "gates"),
     [([], 0, 0), (["--set", "gate=[{metric: accuracy, min: 1.5}]"], 3, 1)],
 )
-def test_evaluate_needs_no_workload_file_for_what_ran_as_a_bare_command(
-    folder, options, code, gates
-):
+def test_evaluate_needs_no_workload_file_of_a_bare_command(folder, options, code, gates):
     write_json(folder / "training.json", sample_records.training())
     records = [f"--{name}={name}.json" for name in ("profile", "decision", "training")]
     done = stoker("evaluate", *records, *options, cwd=folder)
     assert done.returncode == code, done.stderr
     assert len(read_json(folder / "evaluation.json", Evaluation).gates) == gates
     # Another command's profile is refused.
-    digest = {"workload_sha256": "b" * 64, "workload_keys": {"command": "python other.py"}}
-    other = {**json.loads((folder / "profile.json").read_text()), **digest}
-    (folder / "profile.json").write_text(json.dumps(other))
-    digest = {"workload_sha256": "a" * 64, "workload_keys": {"command": "python train.py"}}
-    own = {**json.loads((folder / "training.json").read_text()), **digest}
-    (folder / "training.json").write_text(json.dumps(own))
+    for name, script, digit in (("profile", "other.py", "b"), ("training", "train.py", "a")):
+        file, keys = folder / f"{name}.json", {"command": f"python {script}"}
+        file.write_text(changed(file, workload_sha256=digit * 64, workload_keys=keys))
     done = stoker("evaluate", *records, cwd=folder)
     assert "command: python other.py -> python train.py" in done.stderr
 
