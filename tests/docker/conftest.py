@@ -63,11 +63,8 @@ def _users_context(folder: Path) -> Path:
     wheels = CACHE / "wheels"
     if not list(wheels.glob("pillow-*.whl")):
         words = ["download", "-q", "--no-deps", "--only-binary=:all:", "-d", str(wheels)]
-        subprocess.run(
-            [sys.executable, "-m", "pip", *words, "-c", str(ROOT / "constraints.txt"), "pillow"],
-            check=True,
-            timeout=120,
-        )
+        words += ["-c", str(ROOT / "constraints.txt"), "pillow"]
+        subprocess.run([sys.executable, "-m", "pip", *words], check=True, timeout=120)
     shutil.copytree(wheels, folder / "wheels")
     shutil.copytree(ROOT / "examples" / "mnist", folder / "mnist")
     shutil.copy(ROOT / "tests" / "docker" / "job.py", folder)

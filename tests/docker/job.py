@@ -31,12 +31,9 @@ def numbers() -> Numbers:
 def main() -> None:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo")
-    loader = stoker.DataLoader(
-        stoker.remote("job:numbers"),
-        batch_size=5,
-        sampler=range(rank, COUNT, world_size),
-        num_workers=0,
-    )
+    mine = range(rank, COUNT, world_size)
+    remote = stoker.remote("job:numbers")
+    loader = stoker.DataLoader(remote, batch_size=5, sampler=mine, num_workers=0)
     total = torch.zeros(1, dtype=torch.int64)
     for batch in loader:
         total += batch.sum()

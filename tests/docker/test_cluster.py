@@ -39,7 +39,6 @@ def cluster(engine, tmp_path):
 
 
 def batches_sent(record: Mapping[str, list[dict[str, str]]]) -> dict[str, int]:
-    """Returns what training.json says that each data host has sent."""
     sent = re.compile(r"(\d+) batches sent")
     said = {event["host"]: sent.search(event["what"]) for event in record["events"]}
     return {host: int(found[1]) for host, found in said.items() if found}
@@ -70,9 +69,7 @@ def test_mnist_trains_on_four_hosts_and_all_end_well_with_the_leader(cluster):
     assert not [host for host in cluster.hosts if (cluster.base_dir(host) / FAILURE).exists()]
 
 
-def test_a_dataset_is_built_on_the_data_hosts_alone_in_an_image_of_their_own(
-    engine, data_image, tmp_path
-):
+def test_a_dataset_is_built_on_data_hosts_alone_in_their_own_image(engine, data_image, tmp_path):
     numbers = tmp_path / "numbers"
     numbers.mkdir()
     (numbers / "numbers.txt").write_text("\n".join(map(str, range(COUNT))))

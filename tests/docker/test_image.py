@@ -47,7 +47,6 @@ def test_no_compiler_is_left_and_all_wheels_are_on_record(engine, image):
 def test_an_image_says_what_it_holds_and_of_which_base_it_was_built(engine):
     pulled = json.loads(engine.run("inspect", engine.base))[0]["RepoDigests"][0]
     labels = config(engine, "stoker-control")["Labels"]
-    assert isinstance(labels, dict)
     assert labels["org.opencontainers.image.base.name"] == engine.base
     assert f"base@{labels['org.opencontainers.image.base.digest']}" in pulled
 
@@ -109,9 +108,8 @@ def test_doctor_finds_nothing_that_fails_in_the_image(engine, image):
 
 
 def test_a_change_of_stokers_code_is_one_small_layer(engine):
-    layers = engine.run(
-        "history", "--no-trunc", "--format={{.Size}}|{{.CreatedBy}}", "stoker-launcher"
-    )
+    words = ("history", "--no-trunc", "--format={{.Size}}|{{.CreatedBy}}")
+    layers = engine.run(*words, "stoker-launcher")
     stokers = next(line for line in layers.splitlines() if "stoker doctor" in line)
     size = stokers.split("|")[0]
     print(f"the layer of stoker's own code: {size}")

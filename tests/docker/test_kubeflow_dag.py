@@ -108,7 +108,6 @@ class Run:
         # The profile needs 30 batches, the training no more than three epochs.
         parameters: Mapping[str, Json] = MappingProxyType({"epochs": 3}),
     ) -> None:
-        assert workload.kubernetes
         # A pod may do what the rendered Role allows, and nothing more.
         kubelet.api.role = rules(workload.kubernetes)
         definition = definition or compile_kubeflow(workload, folder=ROOT).definition
@@ -127,14 +126,12 @@ class Run:
         assert ended == state, f"{self.kubeflow.logs}\n{words}"
 
     def step(self, task: str) -> Step:
-        """Returns the last attempt at a task."""
         return [step for step in self.kubeflow.steps if step.task == task][-1]
 
     def record(self, task: str, output: str, kind: type[R]) -> R:
         return read_json(self.step(task).output(output), kind)
 
     def check(self, *, has_claim: bool) -> Training:
-        """Checks what the steps made, and handed on."""
         profile = self.record("profile", "profile", Profile)
         decision = self.record("decide", "decision", Decision)
         training = self.record("train", "record", Training)
@@ -182,7 +179,6 @@ def test_an_unchanged_script_is_fed_to_its_gate(kubelet, tmp_path, script):
     profile = run.record("profile", "profile", Profile)
     training = run.record("train", "record", Training)
     evaluation = run.record("evaluate", "evaluation", Evaluation)
-    assert profile.loader is not None
     assert (profile.loader.reach, profile.loader.shards) == ("torch", script.shards)
     assert training.status == "succeeded"
     assert training.steps == script.steps

@@ -167,15 +167,10 @@ def test_ranks_of_two_hosts_meet_in_mpi_and_in_torch_and_are_fed(tmp_path):
 
 def test_ranks_of_two_hosts_ask_the_server_of_a_data_host(tmp_path):
     (tmp_path / "server.py").write_text(SERVER)
-    engine = EngineSettings(
-        name="command",
-        data=EngineCommand(
-            command=(sys.executable, str(tmp_path / "server.py"), "{address:server}"),
-            ready=ReadyProbe(port="server"),
-        ),
-        ports={"server": 6000},
-        environment={"SERVERS": "{data_addresses:server}"},
-    )
+    command = (sys.executable, str(tmp_path / "server.py"), "{address:server}")
+    data = EngineCommand(command=command, ready=ReadyProbe(port="server"))
+    told = {"ports": {"server": 6000}, "environment": {"SERVERS": "{data_addresses:server}"}}
+    engine = EngineSettings(name="command", data=data, **told)
     with MpiJob(tmp_path, "end", text=ASKING, engine=engine) as job:
         end = job.end()
         assert end.status == "succeeded", end.failure
@@ -216,10 +211,8 @@ def test_no_daemon_and_no_rank_outlives_a_launcher_that_is_killed(tmp_path, whos
     with MpiJob(tmp_path, "wait") as job:
         ranks = job.wait_for_ranks()
         job.kill(job.run.launchers[job.leader if whose == "leader" else job.follower])
-        until(
-            lambda: not any(map(is_running, {*ranks, *job.daemons})),
-            what="ranks and daemons of both hosts end",
-        )
+        all_of_them = {*ranks, *job.daemons}
+        until(lambda: not any(map(is_running, all_of_them)), what="ranks and daemons end")
         assert job.end().status == "failed"
 
 
@@ -257,14 +250,11 @@ def test_two_machines_with_networks_of_their_own_meet(tmp_path):
                 "STOKER_COORDINATOR": f"{addresses[0]}:7600",
                 "STOKER_TEST_DIR": str(tmp_path),
             }
-            words = [sys.executable, "-P", "-m", "stoker.launch", "--"]
-            command = [*words, PYTHON, str(tmp_path / "script.py"), "end"]
+            launch = [sys.executable, "-P", "-m", "stoker.launch", "--"]
+            command = [*launch, PYTHON, str(tmp_path / "script.py"), "end"]
+            words = [*machine.enter, *ALONE, *command]
             with (base / "log").open("wb") as log:
-                started.append(
-                    subprocess.Popen(
-                        [*machine.enter, *ALONE, *command], env=environ, stdout=log, stderr=log
-                    )
-                )
+                started.append(subprocess.Popen(words, env=environ, stdout=log, stderr=log))
         try:
             codes = [process.wait(120) for process in started]
         finally:

@@ -93,11 +93,9 @@ def test_a_stopped_run_ends_its_cluster_with_the_tasks_that_run(engine_run, tmp_
 def test_the_example_learns_from_batches_of_the_cluster(engine_run):
     script = REPO / "examples" / "ray_digits" / "train.py"
     command = ["python", str(script), "--epochs", "2", "--samples", "1536"]
-    training = engine_run.train(
-        REPO / "configs" / "mnist-ray.yaml",
-        groups=("dnn=local.c1:1", "data=local.c1:1"),
-        settings=(f"command={json.dumps(command)}",),
-    )
+    file, groups = REPO / "configs" / "mnist-ray.yaml", ("dnn=local.c1:1", "data=local.c1:1")
+    settings = (f"command={json.dumps(command)}",)
+    training = engine_run.train(file, groups=groups, settings=settings)
     assert "batches are made on 1 CPUs of 2 nodes" in engine_run.output
     # A guess is right one time in ten.
     assert training.metrics["accuracy"] > 0.5

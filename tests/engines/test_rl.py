@@ -18,15 +18,24 @@ def engine_run(tmp_path):
     return EngineRun(python, tmp_path)
 
 
-def test_a_policy_learns_from_the_simulators_of_two_data_hosts(engine_run):
-    simulator = ["python", str(EXAMPLE / "simulator.py"), "--listen={address:simulator}"]
-    simulator += ["--secret-file={secret_file}", "--processes={workers}"]
-    learner = ["python", str(EXAMPLE / "learner.py"), "--updates", "40"]
-    training = engine_run.train(
+SIMULATOR = [
+    *("python", str(EXAMPLE / "simulator.py"), "--listen={address:simulator}"),
+    "--secret-file={secret_file}",
+]
+
+
+def trained(engine_run, command, simulator, *, data):
+    return engine_run.train(
         REPO / "configs" / "rl-simulators.yaml",
-        groups=("dnn=local.c1:1", "data=local.c1:2"),
-        settings=(f"command={json.dumps(learner)}", f"engine.data.command={json.dumps(simulator)}"),
+        groups=("dnn=local.c1:1", f"data=local.c1:{data}"),
+        settings=(f"command={json.dumps(command)}", f"engine.data.command={json.dumps(simulator)}"),
     )
+
+
+def test_a_policy_learns_from_the_simulators_of_two_data_hosts(engine_run):
+    simulator = [*SIMULATOR, "--processes={workers}"]
+    learner = ["python", str(EXAMPLE / "learner.py"), "--updates", "40"]
+    training = trained(engine_run, learner, simulator, data=2)
     assert "2 simulators, on 127.0.0.1:" in engine_run.output
     found = re.findall(r"update .* return ([\d.]+)", engine_run.output)
     returns = [*map(float, found)]
@@ -52,16 +61,7 @@ def test_who_does_not_know_the_secret_is_refused(engine_run, tmp_path):
         "print('offered', Client((host, int(port)), authkey=secret).recv(), flush=True)\n"
     )
     (tmp_path / "guess.py").write_text(script)
-    simulator = ["python", str(EXAMPLE / "simulator.py"), "--listen={address:simulator}"]
-    simulator += ["--secret-file={secret_file}"]
-    engine_run.train(
-        REPO / "configs" / "rl-simulators.yaml",
-        groups=("dnn=local.c1:1", "data=local.c1:1"),
-        settings=(
-            f"command={json.dumps(['python', 'guess.py'])}",
-            f"engine.data.command={json.dumps(simulator)}",
-        ),
-    )
+    trained(engine_run, ["python", "guess.py"], SIMULATOR, data=1)
     assert "refused" in engine_run.output
     assert "offered 1" in engine_run.output
     assert not list((tmp_path / "runs").rglob("engine-secret"))

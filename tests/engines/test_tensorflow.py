@@ -34,13 +34,8 @@ def engine_run(tmp_path):
 
 def test_each_element_comes_once_an_epoch_from_data_hosts_and_a_local_worker(engine_run, tmp_path):
     (tmp_path / "squares.py").write_text(NUMBERS)
-    workload = {
-        "name": "numbers",
-        "command": ["python", "squares.py"],
-        "strategy": "none",
-        "engine": "tf.data.service",
-        "feed": {"local_workers": 1},
-    }
+    workload = {"name": "numbers", "command": ["python", "squares.py"], "strategy": "none"}
+    workload |= {"engine": "tf.data.service", "feed": {"local_workers": 1}}
     (tmp_path / "workload.yaml").write_text(json.dumps(workload))
     training = engine_run.train("workload.yaml", groups=("dnn=local.c1:1", "data=local.c1:2"))
     assert engine_run.output.count("exact True") == 2
@@ -52,11 +47,9 @@ def test_each_element_comes_once_an_epoch_from_data_hosts_and_a_local_worker(eng
 def test_the_keras_example_learns_from_batches_of_the_service(engine_run, tmp_path):
     script = REPO / "examples" / "tf_mnist" / "train.py"
     command = ["python", str(script), "--epochs", "2", "--samples", "1024"]
-    training = engine_run.train(
-        REPO / "configs" / "mnist-tf.yaml",
-        groups=("dnn=local.c1:1", "data=local.c1:1"),
-        settings=(f"command={json.dumps(command)}",),
-    )
+    file, groups = REPO / "configs" / "mnist-tf.yaml", ("dnn=local.c1:1", "data=local.c1:1")
+    settings = (f"command={json.dumps(command)}",)
+    training = engine_run.train(file, groups=groups, settings=settings)
     assert "batches are made by grpc://" in engine_run.output
     # A guess is right one time in ten.
     assert training.metrics["accuracy"] > 0.4
@@ -69,11 +62,9 @@ def test_the_keras_example_learns_from_batches_of_the_service(engine_run, tmp_pa
 
 def test_parameter_servers_on_the_data_group_hold_the_variables(engine_run):
     script = REPO / "examples" / "tf_parameter_server" / "train.py"
-    training = engine_run.train(
-        REPO / "configs" / "parameter-server.yaml",
-        groups=("dnn=local.c1:1", "data=local.c1:2"),
-        settings=(f"command={json.dumps(['python', str(script)])}",),
-    )
+    file, groups = REPO / "configs" / "parameter-server.yaml", ("dnn=local.c1:1", "data=local.c1:2")
+    settings = (f"command={json.dumps(['python', str(script)])}",)
+    training = engine_run.train(file, groups=groups, settings=settings)
     assert "/job:ps/replica:0/task:0" in engine_run.output
     assert "/job:ps/replica:0/task:1" in engine_run.output
     assert training.metrics["accuracy"] > 0.8

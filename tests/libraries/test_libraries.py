@@ -89,14 +89,8 @@ loader = StatefulDataLoader(torch.arange(8), batch_size=4)
 print([batch.tolist() for batch in loader])
 """
     profiled = {"STOKER_OUTPUT": str(tmp_path), "STOKER_PROFILE": '{"budget_seconds": 8}'}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | LAUNCHED | profiled,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    words, environ = [sys.executable, "-c", code], os.environ | LAUNCHED | profiled
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=100)
     assert done.stdout == "[[0, 1, 2, 3], [4, 5, 6, 7]]\n", done.stderr
     assert "profile_started" in done.stderr
 

@@ -8,10 +8,8 @@ from torch.utils.data import DataLoader
 
 def main() -> None:
     torch.manual_seed(3)
-    columns = {
-        "image": [zoo.image(index).tolist() for index in range(zoo.SAMPLES)],
-        "label": list(range(zoo.SAMPLES)),
-    }
+    labels = list(range(zoo.SAMPLES))
+    columns = {"image": [zoo.image(index).tolist() for index in labels], "label": labels}
     table = datasets.Dataset.from_dict(columns).with_format("torch")
     loader = DataLoader(table, zoo.BATCH_SIZE, shuffle=True, num_workers=2)
     for _ in range(2):

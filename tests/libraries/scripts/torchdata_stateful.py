@@ -4,20 +4,11 @@ import io
 
 import torch
 import zoo
-from torch.utils.data import Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 
-class Images(Dataset[tuple[torch.Tensor, int]]):
-    def __len__(self) -> int:
-        return zoo.SAMPLES
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        return zoo.image(index), index
-
-
 def loader() -> StatefulDataLoader[tuple[torch.Tensor, int]]:
-    return StatefulDataLoader(Images(), zoo.BATCH_SIZE, shuffle=True, num_workers=2)
+    return StatefulDataLoader(zoo.Images(), zoo.BATCH_SIZE, shuffle=True, num_workers=2)
 
 
 def main() -> None:

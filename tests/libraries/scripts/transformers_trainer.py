@@ -29,14 +29,8 @@ class Watched(BertForSequenceClassification):
 
 
 def main() -> None:
-    config = BertConfig(
-        vocab_size=50,
-        hidden_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-        max_position_embeddings=8,
-    )
+    layers = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = BertConfig(vocab_size=50, intermediate_size=16, max_position_embeddings=8, **layers)
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
             output_dir=folder,
@@ -51,13 +45,8 @@ def main() -> None:
             remove_unused_columns=False,
             use_cpu=True,
         )
-        trainer = Trainer(
-            model=Watched(config),
-            args=arguments,
-            train_dataset=Sentences(zoo.SAMPLES, 1),
-            eval_dataset=Sentences(16, 3),
-        )
-        done = trainer.train()
+        data = {"train_dataset": Sentences(zoo.SAMPLES, 1), "eval_dataset": Sentences(16, 3)}
+        done = Trainer(model=Watched(config), args=arguments, **data).train()
     assert isinstance(done.metrics, Mapping)
 
 

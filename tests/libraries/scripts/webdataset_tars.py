@@ -16,10 +16,9 @@ def main() -> None:
                 for index in range(16 * shard, 16 * shard + 16):
                     image = zoo.image(index).numpy()
                     tar.write({"__key__": f"{index:04}", "image.npy": image, "label.cls": index})
+        tars = [str(Path(folder, f"{shard}.tar")) for shard in range(4)]
         data = webdataset.WebDataset(
-            [str(Path(folder, f"{shard}.tar")) for shard in range(4)],
-            shardshuffle=False,
-            nodesplitter=webdataset.split_by_node,
+            tars, shardshuffle=False, nodesplitter=webdataset.split_by_node
         )
         data = data.decode().to_tuple("image.npy", "label.cls").batched(zoo.BATCH_SIZE)
         loader = webdataset.WebLoader(data, batch_size=None, num_workers=2)

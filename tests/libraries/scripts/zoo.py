@@ -28,8 +28,15 @@ def image(index: int) -> torch.Tensor:
     return torch.arange(48, dtype=torch.float32).add(index).sin().reshape(3, 4, 4)
 
 
+class Images(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return image(index), index
+
+
 def took(batch: object, **facts: object) -> None:
-    """Says that the training has this batch."""
     global _count
     if os.environ.get("STOKER_TEST_PAUSE_AT") == str(_count):
         say(pause=_count)
