@@ -14,26 +14,28 @@ BUSY = 'stoker_feed_busy_seconds_total{run="night-7", host="data-0", rank="0"}'
 # Values at each minute: begin, step and number of further ones.
 MINUTES = 2000
 # A training that runs as it should: no alert.
+SINCE, SPENT, PREDICTED, MAX, UP = (
+    *(f"stoker_{name}{RUN}" for name in ("seconds_since_last_step", "spent_usd", "predicted_usd")),
+    *(f"stoker_max_usd{RUN}", 'stoker_data_host_up{run="night-7", host="data-0"}'),
+)
 HEALTHY = {
-    f"stoker_seconds_since_last_step{RUN}": f"0+0x{MINUTES}",
-    f"stoker_spent_usd{RUN}": f"0+0.01x{MINUTES}",
-    f"stoker_predicted_usd{RUN}": f"20+0x{MINUTES}",
-    f"stoker_max_usd{RUN}": f"100+0x{MINUTES}",
-    'stoker_data_host_up{run="night-7", host="data-0"}': f"1+0x{MINUTES}",
+    SINCE: f"0+0x{MINUTES}",
+    SPENT: f"0+0.01x{MINUTES}",
+    PREDICTED: f"20+0x{MINUTES}",
+    MAX: f"100+0x{MINUTES}",
+    UP: f"1+0x{MINUTES}",
     # Two workers that are busy for 60 of 120 seconds.
     BUSY: f"0+60x{MINUTES}",
     'stoker_feed_workers{run="night-7", host="data-0", rank="0"}': f"2+0x{MINUTES}",
 }
 
-pytestmark = pytest.mark.skipif(
-    not shutil.which("promtool"), reason="needs promtool (Debian: prometheus)"
-)
+LACKS = not shutil.which("promtool")
+pytestmark = pytest.mark.skipif(LACKS, reason="needs promtool (Debian: prometheus)")
 
 
 def checked(folder, *words):
-    done = subprocess.run(
-        ["promtool", *words], cwd=folder, capture_output=True, text=True, timeout=60
-    )
+    words = ("promtool", *words)
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -46,45 +48,28 @@ def rules():
     ("alert", "changed", "minute", "summary"),
     [
         (
-            "StokerMakesNoSteps",
-            {f"stoker_seconds_since_last_step{RUN}": f"0+60x{MINUTES}"},
-            31,
+            *("StokerMakesNoSteps", {SINCE: f"0+60x{MINUTES}"}, 31),
             "Run night-7 made no step for 31m 0s, and its hosts are billed",
         ),
         (
-            "StokerRunEnded",
-            {f"stoker_seconds_since_last_step{RUN}": "0+0x60"},
-            70,
+            *("StokerRunEnded", {SINCE: "0+0x60"}, 70),
             "Run night-7 has ended, or its leader does not answer; its record says how it ended",
         ),
+        ("StokerNothingTrained", {SINCE: "0+0x10"}, 1700, "No run trained for 26 hours"),
         (
-            "StokerNothingTrained",
-            {f"stoker_seconds_since_last_step{RUN}": "0+0x10"},
-            1700,
-            "No run trained for 26 hours",
-        ),
-        (
-            "StokerCostsMoreThanPredicted",
-            {f"stoker_predicted_usd{RUN}": f"10+0x{MINUTES}"},
-            1250,
+            *("StokerCostsMoreThanPredicted", {PREDICTED: f"10+0x{MINUTES}"}, 1250),
             "Run night-7 has spent $12.5, over 20 % more than predicted",
         ),
         (
-            "StokerBudgetNearlySpent",
-            {f"stoker_max_usd{RUN}": f"15+0x{MINUTES}"},
-            1250,
+            *("StokerBudgetNearlySpent", {MAX: f"15+0x{MINUTES}"}, 1250),
             "Run night-7 has spent $12.5, over 80 % of constraints.max_usd, at which it is ended",
         ),
         (
-            "StokerDataGroupIdle",
-            {BUSY: f"0+12x{MINUTES}"},
-            60,
+            *("StokerDataGroupIdle", {BUSY: f"0+12x{MINUTES}"}, 60),
             "The data workers of run night-7 are idle 90% of the time: fewer data hosts would do",
         ),
         (
-            "StokerDataHostDown",
-            {'stoker_data_host_up{run="night-7", host="data-0"}': f"0+0x{MINUTES}"},
-            20,
+            *("StokerDataHostDown", {UP: f"0+0x{MINUTES}"}, 20),
             "Data host data-0 of run night-7 is away; the run continues without it",
         ),
     ],
@@ -92,11 +77,9 @@ def rules():
 def test_each_alert_fires_for_its_cause_alone(tmp_path, alert, changed, minute, summary):
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rules()))
     found = {each["alert"]: each for group in rules()["groups"] for each in group["rules"]}
-    labels = dict(found[alert]["labels"])
-    if "$labels.run" in found[alert]["annotations"]["summary"]:
-        labels["run"] = "night-7"
-    if "$labels.host" in found[alert]["annotations"]["summary"]:
-        labels["host"] = "data-0"
+    words, values = found[alert]["annotations"]["summary"], {"run": "night-7", "host": "data-0"}
+    named = {key: value for key, value in values.items() if f"$labels.{key}" in words}
+    labels = found[alert]["labels"] | named
     fires = {"exp_labels": labels, "exp_annotations": {"summary": summary}}
 
     def played(series, *expected):
@@ -104,11 +87,8 @@ def test_each_alert_fires_for_its_cause_alone(tmp_path, alert, changed, minute, 
             "interval": "1m",
             "input_series": [{"series": key, "values": each} for key, each in series.items()],
             "alert_rule_test": [
-                {
-                    "eval_time": f"{minute}m",
-                    "alertname": name,
-                    "exp_alerts": [fires] if name in expected else [],
-                }
+                {"eval_time": f"{minute}m", "alertname": name}
+                | {"exp_alerts": [fires] if name in expected else []}
                 for name in found
             ],
         }

@@ -97,9 +97,8 @@ HARMFUL = {
 def read_in_little_memory(tmp_path, content: bytes, *, reader: str) -> str:
     (tmp_path / "a.tar.gz").write_bytes(content)
     words = [str(tmp_path / "a.tar.gz"), str(tmp_path / "found"), reader, str(FREE_BYTES)]
-    ran = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *words], capture_output=True, text=True, timeout=120
-    )
+    program = [sys.executable, "-c", PROGRAM, *words]
+    ran = subprocess.run(program, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr
     return str(json.loads(ran.stdout))
 

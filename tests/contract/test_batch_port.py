@@ -4,6 +4,7 @@ import io
 import socket
 import time
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -24,14 +25,9 @@ def log():
 
 
 def made_port(log, port=None):
-    return BatchPort(
-        bind="127.0.0.1",
-        port=port,
-        host="data-1",
-        run_id="test",
-        log=Log(run="test", host="data-1", stream=log),
-        wake=lambda: None,
-    )
+    told = Log(run="test", host="data-1", stream=log)
+    about = {"bind": "127.0.0.1", "host": "data-1", "run_id": "test", "log": told}
+    return BatchPort(**about, port=port, wake=lambda: None)
 
 
 @pytest.fixture
@@ -41,8 +37,9 @@ def port(log):
     made.close()
 
 
-def turn(port, now=NOW):
-    port.handle(port.filenos(), now)
+def turn(port, times=1):
+    for _ in range(times):
+        port.handle(port.filenos(), NOW)
 
 
 def connect(port):
@@ -63,8 +60,7 @@ def test_whoever_has_no_ticket_is_cut_with_the_first_32_bytes(port):
     port.ticket_for(b"trainer", NOW)
     with connect(port) as stranger:
         stranger.sendall(b"x" * (TICKET_BYTES - 1))
-        turn(port)
-        turn(port)
+        turn(port, 2)
         assert not is_cut(stranger)
         stranger.sendall(b"x" * 1000)
         turn(port)
@@ -86,8 +82,7 @@ def test_a_stranger_has_a_line_in_the_log_a_thousand_have_one_in_ten_seconds(por
         for _ in range(20):
             with connect(port) as stranger:
                 stranger.sendall(b"GET / HTTP/1.1\r\nHost: anybody.example\r\n\r\n")
-                turn(port)
-                turn(port)
+                turn(port, 2)
         port.tick(NOW + second)
     lines = log.getvalue().splitlines()
     assert len(lines) == 1
@@ -109,8 +104,7 @@ def test_so_many_wait_at_a_time_and_the_newest_gets_through(port):
     assert not is_cut(strangers[-1])
     with connect(port) as trainer:
         trainer.sendall(ticket.ticket)
-        turn(port)
-        turn(port)
+        turn(port, 2)
         assert len(trainer.recv(16)) == 16
     for stranger in strangers:
         stranger.close()
@@ -134,8 +128,7 @@ def test_what_is_queued_for_who_hangs_up_is_let_go_of(port):
     ticket = port.ticket_for(b"trainer", NOW)
     with connect(port) as trainer:
         trainer.sendall(ticket.ticket)
-        turn(port)
-        turn(port)
+        turn(port, 2)
         assert trainer.recv(1)
     end = time.monotonic() + DEADLINE_SECONDS
     batch = OutgoingBatch(bytes(100_000), None, ("s", 0), lambda: done.append(1))
@@ -149,10 +142,7 @@ def test_what_is_queued_for_who_hangs_up_is_let_go_of(port):
 
 
 def test_no_more_open_files_cuts_the_oldest_stranger_and_spins_not(port, monkeypatch):
-    def accept():
-        raise OSError(24, "Too many open files")
-
-    listener = port._listener
+    accept, listener = Mock(side_effect=OSError(24, "Too many open files")), port._listener
     with connect(port) as stranger:
         turn(port)
         full = SimpleNamespace(accept=accept, fileno=listener.fileno, close=listener.close)

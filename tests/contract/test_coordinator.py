@@ -4,6 +4,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from io import StringIO
 
 import pytest
@@ -43,8 +44,6 @@ def until(condition):
 
 
 class Run:
-    """Holds a coordinator and members of it, all closed at the end."""
-
     def __init__(self):
         self.failures: list[Change] = []
         self.verdicts: dict[str, MembershipVerdict] = {}
@@ -120,8 +119,6 @@ def run(monkeypatch):
 
 
 class Rank:
-    """Plays a trainer rank's connection to the coordinator."""
-
     def __init__(self, port, keys=KEYS):
         self.context = zmq.Context()
         self.socket = self.context.socket(zmq.DEALER)
@@ -129,10 +126,7 @@ class Rank:
         self.socket.connect(f"tcp://127.0.0.1:{port}")
         self._unpack = Unpacker(FromCoordinator)
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
+    def close(self):
         self.socket.close()
         self.context.term()
 
@@ -271,7 +265,7 @@ def test_a_followers_failure_carries_its_exit_code_and_words(run):
 
 def test_ranks_get_the_roster_again_whenever_it_changes(run):
     run.coordinator(agents=("d1", "d2"))
-    with Rank(run.port) as rank:
+    with closing(Rank(run.port)) as rank:
         rank.send(attend())
         first = rank.roster()
         assert (first.agents, first.expected) == ((), 2)
@@ -287,10 +281,10 @@ def test_ranks_get_the_roster_again_whenever_it_changes(run):
 
 def test_a_process_that_has_ended_is_forgotten_at_the_next_change(run):
     run.coordinator(agents=("d1", "d2"))
-    with Rank(run.port) as stays:
+    with closing(Rank(run.port)) as stays:
         stays.send(attend())
         stays.roster()
-        with Rank(run.port) as goes:
+        with closing(Rank(run.port)) as goes:
             goes.send(attend())
             goes.roster()
         for host in ("d1", "d2"):
@@ -301,7 +295,7 @@ def test_a_process_that_has_ended_is_forgotten_at_the_next_change(run):
 
 def test_a_rank_of_another_run_or_version_is_refused(run):
     run.coordinator()
-    with Rank(run.port) as rank:
+    with closing(Rank(run.port)) as rank:
         for message in (attend(run_id="other"), attend(protocol=PROTOCOL_VERSION + 1)):
             rank.send(message)
             assert isinstance(rank.receive(), Refused)
@@ -309,7 +303,7 @@ def test_a_rank_of_another_run_or_version_is_refused(run):
 
 def test_rubbish_is_dropped_and_others_are_served(run):
     coordinator = run.coordinator()
-    with Rank(run.port) as rank:
+    with closing(Rank(run.port)) as rank:
         rank.socket.send(b"rubbish")
         rank.socket.send_multipart([b"a", b"b", b"c"])
         rank.send(Progress(rank=0, steps=3, samples=6, wait_seconds=1.0, compute_seconds=2.0))

@@ -12,11 +12,9 @@ from stoker.errors import ShippingError
 from stoker.feed.wire.dataset import DatasetSpec, environment_at_start, pack_spec, unpack_spec
 
 
-def run(code, **environ):
-    words, environ = [sys.executable, "-c", code], {"PATH": os.environ["PATH"], **environ}
-    done = subprocess.run(
-        words, env=environ, capture_output=True, text=True, timeout=60, check=True
-    )
+def run(code, **env):
+    words, env = [sys.executable, "-c", code], {"PATH": os.environ["PATH"], **env}
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=True)
     return done.stdout
 
 

@@ -24,15 +24,10 @@ class NoStream:
         pass
 
 
-@pytest.fixture(
-    params=[
-        "cpu",
-        "cpu, ahead",
-        pytest.param(
-            "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-        ),
-    ]
-)
+NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+
+
+@pytest.fixture(params=["cpu", "cpu, ahead", pytest.param("cuda", marks=NEEDS_CUDA)])
 def device(request, monkeypatch):
     if request.param == "cpu, ahead":
         monkeypatch.setattr("stoker.feed.device._copies_ahead", lambda device: True)
@@ -102,23 +97,14 @@ def test_pixels_have_the_type_that_is_asked_for_or_stay_uint8(device, dtype, fou
 
 def test_everything_in_a_batch_is_moved_and_keeps_its_type(device):
     tensor = torch.ones(2)
-    batch = {
-        "pair": Pair(tensor, "name"),
-        "example": Example(tensor, {"more": [tensor]}),
-        "own": Own(tensor),
-        "ordered": OrderedDict(a=(tensor, 3)),
-        "none": None,
-    }
+    batch = {"pair": Pair(tensor, "name"), "own": Own(tensor), "none": None}
+    example = Example(tensor, {"more": [tensor]})
+    batch |= {"example": example, "ordered": OrderedDict(a=(tensor, 3))}
     (found,) = list(stoker.to_device([batch], device))
     assert [type(found[name]) for name in batch] == [type(each) for each in batch.values()]
     assert found["pair"].name == "name"
-    moved = [
-        found["pair"].pixels,
-        found["example"].pixels,
-        found["example"].rest["more"][0],
-        found["own"].values,
-        found["ordered"]["a"][0],
-    ]
+    moved = [found["pair"].pixels, found["own"].values, found["ordered"]["a"][0]]
+    moved += [found["example"].pixels, found["example"].rest["more"][0]]
     assert {each.device.type for each in moved} == {device}
     assert found["ordered"]["a"][1] == 3
 

@@ -23,12 +23,10 @@ sys.path.insert(0, str(ROOT / "docs"))
 import make_notebook  # noqa: E402
 
 FOLDERS = ("docs", "configs", "components", "pipelines", "containers", "examples")
-DOCUMENTS = sorted(
-    [ROOT / "README.md", *(file for name in FOLDERS for file in (ROOT / name).rglob("*.md"))]
-)
-SOURCES = sorted(
-    [ROOT / "CONTRIBUTING.md", *(ROOT / "src").rglob("*.py"), *(ROOT / "benchmarks").glob("*.*")]
-)
+PAGES = [page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md")]
+DOCUMENTS = sorted([ROOT / "README.md", *PAGES])
+CODE = [*(ROOT / "src").rglob("*.py"), *(ROOT / "benchmarks").glob("*.*")]
+SOURCES = sorted([ROOT / "CONTRIBUTING.md", *CODE])
 COMMANDS = typer.main.get_command(app_for(*VERBS)).commands  # type: ignore[attr-defined]
 
 

@@ -46,9 +46,8 @@ def start(
 ) -> list[Calls]:
     """Runs the example for each plan's groups with options, and returns all requests in order."""
     opt_out = tmp_path / "sagemaker.yaml"
-    opt_out.write_text(
-        "SchemaVersion: '1.0'\nSageMaker: {PythonSDK: {Modules: {TelemetryOptOut: true}}}\n"
-    )
+    telemetry = "SageMaker: {PythonSDK: {Modules: {TelemetryOptOut: true}}}\n"
+    opt_out.write_text(f"SchemaVersion: '1.0'\n{telemetry}")
     server.make_bucket("photos")
     runs, files = [], []
     for number, (groups, more) in enumerate(plans):
@@ -59,36 +58,23 @@ def start(
         words += ["--image", IMAGE, "--role", ROLE, "--no-wait"]
         words += ["--data", "s3://photos/mnist/", "--output", "s3://photos/stoker"]
         runs.append(json.dumps([*words, *more, "--", "python", "train.py", "--epochs", "3"]))
-    done = subprocess.run(
-        [sys.executable, "-c", RECORDER, *runs],
-        env={
-            **server.environ(),
-            "SAGEMAKER_VALIDATE_ROLE": "false",
-            "SAGEMAKER_USER_CONFIG_OVERRIDE": str(opt_out),
-            "SAGEMAKER_ADMIN_CONFIG_OVERRIDE": os.devnull,
-        },
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
+    configs = {"USER_CONFIG_OVERRIDE": str(opt_out), "ADMIN_CONFIG_OVERRIDE": os.devnull}
+    told = {"VALIDATE_ROLE": "false", **configs}
+    environ = server.environ() | {f"SAGEMAKER_{name}": value for name, value in told.items()}
+    words, how = [sys.executable, "-c", RECORDER, *runs], {"capture_output": True, "text": True}
+    done = subprocess.run(words, env=environ, cwd=tmp_path, timeout=110, **how)
     assert done.returncode == 0, done.stderr[-4000:]
     return [[tuple(json.loads(line)) for line in file.read_text().splitlines()] for file in files]  # type: ignore[misc]
 
 
 def training_job(calls: Calls) -> tuple[dict[str, object], dict[str, object]]:
-    """Checks the request for the job by the service's rules; returns it and its resources."""
     (body,) = [parameters for operation, parameters in calls if operation == "CreateTrainingJob"]
     check_request(body)  # type: ignore[arg-type]
     resources = body["ResourceConfig"]
-    assert isinstance(resources, dict)
     return body, resources
 
 
-def test_the_groups_of_a_decision_become_a_job_that_the_service_takes_and_one_a_plain_job(
-    aws_server, tmp_path
-):
+def test_the_groups_of_a_decision_become_a_valid_job_and_one_a_plain_job(aws_server, tmp_path):
     with_data = (TWO_GROUPS, ("--data-groups", "data"))
     calls, plain = start(aws_server, tmp_path, with_data, ([DNN], ()))
     body, resources = training_job(calls)
@@ -97,7 +83,6 @@ def test_the_groups_of_a_decision_become_a_job_that_the_service_takes_and_one_a_
         {"InstanceGroupName": "data", "InstanceType": "ml.c7i.4xlarge", "InstanceCount": 2},
     ]
     variables = body["Environment"]
-    assert isinstance(variables, dict)
     assert json.loads(variables["STOKER_COMMAND"]) == ["python", "train.py", "--epochs", "3"]
     assert json.loads(variables["STOKER_WORKERS"]) == {"dnn": 0, "data": 16}
     token_of_the_run(body, calls)
@@ -111,7 +96,6 @@ def token_of_the_run(body: dict[str, object], calls: Calls) -> None:
     """The token lies where its channel looks, is long enough, and stands in no request."""
     (put,) = [parameters for operation, parameters in calls if operation == "PutObject"]
     channels = body["InputDataConfig"]
-    assert isinstance(channels, list)
     sources = {c["ChannelName"]: c["DataSource"]["S3DataSource"] for c in channels}
     assert sources["training"]["InstanceGroupNames"] == ["data"]
     token = sources["stoker_token"]
@@ -129,15 +113,11 @@ def token_of_the_run(body: dict[str, object], calls: Calls) -> None:
         ({"STOKER_COMMAND": '["python", "-m", "mine"]'}, ["launch", "--", "python", "-m", "mine"]),
     ],
 )
-def test_the_entry_point_becomes_the_launcher_or_says_that_stoker_is_missing(
-    environ, command, tmp_path
-):
+def test_the_entry_point_becomes_the_launcher_or_says_what_is_missing(environ, command, tmp_path):
     def launched() -> "subprocess.CompletedProcess[str]":
         words = [sys.executable, str(EXAMPLE / "launcher.py"), "--epochs", "3"]
-        path = {"PATH": str(tmp_path)}
-        return subprocess.run(
-            words, env=environ | path, cwd=tmp_path, capture_output=True, text=True, check=False
-        )
+        env = environ | {"PATH": str(tmp_path)}
+        return subprocess.run(words, env=env, cwd=tmp_path, capture_output=True, text=True)
 
     missing = launched()
     assert missing.returncode == 1

@@ -14,12 +14,13 @@ from stoker.platforms.base import JobSpec
 from stoker.platforms.sagemaker import SageMakerPlatform
 from stoker.records import Group, Workload
 from stoker.settings import read_workload
-from support.command import stoker
+from support.command import stoker, succeeds
 from support.sagemaker_uploads import recorded
 
 ROLE = "arn:aws:iam::123456789012:role/service-role/training"
 IMAGE = "763104351884.dkr.ecr.eu-central-1.amazonaws.com/pytorch-training:2.5.1-gpu-py311"
 CREATED = datetime(2026, 11, 1, 12, tzinfo=UTC)
+AS_IS = ("VpcConfig", "Environment", "RetryStrategy", "EnableInterContainerTrafficEncryption")
 ARN = "arn:aws:sagemaker:eu-central-1:123456789012:training-job/"
 
 
@@ -72,7 +73,6 @@ SCRIPT_MODE = {
 
 
 def described(request: Mapping[str, object]) -> dict[str, object]:
-    """Returns what DescribeTrainingJob answers for a job that was made with `request`."""
     name = str(request["TrainingJobName"])
     return {
         **request,
@@ -86,7 +86,6 @@ def described(request: Mapping[str, object]) -> dict[str, object]:
 
 
 def made(request: Mapping[str, object], tmp_path: Path) -> tuple[str, Workload]:
-    """Makes the workload of a job, by way of the real client and its parser."""
     answers = recorded()
     answers.add("describe_training_job", described(request))
     answers.add("list_tags", {"Tags": [{"Key": "team", "Value": "vision"}]})
@@ -97,8 +96,6 @@ def made(request: Mapping[str, object], tmp_path: Path) -> tuple[str, Workload]:
 
 
 def plan(workload: Workload, tmp_path: Path) -> Mapping[str, object]:
-    """Returns the request for today's cluster with one data host next to it."""
-    assert workload.cluster is not None
     data = Group(name="data", role="data", instance_type="ml.c7i.4xlarge", count=1)
     groups = (Group.of_today(workload.cluster.dnn), data)
     job = JobSpec.of(workload, groups=groups, run_dir=tmp_path / "runs" / "photos-1")
@@ -140,10 +137,7 @@ def test_a_script_mode_job_becomes_a_workload_with_all_its_settings(tmp_path):
                 "InputDataConfig": [{"ChannelName": "training", "ContentType": "image/jpeg"}],
                 "OutputDataConfig": {"KmsKeyId": "alias/photos"},
                 "ResourceConfig": {"VolumeSizeInGB": 250, "VolumeKmsKeyId": "alias/disk"},
-                "VpcConfig": {"SecurityGroupIds": ["sg-1"], "Subnets": ["subnet-1", "subnet-2"]},
-                "Environment": {"NCCL_DEBUG": "WARN"},
-                "EnableInterContainerTrafficEncryption": True,
-                "RetryStrategy": {"MaximumRetryAttempts": 2},
+                **{key: SCRIPT_MODE[key] for key in AS_IS},
                 "Tags": [{"Key": "team", "Value": "vision"}],
             },
         },
@@ -184,7 +178,6 @@ GROUPS = grouped(("feeders", "ml.c5.9xlarge", 2), ("gpus", "ml.g5.xlarge", 1))
 
 
 def today(workload: Workload) -> tuple[str, int]:
-    assert workload.cluster is not None
     return workload.cluster.dnn.instance_type, workload.cluster.dnn.count
 
 
@@ -196,66 +189,50 @@ def test_the_group_that_trains_is_todays_cluster(tmp_path):
     assert "the job's group gpus; correct it" in words
     assert "feeders (2 x ml.c5.9xlarge), is left out" in words
     plan(workload, tmp_path)
-    preferred = {
-        "InstancePreferences": [{"InstanceType": "ml.g6.xlarge", "InstanceCount": 3}],
-        "SelectedInstanceType": "ml.g6.xlarge",
-        "SelectedInstanceCount": 3,
-        "VolumeSizeInGB": 30,
-    }
+    g6 = {"InstanceType": "ml.g6.xlarge", "InstanceCount": 3}
+    preferred = {"InstancePreferences": [g6], "VolumeSizeInGB": 30}
+    preferred |= {f"Selected{key}": value for key, value in g6.items()}
     selected = made({**SCRIPT_MODE, "ResourceConfig": preferred}, tmp_path)[1]
     assert today(selected) == ("ml.g6.xlarge", 3)
     of_cpus = grouped(("data_group", "ml.c5.9xlarge", 1), ("b", "ml.c5.2xlarge", 1))
     assert today(made(of_cpus, tmp_path)[1]) == ("ml.c5.2xlarge", 1)
 
 
-def entered(
-    hyperparameters: Mapping[str, str] | None = None, **algorithm: object
-) -> dict[str, object]:
+def entered(hyperparameters: Mapping[str, str], **algorithm: object) -> dict[str, object]:
     specification = {"TrainingImage": "me/image:1", "TrainingInputMode": "File", **algorithm}
-    return {
-        **SCRIPT_MODE,
-        "HyperParameters": dict(hyperparameters or {}),
-        "AlgorithmSpecification": specification,
-    }
+    changes = {"HyperParameters": hyperparameters, "AlgorithmSpecification": specification}
+    return {**SCRIPT_MODE, **changes}
+
+
+RUNS_GO = {"ContainerEntrypoint": ["python3", "-u"], "ContainerArguments": ["go.py", "--fast"]}
+MPI_4 = {"sagemaker_program": "go", "sagemaker_mpi_num_of_processes_per_host": "4"}
 
 
 @pytest.mark.parametrize(
     ("request_of", "command", "processes", "said"),
     [
-        (
-            entered(ContainerEntrypoint=["python3", "-u"], ContainerArguments=["go.py", "--fast"]),
-            *(("python3", "-u", "go.py", "--fast"), 1, "stoker must be in it"),
-        ),
-        (entered(), ("train",), 1, "the job names no program"),
-        (
-            entered({"sagemaker_program": "go.sh"}),
-            *(("bash", "go.sh"), 1, "does not say where its code came from"),
-        ),
-        (
-            entered(
-                {"sagemaker_program": "go", "sagemaker_mpi_num_of_processes_per_host": "4"},
-            ),
-            *(("python", "-m", "go"), 4, "stoker must be in it"),
-        ),
+        (entered({}, **RUNS_GO), "python3 -u go.py --fast", 1, "stoker must be in it"),
+        (entered({}), "train", 1, "the job names no program"),
+        (entered({"sagemaker_program": "go.sh"}), "bash go.sh", 1, "not say where its code came"),
+        (entered(MPI_4), "python -m go", 4, "stoker must be in it"),
     ],
 )
 def test_the_command_is_what_the_job_ran(request_of, command, processes, said, tmp_path):
     words, workload = made(request_of, tmp_path)
-    assert workload.command == command
-    assert workload.cluster is not None
+    assert workload.command == tuple(command.split())
     assert workload.cluster.dnn.processes_per_host == processes
     assert said in words
+
+
+ALGORITHM = {"AlgorithmName": "x", "TrainingInputMode": "File"}
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (
-            {"AlgorithmSpecification": {"AlgorithmName": "x", "TrainingInputMode": "File"}},
-            "names an algorithm, not an image",
-        ),
+        ({"AlgorithmSpecification": ALGORITHM}, "names an algorithm, not an image"),
         ({"ResourceConfig": {"VolumeSizeInGB": 30}}, "runs serverless"),
-        (entered(ContainerEntrypoint=["stoker", "launch", "--"]), "was started by stoker"),
+        (entered({}, ContainerEntrypoint=["stoker", "launch", "--"]), "was started by stoker"),
     ],
 )
 def test_a_job_that_no_workload_can_hold_is_refused(change, words, tmp_path):
@@ -264,21 +241,16 @@ def test_a_job_that_no_workload_can_hold_is_refused(change, words, tmp_path):
 
 
 def test_a_file_system_is_a_channel_and_data_of_the_hub_is_left_out(tmp_path):
-    disk = {
-        "FileSystemId": "fs-0123456789a",
-        "FileSystemAccessMode": "ro",
-        "FileSystemType": "EFS",
-        "DirectoryPath": "/data",
-    }
-    sources = {
-        "disk": {"FileSystemDataSource": disk},
-        "hub": {"DatasetSource": {"DatasetArn": "a"}},
-    }
-    channels = [{"ChannelName": name, "DataSource": source} for name, source in sources.items()]
+    kind = {"FileSystemAccessMode": "ro", "FileSystemType": "EFS"}
+    disk = {"FileSystemId": "fs-0123456789a", "DirectoryPath": "/data", **kind}
+    hub = {"DatasetArn": "a"}
+    channels = [
+        {"ChannelName": "disk", "DataSource": {"FileSystemDataSource": disk}},
+        {"ChannelName": "hub", "DataSource": {"DatasetSource": hub}},
+    ]
     words, workload = made({**SCRIPT_MODE, "InputDataConfig": channels}, tmp_path)
-    assert {name: c.uri for name, c in workload.channels.items()} == {
-        "disk": "efs://fs-0123456789a/data"
-    }
+    (channel,) = workload.channels.items()
+    assert (channel[0], channel[1].uri) == ("disk", "efs://fs-0123456789a/data")
     assert "channels.hub is left out" in words
     plan(workload, tmp_path)
 
@@ -312,11 +284,9 @@ def test_init_asks_the_service_and_writes_the_workload(tmp_path):
     aws.call("sagemaker", "CreateTrainingJob", **SCRIPT_MODE)
     aws.call("sagemaker", "CreateTrainingJob", **GROUPS)
     name = str(SCRIPT_MODE["TrainingJobName"])
-    done = stoker("init", "mine", "--from-training-job", name, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeeds("init", "mine", "--from-training-job", name, cwd=tmp_path)
     assert "made: mine/photos.yaml, mine/.gitignore" in done.stdout
-    again = stoker("init", "mine", "--from-training-job", "mnist-groups", cwd=tmp_path)
-    assert again.returncode == 0, again.stderr
+    succeeds("init", "mine", "--from-training-job", "mnist-groups", cwd=tmp_path)
     for file in ("photos.yaml", "mnist-groups.yaml"):
         workload = read_workload(tmp_path / "mine" / file)
         assert workload.command == ("python", "train.py")

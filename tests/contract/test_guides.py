@@ -116,12 +116,10 @@ STARVED = RankResult(
 
 
 def records(folder: Path, *, host: str, data: str) -> Path:
-    """Writes what the leaders of a profile and of a training leave."""
     folder.mkdir()
     (folder / "profile-rank0.json").write_bytes(msgspec.json.encode(STARVED))
-    training = msgspec.structs.replace(
-        sample_records.training(), groups=clusters(host, data), metrics={"accuracy": 0.98}
-    )
+    found = {"groups": clusters(host, data), "metrics": {"accuracy": 0.98}}
+    training = msgspec.structs.replace(sample_records.training(), **found)
     write_json(folder / "training.json", training)
     return folder
 
@@ -171,12 +169,8 @@ def claim(name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("guide", ["sagemaker.md", "kubeflow.md"])
 def test_a_variable_that_is_not_set_changes_no_file(guide, tmp_path):
-    (line,) = (
-        line
-        for _, lines in steps((ROOT / "docs" / guide).read_text())
-        for line in lines
-        if line.startswith("sed -i")
-    )
+    typed = [line for _, lines in steps((ROOT / "docs" / guide).read_text()) for line in lines]
+    (line,) = (line for line in typed if line.startswith("sed -i"))
     file = tmp_path / line.split()[-1]
     file.parent.mkdir()
     file.write_text(text := (ROOT / "configs" / file.name).read_text())
@@ -219,16 +213,10 @@ def test_the_kubeflow_guide(tmp_path, monkeypatch):
             api.put("persistentvolumeclaims", claim(name))
         (tmp_path / "stoker").symlink_to(ROOT)
         config = kube_config(tmp_path, api.url, namespace="kubeflow")
-        env = {
-            "PATH": os.environ["PATH"],
-            "HOME": str(tmp_path),
-            "KUBECONFIG": str(config),
-            "KF_PIPELINES_ENDPOINT": pipelines.url,
-        }
-        monkeypatch.setattr(
-            "kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(config)
-        )
-
+        env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "KUBECONFIG": str(config)}
+        env["KF_PIPELINES_ENDPOINT"] = pipelines.url
+        default = "kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION"
+        monkeypatch.setattr(default, str(config))
         pipelines.script = [lambda: pipelines.end("SUCCEEDED")]
         shell = GuideShell(tmp_path, env=env)
         with kubelet(api, records(tmp_path / "records", host="gpu", data="cpu")):

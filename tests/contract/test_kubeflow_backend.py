@@ -94,7 +94,6 @@ def played(
 
 
 def shipped(kind: str) -> Workload:
-    """Returns a shipped workload, as its user fills it in."""
     name, *overrides = SHIPPED[kind]
     return read_workload(examples.document(f"{name}.yaml"), overrides=["image=a/b:1", *overrides])
 

@@ -32,7 +32,6 @@ def workload(tmp_path, monkeypatch):
 
 
 def nodes(workload: Workload, *groups: str) -> dict[str, str]:
-    """Returns the node group on which each group's pods are placed."""
     parsed = parse_groups(groups, default_type="gpu")
     job = JobSpec.of(workload, groups=parsed, run_dir=Path("runs/mnist-1"))
     platform = KubernetesPlatform()
@@ -85,18 +84,11 @@ def test_the_guides_pools_are_those_of_the_example(workload):
 
 
 def test_the_guides_worked_example_is_what_decide_says(workload):
-    step = StepTerms(
-        step_seconds=0.36,
-        accelerator_step_seconds=0.06,
-        loader_cpu_seconds=20 * 0.06,
-        global_batch_size=1,
-    )
-    decision = decide(
-        Profile(host=ProfiledHost(instance_type="gpu"), step=step),
-        catalog=catalog_of(workload),
-        constraints=workload.constraints,
-        today=date(2026, 11, 20),
-    )
+    seconds = {"step_seconds": 0.36, "accelerator_step_seconds": 0.06, "loader_cpu_seconds": 1.2}
+    step = StepTerms(**seconds, global_batch_size=1)
+    profile = Profile(host=ProfiledHost(instance_type="gpu"), step=step)
+    about = {"constraints": workload.constraints, "today": date(2026, 11, 20)}
+    decision = decide(profile, catalog=catalog_of(workload), **about)
     assert decision.action == "heterogeneous"
     table = GUIDE[GUIDE.index("| cluster | step") :].partition("\n\n")[0]
     listed = re.findall(r"(\d+) ms \| ([\d.]+) \| ([\d.]+) \|", table)

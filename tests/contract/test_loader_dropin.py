@@ -25,13 +25,11 @@ ASKED = [name for name in (*CLAIMS, *VALUED) if name not in LEFT_OUT]
 @functools.cache
 def found() -> dict[str, dict[str, object]]:
     given = {"workers": 0, "only": ASKED}
-    running = {
-        kind: run_script({"kind": kind, **given}, script="dropin_claims.py")
-        for kind in ("torch", "stoker")
-    }
+    kinds = ("torch", "stoker")
+    running = [run_script({"kind": kind, **given}, script="dropin_claims.py") for kind in kinds]
     return {
         kind: {str(line["claim"]): line["found"] for line in trainer.finish()}
-        for kind, trainer in running.items()
+        for kind, trainer in zip(kinds, running, strict=True)
     }
 
 
@@ -44,7 +42,6 @@ def test_what_torchs_loader_promises_holds(name):
 
 def test_each_kind_of_value_was_seen():
     values = found()["torch"]["values"]
-    assert isinstance(values, dict)
     assert set(values) == set(VALUES)
     assert not [name for name, shown in values.items() if isinstance(shown, str)]
 
@@ -104,27 +101,15 @@ def test_sample_seeding_survives_other_batches_and_workers(options, is_subset):
 
 def test_sample_seeding_survives_another_world_size():
     whole = samples("sample", loader={"sampler": list(range(8)), "batch_size": 4})
-    halves = [
-        samples(
-            "sample",
-            rank=rank,
-            world=2,
-            loader={"sampler": list(range(rank, 8, 2)), "batch_size": 2},
-        )
-        for rank in range(2)
-    ]
+    parts = [{"sampler": list(range(rank, 8, 2)), "batch_size": 2} for rank in range(2)]
+    halves = [samples("sample", rank=rank, world=2, loader=part) for rank, part in enumerate(parts)]
     assert sorted(map(str, halves[0] + halves[1])) == sorted(map(str, whole))
 
 
 def test_sample_seeding_survives_a_resume_with_repeated_indices(tmp_path):
     options: dict[str, object] = {"sampler": REPEATED, "batch_size": 2}
-    found = samples(
-        "sample",
-        loader=options,
-        stop=1,
-        file=str(tmp_path / "state"),
-        resume=options | {"num_workers": 1},
-    )
+    then = {"file": str(tmp_path / "state"), "resume": options | {"num_workers": 1}}
+    found = samples("sample", loader=options, stop=1, **then)
     assert found == samples("sample", loader={"sampler": REPEATED})
 
 
@@ -183,12 +168,8 @@ if __name__ == "__main__":
 """
 
 
-VARIABLES = {
-    "PATH": os.environ["PATH"],
-    "OMP_NUM_THREADS": "1",
-    "PYTHONPATH": str(STARTUP_DIR),
-    "STOKER_LAUNCHER_PID": str(os.getpid()),
-}
+VARIABLES = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1"}
+VARIABLES |= {"PYTHONPATH": str(STARTUP_DIR), "STOKER_LAUNCHER_PID": str(os.getpid())}
 
 
 def unaware(tmp_path: Path, text: str, **env: str) -> tuple[int, str]:
@@ -198,9 +179,8 @@ def unaware(tmp_path: Path, text: str, **env: str) -> tuple[int, str]:
 
 
 def test_a_script_that_never_heard_of_stoker_gets_its_loader_in_spawned_processes_too(tmp_path):
-    code, said = unaware(
-        tmp_path, LAUNCHED + UNAWARE, STOKER_REPLACE_DATALOADER="1", TEST_IS_PARENT="1"
-    )
+    env = {"STOKER_REPLACE_DATALOADER": "1", "TEST_IS_PARENT": "1"}
+    code, said = unaware(tmp_path, LAUNCHED + UNAWARE, **env)
     script = [line for line in said.splitlines() if " batches_seeded " not in line]
     assert (code, script) == (0, ["['stoker.feed.iterators'] True"])
 
@@ -324,7 +304,6 @@ def test_a_plans_workers_join_an_unchanged_loader_where_that_is_safe(
 ):
     loop = WORKERS_OF.replace("WORKERS", str(num_workers)).replace("TRAINS", str(trains))
     script = AUTOMATIC + SAMPLE.replace("HELD", held) + loop
-    code, said = unaware(
-        tmp_path, script, STOKER_WORKERS='{"dnn": 2}', STOKER_REPLACE_DATALOADER="auto"
-    )
+    env = {"STOKER_WORKERS": '{"dnn": 2}', "STOKER_REPLACE_DATALOADER": "auto"}
+    code, said = unaware(tmp_path, script, **env)
     assert (code, said.splitlines()[-1]) == (0, str(expected)), said

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -30,13 +30,8 @@ class _HoldsTheLock(torch.utils.data.Dataset[torch.Tensor]):
 @pytest.mark.alone
 def test_handovers_are_timed_where_batches_are_ready_and_their_workers_busy():
     loader = DataLoader(_HoldsTheLock(), batch_size=1, num_workers=1)
-    read = read_round(
-        loader,
-        workers=1,
-        seconds=2.0,
-        is_stopped=lambda: False,
-        iterate=DataLoader.__iter__,
-    )
+    how = {"is_stopped": lambda: False, "iterate": DataLoader.__iter__}
+    read = read_round(loader, workers=1, seconds=2.0, **how)
     drained = summarize([read], workers=1)
     # Less than the worker needs for a batch, which is what a reader that is faster waits for.
     assert 0 < drained.handover_seconds.median < 0.01
@@ -59,11 +54,8 @@ class Once(IterableDataset[torch.Tensor]):
     def __init__(self) -> None:
         self.items = iter([torch.zeros(10)] * 8)
 
-    def __iter__(self) -> "Once":
-        return self
-
-    def __next__(self) -> torch.Tensor:
-        return next(self.items)
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return self.items
 
 
 @pytest.fixture

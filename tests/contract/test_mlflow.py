@@ -59,13 +59,10 @@ def ask():
 
 
 @pytest.mark.timeout(300)
-def test_all_attempts_of_a_run_are_one_run_of_mlflow_with_one_point_a_metric(
-    tmp_path, ask, monkeypatch
-):
+def test_all_attempts_of_a_run_are_one_run_of_mlflow_with_one_point(tmp_path, ask, monkeypatch):
     monkeypatch.setattr(tracking, "_asked", ask)
-    settings = TrackingSettings(
-        mlflow=f"file:{tmp_path / 'store'}", experiment="mnist", timeout_seconds=90
-    )
+    store = f"file:{tmp_path / 'store'}"
+    settings = TrackingSettings(mlflow=store, experiment="mnist", timeout_seconds=90)
     first = started(settings, run="mnist-1", tags={}, environ=os.environ)
     assert first.run_id, first.trouble
     (run,) = (tmp_path / "store").glob(f"*/{first.run_id}")
@@ -75,9 +72,8 @@ def test_all_attempts_of_a_run_are_one_run_of_mlflow_with_one_point_a_metric(
     report.write_text("<p>report")
     # A second attempt, which knows the run by its name only.
     keep = functools.partial(kept, settings, environ=os.environ)
-    record = msgspec.structs.replace(
-        training(), hyperparameters={"lr": 0.1}, metrics={"accuracy": 0.97}
-    )
+    found = {"hyperparameters": {"lr": 0.1}, "metrics": {"accuracy": 0.97}}
+    record = msgspec.structs.replace(training(), **found)
     files = [report, tmp_path / "is-not-there.json"]
     again = keep(run="mnist-1", tags={}, training=record, files=files)
     assert again.run_id == first.run_id
@@ -117,11 +113,9 @@ def test_a_training_that_fails_and_then_succeeds_is_one_finished_run(tmp_path, a
         "tried = pathlib.Path(__file__).with_name('tried')\n"
         "sys.exit(0 if tried.exists() else tried.touch() or 'out of luck')\n"
     )
-    workload = {
-        "name": "mnist",
-        "command": [sys.executable, str(script)],
-        "tracking": {"mlflow": "file:store", "timeout_seconds": 90},
-    }
+    tracked = {"mlflow": "file:store", "timeout_seconds": 90}
+    command = [sys.executable, str(script)]
+    workload = {"name": "mnist", "command": command, "tracking": tracked}
     words = ("train", json.dumps(workload), "--name", "mnist-1")
     codes, tags = [], []
     for is_first in (True, False):

@@ -151,9 +151,8 @@ def _make_one_without_descriptors(told):
 def test_a_batch_that_no_descriptor_is_left_for_is_an_error_that_names_the_limit():
     ours, theirs = multiprocessing.Pipe()
     # Its own process: the limit and what is open stay in it.
-    child = multiprocessing.get_context("fork").Process(
-        target=_make_one_without_descriptors, args=(theirs,)
-    )
+    fork = multiprocessing.get_context("fork")
+    child = fork.Process(target=_make_one_without_descriptors, args=(theirs,))
     child.start()
     try:
         assert ours.poll(30), "the batch hangs"

@@ -76,10 +76,7 @@ OF_OTHERS = {
     *OF_MLFLOW,
 }
 # Actions of IAM that are no operation of the API.
-PERMISSION_ONLY = {
-    *("iam:PassRole", "s3:ListBucket", "s3:GetLifecycleConfiguration"),
-    *OF_MLFLOW,
-}
+PERMISSION_ONLY = {*("iam:PassRole", "s3:ListBucket", "s3:GetLifecycleConfiguration"), *OF_MLFLOW}
 # Actions for which IAM takes no resource: metrics, logins to the registry, listings, and EC2's
 # Describe calls.
 NO_RESOURCE = {
@@ -97,11 +94,8 @@ IAM_NAMES = {
 IAM_SERVICES = {"service-quotas": "servicequotas"}
 # What Aws's methods for objects ask for.
 OBJECT_ACTIONS = {
-    "read_object": "s3:GetObject",
-    "open_object": "s3:GetObject",
-    "has_object": "s3:GetObject",
-    "write_object": "s3:PutObject",
-    "create_object": "s3:PutObject",
+    **dict.fromkeys(("read_object", "open_object", "has_object"), "s3:GetObject"),
+    **dict.fromkeys(("write_object", "create_object"), "s3:PutObject"),
     "delete_object": "s3:DeleteObject",
 }
 
@@ -116,7 +110,6 @@ def test_every_action_is_an_operation_that_exists():
 
 
 def rendered_actions() -> set[str]:
-    """Returns all actions of all policies, whatever the workload says."""
     return {action for policy in rendered(is_all=True).values() for action, _ in actions(policy)}
 
 
@@ -147,7 +140,6 @@ def test_a_role_is_trusted_to_one_service_that_works_for_this_account():
     services = dict.fromkeys(ROLES, "sagemaker") | {"scheduler": "scheduler", "starter": "lambda"}
     for part, service in services.items():
         properties = made[ROLES[part]]["Properties"]
-        assert isinstance(properties, dict)
         (statement,) = statements(properties["AssumeRolePolicyDocument"])
         assert statement["Principal"] == {"Service": f"{service}.amazonaws.com"}
         assert statement["Action"] == "sts:AssumeRole"
@@ -157,7 +149,6 @@ def test_a_role_is_trusted_to_one_service_that_works_for_this_account():
 
 def test_the_stack_makes_the_roles_that_the_example_names():
     settings, made = example().sagemaker, stack(EXAMPLE)
-    assert settings is not None
     parts = ("ExecutionRole", "StepRole", "PipelineRole", "SchedulerRole")
     names = [f"role/{made[part]['Properties']['RoleName']}" for part in parts]  # type: ignore[call-overload, index]
     named = (settings.role, settings.control.role, settings.pipeline_role, settings.schedule_role)
@@ -212,23 +203,20 @@ def test_the_rights_are_those_that_are_used():
 
 def test_the_training_job_may_read_its_channels(tmp_path):
     workload = example()
-    assert workload.cluster is not None
     data = Group(name="data", role="data", instance_type="ml.c7i.4xlarge", count=1)
     groups = (Group.of_today(workload.cluster.dnn), data)
-    request = SageMakerPlatform().plan(
-        JobSpec.of(workload, groups=groups, run_dir=tmp_path / "mnist-4xk2")
-    )
-    channels = request.body["InputDataConfig"]
-    assert isinstance(channels, list)
+    spec = JobSpec.of(workload, groups=groups, run_dir=tmp_path / "mnist-4xk2")
+    body: dict[str, Any] = dict(SageMakerPlatform().plan(spec).body)
     objects = {"stoker_token": "token", "stoker_code": "code.tar.gz"}
-    for channel in channels:
+    for channel in body["InputDataConfig"]:
         uri = channel["DataSource"]["S3DataSource"]["S3Uri"]
         uri += objects.get(channel["ChannelName"], "any")
         assert is_allowed("execution", "s3:GetObject", s3_arn(uri)), uri
 
 
 OWN = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}"
-SCHEDULE = f"arn:aws:scheduler:{REGION}:{ACCOUNT}:schedule/default"
+JOB, LINE, MODELS = f"{OWN}:training-job", f"{OWN}:pipeline", f"{OWN}:model-package-group"
+SCHEDULE = f"arn:aws:scheduler:{REGION}:{ACCOUNT}:schedule/default/stoker-mnist"
 RUN, OTHER = (s3_arn(f"s3://bucket/stoker/{name}-4xk2") for name in ("mnist", "other"))
 TOKEN = "stoker_token/token"
 
@@ -236,31 +224,16 @@ TOKEN = "stoker_token/token"
 @pytest.mark.parametrize(
     ("policies", "action", "allowed", "refused"),
     [
-        (
-            *("step caller", "sagemaker:CreateTrainingJob"),
-            *(f"{OWN}:training-job/mnist-1", f"{OWN}:training-job/other-1"),
-        ),
-        (
-            *("execution scheduler starter", "sagemaker:CreateTrainingJob"),
-            *("", f"{OWN}:training-job/mnist-1"),
-        ),
+        ("step caller", "sagemaker:CreateTrainingJob", f"{JOB}/mnist-1", f"{JOB}/other-1"),
+        ("execution scheduler starter", "sagemaker:CreateTrainingJob", "", f"{JOB}/mnist-1"),
         ("execution step", "s3:GetObject", f"{RUN}/{TOKEN}", f"{OTHER}/{TOKEN}"),
         ("step caller", "s3:PutObject", f"{RUN}/{TOKEN}", f"{OTHER}/{TOKEN}"),
         ("step caller", "s3:DeleteObject", f"{RUN}/{TOKEN}", f"{RUN}/output/model.tar.gz"),
         ("execution", "s3:PutObject", "", f"{RUN}/{TOKEN}"),
         ("execution", "s3:DeleteObject", "", f"{RUN}/{TOKEN}"),
-        (
-            *("scheduler", "sagemaker:StartPipelineExecution"),
-            *(f"{OWN}:pipeline/mnist", f"{OWN}:pipeline/other"),
-        ),
-        (
-            *("pipeline", "sagemaker:CreateModelPackage"),
-            *(f"{OWN}:model-package-group/mnist", f"{OWN}:model-package-group/other"),
-        ),
-        (
-            *("caller", "scheduler:DeleteSchedule"),
-            *(f"{SCHEDULE}/stoker-mnist-weekly", f"{SCHEDULE}/stoker-mnist2"),
-        ),
+        ("scheduler", "sagemaker:StartPipelineExecution", f"{LINE}/mnist", f"{LINE}/other"),
+        ("pipeline", "sagemaker:CreateModelPackage", f"{MODELS}/mnist", f"{MODELS}/other"),
+        ("caller", "scheduler:DeleteSchedule", f"{SCHEDULE}-weekly", f"{SCHEDULE}2"),
     ],
 )
 def test_each_part_reaches_what_is_its_own_alone(policies, action, allowed, refused):
@@ -297,14 +270,12 @@ def test_who_uploads_starts_and_schedules_the_pipeline_may_make_each_call(aws_se
     when = {"cron": "cron(0 3 ? * MON *)", "time_zone": "UTC", "name": "stoker-mnist"}
     for _ in range(2):
         client.schedule(example(), ["Epochs=3"], **when)
-    assert {"s3:PutObject", "sagemaker:UpdatePipeline", "scheduler:UpdateSchedule"} <= {
-        action for action, _ in calls
-    }
+    updates = {"s3:PutObject", "sagemaker:UpdatePipeline", "scheduler:UpdateSchedule"}
+    assert updates <= {action for action, _ in calls}
     assert [call for call in calls if not is_allowed("caller", *call)] == []
 
 
 def call_as_iam_sees_it(model: OperationModel, params: Mapping[str, str]) -> tuple[str, str]:
-    """Returns action and ARN of a call."""
     service, place = model.service_model.service_name, f"{REGION}:{ACCOUNT}"
     if service == "s3":
         bucket = f"arn:aws:s3:::{params['Bucket']}"
@@ -333,11 +304,9 @@ def test_a_part_that_a_workload_does_not_use_has_no_rights():
 def test_the_stack_has_a_schedule_and_mail_where_they_are_asked_for():
     few, made = stack(EXAMPLE), stack(EVERYTHING)
     mail = {"ScheduleAlarm", "HeartbeatAlarm", "FailureTopic", "FailureTopicPolicy", "FailureRule"}
-    assert made.keys() - few.keys() == {
-        *(*mail, "Schedule", "NetworkPolicy", "MlflowPolicy"),
-        *("KeyPolicy", "WebhookPolicy", "QueuePolicy"),
-    }
-    pipeline = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:pipeline/mnist"
+    policies = {f"{name}Policy" for name in ("Network", "Mlflow", "Key", "Webhook", "Queue")}
+    assert made.keys() - few.keys() == {*mail, *policies, "Schedule"}
+    pipeline = f"{LINE}/mnist"
     schedule: Any = made["Schedule"]["Properties"]
     assert (schedule["Name"], schedule["Target"]["Arn"]) == ("stoker-mnist", pipeline)
     # As stoker schedule makes it.

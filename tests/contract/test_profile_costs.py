@@ -14,6 +14,7 @@ from stoker.profile.explain import transform_table
 from stoker.profile.rank_results import Cost, RankResult
 
 Sample = torch.Tensor
+Transform = Callable[[Sample], Sample]
 
 
 def burn(milliseconds: float) -> None:
@@ -69,9 +70,7 @@ class Pictures(Dataset[Sample]):
 
 
 class Listed(Dataset[Sample]):
-    def __init__(
-        self, transforms: list[Callable[[Sample], Sample]], dataset: object = None
-    ) -> None:
+    def __init__(self, transforms: list[Transform], dataset: object = None) -> None:
         self.transforms = transforms
         self.dataset = dataset
 
@@ -102,12 +101,9 @@ def test_transforms_are_found_timed_and_unchanged(dataset):
     assert sample.dtype == torch.float32
     timed = {each.name: each for each in composed}
     assert [each.calls for each in composed] == [1, 1, 1, 1]
-    assert {name: (each.bytes_in, each.bytes_out) for name, each in timed.items()} == {
-        "Blur": (1000, 1000),
-        "Slotted": (1000, 1000),
-        "Crop": (1000, 100),
-        "to_float": (100, 400),
-    }
+    sizes = {"Blur": (1000, 1000), "Slotted": (1000, 1000), "Crop": (1000, 100)}
+    sizes["to_float"] = (100, 400)
+    assert {name: (each.bytes_in, each.bytes_out) for name, each in timed.items()} == sizes
     assert timed["Blur"].cpu_seconds == pytest.approx(0.004, rel=0.5)
 
 
@@ -233,10 +229,8 @@ def test_parts_stand_below_their_whole_in_a_table_that_is_short_and_fits_88_colu
     assert [row.share for row in found] == pytest.approx([0.25, 0.75, 0.625, 0.125])
     (crop,) = [line for line in transform_table(found) if "Crop" in line]
     assert "900 kB -> 100 B" in crop
-    many = [
-        Cost(name=f"{'x' * 90}{number}", within="getitem", cpu_seconds=1.0, samples=1)
-        for number in range(30)
-    ]
+    one = {"within": "getitem", "cpu_seconds": 1.0, "samples": 1}
+    many = [Cost(name=f"{'x' * 90}{number}", **one) for number in range(30)]
     lines = transform_table(transforms_of([result(*ROWS, *many)]))
     assert len(lines) <= 11
     assert max(map(len, lines)) <= 88

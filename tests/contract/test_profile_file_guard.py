@@ -65,13 +65,8 @@ guard_worker()
 open("new", "w").write("x")
 open("ckpt/last.pt", "w")
 """
-CASES = [
-    *(("", after) for after, _ in REFUSED),
-    *ALLOWED,
-    ("", FORKED),
-    (WORKER, ""),
-    (OVERWRITTEN, OVERWRITTEN),
-]
+CASES = [*(("", after) for after, _ in REFUSED), *ALLOWED]
+CASES += [("", FORKED), (WORKER, ""), (OVERWRITTEN, OVERWRITTEN)]
 GOOD = "three weeks on 8 GPUs"
 # Each case is a process of its own, as an audit hook stays; forked, for torch takes seconds.
 SCRIPT = """
@@ -112,14 +107,9 @@ for number, case in enumerate(json.loads(sys.argv[1])):
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory):
-    """Plays all cases; returns the folder of each."""
     folder = tmp_path_factory.mktemp("played")
-    subprocess.run(
-        [sys.executable, "-c", SCRIPT, json.dumps(CASES), GOOD],
-        cwd=folder,
-        check=True,
-        timeout=100,
-    )
+    words = [sys.executable, "-c", SCRIPT, json.dumps(CASES), GOOD]
+    subprocess.run(words, cwd=folder, check=True, timeout=100)
     return {case: folder / str(number) for number, case in enumerate(CASES)}
 
 

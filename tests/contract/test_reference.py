@@ -12,19 +12,14 @@ from support.examples import project
 ROOT = Path(__file__).parents[2]
 # Types, and values that an example would only show as they are.
 WITHOUT_EXAMPLE = {
-    "stoker.kubeflow.KubeflowRequest",
-    "stoker.kubeflow.Task",
-    "stoker.sagemaker.EXECUTION_ARN",
-    "stoker.sagemaker.PipelineVariable",
-    "stoker.sagemaker.Text",
+    *("stoker.kubeflow.KubeflowRequest", "stoker.kubeflow.Task"),
+    *(f"stoker.sagemaker.{name}" for name in ("EXECUTION_ARN", "PipelineVariable", "Text")),
 }
 
 
 @pytest.fixture(scope="module")
 def reference():
     spec = importlib.util.spec_from_file_location("make_reference", ROOT / "docs/make_reference.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

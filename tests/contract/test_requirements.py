@@ -13,12 +13,10 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 # `make lock` writes these files; torch has no hash, for its builds (CPU, CUDA) have one version.
+OF_DEV = [EXTRAS[extra] for extra in EXTRAS if extra not in ("aws", "gpu")]
 WANTED = {
     "run": (PROJECT["dependencies"], EXTRAS["torch"]),
-    "dev": (
-        PROJECT["dependencies"],
-        *(EXTRAS[extra] for extra in EXTRAS if extra not in ("aws", "gpu")),
-    ),
+    "dev": (PROJECT["dependencies"], *OF_DEV),
     "docs": (["mkdocs-material"],),
     "image-control": (PROJECT["dependencies"], EXTRAS["aws"], EXTRAS["kubernetes"]),
     "image-torch": (EXTRAS["torch"],),
@@ -62,11 +60,15 @@ def test_the_set_up_and_the_image_take_nothing_without_its_hash_but_torch():
     assert '"--require-hashes", "--no-deps", "-r", str(lock)' in wheels
 
 
+def with_pip(monkeypatch, name, pip):
+    found = runpy.run_path(str(ROOT / "containers" / "build" / "wheels.py"))[name]
+    monkeypatch.setitem(found.__globals__, "pip", pip)
+    return found
+
+
 def cpu_build(monkeypatch, needs, *, machine, version):
-    wheels = runpy.run_path(str(ROOT / "containers" / "build" / "wheels.py"))
     torch = {"metadata": {"version": version, "requires_dist": needs}}
-    find = wheels["cpu_build"]
-    monkeypatch.setitem(find.__globals__, "pip", lambda *_: json.dumps({"install": [torch]}))
+    find = with_pip(monkeypatch, "cpu_build", lambda *_: json.dumps({"install": [torch]}))
     words: list[str] = find(version, [], machine=machine, python_version="3.11")
     return words
 
@@ -107,17 +109,14 @@ def test_an_image_for_data_hosts_takes_no_torch_that_stoker_does_not(monkeypatch
 
 
 def asked_of_pip(monkeypatch, tmp_path, *words):
-    main = runpy.run_path(str(ROOT / "containers" / "build" / "wheels.py"))["main"]
     calls: list[tuple[str, ...]] = []
-
-    def pip(*words):
-        calls.append(words)
-        return ""
-
-    monkeypatch.setitem(main.__globals__, "pip", pip)
+    main = with_pip(monkeypatch, "main", lambda *words: calls.append(words) or "")
     monkeypatch.setattr("sys.argv", ["wheels.py", "--out", str(tmp_path), *words])
     main()
     return calls
+
+
+OTHER_VERSION = ["--base-torch=2.12.0", "--torch=cpu", "--torch-version=2.10.0"]
 
 
 @pytest.mark.parametrize(
@@ -126,17 +125,12 @@ def asked_of_pip(monkeypatch, tmp_path, *words):
         (["--base-torch=2.3.0+cu121"], r"torch 2\.3\.0\+cu121: stoker needs torch>="),
         # No distribution of that name is installed: pip would not see it.
         (["--base-torch=of unknown version"], "torch of unknown version: stoker needs torch>="),
-        (
-            ["--base-torch=2.12.0", "--torch=cpu", "--torch-version=2.10.0"],
-            r"torch 2\.12\.0 and keeps it: TORCH_VERSION=2\.10\.0 would not",
-        ),
+        (OTHER_VERSION, r"torch 2\.12\.0 and keeps it: TORCH_VERSION=2\.10\.0 would not"),
         (["--base-torch=2.12.0+cu128"], None),
         (["--base-torch=2.3.0", "--torch=none"], None),
     ],
 )
-def test_a_base_whose_torch_is_not_what_is_wanted_is_refused_before_a_download(
-    words, error, monkeypatch, tmp_path
-):
+def test_a_base_of_another_torch_is_refused_before_a_download(words, error, monkeypatch, tmp_path):
     if error is None:
         assert asked_of_pip(monkeypatch, tmp_path, *words)[-1][0] == "wheel"
         return
@@ -147,7 +141,6 @@ def test_a_base_whose_torch_is_not_what_is_wanted_is_refused_before_a_download(
 
 
 def test_wheels_of_a_download_that_broke_off_are_not_taken_for_whole(monkeypatch, tmp_path):
-    download = runpy.run_path(str(ROOT / "containers" / "build" / "wheels.py"))["download"]
     calls: list[tuple[str, ...]] = []
     folder = tmp_path / "torch"
 
@@ -157,12 +150,11 @@ def test_wheels_of_a_download_that_broke_off_are_not_taken_for_whole(monkeypatch
             raise SystemExit("no such version")
         return ""
 
-    monkeypatch.setitem(download.__globals__, "pip", pip)
+    download = with_pip(monkeypatch, "download", pip)
 
     def wheels(version):
         calls.clear()
-        also = [f"torch=={version}"]
-        download(folder, ["torch"], [], locked="image-torch", also=also)
+        download(folder, ["torch"], [], locked="image-torch", also=[f"torch=={version}"])
         return len(calls)
 
     assert (wheels("2.13.0"), wheels("2.13.0")) == (2, 0)

@@ -23,11 +23,13 @@ from stoker.records import (
     to_json,
 )
 from support import sagemaker_pipeline as sample
-from support.command import stoker
+from support.command import stoker, succeeds
 from support.sagemaker_execution import checked_steps
 from support.sagemaker_job import KEY, ROLE
 
 MANY = Constraints(allowed_instance_types=("ml.c7i.24xlarge",) * 20)
+LONG = {"n" * 80: "x" * 180}
+OF_FOLDER = TrackingSettings(mlflow="sqlite:mlflow.db")
 EXECUTION = {"Get": "Execution.PipelineExecutionId"}
 CONTROL_ROLE = "arn:aws:iam::123456789012:role/stoker-steps"
 
@@ -69,10 +71,8 @@ def test_the_step_that_follows_the_training_lasts_a_little_longer_than_it_may():
     waits = OnNoCapacity(wait_minutes=60)
     assert longest_step(changed(sagemaker=hour, on_no_capacity=waits)) == HOUR + 5 * HOUR + 2 * HOUR
     # With spot the service's wait for hosts, too.
-    spot = {
-        "EnableManagedSpotTraining": True,
-        "StoppingCondition": {"MaxWaitTimeInSeconds": 4 * HOUR},
-    }
+    waits = {"MaxWaitTimeInSeconds": 4 * HOUR}
+    spot = {"EnableManagedSpotTraining": True, "StoppingCondition": waits}
     found = with_settings(max_run_seconds=HOUR, checkpoint_uri="s3://bucket/c", request=spot)
     assert longest_step(changed(sagemaker=found, on_no_capacity=once)) == (4 + 1 + 2) * HOUR
 
@@ -184,8 +184,7 @@ def test_compile_writes_the_definition_of_the_project_that_it_is_run_in(tmp_path
     """It takes a workload in YAML's subset JSON, with the installation's own pipeline."""
     (tmp_path / "mnist.json").write_text(to_json(sample.WORKLOAD))
     words = ("compile", "sagemaker", "mnist.json", "--out", "out/def.json")
-    done = stoker(*words, "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeeds(*words, "--json", cwd=tmp_path)
     assert json.loads(done.stdout)["parameters"]["InstanceType"] == "ml.g5.2xlarge"
     assert (tmp_path / "out" / "def.json").read_text() == sample.compiled().definition
     done = stoker(*words, "--set", "feed.credits=5", cwd=tmp_path)
@@ -201,16 +200,10 @@ def test_compile_writes_the_definition_of_the_project_that_it_is_run_in(tmp_path
         ("sagemaker", {"sagemaker": None}, (), ["no settings for SageMaker", "output_uri"]),
         ("sagemaker", {"image": None}, (), ["needs the workload's image"]),
         ("sagemaker", {"cluster": None}, (), ["needs the workload's cluster"]),
-        (
-            *("sagemaker", {"tracking": TrackingSettings(mlflow="sqlite:mlflow.db")}, ()),
-            ["do not share a folder", "key tracking.mlflow"],
-        ),
+        ("sagemaker", {"tracking": OF_FOLDER}, (), ["not share a folder", "key tracking.mlflow"]),
         ("sagemaker", {}, ("--components", "nowhere"), ["is only for kubeflow"]),
         ("sagemaker", {"constraints": MANY}, (), ["allowed_types=ml.c7i", "at most 256"]),
-        (
-            *("sagemaker", {"hyperparameters": {"n" * 80: "x" * 180}}, ()),
-            ["has 269 characters", "at most 256"],
-        ),
+        ("sagemaker", {"hyperparameters": LONG}, (), ["has 269 characters", "at most 256"]),
     ],
 )
 def test_what_cannot_be_compiled_is_refused_in_three_lines(tmp_path, target, change, more, words):

@@ -112,8 +112,6 @@ def start_toolkit(hosts: Hosts, train: Path, **environ: str) -> None:
 
 
 class Ran:
-    """A job that has ended: what its ranks saw, and what its hosts left."""
-
     def __init__(self, hosts: Hosts) -> None:
         self.codes = hosts.codes()
         self.logs = {host: hosts.log(host) for host in hosts.names}

@@ -10,7 +10,6 @@ from stoker.logs import Log, parse_line
 
 
 def told(address: str, **more: str) -> tuple[dict[str, str], str]:
-    """Returns the command's environment, and the warning of it."""
     stream = io.StringIO()
     environ = {"MLFLOW_TRACKING_URI": address, "PATH": "/bin", **more}
     left = with_reachable_mlflow(environ, Log(run="r", host="a", stream=stream))
