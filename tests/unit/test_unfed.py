@@ -11,8 +11,15 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from stoker.feed import unfed
-from stoker.feed.bookkeeping import TrainerProcess, Unfed
-from stoker.feed.loading import Loading, counted_steps, discard_loadings, read_loadings, why_unfed
+from stoker.feed.bookkeeping import TrainerProcess
+from stoker.feed.loading import (
+    Loading,
+    Unfed,
+    counted_steps,
+    discard_loadings,
+    read_loadings,
+    why_unfed,
+)
 from stoker.feed.timeline import COLUMNS, FILE, MeasuredStep, Timeline
 from stoker.feed.unfed import ENOUGH_STEPS, OptimizerWatch, is_released
 from stoker.feed.wire.protocol import Progress

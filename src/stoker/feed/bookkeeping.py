@@ -17,8 +17,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
-import msgspec
-
 from stoker.feed.resource_usage import Usage
 from stoker.feed.timeline import FILE, Timeline
 from stoker.feed.wire.imported_code import INSTALLED
@@ -296,13 +294,6 @@ def _kind_of(dataset: object) -> tuple[type, int | None]:
         return type(dataset), len(dataset)  # type: ignore[arg-type]
     except (TypeError, NotImplementedError):
         return type(dataset), None
-
-
-class Unfed(msgspec.Struct, frozen=True):
-    """File in which a rank tells its launcher why it takes no batches from data hosts."""
-
-    rank: int
-    text: str
 
 
 @dataclass(slots=True, eq=False)

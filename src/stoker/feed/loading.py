@@ -19,6 +19,13 @@ _TORCHS = "train with --replace-dataloader true, or import DataLoader from stoke
 _OWN = "give the library a loader of torch's or stoker's, or train without a data group"
 
 
+class Unfed(msgspec.Struct, frozen=True):
+    """File in which a rank tells its launcher why it takes no batches from data hosts."""
+
+    rank: int
+    text: str
+
+
 class Loading(msgspec.Struct, frozen=True, kw_only=True):
     """What a process with torch trained on.
 

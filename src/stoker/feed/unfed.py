@@ -16,8 +16,8 @@ import torch.utils.data
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from stoker.feed.bookkeeping import TrainerProcess, Unfed, known_process, this_process
-from stoker.feed.loading import Loading
+from stoker.feed.bookkeeping import TrainerProcess, known_process, this_process
+from stoker.feed.loading import Loading, Unfed
 from stoker.feed.own_loaders import own_loaders
 from stoker.logs import EventName, Log
 from stoker.settings import RELEASED_FILE, ProcessSettings, from_environment, unfed_file

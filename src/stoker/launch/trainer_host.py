@@ -20,8 +20,7 @@ from pathlib import Path
 import msgspec
 
 from stoker.errors import EXIT_PEER_LOST, RESTARTING_CODES, PlatformError, UsageError
-from stoker.feed.bookkeeping import Unfed
-from stoker.feed.loading import discard_loadings, why_unfed
+from stoker.feed.loading import Unfed, discard_loadings, why_unfed
 from stoker.host.listing import listing_version
 from stoker.host.processes import why_not_found
 from stoker.launch import finish
