@@ -169,16 +169,21 @@ def _python_tuple(state: object) -> tuple[object, ...]:
 
 
 def _state_of(generator: object) -> object:
+    if isinstance(generator, random.Random):
+        # A subclass may have a state of its own.
+        return _python_state(generator.getstate())
     kind = any_kind_of(generator)
     assert kind is not None
-    state = kind.read(generator)
-    return _python_state(state) if isinstance(state, tuple) else plain(state)
+    return plain(kind.read(generator))
 
 
 def _set_state(generator: object, state: object) -> None:
+    if isinstance(generator, random.Random):
+        generator.setstate(_python_tuple(state))
+        return
     kind = any_kind_of(generator)
     assert kind is not None
-    kind.write(generator, _python_tuple(state) if isinstance(state, list) else _numpy(state))
+    kind.write(generator, _numpy(state))
 
 
 def generators_of(parts: SamplerParts) -> list[torch.Generator]:
