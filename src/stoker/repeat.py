@@ -22,7 +22,7 @@ MAX_PAUSE_SECONDS = 60.0
 
 
 def within(seconds: float, work: Callable[[], ResultT]) -> ResultT:
-    """Returns the result of `work`, or raises its error; TimeoutError after `seconds`."""
+    """Returns the result of `work`, or raises its error, or TimeoutError after `seconds`."""
     answer = Future[ResultT]()
 
     def run() -> None:

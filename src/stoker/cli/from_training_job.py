@@ -36,7 +36,7 @@ _RESERVED = {**RESERVED, **dict.fromkeys(_NOT_FOR_GROUPS, "")}
 
 
 def from_training_job(name: str, *, aws: Aws) -> tuple[str, str]:
-    """Returns a training job's workload, name and YAML text; UsageError if there can be none."""
+    """Returns name and YAML text of a training job's workload, or raises UsageError."""
     try:
         job = aws.call("sagemaker", "DescribeTrainingJob", TrainingJobName=name)
     except ServiceError as err:

@@ -192,7 +192,7 @@ class Outputs:
 def outputs_of(
     files: OutputFiles, *, model: Path | None = None, parameters: frozenset[str] = frozenset()
 ) -> Outputs:
-    """Returns the outputs of a command; UsageError if Kubeflow asks for other `parameters`."""
+    """Returns a command's outputs; raises UsageError if Kubeflow asks for other `parameters`."""
     executor = read_executor_input(files.executor_input) if files.executor_input else None
     unknown = sorted(executor.parameters - parameters) if executor else []
     if unknown:

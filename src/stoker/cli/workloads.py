@@ -175,7 +175,7 @@ def region_of(workload: Workload) -> str | None:
 
 
 def todays_cluster(workload: Workload, *, all_cores: bool = False) -> Cluster:
-    """Returns today's cluster; UsageError in a cloud if the workload names none.
+    """Returns today's cluster; raises UsageError in a cloud if the workload names none.
 
     By default it is one core of this machine; or, as for a bare command without stoker,
     `all_cores` that it may use.

@@ -360,7 +360,7 @@ class TrainerProcess:
 
 
 def this_process() -> TrainerProcess:
-    """Returns the state of this process, new in a forked child; UsageError from STOKER_*."""
+    """Returns the state of this process, new in a forked child; raises UsageError for STOKER_*."""
     return _process(os.getpid())
 
 

@@ -36,7 +36,7 @@ class Remote(DatasetFactory):
         self._is_asking = False
 
     def build(self) -> object:
-        """Returns the dataset, built at the first call; UsageError if it cannot be imported."""
+        """Returns the dataset, built once; raises UsageError if it cannot be imported."""
         if not self._is_built:
             self._built = self.make()
             self._is_built = True

@@ -167,7 +167,7 @@ def kill_all(session: int, marker: bytes) -> bool:
 
 
 def free_ports(taken: set[int], *, count: int = PORTS_PER_HOST) -> int:
-    """Returns the first of `count` free neighbouring ports, added to `taken`; OSError: no such."""
+    """Returns the first of `count` free neighbouring ports, added to `taken`, or raises OSError."""
     # At random: nothing reserves a port until it is used, and two runs may begin at once.
     for first in random.sample(PORTS, 200):
         ports = set(range(first, first + count))

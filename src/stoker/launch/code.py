@@ -81,7 +81,7 @@ class LaunchedCommand(NamedTuple):
 
 
 def check_words(words: Sequence[str]) -> None:
-    """Refuses no words, and `serve`, with a UsageError."""
+    """Raises UsageError without words, and for `serve`, which only inference containers get."""
     if not words:
         raise UsageError("no command to launch", fix="stoker launch -- python train.py")
     if list(words) == ["serve"]:
@@ -95,7 +95,7 @@ def check_words(words: Sequence[str]) -> None:
 def order_of(
     words: Sequence[str], *, settings: ProcessSettings, environ: Mapping[str, str]
 ) -> LaunchedCommand:
-    """Returns the command that `words` mean, with its code unpacked; UsageError: there is none."""
+    """Returns the command that `words` mean, with its code unpacked, or raises UsageError."""
     folder = None
     if settings.code_file:
         folder = unpack(settings.code_file, settings.base_dir / "code")

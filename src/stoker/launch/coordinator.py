@@ -205,7 +205,7 @@ class Coordinator:
         return max(0.0, max(self._ended_agents.values()) - self._ended_at)
 
     def start(self) -> None:
-        """Serves in a thread; PlatformError: the port is not free within BIND_SECONDS."""
+        """Serves in a thread; raises PlatformError if the port is in use for BIND_SECONDS."""
         allow_list = AllowList(self._context, self._keys)
         socket = self._context.socket(zmq.ROUTER)
         try:

@@ -62,7 +62,7 @@ class Board:
         temporary.replace(self._folder / name)
 
     def read(self, name: str) -> str | None:
-        """Returns the note, if any, at once; RuntimeError: the store's process is gone."""
+        """Returns the note, if any, at once; raises RuntimeError if the store's process is gone."""
         store = _store()
         if store is not None:
             key = f"stoker/{name}"

@@ -91,7 +91,7 @@ _FIX_OF_REPLAY = (
 def timed_profile(
     output: Path, ranks: Sequence[RankResult], *, what: Mapping[str, Value]
 ) -> Profile | None:
-    """Returns the profile by `stoker.timed`, if any; UsageError: the file is malformed."""
+    """Returns the profile by `stoker.timed`, if any; raises UsageError if it is malformed."""
     file = output / FILE
     if any(rank.accelerator for rank in ranks) or not file.exists():
         return None

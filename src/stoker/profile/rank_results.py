@@ -306,7 +306,7 @@ def block_means(values: Sequence[float], *, workers: int) -> list[float]:
 
 
 def read_ranks(folder: Path) -> list[RankResult]:
-    """Reads all results in `folder`, by rank; UsageError: a file is none of `stoker profile`."""
+    """Reads all results in `folder`, by rank; raises UsageError for a file of another kind."""
     results = []
     for path in folder.glob("profile-rank*.json"):
         try:

@@ -75,7 +75,7 @@ class Service:
         self.dispatch.work()
 
     def tick(self, now: float) -> None:
-        """Probes idle sessions and closes unreachable ones; for once a second."""
+        """Probes idle sessions and closes unreachable ones; called once a second."""
         self.dispatch.tick()
         if now - self._probed_at >= PROBE_SECONDS:
             self._probed_at = now
@@ -428,7 +428,7 @@ class Agent:
         self._log.event(EventName.AGENT_LISTENING, port=self.port, workers=self._workers)
 
     def run(self) -> None:
-        """Serves until `stop`, or the end of a drain; FeedLostError if the fork server died."""
+        """Serves until `stop` or a drain's end; raises FeedLostError if the fork server died."""
         try:
             with without_preempting():
                 while self._state == "serving" or self._is_still_draining():

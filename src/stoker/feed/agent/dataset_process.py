@@ -58,7 +58,7 @@ class Kill(msgspec.Struct, frozen=True, tag=True):
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
-    """Report that the spec is loaded, or why not; `is_of_host`, `warning`: of this host's code."""
+    """Report that the spec is loaded, or why not; `is_of_host`, `warning`: by this host's code."""
 
     error: bytes = b""
     summary: str = ""

@@ -360,7 +360,7 @@ class Dispatch:
             self._deliver(result, is_dry=is_dry)
 
     def tick(self) -> None:
-        """Assigns late jobs to other workers, too, and adapts the credits; for once a second."""
+        """Assigns late jobs to other workers, too, and adapts the credits; called once a second."""
         for job in self._specs.give_late_jobs_again():
             (late,) = job.key
             assert isinstance(late, BatchRequest)

@@ -38,7 +38,7 @@ _DOWN = (
 
 
 def resolve(name: str, *, attempt: int = 0) -> str:
-    """Returns the address of a host as zmq wants it; blocks while the resolver does, or OSError.
+    """Returns a host's address for zmq, or raises OSError; blocks while the resolver does.
 
     With each `attempt` the next of several addresses has its turn: one may be that of a lost pod.
     """

@@ -577,7 +577,7 @@ class BatchScheduler(Scheduler):
         return False
 
     def _overdue_at_least(self, makers: Iterable[Peer]) -> float:
-        """Returns the earliest time at which the head may be overdue; for every turn."""
+        """Returns the earliest time at which the head may be overdue; called in every turn."""
         latest = 0.0
         for peer in makers:
             asked_at = self.peers[peer].asked[self.head][0]

@@ -402,7 +402,7 @@ class Decoder:
         self._copies_left = payload.nbytes
 
     def value(self, node: object, depth: int) -> object:
-        """Returns the value of a node; ProtocolError if malformed, ShippingError from pickles."""
+        """Returns a node's value; raises ProtocolError if malformed, ShippingError for pickles."""
         if not isinstance(node, list):
             if isinstance(node, dict | msgspec.msgpack.Ext):
                 raise ProtocolError(f"invalid node: {type(node).__name__}")

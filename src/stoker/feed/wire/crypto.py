@@ -68,7 +68,7 @@ class Keys:
 
 
 def read_event(monitor: "zmq.Socket[bytes]") -> tuple[int, int]:
-    """Returns the next event of a socket's monitor and its value; zmq.Again if there is none."""
+    """Returns a monitor's next event and its value; raises zmq.Again if there is none."""
     # zmq.utils.monitor would import asyncio: 25 ms, a seventh of the start of each launcher.
     packed, _ = monitor.recv_multipart(zmq.NOBLOCK)
     event, value = struct.unpack("=hi", packed)

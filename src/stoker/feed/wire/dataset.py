@@ -321,7 +321,7 @@ class _BoundedFile(io.BytesIO):
 
 
 def unpack_spec(data: bytes | memoryview) -> DatasetSpec:
-    """Returns the spec, with its dataset built; ShippingError if it cannot be rebuilt here."""
+    """Returns the spec with its dataset; raises ShippingError if it cannot be rebuilt here."""
     return read_spec(io.BytesIO(data))
 
 

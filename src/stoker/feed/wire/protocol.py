@@ -529,7 +529,7 @@ class Assembly:
         self._parts: dict[bytes, bytearray] = {}
 
     def take(self, peer: bytes, piece: bytes | memoryview, *, is_last: bool) -> bytearray | None:
-        """Adds a piece; returns the message, if it was the last; ProtocolError if too long."""
+        """Adds a piece; returns a complete message; raises ProtocolError if it is too long."""
         # Moved to the end of the dict with each piece: the first peer is silent for longest.
         whole = self._parts.pop(peer, None) or bytearray()
         whole += piece

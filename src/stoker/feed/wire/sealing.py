@@ -124,7 +124,7 @@ class Head:
 
 
 class Unsealer:
-    """Decryption of what is received over one connection; ProtocolError if authentication fails."""
+    """Decryption of one connection's bytes; raises ProtocolError if authentication fails."""
 
     def __init__(self, key: bytes) -> None:
         self._now = _Key(key)

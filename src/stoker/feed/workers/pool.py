@@ -297,7 +297,7 @@ class WorkerPool:
         return {channel.fileno(): channel.wants_write for channel in channels}
 
     def assign(self, job: WorkerJob) -> list[Result]:
-        """Assigns `job` to the worker with the fewest; FeedLostError if there is no room.
+        """Assigns `job` to the worker with the fewest; raises FeedLostError if there is no room.
 
         One of a shard goes to its worker, or is returned as lost if that has ended.
         """

@@ -534,7 +534,7 @@ class ShardSource:
         return Error(self._pack(err), words, self.digest, state=self._state)
 
     def _catch_up(self, position: int, resumed: Stream, index: object) -> None:
-        """Makes again what another process has made; FeedError if it differs."""
+        """Makes again what another process has made; raises FeedError if it differs."""
         while self._stream.position < position and not self._stream.is_exhausted:
             self._discard_next(index)
             # Only there: digests of fewer batches are unknown.

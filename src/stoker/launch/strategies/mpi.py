@@ -44,7 +44,7 @@ def command_of(
     environ: Mapping[str, str],
     start_deadline_seconds: float,
 ) -> tuple[str, ...]:
-    """Returns mpirun over the dnn hosts, the leader first; UsageError: there is no Open MPI."""
+    """Returns mpirun over the dnn hosts, leader first; raises UsageError without Open MPI."""
     find_program(MPIRUN, environ)
     # A fast start without imports from the working directory or a sitecustomize.
     python = (sys.executable, "-I", "-S")
@@ -99,7 +99,7 @@ def variables(interface: str | None) -> dict[str, str]:
 
 
 def daemon_arguments(words: Sequence[str]) -> tuple[str, ...]:
-    """Returns the daemon's arguments from mpirun's command line; ValueError: it has other words."""
+    """Returns the daemon's arguments in mpirun's command; raises ValueError if it has none."""
     if not words or Path(words[0]).name != DAEMON:
         raise ValueError(f"expected {DAEMON}, found {' '.join(words[:3])!r}")
     # A peer sends these words: only orted with settings is ever started.
@@ -111,7 +111,7 @@ def daemon_arguments(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def find_program(name: str, environ: Mapping[str, str]) -> str:
-    """Returns the path of one of Open MPI's programs; UsageError: it is not there."""
+    """Returns the path of a program of Open MPI; raises UsageError if it is not installed."""
     path = environ.get("PATH")
     found = shutil.which(name, path=path)
     if found is None or shutil.which(DAEMON, path=path) is None:

@@ -108,7 +108,7 @@ def component_files() -> dict[str, str]:
 
 
 def kubeflow_request(workload: Workload) -> KubeflowRequest:
-    """Returns what the pipeline is built from; UsageError if the workload lacks something."""
+    """Returns what the pipeline is built from; raises UsageError if anything is missing."""
     check_complete(workload, image="REGISTRY/stoker:TAG", instance_type="g5.xlarge")
     settings = workload.kubernetes or KubernetesSettings()
     # The connections of the user who compiles are not for pods.

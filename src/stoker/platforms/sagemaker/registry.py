@@ -10,7 +10,7 @@ from stoker.records.base import mapping, mappings
 
 
 def champion_quality(aws: Aws, group: str) -> dict[str, float] | None:
-    """Returns the metrics of a group's last approved model; PlatformError if it has none."""
+    """Returns the metrics of a group's last approved model; raises PlatformError if it has none."""
     named = {"ModelPackageGroupName": group, "ModelApprovalStatus": "Approved"}
     order = {"SortBy": "CreationTime", "SortOrder": "Descending", "MaxResults": 1}
     listed = aws.find("sagemaker", "ListModelPackages", **named, **order) or {}

@@ -454,7 +454,7 @@ def find_job(aws: Aws, name: str) -> Mapping[str, Json] | None:
 
 
 def await_found(aws: Aws, name: str) -> Mapping[str, Json]:
-    """Returns DescribeTrainingJob's answer for a new job; PlatformError after EVENTUAL_SECONDS."""
+    """Returns a new job as described; raises PlatformError after EVENTUAL_SECONDS."""
     deadline = aws.clock() + EVENTUAL_SECONDS
     while (found := find_job(aws, name)) is None:
         if aws.clock() >= deadline:
