@@ -46,15 +46,9 @@ def _decide(profile, *, steps=None, extra=(), **more):
 
 
 _profile = partial(builders.profile, is_explained=True, global_batch_size=64)
-_one_core = partial(
-    _profile,
-    step_seconds=0.062,
-    accelerator_step_seconds=0.022,
-    loader_cpu_seconds=0.040,
-    trainer_cpu_seconds=0.022,
-    receive_cpu_seconds=0.0,
-    num_workers=1,
-)
+TRAINING = {"accelerator_step_seconds": 0.022, "trainer_cpu_seconds": 0.022}
+LOADING = {"loader_cpu_seconds": 0.040, "receive_cpu_seconds": 0.0, "num_workers": 1}
+_one_core = partial(_profile, step_seconds=0.062, **TRAINING, **LOADING)
 _starved = builders.starved
 
 
@@ -129,13 +123,9 @@ def test_settings_may_fix_the_local_workers_and_auto_is_never_slower():
 
 
 def test_waiting_for_storage_takes_as_long_on_a_data_host():
-    profile = _one_core(
-        step_seconds=0.1,
-        accelerator_step_seconds=0.005,
-        loader_cpu_seconds=0.0,
-        loader_wall_seconds=0.1,
-        trainer_cpu_seconds=0.0,
-    )
+    training = {"accelerator_step_seconds": 0.005, "trainer_cpu_seconds": 0.0}
+    loading = {"loader_cpu_seconds": 0.0, "loader_wall_seconds": 0.1}
+    profile = _one_core(step_seconds=0.1, **training, **loading)
     six = (builders.group("dnn", workers_per_host=2), builders.group("data", workers_per_host=4))
     plans = _local(profile, extra=[six]).plans
     plan = next(p for p in plans if p.groups[-1].workers_per_host == 4)
@@ -486,18 +476,10 @@ def test_a_data_group_is_said_to_help_where_one_is_chosen(others, constraints, a
     keep = _made_up("keep", step=0.1, usd_per_hour=1.0, hours=10.0)
     limits = Constraints(**constraints)
     chosen = choose(keep, others, limits, unexplained=None)
-    found = Walk(
-        work=measure(
-            builders.profile(step_seconds=0.1, loader_cpu_seconds=0.1),
-            today=LOCAL.get("local.c1"),
-            processes=1,
-        ),
-        bottleneck="cpu",
-        keep=keep,
-        chosen=chosen,
-        plans=(keep, *others),
-        constraints=limits,
-    )
+    profile = builders.profile(step_seconds=0.1, loader_cpu_seconds=0.1)
+    work = measure(profile, today=LOCAL.get("local.c1"), processes=1)
+    plans = {"keep": keep, "chosen": chosen, "plans": (keep, *others)}
+    found = Walk(work=work, bottleneck="cpu", constraints=limits, **plans)
     assert chosen.action == action
     answer = next(each for each in walk(found) if each.question.startswith("Would a data group"))
     assert answer.answer == said

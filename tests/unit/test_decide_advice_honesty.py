@@ -69,15 +69,9 @@ def plans(decision, action):
 
 
 # 24 MB files, eight a batch, one disk: 2.9 batches a second with one worker, 3.2 with two.
-DISK = profile_of(
-    rank_of(
-        ms(step=345, wait=330, accelerator=10, trainer=10, loader=160, wall=345),
-        rates={2: 3.2, 1: 2.9},
-        workers=1,
-        vcpus=2,
-        read_bytes=201.33e6,
-    )
-)
+LOADING = ms(step=345, wait=330, accelerator=10, trainer=10, loader=160, wall=345)
+DISK_RANK = rank_of(LOADING, rates={2: 3.2, 1: 2.9}, workers=1, vcpus=2, read_bytes=201.33e6)
+DISK = profile_of(DISK_RANK)
 
 
 def test_workers_that_share_a_disk_are_promised_no_more_than_was_measured_of_them():
@@ -99,12 +93,8 @@ def test_workers_that_share_a_disk_are_promised_no_more_than_was_measured_of_the
 def test_taking_a_batch_from_a_busy_worker_is_part_of_what_workers_are_promised_to_give():
     # No workers: 30 ms of loading and 20 of training. With two, a step took 23.7 ms and not 20.4:
     # torch asks the worker, which computes, for the memory of a batch.
-    rank = rank_of(
-        ms(step=53.1, wait=32.7, accelerator=20.4, trainer=0.2, loader=31, wall=32),
-        rates={2: 60.0, 1: 31.0},
-        workers=0,
-        vcpus=2,
-    )
+    took = ms(step=53.1, wait=32.7, accelerator=20.4, trainer=0.2, loader=31, wall=32)
+    rank = rank_of(took, rates={2: 60.0, 1: 31.0}, workers=0, vcpus=2)
     drains = [msgspec.structs.replace(drain, handover_seconds=at(0.0025)) for drain in rank.drains]
     rank = msgspec.structs.replace(rank, drains=tuple(drains))
     profile = profile_of(rank)
@@ -150,12 +140,8 @@ def test_a_cpu_whose_own_speed_changes_widens_the_bands_and_is_told():
     assert both.observed.cpu_speed_spread == profile.observed.cpu_speed_spread
 
 
-ONE_CORE = rank_of(
-    ms(step=66.1, wait=40, accelerator=22, trainer=21, loader=42, wall=42),
-    rates={1: 23.0},
-    workers=1,
-    vcpus=1,
-)
+SHARED = ms(step=66.1, wait=40, accelerator=22, trainer=21, loader=42, wall=42)
+ONE_CORE = rank_of(SHARED, rates={1: 23.0}, workers=1, vcpus=1)
 BURNING = Evidence(elsewhere_vcpus=1.0)
 BUSY_NEIGHBOUR = profile_of(msgspec.structs.replace(ONE_CORE, evidence=BURNING))
 
@@ -196,13 +182,8 @@ def test_a_cluster_to_fall_back_on_is_run_where_others_keep_the_machine_busy():
 
 
 def test_other_programs_widen_the_band_by_what_they_took():
-    core = rank_of(
-        ms(step=36.8, wait=30, accelerator=2, trainer=2, loader=26.8, wall=26.8),
-        rates={1: 30.0},
-        workers=1,
-        vcpus=1,
-        others=0.2,
-    )
+    took = ms(step=36.8, wait=30, accelerator=2, trainer=2, loader=26.8, wall=26.8)
+    core = rank_of(took, rates={1: 30.0}, workers=1, vcpus=1, others=0.2)
     gone = msgspec.structs.replace(core.as_is, others_vcpus=0.0, step_seconds=at(0.0288))
 
     def band(rank):
@@ -215,15 +196,8 @@ def test_other_programs_widen_the_band_by_what_they_took():
 
 
 # A loader that sleeps, one worker on one vCPU: four workers are free, a data host makes it five.
-SLEEPY = profile_of(
-    rank_of(
-        ms(step=42.7, wait=40, accelerator=2, trainer=2, loader=0.4, wall=42.7),
-        rates={1: 23.4},
-        workers=1,
-        vcpus=1,
-        others=0.05,
-    )
-)
+ASLEEP = ms(step=42.7, wait=40, accelerator=2, trainer=2, loader=0.4, wall=42.7)
+SLEEPY = profile_of(rank_of(ASLEEP, rates={1: 23.4}, workers=1, vcpus=1, others=0.05))
 
 
 def test_a_loader_that_waits_gets_the_free_workers_that_the_profile_names_before_hosts():
@@ -307,15 +281,11 @@ def test_hosts_of_another_type_may_have_a_volume_of_another_rate():
 
 
 def test_threads_of_torch_are_blamed_only_where_there_are_several_and_nobody_else():
+    took = ms(step=157, wait=136, accelerator=21, trainer=21, loader=7, wall=7)
+
     def text(others, threads):
-        rank = rank_of(
-            ms(step=157, wait=136, accelerator=21, trainer=21, loader=7, wall=7),
-            rates={2: 280.0, 1: 140.0},
-            workers=0,
-            vcpus=2,
-            others=others,
-            threads=threads,
-        )
+        more = {"workers": 0, "vcpus": 2, "others": others, "threads": threads}
+        rank = rank_of(took, rates={2: 280.0, 1: 140.0}, **more)
         return " ".join(state.text for state in profile_of(rank).states)
 
     assert "threads of the main process wait for each other" in text(0.0, 2)
@@ -366,79 +336,47 @@ def test_two_plans_that_need_too_many_cores_are_told_with_one_number():
     assert "needs 5 cores, this machine has 1" in answer.because
 
 
-# What a quiet machine of two cores measures, of the scripts of benchmarks/honesty.py for the most.
+# What a quiet machine of two cores measures, of the scripts of benchmarks/honesty.py for the most:
+# TOOK in ms, batches a second with so many workers, its own workers, the bytes that a batch reads,
+# and what is advised.
+TOOK = ("step", "wait", "accelerator", "trainer", "loader", "wall")
 KNOWN = {
-    "compute": (
-        ms(step=40.5, wait=0.2, accelerator=40.2, trainer=1, loader=4, wall=4),
-        {"rates": {2: 480.0, 1: 245.0}, "workers": 1, "vcpus": 2},
-        ("accelerator", "keep"),
-    ),
-    "sleep": (
-        ms(step=62.1, wait=53, accelerator=8.3, trainer=1, loader=1, wall=61.5),
-        {"rates": {2: 32.2, 1: 16.2}, "workers": 1, "vcpus": 2},
-        ("latency", "tune"),
-    ),
-    "image": (
-        ms(step=41.5, wait=33, accelerator=8.3, trainer=1, loader=42, wall=41),
-        {"rates": {2: 46.0, 1: 24.3}, "workers": 1, "vcpus": 2},
-        ("workers", "tune"),
-    ),
-    "no workers": (
-        ms(step=50.5, wait=30, accelerator=20.3, trainer=31, loader=30.5, wall=30),
-        {"rates": {2: 63.0, 1: 33.0}, "workers": 0, "vcpus": 2},
-        ("workers", "tune"),
-    ),
-    "optimal": (
-        ms(step=30.5, wait=0.3, accelerator=30.2, trainer=1, loader=21, wall=20),
-        {"rates": {2: 92.0, 1: 49.0}, "workers": 2, "vcpus": 2},
-        ("accelerator", "keep"),
-    ),
-    "gil": (
-        ms(step=40.5, wait=0.3, accelerator=40.2, trainer=40, loader=5, wall=5),
-        {"rates": {2: 380.0, 1: 195.0}, "workers": 1, "vcpus": 2},
-        ("accelerator", "keep"),
-    ),
-    "disk": (
-        ms(step=300, wait=290, accelerator=5.3, trainer=2, loader=60, wall=300),
-        {"rates": {2: 3.5, 1: 3.3}, "workers": 1, "vcpus": 2, "read_bytes": 128e6},
-        ("storage", "keep"),
-    ),
+    "compute": ((40.5, 0.2, 40.2, 1, 4, 4), {2: 480.0, 1: 245.0}, 1, 0, "accelerator", "keep"),
+    "sleep": ((62.1, 53, 8.3, 1, 1, 61.5), {2: 32.2, 1: 16.2}, 1, 0, "latency", "tune"),
+    "image": ((41.5, 33, 8.3, 1, 42, 41), {2: 46.0, 1: 24.3}, 1, 0, "workers", "tune"),
+    "no workers": ((50.5, 30, 20.3, 31, 30.5, 30), {2: 63.0, 1: 33.0}, 0, 0, "workers", "tune"),
+    "optimal": ((30.5, 0.3, 30.2, 1, 21, 20), {2: 92.0, 1: 49.0}, 2, 0, "accelerator", "keep"),
+    "gil": ((40.5, 0.3, 40.2, 40, 5, 5), {2: 380.0, 1: 195.0}, 1, 0, "accelerator", "keep"),
+    "disk": ((300, 290, 5.3, 2, 60, 300), {2: 3.5, 1: 3.3}, 1, 128e6, "storage", "keep"),
     # Copying is two thirds of a worker's time.
-    "disk and copies": (
-        ms(step=166, wait=160, accelerator=5.3, trainer=0.2, loader=101, wall=151),
-        {"rates": {2: 7.98, 1: 6.54}, "workers": 1, "vcpus": 2, "read_bytes": 134.2e6},
-        ("storage", "tune"),
-    ),
-    "one core": (
-        ms(step=61.5, wait=36, accelerator=20.3, trainer=20, loader=40, wall=40),
-        {"rates": {1: 24.5}, "workers": 1, "vcpus": 1},
-        ("cpu", "heterogeneous"),
-    ),
-    "shared cores": (
-        ms(step=38.5, wait=20, accelerator=15.3, trainer=15, loader=61, wall=55),
-        {"rates": {2: 32.5, 1: 18.0}, "workers": 2, "vcpus": 2},
-        ("cpu", "keep"),
-    ),
+    "copies": ((166, 160, 5.3, 0.2, 101, 151), {2: 7.98, 1: 6.54}, 1, 134.2e6, "storage", "tune"),
+    "one core": ((61.5, 36, 20.3, 20, 40, 40), {1: 24.5}, 1, 0, "cpu", "heterogeneous"),
+    "shared cores": ((38.5, 20, 15.3, 15, 61, 55), {2: 32.5, 1: 18.0}, 2, 0, "cpu", "keep"),
 }
+
+
+def known_rank(name, *, others=0.0):
+    took, rates, workers, read_bytes, *_ = KNOWN[name]
+    more = {"workers": workers, "vcpus": max(rates), "others": others, "read_bytes": read_bytes}
+    return rank_of(ms(**dict(zip(TOOK, took, strict=True))), rates=rates, **more)
 
 
 @pytest.mark.parametrize("name", list(KNOWN))
 def test_a_training_of_a_known_bottleneck_is_advised_rightly(name):
-    took, how, advice = KNOWN[name]
-    profile = profile_of(rank_of(took, **how))
+    *_, bottleneck, action = KNOWN[name]
+    profile = profile_of(known_rank(name))
     assert profile.check.explained
     # Waiting workers are too few of them.
-    assert [state.id for state in profile.states] == [advice[0].replace("latency", "workers")]
+    assert [state.id for state in profile.states] == [bottleneck.replace("latency", "workers")]
     types = (profile.host.instance_type,)
     decision = decided(profile, cores=2, **ONE_HOST | {"allowed_instance_types": types})
-    assert (decision.bottleneck, decision.action) == advice
+    assert (decision.bottleneck, decision.action) == (bottleneck, action)
 
 
 @pytest.mark.parametrize("name", list(KNOWN))
 def test_where_others_keep_most_of_the_machine_busy_that_is_said_once_and_nothing_is_chosen(name):
-    took, how, _ = KNOWN[name]
-    others = 0.8 * how["vcpus"]
-    profile = profile_of(rank_of(took, **how, others=others))
+    others = 0.8 * known_rank(name).vcpus
+    profile = profile_of(known_rank(name, others=others))
     decision = decided(profile, objective="time")
     assert (decision.bottleneck, decision.action) == ("unexplained", "keep")
     # Figures that do not count are in no row either.
@@ -449,8 +387,7 @@ def test_where_others_keep_most_of_the_machine_busy_that_is_said_once_and_nothin
 
 
 def test_a_cluster_that_is_asked_for_is_shown_on_a_busy_profile_and_marked():
-    took, how, _ = KNOWN["no workers"]
-    busy = profile_of(rank_of(took, **how, others=1.8))
+    busy = profile_of(known_rank("no workers", others=1.8))
     decision = decided(busy, asked=[builders.clusters("local.c2", "local.c2")])
     assert [plan.action for plan in decision.plans] == ["keep", "heterogeneous"]
     assert any(line.startswith("?heterogeneous") for line in explain(decision).splitlines())
@@ -458,24 +395,12 @@ def test_a_cluster_that_is_asked_for_is_shown_on_a_busy_profile_and_marked():
 
 
 def test_a_data_host_takes_away_half_of_what_loading_and_training_cost_each_other():
-    profile = builders.profile(
-        vcpus=1,
-        is_explained=True,
-        predicted=0.128,
-        step_seconds=0.130,
-        wait_seconds=0.005,
-        accelerator_step_seconds=0.060,
-        loader_cpu_seconds=0.040,
-        loader_wall_seconds=0.040,
-        trainer_cpu_seconds=0.060,
-        used_cpu_seconds=0.128,
-        local_receive_seconds=0.0,
-        receive_seconds=0.0,
-        receive_cpu_seconds=0.001,
-        num_workers=1,
-        global_batch_size=8,
-        batch_bytes=7e4,
-    )
+    took = {"step_seconds": 0.130, "wait_seconds": 0.005, "accelerator_step_seconds": 0.060}
+    cpu = {"trainer_cpu_seconds": 0.060, "used_cpu_seconds": 0.128, "receive_cpu_seconds": 0.001}
+    loading = {"loader_cpu_seconds": 0.040, "loader_wall_seconds": 0.040, "num_workers": 1}
+    batch = {"receive_seconds": 0.0, "local_receive_seconds": 0.0, "global_batch_size": 8}
+    terms = {**took, **cpu, **loading, **batch, "batch_bytes": 7e4}
+    profile = builders.profile(vcpus=1, is_explained=True, predicted=0.128, **terms)
     decision = decided(profile, **ONE_HOST)
     assert (decision.bottleneck, decision.action) == ("cpu", "heterogeneous")
     predicted = decision.plan.predicted

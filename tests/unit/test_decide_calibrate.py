@@ -16,15 +16,7 @@ from stoker.decide.choose import error_band
 from stoker.decide.model import ClusterShape, Hosts, estimate
 from stoker.decide.work import measure
 from stoker.errors import UsageError
-from stoker.records import (
-    Calibration,
-    Check,
-    Event,
-    Job,
-    ProfiledData,
-    ProfiledHost,
-    write_json,
-)
+from stoker.records import Calibration, Check, Event, Job, ProfiledData, ProfiledHost, write_json
 from support import builders, decisions, sample_records
 from support.property_tests import examples
 
@@ -32,21 +24,10 @@ replace = msgspec.structs.replace
 LOCAL = load_catalog("local", cores=2)
 CONSTRAINTS = {"objective": "time", "max_data_hosts": 1, "allowed_instance_types": ("local.c1",)}
 NOTHING = Calibration()
-
-
-profile = partial(
-    builders.profile,
-    is_explained=True,
-    predicted=0.062,
-    workload_sha256="a" * 64,
-    step_seconds=0.062,
-    accelerator_step_seconds=0.022,
-    loader_cpu_seconds=0.040,
-    trainer_cpu_seconds=0.022,
-    receive_cpu_seconds=0.001,
-    global_batch_size=64,
-    num_workers=1,
-)
+TOOK = {"step_seconds": 0.062, "accelerator_step_seconds": 0.022, "trainer_cpu_seconds": 0.022}
+LOADING = {"loader_cpu_seconds": 0.040, "receive_cpu_seconds": 0.001, "num_workers": 1}
+KNOWN = {"is_explained": True, "predicted": 0.062, "workload_sha256": "a" * 64}
+profile = partial(builders.profile, global_batch_size=64, **TOOK, **LOADING, **KNOWN)
 
 
 def run(slower=1.0, **training):
@@ -119,14 +100,9 @@ def run_of(found, groups, *, catalog, slower=1.0):
 def test_receiving_is_corrected_where_the_data_hosts_are_not_the_limit():
     # All batches are made on data hosts with CPU to spare: the dnn host's receiving is the limit.
     aws = load_catalog("sagemaker")
-    found = builders.starved(
-        workload_sha256="a" * 64,
-        step_seconds=1.0,
-        accelerator_step_seconds=0.01,
-        loader_cpu_seconds=30.0,
-        trainer_cpu_seconds=1.0,
-        receive_cpu_seconds=0.2,
-    )
+    took = {"step_seconds": 1.0, "accelerator_step_seconds": 0.01, "trainer_cpu_seconds": 1.0}
+    loading = {"loader_cpu_seconds": 30.0, "receive_cpu_seconds": 0.2}
+    found = builders.starved(workload_sha256="a" * 64, **took, **loading)
     groups = builders.clusters("ml.g5.8xlarge", "ml.c7i.24xlarge", 8, workers_per_host=0)
     one, limit = run_of(found, groups, catalog=aws, slower=1.5)
     assert limit == "receive"
@@ -206,11 +182,8 @@ def test_the_text_says_on_how_many_runs_it_was_calibrated():
 
 
 def test_whole_runs_are_read_and_the_rest_is_left(tmp_path):
-    whole = {
-        "profile": sample_records.profile(),
-        "decision": sample_records.decision(),
-        "training": sample_records.training(),
-    }
+    kinds = ("profile", "decision", "training")
+    whole = {name: getattr(sample_records, name)() for name in kinds}
     for run in ("one", "two", "three"):
         for name, record in whole.items():
             known = replace(record, workload_sha256="a" * 64)

@@ -32,19 +32,11 @@ LOCAL = load_catalog("local", cores=3)
 
 
 def _workstation(*, cpu_model=None, **changes):
-    terms = {
-        "step_seconds": 0.110,
-        "accelerator_step_seconds": 0.050,
-        "loader_cpu_seconds": 0.120,
-        "loader_wall_seconds": 0.120,
-        "trainer_cpu_seconds": 0.090,
-        "receive_cpu_seconds": 0.001,
-        "handover_seconds": 0.002,
-        "batch_bytes": 600_000.0,
-        "num_workers": 2,
-    }
+    took = {"step_seconds": 0.110, "accelerator_step_seconds": 0.050, "trainer_cpu_seconds": 0.090}
+    loading = {"loader_cpu_seconds": 0.120, "loader_wall_seconds": 0.120, "num_workers": 2}
+    batch = {"batch_bytes": 600_000.0, "receive_cpu_seconds": 0.001, "handover_seconds": 0.002}
     host = ProfiledHost(instance_type="local.c2", vcpus=2, accelerators=0, cpu_model=cpu_model)
-    return builders.profile(host=host, is_explained=True, **(terms | changes))
+    return builders.profile(host=host, is_explained=True, **took | loading | batch | changes)
 
 
 def _decide(profile, take_as, **more):

@@ -92,9 +92,7 @@ def _keep(decision):
     return next(plan for plan in decision.plans if plan.action == "keep").predicted
 
 
-def test_tensorflow_on_p4d_with_two_c5_is_within_6_percent_and_costs_as_published(
-    catalog_2022,
-):
+def test_tensorflow_on_p4d_with_two_c5_is_within_6_percent_and_costs_as_published(catalog_2022):
     decision = _tensorflow(catalog_2022)
     assert (decision.bottleneck, decision.action) == ("cpu", "heterogeneous")
     named = _named(decision)

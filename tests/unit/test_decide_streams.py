@@ -22,17 +22,9 @@ STREAM = ProfiledLoader(class_name=TORCHS, reach="torch", iterable=True, shards=
 
 
 def profile_of(loader=STREAM, **changes):
-    given = {
-        "step_seconds": 0.4,
-        "accelerator_step_seconds": 0.02,
-        "loader_cpu_seconds": 0.8,
-        "loader_wall_seconds": 0.8,
-        "trainer_cpu_seconds": 0.02,
-        "receive_cpu_seconds": 0.001,
-        "num_workers": 2,
-        "batch_bytes": None,
-    }
-    made = builders.starved(**(given | changes))
+    took = {"step_seconds": 0.4, "accelerator_step_seconds": 0.02, "trainer_cpu_seconds": 0.02}
+    loading = {"loader_cpu_seconds": 0.8, "loader_wall_seconds": 0.8, "receive_cpu_seconds": 0.001}
+    made = builders.starved(**took | loading | {"num_workers": 2, "batch_bytes": None} | changes)
     return msgspec.structs.replace(made, loader=loader, what={"ranks": 1})
 
 
@@ -153,13 +145,8 @@ def test_a_chain_stops_before_a_training_that_the_feed_cannot_reach():
 )
 def test_no_cluster_is_faster_than_the_workers_of_its_shards(shards, local, hosts, workers, wall):
     instance = AWS.get("ml.c5.9xlarge")
-    profile = builders.profile(
-        instance.type,
-        step_seconds=wall,
-        loader_cpu_seconds=wall,
-        loader_wall_seconds=wall,
-        num_workers=shards,
-    )
+    terms = dict.fromkeys(("step_seconds", "loader_cpu_seconds", "loader_wall_seconds"), wall)
+    profile = builders.profile(instance.type, num_workers=shards, **terms)
     work = measure(profile, today=instance, processes=1)
     work = replace(work, shards=shards, corrected=(), accelerator_seconds=0.0)
     data = (Hosts(instance=instance, count=hosts, workers=workers),) if hosts else ()

@@ -26,18 +26,10 @@ def words(text: str) -> str:
 
 def test_a_worker_that_computes_all_of_its_time_does_not_wait_for_storage():
     # Two workers on two cores, half of one used by others: 1.3 times as many batches as one worker.
-    disturbed = rank_of(
-        step=0.268,
-        wait=0.190,
-        accelerator=0.060,
-        trainer_cpu=0.060,
-        children_cpu=0.263,
-        drains=(drained(2, 0.264, wall=0.265, rate=5.0), drained(1, 0.263)),
-        workers=1,
-        vcpus=2,
-        storage_stall_seconds=0.0,
-    )
-    profile = profile_of(disturbed, kind="local.c2")
+    took = {"step": 0.268, "wait": 0.190, "accelerator": 0.060, "trainer_cpu": 0.060}
+    drains = drained(2, 0.264, wall=0.265, rate=5.0), drained(1, 0.263)
+    loading = {"children_cpu": 0.263, "drains": drains, "storage_stall_seconds": 0.0}
+    profile = profile_of(rank_of(**took, **loading, workers=1, vcpus=2), kind="local.c2")
     assert "storage" not in {state.id for state in profile.states}
     assert "storage" not in words(explain(profile))
     assert "of 263 ms" not in words(explain(profile))
@@ -50,18 +42,10 @@ def test_a_worker_that_computes_all_of_its_time_does_not_wait_for_storage():
 # as the limit.
 @pytest.mark.parametrize("accelerator", [0.235, 0.229])
 def test_the_limit_stays_the_profiles_where_the_step_is_shorter_than_its_parts(accelerator):
-    profile = profile_of(
-        rank_of(
-            step=0.229,
-            wait=0.190,
-            accelerator=accelerator,
-            trainer_cpu=0.020,
-            children_cpu=0.190,
-            drains=(drained(2, 0.190, wall=0.490), drained(1, 0.190, wall=0.262)),
-            workers=1,
-            vcpus=1,
-        )
-    )
+    took = {"step": 0.229, "wait": 0.190, "trainer_cpu": 0.020, "children_cpu": 0.190}
+    drains = drained(2, 0.190, wall=0.490), drained(1, 0.190, wall=0.262)
+    rank = rank_of(**took, accelerator=accelerator, drains=drains, workers=1, vcpus=1)
+    profile = profile_of(rank)
     parts = parts_of(profile)
     assert parts.terms["accelerator"] >= 0.229
     assert parts.limit == "storage"
@@ -73,18 +57,9 @@ def test_the_limit_stays_the_profiles_where_the_step_is_shorter_than_its_parts(a
 
 def test_ranks_that_the_command_starts_are_ranks_to_decide_as_well():
     # `-- torchrun --nproc_per_node=2 train.py`: no workload says how many ranks there are.
-    first = rank_of(
-        step=0.055,
-        wait=0.040,
-        accelerator=0.015,
-        trainer_cpu=0.055,
-        trainer_alone_cpu=0.015,
-        children_cpu=0.0,
-        drains=(drained(1, 0.040),),
-        workers=0,
-        vcpus=2,
-        world_size=2,
-    )
+    took = {"step": 0.055, "wait": 0.040, "accelerator": 0.015, "drains": (drained(1, 0.040),)}
+    cpu = {"trainer_cpu": 0.055, "trainer_alone_cpu": 0.015, "children_cpu": 0.0}
+    first = rank_of(**took, **cpu, workers=0, vcpus=2, world_size=2)
     profile = profile_of(first, changed(first, rank=1), kind="local.c2")
     given = f"they give {ms(profile.check.predicted_step_seconds)}, measured 55.0 ms"
     decision = decided(profile)
