@@ -23,6 +23,10 @@ def quota(folder: Path, membership: str, files: dict[str, str]) -> float | None:
     return cpu_quota(root=folder / "cgroup", membership=folder / "membership")
 
 
+def in_version_1(folder: str, quota: str) -> dict[str, str]:
+    return {f"{folder}/cpu.cfs_quota_us": quota, f"{folder}/cpu.cfs_period_us": "100000"}
+
+
 @pytest.mark.parametrize(
     ("membership", "files", "found"),
     [
@@ -34,19 +38,8 @@ def quota(folder: Path, membership: str, files: dict[str, str]) -> float | None:
         # A path of the host's, seen from inside: the mount is the group.
         ("0::/kubepods/pod1/abc\n", {"cpu.max": "200000 100000"}, 2.0),
         ("0::/../../other\n", {"cpu.max": "200000 100000"}, 2.0),
-        (
-            "4:cpu,cpuacct:/docker/abc\n0::/\n",
-            {
-                "cpu/docker/abc/cpu.cfs_quota_us": "150000",
-                "cpu/docker/abc/cpu.cfs_period_us": "100000",
-            },
-            1.5,
-        ),
-        (
-            "4:cpu,cpuacct:/\n",
-            {"cpu,cpuacct/cpu.cfs_quota_us": "-1", "cpu,cpuacct/cpu.cfs_period_us": "100000"},
-            None,
-        ),
+        ("4:cpu,cpuacct:/docker/abc\n0::/\n", in_version_1("cpu/docker/abc", "150000"), 1.5),
+        ("4:cpu,cpuacct:/\n", in_version_1("cpu,cpuacct", "-1"), None),
         ("1:cpuset:/x\n", {"cpu.max": "rubbish"}, None),
         ("", {"cpu.max": "100000 0"}, None),
     ],
@@ -193,19 +186,10 @@ def test_the_cpu_is_named_as_the_kernel_spells_it(tmp_path):
     assert cpu_model(tmp_path / "none") is None
 
 
-RANK = RankResult(
-    rank=0,
-    world_size=1,
-    host="h",
-    vcpus=32,
-    ranks_on_host=1,
-    inventory=Inventory(
-        accelerators=1,
-        accelerator_model="NVIDIA A10G",
-        instance_type="g5.8xlarge",
-        source="metadata",
-    ),
+G5 = Inventory(
+    accelerators=1, accelerator_model="NVIDIA A10G", instance_type="g5.8xlarge", source="metadata"
 )
+RANK = RankResult(rank=0, world_size=1, host="h", vcpus=32, ranks_on_host=1, inventory=G5)
 
 
 @pytest.mark.parametrize(

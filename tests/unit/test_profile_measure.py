@@ -14,16 +14,10 @@ from support import decisions
 from support.profiled_ranks import at, changed, drained, profile_of, rank_of
 
 # One core: 40 ms to load, 22 ms to train.
+TOOK = {"step": 0.063, "wait": 0.038, "accelerator": 0.022, "receive_seconds": 0.0005}
+CPU = {"trainer_cpu": 0.0225, "trainer_alone_cpu": 0.022, "children_cpu": 0.0405}
 ONE_CORE = rank_of(
-    step=0.063,
-    wait=0.038,
-    vcpus=1,
-    trainer_cpu=0.0225,
-    trainer_alone_cpu=0.022,
-    children_cpu=0.0405,
-    receive_seconds=0.0005,
-    epoch_batches=125,
-    accelerator=0.022,
+    **{**TOOK, **CPU, "vcpus": 1, "epoch_batches": 125},
     drains=(drained(1, 0.040, rate=24.0), drained(2, 0.040, rate=24.0)),
     receive=Receive(thread_seconds=at(0.0002), cpu_seconds=at(0.0009)),
     batch=BatchFacts(samples=64, num_bytes=590336),
@@ -279,19 +273,10 @@ def test_a_training_on_the_cpu_is_explained_by_what_its_steps_used(
     vcpus, step, workers_cpu, trainer_cpu, apart
 ):
     alone = apart * vcpus - workers_cpu
-    rank = rank_of(
-        step=step,
-        wait=0.02 * step,
-        accelerator=alone / vcpus,
-        workers=vcpus,
-        vcpus=vcpus,
-        trainer_cpu=trainer_cpu,
-        trainer_alone_cpu=alone,
-        children_cpu=workers_cpu,
-        drains=(drained(1, workers_cpu, rate=0.0), drained(2, workers_cpu, rate=0.0)),
-        evidence=None,
-    )
-    profile = profile_of(rank)
+    took = {"step": step, "wait": 0.02 * step, "accelerator": alone / vcpus, "vcpus": vcpus}
+    cpu = {"trainer_cpu": trainer_cpu, "trainer_alone_cpu": alone, "children_cpu": workers_cpu}
+    drains = tuple(drained(workers, workers_cpu, rate=0.0) for workers in (1, 2))
+    profile = profile_of(rank_of(**took, **cpu, workers=vcpus, drains=drains, evidence=None))
     used = (workers_cpu + trainer_cpu) / vcpus
     assert profile.check.predicted_step_seconds == pytest.approx(used)
     assert profile.check.explained

@@ -44,72 +44,37 @@ WAITING = {"wait": 0.080, "accelerator": 0.020, "children_cpu": 0.005}
 LATENT = rank_of(
     **WAITING, vcpus=4, drains=(drained(4, 0.005, wall=0.190), drained(1, 0.005, wall=0.190))
 )
-FEW = rank_of(
-    wait=0.080,
-    accelerator=0.020,
-    workers=1,
-    children_cpu=0.100,
-    drains=(drained(8, 0.110, rate=70.0), drained(1, 0.098, wall=0.100)),
-)
+ALONE = drained(8, 0.110, rate=70.0), drained(1, 0.098, wall=0.100)
+FEW = rank_of(**WAITING | {"workers": 1, "children_cpu": 0.100, "drains": ALONE})
 LOADING = drained(8, 0.070, rate=110.0), drained(1, 0.070)
 STARVED = {"held_knocks": 150, "own_cpu_seconds": 2.0, "other_threads_seconds": 8.0}
+BUSY = {"wait": 0.060, "accelerator": 0.030, "trainer_cpu": 0.030, "children_cpu": 0.165}
+SERIAL = {"wait": 0.070, "accelerator": 0.029, "trainer_cpu": 0.080, "children_cpu": 0.0}
+# A rank, the state that it is in, and the fix if there is one.
+NAMED = {
+    "busy": (rank_of(**BUSY, vcpus=2, drains=(drained(2, 0.165), drained(1, 0.150))), "cpu", None),
+    "waiting": (LATENT, "workers", "num_workers"),
+    "few": (FEW, "workers", "num_workers"),
+    "none": (rank_of(**SERIAL, workers=0, drains=LOADING), "workers", "num_workers"),
+    "starved": (rank_of(**STARVED), "gil", "gil"),
+    "Python": (rank_of(held_knocks=190, own_cpu_seconds=9.5, trainer_cpu=0.095), "gil", None),
+}
 
 
 @pytest.mark.parametrize(
-    ("rank", "state", "words", "fix"),
+    ("name", "words"),
     [
-        (
-            rank_of(
-                wait=0.060,
-                accelerator=0.030,
-                vcpus=2,
-                trainer_cpu=0.030,
-                children_cpu=0.165,
-                drains=(drained(2, 0.165), drained(1, 0.150)),
-            ),
-            "cpu",
-            ("0.165 CPU-seconds of loader workers", "98% busy"),
-            None,
-        ),
-        (
-            LATENT,
-            "workers",
-            (
-                "takes a worker 190 ms, of which it computes 5.00 ms",
-                "it waits for its data, not for a CPU",
-            ),
-            "num_workers",
-        ),
-        (FEW, "workers", ("1 worker loads, and the vCPUs are 14% busy",), "num_workers"),
-        (
-            rank_of(
-                wait=0.070,
-                accelerator=0.029,
-                workers=0,
-                trainer_cpu=0.080,
-                children_cpu=0.0,
-                drains=LOADING,
-            ),
-            "workers",
-            ("the main process loads the data itself (num_workers=0)",),
-            "num_workers",
-        ),
-        (
-            rank_of(**STARVED),
-            "gil",
-            ("held at 150 of 200 looks", "another thread of the trainer used 0.8 vCPUs"),
-            "gil",
-        ),
-        (
-            rank_of(held_knocks=190, own_cpu_seconds=9.5, trainer_cpu=0.095),
-            "gil",
-            ("94% of a step is Python code",),
-            None,
-        ),
+        ("busy", ["0.165 CPU-seconds of loader workers", "98% busy"]),
+        ("waiting", ["takes a worker 190 ms, of which it computes 5.00 ms"]),
+        ("waiting", ["it waits for its data, not for a CPU"]),
+        ("few", ["1 worker loads, and the vCPUs are 14% busy"]),
+        ("none", ["the main process loads the data itself (num_workers=0)"]),
+        ("starved", ["held at 150 of 200 looks", "another thread of the trainer used 0.8 vCPUs"]),
+        ("Python", ["94% of a step is Python code"]),
     ],
-    ids=["busy vCPUs", "waiting workers", "few workers", "no worker", "starved", "Python code"],
 )
-def test_a_state_is_named_alone_with_its_figures_and_its_fix(rank, state, words, fix):
+def test_a_state_is_named_alone_with_its_figures_and_its_fix(name, words):
+    rank, state, fix = NAMED[name]
     states = found(rank)
     assert set(states) == {state}
     assert [part for part in words if part not in states[state].text] == []
@@ -120,22 +85,18 @@ def test_one_worker_beside_busy_vcpus_is_not_too_few():
     assert "workers" not in found(changed(FEW, busy_vcpus=7.0))
 
 
+DIVIDED, UNDIVIDED = ({"iterable": True, "divides": divides} for divides in (True, False))
+DIVIDE = "let the stream divide itself by get_worker_info()"
+
+
 @pytest.mark.parametrize(
     ("fields", "fix", "words"),
     [
         ({}, "num_workers", ("num_workers=11 instead of 2", "faster CPUs would not help")),
         # Ten would be busy; each costs memory, so four a vCPU are the most.
         ({"vcpus": 2}, "num_workers", ("num_workers=8 instead of 2",)),
-        (
-            {"iterable": True, "divides": True},
-            "num_workers",
-            ("num_workers=11", "a stream has as many shards"),
-        ),
-        (
-            {"iterable": True, "divides": False},
-            "divide-stream",
-            ("num_workers=11", "let the stream divide itself by get_worker_info()"),
-        ),
+        (DIVIDED, "num_workers", ("num_workers=11", "a stream has as many shards")),
+        (UNDIVIDED, "divide-stream", ("num_workers=11", DIVIDE)),
     ],
 )
 def test_workers_that_only_wait_may_outnumber_the_vcpus(fields, fix, words):
@@ -239,13 +200,8 @@ def test_ranks_that_differ_little_or_were_hardly_seen_do_not_straggle(knocks):
 
 
 THROTTLED = {"quota_vcpus": 1.5, "periods": 100, "throttled_periods": 80, "throttled_seconds": 6.0}
-CROWDED = {
-    "wait": 0.060,
-    "accelerator": 0.030,
-    "children_cpu": 0.78,
-    "workers": 16,
-    "drains": (drained(16, 0.8, rate=9.8), drained(8, 0.78, rate=10.0), drained(1, 0.6)),
-}
+CROWD = drained(16, 0.8, rate=9.8), drained(8, 0.78, rate=10.0), drained(1, 0.6)
+CROWDED = {"wait": 0.06, "accelerator": 0.03, "children_cpu": 0.78, "workers": 16, "drains": CROWD}
 
 
 def test_fewer_workers_are_advised_where_they_loaded_as_much():
@@ -304,13 +260,8 @@ def test_later_epochs_are_advised_where_the_first_one_waits_longer(waits, is_nam
 
 def test_a_late_rank_explains_the_step_of_all():
     usual = rank_of(world_size=2, accelerator=0.020, collective_knocks=160)
-    late = rank_of(
-        rank=1,
-        world_size=2,
-        accelerator=0.020,
-        wait=0.080,
-        drains=(drained(1, 0.005, wall=0.010, rate=90.0),),
-    )
+    drains = (drained(1, 0.005, wall=0.010, rate=90.0),)
+    late = rank_of(rank=1, world_size=2, accelerator=0.020, wait=0.080, drains=drains)
     check = profile_of(usual, late).check
     assert (check.explained, check.state) == (False, "straggler")
 
@@ -323,14 +274,9 @@ def test_a_state_that_costs_less_than_the_misfit_does_not_explain_it():
 
 
 def test_a_simulated_quota_that_stops_the_group_is_named_and_counts_as_its_vcpus():
-    stopped = rank_of(
-        wait=0.060,
-        accelerator=0.030,
-        children_cpu=0.140,
-        drains=(drained(1, 0.140, wall=0.250, rate=8.0),),
-        held_knocks=180,
-        **THROTTLED,
-    )
+    took = {"wait": 0.060, "accelerator": 0.030, "children_cpu": 0.140}
+    drains = (drained(1, 0.140, wall=0.250, rate=8.0),)
+    stopped = rank_of(**took, drains=drains, held_knocks=180, **THROTTLED)
     states = found(stopped)
     # Neither the interpreter lock nor reads: threads of a group that is stopped just stop.
     assert set(states) == {"cpu", "throttled"}
