@@ -38,10 +38,7 @@ def test_unknown_type_or_platform_is_an_error_that_names_the_nearest(sagemaker):
 
 @pytest.mark.parametrize(
     ("platform", "usd_per_hour", "priced_on"),
-    [
-        ("sagemaker", 25.2513, date(2026, 9, 27)),
-        ("kubernetes", 21.957642, date(2026, 9, 24)),
-    ],
+    [("sagemaker", 25.2513, date(2026, 9, 27)), ("kubernetes", 21.957642, date(2026, 9, 24))],
 )
 def test_each_platform_pays_its_own_price_of_its_own_date(platform, usd_per_hour, priced_on):
     found = load_catalog(platform).get("p4d.24xlarge")
@@ -232,19 +229,9 @@ def test_no_plan_has_data_hosts_of_arm64_without_an_image_for_them():
 
 def test_pods_get_what_their_pools_row_says():
     found = pools(with_pools(workload(pools_file=POOLS)))
-    assert found["gpu"] == NodePool(
-        pod=ObjectPatch(
-            spec={
-                "nodeSelector": {"pool": "gpu", "zone": "b"},
-                "tolerations": [
-                    {"key": "team", "operator": "Equal", "value": "vision", "effect": "NoSchedule"}
-                ],
-            }
-        ),
-        cpu=3,
-        memory="12Gi",
-        gpus=1,
-    )
+    team = {"key": "team", "operator": "Equal", "value": "vision", "effect": "NoSchedule"}
+    spec = {"nodeSelector": {"pool": "gpu", "zone": "b"}, "tolerations": [team]}
+    assert found["gpu"] == NodePool(pod=ObjectPatch(spec=spec), cpu=3, memory="12Gi", gpus=1)
     assert found["cpu"].memory == "26.5Gi"
     spot = {"key": "spot", "operator": "Exists", "effect": "NoExecute"}
     assert found["cpu"].pod.spec["tolerations"][0] == spot

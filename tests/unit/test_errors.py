@@ -7,30 +7,23 @@ import pytest
 
 from stoker.errors import MissingExtraError, UsageError, install_command
 
+GIT = {"vcs_info": {"vcs": "git", "commit_id": "abc"}}
+
 
 @pytest.mark.parametrize(
-    ("origin", "command"),
+    ("url", "more", "command"),
     [
-        (
-            {"url": "file:///src/my%20stoker", "dir_info": {"editable": True}},
-            "pip install -e '/src/my stoker[aws]'",
-        ),
-        ({"url": "file:///src/stoker", "dir_info": {}}, "pip install '/src/stoker[aws]'"),
-        (
-            {"url": "https://g/s.git", "vcs_info": {"vcs": "git", "commit_id": "abc"}},
-            "pip install 'stoker[aws] @ git+https://g/s.git@abc'",
-        ),
+        ("file:///src/my%20stoker", {"dir_info": {"editable": True}}, "-e '/src/my stoker[aws]'"),
+        ("file:///src/stoker", {"dir_info": {}}, "'/src/stoker[aws]'"),
+        ("https://g/s.git", GIT, "'stoker[aws] @ git+https://g/s.git@abc'"),
         # A wheel that is gone meanwhile.
-        (
-            {"url": "file:///tmp/stoker.whl", "archive_info": {}},
-            "pip install '.[aws]' in a checkout of stoker",
-        ),
+        ("file:///tmp/stoker.whl", {"archive_info": {}}, "'.[aws]' in a checkout of stoker"),
     ],
 )
-def test_the_command_installs_from_where_stoker_came(origin, command, monkeypatch):
-    installed = SimpleNamespace(read_text=lambda _: json.dumps(origin))
+def test_the_command_installs_from_where_stoker_came(url, more, command, monkeypatch):
+    installed = SimpleNamespace(read_text=lambda _: json.dumps({"url": url, **more}))
     monkeypatch.setattr(importlib.metadata, "distribution", lambda _: installed)
-    assert install_command("aws") == command
+    assert install_command("aws") == f"pip install {command}"
 
 
 def test_a_missing_extra_is_an_import_error_that_travels_between_processes():

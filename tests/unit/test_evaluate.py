@@ -259,13 +259,8 @@ def test_promise_is_held_against_the_outcome():
 
 def test_run_is_not_held_against_a_step_that_another_machine_took():
     # The profile is a workstation's: what it took there, 0.5 s, is no baseline here.
-    taken = TakenElsewhere(
-        profiled_on="local.c2",
-        taken_as="local.c1",
-        cpu_speed=2.0,
-        cpu_speed_source="given",
-        accelerator_step_source="cpu",
-    )
+    sources = {"cpu_speed_source": "given", "accelerator_step_source": "cpu"}
+    taken = TakenElsewhere(profiled_on="local.c2", taken_as="local.c1", cpu_speed=2.0, **sources)
     profile = builders.profile("local.c2", step_seconds=0.5)
     decision = _decision(taken_elsewhere=taken)
     performance = _evaluate(_training(step=0.03), profile=profile, decision=decision).performance
@@ -370,18 +365,14 @@ def _sample(**changes):
     return replace(record, workload_sha256=None, **changes)
 
 
+NOT_FED = _sample(status="failed", exit_code=0, failure=UNFED, is_unfed=True, measured=None)
 # State, exit code of a judgement, exit code of the training alone, its record, gates.
 CASES = {
     "passed": (0, 0, _sample(), (GATE,)),
     "no gate": (0, 0, _sample(), ()),
     "gate failed": (3, 0, _sample(metrics={"accuracy": 0.5}), (GATE,)),
     "did no step": (3, 0, _sample(measured=None, steps=0), (GATE,)),
-    "not fed": (
-        6,
-        6,
-        _sample(status="failed", exit_code=0, failure=UNFED, is_unfed=True, measured=None),
-        (GATE,),
-    ),
+    "not fed": (6, 6, NOT_FED, (GATE,)),
     "failed": (6, 6, _sample(status="failed", exit_code=1, failure="ValueError: x"), (GATE,)),
     "stopped": (143, 143, _sample(status="stopped", exit_code=143), (GATE,)),
 }
@@ -393,7 +384,8 @@ def test_all_answers_to_did_it_pass_agree(state, tmp_path, capsys):
     workload = replace(sample_records.workload(), gate=gates)
     profile = replace(sample_records.profile(), workload_sha256=None)
     decision = replace(sample_records.decision(), workload_sha256=None)
-    record = evaluate(workload=workload, profile=profile, decision=decision, training=training)
+    known = {"profile": profile, "decision": decision, "training": training}
+    record = evaluate(workload=workload, **known)
     outcome = outcome_of(training, record.gates)
     is_good = state in ("passed", "no gate")
     assert (outcome.state, outcome.is_good, outcome.exit_code) == (state, is_good, code)
@@ -420,17 +412,10 @@ def test_all_answers_to_did_it_pass_agree(state, tmp_path, capsys):
             _gate(file, champions=None)
         assert raised.value.what == outcome.words
     # The report.
-    figures = collect(profile=profile, decision=decision, training=training, evaluation=record)
-    verdict = judge(
-        figures=figures,
-        unit=time_unit([figures.baseline]),
-        nominal=False,
-        profile=profile,
-        decision=decision,
-        training=training,
-        evaluation=record,
-        failure=None,
-    )
+    figures = collect(**known, evaluation=record)
+    unit = time_unit([figures.baseline])
+    told = {**known, "evaluation": record, "failure": None}
+    verdict = judge(figures=figures, unit=unit, nominal=False, **told)
     assert (verdict.tone == "bad") is not is_good
     badges = {"failed": "training failed", "passed": "gate passed"}
     assert (badges.get(state, state) in verdict.badge) is (state != "no gate")

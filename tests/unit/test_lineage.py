@@ -56,13 +56,8 @@ def test_the_leader_s_listing_stays_where_the_platform_knows_the_claim():
 
 def test_only_the_leader_knows_the_packages_that_were_there():
     leader = msgspec.structs.replace(training(), lineage=Lineage(packages={"torch": "2.9"}))
-    facts = TrainingFacts(
-        job=leader.job,
-        status="succeeded",
-        groups=leader.groups,
-        leader=leader,
-        lineage=Lineage(git="0a1b"),
-    )
+    known = {"job": leader.job, "status": "succeeded", "groups": leader.groups}
+    facts = TrainingFacts(leader=leader, lineage=Lineage(git="0a1b"), **known)
     assert training_record(facts).lineage == Lineage(git="0a1b", packages={"torch": "2.9"})
 
 

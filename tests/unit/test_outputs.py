@@ -40,20 +40,12 @@ def document(folder):
 
 def test_the_file_has_what_kubeflow_merges_into_parameters_and_artifacts(tmp_path):
     executor = read_executor_input(json.dumps(document(tmp_path)))
-    write_executor_output(
-        executor,
-        Told(
-            parameters={"where": "pod", "action": "keep"},
-            metrics={"step_seconds": 0.5, "speedup": float("nan")},
-        ),
-        model_uri="pvc://models/mnist",
-    )
+    metrics, model = {"step_seconds": 0.5}, {"model_uri": "pvc://models/mnist"}
+    measured = metrics | {"speedup": float("nan")}
+    told = Told(parameters={"where": "pod", "action": "keep"}, metrics=measured)
+    write_executor_output(executor, told, **model)
     # Only what the component declares, only numbers that JSON has.
-    metadata = {
-        "decision": {},
-        "metrics": {"step_seconds": 0.5},
-        "model": {"model_uri": "pvc://models/mnist"},
-    }
+    metadata = {"decision": {}, "metrics": metrics, "model": model}
     assert json.loads((tmp_path / "deep" / "output_metadata.json").read_text()) == {
         "parameterValues": {"where": "pod"},
         "artifacts": {

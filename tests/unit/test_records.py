@@ -105,39 +105,19 @@ def _records(kind):
 def _documents():
     group = {"name": "dnn", "role": "dnn", "instance_type": "local.c1", "count": 1}
     plan = {"action": "keep", "groups": [group]}
-    return {
-        "workload": {"name": "a-job", "command": ["python", "train.py"]},
-        "profile": {
-            "schema": "stoker.profile/v1",
-            "host": {"instance_type": "local.c1"},
-            "step": {"step_seconds": 0.5, "global_batch_size": 64},
-        },
-        "decision": {
-            "schema": "stoker.decision/v1",
-            "bottleneck": "cpu",
-            "action": "keep",
-            "plan": plan,
-            "plans": [plan],
-            "prices": {"source": "nominal"},
-            "objective": "cost",
-            "constraints": {},
-        },
-        "training": {
-            "schema": "stoker.training/v1",
-            "status": "succeeded",
-            "groups": [group],
-            "job": {"platform": "local", "name": "r1"},
-        },
-        "evaluation": {
-            "schema": "stoker.evaluation/v1",
-            "passed": True,
-            "performance": {
-                "baseline": {"step_seconds": 0.5},
-                "measured": {"step_seconds": 0.4},
-                "speedup": 1.25,
-            },
-        },
+    step, job = {"step_seconds": 0.5, "global_batch_size": 64}, {"platform": "local", "name": "r1"}
+    chosen = {"bottleneck": "cpu", "action": "keep", "plan": plan, "plans": [plan]}
+    asked = {"prices": {"source": "nominal"}, "objective": "cost", "constraints": {}}
+    baseline, measured = {"step_seconds": 0.5}, {"step_seconds": 0.4}
+    gain = {"baseline": baseline, "measured": measured, "speedup": 1.25}
+    bodies = {
+        "profile": {"host": {"instance_type": "local.c1"}, "step": step},
+        "decision": chosen | asked,
+        "training": {"status": "succeeded", "groups": [group], "job": job},
+        "evaluation": {"passed": True, "performance": gain},
     }
+    told = {name: {"schema": f"stoker.{name}/v1", **body} for name, body in bodies.items()}
+    return {"workload": {"name": "a-job", "command": ["python", "train.py"]}, **told}
 
 
 def _write(folder, document):
@@ -409,23 +389,22 @@ def test_what_does_not_change_a_step_voids_no_profile(keys):
     assert refused(changed(), changed(**keys)) == ""
 
 
+DNN = "cluster.dnn"
+TWO_HOSTS = {"dnn": {"instance_type": "local.c1", "count": 2}}
+TWO_PROCESSES = {"dnn": {"instance_type": "local.c2", "processes_per_host": 2}}
+
+
 @pytest.mark.parametrize(
-    ("keys", "words"),
+    ("key", "value", "words"),
     [
-        ({"command": ["python", "b.py"]}, "command: python train.py -> python b.py"),
-        ({"strategy": "torchrun"}, "strategy: auto -> torchrun"),
-        (
-            {"cluster": {"dnn": {"instance_type": "local.c1", "count": 2}}},
-            "cluster.dnn.instance_type: local.c2 -> local.c1; cluster.dnn.count: 1 -> 2",
-        ),
-        (
-            {"cluster": {"dnn": {"instance_type": "local.c2", "processes_per_host": 2}}},
-            "cluster.dnn.processes_per_host: 1 -> 2",
-        ),
+        ("command", ["python", "b.py"], "command: python train.py -> python b.py"),
+        ("strategy", "torchrun", "strategy: auto -> torchrun"),
+        ("cluster", TWO_HOSTS, f"{DNN}.instance_type: local.c2 -> local.c1; {DNN}.count: 1 -> 2"),
+        ("cluster", TWO_PROCESSES, f"{DNN}.processes_per_host: 1 -> 2"),
     ],
 )
-def test_what_changes_a_step_is_named_with_both_values(keys, words):
-    found = refused(changed(), changed(**keys))
+def test_what_changes_a_step_is_named_with_both_values(key, value, words):
+    found = refused(changed(), changed(**{key: value}))
     assert found == f"the profile was made for another workload: {words}"
 
 

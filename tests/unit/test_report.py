@@ -234,13 +234,9 @@ def test_a_training_alone_says_its_step_and_what_is_not_known(report):
 def test_a_profile_taken_elsewhere_is_not_the_step_before(report, tmp_path):
     before, _ = sample_records.write_timelines(tmp_path)
     profile = sample_records.profile()
-    taken = TakenElsewhere(
-        profiled_on="local.c1",
-        taken_as="ml.g5.2xlarge",
-        cpu_speed=1.8,
-        cpu_speed_source="given",
-        accelerator_step_source="given",
-    )
+    names = {"profiled_on": "local.c1", "taken_as": "ml.g5.2xlarge"}
+    sources = {"cpu_speed_source": "given", "accelerator_step_source": "given"}
+    taken = TakenElsewhere(cpu_speed=1.8, **names, **sources)
     page = report(
         profile=replace(profile, step=replace(profile.step, step_seconds=0.110, num_workers=0)),
         decision=decision(taken_elsewhere=taken),

@@ -246,23 +246,19 @@ def run(rate, *, hosts=1, processes=1, data=0, usd=0.1, **changes):
     return changed(training, groups=tuple(groups), measured=measured, **changes)
 
 
+MORE_RANKS = {"a": run(100, processes=1), "b": run(190, processes=2), "c": run(300, processes=4)}
+MORE_DATA = {"0": run(50), "1": run(100, data=1), "2": run(150, data=2)}
+REPEATED = {"a": run(90), "b": run(110), "c": run(100), "d": run(180, hosts=2)}
+
+
 @pytest.mark.parametrize(
     ("runs", "what", "sizes", "efficiencies"),
     [
-        (
-            {"a": run(100, processes=1), "b": run(190, processes=2), "c": run(300, processes=4)},
-            *("trainer processes", [1, 2, 4], [1, 0.95, 0.75]),
-        ),
+        (MORE_RANKS, "trainer processes", [1, 2, 4], [1, 0.95, 0.75]),
         # There is no ideal at no data host.
-        (
-            {"0": run(50), "1": run(100, data=1), "2": run(150, data=2)},
-            *("data hosts", [0, 1, 2], [None, 1.0, 0.75]),
-        ),
+        (MORE_DATA, "data hosts", [0, 1, 2], [None, 1.0, 0.75]),
         # Runs of one size are one point, with their median.
-        (
-            {"a": run(90), "b": run(110), "c": run(100), "d": run(180, hosts=2)},
-            *("trainer processes", [1, 2], [1, 0.9]),
-        ),
+        (REPEATED, "trainer processes", [1, 2], [1, 0.9]),
     ],
 )
 def test_the_smallest_size_is_the_ideal(runs, what, sizes, efficiencies):

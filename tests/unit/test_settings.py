@@ -235,46 +235,26 @@ def test_a_pools_file_that_is_not_there_is_named_with_its_key():
     assert "key kubernetes.pools_file" in caught.value.where
 
 
+HOST = {"run_id": "mnist", "host": "algo-1", "group": "dnn", "advertise": "10.0.0.1", "port": 7700}
+LIMITS = {"restarts": 2, "max_fresh_starts": 3, "max_run_seconds": 7200, "processes_per_host": 4}
+RANK = {"rank": 3, "world_size": 8, "local_rank": 1, "local_world_size": 4, "backend": "nccl"}
+LEADER = {"coordinator": "algo-1:7600", "launcher_pid": 17, "workload_sha256": "0" * 64}
+FILES = ("base_dir", "token_file", "profile_file", "code_file", "follower_lease", "tensorboard")
+PATHS = {name: Path("/ml", name) for name in (*FILES, "output", "metrics")}
 FULL = ProcessSettings(
-    run_id="mnist-1",
-    host="algo-1",
-    group="dnn",
-    base_dir=Path("/ml"),
-    token_file=Path("/token"),
+    **{**HOST, **LIMITS, **RANK, **LEADER, **PATHS, "comes_back": True, "has_data_group": True},
     feed=FeedSettings(credits=5, replicas=((0, 1), (2, 3))),
     workers={"dnn": 0, "data": 7},
     strategy=StrategySettings(name="mpi", mpi_arguments=("-x", "A=b c")),
-    processes_per_host=4,
     roles={"gpu": "dnn", "cpu": "data"},
     engine=EngineSettings(name="ray", ports={"server": 5050}),
     engine_hosts={"algo-2": EngineHost(address="127.0.0.1", ports={"server": 5051})},
-    advertise="10.0.0.1",
-    port=7700,
-    coordinator="algo-1:7600",
     profile=ProfileSettings(budget_seconds=90),
-    profile_file=Path("/profile.json"),
-    workload_sha256="0" * 64,
-    code_file=Path("/code.tar.gz"),
     command=("python", "train.py"),
     replace_dataloader="auto",
-    tensorboard=Path("/ml/output/tensorboard"),
-    comes_back=True,
     pod_groups=(RunGroup(name="dnn", instance_type="g5", count=2, hosts="dnn-{index}.run"),),
-    follower_lease=Path("/follower"),
-    restarts=2,
-    max_fresh_starts=3,
-    max_run_seconds=7200,
     watchdog=WatchdogSettings(then="stop"),
     budget=Budget(usd_per_hour={"dnn": 1.5}, max_usd=9.0, predicted_usd=3.0),
-    has_data_group=True,
-    output=Path("/out"),
-    metrics=Path("/out/metrics.json"),
-    launcher_pid=17,
-    backend="nccl",
-    rank=3,
-    world_size=8,
-    local_rank=1,
-    local_world_size=4,
 )
 
 
