@@ -51,15 +51,16 @@ def raised(error: Exception) -> StokerError:
     return caught.value
 
 
+NOT_ALLOWED = (
+    "User: arn:aws:sts::1:assumed-role/x/y is not authorized to perform: iam:PassRole on "
+    "resource: arn:aws:iam::1:role/z because no identity-based policy allows it"
+)
+
+
 @pytest.mark.parametrize(
     ("code", "message", "action"),
     [
-        (
-            "AccessDeniedException",
-            "User: arn:aws:sts::1:assumed-role/x/y is not authorized to perform: iam:PassRole on "
-            "resource: arn:aws:iam::1:role/z because no identity-based policy allows it",
-            "iam:PassRole",
-        ),
+        ("AccessDeniedException", NOT_ALLOWED, "iam:PassRole"),
         ("AccessDenied", "Access Denied", "sagemaker:CreateTrainingJob"),
         ("403", "Forbidden", "sagemaker:CreateTrainingJob"),
         ("ValidationException", "not authorized to perform: ecr:Batch", "ecr:Batch"),
@@ -182,19 +183,16 @@ def test_what_is_no_address_is_a_usage_error(uri):
         split_uri(uri)
 
 
-@pytest.mark.parametrize(
-    ("key", "encryption"),
-    [
-        (None, {}),
-        ("alias/mine", {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": "alias/mine"}),
-    ],
-)
-def test_a_named_key_encrypts(aws, s3, key, encryption):
-    s3.add_response("put_object", {}, {"Bucket": "b", "Key": "k", "Body": b"x", **encryption})
-    aws.write_object("s3://b/k", b"x", kms_key=key)
+WHOLE = {"Bucket": "b", "Key": "k", "Body": b"x"}
+CONDITIONAL = WHOLE | {"IfNoneMatch": "*"}
 
 
-CONDITIONAL = {"Bucket": "b", "Key": "k", "Body": b"x", "IfNoneMatch": "*"}
+def test_a_named_key_encrypts(aws, s3):
+    s3.add_response("put_object", {}, WHOLE)
+    aws.write_object("s3://b/k", b"x", kms_key=None)
+    encrypted = WHOLE | {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": "alias/mine"}
+    s3.add_response("put_object", {}, encrypted)
+    aws.write_object("s3://b/k", b"x", kms_key="alias/mine")
 
 
 def test_an_object_is_made_unless_there_is_one(aws, s3):
@@ -218,7 +216,7 @@ def test_a_store_without_conditional_writes_is_asked_first(aws, s3, is_there):
         s3.add_response("head_object", {}, {"Bucket": "b", "Key": "k"})
     else:
         s3.add_client_error("head_object", "404", "Not Found")
-        s3.add_response("put_object", {}, {"Bucket": "b", "Key": "k", "Body": b"x"})
+        s3.add_response("put_object", {}, WHOLE)
     assert aws.create_object("s3://b/k", b"x") == (not is_there)
 
 

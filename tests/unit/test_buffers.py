@@ -22,8 +22,6 @@ from stoker.feed.wire.sealing import TAG_BYTES, Sealer, Unsealer
 from stoker.feed.wire.stream import BufferPool
 
 NBYTES = 300_000
-
-
 KEY = bytes(32)
 
 
@@ -102,8 +100,6 @@ VALUES: dict[str, Callable[[int], object]] = {
     "scalar": lambda n: [image(n), np.float32(2)],
     "pickle": lambda n: [image(n), range(3)],
 }
-
-
 PLAIN = {"tensor", "pair", "tuple", "dict"}
 
 
@@ -147,8 +143,6 @@ def test_few_kinds_are_remembered():
 
 
 SIZE = 1 << 20
-
-
 VIEWS = {
     "the tensor": lambda t: t,
     "detach": lambda t: t.detach(),

@@ -63,16 +63,8 @@ class Alone:
 
 
 def roster(*, listed: bool = False, awaited: tuple[str, ...] = ()) -> Roster:
-    member = Member(
-        host="d1",
-        group="data",
-        address="10.0.0.1",
-        port=7600,
-        batch_port=7601,
-        workers=1,
-        incarnation="a",
-        silent_seconds=0.0,
-    )
+    place = {"host": "d1", "group": "data", "address": "10.0.0.1", "port": 7600, "batch_port": 7601}
+    member = Member(**place, workers=1, incarnation="a", silent_seconds=0.0)
     agents, lost = ((member,), ()) if listed else ((), (member,))
     return Roster(agents=agents, lost=lost, expected=1 + len(awaited), awaited=awaited)
 

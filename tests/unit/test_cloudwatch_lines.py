@@ -145,7 +145,7 @@ def test_hosts_are_merged_by_time_and_pages_are_read_to_the_last(stub):
     clock = Clock()
     logs = logs_of(stub, num_hosts=2, clock=clock)
     assert texts(logs.read()) == [
-        *("algo-1 a", "algo-2 b", "algo-1 c", "algo-1 d", "algo-1 ", "algo-1 e"),
+        *("algo-1 a", "algo-2 b", "algo-1 c", "algo-1 d", "algo-1 ", "algo-1 e")
     ]
     # A host that is started again has a second stream.
     clock.now += 3600

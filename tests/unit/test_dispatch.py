@@ -23,32 +23,33 @@ def request(number, *, spec="spec", epoch=0):
     return BatchRequest(session(), spec, "batch", make)
 
 
-@given(st.lists(st.integers(0, 50)))
-def test_requests_are_served_in_order_of_number_and_then_of_arrival(numbers):
+def queued(*requests):
     queue = Queue()
-    requests = [request(number) for number in numbers]
     for one in requests:
         queue.push(one)
+    return queue
+
+
+@given(st.lists(st.integers(0, 50)))
+def test_requests_are_served_in_order_of_number_and_then_of_arrival(numbers):
+    requests = [request(number) for number in numbers]
+    queue = queued(*requests)
     served = [queue.pop(specs={"spec"}) for _ in numbers]
     assert served == sorted(requests, key=lambda r: r.number)
     assert queue.pop(specs={"spec"}) is None
 
 
 def test_a_request_waits_for_its_own_spec():
-    queue = Queue()
     first, second = request(0, spec="a"), request(1, spec="b")
-    queue.push(first)
-    queue.push(second)
+    queue = queued(first, second)
     assert queue.pop(specs={"b"}) is second
     assert queue.pop(specs={"b"}) is None
     assert queue.pop(specs={"a"}) is first
 
 
 def test_a_request_that_cannot_be_taken_yet_keeps_its_place():
-    queue = Queue()
     first, second = request(0), request(0)
-    queue.push(first)
-    queue.push(second)
+    queue = queued(first, second)
     assert queue.pop(specs={"spec"}) is first
     queue.push(first)
     assert queue.pop(specs={"spec"}) is first
@@ -56,10 +57,8 @@ def test_a_request_that_cannot_be_taken_yet_keeps_its_place():
 
 
 def test_a_dropped_request_is_not_served():
-    queue = Queue()
     dropped, other = request(0), request(1)
-    queue.push(dropped)
-    queue.push(other)
+    queue = queued(dropped, other)
     dropped.is_cancelled = True
     assert len(queue) == 1
     assert queue.pop(specs={"spec"}) is other

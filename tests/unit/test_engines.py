@@ -167,6 +167,7 @@ def test_presets_and_all_places_of_the_table_are_known():
 
 
 DATA: Json = {"command": ["x"]}
+RESERVED: Json = {**DATA, "environment": {"STOKER_X": "1"}}
 
 
 @pytest.mark.parametrize(
@@ -181,11 +182,7 @@ DATA: Json = {"command": ["x"]}
         ({"data": ["{tf_config:boss}"], "ports": {"ps": 5}}, "data.command[0]", "known are: ps"),
         ({"environment": {"A": "{nowhere}"}}, "engine.environment.A", "unknown place {nowhere}"),
         ({"data": {**DATA, "ready": {"port": "x"}}}, "engine.data.ready.port", "no port x"),
-        (
-            {"data": {**DATA, "environment": {"STOKER_X": "1"}}},
-            "engine.data.environment.STOKER_X",
-            "are reserved",
-        ),
+        ({"data": RESERVED}, "engine.data.environment.STOKER_X", "are reserved"),
         ({"ports": {"a": 7601}}, "engine.ports.a", "used by feed.port"),
         ({"ports": {"a": 5000, "b": 5000}}, "engine.ports.b", "used by engine.ports.a"),
         ({"ports": {"host": 5}}, "engine.ports.host", "invalid port name"),

@@ -208,6 +208,12 @@ def stream(*hosts, shards, workers, ready=0.0):
     return dataclasses.replace(value, ranks=(rank,))
 
 
+SLOWER = host_rate("data-2", batches_per_second=3.0)
+# A batch of this host took longer than the interval: no work of the others.
+SLOWEST = host_rate("slow", workers=1, busy_workers=4.0, batches_per_second=0.4)
+BUSY = host_rate(workers=8, busy_workers=8.0, busy_cpus=7.5)
+
+
 @pytest.mark.parametrize(
     ("value", "limit", "words"),
     [
@@ -216,28 +222,11 @@ def stream(*hosts, shards, workers, ready=0.0):
         (interval(host_rate(credits=0)), "workers", "none is connected"),
         (interval(host_rate(busy_workers=3.9, busy_cpus=3.8)), "cpu", "at work 98% of the time"),
         (interval(host_rate(busy_workers=4.0, busy_cpus=0.4)), "workers", "have a CPU for 10%"),
-        (
-            interval(host_rate(), host_rate("data-2", batches_per_second=3.0), ready=6.0),
-            "order",
-            "slowest is data-2",
-        ),
-        (
-            # A batch of the slow host took longer than the interval: no work of the others.
-            interval(
-                host_rate(busy_workers=1.6),
-                host_rate("slow", workers=1, busy_workers=4.0, batches_per_second=0.4),
-                ready=48.5,
-            ),
-            "order",
-            "slowest is slow",
-        ),
+        (interval(host_rate(), SLOWER, ready=6.0), "order", "slowest is data-2"),
+        (interval(host_rate(busy_workers=1.6), SLOWEST, ready=48.5), "order", "slowest is slow"),
         (interval(host_rate()), "network", "8 of 8 batches asked for"),
         # More shards than workers: it is short of workers.
-        (
-            stream(host_rate(workers=8, busy_workers=8.0, busy_cpus=7.5), shards=8, workers=2),
-            "cpu",
-            "at work 100% of the time",
-        ),
+        (stream(BUSY, shards=8, workers=2), "cpu", "at work 100% of the time"),
         # One late shard.
         (stream(host_rate(), shards=4, workers=4, ready=3.0), "order", "3.0 others are ready"),
         (interval(host_rate(in_flight=1)), "hand-out", "1 of 8 batches asked for"),

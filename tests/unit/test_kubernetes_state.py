@@ -99,14 +99,14 @@ def test_the_group_s_container_says_how_it_ended_and_not_a_sidecar():
     assert found.is_final
 
 
+PREEMPTED = condition("DisruptionTarget", reason="PreemptionByScheduler")
+
+
 @pytest.mark.parametrize(
     ("status", "lost"),
     [
         ({"reason": "Evicted", "message": "low on memory"}, "Evicted: low on memory"),
-        (
-            {"conditions": [condition("DisruptionTarget", reason="PreemptionByScheduler")]},
-            "PreemptionByScheduler",
-        ),
+        ({"conditions": [PREEMPTED]}, "PreemptionByScheduler"),
         ({"conditions": [condition("DisruptionTarget", "False", reason="x")]}, ""),
         ({"reason": "DeadlineExceeded"}, ""),
     ],

@@ -65,13 +65,9 @@ def test_the_replica_of_a_rank():
     ],
 )
 def test_what_cannot_train_so_is_refused_at_plan(strategy, groups, words, tmp_path):
-    job = JobSpec(
-        name="j",
-        command=("true",),
-        groups=tuple(groups),
-        run_dir=tmp_path,
-        settings=RunEnvironment(strategy=StrategySettings(name=strategy)),  # type: ignore[arg-type]
-    )
+    settings = RunEnvironment(strategy=StrategySettings(name=strategy))
+    known = {"command": ("true",), "groups": tuple(groups), "run_dir": tmp_path}
+    job = JobSpec(name="j", settings=settings, **known)
     with pytest.raises(UsageError, match=words):
         check_job(job)
 

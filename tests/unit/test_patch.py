@@ -2,6 +2,10 @@ import pytest
 
 from stoker.platforms.patch import merged, unreserved
 
+A, B, C = ({"name": name, "value": "1"} for name in "ABC")
+OTHER_A = {"name": "A", "valueFrom": {}}
+KEY_A, KEY_B = {"key": "a"}, {"key": "b"}
+
 
 @pytest.mark.parametrize(
     ("base", "patch", "result"),
@@ -13,26 +17,16 @@ from stoker.platforms.patch import merged, unreserved
         ({"a": {"b": "c"}}, {"a": {"b": "d", "c": None}}, {"a": {"b": "d"}}),
         ({"a": "foo"}, {"b": {"c": None, "d": 1}}, {"a": "foo", "b": {"d": 1}}),
         # Items of lists by name.
-        (
-            {"env": [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}]},
-            {"env": [{"name": "A", "valueFrom": {}}, {"name": "C", "value": "3"}]},
-            {
-                "env": [
-                    {"name": "A", "valueFrom": {}},
-                    {"name": "B", "value": "2"},
-                    {"name": "C", "value": "3"},
-                ]
-            },
-        ),
+        ({"env": [A, B]}, {"env": [OTHER_A, C]}, {"env": [OTHER_A, B, C]}),
         (
             {"containers": [{"name": "a", "image": "i", "tty": True}]},
             {"containers": [{"name": "a", "image": "j", "tty": None}]},
             {"containers": [{"name": "a", "image": "j"}]},
         ),
         (
-            {"tolerations": [{"key": "a"}]},
-            {"tolerations": [{"key": "b"}, {"key": "a"}]},
-            {"tolerations": [{"key": "a"}, {"key": "b"}]},
+            {"tolerations": [KEY_A]},
+            {"tolerations": [KEY_B, KEY_A]},
+            {"tolerations": [KEY_A, KEY_B]},
         ),
     ],
 )

@@ -11,12 +11,7 @@ import pytest
 
 from stoker.feed.wire.protocol import Make, Stream
 from stoker.feed.workers.pipe import Error, Pipe, pack, to_worker
-from stoker.feed.workers.pool import (
-    FIRST_OVERDUE_SECONDS,
-    WorkerJob,
-    WorkerPool,
-    WorkerRole,
-)
+from stoker.feed.workers.pool import FIRST_OVERDUE_SECONDS, WorkerJob, WorkerPool, WorkerRole
 
 
 class Child:

@@ -71,6 +71,10 @@ def test_memory_is_told_next_to_a_traceback_and_alone_without_one():
     assert reason("epoch 1", code=137, out_of_memory=memory) == memory
 
 
+STATE = "RuntimeError: Error(s) in loading state_dict for Net:"
+CUDA = "RuntimeError: CUDA error: out of memory"
+
+
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
@@ -80,14 +84,8 @@ def test_memory_is_told_next_to_a_traceback_and_alone_without_one():
         ([f"[rank0]: {line}" for line in TRACE], "KeyError: 'x'"),
         ([f"[1,3]<stderr>:{line}" for line in TRACE], "KeyError: 'x'"),
         ([*TRACE[:3], ROLE, "queue.Empty", METER], "queue.Empty"),
-        (
-            [*TRACE[:3], "RuntimeError: Error(s) in loading state_dict for Net:", "\tMissing: w"],
-            "RuntimeError: Error(s) in loading state_dict for Net: Missing: w",
-        ),
-        (
-            [*TRACE[:3], "RuntimeError: CUDA error: out of memory", "CUDA kernel errors might be"],
-            "RuntimeError: CUDA error: out of memory",
-        ),
+        ([*TRACE[:3], STATE, "\tMissing: w"], f"{STATE} Missing: w"),
+        ([*TRACE[:3], CUDA, "CUDA kernel errors might be"], CUDA),
         (
             [
                 "  + Exception Group Traceback (most recent call last):",

@@ -22,18 +22,10 @@ def members(*, agents=("d1", "d2"), followers=(), lease_seconds=LEASE):
 
 
 def join(host="d1", *, life="a", address="10.0.0.1", **changes):
-    facts: dict[str, object] = {
-        "protocol": PROTOCOL_VERSION,
-        "run_id": "run",
-        "kind": "agent" if host.startswith("d") else "follower",
-        "host": host,
-        "group": "data",
-        "address": address,
-        "port": 7600,
-        "workers": 2,
-        "incarnation": life,
-    }
-    return Join(**(facts | changes))  # type: ignore[arg-type]
+    kind = "agent" if host.startswith("d") else "follower"
+    own = {"kind": kind, "host": host, "address": address, "incarnation": life}
+    run = {"protocol": PROTOCOL_VERSION, "run_id": "run"}
+    return Join(**{**own, **run, "group": "data", "port": 7600, "workers": 2, **changes})
 
 
 @pytest.mark.parametrize(("lease", "most"), [(LEASE, LEASE / 3), (60.0, MAX_BEAT_SECONDS)])

@@ -184,12 +184,8 @@ def test_a_restarted_run_counts_from_its_first_start_and_a_new_one_of_its_name_a
 def test_the_only_group_is_counted_whatever_a_platform_calls_it():
     log = Log(run="r", host="h", stream=io.StringIO())
     now = iter((0.0, 3600.0, 3600.0, 3600.0))
-    spending = Spending(
-        Budget(usd_per_hour={"dnn": 4.0}),
-        hosts={"homogeneousCluster": 2},
-        log=log,
-        clock=now.__next__,
-    )
+    known = {"hosts": {"homogeneousCluster": 2}, "log": log, "clock": now.__next__}
+    spending = Spending(Budget(usd_per_hour={"dnn": 4.0}), **known)
     assert spending.usd == 8.0
     told = spending.of_groups({}, dnn="homogeneousCluster", waited_seconds=900.0)
     leader = msgspec.structs.replace(training(), spending=told)
@@ -220,12 +216,8 @@ def test_a_warning_at_80_percent_and_the_end_at_all_of_it_come_once():
 
 
 def worked(busy_seconds, *, is_local=False, workers=2):
-    return HostWork(
-        host="local" if is_local else "data-1",
-        busy_seconds=busy_seconds,
-        num_workers=workers,
-        is_local=is_local,
-    )
+    host = "local" if is_local else "data-1"
+    return HostWork(host=host, busy_seconds=busy_seconds, num_workers=workers, is_local=is_local)
 
 
 def progress(rank, wait_seconds, *hosts):

@@ -298,6 +298,10 @@ def reading(*channels: Json) -> Body:
     return homogeneous(InputDataConfig=list(channels))
 
 
+def hetero_reading(*channels: Json) -> Body:
+    return hetero() | {"InputDataConfig": [*channels]}
+
+
 def in_container(**changes: Json) -> Body:
     body = homogeneous()
     body["AlgorithmSpecification"] |= changes
@@ -334,6 +338,8 @@ def test_the_jobs_mode_counts_where_a_channel_has_none():
 NAMED = {"InstanceGroupName": "data", "InstanceType": "ml.c5.xlarge", "InstanceCount": 1}
 EMPTY = {**NAMED, "InstanceCount": 0}
 PREFERENCES = [{"InstanceType": "ml.c5.xlarge"}]
+OF_DATA = channel("a", InstanceGroupNames=["data"])
+ZIPPED = channel("a", CompressionType="Gzip", InputMode="FastFile")
 DISTRIBUTION = "sagemaker_distribution_instance_groups"
 
 
@@ -347,23 +353,14 @@ DISTRIBUTION = "sagemaker_distribution_instance_groups"
         (lambda: hetero(InstanceGroups=[NAMED, EMPTY]), "without hosts"),
         (lambda: homogeneous(ResourceConfig={"VolumeSizeInGB": 10}), "names no hosts"),
         (lambda: without_volume("ml.c7i.large"), "the volume's size is missing"),
+        (lambda: hetero_reading(OF_DATA, OF_DATA), "2 channels are called a"),
         (
-            lambda: hetero() | {"InputDataConfig": [channel("a", InstanceGroupNames=["data"])] * 2},
-            "2 channels are called a",
-        ),
-        (
-            lambda: (
-                hetero()
-                | {"InputDataConfig": [channel("a", InstanceGroupNames=["data"]), channel("b")]}
-            ),
+            lambda: hetero_reading(OF_DATA, channel("b")),
             "one channel with groups means all channels with groups",
         ),
         (lambda: reading(channel("a", InstanceGroupNames=["gpu"])), "no instance group gpu"),
         (lambda: reading(channel("a", S3Uri="https://bucket/x")), "not an s3:// address"),
-        (
-            lambda: reading(channel("a", CompressionType="Gzip", InputMode="FastFile")),
-            "Gzip is for mode Pipe",
-        ),
+        (lambda: reading(ZIPPED), "Gzip is for mode Pipe"),
         (lambda: reading({"ChannelName": "a", "DataSource": {}}), "one source"),
         (lambda: reading(file_system()), "through a VPC only"),
         (lambda: reading(file_system(InputMode="Pipe")) | {"VpcConfig": VPC}, "read in mode File"),

@@ -70,7 +70,7 @@ def test_a_new_source_each_epoch_is_one_loaders_where_the_line_or_the_name_is_th
     list(stoker.timed(Numbers()))
     steps = written(run)
     assert [(step.loader, step.epoch) for step in steps[::3]] == [
-        *((0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (3, 0)),
+        *((0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (3, 0))
     ]
 
 

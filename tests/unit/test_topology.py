@@ -6,6 +6,7 @@ from stoker.errors import UsageError
 from stoker.launch.topology import from_resourceconfig, platform_name
 
 # The shape of SageMaker's documentation: unsorted hosts, a leader that is not algo-1.
+GPU = {"instance_type": "ml.p4d.24xlarge", "hosts": ["algo-3", "algo-1", "algo-2"]}
 HETEROGENEOUS = {
     "current_host": "algo-1",
     "current_instance_type": "ml.p4d.24xlarge",
@@ -13,11 +14,7 @@ HETEROGENEOUS = {
     "hosts": ["algo-1", "algo-2", "algo-3", "algo-4"],
     "instance_groups": [
         {"instance_group_name": "data", "instance_type": "ml.c5.18xlarge", "hosts": ["algo-4"]},
-        {
-            "instance_group_name": "gpu",
-            "instance_type": "ml.p4d.24xlarge",
-            "hosts": ["algo-3", "algo-1", "algo-2"],
-        },
+        {"instance_group_name": "gpu", **GPU},
     ],
     "network_interface_name": "eth0",
     "topology": {"network_nodes": ["of no interest"]},

@@ -224,19 +224,18 @@ def test_batches_of_the_main_loader_come_before_optimizer_steps(tmp_path):
     assert counted_steps(tmp_path, TIMELINE, PROGRESS) == 7
 
 
+READ = Loading(optimizer_steps=9, seen=TORCHS)
+OWN = Loading(optimizer_steps=9, own=("litdata.StreamingDataLoader",))
+UNREPLACED = f"{TORCHS} is read without stoker; train with --replace-dataloader true"
+
+
 @pytest.mark.parametrize(
     ("loadings", "why"),
     [
         ((), "no loader of torch or stoker was read"),
         ((Loading(),), "no loader of torch or stoker was read"),
-        (
-            (Loading(), Loading(optimizer_steps=9, seen=TORCHS), Loading()),
-            f"{TORCHS} is read without stoker; train with --replace-dataloader true",
-        ),
-        (
-            (Loading(optimizer_steps=9, own=("litdata.StreamingDataLoader",)),),
-            "litdata.StreamingDataLoader makes batches in its own way",
-        ),
+        ((Loading(), READ, Loading()), UNREPLACED),
+        ((OWN,), "litdata.StreamingDataLoader makes batches in its own way"),
         ((Loading(is_fed=True, epochs=3, has_optimizer=True),), "gave no batch; is its dataset"),
         # Its own loader was made; what it trained on was another one.
         ((Loading(is_fed=True, optimizer_steps=9, seen=TORCHS),), f"{TORCHS} is read"),
