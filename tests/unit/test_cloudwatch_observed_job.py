@@ -161,10 +161,7 @@ def decision_of(made, *clusters, **more):
         (0.98, 0.95, "accelerator"),
         (0.2, 0.95, "accelerator"),
         (0.12, 0.3, "neither"),
-        (0.75, 0.3, "unknown"),
-        (0.98, 0.8, "unknown"),
-        (0.98, None, "unknown"),
-        (None, 0.4, "unknown"),
+        *((*load, "unknown") for load in ((0.75, 0.3), (0.98, 0.8), (0.98, None), (None, 0.4))),
     ],
 )
 def test_a_load_suggests_and_decide_promises_nothing_without_a_step(cpu, gpu, suspect):

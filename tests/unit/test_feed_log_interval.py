@@ -23,6 +23,7 @@ from stoker.launch.feed_log import (
     read_csv,
 )
 from stoker.logs import Log, parse_line
+from support import feed_rows
 
 HEAD = ",".join(COLUMNS) + "\n"
 
@@ -70,22 +71,10 @@ def between(before, *after):
 
 
 def host_rate(name="data-1", **changes):
-    rate = HostRate(
-        kind="host",
-        name=name,
-        batches_per_second=10.0,
-        bytes_per_second=1e6,
-        workers=4,
-        busy_workers=1.0,
-        busy_cpus=1.0,
-        slowest_worker=2.0,
-        fastest_worker=3.0,
-        in_flight=8,
-        credits=8,
-        moved=0,
-        duplicates=0,
-    )
-    return dataclasses.replace(rate, **changes)  # type: ignore[arg-type]
+    """Makes a host with four workers, one of which is busy, and eight batches asked for."""
+    own = {"busy_workers": 1.0, "busy_cpus": 1.0, "slowest_worker": 2.0, "fastest_worker": 3.0}
+    rate = feed_rows.host_rate(name, 10.0)
+    return dataclasses.replace(rate, **{"bytes_per_second": 1e6, **own, **changes})
 
 
 def interval(*hosts, wait=0.5, ready=0.0):

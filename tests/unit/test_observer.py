@@ -64,13 +64,18 @@ def test_each_batch_is_counted_for_its_host_and_its_worker():
     assert (local.batches, local.is_local, local.workers) == (1, True, (WorkerWork(3, 1, 0.5),))
 
 
-def test_a_schedule_tells_what_lay_ready_when_the_trainer_took():
+def asked_of_the_first(count: int) -> BatchScheduler:
     schedule = BatchScheduler(max_bytes=1 << 30)
     schedule.begin()
-    schedule.grant("data-1", 3)
-    schedule.supply(3)
+    schedule.grant("data-1", count)
+    schedule.supply(count)
+    assert len(schedule.assign(0.0)) == count
+    return schedule
+
+
+def test_a_schedule_tells_what_lay_ready_when_the_trainer_took():
+    schedule = asked_of_the_first(3)
     schedule.mark_complete()
-    assert len(schedule.assign(0.0)) == 3
     for number in range(3):
         schedule.arrived("data-1", number, frame_bytes=10, now=1.0)
     seen = []
@@ -80,15 +85,6 @@ def test_a_schedule_tells_what_lay_ready_when_the_trainer_took():
     assert [each.taken for each in seen] == [1, 1, 1]
     assert [each.ready_at_takes for each in seen] == [2, 1, 0]
     assert [each.ready for each in seen] == [2, 1, 0]
-
-
-def asked_of_the_first(count: int) -> BatchScheduler:
-    schedule = BatchScheduler(max_bytes=1 << 30)
-    schedule.begin()
-    schedule.grant("data-1", count)
-    schedule.supply(count)
-    schedule.assign(0.0)
-    return schedule
 
 
 def test_batches_of_a_lost_host_count_as_moved_once():

@@ -56,10 +56,7 @@ def test_a_quota_is_the_tightest_of_the_groups_of_this_process(tmp_path, members
         ("", 9.0, 4.0, 4),
         ("1500", None, 1.5, 2),
         ("1500", 1.0, 1.0, 1),
-        ("64000", None, 4.0, 4),
-        ("0", None, 4.0, 4),
-        ("", None, 4.0, 4),
-        ("a lot", None, 4.0, 4),
+        *((asked, None, 4.0, 4) for asked in ("64000", "0", "", "a lot")),
     ],
 )
 def test_a_host_counts_on_its_quota_or_what_its_pod_asks_for_and_not_on_its_node(

@@ -480,11 +480,7 @@ class Unwilling:
         # Two indices of 8 bytes and a value of 4 for each of three elements.
         (torch.eye(3).to_sparse(), 3 * (16 + 4)),
         ([[torch.eye(3).to_sparse(), [], [[torch.zeros(1)]]], None], 64),
-        (Unwilling(), 0),
-        ("text", 0),
-        (b"bytes", 0),
-        (None, 0),
-        (3.5, 0),
+        *((other, 0) for other in (Unwilling(), "text", b"bytes", None, 3.5)),
     ],
 )
 def test_the_bytes_of_a_batch_are_those_of_its_tensors(batch, size):
