@@ -356,9 +356,10 @@ def _follower_code(run: HostRun, ending: Ending, verdict: MembershipVerdict | No
     # The leader was lost, or refused this host: the run's outcome is not known.
     if verdict.state is None:
         return EXIT_PEER_LOST if verdict.kind == "lost" else HOST_LOST
-    # Its host was told to end.
+    # The leader's host was told to end, and perhaps this one, a moment before it heard of that.
     if verdict.state.outcome == "stopped":
-        return EXIT_PEER_LOST
+        own = _as_a_pod_ends(run, ending, counts=False).exit_code
+        return own if ending.signals else EXIT_PEER_LOST
     code = verdict.state.exit_code
     return ending.exit_code if verdict.state.outcome == "succeeded" or code is None else code
 
