@@ -425,14 +425,15 @@ class KubeflowRun:
             return self._tried(
                 node, boundary, lambda each: self._tasks(each, component["dag"], inner)
             )
-        return self._tried(node, boundary, lambda each: self._executor(each, key, driven))
 
-    def _executor(self, boundary: str, key: str, driven: Document) -> str:
-        name, retry = f"{boundary}.executor", driven["task"].get("retryPolicy")
-        if driven["is_cached"]:
-            self._skip(name, boundary, "Skipped")
-            return "Succeeded"
-        return self._tried(name, boundary, lambda each: self._pod(each, key, driven), retry=retry)
+        def execute(each: str) -> str:
+            name, retry = f"{each}.executor", task.get("retryPolicy")
+            if driven["is_cached"]:
+                self._skip(name, each, "Skipped")
+                return "Succeeded"
+            return self._tried(name, each, lambda pod: self._pod(pod, key, driven), retry=retry)
+
+        return self._tried(node, boundary, execute)
 
     def _driver(self, name: str, boundary: str, drive: Callable[[], None]) -> str:
         def attempt(each: str) -> str:
@@ -494,8 +495,11 @@ class KubeflowRun:
         self._end(node, phase, words)
 
     def _bare_pod(self, node: Node, driven: Document) -> Document:
-        task, config = driven["task"], driven["config"]
-        template = f"{_template_prefix(task, config)}system-container-impl"
+        prefix = "retry-" if "retryPolicy" in driven["task"] else ""
+        if (metadata := driven["config"].get("podMetadata")) is not None:
+            counts = (len(metadata.get(kind, {})) for kind in ("annotations", "labels"))
+            prefix = "-".join(("metadata", *map(str, counts), prefix))
+        template = f"{prefix}system-container-impl"
         owner = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": self.workflow}
         return {
             "apiVersion": "v1",
@@ -597,7 +601,9 @@ class KubeflowRun:
                 total=len(component["dag"]["tasks"]),
                 parent=dag,
             )
-            is_taken = _is_taken(task, inputs["parameterValues"])
+            values = inputs["parameterValues"]
+            found = _CONDITION.fullmatch(task.get("triggerPolicy", {}).get("condition", ""))
+            is_taken = not found or _COMPARE[found[2]](values[found[1]], values[found[3]])
             execution = _Execution(state="RUNNING" if is_taken else "CANCELED", dag=inner)
             inner.execution = execution
             dag.tasks[key] = execution
@@ -673,7 +679,12 @@ class KubeflowRun:
                 # An output that was not told is nil here, which fails the check of its type.
                 return self._producer(producer, dag).outputs.get(output)
             case {"runtimeValue": {"constant": constant}}:
-                return self._constant(_plain(constant))
+                # Only as the whole value: inside a longer text it stays what it is.
+                if constant == "{{$.pipeline_job_uuid}}":
+                    return self.run_id
+                if isinstance(constant, str) and re.fullmatch(r"\{\{\$\..*}}", constant):
+                    raise NotPlayedError(constant)
+                return _plain(constant)
             case {"taskFinalStatus": _}:
                 producer = task["dependentTasks"][0]
                 if producer not in dag.tasks:
@@ -685,14 +696,6 @@ class KubeflowRun:
                     "error": {},
                 }
         raise NotPlayedError(f"input {spec}")
-
-    def _constant(self, value: Any) -> Any:
-        # Only as the whole value: inside a longer text it stays what it is.
-        if value == "{{$.pipeline_job_uuid}}":
-            return self.run_id
-        if isinstance(value, str) and re.fullmatch(r"\{\{\$\..*}}", value):
-            raise NotPlayedError(value)
-        return value
 
     def _artifacts(self, spec: Document, dag: _Dag) -> list[Document]:
         match spec:
@@ -795,7 +798,11 @@ class KubeflowRun:
         if (deadline := int(config.get("activeDeadlineSeconds", 0))) > 0:
             spec["activeDeadlineSeconds"] = deadline
         if "securityContext" in config:
-            secured = {name: _whole(value) for name, value in config["securityContext"].items()}
+            # int64 travels as text.
+            secured = {
+                name: int(value) if isinstance(value, str) and value.isdigit() else value
+                for name, value in config["securityContext"].items()
+            }
             if secured.get("runAsUser") == 0 and secured.get("runAsNonRoot"):
                 raise DriverError("runAsUser=0 (root) is not allowed: runAsNonRoot is true")
             main["securityContext"] = secured
@@ -921,14 +928,17 @@ class _Launcher:
             places[f"{{{{$.inputs.parameters['{name}']}}}}"] = _text_of(value)
         for name, each in outputs.get("parameters", {}).items():
             places[f"{{{{$.outputs.parameters['{name}'].output_file}}}}"] = each["outputFile"]
-        text = json.dumps(_without_empty(self.told), separators=(",", ":"))
-        made = list(words[:1])
-        for word in words[1:]:
-            word = word.replace("{{$}}", text)
-            for place, value in places.items():
-                word = word.replace(place, value)
-            made.append(word)
-        return made
+        # Maps with nothing in them are left out, as protojson does.
+        whole = {
+            part: {key: value for key, value in found.items() if value != {}}
+            for part, found in self.told.items()
+        }
+        text = json.dumps(whole, separators=(",", ":"))
+        # The first: what the others stand for may look like a place.
+        made, places = [*words[1:]], {"{{$}}": text, **places}
+        for place, value in places.items():
+            made = [word.replace(place, value) for word in made]
+        return [*words[:1], *made]
 
     def _at(self, path: str) -> Path:
         return self._files / path.lstrip("/")
@@ -1027,18 +1037,14 @@ def _typed(name: str, about: Document, values: dict[str, Any]) -> dict[str, Any]
     return values
 
 
-def _is_taken(task: Document, values: Mapping[str, Any]) -> bool:
-    found = _CONDITION.fullmatch(task.get("triggerPolicy", {}).get("condition", ""))
-    return not found or _COMPARE[found[2]](values[found[1]], values[found[3]])
-
-
 def _resolved(words: Sequence[str], values: Mapping[str, Any]) -> list[str]:
     """Fills in what the driver fills in: inputs, but not where a word names an output."""
 
     def put(match: re.Match[str]) -> str:
         if match[1] not in values:
             raise DriverError(f'parameter "{match[1]}" not found in executor input')
-        return _driver_text(values[match[1]])
+        value = values[match[1]]
+        return f"{value:g}" if isinstance(value, float) else _text_of(value)
 
     made: list[str] = []
     for word in words:
@@ -1089,14 +1095,6 @@ def _fingerprint(told, component, container, claims, pipeline) -> str:
     return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
 
 
-def _template_prefix(task: Document, config: Document) -> str:
-    prefix = "retry-" if "retryPolicy" in task else ""
-    if "podMetadata" in config:
-        counts = [len(config["podMetadata"].get(kind, {})) for kind in ("annotations", "labels")]
-        prefix = f"metadata-{counts[0]}-{counts[1]}-{prefix}"
-    return prefix
-
-
 @contextlib.contextmanager
 def _failed(words: str) -> Iterator[None]:
     try:
@@ -1141,13 +1139,6 @@ def _copy(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def _driver_text(value: Any) -> str:
-    """Returns a value as the driver writes it into a command: nothing for null."""
-    if isinstance(value, float):
-        return f"{value:g}"
-    return _text_of(value)
-
-
 def _text_of(value: Any) -> str:
     if value is None:
         return ""
@@ -1169,19 +1160,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value
-
-
-def _without_empty(told: Document) -> Document:
-    """Leaves out maps with nothing in them, as protojson does."""
-    return {
-        part: {key: value for key, value in found.items() if value != {}}
-        for part, found in told.items()
-    }
-
-
-def _whole(value: Any) -> Any:
-    # int64 travels as text.
-    return int(value) if isinstance(value, str) and value.isdigit() else value
 
 
 def _seconds(duration: str) -> float:

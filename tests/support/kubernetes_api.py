@@ -177,17 +177,15 @@ class KubernetesApi:
                 there = [self._objects["pods", pod] for pod in self.pods(run, name)]
                 indexes = {int(pod["metadata"]["labels"][_INDEX]) for pod in there}
                 for index in sorted({*range(count)} - indexes):
-                    num_pods = len(self.names("pods"))
-                    if self.max_pods is not None and num_pods >= self.max_pods:
-                        self._refuse_pod(f"{run}-{name}-0", num_pods)
+                    num_pods, most = len(self.names("pods")), self.max_pods
+                    if most is not None and num_pods >= most:
+                        used = f"requested: pods=1, used: pods={num_pods}, limited: pods={most}"
+                        words = f'pods "{run}-{name}-0-0-x" is forbidden: exceeded quota: pods, '
+                        words = f"Error creating: {words}{used}"
+                        self.tell("Job", f"{run}-{name}-0", "FailedCreate", words)
                         break
                     made.append(self.make_pod(run, name, index, attempt=attempt))
             return made
-
-    def _refuse_pod(self, job: str, num_pods: int) -> None:
-        used = f"requested: pods=1, used: pods={num_pods}, limited: pods={self.max_pods}"
-        words = f'Error creating: pods "{job}-0-x" is forbidden: exceeded quota: pods, {used}'
-        self.tell("Job", job, "FailedCreate", words)
 
     def job_template(self, run: str, job: str) -> Object:
         with self.changed:
@@ -223,9 +221,14 @@ class KubernetesApi:
         for name in self.make_pods(run, attempt=attempt):
             self.start_pod(name)
 
-    def start_pod(self, name: str, *, node: str = "node-1") -> None:
+    @contextlib.contextmanager
+    def _changing(self, plural: str, name: str) -> Iterator[Object]:
         with self.changed:
-            pod = self._objects["pods", name]
+            yield self._objects[plural, name]
+            self._changed(plural, name)
+
+    def start_pod(self, name: str, *, node: str = "node-1") -> None:
+        with self._changing("pods", name) as pod:
             container = self._container(pod)
             before = container.get("restartCount", 0)
             pod["spec"]["nodeName"] = node
@@ -234,7 +237,6 @@ class KubernetesApi:
             container["restartCount"] = before + 1 if "lastState" in container else before
             conditions = [{"type": "PodScheduled", "status": "True"}]
             pod["status"].update(phase="Running", conditions=conditions)
-            self._changed("pods", name)
 
     def say(self, name: str, *lines: str) -> None:
         """Writes lines of a pod's container, a millisecond after each other."""
@@ -246,8 +248,7 @@ class KubernetesApi:
             self.changed.notify_all()
 
     def end_pod(self, name: str, code: int = 0, *, reason: str = "", message: str = "") -> None:
-        with self.changed:
-            pod = self._objects["pods", name]
+        with self._changing("pods", name) as pod:
             container = self._container(pod)
             running = container.get("state", {}).get("running", {})
             ended = {
@@ -260,31 +261,25 @@ class KubernetesApi:
             container["state"] = {"terminated": ended}
             pod["status"]["phase"] = "Failed" if code else "Succeeded"
             self._logs[name].is_closed = True
-            self._changed("pods", name)
 
     def restart_container(self, name: str, code: int) -> None:
-        with self.changed:
-            container = self._container(self._objects["pods", name])
+        with self._changing("pods", name) as pod:
             ended = {"exitCode": code, "reason": "Error", "finishedAt": self._now()}
             waiting = {"waiting": {"reason": "CrashLoopBackOff"}}
-            container.update(state=waiting, lastState={"terminated": ended})
+            self._container(pod).update(state=waiting, lastState={"terminated": ended})
             log = self._logs[name]
             log.previous, log.lines, log.breaks = log.lines, [], []
-            self._changed("pods", name)
         self.start_pod(name)
 
     def evict_pod(self, name, *, message="The node was low on resource: memory.", is_replaced=True):
         """Takes it away, puts another one in its place, and returns the name of that one."""
         with self.changed:
-            pod = self._objects["pods", name]
-            condition = _condition("DisruptionTarget", "TerminationByKubelet", message)
-            told = {"reason": "Evicted", "message": message, "conditions": [condition]}
-            pod["status"].update(phase="Failed", **told)
-            self._logs[name].is_closed = True
-            self._changed("pods", name)
-            if not is_replaced:
-                return ""
-            return self._replace_pod(name)
+            with self._changing("pods", name) as pod:
+                condition = _condition("DisruptionTarget", "TerminationByKubelet", message)
+                told = {"reason": "Evicted", "message": message, "conditions": [condition]}
+                pod["status"].update(phase="Failed", **told)
+                self._logs[name].is_closed = True
+            return self._replace_pod(name) if is_replaced else ""
 
     def _replace_pod(self, name: str) -> str:
         labels = self._objects["pods", name]["metadata"]["labels"]
@@ -309,21 +304,19 @@ class KubernetesApi:
             self._judge(name, is_disrupted=True)
 
     def hold_pod(self, name: str, *gates: str) -> None:
-        with self.changed:
-            pod = self._objects["pods", name]
+        with self._changing("pods", name) as pod:
             pod["spec"]["schedulingGates"] = [{"name": gate} for gate in gates]
             words = "Scheduling is blocked due to non-empty scheduling gates"
             gated = _condition("PodScheduled", "SchedulingGated", words, status="False")
             pod["status"]["conditions"] = [gated]
-            self._changed("pods", name)
 
     def prepare_pod(self, name: str, *, node: str = "node-1") -> None:
         """Gives a pod its node, whose kubelet begins with images and volumes."""
-        with self.changed:
-            pod = self._objects["pods", name]
+        with self._changing("pods", name) as pod:
             pod["spec"]["nodeName"] = node
             pod["status"]["conditions"] = [{"type": "PodScheduled", "status": "True"}]
-            self.pod_waits(name, "ContainerCreating")
+            waiting = {"reason": "ContainerCreating", "message": ""}
+            self._container(pod)["state"] = {"waiting": waiting}
 
     def cut_off_node(self, name, *, overdue_seconds=0.0, grace_seconds=GRACE_SECONDS) -> str:
         """Cuts the pod's node off: the pod is marked, and stays until `free_pod`.
@@ -455,8 +448,9 @@ class KubernetesApi:
         with self.changed:
             train_job = self._objects.get(("trainjobs", run), {})
             if "activeDeadlineSeconds" in train_job.get("spec", {}):
-                words = "TrainJob exceeded its active deadline"
-                self._fail_train_job(run, "DeadlineExceeded", words)
+                said = "DeadlineExceeded", "TrainJob exceeded its active deadline"
+                condition = _condition("Failed", *said, lastTransitionTime=self._now())
+                self.set_status("trainjobs", run, conditions=[condition])
                 for name in self._pods_of(run):
                     self._end_and_drop(name)
                 self._drop("jobsets", run)
@@ -504,19 +498,13 @@ class KubernetesApi:
     def _put_jobset_of(self, train_job: str) -> None:
         runtime = self._objects[("trainjobs", train_job)]["spec"]["runtimeRef"]["name"]
         template = self._objects["trainingruntimes", runtime]["spec"]["template"]
-        owned = {
-            "namespace": NAMESPACE,
-            "ownerReferences": [self._reference("trainjobs", train_job)],
-        }
+        owners = [self._reference("trainjobs", train_job)]
+        owned = {"namespace": NAMESPACE, "ownerReferences": owners}
         snapshot = f"{train_job}-runtime-snapshot"
         if ("configmaps", snapshot) not in self._objects:
             self._put("configmaps", _object("v1", "ConfigMap", snapshot, **copy.deepcopy(owned)))
         jobset = _object("jobset.x-k8s.io/v1alpha2", "JobSet", train_job, **owned)
         self._put("jobsets", {**jobset, "spec": copy.deepcopy(template["spec"])})
-
-    def _fail_train_job(self, name: str, reason: str, message: str) -> None:
-        condition = _condition("Failed", reason, message, lastTransitionTime=self._now())
-        self.set_status("trainjobs", name, conditions=[condition])
 
     # --- who follows a job: a pod of a step, which Argo made for a run of a pipeline
 
@@ -558,20 +546,17 @@ class KubernetesApi:
         return code
 
     def pod_waits(self, name: str, reason: str, message: str = "") -> None:
-        with self.changed:
-            pod = self._objects["pods", name]
+        with self._changing("pods", name) as pod:
             self._container(pod)["state"] = {"waiting": {"reason": reason, "message": message}}
-            self._changed("pods", name)
 
     def pod_finds_no_node(self, name: str, message: str) -> None:
         """Reports it as the scheduler does, again and again, with the same start time."""
-        with self.changed:
-            status = self._objects["pods", name]["status"]
+        with self._changing("pods", name) as pod:
+            status = pod["status"]
             before = [c for c in status.get("conditions", []) if c["status"] == "False"]
             since = before[0]["lastTransitionTime"] if before else self._now()
             unscheduled = _condition("PodScheduled", "Unschedulable", message, status="False")
             status["conditions"] = [{**unscheduled, "lastTransitionTime": since}]
-            self._changed("pods", name)
 
     def tell(self, kind, name, reason, message, *, type="Warning", seconds_later=0.0):
         event = {
@@ -606,14 +591,12 @@ class KubernetesApi:
             self._drop("pods", name)
 
     def set_status(self, plural: str, name: str, **status: Any) -> None:
-        with self.changed:
-            self._objects[plural, name].setdefault("status", {}).update(status)
-            self._changed(plural, name)
+        with self._changing(plural, name) as found:
+            found.setdefault("status", {}).update(status)
 
     def change(self, plural: str, name: str, change: Mapping[str, Any]) -> None:
-        with self.changed:
-            _merge(self._objects[plural, name], change)
-            self._changed(plural, name)
+        with self._changing(plural, name) as found:
+            _merge(found, change)
 
     def remove(self, plural: str, name: str) -> None:
         with self.changed:
@@ -780,8 +763,7 @@ class KubernetesApi:
             if asked not in (None, self._objects[key]["metadata"]["resourceVersion"]):
                 message = f'"{place.name}": the object has been modified; please apply your changes'
                 raise Refusal(409, "Conflict", message)
-            _merge(self._objects[key], body or {})
-            self._changed(*key)
+            self.change(*key, body or {})
         elif verb == "delete":
             return self._delete(place, body or {})
         return copy.deepcopy(self._objects[key])
@@ -916,10 +898,13 @@ class KubernetesApi:
             if key not in self._objects or not owners:
                 continue
             there = {found["metadata"]["uid"]: found for found in self._objects.values()}
+            # An owner that is deleted after what refers to it so takes it along now.
             left = [
                 owner
                 for owner in owners
-                if owner["uid"] in there and not _waits_for(there[owner["uid"]], owner)
+                if (found := there.get(owner["uid"]))
+                if _FOREGROUND not in found["metadata"].get("finalizers", ())
+                or not owner.get("blockOwnerDeletion")
             ]
             if left:
                 if len(left) < len(owners):
@@ -971,10 +956,10 @@ class KubernetesApi:
         return {**body, "status": {"allowed": allowed}}
 
     def _fault(self, method: str, plural: str) -> Fault | None:
-        there = [f for f in self.faults if (f.method, f.plural) == (method, plural) and f.times]
-        for fault in there[:1]:
-            fault.times -= 1
-            return fault
+        for fault in self.faults:
+            if (fault.method, fault.plural) == (method, plural) and fault.times:
+                fault.times -= 1
+                return fault
         return None
 
     def take_fault(self, method: str, plural: str) -> None:
@@ -1040,12 +1025,6 @@ def _is_selected(item: Object, query: Mapping[str, str]) -> bool:
     selectors = filter(None, query.get("labelSelector", "").split(","))
     wanted = dict(selector.split("=", 1) for selector in selectors)
     return name in ("", item["metadata"]["name"]) and _has_labels(item, wanted)
-
-
-def _waits_for(owner: Object, reference: Mapping[str, Any]) -> bool:
-    """Returns whether an owner is deleted after what refers to it so, and takes it along now."""
-    is_waiting = _FOREGROUND in owner["metadata"].get("finalizers", ())
-    return is_waiting and bool(reference.get("blockOwnerDeletion"))
 
 
 def _object(version: str, kind: str, name: str, **metadata: Any) -> Object:
