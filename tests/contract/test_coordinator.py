@@ -1,8 +1,8 @@
 """The coordinator and its members talk over real sockets on loopback."""
 
+import functools
 import secrets
 import threading
-import time
 from collections.abc import Callable
 from contextlib import closing
 from io import StringIO
@@ -30,17 +30,12 @@ from stoker.launch.leader_connection import Membership, MembershipVerdict
 from stoker.launch.roster import Change
 from stoker.logs import Log
 from stoker.records import FeedSettings
+from support import processes
 from support.tokens import new_token
 
 KEYS = Keys.from_token(bytes.fromhex(new_token()))
 DEADLINE = 15.0
-
-
-def until(condition):
-    end = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < end, "the condition did not come true"
-        time.sleep(0.01)
+until = functools.partial(processes.until, what="the condition comes true", seconds=DEADLINE)
 
 
 class Run:

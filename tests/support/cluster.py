@@ -12,8 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, Queue
@@ -24,7 +23,8 @@ from stoker.feed.wire.crypto import Keys, read_token
 from stoker.launch.coordinator import Coordinator
 from stoker.logs import Log
 from stoker.records import FeedSettings
-from support.processes import started
+from support.processes import DEADLINE_SECONDS, started
+from support.processes import until as wait_until
 from support.tokens import new_token
 from support.warm_python import WarmProcess, clean_environ, warm_up
 
@@ -34,7 +34,6 @@ SUPPORT = Path(__file__).parent
 FEED = {"lease_seconds": 10.0, "start_deadline_seconds": 40.0}
 # For hosts that are struck: long enough for the others, if the machine stands still for 2 s.
 SHORT_LEASE = {"lease_seconds": 5.0}
-DEADLINE_SECONDS = 60.0
 # Variables that Python or torch read as they start, and those that a script is forked with.
 _READ_AT_START = ("PYTHON", "OMP_", "MKL_", "LD_", "TORCH", "CUDA")
 _FORKED_WITH = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -52,13 +51,6 @@ def free_port() -> int:
             with contextlib.suppress(OSError, OverflowError):
                 second.bind(("127.0.0.1", port + 1))
                 return port
-
-
-def wait_until(claim: Callable[[], bool], what: str, seconds: float = DEADLINE_SECONDS) -> None:
-    deadline = time.monotonic() + seconds
-    while not claim():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.02)
 
 
 class Trainer:

@@ -50,7 +50,7 @@ class DoublePlane:
         self.names, self.get, self.delete = api.names, api.get, api.remove
         self.make_workflow, self.make_step = api.make_workflow, api.make_step
         self.terminate, self.take_away = api.terminate_workflow, api.disrupt_pod
-        self.pass_deadline = api.pass_deadline
+        self.pass_deadline, self.fail, self.free = api.pass_deadline, api.fail_pod, api.free_pod
         self.pass_seconds_after_end = api.pass_seconds_after_end
 
     def has_trainer(self) -> bool:
@@ -73,15 +73,9 @@ class DoublePlane:
             self._api.end_pod(pod)
         self._api.end_job(run)
 
-    def fail(self, pod: str, code: int) -> None:
-        self._api.fail_pod(pod, code)
-
     def cut_off(self, pod: str) -> None:
         """Cuts the pod's node off: the pod stays, whoever deletes it, until `free`."""
         self._api.cut_off_node(pod, grace_seconds=_CUT_OFF_GRACE_SECONDS)
-
-    def free(self, pod: str) -> None:
-        self._api.free_pod(pod)
 
     @contextlib.contextmanager
     def without_role(self) -> Iterator[None]:
@@ -247,10 +241,7 @@ class RealPlane(RealNamespace):
 
     def end(self, run: str, code: int) -> None:
         for pod in self.pods(run, "dnn"):
-            self._end_pod(pod, code)
-
-    def fail(self, pod: str, code: int) -> None:
-        self._end_pod(pod, code)
+            self.fail(pod, code)
 
     def cut_off(self, pod: str) -> None:
         self._cut_off.add(pod)
@@ -268,7 +259,7 @@ class RealPlane(RealNamespace):
         """Takes the pod's node away, whatever a budget says."""
         told = {"reason": "DeletionByTaintManager", "message": "its node is gone"}
         condition = {"type": "DisruptionTarget", "status": "True", **told}
-        self._end_pod(pod, 137, conditions=[condition])
+        self.fail(pod, 137, conditions=[condition])
 
     def make_workflow(self, name: str) -> None:
         body = {**described("argoproj.io/v1alpha1", "Workflow", name), "spec": {}}
@@ -334,7 +325,13 @@ class RealPlane(RealNamespace):
         if not self._restart:
             pytest.skip("STOKER_TEST_RESTART names no command that starts the API server again")
         assert os.system(self._restart) == 0
-        until(self._answers, what="it answers again", seconds=SECONDS)
+
+        def answers() -> bool:
+            with contextlib.suppress(Exception):
+                return bool(self.call("GET", self.path("pods")))
+            return False
+
+        until(answers, what="it answers again", seconds=SECONDS)
 
     def as_account(self, objects: Sequence[Mapping[str, Any]]) -> KubernetesPlatform:
         file = self._folder / "runner"
@@ -369,7 +366,7 @@ class RealPlane(RealNamespace):
         elif pod["status"].get("phase") == "Pending":
             self._say(name, "Running", {"running": {"startedAt": _now()}})
 
-    def _end_pod(self, name: str, code: int, conditions: Sequence[Mapping[str, str]] = ()) -> None:
+    def fail(self, name: str, code: int, conditions: Sequence[Mapping[str, str]] = ()) -> None:
         ended = {"exitCode": code, "reason": "Error" if code else "Completed", "finishedAt": _now()}
         phase = "Failed" if code else "Succeeded"
         self._say(name, phase, {"terminated": ended}, conditions=conditions)
@@ -387,11 +384,6 @@ class RealPlane(RealNamespace):
         self.patch(f"{self.path('pods', name)}/status", {"status": status})
 
     # --- calls
-
-    def _answers(self) -> bool:
-        with contextlib.suppress(Exception):
-            return bool(self.call("GET", self.path("pods")))
-        return False
 
     def _pods(self, run: str) -> list[dict[str, Any]]:
         return self.objects("pods", f"jobset.sigs.k8s.io/jobset-name={run}")

@@ -23,7 +23,7 @@ from typing import Any
 from stoker.host import spawn
 from stoker.logs import LogEvent, parse_line
 from support.local_job import lay_out_ml, resource_config, until
-from support.processes import ran
+from support.processes import named_by_commands, ran
 from support.registry import registry
 from support.tokens import new_token
 
@@ -87,11 +87,7 @@ class Engine:
         left = [f"mount {mount}" for mount in _mounts(self.folder)]
         left += [f"network {link}" for link in sorted(_links() - self._links)]
         left += [str(self.folder)] if self.folder.exists() else []
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            with contextlib.suppress(OSError):
-                if str(self.folder).encode() in path.read_bytes():
-                    left.append(f"process {path.parent.name}")
-        return left
+        return left + [f"process {pid}" for pid in named_by_commands(self.folder)]
 
     def run(self, *words: str, timeout: float = 60) -> str:
         done = self.attempt(*words, timeout=timeout)

@@ -6,8 +6,6 @@ import os
 import re
 import signal
 import socket
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -28,20 +26,13 @@ from stoker.records.training import training_record
 from stoker.settings import RunEnvironment
 from stoker.train import facts_of
 from support.builders import group
+from support.processes import until
 
-DEADLINE_SECONDS = 60.0
 # Short, so that a lost launcher is noticed soon.
 QUICK = FeedSettings(lease_seconds=2.0)
 # Of hosts whose training has no datasets: what a data host imports for them, it need not.
 _FOLDERS = (str(Path(__file__).parent / "without_torch"), os.environ.get("PYTHONPATH"))
 WITHOUT_TORCH = {"PYTHONPATH": os.pathsep.join(filter(None, _FOLDERS))}
-
-
-def until(condition: Callable[[], bool], *, what: str, seconds: float = DEADLINE_SECONDS) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"in vain: {what}"
-        time.sleep(0.02)
 
 
 def is_running(pid: int) -> bool:

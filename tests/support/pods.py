@@ -4,7 +4,6 @@ Each finds what the plan gives its container: entry point, command, variables, t
 What the cluster would do (starting, restarting, moving pods, naming them) is the test's to say.
 """
 
-import contextlib
 import json
 import os
 import signal
@@ -26,7 +25,7 @@ from support.cluster import SUPPORT, Line
 from support.kubernetes_jobs import CPU, GPU, job
 from support.local_job import WITHOUT_TORCH, until
 from support.pod_network import NAMESERVER, PodNetwork, Sandbox
-from support.processes import RUNTIME, started
+from support.processes import RUNTIME, named_by_commands, started
 from support.tokens import new_token
 
 RUN = "mnist-1"
@@ -194,12 +193,7 @@ class Pods:
 
     def _left(self) -> list[int]:
         """Finds processes of any pod: the command of each names the gates' folder."""
-        found = []
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            with contextlib.suppress(OSError):
-                if str(self.folder).encode() in path.read_bytes():
-                    found.append(int(path.parent.name))
-        return found
+        return [*named_by_commands(self.folder)]
 
     def _container(self, group: str) -> dict[str, Any]:
         main: Any = self._request.main

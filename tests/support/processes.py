@@ -1,9 +1,29 @@
 """Programs that tests run, and their output."""
 
+import contextlib
 import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
+DEADLINE_SECONDS = 60.0
 # A container's runtime: with it the first process ends, and with that all others do.
 RUNTIME = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
+
+
+def until(condition: Callable[[], bool], what: str, seconds: float = DEADLINE_SECONDS) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"not within {seconds:g} s: {what}"
+        time.sleep(0.02)
+
+
+def named_by_commands(folder: Path) -> Iterator[int]:
+    """Yields processes whose command names a folder."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if str(folder).encode() in path.read_bytes():
+                yield int(path.parent.name)
 
 
 def ran(words, **how) -> "subprocess.CompletedProcess[str]":
