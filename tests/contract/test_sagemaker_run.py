@@ -51,7 +51,7 @@ from stoker.records import (
 )
 from stoker.train import train
 from support import cloudwatch, sample_records
-from support.aws_answers import Answers, Clock
+from support.aws_answers import Answers, Clock, archive, tar
 from support.builders import clusters
 from support.moto import REGION, ROLE
 
@@ -153,19 +153,6 @@ def words(lines: list[LogLine]) -> list[str]:
     return [f"{line.group}/{line.host} {line.text}" for line in lines]
 
 
-def archive(**files: bytes) -> bytes:
-    return tar(*((tarfile.TarInfo(name), content) for name, content in files.items()))
-
-
-def tar(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz") as output:
-        for info, content in members:
-            info.size = len(content)
-            output.addfile(info, io.BytesIO(content))
-    return packed.getvalue()
-
-
 def record(**changes: object) -> bytes:
     return to_json(msgspec.structs.replace(sample_records.training(), **changes)).encode()
 
@@ -198,15 +185,20 @@ def test_a_job_that_appears_between_look_and_creation_is_adopted(platform, aws, 
     assert aws.read_object(request.token_uri) == token
 
 
+def changes(answers: Answers, name: str, **changed: object) -> None:
+    """What the service says of one job."""
+
+    def change(parsed: dict[str, object]) -> None:
+        if parsed["TrainingJobName"] == name:
+            parsed.update(changed)
+
+    answers.change("sagemaker", "DescribeTrainingJob", change)
+
+
 @pytest.mark.parametrize("status", ["Failed", "Stopped", "Stopping"])
 def test_beside_a_job_that_ended_badly_the_next_name_is_taken(platform, aws, answers, job, status):
     submit(platform, job)
-
-    def change(parsed: dict[str, object]) -> None:
-        if parsed["TrainingJobName"] == NAME:
-            parsed["TrainingJobStatus"] = status
-
-    answers.change("sagemaker", "DescribeTrainingJob", change)
+    changes(answers, NAME, TrainingJobStatus=status)
     _, again = submit(platform, job)
     assert again.name == f"{NAME}-2"
     assert created(aws) == [NAME, f"{NAME}-2"]
@@ -223,14 +215,9 @@ def run_of_another_name(platform, aws, answers, job, monkeypatch):
     """A run that has trained as NAME-2, in a pipeline's step that registers NAME's model."""
     monkeypatch.setenv("STOKER_PIPELINE_EXECUTION", EXECUTION)
     submit(platform, job)
-
-    def change(parsed: dict[str, object]) -> None:
-        if parsed["TrainingJobName"] == NAME:
-            parsed["TrainingJobStatus"] = "Failed"
-        else:
-            parsed["ModelArtifacts"] = {"S3ModelArtifacts": MODEL.format(f"{NAME}-2")}
-
-    answers.change("sagemaker", "DescribeTrainingJob", change)
+    changes(answers, NAME, TrainingJobStatus="Failed")
+    artifacts = {"S3ModelArtifacts": MODEL.format(f"{NAME}-2")}
+    changes(answers, f"{NAME}-2", ModelArtifacts=artifacts)
     _, again = submit(platform, job)
     aws.write_object(MODEL.format(f"{NAME}-2"), b"the second model")
     return again
@@ -266,12 +253,10 @@ def test_a_job_of_another_workload_or_with_other_code_is_not_adopted(platform, a
 
 @pytest.mark.parametrize(("command", "name"), [("train.py", NAME), ("other.py", f"{NAME}-2")])
 def test_where_tags_may_not_be_read_the_job_says_whose_it_is(platform, answers, job, command, name):
-    first = dataclasses.replace(job, command=("python", command))
-    body = platform.plan(first).body
+    body = submit(platform, dataclasses.replace(job, command=("python", command)))[0].body
     # moto forgets the environment, and has metrics of its own.
     sent = {key: body[key] for key in ("Environment", "AlgorithmSpecification")}
-    submit(platform, first)
-    answers.change("sagemaker", "DescribeTrainingJob", lambda parsed: parsed.update(sent))
+    changes(answers, NAME, **sent)
     answers.always_refuse("sagemaker", "ListTags", "AccessDeniedException")
     _, run = submit(platform, job)
     assert run.name == name
@@ -310,7 +295,7 @@ ENUM = (
     "[ml.g5.2xlarge, ml.m5.xlarge]"
 )
 UNSUPPORTED = "Unsupported instance type ml.c5.4xlarge"
-LIMIT = "The account-level service limit "
+RESOURCE, LIMIT = "requested resource", "The account-level service limit "
 USED = " Instances, with current utilization of "
 ASKED = " Instances and a request delta of 2 Instances. Please contact AWS support"
 
@@ -318,11 +303,7 @@ ASKED = " Instances and a request delta of 2 Instances. Please contact AWS suppo
 @pytest.mark.parametrize(
     ("message", "may_pass", "has_type"),
     [
-        (
-            "requested resource training-job/ml.c5.4xlarge is not available in this region",
-            False,
-            True,
-        ),
+        (f"{RESOURCE} training-job/ml.c5.4xlarge is not available in this region", False, True),
         (UNSUPPORTED, False, True),
         (ENUM, False, True),
         (QUOTA, False, True),
@@ -454,12 +435,6 @@ def test_a_log_is_read_again_after_an_error(aws, answers, run, code):
     assert "dnn/algo-2 step 1" in words(list(run.lines()))
 
 
-def test_a_job_that_may_not_be_described_names_the_action(answers, run):
-    answers.always_refuse("sagemaker", "DescribeTrainingJob", "AccessDeniedException", "no")
-    with pytest.raises(PlatformError, match="permission sagemaker:DescribeTrainingJob is missing"):
-        list(run.lines())
-
-
 def test_a_login_that_runs_out_is_renewed_from_what_the_machine_has_by_then(aws, answers, run):
     old = aws.client("sagemaker")
     # A client has read its keys once, and its refusals never end.
@@ -472,8 +447,20 @@ def test_a_login_that_runs_out_is_renewed_from_what_the_machine_has_by_then(aws,
     assert aws.client("sagemaker") is not old
 
 
-@pytest.mark.parametrize("code", ["ExpiredTokenException", "ThrottlingException"])
-def test_a_service_that_stays_away_leaves_the_job_and_its_way_back(aws, answers, clock, job, code):
+MISSING = "permission sagemaker:DescribeTrainingJob is missing"
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("ExpiredTokenException", ""),
+        ("ThrottlingException", ""),
+        ("AccessDeniedException", MISSING),
+    ],
+)
+def test_a_service_that_stays_away_leaves_the_job_and_its_way_back(
+    aws, answers, clock, job, code, words
+):
     # Nobody logs in again: these clients stay as they are.
     clients = {name: aws.client(name) for name in ("sagemaker", "s3", "logs")}
     stale = Aws(clients=clients, sleep=clock.sleep, clock=clock)
@@ -482,6 +469,7 @@ def test_a_service_that_stays_away_leaves_the_job_and_its_way_back(aws, answers,
     answers.watch("sagemaker", "StopTrainingJob")
     with pytest.raises(PlatformError, match="for 15 minutes") as caught:
         list(run.lines())
+    assert words in caught.value.what
     assert f"the job {NAME} keeps running" in caught.value.fix
     assert f"--name {NAME}" in caught.value.fix
     assert f"stop-training-job --training-job-name {NAME}" in caught.value.fix
@@ -777,7 +765,7 @@ def put_loads(aws: Aws, answers: Answers) -> None:
     put_points(aws, "algo-1", begin, CPUUtilization=(800.0, 400.0), GPUUtilization=(30.0, 50.0))
     put_points(aws, "algo-2", begin, CPUUtilization=(1600.0,), MemoryUtilization=(25.0,))
     times = {"TrainingStartTime": begin, "TrainingEndTime": begin + timedelta(minutes=9)}
-    answers.change("sagemaker", "DescribeTrainingJob", lambda parsed: parsed.update(times))
+    changes(answers, NAME, **times)
     for number, group in enumerate(("dnn", "data", "data"), 1):
         put_lines(aws, f"algo-{number}", (number, ROLE_LINE.format(f"algo-{number}", group)))
 

@@ -5,8 +5,6 @@ while somebody sleeps; on Kubernetes the clock is set forward.
 """
 
 import dataclasses
-import io
-import tarfile
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -27,28 +25,19 @@ from stoker.platforms.base import JobSpec, Run
 from stoker.platforms.kubernetes import KubernetesPlatform
 from stoker.platforms.kubernetes.api import ClusterApi
 from stoker.platforms.sagemaker import SageMakerPlatform
-from stoker.records import (
-    Evaluation,
-    PlatformSettings,
-    SageMakerSettings,
-    Training,
-    read_json,
-    to_json,
-    write_json,
-)
+from stoker.records import Evaluation, Training, read_json, to_json, write_json
 from stoker.records.outcome import outcome_of, training_exit_code
 from stoker.repeat import READ_AGAIN_SECONDS
 from stoker.train import train
-from support import sample_records
-from support.aws_answers import Answers
+from support import sagemaker_job, sample_records
+from support.aws_answers import Answers, archive
 from support.aws_answers import Clock as SleepClock
-from support.builders import clusters
 from support.command import stoker, succeeds
 from support.faulty_service import ServiceFault, faulty_service
 from support.kubernetes_api import kube_config
 from support.kubernetes_jobs import job as kubernetes_job
 from support.local_job import until
-from support.moto import REGION, ROLE
+from support.moto import REGION
 from support.platform_jobs import use_kube_config
 
 NAME = "mnist-1"
@@ -119,25 +108,13 @@ def aws(aws_proxy, clock, monkeypatch):
 
 @pytest.fixture
 def job(tmp_path):
-    settings = SageMakerSettings(role=ROLE, output_uri=f"s3://{BUCKET}/out")
-    return JobSpec(
-        name=NAME,
-        command=("python", "train.py"),
-        groups=clusters("ml.g5.2xlarge", "ml.c5.4xlarge", 2),
-        run_dir=tmp_path / "run",
-        image="123456789012.dkr.ecr.eu-central-1.amazonaws.com/stoker:1",
-        platform_settings=PlatformSettings(sagemaker=settings),
-    )
+    settings = sagemaker_job.settings(output_uri=f"s3://{BUCKET}/out", source=None)
+    return sagemaker_job.job(run_dir=tmp_path / "run", sagemaker=settings)
 
 
 def put_outputs(aws: Aws) -> None:
-    packed = io.BytesIO()
-    content = to_json(sample_records.training()).encode()
-    with tarfile.open(fileobj=packed, mode="w:gz") as output:
-        info = tarfile.TarInfo("stoker/training.json")
-        info.size = len(content)
-        output.addfile(info, io.BytesIO(content))
-    aws.write_object(OUTPUT_URI, packed.getvalue())
+    files = {"stoker/training.json": to_json(sample_records.training()).encode()}
+    aws.write_object(OUTPUT_URI, archive(**files))
 
 
 def fails_for_two_minutes(proxy, clock, *, part: str, fault: ServiceFault) -> None:

@@ -3,6 +3,8 @@
 The rest of a call is real: botocore's model checks parameters, other calls go to the server.
 """
 
+import io
+import tarfile
 from collections.abc import Callable, Mapping
 
 from botocore.awsrequest import AWSResponse
@@ -10,6 +12,19 @@ from botocore.awsrequest import AWSResponse
 from stoker.platforms.aws import Aws
 
 Answer = Mapping[str, object]
+
+
+def archive(**files: bytes) -> bytes:
+    return tar(*((tarfile.TarInfo(name), content) for name, content in files.items()))
+
+
+def tar(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as output:
+        for info, content in members:
+            info.size = len(content)
+            output.addfile(info, io.BytesIO(content))
+    return packed.getvalue()
 
 
 class Clock:
