@@ -129,6 +129,11 @@ def test_every_verb_explains_itself(tmp_path, verb):
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 
+BOTH = "profile good.yaml -- python"
+EITHER = "stoker profile good.yaml or stoker profile"
+DECIDE = "decide --step-seconds 1 --instance-type"
+
+
 @pytest.mark.parametrize(
     ("command", "words"),
     [
@@ -152,23 +157,11 @@ def test_every_verb_explains_itself(tmp_path, verb):
         ("run tiny.py", ["try:   stoker init --script tiny.py"]),
         ("run empty.yaml", ["at least the keys name and command", "stoker init --script"]),
         ("profile tiny.py", ["try:   stoker profile -- python tiny.py"]),
-        (
-            "profile good.yaml -- python tiny.py",
-            [
-                "a workload cannot be used with a command",
-                "stoker profile good.yaml or stoker profile -- python",
-            ],
-        ),
+        (f"{BOTH} tiny.py", ["a workload cannot be used with a command", f"{EITHER} -- python"]),
         ("profile --platform lokal -- true", ["mean local?", "--platform\n"]),
         ("profile --set profile.budget_seconds=1 -- true", ["where: --set pr"]),
-        (
-            "decide --instance-type local.c1 --step-seconds 1 --objective fast",
-            ["where: --objective\n", "cost, time"],
-        ),
-        (
-            "decide --instance-type ml.g5.2xlage --step-seconds 1",
-            ["did you mean ml.g5.2xlarge? Or add it with --prices FILE."],
-        ),
+        (f"{DECIDE} local.c1 --objective fast", ["where: --objective\n", "cost, time"]),
+        (f"{DECIDE} ml.g5.2xlage", ["did you mean ml.g5.2xlarge? Or add it with --prices FILE."]),
         ("train --group dnn=local.c99:1 -- true", ["this machine has"]),
         ("train --group data=local.c1:1 -- true", ["--group data=local.c1:1:1"]),
         ("schema profil", ["did you mean profile?"]),

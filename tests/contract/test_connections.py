@@ -1,7 +1,7 @@
 """The I/O thread may wait: no message is there that neither `has_input` nor poll tells of."""
 
+import itertools
 import select
-import threading
 import time
 
 import pytest
@@ -9,7 +9,8 @@ import zmq
 
 from stoker.feed.trainer.control_connection import Connection, ZmqContext
 from stoker.feed.wire import protocol
-from stoker.feed.wire.crypto import AllowList, Keys, secure_server
+from stoker.feed.wire.crypto import Keys
+from support.router import Router
 
 KEYS = Keys.from_token(b"k" * 32)
 SECONDS = 30.0
@@ -20,35 +21,9 @@ ANSWER_BYTES = 70_000
 
 @pytest.fixture
 def port():
-    context: ZmqContext = zmq.Context()
-    allow = AllowList(context, KEYS)
-    router = context.socket(zmq.ROUTER)
-    secure_server(router, KEYS)
-    number = router.bind_to_random_port("tcp://127.0.0.1")
-    is_over = threading.Event()
-
-    def answer():
-        count = 0
-        poller = zmq.Poller()
-        poller.register(allow.socket, zmq.POLLIN)
-        poller.register(router, zmq.POLLIN)
-        while not is_over.is_set():
-            ready = dict(poller.poll(100))
-            if allow.socket in ready:
-                allow.handle()
-            if router not in ready:
-                continue
-            identity, _ = router.recv_multipart()
-            count += 1
-            for _ in range(1 + count % 3):
-                router.send_multipart([identity, bytes(ANSWER_BYTES)], copy=False)
-
-    thread = threading.Thread(target=answer)
-    thread.start()
-    yield number
-    is_over.set()
-    thread.join()
-    context.destroy(linger=0)
+    count = itertools.count(1)
+    with Router(KEYS, lambda _: [bytes(ANSWER_BYTES)] * (1 + next(count) % 3)) as router:
+        yield router.port
 
 
 @pytest.fixture

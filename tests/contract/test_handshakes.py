@@ -1,7 +1,6 @@
 """Each peer that speaks to a socket of the run proves that it has its token."""
 
 import io
-import threading
 from dataclasses import replace
 
 import pytest
@@ -10,48 +9,25 @@ import zmq
 from stoker.feed.wire import crypto
 from stoker.feed.wire.crypto import AllowList, Keys, RejectionLog
 from stoker.logs import Log
+from support.router import Router
 
 OURS = Keys.from_token(b"\x01" * 32)
 FOREIGN = Keys.from_token(b"\x02" * 32)
 
 
-class Server:
-    def __init__(self):
-        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.allow = AllowList(self.context, OURS)
-        self.socket = self.context.socket(zmq.ROUTER)
-        crypto.secure_server(self.socket, OURS, max_message_bytes=10_000)
-        self.port = self.socket.bind_to_random_port("tcp://127.0.0.1")
-        self.got: list[bytes] = []
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self):
-        poller = zmq.Poller()
-        poller.register(self.allow.socket, zmq.POLLIN)
-        poller.register(self.socket, zmq.POLLIN)
-        while not self._end.is_set():
-            for socket, _ in poller.poll(50):
-                if socket is self.allow.socket:
-                    self.allow.handle()
-                else:
-                    identity, message = self.socket.recv_multipart()
-                    self.got.append(message)
-                    self.socket.send_multipart([identity, message])
-
-    def close(self):
-        self._end.set()
-        self._thread.join()
-        self.allow.close()
-        self.context.destroy(linger=0)
+@pytest.fixture
+def got() -> list[bytes]:
+    return []
 
 
 @pytest.fixture
-def server():
-    server = Server()
-    yield server
-    server.close()
+def server(got):
+    def answer(message):
+        got.append(message)
+        return [message]
+
+    with Router(OURS, answer, max_message_bytes=10_000) as router:
+        yield router
 
 
 @pytest.fixture
@@ -66,7 +42,7 @@ MIXED = replace(FOREIGN, server_public=OURS.server_public)
 
 
 @pytest.mark.parametrize("keys", [FOREIGN, MIXED, None], ids=["foreign", "stranger", "plain"])
-def test_nobody_else_is_parsed(server, client, keys):
+def test_nobody_else_is_parsed(server, got, client, keys):
     if keys is None:
         client.linger = 0
     else:
@@ -84,11 +60,11 @@ def test_nobody_else_is_parsed(server, client, keys):
     client.disable_monitor()
     events.close()
     assert zmq.EVENT_HANDSHAKE_SUCCEEDED not in seen
-    assert server.got == []
+    assert got == []
     assert server.allow.refused == (1 if keys is not None and keys != FOREIGN else 0)
 
 
-def test_a_client_of_the_run_is_let_in_and_cut_with_a_message_above_the_bound(server, client):
+def test_a_client_of_the_run_is_let_in_and_cut_with_a_message_above_the_bound(server, got, client):
     crypto.secure_client(client, OURS)
     events = client.get_monitor_socket(zmq.EVENT_DISCONNECTED)
     client.connect(f"tcp://127.0.0.1:{server.port}")
@@ -99,7 +75,7 @@ def test_a_client_of_the_run_is_let_in_and_cut_with_a_message_above_the_bound(se
     assert events.poll(5000)
     client.disable_monitor()
     events.close()
-    assert server.got == [b"hello"]
+    assert got == [b"hello"]
 
 
 class Cuts(RejectionLog):

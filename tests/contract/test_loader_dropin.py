@@ -1,7 +1,6 @@
 """stoker.DataLoader keeps what torch's own promises: see support/dropin_claims.py.
 
-Seeding and replacement are checked, too. With workers, under a data group and without, the same
-claims are asked in faults/test_loader_dropin_fed.py.
+With workers, and under a data group: faults/test_loader_dropin_fed.py.
 """
 
 import functools
@@ -16,8 +15,7 @@ from support.cluster import run_script
 from support.dropin_claims import CLAIMS, PINNED, VALUED, VALUES
 from support.warm_python import run_code, run_warm
 
-# Torch's own loader draws in this process there; the pinned ones have workers in any case: both
-# are asked by test_loader_dropin_fed.
+# Asked by test_loader_dropin_fed: torch's loader draws in this process here, PINNED have workers.
 LEFT_OUT = {"own_random_state_of_the_trainer", *PINNED}
 ASKED = [name for name in (*CLAIMS, *VALUED) if name not in LEFT_OUT]
 

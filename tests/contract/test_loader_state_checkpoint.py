@@ -142,17 +142,13 @@ SAMPLERS: dict[str, Callable[[], dict[str, object]]] = {
 
 @dataclass
 class Script:
-    """Plays a training script: it draws by itself after every batch, and saves a state at `save`.
-
-    Attributes:
-        save: Epoch and number of batches before it, or a word.
-        found: Epoch, batch, the script's draw.
-        state: What was saved; `after` is how much had been found.
-    """
+    """A training script, which draws after every batch, and saves a state at `save`."""
 
     options: dict[str, object]
+    # An epoch and the number of its batches before, or a word.
     save: tuple[int, int] | str = ""
     state: State = field(default_factory=dict)
+    # Epoch, batch, the script's draw: of so many `after` which the state was saved.
     found: list[tuple[int, str, float]] = field(default_factory=list)
     after: int = 0
     epoch: int = 0

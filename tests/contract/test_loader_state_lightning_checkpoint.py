@@ -12,10 +12,7 @@ BATCHES, STOP_AT = 8, 3
 
 @pytest.fixture(scope="module")
 def fit():
-    """Gives `fit` of support/lightning_fit.py.
-
-    Lightning is imported where it is used, not in all processes.
-    """
+    """Gives `fit` of support/lightning_fit.py, which imports Lightning."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         pytest.importorskip("lightning")

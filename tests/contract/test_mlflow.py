@@ -39,10 +39,7 @@ for line in sys.stdin.buffer:
 
 @pytest.fixture(scope="module")
 def ask():
-    """Gives orders to one process with MLflow, whose import takes 3 CPU-seconds.
-
-    That each order has a process of its own: test_a_training_that_fails_and_then_succeeds.
-    """
+    """Gives all orders to one process with MLflow, which takes 3 CPU-seconds to import."""
     command = [sys.executable, "-P", "-c", CLIENT]
     environ, pipe = {**os.environ, **tracking._ALWAYS}, subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environ) as client:

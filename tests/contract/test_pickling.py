@@ -181,8 +181,7 @@ def test_tensors_come_back_and_share_what_they_shared():
 
 
 def test_what_a_name_leans_on_is_in_cloudpickle():
-    # Without the first, each rank's classes get names of their own; without the other, all classes
-    # are looked at, importable ones too.
+    # Without the first each rank names classes itself; without the other importable ones are, too.
     assert callable(cloudpickle._lookup_class_or_track)
     assert callable(cloudpickle._should_pickle_by_reference)
 

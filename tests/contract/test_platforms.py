@@ -81,14 +81,13 @@ def with_strategy(job, name):
     return dataclasses.replace(job.spec, settings=settings)
 
 
+NO_SUCH_GROUP = "unknown instance group gpu"
+
+
 @pytest.mark.parametrize(
     ("change", "what", "where"),
     [
-        (
-            lambda j: with_channel(j, groups=("gpu",)),
-            "unknown instance group gpu",
-            "channels.train",
-        ),
+        (lambda j: with_channel(j, groups=("gpu",)), NO_SUCH_GROUP, "channels.train"),
         (lambda j: with_channel(j, uri=j.wrong_uri), "://", "train"),
         (lambda j: with_groups(j, dnn={"instance_type": "no.c9"}), "no.c9", "group dnn"),
         (lambda j: with_groups(j, data={"role": "dnn"}), "exactly one dnn group", "groups"),

@@ -77,8 +77,7 @@ OF_OTHERS = {
 }
 # Actions of IAM that are no operation of the API.
 PERMISSION_ONLY = {*("iam:PassRole", "s3:ListBucket", "s3:GetLifecycleConfiguration"), *OF_MLFLOW}
-# Actions for which IAM takes no resource: metrics, logins to the registry, listings, and EC2's
-# Describe calls.
+# Actions for which IAM takes no resource: metrics, logins, listings, and EC2's Describe calls.
 NO_RESOURCE = {
     *("cloudwatch:GetMetricData", "cloudwatch:PutMetricData", "ecr:GetAuthorizationToken"),
     *("sagemaker:ListTrainingJobs", "scheduler:ListSchedules", "ec2:DescribeDhcpOptions"),

@@ -1,7 +1,4 @@
-"""tools/refresh_prices.py writes AWS's prices of today, and decide uses them.
-
-The answers have the shape of AWS's documents (botocore checks it), with prices that are made up.
-"""
+"""tools/refresh_prices.py writes AWS's prices (here, made-up ones), and decide uses them."""
 
 import csv
 import io

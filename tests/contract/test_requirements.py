@@ -73,8 +73,7 @@ def cpu_build(monkeypatch, needs, *, machine, version):
     return words
 
 
-# As torch's wheels for Linux say on PyPI (2.13 on both processors, 2.10 on both), and on PyTorch's
-# index of CPU builds.
+# As torch's wheels for Linux say on PyPI, of 2.13 and of 2.10, and on the index of CPU builds.
 ON_BOTH = 'cuda-toolkit[cudart]==13.0.3; platform_system == "Linux"'
 ON_X86 = 'nvidia-nccl-cu12==2.27.5; platform_system == "Linux" and platform_machine == "x86_64"'
 

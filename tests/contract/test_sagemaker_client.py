@@ -1,7 +1,4 @@
-"""The verbs of pipelines on SageMaker: on moto's server, and over recorded answers.
-
-moto has neither the steps of a run nor its stop: those are recorded.
-"""
+"""The verbs of pipelines on SageMaker: on moto's server, else over recorded answers."""
 
 import json
 import signal

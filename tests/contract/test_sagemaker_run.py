@@ -1,7 +1,4 @@
-"""A training job on SageMaker goes from submit() to its end, against moto's server by HTTP.
-
-What moto lacks (a job that is in progress, stopping, refusals) is put between client and server.
-"""
+"""A training job on SageMaker goes from submit() to its end, on moto's server and what it lacks."""
 
 import dataclasses
 import io

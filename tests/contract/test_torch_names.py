@@ -1,7 +1,4 @@
-"""torch 2.13 has the private names that stoker's loader uses, each with what breaks without it.
-
-A failure here after a new torch says where to look first; nothing else of torch's inside is used.
-"""
+"""torch 2.13 has all private names that stoker's loader uses, each with what breaks without it."""
 
 import inspect
 
@@ -53,15 +50,15 @@ def test_the_names_are_there():
     assert gone == {}
 
 
+FETCHER = ["kind", "dataset", "auto_collation", "collate_fn", "drop_last"]
+
+
 @pytest.mark.parametrize(
     ("method", "arguments"),
     [
         (dataloader._BaseDataLoaderIter._reset, ["self", "loader", "first_iter"]),
         (dataloader._BaseDataLoaderIter.__init__, ["self", "loader"]),
-        (
-            dataloader._DatasetKind.create_fetcher,
-            ["kind", "dataset", "auto_collation", "collate_fn", "drop_last"],
-        ),
+        (dataloader._DatasetKind.create_fetcher, FETCHER),
         (worker._generate_state, ["base_seed", "worker_id"]),
         (pin_memory.pin_memory, ["data", "device"]),
         (collate.collate_tensor_fn, ["batch", "collate_fn_map"]),

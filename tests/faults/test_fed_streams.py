@@ -117,8 +117,7 @@ def test_local_stream_killed_changes_nothing(nobody):
 
 PERSISTENT = {"batch_size": 4, "persistent_workers": True}
 RANDOM = {"loader": PERSISTENT, "epochs": 3}
-# Where in the second epoch a process is lost: after some batches, before any, after an epoch that
-# was left early.
+# Where in the second epoch a process is lost, or after one that was left early.
 LOSSES: dict[str, dict[str, object]] = {
     "in the second epoch": {"pause_at": 5, "pause_epoch": 1},
     "before its first batch": {"pause_before": 1},

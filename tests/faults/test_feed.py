@@ -245,17 +245,18 @@ def test_sys_exit_in_a_dataset_keeps_its_code_in_the_words(host):
     assert "memory" not in trainer.errors
 
 
-@pytest.mark.parametrize(("num_workers", "unshippable"), [(1, None), (0, "error"), (1, "error")])
-def test_dataset_that_cannot_travel_is_named(nobody, num_workers, unshippable):
-    feed = {} if unshippable is None else {"unshippable": unshippable}
+ERROR, LOCAL = ({"unshippable": each} for each in ("error", "local"))
+
+
+@pytest.mark.parametrize(("num_workers", "feed"), [(1, {}), (0, ERROR), (1, ERROR)])
+def test_dataset_that_cannot_travel_is_named(nobody, num_workers, feed):
     trainer = nobody.train(env=env_of(nobody, **feed), lock=True, num_workers=num_workers)
     assert trainer.end() == 5
     assert "ShippingError: cannot send dataset.lock (_thread.lock)" in trainer.errors
 
 
-@pytest.mark.parametrize(("num_workers", "unshippable"), [(0, None), (0, "local"), (2, "local")])
-def test_dataset_that_cannot_travel_is_made_as_torch_makes_it(nobody, num_workers, unshippable):
-    feed = {} if unshippable is None else {"unshippable": unshippable}
+@pytest.mark.parametrize(("num_workers", "feed"), [(0, {}), (0, LOCAL), (2, LOCAL)])
+def test_dataset_that_cannot_travel_is_made_as_torch_makes_it(nobody, num_workers, feed):
     given = {"lock": True, "num_workers": num_workers, "loaders": 2}
     trainer = nobody.train(env=env_of(nobody, **feed), **given)
     assert trainer.finish() == reference(loaders=2, num_workers=num_workers)

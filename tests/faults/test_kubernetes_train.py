@@ -48,19 +48,15 @@ def follow(train: Train, api: KubernetesApi) -> None:
     until(lambda: "a line of the leader" in train.said, what="the job is followed")
 
 
+# SIGTERM in test_sagemaker_train, which runs always; and below, where a step is ended by it.
 @pytest.mark.parametrize(
-    ("number", "code"),
-    [
-        # In test_sagemaker_train, which runs always; and below, where a step is ended by SIGTERM.
-        pytest.param(signal.SIGTERM, 143, id="SIGTERM", marks=pytest.mark.soak),
-        pytest.param(signal.SIGINT, 130, id="SIGINT"),
-    ],
+    "number", [pytest.param(signal.SIGTERM, marks=pytest.mark.soak), signal.SIGINT]
 )
-def test_a_signal_while_following_deletes_the_job_with_all_it_owns(start, api, number, code):
+def test_a_signal_while_following_deletes_the_job_with_all_it_owns(start, api, number):
     train = start()
     follow(train, api)
     train.process.send_signal(number)
-    assert train.ended_with() == code, train.said
+    assert train.ended_with() == 128 + number, train.said
     for plural in ("jobsets", "secrets", "configmaps", "pods"):
         assert api.names(plural) == []
     assert "Traceback" not in train.said
@@ -77,14 +73,8 @@ def test_sigterm_while_the_job_is_made_leaves_nothing(start, api, plural):
     assert api.names("secrets") == []
 
 
-@pytest.mark.parametrize(
-    "workflow",
-    [
-        pytest.param("mnist-w1", id="pipeline"),
-        # Also a pod of no pipeline leaves its job: tests/contract/test_kubernetes_run.py.
-        pytest.param(None, id="pod", marks=pytest.mark.soak),
-    ],
-)
+# Also a pod of no pipeline leaves its job: tests/contract/test_kubernetes_run.py.
+@pytest.mark.parametrize("workflow", ["mnist-w1", pytest.param(None, marks=pytest.mark.soak)])
 def test_a_follower_whose_node_is_taken_leaves_the_job_and_the_next_attempt_follows_it_to_its_end(
     start, api, workflow
 ):
@@ -107,13 +97,9 @@ def test_a_follower_whose_node_is_taken_leaves_the_job_and_the_next_attempt_foll
     assert api.get("jobsets", NAME)["metadata"]["uid"] == uid
 
 
+# Of any process SIGINT deletes the job: the test of signals above.
 @pytest.mark.parametrize(
-    "number",
-    [
-        pytest.param(signal.SIGTERM, id="terminated"),
-        # Of any process SIGINT deletes the job: the test of signals above.
-        pytest.param(signal.SIGINT, id="SIGINT", marks=pytest.mark.soak),
-    ],
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.soak)]
 )
 def test_a_step_whose_run_is_cancelled_deletes_the_job(start, api, number):
     api.make_workflow()

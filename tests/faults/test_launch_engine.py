@@ -10,7 +10,7 @@ from support.local_job import LocalJob, is_listening, is_running, until
 
 pytestmark = pytest.mark.fault
 # Of a run with two dnn hosts: one that a busy machine lets be silent for a while is not lost.
-PATIENT = FeedSettings(lease_seconds=20.0)
+TWO = {"strategy": "none", "feed": FeedSettings(lease_seconds=20.0)}
 
 # Says its name to whoever connects, and that it ends in good order.
 SERVER = """
@@ -121,9 +121,7 @@ def test_another_dnn_host_serves_until_the_leader_has_ended(tmp_path):
         + "print('again', ask(os.environ['ALL'].split(',')[-1]), flush=True)\n"
     )
     own = engine(tmp_path, "dnn")
-    with LocalJob(
-        tmp_path, script, dnn=2, data=1, strategy="none", engine=own, feed=PATIENT
-    ) as job:
+    with LocalJob(tmp_path, script, dnn=2, data=1, engine=own, **TWO) as job:
         job.wait_for_file("training")
         job.wait_for_log("algo-3", "command_ended")
         (tmp_path / "go").write_text("x")
@@ -138,9 +136,7 @@ def test_another_dnn_host_serves_until_the_leader_has_ended(tmp_path):
 def test_a_server_beside_the_training_that_dies_fails_the_run_with_its_last_words(tmp_path, part):
     own = engine(tmp_path, part)
     dnn = 2 if part == "dnn" else 1
-    with LocalJob(
-        tmp_path, STAY, dnn=dnn, data=1, strategy="none", engine=own, feed=PATIENT
-    ) as job:
+    with LocalJob(tmp_path, STAY, dnn=dnn, data=1, engine=own, **TWO) as job:
         job.wait_for_file("training")
         host = job.request.hosts[1].name if part == "dnn" else job.leader
         job.kill(int(job.wait_for_file(f"server-{part}-{host}")))

@@ -1,7 +1,4 @@
-"""A real data group keeps what torch's DataLoader promises: see support/dropin_claims.py.
-
-One cluster serves all claims, for a trainer without local workers and for one with two.
-"""
+"""One real data group keeps what torch's DataLoader promises: see support/dropin_claims.py."""
 
 import functools
 import json

@@ -1,7 +1,4 @@
-"""A run's pods are processes in a network of their own, and are moved, preempted and cut off.
-
-Every batch of every run is compared with the same script without any cluster.
-"""
+"""Pods in a network of their own are moved, preempted and cut off: no batch of the run changes."""
 
 import functools
 import time
@@ -93,8 +90,7 @@ def test_training_is_exact_while_data_pods_are_lost_cut_off_preempted_and_all_go
         assert pods.record(trainer).data_group_release_seconds is not None
 
 
-# Where ranks meet: the store that torchrun has on the leader. What they are fed, in pods too, is
-# above, and on two hosts of ranks in tests/e2e/test_strategies.py.
+# Where ranks meet: torchrun's store on the leader. What two hosts are fed: e2e/test_strategies.py.
 REACH = """
 import os, socket
 store = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])

@@ -355,8 +355,7 @@ def crowded():
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4096), hard))
     try:
         with Cluster(agents=1, late=True) as cluster:
-            # The limit as most systems have it; the agent takes what it may. What it opens has
-            # numbers that `select` cannot take.
+            # The limit of most systems: what the agent opens has numbers that `select` cannot take.
             cluster.start_agent(0, held_files=1010, max_files=1024)
             yield cluster
     finally:

@@ -1,7 +1,6 @@
 """Runs a data host in small: agent and membership, no launcher. Arguments: one JSON object.
 
-Where it is forked of a Python that has torch imported, so is its fork server, which imports little
-else: it would take longer than most tests do.
+Forked of a Python that has torch, it forks its fork server, which takes long to import it.
 """
 
 import contextlib

@@ -1,7 +1,4 @@
-"""Puts answers that moto cannot give between a boto3 client and moto's server.
-
-The rest of a call is real: botocore's model checks parameters, other calls go to the server.
-"""
+"""Puts answers that moto cannot give between boto3 and moto's server; the rest is real."""
 
 import io
 import tarfile

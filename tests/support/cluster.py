@@ -266,8 +266,11 @@ class Cluster:
         fork_servers = _children(psutil.Process(self.hosts[number].pid))
         return [template for fork_server in fork_servers for template in _children(fork_server)]
 
-    def kill(self, number: int) -> None:
-        os.killpg(self.hosts[number].pid, signal.SIGKILL)
+    def kill(self, number: int, signal_number: int = signal.SIGKILL) -> None:
+        os.killpg(self.hosts[number].pid, signal_number)
+
+    stop = functools.partialmethod(kill, signal_number=signal.SIGSTOP)
+    cont = functools.partialmethod(kill, signal_number=signal.SIGCONT)
 
     def kill_worker(self, number: int) -> int:
         found: list[psutil.Process] = []
@@ -280,12 +283,6 @@ class Cluster:
         victim = found[-1]
         victim.kill()
         return victim.pid
-
-    def stop(self, number: int) -> None:
-        os.killpg(self.hosts[number].pid, signal.SIGSTOP)
-
-    def cont(self, number: int) -> None:
-        os.killpg(self.hosts[number].pid, signal.SIGCONT)
 
     def __exit__(self, *error: object) -> None:
         try:

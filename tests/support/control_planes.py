@@ -1,7 +1,4 @@
-"""Control planes with JobSet's controller: the double, or a real one (KUBECONFIG).
-
-`RealPlane` makes a namespace for each test, and is the kubelet of its pods.
-"""
+"""Control planes with JobSet's controller: the double, or a real one (KUBECONFIG)."""
 
 import contextlib
 import json

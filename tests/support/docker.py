@@ -1,8 +1,7 @@
 """A separate Docker engine: it builds images, and starts hosts as SageMaker does.
 
-The engine changes nothing on the machine: no bridge, no firewall rules, no forwarding.
-Where another engine has closed the firewall for what is forwarded, our hosts' bridges are let
-through while ours runs.
+The engine changes nothing on the machine: no bridge, no firewall rules, no forwarding. Where
+another one has closed the firewall for what is forwarded, our hosts' bridges are let through.
 """
 
 import contextlib

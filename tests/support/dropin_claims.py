@@ -144,6 +144,13 @@ def raised(action: Callable[[], object], *words: str) -> object:
     return "nothing raised"
 
 
+def words_of(action: Callable[[], object]) -> str:
+    try:
+        return f"{action()}"
+    except Exception as err:
+        return f"{type(err).__name__}: {err}"
+
+
 def ids(loader: object) -> list[object]:
     return [b.tolist() if isinstance(b, torch.Tensor) else b for b in loader]
 
@@ -373,14 +380,9 @@ class Own:
         return Own(self.tensor.pin_memory())
 
 
+@dataclasses.dataclass(slots=True)
 class Slotted:
-    __slots__ = ("value",)
-
-    def __init__(self, value: object) -> None:
-        self.value = value
-
-    def __repr__(self) -> str:
-        return f"Slotted({self.value!r})"
+    value: object
 
 
 class MyDict(dict): ...
@@ -389,14 +391,13 @@ class MyDict(dict): ...
 class MyList(list): ...
 
 
-class Level(IntEnum):
-    LOW = 0
-
-
 class Tagged(torch.Tensor): ...
 
 
 class Text(str): ...
+
+
+Level = IntEnum("Level", {"LOW": 0})
 
 
 def quietly(make: Callable[..., object], *args: object) -> object:
@@ -515,17 +516,13 @@ def collate_functions(load: Load) -> object:
         def method(self, items: list[int]) -> object:
             return [item * self.by for item in items]
 
-    functions = [
-        lambda items: {"items": tuple(item * scale for item in items)},
-        Scaled(2),
-        Scaled(5).method,
-        functools.partial(lambda by, items: max(items) * by, 7),
-        sum,
+    partial = functools.partial(lambda by, items: max(items) * by, 7)
+    closure = lambda items: {"items": tuple(item * scale for item in items)}  # noqa: E731
+    loaders = [
+        load(Plain(5), batch_size=3, collate_fn=function)
+        for function in (closure, Scaled(2), Scaled(5).method, partial, sum)
     ]
-    return [
-        [shown(b) for b in load(Plain(5), batch_size=3, collate_fn=function)]
-        for function in functions
-    ]
+    return [[shown(b) for b in loader] for loader in loaders]
 
 
 @claim
@@ -551,13 +548,13 @@ def default_dtype_of_the_script(load: Load) -> object:
 
 @claim
 def errors_of_default_collate(load: Load) -> object:
-    shapes = load(Each(lambda i: torch.ones(i + 1)), batch_size=2)
-    kinds = load(Each(lambda i: Slotted(i)), batch_size=2)
-    lengths = load(Each(lambda i: [0] * i), batch_size=2)
+    def told(make: Callable[[int], object], *words: str) -> object:
+        return raised(lambda: list(load(Each(make), batch_size=2)), *words)
+
     return [
-        raised(lambda: list(shapes), "stack expects each tensor to be equal size"),
-        raised(lambda: list(kinds), "default_collate: batch must contain tensors", "Slotted"),
-        raised(lambda: list(lengths), "each element in list of batch should be of equal size"),
+        told(lambda i: torch.ones(i + 1), "stack expects each tensor to be equal size"),
+        told(Slotted, "default_collate: batch must contain tensors", "Slotted"),
+        told(lambda i: [0] * i, "each element in list of batch should be of equal size"),
     ]
 
 
@@ -587,14 +584,10 @@ def views_of_batches_that_are_kept(load: Load) -> object:
 def batches_that_are_pinned(load: Load) -> object:
     if not torch.cuda.is_available():
         return "no accelerator"
-    samples = load(
-        Each(lambda i: Own(torch.ones(2))), pin_memory=True, batch_size=None, collate_fn=same
-    )
-    plain = load(Each(lambda i: {"x": torch.ones(2)}), pin_memory=True, batch_size=2)
-    return [
-        [repr(batch) for batch in samples],
-        [[type(b).__name__, b["x"].is_pinned()] for b in plain],
-    ]
+    own, plain = Each(lambda i: Own(torch.ones(2))), Each(lambda i: {"x": torch.ones(2)})
+    samples = load(own, pin_memory=True, batch_size=None, collate_fn=same)
+    batches = load(plain, pin_memory=True, batch_size=2)
+    return [[*map(repr, samples)], [[type(b).__name__, b["x"].is_pinned()] for b in batches]]
 
 
 # Workers
@@ -966,11 +959,7 @@ def attributes_that_may_be_set(load: Load) -> object:
     loader.worker_init_fn = None
     found.append(ids(loader))
     names = "batch_size batch_sampler sampler drop_last dataset persistent_workers"
-    for name in names.split():
-        try:
-            setattr(loader, name, 3)
-        except ValueError as err:
-            found.append(str(err))
+    found += [words_of(lambda name=name: setattr(loader, name, 3)) for name in names.split()]
     return [*found, ids(loader)]
 
 
@@ -989,13 +978,7 @@ def arguments_that_are_refused(load: Load) -> object:
         {"batch_size": 0},
         {"sample": 1},
     ]
-    found = []
-    for options in wrong:
-        try:
-            load(Plain(), **options)
-        except Exception as err:
-            found.append(f"{type(err).__name__}: {err}")
-    return found
+    return [words_of(lambda options=options: load(Plain(), **options)) for options in wrong]
 
 
 @claim

@@ -1,7 +1,4 @@
-"""Changes its environment, and goes through a dataset that looks at it. Argument: JSON, ignored.
-
-Prints what each batch found, and where.
-"""
+"""Changes its environment, and prints what a dataset finds of it and where. Argument: ignored."""
 
 import json
 import os

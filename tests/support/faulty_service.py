@@ -1,7 +1,4 @@
-"""An HTTP proxy between a client and the double of a service, which fails calls by rule.
-
-All other calls pass through, streams included.
-"""
+"""An HTTP proxy that fails calls to the double of a service by rule, and passes all others on."""
 
 import contextlib
 import http.client

@@ -1,7 +1,4 @@
-"""Fakes of a guide's programs, which check their arguments.
-
-As a script: the program's name, and its arguments.
-"""
+"""Fakes of a guide's programs, which check their arguments. Arguments: a program and its own."""
 
 import base64
 import json

@@ -118,12 +118,7 @@ class KfpServer:
         self.run().update(state=state, finished_at=self._now(), **fields)
 
     def tell(self, *nodes: Document) -> None:
-        """Gives these nodes of a Workflow to the newest run.
-
-        The tasks that the API shows of them are made as its converter makes them
-        (backend/src/apiserver/server/api_converter.go of 2.17.0): nothing of a node's id, pod and
-        message is in them.
-        """
+        """Gives the newest run a Workflow's nodes, as 2.17.0's api_converter.go shows them."""
         self.run()["run_details"] = {"task_details": [_task_detail(node) for node in nodes]}
 
     # The service.
@@ -217,9 +212,8 @@ class KfpServer:
         if namespace and not self.multi_user:
             raise RefusedError(400, f"In single-user mode, {kind} cannot be filtered by namespace.")
         if self.multi_user and not namespace and kind != "pipelines":
-            raise RefusedError(
-                400, "Invalid input error: In multi-user mode, a namespace is needed"
-            )
+            words = "Invalid input error: In multi-user mode, a namespace is needed"
+            raise RefusedError(400, words)
         found = self.kept[kind]
         if self.multi_user:
             found = [item for item in found if self._namespace(kind, item) == namespace]

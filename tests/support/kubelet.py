@@ -115,7 +115,14 @@ class Kubelet:
         while (code := self._code(made)) is None:
             # It follows its job, whose pods run.
             if step.task in self.lost and "runs on node" in self.log(made.name):
-                return self._lose(made, self.lost.pop(step.task))
+                how = self.lost.pop(step.task)
+                self._engine.run("kill", made.name)
+                self._remove(made)
+                if how == "vanished":
+                    self.api.remove("pods", made.name)
+                else:
+                    self.api.end_pod(made.name, 137)
+                return how
             is_late = time.monotonic() > deadline
             assert not is_late, f"{step.task} runs on:\n{self.log(made.name)[-4000:]}"
             self._check()
@@ -124,15 +131,6 @@ class Kubelet:
         self.api.end_pod(made.name, 1 if code else 0)
         self._remove(made)
         return code
-
-    def _lose(self, made: _Container, how: str) -> str:
-        self._engine.run("kill", made.name)
-        self._remove(made)
-        if how == "vanished":
-            self.api.remove("pods", made.name)
-        else:
-            self.api.end_pod(made.name, 137)
-        return how
 
     def log(self, pod: str) -> str:
         return "\n".join(self.logs.get(pod, []))
@@ -414,8 +412,7 @@ def _make_sub_path(folder: Path, *, group: int | None) -> None:
     above = missing[-1].parent.stat()
     for path in reversed(missing):
         path.mkdir()
-        # fsGroup lets the group write; it marks the volume so that what is made in it is the
-        # group's, too.
+        # fsGroup lets the group write, and makes what is made in the volume the group's.
         os.chown(path, 0, above.st_gid if group is None else group)
         path.chmod(above.st_mode & 0o777 | (0 if group is None else 0o2070))
 

@@ -1,7 +1,4 @@
-"""Runs a fit with Lightning, which may be stopped in an epoch and continued.
-
-Importing it imports Lightning: 4 CPU-seconds.
-"""
+"""Runs a fit that may be stopped in an epoch and continued; imports Lightning: 4 CPU-seconds."""
 
 import random
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""A script of Lightning's, unchanged: sanity check, validation, checkpoints, progress bar.
-
-Arguments: processes.
-"""
+"""Lightning's sanity check, validation, checkpoints and progress bar. Argument: processes."""
 
 import sys
 import warnings

@@ -13,15 +13,7 @@ import psutil
 from stoker.catalog import load_catalog
 from stoker.platforms.base import JobEnd, JobSpec
 from stoker.platforms.local import LocalPlatform
-from stoker.records import (
-    Channel,
-    EngineSettings,
-    FeedSettings,
-    Job,
-    StrategySettings,
-    Training,
-    WatchdogSettings,
-)
+from stoker.records import Channel, FeedSettings, Job, StrategySettings, Training
 from stoker.records.training import training_record
 from stoker.settings import RunEnvironment
 from stoker.train import facts_of
@@ -102,12 +94,9 @@ class LocalJob:
         arguments=(),
         channels=None,
         channel_groups=None,
-        feed=QUICK,
-        replace_dataloader=False,
-        engine=None,
         strategy="auto",
         has_torch=True,
-        watchdog=None,
+        **settings,
     ):
         self.tmp_path = tmp_path
         if isinstance(script, str):
@@ -129,11 +118,7 @@ class LocalJob:
             },
             environment={"STOKER_TEST_DIR": str(tmp_path), **({} if has_torch else WITHOUT_TORCH)},
             settings=RunEnvironment(
-                feed=feed,
-                replace_dataloader=replace_dataloader,
-                strategy=StrategySettings(name=strategy),
-                engine=engine or EngineSettings(),
-                watchdog=watchdog or WatchdogSettings(),
+                strategy=StrategySettings(name=strategy), **{"feed": QUICK, **settings}
             ),
         )
         self.pids: set[int] = set()

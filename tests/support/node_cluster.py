@@ -7,6 +7,7 @@ stranger sets in the environment is explained in CONTRIBUTING.md, On a cluster w
 import base64
 import contextlib
 import csv
+import functools
 import io
 import json
 import os
@@ -17,7 +18,7 @@ import sys
 import time
 import urllib.request
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ import yaml
 
 import node_pools
 from support.control_planes import RealNamespace, account_config, described, restricted_spec
-from support.processes import started
+from support.processes import started, until
 
 # A pod that needs an image is started within it; a training of the tests ends within it.
 MINUTES = 60.0
@@ -42,11 +43,7 @@ _ENDS = {
 }
 
 
-def wait_for(condition: Callable[[], object], *, what: str, seconds: float = 10 * MINUTES) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"not within {seconds:.0f} s: {what}"
-        time.sleep(POLL_SECONDS)
+wait_for = functools.partial(until, seconds=10 * MINUTES, pause_seconds=POLL_SECONDS)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,5 @@
 """Makes one job for each platform, with the same things for a test to do with it.
 
-What decides over a job is as real as it can be here: processes on the local platform, SageMaker's
-protocol with S3 and logs of moto, an API server of Kubernetes.
-
 Each job has a platform and a `spec` that it can plan, and `hosts`: name to group, the leader first,
 known once they run. `kept` is what anybody may read of a job while it runs, `started` an identity
 of each job that was started, `left` what must be gone after a stop, `wrong_uri` a channel's that

@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,19 +90,15 @@ class Pod:
 
     def wait_for_batch(self, number: int) -> None:
         """Waits until the script has taken that many batches and one more."""
-        until(
-            lambda: len(self.lines()) > number or self.process.poll() is not None,
-            what=f"{self.host} takes batch {number}",
-        )
-        assert len(self.lines()) > number, self.log[-3000:]
+        self._comes_to(lambda: len(self.lines()) > number, f"takes batch {number}")
 
     def wait_for_pause(self, number: int) -> None:
         words = json.dumps({"pause": number})
-        until(
-            lambda: words in self.log or self.process.poll() is not None,
-            what=f"{self.host} pauses at {number}",
-        )
-        assert words in self.log, self.log[-3000:]
+        self._comes_to(lambda: words in self.log, f"pauses at {number}")
+
+    def _comes_to(self, is_there: Callable[[], bool], what: str) -> None:
+        until(lambda: is_there() or self.process.poll() is not None, f"{self.host} {what}")
+        assert is_there(), self.log[-3000:]
 
     def num_sent(self) -> int:
         """Counts the batches that this data pod sent in its life, which is over."""

@@ -30,14 +30,9 @@ EVERYTHING = {
     "HeartbeatHours": "30",
 }
 # By the part of the work.
-ROLES = {
-    "execution": "ExecutionRole",
-    "step": "StepRole",
-    "pipeline": "PipelineRole",
-    "scheduler": "SchedulerRole",
-    "starter": "StarterRole",
-}
-POLICIES = ("caller", *ROLES)
+PARTS = ("execution", "step", "pipeline", "scheduler", "starter")
+ROLES = {part: f"{part.capitalize()}Role" for part in PARTS}
+POLICIES = ("caller", *PARTS)
 
 
 class _Loader(yaml.SafeLoader):

@@ -11,11 +11,13 @@ DEADLINE_SECONDS = 60.0
 RUNTIME = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 
-def until(condition: Callable[[], bool], what: str, seconds: float = DEADLINE_SECONDS) -> None:
+def until(
+    condition: Callable[[], object], what: str, seconds=DEADLINE_SECONDS, *, pause_seconds=0.02
+) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"not within {seconds:g} s: {what}"
-        time.sleep(0.02)
+        time.sleep(pause_seconds)
 
 
 def named_by_commands(folder: Path) -> Iterator[int]:

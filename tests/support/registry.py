@@ -1,7 +1,4 @@
-"""A registry on loopback with one image of one layer.
-
-An engine that pulls the image knows its digest.
-"""
+"""A registry on loopback with one image of one layer, whose digest its pullers know."""
 
 import hashlib
 import json

@@ -56,8 +56,7 @@ for epoch in range(first, epochs):
 Path(os.environ["STOKER_METRICS"]).write_text(json.dumps({{"accuracy": 0.95}}))
 (Path(os.environ["SM_MODEL_DIR"]) / "model.txt").write_text(f"{{first}} to {{epochs}}")
 """
-# For tests of the steps around a training: its script leaves what they need, and reads no batch.
-# Its data hosts have no torch.
+# Its script leaves what the steps around a training need, and reads no batch: without torch.
 LIGHT = """
 import json
 import os

@@ -1,7 +1,6 @@
 """SageMaker's training jobs, which moto lacks: they run until a test ends them.
 
-Speaks the service's JSON protocol on a port of the loopback interface; everything else (S3, logs)
-is moto's. A process finds it by AWS_ENDPOINT_URL_SAGEMAKER.
+It speaks the service's JSON protocol; a process finds it by AWS_ENDPOINT_URL_SAGEMAKER.
 """
 
 import contextlib

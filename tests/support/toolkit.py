@@ -1,7 +1,4 @@
-"""Installs SageMaker's training toolkit (package sagemaker-training) in its own environment.
-
-Its pins clash with stoker's, and it is only there to be tested against.
-"""
+"""Installs SageMaker's training toolkit in its own environment: its pins clash with stoker's."""
 
 import fcntl
 import os
