@@ -114,11 +114,8 @@ def test_auto_replaces_the_loader_unless_stokers_is_imported(tmp_path, value, se
 
 
 def test_an_error_of_the_replacement_is_one_line_and_torch_still_works(tmp_path):
-    ended = python(
-        "import torch, torch.utils.data; print(torch.ones(1).item())",
-        tmp_path,
-        STOKER_PROFILE="not JSON",
-    )
+    code = "import torch, torch.utils.data; print(torch.ones(1).item())"
+    ended = python(code, tmp_path, STOKER_PROFILE="not JSON")
     assert ended.stdout == "1.0\n"
     assert ended.stderr.count("\n") == 1
     assert ended.stderr.startswith("stoker: sitecustomize: ")

@@ -53,9 +53,8 @@ def test_local_workers_and_streams_serve_alone_however_they_are_started():
 
 
 def test_a_local_worker_beside_a_data_group_begins_by_the_start_method(host):
-    # Made by a data host and a local worker together, where torch's class is replaced.
-    # The local worker may be asked for about as many batches as the host's two, which by then may
-    # be asked for more than at first: of three shards each side gets one or two.
+    # Made by a data host and a local worker together, where torch's class is replaced: of three
+    # shards each side gets one or two, as they are asked for about as many batches.
     feed = {"STOKER_FEED": json.dumps(host.settings | {"credits": 8})}
     given = {"starts": ["fork"], "loader": "torch", "shards": 3}
     trainer = host.train(script=SCRIPT, workers=1, env=REPLACED | feed, **given)

@@ -15,6 +15,7 @@ from stoker.launch.supervise import Decided, Inbox, SignalReceived
 from stoker.logs import Log
 
 pytestmark = pytest.mark.fault
+LOG = Log(run="test", host="algo-1", stream=io.StringIO())
 
 # A second SIGTERM would kill it: it is the default that comes after the first one.
 SAVING = """
@@ -46,10 +47,8 @@ def test_a_host_that_is_stopped_as_all_are_saves_undisturbed(happenings, monkeyp
         threading.Thread(target=supervise._wait_for, args=(process, inbox)).start()
         for happening in happenings:
             inbox.put(happening)
-        log = Log(run="test", host="algo-2", stream=io.StringIO())
-        signals, decided = supervise._follow(
-            process, inbox, log, None, others, spared=others, asks_children=False
-        )
+        about = {"spared": others, "asks_children": False}
+        signals, decided = supervise._follow(process, inbox, LOG, None, others, **about)
     assert process.returncode == 0
     assert (signals, decided) == ((signal.SIGTERM,), "the training stopped")
 
@@ -57,12 +56,8 @@ def test_a_host_that_is_stopped_as_all_are_saves_undisturbed(happenings, monkeyp
 def test_a_process_that_was_there_before_the_command_stays_when_it_has_ended():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as earlier:
         leaves = "import subprocess, sys; print(subprocess.Popen(['sleep', '60']).pid, flush=True)"
-        ending = supervise.supervise(
-            [sys.executable, "-c", leaves],
-            environ={},
-            inbox=queue.SimpleQueue(),
-            log=Log(run="test", host="algo-1", stream=io.StringIO()),
-        )
+        words, inbox = [sys.executable, "-c", leaves], queue.SimpleQueue()
+        ending = supervise.supervise(words, environ={}, inbox=inbox, log=LOG)
         assert ending.exit_code == 0
         assert earlier.poll() is None
         left = [child.name() for child in psutil.Process().children()]

@@ -44,10 +44,8 @@ EMPTY = "import stoker; loader = stoker.DataLoader(TensorDataset(torch.rand(0, 4
 @pytest.mark.parametrize("dnn", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_data_hosts_are_given_back_where_no_loader_asks_them(tmp_path, dnn):
     # No lease of 2 s, as other tests have: nobody is lost here, however busy the machine is.
-    feed, script = FeedSettings(), HEAD + FORGOT
-    with LocalJob(
-        tmp_path, script, dnn=dnn, data=1, feed=feed, strategy="none", has_torch=False
-    ) as job:
+    patient = {"feed": FeedSettings(), "has_torch": False, "strategy": "none"}
+    with LocalJob(tmp_path, HEAD + FORGOT, dnn=dnn, data=1, **patient) as job:
         (host,) = [host.name for host in job.request.hosts if host.group == "data"]
         job.wait_for_log(host, "agent_ended")
         (tmp_path / "go").touch()

@@ -8,7 +8,7 @@ What a server accepts and cannot run is checked by `stoker.platforms.kubernetes.
 import gzip
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -188,7 +188,7 @@ def rule_problems(document: Document, *, among: Sequence[Document] = ()) -> Iter
         if wrong:
             yield from wrong
             return
-    for rule in _JOBSET_RULES:
+    for rule in (_policy_problems, _order_problems, _network_problems):
         yield from rule(document)
     for job in replicated_jobs(document):
         yield from _job_problems(job)
@@ -248,13 +248,6 @@ def _network_problems(document: Document) -> Iterator[str]:
     subdomain = text(mapping(spec, "network"), "subdomain")
     if subdomain and not is_dns_label(subdomain):
         yield f"{path}.network.subdomain: {subdomain} is not a name for a service"
-
-
-_JOBSET_RULES: tuple[Callable[[Document], Iterator[str]], ...] = (
-    _policy_problems,
-    _order_problems,
-    _network_problems,
-)
 
 
 def _job_problems(job: ReplicatedJob) -> Iterator[str]:

@@ -44,12 +44,8 @@ class AwsServer:
         return Aws(region=REGION).client(service)
 
     def make_bucket(self, name: str) -> None:
-        Aws(region=REGION).call(
-            "s3",
-            "CreateBucket",
-            Bucket=name,
-            CreateBucketConfiguration={"LocationConstraint": REGION},
-        )
+        where = {"CreateBucketConfiguration": {"LocationConstraint": REGION}}
+        Aws(region=REGION).call("s3", "CreateBucket", Bucket=name, **where)
 
     def environ(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not _FOREIGN.search(name)}

@@ -52,9 +52,8 @@ class SageMakerService:
             if operation != "CreateTrainingJob":
                 if name not in self.jobs:
                     return 400, _error("ValidationException", "Requested resource not found.")
-                return (
-                    self._stop(name) if operation == "StopTrainingJob" else (200, self._look(name))
-                )
+                is_stop = operation == "StopTrainingJob"
+                return self._stop(name) if is_stop else (200, self._look(name))
             if name in self.jobs:
                 return 400, _error("ResourceInUse", "Training job names must be unique")
             arn = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:training-job/{name}"
