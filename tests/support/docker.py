@@ -22,7 +22,7 @@ from typing import Any
 from stoker.host import spawn
 from stoker.logs import LogEvent, parse_line
 from support.local_job import lay_out_ml, resource_config, until
-from support.processes import named_by_commands, ran
+from support.processes import end, named_by_commands, ran
 from support.registry import registry
 from support.tokens import new_token
 
@@ -70,12 +70,7 @@ class Engine:
                 if names := self.run("ps", "-aq").split():
                     self.run("rm", "-f", *names)
                 self.run("network", "prune", "-f")
-            process.terminate()
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(10)
+            end(process, 30)
         for mount in sorted(_mounts(self.folder), reverse=True):
             subprocess.run(["umount", "-l", mount])
         if self._is_let_through:

@@ -45,16 +45,10 @@ class EngineRun:
         command += [f"--group={group}" for group in groups]
         command += [f"--set={setting}" for setting in settings]
         pids: set[int] = set()
-        with subprocess.Popen(
-            command,
-            cwd=self._tmp_path,
-            env={**os.environ, "PYTHONPATH": str(SOURCES)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            text=True,
-            errors="replace",
-        ) as process:
+        environ = {**os.environ, "PYTHONPATH": str(SOURCES)}
+        how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "start_new_session": True}
+        how |= {"text": True, "errors": "replace", "cwd": self._tmp_path}
+        with subprocess.Popen(command, env=environ, **how) as process:
             try:
                 for line in process.stdout:
                     self.output += line

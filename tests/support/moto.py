@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from stoker.platforms.aws import Aws
-from support.processes import started
+from support.processes import end, started
 
 START_SECONDS = 60.0
 STOP_SECONDS = 10.0
@@ -81,12 +81,7 @@ def moto_process(tmp_path_factory):
         url = _wait_for_start(process, log)
         yield AwsServer(url=url, env=_environment(url))
     finally:
-        process.terminate()
-        try:
-            process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(STOP_SECONDS)
+        end(process, STOP_SECONDS)
 
 
 @pytest.fixture

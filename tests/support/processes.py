@@ -28,6 +28,16 @@ def named_by_commands(folder: Path) -> Iterator[int]:
                 yield int(path.parent.name)
 
 
+def end(process: "subprocess.Popen[bytes]", seconds: float) -> None:
+    """Asks a process to end, and ends it."""
+    process.terminate()
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(10)
+
+
 def ran(words, **how) -> "subprocess.CompletedProcess[str]":
     """Runs a program to its end, however that is; without an input, unless it is given one."""
     how = how if "input" in how else {"stdin": subprocess.DEVNULL, **how}

@@ -37,9 +37,7 @@ def main() -> None:
     loader = stoker.DataLoader(sized, batch_size=4, num_workers=2)
     say(name="sized", batches=len(loader), ids=sorted(i for b in loader for i in b.tolist()))
     stream = stoker.remote("only_there:stream", count=3)
-    say(
-        name="stream", ids=[i for b in stoker.DataLoader(stream, batch_size=None) for i in [int(b)]]
-    )
+    say(name="stream", ids=[int(index) for index in stoker.DataLoader(stream, batch_size=None)])
     try:
         len(stream)
     except TypeError as err:
