@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from stoker.errors import UsageError
-from stoker.records import FeedSettings
+from stoker.records import Channel, FeedSettings
 from support.local_job import QUICK, LocalJob, has_fork_ahead, is_running, marked_processes, until
 
 pytestmark = pytest.mark.fault
@@ -400,9 +400,9 @@ def test_a_channel_goes_to_the_groups_that_it_names(tmp_path):
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "one").write_text("1")
     script = "import os; print('found', os.listdir(os.environ['SM_CHANNEL_TRAIN']))"
-    channels = {"train": str(tmp_path / "images"), "more": f"file://{tmp_path}/images"}
-    given = {"channels": channels, "channel_groups": {"more": ("data",)}}
-    with LocalJob(tmp_path, script, data=1, has_torch=False, **given) as job:
+    channels = {"train": Channel(uri=str(tmp_path / "images"))}
+    channels["more"] = Channel(uri=f"file://{tmp_path}/images", groups=("data",))
+    with LocalJob(tmp_path, script, data=1, has_torch=False, channels=channels) as job:
         assert job.end().status == "succeeded"
         assert "found ['one']" in job.log(job.leader)
         assert not (job.base_dir(job.leader) / "input" / "data" / "more").exists()
@@ -410,7 +410,7 @@ def test_a_channel_goes_to_the_groups_that_it_names(tmp_path):
 
 
 def test_a_missing_channel_folder_is_said_before_anything_starts(tmp_path):
-    job = LocalJob(tmp_path, "pass", channels={"train": str(tmp_path / "nowhere")})
+    job = LocalJob(tmp_path, "pass", channels={"train": Channel(uri=str(tmp_path / "nowhere"))})
     with pytest.raises(UsageError, match="no such folder"):
         job.__enter__()
     assert not (tmp_path / "run" / "token").exists()

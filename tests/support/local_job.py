@@ -13,7 +13,7 @@ import psutil
 from stoker.catalog import load_catalog
 from stoker.platforms.base import JobEnd, JobSpec
 from stoker.platforms.local import LocalPlatform
-from stoker.records import Channel, FeedSettings, Job, StrategySettings, Training
+from stoker.records import FeedSettings, Job, StrategySettings, Training
 from stoker.records.training import training_record
 from stoker.settings import RunEnvironment
 from stoker.train import facts_of
@@ -93,7 +93,6 @@ class LocalJob:
         processes=None,
         arguments=(),
         channels=None,
-        channel_groups=None,
         strategy="auto",
         has_torch=True,
         **settings,
@@ -112,10 +111,7 @@ class LocalJob:
             command=command,
             groups=tuple(groups),
             run_dir=tmp_path / "run",
-            channels={
-                name: Channel(uri=uri, groups=(channel_groups or {}).get(name))
-                for name, uri in (channels or {}).items()
-            },
+            channels=channels or {},
             environment={"STOKER_TEST_DIR": str(tmp_path), **({} if has_torch else WITHOUT_TORCH)},
             settings=RunEnvironment(
                 strategy=StrategySettings(name=strategy), **{"feed": QUICK, **settings}
