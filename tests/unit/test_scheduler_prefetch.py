@@ -178,6 +178,33 @@ def test_the_head_is_asked_for_elsewhere_after_2_s_or_4_times_p95_and_not_before
         assert schedule.assign(now + waited) == [("b", n) for n in again]
 
 
+def test_batch_of_a_hung_peer_is_asked_for_elsewhere_after_its_deadline():
+    schedule = BatchScheduler(max_bytes=BIG)
+    schedule.grant("hung", 1)
+    schedule.grant("well", 1)
+    schedule.supply(10)
+    asked = dict(schedule.assign(0.0))
+    hung = asked["hung"]
+    now = 0.1
+    number = asked["well"]
+    while True:
+        schedule.arrived("well", number, frame_bytes=1, now=now)
+        if schedule.head == number != hung:
+            schedule.take(now)
+        new = dict(schedule.assign(now))
+        if "well" not in new:
+            break
+        number = new["well"]
+        now += 0.1
+    assert schedule.head == hung == 0
+    assert schedule.overdue(1.9) == []
+    assert schedule.next_check(1.9) == pytest.approx(0.1)
+    assert schedule.overdue(2.1) == [0]
+    assert schedule.assign(2.1) == [("well", 0)]
+    assert schedule.arrived("well", 0, frame_bytes=1, now=2.2)
+    assert not schedule.arrived("hung", 0, frame_bytes=1, now=9.0)
+
+
 def test_first_batches_go_to_different_peers_and_those_of_a_lost_one_come_before_new_ones():
     schedule = BatchScheduler(max_bytes=BIG)
     for peer in "abc":
