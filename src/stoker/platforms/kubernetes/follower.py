@@ -10,7 +10,6 @@ a volume, without a right on the cluster, and ends the run when it has not chang
 """
 
 import contextlib
-import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from stoker.platforms.kubernetes.api import CONFIG_MAPS, PODS, WORKFLOWS, Cluste
 from stoker.platforms.kubernetes.objects import ROLE_LABEL, STEP_LABEL, lease_map
 from stoker.records import KubernetesSettings
 from stoker.records.base import Document, mapping, mappings
+from stoker.repeat import within
 from stoker.settings import LEASE_MINUTES_FILE, LEASE_RENEWED_FILE, OwnPod
 
 # A part of the pod's grace of 30 s, in which the record is written, too.
@@ -73,21 +73,16 @@ class Follower:
         """Returns the answer of the Workflow; True if it is gone."""
         if self.workflow is None:
             return None
-        workflow, answers = self.workflow, queue.SimpleQueue[bool | None]()
-        asked = self.home or cluster
+        workflow, asked = self.workflow, self.home or cluster
 
-        def ask() -> None:
-            try:
-                found = asked.find(WORKFLOWS, text(workflow, "name"))
-                is_same = found and text(mapping(found, "metadata"), "uid") == text(workflow, "uid")
-                answers.put(not (found and is_same) or answer(found))
-            except StokerError:
-                answers.put(None)
+        def look() -> bool:
+            found = asked.find(WORKFLOWS, text(workflow, "name"))
+            is_same = found and text(mapping(found, "metadata"), "uid") == text(workflow, "uid")
+            return not (found and is_same) or answer(found)
 
-        # In a thread, so that a silent name service or server does not block the process.
-        threading.Thread(target=ask, name="asks for the workflow", daemon=True).start()
-        with contextlib.suppress(queue.Empty):
-            return answers.get(timeout=CANCELLED_SECONDS)
+        # A silent name service or server must not block the process.
+        with contextlib.suppress(StokerError, TimeoutError):
+            return within(CANCELLED_SECONDS, look)
         return None
 
 
