@@ -47,6 +47,7 @@ def with_options(verb: Verb) -> Verb:
     """
     groups = {}
     options: list[inspect.Parameter] = []
+    described = _described(verb)
     for parameter in inspect.signature(verb).parameters.values():
         kind = parameter.annotation
         if isinstance(kind, type) and is_dataclass(kind):
@@ -56,7 +57,7 @@ def with_options(verb: Verb) -> Verb:
             fields_ = inspect.signature(kind).parameters.values()
             options += [_option_of(each, texts) for each in fields_]
         else:
-            options.append(_option_of(parameter, _described(verb)))
+            options.append(_option_of(parameter, described))
     debug = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, annotation=Debug)
     options.append(debug.replace(default=False))
 
