@@ -113,11 +113,11 @@ print(f"rank {world.rank} sums {total}", flush=True)
 
 
 class MpiJob(LocalJob):
-    def __init__(self, tmp_path, mode, *, text=SCRIPT, engine=None):
+    def __init__(self, tmp_path, mode, *, text=SCRIPT, **settings):
         (tmp_path / "script.py").write_text(text)
         command = (PYTHON, str(tmp_path / "script.py"), mode)
-        how = {"feed": FeedSettings(lease_seconds=10), "engine": engine, "strategy": "mpi"}
-        super().__init__(tmp_path, command, dnn=2, data=1, processes=2, **how)
+        settings |= {"feed": FeedSettings(lease_seconds=10), "strategy": "mpi"}
+        super().__init__(tmp_path, command, dnn=2, data=1, processes=2, **settings)
 
     @property
     def follower(self):
