@@ -151,7 +151,7 @@ class EventName(StrEnum):
     RECORD_WRITE_FAILED = auto()  # The training's record could not be written.
     RECORDS_READ_FAILED = auto()  # The records of the job could not be read.
     ROSTER = auto()  # All groups and hosts of the run.
-    RUN_ABANDONED = auto()  # Nobody follows the run any more; its leader ends it.
+    RUN_ABANDONED = auto()  # No follower is left; the run's leader ends it.
     RUN_JOINED = auto()  # This host joined the run.
     RUN_OUT_OF_TIME = auto()  # All attempts of the run together took longer than allowed.
     RUN_RESTARTED = auto()  # All hosts were restarted; the number of restarts without progress.

@@ -397,7 +397,7 @@ _PARAMETERS = (
 
 _POOLS = Parameter(
     name="pools_file",
-    text="Text of the CSV file of node pools with prices; empty: those of the workload's document.",
+    text="Text of the CSV file of node pools with prices; empty: the pools in the workload.",
     default=lambda workload: "",
     overrides=_set_unless("", "kubernetes.pools_file"),
 )

@@ -141,7 +141,7 @@ def _raised_in(lines: Sequence[str]) -> str:
 
 
 def _with_next(lines: Sequence[str], at: int) -> str:
-    # `Error(s) in loading state_dict for Net:` goes on in the next lines.
+    # `Error(s) in loading state_dict for Net:` continues in the next lines.
     words = lines[at].strip()
     for line in lines[at + 1 :]:
         if not words.endswith(":") or not line.strip():

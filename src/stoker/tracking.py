@@ -192,7 +192,7 @@ def tags_of(training: Training, evaluation: Evaluation | None) -> dict[str, str]
     # MLflow's own name, which its pages show.
     if training.lineage.git:
         told["mlflow.source.git.commit"] = training.lineage.git
-    # Empty values replace those of an earlier attempt.
+    # Empty values replace an earlier attempt's.
     return {name: value or "" for name, value in told.items()}
 
 

@@ -377,7 +377,7 @@ def _price(
     row: Row, table: Table, platform: PlatformName, base: Instance | None
 ) -> tuple[float | None, date | None]:
     column = table.price_column
-    # A table without prices (of GPUs or network, say) leaves those of the catalog.
+    # A table without prices (of GPUs or network, say) leaves the catalog's prices.
     if column is None:
         return (base.usd_per_hour, base.priced_on) if base else (None, None)
     usd = row.value(column, _positive, "dollars an hour above 0 (blank: not to be used)")
@@ -445,7 +445,7 @@ def load_catalog(platform: str, prices: Path | None = None, *, cores: int | None
     """Returns the instance types that a plan on `platform` can be made of.
 
     Args:
-        platform: SageMaker pays its own prices, Kubernetes those of EC2, local hosts nominal ones.
+        platform: SageMaker pays its own prices, Kubernetes EC2's, local hosts nominal ones.
         prices: CSV file whose rows extend the catalog or replace types of the same name; columns it
             does not have are kept from the catalog.
         cores: Cores of this machine (local only); absent: those this process may use.

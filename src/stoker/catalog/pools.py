@@ -1,7 +1,7 @@
 """The node pools of a cluster, from which plans on Kubernetes are made in place of instance types.
 
-A pools file has the catalog's columns. Its vCPUs, memory and GPUs are those of one pod: of a whole
-node, less the share of daemons. Two more columns tell where the pods run:
+A pools file has the catalog's columns. It gives one pod's vCPUs, memory and GPUs: a whole node's,
+less the share of daemons. Two more columns tell where the pods run:
 
 | column | what it holds |
 | --- | --- |

@@ -86,7 +86,7 @@ def train_and_keep(
         say(f"{job.name} has trained before: this is its record", quiet=quiet)
         write_json(job.run_dir / "training.json", found)
         return found
-    # A run whose job is gone is trained again only if somebody wants it.
+    # A run whose job is gone is trained again only if the user wants it.
     vanished: Callable[[object], str] | None = getattr(platform, "vanished", None)
     words = vanished(platform.plan(job)) if vanished and not assume_yes else ""
     if words:

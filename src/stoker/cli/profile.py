@@ -265,7 +265,7 @@ def profile_and_keep(
 class FollowedProfile:
     """Progress of a profile, from the log of its first rank.
 
-    Once all ranks have logged their waits, those of the rank that waits longest are shown.
+    Once all ranks have logged their waits, the longest-waiting rank is shown.
     """
 
     def __init__(self, *, bar: "Bar | None", quiet: bool, budget: str) -> None:

@@ -81,7 +81,7 @@ _NOTES = (EventName.BATCHES_SEEDED, EventName.PROGRESS_RESUMED, EventName.WATCHD
 
 
 class HostNews:
-    """Lines for people on the hosts of a run, from its events; the time is that of the log."""
+    """Lines for people on the hosts of a run, from its events; times are the log's."""
 
     def __init__(self) -> None:
         self._hosts: set[str] = set()
@@ -175,7 +175,7 @@ def is_interactive() -> bool:
 
 def ask(question: str, *, assume_yes: bool, refused: UsageError) -> None:
     """Asks for confirmation, only on a terminal; raises `refused` if the answer is no."""
-    # In a pipeline no one answers, and nothing would ever start.
+    # In a pipeline there is no terminal, and nothing would ever start.
     if assume_yes or not is_interactive():
         return
     print(f"{question}? [y/N] ", end="", file=sys.stderr, flush=True)
@@ -205,7 +205,7 @@ def is_of_platform(line: "LogLine") -> bool:
 
 
 class Follow:
-    """Shows log lines and progress of a run; `total_steps` are those of the whole training.
+    """Shows log lines and progress of a run; `total_steps` counts the whole training.
 
     An event counts if it has the run ID of the first one, which a launcher writes before the script
     begins. Others are text that the script prints, such as another run's log.

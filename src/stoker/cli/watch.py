@@ -257,7 +257,7 @@ def _clean(text: str) -> str:
 
 
 class LogOfRun:
-    """A log that may still grow, or those of all hosts in `RUN/logs`."""
+    """A log that may still grow, or all hosts' logs in `RUN/logs`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -252,7 +252,7 @@ def latest_run_dir(workload: Workload, *, needs: Sequence[str]) -> Path:
     If there is none, the UsageError says what differs from the newest run of that name.
     """
     begin = f"{workload.name}-"
-    # First those of this name, as a workload may have been renamed; then the newest.
+    # Runs of this name first, as a workload may have been renamed; then the newest.
     found = sorted(
         RUNS.glob("*/workload.json"),
         key=lambda file: (not file.parent.name.startswith(begin), -file.stat().st_mtime),

@@ -113,7 +113,7 @@ def taken_as(
         text += f"{source.type}{_SPEED_WORDS[speed_source]}"
         doubts.append(Doubt(width=_SPEED_WIDTHS[speed_source], text=text))
     if source.type != target.type and (work.read_seconds or work.shared.seconds):
-        text = "its storage, and what loader workers share, are taken to be those of the profile"
+        text = "its storage, and what loader workers share, are taken to be as in the profile"
         doubts.append(Doubt(width=_STORAGE_WIDTH, text=text))
     scaled = _scaled(work, target, speed=speed, ranks=work.hosts * processes)
     if accelerator_source in ("given", "unknown"):

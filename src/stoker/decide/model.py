@@ -432,7 +432,7 @@ def _remote_rates(work: Work, data: Sequence[Hosts], *, efficiency: float) -> tu
         first = min(hosts.count, left)
         left -= first
         workers = hosts.instance.vcpus if hosts.workers is None else hosts.workers
-        # Hosts up to the eighth, then those of this type beyond it.
+        # Hosts up to the eighth, then further hosts of this type.
         for count, less in ((first, 1.0), (hosts.count - first, WORTH_BEYOND)):
             worth = efficiency * less * work.efficiency
             seconds = worker_seconds(work, hosts.instance, efficiency=worth)

@@ -223,9 +223,9 @@ class Making(NamedTuple):
     """Where and when (monotonic) a loader was made.
 
     Attributes:
-        lines: File and line of the innermost call outside of torch and stoker, then those of the
-            script's own files that led there. Calls inside other packages are left out: a trainer
-            of Lightning makes its first loader and later ones in different ways.
+        lines: File and line of the innermost call outside of torch and stoker, then of the calls
+            in the script's own files that led there. Calls inside other packages are left out:
+            Lightning's trainer makes its first loader and later ones in different ways.
     """
 
     lines: tuple[tuple[str, int], ...]

@@ -28,7 +28,7 @@ class Epoch:
     """State of one epoch: batch numbers, seed words, sizes and times.
 
     Attributes:
-        number: Counts the loader's iter() calls, or is that of a loaded state.
+        number: Counts the loader's iter() calls, or comes from a loaded state.
         id: Number of the epoch in its session with the feed; see FeedSession.
     """
 

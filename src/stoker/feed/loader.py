@@ -85,7 +85,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         """Restores a state: the next epoch resumes from it with the same bytes, in the same order.
 
         The number and placement of workers and hosts may differ. Sets torch's, Python's and NumPy's
-        global random states to those of the time of the state: call it right before the loop, when
+        global random states as they were when it was saved: call it right before the loop, when
         everything else is built. The sampler is run again up to the place, at the first batch.
 
         Args:

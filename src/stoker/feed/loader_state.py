@@ -170,7 +170,7 @@ def _python_tuple(state: object) -> tuple[object, ...]:
 
 def _state_of(generator: object) -> object:
     if isinstance(generator, random.Random):
-        # A subclass may have a state of its own.
+        # A subclass may have its own state.
         return _python_state(generator.getstate())
     kind = any_kind_of(generator)
     assert kind is not None

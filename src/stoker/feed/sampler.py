@@ -87,7 +87,7 @@ class SamplerOrder:
         books, position = self._books, self.position
         is_kept = bool(books.keeps_seed) and books.base_seed is not None
         if position.resumed is not None or is_kept:
-            # Undone, so that the script's next draws are those of the run that saved the state.
+            # Undone, so that the script's next draws are as in the run that saved the state.
             position.base_seed = books.base_seed
             if self._generator is None:
                 torch.set_rng_state(self._before_seed)

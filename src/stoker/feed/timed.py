@@ -33,11 +33,11 @@ def timed(
     per step. Outside a run, and around loaders that stoker times already, the batches pass
     unchanged.
 
-    `len` and attributes are those of the source. Each `iter` is an epoch; it may be iterated over
+    `len` and attributes are the source's. Each `iter` is an epoch; it may be iterated over
     as often as the source may.
 
     Args:
-        batches: Any iterable; its errors, and those of its iterators, are passed on.
+        batches: Any iterable; its errors, and its iterators' errors, are passed on.
         samples: Samples in a batch: a number, or a function of the batch. Default: the first
             dimension of the first array in it, else its length.
         name: Batches with one name count as one loader, which may have a new source each epoch.

@@ -42,7 +42,7 @@ _FLUSH_SECONDS = 1.0
 SKIPPED_STEPS = 2
 # Steps whose mean is one sample: longer than any burst, dozens of blocks in a run of a minute.
 BLOCK_STEPS = 20
-# Blocks whose means are compared; those of longer runs stand for several.
+# Blocks whose means are compared; in longer runs one stands for several.
 _MAX_BLOCKS = 100_000
 
 

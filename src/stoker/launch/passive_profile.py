@@ -56,8 +56,8 @@ def measure(
 ) -> Measured | None:
     """Measures the steps of the rank that waits longest; None without a timeline.
 
-    Of a rank on another host the wait share is the reported one, the step that of the leader's
-    ranks. Ranks of one replica share their samples.
+    For a rank on another host, the wait share is the reported one, and the step time comes from
+    the leader's ranks. Ranks of one replica share their samples.
     """
     if not ranks:
         return None

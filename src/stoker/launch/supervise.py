@@ -205,7 +205,7 @@ def supervise(
         # launcher's session, which identifies a host's processes.
         process_group=0,
     )
-    # Those of the training are the user's.
+    # The training's core dumps are the user's.
     machine.turn_off_core_dumps()
     log.event(EventName.COMMAND_STARTED, pid=process.pid)
     assert process.stdout is not None
@@ -335,7 +335,7 @@ def _send_to_children(process: "subprocess.Popen[bytes]", number: int) -> bool:
 
 
 def reap_orphans(*, spared: Collection[int]) -> None:
-    """Reads the exit status of adopted orphans, which else stay zombies; never that of `spared`."""
+    """Reads the exit status of adopted orphans, which else stay zombies, except of `spared`."""
     while True:
         try:
             # WNOWAIT: only a look. The Popen of a child in `spared` reads its status; until then

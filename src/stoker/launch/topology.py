@@ -1,7 +1,8 @@
 """The topology of a run as planned: this host, its group and role, and the other hosts.
 
 Read from SageMaker's resourceconfig.json, else from SM_RESOURCE_CONFIG, else from the SM_*
-variables of SageMaker's toolkit, else from those of Kubernetes' pods; else this is the only host.
+variables of SageMaker's toolkit, else from the variables of Kubernetes' pods; else this is the
+only host.
 Pods know all groups with the pattern of their hosts' DNS names, their own group
 (RunEnvironment.pod_groups, group), and their number in it (JOB_COMPLETION_INDEX).
 """

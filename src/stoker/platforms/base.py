@@ -350,7 +350,7 @@ def hyperparameters(values: Mapping[str, Scalar]) -> dict[str, str]:
 
 
 def check_container(job: JobSpec, entrypoint: Sequence[str], *, platform: str, key: str) -> None:
-    """Refuses a job that no container can run; `key` is that of the platform's settings."""
+    """Refuses a job that no container can run; `key` names the platform's settings."""
     if not job.image:
         what = f"no image: {platform} runs only images"
         where = f"job {job.name}, key image"

@@ -1,7 +1,7 @@
 """Guard of the user's files: while a profile repeats batches, the script must not overwrite them.
 
 Its model is then trained on a few batches again and again: a checkpoint of it must not replace a
-good one. An audit hook of Python sees files before they are opened, but not those of a C library:
+good one. Python's audit hook sees files before they are opened, but none that a C library opens:
 torch.save and safetensors are wrapped; others (HDF5, OpenCV) and open files are not seen.
 """
 

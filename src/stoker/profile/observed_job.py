@@ -93,7 +93,7 @@ def observed_profile(
     if steps:
         notes.append(
             f"a step's time is the median of {steps.samples} lines that stoker wrote to the log, "
-            "those of the first epoch among them"
+            "including the first epoch"
         )
         step = StepTerms(step_seconds=steps.step_seconds, wait_seconds=steps.wait_seconds)
         low, high = steps.low_seconds, steps.high_seconds

@@ -158,7 +158,7 @@ class AsIsSteps:
     def got(self, *, now: float, cpu: float, wait: float, receive: float) -> None:
         """Records that a batch is there, after `wait` seconds in next().
 
-        `cpu` is this process's CPU time so far, `receive` that of this thread in next().
+        `cpu` is this process's CPU time so far, `receive` this thread's in next().
         """
         self.batches += 1
         if self._first is None and self.batches >= self.clock_batches:

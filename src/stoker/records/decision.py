@@ -22,7 +22,7 @@ Bottleneck = Literal[
     "cpu", "workers", "latency", "accelerator", "network", "storage", "none", "unexplained"
 ]
 Role = Literal["dnn", "data"]
-# Purchase option of prices that are not billed, such as those of this machine's cores.
+# Purchase option of prices that are not billed, for example for this machine's cores.
 NOMINAL = "nominal"
 # Time from start, when billing begins, to the first step: an estimate for image and data.
 START_UP_SECONDS = 300.0

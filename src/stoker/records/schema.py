@@ -35,7 +35,7 @@ def field_texts(kind: type) -> dict[str, str]:
     texts: dict[str, str] = {}
     for each in reversed(kind.__mro__):
         name = ""
-        # Only its own: a class without a docstring shows that of the class below it.
+        # Its own only: a class without a docstring shows its base class's.
         docstring = inspect.cleandoc(vars(each).get("__doc__") or "")
         for line in docstring.partition("\nAttributes:\n")[2].splitlines():
             entry = _ENTRY.fullmatch(line)

@@ -544,7 +544,7 @@ class Workload(PlatformSettings, frozen=True, kw_only=True):
         )
 
     def profile_keys(self, *, today: TodaysGroup | None = None) -> dict[str, str]:
-        """Returns `workload_keys` of the measured hosts, by default those of `cluster`."""
+        """Returns `workload_keys` of the measured hosts, by default of `cluster`."""
         return workload_keys(
             command=self.command,
             strategy=self.strategy_settings.name,

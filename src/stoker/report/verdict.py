@@ -140,7 +140,7 @@ def collect(
     training: Training | None,
     evaluation: Evaluation | None,
 ) -> Figures:
-    """Returns the evaluation's figures, or those of the records that it would be made from."""
+    """Returns the evaluation's figures, or figures from the records that it would be made from."""
     performance = evaluation.performance if evaluation else None
     promise = decision.plan.predicted if decision else None
     outcome = training.measured if training else None

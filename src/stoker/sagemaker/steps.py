@@ -413,7 +413,7 @@ def control_step(
         outputs: Name to address; `OUTPUT/NAME` is uploaded while it is written, so it survives a
             failed step. `run.uri` is for small records: evaluate fetches all of it.
         property_files: Name to OUTPUT/PATH of a JSON file that conditions may read (`value_in`).
-        instance_type, role: Default: those of `sagemaker.control`.
+        instance_type, role: Default: as in `sagemaker.control`.
         display_name: Name in the console; default: the name without the branch.
         is_isolated: Without network, if the workload's job has none.
     """

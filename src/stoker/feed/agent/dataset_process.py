@@ -207,7 +207,7 @@ def _wait(channel: Pipe, events: int, seconds: float) -> None:
     poller.poll(seconds * 1000)
 
 
-# Workers for any job are for one kind of seeding; those of shards for one session.
+# Workers for any job serve one kind of seeding; workers for shards serve one session.
 PoolKey = tuple[Literal["seeding", "session"], str]
 
 

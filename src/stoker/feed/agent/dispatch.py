@@ -22,8 +22,8 @@ from stoker.feed.workers.pool import Result, WorkerJob
 from stoker.logs import EventName, Log
 from stoker.records import FeedSettings
 
-# 2 a worker suffice if batches cost the same; with exponentially distributed costs there is no gain
-# beyond 5 (tests/unit/test_scheduler_prefetch.py).
+# 2 a worker suffice if batches cost the same; with exponentially distributed costs more than 5 gain
+# nothing (tests/unit/test_scheduler_prefetch.py).
 MAX_CREDITS_PER_WORKER = 8
 # For each unit of variation: standard deviation over mean of batches' costs.
 CREDITS_PER_VARIATION = 3

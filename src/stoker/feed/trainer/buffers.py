@@ -16,7 +16,7 @@ from stoker.feed.wire.codec import TENSOR_DTYPES, Bytes1D, Tag, decode
 from stoker.feed.wire.dataset import unpack_error
 from stoker.feed.wire.stream import BufferPool, Bytes
 
-# Kinds that are remembered: full batches, the last one, those of a few loaders.
+# Kinds that are remembered: full batches and the last one, of a few loaders.
 MAX_PLANS = 16
 # Larger trees (texts, labels as numbers) are hardly ever equal.
 _MAX_TREE_BYTES = 4096

@@ -40,7 +40,7 @@ _DOWN = (
 def resolve(name: str, *, attempt: int = 0) -> str:
     """Returns a host's address for zmq, or raises OSError; blocks while the resolver does.
 
-    With each `attempt` the next of several addresses has its turn: one may be that of a lost pod.
+    Each `attempt` takes the next of several addresses: one may belong to a lost pod.
     """
     found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     family, _, _, _, address = found[attempt % len(found)]

@@ -2,7 +2,7 @@
 
 The script fixes S = max(1, num_workers) logical *shards*, unless the key `feed.shards` sets another
 number. Each is one *stream*, made by one process from its first batch to its last. Batch `position`
-of shard s has the number `position * S + s`. Numbers in ascending order, without those of exhausted
+of shard s has the number `position * S + s`. Ascending numbers, without exhausted
 shards, are the order of torch's own loader with S workers.
 
 The n-th batch of a stream cannot be asked for elsewhere without making all before it again. So a
@@ -155,7 +155,7 @@ class ShardScheduler(Scheduler):
         super().__init__(max_bytes=max_bytes)
         self.num_shards = num_shards
         self._credits_each = credits_each
-        # Persistent processes resume where they are; those of a new iterator begin, as torch's do.
+        # Persistent processes resume where they are; a new iterator's begin, as torch's do.
         self.workers_live = "iterator" if persists else "epoch"
         self._prefetch = prefetch
         self._persists = persists

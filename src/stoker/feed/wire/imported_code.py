@@ -121,7 +121,7 @@ class ImportedCode:
 
 @functools.cache
 def imported_code() -> ImportedCode:
-    """Returns that of this process; a forked child begins with its parent's."""
+    """Returns this process's imported code; a forked child begins with its parent's."""
     return ImportedCode()
 
 

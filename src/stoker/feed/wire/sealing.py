@@ -35,7 +35,7 @@ from stoker.feed.wire.crypto import derive
 KEY_BYTES = 32
 TAG_BYTES = 16
 # Plain text in a record. Each record is a call, after which the thread has to get the GIL again;
-# beyond 1 MiB there is no other gain, see benchmarks/README.md.
+# beyond 1 MiB nothing else is gained, see benchmarks/README.md.
 RECORD_BYTES = 4 << 20
 # Nearly all packed messages fit.
 HEAD_BYTES = 1024

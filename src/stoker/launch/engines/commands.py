@@ -42,7 +42,7 @@ class EngineCommands:
         return tuple(pid for server in self._servers for pid in server.pids)
 
     def lead(self, coordinator: Coordinator | None) -> Ending | None:
-        """Starts the leader's commands, and waits for those of all hosts, until the start deadline.
+        """Starts the leader's commands, and waits for all hosts' ones, until the start deadline.
 
         Returns the training's end if it may not start.
         """

@@ -121,7 +121,7 @@ def node_command(options: argparse.Namespace, *, folder: Path, store: int) -> tu
 
 @contextlib.contextmanager
 def session_folder() -> Iterator[Path]:
-    """A folder for sockets and logs, removed at the end, as are those of killed nodes.
+    """A folder for sockets and logs, removed at the end; folders of killed nodes are removed too.
 
     Raises:
         UsageError: If no writable folder has a path that is short enough.

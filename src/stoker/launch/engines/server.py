@@ -319,7 +319,7 @@ class Server:
         spawn.adopt_orphans()
         self.earlier_children = frozenset(child.pid for child in psutil.Process().children())
         self._process = subprocess.Popen(
-            # PR_SET_PDEATHSIG acts at the end of the starting thread, hence the main thread.
+            # PR_SET_PDEATHSIG acts at the end of the starting thread, so the main thread starts it.
             spawn.wrapped(command, signal_number=signal.SIGKILL),
             env=dict(order.environ),
             cwd=self._folder,

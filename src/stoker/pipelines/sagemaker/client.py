@@ -53,7 +53,7 @@ class SageMakerClient(PipelineClient):
         arn, ours = found["PipelineArn"], mappings(wanted, "Tags")
         pages = self._aws.pages("sagemaker", "ListTags", items="Tags", ResourceArn=arn)
         listed = [*pages] if ours else []
-        # Those of others stay.
+        # Other people's tags stay.
         there["Tags"] = [tag for tag in ours if tag in listed]
         return there, wanted
 

@@ -57,7 +57,7 @@ class PipelineRequest:
 def compile_pipeline(workload: Workload, *, folder: Path | None = None) -> Compiled:
     """Compiles the workload's pipeline by pipelines/sagemaker.py: reproducible, without network.
 
-    The project's folder, by default the current one, is also that of `sagemaker.source`.
+    `sagemaker.source` also starts from the project's folder, by default the current one.
 
     Raises:
         UsageError: If the workload lacks something, or the project's files cannot be used.

@@ -596,7 +596,7 @@ def _environment_of_group(layout: Layout, group: PodGroup) -> list[Json]:
     if group.is_dnn and settings.output:
         # Restarts that do not count as failures are counted there, too.
         most = settings.max_restarts + settings.max_fresh_starts
-        # Each restart gives the Job a new deadline: the leader holds that of all attempts.
+        # Each restart gives the Job a new deadline: the leader holds the one for all attempts.
         bounds = RunEnvironment(max_fresh_starts=most, max_run_seconds=settings.max_run_seconds)
         is_bounded = settings.max_run_seconds is not None
         ours |= bounds.to_environ("max_fresh_starts", *["max_run_seconds"] * is_bounded)

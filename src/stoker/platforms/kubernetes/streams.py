@@ -92,7 +92,7 @@ def split_time(line: str) -> tuple[datetime | None, str]:
 
 @dataclass(frozen=True, slots=True)
 class ObjectNews:
-    """Objects of one kind: all that exist, those that changed, or those that were deleted."""
+    """Objects of one kind: all existing ones, changed ones, or deleted ones."""
 
     resource: Resource
     what: Literal["all", "changed", "deleted"]

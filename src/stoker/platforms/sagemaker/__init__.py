@@ -83,7 +83,7 @@ class SageMakerPlatform:
         seconds = max(READ_AGAIN_SECONDS, 60.0 * minutes) if is_step else READ_AGAIN_SECONDS
 
         def is_passing(err: ServiceError) -> bool:
-            # In a terminal nobody has logged in yet.
+            # In a terminal the user may not have logged in yet.
             return may_pass(err) and (is_step or err.code != "NoCredentialsError")
 
         def tell(err: ServiceError) -> None:
