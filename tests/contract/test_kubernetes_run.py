@@ -31,6 +31,7 @@ from stoker.platforms.kubernetes.api import ClusterApi, Resource
 from stoker.platforms.kubernetes.job import ASK_SECONDS
 from stoker.platforms.kubernetes.objects import WORKLOAD_NAME_ANNOTATION
 from stoker.platforms.kubernetes.rights import rules
+from stoker.platforms.kubernetes.streams import LAST_WORDS_SECONDS
 from stoker.platforms.kubernetes.submit import keep_runtime
 from stoker.platforms.kubernetes.troubles import (
     DEAD_SECONDS,
@@ -901,6 +902,23 @@ def test_a_run_whose_leader_s_node_went_before_its_log_was_read_is_unknown(api, 
     end = follow(submitted).ended()
     address = f"pvc://outputs/runs/{NAME}/output/0/data/stoker/training.json"
     assert (end.status, end.unfetched) == ("succeeded", address)
+
+
+def test_a_log_that_its_node_has_deleted_was_not_read(api, clock, follow, submit):
+    submitted = submit(output="pvc://outputs/runs")
+    api.run_pods(NAME)
+    leader = only_pod(api)
+    api.say(leader, "hello")
+    api.delete_log(leader)
+    api.end_pod(leader)
+    api.end_job(NAME)
+    followed = follow(submitted)
+    log = f"GET /api/v1/namespaces/{NAMESPACE}/pods/{leader}/log"
+    until(lambda: api.count(log) > 1, what="it is asked for again")
+    clock.ahead += LAST_WORDS_SECONDS
+    end = followed.ended()
+    address = f"pvc://outputs/runs/{NAME}/output/0/data/stoker/training.json"
+    assert (end.status, end.unfetched, followed.texts(LEADER)) == ("succeeded", address, [])
 
 
 def test_hosts_that_fit_no_group_of_the_autoscaler_take_the_next_plan(api, follow, clock, submit):

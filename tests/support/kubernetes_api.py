@@ -80,6 +80,7 @@ class PodLogFile:
     previous: list[tuple[str, str]] = field(default_factory=list)
     # Readings that end after so many lines although more comes: "end" in good order, "cut" not.
     breaks: list[tuple[int, str]] = field(default_factory=list)
+    is_deleted: bool = False
 
 
 class Refusal(Exception):
@@ -642,6 +643,14 @@ class KubernetesApi:
         with self.changed:
             self._logs[name].breaks.append((after, how))
 
+    def delete_log(self, name: str) -> None:
+        """Lets the pod's node delete its container, as a kubelet does that runs out of disk.
+
+        The kubelet then answers 200, with its error in place of the log (`getContainerLogs` in
+        pkg/kubelet/server/server.go begins to answer before it looks).
+        """
+        self._logs[name].is_deleted = True
+
     # --- what the server does
 
     def answer(self, method: str, path: str, query: dict[str, str], body: Object | None) -> Object:
@@ -1137,6 +1146,9 @@ def _handler(api: KubernetesApi) -> type[Handler]:
                     limit, how = log.breaks.pop(0) if breaks else (10**9, "")
                     lines = log.previous if is_previous else log.lines
                 stream.begin()
+                if log.is_deleted:
+                    stream.write("unable to retrieve container logs for containerd://5f1c")
+                    return
                 while True:
                     with api.changed:
                         is_last = log.is_closed or query.get("follow") != "true"

@@ -310,6 +310,9 @@ class PodLog(StreamReader):
         )
         with Suppressed("away"):
             for line, is_whole in self._lines(stream):
+                # A kubelet's error in place of the rest of a log: without a time and a line end.
+                if not is_whole and split_time(line)[0] is None:
+                    raise ServiceError(line, kind="missing")
                 # A partial line of a log that continues comes again as a whole one.
                 if is_whole or is_final:
                     self._take(line)
