@@ -5,6 +5,9 @@ of the last seconds are kept, and skipped when they come again.
 
 A watch breaks off often: servers end it after minutes, proxies sooner, and if its version is too
 old (410 Gone) the objects are listed again. Callers see only what changed.
+
+Polling, as on SageMaker, would lose last lines and exit codes of pods that are deleted
+(benchmarks/following.py).
 """
 
 import contextlib
