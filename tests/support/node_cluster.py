@@ -209,8 +209,14 @@ class NodeCluster(RealNamespace):
             with contextlib.suppress(Exception):
                 container = "main" if "main" in names else names[0]
                 given = {"container": container, "command": _ENDS[how], "stdout": True}
-                given |= {"stderr": True, "_request_timeout": 2 * MINUTES}
-                stream(self._core.connect_get_namespaced_pod_exec, pod, self.namespace, **given)
+                given |= {"stderr": True, "_preload_content": False}
+                exec_ = self._core.connect_get_namespaced_pod_exec
+                session = stream(exec_, pod, self.namespace, **given)
+                try:
+                    session.run_forever(timeout=2 * MINUTES)
+                finally:
+                    # Its own `close` does nothing once the server has ended the session.
+                    session.sock.shutdown()
         return True
 
     def kill_container(self, pod: str) -> None:
@@ -348,10 +354,15 @@ class NodeCluster(RealNamespace):
 
     @contextlib.contextmanager
     def without_webhook(self) -> Iterator[None]:
-        described = self._jobset_service()["metadata"]
-        path = f"api/v1/namespaces/{described['namespace']}/services/{described['name']}"
+        service = self._jobset_service()
+        described, selector = service["metadata"], service["spec"]["selector"]
+        place = f"api/v1/namespaces/{described['namespace']}"
+        path = f"{place}/services/{described['name']}"
         nobody: dict[str, object] = {"stoker-test": "nobody"}
         self.patch(path, {"spec": {"selector": nobody}})
+        # The API server keeps its connections to a pod: the next pod gets none.
+        of_jobset = ",".join(f"{key}={value}" for key, value in selector.items())
+        self.call("DELETE", f"{place}/pods?labelSelector={of_jobset}")
         slices = f"apis/discovery.k8s.io/v1/namespaces/{described['namespace']}/endpointslices"
         mine = f"{slices}?labelSelector=kubernetes.io/service-name={described['name']}"
 
