@@ -210,6 +210,8 @@ def api(tmp_path, monkeypatch):
     """The cluster where steps make jobs."""
     with kubernetes_api() as made:
         use_kube_config(monkeypatch, kube_config(tmp_path, made.url))
+        # The folders of runs are below this one.
+        monkeypatch.chdir(tmp_path)
         yield made
 
 

@@ -1070,8 +1070,10 @@ def test_a_trainer_that_does_not_know_a_field_is_too_old_and_that_is_said(api, s
     ("api_name", "has_ended"), [("jobset", False), ("trainer", False), ("trainer", True)]
 )
 def test_the_last_step_deletes_a_profile_of_its_run_and_no_job_of_another_workload(
-    api, platform, api_name, has_ended, step
+    api, platform, api_name, has_ended, step, tmp_path, monkeypatch
 ):
+    # A run's folder is below this one.
+    monkeypatch.chdir(tmp_path)
     run_id = "5b1f6c3e-0000-4000-8000-00000000abcd"
     step(run_id=run_id)
     # Two trainings, each with its profile; the second's name begins as the first's.
