@@ -33,7 +33,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
             outside next().
         held_knocks: Knocks at which the lock was held for 0.5 ms or more.
         collective_knocks: Knocks at which the reading thread was in a collective or backward.
-        busy_vcpus: vCPUs that were busy with any program; under a quota, with its group's.
+        busy_vcpus: vCPUs that were busy with any program; under a quota, its group's only.
         elsewhere_vcpus: Busy vCPUs of this machine that this process may not use.
         quota_vcpus: Smallest CPU quota of this control group and those above it.
         periods: Periods of the CPU quota; 0: there is no quota.

@@ -3,7 +3,7 @@
 The script fixes S = max(1, num_workers) logical *shards*, unless the key `feed.shards` sets another
 number. Each is one *stream*, made by one process from its first batch to its last. Batch `position`
 of shard s has the number `position * S + s`. Ascending numbers, without exhausted
-shards, are the order of torch's own loader with S workers.
+shards, give the order of torch's own loader with S workers.
 
 The n-th batch of a stream cannot be asked for elsewhere without making all before it again. So a
 slow or stopped process is waited for, as by torch's own loader. Only where it is *lost* (its death,

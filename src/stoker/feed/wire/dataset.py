@@ -284,7 +284,7 @@ def pack_spec(spec: DatasetSpec, *, max_bytes: int, checks_code: bool = True) ->
 
 
 def why_unshippable(spec: DatasetSpec, *, max_bytes: int, max_seconds: float) -> str:
-    """Returns why `pack_spec` would fail, within these limits of bytes and time; else empty."""
+    """Returns why `pack_spec` fails, as far as `max_bytes` and `max_seconds` show; else empty."""
     try:
         SpecPickler(_BoundedFile(max_bytes, max_seconds)).dump(spec)
     except _BoundReachedError:
