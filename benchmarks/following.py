@@ -11,6 +11,7 @@ running pod every `--seconds`. The image needs a shell and GNU date; only pods a
 import argparse
 import random
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -155,6 +156,11 @@ def main() -> None:
         is_over.set()
         for thread in threads:
             thread.join()
+        # They print for ever where this was interrupted.
+        for number in range(options.pods):
+            cluster.delete(PODS, f"{NAME}-{number}")
+    if not all(seen.lines for seen in ways.values()):
+        sys.exit(f"no line of a pod was seen: can the nodes pull {options.image}?")
     minutes = (time.monotonic() - begin) / 60
     printed = set[tuple[str, int]]().union(*(seen.lines for seen in ways.values()))
     for name, seen in ways.items():
