@@ -71,6 +71,10 @@ class StepTerms(Record, frozen=True, kw_only=True):
         step_seconds: Median step, in seconds of wall clock.
         wait_seconds: Wait for data of the rank that waits longest, in seconds per step.
         accelerator_step_seconds: Step with cached batches, all-reduce included, in seconds.
+        transfer_seconds: Part of accelerator_step_seconds in which the accelerator waits for copies
+            from the host. None: not measured, or no accelerator.
+        neighbour_seconds: How much longer a step with cached batches takes while the host's loader
+            workers are busy. None: not measured, or no accelerator.
         loader_cpu_seconds: CPU-seconds of loading, all ranks, with all vCPUs busy.
         receive_seconds: Seconds in which a rank's main thread receives a batch from the feed.
         local_receive_seconds: The same for a batch from today's local workers.
@@ -90,6 +94,8 @@ class StepTerms(Record, frozen=True, kw_only=True):
     step_seconds: PositiveFloat
     wait_seconds: NonNegativeFloat | None = None
     accelerator_step_seconds: NonNegativeFloat | None = None
+    transfer_seconds: NonNegativeFloat | None = None
+    neighbour_seconds: NonNegativeFloat | None = None
     loader_cpu_seconds: NonNegativeFloat | None = None
     receive_seconds: NonNegativeFloat | None = None
     local_receive_seconds: NonNegativeFloat | None = None
