@@ -68,10 +68,16 @@ def groups_in_words(groups: Iterable[Group]) -> str:
 class Predicted(Record, frozen=True, kw_only=True):
     """Predicted step of a plan, with its limits and cost.
 
+    Speed-up and cost are of whole epochs where `whole_step_seconds` is known, else of the step.
+
     Attributes:
         step_seconds: Step, in seconds of wall clock.
         step_seconds_low: Lower bound of the step's error band, in seconds.
         step_seconds_high: Upper bound, in seconds.
+        whole_step_seconds: Seconds of whole epochs over their steps, with each epoch's start and
+            what lies between epochs. None: not known.
+        whole_step_seconds_low: Lower bound of its error band, in seconds.
+        whole_step_seconds_high: Upper bound, in seconds.
         limit: Bottleneck: CPU, accelerator, a worker's time for a batch (latency), network,
             receiving batches, or storage.
         second_limit: The next bottleneck.
@@ -79,7 +85,7 @@ class Predicted(Record, frozen=True, kw_only=True):
         accelerator_utilization: Share of the step in which accelerators compute, 0 to 1.
         usd_per_hour: Price of all hosts, in dollars per hour.
         usd_per_1000_steps: Cost of 1000 steps, in dollars.
-        speedup: Today's measured step over this one: 2 is twice as fast.
+        speedup: Today's measured time over this one: 2 is twice as fast.
         cost_change: Cost of a step over today's, minus 1. With nominal prices: of cpu_seconds.
         total_hours: Hours of the whole training. None: its number of steps is not known.
         total_usd: Dollars of the whole training.
@@ -107,6 +113,24 @@ class Predicted(Record, frozen=True, kw_only=True):
     own_storage_speedup: PositiveFloat | None = None
     cpu_seconds: NonNegativeFloat | None = None
     accelerator_seconds: NonNegativeFloat | None = None
+    whole_step_seconds: PositiveFloat | None = None
+    whole_step_seconds_low: PositiveFloat | None = None
+    whole_step_seconds_high: PositiveFloat | None = None
+
+    @property
+    def counted_seconds(self) -> float:
+        """Seconds of a step that time and money are counted by: of whole epochs, if known."""
+        return self.whole_step_seconds or self.step_seconds
+
+    @property
+    def counted_low(self) -> float:
+        """Lower bound of `counted_seconds`."""
+        return self.whole_step_seconds_low or self.step_seconds_low
+
+    @property
+    def counted_high(self) -> float:
+        """Upper bound of `counted_seconds`."""
+        return self.whole_step_seconds_high or self.step_seconds_high
 
     @property
     def run_usd(self) -> float | None:

@@ -15,6 +15,7 @@ from stoker.records.base import (
     Record,
     Value,
 )
+from stoker.records.epochs import EpochTimes
 from stoker.text import wait_share
 
 # Means over minutes, pauses included: above the first a part is probably the limit, below the
@@ -297,6 +298,7 @@ class Profile(Record, frozen=True, kw_only=True):
         loader_rates: Throughput of the loader alone by number of workers; upper bounds for plans.
         transforms: Parts of loading a sample, most expensive first.
         loader: The loader that made the batches.
+        epochs: Time beyond the usual steps of whole epochs. None: not known.
         unmeasured: Parts that cannot be measured without torch's DataLoader.
         what: Facts about the profiled run, such as ranks and versions; not stable.
     """
@@ -315,6 +317,7 @@ class Profile(Record, frozen=True, kw_only=True):
     loader_rates: tuple[LoaderRate, ...] = ()
     transforms: tuple[TransformCost, ...] = ()
     loader: ProfiledLoader | None = None
+    epochs: EpochTimes | None = None
     unmeasured: tuple[Name, ...] = ()
     what: dict[str, Value] = msgspec.field(default_factory=dict)
 

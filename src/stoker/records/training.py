@@ -26,6 +26,7 @@ from stoker.records.base import (
     write_json,
 )
 from stoker.records.decision import Action, Group
+from stoker.records.epochs import EpochTimes
 from stoker.records.profile import Spread
 from stoker.records.workload import Gate
 from stoker.text import wait_share
@@ -211,7 +212,10 @@ class Measured(Record, frozen=True, kw_only=True):
         step_seconds: Step, in seconds of wall clock.
         wait_seconds: Wait for the batch, in seconds per step.
         compute_seconds: Step without its wait, in seconds.
-        samples_per_second: Samples of all ranks over the time of all steps.
+        whole_step_seconds: Seconds of whole epochs over their steps: from the third step of the run
+            to its last, with the starts of epochs and what lies between them. None: not known.
+        epochs: What `whole_step_seconds` has beyond `step_seconds`. None: not known.
+        samples_per_second: Samples of all ranks over the time of whole epochs.
         steps: Steps that were measured.
         usd_per_1000_steps: Cost of 1000 steps, in dollars. None: a price is not known, or not
             billed.
@@ -231,6 +235,13 @@ class Measured(Record, frozen=True, kw_only=True):
     rank: NonNegativeInt = 0
     least_wait_share: NonNegativeFloat | None = None
     timeline_file: str | None = None
+    whole_step_seconds: NonNegativeFloat | None = None
+    epochs: EpochTimes | None = None
+
+    @property
+    def counted_seconds(self) -> float:
+        """Seconds of a step that time and money are counted by: of whole epochs, if known."""
+        return self.whole_step_seconds or self.step_seconds
 
     @property
     def wait_share(self) -> float:
@@ -398,6 +409,8 @@ class StepCost(Record, frozen=True, kw_only=True):
 
     Attributes:
         step_seconds: Step, in seconds of wall clock.
+        whole_step_seconds: Seconds of whole epochs over their steps. None: not known of all that
+            are compared; then the step is.
         usd_per_1000_steps: Cost of 1000 steps, in dollars. None: a price is not known, or not
             billed.
         cpu_seconds: vCPUs of all hosts times the step.
@@ -405,6 +418,7 @@ class StepCost(Record, frozen=True, kw_only=True):
     """
 
     step_seconds: NonNegativeFloat
+    whole_step_seconds: NonNegativeFloat | None = None
     usd_per_1000_steps: NonNegativeFloat | None = None
     cpu_seconds: NonNegativeFloat | None = None
     accelerator_seconds: NonNegativeFloat | None = None

@@ -1,0 +1,105 @@
+"""Times of whole epochs: what a training spends beyond its usual steps."""
+
+import msgspec
+
+from stoker.records.base import NonNegativeFloat, NonNegativeInt, PositiveFloat, Record
+
+
+class EpochPause(Record, frozen=True, kw_only=True):
+    """A pause that each epoch has once.
+
+    Attributes:
+        seconds: Mean, in seconds.
+        low_seconds: Lower quartile.
+        high_seconds: Upper quartile.
+        count: Pauses that were measured. 0: computed, from the time of a batch in one worker.
+    """
+
+    seconds: NonNegativeFloat
+    low_seconds: NonNegativeFloat
+    high_seconds: NonNegativeFloat
+    count: NonNegativeInt
+
+    def scaled(self, factor: float) -> "EpochPause":
+        """Returns the pause, `factor` times as long."""
+        return msgspec.structs.replace(
+            self,
+            seconds=self.seconds * factor,
+            low_seconds=self.low_seconds * factor,
+            high_seconds=self.high_seconds * factor,
+        )
+
+
+class EpochTimes(Record, frozen=True, kw_only=True):
+    """Time beyond the usual steps of whole epochs, without the start of the run.
+
+    None: not known; no figure counts it then.
+
+    Attributes:
+        steps: Steps of an epoch, mean.
+        start: Wait for an epoch's first batch, beyond the wait of a usual step.
+        between: From the end of an epoch's last step to the request for the next epoch's first
+            batch: validation, checkpoints, logging.
+        inside_seconds: Seconds of a mean step beyond the usual one, without its wait: validation
+            and checkpoints in mid-epoch.
+    """
+
+    steps: PositiveFloat | None = None
+    start: EpochPause | None = None
+    between: EpochPause | None = None
+    inside_seconds: NonNegativeFloat | None = None
+
+    @property
+    def pauses(self) -> tuple[EpochPause, ...]:
+        """The known pauses of an epoch."""
+        return tuple(pause for pause in (self.start, self.between) if pause is not None)
+
+    def pause_seconds(self) -> float:
+        """Returns the seconds of an epoch's known pauses."""
+        return sum(pause.seconds for pause in self.pauses)
+
+    def whole_step_seconds(self, step_seconds: float) -> float:
+        """Returns the seconds of a step with its share of all that whole epochs have beyond it."""
+        inside = self.inside_seconds or 0.0
+        shared = self.pause_seconds() / self.steps if self.steps else 0.0
+        return step_seconds + inside + shared
+
+    def run_seconds(self, *, step_seconds: float, epochs: float) -> float:
+        """Returns the seconds of so many whole epochs; 0 where an epoch's steps are not known."""
+        return epochs * (self.steps or 0.0) * self.whole_step_seconds(step_seconds)
+
+    def at_low(self) -> "EpochTimes":
+        """Returns the times with each pause at its lower quartile."""
+        return self._with(
+            start=self.start and _exactly(self.start, self.start.low_seconds),
+            between=self.between and _exactly(self.between, self.between.low_seconds),
+        )
+
+    def at_high(self) -> "EpochTimes":
+        """Returns the times with each pause at its upper quartile."""
+        return self._with(
+            start=self.start and _exactly(self.start, self.start.high_seconds),
+            between=self.between and _exactly(self.between, self.between.high_seconds),
+        )
+
+    def filled_from(self, other: "EpochTimes") -> "EpochTimes":
+        """Returns the times, with what is not known here as in `other`, a run of the same script.
+
+        Not the start: another cluster makes the first batch.
+        """
+        inside = other.inside_seconds if self.inside_seconds is None else self.inside_seconds
+        return msgspec.structs.replace(
+            self,
+            steps=self.steps or other.steps,
+            between=self.between or other.between,
+            inside_seconds=inside,
+        )
+
+    def _with(self, *, start: EpochPause | None, between: EpochPause | None) -> "EpochTimes":
+        return msgspec.structs.replace(self, start=start, between=between)
+
+
+def _exactly(pause: EpochPause, seconds: float) -> EpochPause:
+    return msgspec.structs.replace(
+        pause, seconds=seconds, low_seconds=seconds, high_seconds=seconds
+    )
