@@ -16,6 +16,7 @@ from stoker.records.base import (
     Value,
 )
 from stoker.records.epochs import EpochTimes
+from stoker.records.gpu import GpuLoad
 from stoker.text import wait_share
 
 # Means over minutes, pauses included: above the first a part is probably the limit, below the
@@ -139,7 +140,8 @@ class Observed(Record, frozen=True, kw_only=True):
 
     Attributes:
         cpu_utilization: Busy share of all vCPUs, 0 to 1.
-        gpu_utilization: Busy share of all GPUs, 0 to 1.
+        gpu_utilization: Busy share of the GPUs in use, 0 to 1; where steps were timed, during them.
+        gpus: Load of each GPU, while the script ran unchanged.
         hosts: Number of hosts observed.
         others_vcpus: vCPUs of all hosts that other programs used during the unchanged steps.
         elsewhere_vcpus: Busy vCPUs of this machine outside its only host.
@@ -148,6 +150,7 @@ class Observed(Record, frozen=True, kw_only=True):
 
     cpu_utilization: Fraction | None = None
     gpu_utilization: Fraction | None = None
+    gpus: tuple[GpuLoad, ...] = ()
     hosts: PositiveInt | None = None
     others_vcpus: NonNegativeFloat | None = None
     elsewhere_vcpus: NonNegativeFloat | None = None

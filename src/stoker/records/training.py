@@ -27,6 +27,7 @@ from stoker.records.base import (
 )
 from stoker.records.decision import Action, Group
 from stoker.records.epochs import EpochTimes
+from stoker.records.gpu import GpuLoad
 from stoker.records.profile import Spread
 from stoker.records.workload import Gate
 from stoker.text import wait_share
@@ -36,7 +37,7 @@ STARTED = "training started"
 # Fields to which the leader's record contributes.
 _OF_LEADER = (
     *("status", "exit_code", "failure", "hosts", "strategy", "engine", "hyperparameters"),
-    *("measured", "metrics", "steps", "is_unfed", "data_group_release_seconds", "events"),
+    *("measured", "gpus", "metrics", "steps", "is_unfed", "data_group_release_seconds", "events"),
 )
 # Start of the event of a run whose times mean nothing for other runs.
 NOT_COMPARABLE = "not comparable"
@@ -294,6 +295,7 @@ class Training(Record, frozen=True, kw_only=True):
         engine: What made data on the data group.
         hyperparameters: Values that the command got.
         measured: Measured steps. None: no step was timed.
+        gpus: Load of each GPU of the dnn hosts. Empty: there is none, or it was not read.
         metrics: Last reported value of each metric.
         model_uri: Location of the saved model.
         job: The run in its platform's terms.
@@ -325,6 +327,7 @@ class Training(Record, frozen=True, kw_only=True):
     engine: str = "feed"
     hyperparameters: dict[Name, Scalar] = msgspec.field(default_factory=dict)
     measured: Measured | None = None
+    gpus: tuple[GpuLoad, ...] = ()
     metrics: dict[str, float] = msgspec.field(default_factory=dict)
     model_uri: str | None = None
     job: Job
@@ -415,6 +418,7 @@ class StepCost(Record, frozen=True, kw_only=True):
             billed.
         cpu_seconds: vCPUs of all hosts times the step.
         accelerator_seconds: Accelerators of all hosts times the step.
+        gpu_utilization: Busy share of the GPUs in use, 0 to 1.
     """
 
     step_seconds: NonNegativeFloat
@@ -422,6 +426,7 @@ class StepCost(Record, frozen=True, kw_only=True):
     usd_per_1000_steps: NonNegativeFloat | None = None
     cpu_seconds: NonNegativeFloat | None = None
     accelerator_seconds: NonNegativeFloat | None = None
+    gpu_utilization: Fraction | None = None
 
 
 class Band(Record, frozen=True, kw_only=True):
@@ -516,6 +521,7 @@ class TrainingFacts:
     engine: str = "feed"
     hyperparameters: Mapping[str, Scalar] = field(default_factory=dict)
     measured: Measured | None = None
+    gpus: tuple[GpuLoad, ...] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
     events: tuple[Event, ...] = ()
     release_seconds: float | None = None
@@ -563,6 +569,7 @@ def training_record(facts: TrainingFacts) -> Training:
         engine=inside.engine,
         hyperparameters=dict(inside.hyperparameters),
         measured=_measured(inside.measured, facts),
+        gpus=inside.gpus,
         metrics=dict(inside.metrics),
         steps=inside.steps,
         is_unfed=inside.is_unfed,

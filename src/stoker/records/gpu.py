@@ -1,0 +1,102 @@
+"""The load of a run's GPUs, as the driver counts it."""
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Literal
+
+import msgspec
+
+from stoker.records.base import (
+    Fraction,
+    Name,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    Record,
+)
+
+# What a host may have: messages and records of more are refused.
+MAX_GPUS = 256
+
+
+class GpuFigure(Record, frozen=True, kw_only=True):
+    """One quantity of a GPU over time, weighted by time.
+
+    Attributes:
+        mean: Mean, in the unit of the quantity.
+        low: Lower quartile, likewise.
+        median: Median, in the same unit.
+        high: Upper quartile, likewise.
+    """
+
+    mean: NonNegativeFloat
+    low: NonNegativeFloat
+    median: NonNegativeFloat
+    high: NonNegativeFloat
+
+
+class GpuLoad(Record, frozen=True, kw_only=True):
+    """Load of one GPU. None: the driver does not tell it there, as on slices and virtual GPUs.
+
+    Attributes:
+        host: Name of its host.
+        index: Index of the GPU on its host, as the driver counts.
+        slice: Index of the MIG slice in its GPU. None: a whole GPU.
+        uuid: UUID, as the driver spells it.
+        model: Model, as the driver spells it.
+        memory_total_bytes: Memory of the GPU, or of its slice.
+        during: Time of the figures. steps: from the first to the last step, without the first two
+            of the run; command: the whole command, as no step was timed.
+        samples: Samples, about one a second.
+        utilization: Share of the time in which a kernel ran, 0 to 1.
+        step_utilization: Its mean over the steps alone, without what is between epochs.
+        memory_bytes: Memory in use.
+        power_watts: Power that the GPU draws.
+        sm_clock_mhz: Clock of the multiprocessors.
+        pcie_received_bytes_per_second: Data received over PCIe.
+        throttled: Share of the time with lowered clocks, by reason: power, thermal, other.
+    """
+
+    host: Name
+    index: NonNegativeInt
+    slice: NonNegativeInt | None = None
+    uuid: Name
+    model: Name | None = None
+    memory_total_bytes: NonNegativeInt | None = None
+    during: Literal["steps", "command"] = "steps"
+    samples: PositiveInt
+    utilization: GpuFigure | None = None
+    step_utilization: Fraction | None = None
+    memory_bytes: GpuFigure | None = None
+    power_watts: GpuFigure | None = None
+    sm_clock_mhz: GpuFigure | None = None
+    pcie_received_bytes_per_second: GpuFigure | None = None
+    throttled: dict[Name, Fraction] = msgspec.field(default_factory=dict)
+
+    @property
+    def number(self) -> str:
+        """The GPU on its host: `0`, or `0.1` for the second slice of the first one."""
+        return str(self.index) if self.slice is None else f"{self.index}.{self.slice}"
+
+
+def used_gpus(gpus: Sequence[GpuLoad]) -> tuple[GpuLoad, ...]:
+    """Returns the GPUs that were ever busy; all of them if none was.
+
+    A script may use one of eight: the others' idleness is no news of its loop.
+    """
+    known = tuple(gpu for gpu in gpus if gpu.utilization is not None)
+    busy = tuple(gpu for gpu in known if gpu.utilization and gpu.utilization.mean > 0)
+    return busy or known
+
+
+def busy_share(gpus: Sequence[GpuLoad]) -> float | None:
+    """Returns the mean busy share of the GPUs that are in use; None: not known."""
+    shares = [gpu.utilization.mean for gpu in used_gpus(gpus) if gpu.utilization]
+    return min(1.0, fmean(shares)) if shares else None
+
+
+def step_busy_share(gpus: Sequence[GpuLoad]) -> float | None:
+    """Returns the same over the steps alone; None: not known."""
+    used = used_gpus(gpus)
+    shares = [gpu.step_utilization for gpu in used if gpu.step_utilization is not None]
+    return fmean(shares) if used and len(shares) == len(used) else None
