@@ -19,11 +19,10 @@ import torch
 import torch.serialization
 
 from stoker.errors import StokerError
+from stoker.profile.cache_files import is_cache
 from stoker.profile.grown_files import short_path
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND | os.O_CREAT
-# Their content can be made again.
-_CACHES = frozenset({"__pycache__", ".cache", ".triton", ".nv"})
 _MAX_NAMED = 5
 _OF_SYSTEM = ("/dev/", "/proc/", "/sys/")
 # They read, or compile what torch made: none writes a file that a user keeps.
@@ -108,8 +107,10 @@ class FileGuard:
         self._free_thread = threading.get_ident()
 
     def made(self) -> list[str]:
-        found = [short_path(path) for path in list(self._made) if os.path.isfile(path)]
-        return found[:_MAX_NAMED]
+        """Returns the files of the user that are new since `arm`, the first few of them."""
+        there = [path for path in list(self._made) if os.path.isfile(path)]
+        users = [short_path(path) for path in there if not is_cache(path)]
+        return users[:_MAX_NAMED]
 
     def _heard_open(self, name: object, mode: object, flags: object) -> None:
         if isinstance(flags, int) and flags & _WRITES:
@@ -163,9 +164,8 @@ class FileGuard:
         return not (
             path.startswith(self._allowed)
             or path.startswith(_OF_SYSTEM)
-            or any(
-                part in _CACHES or part.startswith("torchinductor_") for part in path.split(os.sep)
-            )
+            # Its content can be made again.
+            or is_cache(path)
             or any(str(above) in self._own for above in (Path(path), *Path(path).parents))
         )
 

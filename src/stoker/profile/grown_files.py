@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from stoker.profile.cache_files import is_cache, is_cache_folder
 from stoker.profile.rank_results import GrownFile, RankResult
 from stoker.records import Profile
 from stoker.settings import ProcessSettings
@@ -26,7 +27,7 @@ _KEPT = 50
 COPY = "copy"
 # The kernel's, and what runs the container keeps in it: Argo's folder is /var/run/argo.
 _OF_SYSTEM = tuple(map(Path, ("/proc", "/sys", "/dev", "/run", "/var/run", "/kfp-launcher")))
-_SKIPPED = frozenset({".git", ".venv", "venv", "node_modules", "__pycache__", ".mypy_cache"})
+_SKIPPED = frozenset({".git", ".venv", "venv", "node_modules"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,8 @@ def grown(before: FolderSnapshot, after: FolderSnapshot) -> list[GrownFile]:
             found.append(GrownFile(path=path, num_bytes=num_bytes - known[0]))
         elif known is not None and changed != known[1]:
             found.append(GrownFile(path=path, num_bytes=num_bytes, is_rewritten=True))
-    return sorted(found, key=lambda file: (-file.num_bytes, file.path))[:_KEPT]
+    users = [file for file in found if not is_cache(file.path)]
+    return sorted(users, key=lambda file: (-file.num_bytes, file.path))[:_KEPT]
 
 
 def folders_of(words: Sequence[str], *, cwd: Path, outputs: Sequence[Path]) -> list[Path]:
@@ -184,7 +186,7 @@ def _files(folders: Sequence[Path], outside: set[str]) -> Iterator["os.DirEntry[
         for entry in entries:
             # Links are not followed: they may lead in a circle, or to the data set.
             if entry.is_dir(follow_symlinks=False):
-                if entry.name not in _SKIPPED:
+                if entry.name not in _SKIPPED and not is_cache_folder(entry.name):
                     waiting.append(entry.path)
             elif entry.is_file(follow_symlinks=False):
                 yield entry
