@@ -30,6 +30,8 @@ from stoker.records.decision import Predicted as Predicted
 from stoker.records.decision import Prices as Prices
 from stoker.records.decision import Role as Role
 from stoker.records.decision import TakenElsewhere as TakenElsewhere
+from stoker.records.decision import Trial as Trial
+from stoker.records.decision import VerdictKind as VerdictKind
 from stoker.records.decision import groups_in_words as groups_in_words
 from stoker.records.decision import plan_in_words as plan_in_words
 from stoker.records.engine import EngineCommand as EngineCommand

@@ -22,8 +22,13 @@ Bottleneck = Literal[
     "cpu", "workers", "latency", "accelerator", "network", "storage", "none", "unexplained"
 ]
 Role = Literal["dnn", "data"]
+# What a decision recommends: a change whose gain exceeds its error band; one that probably gains;
+# none, as nothing gains; or none yet, as the figures do not tell.
+VerdictKind = Literal["sure", "probable", "none", "unknown"]
 # Purchase option of prices that are not billed, for example for this machine's cores.
 NOMINAL = "nominal"
+# Where today's hosts have no price: the node pools of a cluster of one's own.
+UNPRICED = "unpriced"
 # Time from start, when billing begins, to the first step: an estimate for image and data.
 START_UP_SECONDS = 300.0
 
@@ -86,7 +91,7 @@ class Predicted(Record, frozen=True, kw_only=True):
         usd_per_hour: Price of all hosts, in dollars per hour.
         usd_per_1000_steps: Cost of 1000 steps, in dollars.
         speedup: Today's measured time over this one: 2 is twice as fast.
-        cost_change: Cost of a step over today's, minus 1. With nominal prices: of cpu_seconds.
+        cost_change: Cost of a step over today's, minus 1. Where nothing is billed: of cpu_seconds.
         total_hours: Hours of the whole training. None: its number of steps is not known.
         total_usd: Dollars of the whole training.
         break_even_speedup: Speedup at which a step costs as much as today.
@@ -212,7 +217,8 @@ class Prices(Record, frozen=True, kw_only=True):
     Attributes:
         date: Day of the oldest price, ISO 8601.
         region: AWS region of the prices.
-        purchase: Purchase option, such as on-demand; nominal: not billed.
+        purchase: Purchase option, such as on-demand; nominal: not billed; unpriced: today's hosts
+            have no price, so that plans are not compared in money.
         source: The price list.
         stale: Whether the prices are older than 90 days.
     """
@@ -226,6 +232,11 @@ class Prices(Record, frozen=True, kw_only=True):
     @property
     def is_nominal(self) -> bool:
         return self.purchase == NOMINAL
+
+    @property
+    def is_billed(self) -> bool:
+        """Whether plans are compared in dollars."""
+        return self.purchase not in (NOMINAL, UNPRICED)
 
 
 class Calibration(Record, frozen=True, kw_only=True):
@@ -268,6 +279,22 @@ class TakenElsewhere(Record, frozen=True, kw_only=True):
     accelerator_step_source: AcceleratorStepSource
 
 
+class Trial(Record, frozen=True, kw_only=True):
+    """How to measure a plan before it is relied on.
+
+    Attributes:
+        command: Shell command that measures a step on the plan's hosts.
+        change: What to change in the script first. None: nothing.
+        minutes: Minutes until its verdict, the hosts' start included.
+        usd: Dollars of these minutes. None: not billed, or a price is not known.
+    """
+
+    command: str
+    change: str | None = None
+    minutes: PositiveFloat
+    usd: NonNegativeFloat | None = None
+
+
 class Decision(Record, frozen=True, kw_only=True):
     """Ranked plans, the chosen one, and why.
 
@@ -280,7 +307,13 @@ class Decision(Record, frozen=True, kw_only=True):
             reads; storage: they share what they wait for; none: loading costs nothing; unexplained:
             not known.
         action: Action of the chosen plan.
-        plan: The chosen plan.
+        plan: The chosen plan, on whose hosts `stoker train` trains.
+        verdict: What is recommended. sure: `plan`, whose gain exceeds its error band; probable:
+            `probable`, which is also `plan` where `constraints.follow` allows it; none: nothing
+            gains; unknown: the figures do not tell. None: an early version wrote the record.
+        probable: A plan that probably gains more than today's cluster (after `sure`: than `plan`),
+            by less than its error band. None: there is none.
+        trial: How to measure `probable`.
         plans: All plans, best first; infeasible ones last.
         path: Questions that led to the choice, with answers.
         advice: What else is worth doing.
@@ -301,6 +334,9 @@ class Decision(Record, frozen=True, kw_only=True):
     bottleneck: Bottleneck
     action: Action
     plan: Plan
+    verdict: VerdictKind | None = None
+    probable: Plan | None = None
+    trial: Trial | None = None
     plans: Annotated[tuple[Plan, ...], msgspec.Meta(min_length=1)]
     path: tuple[Answer, ...] = ()
     advice: tuple[Advice, ...] = ()
@@ -312,6 +348,15 @@ class Decision(Record, frozen=True, kw_only=True):
     others_vcpus: NonNegativeFloat | None = None
     taken_elsewhere: TakenElsewhere | None = None
     is_noisy: bool = False
+
+    @property
+    def kind(self) -> VerdictKind:
+        """The verdict, also of a record of an early version."""
+        if self.verdict is not None:
+            return self.verdict
+        if self.is_noisy or self.bottleneck == "unexplained":
+            return "unknown"
+        return "none" if self.action == "keep" else "sure"
 
 
 def predicted_of(groups: Iterable[Group], decision: Decision | None) -> Predicted | None:

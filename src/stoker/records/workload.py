@@ -93,6 +93,9 @@ _STORAGE_OF_CHANNEL: Mapping[str, Storage] = MappingProxyType(
 )
 
 
+Followed = Literal["sure", "probable"]
+
+
 class Constraints(Record, frozen=True, kw_only=True):
     """Limits that plans must respect, and what ranks them.
 
@@ -108,6 +111,9 @@ class Constraints(Record, frozen=True, kw_only=True):
         max_data_hosts: Maximum number of data hosts; 0: no data group.
         allowed_instance_types: Types that hosts may have, besides today's. None: the whole catalog.
         regions: AWS regions whose prices may be used. None: any.
+        follow: Which recommendations are followed unattended. sure: plans whose gain exceeds its
+            error band; probable: also a plan that probably gains. None: probable on this machine,
+            where a try is free, else sure.
         storage: Read rate of several hosts. per_host: adds up (S3, local copies); shared: one rate
             for all; unknown: planned as shared. None: by platform and channels.
     """
@@ -120,6 +126,7 @@ class Constraints(Record, frozen=True, kw_only=True):
     max_data_hosts: NonNegativeInt = 8
     allowed_instance_types: tuple[Name, ...] | None = None
     regions: tuple[Name, ...] | None = None
+    follow: Followed | None = None
     storage: Storage | None = None
 
 
