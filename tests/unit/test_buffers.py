@@ -94,13 +94,14 @@ VALUES: dict[str, Callable[[int], object]] = {
     "pair": lambda n: [image(n), torch.tensor([1.5 * n])],
     "tuple": lambda n: (image(n), (image(n + 1), "train", 3, None)),
     "dict": lambda n: {"image": image(n), 2: [torch.tensor([n], dtype=torch.bfloat16)]},
+    "300 features": lambda n: {f"feature_{i}": torch.full((32,), n + i) for i in range(300)},
     "empty": lambda n: [image(n), torch.empty(0, 3)],
     "array": lambda n: [image(n), np.arange(n, n + 3)],
     "another order": lambda n: image(n).permute(2, 0, 1),
     "scalar": lambda n: [image(n), np.float32(2)],
     "pickle": lambda n: [image(n), range(3)],
 }
-PLAIN = {"tensor", "pair", "tuple", "dict"}
+PLAIN = {"tensor", "pair", "tuple", "dict", "300 features"}
 
 
 @pytest.mark.parametrize("kind", VALUES)
@@ -122,6 +123,35 @@ def test_batches_share_nothing_but_how_they_were_read():
         batch["images"].append("more")
     assert len({id(batch["images"]) for batch in batches}) == 4
     assert torch.equal(batches[3]["images"][0], torch.zeros_like(image(0)))
+
+
+def in_torchs_memory(value: object) -> tuple[bytes, Bytes1D]:
+    tree, payload = sent(value)
+    return tree, torch.from_numpy(payload).clone().numpy()
+
+
+def test_tensors_of_a_batch_in_pinned_memory_are_changed_one_without_the_other():
+    known = LayoutCache()
+    weight = torch.nn.Parameter(torch.ones(2))
+    for n in range(4):
+        tree, payload = in_torchs_memory([torch.full((2,), float(n)), torch.ones(2), torch.ones(3)])
+        inputs, labels, _ = batch = known.decode(tree, payload, allow_pickle=False)
+        loss = (inputs * weight).sum()
+        labels.zero_()
+        loss.backward()
+        labels.mul_(weight)
+        assert len({tensor.untyped_storage().data_ptr() for tensor in batch}) == 1
+        assert labels.tolist() == [0, 0]
+    assert weight.grad.tolist() == [6, 6]
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_batches_in_pinned_memory_are_what_was_sent(kind):
+    known = LayoutCache()
+    for n in range(4):
+        value = VALUES[kind](n)
+        tree, payload = in_torchs_memory(value)
+        assert repr(known.decode(tree, payload, allow_pickle=True)) == repr(value)
 
 
 def test_a_known_tree_with_a_payload_of_another_size_is_judged_and_one_refused_is_refused_again():

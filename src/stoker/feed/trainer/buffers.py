@@ -5,23 +5,25 @@ only the views are made.
 """
 
 import math
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
 import torch
 
 from stoker.errors import FeedError
+from stoker.feed.wire.blocks import contiguous_part, cut
 from stoker.feed.wire.codec import TENSOR_DTYPES, Bytes1D, Tag, decode
 from stoker.feed.wire.dataset import unpack_error
 from stoker.feed.wire.stream import BufferPool, Bytes
 
 # Kinds that are remembered: full batches and the last one, of a few loaders.
 MAX_PLANS = 16
-# Larger trees (texts, labels as numbers) are hardly ever equal.
-_MAX_TREE_BYTES = 4096
+# A tensor takes about 30 bytes. Larger trees (texts, labels as numbers) are hardly ever equal.
+_MAX_TREE_BYTES = 64 << 10
 
-_Plan = Callable[[Bytes1D], object]
+_Build = Callable[[Sequence[torch.Tensor]], object]
 _decoder = msgspec.msgpack.Decoder()
 
 
@@ -37,72 +39,104 @@ def set_device(number: int) -> None:
     getattr(accelerator, "set_device_index", torch.cuda.set_device)(number)
 
 
+class BatchLayout:
+    """How the batches of a kind lie in their payloads."""
+
+    def __init__(self, build: _Build, leaves: "Sequence[_Leaf]") -> None:
+        self._build = build
+        self._leaves = leaves
+        self._parts = [leaf.part for leaf in leaves]
+
+    def batch(self, payload: Bytes1D) -> object:
+        """Returns the batch in a payload that `decode` has checked one of this kind against."""
+        pinned: object = payload.base
+        if isinstance(pinned, torch.Tensor):
+            # In torch's own pinned memory: its allocator knows of copies under way.
+            return self._build(cut(pinned, self._parts))
+        return self._build([leaf.tensor(payload) for leaf in self._leaves])
+
+
 class LayoutCache:
     """Decoder of the batches of a process; used by one thread."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[bytes, int], _Plan] = {}
+        self._known: dict[tuple[bytes, int], BatchLayout] = {}
         self._last: tuple[bytes, int] | None = None
 
     def decode(self, tree: bytes, payload: Bytes1D | None, *, allow_pickle: bool) -> object:
         if payload is None or len(tree) > _MAX_TREE_BYTES:
             return decode(tree, payload, allow_pickle=allow_pickle)
         key = (tree, payload.nbytes)
-        plan = self._known.get(key)
-        if plan is not None:
-            return plan(payload)
+        layout = self._known.get(key)
+        if layout is not None:
+            return layout.batch(payload)
         value = decode(tree, payload, allow_pickle=allow_pickle)
         # From the second in a row on: a tree with numbers of its batch never comes again.
         if key == self._last:
             # `decode` has checked that it fits a payload of this size.
-            plan = _plan(_decoder.decode(tree))
-            if plan is not None:
+            layout = _layout(_decoder.decode(tree))
+            if layout is not None:
                 while len(self._known) >= MAX_PLANS:
                     del self._known[next(iter(self._known))]
-                self._known[key] = plan
+                self._known[key] = layout
         self._last = key
         return value
 
 
-def _plan(node: object) -> _Plan | None:
-    """Returns a function that makes the value of a checked node; None: use `decode`."""
+class _Leaf:
+    """A tensor of a layout."""
+
+    def __init__(self, name: str, shape: tuple[int, ...], offset: int) -> None:
+        dtype: torch.dtype = getattr(torch, name)
+        self.part = contiguous_part(dtype, shape, offset=offset)
+        self._offset = offset
+        self._count = math.prod(shape)
+        self._array_dtype = _array_dtype(name, dtype)
+
+    def tensor(self, payload: Bytes1D) -> torch.Tensor:
+        dtype, shape, offset = self.part.dtype, self.part.shape, self._offset
+        if self._array_dtype is not None:
+            # Half of what `frombuffer` and `view` take.
+            return torch.from_numpy(np.ndarray(shape, self._array_dtype, payload, offset))
+        numbers = torch.frombuffer(payload, dtype=dtype, count=self._count, offset=offset)
+        return numbers.view(shape)
+
+
+def _layout(node: object) -> BatchLayout | None:
+    """Returns the layout of a checked tree; None: use `decode`."""
+    leaves: list[_Leaf] = []
+    build = _build(node, leaves)
+    return None if build is None else BatchLayout(build, leaves)
+
+
+def _build(node: object, leaves: list[_Leaf]) -> _Build | None:
+    """Returns a function that makes a node's value of the batch's tensors; adds its `leaves`."""
     if not isinstance(node, list):
         return lambda _: node
     match node:
         case [Tag.TENSOR, str(name), [*shape], int(offset)]:
-            return _tensor_plan(name, tuple(shape), offset)
-        case [Tag.LIST | Tag.TUPLE | Tag.DICT as tag, *items]:
-            plans = [plan for plan in map(_plan, items) if plan is not None]
-            if len(plans) < len(items):
+            if name not in TENSOR_DTYPES or not math.prod(shape):
                 return None
-            if tag == Tag.LIST:
-                return lambda payload: [plan(payload) for plan in plans]
-            if tag == Tag.TUPLE:
-                return lambda payload: tuple([plan(payload) for plan in plans])
-            pairs = list(zip(plans[::2], plans[1::2], strict=True))
-            return lambda payload: {key(payload): value(payload) for key, value in pairs}
+            leaves.append(_Leaf(name, tuple(shape), offset))
+            return operator.itemgetter(len(leaves) - 1)
+        case [Tag.LIST | Tag.TUPLE | Tag.DICT as tag, *items]:
+            builds: list[_Build] = []
+            for item in items:
+                build = _build(item, leaves)
+                if build is None:
+                    return None
+                builds.append(build)
+            return _container(tag, builds)
     return None
 
 
-def _tensor_plan(name: str, shape: tuple[int, ...], offset: int) -> _Plan | None:
-    count = math.prod(shape)
-    if name not in TENSOR_DTYPES or not count:
-        return None
-    dtype: torch.dtype = getattr(torch, name)
-    end = offset + count * dtype.itemsize
-    array_dtype = _array_dtype(name, dtype)
-
-    def tensor(payload: Bytes1D) -> torch.Tensor:
-        pinned: object = payload.base
-        if isinstance(pinned, torch.Tensor):
-            # Views of torch's own pinned memory: its allocator knows of copies under way.
-            return pinned[offset:end].view(dtype).view(shape)
-        if array_dtype is not None:
-            # Half of what `frombuffer` and `view` take.
-            return torch.from_numpy(np.ndarray(shape, array_dtype, payload, offset))
-        return torch.frombuffer(payload, dtype=dtype, count=count, offset=offset).view(shape)
-
-    return tensor
+def _container(tag: Tag, builds: Sequence[_Build]) -> _Build:
+    if tag == Tag.LIST:
+        return lambda tensors: [build(tensors) for build in builds]
+    if tag == Tag.TUPLE:
+        return lambda tensors: tuple([build(tensors) for build in builds])
+    pairs = list(zip(builds[::2], builds[1::2], strict=True))
+    return lambda tensors: {key(tensors): value(tensors) for key, value in pairs}
 
 
 def _array_dtype(name: str, dtype: torch.dtype) -> "np.dtype[np.generic[object]] | None":
@@ -142,7 +176,7 @@ class BatchBuffers:
             set_device(pins_on)
             self._pins_on = pins_on
         # torch's allocator, unlike ours, knows of the copies to the accelerator under way. The base
-        # of the array is a tensor: see `_tensor_plan`.
+        # of the array is a tensor: see `BatchLayout.batch`.
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
 
     def decoded(self, tree: bytes, payload: Bytes | None, *, allow_pickle: bool) -> BatchOutcome:

@@ -474,6 +474,8 @@ class Decoder:
     def _tensor(self, name: str, shape: list[object], offset: int) -> "torch.Tensor":
         import torch
 
+        from stoker.feed.wire.blocks import contiguous_part, cut
+
         sizes = self._shape(shape)
         if name not in TENSOR_DTYPES:
             raise ProtocolError("unknown dtype of a tensor")
@@ -488,8 +490,8 @@ class Decoder:
             return torch.empty(sizes, dtype=dtype)
         pinned: object = self._payload.base
         if isinstance(pinned, torch.Tensor):
-            # Views of torch's pinned memory: its allocator tracks copies to the device.
-            return pinned[offset : offset + count * dtype.itemsize].view(dtype).view(sizes)
+            # In torch's pinned memory, whose allocator tracks copies to the device.
+            return cut(pinned, [contiguous_part(dtype, sizes, offset=offset)])[0]
         return torch.frombuffer(self._payload, dtype=dtype, count=count, offset=offset).view(sizes)
 
     def _array(
